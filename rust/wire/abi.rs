@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! The driver's part of the uverbs commands, exchanged by driver and provider.
+//!
+//! The same structures as in `include/uapi/rdma/vrnic-abi.h`; a test compares the two. Unlike the
+//! rest of this crate these are read in the machine's own byte order, as all uverbs commands are.
+//!
+//! `comp_mask` comes first and says which of the members added after version 1 are valid; there
+//! are none so far, so it is 0. Reserved members are 0. Requests that break one of the two are
+//! refused. Addresses are those of the calling process.
+
+use crate::{ring::RingLayout, work::AddressVector};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Version of the user ABI.
+pub const ABI_VERSION: u32 = 1;
+
+/// Provisional `enum rdma_driver_id` of the driver.
+pub const DRIVER_ID: u32 = 0x76_726e;
+
+/// Asserts the size of a structure, a multiple of 8 bytes, and the offsets of the named fields.
+macro_rules! assert_abi {
+    ($ty:ty, $size:expr $(, $field:ident @ $offset:expr)* $(,)?) => {
+        const _: () = {
+            assert!(core::mem::size_of::<$ty>() == $size);
+            assert!($size % 8 == 0);
+            $(assert!(core::mem::offset_of!($ty, $field) == $offset);)*
+        };
+    };
+}
+
+/// Request of ALLOC_CONTEXT.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AllocContextRequest {
+    /// 0.
+    pub comp_mask: u32,
+    /// Doorbell slots of the context: [`notify`](crate::notify) says which numbers are valid.
+    pub slots: u32,
+    /// Notify area: a multiple of the page size,
+    /// [`area_length`](crate::notify::area_length) zeroed bytes.
+    pub notify_addr: u64,
+}
+assert_abi!(AllocContextRequest, 16, slots @ 4, notify_addr @ 8);
+
+/// Response of ALLOC_CONTEXT.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AllocContextResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// Bytes of the doorbell page, or 0 if the device has no doorbells: then a queue pair is rung
+    /// by POST_SEND without work requests.
+    pub doorbell_length: u32,
+    /// Offset to give to `mmap` to map the doorbell page.
+    pub doorbell_offset: u64,
+    /// Most bytes of payload that a send entry may hold.
+    pub max_inline_data: u32,
+    /// 0.
+    pub reserved_a0: [u8; 4],
+}
+assert_abi!(AllocContextResponse, 24, doorbell_length @ 4, doorbell_offset @ 8,
+    max_inline_data @ 16, reserved_a0 @ 20);
+
+/// A [`RingLayout`] in the machine's byte order.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Ring {
+    /// [`RingLayout::header_offset`].
+    pub header_offset: u32,
+    /// [`RingLayout::entries_offset`].
+    pub entries_offset: u32,
+    /// [`RingLayout::entries`].
+    pub entries: u32,
+    /// [`RingLayout::stride`].
+    pub stride: u32,
+}
+assert_abi!(Ring, 16, entries_offset @ 4, entries @ 8, stride @ 12);
+
+impl From<Ring> for RingLayout {
+    fn from(ring: Ring) -> Self {
+        Self {
+            header_offset: ring.header_offset.into(),
+            entries_offset: ring.entries_offset.into(),
+            entries: ring.entries.into(),
+            stride: ring.stride.into(),
+        }
+    }
+}
+
+impl From<RingLayout> for Ring {
+    fn from(layout: RingLayout) -> Self {
+        Self {
+            header_offset: layout.header_offset.get(),
+            entries_offset: layout.entries_offset.get(),
+            entries: layout.entries.get(),
+            stride: layout.stride.get(),
+        }
+    }
+}
+
+/// Request of CREATE_CQ.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateCqRequest {
+    /// 0.
+    pub comp_mask: u32,
+    /// 0.
+    pub reserved_20: [u8; 4],
+    /// Buffer that holds the ring, a multiple of the page size.
+    pub buf_addr: u64,
+    /// Bytes of the buffer.
+    pub buf_length: u64,
+    /// The ring; its stride is 64, its entries are at least those asked for.
+    pub ring: Ring,
+}
+assert_abi!(CreateCqRequest, 40, reserved_20 @ 4, buf_addr @ 8, buf_length @ 16, ring @ 24);
+
+/// Response of CREATE_CQ.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateCqResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// Number of the completion queue.
+    pub cqn: u32,
+}
+assert_abi!(CreateCqResponse, 8, cqn @ 4);
+
+/// Request of CREATE_QP.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateQpRequest {
+    /// 0.
+    pub comp_mask: u32,
+    /// 0.
+    pub reserved_20: [u8; 4],
+    /// Buffer that holds both rings, a multiple of the page size.
+    pub buf_addr: u64,
+    /// Bytes of the buffer.
+    pub buf_length: u64,
+    /// Send queue; entries and stride hold at least what was asked for.
+    pub sq: Ring,
+    /// Receive queue; likewise. Absent if no receives were asked for.
+    pub rq: Ring,
+}
+assert_abi!(CreateQpRequest, 56, reserved_20 @ 4, buf_addr @ 8, buf_length @ 16, sq @ 24, rq @ 40);
+
+/// Response of CREATE_QP.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateQpResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// Doorbell slot of the queue pair in the context.
+    pub slot: u32,
+}
+assert_abi!(CreateQpResponse, 8, slot @ 4);
+
+/// Response of CREATE_AH.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateAhResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// 0.
+    pub reserved_20: [u8; 4],
+    /// Address vector, to be copied as it is into the send entries.
+    pub address: AddressVector,
+}
+assert_abi!(CreateAhResponse, 40, reserved_20 @ 4, address @ 8);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use core::mem::{offset_of, size_of};
+    use std::{string::String, vec::Vec};
+
+    const HEADER: &str = include_str!("../../include/uapi/rdma/vrnic-abi.h");
+
+    /// Members of a structure of the header with their offsets, and its size.
+    fn layout(name: &str) -> (Vec<(String, usize)>, usize) {
+        let start = std::format!("\nstruct {name} {{\n");
+        let body = HEADER
+            .split_once(&start)
+            .expect("structure is in the header")
+            .1;
+        let body = body.split_once("\n};").expect("structure ends").0;
+        let (mut members, mut offset, mut largest) = (Vec::new(), 0_usize, 1);
+
+        for line in body.lines() {
+            let line = line.trim().strip_suffix(';').expect("one member a line");
+            let (ty, member) = line.rsplit_once(' ').expect("type and name");
+            let (member, count) = match member.split_once('[') {
+                Some((member, count)) => (member, count.trim_end_matches(']').parse().unwrap()),
+                None => (member, 1),
+            };
+            let (size, align) = match ty {
+                "__u8" => (1, 1),
+                "__u32" => (4, 4),
+                "__aligned_u64" => (8, 8),
+                "struct vrnic_ring" => (16, 4),
+                _ => panic!("type {ty} is not for an ABI"),
+            };
+            offset = offset.next_multiple_of(align);
+            largest = largest.max(align);
+            members.push((member.into(), offset));
+            offset += size * count;
+        }
+        assert_eq!(offset % largest, 0, "{name} ends in padding");
+        (members, offset)
+    }
+
+    /// Compares a structure of the header with ours: every member, its offset, and the size.
+    macro_rules! check {
+        ($name:literal, $ty:ty: $($field:ident),+) => {
+            let ours: Vec<(String, usize)> =
+                std::vec![$((stringify!($field).into(), offset_of!($ty, $field))),+];
+            assert_eq!(layout($name), (ours, size_of::<$ty>()), $name);
+        };
+    }
+
+    #[test]
+    fn header_agrees() {
+        check!("vrnic_alloc_context_req", AllocContextRequest: comp_mask, slots, notify_addr);
+        check!("vrnic_alloc_context_resp", AllocContextResponse: comp_mask, doorbell_length,
+            doorbell_offset, max_inline_data, reserved_a0);
+        check!("vrnic_ring", Ring: header_offset, entries_offset, entries, stride);
+        check!("vrnic_create_cq_req", CreateCqRequest: comp_mask, reserved_20, buf_addr,
+            buf_length, ring);
+        check!("vrnic_create_cq_resp", CreateCqResponse: comp_mask, cqn);
+        check!("vrnic_create_qp_req", CreateQpRequest: comp_mask, reserved_20, buf_addr,
+            buf_length, sq, rq);
+        check!("vrnic_create_qp_resp", CreateQpResponse: comp_mask, slot);
+        check!("vrnic_create_ah_resp", CreateAhResponse: comp_mask, reserved_20, address);
+        assert_eq!(
+            HEADER.matches("\nstruct ").count(),
+            8,
+            "every structure is checked"
+        );
+    }
+
+    #[test]
+    fn constants_agree() {
+        let constant = |name: &str| {
+            let line = std::format!("#define {name} ");
+            let text = HEADER.split_once(&line).unwrap().1.lines().next().unwrap();
+            match text.strip_prefix("0x") {
+                Some(hex) => u32::from_str_radix(hex, 16).unwrap(),
+                None => text.parse().unwrap(),
+            }
+        };
+        assert_eq!(constant("VRNIC_ABI_VERSION"), ABI_VERSION);
+        assert_eq!(constant("VRNIC_DRIVER_ID"), DRIVER_ID);
+    }
+
+    #[test]
+    fn rings_keep_their_layout() {
+        let ring = Ring {
+            header_offset: 128,
+            entries_offset: 4096,
+            entries: 64,
+            stride: 128,
+        };
+        assert_eq!(Ring::from(RingLayout::from(ring)), ring);
+        assert!(RingLayout::from(ring).is_valid(4096 + 64 * 128));
+    }
+}

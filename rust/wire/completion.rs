@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Completion queue entries.
+
+use crate::{U16, U32, U64};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+wire_enum! {
+    /// How a work request ended; numerically the verbs status (IBTA volume 1, 11.6.2).
+    pub enum Status: u8 {
+        /// It was done.
+        Success = 0,
+        /// The message is longer than the receive buffer or than the maximum.
+        LocalLength = 1,
+        /// The work queue entry is not valid for this queue pair.
+        LocalQueuePairOperation = 2,
+        /// A scatter/gather element names memory that the request may not use.
+        LocalProtection = 4,
+        /// The queue pair went to the error state before the request was done.
+        Flushed = 5,
+        /// Binding a memory window failed.
+        MemoryWindowBind = 6,
+        /// The peer answered with something that was not asked for.
+        BadResponse = 7,
+        /// The peer's write with immediate hit a protection error in the receive.
+        LocalAccess = 8,
+        /// The peer found the request invalid.
+        RemoteInvalidRequest = 9,
+        /// The peer's memory may not be accessed so.
+        RemoteAccess = 10,
+        /// The peer could not do the operation.
+        RemoteOperation = 11,
+        /// The peer did not answer, retries used up.
+        RetryExceeded = 12,
+        /// The peer had no receive posted, retries used up.
+        RnrRetryExceeded = 13,
+        /// The operation was aborted by the peer.
+        RemoteAborted = 16,
+        /// The device failed.
+        Fatal = 19,
+        /// The response took too long.
+        ResponseTimeout = 20,
+        /// None of the others.
+        General = 21,
+    }
+}
+
+wire_enum! {
+    /// What a completion tells of; numerically the verbs work completion opcode.
+    pub enum Opcode: u8 {
+        /// A send (with or without immediate or invalidate) of this side.
+        Send = 0,
+        /// An RDMA write of this side.
+        Write = 1,
+        /// An RDMA read of this side.
+        Read = 2,
+        /// A compare and swap of this side.
+        CompareSwap = 3,
+        /// A fetch and add of this side.
+        FetchAdd = 4,
+        /// A receive.
+        Receive = 128,
+        /// A receive consumed by the peer's RDMA write with immediate.
+        ReceiveWriteWithImmediate = 129,
+    }
+}
+
+/// Bits of [`Cqe::flags`].
+pub mod flags {
+    /// The 40 bytes in front of the payload hold a route header.
+    pub const GRH: u8 = 1 << 0;
+    /// [`Cqe::immediate`](super::Cqe::immediate) holds immediate data.
+    pub const IMMEDIATE: u8 = 1 << 1;
+    /// [`Cqe::immediate`](super::Cqe::immediate) holds the key that was invalidated.
+    pub const INVALIDATED: u8 = 1 << 2;
+    /// [`Cqe::source_mac`](super::Cqe::source_mac) is valid.
+    pub const SOURCE_MAC: u8 = 1 << 3;
+    /// [`Cqe::vlan`](super::Cqe::vlan) is valid.
+    pub const VLAN: u8 = 1 << 4;
+    /// The route header is an IPv4 header in the last 20 bytes.
+    pub const IPV4: u8 = 1 << 5;
+    /// Only [`Cqe::byte_length`](super::Cqe::byte_length) bytes of a solicited message: the
+    /// peer asked for a solicited event.
+    pub const SOLICITED: u8 = 1 << 6;
+}
+
+/// A completion queue entry.
+///
+/// The device writes [`phase`](Cqe::phase) last, with release order; the entry is valid once the
+/// phase is that of its index ([`ring::phase`](crate::ring::phase)). If `status` is not success
+/// only `wr_id`, `qpn`, `status`, `vendor_error` and `phase` have a meaning.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Cqe {
+    /// Name of the work request.
+    pub wr_id: U64,
+    /// Queue pair it was posted to.
+    pub qpn: U32,
+    /// An [`Opcode`].
+    pub opcode: u8,
+    /// A [`Status`].
+    pub status: u8,
+    /// [`flags`].
+    pub flags: u8,
+    /// Service level the message came with.
+    pub service_level: u8,
+    /// Bytes received, read or swapped, route header included.
+    pub byte_length: U32,
+    /// Immediate data or invalidated key.
+    pub immediate: U32,
+    /// Datagrams: queue pair that sent the message.
+    pub source_qpn: U32,
+    /// GSI: P_Key index of the message.
+    pub pkey_index: U16,
+    /// VLAN of the message.
+    pub vlan: U16,
+    /// Device's reason for an error, for people; 0 if none.
+    pub vendor_error: U32,
+    /// MAC address the message came from.
+    pub source_mac: [u8; 6],
+    /// Reserved; 0.
+    pub reserved: [u8; 6],
+    /// Device time of the completion in nanoseconds.
+    pub timestamp: U64,
+    /// Reserved; 0.
+    pub reserved_tail: [u8; 7],
+    /// Pass through the ring; see above.
+    pub phase: u8,
+}
+assert_layout!(Cqe, 64, wr_id @ 0, qpn @ 8, opcode @ 12, status @ 13, flags @ 14,
+    service_level @ 15, byte_length @ 16, immediate @ 20, source_qpn @ 24, pkey_index @ 28,
+    vlan @ 30, vendor_error @ 32, source_mac @ 36, timestamp @ 48, phase @ 63);
+
+/// Byte offset of the phase in an entry.
+pub const PHASE_OFFSET: usize = 63;
+
+/// Distance of two completion queue entries in bytes.
+pub const CQE_STRIDE: u32 = 64;

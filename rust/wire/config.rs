@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Device identity, feature bits, virtqueue numbers and configuration space.
+
+use crate::{U16, U32, U64};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Virtio device id of an RDMA device, reserved by the virtio standard.
+pub const VIRTIO_ID_RDMA: u16 = 42;
+
+/// PCI vendor id of virtio devices.
+pub const PCI_VENDOR_ID: u16 = 0x1af4;
+
+/// PCI device id: 0x1040 plus the virtio device id.
+pub const PCI_DEVICE_ID: u16 = 0x1040 + VIRTIO_ID_RDMA;
+
+/// `cfg_type` of the virtio PCI capability that describes the doorbell region.
+///
+/// Provisional: the value has to be assigned by the virtio technical committee.
+pub const PCI_CAP_DOORBELL_CFG: u8 = 10;
+
+/// Bytes of one doorbell page.
+pub const DOORBELL_PAGE_SIZE: u32 = 4096;
+
+/// Feature bit: the device has a doorbell region.
+///
+/// Without it the driver rings with [`command::RingDoorbell`](crate::command::RingDoorbell).
+pub const F_DOORBELL: u32 = 0;
+
+/// Virtqueue that carries control commands.
+pub const CONTROL_QUEUE: u16 = 0;
+
+/// Virtqueue that carries asynchronous events.
+pub const ASYNC_EVENT_QUEUE: u16 = 1;
+
+/// First of the virtqueues that carry completion events, one per completion vector.
+pub const FIRST_COMPLETION_QUEUE: u16 = 2;
+
+/// Device configuration space; read-only for the driver.
+#[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Config {
+    /// MAC address of the network device that this RNIC shares its port with.
+    pub mac: [u8; 6],
+    /// Completion vectors, and so completion event virtqueues; at least 1.
+    pub completion_vectors: U16,
+    /// GUID of the node (EUI-64) as a number: its most significant byte comes first in text.
+    pub node_guid: U64,
+    /// Doorbell pages in the doorbell region; 0 without [`F_DOORBELL`].
+    pub doorbell_pages: U32,
+    /// Ports of the device; 1.
+    pub ports: U32,
+    /// Reserved; 0.
+    pub reserved: [u8; 8],
+}
+assert_layout!(Config, 32, mac @ 0, completion_vectors @ 6, node_guid @ 8, doorbell_pages @ 16,
+    ports @ 20);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Events: what the device writes into the buffers of the event virtqueues.
+
+use crate::{U16, U32};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+wire_enum! {
+    /// Kind of an asynchronous event; numerically the verbs event type (IBTA volume 1, 11.6.3).
+    pub enum EventType: u16 {
+        /// A completion queue overran or its memory failed; names the CQ.
+        CqError = 0,
+        /// A queue pair failed; names the QP.
+        QpFatal = 1,
+        /// The peer sent an invalid request; names the QP.
+        QpRequestError = 2,
+        /// The peer violated an access right; names the QP.
+        QpAccessError = 3,
+        /// The first message came before the queue pair was ready to send; names the QP.
+        CommunicationEstablished = 4,
+        /// The send queue drained; names the QP.
+        SendQueueDrained = 5,
+        /// The device failed and must be reset; names nothing.
+        DeviceFatal = 8,
+        /// The port became active; names the port.
+        PortActive = 9,
+        /// The port went down; names the port.
+        PortError = 10,
+        /// The P_Key table changed; names the port.
+        PkeyChange = 12,
+        /// The last receive of a queue pair in error that uses a shared queue; names the QP.
+        LastWqeReached = 16,
+        /// A GID changed; names the port.
+        GidChange = 18,
+    }
+}
+
+/// An asynchronous event, as the device writes it to a buffer of the async event queue.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct AsyncEvent {
+    /// An [`EventType`].
+    pub event_type: U16,
+    /// Reserved; 0.
+    pub reserved: U16,
+    /// Number of the object that the event type names; 0 if it names nothing.
+    pub number: U32,
+    /// Device's reason, for people; 0 if none.
+    pub vendor_error: U32,
+    /// Reserved; 0.
+    pub reserved_tail: U32,
+}
+assert_layout!(AsyncEvent, 16, event_type @ 0, number @ 4, vendor_error @ 8);
+
+/// A completion event, as the device writes it to a buffer of a completion event queue.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct CompletionEvent {
+    /// Completion queue that was armed.
+    pub cqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(CompletionEvent, 8, cqn @ 0);

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Page lists and access rights.
+//!
+//! A *page list* tells the device which memory of the guest makes up a buffer: a memory region, a
+//! ring or a notify area. It is a chain of chunks in guest memory; a command names the first.
+
+use crate::{U32, U64};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes of a page list chunk; its address is a multiple of this.
+pub const CHUNK_SIZE: usize = 4096;
+
+/// Page addresses in one chunk.
+pub const CHUNK_PAGES: usize = 510;
+
+/// One link of a page list, in guest memory at a multiple of [`CHUNK_SIZE`].
+#[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PageListChunk {
+    /// Bus address of the next chunk; ignored once `page_count` pages have been seen.
+    pub next: U64,
+    /// Pages in this chunk, 1 to [`CHUNK_PAGES`].
+    pub count: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// Bus addresses of the pages, each a multiple of the page size.
+    pub pages: [U64; CHUNK_PAGES],
+}
+assert_layout!(PageListChunk, CHUNK_SIZE, next @ 0, count @ 8, pages @ 16);
+
+/// A buffer in guest memory, given by its pages.
+///
+/// The buffer is `length` bytes that begin `offset` bytes into the first page. All pages but the
+/// first and the last are used whole, so `page_count` is exactly
+/// `ceil((offset + length) / page_size)`.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PageList {
+    /// Bus address of the first [`PageListChunk`].
+    pub first_chunk: U64,
+    /// Byte offset of the buffer in its first page; less than the page size.
+    pub offset: U64,
+    /// Bytes of the buffer; at least 1.
+    pub length: U64,
+    /// Pages in the list.
+    pub page_count: U32,
+    /// Binary logarithm of the page size, 12 to 48.
+    pub page_shift: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 3],
+}
+assert_layout!(PageList, 32, first_chunk @ 0, offset @ 8, length @ 16, page_count @ 24,
+    page_shift @ 28);
+
+/// Smallest page that a page list may use.
+pub const MIN_PAGE_SHIFT: u8 = 12;
+
+/// Largest page that a page list may use.
+pub const MAX_PAGE_SHIFT: u8 = 48;
+
+/// Rights of a memory region or of a queue pair; numerically the verbs access flags.
+pub mod access {
+    /// The owner's receive and read data may be written here.
+    pub const LOCAL_WRITE: u32 = 1 << 0;
+    /// Peers may write.
+    pub const REMOTE_WRITE: u32 = 1 << 1;
+    /// Peers may read.
+    pub const REMOTE_READ: u32 = 1 << 2;
+    /// Peers may do atomic operations.
+    pub const REMOTE_ATOMIC: u32 = 1 << 3;
+    /// Memory windows may be bound.
+    pub const MW_BIND: u32 = 1 << 4;
+    /// Addresses count from 0 at the start of the region.
+    pub const ZERO_BASED: u32 = 1 << 5;
+    /// The order of writes to the region does not matter to its owner.
+    pub const RELAXED_ORDERING: u32 = 1 << 20;
+    /// Rights that let a peer change memory, and so need [`LOCAL_WRITE`].
+    pub const REMOTE_CHANGES: u32 = REMOTE_WRITE | REMOTE_ATOMIC;
+    /// Rights that a region may have.
+    pub const REGION: u32 =
+        LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | RELAXED_ORDERING;
+    /// Rights that a queue pair may grant its peer.
+    pub const QUEUE_PAIR: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
+}

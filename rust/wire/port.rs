@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Ports and their GID table.
+
+use crate::{U16, U32};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+wire_enum! {
+    /// State of a port; numerically the verbs port state.
+    pub enum PortState: u8 {
+        /// No link.
+        Down = 1,
+        /// Usable.
+        Active = 4,
+    }
+}
+
+wire_enum! {
+    /// Path MTU; numerically the verbs MTU.
+    pub enum Mtu: u8 {
+        /// 256 bytes of payload.
+        Mtu256 = 1,
+        /// 512 bytes of payload.
+        Mtu512 = 2,
+        /// 1024 bytes of payload.
+        Mtu1024 = 3,
+        /// 2048 bytes of payload.
+        Mtu2048 = 4,
+        /// 4096 bytes of payload.
+        Mtu4096 = 5,
+    }
+}
+
+impl Mtu {
+    /// Bytes of payload.
+    pub const fn bytes(self) -> u32 {
+        128 << self as u32
+    }
+}
+
+wire_enum! {
+    /// What kind of frames a GID stands for.
+    pub enum GidType: u8 {
+        /// RoCE v1: Ethernet type 0x8915.
+        RoceV1 = 0,
+        /// RoCE v2: UDP over IPv4 or IPv6.
+        RoceV2 = 1,
+    }
+}
+
+/// `vlan` of a GID that stands for untagged frames.
+pub const NO_VLAN: u16 = 0xffff;
+
+/// An entry of the GID table.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct GidEntry {
+    /// The GID, most significant byte first.
+    pub gid: [u8; 16],
+    /// MAC address that frames from this GID carry.
+    pub mac: [u8; 6],
+    /// VLAN of the frames or [`NO_VLAN`].
+    pub vlan: U16,
+    /// A [`GidType`].
+    pub gid_type: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 7],
+}
+assert_layout!(GidEntry, 32, gid @ 0, mac @ 16, vlan @ 22, gid_type @ 24);
+
+/// Attributes of a port.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PortAttributes {
+    /// A [`PortState`].
+    pub state: u8,
+    /// Largest [`Mtu`].
+    pub max_mtu: u8,
+    /// [`Mtu`] in use.
+    pub active_mtu: u8,
+    /// Lanes; verbs encoding (1: 1X, 2: 4X, 4: 8X, 8: 12X, 16: 2X).
+    pub active_width: u8,
+    /// Speed of a lane; verbs encoding.
+    pub active_speed: U16,
+    /// P_Keys; at least 1.
+    pub pkey_table_length: U16,
+    /// GIDs.
+    pub gid_table_length: U32,
+    /// Longest message in bytes.
+    pub max_message_size: U32,
+    /// Datagrams dropped for a bad P_Key.
+    pub bad_pkey_count: U32,
+    /// Datagrams dropped for a bad Q_Key.
+    pub qkey_violation_count: U32,
+    /// Reserved; 0.
+    pub reserved: [u8; 8],
+}
+assert_layout!(PortAttributes, 32, state @ 0, active_speed @ 4, pkey_table_length @ 6,
+    gid_table_length @ 8, max_message_size @ 12, bad_pkey_count @ 16, qkey_violation_count @ 20);

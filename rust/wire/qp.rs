@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Queue pair types, states and attributes (IBTA volume 1, 10.3 and 11.2.5).
+
+use crate::{work::AddressVector, U16, U32};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Queue pair number of the general service interface.
+pub const GSI_QPN: u32 = 1;
+
+/// Largest queue pair number, and mask of the 24 bits it has.
+pub const MAX_QPN: u32 = 0xff_ffff;
+
+/// Largest packet sequence number, and mask of the 24 bits it has.
+pub const MAX_PSN: u32 = 0xff_ffff;
+
+wire_enum! {
+    /// Transport service of a queue pair.
+    pub enum QpType: u8 {
+        /// General service interface: QP1, management datagrams.
+        Gsi = 1,
+        /// Reliable connection.
+        ReliableConnection = 2,
+        /// Unreliable connection.
+        UnreliableConnection = 3,
+        /// Unreliable datagram.
+        UnreliableDatagram = 4,
+    }
+}
+
+wire_enum! {
+    /// State of a queue pair; numerically the verbs state.
+    pub enum QpState: u8 {
+        /// Just created; nothing may be posted.
+        Reset = 0,
+        /// Receives may be posted.
+        Init = 1,
+        /// Ready to receive.
+        ReadyToReceive = 2,
+        /// Ready to send.
+        ReadyToSend = 3,
+        /// Send queue draining or drained.
+        SendQueueDrain = 4,
+        /// Send queue in error; datagrams and unreliable connections only.
+        SendQueueError = 5,
+        /// In error: everything posted is flushed.
+        Error = 6,
+    }
+}
+
+/// Bits of [`QpAttributes::mask`]: which attributes are meant; numerically the verbs mask.
+pub mod attribute {
+    /// [`state`](super::QpAttributes::state).
+    pub const STATE: u32 = 1 << 0;
+    /// [`current_state`](super::QpAttributes::current_state).
+    pub const CURRENT_STATE: u32 = 1 << 1;
+    /// [`sqd_async_notify`](super::QpAttributes::sqd_async_notify).
+    pub const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
+    /// [`access`](super::QpAttributes::access).
+    pub const ACCESS_FLAGS: u32 = 1 << 3;
+    /// [`pkey_index`](super::QpAttributes::pkey_index).
+    pub const PKEY_INDEX: u32 = 1 << 4;
+    /// [`port`](super::QpAttributes::port).
+    pub const PORT: u32 = 1 << 5;
+    /// [`qkey`](super::QpAttributes::qkey).
+    pub const QKEY: u32 = 1 << 6;
+    /// [`address`](super::QpAttributes::address).
+    pub const ADDRESS_VECTOR: u32 = 1 << 7;
+    /// [`path_mtu`](super::QpAttributes::path_mtu).
+    pub const PATH_MTU: u32 = 1 << 8;
+    /// [`timeout`](super::QpAttributes::timeout).
+    pub const TIMEOUT: u32 = 1 << 9;
+    /// [`retry_count`](super::QpAttributes::retry_count).
+    pub const RETRY_COUNT: u32 = 1 << 10;
+    /// [`rnr_retry`](super::QpAttributes::rnr_retry).
+    pub const RNR_RETRY: u32 = 1 << 11;
+    /// [`rq_psn`](super::QpAttributes::rq_psn).
+    pub const RQ_PSN: u32 = 1 << 12;
+    /// [`max_rd_atomic`](super::QpAttributes::max_rd_atomic).
+    pub const MAX_RD_ATOMIC: u32 = 1 << 13;
+    /// Alternate path; not supported.
+    pub const ALTERNATE_PATH: u32 = 1 << 14;
+    /// [`min_rnr_timer`](super::QpAttributes::min_rnr_timer).
+    pub const MIN_RNR_TIMER: u32 = 1 << 15;
+    /// [`sq_psn`](super::QpAttributes::sq_psn).
+    pub const SQ_PSN: u32 = 1 << 16;
+    /// [`max_dest_rd_atomic`](super::QpAttributes::max_dest_rd_atomic).
+    pub const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    /// Path migration state; not supported.
+    pub const PATH_MIGRATION_STATE: u32 = 1 << 18;
+    /// Capacities; not supported: queues do not change their size.
+    pub const CAPACITIES: u32 = 1 << 19;
+    /// [`dest_qpn`](super::QpAttributes::dest_qpn).
+    pub const DEST_QPN: u32 = 1 << 20;
+}
+
+/// Attributes of a queue pair, to set or as they are.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QpAttributes {
+    /// [`attribute`] bits of what is set; 0 in replies.
+    pub mask: U32,
+    /// A [`QpState`]: the state to go to.
+    pub state: u8,
+    /// A [`QpState`]: the state that the driver believes the queue pair to be in.
+    pub current_state: u8,
+    /// A [`Mtu`](crate::port::Mtu).
+    pub path_mtu: u8,
+    /// 1 to raise an event when the send queue drained.
+    pub sqd_async_notify: u8,
+    /// Q_Key of datagrams.
+    pub qkey: U32,
+    /// First PSN to be received, 24 bits.
+    pub rq_psn: U32,
+    /// First PSN to be sent, 24 bits.
+    pub sq_psn: U32,
+    /// Queue pair at the other end, 24 bits.
+    pub dest_qpn: U32,
+    /// Rights of the peer: [`access::QUEUE_PAIR`](crate::memory::access::QUEUE_PAIR).
+    pub access: U32,
+    /// P_Key index.
+    pub pkey_index: U16,
+    /// Port, 1.
+    pub port: u8,
+    /// Reads and atomics that this side may have outstanding.
+    pub max_rd_atomic: u8,
+    /// Reads and atomics that the peer may have outstanding.
+    pub max_dest_rd_atomic: u8,
+    /// RNR timer that this side asks its peer to wait, 5 bits (IBTA table 45).
+    pub min_rnr_timer: u8,
+    /// Local ACK timeout: 4.096 µs times 2 to this, 5 bits; 0 is for ever.
+    pub timeout: u8,
+    /// Retries after a timeout or a sequence error, 3 bits.
+    pub retry_count: u8,
+    /// Retries after an RNR NAK, 3 bits; 7 is without end.
+    pub rnr_retry: u8,
+    /// In replies: 1 while the send queue drains.
+    pub sq_draining: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 26],
+    /// Path to the peer.
+    pub address: AddressVector,
+}
+assert_layout!(QpAttributes, 96, mask @ 0, state @ 4, path_mtu @ 6, qkey @ 8, rq_psn @ 12,
+    sq_psn @ 16, dest_qpn @ 20, access @ 24, pkey_index @ 28, port @ 30, max_rd_atomic @ 31,
+    max_dest_rd_atomic @ 32, min_rnr_timer @ 33, timeout @ 34, retry_count @ 35, rnr_retry @ 36,
+    sq_draining @ 37, address @ 64);

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Work queue entries.
+//!
+//! A send entry is a [`SendHeader`], then the operation's 40 bytes ([`RdmaTarget`],
+//! [`AtomicTarget`] or [`DatagramTarget`], zero for plain sends), then either `num_sge`
+//! [`Sge`]s or `inline_length` bytes of payload. A receive entry is a [`ReceiveHeader`] and its
+//! [`Sge`]s. The ring's stride bounds both.
+
+use crate::{U16, U32, U64};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+wire_enum! {
+    /// What a send work request does.
+    pub enum SendOpcode: u8 {
+        /// RDMA write.
+        Write = 0,
+        /// RDMA write with immediate data; consumes a receive at the peer.
+        WriteWithImmediate = 1,
+        /// Send.
+        Send = 2,
+        /// Send with immediate data.
+        SendWithImmediate = 3,
+        /// RDMA read.
+        Read = 4,
+        /// Atomic compare and swap on 8 bytes.
+        CompareSwap = 5,
+        /// Atomic fetch and add on 8 bytes.
+        FetchAdd = 6,
+        /// Send that invalidates a key of the peer.
+        SendWithInvalidate = 9,
+    }
+}
+
+/// Bits of [`SendHeader::flags`].
+pub mod send_flags {
+    /// Raise a completion also on success.
+    pub const SIGNALED: u8 = 1 << 0;
+    /// Ask for a solicited event at the peer.
+    pub const SOLICITED: u8 = 1 << 1;
+    /// Begin only after all earlier reads and atomics of this queue completed.
+    pub const FENCE: u8 = 1 << 2;
+    /// The payload stands in the entry itself.
+    pub const INLINE: u8 = 1 << 3;
+    /// Every bit with a meaning.
+    pub const ALL: u8 = SIGNALED | SOLICITED | FENCE | INLINE;
+}
+
+/// First 24 bytes of a send entry.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SendHeader {
+    /// A [`SendOpcode`].
+    pub opcode: u8,
+    /// [`send_flags`].
+    pub flags: u8,
+    /// Scatter/gather elements that follow; 0 with `INLINE`.
+    pub num_sge: U16,
+    /// Bytes of inline payload that follow; 0 without `INLINE`.
+    pub inline_length: U32,
+    /// The poster's name for the request; comes back in the completion.
+    pub wr_id: U64,
+    /// Immediate data as a number (most significant byte first on the network), or the key that
+    /// the peer shall invalidate.
+    pub immediate: U32,
+    /// P_Key index of a GSI send; otherwise 0.
+    pub pkey_index: U16,
+    /// Reserved; 0.
+    pub reserved: U16,
+}
+assert_layout!(SendHeader, 24, opcode @ 0, flags @ 1, num_sge @ 2, inline_length @ 4, wr_id @ 8,
+    immediate @ 16, pkey_index @ 20);
+
+/// Byte offset of the operation's part in a send entry.
+pub const TARGET_OFFSET: usize = 24;
+
+/// Bytes of the operation's part.
+pub const TARGET_LENGTH: usize = 40;
+
+/// Byte offset of the scatter/gather elements or of the inline payload in a send entry.
+pub const SEND_DATA_OFFSET: usize = 64;
+
+/// Remote memory of an RDMA read or write.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RdmaTarget {
+    /// Virtual address in the peer's region.
+    pub address: U64,
+    /// Key of the peer's region.
+    pub rkey: U32,
+    /// Reserved; 0.
+    pub reserved: [u8; 28],
+}
+assert_layout!(RdmaTarget, TARGET_LENGTH, address @ 0, rkey @ 8);
+
+/// Remote memory and operands of an atomic operation.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AtomicTarget {
+    /// Virtual address in the peer's region; a multiple of 8.
+    pub address: U64,
+    /// Key of the peer's region.
+    pub rkey: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// Value to compare with (compare and swap) or to add (fetch and add).
+    pub compare_add: U64,
+    /// Value to store if the comparison holds; ignored by fetch and add.
+    pub swap: U64,
+    /// Reserved; 0.
+    pub reserved_tail: U64,
+}
+assert_layout!(AtomicTarget, TARGET_LENGTH, address @ 0, rkey @ 8, compare_add @ 16, swap @ 24);
+
+/// Where datagrams go, or the path of a connection.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct AddressVector {
+    /// GID of the destination, most significant byte first.
+    pub dgid: [u8; 16],
+    /// MAC address of the destination or of the next hop.
+    pub dmac: [u8; 6],
+    /// Index of the local GID to send from.
+    pub sgid_index: u8,
+    /// Hop limit of the IP header.
+    pub hop_limit: u8,
+    /// Traffic class of the IP header.
+    pub traffic_class: u8,
+    /// Service level.
+    pub service_level: u8,
+    /// Reserved; 0.
+    pub reserved: U16,
+    /// Flow label of the IP header, 20 bits.
+    pub flow_label: U32,
+}
+assert_layout!(AddressVector, 32, dgid @ 0, dmac @ 16, sgid_index @ 22, hop_limit @ 23,
+    traffic_class @ 24, service_level @ 25, flow_label @ 28);
+
+/// Destination of a datagram.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DatagramTarget {
+    /// Where the destination is.
+    pub address: AddressVector,
+    /// Queue pair at the destination, 24 bits.
+    pub remote_qpn: U32,
+    /// Q_Key; if its most significant bit is set the sender's own Q_Key is used.
+    pub qkey: U32,
+}
+assert_layout!(DatagramTarget, TARGET_LENGTH, address @ 0, remote_qpn @ 32, qkey @ 36);
+
+/// Scatter/gather element: a piece of a memory region.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Sge {
+    /// Virtual address.
+    pub address: U64,
+    /// Bytes; 0 names nothing, then address and key are not looked at.
+    pub length: U32,
+    /// Key of the region.
+    pub lkey: U32,
+}
+assert_layout!(Sge, 16, address @ 0, length @ 8, lkey @ 12);
+
+/// First 16 bytes of a receive entry.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReceiveHeader {
+    /// The poster's name for the request; comes back in the completion.
+    pub wr_id: U64,
+    /// Scatter/gather elements that follow.
+    pub num_sge: U16,
+    /// Reserved; 0.
+    pub reserved: [u8; 6],
+}
+assert_layout!(ReceiveHeader, 16, wr_id @ 0, num_sge @ 8);
+
+/// Byte offset of the scatter/gather elements in a receive entry.
+pub const RECEIVE_DATA_OFFSET: usize = 16;
+
+/// Bytes that the device puts in front of the payload of a received datagram: the global route
+/// header, or its IPv4 equivalent in the last 20 bytes.
+pub const GRH_LENGTH: usize = 40;
+
+/// Stride of a send queue whose entries hold `max_sge` elements and `max_inline` inline bytes.
+pub const fn send_stride(max_sge: u32, max_inline: u32) -> u32 {
+    let elements = max_sge * 16;
+    let data = if elements > max_inline {
+        elements
+    } else {
+        max_inline
+    };
+    (SEND_DATA_OFFSET as u32 + data).next_power_of_two()
+}
+
+/// Stride of a receive queue whose entries hold `max_sge` elements.
+pub const fn receive_stride(max_sge: u32) -> u32 {
+    (RECEIVE_DATA_OFFSET as u32 + max_sge * 16).next_power_of_two()
+}
