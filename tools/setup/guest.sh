@@ -1,0 +1,38 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# The guest's root directory: an unmodified minimal Debian 13 with the RDMA programs, served read-only over 9p.
+# GUEST_ROOT holds its path. Sourced by setup.sh.
+
+GUEST_SUITE=trixie
+GUEST_PACKAGES=(
+	rdma-core ibverbs-utils ibverbs-providers perftest rdmacm-utils python3-pyverbs infiniband-diags
+	iproute2 iputils-ping ethtool kmod pciutils procps strace jq less
+)
+
+guest_build() {
+	local dir=$1 uri=$2
+	rm -rf "$dir" 2>/dev/null || as_root rm -rf "$dir"
+	# The proxy and the like of this machine's apt are handed on.
+	apt-config dump | grep -E '^Acquire::(http|https)::Proxy' >"$dir.apt.conf" || true
+	as_root mmdebstrap --variant=minbase --architectures=amd64 \
+		--include="$(IFS=,; echo "${GUEST_PACKAGES[*]}")" \
+		--aptopt="$dir.apt.conf" \
+		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/rdma-core/*' \
+		--customize-hook="mkdir -p \"\$1/vrnic\" \"\$1/lib/modules\" && install -m 755 '$SETUP_DIR/guest-init' \"\$1/sbin/vrnic-init\"" \
+		--customize-hook='echo vrnic >"$1/etc/hostname"' \
+		"$GUEST_SUITE" "$dir" "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $GUEST_SUITE main"
+	# Everyone may read the image: QEMU need not run as root. Nothing in it is secret.
+	as_root chmod -R a+rX "$dir"
+	rm -f "$dir.apt.conf"
+}
+
+setup_guest() {
+	local key
+	key=$(key_of "$SETUP_DIR/guest.sh" "$SETUP_DIR/guest-init")
+	GUEST_ROOT=$CACHE/guest/$key
+	[ -f "$GUEST_ROOT.complete" ] && return
+	mkdir -p "$CACHE/guest"
+	step "guest image (Debian 13)" "$LOGS/guest.log" 16 guest_build "$GUEST_ROOT" "$(mirror)"
+	date -u +%FT%TZ >"$GUEST_ROOT.complete"
+}
