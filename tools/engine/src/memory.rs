@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Guest memory, as the engine sees it.
+//!
+//! The engine never holds a pointer. It asks the embedding program to resolve guest addresses to
+//! [`HostRange`]s once, when memory is registered, and names those ranges ever after. Guest memory
+//! is shared with hostile code that writes concurrently: implementations copy with volatile or
+//! atomic accesses and the engine reads each field once into a private copy.
+
+use std::fmt;
+
+/// A bus address of a guest. Not validated: [`Memory::resolve`] does that.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddress(pub u64);
+
+/// Name of a mapped block of guest memory; never used again after the block is gone.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RegionId(pub u32);
+
+/// A piece of a mapped block of some guest's memory.
+///
+/// Only a name: every access through it is checked again, so a range that outlived its block
+/// gives [`Unmapped`] and nothing worse.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct HostRange {
+    /// The block.
+    pub region: RegionId,
+    /// Byte offset in the block.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl HostRange {
+    /// The part of this range that begins `offset` bytes into it and has `length` bytes, or `None`
+    /// if it does not lie within.
+    pub fn slice(&self, offset: u64, length: u64) -> Option<Self> {
+        if offset.checked_add(length)? > self.length {
+            return None;
+        }
+        Some(Self {
+            region: self.region,
+            offset: self.offset + offset,
+            length,
+        })
+    }
+
+    /// Whether `next` begins where this range ends, so that the two can be one.
+    pub fn is_followed_by(&self, next: &Self) -> bool {
+        self.region == next.region && self.offset + self.length == next.offset
+    }
+}
+
+/// The memory that was named is not, or no longer, mapped.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Unmapped;
+
+impl fmt::Display for Unmapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("guest memory is not mapped")
+    }
+}
+
+impl std::error::Error for Unmapped {}
+
+/// Access to guest memory.
+///
+/// [`resolve`](Memory::resolve) speaks of the guest that the device belongs to; all other methods
+/// take ranges of any guest, so that one device can copy from another's memory. Words must be
+/// naturally aligned, else [`Unmapped`].
+pub trait Memory {
+    /// The host range of `length` bytes at `address`, or `None` if they are not all writable RAM
+    /// in one block.
+    fn resolve(&self, address: GuestAddress, length: u64) -> Option<HostRange>;
+
+    /// Copies the first `buffer.len()` bytes of `from` to `buffer`.
+    fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped>;
+
+    /// Copies `bytes` to the beginning of `to`.
+    fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped>;
+
+    /// Copies `from` to the beginning of `to`, which is at least as long. The two may overlap or
+    /// belong to different guests.
+    fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped>;
+
+    /// Loads the word at `offset` in `range` with acquire order.
+    fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped>;
+
+    /// Stores the word at `offset` in `range` with release order.
+    fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped>;
+
+    /// Stores the byte at `offset` in `range` with release order.
+    fn store_u8(&self, range: HostRange, offset: u64, value: u8) -> Result<(), Unmapped>;
+
+    /// Loads the word at `offset` in `range` with acquire order.
+    fn load_u64(&self, range: HostRange, offset: u64) -> Result<u64, Unmapped>;
+
+    /// Exchanges the word at `offset` in `range`, sequentially consistent; gives the old value.
+    fn swap_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped>;
+
+    /// Adds to the word at `offset` in `range`, wrapping and sequentially consistent; gives the
+    /// old value.
+    fn fetch_add_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped>;
+
+    /// Stores `new` if the word at `offset` in `range` is `current`, sequentially consistent; gives
+    /// the old value.
+    fn compare_exchange_u64(
+        &self,
+        range: HostRange,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<u64, Unmapped>;
+
+    /// A full fence: what was stored before it is seen before what is loaded after it.
+    fn fence(&self);
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Time, as a value: the engine has no clock of its own.
+
+use std::{
+    ops::{Add, Sub},
+    time::Duration,
+};
+
+/// A moment on the device's clock: nanoseconds since an arbitrary beginning.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// The moment `nanoseconds` after the clock's beginning.
+    pub const fn from_nanos(nanoseconds: u64) -> Self {
+        Self(nanoseconds)
+    }
+
+    /// Nanoseconds since the clock's beginning.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Self;
+
+    /// The moment `delay` later; the end of the clock if that lies behind it.
+    fn add(self, delay: Duration) -> Self {
+        let nanoseconds = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanoseconds))
+    }
+}
+
+impl Sub for Instant {
+    type Output = Duration;
+
+    /// Time from `earlier` to this moment; zero if it is not earlier.
+    fn sub(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
