@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Header of what the kernel's own bindings lack. Sorted alphabetically.
+ */
+
+#include <linux/virtio.h>
+#include <linux/virtio_config.h>
+#include <rdma/ib_cache.h>
+#include <rdma/ib_mad.h>
+#include <rdma/ib_umem.h>
+#include <rdma/ib_user_ioctl_verbs.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/iter.h>
+#include <rdma/restrack.h>
+#include <rdma/uverbs_ioctl.h>
+#include <uapi/linux/virtio_pci.h>

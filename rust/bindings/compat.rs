@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the abstractions need of the `kernel` crate and that crate keeps to itself.
+//!
+//! In the tree each of these is a `pub(crate)` item of the same name; here it is rebuilt on public
+//! items. Nothing else in the abstractions depends on being out of the tree.
+
+use kernel::{
+    bindings,
+    device::{
+        CoreInternal,
+        Device,
+        DeviceContext, //
+    },
+    prelude::*,
+    types::ForeignOwnable, //
+};
+
+/// `device::Device::as_raw`: the `struct device` of a device.
+pub fn device_as_raw<Ctx: DeviceContext>(dev: &Device<Ctx>) -> *mut bindings::device {
+    // CAST: `Device` is a transparent wrapper of `Opaque<bindings::device>`, which permits mutation
+    // through a shared reference.
+    core::ptr::from_ref(dev).cast_mut().cast()
+}
+
+/// `device::Device::drvdata_obtain`: takes the driver's private data out of its device.
+///
+/// # Safety
+///
+/// `T` must be the type given to [`Device::set_drvdata`], if that was called.
+pub unsafe fn drvdata_obtain<T>(dev: &Device<CoreInternal<'_>>) -> Option<Pin<KBox<T>>> {
+    let raw = device_as_raw(dev);
+
+    // SAFETY: `dev` is a valid device, hence so is `raw`.
+    let ptr = unsafe { bindings::dev_get_drvdata(raw) };
+    // SAFETY: As above.
+    unsafe { bindings::dev_set_drvdata(raw, core::ptr::null_mut()) };
+
+    if ptr.is_null() {
+        return None;
+    }
+    // SAFETY: A pointer which is not NULL was stored by `set_drvdata`, which gets it from
+    // `into_foreign` of a `Pin<KBox<T>>`; it has been removed above, so nobody else takes it.
+    Some(unsafe { Pin::<KBox<T>>::from_foreign(ptr.cast()) })
+}
+
+/// `alloc::Flags::as_raw`: allocation flags as C functions want them.
+pub fn gfp_as_raw(flags: kernel::alloc::Flags) -> bindings::gfp_t {
+    const {
+        assert!(size_of::<kernel::alloc::Flags>() == size_of::<bindings::gfp_t>());
+    }
+    // SAFETY: `Flags` is a newtype of `u32`, the representation of `gfp_t`.
+    unsafe { core::mem::transmute(flags) }
+}

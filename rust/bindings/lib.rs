@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the kernel's own `bindings` crate lacks for RDMA and virtio.
+//!
+//! The abstractions (`rust/rdma`, `rust/virtio`) are written as if they stood in `rust/kernel/` and
+//! name C items through one module, `bindings`. In the tree that module is the kernel's; out of the
+//! tree it is this crate, which adds a bindgen run of our own and takes every other type from the
+//! kernel, so that a `struct device` here is a `struct device` there.
+//!
+//! Nothing else may use this crate: drivers stay on the abstractions.
+
+use kernel::prelude::*;
+
+pub mod compat;
+
+/// Sizes and offsets as the C compiler of the kernel lays them out (`layout.c`).
+#[allow(dead_code, missing_docs, unreachable_pub)]
+mod layout {
+    include!(concat!(
+        env!("VRNIC_OBJTREE"),
+        "/rust/bindings/layout_bindings_generated.rs"
+    ));
+}
+
+#[allow(
+    clippy::all,
+    clippy::as_underscore,
+    clippy::cast_lossless,
+    clippy::ptr_as_ptr,
+    clippy::ref_as_ptr,
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    improper_ctypes,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unnecessary_transmutes,
+    unreachable_pub,
+    unsafe_op_in_unsafe_fn
+)]
+mod bindings_raw {
+    use kernel::ffi;
+    use pin_init::{
+        MaybeZeroable,
+        Zeroable, //
+    };
+
+    // Items defined in this module take precedence over these.
+    pub use kernel::bindings::*;
+
+    // SAFETY: `__BindgenBitfieldUnit<Storage>` is a newtype around `Storage`.
+    unsafe impl<Storage: Zeroable> Zeroable for __BindgenBitfieldUnit<Storage> {}
+
+    include!(concat!(
+        env!("VRNIC_OBJTREE"),
+        "/rust/bindings/bindings_generated.rs"
+    ));
+}
+
+#[allow(
+    clippy::all,
+    dead_code,
+    improper_ctypes,
+    missing_docs,
+    unreachable_pub
+)]
+mod bindings_helper {
+    use super::bindings_raw::*;
+    use kernel::ffi;
+
+    include!(concat!(
+        env!("VRNIC_OBJTREE"),
+        "/rust/bindings/helpers_generated.rs"
+    ));
+}
+
+pub use bindings_helper::*;
+pub use bindings_raw::*;
+
+/// Asserts that bindgen and the C compiler agree on the size of each structure.
+macro_rules! assert_sizes {
+    ($($ty:ident == $size:ident,)*) => {
+        $(static_assert!(size_of::<bindings_raw::$ty>() == layout::$size);)*
+    };
+}
+
+/// Asserts that bindgen and the C compiler agree on where each member is.
+macro_rules! assert_offsets {
+    ($($ty:ident . $($member:ident).+ == $offset:ident,)*) => {
+        $(static_assert!(
+            core::mem::offset_of!(bindings_raw::$ty, $($member).+) == layout::$offset
+        );)*
+    };
+}
+
+assert_sizes! {
+    ib_ah == SIZEOF_IB_AH,
+    ib_cq == SIZEOF_IB_CQ,
+    ib_device == SIZEOF_IB_DEVICE,
+    ib_device_ops == SIZEOF_IB_DEVICE_OPS,
+    ib_mr == SIZEOF_IB_MR,
+    ib_pd == SIZEOF_IB_PD,
+    ib_qp == SIZEOF_IB_QP,
+    ib_srq == SIZEOF_IB_SRQ,
+    ib_ucontext == SIZEOF_IB_UCONTEXT,
+    ib_umem == SIZEOF_IB_UMEM,
+    ib_port_attr == SIZEOF_IB_PORT_ATTR,
+    ib_device_attr == SIZEOF_IB_DEVICE_ATTR,
+    ib_qp_attr == SIZEOF_IB_QP_ATTR,
+    ib_qp_init_attr == SIZEOF_IB_QP_INIT_ATTR,
+    ib_wc == SIZEOF_IB_WC,
+    ib_send_wr == SIZEOF_IB_SEND_WR,
+    ib_recv_wr == SIZEOF_IB_RECV_WR,
+    ib_block_iter == SIZEOF_IB_BLOCK_ITER,
+    rdma_ah_attr == SIZEOF_RDMA_AH_ATTR,
+    rdma_user_mmap_entry == SIZEOF_RDMA_USER_MMAP_ENTRY,
+    uverbs_attr_bundle == SIZEOF_UVERBS_ATTR_BUNDLE,
+    virtio_device == SIZEOF_VIRTIO_DEVICE,
+    virtio_driver == SIZEOF_VIRTIO_DRIVER,
+    virtio_config_ops == SIZEOF_VIRTIO_CONFIG_OPS,
+    virtqueue == SIZEOF_VIRTQUEUE,
+}
+
+assert_offsets! {
+    ib_device.ops == OFFSETOF_IB_DEVICE_OPS,
+    ib_device.__bindgen_anon_1 == OFFSETOF_IB_DEVICE_DEV,
+    ib_device.attrs == OFFSETOF_IB_DEVICE_ATTRS,
+    ib_device.phys_port_cnt == OFFSETOF_IB_DEVICE_PHYS_PORT_CNT,
+    ib_device.num_comp_vectors == OFFSETOF_IB_DEVICE_NUM_COMP_VECTORS,
+    ib_cq.comp_handler == OFFSETOF_IB_CQ_COMP_HANDLER,
+    ib_qp.qp_num == OFFSETOF_IB_QP_QP_NUM,
+    ib_qp.event_handler == OFFSETOF_IB_QP_EVENT_HANDLER,
+    ib_mr.lkey == OFFSETOF_IB_MR_LKEY,
+    ib_umem.sgt_append == OFFSETOF_IB_UMEM_SGT_APPEND,
+    virtio_device.dev == OFFSETOF_VIRTIO_DEVICE_DEV,
+    virtio_device.priv_ == OFFSETOF_VIRTIO_DEVICE_PRIV,
+    virtio_device.config == OFFSETOF_VIRTIO_DEVICE_CONFIG,
+    virtio_driver.probe == OFFSETOF_VIRTIO_DRIVER_PROBE,
+    virtqueue.index == OFFSETOF_VIRTQUEUE_INDEX,
+    virtqueue.vdev == OFFSETOF_VIRTQUEUE_VDEV,
+}

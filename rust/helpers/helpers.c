@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * C functions that bindgen cannot translate (inlines and macros), made callable
+ * from Rust under their own name. One file per subsystem, as in rust/helpers of
+ * the kernel tree. Sorted alphabetically.
+ */
+
+#include <linux/compiler_types.h>
+
+#ifdef __BINDGEN__
+#define __rust_helper
+#elif !defined(__rust_helper)
+#define __rust_helper
+#endif
+
+#include "rdma.c"
+#include "virtio.c"

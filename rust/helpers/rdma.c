@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0
+
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/iter.h>
+#include <rdma/uverbs_ioctl.h>
+
+/* The user context of a verb call, or NULL if there is none. */
+__rust_helper struct ib_ucontext *
+rust_helper_ib_udata_ucontext(struct ib_udata *udata)
+{
+	return udata ? container_of(udata, struct uverbs_attr_bundle,
+				    driver_udata)->context : NULL;
+}
+
+__rust_helper size_t rust_helper_ib_umem_num_dma_blocks(struct ib_umem *umem,
+							unsigned long pgsz)
+{
+	return ib_umem_num_dma_blocks(umem, pgsz);
+}
+
+__rust_helper void rust_helper_rdma_umem_block_iter_start(struct ib_block_iter *biter,
+							  struct ib_umem *umem,
+							  unsigned long pgsz)
+{
+	__rdma_umem_block_iter_start(biter, umem, pgsz);
+}
+
+__rust_helper bool rust_helper_rdma_umem_block_iter_next(struct ib_block_iter *biter)
+{
+	return __rdma_umem_block_iter_next(biter);
+}
+
+__rust_helper dma_addr_t
+rust_helper_rdma_block_iter_dma_address(struct ib_block_iter *biter)
+{
+	return rdma_block_iter_dma_address(biter);
+}
+
+__rust_helper u64
+rust_helper_rdma_user_mmap_get_offset(const struct rdma_user_mmap_entry *entry)
+{
+	return rdma_user_mmap_get_offset(entry);
+}
