@@ -3,6 +3,7 @@
  * Header of what the kernel's own bindings lack. Sorted alphabetically.
  */
 
+#include <linux/rtnetlink.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <rdma/ib_cache.h>

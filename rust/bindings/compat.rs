@@ -13,7 +13,10 @@ use kernel::{
         DeviceContext, //
     },
     prelude::*,
-    types::ForeignOwnable, //
+    types::{
+        ForeignOwnable,
+        Opaque, //
+    }, //
 };
 
 /// `device::Device::as_raw`: the `struct device` of a device.
@@ -51,4 +54,50 @@ pub fn gfp_as_raw(flags: kernel::alloc::Flags) -> bindings::gfp_t {
     }
     // SAFETY: `Flags` is a newtype of `u32`, the representation of `gfp_t`.
     unsafe { core::mem::transmute(flags) }
+}
+
+/// `sync::Completion`, with the timeout that it lacks.
+///
+/// C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
+#[pin_data]
+pub struct Completion {
+    #[pin]
+    inner: Opaque<bindings::completion>,
+}
+
+// SAFETY: `Completion` is safe to be sent to any task.
+unsafe impl Send for Completion {}
+
+// SAFETY: `Completion` is safe to be accessed concurrently.
+unsafe impl Sync for Completion {}
+
+impl Completion {
+    /// Creates an initialiser for a new [`Completion`].
+    pub fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            inner <- Opaque::ffi_init(|slot: *mut bindings::completion| {
+                // SAFETY: `slot` is a valid pointer to an uninitialised completion.
+                unsafe { bindings::init_completion(slot) };
+            }),
+        })
+    }
+
+    /// Signals all tasks that wait, and all that ever will. May be called in any context.
+    pub fn complete_all(&self) {
+        // SAFETY: `inner` was initialised by `new`.
+        unsafe { bindings::complete_all(self.inner.get()) };
+    }
+
+    /// Waits, uninterruptibly, until [`complete_all`](Self::complete_all) has been called.
+    pub fn wait(&self) {
+        // SAFETY: `inner` was initialised by `new`.
+        unsafe { bindings::wait_for_completion(self.inner.get()) };
+    }
+
+    /// As [`wait`](Self::wait), but at most `milliseconds`; whether it has been completed.
+    pub fn wait_timeout(&self, milliseconds: c_uint) -> bool {
+        let jiffies = kernel::time::msecs_to_jiffies(milliseconds);
+        // SAFETY: `inner` was initialised by `new`.
+        unsafe { bindings::wait_for_completion_timeout(self.inner.get(), jiffies) != 0 }
+    }
 }

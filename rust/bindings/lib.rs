@@ -9,7 +9,7 @@
 //!
 //! Nothing else may use this crate: drivers stay on the abstractions.
 
-use kernel::prelude::*;
+use kernel::prelude::static_assert;
 
 pub mod compat;
 

@@ -32,10 +32,10 @@ __rust_helper u8 rust_helper_virtio_get_status(struct virtio_device *vdev)
 	return vdev->config->get_status(vdev);
 }
 
-__rust_helper bool rust_helper_virtio_has_feature(const struct virtio_device *vdev,
-						  unsigned int fbit)
+__rust_helper bool rust_helper___virtio_test_bit(const struct virtio_device *vdev,
+						 unsigned int fbit)
 {
-	return virtio_has_feature(vdev, fbit);
+	return __virtio_test_bit(vdev, fbit);
 }
 
 __rust_helper void rust_helper_virtio_cread_bytes(struct virtio_device *vdev,

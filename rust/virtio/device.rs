@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A virtio device: identity, features, status and configuration space.
+
+use core::{
+    marker::PhantomData,
+    mem::{
+        offset_of,
+        MaybeUninit, //
+    },
+    ptr::NonNull, //
+};
+
+use kernel::{
+    device::{
+        self,
+        Bound,
+        DeviceContext,
+        Normal, //
+    },
+    prelude::*,
+    sync::aref::AlwaysRefCounted,
+    types::Opaque, //
+};
+
+use crate::{
+    bindings,
+    compat, //
+};
+
+/// Number of a feature bit (virtio standard, section 2.2).
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Feature(u32);
+
+impl Feature {
+    /// The device complies with version 1 of the standard (`VIRTIO_F_VERSION_1`).
+    pub const VERSION_1: Self = Self(bindings::VIRTIO_F_VERSION_1);
+
+    /// The device uses addresses as the platform translates them, so everything it is to access
+    /// must be mapped with the DMA API (`VIRTIO_F_ACCESS_PLATFORM`).
+    pub const ACCESS_PLATFORM: Self = Self(bindings::VIRTIO_F_ACCESS_PLATFORM);
+
+    /// A feature bit that the device type defines.
+    pub const fn device(bit: u32) -> Self {
+        assert!(bit < bindings::VIRTIO_TRANSPORT_F_START);
+        Self(bit)
+    }
+
+    /// The number of the bit.
+    pub const fn bit(self) -> u32 {
+        self.0
+    }
+}
+
+/// Device status field (virtio standard, section 2.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Status(u8);
+
+impl Status {
+    /// What a register of a device that is no longer there reads as.
+    const ALL_ONES: u8 = !0;
+
+    /// Whether the device waits to be reset because of an error it cannot recover from.
+    pub fn needs_reset(self) -> bool {
+        !self.is_gone() && u32::from(self.0) & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
+    }
+
+    /// Whether the driver has told the device that it is ready.
+    pub fn driver_ok(self) -> bool {
+        u32::from(self.0) & bindings::VIRTIO_CONFIG_S_DRIVER_OK != 0
+    }
+
+    /// Whether the device is reset.
+    pub fn is_reset(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the device has been removed: all its registers read as ones.
+    pub fn is_gone(self) -> bool {
+        self.0 == Self::ALL_ONES
+    }
+
+    /// The status of the value of the field, for tests.
+    #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+    pub(crate) fn from_raw(raw: u8) -> Self {
+        Self(raw)
+    }
+}
+
+/// A virtio device (`struct virtio_device`).
+///
+/// # Invariants
+///
+/// A [`Device`] is a valid `struct virtio_device` created by the C portion of the kernel.
+#[repr(transparent)]
+pub struct Device<Ctx: DeviceContext = Normal>(Opaque<bindings::virtio_device>, PhantomData<Ctx>);
+
+impl<Ctx: DeviceContext> Device<Ctx> {
+    pub(crate) fn as_raw(&self) -> *mut bindings::virtio_device {
+        self.0.get()
+    }
+
+    /// Reads the device status field.
+    ///
+    /// This is a register read, tens of microseconds in a virtual machine: not for hot paths.
+    pub(crate) fn raw_status(&self) -> Status {
+        // SAFETY: By the type invariant, `as_raw` is a valid device; its transport set `config`.
+        Status(unsafe { bindings::virtio_get_status(self.as_raw()) })
+    }
+}
+
+impl Device<Bound> {
+    /// Whether driver and device both offered `feature`.
+    pub fn has_feature(&self, feature: Feature) -> bool {
+        // SAFETY: The device is valid and `feature` is less than the number of features: its
+        // constructors admit nothing else.
+        unsafe { bindings::__virtio_test_bit(self.as_raw(), feature.0) }
+    }
+
+    /// Reads the device status field.
+    ///
+    /// This is a register read, tens of microseconds in a virtual machine: not for hot paths.
+    pub fn status(&self) -> Status {
+        self.raw_status()
+    }
+
+    /// Reads the configuration space of the device from its start.
+    ///
+    /// The read is repeated if the device changed the configuration meanwhile, so the result is
+    /// consistent. May sleep. `EIO` if the device no longer answers.
+    pub fn read_config<T: FromBytes>(&self) -> Result<T> {
+        let mut config = MaybeUninit::<T>::zeroed();
+
+        // SAFETY: The device is valid, and `config` is writable for the size of `T`.
+        unsafe {
+            bindings::virtio_cread_bytes(self.as_raw(), 0, config.as_mut_ptr().cast(), size_of::<T>())
+        };
+        if self.status().is_gone() {
+            return Err(EIO);
+        }
+        // SAFETY: All bytes are initialised, and `T: FromBytes` is valid for any bytes.
+        Ok(unsafe { config.assume_init() })
+    }
+
+    /// The device that this one is a function of; it does the DMA.
+    pub fn parent(&self) -> &device::Device<Bound> {
+        // SAFETY: The device is valid. A transport creates a virtio device as the child of the
+        // device it is bound to, keeps it so, and unregisters the child before it is unbound; so
+        // the parent is bound for as long as the child is.
+        unsafe { device::Device::from_raw((*self.as_raw()).dev.parent) }
+    }
+}
+
+// SAFETY: `Device` is a transparent wrapper of `struct virtio_device`, in which `dev` is at this
+// offset.
+unsafe impl<Ctx: DeviceContext> device::AsBusDevice<Ctx> for Device<Ctx> {
+    const OFFSET: usize = offset_of!(bindings::virtio_device, dev);
+}
+
+// SAFETY: `Device` is a transparent wrapper of a type that doesn't depend on `Device`'s generic
+// argument.
+kernel::impl_device_context_deref!(unsafe { Device });
+kernel::impl_device_context_into_aref!(Device);
+
+impl<Ctx: DeviceContext> AsRef<device::Device<Ctx>> for Device<Ctx> {
+    fn as_ref(&self) -> &device::Device<Ctx> {
+        // SAFETY: By the type invariant, `as_raw` is a valid device; the embedded device lives as
+        // long.
+        unsafe { device::Device::from_raw(&raw mut (*self.as_raw()).dev) }
+    }
+}
+
+// SAFETY: Instances of `Device` are always reference-counted.
+unsafe impl AlwaysRefCounted for Device {
+    fn inc_ref(&self) {
+        let dev: &device::Device = self.as_ref();
+        // SAFETY: The existence of a shared reference guarantees that the refcount is non-zero.
+        unsafe { bindings::get_device(compat::device_as_raw(dev)) };
+    }
+
+    unsafe fn dec_ref(obj: NonNull<Self>) {
+        // SAFETY: The safety requirements guarantee that the refcount is non-zero.
+        unsafe { bindings::put_device(&raw mut (*obj.cast::<bindings::virtio_device>().as_ptr()).dev) }
+    }
+}
+
+// SAFETY: A `Device` is always reference-counted and can be released from any thread.
+unsafe impl Send for Device {}
+
+// SAFETY: `Device` can be shared among threads because all its methods are thread-safe.
+unsafe impl Sync for Device {}
+
+// SAFETY: Same as `Device<Normal>`: the underlying `struct virtio_device` is the same, and `Bound`
+// is a zero-sized marker. Status, features and configuration may be read from any thread.
+unsafe impl Sync for Device<Bound> {}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that a device and the driver access at the same time.
+
+use core::{
+    ptr::NonNull,
+    sync::atomic::{
+        AtomicU32,
+        AtomicU64, //
+    },
+};
+
+use kernel::{
+    device::{
+        self,
+        Bound, //
+    },
+    dma::DmaAddress,
+    prelude::*,
+    sync::aref::ARef, //
+};
+
+use crate::{
+    bindings,
+    compat, //
+};
+
+/// One page of a [`SharedMemory`].
+struct Page {
+    cpu: NonNull<u8>,
+    dma: DmaAddress,
+}
+
+/// Zeroed memory, coherent and mapped for DMA, for rings and flags that a device reads and writes
+/// whenever it likes.
+///
+/// It consists of pages of [`SharedMemory::PAGE_SIZE`] bytes, contiguous neither in memory nor for
+/// the device. An access that goes beyond its end, or a word that is not aligned, is `EINVAL`.
+///
+/// Words that both sides change are the atomics of `core`, not those of the kernel: on a machine
+/// with one processor the kernel turns the latter into plain instructions, but the device still runs
+/// on a processor of its own. For the same reason, order accesses with
+/// [`fence`](core::sync::atomic::fence), not with `smp_mb`.
+///
+/// The device must have let go of the memory before this is dropped, and it must be dropped before
+/// the device is unbound. Process context only.
+///
+/// # Invariants
+///
+/// `pages` are allocations of `dma_alloc_attrs` for `dev` of `PAGE_SIZE` bytes, enough for `len`.
+pub struct SharedMemory {
+    dev: ARef<device::Device>,
+    pages: KVVec<Page>,
+    len: usize,
+}
+
+// SAFETY: The memory may be accessed and freed from any thread.
+unsafe impl Send for SharedMemory {}
+
+// SAFETY: Accesses are atomic, or made for memory which others change meanwhile.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Bytes of a page, and its alignment for CPU and device.
+    pub const PAGE_SIZE: usize = 4096;
+
+    /// Allocates `len` bytes for `dev`.
+    pub fn new(dev: &device::Device<Bound>, len: usize) -> Result<Self> {
+        if len == 0 {
+            return Err(EINVAL);
+        }
+        let count = len.div_ceil(Self::PAGE_SIZE);
+        let mut memory = Self {
+            dev: dev.into(),
+            pages: KVVec::with_capacity(count, GFP_KERNEL)?,
+            len,
+        };
+        for _ in 0..count {
+            let mut dma = 0;
+            // SAFETY: `dev` is a valid device, and bound, as DMA needs it.
+            let cpu = unsafe {
+                bindings::dma_alloc_attrs(
+                    compat::device_as_raw(dev),
+                    Self::PAGE_SIZE,
+                    &mut dma,
+                    compat::gfp_as_raw(GFP_KERNEL | __GFP_ZERO),
+                    0,
+                )
+            };
+            let cpu = NonNull::new(cpu.cast()).ok_or(ENOMEM)?;
+            // INVARIANT: This is a new allocation of `PAGE_SIZE` bytes. There is room for it, so it
+            // is not lost.
+            memory.pages.push(Page { cpu, dma }, GFP_KERNEL)?;
+        }
+        Ok(memory)
+    }
+
+    /// Bytes of the memory.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The pages, as the device addresses them.
+    pub fn dma_pages(&self) -> impl ExactSizeIterator<Item = DmaAddress> + '_ {
+        self.pages.iter().map(|page| page.dma)
+    }
+
+    /// Where `len` bytes at `offset` are; they must lie in one page.
+    fn locate(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+        let end = offset.checked_add(len).ok_or(EINVAL)?;
+        let in_page = offset % Self::PAGE_SIZE;
+        if end > self.len || in_page + len > Self::PAGE_SIZE {
+            return Err(EINVAL);
+        }
+        let page = self.pages.get(offset / Self::PAGE_SIZE).ok_or(EINVAL)?;
+        // SAFETY: `in_page` is at most `PAGE_SIZE`, the size of the allocation.
+        Ok(unsafe { page.cpu.add(in_page) })
+    }
+
+    /// The 32-bit word at `offset`.
+    pub fn u32(&self, offset: usize) -> Result<&AtomicU32> {
+        let word = self.locate(offset, size_of::<u32>())?.cast::<AtomicU32>();
+        if !word.is_aligned() {
+            return Err(EINVAL);
+        }
+        // SAFETY: `word` is aligned and points to four bytes of an allocation that lives as long as
+        // `self` and was initialised with zeroes. Apart from atomics, only `read` and `write`
+        // access it, by volatile accesses that do not rely on it being stable.
+        Ok(unsafe { word.as_ref() })
+    }
+
+    /// The 64-bit word at `offset`.
+    pub fn u64(&self, offset: usize) -> Result<&AtomicU64> {
+        let word = self.locate(offset, size_of::<u64>())?.cast::<AtomicU64>();
+        if !word.is_aligned() {
+            return Err(EINVAL);
+        }
+        // SAFETY: As in `u32`.
+        Ok(unsafe { word.as_ref() })
+    }
+
+    /// Copies from `offset` on to `to`.
+    ///
+    /// If the device writes there at the same time, each byte is either old or new.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.check(offset, to.len())?;
+        let mut done = 0;
+        while done < to.len() {
+            let (at, room) = self.chunk(offset + done)?;
+            let step = Self::step(at, room.min(to.len() - done));
+            if step == size_of::<u64>() {
+                // SAFETY: `at` is aligned, as `step` says, and valid for eight bytes.
+                let word = unsafe { at.cast::<u64>().read_volatile() };
+                to[done..done + step].copy_from_slice(&word.to_ne_bytes());
+            } else {
+                // SAFETY: `at` is valid for a byte.
+                to[done] = unsafe { at.read_volatile() };
+            }
+            done += step;
+        }
+        Ok(())
+    }
+
+    /// Copies `from` to the memory from `offset` on.
+    ///
+    /// If the device reads there at the same time, it sees each byte either old or new.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result {
+        self.check(offset, from.len())?;
+        let mut done = 0;
+        while done < from.len() {
+            let (at, room) = self.chunk(offset + done)?;
+            let step = Self::step(at, room.min(from.len() - done));
+            if let (true, Some(word)) = (
+                step == size_of::<u64>(),
+                from[done..].first_chunk::<{ size_of::<u64>() }>(),
+            ) {
+                let word = u64::from_ne_bytes(*word);
+                // SAFETY: `at` is aligned, as `step` says, and valid for eight bytes.
+                unsafe { at.cast::<u64>().write_volatile(word) };
+            } else {
+                // SAFETY: `at` is valid for a byte.
+                unsafe { at.write_volatile(from[done]) };
+            }
+            done += step;
+        }
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// The byte at `offset`, and how many follow in its page, itself included.
+    fn chunk(&self, offset: usize) -> Result<(NonNull<u8>, usize)> {
+        let at = self.locate(offset, 1)?;
+        Ok((at, Self::PAGE_SIZE - offset % Self::PAGE_SIZE))
+    }
+
+    /// How many bytes to copy at once to or from `at` if there are `len`.
+    fn step(at: NonNull<u8>, len: usize) -> usize {
+        if len >= size_of::<u64>() && at.cast::<u64>().is_aligned() {
+            size_of::<u64>()
+        } else {
+            1
+        }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        for page in &self.pages {
+            // SAFETY: By the type invariant, this is an allocation of this size for this device.
+            unsafe {
+                bindings::dma_free_attrs(
+                    compat::device_as_raw(&*self.dev),
+                    Self::PAGE_SIZE,
+                    page.cpu.as_ptr().cast(),
+                    page.dma,
+                    0,
+                )
+            };
+        }
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Structures that a device type adds to the virtio transport over PCI.
+//!
+//! A virtio device on PCI describes each of its structures by a vendor-specific capability (virtio
+//! standard, section 4.1.4, `struct virtio_pci_cap`). The transport takes those it knows; a driver
+//! finds others here.
+
+use core::{
+    mem::offset_of,
+    ptr::NonNull, //
+};
+
+use kernel::{
+    device::Bound,
+    error::to_result,
+    io::PhysAddr,
+    pci,
+    prelude::*, //
+};
+
+use crate::{
+    bindings,
+    Device, //
+};
+
+/// Most capabilities that fit into the 192 bytes which hold them.
+const MAX_CAPABILITIES: usize = 48;
+
+/// Bytes of a page of device memory, as the standard counts them, whatever the CPU's pages are.
+pub const PAGE_SIZE: usize = 4096;
+
+/// A structure of the device in one of its BARs, reserved for the driver.
+pub struct Region<'bound> {
+    pdev: &'bound pci::Device<Bound>,
+    bar: u8,
+    start: PhysAddr,
+    len: u64,
+}
+
+impl<'bound> Region<'bound> {
+    /// Finds the first structure of type `cfg_type` and reserves the BAR it is in.
+    ///
+    /// [`None`] if the device is not on PCI or has no such structure. `EINVAL` if the capability
+    /// names memory that is not there; `EBUSY` if the BAR is in use.
+    pub fn find(dev: &'bound Device<Bound>, cfg_type: u8) -> Result<Option<Self>> {
+        let Ok(pdev) = <&pci::Device<Bound>>::try_from(dev.parent()) else {
+            return Ok(None);
+        };
+
+        // SAFETY: `pdev` is a valid PCI device.
+        let mut at = unsafe { bindings::pci_find_capability(as_raw(pdev), CAP_ID_VENDOR) };
+        for _ in 0..MAX_CAPABILITIES {
+            if at == 0 {
+                break;
+            }
+            if read_u8(pdev, at, offset_of!(bindings::virtio_pci_cap, cfg_type))? == cfg_type {
+                return Self::new(pdev, at).map(Some);
+            }
+            // SAFETY: As above.
+            at = unsafe { bindings::pci_find_next_capability(as_raw(pdev), at, CAP_ID_VENDOR) };
+        }
+        Ok(None)
+    }
+
+    /// Reserves the structure of the capability at `at` in configuration space.
+    fn new(pdev: &'bound pci::Device<Bound>, at: u8) -> Result<Self> {
+        let bar = read_u8(pdev, at, offset_of!(bindings::virtio_pci_cap, bar))?;
+        let offset = read_u32(pdev, at, offset_of!(bindings::virtio_pci_cap, offset))?;
+        let len = read_u32(pdev, at, offset_of!(bindings::virtio_pci_cap, length))?;
+
+        if u32::from(bar) >= bindings::PCI_STD_NUM_BARS {
+            return Err(EINVAL);
+        }
+        let bar_start = pdev.resource_start(bar.into())?;
+        let bar_len = pdev.resource_len(bar.into())?;
+        let (offset, len) = (u64::from(offset), u64::from(len));
+        if bar_start == 0 || len == 0 || !fits(bar_len, offset, len) {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: `pdev` is a valid PCI device, and `bar` the number of a BAR; the name is static.
+        to_result(unsafe {
+            bindings::pci_request_region(as_raw(pdev), bar.into(), c"virtio".as_char_ptr())
+        })?;
+        Ok(Self {
+            pdev,
+            bar,
+            start: bar_start + offset,
+            len,
+        })
+    }
+
+    /// Physical address of the structure.
+    pub fn start(&self) -> PhysAddr {
+        self.start
+    }
+
+    /// Bytes of the structure.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Maps page `index` of the structure for the kernel; pages have [`PAGE_SIZE`] bytes.
+    ///
+    /// `EINVAL` if there is no such page, or the structure does not begin at a page.
+    pub fn map_page(&self, index: u32) -> Result<MappedPage> {
+        let offset = u64::from(index) * PAGE_SIZE as u64;
+        let start = self.start + offset;
+        if !fits(self.len, offset, PAGE_SIZE as u64) || start % PAGE_SIZE as u64 != 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: The address is device memory, in a BAR that `self` has reserved.
+        let page = unsafe { bindings::ioremap(start, PAGE_SIZE) };
+        Ok(MappedPage(NonNull::new(page).ok_or(ENOMEM)?))
+    }
+}
+
+impl Drop for Region<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `new` has requested this BAR of this device.
+        unsafe { bindings::pci_release_region(as_raw(self.pdev), self.bar.into()) };
+    }
+}
+
+/// A page of a [`Region`], mapped for the kernel.
+///
+/// A mapping of device memory is safe to write to as long as it exists; it should not outlive the
+/// [`Region`] nonetheless, for nobody listens then.
+pub struct MappedPage(NonNull<c_void>);
+
+// SAFETY: Device memory may be written from any thread.
+unsafe impl Send for MappedPage {}
+
+// SAFETY: As above, also at the same time.
+unsafe impl Sync for MappedPage {}
+
+impl MappedPage {
+    /// Writes a little-endian word at `OFFSET`, after all earlier writes to memory. Does not wait
+    /// for the device. May be called in any context.
+    pub fn write32<const OFFSET: usize>(&self, value: u32) {
+        const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET < PAGE_SIZE) };
+        // SAFETY: The mapping has `PAGE_SIZE` bytes, in which `OFFSET` is a word.
+        unsafe { bindings::writel(value, self.0.byte_add(OFFSET).as_ptr()) };
+    }
+}
+
+impl Drop for MappedPage {
+    fn drop(&mut self) {
+        // SAFETY: `map_page` has created this mapping.
+        unsafe { bindings::iounmap(self.0.as_ptr()) };
+    }
+}
+
+/// `PCI_CAP_ID_VNDR`, as the functions that look for it want it.
+const CAP_ID_VENDOR: c_int = bindings::PCI_CAP_ID_VNDR as c_int;
+
+fn as_raw(pdev: &pci::Device<Bound>) -> *mut bindings::pci_dev {
+    // CAST: `pci::Device` is a transparent wrapper of `Opaque<bindings::pci_dev>`, which permits
+    // mutation through a shared reference.
+    core::ptr::from_ref(pdev).cast_mut().cast()
+}
+
+/// Whether `len` bytes at `offset` lie within `size` bytes.
+pub(crate) fn fits(size: u64, offset: u64, len: u64) -> bool {
+    offset.checked_add(len).is_some_and(|end| end <= size)
+}
+
+/// Reads a byte of configuration space, `offset` bytes into the capability at `at`.
+fn read_u8(pdev: &pci::Device<Bound>, at: u8, offset: usize) -> Result<u8> {
+    let mut value = 0;
+    // SAFETY: `pdev` is a valid PCI device, and `value` is writable. Any offset may be read.
+    to_result(unsafe {
+        bindings::pci_read_config_byte(as_raw(pdev), c_int::from(at) + offset as c_int, &mut value)
+    })?;
+    Ok(value)
+}
+
+/// Reads a word of configuration space, `offset` bytes into the capability at `at`.
+fn read_u32(pdev: &pci::Device<Bound>, at: u8, offset: usize) -> Result<u32> {
+    let mut value = 0;
+    // SAFETY: As in `read_u8`. A word that is not aligned is an error.
+    to_result(unsafe {
+        bindings::pci_read_config_dword(as_raw(pdev), c_int::from(at) + offset as c_int, &mut value)
+    })?;
+    Ok(value)
+}
