@@ -1,4 +1,149 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab`: boots two virtual machines with one RNIC each and runs programs in them.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod accelerator;
+mod agent;
+mod control;
+mod daemon;
+mod host;
+mod lab;
+mod perf;
+mod process;
+mod progress;
+mod report;
+mod run;
+mod settings;
+mod share;
+mod shell;
+mod vm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::control::Ask;
+use crate::lab::{Lab, Options};
+use crate::settings::Settings;
+use crate::vm::Device;
+
+/// Two VMs with one RNIC each, and what runs in them.
+///
+/// Environment: KDIR (a built kernel tree), QEMU (version 10.1 or newer), VRNIC_ACCEL=kvm|tcg, VRNIC_VM_CPUS,
+/// VRNIC_VM_MEMORY_MB, VRNIC_CACHE.
+#[derive(Parser)]
+#[command(version, verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the distribution's RDMA programs between the VMs and in loopback; print a table, write build/run/report.json
+    Run {
+        /// Which RDMA device
+        #[arg(long, value_enum, default_value = "vrnic")]
+        device: Device,
+        /// Directory of the report and the logs
+        #[arg(long, default_value = "build/run")]
+        out: PathBuf,
+    },
+    /// Boot the VMs and give a prompt in each
+    Shell {
+        /// Which RDMA device
+        #[arg(long, value_enum, default_value = "vrnic")]
+        device: Device,
+        /// No tmux: VM a here, VM b by `attach` in another terminal
+        #[arg(long)]
+        plain: bool,
+    },
+    /// Join this terminal to a VM of the lab that `shell` started
+    Attach {
+        /// a or b
+        #[arg(long, default_value = "a")]
+        vm: String,
+    },
+    /// Run a command in a VM: of the lab that `shell` started, else of one booted for it
+    Exec {
+        /// a or b
+        #[arg(long, default_value = "a")]
+        vm: String,
+        /// Seconds until it is killed (exit code 124)
+        #[arg(long, default_value_t = 600)]
+        timeout: u64,
+        /// Which RDMA device, when VMs are booted for it
+        #[arg(long, value_enum, default_value = "vrnic")]
+        device: Device,
+        /// The command; no shell is involved
+        #[arg(last = true, required = true)]
+        argv: Vec<String>,
+    },
+    /// Ask or steer a running lab (what VM tests use; the control socket is $LAB_CONTROL)
+    Ctl {
+        /// One request: a line of JSON
+        request: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = process::stop_children_on_signals().and_then(|()| command(Cli::parse().command));
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("vrnic-lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Run { device, out } => {
+            let settings = Settings::load()?;
+            run::run(&settings, &settings.tree.join(out), device)?;
+        }
+        Command::Shell { device, plain } => shell::shell(&Settings::load()?, device, plain)?,
+        Command::Attach { vm } => shell::attach(&Settings::load()?, &vm)?,
+        Command::Exec { vm, timeout, device, argv } => return exec(vm, timeout, device, argv),
+        Command::Ctl { request } => {
+            let Some(socket) = std::env::var_os("LAB_CONTROL") else { bail!("LAB_CONTROL is not set: not inside a VM test") };
+            let (code, text) = control::ask(socket.as_ref(), &serde_json::from_str(&request)?)?;
+            if !text.is_empty() {
+                println!("{text}");
+            }
+            return Ok(exit(code));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn exec(vm: String, timeout: u64, device: Device, argv: Vec<String>) -> Result<ExitCode> {
+    let settings = Settings::load()?;
+    let socket = match std::env::var_os("LAB_CONTROL") {
+        Some(socket) => PathBuf::from(socket),
+        None => shell::control_socket(&settings),
+    };
+    let request = Ask::Exec { vm, argv, timeout };
+    if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+        return Ok(exit(control::ask(&socket, &request)?.0));
+    }
+    let logs = settings.tree.join("build/exec/logs");
+    let lab = Arc::new(Lab::boot(
+        &settings,
+        Options { device, logs, vrnicd: Vec::new(), no_rnic: device == Device::Rxe },
+    )?);
+    let socket = lab.sockets().join("control");
+    control::serve(&lab, &socket)?;
+    let (code, _) = control::ask(&socket, &request)?;
+    Ok(exit(code))
+}
+
+/// Exit codes of guests fit: they are 0 to 255.
+fn exit(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}

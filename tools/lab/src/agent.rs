@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The host's end of the channel into a guest: runs programs there and brings back what they print and how they end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use vrnic_lab::protocol::{Reply, Request, Stream, decode};
+
+/// What a program did.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// It printed.
+    Output(Stream, Vec<u8>),
+    /// It ended with this code (128 + signal as in a shell).
+    Exit(i32),
+    /// It did not start, or the guest went away.
+    Lost(String),
+}
+
+/// A finished program.
+#[derive(Debug, Clone, Default)]
+pub struct Output {
+    /// Exit code, 128 + signal when killed.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Both streams, for error messages.
+    #[must_use]
+    pub fn text(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr).trim().to_owned()
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    programs: Mutex<HashMap<u64, Sender<Event>>>,
+    /// Number of times the agent said hello.
+    boots: Mutex<u64>,
+    booted: Condvar,
+}
+
+/// The channel into one guest.
+#[derive(Clone)]
+pub struct Agent {
+    name: String,
+    writer: Arc<Mutex<UnixStream>>,
+    next: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+impl Agent {
+    /// Connects to the socket of the guest's port; the agent may not run yet.
+    ///
+    /// # Errors
+    /// Nobody listens on the socket.
+    pub fn connect(name: &str, socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        let shared = Arc::new(Shared::default());
+        let reader = BufReader::new(stream.try_clone()?);
+        let theirs = shared.clone();
+        std::thread::spawn(move || receive(reader, &theirs));
+        Ok(Self { name: name.to_owned(), writer: Arc::new(Mutex::new(stream)), next: Arc::default(), shared })
+    }
+
+    /// How often the agent has started: once per boot of the guest.
+    #[must_use]
+    pub fn boots(&self) -> u64 {
+        *self.shared.boots.lock().expect("boot counter")
+    }
+
+    /// Waits until the agent has started more than `before` times. False when `patience` is over.
+    #[must_use]
+    pub fn wait_boot(&self, before: u64, patience: Duration) -> bool {
+        let boots = self.shared.boots.lock().expect("boot counter");
+        let (boots, _) = self.shared.booted.wait_timeout_while(boots, patience, |boots| *boots <= before).expect("boot counter");
+        *boots > before
+    }
+
+    /// Asks the guest to power off.
+    pub fn power_off(&self) {
+        let _ = self.send(&Request::PowerOff);
+    }
+
+    fn send(&self, request: &Request) -> Result<()> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        self.writer.lock().expect("agent writer").write_all(&line).map_err(|error| anyhow!("VM {}: {error}", self.name))
+    }
+
+    /// Starts a program. `argv` is not read by a shell.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn start(&self, argv: &[&str], env: &[(&str, &str)]) -> Result<Program> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (events, receiver) = channel();
+        self.shared.programs.lock().expect("program table").insert(id, events);
+        let env: BTreeMap<_, _> = env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        self.send(&Request::Start { id, argv: argv.iter().map(|&arg| arg.to_owned()).collect(), env })?;
+        Ok(Program { agent: self.clone(), id, events: receiver, what: argv.join(" "), over: false, seen: Output::default() })
+    }
+
+    /// Runs a program to its end.
+    ///
+    /// # Errors
+    /// It did not start, or did not end within `patience`. A non-zero exit code is no error here.
+    pub fn run(&self, argv: &[&str], patience: Duration) -> Result<Output> {
+        self.start(argv, &[])?.wait(patience)
+    }
+
+    /// Runs a program that must succeed and returns its standard output.
+    ///
+    /// # Errors
+    /// As [`Agent::run`], and a non-zero exit code.
+    pub fn check(&self, argv: &[&str], patience: Duration) -> Result<String> {
+        let output = self.run(argv, patience)?;
+        if output.code != 0 {
+            bail!("VM {}: `{}` exited with {}: {}", self.name, argv.join(" "), output.code, output.text());
+        }
+        Ok(output.stdout)
+    }
+}
+
+/// A program in a guest. Dropping it kills its process group.
+pub struct Program {
+    agent: Agent,
+    id: u64,
+    events: Receiver<Event>,
+    what: String,
+    over: bool,
+    seen: Output,
+}
+
+impl Program {
+    /// The next event, or `None` when nothing happened for `patience`.
+    pub fn next(&mut self, patience: Duration) -> Option<Event> {
+        let event = match self.events.recv_timeout(patience) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => Event::Lost(format!("VM {} is gone", self.agent.name)),
+        };
+        if matches!(event, Event::Exit(_) | Event::Lost(_)) {
+            self.over = true;
+        }
+        Some(event)
+    }
+
+    /// Waits for the end and collects the output.
+    ///
+    /// # Errors
+    /// It did not start, the guest went away, or `patience` is over; then the program is killed and the message has
+    /// what it printed so far.
+    pub fn wait(mut self, patience: Duration) -> Result<Output> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.next(left) {
+                Some(Event::Output(stream, bytes)) => {
+                    let text = String::from_utf8_lossy(&bytes);
+                    match stream {
+                        Stream::Out => self.seen.stdout.push_str(&text),
+                        Stream::Err => self.seen.stderr.push_str(&text),
+                    }
+                }
+                Some(Event::Exit(code)) => {
+                    self.seen.code = code;
+                    return Ok(std::mem::take(&mut self.seen));
+                }
+                Some(Event::Lost(why)) => bail!("VM {}: `{}`: {why}", self.agent.name, self.what),
+                None => {
+                    bail!(
+                        "VM {}: `{}` did not end within {} s; so far: {}",
+                        self.agent.name,
+                        self.what,
+                        patience.as_secs(),
+                        self.seen.text()
+                    )
+                }
+            }
+        }
+    }
+
+    /// Kills the process group.
+    pub fn kill(&self) {
+        let _ = self.agent.send(&Request::Kill { id: self.id });
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if !self.over {
+            self.kill();
+        }
+        self.agent.shared.programs.lock().expect("program table").remove(&self.id);
+    }
+}
+
+/// Reads frames until the socket closes and hands them to the programs they are about.
+fn receive(reader: BufReader<UnixStream>, shared: &Shared) {
+    for line in reader.split(b'\n') {
+        let Ok(line) = line else { break };
+        // A guest that dies mid-frame leaves a torn line; the next one is whole again.
+        let Ok(reply) = serde_json::from_slice::<Reply>(&line) else { continue };
+        let mut programs = shared.programs.lock().expect("program table");
+        let (id, event) = match reply {
+            Reply::Hello => {
+                for (_, program) in programs.drain() {
+                    let _ = program.send(Event::Lost("the guest restarted".into()));
+                }
+                *shared.boots.lock().expect("boot counter") += 1;
+                shared.booted.notify_all();
+                continue;
+            }
+            Reply::Pong => continue,
+            Reply::Output { id, stream, data } => (id, Event::Output(stream, decode(&data).unwrap_or_default())),
+            Reply::Exit { id, code } => (id, Event::Exit(code)),
+            Reply::Failed { id, error } => (id, Event::Lost(error)),
+        };
+        if let Some(program) = programs.get(&id) {
+            let _ = program.send(event);
+        }
+    }
+    // Senders dropped: every waiting program learns that the guest is gone.
+    shared.programs.lock().expect("program table").clear();
+}

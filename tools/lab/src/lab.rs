@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The lab: one vrnicd, two VMs, and what the programs in them need to know.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::accelerator::{self, Accelerator};
+use crate::agent::Agent;
+use crate::daemon::{self, Daemon};
+use crate::process::scratch;
+use crate::progress::Step;
+use crate::settings::Settings;
+use crate::share;
+use crate::vm::{Device, NAMES, Spec, Vm};
+
+/// How long a guest may take to boot. TCG on a busy machine is slow.
+const BOOT: Duration = Duration::from_secs(180);
+/// How long a short command in a guest may take.
+pub const SHORT: Duration = Duration::from_secs(30);
+
+/// How to build a lab.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Which RDMA device the guests load at boot.
+    pub device: Device,
+    /// Directory of the logs.
+    pub logs: PathBuf,
+    /// Lines added to vrnicd's configuration.
+    pub vrnicd: Vec<String>,
+    /// Boot without a vrnicd and RNICs even for later use: rxe alone.
+    pub no_rnic: bool,
+}
+
+/// Two running VMs and their vrnicd. Dropping it ends everything.
+pub struct Lab {
+    /// Where things are.
+    pub settings: Settings,
+    /// KVM or TCG.
+    pub accelerator: Accelerator,
+    options: Options,
+    // Order matters: VMs end before vrnicd, sockets vanish last.
+    vms: [Mutex<Option<Vm>>; 2],
+    daemon: Mutex<Option<Daemon>>,
+    sockets: tempfile::TempDir,
+}
+
+impl Lab {
+    /// Stages the share, starts vrnicd, boots both VMs side by side and waits for the RDMA devices.
+    ///
+    /// # Errors
+    /// Any part did not come up; the message says which and shows its log's end.
+    pub fn boot(settings: &Settings, options: Options) -> Result<Self> {
+        let (accelerator, why) = accelerator::choose(settings)?;
+        let step = Step::start(&format!("two VMs ({accelerator}: {why})"));
+        let sockets = scratch()?;
+        let _ = fs::remove_dir_all(&options.logs);
+        fs::create_dir_all(&options.logs).with_context(|| format!("making {}", options.logs.display()))?;
+        share::stage(settings, &sockets.path().join("share"), !options.no_rnic)?;
+        let daemon = if options.no_rnic {
+            None
+        } else {
+            Some(Daemon::start(settings, sockets.path(), &options.logs, &options.vrnicd)?)
+        };
+        let lab = Self {
+            settings: settings.clone(),
+            accelerator,
+            options,
+            vms: [Mutex::new(None), Mutex::new(None)],
+            daemon: Mutex::new(daemon),
+            sockets,
+        };
+        for name in NAMES {
+            lab.start_vm(name)?;
+        }
+        for name in NAMES {
+            lab.wait_vm(name, 0)?;
+        }
+        step.done();
+        Ok(lab)
+    }
+
+    fn spec(&self, name: &str) -> Spec {
+        Spec {
+            name: name.to_owned(),
+            accelerator: self.accelerator,
+            device: self.options.device,
+            rnic: (!self.options.no_rnic).then(|| daemon::socket(self.sockets.path(), name)),
+            sockets: self.sockets.path().to_path_buf(),
+            share: self.sockets.path().join("share"),
+            logs: self.options.logs.clone(),
+        }
+    }
+
+    fn slot(&self, name: &str) -> Result<MutexGuard<'_, Option<Vm>>> {
+        let index = NAMES.iter().position(|&known| known == name).with_context(|| format!("no VM `{name}`; there are a and b"))?;
+        Ok(self.vms[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    fn start_vm(&self, name: &str) -> Result<()> {
+        let mut slot = self.slot(name)?;
+        *slot = None;
+        *slot = Some(Vm::start(&self.settings, self.spec(name))?);
+        Ok(())
+    }
+
+    fn wait_vm(&self, name: &str, boots: u64) -> Result<()> {
+        self.slot(name)?.as_mut().with_context(|| format!("VM {name} is not running"))?.wait_ready(boots, BOOT)
+    }
+
+    /// Which device the guests loaded at boot.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.options.device
+    }
+
+    /// Where the logs are.
+    #[must_use]
+    pub fn logs(&self) -> &Path {
+        &self.options.logs
+    }
+
+    /// Sockets and the share.
+    #[must_use]
+    pub fn sockets(&self) -> &Path {
+        self.sockets.path()
+    }
+
+    /// Runs programs in a VM.
+    ///
+    /// # Errors
+    /// The VM does not exist or does not run.
+    pub fn agent(&self, name: &str) -> Result<Agent> {
+        Ok(self.slot(name)?.as_ref().with_context(|| format!("VM {name} is not running"))?.agent.clone())
+    }
+
+    /// Does something with a running VM.
+    ///
+    /// # Errors
+    /// The VM does not run, or `action` fails.
+    pub fn with_vm<T>(&self, name: &str, action: impl FnOnce(&mut Vm) -> Result<T>) -> Result<T> {
+        action(self.slot(name)?.as_mut().with_context(|| format!("VM {name} is not running"))?)
+    }
+
+    /// Whether the VM's QEMU runs.
+    #[must_use]
+    pub fn vm_alive(&self, name: &str) -> bool {
+        self.slot(name).is_ok_and(|mut slot| slot.as_mut().is_some_and(Vm::alive))
+    }
+
+    /// Waits for a boot of the guest later than the one numbered `boots`.
+    ///
+    /// # Errors
+    /// As [`Vm::wait_ready`].
+    pub fn wait_boot(&self, name: &str, boots: u64) -> Result<()> {
+        self.wait_vm(name, boots)
+    }
+
+    /// Boots a VM anew, whether it runs or not.
+    ///
+    /// # Errors
+    /// As [`Vm::start`] and [`Vm::wait_ready`].
+    pub fn boot_vm(&self, name: &str) -> Result<()> {
+        self.start_vm(name)?;
+        self.wait_vm(name, 0)
+    }
+
+    /// Ends a VM as a crash of its QEMU would.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn kill_vm(&self, name: &str) -> Result<()> {
+        if let Some(vm) = self.slot(name)?.as_mut() {
+            vm.kill();
+        }
+        Ok(())
+    }
+
+    /// Does something with vrnicd.
+    ///
+    /// # Errors
+    /// This lab has none, or `action` fails.
+    pub fn with_daemon<T>(&self, action: impl FnOnce(&mut Daemon) -> Result<T>) -> Result<T> {
+        let mut daemon = self.daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        action(daemon.as_mut().context("this lab has no vrnicd")?)
+    }
+
+    /// Starts a new vrnicd in place of the old one.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn restart_daemon(&self) -> Result<()> {
+        let mut daemon = self.daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *daemon = None;
+        *daemon = Some(Daemon::start(&self.settings, self.sockets.path(), &self.options.logs, &self.options.vrnicd)?);
+        Ok(())
+    }
+
+    /// Waits until the RDMA device of a VM has an active port and its RoCEv2 IPv4 GID; returns that GID's index.
+    ///
+    /// # Errors
+    /// It does not within half a minute; the message has the end of the guest's console.
+    pub fn wait_rdma(&self, name: &str, device: Device) -> Result<u32> {
+        let script = format!(
+            "port=/sys/class/infiniband/{0}/ports/1; mac={1}
+            for i in $(seq 300); do
+                if grep -q ACTIVE $port/state 2>/dev/null; then
+                    for gid in $port/gids/*; do
+                        n=${{gid##*/}}
+                        [ -e $port/gid_attrs/types/$n ] || continue
+                        case $(cat $gid 2>/dev/null):$(cat $port/gid_attrs/types/$n 2>/dev/null) in
+                        0000:0000:0000:0000:0000:ffff:*:*v2) echo $n; exit 0 ;;
+                        esac
+                    done
+                fi
+                sleep 0.1
+            done
+            echo \"no RDMA device {0} with an active port and an IPv4 GID; devices: $(ls /sys/class/infiniband 2>&1)\"
+            exit 1",
+            device.ibdev(),
+            crate::vm::mac(name)
+        );
+        let output = self.agent(name)?.run(&["sh", "-c", &script], Duration::from_secs(60))?;
+        if output.code != 0 {
+            let console = self.options.logs.join(format!("console-{name}.log"));
+            bail!("VM {name}: {}\nthe console ({}) ends with:\n{}", output.text(), console.display(), crate::process::tail(&console, 25));
+        }
+        output.stdout.trim().parse().context("a GID index")
+    }
+
+    /// Ends everything in order. False when vrnicd did not end cleanly.
+    #[must_use]
+    pub fn shut_down(self) -> bool {
+        for slot in &self.vms {
+            if let Some(vm) = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).as_mut() {
+                vm.stop();
+            }
+        }
+        let mut daemon = self.daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        daemon.as_mut().is_none_or(|daemon| !daemon.alive() || daemon.stop())
+    }
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Runs perftest's and libibverbs' two-ended programs between VMs and reads their figures.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::lab::{Lab, SHORT};
+use crate::report::Entry;
+use crate::vm::{Device, ipv4};
+
+/// A program with a server and a client end.
+#[derive(Debug, Clone)]
+pub struct Pair {
+    /// Such as `ib_write_bw`.
+    pub program: &'static str,
+    /// Its arguments, without those that name device, GID, port and peer.
+    pub args: String,
+    /// VM of the server.
+    pub server: &'static str,
+    /// VM of the client.
+    pub client: &'static str,
+}
+
+impl Pair {
+    /// A pair between two VMs, or on one when `server == client`.
+    #[must_use]
+    pub fn new(program: &'static str, args: &str, client: &'static str, server: &'static str) -> Self {
+        Self { program, args: args.to_owned(), server, client }
+    }
+
+    fn path(&self) -> &'static str {
+        if self.server == self.client { "loopback" } else { "vm-vm" }
+    }
+}
+
+/// Each pair has a TCP port of its own: a port of the pair before may linger in TIME_WAIT.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    18_600 + NEXT.fetch_add(1, Ordering::Relaxed) % 2000
+}
+
+/// Runs the pair and reads its figures. What went wrong stands in the entry.
+#[must_use]
+pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration) -> Entry {
+    let start = Instant::now();
+    let mut entry = Entry {
+        program: pair.program.to_owned(),
+        args: pair.args.clone(),
+        device: device.name().to_owned(),
+        path: pair.path().to_owned(),
+        fabric: device.fabric().to_owned(),
+        ..Entry::default()
+    };
+    match ends(lab, pair, device, gid, patience) {
+        Ok((server, client)) => {
+            entry.exit = if client.code == 0 { server.code } else { client.code };
+            if entry.exit == 0 {
+                if let Err(error) = figures(pair, &client.stdout, &mut entry) {
+                    entry.exit = 1;
+                    entry.error = Some(format!("{error:#}: {}", client.text()));
+                }
+            } else {
+                entry.error = Some(format!("client ({}): {}\nserver ({}): {}", client.code, client.text(), server.code, server.text()));
+            }
+        }
+        Err(error) => {
+            entry.exit = 124;
+            entry.error = Some(format!("{error:#}"));
+        }
+    }
+    entry.seconds = start.elapsed().as_secs_f64();
+    entry
+}
+
+/// The whole command line of one end.
+fn command(pair: &Pair, device: Device, gid: u32, port: u16, peer: Option<&str>) -> Vec<String> {
+    let pingpong = pair.program.ends_with("_pingpong");
+    let mut argv = vec![pair.program.to_owned(), "-d".into(), device.ibdev().into()];
+    argv.extend([if pingpong { "-g" } else { "-x" }.into(), gid.to_string(), "-p".into(), port.to_string()]);
+    if !pingpong {
+        // Under TCG the clock's rate is not the one /proc/cpuinfo names: do not stop because of that.
+        argv.push("-F".into());
+    }
+    argv.extend(pair.args.split_whitespace().map(str::to_owned));
+    argv.extend(peer.map(str::to_owned));
+    argv
+}
+
+fn ends(
+    lab: &Lab,
+    pair: &Pair,
+    device: Device,
+    gid: u32,
+    patience: Duration,
+) -> Result<(crate::agent::Output, crate::agent::Output)> {
+    let port = port();
+    let server_argv = command(pair, device, gid, port, None);
+    let client_argv = command(pair, device, gid, port, Some(ipv4(pair.server)));
+    let words = |argv: &'_ [String]| -> Vec<String> { argv.to_vec() };
+    let server_words = words(&server_argv);
+    let server_agent = lab.agent(pair.server)?;
+    let server = server_agent.start(&server_words.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
+    // The client does not try twice: start it when the server listens.
+    let listens = format!(
+        "for i in $(seq 400); do grep -qi ':{port:04x} 0\\+:0000 0A' /proc/net/tcp /proc/net/tcp6 2>/dev/null && exit 0; \
+         [ $i -lt 60 ] || pgrep -x {} >/dev/null || exit 2; sleep 0.02; done; exit 1",
+        &pair.program[..pair.program.len().min(15)]
+    );
+    let waited = server_agent.run(&["sh", "-c", &listens], SHORT)?;
+    if waited.code != 0 {
+        let server = server.wait(Duration::from_secs(2));
+        match server {
+            Ok(output) => bail!("the server ended with {} before it listened: {}", output.code, output.text()),
+            Err(error) => bail!("the server does not listen: {error:#}"),
+        }
+    }
+    let client = lab.agent(pair.client)?.start(&client_argv.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
+    let client = client.wait(patience)?;
+    // Once the client is done the server has at most its summary to print; when the client failed it may wait for ever.
+    let server = match server.wait(if client.code == 0 { Duration::from_secs(20) } else { Duration::from_secs(2) }) {
+        Ok(output) => output,
+        Err(error) if client.code == 0 => return Err(error).context("the client succeeded, but the server did not end"),
+        Err(error) => crate::agent::Output { code: 124, stdout: String::new(), stderr: format!("{error:#}") },
+    };
+    Ok((server, client))
+}
+
+/// Reads the client's figures.
+fn figures(pair: &Pair, text: &str, entry: &mut Entry) -> Result<()> {
+    entry.qps = Some(option(&pair.args, "-q").unwrap_or(1));
+    if pair.program.ends_with("_pingpong") {
+        return pingpong(text, entry);
+    }
+    let mut lines = text.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
+    let head = lines.next().context("no results table")?;
+    let row: Vec<f64> = lines
+        .next()
+        .context("no row in the results table")?
+        .split_whitespace()
+        .map(|word| word.parse().with_context(|| format!("`{word}` is not a number")))
+        .collect::<Result<_>>()?;
+    let cell = |index: usize| row.get(index).copied().context("the results table is too short");
+    // The cast is of a message size that perftest printed as an integer.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let bytes = cell(0)? as u64;
+    entry.bytes = Some(bytes);
+    if head.contains("MsgRate[Mpps]") {
+        let (bandwidth, rate) = (cell(3)? * f64::from(1 << 20), cell(4)? * 1e6);
+        entry.messages_per_s = Some(rate);
+        // Two decimals of MiB/s say little about small messages; the rate has six.
+        #[allow(clippy::cast_precision_loss)]
+        let from_rate = rate * bytes as f64;
+        entry.bandwidth_bytes_per_s = Some(if bandwidth < f64::from(1 << 20) { from_rate } else { bandwidth });
+        if rate <= 0.0 {
+            bail!("no message in the measured time");
+        }
+    } else if head.contains("t_typical") {
+        entry.latency_min_us = Some(cell(2)?);
+        entry.latency_typical_us = Some(cell(4)?);
+        entry.latency_p99_us = row.get(7).copied();
+    } else {
+        bail!("unknown results table");
+    }
+    Ok(())
+}
+
+/// `8192000 bytes in 0.05 seconds = 1310.72 Mbit/sec` and `1000 iters in 0.05 seconds = 50.00 usec/iter`.
+fn pingpong(text: &str, entry: &mut Entry) -> Result<()> {
+    let number = |line: &str| -> Result<f64> {
+        let value = line.split('=').nth(1).and_then(|rest| rest.split_whitespace().next()).context("no figure")?;
+        Ok(value.parse()?)
+    };
+    let mbit = text.lines().find(|line| line.contains("Mbit/sec")).context("no bandwidth line")?;
+    let iteration = text.lines().find(|line| line.contains("usec/iter")).context("no latency line")?;
+    entry.bytes = Some(option(&entry.args, "-s").unwrap_or(4096));
+    entry.bandwidth_bytes_per_s = Some(number(mbit)? * 1e6 / 8.0);
+    // An iteration is there and back.
+    entry.latency_typical_us = Some(number(iteration)? / 2.0);
+    Ok(())
+}
+
+/// The value behind an option in an argument string.
+fn option<T: std::str::FromStr>(args: &str, name: &str) -> Option<T> {
+    let mut words = args.split_whitespace();
+    words.by_ref().find(|&word| word == name)?;
+    words.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BANDWIDTH: &str = "\
+ #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]
+ 65536      1000             17.48              17.02              0.000272
+---------------------------------------------------------------------------------------\n";
+    const LATENCY: &str = "\
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]
+ 8       1000          295.20         5120.10      1450.30     \t       1480.00        90.10   2100.00                 5120.10\n";
+    const PINGPONG: &str = "\
+  local address:  LID 0x0000, QPN 0x000011, PSN 0x1, GID ::ffff:10.77.0.1
+8192000 bytes in 0.05 seconds = 1310.72 Mbit/sec
+1000 iters in 0.05 seconds = 50.00 usec/iter\n";
+
+    fn read(program: &'static str, args: &str, text: &str) -> Result<Entry> {
+        let pair = Pair::new(program, args, "a", "b");
+        let mut entry = Entry { args: args.into(), ..Entry::default() };
+        figures(&pair, text, &mut entry).map(|()| entry)
+    }
+
+    #[test]
+    fn bandwidth_table() {
+        let entry = read("ib_write_bw", "-s 65536 -q 3", BANDWIDTH).unwrap();
+        assert_eq!((entry.bytes, entry.qps), (Some(65536), Some(3)));
+        assert!((entry.bandwidth_bytes_per_s.unwrap() - 17.02 * 1_048_576.0).abs() < 1.0);
+        assert!((entry.messages_per_s.unwrap() - 272.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn latency_table() {
+        let entry = read("ib_send_lat", "-s 8", LATENCY).unwrap();
+        assert_eq!(entry.latency_typical_us, Some(1450.3));
+        assert_eq!(entry.latency_min_us, Some(295.2));
+        assert_eq!(entry.latency_p99_us, Some(2100.0));
+    }
+
+    #[test]
+    fn pingpong_lines() {
+        let entry = read("ibv_rc_pingpong", "-n 1000", PINGPONG).unwrap();
+        assert_eq!(entry.latency_typical_us, Some(25.0));
+        assert_eq!(entry.bandwidth_bytes_per_s, Some(163.84e6));
+    }
+
+    #[test]
+    fn no_table_is_an_error() {
+        assert!(read("ib_write_bw", "", "Couldn't connect to 10.77.0.2:18600\n").is_err());
+        assert!(read("ibv_rc_pingpong", "", "").is_err());
+        let nothing = BANDWIDTH.replace("17.02", "0.00").replace("0.000272", "0.000000");
+        assert!(read("ib_write_bw", "", &nothing).is_err());
+    }
+
+    #[test]
+    fn command_lines() {
+        let pair = Pair::new("ib_read_bw", "-s 64", "a", "b");
+        assert_eq!(command(&pair, Device::Vrnic, 1, 7, Some("10.77.0.2")).join(" "), "ib_read_bw -d vrnic0 -x 1 -p 7 -F -s 64 10.77.0.2");
+        let pair = Pair::new("ibv_rc_pingpong", "-n 5", "a", "a");
+        assert_eq!(command(&pair, Device::Rxe, 2, 7, None).join(" "), "ibv_rc_pingpong -d rxe0 -g 2 -p 7 -n 5");
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! build/…/report.json and the table on the terminal.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::accelerator::Accelerator;
+
+/// One program's run. Figures that the program does not give are left out.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Entry {
+    /// Such as `ib_write_bw`.
+    pub program: String,
+    /// Its arguments, without those that only name device, port and peer.
+    pub args: String,
+    /// `vrnic` or `rxe`.
+    pub device: String,
+    /// `vm-vm` or `loopback`.
+    pub path: String,
+    /// `local` or `roce`.
+    pub fabric: String,
+    /// Exit code; the first non-zero one of server and client.
+    pub exit: i32,
+    /// Message size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Number of QPs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qps: Option<u32>,
+    /// Average bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_per_s: Option<f64>,
+    /// Average message rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages_per_s: Option<f64>,
+    /// Typical (median) one-way latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_typical_us: Option<f64>,
+    /// Smallest latency seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_min_us: Option<f64>,
+    /// 99th percentile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_p99_us: Option<f64>,
+    /// Wall-clock time of the pair of programs.
+    pub seconds: f64,
+    /// What went wrong, when something did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The machine it ran on.
+#[derive(Debug, Clone, Serialize)]
+pub struct Host {
+    /// KVM or TCG.
+    pub accelerator: Accelerator,
+    /// Processors the host has.
+    pub cpus: usize,
+    /// Processors each VM has.
+    pub vm_cpus: usize,
+    /// The processor's name.
+    pub cpu: String,
+    /// Load average over one minute when the run began.
+    pub load: f64,
+    /// Single-thread memcpy between buffers larger than the caches, by block size.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub memcpy_bytes_per_s: BTreeMap<u64, f64>,
+}
+
+/// A whole report.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// One entry per program run.
+    pub results: Vec<Entry>,
+    /// Where.
+    pub host: Host,
+}
+
+impl Report {
+    /// Writes it as JSON.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// Number of programs that failed.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.results.iter().filter(|entry| entry.exit != 0).count()
+    }
+
+    /// The results table.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut rows = vec![["program", "args", "device", "path", "bandwidth", "messages", "typical latency", "result"].map(str::to_owned)];
+        for entry in &self.results {
+            rows.push([
+                entry.program.clone(),
+                entry.args.clone(),
+                entry.device.clone(),
+                entry.path.clone(),
+                entry.bandwidth_bytes_per_s.map(bandwidth).unwrap_or_default(),
+                entry.messages_per_s.map(|rate| format!("{}/s", scaled(rate))).unwrap_or_default(),
+                entry.latency_typical_us.map(|us| format!("{us:.1} us")).unwrap_or_default(),
+                if entry.exit == 0 { "ok".into() } else { format!("FAILED ({})", entry.exit) },
+            ]);
+        }
+        align(&rows)
+    }
+}
+
+/// Bandwidth for people.
+#[must_use]
+pub fn bandwidth(bytes_per_s: f64) -> String {
+    format!("{}B/s", scaled(bytes_per_s))
+}
+
+/// A number with a decimal prefix.
+#[must_use]
+pub fn scaled(value: f64) -> String {
+    match value {
+        value if value >= 1e9 => format!("{:.2} G", value / 1e9),
+        value if value >= 1e6 => format!("{:.1} M", value / 1e6),
+        value if value >= 1e3 => format!("{:.1} k", value / 1e3),
+        value => format!("{value:.1} "),
+    }
+}
+
+/// Lays rows out in columns; the first row is the heading.
+#[must_use]
+pub fn align<const N: usize>(rows: &[[String; N]]) -> String {
+    let widths: [usize; N] = std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let mut text = String::new();
+    for (number, row) in rows.iter().enumerate() {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let _ = writeln!(text, "{}", cells.join("  ").trim_end());
+        if number == 0 {
+            let _ = writeln!(text, "{}", widths.map(|width| "-".repeat(width)).join("  "));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_figures_are_left_out() {
+        let entry = Entry { program: "ibv_devinfo".into(), exit: 3, ..Entry::default() };
+        let text = serde_json::to_string(&entry).unwrap();
+        assert!(text.contains(r#""exit":3"#), "{text}");
+        assert!(!text.contains("latency") && !text.contains("bytes"), "{text}");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [["a", "bb"], ["ccc", "d"]].map(|row| row.map(str::to_owned));
+        assert_eq!(align(&rows), "a    bb\n---  --\nccc  d\n");
+    }
+
+    #[test]
+    fn prefixes() {
+        assert_eq!(scaled(12.0), "12.0 ");
+        assert_eq!(scaled(2_500.0), "2.5 k");
+        assert_eq!(bandwidth(3.21e9), "3.21 GB/s");
+    }
+}

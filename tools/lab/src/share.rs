@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The directory the guests see as /vrnic: a private copy of what was built, so that a build during a run changes
+//! nothing for the VMs that are up.
+//!
+//! ```text
+//! init              second half of the guest's start
+//! bin/              executables of the cargo workspace
+//! lib/libvrnic-…    providers
+//! lib/modules/REL/  vrnic.ko and every module of the kernel tree, with depmod's tables
+//! tests/            the source tree's tests/
+//! ```
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::settings::Settings;
+
+/// Fills `share`.
+///
+/// # Errors
+/// Something that must be there was not built, or copying fails.
+pub fn stage(settings: &Settings, share: &Path, with_driver: bool) -> Result<()> {
+    fs::create_dir_all(share.join("bin"))?;
+    fs::create_dir_all(share.join("tests"))?;
+    copy(&settings.tree.join("tools/lab/guest/init"), &share.join("init"))?;
+    programs(&settings.programs(), share)?;
+    let tests = settings.tree.join("tests");
+    if tests.is_dir() {
+        tree(&tests, &share.join("tests"))?;
+    }
+    modules(settings, share, with_driver)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+/// Executables and providers of the workspace.
+fn programs(built: &Path, share: &Path) -> Result<()> {
+    for entry in fs::read_dir(built).with_context(|| format!("{}: build the workspace first", built.display()))? {
+        let entry = entry?;
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let metadata = fs::metadata(&path)?;
+        if !metadata.is_file() {
+            continue;
+        }
+        if path.extension().is_some_and(|extension| extension == "so") {
+            copy(&path, &share.join("lib").join(&name)).or_else(|_| {
+                fs::create_dir_all(share.join("lib"))?;
+                copy(&path, &share.join("lib").join(&name))
+            })?;
+        } else if metadata.permissions().mode() & 0o111 != 0 && !name.contains('.') && !name.starts_with("vrnic-lab") {
+            copy(&path, &share.join("bin").join(&name))?;
+        }
+    }
+    if !share.join("bin/vrnic-agent").is_file() {
+        bail!("vrnic-agent is not built: run `make build`");
+    }
+    Ok(())
+}
+
+fn tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            if entry.file_name() != "target" {
+                tree(&source, &target)?;
+            }
+        } else if kind.is_file() {
+            copy(&source, &target)?;
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's modules and ours, laid out for modprobe.
+fn modules(settings: &Settings, share: &Path, with_driver: bool) -> Result<()> {
+    let release = fs::read_to_string(settings.kdir.join("include/config/kernel.release"))
+        .with_context(|| format!("{} is not a built kernel tree", settings.kdir.display()))?;
+    let release = release.trim();
+    let dir = share.join("lib/modules").join(release);
+    fs::create_dir_all(&dir)?;
+    let order = fs::read_to_string(settings.kdir.join("modules.order"))
+        .with_context(|| format!("{}: build its modules (make modules)", settings.kdir.display()))?;
+    for line in order.lines() {
+        let object = settings.kdir.join(line).with_extension("ko");
+        let name = object.file_name().context("a module without a name")?;
+        copy(&object, &dir.join(name))?;
+    }
+    let driver = settings.tree.join("vrnic.ko");
+    if driver.is_file() {
+        copy(&driver, &dir.join("vrnic.ko"))?;
+    } else if with_driver {
+        bail!("{} is missing: run `make build`", driver.display());
+    }
+    for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
+        let from = settings.kdir.join(list);
+        if from.is_file() {
+            copy(&from, &dir.join(list))?;
+        }
+    }
+    // depmod looks below BASE/lib/modules.
+    let output = Command::new("depmod")
+        .arg("-b")
+        .arg(share)
+        .arg(release)
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .output()
+        .context("running depmod (package kmod)")?;
+    if !output.status.success() {
+        bail!("depmod failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! One virtual machine: a stock QEMU with the RNIC on `vfio-user-pci` and a paired virtio-net.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::accelerator::Accelerator;
+use crate::agent::Agent;
+use crate::process::{Process, tail};
+use crate::settings::Settings;
+use vrnic_lab::protocol::PORT_NAME;
+
+/// Which RDMA device the programs use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Device {
+    /// Our RNIC.
+    Vrnic,
+    /// The kernel's software RoCE over the virtio-net, for comparison.
+    Rxe,
+}
+
+impl Device {
+    /// As in reports and on the guest's command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vrnic => "vrnic",
+            Self::Rxe => "rxe",
+        }
+    }
+
+    /// The RDMA device's name in the guests.
+    #[must_use]
+    pub fn ibdev(self) -> &'static str {
+        match self {
+            Self::Vrnic => "vrnic0",
+            Self::Rxe => "rxe0",
+        }
+    }
+
+    /// Which fabric its packets take between two VMs, as in reports.
+    #[must_use]
+    pub fn fabric(self) -> &'static str {
+        match self {
+            Self::Vrnic => "local",
+            Self::Rxe => "roce",
+        }
+    }
+}
+
+/// The VMs' names. Each has a MAC, IPv4 and IPv6 address that follow from it.
+pub const NAMES: [&str; 2] = ["a", "b"];
+
+/// MAC of a VM's virtio-net and RNIC.
+#[must_use]
+pub fn mac(name: &str) -> &'static str {
+    if name == "a" { "52:54:00:76:72:0a" } else { "52:54:00:76:72:0b" }
+}
+
+/// IPv4 address of a VM.
+#[must_use]
+pub fn ipv4(name: &str) -> &'static str {
+    if name == "a" { "10.77.0.1" } else { "10.77.0.2" }
+}
+
+/// IPv6 address of a VM.
+#[must_use]
+pub fn ipv6(name: &str) -> &'static str {
+    if name == "a" { "fd77::1" } else { "fd77::2" }
+}
+
+/// What a VM is made of.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// `a` or `b`.
+    pub name: String,
+    /// KVM or TCG.
+    pub accelerator: Accelerator,
+    /// What the guest loads at start.
+    pub device: Device,
+    /// vrnicd's socket, when the VM has an RNIC.
+    pub rnic: Option<PathBuf>,
+    /// Sockets of this lab.
+    pub sockets: PathBuf,
+    /// Served as /vrnic.
+    pub share: PathBuf,
+    /// Console and QEMU logs.
+    pub logs: PathBuf,
+}
+
+impl Spec {
+    /// The console log.
+    #[must_use]
+    pub fn console(&self) -> PathBuf {
+        self.logs.join(format!("console-{}.log", self.name))
+    }
+
+    /// The socket of the guest's second console, for `shell`.
+    #[must_use]
+    pub fn shell(&self) -> PathBuf {
+        self.sockets.join(format!("shell-{}", self.name))
+    }
+
+    fn socket(&self, what: &str) -> PathBuf {
+        self.sockets.join(format!("{what}-{}", self.name))
+    }
+
+    fn arguments(&self, settings: &Settings) -> Vec<String> {
+        let number = |variable: &str, default: u32| {
+            std::env::var(variable).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+        };
+        let memory = number("VRNIC_VM_MEMORY_MB", 1536);
+        let cpus = number("VRNIC_VM_CPUS", if self.accelerator == Accelerator::Kvm { 2 } else { 1 });
+        let mut args: Vec<String> = Vec::new();
+        let mut add = |words: &[&str]| args.extend(words.iter().map(|&word| word.to_owned()));
+        add(&["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+        add(&["-machine", "q35,memory-backend=mem0"]);
+        match self.accelerator {
+            Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
+            Accelerator::Tcg => add(&["-accel", "tcg,thread=multi", "-cpu", "max"]),
+        }
+        add(&["-smp", &cpus.to_string(), "-m", &format!("{memory}M")]);
+        add(&["-object", &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on")]);
+        add(&["-kernel", &text(&settings.bzimage())]);
+        add(&[
+            "-append",
+            &format!(
+                "console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
+                 init=/sbin/vrnic-init panic=0 kunit.enable=1 vrnic.name={} vrnic.device={}",
+                self.name,
+                self.device.name()
+            ),
+        ]);
+        for (tag, path) in [("root", &settings.guest_root), ("share", &self.share)] {
+            add(&["-fsdev", &format!("local,id={tag},path={},security_model=none,readonly=on", path.display())]);
+            add(&["-device", &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}")]);
+        }
+        add(&["-device", "virtio-rng-pci"]);
+        add(&["-chardev", &format!("file,id=console,path={},append=on", self.console().display()), "-serial", "chardev:console"]);
+        add(&["-device", "virtio-serial-pci"]);
+        add(&["-chardev", &format!("socket,id=shell,path={},server=on,wait=off", self.shell().display())]);
+        add(&["-device", "virtconsole,chardev=shell"]);
+        add(&["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", self.socket("agent").display())]);
+        add(&["-device", &format!("virtserialport,chardev=agent,name={PORT_NAME}")]);
+        add(&["-qmp", &format!("unix:{},server=on,wait=off", self.socket("qmp").display())]);
+        // VM a listens, VM b connects and reconnects: either may start first or be started again.
+        let wire = self.sockets.join("wire");
+        let end = if self.name == "a" { "server=on".to_owned() } else { "server=off,reconnect-ms=200".to_owned() };
+        add(&["-netdev", &format!("stream,id=net0,{end},addr.type=unix,addr.path={}", wire.display())]);
+        add(&["-device", &format!("virtio-net-pci,netdev=net0,mac={},romfile=", mac(&self.name))]);
+        if let Some(socket) = &self.rnic {
+            let device = json!({
+                "driver": "vfio-user-pci",
+                "id": "rnic",
+                "bus": "pcie.0",
+                "socket": { "type": "unix", "path": socket },
+                // A busy host must not cost the guest its device: the default is 5 s.
+                "x-msg-timeout": 60_000,
+            });
+            add(&["-device", &device.to_string()]);
+        }
+        args
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// A running VM. Dropping it ends QEMU.
+pub struct Vm {
+    /// What it is made of.
+    pub spec: Spec,
+    /// Runs programs in it.
+    pub agent: Agent,
+    process: Process,
+}
+
+impl Vm {
+    /// Starts QEMU; the guest boots on its own. [`Vm::wait_ready`] tells when it is up.
+    ///
+    /// # Errors
+    /// QEMU does not start; the message has its last words.
+    pub fn start(settings: &Settings, spec: Spec) -> Result<Self> {
+        for socket in [spec.shell(), spec.socket("agent"), spec.socket("qmp")] {
+            let _ = fs::remove_file(socket);
+        }
+        if spec.name == "a" {
+            let _ = fs::remove_file(spec.sockets.join("wire"));
+        }
+        fs::create_dir_all(&spec.logs)?;
+        let log = spec.logs.join(format!("qemu-{}.log", spec.name));
+        let mut process = Process::start(&format!("QEMU {}", spec.name), &settings.qemu, &spec.arguments(settings), &[], &log)?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let agent = loop {
+            if let Ok(agent) = Agent::connect(&spec.name, &spec.socket("agent")) {
+                break agent;
+            }
+            if let Some(status) = process.ended() {
+                bail!("QEMU of VM {} ended at once ({status}); {} says:\n{}", spec.name, log.display(), tail(&log, 10));
+            }
+            if Instant::now() > deadline {
+                bail!("QEMU of VM {} opened no agent socket within 30 s; see {}", spec.name, log.display());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        Ok(Self { spec, agent, process })
+    }
+
+    /// Waits until the guest's agent has started more than `boots` times.
+    ///
+    /// # Errors
+    /// QEMU ended, the guest's kernel panicked, or `patience` is over; the message has the end of the console.
+    pub fn wait_ready(&mut self, boots: u64, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while !self.agent.wait_boot(boots, Duration::from_millis(200)) {
+            let console = self.spec.console();
+            if let Some(status) = self.process.ended() {
+                let log = self.spec.logs.join(format!("qemu-{}.log", self.spec.name));
+                bail!("QEMU of VM {} ended while the guest booted ({status}): {}\n{}", self.spec.name, tail(&log, 10), tail(&console, 10));
+            }
+            if self.panicked() {
+                bail!("the kernel of VM {} panicked; the console ({}) ends with:\n{}", self.spec.name, console.display(), tail(&console, 40));
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "VM {} was not up after {} s; its console ({}) ends with:\n{}",
+                    self.spec.name,
+                    patience.as_secs(),
+                    console.display(),
+                    tail(&console, 25)
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the guest's kernel has panicked since QEMU was started.
+    #[must_use]
+    pub fn panicked(&self) -> bool {
+        fs::read(self.spec.console()).is_ok_and(|text| String::from_utf8_lossy(&text).contains("Kernel panic - not syncing"))
+    }
+
+    /// Whether QEMU still runs.
+    pub fn alive(&mut self) -> bool {
+        self.process.ended().is_none()
+    }
+
+    /// QEMU's host process id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Sends one QMP command, e.g. `{"execute": "system_reset"}`, and returns the reply.
+    ///
+    /// # Errors
+    /// QEMU does not answer within ten seconds, or the command is not JSON.
+    pub fn qmp(&self, command: &str) -> Result<Value> {
+        let _: Value = serde_json::from_str(command).context("a QMP command is JSON")?;
+        let stream = UnixStream::connect(self.spec.socket("qmp")).context("connecting to QMP")?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut lines = BufReader::new(stream.try_clone()?).lines();
+        let mut writer = stream;
+        lines.next().context("no QMP greeting")??;
+        let mut ask = |command: &str| -> Result<Value> {
+            writeln!(writer, "{command}")?;
+            loop {
+                let value: Value = serde_json::from_str(&lines.next().context("QMP closed")??)?;
+                if value.get("event").is_none() {
+                    return Ok(value);
+                }
+            }
+        };
+        ask(r#"{"execute": "qmp_capabilities"}"#)?;
+        ask(command)
+    }
+
+    /// Powers the guest off and waits for QEMU; kills it when that takes long.
+    pub fn stop(&mut self) {
+        if self.alive() {
+            let _ = self.qmp(r#"{"execute": "quit"}"#);
+        }
+        self.process.reap(Duration::from_secs(3));
+    }
+
+    /// Kills QEMU as a crash would.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+}
