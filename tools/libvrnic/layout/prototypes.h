@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Prototypes of src/ffi/functions.rs and src/ffi/driver.rs (mod op) in C. Compiled after the headers of a release: a
+ * declaration that differs from the release's own is an error. Passing a pointer to an opaque type in Rust is spelled
+ * with its real type here.
+ */
+void __verbs_log(struct verbs_context *context, uint32_t level, const char *format, ...);
+void *_verbs_init_and_alloc_context(struct ibv_device *device, int cmd_fd, size_t alloc_size,
+				    struct verbs_context *context_offset, uint32_t driver_id);
+void verbs_uninit_context(struct verbs_context *context);
+void verbs_set_ops(struct verbs_context *context, const struct verbs_context_ops *ops);
+void verbs_register_driver(const struct verbs_device_ops *ops);
+#if IBVERBS_PABI_VERSION == 34
+int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
+			struct ib_uverbs_get_context_resp *resp, size_t resp_size);
+int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *cq_attr, struct verbs_cq *cq,
+			 struct ibv_create_cq_ex *cmd, size_t cmd_size, struct ib_uverbs_ex_create_cq_resp *resp,
+			 size_t resp_size, uint32_t cmd_flags);
+#else
+int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
+			struct ibv_fd_arr *fd_arr, struct ib_uverbs_get_context_resp *resp, size_t resp_size);
+int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *cq_attr,
+			 struct verbs_create_cq_prov_attr *prov_attr, struct verbs_cq *cq, struct ibv_create_cq_ex *cmd,
+			 size_t cmd_size, struct ib_uverbs_ex_create_cq_resp *resp, size_t resp_size,
+			 uint32_t cmd_flags);
+#endif
+int ibv_cmd_query_device_any(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
+			     struct ibv_device_attr_ex *attr, size_t attr_size,
+			     struct ib_uverbs_ex_query_device_resp *resp, size_t *resp_size);
+int ibv_cmd_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr,
+		       struct ibv_query_port *cmd, size_t cmd_size);
+int ibv_cmd_alloc_pd(struct ibv_context *context, struct ibv_pd *pd, struct ibv_alloc_pd *cmd, size_t cmd_size,
+		     struct ib_uverbs_alloc_pd_resp *resp, size_t resp_size);
+int ibv_cmd_dealloc_pd(struct ibv_pd *pd);
+int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access, struct verbs_mr *vmr,
+		   struct ibv_reg_mr *cmd, size_t cmd_size, struct ib_uverbs_reg_mr_resp *resp, size_t resp_size);
+int ibv_cmd_dereg_mr(struct verbs_mr *vmr);
+int ibv_cmd_create_ah(struct ibv_pd *pd, struct ibv_ah *ah, struct ibv_ah_attr *attr,
+		      struct ib_uverbs_create_ah_resp *resp, size_t resp_size);
+int ibv_cmd_destroy_ah(struct ibv_ah *ah);
+int ibv_cmd_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel, int comp_vector,
+		      struct ibv_cq *cq, struct ibv_create_cq *cmd, size_t cmd_size,
+		      struct ib_uverbs_create_cq_resp *resp, size_t resp_size);
+int ibv_cmd_destroy_cq(struct ibv_cq *cq);
+int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr_ex,
+			 struct ibv_create_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
+			 size_t resp_size);
+int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp *cmd,
+		      size_t cmd_size);
+int ibv_cmd_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_qp_init_attr *init_attr,
+		     struct ibv_query_qp *cmd, size_t cmd_size);
+int ibv_cmd_destroy_qp(struct ibv_qp *qp);
+int ibv_cmd_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
+int ibv_cmd_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
+int ibv_cmd_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
+int ibv_dontfork_range(void *base, size_t size);
+int ibv_dofork_range(void *base, size_t size);
+
+/* Operations: each initialiser is of the type that the Rust signature stands for. */
+struct ibv_pd *op_alloc_parent_domain(struct ibv_context *, struct ibv_parent_domain_init_attr *);
+struct ibv_pd *op_alloc_pd(struct ibv_context *);
+struct ibv_td *op_alloc_td(struct ibv_context *, struct ibv_td_init_attr *);
+int op_attach_mcast(struct ibv_qp *, const union ibv_gid *, uint16_t);
+void op_cq_event(struct ibv_cq *);
+struct ibv_ah *op_create_ah(struct ibv_pd *, struct ibv_ah_attr *);
+struct ibv_cq *op_create_cq(struct ibv_context *, int, struct ibv_comp_channel *, int);
+struct ibv_cq_ex *op_create_cq_ex(struct ibv_context *, struct ibv_cq_init_attr_ex *);
+struct ibv_qp *op_create_qp(struct ibv_pd *, struct ibv_qp_init_attr *);
+struct ibv_qp *op_create_qp_ex(struct ibv_context *, struct ibv_qp_init_attr_ex *);
+int op_dealloc_pd(struct ibv_pd *);
+int op_dealloc_td(struct ibv_td *);
+int op_dereg_mr(struct verbs_mr *);
+int op_destroy_ah(struct ibv_ah *);
+int op_destroy_cq(struct ibv_cq *);
+int op_destroy_qp(struct ibv_qp *);
+void op_free_context(struct ibv_context *);
+int op_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
+int op_poll_cq(struct ibv_cq *, int, struct ibv_wc *);
+int op_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **);
+int op_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
+int op_query_device_ex(struct ibv_context *, const struct ibv_query_device_ex_input *, struct ibv_device_attr_ex *,
+		       size_t);
+int op_query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *);
+int op_query_qp(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *);
+struct ibv_mr *op_reg_mr(struct ibv_pd *, void *, size_t, uint64_t, int);
+int op_req_notify_cq(struct ibv_cq *, int);
+
+#define SAME_TYPE(member, function)                                                                                    \
+	_Static_assert(__builtin_types_compatible_p(__typeof__(((struct verbs_context_ops *)0)->member),               \
+						    __typeof__(&function)),                                            \
+		       #member)
+SAME_TYPE(alloc_parent_domain, op_alloc_parent_domain);
+SAME_TYPE(alloc_pd, op_alloc_pd);
+SAME_TYPE(alloc_td, op_alloc_td);
+SAME_TYPE(attach_mcast, op_attach_mcast);
+SAME_TYPE(cq_event, op_cq_event);
+SAME_TYPE(create_ah, op_create_ah);
+SAME_TYPE(create_cq, op_create_cq);
+SAME_TYPE(create_cq_ex, op_create_cq_ex);
+SAME_TYPE(create_qp, op_create_qp);
+SAME_TYPE(create_qp_ex, op_create_qp_ex);
+SAME_TYPE(dealloc_pd, op_dealloc_pd);
+SAME_TYPE(dealloc_td, op_dealloc_td);
+SAME_TYPE(dereg_mr, op_dereg_mr);
+SAME_TYPE(destroy_ah, op_destroy_ah);
+SAME_TYPE(destroy_cq, op_destroy_cq);
+SAME_TYPE(destroy_qp, op_destroy_qp);
+SAME_TYPE(detach_mcast, op_attach_mcast);
+SAME_TYPE(free_context, op_free_context);
+SAME_TYPE(modify_qp, op_modify_qp);
+SAME_TYPE(poll_cq, op_poll_cq);
+SAME_TYPE(post_recv, op_post_recv);
+SAME_TYPE(post_send, op_post_send);
+SAME_TYPE(query_device_ex, op_query_device_ex);
+SAME_TYPE(query_port, op_query_port);
+SAME_TYPE(query_qp, op_query_qp);
+SAME_TYPE(reg_mr, op_reg_mr);
+SAME_TYPE(req_notify_cq, op_req_notify_cq);
+
+/* The first bytes of the device's attributes are the firmware version. */
+_Static_assert(offsetof(struct ibv_device_attr_ex, orig_attr.fw_ver) == 0, "fw_ver");
+_Static_assert(sizeof(((struct ibv_device_attr *)0)->fw_ver) == 64, "fw_ver");
+_Static_assert(offsetof(struct ib_uverbs_ex_query_device_resp, base.fw_ver) == 0, "fw_ver");

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Private ABI 34 at library level 1.14: rdma-core 56.1, Debian 13.
+
+use super::driver::context_ops;
+use super::verbs::*;
+use core::ffi::c_void;
+
+/// Number of the private ABI.
+pub const PRIVATE_ABI: u32 = 34;
+
+/// Minor number of the public symbol versions: `IBVERBS_1.14` is the newest. The private number
+/// alone does not tell the layout, it was not raised with every change.
+pub const LIBRARY_LEVEL: u32 = 14;
+
+/// Release whose headers the layouts are checked against.
+pub const RELEASE: &str = "56.1";
+
+/// An open device. It grows at the front, so its end is what is fixed: `sz` and `context`.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct verbs_context {
+    grown: [*mut c_void; 39],
+    pub sz: usize,
+    pub context: ibv_context,
+}
+
+impl verbs_context {
+    /// For comparison with the C header.
+    pub const LAYOUT: super::Layout = super::Layout {
+        name: "struct verbs_context",
+        size: size_of::<Self>(),
+        align: align_of::<Self>(),
+        members: &[
+            ("sz", core::mem::offset_of!(Self, sz)),
+            ("context", core::mem::offset_of!(Self, context)),
+        ],
+    };
+}
+
+context_ops! {
+    advise_mr,
+    alloc_dm,
+    alloc_mw,
+    alloc_null_mr,
+    alloc_parent_domain: use,
+    alloc_pd: use,
+    alloc_td: use,
+    async_event,
+    attach_counters_point_flow,
+    attach_mcast: use,
+    bind_mw,
+    close_xrcd,
+    cq_event: use,
+    create_ah: use,
+    create_counters,
+    create_cq: use,
+    create_cq_ex: use,
+    create_flow,
+    create_flow_action_esp,
+    create_qp: use,
+    create_qp_ex: use,
+    create_rwq_ind_table,
+    create_srq,
+    create_srq_ex,
+    create_wq,
+    dealloc_mw,
+    dealloc_pd: use,
+    dealloc_td: use,
+    dereg_mr: use,
+    destroy_ah: use,
+    destroy_counters,
+    destroy_cq: use,
+    destroy_flow,
+    destroy_flow_action,
+    destroy_qp: use,
+    destroy_rwq_ind_table,
+    destroy_srq,
+    destroy_wq,
+    detach_mcast: use,
+    free_context: use,
+    free_dm,
+    get_srq_num,
+    import_dm,
+    import_mr,
+    import_pd,
+    modify_cq,
+    modify_flow_action_esp,
+    modify_qp: use,
+    modify_qp_rate_limit,
+    modify_srq,
+    modify_wq,
+    open_qp,
+    open_xrcd,
+    poll_cq: use,
+    post_recv: use,
+    post_send: use,
+    post_srq_ops,
+    post_srq_recv,
+    query_device_ex: use,
+    query_ece,
+    query_port: use,
+    query_qp: use,
+    query_qp_data_in_order,
+    query_rt_values,
+    query_srq,
+    read_counters,
+    reg_dm_mr,
+    reg_dmabuf_mr,
+    reg_mr: use,
+    req_notify_cq: use,
+    rereg_mr,
+    resize_cq,
+    set_ece,
+    unimport_dm,
+    unimport_mr,
+    unimport_pd,
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Layouts against the C headers of each release.
+//!
+//! `layout/<release>.txt` is what a C program, compiled with that release's own headers, printed.
+//! The tests here compare it with the Rust definitions, so a fresh machine needs no sources.
+//! `layout/check.sh` makes the C program from [`questions`], runs it and compares the answers with
+//! the committed ones.
+
+extern crate std;
+
+use super::{Layout, abi34, abi65, command, driver, verbs};
+use std::collections::BTreeMap;
+use std::format;
+use std::string::String;
+use std::vec::Vec;
+
+/// What one release is asked, in C, and what we expect.
+fn questions(own: &[Layout]) -> Vec<(String, u64)> {
+    let mut all = Vec::new();
+    let tables = [verbs::LAYOUTS, driver::LAYOUTS, command::LAYOUTS, own];
+
+    for layout in tables.into_iter().flatten() {
+        let name = layout.name;
+        all.push((format!("sizeof({name})"), layout.size as u64));
+        all.push((format!("_Alignof({name})"), layout.align as u64));
+        for (member, offset) in layout.members {
+            all.push((format!("offsetof({name}, {member})"), *offset as u64));
+        }
+    }
+    for (name, member, offset) in verbs::NESTED {
+        all.push((format!("offsetof({name}, {member})"), *offset as u64));
+    }
+    for (name, value) in verbs::CONSTANTS {
+        all.push((String::from(*name), *value));
+    }
+    let constants = [
+        ("VERBS_MATCH_SENTINEL", u64::from(driver::VERBS_MATCH_SENTINEL)),
+        ("VERBS_MATCH_DRIVER_ID", u64::from(driver::VERBS_MATCH_DRIVER_ID)),
+        ("VERBS_QP_EX", u64::from(driver::VERBS_QP_EX)),
+        ("VERBS_LOG_ERR", u64::from(driver::VERBS_LOG_ERR)),
+        ("VERBS_LOG_DEBUG", u64::from(driver::VERBS_LOG_DEBUG)),
+    ];
+    all.extend(constants.map(|(name, value)| (String::from(name), value)));
+    all
+}
+
+fn compare(release: &str, own: &[Layout], answers: &str) {
+    let answers: BTreeMap<&str, u64> = answers
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let (expression, value) = line.rsplit_once(' ').expect("expression and value");
+            (expression, value.parse().expect("a number"))
+        })
+        .collect();
+    let questions = questions(own);
+    let mut wrong = Vec::new();
+
+    assert_eq!(answers.len(), questions.len(), "{release}: run layout/check.sh --update");
+    for (expression, ours) in &questions {
+        let theirs = answers.get(expression.as_str());
+        if theirs != Some(ours) {
+            wrong.push(format!("{expression}: ours {ours}, rdma-core {release} {theirs:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+const ABI34: &[Layout] = &[abi34::verbs_context::LAYOUT, abi34::verbs_context_ops::LAYOUT];
+const ABI65: &[Layout] = &[abi65::verbs_context::LAYOUT, abi65::verbs_context_ops::LAYOUT];
+
+#[test]
+fn layouts_are_those_of_private_abi_34() {
+    compare(abi34::RELEASE, ABI34, include_str!("../../layout/56.1.txt"));
+}
+
+#[test]
+fn layouts_are_those_of_private_abi_65() {
+    compare(abi65::RELEASE, ABI65, include_str!("../../layout/65.0.txt"));
+}
+
+#[test]
+fn tables_of_operations_have_the_known_number_of_members() {
+    assert_eq!(size_of::<abi34::verbs_context_ops>() / size_of::<usize>(), 76);
+    assert_eq!(size_of::<abi65::verbs_context_ops>() / size_of::<usize>(), 93);
+}
+
+/// Prints the questions, one a line, for `layout/check.sh`.
+#[test]
+#[ignore = "prints the input of layout/check.sh"]
+fn print_questions() {
+    let own = match std::env::var("VRNIC_PABI").as_deref() {
+        Ok("34") => ABI34,
+        Ok("65") => ABI65,
+        other => panic!("VRNIC_PABI is {other:?}"),
+    };
+    for (expression, _) in questions(own) {
+        std::println!("QUESTION {expression}");
+    }
+}

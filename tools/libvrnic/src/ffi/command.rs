@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! `infiniband/kern-abi.h`: the uverbs commands. libibverbs fills and reads them; we lend it the
+//! memory, with the driver's part right behind.
+
+/// Declares a command or response that only libibverbs looks into: its words, nothing else.
+macro_rules! opaque {
+    ($($(#[$meta:meta])* $name:ident = [$word:ty; $words:literal],)*) => {
+        $(
+            $(#[$meta])*
+            #[repr(C)]
+            #[derive(Copy, Clone)]
+            pub struct $name([$word; $words]);
+
+            impl Default for $name {
+                fn default() -> Self {
+                    Self([0; $words])
+                }
+            }
+
+            impl $name {
+                /// For comparison with the C header.
+                pub const LAYOUT: super::Layout = super::Layout {
+                    name: concat!("struct ", stringify!($name)),
+                    size: size_of::<Self>(),
+                    align: align_of::<Self>(),
+                    members: &[],
+                };
+            }
+        )*
+
+        /// Every structure of this module.
+        pub const LAYOUTS: &[super::Layout] = &[$($name::LAYOUT,)*];
+    };
+}
+
+opaque! {
+    /// Request of GET_CONTEXT.
+    ibv_get_context = [u64; 2],
+    /// Response of GET_CONTEXT.
+    ib_uverbs_get_context_resp = [u64; 1],
+    /// Response of QUERY_DEVICE, extended.
+    ib_uverbs_ex_query_device_resp = [u64; 38],
+    /// Request of QUERY_PORT.
+    ibv_query_port = [u64; 3],
+    /// Request of ALLOC_PD.
+    ibv_alloc_pd = [u64; 2],
+    /// Response of ALLOC_PD.
+    ib_uverbs_alloc_pd_resp = [u32; 1],
+    /// Request of REG_MR.
+    ibv_reg_mr = [u64; 6],
+    /// Response of REG_MR.
+    ib_uverbs_reg_mr_resp = [u32; 3],
+    /// Request of CREATE_CQ.
+    ibv_create_cq = [u64; 5],
+    /// Response of CREATE_CQ.
+    ib_uverbs_create_cq_resp = [u64; 1],
+    /// Request of CREATE_CQ, extended.
+    ibv_create_cq_ex = [u64; 7],
+    /// Response of CREATE_CQ, extended.
+    ib_uverbs_ex_create_cq_resp = [u64; 2],
+    /// Request of CREATE_QP.
+    ibv_create_qp = [u64; 8],
+    /// Response of CREATE_QP.
+    ib_uverbs_create_qp_resp = [u32; 8],
+    /// Request of MODIFY_QP.
+    ibv_modify_qp = [u64; 15],
+    /// Request of QUERY_QP.
+    ibv_query_qp = [u64; 3],
+    /// Response of CREATE_AH.
+    ib_uverbs_create_ah_resp = [u32; 1],
+}
+
+impl ib_uverbs_ex_query_device_resp {
+    /// Firmware version as the driver reports it: the first word.
+    pub fn fw_ver(&self) -> u64 {
+        self.0[0]
+    }
+}
+
+/// A command or response with the driver's part behind it, as the kernel copies them.
+#[repr(C)]
+#[derive(Default)]
+pub struct WithDriver<C, D> {
+    /// The part of libibverbs and ib_uverbs.
+    pub core: C,
+    /// The part of the driver, from `include/uapi/rdma/vrnic-abi.h`.
+    pub driver: D,
+}
+
+impl<C, D> WithDriver<C, D> {
+    /// With this driver part; the core's is filled in by libibverbs.
+    pub fn new(driver: D) -> Self
+    where
+        C: Default,
+    {
+        const {
+            assert!(size_of::<Self>() == size_of::<C>() + size_of::<D>());
+        }
+        Self {
+            core: C::default(),
+            driver,
+        }
+    }
+}

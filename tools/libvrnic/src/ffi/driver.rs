@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! `infiniband/driver.h`: the part of the private provider interface that is the same in all
+//! releases that this provider is built for. What differs is in `abi34` and `abi65`.
+
+use super::verbs::*;
+use super::{CString, Opaque, Unused};
+use core::ffi::{c_char, c_int, c_void};
+
+c_struct!(
+    /// How a driver of the kernel is recognised.
+    verbs_match_ent {
+        driver_data: *mut c_void,
+        u: u64,
+        vendor: u16,
+        device: u16,
+        kind: u8,
+    }
+);
+
+// SAFETY: The only pointer is never set by us; the tables are read-only.
+unsafe impl Sync for verbs_match_ent {}
+
+/// Ends a table of [`verbs_match_ent`].
+pub const VERBS_MATCH_SENTINEL: u8 = 0;
+/// [`verbs_match_ent::u`] is an `enum rdma_driver_id`.
+pub const VERBS_MATCH_DRIVER_ID: u8 = 3;
+
+/// [`verbs_qp::comp_mask`]: the extended interface may be used.
+pub const VERBS_QP_EX: u32 = 1 << 1;
+
+/// Level of the verbs log for errors.
+pub const VERBS_LOG_ERR: u32 = 1;
+/// Level of the verbs log for debugging.
+pub const VERBS_LOG_DEBUG: u32 = 4;
+
+/// What a provider registers.
+#[repr(C)]
+pub struct verbs_device_ops {
+    pub name: CString,
+    pub match_min_abi_version: u32,
+    pub match_max_abi_version: u32,
+    pub match_table: *const verbs_match_ent,
+    pub static_providers: *const c_void,
+    pub match_device: Unused,
+    pub alloc_context: Option<
+        unsafe extern "C" fn(
+            *mut ibv_device,
+            c_int,
+            *mut c_void,
+        ) -> *mut super::abi::verbs_context,
+    >,
+    pub import_context: Unused,
+    pub alloc_device: Option<unsafe extern "C" fn(*mut Opaque) -> *mut verbs_device>,
+    pub uninit_device: Option<unsafe extern "C" fn(*mut verbs_device)>,
+}
+
+// SAFETY: The pointers name tables that are never written and live for ever.
+unsafe impl Sync for verbs_device_ops {}
+
+impl verbs_device_ops {
+    /// For comparison with the C header.
+    pub const LAYOUT: super::Layout = super::Layout {
+        name: "struct verbs_device_ops",
+        size: size_of::<Self>(),
+        align: align_of::<Self>(),
+        members: &[
+            ("name", core::mem::offset_of!(Self, name)),
+            ("match_min_abi_version", core::mem::offset_of!(Self, match_min_abi_version)),
+            ("match_max_abi_version", core::mem::offset_of!(Self, match_max_abi_version)),
+            ("match_table", core::mem::offset_of!(Self, match_table)),
+            ("static_providers", core::mem::offset_of!(Self, static_providers)),
+            ("match_device", core::mem::offset_of!(Self, match_device)),
+            ("alloc_context", core::mem::offset_of!(Self, alloc_context)),
+            ("import_context", core::mem::offset_of!(Self, import_context)),
+            ("alloc_device", core::mem::offset_of!(Self, alloc_device)),
+            ("uninit_device", core::mem::offset_of!(Self, uninit_device)),
+        ],
+    };
+}
+
+c_struct!(
+    /// A device as libibverbs keeps it; allocated by the provider.
+    verbs_device {
+        device: ibv_device,
+        ops: *const verbs_device_ops,
+        refcount: c_int,
+        entry: [*mut c_void; 2],
+        sysfs: *mut Opaque,
+        core_support: u64,
+    }
+);
+
+c_struct!(
+    /// A memory region as libibverbs keeps it.
+    verbs_mr {
+        ibv_mr: ibv_mr,
+        mr_type: c_int,
+        access: c_int,
+    }
+);
+
+/// `struct ibv_qp` or `struct ibv_qp_ex`, which begins with it.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union verbs_qp_union {
+    pub qp: ibv_qp,
+    pub qp_ex: ibv_qp_ex,
+}
+
+c_struct!(
+    /// A queue pair as libibverbs keeps it.
+    verbs_qp {
+        qp: verbs_qp_union,
+        comp_mask: u32,
+        xrcd: *mut Opaque,
+    }
+);
+
+/// A completion queue as libibverbs keeps it.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union verbs_cq {
+    pub cq: ibv_cq,
+    pub cq_ex: ibv_cq_ex,
+}
+
+impl verbs_cq {
+    /// For comparison with the C header.
+    pub const LAYOUT: super::Layout = super::Layout {
+        name: "struct verbs_cq",
+        size: size_of::<Self>(),
+        align: align_of::<Self>(),
+        members: &[("cq", 0), ("cq_ex", 0)],
+    };
+}
+
+/// Signatures of the operations that we implement. The table of operations itself differs between
+/// releases, these do not.
+pub mod op {
+    use super::*;
+
+    pub type alloc_parent_domain = unsafe extern "C" fn(
+        *mut ibv_context,
+        *mut ibv_parent_domain_init_attr,
+    ) -> *mut ibv_pd;
+    pub type alloc_pd = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd;
+    pub type alloc_td =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
+    pub type attach_mcast = unsafe extern "C" fn(*mut ibv_qp, *const c_void, u16) -> c_int;
+    pub type cq_event = unsafe extern "C" fn(*mut ibv_cq);
+    pub type create_ah = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    pub type create_cq = unsafe extern "C" fn(
+        *mut ibv_context,
+        c_int,
+        *mut ibv_comp_channel,
+        c_int,
+    ) -> *mut ibv_cq;
+    pub type create_cq_ex =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
+    pub type create_qp = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    pub type create_qp_ex =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+    pub type dealloc_pd = unsafe extern "C" fn(*mut ibv_pd) -> c_int;
+    pub type dealloc_td = unsafe extern "C" fn(*mut ibv_td) -> c_int;
+    pub type dereg_mr = unsafe extern "C" fn(*mut verbs_mr) -> c_int;
+    pub type destroy_ah = unsafe extern "C" fn(*mut ibv_ah) -> c_int;
+    pub type destroy_cq = unsafe extern "C" fn(*mut ibv_cq) -> c_int;
+    pub type destroy_qp = unsafe extern "C" fn(*mut ibv_qp) -> c_int;
+    pub type detach_mcast = attach_mcast;
+    pub type free_context = unsafe extern "C" fn(*mut ibv_context);
+    pub type modify_qp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+    pub type poll_cq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+    pub type post_recv =
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+    pub type post_send =
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
+    pub type query_device_ex = unsafe extern "C" fn(
+        *mut ibv_context,
+        *const c_void,
+        *mut ibv_device_attr_ex,
+        usize,
+    ) -> c_int;
+    pub type query_port = unsafe extern "C" fn(*mut ibv_context, u8, *mut Opaque) -> c_int;
+    pub type query_qp = unsafe extern "C" fn(
+        *mut ibv_qp,
+        *mut ibv_qp_attr,
+        c_int,
+        *mut ibv_qp_init_attr,
+    ) -> c_int;
+    pub type reg_mr =
+        unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
+    pub type req_notify_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+}
+
+/// `struct ibv_device_attr_ex`, of which only the beginning concerns us.
+#[repr(C)]
+pub struct ibv_device_attr_ex {
+    pub fw_ver: [c_char; 64],
+}
+
+/// Declares the table of operations of one release: a member is `name`, or `name: use` if the
+/// provider implements it.
+macro_rules! context_ops {
+    ($($name:ident $(: $used:tt)?,)*) => {
+        /// Operations of a context, in the order of this release.
+        #[repr(C)]
+        pub struct verbs_context_ops {
+            $(pub $name: context_ops!(@type $name $($used)?),)*
+        }
+
+        impl verbs_context_ops {
+            /// A table without operations.
+            pub const EMPTY: Self = Self { $($name: None,)* };
+
+            /// For comparison with the C header.
+            pub const LAYOUT: crate::ffi::Layout = crate::ffi::Layout {
+                name: "struct verbs_context_ops",
+                size: core::mem::size_of::<Self>(),
+                align: core::mem::align_of::<Self>(),
+                members: &[$((stringify!($name), core::mem::offset_of!(Self, $name)),)*],
+            };
+        }
+    };
+    (@type $name:ident use) => { Option<crate::ffi::driver::op::$name> };
+    (@type $name:ident) => { crate::ffi::Unused };
+}
+pub(crate) use context_ops;
+
+/// Every structure of this module.
+pub const LAYOUTS: &[super::Layout] = &[
+    verbs_match_ent::LAYOUT,
+    verbs_device_ops::LAYOUT,
+    verbs_device::LAYOUT,
+    verbs_mr::LAYOUT,
+    verbs_qp::LAYOUT,
+    verbs_cq::LAYOUT,
+];

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Functions of libibverbs that a provider calls.
+//!
+//! Their symbols carry the version `IBVERBS_PRIVATE_<number>`, so the dynamic linker itself
+//! refuses a library of another private ABI. `layout/prototypes.h` has the same prototypes in C,
+//! compiled against the headers of each release by the layout check.
+
+use super::Opaque;
+use super::abi::{verbs_context, verbs_context_ops};
+use super::command::*;
+use super::driver::*;
+use super::verbs::*;
+use core::ffi::{c_char, c_int, c_void};
+
+unsafe extern "C" {
+    #[cfg_attr(feature = "pabi34", link_name = "verbs_register_driver_34")]
+    #[cfg_attr(feature = "pabi65", link_name = "verbs_register_driver_65")]
+    pub fn verbs_register_driver(ops: *const verbs_device_ops);
+
+    pub fn __verbs_log(context: *mut verbs_context, level: u32, format: *const c_char, ...);
+
+    pub fn _verbs_init_and_alloc_context(
+        device: *mut ibv_device,
+        cmd_fd: c_int,
+        alloc_size: usize,
+        context_offset: *mut verbs_context,
+        driver_id: u32,
+    ) -> *mut c_void;
+    pub fn verbs_uninit_context(context: *mut verbs_context);
+    pub fn verbs_set_ops(context: *mut verbs_context, ops: *const verbs_context_ops);
+
+    #[cfg(feature = "pabi34")]
+    pub fn ibv_cmd_get_context(
+        context: *mut verbs_context,
+        cmd: *mut ibv_get_context,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_get_context_resp,
+        resp_size: usize,
+    ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_get_context(
+        context: *mut verbs_context,
+        cmd: *mut ibv_get_context,
+        cmd_size: usize,
+        fd_arr: *mut Opaque,
+        resp: *mut ib_uverbs_get_context_resp,
+        resp_size: usize,
+    ) -> c_int;
+
+    pub fn ibv_cmd_query_device_any(
+        context: *mut ibv_context,
+        input: *const c_void,
+        attr: *mut ibv_device_attr_ex,
+        attr_size: usize,
+        resp: *mut ib_uverbs_ex_query_device_resp,
+        resp_size: *mut usize,
+    ) -> c_int;
+    pub fn ibv_cmd_query_port(
+        context: *mut ibv_context,
+        port_num: u8,
+        port_attr: *mut Opaque,
+        cmd: *mut ibv_query_port,
+        cmd_size: usize,
+    ) -> c_int;
+
+    pub fn ibv_cmd_alloc_pd(
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        cmd: *mut ibv_alloc_pd,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_alloc_pd_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int;
+
+    pub fn ibv_cmd_reg_mr(
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        hca_va: u64,
+        access: c_int,
+        vmr: *mut verbs_mr,
+        cmd: *mut ibv_reg_mr,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_reg_mr_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int;
+
+    pub fn ibv_cmd_create_ah(
+        pd: *mut ibv_pd,
+        ah: *mut ibv_ah,
+        attr: *mut ibv_ah_attr,
+        resp: *mut ib_uverbs_create_ah_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_ah(ah: *mut ibv_ah) -> c_int;
+
+    pub fn ibv_cmd_create_cq(
+        context: *mut ibv_context,
+        cqe: c_int,
+        channel: *mut ibv_comp_channel,
+        comp_vector: c_int,
+        cq: *mut ibv_cq,
+        cmd: *mut ibv_create_cq,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_create_cq_resp,
+        resp_size: usize,
+    ) -> c_int;
+    #[cfg(feature = "pabi34")]
+    pub fn ibv_cmd_create_cq_ex(
+        context: *mut ibv_context,
+        cq_attr: *const ibv_cq_init_attr_ex,
+        cq: *mut verbs_cq,
+        cmd: *mut ibv_create_cq_ex,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_ex_create_cq_resp,
+        resp_size: usize,
+        cmd_flags: u32,
+    ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_create_cq_ex(
+        context: *mut ibv_context,
+        cq_attr: *const ibv_cq_init_attr_ex,
+        prov_attr: *mut Opaque,
+        cq: *mut verbs_cq,
+        cmd: *mut ibv_create_cq_ex,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_ex_create_cq_resp,
+        resp_size: usize,
+        cmd_flags: u32,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_cq(cq: *mut ibv_cq) -> c_int;
+
+    pub fn ibv_cmd_create_qp_ex(
+        context: *mut ibv_context,
+        qp: *mut verbs_qp,
+        attr_ex: *mut ibv_qp_init_attr_ex,
+        cmd: *mut ibv_create_qp,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_create_qp_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_modify_qp(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: c_int,
+        cmd: *mut ibv_modify_qp,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_query_qp(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: c_int,
+        init_attr: *mut ibv_qp_init_attr,
+        cmd: *mut ibv_query_qp,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int;
+    pub fn ibv_cmd_post_send(
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad_wr: *mut *mut ibv_send_wr,
+    ) -> c_int;
+
+    pub fn ibv_cmd_attach_mcast(qp: *mut ibv_qp, gid: *const c_void, lid: u16) -> c_int;
+    pub fn ibv_cmd_detach_mcast(qp: *mut ibv_qp, gid: *const c_void, lid: u16) -> c_int;
+
+    pub fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int;
+    pub fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int;
+}
