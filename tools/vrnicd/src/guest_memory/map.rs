@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The bus address space of one VM.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::mapping::FileId;
+use super::{Mapping, sigbus};
+
+/// Most translations of one VM; announced to the VMM.
+pub const MAX_TRANSLATIONS: usize = 65535;
+
+/// Most files of one VM.
+const MAX_MAPPINGS: usize = 512;
+
+/// Why a DMA_MAP or DMA_UNMAP was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapError {
+    /// The range is empty, wraps, overlaps a mapped one, or lies beyond the file.
+    Invalid,
+    /// Too many ranges or files.
+    NoSpace,
+    /// The range cuts a mapped one in two, or nothing is mapped there.
+    NotFound,
+}
+
+/// Where a range of bus addresses leads.
+#[derive(Clone, Debug)]
+struct Translation {
+    length: u64,
+    mapping: Arc<Mapping>,
+    offset: u64,
+    writable: bool,
+}
+
+/// A contiguous piece of a mapping.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// The file it lies in.
+    pub mapping: Arc<Mapping>,
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// Bytes, from the address asked for to the end of the contiguous piece.
+    pub length: u64,
+    /// Whether the device may write.
+    pub writable: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    translations: BTreeMap<u64, Translation>,
+    /// Every file seen, mapped once; kept while unused because a VMM takes memory away and gives it back at each reset.
+    mappings: Vec<Arc<Mapping>>,
+}
+
+/// Guest memory of one VM. Shared by the front end's thread, which changes it, and the worker, which looks addresses up
+/// when memory is registered (never on a data path).
+#[derive(Default)]
+pub struct GuestMemory {
+    inner: RwLock<Inner>,
+}
+
+impl GuestMemory {
+    /// No memory.
+    pub fn new() -> Self {
+        // Errors only if the handler is there already.
+        let _ = sigbus::install();
+        Self::default()
+    }
+
+    /// Makes `length` bytes at bus address `address` lead to `offset` in the file behind `fd`.
+    pub fn map(
+        &self,
+        address: u64,
+        length: u64,
+        fd: &OwnedFd,
+        offset: u64,
+        writable: bool,
+    ) -> Result<(), MapError> {
+        let end = address
+            .checked_add(length)
+            .filter(|_| length > 0)
+            .ok_or(MapError::Invalid)?;
+        let mut inner = self.write();
+        if inner.translations.len() >= MAX_TRANSLATIONS {
+            return Err(MapError::NoSpace);
+        }
+        let overlaps =
+            |(start, there): (&u64, &Translation)| *start < end && start + there.length > address;
+        if inner
+            .translations
+            .range(..end)
+            .next_back()
+            .is_some_and(overlaps)
+        {
+            return Err(MapError::Invalid);
+        }
+        let file_end = offset.checked_add(length).ok_or(MapError::Invalid)?;
+        let mapping = inner.mapping_of(fd, file_end)?;
+        let writable = writable && mapping.is_writable();
+        inner.translations.insert(
+            address,
+            Translation {
+                length,
+                mapping,
+                offset,
+                writable,
+            },
+        );
+        Ok(())
+    }
+
+    /// Removes everything mapped in a range. Ranges that VMMs ignore at DMA_MAP (no descriptor) may be named: that is
+    /// no error. Fails, and changes nothing, if the range cuts a mapped one in two.
+    pub fn unmap(&self, address: u64, length: u64) -> Result<(), MapError> {
+        let end = address.checked_add(length).ok_or(MapError::Invalid)?;
+        let mut inner = self.write();
+        let cut = |(start, there): (&u64, &Translation)| {
+            let there_end = start + there.length;
+            (*start < address && there_end > address) || (*start < end && there_end > end)
+        };
+        let before = inner
+            .translations
+            .range(..address)
+            .next_back()
+            .is_some_and(cut);
+        if before
+            || inner
+                .translations
+                .range(address..end)
+                .next_back()
+                .is_some_and(cut)
+        {
+            return Err(MapError::NotFound);
+        }
+        let gone: Vec<u64> = inner
+            .translations
+            .range(address..end)
+            .map(|(start, _)| *start)
+            .collect();
+        for start in gone {
+            inner.translations.remove(&start);
+        }
+        Ok(())
+    }
+
+    /// Removes everything.
+    pub fn unmap_all(&self) {
+        self.write().translations.clear();
+    }
+
+    /// Unmaps files that no translation and no registered memory uses. Called when the device was reset.
+    pub fn release_unused(&self) {
+        self.write().release_unused();
+    }
+
+    /// The contiguous piece of a file that begins at `address`, at most `length` bytes of it.
+    pub fn piece(&self, address: u64, length: u64) -> Option<Piece> {
+        let inner = self.read();
+        let (start, first) = inner.translations.range(..=address).next_back()?;
+        let inside = address - start;
+        if inside >= first.length {
+            return None;
+        }
+        let mut piece = Piece {
+            mapping: first.mapping.clone(),
+            offset: first.offset + inside,
+            length: first.length - inside,
+            writable: first.writable,
+        };
+        // Firmware leaves RAM in several ranges that are neighbours in the file as well: join them.
+        let mut next_address = start + first.length;
+        while piece.length < length {
+            match inner.translations.get(&next_address) {
+                Some(next)
+                    if Arc::ptr_eq(&next.mapping, &piece.mapping)
+                        && next.offset == piece.offset + piece.length
+                        && next.writable == piece.writable =>
+                {
+                    piece.length += next.length;
+                    next_address += next.length;
+                }
+                _ => break,
+            }
+        }
+        piece.length = piece.length.min(length);
+        Some(piece)
+    }
+
+    /// Number of translations and bytes that they cover, for the log.
+    pub fn summary(&self) -> (usize, u64) {
+        let inner = self.read();
+        (
+            inner.translations.len(),
+            inner.translations.values().map(|there| there.length).sum(),
+        )
+    }
+
+    // A panic cannot leave `Inner` half changed: each change is one insertion or removal.
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// The mapping of the file behind `fd`, which must reach to `end`.
+    fn mapping_of(&mut self, fd: &OwnedFd, end: u64) -> Result<Arc<Mapping>, MapError> {
+        let flags = rustix::fs::fcntl_getfl(fd).map_err(|_| MapError::Invalid)?;
+        let writable = flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR;
+        let file = FileId::of(fd).map_err(|_| MapError::Invalid)?;
+        let known = self
+            .mappings
+            .iter()
+            .find(|m| m.file() == file && m.is_writable() == writable && m.len() >= end);
+        if let Some(mapping) = known {
+            return Ok(mapping.clone());
+        }
+        self.release_unused();
+        if self.mappings.len() >= MAX_MAPPINGS {
+            return Err(MapError::NoSpace);
+        }
+        let mapping = Arc::new(Mapping::new(fd).map_err(|_| MapError::Invalid)?);
+        if mapping.len() < end {
+            return Err(MapError::Invalid);
+        }
+        self.mappings.push(mapping.clone());
+        Ok(mapping)
+    }
+
+    fn release_unused(&mut self) {
+        self.mappings
+            .retain(|mapping| Arc::strong_count(mapping) > 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mapping::tests::memfd;
+    use super::*;
+
+    #[test]
+    fn neighbours_join_and_strangers_do_not() {
+        let memory = GuestMemory::new();
+        let (a, b) = (memfd(0x4000), memfd(0x4000));
+        memory.map(0x1000, 0x1000, &a, 0x1000, true).unwrap();
+        memory.map(0x2000, 0x1000, &a, 0x2000, true).unwrap();
+        memory.map(0x3000, 0x1000, &b, 0, true).unwrap();
+        let piece = memory.piece(0x1800, 0x10000).unwrap();
+        assert_eq!((piece.offset, piece.length), (0x1800, 0x1800));
+        assert!(memory.piece(0x0fff, 1).is_none());
+        assert!(memory.piece(0x4000, 1).is_none());
+        assert_eq!(memory.piece(0x3fff, 1).unwrap().offset, 0xfff);
+    }
+
+    #[test]
+    fn bad_ranges_are_refused() {
+        let memory = GuestMemory::new();
+        let fd = memfd(0x4000);
+        memory.map(0x1000, 0x2000, &fd, 0, true).unwrap();
+        for (address, length, offset) in [
+            (0x1000, 0x2000, 0),
+            (0x2000, 1, 0),
+            (0, 0x1001, 0),
+            (0, 0x8000, 0),
+            (0x9000, 0, 0),
+            (0x9000, 0x4001, 0),
+        ] {
+            let result = memory.map(address, length, &fd, offset, true);
+            assert_eq!(result, Err(MapError::Invalid), "{address:#x}+{length:#x}");
+        }
+        assert_eq!(
+            memory.map(u64::MAX, 2, &fd, 0, true),
+            Err(MapError::Invalid)
+        );
+        assert_eq!(
+            memory.map(0x9000, 2, &fd, u64::MAX, true),
+            Err(MapError::Invalid)
+        );
+        assert_eq!(memory.unmap(0x1000, 0x1000), Err(MapError::NotFound));
+        assert_eq!(memory.unmap(0x2000, 0x1000), Err(MapError::NotFound));
+        assert_eq!(memory.unmap(0x8000, 0x1000), Ok(()));
+        assert_eq!(memory.unmap(0, 0x10000), Ok(()));
+        assert_eq!(memory.summary(), (0, 0));
+    }
+
+    #[test]
+    fn a_file_is_mapped_once_and_goes_when_unused() {
+        let memory = GuestMemory::new();
+        let fd = memfd(0x10000);
+        for page in 0..16 {
+            memory
+                .map(page * 0x2000, 0x1000, &fd, page * 0x1000, true)
+                .unwrap();
+        }
+        assert_eq!(memory.read().mappings.len(), 1);
+        let held = memory.piece(0, 1).unwrap();
+        memory.unmap_all();
+        memory.release_unused();
+        assert_eq!(memory.read().mappings.len(), 1, "a piece still uses it");
+        drop(held);
+        memory.release_unused();
+        assert_eq!(memory.read().mappings.len(), 0);
+    }
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A file of the VMM mapped into this process.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use super::sigbus;
+
+/// Identity of a file, the same for every descriptor that refers to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// Identity of the file behind `fd`.
+    pub fn of(fd: impl AsFd) -> io::Result<Self> {
+        let stat = fstat(fd)?;
+        Ok(Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+}
+
+/// A file mapped whole, shared and, if its descriptor allows, writable.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    writable: bool,
+    file: FileId,
+    guard: Option<sigbus::Guard>,
+}
+
+// SAFETY: a `Mapping` owns its address range, which no safe reference ever points into; all methods that access it do so
+// with raw pointers that are valid on any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; concurrent accesses are volatile, atomic or `memmove` and tolerate each other.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the whole file behind `fd`. Fails for anything but a regular file (memfd, tmpfs, hugetlbfs, disk).
+    pub fn new(fd: impl AsFd) -> io::Result<Self> {
+        let fd = fd.as_fd();
+        let stat = fstat(fd)?;
+        let len = usize::try_from(stat.st_size).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || len == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let flags = rustix::fs::fcntl_getfl(fd)?;
+        let writable = flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR;
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        // SAFETY: the kernel chooses the address, so no memory of ours is replaced.
+        let base = unsafe {
+            mmap(
+                ptr::null_mut(),
+                len,
+                protection,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        // A sealed memfd can never shrink. For any other file a guard stands ready.
+        let sealed = fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let guard = if sealed {
+            None
+        } else {
+            Some(sigbus::Guard::new(base.as_ptr() as usize, len))
+        };
+        let mapping = Self {
+            base,
+            len,
+            writable,
+            file: FileId {
+                device: stat.st_dev,
+                inode: stat.st_ino,
+            },
+            guard,
+        };
+        // SAFETY: the range is the one just mapped; DONTDUMP changes no contents.
+        let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
+        Ok(mapping)
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether the mapping has no bytes; never true.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether stores are allowed.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The file that is mapped.
+    pub fn file(&self) -> FileId {
+        self.file
+    }
+
+    /// Whether the file cannot shrink under the mapping.
+    pub fn is_sealed(&self) -> bool {
+        self.guard.is_none()
+    }
+
+    /// Pointer to `length` bytes at `offset`, or `None` if they are not all inside. Valid while `self` lives.
+    pub(super) fn pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
+        let end = offset.checked_add(length)?;
+        if end > self.len() {
+            return None;
+        }
+        // SAFETY: offset <= len, so the result points into the mapping or one past its end.
+        Some(unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    fn writable_pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
+        self.writable
+            .then(|| self.pointer(offset, length))
+            .flatten()
+    }
+
+    /// Copies bytes out, reading each byte of guest memory exactly once.
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Option<()> {
+        let mut from = self.pointer(offset, buffer.len() as u64)?.cast_const();
+        let (head, words, tail) = {
+            let lead = from.align_offset(8).min(buffer.len());
+            let (head, rest) = buffer.split_at_mut(lead);
+            let (words, tail) = rest.split_at_mut(rest.len() / 8 * 8);
+            (head, words, tail)
+        };
+        let mut bytes = |buffer: &mut [u8]| {
+            for byte in buffer {
+                // SAFETY: `from` advances once per byte of `buffer`, all of which were checked to lie in the mapping.
+                unsafe {
+                    *byte = from.read_volatile();
+                    from = from.add(1);
+                }
+            }
+        };
+        bytes(head);
+        let mut from_words = from.cast::<u64>();
+        for word in words.chunks_exact_mut(8) {
+            // SAFETY: `from_words` is 8-byte aligned after `head` and advances once per 8 bytes of `words`, all inside.
+            unsafe {
+                word.copy_from_slice(&from_words.read_volatile().to_ne_bytes());
+                from_words = from_words.add(1);
+            }
+        }
+        from = from_words.cast();
+        for byte in tail {
+            // SAFETY: as for `head`.
+            unsafe {
+                *byte = from.read_volatile();
+                from = from.add(1);
+            }
+        }
+        Some(())
+    }
+
+    /// Copies bytes in.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Option<()> {
+        let to = self.writable_pointer(offset, bytes.len() as u64)?;
+        // SAFETY: the destination was checked; source and destination cannot overlap because no Rust slice points into
+        // a mapping.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Some(())
+    }
+
+    /// Copies `length` bytes from `from` at `from_offset` to `self` at `offset`; the two may overlap.
+    pub fn copy_from(
+        &self,
+        offset: u64,
+        from: &Mapping,
+        from_offset: u64,
+        length: u64,
+    ) -> Option<()> {
+        let source = from.pointer(from_offset, length)?;
+        let target = self.writable_pointer(offset, length)?;
+        // SAFETY: both ranges were checked; `ptr::copy` allows overlap.
+        unsafe { ptr::copy(source, target, length as usize) };
+        Some(())
+    }
+
+    /// Runs `access` on the 32-bit word at `offset`, if it is aligned, inside, and writable.
+    pub fn with_u32<R>(&self, offset: u64, access: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
+        let word = self.writable_pointer(offset, 4)?.cast::<u32>();
+        // SAFETY: inside the mapping, aligned as checked, alive for the call; all other accesses in this process to a word
+        // that is used as an atomic are atomic or volatile, and the guest's are outside the language.
+        word.is_aligned()
+            .then(|| access(unsafe { AtomicU32::from_ptr(word) }))
+    }
+
+    /// Runs `access` on the 64-bit word at `offset`, if it is aligned, inside, and writable.
+    pub fn with_u64<R>(&self, offset: u64, access: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        let word = self.writable_pointer(offset, 8)?.cast::<u64>();
+        // SAFETY: as in `with_u32`.
+        word.is_aligned()
+            .then(|| access(unsafe { AtomicU64::from_ptr(word) }))
+    }
+
+    /// Stores a byte after everything that was stored before.
+    pub fn store_u8_release(&self, offset: u64, value: u8) -> Option<()> {
+        let to = self.writable_pointer(offset, 1)?;
+        fence(Ordering::Release);
+        // SAFETY: inside the mapping as checked.
+        unsafe { to.write_volatile(value) };
+        Some(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // The guard first: the range may belong to somebody else the moment it is unmapped.
+        self.guard = None;
+        // SAFETY: the range is ours alone, and nobody can hold a pointer into it: pointers do not outlive the borrow of
+        // `self` that produced them.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::OwnedFd;
+
+    pub(crate) fn memfd(len: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, len).unwrap();
+        fd
+    }
+
+    #[test]
+    fn bytes_come_back_at_every_alignment() {
+        let mapping = Mapping::new(memfd(8192)).unwrap();
+        let pattern: Vec<u8> = (0..100).collect();
+        for offset in 4090..4106 {
+            for len in 0..40 {
+                mapping.write(offset, &pattern[..len]).unwrap();
+                let mut back = vec![0xff; len];
+                mapping.read(offset, &mut back).unwrap();
+                assert_eq!(back, pattern[..len], "{len} bytes at {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_outside_is_reachable() {
+        let mapping = Mapping::new(memfd(4096)).unwrap();
+        assert!(mapping.read(4090, &mut [0; 7]).is_none());
+        assert!(mapping.write(u64::MAX, &[0]).is_none());
+        assert!(mapping.copy_from(0, &mapping, 1, 4096).is_none());
+        assert!(mapping.with_u64(4092, |_| ()).is_none());
+        assert!(mapping.with_u64(4, |_| ()).is_none(), "misaligned");
+        assert!(mapping.with_u32(4092, |_| ()).is_some());
+        assert!(mapping.read(4096, &mut []).is_some());
+    }
+
+    #[test]
+    fn overlapping_copy_is_a_memmove() {
+        let mapping = Mapping::new(memfd(4096)).unwrap();
+        mapping.write(0, &[1, 2, 3, 4, 5]).unwrap();
+        mapping.copy_from(1, &mapping, 0, 4).unwrap();
+        let mut back = [0; 5];
+        mapping.read(0, &mut back).unwrap();
+        assert_eq!(back, [1, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_read_only_descriptor_gives_a_read_only_mapping() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let mapping = Mapping::new(std::fs::File::open(file.path()).unwrap()).unwrap();
+        assert!(!mapping.is_writable());
+        assert!(mapping.write(0, &[1]).is_none());
+        assert!(mapping.read(0, &mut [0]).is_some());
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_refused() {
+        assert!(Mapping::new(memfd(0)).is_err());
+        assert!(Mapping::new(std::fs::File::open("/dev/zero").unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_shrinks_reads_as_zeros() {
+        sigbus::install().unwrap();
+        let fd = memfd(8192);
+        let mapping = Mapping::new(&fd).unwrap();
+        assert!(!mapping.is_sealed());
+        mapping.write(4096, &[7]).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        let mut byte = [1];
+        mapping.read(4096, &mut byte).unwrap();
+        assert_eq!(byte, [0]);
+        mapping.write(4096, &[9]).unwrap();
+    }
+}

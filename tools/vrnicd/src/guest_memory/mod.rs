@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Guest memory: the RAM of a VM, shared with code that writes to it at any moment.
+//!
+//! * [`Mapping`]: one file of the VMM's, mapped once and whole. The only place with `mmap`.
+//! * [`GuestMemory`]: which guest addresses lie where in which mapping, kept up to date by DMA_MAP and DMA_UNMAP.
+//! * [`RegionTable`]: the worker's names for mappings; every access of the engine goes through it and is checked.
+//! * [`QueueMemory`]: what virtqueues see.
+//!
+//! Rules, which every access here keeps:
+//! * No `&` or `&mut` to guest memory exists; it is read and written through raw pointers with volatile, atomic or
+//!   `memmove` accesses, so a guest that writes at the same time changes data and nothing else.
+//! * A mapping lives as long as somebody holds its [`Arc`](std::sync::Arc). DMA_UNMAP removes the translation at once,
+//!   the mapping itself goes when the device was reset and no memory region can name it any more.
+//! * A VMM that shrinks a file under us raises SIGBUS; [`sigbus`] turns that into a page of zeros of that VM.
+
+mod map;
+mod mapping;
+mod queue_memory;
+pub mod sigbus;
+mod table;
+
+pub use map::{GuestMemory, MAX_TRANSLATIONS, MapError};
+pub use mapping::Mapping;
+pub use queue_memory::QueueMemory;
+pub use table::{DeviceMemory, RegionTable};

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The whole PCI function: dispatches accesses to configuration space and BARs.
+
+use std::sync::Arc;
+
+use super::{
+    CommonConfig, ConfigEvent, ConfigSpace, DOORBELL_BAR, DOORBELL_PAGE_SIZE, MSIX_BAR,
+    MSIX_BAR_SIZE, Signals, VIRTIO_BAR, VIRTIO_BAR_SIZE, layout,
+};
+use crate::guest_memory::GuestMemory;
+use crate::virtio::{Backend, DeviceSpec};
+
+/// One virtio-pci function as one VM sees it. Made anew for each connection of a VMM.
+pub struct Function {
+    spec: DeviceSpec,
+    config: ConfigSpace,
+    common: CommonConfig,
+    signals: Arc<Signals>,
+    backend: Arc<dyn Backend>,
+}
+
+impl Function {
+    /// A function as after power-on. One MSI-X vector per queue and one for configuration changes.
+    pub fn new(spec: DeviceSpec, backend: Arc<dyn Backend>, memory: Arc<GuestMemory>) -> Self {
+        let vectors = spec.queues + 1;
+        let signals = Arc::new(Signals::new(spec.queues, vectors));
+        Self {
+            config: ConfigSpace::new(&spec, vectors),
+            common: CommonConfig::new(&spec, signals.clone(), backend.clone(), memory),
+            signals,
+            backend,
+            spec,
+        }
+    }
+
+    /// The function's interrupts.
+    pub fn signals(&self) -> &Signals {
+        &self.signals
+    }
+
+    /// Size of a BAR in bytes, a power of two; 0 if there is none.
+    pub fn bar_size(&self, bar: u8) -> u64 {
+        match bar {
+            VIRTIO_BAR => VIRTIO_BAR_SIZE,
+            MSIX_BAR => MSIX_BAR_SIZE,
+            DOORBELL_BAR if self.spec.doorbell_pages > 0 => {
+                (u64::from(self.spec.doorbell_pages) * DOORBELL_PAGE_SIZE).next_power_of_two()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Reset of the whole function: power-on state as far as the guest can see. Returns at once.
+    pub fn reset(&mut self) {
+        self.config.reset();
+        self.common.reset();
+    }
+
+    /// Reads configuration space.
+    pub fn config_read(&mut self, offset: u64, data: &mut [u8]) {
+        match self.config.window(offset, data.len()) {
+            Some(window) => self.bar_read(window.bar, window.offset, data),
+            None => {
+                let busy = self.common.is_resetting();
+                self.config.read(offset, data, busy);
+            }
+        }
+    }
+
+    /// Writes configuration space.
+    pub fn config_write(&mut self, offset: u64, data: &[u8]) {
+        match self.config.window(offset, data.len()) {
+            Some(window) => self.bar_write(window.bar, window.offset, data),
+            None => match self.config.write(offset, data) {
+                ConfigEvent::None => {}
+                ConfigEvent::FunctionLevelReset => self.reset(),
+            },
+        }
+    }
+
+    /// Reads a BAR. Reserved places read as zero.
+    pub fn bar_read(&mut self, bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if bar != VIRTIO_BAR {
+            return;
+        }
+        match offset {
+            0..layout::COMMON_LEN => self.common.read(offset - layout::COMMON, data),
+            layout::ISR => {
+                if let Some(isr) = data.first_mut() {
+                    *isr = self.signals.take_isr();
+                }
+            }
+            layout::DEVICE..layout::NOTIFY => {
+                let start = (offset - layout::DEVICE) as usize;
+                let bytes = self.spec.config.get(start..).unwrap_or_default();
+                data.iter_mut()
+                    .zip(bytes)
+                    .for_each(|(to, from)| *to = *from);
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes a BAR. Writes to reserved or read-only places are ignored.
+    pub fn bar_write(&mut self, bar: u8, offset: u64, data: &[u8]) {
+        match bar {
+            // First, because this is the only one on a data path.
+            DOORBELL_BAR => self.ring(offset),
+            VIRTIO_BAR if offset < layout::COMMON_LEN => {
+                self.common.write(offset - layout::COMMON, data)
+            }
+            VIRTIO_BAR if offset >= layout::NOTIFY => {
+                let queue = (offset - layout::NOTIFY) / u64::from(layout::NOTIFY_MULTIPLIER);
+                if queue < u64::from(self.spec.queues) && self.common.is_active() {
+                    self.backend.queue_notify(queue as u16);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ring(&self, offset: u64) {
+        let page = offset / DOORBELL_PAGE_SIZE;
+        if page < u64::from(self.spec.doorbell_pages) && self.common.is_active() {
+            self.backend.doorbell(page as u32);
+        }
+    }
+}

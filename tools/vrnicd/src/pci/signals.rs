@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! State of a function that the device's worker touches: interrupts, ISR, DEVICE_NEEDS_RESET, reset progress.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use super::NO_VECTOR;
+use crate::virtio::Notifier;
+
+/// ISR bit: device configuration change (virtio 1.3, 4.1.4.5).
+const ISR_CONFIG: u8 = 2;
+/// ISR bit: queue interrupt.
+const ISR_QUEUE: u8 = 1;
+
+/// An eventfd received from the VMM.
+#[derive(Debug)]
+pub struct EventFd(File);
+
+impl EventFd {
+    /// Accepts `fd` only if it is an eventfd, and makes it non-blocking: a write must never hold up the worker.
+    pub fn new(fd: OwnedFd) -> std::io::Result<Self> {
+        let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if target.as_os_str() != "anon_inode:[eventfd]" {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Self(fd.into()))
+    }
+
+    /// Adds one to the counter. A full counter is as good as a signal, so errors do not matter.
+    pub fn signal(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// Shared between the front end's thread and the worker.
+///
+/// Locking: `vectors` is held only for a table update or one non-blocking write to an eventfd.
+pub struct Signals {
+    vectors: Mutex<Vec<Option<EventFd>>>,
+    queue_vector: Box<[AtomicU16]>,
+    config_vector: AtomicU16,
+    isr: AtomicU8,
+    needs_reset: AtomicBool,
+    reset_done: AtomicU64,
+}
+
+impl Signals {
+    /// For a function with `queues` virtqueues and `vectors` MSI-X vectors.
+    pub fn new(queues: u16, vectors: u16) -> Self {
+        Self {
+            vectors: Mutex::new((0..vectors).map(|_| None).collect()),
+            queue_vector: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
+            config_vector: AtomicU16::new(NO_VECTOR),
+            isr: AtomicU8::new(0),
+            needs_reset: AtomicBool::new(false),
+            reset_done: AtomicU64::new(0),
+        }
+    }
+
+    /// Number of MSI-X vectors.
+    pub fn vector_count(&self) -> u32 {
+        self.lock().len() as u32
+    }
+
+    /// Connects vectors `start..` to eventfds, or disconnects them where the entry is `None`. False if out of range.
+    pub fn connect(
+        &self,
+        start: u32,
+        eventfds: impl ExactSizeIterator<Item = Option<EventFd>>,
+    ) -> bool {
+        let mut vectors = self.lock();
+        let Some(slots) = (start as usize)
+            .checked_add(eventfds.len())
+            .and_then(|end| vectors.get_mut(start as usize..end))
+        else {
+            return false;
+        };
+        slots
+            .iter_mut()
+            .zip(eventfds)
+            .for_each(|(slot, eventfd)| *slot = eventfd);
+        true
+    }
+
+    /// Disconnects all vectors.
+    pub fn disconnect_all(&self) {
+        self.lock().fill_with(|| None);
+    }
+
+    /// Raises vector `vector` as a self-test would. False if there is no such vector.
+    pub fn trigger(&self, vector: u32) -> bool {
+        let vectors = self.lock();
+        let Some(slot) = vectors.get(vector as usize) else {
+            return false;
+        };
+        if let Some(eventfd) = slot {
+            eventfd.signal();
+        }
+        true
+    }
+
+    /// Reads and clears the ISR.
+    pub fn take_isr(&self) -> u8 {
+        self.isr.swap(0, Ordering::AcqRel)
+    }
+
+    /// Whether the device asked for a reset.
+    pub fn is_reset_needed(&self) -> bool {
+        self.needs_reset.load(Ordering::Acquire)
+    }
+
+    /// Generation of the last reset that the device completed.
+    pub fn completed_reset(&self) -> u64 {
+        self.reset_done.load(Ordering::Acquire)
+    }
+
+    /// Vector of the configuration-change interrupt.
+    pub fn config_vector(&self) -> u16 {
+        self.config_vector.load(Ordering::Relaxed)
+    }
+
+    /// Sets the vector of the configuration-change interrupt.
+    pub fn set_config_vector(&self, vector: u16) {
+        self.config_vector.store(vector, Ordering::Relaxed);
+    }
+
+    /// Vector of `queue`.
+    pub fn queue_vector(&self, queue: u16) -> u16 {
+        self.queue_vector
+            .get(usize::from(queue))
+            .map_or(NO_VECTOR, |vector| vector.load(Ordering::Relaxed))
+    }
+
+    /// Sets the vector of `queue`.
+    pub fn set_queue_vector(&self, queue: u16, vector: u16) {
+        if let Some(slot) = self.queue_vector.get(usize::from(queue)) {
+            slot.store(vector, Ordering::Relaxed);
+        }
+    }
+
+    /// Back to the state after power-on, except for the connected eventfds and the reset generation.
+    pub fn clear(&self) {
+        self.queue_vector
+            .iter()
+            .for_each(|slot| slot.store(NO_VECTOR, Ordering::Relaxed));
+        self.set_config_vector(NO_VECTOR);
+        self.isr.store(0, Ordering::Relaxed);
+        self.needs_reset.store(false, Ordering::Release);
+    }
+
+    fn raise(&self, vector: u16, isr: u8) {
+        if vector == NO_VECTOR {
+            self.isr.fetch_or(isr, Ordering::AcqRel);
+        } else {
+            self.trigger(u32::from(vector));
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<EventFd>>> {
+        // The table is valid after any panic: entries are replaced whole.
+        self.vectors
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Notifier for Signals {
+    fn queue_used(&self, queue: u16) {
+        self.raise(self.queue_vector(queue), ISR_QUEUE);
+    }
+
+    fn needs_reset(&self) {
+        if !self.needs_reset.swap(true, Ordering::AcqRel) {
+            self.raise(self.config_vector(), ISR_CONFIG);
+        }
+    }
+
+    fn reset_done(&self, generation: u64) {
+        self.reset_done.fetch_max(generation, Ordering::AcqRel);
+    }
+}

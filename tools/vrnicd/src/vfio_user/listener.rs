@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A listening socket that serves one VMM after the other, each with a fresh device.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use super::pci_device::PciDevice;
+use super::session::{Disconnect, serve};
+use super::stream::MessageStream;
+use crate::guest_memory::GuestMemory;
+use crate::holder::Holder;
+use crate::pci::Function;
+use crate::stop::Stop;
+use crate::virtio::{Backend, DeviceSpec};
+
+/// A bound socket, removed when dropped.
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Binds `path`. Replaces a socket that nobody listens on any more; refuses anything else that is there.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        if let Ok(metadata) = std::fs::symlink_metadata(path) {
+            if !metadata.file_type().is_socket() {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "the path exists and is not a socket",
+                ));
+            }
+            if UnixStream::connect(path).is_ok() {
+                return Err(io::Error::new(
+                    io::ErrorKind::AddrInUse,
+                    "another process listens on this socket",
+                ));
+            }
+            std::fs::remove_file(path)?;
+        }
+        Ok(Self {
+            socket: UnixListener::bind(path)?,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Accepts and serves VMMs, one at a time, until `stop` says so. Blocks.
+    pub fn run(
+        &self,
+        spec: &DeviceSpec,
+        backend: &Arc<dyn Backend>,
+        holder: Option<&Holder>,
+        stop: &Arc<Stop>,
+    ) {
+        while stop.wait_readable(self.socket.as_fd()) {
+            let stream = match self.socket.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection");
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    continue;
+                }
+            };
+            info!("VMM connected");
+            let held = holder.and_then(|holder| holder.hold(stream.as_fd()));
+            let memory = Arc::new(GuestMemory::new());
+            let function = Function::new(spec.clone(), backend.clone(), memory.clone());
+            let mut device = PciDevice::new(function, memory);
+            match serve(MessageStream::new(stream, stop.clone()), &mut device) {
+                Disconnect::Closed => info!("VMM disconnected"),
+                Disconnect::Stopped => {
+                    info!("stopping; the VMM loses its device");
+                    // The socket stays with the holder, which sees to it that the VMM survives.
+                    std::mem::forget(held);
+                }
+                Disconnect::Protocol(what) => {
+                    warn!(what, "VMM broke the protocol; connection closed")
+                }
+                Disconnect::Io(error) => warn!(%error, "connection failed"),
+            }
+        }
+    }
+
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Server side of the vfio-user protocol (`docs/interop/vfio-user.rst` of QEMU).
+//!
+//! * [`message`]: layouts; pure parsing, no I/O.
+//! * [`stream`]: bytes and file descriptors over a UNIX socket.
+//! * [`session`]: one connection: negotiation and dispatch to a [`Device`].
+//! * [`pci_device`]: a [`pci::Function`](crate::pci::Function) as a [`Device`].
+//! * [`listener`]: a socket that serves one VMM after the other.
+//!
+//! The thread that reads the socket never waits for anything but the socket: QEMU queues posted writes without a limit
+//! and gives a device up that does not answer for five seconds.
+
+pub mod listener;
+pub mod message;
+pub mod pci_device;
+pub mod session;
+pub mod stream;
+
+pub use session::{Device, Disconnect, serve};

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Split virtqueues (virtio 1.3, section 2.7) for control and events.
+//!
+//! Wraps crate `virtio-queue` so that whatever a driver does wrong surfaces as [`BadQueue`] instead of as a silently
+//! shortened chain: the device then asks for a reset.
+
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueOwnedT, QueueT, desc::split::Descriptor};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::QueueSetup;
+use crate::guest_memory::{GuestMemory, QueueMemory};
+
+/// The driver broke a rule of the virtqueue; the device needs a reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadQueue(
+    /// What was wrong, for the log.
+    pub &'static str,
+);
+
+/// A buffer the driver made available, fully read and bounds-checked.
+#[derive(Debug)]
+pub struct Chain {
+    head: u16,
+    /// Bytes of all device-readable descriptors.
+    pub request: Vec<u8>,
+    writable: Vec<(u64, u32)>,
+}
+
+impl Chain {
+    /// Number of bytes the driver lets the device write.
+    pub fn reply_capacity(&self) -> usize {
+        self.writable.iter().map(|&(_, len)| len as usize).sum()
+    }
+}
+
+/// A virtqueue in use.
+pub struct Virtqueue {
+    queue: Queue,
+    memory: QueueMemory,
+}
+
+impl Virtqueue {
+    /// Takes a queue into use. Fails if a ring is misaligned or not wholly inside guest memory.
+    pub fn new(setup: &QueueSetup, memory: Arc<GuestMemory>) -> Result<Self, BadQueue> {
+        let memory = QueueMemory::new(memory);
+        let mut queue =
+            Queue::new(setup.size).map_err(|_| BadQueue("size is not a power of two"))?;
+        queue.set_size(setup.size);
+        queue
+            .try_set_desc_table_address(GuestAddress(setup.descriptors))
+            .map_err(|_| BadQueue("descriptor table is misaligned"))?;
+        queue
+            .try_set_avail_ring_address(GuestAddress(setup.driver_area))
+            .map_err(|_| BadQueue("available ring is misaligned"))?;
+        queue
+            .try_set_used_ring_address(GuestAddress(setup.device_area))
+            .map_err(|_| BadQueue("used ring is misaligned"))?;
+        queue.set_ready(true);
+        if !queue.is_valid(&memory) {
+            return Err(BadQueue("a ring lies outside guest memory"));
+        }
+        Ok(Self { queue, memory })
+    }
+
+    /// Takes the next available chain, with at most `max_request` readable bytes.
+    pub fn pop(&mut self, max_request: usize) -> Result<Option<Chain>, BadQueue> {
+        let mut available = self
+            .queue
+            .iter(&self.memory)
+            .map_err(|_| BadQueue("available index is out of range"))?;
+        let Some(descriptors) = available.next() else {
+            return Ok(None);
+        };
+        let mut chain = Chain {
+            head: descriptors.head_index(),
+            request: Vec::new(),
+            writable: Vec::new(),
+        };
+        let mut last: Option<Descriptor> = None;
+        for descriptor in descriptors {
+            last = Some(descriptor);
+            if descriptor.is_write_only() {
+                chain.writable.push((descriptor.addr().0, descriptor.len()));
+                continue;
+            }
+            if !chain.writable.is_empty() {
+                return Err(BadQueue("readable descriptor after a writable one"));
+            }
+            let (start, len) = (chain.request.len(), descriptor.len() as usize);
+            if start + len > max_request {
+                return Err(BadQueue("request is too long"));
+            }
+            chain.request.resize(start + len, 0);
+            self.memory
+                .read_slice(&mut chain.request[start..], descriptor.addr())
+                .map_err(|_| BadQueue("readable descriptor points outside guest memory"))?;
+        }
+        // The iterator ends early on every malformed chain, so a chain is whole only if its last
+        // descriptor says that it is the last.
+        match last {
+            Some(last) if !last.has_next() => Ok(Some(chain)),
+            _ => Err(BadQueue("descriptor chain is broken")),
+        }
+    }
+
+    /// Gives a chain back with `reply` written to it. Returns whether the driver wants an interrupt.
+    pub fn complete(&mut self, chain: &Chain, reply: &[u8]) -> Result<bool, BadQueue> {
+        let mut rest = reply;
+        for &(address, len) in &chain.writable {
+            let (now, later) = rest.split_at(rest.len().min(len as usize));
+            self.memory
+                .write_slice(now, GuestAddress(address))
+                .map_err(|_| BadQueue("writable descriptor points outside guest memory"))?;
+            rest = later;
+        }
+        let written = (reply.len() - rest.len()) as u32;
+        self.queue
+            .add_used(&self.memory, chain.head, written)
+            .map_err(|_| BadQueue("used ring is gone"))?;
+        self.queue
+            .needs_notification(&self.memory)
+            .map_err(|_| BadQueue("available ring is gone"))
+    }
+}
