@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Buffers that a device may read and write at any time: reached by copies only, never by reference.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::pattern;
+use crate::verbs::{Errno, Result};
+
+/// Bytes in a page of the machines under test.
+pub const PAGE: usize = 4096;
+
+/// An anonymous, zeroed, page-aligned mapping.
+#[derive(Debug)]
+pub struct Memory {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is owned and every access is a raw copy; concurrent writers (threads, the device) can only
+// change which bytes a copy sees.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `len` bytes of zeroed memory, rounded up to whole pages.
+    pub fn new(len: usize) -> Result<Self> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        // SAFETY: an anonymous mapping at an address the kernel chooses touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Ok(Memory {
+            base: base.cast(),
+            len,
+        })
+    }
+
+    /// `len` bytes of address space in which the same `chunk` bytes of memory repeat: a message far larger than RAM
+    /// allows. Both are multiples of the page size.
+    pub fn repeated(len: usize, chunk: usize) -> Result<Self> {
+        assert!(len.is_multiple_of(chunk) && chunk.is_multiple_of(PAGE));
+        // SAFETY: the name is a C string; the call has no other precondition.
+        let fd = unsafe { libc::memfd_create(c"vrnic-repeated".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(Errno::last());
+        }
+        // SAFETY: `fd` was just opened and belongs to nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: plain system calls on an owned descriptor; the first mapping reserves the range that the fixed
+        // mappings then replace piece by piece, so they overwrite nothing else.
+        unsafe {
+            if libc::ftruncate(fd.as_raw_fd(), chunk as i64) != 0 {
+                return Err(Errno::last());
+            }
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+            if base == libc::MAP_FAILED {
+                return Err(Errno::last());
+            }
+            let memory = Memory {
+                base: base.cast(),
+                len,
+            };
+            for at in (0..len).step_by(chunk) {
+                let here = libc::mmap(
+                    base.byte_add(at),
+                    chunk,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED | libc::MAP_FIXED,
+                    fd.as_raw_fd(),
+                    0,
+                );
+                if here == libc::MAP_FAILED {
+                    return Err(Errno::last());
+                }
+            }
+            Ok(memory)
+        }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a mapping has at least one page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Address of byte `offset`, for use in work requests.
+    #[must_use]
+    pub fn addr(&self, offset: usize) -> u64 {
+        self.base.addr() as u64 + offset as u64
+    }
+
+    fn checked(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "{offset}+{len} of {}",
+            self.len
+        );
+        self.base.wrapping_add(offset)
+    }
+
+    /// Copies `data` to `offset`.
+    pub fn write(&self, offset: usize, data: &[u8]) {
+        let to = self.checked(offset, data.len());
+        // SAFETY: `checked` proved the range to lie in the mapping; `data` cannot overlap it since no reference to
+        // the mapping exists.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
+    }
+
+    /// Copies from `offset` to `out`.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let from = self.checked(offset, out.len());
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Sets `len` bytes at `offset` to `value`.
+    pub fn set(&self, offset: usize, len: usize, value: u8) {
+        let to = self.checked(offset, len);
+        // SAFETY: `checked` proved the range to lie in the mapping.
+        unsafe { std::ptr::write_bytes(to, value, len) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8));
+        let at = self.checked(offset, 8);
+        // SAFETY: in the mapping, aligned, and an atomic may be shared with any other writer.
+        unsafe { &*at.cast::<AtomicU64>() }
+    }
+
+    /// The 64-bit word at `offset` (a multiple of 8), host byte order.
+    #[must_use]
+    pub fn load(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Stores the 64-bit word at `offset` (a multiple of 8), host byte order.
+    pub fn store(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+    }
+
+    /// Fills `len` bytes at `offset` with the payload `key` from its byte `from` on.
+    pub fn fill(&self, offset: usize, len: usize, key: u64, from: usize) {
+        let mut chunk = [0; 4096];
+        let mut at = 0;
+        while at < len {
+            let n = chunk.len().min(len - at);
+            pattern::fill(key, from + at, &mut chunk[..n]);
+            self.write(offset + at, &chunk[..n]);
+            at += n;
+        }
+    }
+
+    /// Compares `len` bytes at `offset` with the payload `key` from its byte `from` on; the index of the first
+    /// difference is the error.
+    pub fn check(
+        &self,
+        offset: usize,
+        len: usize,
+        key: u64,
+        from: usize,
+    ) -> std::result::Result<(), usize> {
+        let mut chunk = [0; 4096];
+        let mut at = 0;
+        while at < len {
+            let n = chunk.len().min(len - at);
+            self.read(offset + at, &mut chunk[..n]);
+            if let Some(i) = pattern::mismatch(key, from + at, &chunk[..n]) {
+                return Err(at + i);
+            }
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Checks that `len` bytes at `offset` still have `value`; the index of the first difference is the error.
+    pub fn check_set(
+        &self,
+        offset: usize,
+        len: usize,
+        value: u8,
+    ) -> std::result::Result<(), usize> {
+        let mut chunk = [0; 4096];
+        let mut at = 0;
+        while at < len {
+            let n = chunk.len().min(len - at);
+            self.read(offset + at, &mut chunk[..n]);
+            if let Some(i) = chunk[..n].iter().position(|b| *b != value) {
+                return Err(at + i);
+            }
+            at += n;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is owned, and no reference into it outlives a method call.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_memory_is_one_chunk_seen_many_times() {
+        let m = Memory::repeated(8 * PAGE, 2 * PAGE).unwrap();
+        m.write(5, b"hello");
+        let mut out = [0; 5];
+        m.read(6 * PAGE + 5, &mut out);
+        assert_eq!(&out, b"hello");
+    }
+
+    #[test]
+    fn patterns_and_guards_are_checked() {
+        let m = Memory::new(10_000).unwrap();
+        m.fill(3, 9_000, 1, 17);
+        assert_eq!(m.check(3, 9_000, 1, 17), Ok(()));
+        m.write(5_003, &[0, 0]);
+        assert!(matches!(m.check(3, 9_000, 1, 17), Err(5_000 | 5_001)));
+        m.set(0, 100, 7);
+        assert_eq!(m.check_set(0, 100, 7), Ok(()));
+        m.write(50, &[8]);
+        assert_eq!(m.check_set(0, 100, 7), Err(50));
+    }
+}

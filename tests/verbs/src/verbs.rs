@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A thin safe layer over libibverbs: objects destroy themselves in the right order, results are `Result`s, and
+//! nothing is hidden: a test can pass any bad value that a C program can.
+//!
+//! Objects hold what they depend on by `Arc`, so a queue pair keeps its completion queues alive, and so on.
+
+mod consts;
+mod queue;
+
+use std::net::Ipv6Addr;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use consts::*;
+pub use queue::*;
+
+use crate::ffi::*;
+use crate::memory::Memory;
+
+/// An `errno` value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// The calling thread's `errno`.
+    #[must_use]
+    pub fn last() -> Self {
+        Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+}
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", std::io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl std::fmt::Debug for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl std::error::Error for Errno {}
+
+/// Result of a verb.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// Verbs that return an `errno` value; some old ones return -1 and set `errno`.
+pub(crate) fn status(rc: i32) -> Result<()> {
+    match rc {
+        0 => Ok(()),
+        rc if rc < 0 => Err(if rc == -1 { Errno::last() } else { Errno(-rc) }),
+        rc => Err(Errno(rc)),
+    }
+}
+
+fn object<T>(pointer: *mut T) -> Result<*mut T> {
+    if pointer.is_null() {
+        Err(Errno::last())
+    } else {
+        Ok(pointer)
+    }
+}
+
+/// Destructions that failed in a `Drop`: a leak that [`failed_destroys`] reports.
+static FAILED_DESTROYS: AtomicU64 = AtomicU64::new(0);
+
+/// Number of objects whose destruction failed so far in this process.
+#[must_use]
+pub fn failed_destroys() -> u64 {
+    FAILED_DESTROYS.load(Ordering::Relaxed)
+}
+
+pub(crate) fn destroyed(what: &str, rc: i32) {
+    if let Err(e) = status(rc) {
+        FAILED_DESTROYS.fetch_add(1, Ordering::Relaxed);
+        eprintln!("destroying a {what}: {e}");
+    }
+}
+
+/// Waits until one of `fds` is readable; false after `timeout`.
+pub fn poll_fds(fds: &[RawFd], timeout: Duration) -> std::io::Result<bool> {
+    let mut polled: Vec<libc::pollfd> = fds
+        .iter()
+        .map(|fd| libc::pollfd {
+            fd: *fd,
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: the array is live and its length is given.
+    match unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, ms) } {
+        n if n < 0 => {
+            let e = std::io::Error::last_os_error();
+            if e.kind() == std::io::ErrorKind::Interrupted {
+                Ok(false)
+            } else {
+                Err(e)
+            }
+        }
+        n => Ok(n > 0),
+    }
+}
+
+/// Names of all RDMA devices.
+pub fn device_names() -> Result<Vec<String>> {
+    with_devices(|devices| devices.iter().map(|d| device_name(*d)).collect())
+}
+
+fn device_name(device: *mut ibv_device) -> String {
+    // SAFETY: called on entries of a live device list; the name is a C string inside the struct.
+    unsafe {
+        std::ffi::CStr::from_ptr((*device).name.as_ptr())
+            .to_string_lossy()
+            .into_owned()
+    }
+}
+
+fn with_devices<T>(f: impl FnOnce(&[*mut ibv_device]) -> T) -> Result<T> {
+    let mut count = 0;
+    // SAFETY: `count` is writable; the list is freed below, after its last use.
+    let list = object(unsafe { ibv_get_device_list(&raw mut count) })?;
+    // SAFETY: the list has `count` entries.
+    let out = f(unsafe { std::slice::from_raw_parts(list, count as usize) });
+    // SAFETY: the list came from `ibv_get_device_list` and is used no more.
+    unsafe { ibv_free_device_list(list) };
+    Ok(out)
+}
+
+/// A GID table entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Index in the port's table.
+    pub index: u8,
+    /// The GID, as the IPv6 address it is.
+    pub gid: Ipv6Addr,
+    /// 1 for RoCE v1, 2 for RoCE v2.
+    pub kind: u32,
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct Context {
+    pub(crate) raw: *mut ibv_context,
+    name: String,
+}
+
+// SAFETY: libibverbs is thread safe: every object may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens the device `name`, or the first one.
+    pub fn open(name: Option<&str>) -> Result<Arc<Self>> {
+        with_devices(|devices| {
+            let device = devices
+                .iter()
+                .find(|d| name.is_none_or(|n| device_name(**d) == n))
+                .ok_or(Errno(libc::ENODEV))?;
+            // SAFETY: the device is an entry of the live list.
+            let raw = object(unsafe { ibv_open_device(*device) })?;
+            // SAFETY: a plain system call on the context's own descriptor, so that waiting is done by poll(2).
+            unsafe {
+                let fd = (*raw).async_fd;
+                libc::fcntl(
+                    fd,
+                    libc::F_SETFL,
+                    libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK,
+                );
+            }
+            Ok(Arc::new(Context {
+                raw,
+                name: device_name(*device),
+            }))
+        })?
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Device attributes.
+    pub fn device_attr(&self) -> Result<ibv_device_attr> {
+        // SAFETY: all-zero is a valid value of this plain C struct.
+        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open and `attr` is writable.
+        status(unsafe { ibv_query_device(self.raw, &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    /// Attributes of port 1.
+    pub fn port_attr(&self) -> Result<ibv_port_attr> {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: the context is open; the symbol writes at most the older, shorter struct.
+        status(unsafe { ibv_query_port(self.raw, 1, &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    /// Number of completion vectors.
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw).num_comp_vectors as u32 }
+    }
+
+    /// The used entries of port 1's GID table.
+    pub fn gids(&self) -> Result<Vec<GidEntry>> {
+        let mut out = Vec::new();
+        for index in 0..self.port_attr()?.gid_tbl_len.min(256) {
+            let mut entry = ibv_gid_entry::default();
+            // SAFETY: the context is open and `entry` is writable with the size given.
+            let rc = unsafe {
+                _ibv_query_gid_ex(
+                    self.raw,
+                    1,
+                    index as u32,
+                    &raw mut entry,
+                    0,
+                    size_of::<ibv_gid_entry>(),
+                )
+            };
+            if rc == 0 {
+                let mut raw = [0; 16];
+                raw[..8].copy_from_slice(&entry.gid[0].to_ne_bytes());
+                raw[8..].copy_from_slice(&entry.gid[1].to_ne_bytes());
+                out.push(GidEntry {
+                    index: index as u8,
+                    gid: Ipv6Addr::from(raw),
+                    kind: entry.gid_type,
+                });
+            }
+        }
+        Ok(out)
+    }
+
+    /// The GID at `index`, or the best one: RoCE v2 with an IPv4 address before others, link-local last.
+    pub fn gid(&self, index: Option<u8>) -> Result<GidEntry> {
+        let rank = |e: &GidEntry| {
+            (
+                e.kind == 2,
+                e.gid.to_ipv4_mapped().is_some(),
+                !e.gid.is_unicast_link_local(),
+                u8::MAX - e.index,
+            )
+        };
+        let all = self.gids()?;
+        match index {
+            Some(i) => all.into_iter().find(|e| e.index == i),
+            None => all.into_iter().max_by_key(rank),
+        }
+        .ok_or(Errno(libc::ENOENT))
+    }
+
+    /// The extended context, when the library has one.
+    pub(crate) fn extended(&self) -> Option<*mut verbs_context> {
+        // SAFETY: the context is open; with the marker set it is the last field of a `verbs_context`.
+        unsafe {
+            ((*self.raw).abi_compat.addr() == VERBS_ABI_IS_EXTENDED).then(|| {
+                self.raw
+                    .byte_sub(std::mem::offset_of!(verbs_context, context))
+                    .cast()
+            })
+        }
+    }
+
+    /// Descriptor that is readable when an async event waits.
+    #[must_use]
+    pub fn async_fd(&self) -> RawFd {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw).async_fd }
+    }
+
+    /// The descriptor of commands to the kernel.
+    #[must_use]
+    pub fn command_fd(&self) -> RawFd {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw).cmd_fd }
+    }
+
+    /// The next async event, acknowledged; `None` after `timeout`.
+    pub fn async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        if !poll_fds(&[self.async_fd()], timeout).ok()? {
+            return None;
+        }
+        let mut event = ibv_async_event {
+            element: ptr::null_mut(),
+            event_type: 0,
+        };
+        // SAFETY: the context is open, its descriptor non-blocking, `event` writable.
+        if unsafe { ibv_get_async_event(self.raw, &raw mut event) } != 0 {
+            return None;
+        }
+        let object = match event.event_type {
+            EVENT_QP_FATAL
+            | EVENT_QP_REQ_ERR
+            | EVENT_QP_ACCESS_ERR
+            | EVENT_COMM_EST
+            | EVENT_SQ_DRAINED
+            | EVENT_QP_LAST_WQE_REACHED => {
+                // SAFETY: a QP event names a QP that cannot be destroyed before the event is acknowledged.
+                EventObject::Qp(unsafe { (*event.element.cast::<ibv_qp>()).qp_num })
+            }
+            EVENT_CQ_ERR => {
+                // SAFETY: likewise for a CQ.
+                EventObject::Cq(unsafe { (*event.element.cast::<ibv_cq>()).cq_context.addr() })
+            }
+            _ => EventObject::Device,
+        };
+        // SAFETY: the event was just received and is acknowledged once.
+        unsafe { ibv_ack_async_event(&raw mut event) };
+        Some(AsyncEvent {
+            kind: event.event_type,
+            object,
+        })
+    }
+
+    /// Waits for an event that `wanted` accepts and returns it; others are dropped.
+    pub fn wait_event(
+        &self,
+        timeout: Duration,
+        wanted: impl Fn(&AsyncEvent) -> bool,
+    ) -> Option<AsyncEvent> {
+        let end = std::time::Instant::now() + timeout;
+        loop {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            match self.async_event(left) {
+                Some(event) if wanted(&event) => return Some(event),
+                None if left.is_zero() => return None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Closes the device, saying how that went.
+    pub fn close(self: Arc<Self>) -> Result<()> {
+        let context = Arc::into_inner(self).ok_or(Errno(libc::EBUSY))?;
+        let raw = context.raw;
+        std::mem::forget(context);
+        // SAFETY: the last handle of the context was just given up, and every object in it held one.
+        status(unsafe { ibv_close_device(raw) })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the last user of the context is gone.
+        destroyed("context", unsafe { ibv_close_device(self.raw) });
+    }
+}
+
+/// What an async event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventObject {
+    /// The QP of this number.
+    Qp(u32),
+    /// The CQ of this id.
+    Cq(usize),
+    /// The port or the whole device.
+    Device,
+}
+
+/// An async event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// One of the `EVENT_` constants.
+    pub kind: i32,
+    /// Its object.
+    pub object: EventObject,
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub struct Pd {
+    pub(crate) raw: *mut ibv_pd,
+    pub(crate) context: Arc<Context>,
+}
+
+// SAFETY: libibverbs objects may be used from any thread.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    /// Allocates a protection domain.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        // SAFETY: the context is open.
+        let raw = object(unsafe { ibv_alloc_pd(context.raw) })?;
+        Ok(Arc::new(Pd {
+            raw,
+            context: context.clone(),
+        }))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: every user of the PD held a handle and is gone.
+        destroyed("PD", unsafe { ibv_dealloc_pd(self.raw) });
+    }
+}
+
+/// A memory region, which owns its memory.
+#[derive(Debug)]
+pub struct Mr {
+    raw: *mut ibv_mr,
+    memory: Arc<Memory>,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: libibverbs objects may be used from any thread.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    /// Registers `len` fresh bytes with `access` (the `ACCESS_` bits).
+    pub fn new(pd: &Arc<Pd>, len: usize, access: i32) -> Result<Self> {
+        let memory = Arc::new(Memory::new(len)?);
+        Self::of(pd, &memory, 0, len, access)
+    }
+
+    /// Registers `len` bytes at `offset` of `memory`. The range may be wrong on purpose.
+    pub fn of(
+        pd: &Arc<Pd>,
+        memory: &Arc<Memory>,
+        offset: usize,
+        len: usize,
+        access: i32,
+    ) -> Result<Self> {
+        let addr = ptr::without_provenance_mut(memory.addr(offset) as usize);
+        // SAFETY: the kernel checks the range; what lies in `memory` stays mapped as long as this region.
+        let raw = object(unsafe { ibv_reg_mr(pd.raw, addr, len, access) })?;
+        Ok(Mr {
+            raw,
+            memory: memory.clone(),
+            _pd: pd.clone(),
+        })
+    }
+
+    /// The memory registered.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Local key.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: the region is registered.
+        unsafe { (*self.raw).lkey }
+    }
+
+    /// Remote key.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: the region is registered.
+        unsafe { (*self.raw).rkey }
+    }
+
+    /// Address of byte `offset` of the memory.
+    #[must_use]
+    pub fn addr(&self, offset: usize) -> u64 {
+        self.memory.addr(offset)
+    }
+
+    /// `len` bytes at `offset`, which must lie in the memory.
+    #[must_use]
+    pub fn sge(&self, offset: usize, len: usize) -> Sge<'_> {
+        assert!(offset + len <= self.memory.len());
+        Sge::backed(ibv_sge {
+            addr: self.addr(offset),
+            length: len as u32,
+            lkey: self.lkey(),
+        })
+    }
+
+    /// Deregisters, saying how that went; the memory is given back.
+    pub fn deregister(self) -> Result<Arc<Memory>> {
+        let (raw, memory) = (self.raw, self.memory.clone());
+        // The PD handle is dropped, the destructor below not run a second time.
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the region is registered, and given up here; the fields are read out once, of a value never used
+        // again.
+        let (rc, own, pd) = unsafe {
+            (
+                ibv_dereg_mr(raw),
+                ptr::read(&raw const this.memory),
+                ptr::read(&raw const this._pd),
+            )
+        };
+        drop((own, pd));
+        status(rc).map(|()| memory)
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: the region is registered, and given up here.
+        destroyed("MR", unsafe { ibv_dereg_mr(self.raw) });
+    }
+}
+
+/// An address handle.
+#[derive(Debug)]
+pub struct Ah {
+    pub(crate) raw: *mut libc::c_void,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: libibverbs objects may be used from any thread.
+unsafe impl Send for Ah {}
+// SAFETY: as above.
+unsafe impl Sync for Ah {}
+
+impl Ah {
+    /// A handle for the port with GID `to`, reached from our GID `from`.
+    pub fn new(pd: &Arc<Pd>, from: u8, to: Ipv6Addr) -> Result<Self> {
+        let mut attr = address(from, to);
+        // SAFETY: the PD lives and `attr` is a complete attribute struct.
+        let raw = object(unsafe { ibv_create_ah(pd.raw, &raw mut attr) })?;
+        Ok(Ah {
+            raw,
+            _pd: pd.clone(),
+        })
+    }
+}
+
+impl Drop for Ah {
+    fn drop(&mut self) {
+        // SAFETY: the handle is live, and given up here.
+        destroyed("AH", unsafe { ibv_destroy_ah(self.raw) });
+    }
+}
+
+/// The address vector from our GID index `from` to the GID `to`, on port 1.
+#[must_use]
+pub fn address(from: u8, to: Ipv6Addr) -> ibv_ah_attr {
+    let raw = to.octets();
+    let half = |i: usize| u64::from_ne_bytes(raw[i..i + 8].try_into().unwrap_or_default());
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: [half(0), half(8)],
+            flow_label: 0,
+            sgid_index: from,
+            hop_limit: 64,
+            traffic_class: 0,
+        },
+        is_global: 1,
+        port_num: 1,
+        ..Default::default()
+    }
+}
