@@ -88,11 +88,6 @@ impl Agent {
         *boots > before
     }
 
-    /// Asks the guest to power off.
-    pub fn power_off(&self) {
-        let _ = self.send(&Request::PowerOff);
-    }
-
     fn send(&self, request: &Request) -> Result<()> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');

@@ -40,15 +40,8 @@ pub enum Ask {
         /// JSON.
         command: String,
     },
-    /// How often the VM's agent has started.
-    Boots(String),
-    /// Waits for a start of the agent after the given number.
-    Wait {
-        /// `a` or `b`.
-        vm: String,
-        /// As answered by [`Ask::Boots`].
-        boots: u64,
-    },
+    /// Waits for a boot of the guest that nobody has waited for yet (the first one does not count).
+    Wait(String),
     /// Waits for the RDMA device and answers with the GID index.
     Ready(String),
     /// Boots the VM anew.
@@ -57,6 +50,41 @@ pub enum Ask {
     Kill(String),
     /// Starts a new vrnicd.
     RestartVrnicd,
+    /// Runs a two-ended program; answered with the client's output.
+    Perf {
+        /// VM of the client.
+        client: String,
+        /// VM of the server.
+        server: String,
+        /// Program and arguments.
+        argv: Vec<String>,
+    },
+}
+
+impl Ask {
+    /// Reads a request as people write it.
+    ///
+    /// # Errors
+    /// No such request.
+    pub fn from_words(words: &[String]) -> Result<Self> {
+        let list: Vec<&str> = words.iter().map(String::as_str).collect();
+        let own = str::to_owned;
+        Ok(match list.as_slice() {
+            ["pid" | "console" | "log" | "config" | "sockets" | "device", ..] => Self::Fact(words.to_vec()),
+            ["qmp", vm, command] => Self::Qmp { vm: own(vm), command: own(command) },
+            ["wait", vm] => Self::Wait(own(vm)),
+            ["ready", vm] => Self::Ready(own(vm)),
+            ["boot", vm] => Self::Boot(own(vm)),
+            ["kill", vm] => Self::Kill(own(vm)),
+            ["restart-vrnicd"] => Self::RestartVrnicd,
+            ["perf", client, server, argv @ ..] if !argv.is_empty() => Self::Perf {
+                client: own(client),
+                server: own(server),
+                argv: argv.iter().map(|&word| own(word)).collect(),
+            },
+            _ => bail!("unknown request `{}`; see vrnic-lab ctl --help", words.join(" ")),
+        })
+    }
 }
 
 /// Answers.
@@ -112,12 +140,16 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream) -> Result<()> 
         Ask::Exec { vm, argv, timeout } => return exec(lab, &vm, &argv, timeout, reader, writer),
         Ask::Fact(words) => fact(lab, &words)?,
         Ask::Qmp { vm, command } => lab.with_vm(&vm, |vm| vm.qmp(&command))?.to_string(),
-        Ask::Boots(vm) => lab.agent(&vm)?.boots().to_string(),
-        Ask::Wait { vm, boots } => lab.wait_boot(&vm, boots).map(|()| String::new())?,
+        Ask::Wait(vm) => lab.wait_reboot(&vm).map(|()| String::new())?,
         Ask::Ready(vm) => lab.wait_rdma(&vm, lab.device())?.to_string(),
         Ask::Boot(vm) => lab.boot_vm(&vm).map(|()| String::new())?,
         Ask::Kill(vm) => lab.kill_vm(&vm).map(|()| String::new())?,
         Ask::RestartVrnicd => lab.restart_daemon().map(|()| String::new())?,
+        Ask::Perf { client, server, argv } => {
+            let (program, args) = argv.split_first().context("which program?")?;
+            let gid = lab.wait_rdma(&client, lab.device())?;
+            crate::perf::output(lab, &crate::perf::Pair::new(program, &args.join(" "), &client, &server), lab.device(), gid)?
+        }
     };
     send(writer, &Answer::Done(done))
 }

@@ -22,6 +22,26 @@ const BOOT: Duration = Duration::from_secs(180);
 /// How long a short command in a guest may take.
 pub const SHORT: Duration = Duration::from_secs(30);
 
+/// Which build of the kernel module the guests get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Module {
+    /// As users have it.
+    Plain,
+    /// With its KUnit suites, which run when it is loaded.
+    Kunit,
+}
+
+impl Module {
+    /// Where the build puts it.
+    #[must_use]
+    pub fn path(self, settings: &Settings) -> PathBuf {
+        settings.tree.join(match self {
+            Self::Plain => "build/module/vrnic.ko",
+            Self::Kunit => "build/kunit/vrnic.ko",
+        })
+    }
+}
+
 /// How to build a lab.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -31,8 +51,10 @@ pub struct Options {
     pub logs: PathBuf,
     /// Lines added to vrnicd's configuration.
     pub vrnicd: Vec<String>,
-    /// Boot without a vrnicd and RNICs even for later use: rxe alone.
+    /// Boot without vrnicd and RNICs: rxe or a module's self-tests.
     pub no_rnic: bool,
+    /// Which build of the driver.
+    pub module: Module,
 }
 
 /// Two running VMs and their vrnicd. Dropping it ends everything.
@@ -59,7 +81,8 @@ impl Lab {
         let sockets = scratch()?;
         let _ = fs::remove_dir_all(&options.logs);
         fs::create_dir_all(&options.logs).with_context(|| format!("making {}", options.logs.display()))?;
-        share::stage(settings, &sockets.path().join("share"), !options.no_rnic)?;
+        let driver = (options.device == Device::Vrnic).then(|| options.module.path(settings));
+        share::stage(settings, &sockets.path().join("share"), driver.as_deref())?;
         let daemon = if options.no_rnic {
             None
         } else {
@@ -77,7 +100,7 @@ impl Lab {
             lab.start_vm(name)?;
         }
         for name in NAMES {
-            lab.wait_vm(name, 0)?;
+            lab.wait_vm(name)?;
         }
         step.done();
         Ok(lab)
@@ -107,8 +130,8 @@ impl Lab {
         Ok(())
     }
 
-    fn wait_vm(&self, name: &str, boots: u64) -> Result<()> {
-        self.slot(name)?.as_mut().with_context(|| format!("VM {name} is not running"))?.wait_ready(boots, BOOT)
+    fn wait_vm(&self, name: &str) -> Result<()> {
+        self.with_vm(name, |vm| vm.wait_ready(0, BOOT))
     }
 
     /// Which device the guests loaded at boot.
@@ -151,12 +174,16 @@ impl Lab {
         self.slot(name).is_ok_and(|mut slot| slot.as_mut().is_some_and(Vm::alive))
     }
 
-    /// Waits for a boot of the guest later than the one numbered `boots`.
+    /// Waits for a boot of the guest that nobody has waited for yet; the boot by [`Lab::boot`] and
+    /// [`Lab::boot_vm`] counts as waited for.
     ///
     /// # Errors
     /// As [`Vm::wait_ready`].
-    pub fn wait_boot(&self, name: &str, boots: u64) -> Result<()> {
-        self.wait_vm(name, boots)
+    pub fn wait_reboot(&self, name: &str) -> Result<()> {
+        self.with_vm(name, |vm| {
+            let waited = vm.waited;
+            vm.wait_ready(waited, BOOT)
+        })
     }
 
     /// Boots a VM anew, whether it runs or not.
@@ -165,7 +192,7 @@ impl Lab {
     /// As [`Vm::start`] and [`Vm::wait_ready`].
     pub fn boot_vm(&self, name: &str) -> Result<()> {
         self.start_vm(name)?;
-        self.wait_vm(name, 0)
+        self.wait_vm(name)
     }
 
     /// Ends a VM as a crash of its QEMU would.

@@ -17,17 +17,18 @@ mod run;
 mod settings;
 mod share;
 mod shell;
+mod suite;
 mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::control::Ask;
-use crate::lab::{Lab, Options};
+use crate::lab::{Lab, Module, Options};
 use crate::settings::Settings;
 use crate::vm::Device;
 
@@ -83,10 +84,29 @@ enum Command {
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
-    /// Ask or steer a running lab (what VM tests use; the control socket is $LAB_CONTROL)
+    /// Run all tests: cargo, KUnit in a VM, tests/vm; the last line counts them
+    Test {
+        /// Only tests whose name contains this (`cargo`, `kunit`, or a name in tests/vm)
+        #[arg(long)]
+        only: Option<String>,
+        /// The device of the VM tests
+        #[arg(long, value_enum, default_value = "vrnic")]
+        device: Device,
+        /// Directory of the logs
+        #[arg(long, default_value = "build/test")]
+        out: PathBuf,
+    },
+    /// Ask or steer a running lab: of the VM test this runs in ($LAB_CONTROL), else the one that `shell` started
+    ///
+    /// pid vrnicd|qemu-a|qemu-b, console VM, log, config, sockets, device: facts.
+    /// qmp VM JSON: sends a QMP command. wait VM: waits until the guest has rebooted. ready VM: waits for the RDMA
+    /// device, prints the GID index. boot VM, kill VM, restart-vrnicd.
+    /// perf CLIENT SERVER PROGRAM ARGS…: runs a two-ended program, prints the client's output.
+    #[command(verbatim_doc_comment)]
     Ctl {
-        /// One request: a line of JSON
-        request: String,
+        /// The request's words
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        request: Vec<String>,
     },
 }
 
@@ -110,9 +130,13 @@ fn command(command: Command) -> Result<ExitCode> {
         Command::Shell { device, plain } => shell::shell(&Settings::load()?, device, plain)?,
         Command::Attach { vm } => shell::attach(&Settings::load()?, &vm)?,
         Command::Exec { vm, timeout, device, argv } => return exec(vm, timeout, device, argv),
+        Command::Test { only, device, out } => {
+            let settings = Settings::load()?;
+            let only = only.filter(|only| !only.is_empty());
+            suite::run(&settings, &suite::Choice { only, device, out: settings.tree.join(out) })?;
+        }
         Command::Ctl { request } => {
-            let Some(socket) = std::env::var_os("LAB_CONTROL") else { bail!("LAB_CONTROL is not set: not inside a VM test") };
-            let (code, text) = control::ask(socket.as_ref(), &serde_json::from_str(&request)?)?;
+            let (code, text) = control::ask(&control_socket(&Settings::load()?), &Ask::from_words(&request)?)?;
             if !text.is_empty() {
                 println!("{text}");
             }
@@ -124,10 +148,7 @@ fn command(command: Command) -> Result<ExitCode> {
 
 fn exec(vm: String, timeout: u64, device: Device, argv: Vec<String>) -> Result<ExitCode> {
     let settings = Settings::load()?;
-    let socket = match std::env::var_os("LAB_CONTROL") {
-        Some(socket) => PathBuf::from(socket),
-        None => shell::control_socket(&settings),
-    };
+    let socket = control_socket(&settings);
     let request = Ask::Exec { vm, argv, timeout };
     if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
         return Ok(exit(control::ask(&socket, &request)?.0));
@@ -135,12 +156,17 @@ fn exec(vm: String, timeout: u64, device: Device, argv: Vec<String>) -> Result<E
     let logs = settings.tree.join("build/exec/logs");
     let lab = Arc::new(Lab::boot(
         &settings,
-        Options { device, logs, vrnicd: Vec::new(), no_rnic: device == Device::Rxe },
+        Options { device, logs, vrnicd: Vec::new(), no_rnic: device == Device::Rxe, module: Module::Plain },
     )?);
     let socket = lab.sockets().join("control");
     control::serve(&lab, &socket)?;
     let (code, _) = control::ask(&socket, &request)?;
     Ok(exit(code))
+}
+
+/// The running lab's control socket.
+fn control_socket(settings: &Settings) -> PathBuf {
+    std::env::var_os("LAB_CONTROL").map_or_else(|| shell::control_socket(settings), PathBuf::from)
 }
 
 /// Exit codes of guests fit: they are 0 to 255.

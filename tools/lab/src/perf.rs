@@ -14,20 +14,20 @@ use crate::vm::{Device, ipv4};
 #[derive(Debug, Clone)]
 pub struct Pair {
     /// Such as `ib_write_bw`.
-    pub program: &'static str,
+    pub program: String,
     /// Its arguments, without those that name device, GID, port and peer.
     pub args: String,
     /// VM of the server.
-    pub server: &'static str,
+    pub server: String,
     /// VM of the client.
-    pub client: &'static str,
+    pub client: String,
 }
 
 impl Pair {
     /// A pair between two VMs, or on one when `server == client`.
     #[must_use]
-    pub fn new(program: &'static str, args: &str, client: &'static str, server: &'static str) -> Self {
-        Self { program, args: args.to_owned(), server, client }
+    pub fn new(program: &str, args: &str, client: &str, server: &str) -> Self {
+        Self { program: program.to_owned(), args: args.to_owned(), server: server.to_owned(), client: client.to_owned() }
     }
 
     fn path(&self) -> &'static str {
@@ -46,7 +46,7 @@ fn port() -> u16 {
 pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration) -> Entry {
     let start = Instant::now();
     let mut entry = Entry {
-        program: pair.program.to_owned(),
+        program: pair.program.clone(),
         args: pair.args.clone(),
         device: device.name().to_owned(),
         path: pair.path().to_owned(),
@@ -74,10 +74,22 @@ pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration)
     entry
 }
 
+/// Runs the pair for a VM test and returns what the client printed.
+///
+/// # Errors
+/// Either end failed or took longer than two minutes.
+pub fn output(lab: &Lab, pair: &Pair, device: Device, gid: u32) -> Result<String> {
+    let (server, client) = ends(lab, pair, device, gid, Duration::from_secs(120))?;
+    if client.code != 0 || server.code != 0 {
+        bail!("client ({}): {}\nserver ({}): {}", client.code, client.text(), server.code, server.text());
+    }
+    Ok(client.stdout)
+}
+
 /// The whole command line of one end.
 fn command(pair: &Pair, device: Device, gid: u32, port: u16, peer: Option<&str>) -> Vec<String> {
     let pingpong = pair.program.ends_with("_pingpong");
-    let mut argv = vec![pair.program.to_owned(), "-d".into(), device.ibdev().into()];
+    let mut argv = vec![pair.program.clone(), "-d".into(), device.ibdev().into()];
     argv.extend([if pingpong { "-g" } else { "-x" }.into(), gid.to_string(), "-p".into(), port.to_string()]);
     if !pingpong {
         // Under TCG the clock's rate is not the one /proc/cpuinfo names: do not stop because of that.
@@ -97,11 +109,9 @@ fn ends(
 ) -> Result<(crate::agent::Output, crate::agent::Output)> {
     let port = port();
     let server_argv = command(pair, device, gid, port, None);
-    let client_argv = command(pair, device, gid, port, Some(ipv4(pair.server)));
-    let words = |argv: &'_ [String]| -> Vec<String> { argv.to_vec() };
-    let server_words = words(&server_argv);
-    let server_agent = lab.agent(pair.server)?;
-    let server = server_agent.start(&server_words.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
+    let client_argv = command(pair, device, gid, port, Some(ipv4(&pair.server)));
+    let server_agent = lab.agent(&pair.server)?;
+    let server = server_agent.start(&server_argv.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
     // The client does not try twice: start it when the server listens.
     let listens = format!(
         "for i in $(seq 400); do grep -qi ':{port:04x} 0\\+:0000 0A' /proc/net/tcp /proc/net/tcp6 2>/dev/null && exit 0; \
@@ -116,7 +126,7 @@ fn ends(
             Err(error) => bail!("the server does not listen: {error:#}"),
         }
     }
-    let client = lab.agent(pair.client)?.start(&client_argv.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
+    let client = lab.agent(&pair.client)?.start(&client_argv.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
     let client = client.wait(patience)?;
     // Once the client is done the server has at most its summary to print; when the client failed it may wait for ever.
     let server = match server.wait(if client.code == 0 { Duration::from_secs(20) } else { Duration::from_secs(2) }) {
@@ -204,7 +214,7 @@ mod tests {
 8192000 bytes in 0.05 seconds = 1310.72 Mbit/sec
 1000 iters in 0.05 seconds = 50.00 usec/iter\n";
 
-    fn read(program: &'static str, args: &str, text: &str) -> Result<Entry> {
+    fn read(program: &str, args: &str, text: &str) -> Result<Entry> {
         let pair = Pair::new(program, args, "a", "b");
         let mut entry = Entry { args: args.into(), ..Entry::default() };
         figures(&pair, text, &mut entry).map(|()| entry)

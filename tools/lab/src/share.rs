@@ -23,7 +23,7 @@ use crate::settings::Settings;
 ///
 /// # Errors
 /// Something that must be there was not built, or copying fails.
-pub fn stage(settings: &Settings, share: &Path, with_driver: bool) -> Result<()> {
+pub fn stage(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<()> {
     fs::create_dir_all(share.join("bin"))?;
     fs::create_dir_all(share.join("tests"))?;
     copy(&settings.tree.join("tools/lab/guest/init"), &share.join("init"))?;
@@ -32,7 +32,7 @@ pub fn stage(settings: &Settings, share: &Path, with_driver: bool) -> Result<()>
     if tests.is_dir() {
         tree(&tests, &share.join("tests"))?;
     }
-    modules(settings, share, with_driver)
+    modules(settings, share, driver)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -83,7 +83,7 @@ fn tree(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// The kernel's modules and ours, laid out for modprobe.
-fn modules(settings: &Settings, share: &Path, with_driver: bool) -> Result<()> {
+fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<()> {
     let release = fs::read_to_string(settings.kdir.join("include/config/kernel.release"))
         .with_context(|| format!("{} is not a built kernel tree", settings.kdir.display()))?;
     let release = release.trim();
@@ -96,11 +96,11 @@ fn modules(settings: &Settings, share: &Path, with_driver: bool) -> Result<()> {
         let name = object.file_name().context("a module without a name")?;
         copy(&object, &dir.join(name))?;
     }
-    let driver = settings.tree.join("vrnic.ko");
-    if driver.is_file() {
-        copy(&driver, &dir.join("vrnic.ko"))?;
-    } else if with_driver {
-        bail!("{} is missing: run `make build`", driver.display());
+    if let Some(driver) = driver {
+        if !driver.is_file() {
+            bail!("{} is missing: run `make build`", driver.display());
+        }
+        copy(driver, &dir.join("vrnic.ko"))?;
     }
     for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
         let from = settings.kdir.join(list);

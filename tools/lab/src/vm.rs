@@ -179,6 +179,8 @@ pub struct Vm {
     pub spec: Spec,
     /// Runs programs in it.
     pub agent: Agent,
+    /// The number of boots somebody has waited for.
+    pub waited: u64,
     process: Process,
 }
 
@@ -210,7 +212,7 @@ impl Vm {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        Ok(Self { spec, agent, process })
+        Ok(Self { spec, agent, waited: 0, process })
     }
 
     /// Waits until the guest's agent has started more than `boots` times.
@@ -238,6 +240,7 @@ impl Vm {
                 );
             }
         }
+        self.waited = self.agent.boots();
         Ok(())
     }
 

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# vrnic: `make run` on a fresh Debian 12 or 13 machine is all one needs. `make help` lists the rest.
+#
+# KDIR=<built kernel tree>  use that kernel instead of the one the setup builds
+# QEMU=<program>            use that QEMU (10.1 or newer)
+# T=<part of a name>        make test: only tests whose name contains it
+
+export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)
+export KDIR QEMU
+
+LAB := tools/target/release/vrnic-lab
+setup = $(shell sed -n 's/^$(1)=//p' build/setup.env 2>/dev/null)
+# Expanded when a recipe runs, after the setup has written build/setup.env.
+kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
+kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
+	BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
+
+.PHONY: help run shell attach test bench check build module kunit-module userspace setup clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+
+run: build ## set up, build, boot two VMs, run RDMA programs, print one table
+	$(LAB) run
+
+shell: build ## the same two VMs with a prompt in each
+	$(LAB) shell
+
+attach: ## join this terminal to VM=a or VM=b of a running `make shell`
+	$(LAB) attach --vm $(or $(VM),a)
+
+test: build kunit-module ## all tests: host, KUnit in a VM, VM tests
+	$(LAB) test $(if $(T),--only $(T))
+
+bench: build ## measure beside rxe; tables, build/bench/report.json, charts
+	$(LAB) bench
+
+check: setup ## rustfmt, clippy, docs and file rules, all without a warning
+	tools/setup/check.sh
+
+setup: ## host packages, toolchain, kernel, QEMU, guest image (quick when present)
+	@bash tools/setup/setup.sh
+
+build: setup module userspace ## kernel module and userspace
+
+# The module is built in a copy of its sources, once plain and once with its KUnit suites: neither disturbs the other
+# or the tree. Unchanged files keep their times, so that only what changed is compiled.
+define build-module
+	@mkdir -p build/$(1)
+	@rsync -rtm --exclude='*_generated.rs' --exclude='*.mod.c' --include='*/' --include='*.rs' --include='*.[ch]' \
+		--include='Kbuild' --include='Kconfig' --exclude='*' Kbuild Kconfig rust drivers include build/$(1)/
+	+@$(kbuild) M=$(CURDIR)/build/$(1) $(2) $(if $(V),V=$(V)) modules
+endef
+
+module: setup ## build/module/vrnic.ko
+	$(call build-module,module)
+
+kunit-module: setup
+	$(call build-module,kunit,CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y)
+
+userspace: setup ## vrnicd, the provider and the lab
+	cd tools && cargo build --release --workspace
+
+clean: ## remove what was built here (the cache outside the tree stays)
+	rm -rf build
+	cd tools && cargo clean

@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! `vrnic-lab test`: host tests, KUnit in a VM, and the VM tests of tests/vm, with one count at the end.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use regex_lite::Regex;
+use serde::Serialize;
+
+use crate::control;
+use crate::lab::{Lab, Module, Options, SHORT};
+use crate::process::tail;
+use crate::settings::Settings;
+use crate::vm::{Device, NAMES, ipv4, ipv6};
+
+/// What to test.
+#[derive(Debug, Clone)]
+pub struct Choice {
+    /// Only tests whose name contains this; host tests and KUnit only when they are named.
+    pub only: Option<String>,
+    /// The device of the VM tests.
+    pub device: Device,
+    /// Directory of logs and the report.
+    pub out: PathBuf,
+}
+
+/// How a test ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+#[derive(Debug, Serialize)]
+struct Case {
+    name: String,
+    verdict: Verdict,
+    seconds: f64,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    why: String,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Tally {
+    cases: Vec<Case>,
+}
+
+impl Tally {
+    fn add(&mut self, name: impl Into<String>, verdict: Verdict, start: Instant, why: impl Into<String>) {
+        let case = Case { name: name.into(), verdict, seconds: start.elapsed().as_secs_f64(), why: why.into() };
+        let word = match verdict {
+            Verdict::Passed => "ok",
+            Verdict::Failed => "FAILED",
+            Verdict::Skipped => "skipped",
+        };
+        println!("{word:8}{} ({:.1} s)", case.name, case.seconds);
+        if verdict != Verdict::Passed && !case.why.is_empty() {
+            for line in case.why.lines() {
+                println!("        | {line}");
+            }
+        }
+        let _ = std::io::stdout().flush();
+        self.cases.push(case);
+    }
+
+    fn count(&self, verdict: Verdict) -> usize {
+        self.cases.iter().filter(|case| case.verdict == verdict).count()
+    }
+}
+
+/// Runs everything chosen.
+///
+/// # Errors
+/// A test failed, or nothing was run at all.
+pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
+    let start = Instant::now();
+    fs::create_dir_all(&choice.out)?;
+    let mut tally = Tally::default();
+    let chosen = |name: &str| choice.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    if chosen("cargo") {
+        println!("== host tests");
+        cargo(settings, choice, &mut tally)?;
+    }
+    if chosen("kunit") && choice.device == Device::Vrnic {
+        println!("== KUnit in a VM");
+        kunit(settings, choice, &mut tally);
+    }
+    println!("== VM tests");
+    vm_tests(settings, choice, &mut tally)?;
+
+    let (passed, failed, skipped) =
+        (tally.count(Verdict::Passed), tally.count(Verdict::Failed), tally.count(Verdict::Skipped));
+    fs::write(choice.out.join("report.json"), serde_json::to_string_pretty(&tally)? + "\n")?;
+    if failed > 0 {
+        println!("\nfailed:");
+        for case in tally.cases.iter().filter(|case| case.verdict == Verdict::Failed) {
+            println!("  {}", case.name);
+        }
+    }
+    println!("\nlogs: {}   {:.0} s", choice.out.display(), start.elapsed().as_secs_f64());
+    let skips = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+    println!("{passed} passed, {failed} failed{skips}");
+    if failed > 0 {
+        bail!("{failed} tests failed");
+    }
+    if passed == 0 {
+        bail!("no test was run");
+    }
+    Ok(())
+}
+
+/// `cargo test` of the workspace. Each Rust test is one case.
+fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> {
+    let start = Instant::now();
+    let log_path = choice.out.join("cargo.log");
+    let mut log = fs::File::create(&log_path)?;
+    let mut child = Command::new("cargo")
+        .args(["test", "--release", "--workspace", "--no-fail-fast"])
+        .current_dir(settings.tree.join("tools"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log.try_clone()?)
+        .spawn()
+        .context("running cargo (is it installed? `make setup`)")?;
+    let stdout = child.stdout.take().context("a pipe was asked for")?;
+    let mut counts = (0, 0, 0);
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        writeln!(log, "{line}")?;
+        // One line per test: `test path::name ... ok`.
+        if let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) {
+            match result.split([' ', ',']).next() {
+                Some("ok") => {
+                    counts.0 += 1;
+                    tally.cases.push(Case { name: format!("cargo: {name}"), verdict: Verdict::Passed, seconds: 0.0, why: String::new() });
+                }
+                Some("FAILED") => {
+                    counts.1 += 1;
+                    tally.add(format!("cargo: {name}"), Verdict::Failed, Instant::now(), format!("see {}", log_path.display()));
+                }
+                _ => {
+                    counts.2 += 1;
+                    tally.add(format!("cargo: {name}"), Verdict::Skipped, Instant::now(), "ignored");
+                }
+            }
+        }
+    }
+    let status = child.wait()?;
+    println!("cargo test: {} passed, {} failed, {} ignored in {:.0} s", counts.0, counts.1, counts.2, start.elapsed().as_secs_f64());
+    if !status.success() && counts.1 == 0 {
+        tally.add("cargo test", Verdict::Failed, start, format!("cargo ended with {status}:\n{}", tail(&log_path, 30)));
+    }
+    Ok(())
+}
+
+/// Boots a VM with the test build of the module: its suites run at load. Each KUnit case is one case here.
+fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
+    let start = Instant::now();
+    let logs = choice.out.join("kunit");
+    let options = Options { device: Device::Vrnic, logs, vrnicd: Vec::new(), no_rnic: true, module: Module::Kunit };
+    let console = options.logs.join("console-a.log");
+    let results = Lab::boot(settings, options).and_then(|lab| {
+        let script = "cat /sys/kernel/debug/kunit/*/results; echo; lsmod | grep -q '^vrnic ' || echo 'NOT LOADED'";
+        let text = lab.agent("a")?.check(&["sh", "-c", script], SHORT)?;
+        let _ = lab.shut_down();
+        Ok(text)
+    });
+    let text = match results {
+        Ok(text) => text,
+        Err(error) => return tally.add("kunit", Verdict::Failed, start, format!("{error:#}")),
+    };
+    let _ = fs::write(choice.out.join("kunit.ktap"), &text);
+    let cases = ktap(&text);
+    if text.contains("NOT LOADED") {
+        tally.add("kunit: vrnic.ko", Verdict::Failed, start, format!("the module did not load:\n{}", tail(&console, 20)));
+    } else if cases.is_empty() {
+        tally.add("kunit", Verdict::Failed, start, "no KUnit suite ran; was the module built with its tests?");
+    }
+    let mut passed = 0;
+    for (name, verdict, detail) in cases {
+        if verdict == Verdict::Passed {
+            passed += 1;
+            tally.cases.push(Case { name: format!("kunit: {name}"), verdict, seconds: 0.0, why: String::new() });
+        } else {
+            tally.add(format!("kunit: {name}"), verdict, Instant::now(), detail);
+        }
+    }
+    if let Some(incident) = incident(&fs::read_to_string(&console).unwrap_or_default(), None) {
+        tally.add("kunit: kernel messages", Verdict::Failed, start, incident);
+    }
+    println!("KUnit: {passed} passed in {:.0} s", start.elapsed().as_secs_f64());
+}
+
+/// Reads KTAP: suites are indented by four, their cases by eight (as debugfs shows them).
+fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
+    let mut cases = Vec::new();
+    let mut suite = String::new();
+    let mut diagnostics = String::new();
+    for line in text.lines() {
+        let trimmed = line.trim_start();
+        if let Some(name) = trimmed.strip_prefix("# Subtest: ") {
+            suite = name.to_owned();
+            diagnostics.clear();
+            continue;
+        }
+        let (failed, rest) = match (trimmed.strip_prefix("ok "), trimmed.strip_prefix("not ok ")) {
+            (Some(rest), _) => (false, rest),
+            (_, Some(rest)) => (true, rest),
+            _ => {
+                if trimmed.starts_with('#') {
+                    diagnostics.push_str(trimmed);
+                    diagnostics.push('\n');
+                }
+                continue;
+            }
+        };
+        let name = rest.split_once(' ').map_or(rest, |(_, name)| name).trim_start_matches("- ");
+        let (name, directive) = name.split_once(" # ").unwrap_or((name, ""));
+        // The line that closes a suite repeats its name; its cases were counted.
+        if name != suite {
+            let verdict = if directive.starts_with("SKIP") {
+                Verdict::Skipped
+            } else if failed {
+                Verdict::Failed
+            } else {
+                Verdict::Passed
+            };
+            cases.push((format!("{suite}.{name}"), verdict, std::mem::take(&mut diagnostics)));
+        }
+    }
+    cases
+}
+
+/// Kernel messages that must not appear during a test.
+const INCIDENTS: [&str; 14] = [
+    "BUG:", "WARNING:", "Oops", "general protection fault", "Call Trace:", "refcount_t:", "INFO: task", "UBSAN:",
+    "Kernel panic", "kernel BUG at", "unable to handle", "possible circular locking", "list_add corruption", "rust_kernel: panicked",
+];
+
+/// The first incident in a console's text with some lines after it. `allowed`: a message that makes them expected.
+fn incident(console: &str, allowed: Option<&Regex>) -> Option<String> {
+    if allowed.is_some_and(|allowed| allowed.is_match(console)) {
+        return None;
+    }
+    let lines: Vec<&str> = console.lines().collect();
+    let first = lines.iter().position(|line| INCIDENTS.iter().any(|incident| line.contains(incident)))?;
+    let around = &lines[first.saturating_sub(1)..lines.len().min(first + 25)];
+    Some(format!("the guest's kernel complained:\n{}", around.join("\n")))
+}
+
+/// A script of tests/vm with its directives.
+#[derive(Debug)]
+struct Script {
+    name: String,
+    path: PathBuf,
+    timeout: Duration,
+    fresh: bool,
+    allow_leaks: bool,
+    allowed: Option<Regex>,
+    vrnicd: Vec<String>,
+}
+
+impl Script {
+    fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path)?;
+        let name = path.file_stem().context("a script has a name")?.to_string_lossy().into_owned();
+        let mut script = Self {
+            name,
+            path: path.to_owned(),
+            timeout: Duration::from_secs(120),
+            fresh: false,
+            allow_leaks: false,
+            allowed: None,
+            vrnicd: Vec::new(),
+        };
+        for directive in text.lines().filter_map(|line| line.strip_prefix("# lab: ")) {
+            let (word, rest) = directive.trim().split_once([' ', '=']).unwrap_or((directive.trim(), ""));
+            match word {
+                "timeout" => script.timeout = Duration::from_secs(rest.trim().parse().with_context(|| format!("{}: timeout", path.display()))?),
+                "fresh" => script.fresh = true,
+                "allow-leaks" => script.allow_leaks = true,
+                "allow-kernel-messages" => script.allowed = Some(Regex::new(rest)?),
+                "vrnicd" => {
+                    script.vrnicd.push(rest.to_owned());
+                    script.fresh = true;
+                }
+                _ => bail!("{}: unknown directive `{directive}`", path.display()),
+            }
+        }
+        Ok(script)
+    }
+}
+
+/// A lab that tests share, and what they need to know about it.
+struct Shared {
+    lab: Arc<Lab>,
+    gid: u32,
+}
+
+impl Shared {
+    fn boot(settings: &Settings, choice: &Choice, logs: &str, vrnicd: Vec<String>) -> Result<Self> {
+        let device = choice.device;
+        let lab = Arc::new(Lab::boot(
+            settings,
+            Options { device, logs: choice.out.join(logs), vrnicd, no_rnic: device == Device::Rxe, module: Module::Plain },
+        )?);
+        control::serve(&lab, &lab.sockets().join("control"))?;
+        let gid = lab.wait_rdma("a", device)?;
+        lab.wait_rdma("b", device)?;
+        Ok(Self { lab, gid })
+    }
+
+    /// Whether both VMs still answer and have their device.
+    fn usable(&self) -> Result<()> {
+        for name in NAMES {
+            if !self.lab.vm_alive(name) {
+                bail!("VM {name} is dead");
+            }
+            self.lab.wait_rdma(name, self.lab.device())?;
+        }
+        Ok(())
+    }
+
+    /// `rdma resource show` of a VM that is alive.
+    fn resources(&self, name: &str) -> Option<String> {
+        let output = self.lab.agent(name).ok()?.run(&["rdma", "resource", "show"], SHORT).ok()?;
+        (output.code == 0).then_some(output.stdout)
+    }
+}
+
+fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> {
+    let dir = settings.tree.join("tests/vm");
+    let mut paths: Vec<PathBuf> = fs::read_dir(&dir)
+        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+        .unwrap_or_default();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "sh"));
+    paths.sort();
+    let mut scripts = Vec::new();
+    for path in &paths {
+        scripts.push(Script::read(path)?);
+    }
+    scripts.retain(|script| choice.only.as_ref().is_none_or(|only| script.name.contains(only.as_str())));
+    // Tests that share a lab first: one boot serves them all.
+    scripts.sort_by_key(|script| script.fresh);
+    let mut shared: Option<Shared> = None;
+    for script in &scripts {
+        let start = Instant::now();
+        let name = format!("vm: {}", script.name);
+        let own;
+        let lab = if script.fresh {
+            // Two labs at once would only slow each other down.
+            shared = None;
+            match Shared::boot(settings, choice, &format!("vm/{}.lab", script.name), script.vrnicd.clone()) {
+                Ok(lab) => {
+                    own = lab;
+                    &own
+                }
+                Err(error) => {
+                    tally.add(name, Verdict::Failed, start, format!("{error:#}"));
+                    continue;
+                }
+            }
+        } else {
+            if shared.is_none() {
+                match Shared::boot(settings, choice, "vm/shared.lab", Vec::new()) {
+                    Ok(lab) => shared = Some(lab),
+                    Err(error) => {
+                        tally.add(name, Verdict::Failed, start, format!("{error:#}"));
+                        continue;
+                    }
+                }
+            }
+            shared.as_ref().context("was just booted")?
+        };
+        let (verdict, why) = match one(settings, choice, script, lab) {
+            Ok(outcome) => outcome,
+            Err(error) => (Verdict::Failed, format!("{error:#}")),
+        };
+        tally.add(name, verdict, start, why);
+        if !script.fresh
+            && let Err(error) = lab.usable()
+        {
+            tally.add(format!("vm: lab after {}", script.name), Verdict::Failed, start, format!("{error:#}"));
+            shared = None;
+        }
+    }
+    Ok(())
+}
+
+/// Runs one script in a lab and judges it.
+fn one(settings: &Settings, choice: &Choice, script: &Script, shared: &Shared) -> Result<(Verdict, String)> {
+    let lab = &shared.lab;
+    let consoles: Vec<PathBuf> = NAMES.iter().map(|name| lab.logs().join(format!("console-{name}.log"))).collect();
+    let lengths: Vec<usize> = consoles.iter().map(|path| fs::read(path).map_or(0, |text| text.len())).collect();
+    let before: Vec<Option<String>> = NAMES.iter().map(|name| shared.resources(name)).collect();
+
+    let log_path = choice.out.join("vm").join(format!("{}.log", script.name));
+    fs::create_dir_all(choice.out.join("vm"))?;
+    let log = fs::File::create(&log_path)?;
+    let scratch = tempfile::tempdir()?;
+    let mut command = Command::new("timeout");
+    // timeout puts itself and the script in a process group of their own and ends the whole group.
+    command
+        .args(["--kill-after=5", &script.timeout.as_secs().to_string(), "bash", "-euo", "pipefail"])
+        .arg(&script.path)
+        .current_dir(&settings.tree)
+        .env("LAB_CONTROL", lab.sockets().join("control"))
+        .env("LAB_BIN", std::env::current_exe()?)
+        .env("LAB_LIB", settings.tree.join("tools/lab/vmtest.sh"))
+        .env("LAB_DIR", scratch.path())
+        .env("DEV", lab.device().ibdev())
+        .env("NETDEV", "eth0")
+        .env("GID_INDEX", shared.gid.to_string())
+        .env("VMS", NAMES.join(" "))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    for name in NAMES {
+        command.env(format!("IP_{name}"), ipv4(name)).env(format!("IP6_{name}"), ipv6(name));
+    }
+    let code = command.status().context("running bash")?.code().unwrap_or(1);
+
+    if code == 77 {
+        return Ok((Verdict::Skipped, tail(&log_path, 1)));
+    }
+    if code != 0 {
+        let reason = if code == 124 || code == 137 { format!("not done after {} s", script.timeout.as_secs()) } else { format!("exit code {code}") };
+        return Ok((Verdict::Failed, format!("{reason}; {} ends with:\n{}", log_path.display(), tail(&log_path, 25))));
+    }
+    for (path, length) in consoles.iter().zip(lengths) {
+        let text = fs::read(path).unwrap_or_default();
+        let new = String::from_utf8_lossy(text.get(length..).unwrap_or_default()).into_owned();
+        if let Some(incident) = incident(&new, script.allowed.as_ref()) {
+            return Ok((Verdict::Failed, incident));
+        }
+    }
+    if !script.allow_leaks {
+        for (name, before) in NAMES.iter().zip(before) {
+            if let Some(leak) = leaked(shared, name, before) {
+                return Ok((Verdict::Failed, leak));
+            }
+        }
+    }
+    Ok((Verdict::Passed, String::new()))
+}
+
+/// Objects that are still there some seconds after the test, if any. A VM that died or was rebooted has none to show.
+fn leaked(shared: &Shared, name: &str, before: Option<String>) -> Option<String> {
+    let before = before?;
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        if !shared.lab.vm_alive(name) {
+            return None;
+        }
+        let now = shared.resources(name)?;
+        if now == before {
+            return None;
+        }
+        if Instant::now() > deadline {
+            return Some(format!("VM {name} holds other RDMA objects than before the test\nbefore: {}\nafter:  {}", before.trim(), now.trim()));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ktap_counts_cases_not_suites() {
+        let text = "\
+    KTAP version 1
+    # Subtest: vrnic_rings
+    1..3
+    ok 1 wraps
+    # full: EXPECTATION FAILED at drivers/ring.rs:7
+    not ok 2 full
+    ok 3 big # SKIP too little memory
+# vrnic_rings: pass:1 fail:1 skip:1 total:3
+not ok 1 vrnic_rings
+";
+        let cases = ktap(text);
+        let short: Vec<_> = cases.iter().map(|(name, verdict, _)| (name.as_str(), *verdict)).collect();
+        assert_eq!(
+            short,
+            [
+                ("vrnic_rings.wraps", Verdict::Passed),
+                ("vrnic_rings.full", Verdict::Failed),
+                ("vrnic_rings.big", Verdict::Skipped)
+            ]
+        );
+        assert!(cases[1].2.contains("EXPECTATION FAILED"));
+    }
+
+    #[test]
+    fn incidents_are_found_and_can_be_expected() {
+        let console = "vrnic0: up\nWARNING: CPU: 0 PID: 1 at foo\nCall Trace:\n";
+        assert!(incident(console, None).unwrap().contains("at foo"));
+        assert!(incident(console, Some(&Regex::new("at fo+").unwrap())).is_none());
+        assert!(incident("all is well\n", None).is_none());
+    }
+
+    #[test]
+    fn directives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kill.sh");
+        fs::write(&path, "# SPDX\n# lab: timeout=30\n# lab: allow-kernel-messages a.*b\n# lab: vrnicd poll_us = 0\nfail\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        assert_eq!((script.timeout.as_secs(), script.fresh, script.name.as_str()), (30, true, "kill"));
+        assert_eq!(script.vrnicd, ["poll_us = 0"]);
+        assert!(script.allowed.unwrap().is_match("axxb"));
+        fs::write(&path, "# lab: tiemout=30\n").unwrap();
+        assert!(Script::read(&path).is_err());
+    }
+}
