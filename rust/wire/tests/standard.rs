@@ -1,0 +1,682 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Holds `Documentation/virtio-rdma.rst` and this crate together.
+//!
+//! Every structure and every constant that the standard defines is compared with the crate, every
+//! one that the crate defines must be in the standard, and the clauses of the standard must be
+//! numbered without gaps and stand apart from the text that explains.
+
+use std::{
+    any::type_name_of_val,
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    mem::{offset_of, size_of},
+};
+use vrnic_wire::{
+    command, command::mr_flags, command::qp_flags, completion, completion::flags as cqe_flags,
+    config, counter, event, memory, memory::access, notify, notify::flags as notify_flags, port,
+    qp, qp::attribute, ring, ring::flags as ring_flags, work, work::send_flags,
+};
+
+const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
+
+/// The sources of the crate that the standard is about; `abi.rs` is between driver and provider.
+const SOURCES: [&str; 11] = [
+    include_str!("../command.rs"),
+    include_str!("../completion.rs"),
+    include_str!("../config.rs"),
+    include_str!("../counter.rs"),
+    include_str!("../event.rs"),
+    include_str!("../memory.rs"),
+    include_str!("../notify.rs"),
+    include_str!("../port.rs"),
+    include_str!("../qp.rs"),
+    include_str!("../ring.rs"),
+    include_str!("../work.rs"),
+];
+
+/// `CamelCase` as `camel_case`; a digit does not begin a word.
+fn snake(name: &str) -> String {
+    let mut text = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.extend(c.to_lowercase());
+    }
+    text
+}
+
+/// A member of a structure: its name, its type as the standard writes it, its offset.
+type Member = (String, String, usize);
+
+/// Members and size of a structure. The last member may have an open end.
+#[derive(Debug, PartialEq, Eq)]
+struct Layout {
+    members: Vec<Member>,
+    size: usize,
+}
+
+/// Bytes of a type that the standard names, arrays included.
+fn size_in_standard(ty: &str, structures: &BTreeMap<String, Layout>) -> usize {
+    if let Some((element, count)) = ty.split_once('[') {
+        let count = count.trim_end_matches(']');
+        let count = if count.is_empty() {
+            0
+        } else {
+            count.parse().unwrap()
+        };
+        return size_in_standard(element, structures) * count;
+    }
+    match ty {
+        "u8" => 1,
+        "le16" => 2,
+        "le32" => 4,
+        "le64" => 8,
+        _ => {
+            let name = ty.strip_prefix("struct ").expect("a type of the standard");
+            structures
+                .get(name)
+                .unwrap_or_else(|| panic!("{name} is not defined"))
+                .size
+        }
+    }
+}
+
+/// All structures of the standard. One may be used above its definition, hence the rounds.
+fn structures() -> BTreeMap<String, Layout> {
+    let mut open = Vec::new();
+    for text in STANDARD.split("\n  struct ").skip(1) {
+        let (name, body) = text.split_once(" {\n").expect("a structure has a body");
+        let (body, _) = body.split_once("\n  };").expect("a structure ends");
+        let members: Vec<(String, String)> = body
+            .lines()
+            .map(|line| {
+                let line = line.trim().strip_suffix(';').expect("one member a line");
+                let (ty, member) = line.rsplit_once(' ').expect("type and name");
+                match member.split_once('[') {
+                    Some((member, count)) => (member.into(), format!("{ty}[{count}")),
+                    None => (member.into(), ty.into()),
+                }
+            })
+            .collect();
+        open.push((name.to_string(), members));
+    }
+
+    let mut done = BTreeMap::new();
+    while !open.is_empty() {
+        let before = open.len();
+        open.retain(|(name, members)| {
+            let is_known = |ty: &str| {
+                let element = ty.split('[').next().unwrap();
+                element
+                    .strip_prefix("struct ")
+                    .is_none_or(|name| done.contains_key(name))
+            };
+            if !members.iter().all(|(_, ty)| is_known(ty)) {
+                return true;
+            }
+            let mut size = 0;
+            let members = members
+                .iter()
+                .map(|(member, ty)| {
+                    let offset = size;
+                    size += size_in_standard(ty, &done);
+                    (member.clone(), ty.clone(), offset)
+                })
+                .collect();
+            let old = done.insert(name.clone(), Layout { members, size });
+            assert!(old.is_none(), "{name} is defined twice");
+            false
+        });
+        assert!(open.len() < before, "undefined types in {open:?}");
+    }
+    done
+}
+
+/// A type of this crate as the standard writes it.
+fn type_in_standard(rust: &str) -> String {
+    let rust = rust.trim();
+    if let Some(array) = rust.strip_prefix('[') {
+        let (element, count) = array.trim_end_matches(']').rsplit_once(';').unwrap();
+        return format!("{}[{}]", type_in_standard(element), count.trim());
+    }
+    let last = rust.split('<').next().unwrap().rsplit("::").next().unwrap();
+    match last {
+        "u8" => "u8".into(),
+        "U16" => "le16".into(),
+        "U32" => "le32".into(),
+        "U64" => "le64".into(),
+        _ => format!("struct virtio_rdma_{}", snake(last)),
+    }
+}
+
+/// Layouts of this crate by the names that the standard gives them.
+macro_rules! layouts {
+    ($($module:ident::$ty:ident { $($member:ident),* $(,)? })*) => {{
+        let mut layouts = BTreeMap::new();
+        $(
+            let value: $module::$ty = zerocopy::FromZeros::new_zeroed();
+            let members: Vec<Member> = vec![$((
+                stringify!($member).into(),
+                type_in_standard(type_name_of_val(&value.$member)),
+                offset_of!($module::$ty, $member),
+            )),*];
+            let _ = value;
+            layouts.insert(
+                format!("virtio_rdma_{}", snake(stringify!($ty))),
+                Layout { members, size: size_of::<$module::$ty>() },
+            );
+        )*
+        layouts
+    }};
+}
+
+/// Structures of this crate. `Empty` and `QueryDevice` have no members: the standard says that
+/// there is nothing.
+fn layouts() -> BTreeMap<String, Layout> {
+    let mut layouts = layouts! {
+        config::Config { mac, completion_vectors, node_guid, doorbell_pages, ports, reserved }
+        command::CommandHeader { code, reserved, length }
+        command::ReplyHeader { status, length, vendor_error, reserved }
+        command::DeviceLimits {
+            max_mr_size, page_sizes, max_qp, max_qp_entries, max_send_sge, max_recv_sge,
+            max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
+            max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
+            reserved,
+        }
+        command::QueryPort { port, reserved }
+        command::SetGid { index, reserved, entry }
+        command::ClearGid { index, reserved }
+        command::QueryCounters { port, reserved }
+        command::Counters { values }
+        command::CreateContext { kind, reserved, slots, area }
+        command::ContextCreated { context, doorbell_page }
+        command::DestroyContext { context, reserved }
+        command::RingDoorbell { context, slot }
+        command::CreatePd { context, reserved }
+        command::PdCreated { pd, reserved }
+        command::DestroyPd { pd, reserved }
+        command::RegisterMr { pd, access, flags, reserved, iova, pages }
+        command::MrRegistered { key, reserved }
+        command::DeregisterMr { pd, key }
+        command::CreateCq { context, vector, ring, pages }
+        command::CqCreated { cqn, reserved }
+        command::DestroyCq { cqn, reserved }
+        command::CreateQp {
+            context, pd, qp_type, flags, max_send_sge, max_recv_sge, max_inline, send_cqn,
+            recv_cqn, send_ring, recv_ring, pages,
+        }
+        command::QpCreated { qpn, slot }
+        command::ModifyQp { qpn, reserved, attributes }
+        command::QueryQp { qpn, reserved }
+        command::DestroyQp { qpn, reserved }
+        memory::PageList { first_chunk, offset, length, page_count, page_shift, reserved }
+        memory::PageListChunk { next, count, reserved, pages }
+        port::GidEntry { gid, mac, vlan, gid_type, reserved }
+        port::PortAttributes {
+            state, max_mtu, active_mtu, active_width, active_speed, pkey_table_length,
+            gid_table_length, max_message_size, bad_pkey_count, qkey_violation_count, reserved,
+        }
+        qp::QpAttributes {
+            mask, state, current_state, path_mtu, sqd_async_notify, qkey, rq_psn, sq_psn,
+            dest_qpn, access, pkey_index, port, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer,
+            timeout, retry_count, rnr_retry, sq_draining, reserved, address,
+        }
+        ring::RingLayout { header_offset, entries_offset, entries, stride }
+        ring::RingHeader {
+            driver_index, arm, driver_reserved, device_index, device_flags, device_reserved,
+        }
+        work::SendHeader {
+            opcode, flags, num_sge, inline_length, wr_id, immediate, pkey_index, reserved,
+        }
+        work::RdmaTarget { address, rkey, reserved }
+        work::AtomicTarget { address, rkey, reserved, compare_add, swap, reserved_tail }
+        work::DatagramTarget { address, remote_qpn, qkey }
+        work::AddressVector {
+            dgid, dmac, sgid_index, hop_limit, traffic_class, service_level, reserved, flow_label,
+        }
+        work::Sge { address, length, lkey }
+        work::ReceiveHeader { wr_id, num_sge, reserved }
+        completion::Cqe {
+            wr_id, qpn, opcode, status, flags, service_level, byte_length, immediate, source_qpn,
+            pkey_index, vlan, vendor_error, source_mac, reserved, timestamp, reserved_tail, phase,
+        }
+        event::AsyncEvent { event_type, reserved, number, vendor_error, reserved_tail }
+        event::CompletionEvent { cqn, reserved }
+    };
+
+    // The notify area has no fixed size, so the crate has offsets where the standard has members.
+    let summary_end = notify::SUMMARY_OFFSET + notify::SUMMARY_WORDS * 8;
+    let member = |name: &str, ty: String, offset| (name.into(), ty, offset);
+    layouts.insert(
+        "virtio_rdma_notify_area".into(),
+        Layout {
+            members: vec![
+                member("flags", "le32".into(), notify::FLAGS_OFFSET),
+                member("reserved_flags", "u8[60]".into(), notify::FLAGS_OFFSET + 4),
+                member(
+                    "summary",
+                    format!("le64[{}]", notify::SUMMARY_WORDS),
+                    notify::SUMMARY_OFFSET,
+                ),
+                member(
+                    "reserved_summary",
+                    format!("u8[{}]", notify::PENDING_OFFSET - summary_end),
+                    summary_end,
+                ),
+                member("pending", "le64[]".into(), notify::PENDING_OFFSET),
+            ],
+            size: notify::area_length(0),
+        },
+    );
+    layouts
+}
+
+#[test]
+fn structures_agree() {
+    let (standard, ours) = (structures(), layouts());
+    for (name, layout) in &ours {
+        assert_eq!(standard.get(name), Some(layout), "{name}");
+    }
+    for name in standard.keys() {
+        assert!(ours.contains_key(name), "{name} is in the standard only");
+    }
+}
+
+#[test]
+fn every_structure_of_the_crate_is_compared() {
+    let ours = layouts();
+    for source in SOURCES {
+        for text in source.split("#[repr(C)]\npub struct ").skip(1) {
+            let name = text.split_once(' ').unwrap().0;
+            let is_empty = text.split_once(' ').unwrap().1.starts_with("{}");
+            let known = ours.contains_key(&format!("virtio_rdma_{}", snake(name)));
+            assert_ne!(known, is_empty, "{name}");
+        }
+    }
+}
+
+/// The constants of the standard.
+fn defines() -> BTreeMap<String, u64> {
+    let mut defines = BTreeMap::new();
+    for line in STANDARD.lines() {
+        let Some(define) = line.trim().strip_prefix("#define ") else {
+            continue;
+        };
+        let (name, value) = define.split_once(' ').expect("name and value");
+        let value = value.trim();
+        let number = if let Some(bit) = value.strip_prefix("(1 << ") {
+            1 << bit.trim_end_matches(')').parse::<u32>().unwrap()
+        } else if let Some(hex) = value.strip_prefix("0x") {
+            u64::from_str_radix(hex, 16).unwrap()
+        } else {
+            value
+                .parse()
+                .unwrap_or_else(|_| panic!("{name} is not a number"))
+        };
+        let old = defines.insert(name.to_string(), number);
+        assert!(old.is_none(), "{name} is defined twice");
+    }
+    defines
+}
+
+/// Adds the values of an enumeration.
+fn add_enum<T: Copy + Debug>(
+    constants: &mut BTreeMap<String, u64>,
+    prefix: &str,
+    values: &[T],
+    raw: impl Fn(T) -> u64,
+) {
+    for &value in values {
+        let name = snake(&format!("{value:?}")).to_uppercase();
+        constants.insert(format!("VIRTIO_RDMA_{prefix}_{name}"), raw(value));
+    }
+}
+
+/// The constants of this crate by the names that the standard gives them, and the names of those
+/// that were taken one by one, as the sources have them.
+fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
+    let mut constants = BTreeMap::new();
+    let mut names = BTreeSet::new();
+
+    macro_rules! enums {
+        ($($prefix:literal: $module:ident::$ty:ident;)*) => {
+            $(add_enum(&mut constants, $prefix, $module::$ty::ALL, |v| u64::from(v.raw()));)*
+        };
+    }
+    enums! {
+        "CMD": command::CommandCode;
+        "STATUS": command::Status;
+        "CONTEXT": command::ContextKind;
+        "PORT_STATE": port::PortState;
+        "GID_TYPE": port::GidType;
+        "SEND_OP": work::SendOpcode;
+        "CQE_STATUS": completion::Status;
+        "CQE_OP": completion::Opcode;
+        "QP_TYPE": qp::QpType;
+        "QP_STATE": qp::QpState;
+        "EVENT": event::EventType;
+    }
+    for &mtu in port::Mtu::ALL {
+        let name = format!("VIRTIO_RDMA_MTU_{}", mtu.bytes());
+        constants.insert(name, u64::from(mtu.raw()));
+    }
+
+    macro_rules! each {
+        ($($prefix:literal: $module:ident { $($name:ident),* $(,)? })*) => {
+            $($(
+                #[allow(clippy::unnecessary_cast)]
+                let value = $module::$name as u64;
+                constants.insert(concat!($prefix, stringify!($name)).to_string(), value);
+                names.insert(stringify!($name));
+            )*)*
+        };
+    }
+    each! {
+        "": config { VIRTIO_ID_RDMA }
+        "VIRTIO_": config { PCI_CAP_DOORBELL_CFG }
+        "VIRTIO_RDMA_": config {
+            PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, CONTROL_QUEUE,
+            ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
+        }
+        "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
+        "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY }
+        "VIRTIO_RDMA_QP_FLAG_": qp_flags { SIGNAL_ALL }
+        "VIRTIO_RDMA_": memory { CHUNK_SIZE, CHUNK_PAGES, MIN_PAGE_SHIFT, MAX_PAGE_SHIFT }
+        "VIRTIO_RDMA_ACCESS_": access {
+            LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, MW_BIND, ZERO_BASED,
+            RELAXED_ORDERING,
+        }
+        "VIRTIO_RDMA_": port { NO_VLAN }
+        "VIRTIO_RDMA_NOTIFY_": notify {
+            FLAGS_OFFSET, SUMMARY_OFFSET, SUMMARY_WORDS, PENDING_OFFSET, MIN_SLOTS, MAX_SLOTS,
+        }
+        "VIRTIO_RDMA_NOTIFY_FLAG_": notify_flags { POLLING }
+        "VIRTIO_RDMA_RING_": ring { MAX_ENTRIES, MIN_STRIDE, MAX_STRIDE, HEADER_ALIGN }
+        "VIRTIO_RDMA_RING_FLAG_": ring_flags { NEED_DOORBELL, OVERRUN }
+        "VIRTIO_RDMA_SEND_FLAG_": send_flags { SIGNALED, SOLICITED, FENCE, INLINE }
+        "VIRTIO_RDMA_": work {
+            TARGET_OFFSET, TARGET_LENGTH, SEND_DATA_OFFSET, RECEIVE_DATA_OFFSET, GRH_LENGTH,
+        }
+        "VIRTIO_RDMA_CQE_FLAG_": cqe_flags {
+            GRH, IMMEDIATE, INVALIDATED, SOURCE_MAC, VLAN, IPV4, SOLICITED,
+        }
+        "VIRTIO_RDMA_CQE_": completion { PHASE_OFFSET }
+        "VIRTIO_RDMA_": completion { CQE_STRIDE }
+        "VIRTIO_RDMA_": qp { GSI_QPN, MAX_QPN, MAX_PSN }
+        "VIRTIO_RDMA_QP_ATTR_": attribute {
+            STATE, CURRENT_STATE, EN_SQD_ASYNC_NOTIFY, ACCESS_FLAGS, PKEY_INDEX, PORT, QKEY,
+            ADDRESS_VECTOR, PATH_MTU, TIMEOUT, RETRY_COUNT, RNR_RETRY, RQ_PSN, MAX_RD_ATOMIC,
+            ALTERNATE_PATH, MIN_RNR_TIMER, SQ_PSN, MAX_DEST_RD_ATOMIC, PATH_MIGRATION_STATE,
+            CAPACITIES, DEST_QPN,
+        }
+    }
+
+    let arm = |solicited| u64::from(ring::Arm::default().again(solicited).raw() & 3);
+    constants.insert("VIRTIO_RDMA_ARM_NEXT".into(), arm(false));
+    constants.insert("VIRTIO_RDMA_ARM_SOLICITED".into(), arm(true));
+    (constants, names)
+}
+
+#[test]
+fn constants_agree() {
+    let (standard, (ours, _)) = (defines(), constants());
+    for (name, value) in &ours {
+        assert_eq!(standard.get(name), Some(value), "{name}");
+    }
+    for name in standard.keys() {
+        assert!(ours.contains_key(name), "{name} is in the standard only");
+    }
+}
+
+#[test]
+fn every_constant_of_the_crate_is_compared() {
+    // Sums and names for what the standard has as members.
+    const DERIVED: [&str; 9] = [
+        "ALL",
+        "NAMES",
+        "REGION",
+        "QUEUE_PAIR",
+        "REMOTE_CHANGES",
+        "DRIVER_INDEX",
+        "ARM",
+        "DEVICE_INDEX",
+        "DEVICE_FLAGS",
+    ];
+    let (_, names) = constants();
+    for source in SOURCES {
+        for text in source.split("pub const ").skip(1) {
+            let name: &str = text.split([':', ' ']).next().unwrap();
+            if name != "fn" {
+                assert!(names.contains(name) || DERIVED.contains(&name), "{name}");
+            }
+        }
+        // Enumerations have a table of their values, which `constants` goes through.
+        for text in source.split("pub enum ").skip(1) {
+            let name = text.split([':', ' ']).next().unwrap();
+            let used = include_str!("standard.rs").contains(&format!("::{name}"));
+            assert!(used, "{name}");
+        }
+    }
+}
+
+#[test]
+fn offsets_of_header_words_agree() {
+    assert_eq!(
+        ring::offset::DRIVER_INDEX,
+        offset_of!(ring::RingHeader, driver_index)
+    );
+    assert_eq!(ring::offset::ARM, offset_of!(ring::RingHeader, arm));
+    assert_eq!(
+        ring::offset::DEVICE_INDEX,
+        offset_of!(ring::RingHeader, device_index)
+    );
+    assert_eq!(
+        ring::offset::DEVICE_FLAGS,
+        offset_of!(ring::RingHeader, device_flags)
+    );
+}
+
+/// Rows of the list table that follows a heading or a text, cell by cell.
+fn table_after(text: &str) -> Vec<Vec<String>> {
+    let (_, rest) = STANDARD
+        .split_once(text)
+        .unwrap_or_else(|| panic!("no text {text:?}"));
+    let (_, rest) = rest.split_once(".. list-table::").expect("a table follows");
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for line in rest.lines().skip(1) {
+        if let Some(cell) = line.strip_prefix("   * - ") {
+            rows.push(vec![cell.trim().into()]);
+        } else if let Some(cell) = line.strip_prefix("     - ") {
+            rows.last_mut()
+                .expect("a row has begun")
+                .push(cell.trim().into());
+        } else if let Some(more) = line.strip_prefix("       ") {
+            let cell = rows
+                .last_mut()
+                .and_then(|row| row.last_mut())
+                .expect("a cell has begun");
+            cell.push(' ');
+            cell.push_str(more.trim());
+        } else if !line.is_empty() && !line.starts_with("   :") {
+            break;
+        }
+    }
+    rows.split_off(1)
+}
+
+#[test]
+fn counters_agree() {
+    let rows = table_after("\nCounters; the names are those that people see:");
+    assert_eq!(rows.len(), counter::Counter::ALL.len());
+    for (&ours, row) in counter::Counter::ALL.iter().zip(rows) {
+        let name = snake(&format!("{ours:?}")).to_uppercase();
+        let text = format!("``{}``", ours.name().to_str().unwrap());
+        assert_eq!(row, [(ours as usize).to_string(), name, text]);
+    }
+}
+
+#[test]
+fn commands_agree() {
+    let expected: Vec<[String; 3]> = {
+        fn row<C: command::Command>() -> [String; 3] {
+            let name = |ty: &str, size| match size {
+                0 => "none".into(),
+                _ => format!("``virtio_rdma_{}``", snake(ty.rsplit("::").next().unwrap())),
+            };
+            [
+                snake(&format!("{:?}", C::CODE)).to_uppercase(),
+                name(std::any::type_name::<C>(), size_of::<C>()),
+                name(std::any::type_name::<C::Reply>(), size_of::<C::Reply>()),
+            ]
+        }
+        vec![
+            row::<command::QueryDevice>(),
+            row::<command::QueryPort>(),
+            row::<command::SetGid>(),
+            row::<command::ClearGid>(),
+            row::<command::QueryCounters>(),
+            row::<command::CreateContext>(),
+            row::<command::DestroyContext>(),
+            row::<command::RingDoorbell>(),
+            row::<command::CreatePd>(),
+            row::<command::DestroyPd>(),
+            row::<command::RegisterMr>(),
+            row::<command::DeregisterMr>(),
+            row::<command::CreateCq>(),
+            row::<command::DestroyCq>(),
+            row::<command::CreateQp>(),
+            row::<command::ModifyQp>(),
+            row::<command::QueryQp>(),
+            row::<command::DestroyQp>(),
+        ]
+    };
+    assert_eq!(expected.len(), command::CommandCode::ALL.len());
+    assert_eq!(table_after("\nCommands\n-----"), expected);
+}
+
+#[test]
+fn every_status_and_event_is_explained() {
+    let first = |rows: Vec<Vec<String>>| -> BTreeSet<String> {
+        let names = rows.into_iter().map(|mut row| row.swap_remove(0));
+        names
+            .flat_map(|cell| cell.split(", ").map(String::from).collect::<Vec<_>>())
+            .collect()
+    };
+    fn names<T: Debug>(all: &[T]) -> BTreeSet<String> {
+        all.iter()
+            .map(|v| snake(&format!("{v:?}")).to_uppercase())
+            .collect()
+    }
+    assert_eq!(
+        first(table_after("No program decides")),
+        names(command::Status::ALL)
+    );
+    assert_eq!(
+        first(table_after("time that is fixed until")),
+        names(completion::Status::ALL)
+    );
+    assert_eq!(
+        first(table_after("and on a completionq")),
+        names(event::EventType::ALL)
+    );
+    assert_eq!(
+        first(table_after("Bytes after these, up to")),
+        names(work::SendOpcode::ALL)
+    );
+}
+
+/// The clauses, by family, in the order of the text; and the text without them.
+fn clauses() -> (BTreeMap<String, Vec<(usize, String)>>, String) {
+    let mut families: BTreeMap<String, Vec<(usize, String)>> = BTreeMap::new();
+    let mut rest = String::new();
+    let mut current: Option<String> = None;
+    for line in STANDARD.lines() {
+        let label = line.strip_prefix(':').and_then(|l| l.split_once(": "));
+        match (label, &current) {
+            (Some((name, text)), _) if name.starts_with("DEV-") || name.starts_with("DRV-") => {
+                let (family, number) = name.rsplit_once('-').unwrap();
+                let number = number.parse().expect("a clause has a number");
+                families
+                    .entry(family.into())
+                    .or_default()
+                    .push((number, text.into()));
+                current = Some(family.into());
+            }
+            (None, Some(family)) if line.starts_with("   ") => {
+                let (_, text) = families.get_mut(family).unwrap().last_mut().unwrap();
+                text.push(' ');
+                text.push_str(line.trim());
+            }
+            _ => {
+                current = None;
+                rest.push_str(line);
+                rest.push('\n');
+            }
+        }
+    }
+    (families, rest)
+}
+
+#[test]
+fn clauses_are_numbered_and_stand_apart() {
+    let (families, rest) = clauses();
+    assert!(families.len() >= 20);
+    for (family, clauses) in &families {
+        for (index, (number, text)) in clauses.iter().enumerate() {
+            assert_eq!(*number, index + 1, "{family}");
+            let word = |w| {
+                text.split(|c: char| !c.is_alphabetic())
+                    .any(|part| part == w)
+            };
+            assert!(
+                word("MUST") || word("SHOULD") || word("MAY"),
+                "{family}-{number}"
+            );
+        }
+        if !family.ends_with("-CONF") {
+            assert!(rest.contains("Conformance\n"));
+            let (_, conformance) = STANDARD.split_once("\nConformance\n").unwrap();
+            assert!(
+                conformance.contains(&format!("``{family}``")),
+                "{family} binds nobody"
+            );
+        }
+    }
+    // The words occur once more, where the conventions define them.
+    for word in ["MUST", "SHOULD", "MAY", "SHALL", "REQUIRED"] {
+        let count = rest
+            .split(|c: char| !c.is_alphabetic())
+            .filter(|w| *w == word)
+            .count();
+        let defined = match word {
+            "MUST" | "SHOULD" => 2,
+            "MAY" => 1,
+            _ => 0,
+        };
+        assert_eq!(count, defined, "{word} outside of a clause");
+    }
+}
+
+#[test]
+fn clauses_that_the_text_refers_to_exist() {
+    let (families, _) = clauses();
+    for text in STANDARD
+        .split("DEV-")
+        .skip(1)
+        .map(|t| format!("DEV-{t}"))
+        .chain(STANDARD.split("DRV-").skip(1).map(|t| format!("DRV-{t}")))
+    {
+        let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        let name = &text[..end.unwrap_or(text.len())];
+        let Some((family, number)) = name.rsplit_once('-') else {
+            continue;
+        };
+        let Ok(number) = number.parse::<usize>() else {
+            continue;
+        };
+        let count = families.get(family).map_or(0, Vec::len);
+        assert!(number >= 1 && number <= count, "{name}");
+    }
+}
