@@ -102,15 +102,23 @@ impl<'bound> Region<'bound> {
         self.len
     }
 
-    /// Maps page `index` of the structure for the kernel; pages have [`PAGE_SIZE`] bytes.
+    /// Physical address of page `index` of the structure; pages have [`PAGE_SIZE`] bytes.
     ///
     /// `EINVAL` if there is no such page, or the structure does not begin at a page.
-    pub fn map_page(&self, index: u32) -> Result<MappedPage> {
+    pub fn page_start(&self, index: u32) -> Result<PhysAddr> {
         let offset = u64::from(index) * PAGE_SIZE as u64;
         let start = self.start + offset;
         if !fits(self.len, offset, PAGE_SIZE as u64) || start % PAGE_SIZE as u64 != 0 {
             return Err(EINVAL);
         }
+        Ok(start)
+    }
+
+    /// Maps page `index` of the structure for the kernel.
+    ///
+    /// Errors are those of [`page_start`](Self::page_start).
+    pub fn map_page(&self, index: u32) -> Result<MappedPage> {
+        let start = self.page_start(index)?;
         // SAFETY: The address is device memory, in a BAR that `self` has reserved.
         let page = unsafe { bindings::ioremap(start, PAGE_SIZE) };
         Ok(MappedPage(NonNull::new(page).ok_or(ENOMEM)?))

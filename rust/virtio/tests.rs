@@ -74,7 +74,7 @@ mod tests {
             }
         }
         // The chain has been dropped, so this is the last reference.
-        assert!(token.into_unique_or_drop().is_some());
+        assert!(Arc::into_unique_or_drop(token).is_some());
         Ok(())
     }
 

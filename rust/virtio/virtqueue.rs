@@ -4,7 +4,10 @@
 
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop,
+    mem::{
+        offset_of,
+        ManuallyDrop, //
+    },
     ptr::{
         self,
         NonNull, //
@@ -23,10 +26,12 @@ use kernel::{
         aref::ARef,
         new_mutex,
         new_spinlock_irq,
+        static_lock_class,
         Arc,
         Mutex,
         SpinLockIrq, //
-    }, //
+    },
+    types::Opaque, //
 };
 
 use crate::{
@@ -81,6 +86,11 @@ impl<C> Chain<C> {
         &self.context
     }
 
+    /// The part that the device reads.
+    pub fn readable_mut(&mut self) -> &mut [u8] {
+        &mut self.readable
+    }
+
     /// The part that the device writes.
     pub fn writable(&self) -> &[u8] {
         &self.writable
@@ -126,6 +136,13 @@ pub trait Handler: Send + Sync + Sized + 'static {
     /// Called in interrupt context, and for one queue by one processor at a time.
     fn used(&self, queue: &Virtqueue<Self>);
 
+    /// Continues in process context what [`used`](Self::used) has [deferred](Virtqueue::defer).
+    ///
+    /// Called by one processor at a time. Must not stop the device, nor wait for who does.
+    fn deferred(&self, queue: &Virtqueue<Self>) {
+        let _ = queue;
+    }
+
     /// The device will not use `chain` any more.
     ///
     /// Called in process context, without locks held, for each buffer that is still in the queue
@@ -160,22 +177,48 @@ pub struct Virtqueue<H: Handler> {
     name: &'static CStr,
     #[pin]
     queue: SpinLockIrq<RawQueue>,
+    /// Runs [`Handler::deferred`]; only queued while the queue is open, and under its lock.
+    #[pin]
+    work: Opaque<bindings::work_struct>,
+    #[pin]
     handler: H,
 }
 
+// SAFETY: The lock protects the queue; a `work_struct` may be queued and cancelled by any thread;
+// the handler is `Send`.
+unsafe impl<H: Handler> Send for Virtqueue<H> {}
+
+// SAFETY: As above; the handler is `Sync`.
+unsafe impl<H: Handler> Sync for Virtqueue<H> {}
+
 impl<H: Handler> Virtqueue<H> {
     /// Creates a queue whose interrupt is known as `name`.
-    pub fn new(name: &'static CStr, handler: H) -> Result<Arc<Self>> {
-        Arc::pin_init(
+    pub fn new<E>(name: &'static CStr, handler: impl PinInit<H, E>) -> Result<Arc<Self>>
+    where
+        Error: From<E>,
+    {
+        Arc::pin_init::<Error>(
             // INVARIANT: `raw` is null.
-            pin_init!(Self {
+            try_pin_init!(Self {
                 name,
                 queue <- new_spinlock_irq!(
                     RawQueue { raw: ptr::null_mut(), open: false },
                     "virtio::Virtqueue"
                 ),
-                handler,
-            }),
+                work <- Opaque::ffi_init(|slot| {
+                    // SAFETY: `slot` is valid for writes; it will be in an `Arc`, not on a stack.
+                    unsafe {
+                        bindings::init_work_with_key(
+                            slot,
+                            Some(Self::work_callback),
+                            false,
+                            c"virtio::Virtqueue::work".as_char_ptr(),
+                            static_lock_class!().as_ptr(),
+                        )
+                    }
+                }),
+                handler <- handler,
+            }? Error),
             GFP_KERNEL,
         )
     }
@@ -279,6 +322,34 @@ impl<H: Handler> Virtqueue<H> {
         })
     }
 
+    /// Has [`Handler::deferred`] called, soon and at least once. May be called in any context.
+    pub fn defer(&self) {
+        let queue = self.queue.lock();
+        if queue.open {
+            // SAFETY: `work` was initialised by `new`. `detach` waits for it, which comes before
+            // the reference of `Queues` to `self` is dropped: it finds the queue closed, so the
+            // work is not queued later, or waits for the lock.
+            unsafe {
+                bindings::queue_work_on(
+                    bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                    bindings::system_unbound_wq,
+                    self.work.get(),
+                )
+            };
+        }
+    }
+
+    /// Function of the work.
+    ///
+    /// # Safety
+    ///
+    /// `work` must be the `work` of a [`Virtqueue`] which lives until this returns.
+    unsafe extern "C" fn work_callback(work: *mut bindings::work_struct) {
+        // SAFETY: By the caller's contract, `work` is in a `Self`; `Opaque` is transparent.
+        let this = unsafe { &*work.byte_sub(offset_of!(Self, work)).cast::<Self>() };
+        this.handler.deferred(this);
+    }
+
     /// Whether the queue is of no use any more: stopped, corrupted by the device, or gone with it.
     pub fn is_broken(&self) -> bool {
         let queue = self.queue.lock();
@@ -340,10 +411,13 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
     }
 
     unsafe fn detach(&self) {
+        self.close();
+        // SAFETY: `work` was initialised by `new`. The queue is closed, so it is not queued again.
+        unsafe { bindings::cancel_work_sync(self.work.get()) };
+
         loop {
             let token = {
                 let mut queue = self.queue.lock();
-                queue.open = false;
                 if queue.raw.is_null() {
                     return;
                 }

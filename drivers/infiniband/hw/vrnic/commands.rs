@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Objects on the device, as commands create them, and page lists, by which commands name memory.
+
+use core::sync::atomic::{
+    AtomicBool,
+    Ordering, //
+};
+
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::DmaAddress,
+    prelude::*,
+    sync::Arc, //
+};
+use virtio::SharedMemory;
+use vrnic_wire::{
+    command::{
+        Command,
+        CreateContext,
+        CreateCq,
+        CreatePd,
+        CreateQp,
+        DeregisterMr,
+        DestroyContext,
+        DestroyCq,
+        DestroyPd,
+        DestroyQp,
+        Empty,
+        RegisterMr, //
+    },
+    memory::{
+        PageList,
+        CHUNK_PAGES,
+        CHUNK_SIZE, //
+    }, //
+};
+
+use crate::control::Control;
+
+/// A command that destroys an object.
+pub(crate) trait Destroy: Command<Reply = Empty> + Send + Sync {
+    /// What the object is called.
+    const OBJECT: &'static str;
+
+    /// Number or key of the object.
+    fn number(&self) -> u32;
+}
+
+macro_rules! destroy {
+    ($($command:ident { $number:ident } $object:literal,)*) => {
+        $(impl Destroy for $command {
+            const OBJECT: &'static str = $object;
+
+            fn number(&self) -> u32 {
+                self.$number.get()
+            }
+        })*
+    };
+}
+
+destroy! {
+    DestroyContext { context } "context",
+    DestroyPd { pd } "protection domain",
+    DestroyCq { cqn } "completion queue",
+    DestroyQp { qpn } "queue pair",
+    DeregisterMr { key } "memory region",
+}
+
+/// An object on the device, which exists as long as this value: dropping it destroys the object.
+///
+/// [`destroy`](Self::destroy) does the same when the outcome matters.
+pub(crate) struct Object<D: Destroy> {
+    control: Arc<Control>,
+    command: D,
+    alive: AtomicBool,
+}
+
+impl<D: Destroy> Object<D> {
+    fn new(control: &Arc<Control>, command: D) -> Self {
+        Self {
+            control: control.clone(),
+            command,
+            alive: AtomicBool::new(true),
+        }
+    }
+
+    /// Number or key of the object.
+    pub(crate) fn number(&self) -> u32 {
+        self.command.number()
+    }
+
+    /// The device, as one gives it commands.
+    pub(crate) fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Destroys the object. Sleeps.
+    ///
+    /// On success the device has let go of everything that belonged to the object. So it has when
+    /// it failed, for then it was stopped. On an error the object is as before.
+    pub(crate) fn destroy(&self) -> Result {
+        if !self.alive.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        match self.control.execute(&self.command) {
+            Ok(Empty {}) => Ok(()),
+            Err(_) if self.control.is_stopped() => Ok(()),
+            Err(err) => {
+                self.alive.store(true, Ordering::Relaxed);
+                Err(err)
+            }
+        }
+    }
+}
+
+impl<D: Destroy> Drop for Object<D> {
+    fn drop(&mut self) {
+        if let Err(err) = self.destroy() {
+            // Memory of the object may be freed next, and the device would still use it.
+            let health = self.control.health();
+            dev_err!(health, "{} {} cannot be destroyed: {:?}\n", D::OBJECT, self.number(), err);
+            health.fail("it does not let go of an object");
+            self.control.is_stopped();
+        }
+    }
+}
+
+/// Creates a context, and returns it with its doorbell page.
+pub(crate) fn create_context(
+    control: &Arc<Control>,
+    request: &CreateContext,
+) -> Result<(Object<DestroyContext>, u32)> {
+    let reply = control.execute(request)?;
+    let destroy = DestroyContext {
+        context: reply.context,
+        ..Default::default()
+    };
+    Ok((Object::new(control, destroy), reply.doorbell_page.get()))
+}
+
+/// Creates a protection domain in a context.
+pub(crate) fn create_pd(control: &Arc<Control>, context: u32) -> Result<Object<DestroyPd>> {
+    let reply = control.execute(&CreatePd {
+        context: context.into(),
+        ..Default::default()
+    })?;
+    let destroy = DestroyPd {
+        pd: reply.pd,
+        ..Default::default()
+    };
+    Ok(Object::new(control, destroy))
+}
+
+/// Creates a completion queue.
+pub(crate) fn create_cq(control: &Arc<Control>, request: &CreateCq) -> Result<Object<DestroyCq>> {
+    let reply = control.execute(request)?;
+    let destroy = DestroyCq {
+        cqn: reply.cqn,
+        ..Default::default()
+    };
+    Ok(Object::new(control, destroy))
+}
+
+/// Creates a queue pair, and returns it with its doorbell slot.
+pub(crate) fn create_qp(
+    control: &Arc<Control>,
+    request: &CreateQp,
+) -> Result<(Object<DestroyQp>, u32)> {
+    let reply = control.execute(request)?;
+    let destroy = DestroyQp {
+        qpn: reply.qpn,
+        ..Default::default()
+    };
+    Ok((Object::new(control, destroy), reply.slot.get()))
+}
+
+/// Registers a memory region; its number is its key.
+pub(crate) fn register_mr(
+    control: &Arc<Control>,
+    request: &RegisterMr,
+) -> Result<Object<DeregisterMr>> {
+    let reply = control.execute(request)?;
+    let destroy = DeregisterMr {
+        pd: request.pd,
+        key: reply.key,
+    };
+    Ok(Object::new(control, destroy))
+}
+
+/// A page list in memory that the device can read, for as long as a command needs it.
+pub(crate) struct PageListBuffer {
+    list: PageList,
+    _chunks: SharedMemory,
+}
+
+impl PageListBuffer {
+    /// Writes a list of `pages` of two to the power of `page_shift` bytes.
+    ///
+    /// The buffer is `length` bytes, `offset` bytes into the first page. `EINVAL` if that does not
+    /// fit the number of pages.
+    pub(crate) fn new(
+        dev: &Device<Bound>,
+        pages: impl ExactSizeIterator<Item = DmaAddress>,
+        page_shift: u8,
+        offset: u64,
+        length: u64,
+    ) -> Result<Self> {
+        let count = pages.len();
+        if needed_pages(page_shift, offset, length) != Some(count as u64) {
+            return Err(EINVAL);
+        }
+
+        let chunk_count = count.div_ceil(CHUNK_PAGES);
+        let chunks = SharedMemory::new(dev, chunk_count * CHUNK_SIZE)?;
+        write_chunks(&chunks, pages)?;
+
+        let first_chunk = chunks.dma_pages().next().ok_or(EINVAL)?;
+        Ok(Self {
+            list: PageList {
+                first_chunk: first_chunk.into(),
+                offset: offset.into(),
+                length: length.into(),
+                page_count: u32::try_from(count)?.into(),
+                page_shift,
+                reserved: [0; 3],
+            },
+            _chunks: chunks,
+        })
+    }
+
+    /// A list of all of `memory`.
+    pub(crate) fn of_shared(dev: &Device<Bound>, memory: &SharedMemory) -> Result<Self> {
+        const SHIFT: u8 = SharedMemory::PAGE_SIZE.ilog2() as u8;
+
+        Self::new(dev, memory.dma_pages(), SHIFT, 0, memory.len() as u64)
+    }
+
+    /// The list, as commands name it.
+    pub(crate) fn list(&self) -> PageList {
+        self.list
+    }
+}
+
+/// Pages that `length` bytes take which begin `offset` bytes into the first.
+fn needed_pages(page_shift: u8, offset: u64, length: u64) -> Option<u64> {
+    let page = 1u64.checked_shl(page_shift.into())?;
+    if length == 0 || offset >= page {
+        return None;
+    }
+    Some(offset.checked_add(length)?.div_ceil(page))
+}
+
+/// Writes the chunks of a list of `pages`.
+fn write_chunks(
+    chunks: &SharedMemory,
+    mut pages: impl ExactSizeIterator<Item = DmaAddress>,
+) -> Result {
+    // `PageListChunk` on the stack would be a whole page.
+    const HEADER: usize = 16;
+    const ENTRY: usize = size_of::<u64>();
+
+    let mut addresses = chunks.dma_pages().skip(1);
+    for chunk in (0..chunks.len()).step_by(CHUNK_SIZE) {
+        let count = pages.len().min(CHUNK_PAGES);
+        let next = addresses.next().unwrap_or(0);
+
+        chunks.write(chunk, &next.to_le_bytes())?;
+        chunks.write(chunk + ENTRY, &(count as u64).to_le_bytes())?;
+        for (i, page) in pages.by_ref().take(count).enumerate() {
+            chunks.write(chunk + HEADER + i * ENTRY, &page.to_le_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_commands)]
+mod tests {
+    use super::*;
+
+    use core::mem::offset_of;
+    use vrnic_wire::memory::PageListChunk;
+
+    fn with_device(test: impl FnOnce(&Device<Bound>) -> Result) -> Result {
+        let faux = kernel::faux::Registration::new(c"vrnic-test", None)?;
+        test(faux.as_ref().as_ref())
+    }
+
+    #[test]
+    fn pages_are_counted_as_the_standard_says() {
+        assert_eq!(needed_pages(12, 0, 1), Some(1));
+        assert_eq!(needed_pages(12, 4095, 1), Some(1));
+        assert_eq!(needed_pages(12, 4095, 2), Some(2));
+        assert_eq!(needed_pages(12, 0, 8192), Some(2));
+        assert_eq!(needed_pages(21, 4096, 1 << 21), Some(2));
+        assert_eq!(needed_pages(12, 4096, 1), None);
+        assert_eq!(needed_pages(12, 0, 0), None);
+        assert_eq!(needed_pages(64, 0, 1), None);
+        assert_eq!(needed_pages(12, 1, u64::MAX), None);
+    }
+
+    #[test]
+    fn a_long_list_is_a_chain_of_chunks() -> Result {
+        assert_eq!(offset_of!(PageListChunk, count), 8);
+        assert_eq!(offset_of!(PageListChunk, pages), 16);
+
+        with_device(|dev| {
+            let count = CHUNK_PAGES + 3;
+            let chunks = SharedMemory::new(dev, 2 * CHUNK_SIZE)?;
+            write_chunks(&chunks, (0..count).map(|i| (i as u64 + 1) << 12))?;
+
+            let second = chunks.dma_pages().nth(1).ok_or(EINVAL)?;
+            let word = |offset| -> Result<u64> {
+                let mut bytes = [0; 8];
+                chunks.read(offset, &mut bytes)?;
+                Ok(u64::from_le_bytes(bytes))
+            };
+            assert_eq!(word(0)?, second);
+            assert_eq!(word(8)?, CHUNK_PAGES as u64);
+            assert_eq!(word(16)?, 1 << 12);
+            assert_eq!(word(16 + 8 * 509)?, 510 << 12);
+            assert_eq!(word(CHUNK_SIZE)?, 0);
+            assert_eq!(word(CHUNK_SIZE + 8)?, 3);
+            assert_eq!(word(CHUNK_SIZE + 16)?, 511 << 12);
+            assert_eq!(word(CHUNK_SIZE + 32)?, 513 << 12);
+            assert_eq!(word(CHUNK_SIZE + 40)?, 0);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_list_must_fit_its_pages() -> Result {
+        with_device(|dev| {
+            let pages = || [0x1000, 0x5000].into_iter();
+            let list = PageListBuffer::new(dev, pages(), 12, 0x10, 0x1800)?.list();
+            assert_eq!(list.page_count.get(), 2);
+            assert_eq!(list.offset.get(), 0x10);
+            assert_eq!(list.length.get(), 0x1800);
+            assert_eq!(list.page_shift, 12);
+            assert!(PageListBuffer::new(dev, pages(), 12, 0, 0x1000).is_err());
+            assert!(PageListBuffer::new(dev, pages(), 12, 0, 0x2001).is_err());
+            assert!(PageListBuffer::new(dev, [].into_iter(), 12, 0, 0).is_err());
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The context that the kernel's own queue pairs belong to, and its doorbell.
+
+use core::sync::atomic::{
+    fence,
+    Ordering, //
+};
+
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    prelude::*,
+    sync::Arc, //
+};
+use virtio::{
+    pci::{
+        MappedPage,
+        Region, //
+    },
+    SharedMemory, //
+};
+use vrnic_wire::{
+    command::{
+        ContextKind,
+        CreateContext,
+        DestroyContext, //
+    },
+    notify::{
+        area_length,
+        flags,
+        is_valid_slot_count,
+        SlotBits,
+        FLAGS_OFFSET, //
+    },
+};
+
+use crate::{
+    commands::{
+        create_context,
+        Object,
+        PageListBuffer, //
+    },
+    control::Control, //
+};
+
+/// Doorbell slots of the kernel's context: as many as a page can hold.
+const SLOTS: u32 = 16384;
+
+const _: () = assert!(is_valid_slot_count(SLOTS));
+const _: () = assert!(area_length(SLOTS) <= SharedMemory::PAGE_SIZE);
+const _: () = assert!(area_length(2 * SLOTS) > SharedMemory::PAGE_SIZE);
+
+/// The kernel's context on the device.
+pub(crate) struct KernelContext {
+    // Fields are dropped in declaration order: the device lets go of the notify area first.
+    object: Object<DestroyContext>,
+    notify: SharedMemory,
+    /// The doorbell page, or [`None`] if the doorbell is a command.
+    page: Option<MappedPage>,
+}
+
+impl KernelContext {
+    /// Creates the context, with a doorbell page in `doorbells` if there are such.
+    pub(crate) fn new(
+        dev: &Device<Bound>,
+        control: &Arc<Control>,
+        doorbells: Option<&Region<'_>>,
+    ) -> Result<Self> {
+        let notify = SharedMemory::new(dev, area_length(SLOTS))?;
+        let area = PageListBuffer::of_shared(dev, &notify)?;
+        let (object, page) = create_context(
+            control,
+            &CreateContext {
+                kind: ContextKind::Kernel.raw(),
+                slots: SLOTS.into(),
+                area: area.list(),
+                ..Default::default()
+            },
+        )?;
+        let page = doorbells.map(|region| region.map_page(page)).transpose()?;
+        Ok(Self {
+            object,
+            notify,
+            page,
+        })
+    }
+
+    /// Number of the context.
+    pub(crate) fn number(&self) -> u32 {
+        self.object.number()
+    }
+
+    /// Tells the device that there is work in the rings of `slot`. May be called in any context.
+    ///
+    /// What was stored to the rings before is visible to the device when it looks at them.
+    /// `EINVAL` if the context has no such slot.
+    pub(crate) fn ring(&self, slot: u32) -> Result {
+        if slot >= SLOTS {
+            return Err(EINVAL);
+        }
+        let bits = SlotBits::new(slot);
+        let pending = self.notify.u64(bits.pending_offset)?;
+        let summary = self.notify.u64(bits.summary_offset)?;
+        let state = self.notify.u32(FLAGS_OFFSET)?;
+
+        pending.fetch_or(bits.pending_mask.to_le(), Ordering::Release);
+        summary.fetch_or(bits.summary_mask.to_le(), Ordering::Release);
+        // Pairs with the fence of the device between saying that it sleeps and looking once more.
+        fence(Ordering::SeqCst);
+        if u32::from_le(state.load(Ordering::Relaxed)) & flags::POLLING != 0 {
+            return Ok(());
+        }
+        match &self.page {
+            Some(page) => page.write32::<0>(slot),
+            None => self.object.control().ring(self.number(), slot),
+        }
+        Ok(())
+    }
+}

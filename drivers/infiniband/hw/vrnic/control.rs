@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The control queue: commands to the device and their replies.
+//!
+//! [`Control::execute`] sends a command and sleeps until the device has answered; any number of
+//! threads may do so at the same time. It returns when the device has done with the command for
+//! good: with a reply, or because the device was stopped. So whatever memory a command names, its
+//! caller may free it after an error.
+//!
+//! A device that does not answer within [`TIMEOUT_S`] seconds, or says that it needs a reset, or is
+//! gone, is stopped. From then on every command fails with `EIO` at once and there are no objects on
+//! the device any more.
+
+use kernel::{
+    prelude::*,
+    sync::{
+        new_condvar,
+        new_spinlock_irq,
+        Arc,
+        CondVar,
+        SpinLockIrq, //
+    }, //
+};
+use virtio::{
+    Chain,
+    Completion,
+    Handler,
+    Stopper,
+    Used,
+    Virtqueue, //
+};
+use vrnic_wire::command::{
+    Command,
+    CommandHeader,
+    ReplyHeader,
+    RingDoorbell,
+    Status, //
+};
+
+use crate::health::Health;
+
+/// Seconds that the device has to answer a command.
+///
+/// Commands wait for nothing but the host's processor, so this is long.
+pub(crate) const TIMEOUT_S: u32 = 30;
+
+/// Seconds after which a waiting command looks whether the device has failed.
+const CHECK_INTERVAL_S: u32 = 1;
+
+/// Virtqueue entries that a command takes: its request and its reply.
+const ENTRIES_PER_COMMAND: usize = 2;
+
+/// A command on its way.
+#[pin_data]
+pub(crate) struct Call {
+    /// What came back. It holds a reference to this, so whoever waits must take it out.
+    #[pin]
+    reply: SpinLockIrq<Option<Used<Context>>>,
+    /// The device has done with the command.
+    #[pin]
+    done: Completion,
+}
+
+impl Call {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            reply <- new_spinlock_irq!(None),
+            done <- Completion::new(),
+        })
+    }
+}
+
+/// Who waits for a command.
+pub(crate) enum Context {
+    /// A thread in [`Control::execute`].
+    Call(Arc<Call>),
+    /// Nobody: the command rings a doorbell.
+    Doorbell,
+}
+
+/// What of the control queue is in use.
+struct Slots {
+    /// Commands that may still be sent.
+    free: usize,
+    /// The command of [`Control::ring`]; [`None`] while the device has it.
+    doorbell: Option<KBox<Chain<Context>>>,
+    /// A doorbell to ring as soon as the command has come back.
+    deferred: Option<RingDoorbell>,
+}
+
+/// Handler of the control queue.
+#[pin_data]
+pub(crate) struct Replies {
+    /// May be taken in interrupt context. No other lock is taken while it is held.
+    #[pin]
+    slots: SpinLockIrq<Slots>,
+    /// [`Slots::free`] has grown.
+    #[pin]
+    freed: CondVar,
+}
+
+impl Replies {
+    /// Waits for room in the queue.
+    fn reserve(&self) {
+        let mut slots = self.slots.lock();
+        while slots.free == 0 {
+            self.freed.wait(&mut slots);
+        }
+        slots.free -= 1;
+    }
+
+    /// Gives room back.
+    fn release(&self) {
+        self.slots.lock().free += 1;
+        self.freed.notify_one();
+    }
+
+    /// Takes the doorbell command back, and what it has to do next.
+    fn doorbell_done(&self, chain: KBox<Chain<Context>>) -> Option<RingDoorbell> {
+        let mut slots = self.slots.lock();
+        slots.doorbell = Some(chain);
+        slots.deferred.take()
+    }
+
+    /// Sends the doorbell command, or remembers to do so when it comes back.
+    fn ring(&self, queue: &Virtqueue<Self>, request: RingDoorbell) {
+        let chain = {
+            let mut slots = self.slots.lock();
+            match slots.doorbell.take() {
+                Some(chain) => chain,
+                None => {
+                    // The device looks at all slots of a context that rings, so the last is enough.
+                    slots.deferred = Some(request);
+                    return;
+                }
+            }
+        };
+
+        let mut chain = chain;
+        write_request(chain.readable_mut(), &request);
+        match queue.add(chain) {
+            Ok(()) => queue.kick(),
+            // The queue is stopped: nobody listens.
+            Err((_, chain)) => self.slots.lock().doorbell = Some(chain),
+        }
+    }
+}
+
+impl Handler for Replies {
+    type Context = Context;
+
+    fn used(&self, queue: &Virtqueue<Self>) {
+        while let Some(used) = queue.pop() {
+            let call = match used.context() {
+                Context::Call(call) => call.clone(),
+                Context::Doorbell => {
+                    if let Some(request) = self.doorbell_done(used.into_chain()) {
+                        self.ring(queue, request);
+                    }
+                    continue;
+                }
+            };
+            *call.reply.lock() = Some(used);
+            self.release();
+            call.done.complete_all();
+        }
+    }
+
+    fn cancelled(&self, chain: KBox<Chain<Context>>) {
+        match chain.context() {
+            Context::Call(call) => {
+                self.release();
+                call.done.complete_all();
+            }
+            Context::Doorbell => {
+                self.doorbell_done(chain);
+            }
+        }
+    }
+}
+
+/// Creates the control queue, to be given to [`virtio::Virtqueues`].
+pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
+    let len = size_of::<CommandHeader>() + size_of::<RingDoorbell>();
+    let doorbell = Chain::new(
+        KVec::from_elem(0, len, GFP_KERNEL)?,
+        size_of::<ReplyHeader>(),
+        Context::Doorbell,
+        GFP_KERNEL,
+    )?;
+
+    Virtqueue::new(
+        c"control",
+        pin_init!(Replies {
+            slots <- new_spinlock_irq!(Slots {
+                free: 0,
+                doorbell: Some(doorbell),
+                deferred: None,
+            }),
+            freed <- new_condvar!(),
+        }),
+    )
+}
+
+/// The device, as one gives it commands.
+pub(crate) struct Control {
+    queue: Arc<Virtqueue<Replies>>,
+    stopper: Stopper,
+    health: Arc<Health>,
+}
+
+impl Control {
+    /// Begins to use `queue`, which must be alive.
+    ///
+    /// `ENODEV` if the queue is too small for a command and a doorbell.
+    pub(crate) fn new(
+        queue: Arc<Virtqueue<Replies>>,
+        stopper: Stopper,
+        health: Arc<Health>,
+    ) -> Result<Arc<Self>> {
+        // One command is the doorbell's.
+        let commands = (queue.capacity() / ENTRIES_PER_COMMAND).saturating_sub(1);
+        if commands == 0 {
+            dev_err!(health, "control queue of {} entries is too small\n", queue.capacity());
+            return Err(ENODEV);
+        }
+        queue.handler().slots.lock().free = commands;
+
+        Ok(Arc::new(
+            Self {
+                queue,
+                stopper,
+                health,
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Has the device execute a command and returns its reply. Sleeps, uninterruptibly.
+    ///
+    /// Errors of the device are those of [`errno`]; `EIO` if the device failed before it answered,
+    /// or answered nonsense.
+    pub(crate) fn execute<C: Command>(&self, request: &C) -> Result<C::Reply> {
+        let len = size_of::<CommandHeader>() + size_of::<C>();
+        let mut message = KVec::from_elem(0, len, GFP_KERNEL)?;
+        write_request(&mut message, request);
+
+        let call = Arc::pin_init(Call::new(), GFP_KERNEL)?;
+        let chain = Chain::new(
+            message,
+            size_of::<ReplyHeader>() + size_of::<C::Reply>(),
+            Context::Call(call.clone()),
+            GFP_KERNEL,
+        )?;
+
+        if self.is_stopped() {
+            return Err(EIO);
+        }
+        self.queue.handler().reserve();
+        if let Err((err, _)) = self.queue.add(chain) {
+            self.queue.handler().release();
+            return Err(if err == ENODEV { EIO } else { err });
+        }
+        self.queue.kick();
+        self.wait(&call.done);
+
+        let used = call.reply.lock().take();
+        parse_reply::<C>(used.as_ref().ok_or(EIO)?.written()).inspect_err(|err| {
+            dev_dbg!(self.health, "command {:?} failed: {:?}\n", C::CODE, err);
+        })
+    }
+
+    /// Waits until the device has done with a command, or stops it.
+    fn wait(&self, done: &Completion) {
+        for _ in 0..TIMEOUT_S / CHECK_INTERVAL_S {
+            if done.wait_timeout(CHECK_INTERVAL_S * 1000) {
+                return;
+            }
+            if self.health.has_failed() || self.queue.is_broken() || self.stopper.device_failed() {
+                break;
+            }
+        }
+        self.health.fail("it does not answer commands");
+        self.stopper.stop();
+        // All commands have come back or have been cancelled, so this does not wait any more.
+        done.wait();
+    }
+
+    /// Rings the doorbell of a context of the kernel by command. May be called in any context.
+    ///
+    /// All callers must name the same context: rings that come too fast are merged into one.
+    pub(crate) fn ring(&self, context: u32, slot: u32) {
+        let request = RingDoorbell {
+            context: context.into(),
+            slot: slot.into(),
+        };
+        self.queue.handler().ring(&self.queue, request);
+    }
+
+    /// Whether the device is in order, and if not, since when.
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Whether the device holds no objects any more because it failed; stops it if it has not been
+    /// stopped yet. Sleeps.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let failed = self.health.has_failed();
+        if failed {
+            self.stopper.stop();
+        }
+        failed
+    }
+}
+
+/// Writes a command to `message`, which has the size of header and request.
+fn write_request<C: Command>(message: &mut [u8], request: &C) {
+    let header = CommandHeader {
+        code: C::CODE.raw().into(),
+        reserved: 0.into(),
+        // CAST: Requests are shorter than `MAX_REQUEST`.
+        length: (size_of::<C>() as u32).into(),
+    };
+    let parts = Iterator::chain(header.as_bytes().iter(), request.as_bytes());
+    for (to, from) in message.iter_mut().zip(parts) {
+        *to = *from;
+    }
+}
+
+/// Reads the reply to a command.
+fn parse_reply<C: Command>(message: &[u8]) -> Result<C::Reply> {
+    let (header, body) = ReplyHeader::read_from_prefix(message).map_err(|_| EIO)?;
+
+    errno(header.status.get())?;
+    if header.length.get() as usize != size_of::<C::Reply>() {
+        return Err(EIO);
+    }
+    let (reply, _) = C::Reply::read_from_prefix(body).map_err(|_| EIO)?;
+    Ok(reply)
+}
+
+/// The error that the status of a reply stands for.
+///
+/// A status without a meaning is `EIO`.
+fn errno(status: u32) -> Result {
+    let Ok(status) = Status::try_from(status) else {
+        return Err(EIO);
+    };
+    match status {
+        Status::Ok => Ok(()),
+        Status::Unsupported => Err(EOPNOTSUPP),
+        Status::Malformed | Status::InvalidArgument | Status::BadState => Err(EINVAL),
+        Status::NotFound => Err(ENOENT),
+        Status::Busy => Err(EBUSY),
+        Status::NoResources => Err(ENOMEM),
+        Status::BadAddress => Err(EFAULT),
+        Status::NotPermitted => Err(EPERM),
+        Status::DeviceFailed => Err(EIO),
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_control)]
+mod tests {
+    use super::*;
+
+    use vrnic_wire::command::{
+        CreatePd,
+        DestroyPd,
+        PdCreated, //
+    };
+
+    fn reply(status: u32, length: u32, body: &[u8]) -> Result<KVec<u8>> {
+        let header = ReplyHeader {
+            status: status.into(),
+            length: length.into(),
+            vendor_error: 0.into(),
+            reserved: 0.into(),
+        };
+        let mut message = KVec::new();
+        message.extend_from_slice(header.as_bytes(), GFP_KERNEL)?;
+        message.extend_from_slice(body, GFP_KERNEL)?;
+        Ok(message)
+    }
+
+    #[test]
+    fn a_command_is_header_and_request() {
+        let mut message = [0; 16];
+        let request = CreatePd {
+            context: 0x0403_0201.into(),
+            reserved: 0.into(),
+        };
+        write_request(&mut message, &request);
+        assert_eq!(message, [0x20, 0, 0, 0, 8, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_reply_is_read() -> Result {
+        let created = parse_reply::<CreatePd>(&reply(0, 8, &[9, 0, 0, 0, 0, 0, 0, 0])?)?;
+        assert_eq!(created.pd.get(), 9);
+        assert!(parse_reply::<DestroyPd>(&reply(0, 0, &[])?).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn a_reply_that_is_nonsense_is_an_io_error() -> Result {
+        let body = [0; size_of::<PdCreated>()];
+
+        // Nothing, half a header, half a body, a wrong length, an unknown status.
+        assert_eq!(parse_reply::<CreatePd>(&[]).err(), Some(EIO));
+        assert_eq!(parse_reply::<CreatePd>(&[0; 15]).err(), Some(EIO));
+        assert_eq!(parse_reply::<CreatePd>(&reply(0, 8, &body[..7])?).err(), Some(EIO));
+        assert_eq!(parse_reply::<CreatePd>(&reply(0, 7, &body)?).err(), Some(EIO));
+        assert_eq!(parse_reply::<CreatePd>(&reply(0, 9, &body)?).err(), Some(EIO));
+        assert_eq!(parse_reply::<CreatePd>(&reply(!0, 8, &body)?).err(), Some(EIO));
+        Ok(())
+    }
+
+    #[test]
+    fn each_status_has_the_errno_of_the_standard() -> Result {
+        let table = [
+            (Status::Unsupported, EOPNOTSUPP),
+            (Status::Malformed, EINVAL),
+            (Status::InvalidArgument, EINVAL),
+            (Status::NotFound, ENOENT),
+            (Status::Busy, EBUSY),
+            (Status::NoResources, ENOMEM),
+            (Status::BadAddress, EFAULT),
+            (Status::BadState, EINVAL),
+            (Status::NotPermitted, EPERM),
+            (Status::DeviceFailed, EIO),
+        ];
+        assert_eq!(table.len() + 1, Status::ALL.len());
+        for (status, error) in table {
+            let message = reply(status.raw(), 0, &[])?;
+            assert_eq!(parse_reply::<CreatePd>(&message).err(), Some(error));
+        }
+        Ok(())
+    }
+}

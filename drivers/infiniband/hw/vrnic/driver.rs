@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Taking over a device and letting go of it.
+//!
+//! ```text
+//!   probe    configuration ─▶ queues ─▶ ready ─▶ QUERY_DEVICE ─▶ kernel's context ─▶ RDMA device
+//!   remove   RDMA device ─▶ kernel's context ─▶ reset ─▶ queues
+//! ```
+//!
+//! The order of `remove` is the order of fields: [`Data`] drops the registration of the RDMA device
+//! first, by which all objects are destroyed while the device still takes commands. What the
+//! registration owns, [`Resources`], goes next, with the queues last.
+
+use kernel::{
+    device::{
+        self,
+        Bound,
+        Core, //
+    },
+    prelude::*,
+    sync::Arc, //
+};
+use rdma::{
+    device::Properties,
+    event::Dispatcher,
+    Registration,
+    UnregisteredDevice, //
+};
+use virtio::{
+    pci::Region,
+    AnyVirtqueue,
+    Device,
+    DeviceId,
+    Feature,
+    IdTable,
+    Virtqueues, //
+};
+use vrnic_wire::{
+    command::{
+        DeviceLimits,
+        QueryDevice, //
+    },
+    config::{
+        Config,
+        DOORBELL_PAGE_SIZE,
+        F_DOORBELL,
+        PCI_CAP_DOORBELL_CFG,
+        VIRTIO_ID_RDMA, //
+    }, //
+};
+
+use crate::{
+    context::KernelContext,
+    control::{
+        self,
+        Control, //
+    },
+    device::Vrnic,
+    events::{
+        self,
+        AsyncEvents,
+        Completions, //
+    },
+    health::Health, //
+};
+
+/// The device has a doorbell region.
+const DOORBELL: Feature = Feature::device(F_DOORBELL);
+
+/// The driver.
+pub(crate) struct Driver;
+
+virtio::virtio_device_table!(VIRTIO_TABLE, [DeviceId::new(VIRTIO_ID_RDMA as u32)]);
+
+impl virtio::Driver for Driver {
+    type Data<'bound> = Data<'bound>;
+    const ID_TABLE: IdTable = &VIRTIO_TABLE;
+    const FEATURES: &'static [Feature] = &[DOORBELL];
+
+    fn probe<'bound>(
+        dev: &'bound Device<Core<'_>>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        Data::new(dev)
+    }
+
+    fn config_changed(dev: &Device<Bound>, this: Pin<&Self::Data<'_>>) {
+        if dev.status().needs_reset() {
+            this.health.fail("it needs a reset");
+        }
+    }
+}
+
+/// What the driver keeps for a device.
+pub(crate) struct Data<'bound> {
+    _registration: Registration<'bound, Vrnic>,
+    health: Arc<Health>,
+}
+
+impl<'bound> Data<'bound> {
+    fn new(dev: &'bound Device<Core<'_>>) -> Result<Self> {
+        let (resources, dispatcher) = Resources::new(dev)?;
+        let health = resources.health.clone();
+        Ok(Self {
+            _registration: register(dispatcher, resources)?,
+            health,
+        })
+    }
+}
+
+/// Registers the RDMA device.
+#[expect(unsafe_code, reason = "a registration must not be leaked, which no type can say")]
+fn register<'bound>(
+    dispatcher: Arc<Dispatcher>,
+    resources: Resources<'bound>,
+) -> Result<Registration<'bound, Vrnic>> {
+    let parent = resources.dma;
+    let config = resources.config;
+    let properties = Properties {
+        ports: config.ports.get(),
+        node_guid: config.node_guid.get(),
+        user_posts_by_verb: resources.doorbells.is_none(),
+    };
+    let device = UnregisteredDevice::new(parent, &properties, dispatcher)?;
+    let data = Ok::<_, Error>(resources);
+
+    // SAFETY: The result becomes a field of `Data`, which the virtio adapter drops before the
+    // device is unbound, or is dropped by the error path of `probe`. Nothing forgets it.
+    unsafe { Registration::new(device, c"vrnic%d", parent, config.mac, data) }
+}
+
+/// What the verbs need of the device, as long as it is registered.
+pub(crate) struct Resources<'bound> {
+    // Fields are dropped in declaration order.
+    /// The context of the kernel's own objects.
+    pub(crate) context: KernelContext,
+    /// The device, as one gives it commands.
+    pub(crate) control: Arc<Control>,
+    /// Whether the device still works.
+    pub(crate) health: Arc<Health>,
+    /// Its limits.
+    pub(crate) limits: DeviceLimits,
+    /// Its configuration.
+    pub(crate) config: Config,
+    /// The device that does the DMA.
+    pub(crate) dma: &'bound device::Device<Bound>,
+    /// Its doorbells, unless they are commands.
+    pub(crate) doorbells: Option<Region<'bound>>,
+    _queues: Virtqueues<'bound>,
+}
+
+impl<'bound> Resources<'bound> {
+    /// Brings the device up as far as the verbs need it.
+    fn new(dev: &'bound Device<Core<'_>>) -> Result<(Self, Arc<Dispatcher>)> {
+        check_features(dev)?;
+        let config = read_config(dev)?;
+        let doorbells = find_doorbells(dev, &config)?;
+
+        let vectors = u32::from(config.completion_vectors.get());
+        let dispatcher = Dispatcher::new(vectors)?;
+        let health = Health::new(dev.as_ref(), dispatcher.clone())?;
+
+        let control_queue = control::new_queue()?;
+        let async_queue = AsyncEvents::new_queue(dispatcher.clone(), health.clone())?;
+        let mut completion_queues = KVec::new();
+        for vector in 0..vectors {
+            let queue = Completions::new_queue(dispatcher.clone(), vector)?;
+            completion_queues.push(queue, GFP_KERNEL)?;
+        }
+
+        // Numbered as the standard says: control, asynchronous events, completion events.
+        let mut all: KVec<Arc<dyn AnyVirtqueue>> = KVec::new();
+        all.push(control_queue.clone(), GFP_KERNEL)?;
+        all.push(async_queue.clone(), GFP_KERNEL)?;
+        for queue in &completion_queues {
+            all.push(queue.clone(), GFP_KERNEL)?;
+        }
+        let queues = Virtqueues::new(dev, all)?;
+
+        events::fill(&*async_queue)?;
+        for queue in &completion_queues {
+            events::fill(&**queue)?;
+        }
+        queues.ready()?;
+        async_queue.kick();
+        for queue in &completion_queues {
+            queue.kick();
+        }
+
+        let control = Control::new(control_queue, queues.stopper(), health.clone())?;
+        let limits = control.execute(&QueryDevice {})?;
+        let dma = dev.parent();
+        let resources = Self {
+            context: KernelContext::new(dma, &control, doorbells.as_ref())?,
+            control,
+            health,
+            limits,
+            config,
+            dma,
+            doorbells,
+            _queues: queues,
+        };
+        Ok((resources, dispatcher))
+    }
+}
+
+/// Refuses a device that is older than the standard, or goes round the platform's DMA.
+fn check_features(dev: &Device<Bound>) -> Result {
+    if dev.has_feature(Feature::VERSION_1) && dev.has_feature(Feature::ACCESS_PLATFORM) {
+        return Ok(());
+    }
+    dev_err!(dev, "device lacks VIRTIO_F_VERSION_1 or VIRTIO_F_ACCESS_PLATFORM\n");
+    Err(ENODEV)
+}
+
+/// Reads the configuration, and refuses one that makes no sense.
+fn read_config(dev: &Device<Bound>) -> Result<Config> {
+    let config = dev.read_config::<Config>()?;
+    if config.completion_vectors.get() == 0 || config.ports.get() != 1 {
+        dev_err!(
+            dev,
+            "device has {} completion vectors and {} ports\n",
+            config.completion_vectors.get(),
+            config.ports.get()
+        );
+        return Err(ENODEV);
+    }
+    Ok(config)
+}
+
+/// Finds the doorbell region, if the device has one.
+fn find_doorbells<'bound>(
+    dev: &'bound Device<Bound>,
+    config: &Config,
+) -> Result<Option<Region<'bound>>> {
+    if !dev.has_feature(DOORBELL) {
+        return Ok(None);
+    }
+    let needed = u64::from(config.doorbell_pages.get()) * u64::from(DOORBELL_PAGE_SIZE);
+    match Region::find(dev, PCI_CAP_DOORBELL_CFG)? {
+        Some(region) if needed > 0 && region.len() >= needed => Ok(Some(region)),
+        _ => {
+            dev_err!(dev, "device offers doorbells that it does not have\n");
+            Err(ENODEV)
+        }
+    }
+}

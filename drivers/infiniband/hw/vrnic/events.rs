@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The event queues: what the device says without being asked.
+//!
+//! The driver keeps each event queue full of buffers for one event. The device takes one for each
+//! event, and waits with the event if there is none; a buffer goes back as soon as its event has
+//! been read. So no event is lost, and a queue holds back the device if the driver is slow.
+//!
+//! Completion events are handled in the interrupt of their vector. Asynchronous events go to a work
+//! item, because their handlers may sleep.
+
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+use rdma::{
+    event::{
+        CqEvent,
+        Dispatcher,
+        PortEvent,
+        QpEvent, //
+    },
+    port::Port, //
+};
+use virtio::{
+    Chain,
+    Handler,
+    Virtqueue, //
+};
+use vrnic_wire::event::{
+    AsyncEvent,
+    CompletionEvent,
+    EventType, //
+};
+
+use crate::health::Health;
+
+/// A handler of an event queue.
+pub(crate) trait EventHandler: Handler<Context = ()> {
+    /// What the device writes to a buffer of the queue.
+    type Event: FromBytes;
+
+    /// Handles an event.
+    fn handle(&self, event: &Self::Event);
+}
+
+/// Fills an event queue with buffers.
+pub(crate) fn fill<H: EventHandler>(queue: &Virtqueue<H>) -> Result {
+    for _ in 0..queue.capacity() {
+        let chain = Chain::new(KVec::new(), size_of::<H::Event>(), (), GFP_KERNEL)?;
+        queue.add(chain).map_err(|(err, _)| err)?;
+    }
+    Ok(())
+}
+
+/// Handles all events that have come in, and gives their buffers back to the device.
+fn drain<H: EventHandler>(queue: &Virtqueue<H>) {
+    let mut returned = false;
+
+    while let Some(used) = queue.pop() {
+        // A buffer that came back without a whole event says nothing.
+        let event = H::Event::read_from_bytes(used.written());
+        // There was room for the buffer before, so it is refused only when the queue is closed.
+        // Whoever learns of an event may count on there being a buffer for the next one.
+        returned |= queue.add(used.into_chain()).is_ok();
+        if let Ok(event) = event {
+            queue.handler().handle(&event);
+        }
+    }
+    if returned {
+        queue.kick();
+    }
+}
+
+/// Handler of the queue of asynchronous events.
+pub(crate) struct AsyncEvents {
+    dispatcher: Arc<Dispatcher>,
+    health: Arc<Health>,
+}
+
+impl AsyncEvents {
+    /// Creates the queue of asynchronous events.
+    pub(crate) fn new_queue(
+        dispatcher: Arc<Dispatcher>,
+        health: Arc<Health>,
+    ) -> Result<Arc<Virtqueue<Self>>> {
+        Virtqueue::new(c"async", Ok::<_, Error>(Self { dispatcher, health }))
+    }
+}
+
+impl Handler for AsyncEvents {
+    type Context = ();
+
+    fn used(&self, queue: &Virtqueue<Self>) {
+        queue.defer();
+    }
+
+    fn deferred(&self, queue: &Virtqueue<Self>) {
+        drain(queue);
+    }
+}
+
+/// Whom an asynchronous event concerns, and what happened.
+#[derive(Debug, PartialEq, Eq)]
+enum Meaning {
+    Cq(CqEvent),
+    Qp(QpEvent),
+    Port(PortEvent),
+    Device,
+}
+
+/// Sorts an event by its type.
+fn meaning(event_type: EventType) -> Meaning {
+    match event_type {
+        EventType::CqError => Meaning::Cq(CqEvent::Error),
+        EventType::QpFatal => Meaning::Qp(QpEvent::Fatal),
+        EventType::QpRequestError => Meaning::Qp(QpEvent::RequestError),
+        EventType::QpAccessError => Meaning::Qp(QpEvent::AccessError),
+        EventType::CommunicationEstablished => Meaning::Qp(QpEvent::CommunicationEstablished),
+        EventType::SendQueueDrained => Meaning::Qp(QpEvent::SendQueueDrained),
+        EventType::LastWqeReached => Meaning::Qp(QpEvent::LastWqeReached),
+        EventType::PortActive => Meaning::Port(PortEvent::Active),
+        EventType::PortError => Meaning::Port(PortEvent::Error),
+        EventType::PkeyChange => Meaning::Port(PortEvent::PkeyChange),
+        EventType::GidChange => Meaning::Port(PortEvent::GidChange),
+        EventType::DeviceFatal => Meaning::Device,
+    }
+}
+
+impl EventHandler for AsyncEvents {
+    type Event = AsyncEvent;
+
+    fn handle(&self, event: &AsyncEvent) {
+        let number = event.number.get();
+        let Ok(event_type) = EventType::try_from(event.event_type.get()) else {
+            dev_dbg!(self.health, "unknown event {}\n", event.event_type.get());
+            return;
+        };
+        let known = match meaning(event_type) {
+            Meaning::Cq(event) => self.dispatcher.cq_event(number, event),
+            Meaning::Qp(event) => self.dispatcher.qp_event(number, event),
+            Meaning::Port(event) => match Port::try_from(number) {
+                Ok(port) => self.dispatcher.port_event(port, event),
+                Err(_) => false,
+            },
+            Meaning::Device => {
+                self.health.fail("it says so");
+                true
+            }
+        };
+        if !known {
+            dev_dbg!(self.health, "event {:?} for nobody ({})\n", event_type, number);
+        }
+    }
+}
+
+/// Handler of the queue of completion events of one vector.
+pub(crate) struct Completions {
+    dispatcher: Arc<Dispatcher>,
+    vector: u32,
+}
+
+impl Completions {
+    /// Creates the queue of the completion events of `vector`.
+    pub(crate) fn new_queue(
+        dispatcher: Arc<Dispatcher>,
+        vector: u32,
+    ) -> Result<Arc<Virtqueue<Self>>> {
+        Virtqueue::new(c"completion", Ok::<_, Error>(Self { dispatcher, vector }))
+    }
+}
+
+impl Handler for Completions {
+    type Context = ();
+
+    fn used(&self, queue: &Virtqueue<Self>) {
+        drain(queue);
+    }
+}
+
+impl EventHandler for Completions {
+    type Event = CompletionEvent;
+
+    fn handle(&self, event: &CompletionEvent) {
+        // A completion queue that is being destroyed is not found any more: nobody waits for it.
+        self.dispatcher.complete(self.vector, event.cqn.get());
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_events)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_event_goes_to_the_object_it_names() {
+        for &event_type in EventType::ALL {
+            // The numbers are those of verbs, so they survive the translation.
+            let raw = u32::from(event_type.raw());
+            match meaning(event_type) {
+                Meaning::Cq(event) => assert_eq!(event.raw(), raw),
+                Meaning::Qp(event) => assert_eq!(event.raw(), raw),
+                Meaning::Port(event) => assert_eq!(event.raw(), raw),
+                Meaning::Device => assert_eq!(event_type, EventType::DeviceFatal),
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_that_is_not_alive_takes_no_buffers() -> Result {
+        let queue = Completions::new_queue(Dispatcher::new(1)?, 0)?;
+        fill(&queue)?;
+        drain(&queue);
+        assert!(queue.is_broken());
+        Ok(())
+    }
+}
