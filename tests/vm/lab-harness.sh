@@ -1,0 +1,31 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# The lab itself: output, exit codes, time limits, background programs, perftest pairs.
+# lab: timeout=180
+. "$LAB_LIB"
+
+[ "$(on a hostname)" = a ] || fail "VM a is not called a"
+[ "$(on b sh -c 'echo out; echo err >&2' 2>/dev/null)" = out ] || fail "streams are mixed"
+code=0; on a sh -c 'exit 7' || code=$?
+[ $code = 7 ] || fail "exit code $code, not 7"
+code=0; on -t 1 a sleep 30 || code=$?
+[ $code = 124 ] || fail "time limit gave $code, not 124"
+code=0; on a /no/such/program 2>/dev/null || code=$?
+[ $code = 127 ] || fail "a missing program gave $code, not 127"
+size=$(on a head -c 300000 /dev/zero | wc -c)
+[ "$size" = 300000 ] || fail "$size of 300000 bytes came through"
+
+# A program whose client is killed dies with its whole group.
+on a sh -c 'sleep 4242 & sleep 4242' &
+client=$!
+for _ in $(seq 50); do [ "$(on a pgrep -c -f 'sleep 4242' || true)" -ge 2 ] && break; done
+pkill -P $client || true
+kill $client
+for _ in $(seq 50); do on a pgrep -f '^sleep 4242' >/dev/null || break; done
+! on a pgrep -f '^sleep 4242' || fail "a killed client's program lives on"
+
+on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "the VMs do not reach each other"
+on b ping -c 1 -W 5 "$IP6_a" >/dev/null || fail "the VMs do not reach each other over IPv6"
+perf a b ibv_rc_pingpong -n 50 | grep -q usec/iter || fail "no pingpong"
+perf b b ib_write_lat -s 8 -n 50 | grep -q t_typical || fail "no loopback"
+if perf a b ib_write_bw -s 0x >/dev/null 2>&1; then fail "a failing pair passed"; fi
