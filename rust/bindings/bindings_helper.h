@@ -4,6 +4,7 @@
  */
 
 #include <linux/rtnetlink.h>
+#include <linux/netdevice.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <rdma/ib_cache.h>

@@ -13,5 +13,8 @@
 #define __rust_helper
 #endif
 
+#include "mm.c"
+#include "netdevice.c"
+#include "netlink.c"
 #include "rdma.c"
 #include "virtio.c"

@@ -1,8 +1,136 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! RDMA providers.
+//! Abstractions for RDMA device providers.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
+//!
+//! A driver implements [`Operations`] for its device and one trait for each kind of object:
+//! [`UserContext`], [`ProtectionDomain`], [`CompletionQueue`], [`QueuePair`], [`MemoryRegion`] and
+//! [`AddressHandle`]. The implementing type *is* the object: the core allocates the C structure
+//! with room for it, a create verb constructs it there, and a destroy verb ends it in two steps, a
+//! fallible one in which the driver makes the hardware let go, and [`Drop`].
+//!
+//! ```text
+//!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them
+//!          │
+//!  Registration::new()           data constructed ─▶ ib_register_device() ─▶ verbs run
+//!          │                     each verb gets a Call: the device and the registration's data
+//!  drop(Registration)            ib_unregister_device(): all objects are destroyed, the last verb
+//!                                has returned ─▶ data dropped ─▶ ib_device released
+//! ```
+//!
+//! What drivers get wrong in C is not theirs to do here:
+//!
+//! - The driver's part of a request and of a response are types ([`udata::Request`],
+//!   [`udata::Response`]); every verb reads, checks and answers all of it, so
+//!   `uverbs_robust_udata` holds by construction. If the answer cannot be written, the object is
+//!   undone.
+//! - Events are dispatched by object number through an [`event::Dispatcher`], which knows only
+//!   objects that live, and waits for handlers that run before an object goes away.
+//! - Work requests, completions, states, masks and access rights are types; a value that the
+//!   driver has no name for is refused before the driver sees it.
+//!
+//! Locking: all methods may be called concurrently, hence `&self` everywhere. All may sleep except
+//! those of [`AddressHandle`], [`QueuePair::post_send`], [`QueuePair::post_recv`],
+//! [`CompletionQueue::poll`] and [`CompletionQueue::request_notify`]
+//! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)).
 
 pub(crate) use vrnic_bindings as bindings;
+pub(crate) use vrnic_bindings::compat;
 
-/// Size of `struct ib_device`.
-pub const SIZE: usize = size_of::<bindings::ib_device>();
+/// Prefix of messages in the kernel log, which `module!` defines for drivers.
+const __LOG_PREFIX: &[u8] = b"rdma\0";
+
+/// Defines an enumeration that mirrors a C one, and the checked conversion from it.
+macro_rules! c_enum {
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident: $raw:ty {
+            $($(#[$variant_meta:meta])* $variant:ident = $value:expr,)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Copy, Clone, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum $name {
+            $($(#[$variant_meta])* $variant = $value,)*
+        }
+
+        impl $name {
+            /// The value of the C constant.
+            #[inline]
+            pub const fn raw(self) -> $raw {
+                // CAST: The enum is `repr(u32)`, the representation of the C type.
+                self as $raw
+            }
+        }
+
+        impl TryFrom<$raw> for $name {
+            type Error = kernel::error::Error;
+
+            fn try_from(raw: $raw) -> Result<Self, kernel::error::Error> {
+                match raw {
+                    $(v if v == Self::$variant.raw() => Ok(Self::$variant),)*
+                    _ => Err(kernel::error::code::EINVAL),
+                }
+            }
+        }
+    };
+}
+
+mod object;
+
+pub mod access;
+pub mod ah;
+pub mod cq;
+pub mod device;
+pub mod event;
+pub mod gid;
+pub mod mr;
+mod netdev;
+pub mod pd;
+pub mod port;
+pub mod qp;
+pub mod restrack;
+pub mod stats;
+pub mod ucontext;
+pub mod udata;
+pub mod umem;
+mod vtable;
+pub mod wc;
+pub mod wr;
+
+pub use ah::{
+    AddressHandle,
+    Ah, //
+};
+pub use cq::{
+    CompletionQueue,
+    Cq, //
+};
+pub use device::{
+    Call,
+    Device,
+    Operations,
+    Registration,
+    UnregisteredDevice, //
+};
+pub use mr::{
+    MemoryRegion,
+    Mr, //
+};
+pub use netdev::Netdev;
+pub use pd::{
+    Pd,
+    ProtectionDomain, //
+};
+pub use qp::{
+    Qp,
+    QueuePair, //
+};
+pub use ucontext::{
+    Ucontext,
+    UserContext, //
+};
+pub use udata::User;
+pub use umem::Umem;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Access rights of memory regions and queue pairs.
+
+use kernel::{
+    impl_flags,
+    prelude::*, //
+};
+
+use crate::bindings;
+
+impl_flags!(
+    /// A set of access rights (`enum ib_access_flags`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct AccessFlags(u32);
+
+    /// An access right.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Access {
+        /// The owner's receives and reads may be written here.
+        LocalWrite = bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE,
+        /// Peers may write.
+        RemoteWrite = bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE,
+        /// Peers may read.
+        RemoteRead = bindings::ib_access_flags_IB_ACCESS_REMOTE_READ,
+        /// Peers may do atomic operations.
+        RemoteAtomic = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC,
+        /// Memory windows may be bound.
+        MwBind = bindings::ib_access_flags_IB_ACCESS_MW_BIND,
+        /// Addresses count from 0 at the start of the region.
+        ZeroBased = bindings::ib_access_flags_IB_ZERO_BASED,
+        /// Pages are pinned when they are accessed.
+        OnDemand = bindings::ib_access_flags_IB_ACCESS_ON_DEMAND,
+        /// The region is made of huge pages.
+        HugeTlb = bindings::ib_access_flags_IB_ACCESS_HUGETLB,
+        /// The order of writes does not matter to the owner.
+        RelaxedOrdering = bindings::ib_access_flags_IB_ACCESS_RELAXED_ORDERING,
+        /// Peers may flush to global visibility.
+        FlushGlobal = bindings::ib_access_flags_IB_ACCESS_FLUSH_GLOBAL,
+        /// Peers may flush to persistence.
+        FlushPersistent = bindings::ib_access_flags_IB_ACCESS_FLUSH_PERSISTENT,
+    }
+);
+
+impl AccessFlags {
+    /// Rights that one may ask for and must not mind not to get (`IB_ACCESS_OPTIONAL`).
+    const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL;
+
+    /// Takes over rights as C names them. Unknown optional rights are dropped, other unknown
+    /// rights are refused with `EOPNOTSUPP`.
+    pub(crate) fn from_raw(raw: c_int) -> Result<Self> {
+        // CAST: A set of bits that C keeps in an `int`.
+        let raw = raw as u32;
+        let known = bindings::ib_access_flags_IB_ACCESS_SUPPORTED & !Self::OPTIONAL
+            | Access::RelaxedOrdering as u32;
+
+        if raw & !(known | Self::OPTIONAL) != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        Ok(Self(raw & known))
+    }
+
+    /// Reconstructs rights from bits that a device keeps; unknown bits are dropped.
+    pub fn from_bits(bits: u32) -> Self {
+        Self(bits & bindings::ib_access_flags_IB_ACCESS_SUPPORTED)
+    }
+
+    /// The rights as the verbs number them.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Completion queues.
+
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
+
+use crate::{
+    access::AccessFlags,
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    event::Room,
+    object::{
+        core_object,
+        respond_or_undo, //
+    },
+    restrack::Details,
+    udata::{
+        Request,
+        Response,
+        Udata,
+        User, //
+    },
+    umem::Umem,
+    wc::Completions, //
+};
+
+/// What the user of a new completion queue asks for (`struct ib_cq_init_attr`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Fewest entries, at least 1.
+    pub entries: u32,
+    /// Completion vector, less than the device has.
+    pub vector: u32,
+    /// Flags (`enum ib_uverbs_ex_create_cq_flags`); the core passes only those it knows.
+    pub flags: u32,
+}
+
+/// A new completion queue.
+pub struct New<I, R> {
+    /// Constructs the queue.
+    pub init: I,
+    /// Answer to the provider; `()` for queues of the kernel.
+    pub response: R,
+    /// Entries that it has, at least those asked for.
+    pub entries: u32,
+}
+
+/// Where the user's buffer for a new queue comes from: the call's attributes (an address or a
+/// dma-buf) or the address in the driver's request.
+pub struct Buffer<'a> {
+    device: NonNull<bindings::ib_device>,
+    attrs: NonNull<bindings::uverbs_attr_bundle>,
+    _call: PhantomData<&'a ()>,
+}
+
+impl Buffer<'_> {
+    /// Pins the buffer: the one that the call's attributes describe if there is any, which must
+    /// have `length` bytes at least, or else `length` bytes at `address`.
+    pub fn pin(&self, address: u64, length: usize, access: AccessFlags) -> Result<Umem> {
+        // SAFETY: Device and attributes are valid during the call.
+        unsafe {
+            Umem::from_raw(bindings::ib_umem_get_cq_buf_or_va(
+                self.device.as_ptr(),
+                self.attrs.as_ptr(),
+                address,
+                length,
+                access.bits() as c_int,
+            ))
+        }
+    }
+}
+
+/// A completion queue (`struct ib_cq`).
+#[vtable]
+pub trait CompletionQueue: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<CompletionQueue = Self>;
+    /// The driver's part of the request.
+    type Request: Request;
+    /// The driver's part of the response.
+    type Response: Response;
+
+    /// Creates a completion queue for a process.
+    fn create_user(
+        call: &Call<'_, Self::Driver>,
+        attributes: &Attributes,
+        user: User<'_, Self::Driver, Self::Request>,
+        buffer: &Buffer<'_>,
+    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+
+    /// Creates a completion queue for the kernel.
+    fn create(
+        call: &Call<'_, Self::Driver>,
+        attributes: &Attributes,
+    ) -> Result<New<impl PinInit<Self>, ()>>;
+
+    /// Number by which events name the queue; it does not change.
+    fn number(&self) -> u32;
+
+    /// Makes the hardware forget the queue; on success it is dropped.
+    ///
+    /// Errors mean that the hardware still owns the queue, which therefore stays.
+    fn destroy(cq: &Cq<Self>, call: &Call<'_, Self::Driver>) -> Result;
+
+    /// Takes completions out of a queue of the kernel, oldest first, until there are no more or
+    /// `out` is full. May not sleep.
+    ///
+    /// Processes can get here for their queues too; the driver refuses if it cannot serve them.
+    fn poll(cq: &Cq<Self>, call: &Call<'_, Self::Driver>, out: &mut Completions<'_>) -> Result;
+
+    /// Asks for one event: for the next completion or, if `solicited_only`, for the next solicited
+    /// or failed one. May not sleep.
+    ///
+    /// Returns whether completions may have come in before, for which there is no event.
+    fn request_notify(
+        cq: &Cq<Self>,
+        call: &Call<'_, Self::Driver>,
+        solicited_only: bool,
+    ) -> Result<bool>;
+
+    /// Adds what only the driver knows to the description of a queue (`rdma resource show -dd`).
+    fn fill_details(_cq: &Cq<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+core_object! {
+    /// A completion queue: `struct ib_cq` and the driver's part.
+    Cq<CompletionQueue>, ib_cq
+}
+
+impl<T: CompletionQueue> Cq<T> {
+    /// Completion vector that the queue's events come by.
+    pub fn vector(&self) -> u32 {
+        // SAFETY: The C structure is valid; the vector does not change.
+        unsafe { (*self.as_raw()).comp_vector }
+    }
+}
+
+/// Takes over the attributes of a new queue.
+///
+/// # Safety
+///
+/// `attr` must be valid.
+unsafe fn attributes(
+    attr: *const bindings::ib_cq_init_attr,
+    device: &Device<impl Operations>,
+) -> Result<Attributes> {
+    // SAFETY: Guaranteed by the caller.
+    let attr = unsafe { &*attr };
+
+    if attr.cqe == 0 || attr.comp_vector >= device.completion_vectors() {
+        return Err(EINVAL);
+    }
+    Ok(Attributes {
+        entries: attr.cqe,
+        vector: attr.comp_vector,
+        flags: attr.flags,
+    })
+}
+
+/// Completes a new queue: makes its events findable and answers the caller.
+///
+/// # Safety
+///
+/// `cq` must be a queue that the core allocated for a device of `T`, and that nobody else can reach.
+unsafe fn finish<T: Operations, R: Response>(
+    call: &Call<'_, T>,
+    cq: *mut bindings::ib_cq,
+    vector: u32,
+    room: Room<bindings::ib_cq>,
+    new: New<impl PinInit<T::CompletionQueue>, R>,
+    udata: Option<&Udata<'_>>,
+) -> Result {
+    // SAFETY: Guaranteed by the caller; the data is constructed once, and dropped or leaked only
+    // after the dispatcher forgot the queue.
+    unsafe {
+        let data = Cq::<T::CompletionQueue>::data_of(cq);
+        pin_init::raw_init(data, new.init);
+
+        let this = NonNull::new_unchecked(cq);
+        (*cq).comp_vector = vector;
+        (*cq).cqe = c_int::try_from(new.entries).unwrap_or(c_int::MAX);
+        call.dispatcher()
+            .insert_cq(vector, (*data).number(), this, room);
+        respond_or_undo(data, &new.response, udata, || {
+            call.dispatcher().remove_cq(vector, (*data).number(), this);
+            T::CompletionQueue::destroy(Cq::from_raw(cq), call)
+        })
+    }
+}
+
+/// # Safety
+///
+/// `cq` must be a new queue of a device of `T`; `attr` and `attrs` those of the call.
+pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
+    cq: *mut bindings::ib_cq,
+    attr: *const bindings::ib_cq_init_attr,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: The core set the device of the queue.
+    let device = unsafe { Device::<T>::from_raw((*cq).device) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered; its users have contexts.
+    // - Attributes and udata are valid during the call.
+    // - The core allocated the queue, which nobody reaches before the call returns.
+    from_result(|| unsafe {
+        let attrs = NonNull::new(attrs).ok_or(EINVAL)?;
+        let udata = &raw mut (*attrs.as_ptr())
+            .__bindgen_anon_1
+            .__bindgen_anon_1
+            .driver_udata;
+        let udata = Udata::from_raw(udata).ok_or(EINVAL)?;
+
+        device.with(|call| {
+            let attributes = attributes(attr, device)?;
+            let room = Room::new()?;
+            let buffer = Buffer {
+                device: NonNull::new_unchecked(device.as_raw()),
+                attrs,
+                _call: PhantomData,
+            };
+            let user = udata.user::<T, _>()?;
+            let new = T::CompletionQueue::create_user(call, &attributes, user, &buffer)?;
+
+            finish(call, cq, attributes.vector, room, new, Some(&udata))?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `cq` must be a new queue of a device of `T`, and `attr` the attributes of the call.
+pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
+    cq: *mut bindings::ib_cq,
+    attr: *const bindings::ib_cq_init_attr,
+    _attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: The core set the device of the queue.
+    let device = unsafe { Device::<T>::from_raw((*cq).device) };
+
+    // SAFETY: As in `create_user_callback`, to which calls from user space go.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let attributes = attributes(attr, device)?;
+            let room = Room::new()?;
+            let new = T::CompletionQueue::create(call, &attributes)?;
+
+            finish(call, cq, attributes.vector, room, new, None)?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `cq` must be a constructed queue of a device of `T` that nobody uses any more, and `udata` the
+/// udata of the call.
+pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
+    cq: *mut bindings::ib_cq,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*cq).device), Udata::from_raw(udata)) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered.
+    // - The data is constructed. It is dropped after the hardware and the dispatcher forgot the
+    //   queue, then the core frees the object.
+    from_result(|| unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            let this = Cq::<T::CompletionQueue>::from_raw(cq);
+            T::CompletionQueue::destroy(this, call)?;
+            call.dispatcher()
+                .remove_cq(this.vector(), this.number(), NonNull::new_unchecked(cq));
+            core::ptr::drop_in_place(Cq::<T::CompletionQueue>::data_of(cq));
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `cq` must be a constructed queue of a device of `T`, and `wc` have room for `count` completions.
+pub(crate) unsafe extern "C" fn poll_callback<T: Operations>(
+    cq: *mut bindings::ib_cq,
+    count: c_int,
+    wc: *mut bindings::ib_wc,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let (device, cq) = unsafe { (Device::<T>::from_raw((*cq).device), Cq::from_raw(cq)) };
+
+    // SAFETY: Verbs run only while the device is registered; `wc` has room for `count`.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let mut out = Completions::new(call.dispatcher(), wc, usize::try_from(count)?);
+            T::CompletionQueue::poll(cq, call, &mut out)?;
+            // CAST: Not more than `count`.
+            Ok(out.len() as c_int)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `cq` must be a constructed queue of a device of `T`.
+pub(crate) unsafe extern "C" fn request_notify_callback<T: Operations>(
+    cq: *mut bindings::ib_cq,
+    flags: bindings::ib_cq_notify_flags,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let (device, cq) = unsafe { (Device::<T>::from_raw((*cq).device), Cq::from_raw(cq)) };
+    let solicited_only = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
+        == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
+    let report_missed = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
+
+    // SAFETY: Verbs run only while the device is registered.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let missed = T::CompletionQueue::request_notify(cq, call, solicited_only)?;
+            Ok(c_int::from(missed && report_missed))
+        })
+    })
+}
+
+/// # Safety
+///
+/// `cq` must be a constructed queue of a device of `T`, and `message` a netlink message being
+/// written.
+pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
+    message: *mut bindings::sk_buff,
+    cq: *mut bindings::ib_cq,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        Details::write(message, |details| {
+            T::CompletionQueue::fill_details(Cq::from_raw(cq), details)
+        })
+    }
+}

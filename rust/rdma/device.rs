@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Devices and their registration.
+
+use core::{
+    cell::UnsafeCell,
+    mem::offset_of,
+    ptr::NonNull, //
+};
+
+use kernel::{
+    bits::bit_u64,
+    device,
+    error::to_result,
+    impl_flags,
+    prelude::*,
+    sync::{
+        aref::AlwaysRefCounted,
+        Arc, //
+    },
+    types::{
+        NotThreadSafe,
+        Opaque, //
+    },
+};
+
+use crate::{
+    ah::AddressHandle,
+    bindings,
+    compat,
+    cq::CompletionQueue,
+    event::Dispatcher,
+    gid,
+    mr::MemoryRegion,
+    netdev::{
+        Netdev,
+        Pairing, //
+    },
+    object::kmalloc_aligned_size,
+    pd::ProtectionDomain,
+    port::{
+        self,
+        LinkLayer,
+        Port, //
+    },
+    qp::QueuePair,
+    stats::Counter,
+    ucontext::UserContext,
+    vtable::VTable, //
+};
+
+impl_flags!(
+    /// What a device can do (`enum ib_device_cap_flags`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct Capabilities(u64);
+
+    /// Something that a device can do.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Capability {
+        /// Counts bad P_Keys.
+        BadPkeyCounter = bit_u64(1),
+        /// Counts bad Q_Keys.
+        BadQkeyCounter = bit_u64(2),
+        /// Checks the state that a modify names as the current one.
+        CurrentQpState = bit_u64(7),
+        /// Raises an event when a port becomes active.
+        PortActiveEvent = bit_u64(10),
+        /// Has a system image GUID.
+        SystemImageGuid = bit_u64(11),
+        /// Sends RNR NAKs for reliable connections.
+        RcRnrNak = bit_u64(12),
+    }
+);
+
+/// How far atomic operations are atomic (`enum ib_atomic_cap`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Atomicity {
+    /// There are none.
+    None,
+    /// With regard to other operations of this device.
+    Device,
+    /// With regard to all of the machine.
+    Global,
+}
+
+/// Attributes of a device (`struct ib_device_attr`). A limit of 0: the device has no such thing.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Firmware version: major in bits 47 to 32, minor in 31 to 16, patch in 15 to 0.
+    pub firmware_version: u64,
+    /// GUID of the system, most significant byte first in text.
+    pub system_image_guid: u64,
+    /// Vendor.
+    pub vendor_id: u32,
+    /// Part, as the vendor numbers it.
+    pub vendor_part_id: u32,
+    /// Version of the hardware.
+    pub hardware_version: u32,
+    /// What the device can do.
+    pub capabilities: Capabilities,
+    /// Longest memory region in bytes.
+    pub max_mr_size: u64,
+    /// Page sizes: bit `n` set means 2 to the `n` bytes.
+    pub page_sizes: u64,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Work requests that a queue of a queue pair holds.
+    pub max_qp_wr: u32,
+    /// Scatter/gather elements of a send.
+    pub max_send_sge: u32,
+    /// Scatter/gather elements of a receive.
+    pub max_recv_sge: u32,
+    /// Scatter/gather elements of an RDMA read.
+    pub max_sge_rd: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of a completion queue.
+    pub max_cqe: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Reads and atomics that a peer may have outstanding at a queue pair.
+    pub max_qp_rd_atomic: u32,
+    /// Reads and atomics that a queue pair may have outstanding.
+    pub max_qp_init_rd_atomic: u32,
+    /// Reads and atomics that peers may have outstanding at the device.
+    pub max_res_rd_atomic: u32,
+    /// Atomic operations.
+    pub atomicity: Atomicity,
+    /// P_Keys.
+    pub max_pkeys: u16,
+    /// Time that the device needs for an ACK: 4.096 µs times 2 to this.
+    pub ack_delay: u8,
+    /// Bits of a completion's time stamp that are valid.
+    pub timestamp_mask: u64,
+    /// Frequency of the clock of time stamps in kilohertz.
+    pub clock_khz: u64,
+}
+
+impl Attributes {
+    /// Writes into a C structure that the core zeroed.
+    pub(crate) fn write(&self, raw: &mut bindings::ib_device_attr) {
+        raw.fw_ver = self.firmware_version;
+        raw.sys_image_guid = self.system_image_guid.to_be();
+        raw.vendor_id = self.vendor_id;
+        raw.vendor_part_id = self.vendor_part_id;
+        raw.hw_ver = self.hardware_version;
+        raw.device_cap_flags = self.capabilities.0;
+        raw.max_mr_size = self.max_mr_size;
+        raw.page_size_cap = self.page_sizes;
+        raw.max_qp = self.max_qp;
+        raw.max_qp_wr = self.max_qp_wr;
+        raw.max_send_sge = self.max_send_sge;
+        raw.max_recv_sge = self.max_recv_sge;
+        raw.max_sge_rd = self.max_sge_rd;
+        raw.max_cq = self.max_cq;
+        raw.max_cqe = self.max_cqe;
+        raw.max_mr = self.max_mr;
+        raw.max_pd = self.max_pd;
+        raw.max_ah = self.max_ah;
+        raw.max_qp_rd_atom = self.max_qp_rd_atomic;
+        raw.max_qp_init_rd_atom = self.max_qp_init_rd_atomic;
+        raw.max_res_rd_atom = self.max_res_rd_atomic;
+        raw.atomic_cap = match self.atomicity {
+            Atomicity::None => bindings::ib_atomic_cap_IB_ATOMIC_NONE,
+            Atomicity::Device => bindings::ib_atomic_cap_IB_ATOMIC_HCA,
+            Atomicity::Global => bindings::ib_atomic_cap_IB_ATOMIC_GLOB,
+        };
+        raw.max_pkeys = self.max_pkeys;
+        raw.local_ca_ack_delay = self.ack_delay;
+        raw.timestamp_mask = self.timestamp_mask;
+        raw.hca_core_clock = self.clock_khz;
+    }
+}
+
+/// What every verb gets: the device, which is registered, and what its registration owns.
+pub struct Call<'a, T: Operations> {
+    /// The device.
+    pub device: &'a Device<T>,
+    /// The driver's data for the device.
+    pub data: &'a T::RegistrationData<'a>,
+}
+
+impl<T: Operations> Call<'_, T> {
+    /// The dispatcher of the device.
+    pub(crate) fn dispatcher(&self) -> &Dispatcher {
+        // SAFETY: A call exists only while the device is registered, and the registration keeps the
+        // dispatcher.
+        unsafe { self.device.dispatcher.as_ref() }
+    }
+
+    /// The network device that is bound to a port, if any.
+    pub fn netdev(&self, port: Port) -> Option<Netdev> {
+        // SAFETY: The device is valid.
+        unsafe { Netdev::of_port(self.device.as_raw(), port) }
+    }
+}
+
+/// A driver for RDMA devices.
+#[vtable]
+pub trait Operations: Sized + Send + Sync + 'static {
+    /// Data owned by the [`Registration`] and accessible during all verbs.
+    ///
+    /// `'a` is the lifetime of the registration, which is inside the time that the parent device
+    /// is bound to its driver.
+    type RegistrationData<'a>: Send + Sync + 'a
+    where
+        Self: 'a;
+    /// Its user contexts.
+    type UserContext: UserContext<Driver = Self>;
+    /// Its protection domains.
+    type ProtectionDomain: ProtectionDomain<Driver = Self>;
+    /// Its completion queues.
+    type CompletionQueue: CompletionQueue<Driver = Self>;
+    /// Its queue pairs.
+    type QueuePair: QueuePair<Driver = Self>;
+    /// Its memory regions.
+    type MemoryRegion: MemoryRegion<Driver = Self>;
+    /// Its address handles.
+    type AddressHandle: AddressHandle<Driver = Self>;
+
+    /// Value of `enum rdma_driver_id`.
+    const DRIVER_ID: u32;
+    /// Version of the driver's user ABI, from 1.
+    const ABI_VERSION: u32;
+    /// Link layer of all ports.
+    const LINK_LAYER: LinkLayer;
+    /// Counters of a port.
+    const PORT_COUNTERS: &'static [Counter];
+
+    /// Returns the attributes of the device.
+    fn query_device(call: &Call<'_, Self>) -> Result<Attributes>;
+
+    /// Writes the version of the firmware, for people; what is too long is cut off.
+    fn firmware_version(call: &Call<'_, Self>, text: &mut dyn core::fmt::Write);
+
+    /// Returns what never changes about a port.
+    fn port_immutable(call: &Call<'_, Self>, port: Port) -> Result<port::Immutable>;
+
+    /// Returns the attributes of a port.
+    fn query_port(call: &Call<'_, Self>, port: Port) -> Result<port::Attributes>;
+
+    /// Returns a P_Key.
+    fn query_pkey(call: &Call<'_, Self>, port: Port, index: u16) -> Result<u16>;
+
+    /// Fills an entry of the GID table, which the core keeps.
+    fn add_gid(call: &Call<'_, Self>, gid: &gid::Attributes<'_>) -> Result;
+
+    /// Empties an entry of the GID table.
+    fn del_gid(call: &Call<'_, Self>, gid: &gid::Attributes<'_>) -> Result;
+
+    /// Reads the counters of a port, each into the place of its entry in
+    /// [`PORT_COUNTERS`](Self::PORT_COUNTERS).
+    fn port_counters(call: &Call<'_, Self>, port: Port, values: &mut [u64]) -> Result;
+}
+
+/// An RDMA device.
+///
+/// `ib_device_release` frees the memory without asking the driver, so no field may need [`Drop`]:
+/// what does belongs to the [`Registration`].
+///
+/// # Invariants
+///
+/// - `dev` is at offset 0 and was allocated by `_ib_alloc_device`.
+/// - `registration_data` is dangling, or points to the data of the registration while the device is
+///   registered.
+/// - `dispatcher` is valid as long as an [`UnregisteredDevice`] or [`Registration`] has the device.
+#[repr(C)]
+pub struct Device<T: Operations> {
+    dev: Opaque<bindings::ib_device>,
+    registration_data: UnsafeCell<NonNull<T::RegistrationData<'static>>>,
+    dispatcher: NonNull<Dispatcher>,
+}
+
+impl<T: Operations> Device<T> {
+    /// Borrows a device from its C structure.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be a device that [`UnregisteredDevice::new`] allocated for `T`, and must not be
+    /// freed during `'a`.
+    #[inline]
+    pub(crate) unsafe fn from_raw<'a>(ptr: *mut bindings::ib_device) -> &'a Self {
+        // SAFETY: `dev` is at offset 0; validity is guaranteed by the caller.
+        unsafe { &*ptr.cast() }
+    }
+
+    /// Returns the C structure.
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_device {
+        self.dev.get()
+    }
+
+    /// Number of completion vectors.
+    pub(crate) fn completion_vectors(&self) -> u32 {
+        // SAFETY: Set before the device was registered, from a `u32`.
+        // CAST: Reverts the one of `UnregisteredDevice::new`.
+        unsafe { (*self.as_raw()).num_comp_vectors as u32 }
+    }
+
+    /// Calls `f` with the device and the data of its registration.
+    ///
+    /// The closure must work for any lifetime, so that no reference to the data can escape.
+    ///
+    /// # Safety
+    ///
+    /// The device must be registered until `f` returns: this must be called from a verb.
+    #[inline]
+    pub(crate) unsafe fn with<R>(&self, f: impl for<'a> FnOnce(&Call<'a, T>) -> R) -> R {
+        // SAFETY: The device is registered, so the pointer is valid; lifetimes do not change the
+        // layout, and `f` cannot choose this one.
+        let data = unsafe {
+            (*self.registration_data.get())
+                .cast::<T::RegistrationData<'_>>()
+                .as_ref()
+        };
+        f(&Call { device: self, data })
+    }
+}
+
+impl<T: Operations> AsRef<device::Device> for Device<T> {
+    fn as_ref(&self) -> &device::Device {
+        // SAFETY: The core initialised the generic device when it allocated `self`.
+        unsafe { device::Device::from_raw((&raw mut (*self.as_raw()).__bindgen_anon_1.dev).cast()) }
+    }
+}
+
+// SAFETY: The memory is freed with the last reference to the generic device.
+unsafe impl<T: Operations> AlwaysRefCounted for Device<T> {
+    fn inc_ref(&self) {
+        // SAFETY: A shared reference proves that there is a reference.
+        unsafe { bindings::get_device((&raw mut (*self.as_raw()).__bindgen_anon_1.dev).cast()) };
+    }
+
+    unsafe fn dec_ref(this: NonNull<Self>) {
+        let raw = this.cast::<bindings::ib_device>().as_ptr();
+        // SAFETY: The caller owns a reference.
+        unsafe { bindings::put_device((&raw mut (*raw).__bindgen_anon_1.dev).cast()) };
+    }
+}
+
+// SAFETY: The last reference may be given back by any thread.
+unsafe impl<T: Operations> Send for Device<T> {}
+
+// SAFETY: The core locks what it changes in its structure; the other fields are written only while
+// nobody else has the device.
+unsafe impl<T: Operations> Sync for Device<T> {}
+
+/// What a device tells of itself before it is registered.
+pub struct Properties {
+    /// Number of ports.
+    pub ports: u32,
+    /// GUID of the node, most significant byte first in text.
+    pub node_guid: u64,
+    /// Whether processes post through the verbs POST_SEND and POST_RECV.
+    pub user_posts_by_verb: bool,
+}
+
+/// The verbs that a device has to ask for if processes shall post through the kernel.
+const POST_VERBS: u64 = 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND
+    | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_RECV;
+
+/// A device that nobody can use yet. It is not thread-safe, so it cannot be used while it is being
+/// registered.
+pub struct UnregisteredDevice<T: Operations> {
+    raw: NonNull<Device<T>>,
+    dispatcher: Arc<Dispatcher>,
+    _not_thread_safe: NotThreadSafe,
+}
+
+impl<T: Operations> UnregisteredDevice<T> {
+    /// Allocates a device, a child of `parent`, whose events `dispatcher` hands out.
+    pub fn new(
+        parent: &device::Device<device::Bound>,
+        properties: &Properties,
+        dispatcher: Arc<Dispatcher>,
+    ) -> Result<Self> {
+        const {
+            assert!(offset_of!(Device<T>, dev) == 0);
+            assert!(!core::mem::needs_drop::<Device<T>>());
+        }
+        // SAFETY: The size has room for the whole `Device<T>`, suitably aligned. Devices are in the
+        // initial network namespace until somebody moves them.
+        let raw = unsafe {
+            bindings::_ib_alloc_device(
+                kmalloc_aligned_size::<Device<T>>(),
+                &raw mut bindings::init_net,
+            )
+        };
+        let this = NonNull::new(raw.cast::<Device<T>>()).ok_or(ENOMEM)?;
+
+        // INVARIANT: No registration yet; `self` and later the registration keep the dispatcher.
+        // SAFETY: Just allocated, and nobody else has it. The operations are static.
+        unsafe {
+            let device = this.as_ptr();
+            (&raw mut (*device).registration_data).write(UnsafeCell::new(NonNull::dangling()));
+            (&raw mut (*device).dispatcher).write(NonNull::from(&*dispatcher));
+
+            (*raw).phys_port_cnt = properties.ports;
+            (*raw).node_guid = properties.node_guid.to_be();
+            // CAST: Constants that C keeps in a byte, and far fewer vectors than an `int` counts.
+            (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
+            (*raw).num_comp_vectors = dispatcher.vectors() as c_int;
+            let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
+            (*generic).parent = compat::device_as_raw(parent);
+
+            if properties.user_posts_by_verb {
+                (*raw).uverbs_cmd_mask |= POST_VERBS;
+            }
+            bindings::ib_set_device_ops(raw, &VTable::<T>::OPS);
+        }
+        Ok(Self {
+            raw: this,
+            dispatcher,
+            _not_thread_safe: NotThreadSafe,
+        })
+    }
+
+    fn as_raw(&self) -> *mut bindings::ib_device {
+        self.raw.cast().as_ptr()
+    }
+}
+
+impl<T: Operations> Drop for UnregisteredDevice<T> {
+    fn drop(&mut self) {
+        // SAFETY: Allocated by `new`, and not registered (any more).
+        unsafe { bindings::ib_dealloc_device(self.as_raw()) };
+    }
+}
+
+/// A registered device.
+///
+/// On drop the device is unregistered, which destroys all objects of all users, even of processes
+/// that have it open. After that no verb runs, and the data is dropped.
+// Fields are dropped in declaration order, after `drop` unregistered the device: nothing looks for
+// network devices when the device is released, and the dispatcher goes last.
+pub struct Registration<'a, T: Operations> {
+    _pairing: Pin<KBox<Pairing>>,
+    device: UnregisteredDevice<T>,
+    _data: Pin<KBox<T::RegistrationData<'a>>>,
+}
+
+impl<'a, T: Operations> Registration<'a, T> {
+    /// Registers a device as `name`, in which `%d` stands for the first free number.
+    ///
+    /// `dma_device` is the device that accesses memory on behalf of this one. The network device
+    /// with the permanent MAC address `mac` is bound to the first port as long as there is one.
+    ///
+    /// # Safety
+    ///
+    /// The result must be dropped and not forgotten: the device has to be unregistered before `'a`
+    /// ends.
+    pub unsafe fn new<E>(
+        device: UnregisteredDevice<T>,
+        name: &CStr,
+        dma_device: &'a device::Device<device::Bound>,
+        mac: [u8; 6],
+        data: impl PinInit<T::RegistrationData<'a>, E>,
+    ) -> Result<Self>
+    where
+        Error: From<E>,
+    {
+        let data: Pin<KBox<T::RegistrationData<'a>>> = KBox::pin_init(data, GFP_KERNEL)?;
+        let raw = device.as_raw();
+
+        // INVARIANT: The data lives until the device is unregistered.
+        // SAFETY: Nobody else has the device. The lifetime is erased here, and given back by
+        // `Device::with`.
+        unsafe {
+            *device.raw.as_ref().registration_data.get() =
+                NonNull::from(Pin::get_ref(data.as_ref())).cast();
+        }
+
+        // SAFETY: The device is valid until after the pairing is dropped, in all paths.
+        let pairing = unsafe { Pairing::new(raw, Port::FIRST, mac) };
+        let pairing = KBox::pin_init::<Error>(pairing, GFP_KERNEL)?;
+
+        // SAFETY: The device is complete: verbs may run from here on. The DMA device is bound during
+        // `'a`, and the device is unregistered before that ends.
+        to_result(unsafe {
+            bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(dma_device))
+        })
+        .inspect_err(|_| {
+            // INVARIANT: Not registered.
+            // SAFETY: Nobody else has the device.
+            unsafe { *device.raw.as_ref().registration_data.get() = NonNull::dangling() };
+        })?;
+
+        device.dispatcher.set_device(NonNull::new(raw));
+        Ok(Self {
+            _pairing: pairing,
+            device,
+            _data: data,
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device<T> {
+        // SAFETY: Valid as long as `self`.
+        unsafe { self.device.raw.as_ref() }
+    }
+}
+
+impl<T: Operations> Drop for Registration<'_, T> {
+    fn drop(&mut self) {
+        self.device.dispatcher.set_device(None);
+
+        // SAFETY: Registered by `new`. When this returns, no verb runs and none will.
+        unsafe { bindings::ib_unregister_device(self.device.as_raw()) };
+
+        // INVARIANT: Not registered any more.
+        // SAFETY: Nobody else uses the pointer now.
+        unsafe { *self.device().registration_data.get() = NonNull::dangling() };
+    }
+}

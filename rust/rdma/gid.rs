@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! GIDs and their table.
+
+use kernel::{
+    error::to_result,
+    prelude::*, //
+};
+
+use crate::{
+    bindings,
+    port::Port, //
+};
+
+/// A global identifier, most significant byte first.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gid(pub [u8; 16]);
+
+c_enum! {
+    /// What kind of frames a GID stands for (`enum ib_gid_type`).
+    pub enum Type: bindings::ib_gid_type {
+        /// InfiniBand, and RoCE version 1.
+        RoceV1 = bindings::ib_gid_type_IB_GID_TYPE_IB,
+        /// RoCE version 2: UDP over IPv4 or IPv6.
+        RoceV2 = bindings::ib_gid_type_IB_GID_TYPE_ROCE_UDP_ENCAP,
+    }
+}
+
+/// An entry of the GID table, which the core fills from the addresses of the network device
+/// (`struct ib_gid_attr`).
+pub struct Attributes<'a>(&'a bindings::ib_gid_attr);
+
+impl<'a> Attributes<'a> {
+    /// Wraps an entry.
+    pub(crate) fn new(raw: &'a bindings::ib_gid_attr) -> Self {
+        Self(raw)
+    }
+
+    /// Place in the table.
+    pub fn index(&self) -> u32 {
+        self.0.index.into()
+    }
+
+    /// Port that the table belongs to.
+    pub fn port(&self) -> Result<Port> {
+        Port::try_from(self.0.port_num)
+    }
+
+    /// The GID.
+    pub fn gid(&self) -> Gid {
+        // SAFETY: All members of the union are plain bytes.
+        Gid(*unsafe { self.0.gid.raw.as_ref() })
+    }
+
+    /// Kind of the GID; `EINVAL` for kinds that have no name here.
+    pub fn kind(&self) -> Result<Type> {
+        Type::try_from(self.0.gid_type)
+    }
+
+    /// VLAN, if any, and MAC address of frames that are sent from the GID.
+    pub fn link_layer(&self) -> Result<(Option<u16>, [u8; 6])> {
+        /// `rdma_read_gid_l2_fields` returns this for untagged frames.
+        const NO_VLAN: u16 = 0xffff;
+
+        let mut vlan = NO_VLAN;
+        let mut mac = [0; 6];
+        // SAFETY: The entry is valid, and both results have room.
+        to_result(unsafe {
+            bindings::rdma_read_gid_l2_fields(self.0, &mut vlan, mac.as_mut_ptr())
+        })?;
+        Ok(((vlan != NO_VLAN).then_some(vlan), mac))
+    }
+}

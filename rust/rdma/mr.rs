@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions.
+
+use kernel::{
+    error::{
+        from_result,
+        Error, //
+    },
+    prelude::*,
+    types::Opaque, //
+};
+
+use crate::{
+    access::AccessFlags,
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    object::respond_or_undo,
+    pd::Pd,
+    restrack::Details,
+    udata::{
+        Request,
+        Response,
+        Udata,
+        User, //
+    },
+};
+
+/// What a process registers.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Address of the first byte in the process.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Address by which work requests name the first byte.
+    pub iova: u64,
+}
+
+/// A new region.
+pub struct New<I, R> {
+    /// Constructs the region.
+    pub init: I,
+    /// Answer to the provider; `()` for regions of the kernel.
+    pub response: R,
+    /// Key by which local work requests name the region.
+    pub lkey: u32,
+    /// Key by which peers name the region.
+    pub rkey: u32,
+}
+
+/// A memory region (`struct ib_mr`).
+#[vtable]
+pub trait MemoryRegion: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<MemoryRegion = Self>;
+    /// The driver's part of the request.
+    type Request: Request;
+    /// The driver's part of the response.
+    type Response: Response;
+
+    /// Registers memory of the calling process.
+    fn register_user(
+        call: &Call<'_, Self::Driver>,
+        pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        range: &Range,
+        access: AccessFlags,
+        user: User<'_, Self::Driver, Self::Request>,
+    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+
+    /// Registers all memory for the kernel; addresses are DMA addresses.
+    fn register_dma(
+        call: &Call<'_, Self::Driver>,
+        pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        access: AccessFlags,
+    ) -> Result<New<impl PinInit<Self>, ()>>;
+
+    /// Makes the hardware forget the region; on success it is dropped.
+    ///
+    /// Errors mean that the hardware still owns the region, which therefore stays.
+    fn deregister(mr: &Mr<Self>, call: &Call<'_, Self::Driver>) -> Result;
+
+    /// Adds what only the driver knows to the description of a region (`rdma resource show -dd`).
+    fn fill_details(_mr: &Mr<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+/// A memory region: `struct ib_mr` and the driver's part.
+///
+/// Unlike other objects it is allocated here and not by the core.
+///
+/// # Invariants
+///
+/// A reference to this type is only made of a region that is constructed. It never moves.
+#[pin_data]
+#[repr(C)]
+pub struct Mr<T: MemoryRegion> {
+    raw: Opaque<bindings::ib_mr>,
+    #[pin]
+    data: T,
+}
+
+impl<T: MemoryRegion> Mr<T> {
+    /// Borrows a region from its C structure.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must have been returned by [`into_raw`](Self::into_raw), and must not go away during
+    /// `'a`.
+    unsafe fn from_raw<'a>(ptr: *mut bindings::ib_mr) -> &'a Self {
+        const { assert!(core::mem::offset_of!(Self, raw) == 0) };
+        // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
+        unsafe { &*ptr.cast() }
+    }
+
+    /// Gives a region to the core.
+    fn into_raw(this: Pin<KBox<Self>>) -> *mut bindings::ib_mr {
+        // SAFETY: Nobody moves out of the result; it is pinned again when it comes back.
+        KBox::into_raw(unsafe { Pin::into_inner_unchecked(this) }).cast()
+    }
+}
+
+impl<T: MemoryRegion> core::ops::Deref for Mr<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+// SAFETY: Nothing in the C structure is bound to a thread; the data is `Send`.
+unsafe impl<T: MemoryRegion> Send for Mr<T> {}
+
+// SAFETY: The C structure is not accessed through shared references; the data is `Sync`.
+unsafe impl<T: MemoryRegion> Sync for Mr<T> {}
+
+/// Allocates the region, which must not fail once the hardware has it: hence before `register` is
+/// called.
+fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
+    call: &Call<'_, T>,
+    pd: *mut bindings::ib_pd,
+    udata: Option<&Udata<'_>>,
+    register: impl FnOnce() -> Result<New<I, R>>,
+) -> Result<*mut bindings::ib_mr> {
+    let room = KBox::<Mr<T::MemoryRegion>>::new_uninit(GFP_KERNEL)?;
+    let new = register()?;
+    let init = pin_init!(Mr {
+        raw: Opaque::zeroed(),
+        data <- new.init,
+    });
+    let mr = match room.write_pin_init::<core::convert::Infallible>(init) {
+        Ok(mr) => mr,
+        Err(never) => match never {},
+    };
+    let raw = Mr::into_raw(mr);
+
+    // SAFETY: The region is valid and still ours alone. If the call cannot be answered, its data
+    // has been dropped or is leaked, so that only the memory is left to free.
+    unsafe {
+        (*raw).device = call.device.as_raw();
+        (*raw).pd = pd;
+        (*raw).lkey = new.lkey;
+        (*raw).rkey = new.rkey;
+
+        let data = &raw mut (*raw.cast::<Mr<T::MemoryRegion>>()).data;
+        respond_or_undo(data, &new.response, udata, || {
+            T::MemoryRegion::deregister(Mr::from_raw(raw), call)
+        })
+        .inspect_err(|_| {
+            drop(KBox::from_raw(
+                raw.cast::<core::mem::MaybeUninit<Mr<T::MemoryRegion>>>(),
+            ));
+        })?;
+    }
+    Ok(raw)
+}
+
+/// Returns a region or an error to C.
+fn from_region_result(result: Result<*mut bindings::ib_mr>) -> *mut bindings::ib_mr {
+    result.unwrap_or_else(Error::to_ptr)
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`, `dmah` and `udata` those of the call.
+pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    start: u64,
+    length: u64,
+    iova: u64,
+    access: c_int,
+    dmah: *mut bindings::ib_dmah,
+    udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
+    let range = Range {
+        start,
+        length,
+        iova,
+    };
+
+    // SAFETY: Verbs run only while the device is registered; its users have contexts.
+    from_region_result(unsafe {
+        device.with(|call| {
+            if !dmah.is_null() {
+                return Err(EOPNOTSUPP);
+            }
+            let udata = udata.as_ref().ok_or(EINVAL)?;
+            let user = udata.user::<T, _>()?;
+            let access = AccessFlags::from_raw(access)?;
+
+            create(call, pd, Some(udata), || {
+                T::MemoryRegion::register_user(call, Pd::from_raw(pd), &range, access, user)
+            })
+        })
+    })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`.
+pub(crate) unsafe extern "C" fn get_dma_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    access: c_int,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The core set the device of the domain.
+    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+
+    // SAFETY: Verbs run only while the device is registered.
+    from_region_result(unsafe {
+        device.with(|call| {
+            let access = AccessFlags::from_raw(access)?;
+
+            create(call, pd, None, || {
+                T::MemoryRegion::register_dma(call, Pd::from_raw(pd), access)
+            })
+        })
+    })
+}
+
+/// # Safety
+///
+/// `mr` must be a region of a device of `T` that nobody uses any more, and `udata` the udata of the
+/// call.
+pub(crate) unsafe extern "C" fn dereg_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The device was set by `create`; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
+
+    // SAFETY: Verbs run only while the device is registered; the region came from `into_raw`.
+    from_result(|| unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            T::MemoryRegion::deregister(Mr::from_raw(mr), call)?;
+            drop(KBox::from_raw(mr.cast::<Mr<T::MemoryRegion>>()));
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `mr` must be a region of a device of `T`, and `message` a netlink message being written.
+pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
+    message: *mut bindings::sk_buff,
+    mr: *mut bindings::ib_mr,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        Details::write(message, |details| {
+            T::MemoryRegion::fill_details(Mr::from_raw(mr), details)
+        })
+    }
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The network device that shares a port with the RDMA device.
+//!
+//! Addresses, state and speed of a RoCE port are those of a network device, which is another device
+//! with another driver. The two are paired by the permanent MAC address: a notifier binds the
+//! network device to the port when it appears, whether before or after the RDMA device, and
+//! releases it when it goes away.
+
+use core::ptr::NonNull;
+
+use kernel::{
+    error::to_result,
+    prelude::*,
+    types::Opaque, //
+};
+
+use crate::{
+    bindings,
+    port::Port, //
+};
+
+/// The network device of a port.
+///
+/// # Invariants
+///
+/// The pointer is valid, and `self` owns a reference.
+pub struct Netdev(NonNull<bindings::net_device>);
+
+impl Netdev {
+    /// Returns the network device that is bound to a port.
+    ///
+    /// # Safety
+    ///
+    /// `device` must be valid.
+    pub(crate) unsafe fn of_port(device: *mut bindings::ib_device, port: Port) -> Option<Self> {
+        // SAFETY: Valid, as the caller guarantees; the result comes with a reference.
+        NonNull::new(unsafe { bindings::ib_device_get_netdev(device, port.number()) }).map(Self)
+    }
+
+    /// Whether it is up and has a carrier.
+    pub fn is_active(&self) -> bool {
+        // SAFETY: Valid by the type invariant.
+        unsafe {
+            bindings::netif_running(self.0.as_ptr()) && bindings::netif_carrier_ok(self.0.as_ptr())
+        }
+    }
+
+    /// Longest frame, without link layer header, in bytes.
+    pub fn mtu(&self) -> u32 {
+        // SAFETY: Valid by the type invariant.
+        unsafe { bindings::netdev_mtu(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for Netdev {
+    fn drop(&mut self) {
+        // SAFETY: Owned by the type invariant.
+        unsafe { bindings::dev_put(self.0.as_ptr()) };
+    }
+}
+
+/// Looks for the network device of a port as long as it exists.
+///
+/// # Invariants
+///
+/// The notifier is registered, and `device` is valid.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Pairing {
+    #[pin]
+    notifier: Opaque<bindings::notifier_block>,
+    device: *mut bindings::ib_device,
+    port: Port,
+    mac: [u8; 6],
+}
+
+impl Pairing {
+    /// Pairs port `port` of `device` with the network device whose permanent address is `mac`.
+    ///
+    /// # Safety
+    ///
+    /// `device` must be valid, with its number of ports set, as long as the result exists.
+    pub(crate) unsafe fn new(
+        device: *mut bindings::ib_device,
+        port: Port,
+        mac: [u8; 6],
+    ) -> impl PinInit<Self, Error> {
+        try_pin_init!(&this in Self {
+            notifier: Opaque::new(bindings::notifier_block {
+                notifier_call: Some(Self::event_callback),
+                ..bindings::notifier_block::default()
+            }),
+            device,
+            port,
+            mac,
+            _: {
+                // SAFETY: The notifier is initialised, pinned, and unregistered before it is
+                // dropped; all that its callback uses is initialised. It is called at once for each
+                // network device that exists.
+                to_result(unsafe {
+                    bindings::register_netdevice_notifier((*this.as_ptr()).notifier.get())
+                })?;
+            },
+        })
+    }
+
+    /// Whether `netdev` is the one.
+    ///
+    /// # Safety
+    ///
+    /// `netdev` must be valid.
+    unsafe fn matches(&self, netdev: *mut bindings::net_device) -> bool {
+        // SAFETY: Valid, as the caller guarantees.
+        unsafe { bindings::netdev_is_ethernet_with_perm_addr(netdev, self.mac.as_ptr()) }
+    }
+
+    /// Handles an event of a network device.
+    ///
+    /// # Safety
+    ///
+    /// `notifier` must be that of a `Self`, and `info` describe an event of a network device, which
+    /// the RTNL lock keeps from changing.
+    unsafe extern "C" fn event_callback(
+        notifier: *mut bindings::notifier_block,
+        event: c_ulong,
+        info: *mut c_void,
+    ) -> c_int {
+        // SAFETY: Guaranteed by the caller.
+        let (this, netdev) = unsafe {
+            (
+                &*kernel::container_of!(Opaque::cast_from(notifier), Self, notifier),
+                bindings::netdev_notifier_info_to_dev(info),
+            )
+        };
+        // CAST: Events are small constants that C passes as `unsigned long`.
+        let event = event as bindings::netdev_cmd;
+        let port = this.port.number();
+
+        // SAFETY:
+        // - The RDMA device is valid by the type invariant, the network device during the call.
+        // - A network device is bound while it is registered, and released before it is gone.
+        unsafe {
+            let bound = bindings::ib_device_get_netdev(this.device, port);
+            if !bound.is_null() {
+                bindings::dev_put(bound);
+            }
+            match event {
+                bindings::netdev_cmd_NETDEV_REGISTER if bound.is_null() && this.matches(netdev) => {
+                    // The port is valid, and there is memory for it already: it cannot fail.
+                    bindings::ib_device_set_netdev(this.device, netdev, port);
+                }
+                bindings::netdev_cmd_NETDEV_UNREGISTER if bound == netdev => {
+                    bindings::ib_device_set_netdev(this.device, core::ptr::null_mut(), port);
+                }
+                _ => {}
+            }
+        }
+        // CAST: A small constant.
+        bindings::NOTIFY_DONE as c_int
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Pairing {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: Registered by the type invariant. It is called once more for each network device,
+        // as if that went away, which releases the one that is bound.
+        unsafe { bindings::unregister_netdevice_notifier(self.notifier.get()) };
+    }
+}
+
+// SAFETY: The notifier may be unregistered by any thread.
+unsafe impl Send for Pairing {}
+
+// SAFETY: A shared reference gives access to nothing; the callback is serialised by the RTNL lock.
+unsafe impl Sync for Pairing {}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Protection domains.
+
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
+
+use crate::{
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    object::{
+        core_object,
+        respond_or_undo, //
+    },
+    udata::{
+        Request,
+        Response,
+        Udata,
+        User, //
+    },
+};
+
+/// A protection domain (`struct ib_pd`): objects of different domains do not work together.
+pub trait ProtectionDomain: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<ProtectionDomain = Self>;
+    /// The driver's part of the request.
+    type Request: Request;
+    /// The driver's part of the response.
+    type Response: Response;
+
+    /// Creates a protection domain, of a process or, if `user` is `None`, of the kernel.
+    fn alloc(
+        call: &Call<'_, Self::Driver>,
+        user: Option<User<'_, Self::Driver, Self::Request>>,
+    ) -> Result<(impl PinInit<Self>, Self::Response)>;
+
+    /// Makes the hardware forget the domain; on success it is dropped.
+    ///
+    /// Errors mean that the hardware still owns the domain, which therefore stays.
+    fn dealloc(pd: &Pd<Self>, call: &Call<'_, Self::Driver>) -> Result;
+}
+
+core_object! {
+    /// A protection domain: `struct ib_pd` and the driver's part.
+    Pd<ProtectionDomain>, ib_pd
+}
+
+/// # Safety
+///
+/// `pd` must be a new domain of a device of `T`, and `udata` the udata of the call.
+pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered; its users have contexts.
+    // - The core allocated room for the data, which is constructed here and reachable by nobody
+    //   before the call returns.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let user = udata
+                .as_ref()
+                .map(|udata| udata.user::<T, _>())
+                .transpose()?;
+            let (init, response) = T::ProtectionDomain::alloc(call, user)?;
+            let data = Pd::<T::ProtectionDomain>::data_of(pd);
+
+            pin_init::raw_init(data, init);
+            respond_or_undo(data, &response, udata.as_ref(), || {
+                T::ProtectionDomain::dealloc(Pd::from_raw(pd), call)
+            })?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T` that nobody uses any more, and `udata` the
+/// udata of the call.
+pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the domain; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
+
+    // SAFETY: Verbs run only while the device is registered; the data is constructed and, if it is
+    // dropped here, the core frees the object.
+    from_result(|| unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            T::ProtectionDomain::dealloc(Pd::from_raw(pd), call)?;
+            core::ptr::drop_in_place(Pd::<T::ProtectionDomain>::data_of(pd));
+            Ok(0)
+        })
+    })
+}

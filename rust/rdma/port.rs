@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Ports.
+
+use core::num::NonZeroU32;
+
+use kernel::prelude::*;
+
+use crate::bindings;
+
+/// Number of a port; ports count from 1.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Port(NonZeroU32);
+
+impl Port {
+    /// The first port.
+    pub const FIRST: Self = Self(NonZeroU32::MIN);
+
+    /// The number.
+    #[inline]
+    pub const fn number(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl Default for Port {
+    fn default() -> Self {
+        Self::FIRST
+    }
+}
+
+impl TryFrom<u32> for Port {
+    type Error = Error;
+
+    fn try_from(number: u32) -> Result<Self> {
+        NonZeroU32::new(number).map(Self).ok_or(EINVAL)
+    }
+}
+
+c_enum! {
+    /// Logical state of a port (`enum ib_port_state`).
+    pub enum State: bindings::ib_port_state {
+        /// No link.
+        Down = bindings::ib_port_state_IB_PORT_DOWN,
+        /// Waiting for a subnet manager.
+        Init = bindings::ib_port_state_IB_PORT_INIT,
+        /// Configured.
+        Armed = bindings::ib_port_state_IB_PORT_ARMED,
+        /// Usable.
+        Active = bindings::ib_port_state_IB_PORT_ACTIVE,
+    }
+}
+
+c_enum! {
+    /// Payload of a packet (`enum ib_mtu`).
+    pub enum Mtu: bindings::ib_mtu {
+        /// 256 bytes.
+        Mtu256 = bindings::ib_mtu_IB_MTU_256,
+        /// 512 bytes.
+        Mtu512 = bindings::ib_mtu_IB_MTU_512,
+        /// 1024 bytes.
+        Mtu1024 = bindings::ib_mtu_IB_MTU_1024,
+        /// 2048 bytes.
+        Mtu2048 = bindings::ib_mtu_IB_MTU_2048,
+        /// 4096 bytes.
+        Mtu4096 = bindings::ib_mtu_IB_MTU_4096,
+    }
+}
+
+/// Link layer of a port.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Ethernet: RoCE or iWARP.
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+}
+
+impl LinkLayer {
+    /// The C constant.
+    pub(crate) const fn raw(self) -> bindings::rdma_link_layer {
+        match self {
+            Self::Ethernet => bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET,
+            Self::InfiniBand => bindings::rdma_link_layer_IB_LINK_LAYER_INFINIBAND,
+        }
+    }
+}
+
+/// Protocol of a port, which decides what the core does for it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// RoCE version 2 only.
+    RoceV2,
+    /// RoCE versions 1 and 2.
+    RoceV1AndV2,
+}
+
+/// What never changes about a port (`struct ib_port_immutable`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Immutable {
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Length of the P_Key table.
+    pub pkey_table_length: u16,
+    /// Length of the GID table.
+    pub gid_table_length: u32,
+}
+
+impl Immutable {
+    /// Writes into a zeroed C structure.
+    pub(crate) fn write(&self, raw: &mut bindings::ib_port_immutable) -> Result {
+        raw.core_cap_flags = match self.protocol {
+            Protocol::RoceV2 => bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP,
+            Protocol::RoceV1AndV2 => {
+                bindings::RDMA_CORE_PORT_IBA_ROCE | bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP
+            }
+        };
+        raw.pkey_tbl_len = self.pkey_table_length.into();
+        raw.gid_tbl_len = self.gid_table_length.try_into()?;
+        // CAST: A constant that bindgen types by its enum.
+        raw.max_mad_size = bindings::IB_MGMT_MAD_SIZE as u32;
+        Ok(())
+    }
+}
+
+/// Attributes of a port (`struct ib_port_attr`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// State.
+    pub state: State,
+    /// Largest payload of a packet.
+    pub max_mtu: Mtu,
+    /// Payload of a packet in use.
+    pub active_mtu: Mtu,
+    /// Lanes (`enum ib_port_width`).
+    pub active_width: u8,
+    /// Speed of a lane (`enum ib_port_speed`).
+    pub active_speed: u16,
+    /// Length of the P_Key table.
+    pub pkey_table_length: u16,
+    /// Length of the GID table.
+    pub gid_table_length: u32,
+    /// Longest message in bytes.
+    pub max_message_size: u32,
+    /// Packets dropped for a bad P_Key.
+    pub bad_pkey_count: u32,
+    /// Packets dropped for a bad Q_Key.
+    pub qkey_violation_count: u32,
+}
+
+impl Attributes {
+    /// Writes into a C structure that the core zeroed.
+    pub(crate) fn write(&self, raw: &mut bindings::ib_port_attr) -> Result {
+        // CAST: Constants that C keeps in a byte.
+        raw.phys_state = match self.state {
+            State::Down => bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_DISABLED as u8,
+            _ => bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_LINK_UP as u8,
+        };
+        raw.state = self.state.raw();
+        raw.max_mtu = self.max_mtu.raw();
+        raw.active_mtu = self.active_mtu.raw();
+        raw.active_width = self.active_width;
+        raw.active_speed = self.active_speed;
+        raw.pkey_tbl_len = self.pkey_table_length;
+        raw.gid_tbl_len = self.gid_table_length.try_into()?;
+        raw.max_msg_sz = self.max_message_size;
+        raw.bad_pkey_cntr = self.bad_pkey_count;
+        raw.qkey_viol_cntr = self.qkey_violation_count;
+        raw.port_cap_flags = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP;
+        raw.max_vl_num = 1;
+        // GIDs follow the IP addresses of the network device.
+        raw.set_ip_gids(1);
+        Ok(())
+    }
+}

@@ -1,0 +1,679 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queue pairs.
+
+use core::ptr::NonNull;
+
+use kernel::{
+    bits::bit_u32,
+    error::from_result,
+    impl_flags,
+    prelude::*, //
+};
+
+use crate::{
+    access::AccessFlags,
+    ah, bindings,
+    cq::Cq,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    event::Room,
+    object::{
+        core_object,
+        respond_or_undo, //
+    },
+    pd::Pd,
+    port::{
+        Mtu,
+        Port, //
+    },
+    restrack::Details,
+    udata::{
+        Request,
+        Response,
+        Udata,
+        User, //
+    },
+    wr::{
+        ReceiveRequests,
+        SendRequests, //
+    },
+};
+
+c_enum! {
+    /// Transport service of a queue pair (`enum ib_qp_type`).
+    pub enum Type: bindings::ib_qp_type {
+        /// General service interface, QP1.
+        Gsi = bindings::ib_qp_type_IB_QPT_GSI,
+        /// Reliable connection.
+        ReliableConnection = bindings::ib_qp_type_IB_QPT_RC,
+        /// Unreliable connection.
+        UnreliableConnection = bindings::ib_qp_type_IB_QPT_UC,
+        /// Unreliable datagram.
+        UnreliableDatagram = bindings::ib_qp_type_IB_QPT_UD,
+    }
+}
+
+impl Type {
+    /// Whether each send names its destination.
+    pub const fn is_datagram(self) -> bool {
+        matches!(self, Self::Gsi | Self::UnreliableDatagram)
+    }
+}
+
+c_enum! {
+    /// State of a queue pair (`enum ib_qp_state`).
+    pub enum State: bindings::ib_qp_state {
+        /// Just created; nothing may be posted.
+        Reset = bindings::ib_qp_state_IB_QPS_RESET,
+        /// Receives may be posted.
+        Init = bindings::ib_qp_state_IB_QPS_INIT,
+        /// Ready to receive.
+        ReadyToReceive = bindings::ib_qp_state_IB_QPS_RTR,
+        /// Ready to send.
+        ReadyToSend = bindings::ib_qp_state_IB_QPS_RTS,
+        /// Send queue draining or drained.
+        SendQueueDrain = bindings::ib_qp_state_IB_QPS_SQD,
+        /// Send queue in error.
+        SendQueueError = bindings::ib_qp_state_IB_QPS_SQE,
+        /// In error: everything posted is flushed.
+        Error = bindings::ib_qp_state_IB_QPS_ERR,
+    }
+}
+
+impl_flags!(
+    /// Which attributes of a queue pair are meant (`enum ib_qp_attr_mask`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct AttributeMask(u32);
+
+    /// An attribute of a queue pair.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Attribute {
+        /// [`Attributes::state`].
+        State = bit_u32(0),
+        /// [`Attributes::current_state`].
+        CurrentState = bit_u32(1),
+        /// [`Attributes::drain_notify`].
+        DrainNotify = bit_u32(2),
+        /// [`Attributes::access`].
+        Access = bit_u32(3),
+        /// [`Attributes::pkey_index`].
+        PkeyIndex = bit_u32(4),
+        /// [`Attributes::port`].
+        Port = bit_u32(5),
+        /// [`Attributes::qkey`].
+        Qkey = bit_u32(6),
+        /// [`Attributes::path`].
+        Path = bit_u32(7),
+        /// [`Attributes::path_mtu`].
+        PathMtu = bit_u32(8),
+        /// [`Attributes::timeout`].
+        Timeout = bit_u32(9),
+        /// [`Attributes::retry_count`].
+        RetryCount = bit_u32(10),
+        /// [`Attributes::rnr_retry`].
+        RnrRetry = bit_u32(11),
+        /// [`Attributes::rq_psn`].
+        RqPsn = bit_u32(12),
+        /// [`Attributes::max_rd_atomic`].
+        MaxRdAtomic = bit_u32(13),
+        /// Alternate path.
+        AlternatePath = bit_u32(14),
+        /// [`Attributes::min_rnr_timer`].
+        MinRnrTimer = bit_u32(15),
+        /// [`Attributes::sq_psn`].
+        SqPsn = bit_u32(16),
+        /// [`Attributes::max_dest_rd_atomic`].
+        MaxDestRdAtomic = bit_u32(17),
+        /// Path migration state.
+        PathMigrationState = bit_u32(18),
+        /// Capabilities.
+        Capabilities = bit_u32(19),
+        /// [`Attributes::dest_qpn`].
+        DestQpn = bit_u32(20),
+        /// Rate limit.
+        RateLimit = bit_u32(25),
+    }
+);
+
+impl AttributeMask {
+    /// Takes over a mask of C; a bit that has no name here is refused with `EOPNOTSUPP`.
+    fn from_raw(raw: c_int) -> Result<Self> {
+        const KNOWN: u32 = (1 << 21) - 1 | Attribute::RateLimit as u32;
+
+        // CAST: A set of bits that C keeps in an `int`.
+        let raw = raw as u32;
+        if raw & !KNOWN != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        Ok(Self(raw))
+    }
+
+    /// The mask as the verbs number it.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// Attributes of a queue pair (`struct ib_qp_attr`): to set, or as they are.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// State to go to.
+    pub state: State,
+    /// State that the caller believes the queue pair to be in.
+    pub current_state: State,
+    /// Payload of a packet.
+    pub path_mtu: Mtu,
+    /// Q_Key.
+    pub qkey: u32,
+    /// First PSN to receive, 24 bits.
+    pub rq_psn: u32,
+    /// First PSN to send, 24 bits.
+    pub sq_psn: u32,
+    /// Queue pair at the other end, 24 bits.
+    pub dest_qpn: u32,
+    /// Rights of the peer.
+    pub access: AccessFlags,
+    /// P_Key index.
+    pub pkey_index: u16,
+    /// Port.
+    pub port: Port,
+    /// Reads and atomics that this side may have outstanding.
+    pub max_rd_atomic: u8,
+    /// Reads and atomics that the peer may have outstanding.
+    pub max_dest_rd_atomic: u8,
+    /// RNR timer that this side asks its peer to wait (IBTA table 45).
+    pub min_rnr_timer: u8,
+    /// Local ACK timeout: 4.096 µs times 2 to this.
+    pub timeout: u8,
+    /// Retries after a timeout or a sequence error.
+    pub retry_count: u8,
+    /// Retries after an RNR NAK.
+    pub rnr_retry: u8,
+    /// Whether to raise an event when the send queue drained.
+    pub drain_notify: bool,
+    /// Whether the send queue is draining.
+    pub draining: bool,
+    /// Path to the peer.
+    pub path: ah::Attributes,
+}
+
+impl Default for Attributes {
+    fn default() -> Self {
+        Self {
+            state: State::Reset,
+            current_state: State::Reset,
+            path_mtu: Mtu::Mtu256,
+            qkey: 0,
+            rq_psn: 0,
+            sq_psn: 0,
+            dest_qpn: 0,
+            access: AccessFlags::default(),
+            pkey_index: 0,
+            port: Port::FIRST,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: 0,
+            timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            drain_notify: false,
+            draining: false,
+            path: ah::Attributes::default(),
+        }
+    }
+}
+
+impl Attributes {
+    /// Takes over the attributes that `mask` names; the others keep their defaults. A value that
+    /// has no name here is refused with `EINVAL`.
+    pub(crate) fn from_raw(raw: &bindings::ib_qp_attr, mask: AttributeMask) -> Result<Self> {
+        let mut this = Self::default();
+
+        if mask.contains(Attribute::State) {
+            this.state = State::try_from(raw.qp_state)?;
+        }
+        if mask.contains(Attribute::CurrentState) {
+            this.current_state = State::try_from(raw.cur_qp_state)?;
+        }
+        if mask.contains(Attribute::DrainNotify) {
+            this.drain_notify = raw.en_sqd_async_notify != 0;
+        }
+        if mask.contains(Attribute::Access) {
+            this.access = AccessFlags::from_raw(raw.qp_access_flags)?;
+        }
+        if mask.contains(Attribute::PkeyIndex) {
+            this.pkey_index = raw.pkey_index;
+        }
+        if mask.contains(Attribute::Port) {
+            this.port = Port::try_from(raw.port_num)?;
+        }
+        if mask.contains(Attribute::Qkey) {
+            this.qkey = raw.qkey;
+        }
+        if mask.contains(Attribute::Path) {
+            this.path = ah::Attributes::from_raw(&raw.ah_attr)?;
+        }
+        if mask.contains(Attribute::PathMtu) {
+            this.path_mtu = Mtu::try_from(raw.path_mtu)?;
+        }
+        if mask.contains(Attribute::Timeout) {
+            this.timeout = raw.timeout;
+        }
+        if mask.contains(Attribute::RetryCount) {
+            this.retry_count = raw.retry_cnt;
+        }
+        if mask.contains(Attribute::RnrRetry) {
+            this.rnr_retry = raw.rnr_retry;
+        }
+        if mask.contains(Attribute::RqPsn) {
+            this.rq_psn = raw.rq_psn;
+        }
+        if mask.contains(Attribute::MaxRdAtomic) {
+            this.max_rd_atomic = raw.max_rd_atomic;
+        }
+        if mask.contains(Attribute::MinRnrTimer) {
+            this.min_rnr_timer = raw.min_rnr_timer;
+        }
+        if mask.contains(Attribute::SqPsn) {
+            this.sq_psn = raw.sq_psn;
+        }
+        if mask.contains(Attribute::MaxDestRdAtomic) {
+            this.max_dest_rd_atomic = raw.max_dest_rd_atomic;
+        }
+        if mask.contains(Attribute::DestQpn) {
+            this.dest_qpn = raw.dest_qp_num;
+        }
+        Ok(this)
+    }
+
+    /// Writes all attributes into a zeroed C structure.
+    pub(crate) fn write(&self, raw: &mut bindings::ib_qp_attr) {
+        raw.qp_state = self.state.raw();
+        raw.cur_qp_state = self.current_state.raw();
+        raw.path_mtu = self.path_mtu.raw();
+        raw.path_mig_state = bindings::ib_mig_state_IB_MIG_MIGRATED;
+        raw.qkey = self.qkey;
+        raw.rq_psn = self.rq_psn;
+        raw.sq_psn = self.sq_psn;
+        raw.dest_qp_num = self.dest_qpn;
+        // CAST: A set of bits that C keeps in an `int`.
+        raw.qp_access_flags = self.access.bits() as c_int;
+        raw.pkey_index = self.pkey_index;
+        raw.port_num = self.port.number();
+        raw.max_rd_atomic = self.max_rd_atomic;
+        raw.max_dest_rd_atomic = self.max_dest_rd_atomic;
+        raw.min_rnr_timer = self.min_rnr_timer;
+        raw.timeout = self.timeout;
+        raw.retry_cnt = self.retry_count;
+        raw.rnr_retry = self.rnr_retry;
+        raw.en_sqd_async_notify = self.drain_notify.into();
+        raw.sq_draining = self.draining.into();
+        self.path.write(&mut raw.ah_attr);
+    }
+}
+
+/// Returns whether the verbs allow a queue pair of type `ty` to go from state `from` to state `to`
+/// when the attributes in `mask` are given (`ib_modify_qp_is_ok`).
+pub fn modify_is_ok(from: State, to: State, ty: Type, mask: AttributeMask) -> bool {
+    // SAFETY: The function only looks its arguments up in a table.
+    // CAST: A set of bits that C keeps in an enum.
+    unsafe { bindings::ib_modify_qp_is_ok(from.raw(), to.raw(), ty.raw(), mask.bits()) }
+}
+
+/// Sizes of a queue pair (`struct ib_qp_cap`).
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Sends that may be outstanding.
+    pub max_send_wr: u32,
+    /// Receives that may be outstanding.
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of a send.
+    pub max_send_sge: u32,
+    /// Scatter/gather elements of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data of a send.
+    pub max_inline_data: u32,
+}
+
+impl Capabilities {
+    /// Takes over the sizes of C.
+    fn from_raw(raw: &bindings::ib_qp_cap) -> Self {
+        Self {
+            max_send_wr: raw.max_send_wr,
+            max_recv_wr: raw.max_recv_wr,
+            max_send_sge: raw.max_send_sge,
+            max_recv_sge: raw.max_recv_sge,
+            max_inline_data: raw.max_inline_data,
+        }
+    }
+
+    /// Writes the sizes; what else is in the C structure stays.
+    fn write(&self, raw: &mut bindings::ib_qp_cap) {
+        raw.max_send_wr = self.max_send_wr;
+        raw.max_recv_wr = self.max_recv_wr;
+        raw.max_send_sge = self.max_send_sge;
+        raw.max_recv_sge = self.max_recv_sge;
+        raw.max_inline_data = self.max_inline_data;
+    }
+}
+
+/// What the user of a new queue pair asks for (`struct ib_qp_init_attr`).
+///
+/// Creation flags are refused before the driver is asked.
+pub struct InitAttributes<'a, T: Operations> {
+    /// Transport service.
+    pub ty: Type,
+    /// Fewest that the queue pair must hold.
+    pub capabilities: Capabilities,
+    /// Whether every send raises a completion.
+    pub signal_all: bool,
+    /// Completion queue of sends.
+    pub send_cq: &'a Cq<T::CompletionQueue>,
+    /// Completion queue of receives.
+    pub recv_cq: &'a Cq<T::CompletionQueue>,
+}
+
+/// A new queue pair.
+pub struct New<I, R> {
+    /// Constructs the queue pair.
+    pub init: I,
+    /// Answer to the provider.
+    pub response: R,
+    /// Number of the queue pair, 24 bits.
+    pub number: u32,
+    /// What it holds, at least what was asked for.
+    pub capabilities: Capabilities,
+}
+
+/// A queue pair (`struct ib_qp`).
+#[vtable]
+pub trait QueuePair: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<QueuePair = Self>;
+    /// The driver's part of the request.
+    type Request: Request;
+    /// The driver's part of the response.
+    type Response: Response;
+
+    /// Creates a queue pair in the reset state, for a process or, if `user` is `None`, for the
+    /// kernel.
+    fn create(
+        call: &Call<'_, Self::Driver>,
+        pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        attributes: &InitAttributes<'_, Self::Driver>,
+        user: Option<User<'_, Self::Driver, Self::Request>>,
+    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+
+    /// Changes the attributes that `mask` names.
+    fn modify(
+        qp: &Qp<Self>,
+        call: &Call<'_, Self::Driver>,
+        mask: AttributeMask,
+        attributes: &Attributes,
+    ) -> Result;
+
+    /// Returns the attributes as they are.
+    fn query(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result<(Attributes, Capabilities)>;
+
+    /// Makes the hardware forget the queue pair; on success it is dropped.
+    ///
+    /// Errors mean that the hardware still owns the queue pair, which therefore stays.
+    fn destroy(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result;
+
+    /// Posts sends in the order in which `requests` yields them. May not sleep.
+    ///
+    /// On error the request taken last was not posted, and those before it were. A process gets
+    /// here too (verb POST_SEND), also without any request.
+    fn post_send(
+        qp: &Qp<Self>,
+        call: &Call<'_, Self::Driver>,
+        requests: &mut SendRequests<'_, Self::Driver>,
+    ) -> Result;
+
+    /// Posts receives in the order in which `requests` yields them. May not sleep.
+    ///
+    /// On error the request taken last was not posted, and those before it were. A process gets
+    /// here too (verb POST_RECV), also without any request.
+    fn post_recv(
+        qp: &Qp<Self>,
+        call: &Call<'_, Self::Driver>,
+        requests: &mut ReceiveRequests<'_>,
+    ) -> Result;
+
+    /// Adds what only the driver knows to the description of a queue pair
+    /// (`rdma resource show -dd`).
+    fn fill_details(_qp: &Qp<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+core_object! {
+    /// A queue pair: `struct ib_qp` and the driver's part.
+    Qp<QueuePair>, ib_qp
+}
+
+impl<T: QueuePair> Qp<T> {
+    /// Number of the queue pair, 24 bits.
+    pub fn number(&self) -> u32 {
+        // SAFETY: The C structure is valid; the number was set when the queue pair was created.
+        unsafe { (*self.as_raw()).qp_num }
+    }
+}
+
+/// # Safety
+///
+/// `qp` must be a new queue pair of a device of `T`, `attr` its attributes and `udata` the udata of
+/// the call.
+pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_init_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the queue pair; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered; its users have contexts.
+    // - The attributes are valid during the call. The core refers to the completion queues and the
+    //   domain, which are of the same device.
+    // - The core allocated room for the data, which is constructed once and reachable by nobody but
+    //   the dispatcher before the call returns.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let attr = &mut *attr;
+            if attr.create_flags != 0 || !attr.srq.is_null() || !attr.rwq_ind_tbl.is_null() {
+                return Err(EOPNOTSUPP);
+            }
+            if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+                return Err(EINVAL);
+            }
+            let attributes = InitAttributes {
+                ty: Type::try_from(attr.qp_type).map_err(|_| EOPNOTSUPP)?,
+                capabilities: Capabilities::from_raw(&attr.cap),
+                signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
+                send_cq: Cq::from_raw(attr.send_cq),
+                recv_cq: Cq::from_raw(attr.recv_cq),
+            };
+            let room = Room::new()?;
+            let user = udata
+                .as_ref()
+                .map(|udata| udata.user::<T, _>())
+                .transpose()?;
+            let pd = Pd::from_raw((*qp).pd);
+            let new = T::QueuePair::create(call, pd, &attributes, user)?;
+            let data = Qp::<T::QueuePair>::data_of(qp);
+
+            pin_init::raw_init(data, new.init);
+            (*qp).qp_num = new.number;
+            new.capabilities.write(&mut attr.cap);
+            let this = NonNull::new_unchecked(qp);
+            call.dispatcher().insert_qp(new.number, this, room);
+            respond_or_undo(data, &new.response, udata.as_ref(), || {
+                call.dispatcher().remove_qp(new.number, this);
+                T::QueuePair::destroy(Qp::from_raw(qp), call)
+            })?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, `attr` valid, and `udata` the udata of
+/// the call.
+pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    mask: c_int,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the queue pair; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+    from_result(|| unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            let mask = AttributeMask::from_raw(mask)?;
+            let attributes = Attributes::from_raw(&*attr, mask)?;
+
+            T::QueuePair::modify(Qp::from_raw(qp), call, mask, &attributes)?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`; `attr` and `init` valid for writes.
+pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    _mask: c_int,
+    init: *mut bindings::ib_qp_init_attr,
+) -> c_int {
+    // SAFETY: The core set the device of the queue pair.
+    let device = unsafe { Device::<T>::from_raw((*qp).device) };
+
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let (attributes, capabilities) = T::QueuePair::query(Qp::from_raw(qp), call)?;
+
+            attributes.write(&mut *attr);
+            capabilities.write(&mut (*attr).cap);
+            capabilities.write(&mut (*init).cap);
+            (*init).qp_type = (*qp).qp_type;
+            (*init).send_cq = (*qp).send_cq;
+            (*init).recv_cq = (*qp).recv_cq;
+            (*init).port_num = (*qp).port;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T` that nobody uses any more, and `udata`
+/// the udata of the call.
+pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the queue pair; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered.
+    // - The data is constructed. It is dropped after the hardware and the dispatcher forgot the
+    //   queue pair, then the core frees the object.
+    from_result(|| unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            let this = Qp::<T::QueuePair>::from_raw(qp);
+            T::QueuePair::destroy(this, call)?;
+            call.dispatcher()
+                .remove_qp(this.number(), NonNull::new_unchecked(qp));
+            core::ptr::drop_in_place(Qp::<T::QueuePair>::data_of(qp));
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, `wr` a list of requests for it, and
+/// `bad` valid for writes.
+pub(crate) unsafe extern "C" fn post_send_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let (device, this, ty) = unsafe {
+        (
+            Device::<T>::from_raw((*qp).device),
+            Qp::<T::QueuePair>::from_raw(qp),
+            (*qp).qp_type,
+        )
+    };
+
+    // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let mut requests = SendRequests::new(wr, Type::try_from(ty)?);
+            T::QueuePair::post_send(this, call, &mut requests)
+                .inspect_err(|_| *bad = requests.taken())?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, `wr` a list of requests for it, and
+/// `bad` valid for writes.
+pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let (device, this) = unsafe {
+        (
+            Device::<T>::from_raw((*qp).device),
+            Qp::<T::QueuePair>::from_raw(qp),
+        )
+    };
+
+    // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let mut requests = ReceiveRequests::new(wr);
+            T::QueuePair::post_recv(this, call, &mut requests)
+                .inspect_err(|_| *bad = requests.taken())?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, and `message` a netlink message being
+/// written.
+pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
+    message: *mut bindings::sk_buff,
+    qp: *mut bindings::ib_qp,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        Details::write(message, |details| {
+            T::QueuePair::fill_details(Qp::from_raw(qp), details)
+        })
+    }
+}

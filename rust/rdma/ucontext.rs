@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! User contexts, and device memory mapped into processes.
+
+use core::{
+    marker::PhantomData,
+    mem::offset_of,
+    ops::Deref,
+    ptr::NonNull, //
+};
+
+use kernel::{
+    error::{
+        from_result,
+        to_result, //
+    },
+    io::PhysAddr,
+    prelude::*,
+    types::Opaque, //
+};
+
+use crate::{
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    object::{
+        kmalloc_aligned_size,
+        respond_or_undo, //
+    },
+    udata::{
+        Request,
+        Response,
+        Udata, //
+    },
+};
+
+/// A process that opened the device (`struct ib_ucontext`).
+///
+/// The implementing type is the context: one is constructed for each open and dropped when the
+/// process closes the device, dies, or the device goes away.
+pub trait UserContext: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<UserContext = Self>;
+    /// The driver's part of the request.
+    type Request: Request;
+    /// The driver's part of the response.
+    type Response: Response;
+
+    /// Creates a context.
+    ///
+    /// `mappings` takes the device memory that the process may map.
+    fn alloc(
+        call: &Call<'_, Self::Driver>,
+        mappings: &mut Mappings<'_>,
+        request: Self::Request,
+    ) -> Result<(impl PinInit<Self>, Self::Response)>;
+
+    /// Makes the hardware forget the context; afterwards it is dropped.
+    ///
+    /// No object of the context is left, and no process maps its device memory any more. On error
+    /// the hardware may still use what the context owns; then it is leaked.
+    fn dealloc(context: &Ucontext<Self>, call: &Call<'_, Self::Driver>) -> Result;
+}
+
+/// A piece of a device's memory, page aligned, that may be mapped into processes.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    start: PhysAddr,
+    length: usize,
+}
+
+impl DeviceMemory {
+    /// Names `length` bytes of device memory at the physical address `start`, both multiples of the
+    /// page size.
+    ///
+    /// `EINVAL` if they are not, or if the range is not memory of a device but RAM: no process may
+    /// be given that by its address.
+    pub fn new(start: PhysAddr, length: usize) -> Result<Self> {
+        if length == 0 || start % PAGE_SIZE as PhysAddr != 0 || length % PAGE_SIZE != 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: The function only looks at the tree of resources.
+        // CAST: A flag and an enum that bindgen types otherwise.
+        let found = unsafe {
+            bindings::region_intersects(
+                start,
+                length,
+                bindings::IORESOURCE_SYSTEM_RAM as c_ulong,
+                bindings::IORES_DESC_NONE as c_ulong,
+            )
+        };
+        if found as u32 != bindings::REGION_DISJOINT as u32 {
+            return Err(EINVAL);
+        }
+        Ok(Self { start, length })
+    }
+}
+
+const PAGE_SIZE: usize = kernel::page::PAGE_SIZE;
+
+/// What the process of a context may map.
+#[repr(C)]
+struct Entry {
+    raw: Opaque<bindings::rdma_user_mmap_entry>,
+    memory: DeviceMemory,
+}
+
+/// An [`Entry`] that a process can name.
+///
+/// # Invariants
+///
+/// The entry is in the context's table, which holds the reference that `drop` gives back. The
+/// context is not freed before `self` is dropped.
+struct Inserted(NonNull<Entry>);
+
+impl Drop for Inserted {
+    fn drop(&mut self) {
+        // SAFETY: The entry is in the table of a live context, by the type invariants. When the last
+        // mapping is gone too, the core calls `mmap_free`.
+        unsafe { bindings::rdma_user_mmap_entry_remove(self.0.cast().as_ptr()) };
+    }
+}
+
+// SAFETY: The table of entries is locked by the core; any thread may remove an entry.
+unsafe impl Send for Inserted {}
+
+// SAFETY: A shared reference gives access to nothing.
+unsafe impl Sync for Inserted {}
+
+/// The table of what the process of a new context may map.
+pub struct Mappings<'a> {
+    context: NonNull<bindings::ib_ucontext>,
+    inserted: KVec<Inserted>,
+    _context: PhantomData<&'a ()>,
+}
+
+impl Mappings<'_> {
+    /// Lets the process map `memory`, uncached, and returns the offset to give to `mmap`.
+    ///
+    /// It can do so until the context is deallocated or the device goes away: then its mappings
+    /// are replaced by zeroes.
+    pub fn insert(&mut self, memory: DeviceMemory) -> Result<u64> {
+        self.inserted.reserve(1, GFP_KERNEL)?;
+        let entry = KBox::new(
+            Entry {
+                raw: Opaque::zeroed(),
+                memory,
+            },
+            GFP_KERNEL,
+        )?;
+        let entry = NonNull::from(KBox::leak(entry));
+
+        // SAFETY: The context is being constructed and the entry is a zeroed C structure at the
+        // start of an `Entry`, as `mmap` and `mmap_free` expect.
+        let ret = unsafe {
+            bindings::rdma_user_mmap_entry_insert(
+                self.context.as_ptr(),
+                entry.cast().as_ptr(),
+                memory.length,
+            )
+        };
+        if let Err(error) = to_result(ret) {
+            // SAFETY: Leaked above, and not in the table.
+            drop(unsafe { KBox::from_raw(entry.as_ptr()) });
+            return Err(error);
+        }
+
+        // INVARIANT: Inserted above; `self.inserted` is dropped before the context is freed.
+        self.inserted.push(Inserted(entry), GFP_KERNEL)?;
+        // SAFETY: The entry is in the table.
+        Ok(unsafe { bindings::rdma_user_mmap_get_offset(entry.cast().as_ptr()) })
+    }
+}
+
+/// A user context: `struct ib_ucontext` and the driver's part.
+///
+/// # Invariants
+///
+/// A reference to this type is only made of a context that is constructed. It never moves.
+#[repr(C)]
+pub struct Ucontext<T: UserContext> {
+    raw: Opaque<bindings::ib_ucontext>,
+    inserted: KVec<Inserted>,
+    data: T,
+}
+
+impl<T: UserContext> Ucontext<T> {
+    /// Bytes that the core allocates.
+    pub(crate) const SIZE: usize = {
+        assert!(offset_of!(Self, raw) == 0);
+        kmalloc_aligned_size::<Self>()
+    };
+
+    /// Borrows a context from its C structure.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be a constructed context of `T` that does not go away during `'a`.
+    pub(crate) unsafe fn from_raw<'a>(ptr: *mut bindings::ib_ucontext) -> &'a Self {
+        // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
+        unsafe { &*ptr.cast() }
+    }
+}
+
+impl<T: UserContext> Deref for Ucontext<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+// SAFETY: The core frees the context from any thread; the other members are `Send`.
+unsafe impl<T: UserContext> Send for Ucontext<T> {}
+
+// SAFETY: The C structure is not accessed through shared references; the data is `Sync`.
+unsafe impl<T: UserContext> Sync for Ucontext<T> {}
+
+/// # Safety
+///
+/// `context` must be a new context of a device of `T`, and `udata` the udata of the call.
+pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
+    context: *mut bindings::ib_ucontext,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the context.
+    let device = unsafe { Device::<T>::from_raw((*context).device) };
+    // SAFETY: The call is not over before this function returns.
+    let udata = unsafe { Udata::from_raw(udata) };
+
+    from_result(|| {
+        let udata = udata.ok_or(EINVAL)?;
+        // SAFETY: Verbs run only while the device is registered.
+        unsafe {
+            device.with(|call| {
+                let mut mappings = Mappings {
+                    context: NonNull::new_unchecked(context),
+                    inserted: KVec::new(),
+                    _context: PhantomData,
+                };
+                let (init, response) =
+                    T::UserContext::alloc(call, &mut mappings, udata.request()?)?;
+
+                let this = context.cast::<Ucontext<T::UserContext>>();
+                let inserted = &raw mut (*this).inserted;
+                let data = &raw mut (*this).data;
+
+                pin_init::raw_init(data, init);
+                inserted.write(mappings.inserted);
+                respond_or_undo(data, &response, Some(&udata), || {
+                    T::UserContext::dealloc(Ucontext::from_raw(context), call)
+                })
+                .inspect_err(|_| core::ptr::drop_in_place(inserted))?;
+                Ok(0)
+            })
+        }
+    })
+}
+
+/// # Safety
+///
+/// `context` must be a constructed context of a device of `T` that nobody uses any more.
+pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
+    context: *mut bindings::ib_ucontext,
+) {
+    let this = context.cast::<Ucontext<T::UserContext>>();
+
+    // SAFETY:
+    // - Verbs run only while the device, which the core set, is registered.
+    // - Inserted entries and data were constructed by `alloc_callback` and are dropped once, the
+    //   entries first, so that nothing can be mapped that the driver is about to give back.
+    unsafe {
+        core::ptr::drop_in_place(&raw mut (*this).inserted);
+        (&raw mut (*this).inserted).write(KVec::new());
+
+        Device::<T>::from_raw((*context).device).with(|call| {
+            match T::UserContext::dealloc(Ucontext::from_raw(context), call) {
+                Ok(()) => core::ptr::drop_in_place(&raw mut (*this).data),
+                Err(_) => pr_warn!("the hardware keeps a context that is gone\n"),
+            }
+        });
+    }
+}
+
+/// Maps device memory into a process.
+///
+/// # Safety
+///
+/// `context` must be a constructed context of a device of `T`, and `vma` the area being mapped.
+pub(crate) unsafe extern "C" fn mmap_callback(
+    context: *mut bindings::ib_ucontext,
+    vma: *mut bindings::vm_area_struct,
+) -> c_int {
+    // SAFETY: Both pointers are valid.
+    let raw = unsafe { bindings::rdma_user_mmap_entry_get(context, vma) };
+    if raw.is_null() {
+        return EINVAL.to_errno();
+    }
+
+    // SAFETY: All entries in the table of a context are made by `Mappings::insert`; the reference
+    // just taken keeps the entry.
+    let memory = unsafe { (*raw.cast::<Entry>()).memory };
+    // SAFETY: As above; the area is being set up by this call. The core checks that it is shared
+    // and as long as the entry. The offset of a page in physical memory fits `c_ulong`.
+    let ret = unsafe {
+        bindings::rdma_user_mmap_io(
+            context,
+            vma,
+            // CAST: A page number fits `c_ulong` where a page can be mapped.
+            (memory.start / PAGE_SIZE as PhysAddr) as c_ulong,
+            // CAST: `usize` and `c_ulong` are the same size.
+            memory.length as c_ulong,
+            bindings::pgprot_noncached((*vma).vm_page_prot),
+            raw,
+        )
+    };
+    // SAFETY: Gives back the reference taken above; the mapping took its own.
+    unsafe { bindings::rdma_user_mmap_entry_put(raw) };
+    ret
+}
+
+/// # Safety
+///
+/// `entry` must be an entry without references, made by [`Mappings::insert`].
+pub(crate) unsafe extern "C" fn mmap_free_callback(entry: *mut bindings::rdma_user_mmap_entry) {
+    // SAFETY: `Mappings::insert` leaked the box; nobody refers to the entry any more.
+    drop(unsafe { KBox::from_raw(entry.cast::<Entry>()) });
+}
+
+/// Lets the device go away while processes have it open: the core then destroys their objects and
+/// replaces their mappings. There is nothing left for a driver to do.
+pub(crate) unsafe extern "C" fn disassociate_callback(_context: *mut bindings::ib_ucontext) {}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The driver's part of requests from and responses to user space.
+//!
+//! The rules are those of `struct ib_udata`: a request may be longer than the driver knows as long
+//! as the rest is zero, and is extended with zeroes if it is shorter; a response is truncated to
+//! what the caller has room for, and the rest of that room is zeroed.
+
+use core::{
+    marker::PhantomData,
+    mem::MaybeUninit,
+    ptr::NonNull, //
+};
+
+use kernel::{
+    error::to_result,
+    prelude::*, //
+};
+
+use crate::{
+    bindings,
+    device::Operations,
+    ucontext::Ucontext, //
+};
+
+/// The driver's part of a request; `()` for verbs where there must be none.
+pub trait Request: zerocopy::FromBytes + Sized {
+    /// Bytes up to the end of the last member of the ABI's first version. Shorter requests are
+    /// refused with `EINVAL`.
+    const MINIMUM: usize = size_of::<Self>();
+
+    /// Bits of [`comp_mask`](Self::comp_mask) that the driver knows.
+    const COMP_MASK: u64 = 0;
+
+    /// The request's `comp_mask`. A request with unknown bits is refused with `EOPNOTSUPP`.
+    fn comp_mask(&self) -> u64 {
+        0
+    }
+
+    /// Refuses a request whose reserved members are not zero.
+    fn check_reserved(&self) -> Result {
+        Ok(())
+    }
+}
+
+/// The driver's part of a response; `()` for verbs where there is none.
+pub trait Response: zerocopy::IntoBytes + zerocopy::Immutable {}
+
+impl Request for () {}
+impl Response for () {}
+
+/// `struct ib_udata` of a call from user space.
+///
+/// # Invariants
+///
+/// The pointer is valid during `'a`, and is `driver_udata` of a `struct uverbs_attr_bundle`.
+pub(crate) struct Udata<'a>(NonNull<bindings::ib_udata>, PhantomData<&'a ()>);
+
+impl<'a> Udata<'a> {
+    /// Returns the udata that a verb was called with; `None` if it was called by the kernel.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be the udata argument of a verb that does not return before `'a` ends.
+    pub(crate) unsafe fn from_raw(ptr: *mut bindings::ib_udata) -> Option<Self> {
+        // INVARIANT: The core passes `driver_udata` of a bundle, or `NULL`.
+        NonNull::new(ptr).map(|udata| Self(udata, PhantomData))
+    }
+
+    /// Reads and checks the request.
+    pub(crate) fn request<R: Request>(&self) -> Result<R> {
+        let mut request = MaybeUninit::<R>::zeroed();
+
+        // SAFETY: The udata is valid by the type invariant; the buffer has `size_of::<R>()` bytes.
+        to_result(unsafe {
+            bindings::_ib_copy_validate_udata_in(
+                self.0.as_ptr(),
+                request.as_mut_ptr().cast(),
+                size_of::<R>(),
+                R::MINIMUM,
+            )
+        })?;
+        // SAFETY: All bytes are initialised, by `zeroed`, and any bytes are an `R: FromBytes`.
+        let request = unsafe { request.assume_init() };
+
+        let mask = request.comp_mask();
+        if mask & !R::COMP_MASK != 0 {
+            // SAFETY: The udata is valid by the type invariant.
+            return to_result(unsafe {
+                bindings::_ib_copy_validate_udata_cm_fail(self.0.as_ptr(), mask, R::COMP_MASK)
+            })
+            .and(Err(EOPNOTSUPP));
+        }
+        request.check_reserved()?;
+        Ok(request)
+    }
+
+    /// Writes the response.
+    pub(crate) fn respond<R: Response>(&self, response: &R) -> Result {
+        // SAFETY: The udata is valid by the type invariant; `response` has no uninitialised bytes,
+        // by `IntoBytes`.
+        to_result(unsafe {
+            bindings::_ib_respond_udata(
+                self.0.as_ptr(),
+                core::ptr::from_ref(response).cast(),
+                size_of::<R>(),
+            )
+        })
+    }
+
+    /// Handles a verb that has neither request nor response (`ib_no_udata_io`).
+    pub(crate) fn no_io(udata: Option<&Self>) -> Result {
+        let Some(udata) = udata else {
+            return Ok(());
+        };
+        udata.request::<()>()?;
+        udata.respond(&())
+    }
+
+    /// The context that the call was made in.
+    ///
+    /// # Safety
+    ///
+    /// The device of the call must be one of `T`, and the call must not be the one that makes the
+    /// context.
+    pub(crate) unsafe fn context<T: Operations>(&self) -> Result<&'a Ucontext<T::UserContext>> {
+        // SAFETY: By the type invariant the udata is part of a bundle.
+        let context = unsafe { bindings::ib_udata_ucontext(self.0.as_ptr()) };
+        if context.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: A context that calls verbs is constructed, and the core keeps it during the call.
+        Ok(unsafe { Ucontext::from_raw(context) })
+    }
+
+    /// Reads the request and the context of a call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`context`](Self::context).
+    pub(crate) unsafe fn user<T: Operations, R: Request>(&self) -> Result<User<'a, T, R>> {
+        Ok(User {
+            // SAFETY: Guaranteed by the caller.
+            context: unsafe { self.context::<T>() }?,
+            request: self.request()?,
+        })
+    }
+}
+
+/// Who calls a verb from user space, and the driver's part of the request.
+pub struct User<'a, T: Operations, R> {
+    /// The context of the calling process.
+    pub context: &'a Ucontext<T::UserContext>,
+    /// What the provider asks the driver for; already checked against the rules of
+    /// [`Request`].
+    pub request: R,
+}

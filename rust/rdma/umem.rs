@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of processes, pinned and mapped for DMA.
+
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+
+use kernel::{
+    device,
+    dma::DmaAddress,
+    error::from_err_ptr,
+    prelude::*,
+    sync::aref::ARef, //
+};
+
+use crate::{
+    access::AccessFlags,
+    bindings,
+    device::{
+        Device,
+        Operations, //
+    },
+};
+
+/// A piece of the memory of a process, pinned and mapped for the device (`struct ib_umem`).
+///
+/// It belongs inside an RDMA object: those are gone before the device is unbound. Like
+/// [`kernel::dma::Coherent`] it keeps the device it is mapped for, but not its binding.
+///
+/// # Invariants
+///
+/// The pointer is valid and owned, and its device is kept by `_device` and `_dma_device`.
+pub struct Umem {
+    raw: NonNull<bindings::ib_umem>,
+    _device: ARef<device::Device>,
+    _dma_device: ARef<device::Device>,
+}
+
+impl Umem {
+    /// Pins `length` bytes at `address` of the calling process.
+    ///
+    /// The device may write to it if `access` says so. Errors: `ENOMEM` if the process may not lock
+    /// so much memory, `EFAULT` if it has no memory there, `EINVAL` for bad ranges.
+    pub fn get<T: Operations>(
+        device: &Device<T>,
+        address: u64,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        // SAFETY: The device is registered, since verbs run.
+        unsafe {
+            Self::from_raw(bindings::ib_umem_get_attr_or_va(
+                device.as_raw(),
+                core::ptr::null(),
+                0,
+                address,
+                length,
+                access.bits() as c_int,
+            ))
+        }
+    }
+
+    /// Takes over what a C function returned.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be an `ERR_PTR` or a umem that the caller owns.
+    pub(crate) unsafe fn from_raw(ptr: *mut bindings::ib_umem) -> Result<Self> {
+        let raw = NonNull::new(from_err_ptr(ptr)?).ok_or(EINVAL)?;
+
+        // SAFETY: The umem is valid, its device is registered, and so has a DMA device.
+        let (device, dma_device) = unsafe {
+            let ibdev = (*raw.as_ptr()).ibdev;
+            (
+                device::Device::get_device((&raw mut (*ibdev).__bindgen_anon_1.dev).cast()),
+                device::Device::get_device((*ibdev).dma_device),
+            )
+        };
+        // INVARIANT: Ownership was passed by the caller; the devices were just taken.
+        Ok(Self {
+            raw,
+            _device: device,
+            _dma_device: dma_device,
+        })
+    }
+
+    /// Bytes pinned, as asked for.
+    pub fn len(&self) -> usize {
+        // SAFETY: Valid by the type invariant.
+        unsafe { (*self.raw.as_ptr()).length }
+    }
+
+    /// Whether there are no bytes; the core refuses to pin nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n` set:
+    /// 2 to the `n` bytes) that fits a region whose first byte has the address `iova`.
+    pub fn pages(&self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
+        // SAFETY: Valid by the type invariant.
+        // CAST: `c_ulong` has 64 bits where there are pages that large.
+        let size =
+            unsafe { bindings::ib_umem_find_best_pgsz(self.raw.as_ptr(), sizes as c_ulong, iova) };
+        if size == 0 {
+            return Err(EINVAL);
+        }
+        Ok(Pages {
+            umem: self,
+            size,
+            // CAST: Less than the page size.
+            offset: (iova & (size as u64 - 1)) as usize,
+        })
+    }
+}
+
+impl Drop for Umem {
+    fn drop(&mut self) {
+        // SAFETY: Owned by the type invariant.
+        unsafe { bindings::ib_umem_release(self.raw.as_ptr()) };
+    }
+}
+
+// SAFETY: A umem may be released by any thread.
+unsafe impl Send for Umem {}
+
+// SAFETY: Through a shared reference it is only read.
+unsafe impl Sync for Umem {}
+
+/// A [`Umem`] as a list of pages of one size.
+///
+/// # Invariants
+///
+/// `size` is a page size that the C side found for the memory.
+pub struct Pages<'a> {
+    umem: &'a Umem,
+    size: c_ulong,
+    offset: usize,
+}
+
+impl<'a> Pages<'a> {
+    /// Binary logarithm of the size of a page.
+    pub fn shift(&self) -> u32 {
+        self.size.trailing_zeros()
+    }
+
+    /// Where in the first page the memory begins.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of pages.
+    pub fn count(&self) -> usize {
+        // SAFETY: The umem is valid, the page size is not 0.
+        unsafe { bindings::ib_umem_num_dma_blocks(self.umem.raw.as_ptr(), self.size) }
+    }
+
+    /// DMA addresses of the pages, each a multiple of the page size.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = DmaAddress> + 'a {
+        let mut iter = bindings::ib_block_iter::default();
+        // SAFETY: The umem is valid during `'a`; the page size was found for it.
+        unsafe {
+            bindings::rdma_umem_block_iter_start(&mut iter, self.umem.raw.as_ptr(), self.size);
+        }
+        PageIter {
+            iter,
+            left: self.count(),
+            _umem: PhantomData::<&'a Umem>,
+        }
+    }
+}
+
+/// Iterator over the pages of a [`Umem`].
+///
+/// # Invariants
+///
+/// The C iterator was started on a umem that is valid during `'a`.
+struct PageIter<'a> {
+    iter: bindings::ib_block_iter,
+    left: usize,
+    _umem: PhantomData<&'a Umem>,
+}
+
+impl Iterator for PageIter<'_> {
+    type Item = DmaAddress;
+
+    fn next(&mut self) -> Option<DmaAddress> {
+        // SAFETY: Started, and the umem is valid, by the type invariant.
+        let address = unsafe {
+            bindings::rdma_umem_block_iter_next(&mut self.iter)
+                .then(|| bindings::rdma_block_iter_dma_address(&mut self.iter))
+        };
+        self.left = self.left.saturating_sub(1);
+        address
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for PageIter<'_> {}

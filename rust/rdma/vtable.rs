@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The table of operations of a driver, and those of the device itself.
+
+use core::{
+    fmt,
+    marker::PhantomData, //
+};
+
+use kernel::{
+    error::from_result,
+    module::this_module,
+    prelude::*, //
+};
+
+use crate::{
+    ah::{
+        self,
+        Ah, //
+    },
+    bindings,
+    cq::{
+        self,
+        CompletionQueue,
+        Cq, //
+    },
+    device::{
+        Device,
+        Operations, //
+    },
+    gid,
+    mr::{
+        self,
+        MemoryRegion, //
+    },
+    object::kmalloc_aligned_size,
+    pd::{
+        self,
+        Pd, //
+    },
+    port::Port,
+    qp::{
+        self,
+        Qp,
+        QueuePair, //
+    },
+    stats,
+    ucontext::{
+        self,
+        Ucontext, //
+    },
+    udata::Udata, //
+};
+
+/// The operations of a driver.
+pub(crate) struct VTable<T: Operations>(PhantomData<T>);
+
+impl<T: Operations> VTable<T> {
+    /// The table; `ib_set_device_ops` copies what is in it.
+    pub(crate) const OPS: bindings::ib_device_ops = bindings::ib_device_ops {
+        owner: this_module::<T::OwnerModule>().as_ptr(),
+        driver_id: T::DRIVER_ID,
+        uverbs_abi_ver: T::ABI_VERSION,
+        // Bit 1 is `uverbs_robust_udata`: every verb goes through `Request` and `Response`.
+        _bitfield_1: bindings::__BindgenBitfieldUnit::new([0b10]),
+
+        query_device: Some(Self::query_device_callback),
+        get_dev_fw_str: Some(Self::firmware_version_callback),
+        query_port: Some(Self::query_port_callback),
+        get_port_immutable: Some(Self::port_immutable_callback),
+        get_link_layer: Some(Self::link_layer_callback),
+        query_pkey: Some(Self::query_pkey_callback),
+        add_gid: Some(Self::add_gid_callback),
+        del_gid: Some(Self::del_gid_callback),
+        alloc_hw_port_stats: Some(stats::alloc_callback::<T>),
+        get_hw_stats: Some(stats::get_callback::<T>),
+
+        alloc_ucontext: Some(ucontext::alloc_callback::<T>),
+        dealloc_ucontext: Some(ucontext::dealloc_callback::<T>),
+        disassociate_ucontext: Some(ucontext::disassociate_callback),
+        mmap: Some(ucontext::mmap_callback),
+        mmap_free: Some(ucontext::mmap_free_callback),
+
+        alloc_pd: Some(pd::alloc_callback::<T>),
+        dealloc_pd: Some(pd::dealloc_callback::<T>),
+
+        create_ah: Some(ah::create_callback::<T>),
+        create_user_ah: Some(ah::create_callback::<T>),
+        query_ah: Some(ah::query_callback::<T>),
+        destroy_ah: Some(ah::destroy_callback::<T>),
+
+        create_cq: Some(cq::create_callback::<T>),
+        create_user_cq: Some(cq::create_user_callback::<T>),
+        destroy_cq: Some(cq::destroy_callback::<T>),
+        poll_cq: Some(cq::poll_callback::<T>),
+        req_notify_cq: Some(cq::request_notify_callback::<T>),
+        fill_res_cq_entry: if T::CompletionQueue::HAS_FILL_DETAILS {
+            Some(cq::fill_callback::<T>)
+        } else {
+            None
+        },
+
+        create_qp: Some(qp::create_callback::<T>),
+        modify_qp: Some(qp::modify_callback::<T>),
+        query_qp: Some(qp::query_callback::<T>),
+        destroy_qp: Some(qp::destroy_callback::<T>),
+        post_send: Some(qp::post_send_callback::<T>),
+        post_recv: Some(qp::post_recv_callback::<T>),
+        fill_res_qp_entry: if T::QueuePair::HAS_FILL_DETAILS {
+            Some(qp::fill_callback::<T>)
+        } else {
+            None
+        },
+
+        reg_user_mr: Some(mr::reg_user_callback::<T>),
+        get_dma_mr: Some(mr::get_dma_callback::<T>),
+        dereg_mr: Some(mr::dereg_callback::<T>),
+        fill_res_mr_entry: if T::MemoryRegion::HAS_FILL_DETAILS {
+            Some(mr::fill_callback::<T>)
+        } else {
+            None
+        },
+
+        size_ib_ah: Ah::<T::AddressHandle>::SIZE,
+        size_ib_cq: Cq::<T::CompletionQueue>::SIZE,
+        size_ib_pd: Pd::<T::ProtectionDomain>::SIZE,
+        size_ib_qp: Qp::<T::QueuePair>::SIZE,
+        size_ib_ucontext: Ucontext::<T::UserContext>::SIZE,
+        // The core allocates these whether or not a driver has a part in them.
+        size_rdma_counter: kmalloc_aligned_size::<bindings::rdma_counter>(),
+
+        ..pin_init::zeroed()
+    };
+
+    /// # Safety
+    ///
+    /// `device` must be a registered device of `T`, `attr` valid for writes, and `udata` the udata
+    /// of the call.
+    unsafe extern "C" fn query_device_callback(
+        device: *mut bindings::ib_device,
+        attr: *mut bindings::ib_device_attr,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+        from_result(|| unsafe {
+            Device::<T>::from_raw(device).with(|call| {
+                Udata::no_io(Udata::from_raw(udata).as_ref())?;
+                T::query_device(call)?.write(&mut *attr);
+                Ok(0)
+            })
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `device` must be a registered device of `T`, and `text` have room for
+    /// `IB_FW_VERSION_NAME_MAX` bytes.
+    unsafe extern "C" fn firmware_version_callback(
+        device: *mut bindings::ib_device,
+        text: *mut c_char,
+    ) {
+        // CAST: A small constant.
+        const ROOM: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
+
+        // SAFETY: As long as the caller says; zeroed here, so that it is initialised.
+        let buffer = unsafe {
+            text.cast::<u8>().write_bytes(0, ROOM);
+            core::slice::from_raw_parts_mut(text.cast::<u8>(), ROOM)
+        };
+        // SAFETY: Verbs run only while the device is registered.
+        unsafe {
+            Device::<T>::from_raw(device)
+                .with(|call| T::firmware_version(call, &mut Text { buffer, length: 0 }));
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `device` must be a registered device of `T`, and `attr` valid for writes.
+    unsafe extern "C" fn query_port_callback(
+        device: *mut bindings::ib_device,
+        port: u32,
+        attr: *mut bindings::ib_port_attr,
+    ) -> c_int {
+        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+        from_result(|| unsafe {
+            Device::<T>::from_raw(device).with(|call| {
+                T::query_port(call, Port::try_from(port)?)?.write(&mut *attr)?;
+                Ok(0)
+            })
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `device` must be a device of `T` that is being registered, and `immutable` valid for writes.
+    unsafe extern "C" fn port_immutable_callback(
+        device: *mut bindings::ib_device,
+        port: u32,
+        immutable: *mut bindings::ib_port_immutable,
+    ) -> c_int {
+        // SAFETY: The data is set before the device is registered; the arguments are valid.
+        from_result(|| unsafe {
+            Device::<T>::from_raw(device).with(|call| {
+                T::port_immutable(call, Port::try_from(port)?)?.write(&mut *immutable)?;
+                Ok(0)
+            })
+        })
+    }
+
+    /// Returns the link layer, which is the same for all ports.
+    unsafe extern "C" fn link_layer_callback(
+        _device: *mut bindings::ib_device,
+        _port: u32,
+    ) -> bindings::rdma_link_layer {
+        T::LINK_LAYER.raw()
+    }
+
+    /// # Safety
+    ///
+    /// `device` must be a registered device of `T`, and `pkey` valid for writes.
+    unsafe extern "C" fn query_pkey_callback(
+        device: *mut bindings::ib_device,
+        port: u32,
+        index: u16,
+        pkey: *mut u16,
+    ) -> c_int {
+        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+        from_result(|| unsafe {
+            Device::<T>::from_raw(device).with(|call| {
+                *pkey = T::query_pkey(call, Port::try_from(port)?, index)?;
+                Ok(0)
+            })
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `attr` must be an entry of the GID table of a registered device of `T`.
+    unsafe extern "C" fn add_gid_callback(
+        attr: *const bindings::ib_gid_attr,
+        _context: *mut *mut c_void,
+    ) -> c_int {
+        // SAFETY: Verbs run only while the device is registered; the entry is valid.
+        from_result(|| unsafe {
+            Device::<T>::from_raw((*attr).device).with(|call| {
+                T::add_gid(call, &gid::Attributes::new(&*attr))?;
+                Ok(0)
+            })
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `attr` must be an entry of the GID table of a registered device of `T`.
+    unsafe extern "C" fn del_gid_callback(
+        attr: *const bindings::ib_gid_attr,
+        _context: *mut *mut c_void,
+    ) -> c_int {
+        // SAFETY: Verbs run only while the device is registered; the entry is valid.
+        from_result(|| unsafe {
+            Device::<T>::from_raw((*attr).device).with(|call| {
+                T::del_gid(call, &gid::Attributes::new(&*attr))?;
+                Ok(0)
+            })
+        })
+    }
+}
+
+/// Writes into a zeroed buffer, whose last byte stays zero.
+struct Text<'a> {
+    buffer: &'a mut [u8],
+    length: usize,
+}
+
+impl fmt::Write for Text<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.buffer.len().saturating_sub(self.length + 1);
+        let (bytes, cut) = match text.as_bytes().get(..room) {
+            Some(bytes) => (bytes, bytes.len() < text.len()),
+            None => (text.as_bytes(), false),
+        };
+        self.buffer[self.length..self.length + bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+        if cut {
+            Err(fmt::Error)
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Completions of work requests.
+
+use core::{
+    marker::PhantomData,
+    ptr::null_mut, //
+};
+
+use crate::{
+    bindings,
+    event::Dispatcher, //
+};
+
+c_enum! {
+    /// How a work request ended (`enum ib_wc_status`).
+    pub enum Status: bindings::ib_wc_status {
+        /// Done.
+        Success = bindings::ib_wc_status_IB_WC_SUCCESS,
+        /// Local length error.
+        LocalLength = bindings::ib_wc_status_IB_WC_LOC_LEN_ERR,
+        /// Local queue pair operation error.
+        LocalQueuePairOperation = bindings::ib_wc_status_IB_WC_LOC_QP_OP_ERR,
+        /// Local protection error.
+        LocalProtection = bindings::ib_wc_status_IB_WC_LOC_PROT_ERR,
+        /// Flushed.
+        Flushed = bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
+        /// Memory window bind error.
+        MemoryWindowBind = bindings::ib_wc_status_IB_WC_MW_BIND_ERR,
+        /// Bad response.
+        BadResponse = bindings::ib_wc_status_IB_WC_BAD_RESP_ERR,
+        /// Local access error.
+        LocalAccess = bindings::ib_wc_status_IB_WC_LOC_ACCESS_ERR,
+        /// Remote invalid request error.
+        RemoteInvalidRequest = bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
+        /// Remote access error.
+        RemoteAccess = bindings::ib_wc_status_IB_WC_REM_ACCESS_ERR,
+        /// Remote operation error.
+        RemoteOperation = bindings::ib_wc_status_IB_WC_REM_OP_ERR,
+        /// Retries used up.
+        RetryExceeded = bindings::ib_wc_status_IB_WC_RETRY_EXC_ERR,
+        /// RNR retries used up.
+        RnrRetryExceeded = bindings::ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR,
+        /// Aborted by the peer.
+        RemoteAborted = bindings::ib_wc_status_IB_WC_REM_ABORT_ERR,
+        /// Fatal error.
+        Fatal = bindings::ib_wc_status_IB_WC_FATAL_ERR,
+        /// Response timeout.
+        ResponseTimeout = bindings::ib_wc_status_IB_WC_RESP_TIMEOUT_ERR,
+        /// General error.
+        General = bindings::ib_wc_status_IB_WC_GENERAL_ERR,
+    }
+}
+
+c_enum! {
+    /// What a completion tells of (`enum ib_wc_opcode`).
+    pub enum Opcode: bindings::ib_wc_opcode {
+        /// A send.
+        Send = bindings::ib_wc_opcode_IB_WC_SEND,
+        /// An RDMA write.
+        Write = bindings::ib_wc_opcode_IB_WC_RDMA_WRITE,
+        /// An RDMA read.
+        Read = bindings::ib_wc_opcode_IB_WC_RDMA_READ,
+        /// A compare and swap.
+        CompareSwap = bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
+        /// A fetch and add.
+        FetchAdd = bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
+        /// A receive.
+        Receive = bindings::ib_wc_opcode_IB_WC_RECV,
+        /// A receive that an RDMA write with immediate data consumed.
+        ReceiveWriteWithImmediate = bindings::ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM,
+    }
+}
+
+/// What came with a received message besides the payload.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Extra {
+    /// Immediate data, as a number.
+    Immediate(u32),
+    /// The key that was invalidated.
+    Invalidated(u32),
+}
+
+/// Network header that a datagram came with (`enum rdma_network_type`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum NetworkHeader {
+    /// RoCE version 2 over IPv4.
+    Ipv4,
+    /// RoCE version 2 over IPv6.
+    Ipv6,
+}
+
+/// Where a received datagram came from.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Queue pair that sent it.
+    pub qpn: u32,
+    /// P_Key index.
+    pub pkey_index: u16,
+    /// Service level.
+    pub service_level: u8,
+    /// Whether the network header stands in front of the payload, and which.
+    pub header: Option<NetworkHeader>,
+    /// MAC address.
+    pub mac: Option<[u8; 6]>,
+    /// VLAN.
+    pub vlan: Option<u16>,
+}
+
+/// A completion (`struct ib_wc`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The poster's name for the request.
+    pub wr_id: u64,
+    /// Queue pair that it was posted to.
+    pub qpn: u32,
+    /// How it ended. If it failed only this, `wr_id`, `qpn` and `vendor_error` have a meaning.
+    pub status: Status,
+    /// What it did.
+    pub opcode: Opcode,
+    /// Reason for an error, for people.
+    pub vendor_error: u32,
+    /// Bytes transferred.
+    pub byte_length: u32,
+    /// What came with a received message.
+    pub extra: Option<Extra>,
+    /// Where a received datagram came from.
+    pub source: Option<Source>,
+}
+
+impl Completion {
+    /// Writes the completion; `qp` is the queue pair of the completion.
+    fn write(&self, qp: *mut bindings::ib_qp) -> bindings::ib_wc {
+        let mut raw = bindings::ib_wc {
+            status: self.status.raw(),
+            opcode: self.opcode.raw(),
+            vendor_err: self.vendor_error,
+            byte_len: self.byte_length,
+            qp,
+            port_num: 1,
+            ..bindings::ib_wc::default()
+        };
+        let mut flags = 0;
+
+        raw.__bindgen_anon_1.bindgen_union_field = self.wr_id;
+        match self.extra {
+            Some(Extra::Immediate(data)) => {
+                // Immediate data stands in memory as it does on the network.
+                raw.ex.bindgen_union_field = data.to_be();
+                flags |= bindings::ib_wc_flags_IB_WC_WITH_IMM;
+            }
+            Some(Extra::Invalidated(key)) => {
+                raw.ex.bindgen_union_field = key;
+                flags |= bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE;
+            }
+            None => {}
+        }
+        if let Some(source) = &self.source {
+            raw.src_qp = source.qpn;
+            raw.pkey_index = source.pkey_index;
+            raw.sl = source.service_level;
+            if let Some(header) = source.header {
+                // CAST: Constants that C keeps in a byte.
+                raw.network_hdr_type = match header {
+                    NetworkHeader::Ipv4 => bindings::rdma_network_type_RDMA_NETWORK_IPV4,
+                    NetworkHeader::Ipv6 => bindings::rdma_network_type_RDMA_NETWORK_IPV6,
+                } as u8;
+                flags |= bindings::ib_wc_flags_IB_WC_GRH
+                    | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
+            }
+            if let Some(mac) = source.mac {
+                raw.smac = mac;
+                flags |= bindings::ib_wc_flags_IB_WC_WITH_SMAC;
+            }
+            if let Some(vlan) = source.vlan {
+                raw.vlan_id = vlan;
+                flags |= bindings::ib_wc_flags_IB_WC_WITH_VLAN;
+            }
+        }
+        // CAST: A set of bits that C keeps in an `int`.
+        raw.wc_flags = flags as kernel::ffi::c_int;
+        raw
+    }
+}
+
+/// Room for completions that the poller of a queue gave.
+///
+/// # Invariants
+///
+/// `slots` has room for `room` completions during `'a`, of which `taken` are written.
+pub struct Completions<'a> {
+    dispatcher: &'a Dispatcher,
+    slots: *mut bindings::ib_wc,
+    room: usize,
+    taken: usize,
+    /// Queue pair of the last completion: most come in runs.
+    last: (u32, *mut bindings::ib_qp),
+    _slots: PhantomData<&'a mut bindings::ib_wc>,
+}
+
+impl<'a> Completions<'a> {
+    /// Wraps the poller's array.
+    ///
+    /// # Safety
+    ///
+    /// `slots` must have room for `room` completions, which nobody else accesses during `'a`.
+    pub(crate) unsafe fn new(
+        dispatcher: &'a Dispatcher,
+        slots: *mut bindings::ib_wc,
+        room: usize,
+    ) -> Self {
+        Self {
+            dispatcher,
+            slots,
+            room,
+            taken: 0,
+            last: (0, null_mut()),
+            _slots: PhantomData,
+        }
+    }
+
+    /// Completions handed over so far.
+    pub fn len(&self) -> usize {
+        self.taken
+    }
+
+    /// Whether none was handed over so far.
+    pub fn is_empty(&self) -> bool {
+        self.taken == 0
+    }
+
+    /// Whether the poller wants no more.
+    pub fn is_full(&self) -> bool {
+        self.taken == self.room
+    }
+
+    /// Hands a completion to the poller. One of a queue pair that is gone is dropped, as the verbs
+    /// demand; returns whether it was handed over.
+    pub fn push(&mut self, completion: &Completion) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        if self.last.1.is_null() || self.last.0 != completion.qpn {
+            let Some(qp) = self.dispatcher.find_qp(completion.qpn) else {
+                return false;
+            };
+            self.last = (completion.qpn, qp.as_ptr());
+        }
+        // SAFETY: There is room, by the check above and the type invariant.
+        unsafe {
+            self.slots
+                .add(self.taken)
+                .write(completion.write(self.last.1))
+        };
+        self.taken += 1;
+        true
+    }
+}

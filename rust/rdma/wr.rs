@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work requests that the kernel posts.
+
+use core::{
+    marker::PhantomData,
+    slice, //
+};
+
+use kernel::{
+    bits::bit_u32,
+    impl_flags,
+    prelude::*, //
+};
+
+use crate::{
+    ah::Ah,
+    bindings,
+    device::Operations,
+    qp::Type, //
+};
+
+impl_flags!(
+    /// How a send is done (`enum ib_send_flags`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct SendFlags(u32);
+
+    /// A property of a send.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum SendFlag {
+        /// Begin only after all earlier reads and atomics completed.
+        Fence = bit_u32(0),
+        /// Raise a completion also on success.
+        Signaled = bit_u32(1),
+        /// Ask for a solicited event at the peer.
+        Solicited = bit_u32(2),
+        /// Take the payload when the request is posted; its addresses are those of the kernel.
+        Inline = bit_u32(3),
+        /// Insert IP checksums.
+        IpChecksum = bit_u32(4),
+    }
+);
+
+impl SendFlags {
+    /// Takes over flags of C; a flag that has no name here is refused with `EINVAL`.
+    fn from_raw(raw: c_int) -> Result<Self> {
+        // CAST: A set of bits that C keeps in an `int`.
+        let raw = raw as u32;
+        if raw & !0x1f != 0 {
+            return Err(EINVAL);
+        }
+        Ok(Self(raw))
+    }
+}
+
+/// A scatter/gather element: a piece of a memory region (`struct ib_sge`).
+#[repr(transparent)]
+pub struct Sge(bindings::ib_sge);
+
+impl Sge {
+    /// Address of the first byte.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.0.addr
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn length(&self) -> u32 {
+        self.0.length
+    }
+
+    /// Key of the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.0.lkey
+    }
+
+    /// Wraps the elements of a request.
+    ///
+    /// # Safety
+    ///
+    /// `list` must have `count` elements, which stay as they are during `'a`.
+    unsafe fn slice<'a>(list: *const bindings::ib_sge, count: c_int) -> Result<&'a [Self]> {
+        let count = usize::try_from(count)?;
+        if count == 0 {
+            return Ok(&[]);
+        }
+        if list.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: Not null and as long as the caller says; `Sge` is transparent.
+        Ok(unsafe { slice::from_raw_parts(list.cast(), count) })
+    }
+}
+
+/// Remote memory of an RDMA operation.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Address in the peer's region.
+    pub address: u64,
+    /// Key of the peer's region.
+    pub rkey: u32,
+}
+
+/// What a send does.
+pub enum Operation<'a, T: Operations> {
+    /// Send.
+    Send,
+    /// Send with immediate data, as a number.
+    SendWithImmediate(u32),
+    /// Send which invalidates a key of the peer.
+    SendWithInvalidate(u32),
+    /// RDMA write.
+    Write(Remote),
+    /// RDMA write with immediate data, as a number.
+    WriteWithImmediate(Remote, u32),
+    /// RDMA read.
+    Read(Remote),
+    /// Atomic compare and swap.
+    CompareSwap {
+        /// The 8 bytes.
+        remote: Remote,
+        /// Value to compare with.
+        compare: u64,
+        /// Value to store.
+        swap: u64,
+    },
+    /// Atomic fetch and add.
+    FetchAdd {
+        /// The 8 bytes.
+        remote: Remote,
+        /// Value to add.
+        add: u64,
+    },
+    /// Send of a datagram.
+    Datagram {
+        /// Path to the destination.
+        ah: &'a Ah<T::AddressHandle>,
+        /// Queue pair at the destination.
+        remote_qpn: u32,
+        /// Q_Key.
+        remote_qkey: u32,
+        /// P_Key index; of meaning to the GSI only.
+        pkey_index: u16,
+        /// Immediate data, as a number.
+        immediate: Option<u32>,
+    },
+}
+
+/// A request to send (`struct ib_send_wr`).
+pub struct SendRequest<'a, T: Operations> {
+    /// The poster's name for the request.
+    pub wr_id: u64,
+    /// How it is done.
+    pub flags: SendFlags,
+    /// Where the payload is, or where what is read goes.
+    pub elements: &'a [Sge],
+    /// What it does.
+    pub operation: Operation<'a, T>,
+}
+
+impl<'a, T: Operations> SendRequest<'a, T> {
+    /// Takes over a request of C. Operations that have no name here are refused with `EOPNOTSUPP`.
+    ///
+    /// # Safety
+    ///
+    /// `wr` must be a request to a queue pair of type `ty` of a device of `T`, inside the larger
+    /// structure that its operation has, and stay as it is during `'a`.
+    unsafe fn from_raw(wr: &'a bindings::ib_send_wr, ty: Type) -> Result<Self> {
+        let raw = core::ptr::from_ref(wr);
+        let extra = wr.ex.bindgen_union_field;
+        // Immediate data stands in memory as it does on the network.
+        let immediate = u32::from_be(extra);
+        // SAFETY: Evaluated for RDMA operations only, which are part of a `struct ib_rdma_wr`.
+        let remote = || unsafe {
+            let rdma = raw.cast::<bindings::ib_rdma_wr>();
+            Remote {
+                address: (*rdma).remote_addr,
+                rkey: (*rdma).rkey,
+            }
+        };
+        // SAFETY: Evaluated for atomics only, which are part of a `struct ib_atomic_wr`.
+        let atomic = || unsafe {
+            let atomic = raw.cast::<bindings::ib_atomic_wr>();
+            let remote = Remote {
+                address: (*atomic).remote_addr,
+                rkey: (*atomic).rkey,
+            };
+            (remote, (*atomic).compare_add, (*atomic).swap)
+        };
+
+        let operation = if ty.is_datagram() {
+            let immediate = match wr.opcode {
+                bindings::ib_wr_opcode_IB_WR_SEND => None,
+                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => Some(immediate),
+                _ => return Err(EINVAL),
+            };
+            // SAFETY: Sends of datagrams are part of a `struct ib_ud_wr`.
+            let datagram = unsafe { &*raw.cast::<bindings::ib_ud_wr>() };
+            if datagram.ah.is_null() {
+                return Err(EINVAL);
+            }
+            Operation::Datagram {
+                // SAFETY: The handle is of the same device and exists as long as the request.
+                ah: unsafe { Ah::from_raw(datagram.ah) },
+                remote_qpn: datagram.remote_qpn,
+                remote_qkey: datagram.remote_qkey,
+                pkey_index: datagram.pkey_index,
+                immediate,
+            }
+        } else {
+            match wr.opcode {
+                bindings::ib_wr_opcode_IB_WR_SEND => Operation::Send,
+                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => {
+                    Operation::SendWithImmediate(immediate)
+                }
+                bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV => Operation::SendWithInvalidate(extra),
+                bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => Operation::Write(remote()),
+                bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
+                    Operation::WriteWithImmediate(remote(), immediate)
+                }
+                bindings::ib_wr_opcode_IB_WR_RDMA_READ => Operation::Read(remote()),
+                bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => {
+                    let (remote, compare, swap) = atomic();
+                    Operation::CompareSwap {
+                        remote,
+                        compare,
+                        swap,
+                    }
+                }
+                bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
+                    let (remote, add, _) = atomic();
+                    Operation::FetchAdd { remote, add }
+                }
+                _ => return Err(EOPNOTSUPP),
+            }
+        };
+
+        Ok(Self {
+            wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+            flags: SendFlags::from_raw(wr.send_flags)?,
+            // SAFETY: The list is as long as the request says.
+            elements: unsafe { Sge::slice(wr.sg_list, wr.num_sge) }?,
+            operation,
+        })
+    }
+}
+
+/// A list of requests to send.
+///
+/// # Invariants
+///
+/// `next` is null or the rest of a list as [`new`](Self::new) demands it.
+pub struct SendRequests<'a, T: Operations> {
+    next: *const bindings::ib_send_wr,
+    last: *const bindings::ib_send_wr,
+    ty: Type,
+    _list: PhantomData<(&'a (), T)>,
+}
+
+impl<T: Operations> SendRequests<'_, T> {
+    /// Wraps a list.
+    ///
+    /// # Safety
+    ///
+    /// `list` must be null or a list of requests to a queue pair of type `ty` of a device of `T`,
+    /// which stay as they are during `'a`.
+    pub(crate) unsafe fn new(list: *const bindings::ib_send_wr, ty: Type) -> Self {
+        Self {
+            next: list,
+            last: list,
+            ty,
+            _list: PhantomData,
+        }
+    }
+
+    /// The request that was taken last; the first if none was taken.
+    pub(crate) fn taken(&self) -> *const bindings::ib_send_wr {
+        self.last
+    }
+}
+
+impl<'a, T: Operations> Iterator for SendRequests<'a, T> {
+    type Item = Result<SendRequest<'a, T>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: Null or valid, by the type invariant.
+        let wr = unsafe { self.next.as_ref() }?;
+
+        self.last = wr;
+        self.next = wr.next;
+        // SAFETY: By the type invariant.
+        Some(unsafe { SendRequest::from_raw(wr, self.ty) })
+    }
+}
+
+/// A request to receive (`struct ib_recv_wr`).
+pub struct ReceiveRequest<'a> {
+    /// The poster's name for the request.
+    pub wr_id: u64,
+    /// Where the payload goes.
+    pub elements: &'a [Sge],
+}
+
+/// A list of requests to receive.
+///
+/// # Invariants
+///
+/// `next` is null or the rest of a list that stays as it is during `'a`.
+pub struct ReceiveRequests<'a> {
+    next: *const bindings::ib_recv_wr,
+    last: *const bindings::ib_recv_wr,
+    _list: PhantomData<&'a ()>,
+}
+
+impl ReceiveRequests<'_> {
+    /// Wraps a list.
+    ///
+    /// # Safety
+    ///
+    /// `list` must be null or a list of requests that stay as they are during `'a`.
+    pub(crate) unsafe fn new(list: *const bindings::ib_recv_wr) -> Self {
+        Self {
+            next: list,
+            last: list,
+            _list: PhantomData,
+        }
+    }
+
+    /// The request that was taken last; the first if none was taken.
+    pub(crate) fn taken(&self) -> *const bindings::ib_recv_wr {
+        self.last
+    }
+}
+
+impl<'a> Iterator for ReceiveRequests<'a> {
+    type Item = Result<ReceiveRequest<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: Null or valid, by the type invariant.
+        let wr = unsafe { self.next.as_ref::<'a>() }?;
+
+        self.last = wr;
+        self.next = wr.next;
+        // SAFETY: The list is as long as the request says.
+        let elements = unsafe { Sge::slice(wr.sg_list, wr.num_sge) };
+        Some(elements.map(|elements| ReceiveRequest {
+            wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+            elements,
+        }))
+    }
+}
