@@ -134,7 +134,12 @@ impl Device<Bound> {
 
         // SAFETY: The device is valid, and `config` is writable for the size of `T`.
         unsafe {
-            bindings::virtio_cread_bytes(self.as_raw(), 0, config.as_mut_ptr().cast(), size_of::<T>())
+            bindings::virtio_cread_bytes(
+                self.as_raw(),
+                0,
+                config.as_mut_ptr().cast(),
+                size_of::<T>(),
+            )
         };
         if self.status().is_gone() {
             return Err(EIO);
@@ -181,7 +186,9 @@ unsafe impl AlwaysRefCounted for Device {
 
     unsafe fn dec_ref(obj: NonNull<Self>) {
         // SAFETY: The safety requirements guarantee that the refcount is non-zero.
-        unsafe { bindings::put_device(&raw mut (*obj.cast::<bindings::virtio_device>().as_ptr()).dev) }
+        unsafe {
+            bindings::put_device(&raw mut (*obj.cast::<bindings::virtio_device>().as_ptr()).dev)
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use core::mem::offset_of;
 
 use kernel::{
     device::{
-        BoundInternal,
         Bound,
+        BoundInternal,
         Core,
         CoreInternal, //
     },
@@ -131,9 +131,13 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
 }
 
 impl<T: Driver> Adapter<T> {
+    /// Entry of the virtio core.
+    ///
+    /// # Safety
+    ///
+    /// `vdev` must be a valid device that is about to be bound to this driver, and its lock held.
     unsafe extern "C" fn probe_callback(vdev: *mut bindings::virtio_device) -> c_int {
-        // SAFETY: The virtio core only calls this with a valid device that it is about to bind,
-        // under the lock of that device, and the device outlives the call.
+        // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
 
         from_result(|| {
@@ -144,14 +148,20 @@ impl<T: Driver> Adapter<T> {
         })
     }
 
+    /// Entry of the virtio core.
+    ///
+    /// # Safety
+    ///
+    /// `vdev` must be a valid device that `probe_callback` succeeded for and that has not been
+    /// removed since, and its lock held.
     unsafe extern "C" fn remove_callback(vdev: *mut bindings::virtio_device) {
-        // SAFETY: The virtio core only calls this with a valid device that is bound to this driver,
-        // under the lock of that device, and the device outlives the call.
+        // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
 
-        // SAFETY: This is only called after a successful `probe_callback`, which has stored a
-        // `Pin<KBox<T::Data<'_>>>`.
-        T::unbind(vdev, unsafe { vdev.as_ref().drvdata_borrow::<T::Data<'_>>() });
+        // SAFETY: `probe_callback` has succeeded, hence stored a `Pin<KBox<T::Data<'_>>>`.
+        T::unbind(vdev, unsafe {
+            vdev.as_ref().drvdata_borrow::<T::Data<'_>>()
+        });
 
         // The driver core would drop the data after this function has returned. That is too late:
         // dropping it may need the device, and the virtio core wants the device reset on return.
@@ -162,14 +172,21 @@ impl<T: Driver> Adapter<T> {
         virtqueue::reset_unbound(vdev);
     }
 
+    /// Entry of the virtio core.
+    ///
+    /// # Safety
+    ///
+    /// `vdev` must be a valid device that `probe_callback` succeeded for, and `remove_callback` must
+    /// not be called until this returns.
     unsafe extern "C" fn config_changed_callback(vdev: *mut bindings::virtio_device) {
-        // SAFETY: The virtio core only calls this with a valid device, after `probe_callback` has
-        // succeeded and before `remove_callback` is called.
+        // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<BoundInternal>>() };
 
-        // SAFETY: As above, hence `probe_callback` has stored a `Pin<KBox<T::Data<'_>>>`, which
-        // `remove_callback` has not taken yet.
-        T::config_changed(vdev, unsafe { vdev.as_ref().drvdata_borrow::<T::Data<'_>>() });
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<T::Data<'_>>>`, and `remove_callback` does
+        // not take it meanwhile.
+        T::config_changed(vdev, unsafe {
+            vdev.as_ref().drvdata_borrow::<T::Data<'_>>()
+        });
     }
 }
 

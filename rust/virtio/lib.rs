@@ -65,6 +65,7 @@ pub use virtqueue::{
     AnyVirtqueue,
     Chain,
     Handler,
+    Refused,
     Stopper,
     Used,
     Virtqueue,

@@ -29,7 +29,7 @@ impl Handler for Idle {
 }
 
 #[kunit_tests(virtio)]
-mod tests {
+mod cases {
     use super::*;
 
     #[test]

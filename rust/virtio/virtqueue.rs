@@ -97,6 +97,9 @@ impl<C> Chain<C> {
     }
 }
 
+/// A buffer that a queue did not take, and why.
+pub type Refused<C> = (Error, KBox<Chain<C>>);
+
 /// A buffer that the device has used.
 pub struct Used<C> {
     chain: KBox<Chain<C>>,
@@ -244,10 +247,7 @@ impl<H: Handler> Virtqueue<H> {
     ///
     /// The buffer is returned if the queue is full (`ENOSPC`), stopped (`ENODEV`) or broken (`EIO`).
     /// May be called in any context.
-    pub fn add(
-        &self,
-        chain: KBox<Chain<H::Context>>,
-    ) -> Result<(), (Error, KBox<Chain<H::Context>>)> {
+    pub fn add(&self, chain: KBox<Chain<H::Context>>) -> Result<(), Refused<H::Context>> {
         let queue = self.queue.lock();
         if !queue.open {
             return Err((ENODEV, chain));
@@ -605,17 +605,16 @@ impl<'bound> Virtqueues<'bound> {
     ///
     /// Fails with `EBUSY` if the device already has queues, or a queue is in use elsewhere; with
     /// what the transport answers (as `ENOENT`) if the device has fewer queues.
-    pub fn new(
-        dev: &'bound Device<Core<'_>>,
-        queues: KVec<Arc<dyn AnyVirtqueue>>,
-    ) -> Result<Self> {
+    pub fn new(dev: &'bound Device<Core<'_>>, queues: KVec<Arc<dyn AnyVirtqueue>>) -> Result<Self> {
         let raw = dev.as_raw();
         // SAFETY: The device is valid, and `Core` says that its lock is held.
         if !unsafe { (*raw).priv_ }.is_null() {
             return Err(EBUSY);
         }
         for (i, queue) in queues.iter().enumerate() {
-            let first = queues.iter().position(|other| ptr::addr_eq(&**other, &**queue));
+            let first = queues
+                .iter()
+                .position(|other| ptr::addr_eq(&**other, &**queue));
             if queue.is_attached() || first != Some(i) {
                 return Err(EBUSY);
             }

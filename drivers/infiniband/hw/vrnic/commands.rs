@@ -122,7 +122,13 @@ impl<D: Destroy> Drop for Object<D> {
         if let Err(err) = self.destroy() {
             // Memory of the object may be freed next, and the device would still use it.
             let health = self.control.health();
-            dev_err!(health, "{} {} cannot be destroyed: {:?}\n", D::OBJECT, self.number(), err);
+            dev_err!(
+                health.dev(),
+                "{} {} cannot be destroyed: {:?}\n",
+                D::OBJECT,
+                self.number(),
+                err
+            );
             health.fail("it does not let go of an object");
             self.control.is_stopped();
         }

@@ -221,7 +221,11 @@ impl Control {
         // One command is the doorbell's.
         let commands = (queue.capacity() / ENTRIES_PER_COMMAND).saturating_sub(1);
         if commands == 0 {
-            dev_err!(health, "control queue of {} entries is too small\n", queue.capacity());
+            dev_err!(
+                health.dev(),
+                "control queue of {} entries is too small\n",
+                queue.capacity()
+            );
             return Err(ENODEV);
         }
         queue.handler().slots.lock().free = commands;
@@ -266,7 +270,12 @@ impl Control {
 
         let used = call.reply.lock().take();
         parse_reply::<C>(used.as_ref().ok_or(EIO)?.written()).inspect_err(|err| {
-            dev_dbg!(self.health, "command {:?} failed: {:?}\n", C::CODE, err);
+            dev_dbg!(
+                self.health.dev(),
+                "command {:?} failed: {:?}\n",
+                C::CODE,
+                err
+            );
         })
     }
 
@@ -409,10 +418,22 @@ mod tests {
         // Nothing, half a header, half a body, a wrong length, an unknown status.
         assert_eq!(parse_reply::<CreatePd>(&[]).err(), Some(EIO));
         assert_eq!(parse_reply::<CreatePd>(&[0; 15]).err(), Some(EIO));
-        assert_eq!(parse_reply::<CreatePd>(&reply(0, 8, &body[..7])?).err(), Some(EIO));
-        assert_eq!(parse_reply::<CreatePd>(&reply(0, 7, &body)?).err(), Some(EIO));
-        assert_eq!(parse_reply::<CreatePd>(&reply(0, 9, &body)?).err(), Some(EIO));
-        assert_eq!(parse_reply::<CreatePd>(&reply(!0, 8, &body)?).err(), Some(EIO));
+        assert_eq!(
+            parse_reply::<CreatePd>(&reply(0, 8, &body[..7])?).err(),
+            Some(EIO)
+        );
+        assert_eq!(
+            parse_reply::<CreatePd>(&reply(0, 7, &body)?).err(),
+            Some(EIO)
+        );
+        assert_eq!(
+            parse_reply::<CreatePd>(&reply(0, 9, &body)?).err(),
+            Some(EIO)
+        );
+        assert_eq!(
+            parse_reply::<CreatePd>(&reply(!0, 8, &body)?).err(),
+            Some(EIO)
+        );
         Ok(())
     }
 

@@ -108,7 +108,10 @@ impl<'bound> Data<'bound> {
 }
 
 /// Registers the RDMA device.
-#[expect(unsafe_code, reason = "a registration must not be leaked, which no type can say")]
+#[expect(
+    unsafe_code,
+    reason = "a registration must not be leaked, which no type can say"
+)]
 fn register<'bound>(
     dispatcher: Arc<Dispatcher>,
     resources: Resources<'bound>,
@@ -208,7 +211,10 @@ fn check_features(dev: &Device<Bound>) -> Result {
     if dev.has_feature(Feature::VERSION_1) && dev.has_feature(Feature::ACCESS_PLATFORM) {
         return Ok(());
     }
-    dev_err!(dev, "device lacks VIRTIO_F_VERSION_1 or VIRTIO_F_ACCESS_PLATFORM\n");
+    dev_err!(
+        dev,
+        "device lacks VIRTIO_F_VERSION_1 or VIRTIO_F_ACCESS_PLATFORM\n"
+    );
     Err(ENODEV)
 }
 

@@ -59,11 +59,11 @@ fn drain<H: EventHandler>(queue: &Virtqueue<H>) {
 
     while let Some(used) = queue.pop() {
         // A buffer that came back without a whole event says nothing.
-        let event = H::Event::read_from_bytes(used.written());
+        let event = H::Event::read_from_bytes(used.written()).ok();
         // There was room for the buffer before, so it is refused only when the queue is closed.
         // Whoever learns of an event may count on there being a buffer for the next one.
         returned |= queue.add(used.into_chain()).is_ok();
-        if let Ok(event) = event {
+        if let Some(event) = event {
             queue.handler().handle(&event);
         }
     }
@@ -133,7 +133,11 @@ impl EventHandler for AsyncEvents {
     fn handle(&self, event: &AsyncEvent) {
         let number = event.number.get();
         let Ok(event_type) = EventType::try_from(event.event_type.get()) else {
-            dev_dbg!(self.health, "unknown event {}\n", event.event_type.get());
+            dev_dbg!(
+                self.health.dev(),
+                "unknown event {}\n",
+                event.event_type.get()
+            );
             return;
         };
         let known = match meaning(event_type) {
@@ -149,7 +153,12 @@ impl EventHandler for AsyncEvents {
             }
         };
         if !known {
-            dev_dbg!(self.health, "event {:?} for nobody ({})\n", event_type, number);
+            dev_dbg!(
+                self.health.dev(),
+                "event {:?} for nobody ({})\n",
+                event_type,
+                number
+            );
         }
     }
 }

@@ -38,10 +38,15 @@ impl Health {
         )?)
     }
 
+    /// The device, for messages about it.
+    pub(crate) fn dev(&self) -> &Device {
+        &self.dev
+    }
+
     /// The device has failed. Only the first call does anything. May be called in any context.
     pub(crate) fn fail(&self, reason: &str) {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            dev_err!(self, "device failed: {}\n", reason);
+            dev_err!(self.dev, "device failed: {}\n", reason);
             self.dispatcher.device_fatal();
         }
     }
@@ -49,12 +54,5 @@ impl Health {
     /// Whether the device has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
-    }
-}
-
-/// For messages about the device.
-impl AsRef<Device> for Health {
-    fn as_ref(&self) -> &Device {
-        &self.dev
     }
 }
