@@ -49,7 +49,7 @@ build: setup module userspace ## kernel module and userspace
 define build-module
 	@mkdir -p build/$(1)
 	@rsync -rtm --exclude='*_generated.rs' --exclude='*.mod.c' --include='*/' --include='*.rs' --include='*.[ch]' \
-		--include='Kbuild' --include='Kconfig' --exclude='*' Kbuild Kconfig rust drivers include build/$(1)/
+		--include='Kbuild' --include='Kconfig' --include='bindgen_parameters' --exclude='*' Kbuild Kconfig rust drivers include build/$(1)/
 	+@$(kbuild) M=$(CURDIR)/build/$(1) $(2) $(if $(V),V=$(V)) modules
 endef
 
