@@ -32,29 +32,43 @@ pub fn describe(accelerator: Accelerator, lab: &Lab, load: f64) -> Result<Host> 
         cpu: cpu.map_or("unknown", |(_, name)| name.trim()).to_owned(),
         load,
         memcpy_bytes_per_s: BTreeMap::new(),
+        memcpy_streamed_bytes_per_s: BTreeMap::new(),
     })
 }
 
-/// Single-thread memcpy for each block size: the best of several rounds over buffers of 64 MiB in all, so that the
-/// blocks come from memory rather than from a cache, as an RNIC's payload does.
+/// Single-thread memcpy of the same buffer of each size again and again, as perftest's programs use theirs: the best
+/// of many rounds.
 #[must_use]
-pub fn memcpy(sizes: &[usize]) -> BTreeMap<u64, f64> {
-    const BUFFER: usize = 64 << 20;
-    let from = vec![0x5a_u8; BUFFER];
-    let mut to = vec![0_u8; BUFFER];
+pub fn memcpy_repeated(sizes: &[usize]) -> BTreeMap<u64, f64> {
+    measure(sizes, |size| size, 64)
+}
+
+/// Single-thread memcpy of blocks of each size that are spread over 64 MiB, so that they come from memory rather than
+/// from a cache.
+#[must_use]
+pub fn memcpy_streamed(sizes: &[usize]) -> BTreeMap<u64, f64> {
+    measure(sizes, |size| (64 << 20) / size * size, 1)
+}
+
+/// Copies a buffer of `total(size)` bytes in blocks of `size`, `rounds` times between looks at the clock.
+fn measure(sizes: &[usize], total: impl Fn(usize) -> usize, rounds: u32) -> BTreeMap<u64, f64> {
     let mut figures = BTreeMap::new();
     for &size in sizes {
+        let from = vec![0x5a_u8; total(size)];
+        let mut to = vec![0_u8; total(size)];
         let mut best = f64::MAX;
-        let end = Instant::now() + Duration::from_millis(700);
+        let end = Instant::now() + Duration::from_millis(500);
         while Instant::now() < end {
             let start = Instant::now();
-            for (target, source) in to.chunks_exact_mut(size).zip(from.chunks_exact(size)) {
-                black_box(&mut *target).copy_from_slice(black_box(source));
+            for _ in 0..rounds {
+                for (target, source) in to.chunks_exact_mut(size).zip(from.chunks_exact(size)) {
+                    black_box(&mut *target).copy_from_slice(black_box(source));
+                }
             }
-            best = best.min(start.elapsed().as_secs_f64());
+            best = best.min(start.elapsed().as_secs_f64() / f64::from(rounds));
         }
         #[allow(clippy::cast_precision_loss)]
-        figures.insert(size as u64, (BUFFER / size * size) as f64 / best);
+        figures.insert(size as u64, from.len() as f64 / best);
     }
     figures
 }

@@ -5,6 +5,8 @@
 
 mod accelerator;
 mod agent;
+mod bench;
+mod chart;
 mod control;
 mod daemon;
 mod host;
@@ -84,6 +86,12 @@ enum Command {
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
+    /// Measure vrnic beside rxe in the same two VMs; tables, charts, build/bench/report.json
+    Bench {
+        /// Directory of the report, the charts and the logs
+        #[arg(long, default_value = "build/bench")]
+        out: PathBuf,
+    },
     /// Run all tests: cargo, KUnit in a VM, tests/vm; the last line counts them
     Test {
         /// Only tests whose name contains this (`cargo`, `kunit`, or a name in tests/vm)
@@ -130,6 +138,10 @@ fn command(command: Command) -> Result<ExitCode> {
         Command::Shell { device, plain } => shell::shell(&Settings::load()?, device, plain)?,
         Command::Attach { vm } => shell::attach(&Settings::load()?, &vm)?,
         Command::Exec { vm, timeout, device, argv } => return exec(vm, timeout, device, argv),
+        Command::Bench { out } => {
+            let settings = Settings::load()?;
+            bench::run(&settings, &settings.tree.join(out))?;
+        }
         Command::Test { only, device, out } => {
             let settings = Settings::load()?;
             let only = only.filter(|only| !only.is_empty());

@@ -66,9 +66,12 @@ pub struct Host {
     pub cpu: String,
     /// Load average over one minute when the run began.
     pub load: f64,
-    /// Single-thread memcpy between buffers larger than the caches, by block size.
+    /// Single-thread memcpy between the same two buffers again and again, by size: what perftest does, too.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub memcpy_bytes_per_s: BTreeMap<u64, f64>,
+    /// The same through buffers larger than the caches.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub memcpy_streamed_bytes_per_s: BTreeMap<u64, f64>,
 }
 
 /// A whole report.

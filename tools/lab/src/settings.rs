@@ -17,8 +17,6 @@ pub struct Settings {
     pub qemu: PathBuf,
     /// Root directory of the guests.
     pub guest_root: PathBuf,
-    /// What the setup recorded, for programs that are run (`VRNIC_BINDGEN` and the like).
-    pub recorded: HashMap<String, String>,
 }
 
 impl Settings {
@@ -49,7 +47,6 @@ impl Settings {
             qemu: pick("QEMU", "VRNIC_QEMU")?,
             guest_root: pick("VRNIC_GUEST", "VRNIC_GUEST_ROOT")?,
             tree,
-            recorded,
         };
         if !settings.bzimage().is_file() {
             bail!("{} is missing: build that kernel, or unset KDIR and run `make setup`", settings.bzimage().display());

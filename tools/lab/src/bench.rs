@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! `vrnic-lab bench`: vrnic beside rxe in the same two VMs in the same run, ratios, and the cost of many QPs.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::chart;
+use crate::host;
+use crate::lab::{Lab, Module, Options, SHORT};
+use crate::perf::{self, Pair};
+use crate::progress::Step;
+use crate::report::{Entry, Report, align, bandwidth, scaled};
+use crate::settings::Settings;
+use crate::vm::{Device, NAMES};
+
+/// How long one pair of programs may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Which figure of a program is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Figure {
+    Bandwidth,
+    Messages,
+    Latency,
+}
+
+impl Figure {
+    fn of(self, entry: &Entry) -> Option<f64> {
+        match self {
+            Self::Bandwidth => entry.bandwidth_bytes_per_s,
+            Self::Messages => entry.messages_per_s,
+            Self::Latency => entry.latency_typical_us,
+        }
+    }
+
+    fn show(self, value: f64) -> String {
+        match self {
+            Self::Bandwidth => bandwidth(value),
+            Self::Messages => format!("{}/s", scaled(value)),
+            Self::Latency => format!("{value:.1} us"),
+        }
+    }
+
+    /// How many times better vrnic is.
+    fn ratio(self, vrnic: f64, rxe: f64) -> f64 {
+        if self == Self::Latency { rxe / vrnic } else { vrnic / rxe }
+    }
+}
+
+/// One line of the comparison.
+struct Contest {
+    program: &'static str,
+    /// Arguments without the number of iterations.
+    args: &'static str,
+    figure: Figure,
+    /// Iterations with vrnic and with rxe: a few seconds each.
+    iterations: (u32, u32),
+    /// The ratio that is asked for, if any.
+    goal: Option<f64>,
+}
+
+const fn contest(program: &'static str, args: &'static str, figure: Figure, iterations: (u32, u32), goal: Option<f64>) -> Contest {
+    Contest { program, args, figure, iterations, goal }
+}
+
+const CONTESTS: [Contest; 11] = [
+    contest("ib_write_bw", "-s 65536", Figure::Bandwidth, (40_000, 300), Some(30.0)),
+    contest("ib_read_bw", "-s 65536", Figure::Bandwidth, (40_000, 300), Some(30.0)),
+    contest("ib_send_bw", "-s 65536", Figure::Bandwidth, (40_000, 300), Some(20.0)),
+    contest("ib_write_bw", "-s 1048576", Figure::Bandwidth, (5_000, 20), None),
+    contest("ib_write_bw", "-s 2", Figure::Messages, (400_000, 10_000), Some(10.0)),
+    contest("ib_send_bw", "-s 2", Figure::Messages, (200_000, 10_000), None),
+    contest("ib_write_lat", "-s 8", Figure::Latency, (10_000, 1_000), Some(2.0)),
+    contest("ib_send_lat", "-s 8", Figure::Latency, (10_000, 1_000), None),
+    contest("ib_read_lat", "-s 8", Figure::Latency, (10_000, 1_000), None),
+    contest("ib_atomic_bw", "-A FETCH_AND_ADD", Figure::Messages, (100_000, 10_000), None),
+    contest("ib_atomic_bw", "-A CMP_AND_SWAP", Figure::Messages, (100_000, 10_000), None),
+];
+
+/// Numbers of QPs for the cost per message, and messages in all.
+const QPS: [u32; 7] = [1, 3, 10, 30, 100, 300, 1000];
+const QP_MESSAGES: u32 = 200_000;
+
+/// Measures everything, prints the tables, writes report, charts and logs below `out`.
+///
+/// # Errors
+/// The lab did not come up, or a program failed (after everything was written).
+pub fn run(settings: &Settings, out: &Path) -> Result<()> {
+    let start = Instant::now();
+    let load = host::load();
+    let memory = Step::start("host memcpy");
+    let repeated = host::memcpy_repeated(&[65_536, 1_048_576]);
+    let streamed = host::memcpy_streamed(&[65_536, 1_048_576]);
+    memory.done();
+    let lab = Lab::boot(
+        settings,
+        Options { device: Device::Vrnic, logs: out.join("logs"), vrnicd: Vec::new(), no_rnic: false, module: Module::Plain },
+    )?;
+    let mut gids = (0, 0);
+    for name in NAMES {
+        let agent = lab.agent(name)?;
+        agent.check(&["sh", "-c", "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"], SHORT)?;
+        let found = (lab.wait_rdma(name, Device::Vrnic)?, lab.wait_rdma(name, Device::Rxe)?);
+        if name == "a" {
+            gids = found;
+        }
+    }
+
+    let mut results = Vec::new();
+    let mut rows = vec![["program", "path", "vrnic", "rxe", "ratio", "asked for"].map(str::to_owned)];
+    let step = Step::of("programs", CONTESTS.len() * 4 + QPS.len());
+    let mut measure = |program: &str, args: &str, server: &str, device: Device| {
+        step.at(&format!("{} {program} {args} ({})", device.name(), if server == "a" { "loopback" } else { "vm-vm" }));
+        let gid = if device == Device::Vrnic { gids.0 } else { gids.1 };
+        let entry = perf::run(&lab, &Pair::new(program, args, "a", server), device, gid, PATIENCE);
+        if let Some(error) = &entry.error {
+            step.note(&format!("{} {program} {args}: {error}", device.name()));
+        }
+        step.advance();
+        results.push(entry.clone());
+        entry
+    };
+    for server in ["b", "a"] {
+        for contest in &CONTESTS {
+            let args = |iterations: u32| format!("{} -n {iterations}", contest.args);
+            let vrnic = measure(contest.program, &args(contest.iterations.0), server, Device::Vrnic);
+            let rxe = measure(contest.program, &args(contest.iterations.1), server, Device::Rxe);
+            let (ours, theirs) = (contest.figure.of(&vrnic), contest.figure.of(&rxe));
+            let show = |value: Option<f64>| value.map_or_else(|| "failed".to_owned(), |value| contest.figure.show(value));
+            let ratio = ours.zip(theirs).map(|(ours, theirs)| contest.figure.ratio(ours, theirs));
+            // The goals are about two VMs.
+            let goal = contest.goal.filter(|_| server == "b").map(|goal| {
+                let met = ratio.is_some_and(|ratio| ratio >= goal);
+                format!("{goal:.0}x {}", if met { "(met)" } else { "(MISSED)" })
+            });
+            rows.push([
+                format!("{} {}", contest.program, contest.args),
+                vrnic.path.clone(),
+                show(ours),
+                show(theirs),
+                ratio.map(|ratio| format!("{ratio:.1}x")).unwrap_or_default(),
+                goal.unwrap_or_default(),
+            ]);
+        }
+    }
+    let mut costs = Vec::new();
+    for qps in QPS {
+        let args = format!("-s 2 -q {qps} -t 16 -n {}", QP_MESSAGES / qps);
+        let entry = measure("ib_write_bw", &args, "b", Device::Vrnic);
+        if let Some(rate) = entry.messages_per_s {
+            costs.push((qps, 1e6 / rate));
+        }
+    }
+    step.done();
+
+    let mut host = host::describe(lab.accelerator, &lab, load)?;
+    host.memcpy_bytes_per_s = repeated;
+    host.memcpy_streamed_bytes_per_s = streamed;
+    let report = Report { results, host };
+    report.write(&out.join("report.json"))?;
+    let clean = lab.shut_down();
+
+    println!("\n{}", align(&rows));
+    println!("{}", against_memcpy(&report));
+    let mut table = vec![["QPs", "cost per message (2-byte writes, two VMs)"].map(str::to_owned)];
+    table.extend(costs.iter().map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]));
+    println!("{}", align(&table));
+    chart::draw(out, &report, &costs)?;
+    println!(
+        "host: {} ({} cpus, load {load:.1} at the start), guests on {}\nreport: {}   charts: {}   {:.0} s in all",
+        report.host.cpu,
+        report.host.cpus,
+        report.host.accelerator,
+        out.join("report.json").display(),
+        out.join("*.svg, *.png").display(),
+        start.elapsed().as_secs_f64()
+    );
+    if report.failed() > 0 {
+        bail!("{} of {} programs failed", report.failed(), report.results.len());
+    }
+    if !clean {
+        bail!("vrnicd did not end cleanly; see {}", out.join("logs/vrnicd.log").display());
+    }
+    Ok(())
+}
+
+/// The absolute goals: what the copy costs at least.
+fn against_memcpy(report: &Report) -> String {
+    let find = |program: &str, bytes: u64| {
+        report.results.iter().find(|entry| {
+            entry.device == "vrnic" && entry.path == "vm-vm" && entry.program == program && entry.bytes == Some(bytes)
+        })
+    };
+    let mut rows = vec![["vrnic, two VMs", "bandwidth", "host memcpy, same size", "share", "asked for"].map(str::to_owned)];
+    for (program, bytes) in [("ib_write_bw", 65_536_u64), ("ib_read_bw", 65_536), ("ib_write_bw", 1_048_576)] {
+        let Some(ours) = find(program, bytes).and_then(|entry| entry.bandwidth_bytes_per_s) else { continue };
+        let copy = report.host.memcpy_bytes_per_s.get(&bytes).copied().unwrap_or(f64::NAN);
+        let share = ours / copy;
+        let (asked, met) = if bytes == 65_536 { ("2 GB/s", ours >= 2e9) } else { ("half of memcpy", share >= 0.5) };
+        rows.push([
+            format!("{program} {bytes} B"),
+            bandwidth(ours),
+            bandwidth(copy),
+            format!("{:.0}%", share * 100.0),
+            format!("{asked} {}", if met { "(met)" } else { "(MISSED)" }),
+        ]);
+    }
+    align(&rows)
+}
