@@ -34,6 +34,7 @@ use vrnic_wire::{
     },
     memory::{
         PageList,
+        PageListChunk,
         CHUNK_PAGES,
         CHUNK_SIZE, //
     }, //
@@ -222,7 +223,9 @@ impl PageListBuffer {
 
         let chunk_count = count.div_ceil(CHUNK_PAGES);
         let chunks = SharedMemory::new(dev, chunk_count * CHUNK_SIZE)?;
-        write_chunks(&chunks, pages)?;
+        write_chunks(chunks.dma_pages(), pages, |offset, word| {
+            chunks.write(offset, &word.to_le_bytes())
+        })?;
 
         let first_chunk = chunks.dma_pages().next().ok_or(EINVAL)?;
         Ok(Self {
@@ -261,23 +264,29 @@ fn needed_pages(page_shift: u8, offset: u64, length: u64) -> Option<u64> {
 }
 
 /// Writes the chunks of a list of `pages`.
+///
+/// `addresses` are those of the chunks; `write` stores a word at an offset from the first, as if
+/// they followed each other.
 fn write_chunks(
-    chunks: &SharedMemory,
+    mut addresses: impl ExactSizeIterator<Item = DmaAddress>,
     mut pages: impl ExactSizeIterator<Item = DmaAddress>,
+    mut write: impl FnMut(usize, u64) -> Result,
 ) -> Result {
     // `PageListChunk` on the stack would be a whole page.
-    const HEADER: usize = 16;
-    const ENTRY: usize = size_of::<u64>();
+    const HEADER: usize = core::mem::offset_of!(PageListChunk, pages);
+    const WORD: usize = size_of::<u64>();
 
-    let mut addresses = chunks.dma_pages().skip(1);
-    for chunk in (0..chunks.len()).step_by(CHUNK_SIZE) {
+    for chunk in (0..addresses.len()).map(|i| i * CHUNK_SIZE) {
         let count = pages.len().min(CHUNK_PAGES);
-        let next = addresses.next().unwrap_or(0);
 
-        chunks.write(chunk, &next.to_le_bytes())?;
-        chunks.write(chunk + ENTRY, &(count as u64).to_le_bytes())?;
+        // The address of this chunk is in the one before, that of the first in the command.
+        let address = addresses.next().ok_or(EINVAL)?;
+        if let Some(previous) = chunk.checked_sub(CHUNK_SIZE) {
+            write(previous, address)?;
+        }
+        write(chunk + WORD, count as u64)?;
         for (i, page) in pages.by_ref().take(count).enumerate() {
-            chunks.write(chunk + HEADER + i * ENTRY, &page.to_le_bytes())?;
+            write(chunk + HEADER + i * WORD, page)?;
         }
     }
     Ok(())
@@ -287,14 +296,6 @@ fn write_chunks(
 #[kunit_tests(vrnic_commands)]
 mod tests {
     use super::*;
-
-    use core::mem::offset_of;
-    use vrnic_wire::memory::PageListChunk;
-
-    fn with_device(test: impl FnOnce(&Device<Bound>) -> Result) -> Result {
-        let faux = kernel::faux::Registration::new(c"vrnic-test", None)?;
-        test(faux.as_ref().as_ref())
-    }
 
     #[test]
     fn pages_are_counted_as_the_standard_says() {
@@ -311,46 +312,31 @@ mod tests {
 
     #[test]
     fn a_long_list_is_a_chain_of_chunks() -> Result {
-        assert_eq!(offset_of!(PageListChunk, count), 8);
-        assert_eq!(offset_of!(PageListChunk, pages), 16);
+        const COUNT: usize = CHUNK_PAGES + 3;
 
-        with_device(|dev| {
-            let count = CHUNK_PAGES + 3;
-            let chunks = SharedMemory::new(dev, 2 * CHUNK_SIZE)?;
-            write_chunks(&chunks, (0..count).map(|i| (i as u64 + 1) << 12))?;
+        let mut memory = KVec::from_elem(0u8, 2 * CHUNK_SIZE, GFP_KERNEL)?;
+        write_chunks(
+            [0xa000, 0xc000].into_iter(),
+            (0..COUNT).map(|i| (i as u64 + 1) << 12),
+            |offset, word| {
+                let end = offset + size_of::<u64>();
+                let to = memory.get_mut(offset..end).ok_or(EINVAL)?;
+                to.copy_from_slice(&word.to_le_bytes());
+                Ok(())
+            },
+        )?;
 
-            let second = chunks.dma_pages().nth(1).ok_or(EINVAL)?;
-            let word = |offset| -> Result<u64> {
-                let mut bytes = [0; 8];
-                chunks.read(offset, &mut bytes)?;
-                Ok(u64::from_le_bytes(bytes))
-            };
-            assert_eq!(word(0)?, second);
-            assert_eq!(word(8)?, CHUNK_PAGES as u64);
-            assert_eq!(word(16)?, 1 << 12);
-            assert_eq!(word(16 + 8 * 509)?, 510 << 12);
-            assert_eq!(word(CHUNK_SIZE)?, 0);
-            assert_eq!(word(CHUNK_SIZE + 8)?, 3);
-            assert_eq!(word(CHUNK_SIZE + 16)?, 511 << 12);
-            assert_eq!(word(CHUNK_SIZE + 32)?, 513 << 12);
-            assert_eq!(word(CHUNK_SIZE + 40)?, 0);
-            Ok(())
-        })
-    }
-
-    #[test]
-    fn a_list_must_fit_its_pages() -> Result {
-        with_device(|dev| {
-            let pages = || [0x1000, 0x5000].into_iter();
-            let list = PageListBuffer::new(dev, pages(), 12, 0x10, 0x1800)?.list();
-            assert_eq!(list.page_count.get(), 2);
-            assert_eq!(list.offset.get(), 0x10);
-            assert_eq!(list.length.get(), 0x1800);
-            assert_eq!(list.page_shift, 12);
-            assert!(PageListBuffer::new(dev, pages(), 12, 0, 0x1000).is_err());
-            assert!(PageListBuffer::new(dev, pages(), 12, 0, 0x2001).is_err());
-            assert!(PageListBuffer::new(dev, [].into_iter(), 12, 0, 0).is_err());
-            Ok(())
-        })
+        let (first, rest) = PageListChunk::ref_from_prefix(&memory).map_err(|_| EINVAL)?;
+        let (second, _) = PageListChunk::ref_from_prefix(rest).map_err(|_| EINVAL)?;
+        assert_eq!(first.next.get(), 0xc000);
+        assert_eq!(first.count.get(), 510);
+        assert_eq!(first.reserved.get(), 0);
+        assert_eq!(first.pages[0].get(), 1 << 12);
+        assert_eq!(first.pages[509].get(), 510 << 12);
+        assert_eq!(second.next.get(), 0);
+        assert_eq!(second.count.get(), 3);
+        assert_eq!(second.pages[2].get(), 513 << 12);
+        assert_eq!(second.pages[3].get(), 0);
+        Ok(())
     }
 }
