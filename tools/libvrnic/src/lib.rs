@@ -1,7 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! Provider of the vrnic RDMA device for libibverbs.
+//!
+//! Queues live in memory that this process shares with the device; posting and polling make no
+//! system call. `memory` is the only module that touches that memory by pointers, `ring` and
+//! `doorbell` are the protocol, `verbs` is what libibverbs calls, `ffi` is the C interface and its
+//! proof.
+//!
+//! The crate is built as a plain library for its tests, and by `build.sh` once per private ABI of
+//! libibverbs as the shared object that is loaded: feature `pabi34` or `pabi65`.
 
 #![cfg_attr(not(test), no_std)]
 
+mod doorbell;
 mod ffi;
+mod memory;
+mod ring;
+mod spinlock;
+#[cfg(any(feature = "pabi34", feature = "pabi65"))]
+mod verbs;
+
+/// A panic is a bug of ours. It must not unwind into C: say where, and end the process.
+#[cfg(all(any(feature = "pabi34", feature = "pabi65"), not(test)))]
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    let (file, line) = match info.location() {
+        Some(location) => (location.file(), location.line()),
+        None => ("?", 0),
+    };
+    // SAFETY: The length limits what is read of the name, which has no NUL.
+    unsafe {
+        crate::ffi::dprintf(
+            2,
+            c"vrnic: bug at %.*s:%u\n".as_ptr(),
+            file.len() as core::ffi::c_int,
+            file.as_ptr(),
+            line,
+        );
+        libc::abort()
+    }
+}

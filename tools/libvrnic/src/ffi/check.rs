@@ -35,8 +35,14 @@ fn questions(own: &[Layout]) -> Vec<(String, u64)> {
         all.push((String::from(*name), *value));
     }
     let constants = [
-        ("VERBS_MATCH_SENTINEL", u64::from(driver::VERBS_MATCH_SENTINEL)),
-        ("VERBS_MATCH_DRIVER_ID", u64::from(driver::VERBS_MATCH_DRIVER_ID)),
+        (
+            "VERBS_MATCH_SENTINEL",
+            u64::from(driver::VERBS_MATCH_SENTINEL),
+        ),
+        (
+            "VERBS_MATCH_DRIVER_ID",
+            u64::from(driver::VERBS_MATCH_DRIVER_ID),
+        ),
         ("VERBS_QP_EX", u64::from(driver::VERBS_QP_EX)),
         ("VERBS_LOG_ERR", u64::from(driver::VERBS_LOG_ERR)),
         ("VERBS_LOG_DEBUG", u64::from(driver::VERBS_LOG_DEBUG)),
@@ -57,18 +63,30 @@ fn compare(release: &str, own: &[Layout], answers: &str) {
     let questions = questions(own);
     let mut wrong = Vec::new();
 
-    assert_eq!(answers.len(), questions.len(), "{release}: run layout/check.sh --update");
+    assert_eq!(
+        answers.len(),
+        questions.len(),
+        "{release}: run layout/check.sh --update"
+    );
     for (expression, ours) in &questions {
         let theirs = answers.get(expression.as_str());
         if theirs != Some(ours) {
-            wrong.push(format!("{expression}: ours {ours}, rdma-core {release} {theirs:?}"));
+            wrong.push(format!(
+                "{expression}: ours {ours}, rdma-core {release} {theirs:?}"
+            ));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-const ABI34: &[Layout] = &[abi34::verbs_context::LAYOUT, abi34::verbs_context_ops::LAYOUT];
-const ABI65: &[Layout] = &[abi65::verbs_context::LAYOUT, abi65::verbs_context_ops::LAYOUT];
+const ABI34: &[Layout] = &[
+    abi34::verbs_context::LAYOUT,
+    abi34::verbs_context_ops::LAYOUT,
+];
+const ABI65: &[Layout] = &[
+    abi65::verbs_context::LAYOUT,
+    abi65::verbs_context_ops::LAYOUT,
+];
 
 #[test]
 fn layouts_are_those_of_private_abi_34() {
@@ -82,8 +100,14 @@ fn layouts_are_those_of_private_abi_65() {
 
 #[test]
 fn tables_of_operations_have_the_known_number_of_members() {
-    assert_eq!(size_of::<abi34::verbs_context_ops>() / size_of::<usize>(), 76);
-    assert_eq!(size_of::<abi65::verbs_context_ops>() / size_of::<usize>(), 93);
+    assert_eq!(
+        size_of::<abi34::verbs_context_ops>() / size_of::<usize>(),
+        76
+    );
+    assert_eq!(
+        size_of::<abi65::verbs_context_ops>() / size_of::<usize>(),
+        93
+    );
 }
 
 /// Prints the questions, one a line, for `layout/check.sh`.

@@ -44,11 +44,7 @@ pub struct verbs_device_ops {
     pub static_providers: *const c_void,
     pub match_device: Unused,
     pub alloc_context: Option<
-        unsafe extern "C" fn(
-            *mut ibv_device,
-            c_int,
-            *mut c_void,
-        ) -> *mut super::abi::verbs_context,
+        unsafe extern "C" fn(*mut ibv_device, c_int, *mut c_void) -> *mut super::abi::verbs_context,
     >,
     pub import_context: Unused,
     pub alloc_device: Option<unsafe extern "C" fn(*mut Opaque) -> *mut verbs_device>,
@@ -66,13 +62,25 @@ impl verbs_device_ops {
         align: align_of::<Self>(),
         members: &[
             ("name", core::mem::offset_of!(Self, name)),
-            ("match_min_abi_version", core::mem::offset_of!(Self, match_min_abi_version)),
-            ("match_max_abi_version", core::mem::offset_of!(Self, match_max_abi_version)),
+            (
+                "match_min_abi_version",
+                core::mem::offset_of!(Self, match_min_abi_version),
+            ),
+            (
+                "match_max_abi_version",
+                core::mem::offset_of!(Self, match_max_abi_version),
+            ),
             ("match_table", core::mem::offset_of!(Self, match_table)),
-            ("static_providers", core::mem::offset_of!(Self, static_providers)),
+            (
+                "static_providers",
+                core::mem::offset_of!(Self, static_providers),
+            ),
             ("match_device", core::mem::offset_of!(Self, match_device)),
             ("alloc_context", core::mem::offset_of!(Self, alloc_context)),
-            ("import_context", core::mem::offset_of!(Self, import_context)),
+            (
+                "import_context",
+                core::mem::offset_of!(Self, import_context),
+            ),
             ("alloc_device", core::mem::offset_of!(Self, alloc_device)),
             ("uninit_device", core::mem::offset_of!(Self, uninit_device)),
         ],
@@ -140,22 +148,16 @@ impl verbs_cq {
 pub mod op {
     use super::*;
 
-    pub type alloc_parent_domain = unsafe extern "C" fn(
-        *mut ibv_context,
-        *mut ibv_parent_domain_init_attr,
-    ) -> *mut ibv_pd;
+    pub type alloc_parent_domain =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
     pub type alloc_pd = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd;
     pub type alloc_td =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
     pub type attach_mcast = unsafe extern "C" fn(*mut ibv_qp, *const c_void, u16) -> c_int;
     pub type cq_event = unsafe extern "C" fn(*mut ibv_cq);
     pub type create_ah = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
-    pub type create_cq = unsafe extern "C" fn(
-        *mut ibv_context,
-        c_int,
-        *mut ibv_comp_channel,
-        c_int,
-    ) -> *mut ibv_cq;
+    pub type create_cq =
+        unsafe extern "C" fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
     pub type create_cq_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
     pub type create_qp = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
@@ -182,12 +184,8 @@ pub mod op {
         usize,
     ) -> c_int;
     pub type query_port = unsafe extern "C" fn(*mut ibv_context, u8, *mut Opaque) -> c_int;
-    pub type query_qp = unsafe extern "C" fn(
-        *mut ibv_qp,
-        *mut ibv_qp_attr,
-        c_int,
-        *mut ibv_qp_init_attr,
-    ) -> c_int;
+    pub type query_qp =
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
     pub type reg_mr =
         unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     pub type req_notify_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;

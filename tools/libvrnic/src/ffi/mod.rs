@@ -10,7 +10,7 @@
 
 #![allow(non_camel_case_types, dead_code)]
 
-use core::ffi::c_char;
+use core::ffi::{c_char, c_int};
 
 /// What a C compiler has to agree with: a structure's size, alignment and member offsets.
 #[derive(Debug)]
@@ -93,3 +93,8 @@ pub struct CString(pub *const c_char);
 
 // SAFETY: Made only from literals, which are never written and live for ever.
 unsafe impl Sync for CString {}
+
+unsafe extern "C" {
+    /// Of the C library, for which crate `libc` has no declaration.
+    pub fn dprintf(fd: c_int, format: *const c_char, ...) -> c_int;
+}

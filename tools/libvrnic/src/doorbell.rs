@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Telling the device which rings have work, without a system call and mostly without a doorbell.
+//!
+//! The protocol and why it loses nothing: [`vrnic_wire::notify`].
+
+use crate::memory::{DoorbellPage, Shared};
+use core::sync::atomic::{Ordering, fence};
+use vrnic_wire::notify::{self, SlotBits, flags};
+
+/// What is left to do for who rang.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Rung {
+    /// Nothing: the device knows or will look.
+    Done,
+    /// The device has no doorbells: the kernel must ring.
+    AskKernel,
+}
+
+/// The notify area of a context and its doorbell page, if the device has doorbells.
+#[derive(Debug)]
+pub struct Doorbell {
+    area: Shared,
+    page: Option<DoorbellPage>,
+}
+
+impl Doorbell {
+    /// Rings through `area`, which holds a whole notify area, and through `page`.
+    pub fn new(area: Shared, page: Option<DoorbellPage>) -> Self {
+        Self { area, page }
+    }
+
+    /// Tells the device of work that was published in a ring of `slot` before.
+    #[inline(always)]
+    pub fn ring(&self, slot: u32, bits: &SlotBits) -> Rung {
+        let pending = self.area.long(bits.pending_offset);
+        let mask = bits.pending_mask.to_le();
+
+        // Release: who takes the bit sees the ring's new producer index. If the bit stood there
+        // already, who set it has yet to be heard by the device, which then sees our work as well.
+        if pending.fetch_or(mask, Ordering::AcqRel) & mask != 0 {
+            return Rung::Done;
+        }
+        self.area
+            .long(bits.summary_offset)
+            .fetch_or(bits.summary_mask.to_le(), Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+
+        let polling = self.area.word(notify::FLAGS_OFFSET).load(Ordering::Relaxed);
+        if u32::from_le(polling) & flags::POLLING != 0 {
+            return Rung::Done;
+        }
+        match &self.page {
+            Some(page) => {
+                page.ring(slot);
+                Rung::Done
+            }
+            None => Rung::AskKernel,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Buffer;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    const SLOTS: u32 = 256;
+
+    fn area() -> (Buffer, Shared) {
+        let buffer = Buffer::new(notify::area_length(SLOTS)).unwrap();
+        // SAFETY: The callers keep the buffer as long as they use the area.
+        let shared = unsafe { buffer.shared() };
+        (buffer, shared)
+    }
+
+    #[test]
+    fn a_sleeping_device_is_woken_once() {
+        let (_buffer, area) = area();
+        let doorbell = Doorbell::new(area, None);
+        let bits = SlotBits::new(70);
+        assert_eq!(doorbell.ring(70, &bits), Rung::AskKernel);
+        assert_eq!(
+            doorbell.ring(70, &bits),
+            Rung::Done,
+            "the device was told already"
+        );
+        assert_eq!(
+            area.long(bits.pending_offset).swap(0, Ordering::Relaxed),
+            1 << 6
+        );
+        assert_eq!(
+            area.long(bits.summary_offset).swap(0, Ordering::Relaxed),
+            1 << 1
+        );
+        assert_eq!(doorbell.ring(70, &bits), Rung::AskKernel);
+    }
+
+    #[test]
+    fn a_polling_device_is_not_disturbed() {
+        let (_buffer, area) = area();
+        let doorbell = Doorbell::new(area, None);
+        area.word(notify::FLAGS_OFFSET)
+            .store(flags::POLLING, Ordering::Relaxed);
+        assert_eq!(doorbell.ring(3, &SlotBits::new(3)), Rung::Done);
+        assert_eq!(
+            area.long(notify::PENDING_OFFSET).load(Ordering::Relaxed),
+            1 << 3
+        );
+        assert_eq!(area.long(notify::SUMMARY_OFFSET).load(Ordering::Relaxed), 1);
+    }
+
+    /// The device's side of the protocol: takes all work there is, and says how much it was.
+    fn take(area: &Shared, produced: &[AtomicU64], consumed: &mut [u64]) -> u64 {
+        let mut taken = 0;
+        for w in 0..notify::SUMMARY_WORDS {
+            let mut summary = area
+                .long(notify::SUMMARY_OFFSET + w * 8)
+                .swap(0, Ordering::AcqRel);
+            while summary != 0 {
+                let p = w * 64 + summary.trailing_zeros() as usize;
+                summary &= summary - 1;
+                let mut pending = area
+                    .long(notify::PENDING_OFFSET + p * 8)
+                    .swap(0, Ordering::AcqRel);
+                while pending != 0 {
+                    let slot = p * 64 + pending.trailing_zeros() as usize;
+                    pending &= pending - 1;
+                    let now = produced[slot].load(Ordering::Acquire);
+                    taken += now - consumed[slot];
+                    consumed[slot] = now;
+                }
+            }
+        }
+        taken
+    }
+
+    /// Several threads ring while a device falls asleep as often as it can; if a single request
+    /// were lost, the device would sleep for ever with work undone.
+    #[test]
+    fn no_request_is_lost_between_ringing_and_sleeping() {
+        const THREADS: usize = 3;
+        const REQUESTS: u64 = 40_000;
+
+        let (_buffer, area) = area();
+        let doorbell = Doorbell::new(area, None);
+        let produced: Vec<AtomicU64> = (0..SLOTS).map(|_| AtomicU64::new(0)).collect();
+        let (wake, woken) = mpsc::channel::<u32>();
+        let failed = AtomicBool::new(false);
+
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (doorbell, produced, wake) = (&doorbell, &produced, wake.clone());
+                scope.spawn(move || {
+                    for i in 0..REQUESTS {
+                        // Slots of one word and of several, some shared by the threads.
+                        let slot = ((i * 37 + thread as u64 * (i % 2)) % u64::from(SLOTS)) as u32;
+                        produced[slot as usize].fetch_add(1, Ordering::Release);
+                        if doorbell.ring(slot, &SlotBits::new(slot)) == Rung::AskKernel {
+                            wake.send(slot).unwrap();
+                        }
+                    }
+                });
+            }
+            drop(wake);
+
+            let (produced, failed) = (&produced, &failed);
+            scope.spawn(move || {
+                let mut consumed = vec![0; SLOTS as usize];
+                let mut total = 0;
+                let state = area.word(notify::FLAGS_OFFSET);
+                while total < REQUESTS * THREADS as u64 {
+                    state.store(flags::POLLING, Ordering::Relaxed);
+                    fence(Ordering::SeqCst);
+                    for _ in 0..total % 4 {
+                        total += take(&area, produced, &mut consumed);
+                    }
+                    state.store(0, Ordering::Relaxed);
+                    fence(Ordering::SeqCst);
+                    let late = take(&area, produced, &mut consumed);
+                    total += late;
+                    if late == 0 && total < REQUESTS * THREADS as u64 {
+                        // Asleep: only a doorbell may wake us. Neither silence nor the end of all
+                        // threads may come while there is work.
+                        if woken.recv_timeout(Duration::from_secs(20)).is_err() {
+                            failed.store(true, Ordering::Relaxed);
+                            return;
+                        }
+                        while woken.try_recv().is_ok() {}
+                    }
+                }
+            });
+        });
+        assert!(
+            !failed.load(Ordering::Relaxed),
+            "the device slept with work undone"
+        );
+    }
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Memory that the device reads and writes behind the back of this process.
+//!
+//! The one module that touches such memory through pointers. Others see a [`Shared`], whose every
+//! access is checked against its bounds and is atomic, volatile or ordered by an atomic one.
+
+use core::mem::{MaybeUninit, align_of, size_of};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A range of memory shared with the device.
+#[derive(Copy, Clone, Debug)]
+pub struct Shared {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: The memory is not tied to a thread, and all access is atomic, or exclusive by contract
+// of the rings.
+unsafe impl Send for Shared {}
+// SAFETY: As above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Describes the `length` bytes at `base`.
+    ///
+    /// # Safety
+    ///
+    /// `base` is a multiple of 64, and the bytes stay mapped for reading and writing as long as
+    /// the value, a copy or a part of it is used; Rust references to them exist nowhere else.
+    pub const unsafe fn new(base: NonNull<u8>, length: usize) -> Self {
+        Self { base, length }
+    }
+
+    /// The address of a `T` at `offset`. Panics, and so aborts, if it is not within the range.
+    #[inline(always)]
+    fn at<T>(&self, offset: usize, align: usize) -> *mut T {
+        assert!(
+            offset.is_multiple_of(align) && offset <= self.length && self.length - offset >= size_of::<T>()
+        );
+        // SAFETY: Within the range, as was just checked.
+        unsafe { self.base.as_ptr().add(offset).cast() }
+    }
+
+    /// The `length` bytes at `offset`, a multiple of 16.
+    #[inline(always)]
+    pub fn part(&self, offset: usize, length: usize) -> Self {
+        assert!(offset.is_multiple_of(16) && offset <= self.length && self.length - offset >= length);
+        // SAFETY: Within the range, as was just checked.
+        let base = unsafe { self.base.add(offset) };
+        Self { base, length }
+    }
+
+    /// The le32 at `offset`.
+    #[inline(always)]
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        let address = self.at::<AtomicU32>(offset, align_of::<AtomicU32>());
+        // SAFETY: Aligned, since the base is and the offset was checked; mapped by the contract of
+        // `new`; and an atomic may change at any time.
+        unsafe { &*address }
+    }
+
+    /// The le64 at `offset`.
+    #[inline(always)]
+    pub fn long(&self, offset: usize) -> &AtomicU64 {
+        let address = self.at::<AtomicU64>(offset, align_of::<AtomicU64>());
+        // SAFETY: As in `word`.
+        unsafe { &*address }
+    }
+
+    /// The byte at `offset`.
+    #[inline(always)]
+    pub fn byte(&self, offset: usize) -> &AtomicU8 {
+        let address = self.at::<AtomicU8>(offset, 1);
+        // SAFETY: As in `word`.
+        unsafe { &*address }
+    }
+
+    /// Copies the structure at `offset`, a multiple of 8, reading each byte once.
+    #[inline(always)]
+    pub fn read<T: FromBytes>(&self, offset: usize) -> T {
+        const { assert!(size_of::<T>().is_multiple_of(8)) };
+        let from = self.at::<T>(offset, 8).cast::<u64>();
+        let mut value = MaybeUninit::<T>::uninit();
+
+        for i in 0..size_of::<T>() / 8 {
+            // SAFETY: Both are within a `T`, the source is aligned, and volatile because the
+            // device may write at any time.
+            unsafe {
+                let word = from.add(i).read_volatile();
+                value
+                    .as_mut_ptr()
+                    .cast::<u64>()
+                    .add(i)
+                    .write_unaligned(word);
+            }
+        }
+        // SAFETY: Every byte was written, and any bytes are a valid `T: FromBytes`.
+        unsafe { value.assume_init() }
+    }
+
+    /// Stores a structure at `offset`, a multiple of 8. Becomes visible with the next store with
+    /// release order.
+    #[inline(always)]
+    pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        let to = self.at::<T>(offset, 8).cast::<u8>();
+        // SAFETY: The destination is within the range; the source is a reference to elsewhere.
+        unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), to, size_of::<T>()) }
+    }
+
+    /// Stores bytes at `offset`.
+    #[inline(always)]
+    pub fn write_bytes(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset <= self.length && self.length - offset >= bytes.len());
+        // SAFETY: The destination is within the range; the source is a reference to elsewhere.
+        unsafe {
+            let to = self.base.as_ptr().add(offset);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+    }
+}
+
+/// A page of the doorbell region, mapped into this process.
+#[derive(Debug)]
+pub struct DoorbellPage {
+    base: NonNull<u32>,
+    length: usize,
+}
+
+// SAFETY: Writes to the page from several threads do not disturb each other.
+unsafe impl Send for DoorbellPage {}
+// SAFETY: As above.
+unsafe impl Sync for DoorbellPage {}
+
+impl DoorbellPage {
+    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`. `None` sets
+    /// `errno`.
+    pub fn map(fd: i32, offset: u64, length: usize) -> Option<Self> {
+        // SAFETY: A new mapping, which replaces none.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                offset as libc::off_t,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        NonNull::new(base.cast()).map(|base| Self { base, length })
+    }
+
+    /// Tells the device that `slot` has work.
+    #[inline(always)]
+    pub fn ring(&self, slot: u32) {
+        // SAFETY: The first word of a mapping of at least a page, which lives as long as `self`.
+        unsafe { self.base.as_ptr().write_volatile(slot.to_le()) }
+    }
+}
+
+impl Drop for DoorbellPage {
+    fn drop(&mut self) {
+        // SAFETY: The mapping made by `map`, not used any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// Zeroed pages of this process, kept from child processes if the application asked for that.
+#[derive(Debug)]
+pub struct Buffer {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: The pages belong to the value alone and are not tied to a thread.
+unsafe impl Send for Buffer {}
+// SAFETY: As above; access goes through `Shared`.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Allocates at least `length` bytes, whole pages. `None` sets `errno`.
+    pub fn new(length: usize) -> Option<Self> {
+        let length = length.checked_next_multiple_of(page_size())?;
+        // SAFETY: A new mapping, which replaces none.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let buffer = Self {
+            base: NonNull::new(base.cast())?,
+            length,
+        };
+        fork::protect(&buffer)?;
+        Some(buffer)
+    }
+
+    /// Address of the first byte, for the kernel.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Bytes of the buffer, whole pages.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The buffer, to be shared with the device.
+    ///
+    /// # Safety
+    ///
+    /// The result and everything made from it is used only as long as the buffer lives.
+    pub unsafe fn shared(&self) -> Shared {
+        // SAFETY: Page aligned, mapped as long as the buffer lives, and reachable only from here.
+        unsafe { Shared::new(self.base, self.length) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        fork::unprotect(self);
+        // SAFETY: The mapping made by `new`, not used any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: Has no preconditions.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+/// Fork protection as `ibv_fork_init` asks for it: a child must not take pages that the device
+/// knows.
+#[cfg(any(feature = "pabi34", feature = "pabi65"))]
+mod fork {
+    use super::Buffer;
+    use crate::ffi::functions::{ibv_dofork_range, ibv_dontfork_range};
+
+    pub(super) fn protect(buffer: &Buffer) -> Option<()> {
+        // SAFETY: The pages of the buffer.
+        let failed = unsafe { ibv_dontfork_range(buffer.base.as_ptr().cast(), buffer.length) };
+        (failed == 0).then_some(())
+    }
+
+    pub(super) fn unprotect(buffer: &Buffer) {
+        // SAFETY: The pages of the buffer, protected before. It fails only for lack of memory;
+        // then the protection of an unmapped range stays behind, which harms nobody.
+        unsafe { ibv_dofork_range(buffer.base.as_ptr().cast(), buffer.length) };
+    }
+}
+
+/// Without libibverbs nobody can have asked.
+#[cfg(not(any(feature = "pabi34", feature = "pabi65")))]
+mod fork {
+    use super::Buffer;
+
+    pub(super) fn protect(_: &Buffer) -> Option<()> {
+        Some(())
+    }
+
+    pub(super) fn unprotect(_: &Buffer) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vrnic_wire::work::Sge;
+
+    #[test]
+    fn buffers_are_zeroed_pages() {
+        let buffer = Buffer::new(1).unwrap();
+        assert_eq!(buffer.length() % page_size(), 0);
+        assert_eq!(buffer.address() % page_size() as u64, 0);
+        // SAFETY: Used within this function, in which the buffer lives.
+        let memory = unsafe { buffer.shared() };
+        assert_eq!(memory.read::<[u64; 8]>(64), [0; 8]);
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let buffer = Buffer::new(4096).unwrap();
+        // SAFETY: Used within this function, in which the buffer lives.
+        let part = unsafe { buffer.shared() }.part(1024, 128);
+        let sge = Sge {
+            address: 7.into(),
+            length: 8.into(),
+            lkey: 9.into(),
+        };
+        part.write(16, &sge);
+        part.write_bytes(35, b"abc");
+        assert_eq!(part.read::<Sge>(16), sge);
+        assert_eq!(
+            part.word(32)
+                .load(core::sync::atomic::Ordering::Relaxed)
+                .to_be_bytes()[0],
+            b'a'
+        );
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_part_ends_where_it_says() {
+        let buffer = Buffer::new(4096).unwrap();
+        // SAFETY: Used within this function, in which the buffer lives.
+        let part = unsafe { buffer.shared() }.part(0, 64);
+        part.write_bytes(60, b"abcde");
+    }
+
+    #[test]
+    #[should_panic]
+    fn offsets_do_not_overflow() {
+        let buffer = Buffer::new(4096).unwrap();
+        // SAFETY: Used within this function, in which the buffer lives.
+        unsafe { buffer.shared() }.long(usize::MAX - 7);
+    }
+}

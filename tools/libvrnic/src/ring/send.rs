@@ -1,0 +1,550 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The send queue: work requests to send entries.
+
+use super::{Refused, WorkRing};
+use crate::memory::Shared;
+use vrnic_wire::work::{
+    AddressVector, AtomicTarget, DatagramTarget, RdmaTarget, SEND_DATA_OFFSET, SendHeader,
+    SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
+};
+
+/// What a request is aimed at.
+#[derive(Copy, Clone, Debug)]
+pub enum Target<'a> {
+    /// The peer of the connection.
+    Peer,
+    /// Memory of the peer.
+    Memory {
+        /// Address in the peer's region.
+        address: u64,
+        /// Key of the region.
+        rkey: u32,
+    },
+    /// Eight bytes of the peer, to be changed at once.
+    Atomic {
+        /// Address in the peer's region.
+        address: u64,
+        /// Key of the region.
+        rkey: u32,
+        /// What to compare with or to add.
+        compare_add: u64,
+        /// What to store.
+        swap: u64,
+    },
+    /// Another queue pair, by datagram.
+    Datagram {
+        /// Path to it.
+        address: &'a AddressVector,
+        /// Its number.
+        remote_qpn: u32,
+        /// Its Q_Key.
+        qkey: u32,
+    },
+}
+
+/// A send work request without its data.
+#[derive(Copy, Clone, Debug)]
+pub struct Request<'a> {
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// [`send_flags`]; `INLINE` is ignored.
+    pub flags: u8,
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Immediate data as a number, or the key to invalidate.
+    pub immediate: u32,
+    /// Where to.
+    pub target: Target<'a>,
+}
+
+/// What the queue pair allows.
+#[derive(Copy, Clone, Debug)]
+pub struct Limits {
+    /// Bit `n` set: the operation `n` of [`SendOpcode`] is valid for this type of queue pair.
+    pub opcodes: u32,
+    /// Whether requests are datagrams, which name their destination.
+    pub datagrams: bool,
+    /// Scatter/gather elements of a request.
+    pub max_sge: u32,
+    /// Inline bytes of a request.
+    pub max_inline: u32,
+}
+
+/// The send queue of a queue pair.
+#[derive(Debug)]
+pub struct SendQueue {
+    ring: WorkRing,
+    limits: Limits,
+    /// Whether the state of the queue pair allows to post.
+    accepts: bool,
+    /// The entry begun last, and its opcode.
+    entry: Option<(Shared, SendOpcode)>,
+    /// First error since [`SendQueue::start`].
+    error: Option<Refused>,
+}
+
+impl SendQueue {
+    /// A queue in the reset state.
+    pub fn new(ring: WorkRing, limits: Limits) -> Self {
+        Self {
+            ring,
+            limits,
+            accepts: false,
+            entry: None,
+            error: None,
+        }
+    }
+
+    /// The ring.
+    pub fn ring(&self) -> &WorkRing {
+        &self.ring
+    }
+
+    /// The limits of the queue.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Whether requests may be posted from now on.
+    pub fn set_accepts(&mut self, accepts: bool) {
+        self.accepts = accepts;
+    }
+
+    /// Begins anew, as the device does when its queue pair is reset.
+    pub fn reset(&mut self) {
+        self.accepts = false;
+        self.entry = None;
+        self.ring.reset();
+    }
+
+    /// Takes an entry for a request; its data follow with [`SendQueue::elements`] or
+    /// [`SendQueue::inline`], else the message is empty.
+    #[inline(always)]
+    fn begin(&mut self, request: &Request<'_>) -> Result<Shared, Refused> {
+        if !self.accepts || self.limits.opcodes & (1 << request.opcode.raw()) == 0 {
+            return Err(Refused::Invalid);
+        }
+        let entry = self.ring.take()?;
+        let header = SendHeader {
+            opcode: request.opcode.raw(),
+            flags: request.flags & !send_flags::INLINE,
+            wr_id: request.wr_id.into(),
+            immediate: request.immediate.into(),
+            ..SendHeader::default()
+        };
+        entry.write(0, &header);
+        write_target(&entry, &request.target);
+        Ok(entry)
+    }
+
+    /// Names the data of an entry by memory regions.
+    #[inline(always)]
+    fn elements(
+        &self,
+        entry: &Shared,
+        elements: impl ExactSizeIterator<Item = Sge>,
+    ) -> Result<(), Refused> {
+        let count = elements.len();
+        if count > self.limits.max_sge as usize {
+            return Err(Refused::Invalid);
+        }
+        entry.write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
+        for (i, element) in elements.enumerate() {
+            entry.write(SEND_DATA_OFFSET + i * size_of::<Sge>(), &element);
+        }
+        Ok(())
+    }
+
+    /// Puts the data themselves into an entry.
+    #[inline(always)]
+    fn inline<'a>(
+        &self,
+        entry: &Shared,
+        opcode: SendOpcode,
+        flags: u8,
+        pieces: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), Refused> {
+        if matches!(
+            opcode,
+            SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
+        ) {
+            return Err(Refused::Invalid);
+        }
+        let mut length = 0_usize;
+        for piece in pieces {
+            // The piece may be anything up to the address space: compare before adding.
+            if piece.len() > self.limits.max_inline as usize - length {
+                return Err(Refused::Invalid);
+            }
+            entry.write_bytes(SEND_DATA_OFFSET + length, piece);
+            length += piece.len();
+        }
+        entry.write_bytes(FLAGS_OFFSET, &[flags | send_flags::INLINE]);
+        entry.write_bytes(INLINE_LENGTH_OFFSET, &(length as u32).to_le_bytes());
+        Ok(())
+    }
+
+    /// Queues a request with data in memory regions. It goes to the device with
+    /// [`SendQueue::publish`].
+    #[inline(always)]
+    pub fn push(
+        &mut self,
+        request: &Request<'_>,
+        elements: impl ExactSizeIterator<Item = Sge>,
+    ) -> Result<(), Refused> {
+        let entry = self.begin(request)?;
+        self.elements(&entry, elements)
+            .inspect_err(|_| self.ring.give_back_one())
+    }
+
+    /// Queues a request that carries its data. It goes to the device with [`SendQueue::publish`].
+    #[inline(always)]
+    pub fn push_inline<'a>(
+        &mut self,
+        request: &Request<'_>,
+        pieces: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), Refused> {
+        let entry = self.begin(request)?;
+        self.inline(&entry, request.opcode, request.flags, pieces)
+            .inspect_err(|_| self.ring.give_back_one())
+    }
+
+    /// Gives what was queued to the device; whether there is anything.
+    #[inline(always)]
+    pub fn publish(&mut self) -> bool {
+        self.ring.publish()
+    }
+
+    /// Begins a group of requests that is posted whole or not at all.
+    #[inline(always)]
+    pub fn start(&mut self) {
+        self.error = None;
+        self.entry = None;
+    }
+
+    /// Begins a request of the group.
+    #[inline(always)]
+    pub fn add(&mut self, request: &Request<'_>) {
+        if self.error.is_some() {
+            return;
+        }
+        match self.begin(request) {
+            Ok(entry) => self.entry = Some((entry, request.opcode)),
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    /// Does something to the request begun last. Without one the group fails.
+    #[inline(always)]
+    fn with_entry(&mut self, what: impl FnOnce(&Self, &Shared, SendOpcode) -> Result<(), Refused>) {
+        if self.error.is_some() {
+            return;
+        }
+        let done = match &self.entry {
+            Some((entry, opcode)) => what(self, entry, *opcode),
+            None => Err(Refused::Invalid),
+        };
+        self.error = done.err();
+    }
+
+    /// Names the data of the request begun last by memory regions.
+    #[inline(always)]
+    pub fn set_elements(&mut self, elements: impl ExactSizeIterator<Item = Sge>) {
+        self.with_entry(|queue, entry, _| queue.elements(entry, elements));
+    }
+
+    /// Puts the data of the request begun last into it. `flags` are those of the request.
+    #[inline(always)]
+    pub fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
+        self.with_entry(|queue, entry, opcode| {
+            let flags = entry
+                .byte(FLAGS_OFFSET)
+                .load(core::sync::atomic::Ordering::Relaxed);
+            queue.inline(entry, opcode, flags, pieces)
+        });
+    }
+
+    /// Aims the request begun last at a queue pair.
+    #[inline(always)]
+    pub fn set_datagram(&mut self, address: &AddressVector, remote_qpn: u32, qkey: u32) {
+        self.with_entry(|_, entry, _| {
+            write_target(
+                entry,
+                &Target::Datagram {
+                    address,
+                    remote_qpn,
+                    qkey,
+                },
+            );
+            Ok(())
+        });
+    }
+
+    /// Queues the group, or drops it with the first error; whether there is anything to ring for.
+    #[inline(always)]
+    pub fn complete(&mut self) -> Result<bool, Refused> {
+        self.entry = None;
+        match self.error.take() {
+            Some(error) => {
+                self.ring.give_back();
+                Err(error)
+            }
+            None => Ok(self.ring.publish()),
+        }
+    }
+
+    /// Drops the group.
+    pub fn abort(&mut self) {
+        self.entry = None;
+        self.error = None;
+        self.ring.give_back();
+    }
+}
+
+const FLAGS_OFFSET: usize = core::mem::offset_of!(SendHeader, flags);
+const NUM_SGE_OFFSET: usize = core::mem::offset_of!(SendHeader, num_sge);
+const INLINE_LENGTH_OFFSET: usize = core::mem::offset_of!(SendHeader, inline_length);
+
+#[inline(always)]
+fn write_target(entry: &Shared, target: &Target<'_>) {
+    match *target {
+        Target::Peer => entry.write(TARGET_OFFSET, &[0_u8; TARGET_LENGTH]),
+        Target::Memory { address, rkey } => entry.write(
+            TARGET_OFFSET,
+            &RdmaTarget {
+                address: address.into(),
+                rkey: rkey.into(),
+                ..RdmaTarget::default()
+            },
+        ),
+        Target::Atomic {
+            address,
+            rkey,
+            compare_add,
+            swap,
+        } => entry.write(
+            TARGET_OFFSET,
+            &AtomicTarget {
+                address: address.into(),
+                rkey: rkey.into(),
+                compare_add: compare_add.into(),
+                swap: swap.into(),
+                ..AtomicTarget::default()
+            },
+        ),
+        Target::Datagram {
+            address,
+            remote_qpn,
+            qkey,
+        } => entry.write(
+            TARGET_OFFSET,
+            &DatagramTarget {
+                address: *address,
+                remote_qpn: remote_qpn.into(),
+                qkey: qkey.into(),
+            },
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::ring;
+    use super::*;
+    use crate::memory::Buffer;
+    use core::sync::atomic::Ordering;
+    use vrnic_wire::ring::offset;
+
+    const SEND: Request<'_> = Request {
+        opcode: SendOpcode::Send,
+        flags: send_flags::SIGNALED,
+        wr_id: 0x1122_3344_5566_7788,
+        immediate: 0,
+        target: Target::Peer,
+    };
+
+    fn queue() -> (Buffer, Shared, SendQueue) {
+        let (buffer, memory, layout) = ring(4, 128);
+        let limits = Limits {
+            opcodes: !(1 << SendOpcode::SendWithInvalidate.raw()),
+            datagrams: false,
+            max_sge: 2,
+            max_inline: 64,
+        };
+        let mut queue = SendQueue::new(WorkRing::new(memory, layout), limits);
+        queue.set_accepts(true);
+        (buffer, memory, queue)
+    }
+
+    fn sge(n: u32) -> Sge {
+        Sge {
+            address: u64::from(n).into(),
+            length: n.into(),
+            lkey: n.into(),
+        }
+    }
+
+    fn header(memory: &Shared, index: usize) -> SendHeader {
+        memory.read(1024 + index * 128)
+    }
+
+    #[test]
+    fn requests_are_encoded() {
+        let (_buffer, memory, mut queue) = queue();
+        let write = Request {
+            opcode: SendOpcode::WriteWithImmediate,
+            flags: send_flags::FENCE | send_flags::INLINE,
+            immediate: 5,
+            target: Target::Memory {
+                address: 6,
+                rkey: 7,
+            },
+            ..SEND
+        };
+        queue.push(&write, [sge(1), sge(2)].into_iter()).unwrap();
+        queue
+            .push_inline(&SEND, [&b"ab"[..], b"", b"cde"].into_iter())
+            .unwrap();
+        assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 0);
+        assert!(queue.publish());
+        assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 2);
+
+        let first = header(&memory, 0);
+        assert_eq!(first.opcode, SendOpcode::WriteWithImmediate.raw());
+        assert_eq!(first.flags, send_flags::FENCE, "not inline");
+        assert_eq!((first.num_sge.get(), first.immediate.get()), (2, 5));
+        assert_eq!(first.wr_id.get(), SEND.wr_id);
+        let target: RdmaTarget = memory.read(1024 + TARGET_OFFSET);
+        assert_eq!((target.address.get(), target.rkey.get()), (6, 7));
+        assert_eq!(memory.read::<Sge>(1024 + SEND_DATA_OFFSET + 16), sge(2));
+
+        let second = header(&memory, 1);
+        assert_eq!(second.flags, send_flags::SIGNALED | send_flags::INLINE);
+        assert_eq!((second.num_sge.get(), second.inline_length.get()), (0, 5));
+        let data: [u8; 8] = memory.read(1024 + 128 + SEND_DATA_OFFSET);
+        assert_eq!(&data[..5], b"abcde");
+    }
+
+    #[test]
+    fn an_entry_keeps_nothing_of_its_last_use() {
+        let (_buffer, memory, mut queue) = queue();
+        for _ in 0..4 {
+            queue.push_inline(&SEND, [&b"x"[..]].into_iter()).unwrap();
+        }
+        queue.publish();
+        memory
+            .word(offset::DEVICE_INDEX)
+            .store(4, Ordering::Relaxed);
+        queue.push(&SEND, core::iter::empty()).unwrap();
+        let again = header(&memory, 0);
+        assert_eq!(
+            (again.flags, again.inline_length.get()),
+            (send_flags::SIGNALED, 0)
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_leaves_no_trace() {
+        let (_buffer, _memory, mut queue) = queue();
+        let many = [sge(1), sge(2), sge(3)];
+        assert_eq!(queue.push(&SEND, many.into_iter()), Err(Refused::Invalid));
+        let long = [0_u8; 65];
+        assert_eq!(
+            queue.push_inline(&SEND, [&long[..]].into_iter()),
+            Err(Refused::Invalid)
+        );
+        let halves = [&long[..33], &long[..33]];
+        assert_eq!(
+            queue.push_inline(&SEND, halves.into_iter()),
+            Err(Refused::Invalid)
+        );
+        let read = Request {
+            opcode: SendOpcode::Read,
+            ..SEND
+        };
+        assert_eq!(
+            queue.push_inline(&read, core::iter::empty()),
+            Err(Refused::Invalid)
+        );
+        let invalidate = Request {
+            opcode: SendOpcode::SendWithInvalidate,
+            ..SEND
+        };
+        assert_eq!(
+            queue.push(&invalidate, core::iter::empty()),
+            Err(Refused::Invalid)
+        );
+        assert!(!queue.publish());
+        queue.set_accepts(false);
+        assert_eq!(
+            queue.push(&SEND, core::iter::empty()),
+            Err(Refused::Invalid)
+        );
+    }
+
+    #[test]
+    fn a_group_is_posted_whole_or_not_at_all() {
+        let (_buffer, memory, mut queue) = queue();
+        queue.start();
+        queue.add(&SEND);
+        queue.set_elements([sge(1)].into_iter());
+        queue.add(&SEND);
+        queue.set_inline([&b"abc"[..]].into_iter());
+        assert_eq!(queue.complete(), Ok(true));
+        assert_eq!(header(&memory, 0).num_sge.get(), 1);
+        assert_eq!(header(&memory, 1).inline_length.get(), 3);
+
+        queue.start();
+        queue.add(&SEND);
+        queue.add(&SEND);
+        queue.add(&SEND);
+        queue.set_elements([sge(1)].into_iter());
+        assert_eq!(queue.complete(), Err(Refused::Full));
+        assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 2);
+
+        queue.start();
+        queue.set_elements([sge(1)].into_iter());
+        assert_eq!(
+            queue.complete(),
+            Err(Refused::Invalid),
+            "no request to set them for"
+        );
+
+        queue.start();
+        queue.add(&SEND);
+        queue.abort();
+        queue.start();
+        assert_eq!(queue.complete(), Ok(false));
+    }
+
+    #[test]
+    fn datagrams_carry_their_address() {
+        let (_buffer, memory, mut queue) = queue();
+        let address = AddressVector {
+            dgid: [7; 16],
+            hop_limit: 9,
+            ..AddressVector::default()
+        };
+        queue.start();
+        queue.add(&SEND);
+        queue.set_datagram(&address, 11, 12);
+        assert_eq!(queue.complete(), Ok(true));
+        let target: DatagramTarget = memory.read(1024 + TARGET_OFFSET);
+        assert_eq!(target.address, address);
+        assert_eq!((target.remote_qpn.get(), target.qkey.get()), (11, 12));
+    }
+
+    #[test]
+    fn a_reset_queue_starts_over() {
+        let (_buffer, memory, mut queue) = queue();
+        queue.push(&SEND, core::iter::empty()).unwrap();
+        queue.publish();
+        queue.reset();
+        assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 0);
+        assert_eq!(
+            queue.push(&SEND, core::iter::empty()),
+            Err(Refused::Invalid)
+        );
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! An open device.
+
+use super::OPERATIONS;
+use crate::doorbell::Doorbell;
+use crate::ffi::Opaque;
+use crate::ffi::abi::verbs_context;
+use crate::ffi::command::*;
+use crate::ffi::driver::ibv_device_attr_ex;
+use crate::ffi::functions::*;
+use crate::ffi::verbs::*;
+use crate::memory::{Buffer, DoorbellPage};
+use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
+use core::ptr;
+use vrnic_wire::abi::{AllocContextRequest, AllocContextResponse, DRIVER_ID};
+use vrnic_wire::notify;
+
+/// Doorbell slots of a context, so queue pairs that a process can have per open device. As many as
+/// a page has room for.
+const SLOTS: u32 = 16384;
+const _: () = assert!(notify::is_valid_slot_count(SLOTS) && notify::area_length(SLOTS) <= 4096);
+
+/// A context: what libibverbs has of it, and ours. Allocated by libibverbs, zeroed.
+#[repr(C)]
+pub struct Context {
+    verbs: verbs_context,
+    /// Set as long as the context is open.
+    own: Option<Own>,
+}
+
+struct Own {
+    doorbell: Doorbell,
+    /// Holds the notify area; must outlive the doorbell.
+    _area: Buffer,
+    max_inline: u32,
+}
+
+impl Context {
+    /// The context that libibverbs names.
+    ///
+    /// # Safety
+    ///
+    /// `context` came from [`alloc_context`] and is open as long as the result is used.
+    unsafe fn own<'a>(context: *mut ibv_context) -> &'a Own {
+        let offset = offset_of!(Self, verbs) + offset_of!(verbs_context, context);
+        // SAFETY: `context` is that member of a `Context`. Our part is written only while it is
+        // opened and closed.
+        let own = unsafe { &(*context.byte_sub(offset).cast::<Self>()).own };
+        own.as_ref().expect("the context is open")
+    }
+
+    /// How rings of this context are rung.
+    ///
+    /// # Safety
+    ///
+    /// As for the verbs: an open context, and it stays open as long as the result is used.
+    pub unsafe fn doorbell<'a>(context: *mut ibv_context) -> &'a Doorbell {
+        // SAFETY: By contract.
+        unsafe { &Self::own(context).doorbell }
+    }
+
+    /// Most inline bytes that a send entry may hold.
+    ///
+    /// # Safety
+    ///
+    /// As for the verbs: an open context.
+    pub unsafe fn max_inline(context: *mut ibv_context) -> u32 {
+        // SAFETY: By contract.
+        unsafe { Self::own(context).max_inline }
+    }
+}
+
+/// Opens a device. Owns `cmd_fd` from the start.
+pub unsafe extern "C" fn alloc_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    _private_data: *mut c_void,
+) -> *mut verbs_context {
+    // SAFETY: The verbs contract; the offset, given as a pointer, is that of the member. On
+    // failure the function has closed the descriptor.
+    let context = unsafe {
+        _verbs_init_and_alloc_context(
+            device,
+            cmd_fd,
+            size_of::<Context>(),
+            ptr::without_provenance_mut(offset_of!(Context, verbs)),
+            DRIVER_ID,
+        )
+    }
+    .cast::<Context>();
+    if context.is_null() {
+        return ptr::null_mut();
+    }
+
+    // SAFETY: A new context, which nobody else knows; `own` is valid memory, zeroed.
+    unsafe {
+        let verbs = &raw mut (*context).verbs;
+        match open(verbs) {
+            Ok(own) => {
+                (&raw mut (*context).own).write(Some(own));
+                verbs_set_ops(verbs, &raw const OPERATIONS);
+                verbs
+            }
+            Err(error) => {
+                verbs_uninit_context(verbs);
+                libc::free(context.cast());
+                super::set_errno(error);
+                ptr::null_mut()
+            }
+        }
+    }
+}
+
+/// Makes the notify area known to the kernel and maps the doorbell page.
+///
+/// # Safety
+///
+/// `verbs` is a new context.
+unsafe fn open(verbs: *mut verbs_context) -> Result<Own, c_int> {
+    let area = Buffer::new(notify::area_length(SLOTS)).ok_or(libc::ENOMEM)?;
+    let mut cmd = WithDriver::<ibv_get_context, _>::new(AllocContextRequest {
+        comp_mask: 0,
+        slots: SLOTS,
+        notify_addr: area.address(),
+    });
+    let mut resp = WithDriver::<ib_uverbs_get_context_resp, AllocContextResponse>::default();
+
+    // SAFETY: Command and response are followed by the driver's parts, as the sizes say.
+    let error = unsafe {
+        ibv_cmd_get_context(
+            verbs,
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            #[cfg(feature = "pabi65")]
+            ptr::null_mut(),
+            &raw mut resp.core,
+            size_of_val(&resp),
+        )
+    };
+    if error != 0 {
+        return Err(error);
+    }
+    let page = match resp.driver.doorbell_length {
+        0 => None,
+        length => {
+            // SAFETY: Within a valid context.
+            let fd = unsafe { (*verbs).context.cmd_fd };
+            let page = DoorbellPage::map(fd, resp.driver.doorbell_offset, length as usize);
+            Some(page.ok_or(libc::ENOMEM)?)
+        }
+    };
+    // SAFETY: The area is kept beside the doorbell and dropped after it.
+    let doorbell = Doorbell::new(unsafe { area.shared() }, page);
+    Ok(Own {
+        doorbell,
+        _area: area,
+        max_inline: resp.driver.max_inline_data,
+    })
+}
+
+/// Closes a device.
+pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    let offset = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
+    // SAFETY: The verbs contract: the last use of a context whose objects are gone. Closing the
+    // descriptor first makes the kernel forget the notify area before it is unmapped.
+    unsafe {
+        let context = context.byte_sub(offset).cast::<Context>();
+        verbs_uninit_context(&raw mut (*context).verbs);
+        ptr::drop_in_place(&raw mut (*context).own);
+        libc::free(context.cast());
+    }
+}
+
+/// Attributes of the device.
+pub unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const c_void,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    let mut resp = ib_uverbs_ex_query_device_resp::default();
+    let mut resp_size = size_of_val(&resp);
+    // SAFETY: The verbs contract.
+    let error = unsafe {
+        ibv_cmd_query_device_any(
+            context,
+            input,
+            attr,
+            attr_size,
+            &raw mut resp,
+            &raw mut resp_size,
+        )
+    };
+    if error != 0 {
+        return error;
+    }
+    let version = resp.fw_ver();
+    // SAFETY: The attributes were just written, and begin with the version; at most its size is
+    // written, with a NUL.
+    unsafe {
+        let text = &raw mut (*attr).fw_ver;
+        libc::snprintf(
+            text.cast(),
+            size_of_val(&*text),
+            c"%u.%u.%u".as_ptr(),
+            (version >> 32) as u32 & 0xffff,
+            (version >> 16) as u32 & 0xffff,
+            version as u32 & 0xffff,
+        );
+    }
+    0
+}
+
+/// Attributes of a port.
+pub unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut Opaque,
+) -> c_int {
+    let mut cmd = ibv_query_port::default();
+    // SAFETY: The verbs contract.
+    unsafe { ibv_cmd_query_port(context, port, attr, &raw mut cmd, size_of_val(&cmd)) }
+}

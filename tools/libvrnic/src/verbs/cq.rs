@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Completion queues: their life and their events. Polling is in [`super::poll`].
+
+use super::pd::Pd;
+use super::{allocate, fail, poll, release};
+use crate::ffi::command::*;
+use crate::ffi::driver::verbs_cq;
+use crate::ffi::functions::*;
+use crate::ffi::verbs::*;
+use crate::memory::Buffer;
+use crate::ring::completion::CompletionQueue;
+use crate::spinlock::SpinLock;
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::mem::{self, size_of};
+#[cfg(feature = "pabi65")]
+use core::ptr;
+use vrnic_wire::abi::{CreateCqRequest, CreateCqResponse, Ring};
+use vrnic_wire::completion::{CQE_STRIDE, Cqe};
+use vrnic_wire::ring::{MAX_ENTRIES, RingHeader};
+
+/// A completion queue.
+#[repr(C)]
+pub struct Cq {
+    cq: UnsafeCell<verbs_cq>,
+    /// The completion that the extended interface stands at. Guarded by the lock of `queue`.
+    pub(super) current: UnsafeCell<Cqe>,
+    /// The ring.
+    pub(super) queue: SpinLock<CompletionQueue>,
+    /// Holds the ring; must outlive it.
+    buffer: Buffer,
+}
+
+impl Cq {
+    /// The queue that C names.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: a queue of this provider, not destroyed as long as the result is used.
+    #[inline(always)]
+    pub(super) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Self {
+        // SAFETY: Every queue of this provider is a `Cq`, and begins with its `ibv_cq`.
+        unsafe { &*cq.cast::<Self>() }
+    }
+
+    /// The queue as the extended interface shows it.
+    #[inline(always)]
+    pub(super) fn extended(&self) -> *mut ibv_cq_ex {
+        self.cq.get().cast()
+    }
+}
+
+/// A completion queue for `cqe` completions that the kernel does not know yet, and its ring.
+fn prepare(cqe: u32, single_threaded: bool) -> Result<(*mut Cq, CreateCqRequest), c_int> {
+    if cqe == 0 || cqe > MAX_ENTRIES {
+        return Err(libc::EINVAL);
+    }
+    let ring = Ring {
+        header_offset: 0,
+        entries_offset: size_of::<RingHeader>() as u32,
+        entries: cqe.next_power_of_two(),
+        stride: CQE_STRIDE,
+    };
+    let length = ring.entries_offset as usize + ring.entries as usize * CQE_STRIDE as usize;
+    let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
+    let request = CreateCqRequest {
+        comp_mask: 0,
+        reserved_20: [0; 4],
+        buf_addr: buffer.address(),
+        buf_length: buffer.length() as u64,
+        ring,
+    };
+    // SAFETY: The buffer is kept beside the queue and dropped after it.
+    let queue = CompletionQueue::new(unsafe { buffer.shared() }, ring);
+    let cq = allocate(Cq {
+        // SAFETY: Integers, pointers, and mutexes that libibverbs initialises.
+        cq: UnsafeCell::new(unsafe { mem::zeroed() }),
+        current: UnsafeCell::new(Cqe::default()),
+        queue: if single_threaded {
+            // SAFETY: The application said that one thread at a time uses the queue.
+            unsafe { SpinLock::without_lock(queue) }
+        } else {
+            SpinLock::new(queue)
+        },
+        buffer,
+    });
+    if cq.is_null() {
+        return Err(libc::ENOMEM);
+    }
+    Ok((cq, request))
+}
+
+/// Creates a completion queue.
+pub unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    let (cq, request) = match prepare(u32::try_from(cqe).unwrap_or(0), false) {
+        Ok(prepared) => prepared,
+        Err(error) => return fail(error),
+    };
+    let mut cmd = WithDriver::<ibv_create_cq, _>::new(request);
+    let mut resp = WithDriver::<ib_uverbs_create_cq_resp, CreateCqResponse>::default();
+    // SAFETY: The verbs contract; command and response are followed by the driver's parts.
+    unsafe {
+        let error = ibv_cmd_create_cq(
+            context,
+            cqe,
+            channel,
+            comp_vector,
+            cq.cast(),
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            &raw mut resp.core,
+            size_of_val(&resp),
+        );
+        if error != 0 {
+            release(cq);
+            return fail(error);
+        }
+    }
+    cq.cast()
+}
+
+/// Creates a completion queue that is polled by the extended interface.
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: The verbs contract.
+    let mut attr = unsafe { *attr };
+    if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
+        || attr.wc_flags & !poll::WC_FLAGS != 0
+    {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let flags = match attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS {
+        0 => 0,
+        _ => attr.flags,
+    };
+    if flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let mut single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
+    if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        // SAFETY: The verbs contract.
+        single_threaded |= unsafe { Pd::is_single_threaded(attr.parent_domain) };
+    }
+
+    let (cq, request) = match prepare(attr.cqe, single_threaded) {
+        Ok(prepared) => prepared,
+        Err(error) => return fail(error),
+    };
+    let wc_flags = attr.wc_flags;
+    // The stamp stands in every completion: the kernel need not be asked for it.
+    attr.wc_flags &= !IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    attr.comp_mask = 0;
+
+    let mut cmd = WithDriver::<ibv_create_cq_ex, _>::new(request);
+    let mut resp = WithDriver::<ib_uverbs_ex_create_cq_resp, CreateCqResponse>::default();
+    // SAFETY: The verbs contract; command and response are followed by the driver's parts.
+    unsafe {
+        let error = ibv_cmd_create_cq_ex(
+            context,
+            &raw const attr,
+            #[cfg(feature = "pabi65")]
+            ptr::null_mut(),
+            cq.cast(),
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            &raw mut resp.core,
+            size_of_val(&resp),
+            0,
+        );
+        if error != 0 {
+            release(cq);
+            return fail(error);
+        }
+        poll::set_operations((*cq).extended(), wc_flags);
+    }
+    cq.cast()
+}
+
+/// Destroys a completion queue.
+pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: The verbs contract: a queue of this provider, and its last use. The kernel lets go
+    // of the ring before it is unmapped.
+    unsafe {
+        let error = ibv_cmd_destroy_cq(cq);
+        if error == 0 {
+            release(cq.cast::<Cq>());
+        }
+        error
+    }
+}
+
+/// Asks for an event.
+pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: The verbs contract.
+    let cq = unsafe { Cq::of(cq) };
+    cq.queue.lock().request_event(solicited_only != 0);
+    0
+}
+
+/// Called by libibverbs for each event that the application fetched.
+pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
+    // SAFETY: The verbs contract.
+    let cq = unsafe { Cq::of(cq) };
+    cq.queue.lock().event_came();
+}

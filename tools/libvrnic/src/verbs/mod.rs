@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The functions that libibverbs calls.
+//!
+//! Their arguments are pointers that libibverbs or the application vouches for, as the manual
+//! pages of the verbs say: an object is one that this provider made and that was not destroyed
+//! yet, a structure is valid for the call, an array has as many elements as is said beside it.
+//! Every `SAFETY` comment in these modules that speaks of the *verbs contract* means that.
+
+pub mod ah;
+pub mod context;
+pub mod cq;
+pub mod mr;
+pub mod pd;
+pub mod poll;
+pub mod post;
+pub mod provider;
+pub mod qp;
+pub mod wr;
+
+use crate::ffi::abi::verbs_context_ops;
+use crate::ring::Refused;
+use core::ffi::c_int;
+use core::ptr;
+
+/// Operations of every context.
+pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
+    alloc_parent_domain: Some(pd::alloc_parent_domain),
+    alloc_pd: Some(pd::alloc_pd),
+    alloc_td: Some(pd::alloc_td),
+    attach_mcast: Some(crate::ffi::functions::ibv_cmd_attach_mcast),
+    cq_event: Some(cq::cq_event),
+    create_ah: Some(ah::create_ah),
+    create_cq: Some(cq::create_cq),
+    create_cq_ex: Some(cq::create_cq_ex),
+    create_qp: Some(qp::create_qp),
+    create_qp_ex: Some(qp::create_qp_ex),
+    dealloc_pd: Some(pd::dealloc_pd),
+    dealloc_td: Some(pd::dealloc_td),
+    dereg_mr: Some(mr::dereg_mr),
+    destroy_ah: Some(ah::destroy_ah),
+    destroy_cq: Some(cq::destroy_cq),
+    destroy_qp: Some(qp::destroy_qp),
+    detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),
+    free_context: Some(context::free_context),
+    modify_qp: Some(qp::modify_qp),
+    poll_cq: Some(poll::poll_cq),
+    post_recv: Some(post::post_recv),
+    post_send: Some(post::post_send),
+    query_device_ex: Some(context::query_device_ex),
+    query_port: Some(context::query_port),
+    query_qp: Some(qp::query_qp),
+    reg_mr: Some(mr::reg_mr),
+    req_notify_cq: Some(cq::req_notify_cq),
+    ..verbs_context_ops::EMPTY
+};
+
+/// Moves a value to memory of its own, at an address that C may keep. Null, with `errno`, if
+/// there is no memory.
+fn allocate<T>(value: T) -> *mut T {
+    const { assert!(align_of::<T>() <= 16) };
+    // SAFETY: Any size may be asked for.
+    let memory = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
+    if !memory.is_null() {
+        // SAFETY: Room for a `T`, aligned as malloc aligns everything, and nobody else's.
+        unsafe { memory.write(value) };
+    }
+    memory
+}
+
+/// Drops a value and frees its memory.
+///
+/// # Safety
+///
+/// `object` came from [`allocate`], and nobody uses it any more.
+unsafe fn release<T>(object: *mut T) {
+    // SAFETY: By contract.
+    unsafe {
+        ptr::drop_in_place(object);
+        libc::free(object.cast());
+    }
+}
+
+fn set_errno(error: c_int) {
+    // SAFETY: The address is that of this thread's `errno`.
+    unsafe { *libc::__errno_location() = error };
+}
+
+/// Sets `errno`; null, as the verbs that create something report a failure.
+fn fail<T>(error: c_int) -> *mut T {
+    set_errno(error);
+    ptr::null_mut()
+}
+
+/// The error that the verbs have for a work request that was not accepted.
+#[inline(always)]
+fn errno_of(refused: Refused) -> c_int {
+    match refused {
+        Refused::Full => libc::ENOMEM,
+        Refused::Invalid => libc::EINVAL,
+    }
+}

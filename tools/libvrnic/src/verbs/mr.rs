@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Memory regions.
+
+use super::{allocate, fail, release};
+use crate::ffi::command::*;
+use crate::ffi::driver::verbs_mr;
+use crate::ffi::functions::*;
+use crate::ffi::verbs::*;
+use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::ptr;
+
+/// Registers memory; `hca_va` is the address by which work requests name its first byte.
+pub unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    hca_va: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
+    if mr.is_null() {
+        return ptr::null_mut();
+    }
+    let mut cmd = ibv_reg_mr::default();
+    let mut resp = ib_uverbs_reg_mr_resp::default();
+    // SAFETY: The verbs contract; the sizes are those of the structures.
+    unsafe {
+        let error = ibv_cmd_reg_mr(
+            pd,
+            address,
+            length,
+            hca_va,
+            access,
+            mr,
+            &raw mut cmd,
+            size_of_val(&cmd),
+            &raw mut resp,
+            size_of_val(&resp),
+        );
+        if error != 0 {
+            release(mr);
+            return fail(error);
+        }
+        &raw mut (*mr).ibv_mr
+    }
+}
+
+/// Deregisters memory.
+pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
+    // SAFETY: The verbs contract: a region of this provider, and its last use.
+    unsafe {
+        let error = ibv_cmd_dereg_mr(mr);
+        if error == 0 {
+            release(mr);
+        }
+        error
+    }
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Protection domains, thread domains, and parent domains that join the two.
+
+use super::{allocate, fail, release};
+use crate::ffi::command::*;
+use crate::ffi::functions::*;
+use crate::ffi::verbs::*;
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// A protection domain or a parent domain.
+#[repr(C)]
+pub struct Pd {
+    pd: UnsafeCell<ibv_pd>,
+    /// A parent domain: what it joins. Never changes.
+    parent_of: Option<Joined>,
+    /// Parent domains that refer to this domain.
+    users: AtomicU32,
+}
+
+struct Joined {
+    pd: *const Pd,
+    td: *const Td,
+}
+
+/// A thread domain: the application says that one thread at a time uses its objects.
+#[repr(C)]
+pub struct Td {
+    td: UnsafeCell<ibv_td>,
+    /// Parent domains that refer to this domain.
+    users: AtomicU32,
+}
+
+impl Pd {
+    fn new(parent_of: Option<Joined>) -> Self {
+        Self {
+            pd: UnsafeCell::new(ibv_pd {
+                context: ptr::null_mut(),
+                handle: 0,
+            }),
+            parent_of,
+            users: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether objects of this domain are used by one thread at a time.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: null or a domain of this provider.
+    pub unsafe fn is_single_threaded(pd: *const ibv_pd) -> bool {
+        // SAFETY: Every domain of this provider is a `Pd`.
+        let pd = unsafe { pd.cast::<Self>().as_ref() };
+        pd.and_then(|pd| pd.parent_of.as_ref())
+            .is_some_and(|joined| !joined.td.is_null())
+    }
+}
+
+/// Allocates a protection domain.
+pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let pd = allocate(Pd::new(None));
+    if pd.is_null() {
+        return ptr::null_mut();
+    }
+    let mut cmd = ibv_alloc_pd::default();
+    let mut resp = ib_uverbs_alloc_pd_resp::default();
+    // SAFETY: The verbs contract; the sizes are those of the structures.
+    unsafe {
+        let error = ibv_cmd_alloc_pd(
+            context,
+            pd.cast(),
+            &raw mut cmd,
+            size_of_val(&cmd),
+            &raw mut resp,
+            size_of_val(&resp),
+        );
+        if error != 0 {
+            release(pd);
+            return fail(error);
+        }
+    }
+    pd.cast()
+}
+
+/// Deallocates a protection domain or a parent domain.
+pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let pd = pd.cast::<Pd>();
+    // SAFETY: The verbs contract: the last use of the domain, whose objects are gone; those that
+    // it joins are not, as their `users` says.
+    unsafe {
+        if (*pd).users.load(Ordering::Acquire) != 0 {
+            return libc::EBUSY;
+        }
+        match &(*pd).parent_of {
+            Some(joined) => {
+                (*joined.pd).users.fetch_sub(1, Ordering::Release);
+                if let Some(td) = joined.td.as_ref() {
+                    td.users.fetch_sub(1, Ordering::Release);
+                }
+            }
+            None => {
+                let error = ibv_cmd_dealloc_pd(pd.cast());
+                if error != 0 {
+                    return error;
+                }
+            }
+        }
+        release(pd);
+    }
+    0
+}
+
+/// Allocates a thread domain. Purely a promise of the application; the device has no part in it.
+pub unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    // SAFETY: The verbs contract.
+    if unsafe { (*attr).comp_mask } != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    allocate(Td {
+        td: UnsafeCell::new(ibv_td { context }),
+        users: AtomicU32::new(0),
+    })
+    .cast()
+}
+
+/// Deallocates a thread domain.
+pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let td = td.cast::<Td>();
+    // SAFETY: The verbs contract: a thread domain of this provider, and its last use.
+    unsafe {
+        if (*td).users.load(Ordering::Acquire) != 0 {
+            return libc::EBUSY;
+        }
+        release(td);
+    }
+    0
+}
+
+/// Joins a protection domain and a thread domain. Allocators of the application are not supported.
+pub unsafe extern "C" fn alloc_parent_domain(
+    _context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: The verbs contract.
+    let attr = unsafe { *attr };
+    if attr.pd.is_null() {
+        return fail(libc::EINVAL);
+    }
+    if attr.comp_mask != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let (contained, td) = (attr.pd.cast::<Pd>(), attr.td.cast::<Td>());
+    // SAFETY: The verbs contract: domains of this provider, which outlive the new one.
+    unsafe {
+        if (*contained).parent_of.is_some() {
+            return fail(libc::EINVAL);
+        }
+        let parent = allocate(Pd::new(Some(Joined { pd: contained, td })));
+        if parent.is_null() {
+            return ptr::null_mut();
+        }
+        // To the kernel it is the protection domain that it contains.
+        *(*parent).pd.get() = *attr.pd;
+        (*contained).users.fetch_add(1, Ordering::Relaxed);
+        if let Some(td) = td.as_ref() {
+            td.users.fetch_add(1, Ordering::Relaxed);
+        }
+        parent.cast()
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Polling completion queues, by `ibv_poll_cq` and by `ibv_start_poll`.
+
+use super::cq::Cq;
+use crate::ffi::verbs::*;
+use core::ffi::{c_int, c_uint};
+use core::mem;
+use vrnic_wire::completion::{Cqe, Status, flags};
+
+/// What the extended interface can be asked for.
+pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+
+/// The status as the verbs number it: the device's numbers are the same, unless it is broken.
+#[inline(always)]
+fn status(cqe: &Cqe) -> c_int {
+    match Status::try_from(cqe.status) {
+        Ok(status) => c_int::from(status.raw()),
+        Err(_) => IBV_WC_GENERAL_ERR,
+    }
+}
+
+#[inline(always)]
+fn wc_flags(cqe: &Cqe) -> c_uint {
+    let mut found = 0;
+    if cqe.flags & flags::GRH != 0 {
+        found |= IBV_WC_GRH;
+    }
+    if cqe.flags & flags::IMMEDIATE != 0 {
+        found |= IBV_WC_WITH_IMM;
+    }
+    if cqe.flags & flags::INVALIDATED != 0 {
+        found |= IBV_WC_WITH_INV;
+    }
+    found
+}
+
+/// Immediate data in the byte order of the network, or the key that was invalidated.
+#[inline(always)]
+fn immediate(cqe: &Cqe) -> u32 {
+    if cqe.flags & flags::INVALIDATED != 0 {
+        cqe.immediate.get()
+    } else {
+        cqe.immediate.get().to_be()
+    }
+}
+
+/// Takes up to `count` completions; how many it were.
+pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: The verbs contract.
+    let mut queue = unsafe { Cq::of(cq) }.queue.lock();
+    let mut polled = 0;
+
+    while polled < count {
+        let Some(cqe) = queue.pop() else { break };
+        let completion = ibv_wc {
+            wr_id: cqe.wr_id.get(),
+            status: status(&cqe),
+            opcode: c_int::from(cqe.opcode),
+            vendor_err: cqe.vendor_error.get(),
+            byte_len: cqe.byte_length.get(),
+            imm_data: immediate(&cqe),
+            qp_num: cqe.qpn.get(),
+            src_qp: cqe.source_qpn.get(),
+            wc_flags: wc_flags(&cqe),
+            pkey_index: cqe.pkey_index.get(),
+            slid: 0,
+            sl: cqe.service_level,
+            dlid_path_bits: 0,
+        };
+        // SAFETY: The verbs contract: the array has `count` elements.
+        unsafe { wc.add(polled as usize).write(completion) };
+        polled += 1;
+    }
+    queue.publish();
+    polled
+}
+
+/// Fills in the operations that were asked for.
+///
+/// # Safety
+///
+/// `cq` is a new queue that nobody else knows yet.
+pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
+    let asked = |flag| wc_flags & flag != 0;
+    // SAFETY: By contract.
+    let cq = unsafe { &mut *cq };
+
+    cq.start_poll = Some(start_poll);
+    cq.next_poll = Some(next_poll);
+    cq.end_poll = Some(end_poll);
+    cq.read_opcode = Some(read_opcode);
+    cq.read_vendor_err = Some(read_vendor_err);
+    cq.read_wc_flags = Some(read_wc_flags);
+    cq.read_byte_len = asked(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len);
+    cq.read_imm_data = asked(IBV_WC_EX_WITH_IMM).then_some(read_imm_data);
+    cq.read_qp_num = asked(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num);
+    cq.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP).then_some(read_src_qp);
+    cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_slid);
+    cq.read_sl = asked(IBV_WC_EX_WITH_SL).then_some(read_sl);
+    cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
+    cq.read_completion_ts =
+        asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts);
+}
+
+/// Stands at the next completion; whether there is one. The lock is held.
+///
+/// # Safety
+///
+/// The calling thread holds the lock of the queue and has no other reference to what it guards.
+#[inline(always)]
+unsafe fn advance(cq: &Cq) -> bool {
+    // SAFETY: By contract.
+    let Some(cqe) = (unsafe { cq.queue.held() }).pop() else {
+        return false;
+    };
+    let extended = cq.extended();
+    // SAFETY: These are used by who polls, and that is who holds the lock.
+    unsafe {
+        (*extended).status = status(&cqe);
+        (*extended).wr_id = cqe.wr_id.get();
+        *cq.current.get() = cqe;
+    }
+    true
+}
+
+/// Begins to poll: takes the lock if there is a completion.
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: The verbs contract.
+    let (cq, attr) = unsafe { (Cq::of(cq.cast()), attr.as_ref()) };
+    if attr.is_some_and(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    let guard = cq.queue.lock();
+    // SAFETY: The lock was just taken; the guard is not used for access.
+    if !unsafe { advance(cq) } {
+        return libc::ENOENT;
+    }
+    // Given back by `end_poll`, which must follow.
+    mem::forget(guard);
+    0
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: The verbs contract: between `start_poll`, which took the lock, and `end_poll`.
+    if unsafe { advance(Cq::of(cq.cast())) } {
+        0
+    } else {
+        libc::ENOENT
+    }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: The verbs contract: after `start_poll`, which took the lock.
+    unsafe {
+        let cq = Cq::of(cq.cast());
+        cq.queue.held().publish();
+        cq.queue.unlock();
+    }
+}
+
+/// The completion that the queue stands at.
+///
+/// # Safety
+///
+/// The verbs contract: between `start_poll` and `end_poll`.
+#[inline(always)]
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
+    // SAFETY: By contract; the lock is held, and it is written only by `advance`.
+    unsafe { &*Cq::of(cq.cast()).current.get() }
+}
+
+/// Defines a `read_…` operation.
+macro_rules! read {
+    ($name:ident -> $ty:ty, $cqe:ident => $value:expr) => {
+        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $ty {
+            // SAFETY: The verbs contract.
+            let $cqe = unsafe { current(cq) };
+            $value
+        }
+    };
+}
+
+read!(read_opcode -> c_int, cqe => c_int::from(cqe.opcode));
+read!(read_vendor_err -> u32, cqe => cqe.vendor_error.get());
+read!(read_byte_len -> u32, cqe => cqe.byte_length.get());
+read!(read_imm_data -> u32, cqe => immediate(cqe));
+read!(read_qp_num -> u32, cqe => cqe.qpn.get());
+read!(read_src_qp -> u32, cqe => cqe.source_qpn.get());
+read!(read_wc_flags -> c_uint, cqe => wc_flags(cqe));
+read!(read_slid -> u32, _cqe => 0);
+read!(read_sl -> u8, cqe => cqe.service_level);
+read!(read_dlid_path_bits -> u8, _cqe => 0);
+read!(read_completion_ts -> u64, cqe => cqe.timestamp.get());

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Posting work requests by `ibv_post_send` and `ibv_post_recv`.
+
+use super::ah::Ah;
+use super::errno_of;
+use super::qp::Qp;
+use crate::ffi::verbs::*;
+use crate::ring::Refused;
+use crate::ring::send::{Request, SendQueue, Target};
+use core::ffi::{c_int, c_uint};
+use core::slice;
+use vrnic_wire::work::{SendOpcode, Sge, send_flags};
+
+/// An element as the device reads it.
+#[inline(always)]
+pub fn element(sge: &ibv_sge) -> Sge {
+    Sge {
+        address: sge.addr.into(),
+        length: sge.length.into(),
+        lkey: sge.lkey.into(),
+    }
+}
+
+/// Flags of a request as the device reads them; those of other uses have no meaning here.
+#[inline(always)]
+pub fn flags(send_flags: c_uint) -> u8 {
+    let mut flags = 0;
+    if send_flags & IBV_SEND_SIGNALED != 0 {
+        flags |= send_flags::SIGNALED;
+    }
+    if send_flags & IBV_SEND_SOLICITED != 0 {
+        flags |= send_flags::SOLICITED;
+    }
+    if send_flags & IBV_SEND_FENCE != 0 {
+        flags |= send_flags::FENCE;
+    }
+    flags
+}
+
+/// A list that may be empty, in which case the pointer says nothing.
+///
+/// # Safety
+///
+/// `list` has `count` elements that nobody changes as long as the result is used.
+#[inline(always)]
+pub unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: By contract.
+    unsafe { slice::from_raw_parts(list, count) }
+}
+
+/// The elements of a work request.
+///
+/// # Safety
+///
+/// The verbs contract.
+#[inline(always)]
+unsafe fn elements<'a>(sg_list: *const ibv_sge, num_sge: c_int) -> Result<&'a [ibv_sge], Refused> {
+    let count = usize::try_from(num_sge).map_err(|_| Refused::Invalid)?;
+    // SAFETY: By contract.
+    Ok(unsafe { list(sg_list, count) })
+}
+
+/// Queues one request.
+///
+/// # Safety
+///
+/// The verbs contract: a valid request for a queue pair of this type.
+#[inline(always)]
+unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
+    let opcode = u8::try_from(wr.opcode).map_err(|_| Refused::Invalid)?;
+    let opcode = SendOpcode::try_from(opcode).map_err(|_| Refused::Invalid)?;
+    // Before the union below is looked at: what it holds depends on opcode and type.
+    if queue.limits().opcodes & (1 << opcode.raw()) == 0 {
+        return Err(Refused::Invalid);
+    }
+    // SAFETY: The opcode is valid for the queue pair, which decides what the union holds, by the
+    // verbs contract.
+    let target = unsafe {
+        match opcode {
+            SendOpcode::Write | SendOpcode::WriteWithImmediate | SendOpcode::Read => {
+                Target::Memory {
+                    address: wr.wr.rdma.remote_addr,
+                    rkey: wr.wr.rdma.rkey,
+                }
+            }
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd => Target::Atomic {
+                address: wr.wr.atomic.remote_addr,
+                rkey: wr.wr.atomic.rkey,
+                compare_add: wr.wr.atomic.compare_add,
+                swap: wr.wr.atomic.swap,
+            },
+            _ if queue.limits().datagrams => {
+                let ud = wr.wr.ud;
+                if ud.ah.is_null() {
+                    return Err(Refused::Invalid);
+                }
+                Target::Datagram {
+                    address: Ah::address(ud.ah),
+                    remote_qpn: ud.remote_qpn,
+                    qkey: ud.remote_qkey,
+                }
+            }
+            _ => Target::Peer,
+        }
+    };
+    let immediate = match opcode {
+        SendOpcode::SendWithInvalidate => wr.imm_data,
+        _ => u32::from_be(wr.imm_data),
+    };
+    let request = Request {
+        opcode,
+        flags: flags(wr.send_flags),
+        wr_id: wr.wr_id,
+        immediate,
+        target,
+    };
+    // SAFETY: By contract.
+    let elements = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    if wr.send_flags & IBV_SEND_INLINE == 0 {
+        return queue.push(&request, elements.iter().map(element));
+    }
+    queue.push_inline(
+        &request,
+        elements.iter().map(|sge| {
+            // SAFETY: By contract: with the inline flag an element names memory of the caller.
+            unsafe { list(sge.addr as usize as *const u8, sge.length as usize) }
+        }),
+    )
+}
+
+/// Posts a list of send requests.
+pub unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: The verbs contract.
+    let qp = unsafe { Qp::of(qp) };
+    let mut error = 0;
+
+    let mut queue = qp.send.lock();
+    // SAFETY: The verbs contract: the list ends with null.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        // SAFETY: The verbs contract.
+        if let Err(refused) = unsafe { push(&mut queue, request) } {
+            error = errno_of(refused);
+            // SAFETY: The verbs contract.
+            unsafe { *bad_wr = wr };
+            break;
+        }
+        wr = request.next;
+    }
+    // Those before the bad one are posted.
+    let posted = queue.publish();
+    drop(queue);
+    if posted {
+        qp.ring();
+    }
+    error
+}
+
+/// Posts a list of receive requests.
+pub unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: The verbs contract.
+    let qp = unsafe { Qp::of(qp) };
+    let mut error = 0;
+
+    let mut queue = qp.receive.lock();
+    // SAFETY: The verbs contract: the list ends with null.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        // SAFETY: The verbs contract.
+        let pushed = unsafe { elements(request.sg_list, request.num_sge) }
+            .and_then(|elements| queue.push(request.wr_id, elements.iter().map(element)));
+        if let Err(refused) = pushed {
+            error = errno_of(refused);
+            // SAFETY: The verbs contract.
+            unsafe { *bad_wr = wr };
+            break;
+        }
+        wr = request.next;
+    }
+    let ring = queue.publish();
+    drop(queue);
+    if ring {
+        qp.ring();
+    }
+    error
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What happens when libibverbs loads this library: a check, and the registration.
+
+use super::context;
+use crate::ffi::driver::*;
+use crate::ffi::functions::{__verbs_log, verbs_register_driver};
+use crate::ffi::{CString, Opaque, abi};
+use core::ffi::{CStr, c_char};
+use core::ptr;
+use vrnic_wire::abi::{ABI_VERSION, DRIVER_ID};
+
+/// A symbol of the newest level of the library that the layouts are for, and its version.
+#[cfg(feature = "pabi34")]
+const NEWEST: (&CStr, &CStr) = (c"ibv_query_qp_data_in_order", c"IBVERBS_1.14");
+#[cfg(feature = "pabi65")]
+const NEWEST: (&CStr, &CStr) = (c"_ibv_query_comp_cntr_caps", c"IBVERBS_1.18");
+
+static MATCH_TABLE: [verbs_match_ent; 2] = [
+    match_entry(VERBS_MATCH_DRIVER_ID, DRIVER_ID as u64),
+    match_entry(VERBS_MATCH_SENTINEL, 0),
+];
+
+const fn match_entry(kind: u8, value: u64) -> verbs_match_ent {
+    verbs_match_ent {
+        driver_data: ptr::null_mut(),
+        u: value,
+        vendor: 0,
+        device: 0,
+        kind,
+    }
+}
+
+static PROVIDER: verbs_device_ops = verbs_device_ops {
+    name: CString(c"vrnic".as_ptr()),
+    match_min_abi_version: ABI_VERSION,
+    match_max_abi_version: ABI_VERSION,
+    match_table: &raw const MATCH_TABLE[0],
+    static_providers: ptr::null(),
+    match_device: None,
+    alloc_context: Some(context::alloc_context),
+    import_context: None,
+    alloc_device: Some(alloc_device),
+    uninit_device: Some(uninit_device),
+};
+
+/// Called by the dynamic linker once this library is mapped.
+#[used]
+// SAFETY: A function without arguments, as the section holds them; it needs nothing that the
+// dynamic linker has not set up by then.
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = register;
+
+extern "C" fn register() {
+    if library_has_our_layouts() {
+        // SAFETY: The table is of the layout that the library has, and lives for ever.
+        unsafe { verbs_register_driver(&raw const PROVIDER) };
+    }
+}
+
+/// Whether the library that loads us is of the level that this provider was built for.
+///
+/// The private ABI fits, or the dynamic linker would not have resolved our symbols; but its number
+/// was not raised with every change of a layout, so the public level has to be the same, too.
+fn library_has_our_layouts() -> bool {
+    let (symbol, version) = NEWEST;
+    // SAFETY: The names are C strings.
+    let newest = unsafe { libc::dlvsym(libc::RTLD_DEFAULT, symbol.as_ptr(), version.as_ptr()) };
+    if newest.is_null() {
+        complain(c"older");
+        return false;
+    }
+    // The linker defines an absolute symbol for each version, with the version's own name.
+    for level in abi::LIBRARY_LEVEL + 1..100 {
+        let name = version_name(level);
+        // SAFETY: The name ends in NUL. An absolute symbol may well have the value 0, so the error
+        // is what tells that there is none.
+        let missing = unsafe {
+            libc::dlerror();
+            libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+            !libc::dlerror().is_null()
+        };
+        if !missing {
+            complain(c"newer");
+            return false;
+        }
+    }
+    true
+}
+
+/// `IBVERBS_1.<level>` for a level of two digits.
+fn version_name(level: u32) -> [c_char; 13] {
+    let mut name = *b"IBVERBS_1.00\0";
+    name[10] += (level / 10 % 10) as u8;
+    name[11] += (level % 10) as u8;
+    name.map(|byte| byte as c_char)
+}
+
+/// Says in the log of libibverbs why there will be no device, and on stderr if that is wanted.
+fn complain(how: &CStr) {
+    let format = c"vrnic: not loaded: this libibverbs is %s than level 1.%u of private ABI %u, for which the provider was built\n";
+    // SAFETY: The arguments are those that the format names.
+    unsafe {
+        __verbs_log(
+            ptr::null_mut(),
+            VERBS_LOG_ERR,
+            format.as_ptr(),
+            how.as_ptr(),
+            abi::LIBRARY_LEVEL,
+            abi::PRIVATE_ABI,
+        );
+        if !libc::getenv(c"VRNIC_DEBUG".as_ptr()).is_null() {
+            crate::ffi::dprintf(
+                2,
+                format.as_ptr(),
+                how.as_ptr(),
+                abi::LIBRARY_LEVEL,
+                abi::PRIVATE_ABI,
+            );
+        }
+    }
+}
+
+/// A device was found for us.
+unsafe extern "C" fn alloc_device(_sysfs: *mut Opaque) -> *mut verbs_device {
+    // SAFETY: Any size may be asked for; zeroes are what libibverbs wants to find.
+    unsafe { libc::calloc(1, size_of::<verbs_device>()) }.cast()
+}
+
+unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
+    // SAFETY: Made by `alloc_device`; libibverbs has dropped the last reference.
+    unsafe { libc::free(device.cast()) };
+}

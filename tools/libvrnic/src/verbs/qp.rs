@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Queue pairs: their life and their state. Posting is in [`super::post`] and [`super::wr`].
+
+use super::context::Context;
+use super::pd::Pd;
+use super::{allocate, fail, release, wr};
+use crate::doorbell::{Doorbell, Rung};
+use crate::ffi::command::*;
+use crate::ffi::driver::{VERBS_QP_EX, verbs_qp};
+use crate::ffi::functions::*;
+use crate::ffi::verbs::*;
+use crate::memory::Buffer;
+use crate::ring::WorkRing;
+use crate::ring::receive::ReceiveQueue;
+use crate::ring::send::{Limits, SendQueue};
+use crate::spinlock::SpinLock;
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::mem::{self, size_of};
+use core::ptr;
+use vrnic_wire::abi::{CreateQpRequest, CreateQpResponse, Ring};
+use vrnic_wire::notify::SlotBits;
+use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
+use vrnic_wire::work::{SendOpcode, receive_stride, send_stride};
+
+/// A queue pair.
+#[repr(C)]
+pub struct Qp {
+    qp: UnsafeCell<verbs_qp>,
+    /// The send queue.
+    pub(super) send: SpinLock<SendQueue>,
+    /// The receive queue.
+    pub(super) receive: SpinLock<ReceiveQueue>,
+    /// Of the context, which outlives the queue pair.
+    doorbell: *const Doorbell,
+    slot: u32,
+    slot_bits: SlotBits,
+    /// Holds the rings; must outlive them.
+    _buffer: Buffer,
+}
+
+impl Qp {
+    /// The queue pair that C names.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: one of this provider, not destroyed as long as the result is used.
+    #[inline(always)]
+    pub(super) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
+        // SAFETY: Every queue pair of this provider is a `Qp`, and begins with its `ibv_qp`.
+        unsafe { &*qp.cast::<Self>() }
+    }
+
+    /// Tells the device that a queue has new requests.
+    #[inline(always)]
+    pub(super) fn ring(&self) {
+        // SAFETY: The context is open as long as it has queue pairs.
+        let doorbell = unsafe { &*self.doorbell };
+        if doorbell.ring(self.slot, &self.slot_bits) == Rung::AskKernel {
+            self.ask_kernel();
+        }
+    }
+
+    #[cold]
+    fn ask_kernel(&self) {
+        let mut bad = ptr::null_mut();
+        // SAFETY: A queue pair of this provider; without requests the kernel only rings. It fails
+        // if the device is gone, and then nothing will complete any more.
+        unsafe { ibv_cmd_post_send(self.qp.get().cast(), ptr::null_mut(), &raw mut bad) };
+    }
+
+    /// The capacities that the rings really have.
+    fn set_capacities(&self, cap: &mut ibv_qp_cap) {
+        cap.max_send_wr = self.send.lock().ring().entries();
+        cap.max_recv_wr = self.receive.lock().ring().entries();
+    }
+
+    /// Follows the queue pair to a state that it was brought to.
+    fn state_changed(&self, state: c_int) {
+        let (mut send, mut receive) = (self.send.lock(), self.receive.lock());
+        if state == IBV_QPS_RESET {
+            send.reset();
+            receive.reset();
+        } else {
+            send.set_accepts(state >= IBV_QPS_RTS);
+            receive.set_accepts(true);
+        }
+    }
+}
+
+/// Operations of a type of queue pair, as bits of [`SendOpcode`] and as flags of the extended
+/// interface.
+fn operations(qp_type: c_int) -> Option<(u32, u64)> {
+    const fn bits(opcodes: &[SendOpcode]) -> u32 {
+        let (mut bits, mut i) = (0, 0);
+        while i < opcodes.len() {
+            bits |= 1 << opcodes[i].raw();
+            i += 1;
+        }
+        bits
+    }
+    const SENDS: u32 = bits(&[SendOpcode::Send, SendOpcode::SendWithImmediate]);
+    const WRITES: u32 = bits(&[SendOpcode::Write, SendOpcode::WriteWithImmediate]);
+    const RELIABLE: u32 = bits(&[
+        SendOpcode::Read,
+        SendOpcode::CompareSwap,
+        SendOpcode::FetchAdd,
+        SendOpcode::SendWithInvalidate,
+    ]);
+    const SENDS_EX: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    const WRITES_EX: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    const RELIABLE_EX: u64 = IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | IBV_QP_EX_WITH_SEND_WITH_INV;
+
+    match qp_type {
+        IBV_QPT_RC => Some((
+            SENDS | WRITES | RELIABLE,
+            SENDS_EX | WRITES_EX | RELIABLE_EX,
+        )),
+        IBV_QPT_UC => Some((SENDS | WRITES, SENDS_EX | WRITES_EX)),
+        IBV_QPT_UD => Some((SENDS, SENDS_EX)),
+        _ => None,
+    }
+}
+
+/// The rings of a queue pair in a common buffer, and the length of that.
+fn lay_out(cap: &ibv_qp_cap, max_inline: u32) -> Result<(Ring, Ring, usize), c_int> {
+    const HEADER: u32 = size_of::<RingHeader>() as u32;
+
+    if cap.max_send_wr > MAX_ENTRIES
+        || cap.max_recv_wr > MAX_ENTRIES
+        || cap.max_send_sge > MAX_STRIDE
+        || cap.max_recv_sge > MAX_STRIDE
+        || cap.max_inline_data > max_inline
+    {
+        return Err(libc::EINVAL);
+    }
+    let mut end = 2 * u64::from(HEADER);
+    let mut place = |header_offset: u32, requests: u32, stride: u32| {
+        if requests == 0 {
+            return Ok(Ring::default());
+        }
+        if stride > MAX_STRIDE {
+            return Err(libc::EINVAL);
+        }
+        let entries = requests.next_power_of_two();
+        let entries_offset = end.next_multiple_of(u64::from(stride));
+        end = entries_offset + u64::from(entries) * u64::from(stride);
+        Ok(Ring {
+            header_offset,
+            entries_offset: u32::try_from(entries_offset).map_err(|_| libc::EINVAL)?,
+            entries,
+            stride,
+        })
+    };
+    let send = place(
+        0,
+        cap.max_send_wr,
+        send_stride(cap.max_send_sge, cap.max_inline_data),
+    )?;
+    let receive = place(HEADER, cap.max_recv_wr, receive_stride(cap.max_recv_sge))?;
+    Ok((send, receive, end as usize))
+}
+
+/// A queue pair that the kernel does not know yet, and its rings.
+///
+/// # Safety
+///
+/// The verbs contract: an open context, and a domain of it.
+unsafe fn prepare(
+    context: *mut ibv_context,
+    attr: &ibv_qp_init_attr_ex,
+    opcodes: u32,
+) -> Result<(*mut Qp, CreateQpRequest), c_int> {
+    // SAFETY: By contract.
+    let max_inline = unsafe { Context::max_inline(context) };
+    let (sq, rq, length) = lay_out(&attr.cap, max_inline)?;
+    let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
+    let request = CreateQpRequest {
+        comp_mask: 0,
+        reserved_20: [0; 4],
+        buf_addr: buffer.address(),
+        buf_length: buffer.length() as u64,
+        sq,
+        rq,
+    };
+    // SAFETY: The buffer is kept beside the rings and dropped after them.
+    let memory = unsafe { buffer.shared() };
+    let limits = Limits {
+        opcodes,
+        datagrams: attr.qp_type == IBV_QPT_UD,
+        max_sge: attr.cap.max_send_sge,
+        max_inline: attr.cap.max_inline_data,
+    };
+    let send = SendQueue::new(WorkRing::new(memory, sq), limits);
+    let receive = ReceiveQueue::new(WorkRing::new(memory, rq), attr.cap.max_recv_sge);
+    // SAFETY: By contract. If it is so, the application said that one thread at a time uses the
+    // queue pair.
+    let (send, receive) = unsafe {
+        if Pd::is_single_threaded(attr.pd) {
+            (
+                SpinLock::without_lock(send),
+                SpinLock::without_lock(receive),
+            )
+        } else {
+            (SpinLock::new(send), SpinLock::new(receive))
+        }
+    };
+    let qp = allocate(Qp {
+        // SAFETY: Integers, pointers, and mutexes that libibverbs initialises.
+        qp: UnsafeCell::new(unsafe { mem::zeroed() }),
+        send,
+        receive,
+        // SAFETY: By contract; the context outlives the queue pair.
+        doorbell: unsafe { Context::doorbell(context) },
+        slot: 0,
+        slot_bits: SlotBits::new(0),
+        _buffer: buffer,
+    });
+    if qp.is_null() {
+        return Err(libc::ENOMEM);
+    }
+    Ok((qp, request))
+}
+
+/// Creates a queue pair.
+pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: Integers and pointers, for which zero means that they are absent.
+    let mut extended: ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
+    // SAFETY: The verbs contract; the extended attributes begin with the others.
+    unsafe {
+        ptr::copy_nonoverlapping(attr, (&raw mut extended).cast(), 1);
+        extended.comp_mask = IBV_QP_INIT_ATTR_PD;
+        extended.pd = pd;
+        let qp = create_qp_ex((*pd).context, &raw mut extended);
+        if !qp.is_null() {
+            (*attr).cap = extended.cap;
+        }
+        qp
+    }
+}
+
+/// Creates a queue pair, with the extended posting interface if operations of it are asked for.
+pub unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    let attr = unsafe { &mut *attr };
+    if attr.comp_mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0
+        || !attr.srq.is_null()
+    {
+        return fail(libc::EOPNOTSUPP);
+    }
+    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+        return fail(libc::EINVAL);
+    }
+    let Some((opcodes, extended)) = operations(attr.qp_type) else {
+        return fail(libc::EOPNOTSUPP);
+    };
+    let asked = match attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
+        0 => None,
+        _ => Some(attr.send_ops_flags),
+    };
+    if asked.is_some_and(|asked| asked & !extended != 0) {
+        return fail(libc::EOPNOTSUPP);
+    }
+
+    // SAFETY: The verbs contract.
+    let (qp, request) = match unsafe { prepare(context, attr, opcodes) } {
+        Ok(prepared) => prepared,
+        Err(error) => return fail(error),
+    };
+    let mut cmd = WithDriver::<ibv_create_qp, _>::new(request);
+    let mut resp = WithDriver::<ib_uverbs_create_qp_resp, CreateQpResponse>::default();
+    // SAFETY: The verbs contract; command and response are followed by the driver's parts. Nobody
+    // else knows the new queue pair.
+    unsafe {
+        let error = ibv_cmd_create_qp_ex(
+            context,
+            qp.cast(),
+            attr,
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            &raw mut resp.core,
+            size_of_val(&resp),
+        );
+        if error != 0 {
+            release(qp);
+            return fail(error);
+        }
+        (*qp).slot = resp.driver.slot;
+        (*qp).slot_bits = SlotBits::new(resp.driver.slot);
+        (*qp).set_capacities(&mut attr.cap);
+        if asked.is_some() {
+            let verbs = (*qp).qp.get();
+            (*verbs).comp_mask |= VERBS_QP_EX;
+            wr::set_operations(verbs.cast(), opcodes);
+        }
+    }
+    qp.cast()
+}
+
+/// Changes attributes of a queue pair.
+pub unsafe extern "C" fn modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    attr_mask: c_int,
+) -> c_int {
+    let mut cmd = ibv_modify_qp::default();
+    // SAFETY: The verbs contract.
+    let error = unsafe { ibv_cmd_modify_qp(qp, attr, attr_mask, &raw mut cmd, size_of_val(&cmd)) };
+    if error == 0 && attr_mask & IBV_QP_STATE != 0 {
+        // SAFETY: The verbs contract.
+        unsafe { Qp::of(qp).state_changed((*attr).qp_state) };
+    }
+    error
+}
+
+/// Attributes of a queue pair.
+pub unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    attr_mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    let mut cmd = ibv_query_qp::default();
+    // SAFETY: The verbs contract; both structures are filled in on success.
+    unsafe {
+        let error = ibv_cmd_query_qp(
+            qp,
+            attr,
+            attr_mask,
+            init_attr,
+            &raw mut cmd,
+            size_of_val(&cmd),
+        );
+        if error == 0 {
+            Qp::of(qp).set_capacities(&mut (*attr).cap);
+            (*init_attr).cap = (*attr).cap;
+        }
+        error
+    }
+}
+
+/// Destroys a queue pair.
+pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: The verbs contract: one of this provider, and its last use. The kernel lets go of
+    // the rings before they are unmapped.
+    unsafe {
+        let error = ibv_cmd_destroy_qp(qp);
+        if error == 0 {
+            release(qp.cast::<Qp>());
+        }
+        error
+    }
+}

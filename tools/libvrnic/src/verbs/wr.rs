@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Posting work requests by the extended interface, `ibv_wr_start` to `ibv_wr_complete`.
+//!
+//! `wr_start` takes the lock of the send queue, and `wr_complete` or `wr_abort` gives it back. The
+//! functions between cannot fail; the first error is kept and reported by `wr_complete`, which
+//! then posts nothing.
+
+use super::ah::Ah;
+use super::errno_of;
+use super::post::{element, flags, list};
+use super::qp::Qp;
+use crate::ffi::verbs::*;
+use crate::ring::send::{Request, SendQueue, Target};
+use core::ffi::{c_int, c_void};
+use core::mem;
+use core::slice;
+use vrnic_wire::work::{AddressVector, SendOpcode};
+
+/// Fills in the operations of a queue pair whose type has `opcodes`.
+///
+/// # Safety
+///
+/// `qp` is a new queue pair that nobody else knows yet.
+pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
+    let has = |opcode: SendOpcode| opcodes & (1 << opcode.raw()) != 0;
+    // SAFETY: By contract.
+    let qp = unsafe { &mut *qp };
+
+    qp.wr_start = Some(wr_start);
+    qp.wr_complete = Some(wr_complete);
+    qp.wr_abort = Some(wr_abort);
+    qp.wr_set_sge = Some(wr_set_sge);
+    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    qp.wr_set_inline_data = Some(wr_set_inline_data);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_send = Some(wr_send);
+    qp.wr_send_imm = Some(wr_send_imm);
+    if has(SendOpcode::Write) {
+        qp.wr_rdma_write = Some(wr_rdma_write);
+        qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    }
+    if has(SendOpcode::Read) {
+        qp.wr_rdma_read = Some(wr_rdma_read);
+        qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+        qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+        qp.wr_send_inv = Some(wr_send_inv);
+    }
+}
+
+/// The send queue of a group that was begun.
+///
+/// # Safety
+///
+/// The verbs contract: between `wr_start`, which took the lock, and `wr_complete` or `wr_abort`,
+/// by the same thread.
+#[inline(always)]
+unsafe fn queue<'a>(qp: *mut ibv_qp_ex) -> &'a mut SendQueue {
+    // SAFETY: By contract; each function takes one reference, which ends with it.
+    unsafe { Qp::of(qp.cast()).send.held() }
+}
+
+/// Begins a request of the group.
+///
+/// # Safety
+///
+/// As for [`queue`].
+#[inline(always)]
+unsafe fn add(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, target: Target<'_>) {
+    // SAFETY: By contract; identifier and flags are the caller's to set before.
+    unsafe {
+        let request = Request {
+            opcode,
+            flags: flags((*qp).wr_flags),
+            wr_id: (*qp).wr_id,
+            immediate,
+            target,
+        };
+        queue(qp).add(&request);
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: The verbs contract.
+    let mut guard = unsafe { Qp::of(qp.cast()) }.send.lock();
+    guard.start();
+    // Given back by `wr_complete` or `wr_abort`, one of which must follow.
+    mem::forget(guard);
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: The verbs contract.
+    let (completed, qp) = unsafe {
+        let completed = queue(qp).complete();
+        let qp = Qp::of(qp.cast());
+        qp.send.unlock();
+        (completed, qp)
+    };
+    match completed {
+        Ok(posted) => {
+            if posted {
+                qp.ring();
+            }
+            0
+        }
+        Err(refused) => errno_of(refused),
+    }
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: The verbs contract.
+    unsafe {
+        queue(qp).abort();
+        Qp::of(qp.cast()).send.unlock();
+    }
+}
+
+unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::Send, 0, Target::Peer) }
+}
+
+unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
+    let immediate = u32::from_be(immediate);
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::SendWithImmediate, immediate, Target::Peer) }
+}
+
+unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::SendWithInvalidate, rkey, Target::Peer) }
+}
+
+unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::Write, 0, Target::Memory { address, rkey }) }
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    immediate: u32,
+) {
+    let immediate = u32::from_be(immediate);
+    let target = Target::Memory { address, rkey };
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::WriteWithImmediate, immediate, target) }
+}
+
+unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::Read, 0, Target::Memory { address, rkey }) }
+}
+
+unsafe extern "C" fn wr_atomic_cmp_swp(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    compare: u64,
+    swap: u64,
+) {
+    let target = Target::Atomic {
+        address,
+        rkey,
+        compare_add: compare,
+        swap,
+    };
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::CompareSwap, 0, target) }
+}
+
+unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address: u64, value: u64) {
+    let target = Target::Atomic {
+        address,
+        rkey,
+        compare_add: value,
+        swap: 0,
+    };
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::FetchAdd, 0, target) }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(
+    qp: *mut ibv_qp_ex,
+    ah: *mut ibv_ah,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) {
+    // SAFETY: The verbs contract.
+    unsafe {
+        let address: &AddressVector = Ah::address(ah);
+        queue(qp).set_datagram(address, remote_qpn, remote_qkey);
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    let sge = ibv_sge { addr, length, lkey };
+    // SAFETY: The verbs contract.
+    unsafe { queue(qp) }.set_elements(slice::from_ref(&sge).iter().map(element));
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge) {
+    // SAFETY: The verbs contract.
+    unsafe { queue(qp).set_elements(list(sg_list, num_sge).iter().map(element)) };
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    // SAFETY: The verbs contract.
+    unsafe {
+        let piece = list(addr.cast_const().cast::<u8>(), length);
+        queue(qp).set_inline(core::iter::once(piece));
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    num_buf: usize,
+    buf_list: *const ibv_data_buf,
+) {
+    // SAFETY: The verbs contract.
+    unsafe {
+        let buffers = list(buf_list, num_buf).iter();
+        queue(qp).set_inline(buffers.map(|buffer| {
+            // The buffers are the caller's, by the verbs contract.
+            list(buffer.addr.cast_const().cast::<u8>(), buffer.length)
+        }));
+    }
+}
