@@ -15,7 +15,6 @@ use crate::{
     ring::RingLayout,
     U16, U32, U64,
 };
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire_enum! {
@@ -123,12 +122,23 @@ pub const MAX_REQUEST: usize = 256;
 /// Longest reply, header included, in bytes.
 pub const MAX_REPLY: usize = 512;
 
+/// Plain bytes of a fixed layout.
+pub trait Plain:
+    zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + zerocopy::KnownLayout + Sized
+{
+}
+
+impl<T> Plain for T where
+    T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + zerocopy::KnownLayout
+{
+}
+
 /// A request together with its code and the reply it gets.
-pub trait Command: FromBytes + IntoBytes + Immutable + KnownLayout + Sized {
+pub trait Command: Plain {
     /// Code in the header.
     const CODE: CommandCode;
     /// What the device answers on success.
-    type Reply: FromBytes + IntoBytes + Immutable + KnownLayout + Sized;
+    type Reply: Plain;
 }
 
 /// Implements [`Command`] and checks that request and reply fit their limits.
