@@ -44,12 +44,9 @@ setup: ## host packages, toolchain, kernel, QEMU, guest image (quick when presen
 
 build: setup module userspace ## kernel module and userspace
 
-# The module is built in a copy of its sources, once plain and once with its KUnit suites: neither disturbs the other
-# or the tree. Unchanged files keep their times, so that only what changed is compiled.
+# Each build of the module has a copy of the sources of its own.
 define build-module
-	@mkdir -p build/$(1)
-	@rsync -rtm --exclude='*_generated.rs' --exclude='*.mod.c' --include='*/' --include='*.rs' --include='*.[ch]' \
-		--include='Kbuild' --include='Kconfig' --include='bindgen_parameters' --exclude='*' Kbuild Kconfig rust drivers include build/$(1)/
+	@bash tools/setup/module-sources.sh build/$(1)
 	+@$(kbuild) M=$(CURDIR)/build/$(1) $(2) $(if $(V),V=$(V)) modules
 endef
 
@@ -59,8 +56,9 @@ module: setup ## build/module/vrnic.ko
 kunit-module: setup
 	$(call build-module,kunit,CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y)
 
-userspace: setup ## vrnicd, the provider and the lab
+userspace: setup ## vrnicd, the provider (build/provider), the test programs and the lab
 	cd tools && cargo build --release --workspace
+	bash tools/libvrnic/build.sh build/provider
 
 clean: ## remove what was built here (the cache outside the tree stays)
 	rm -rf build

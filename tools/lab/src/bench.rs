@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::chart;
 use crate::host;
-use crate::lab::{Lab, Module, Options, SHORT};
+use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::perf::{self, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report, align, bandwidth, scaled};
@@ -96,7 +96,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     memory.done();
     let lab = Lab::boot(
         settings,
-        Options { device: Device::Vrnic, logs: out.join("logs"), vrnicd: Vec::new(), no_rnic: false, module: Module::Plain },
+        Options { device: Device::Vrnic, logs: out.join("logs"), vrnicd: Extra::default(), no_rnic: false, module: Module::Plain },
     )?;
     let mut gids = (0, 0);
     for name in NAMES {

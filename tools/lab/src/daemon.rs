@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::lab::Extra;
 use crate::process::{Process, tail};
 use crate::settings::Settings;
 use crate::vm::{NAMES, mac};
@@ -31,12 +32,12 @@ pub fn socket(sockets: &Path, vm: &str) -> PathBuf {
 }
 
 impl Daemon {
-    /// Writes the configuration and starts vrnicd; returns once the sockets are there. `extra` are lines of TOML that
-    /// go in front of the devices.
+    /// Writes the configuration and starts vrnicd; returns once the sockets are there. `extra` is added
+    /// to it.
     ///
     /// # Errors
     /// vrnicd is not built, ends, or opens no sockets; the message has the end of its log.
-    pub fn start(settings: &Settings, sockets: &Path, logs: &Path, extra: &[String]) -> Result<Self> {
+    pub fn start(settings: &Settings, sockets: &Path, logs: &Path, extra: &Extra) -> Result<Self> {
         let program = settings.programs().join("vrnicd");
         if !program.is_file() {
             bail!("{} is missing: run `make build`", program.display());
@@ -44,13 +45,16 @@ impl Daemon {
         fs::create_dir_all(logs)?;
         let log = logs.join("vrnicd.log");
         let mut text = String::new();
-        for line in extra {
+        for line in &extra.daemon {
             writeln!(text, "{line}")?;
         }
         for name in NAMES {
             let socket = socket(sockets, name);
             let _ = fs::remove_file(&socket);
             writeln!(text, "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"", socket.display(), mac(name))?;
+            for line in &extra.device {
+                writeln!(text, "{line}")?;
+            }
         }
         fs::write(config(sockets), text)?;
         let args = ["--config".to_owned(), config(sockets).to_string_lossy().into_owned()];

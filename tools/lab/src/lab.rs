@@ -42,6 +42,15 @@ impl Module {
     }
 }
 
+/// Lines of TOML added to vrnicd's configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Extra {
+    /// For the daemon.
+    pub daemon: Vec<String>,
+    /// For each device.
+    pub device: Vec<String>,
+}
+
 /// How to build a lab.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -50,7 +59,7 @@ pub struct Options {
     /// Directory of the logs.
     pub logs: PathBuf,
     /// Lines added to vrnicd's configuration.
-    pub vrnicd: Vec<String>,
+    pub vrnicd: Extra,
     /// Boot without vrnicd and RNICs: rxe or a module's self-tests.
     pub no_rnic: bool,
     /// Which build of the driver.

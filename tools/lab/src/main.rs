@@ -30,7 +30,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::control::Ask;
-use crate::lab::{Lab, Module, Options};
+use crate::lab::{Extra, Lab, Module, Options};
 use crate::settings::Settings;
 use crate::vm::Device;
 
@@ -168,7 +168,7 @@ fn exec(vm: String, timeout: u64, device: Device, argv: Vec<String>) -> Result<E
     let logs = settings.tree.join("build/exec/logs");
     let lab = Arc::new(Lab::boot(
         &settings,
-        Options { device, logs, vrnicd: Vec::new(), no_rnic: device == Device::Rxe, module: Module::Plain },
+        Options { device, logs, vrnicd: Extra::default(), no_rnic: device == Device::Rxe, module: Module::Plain },
     )?);
     let socket = lab.sockets().join("control");
     control::serve(&lab, &socket)?;

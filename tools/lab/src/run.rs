@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::host;
-use crate::lab::{Lab, Module, Options, SHORT};
+use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::perf::{self, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report};
@@ -45,7 +45,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let load = host::load();
     let lab = Lab::boot(
         settings,
-        Options { device, logs: out.join("logs"), vrnicd: Vec::new(), no_rnic: device == Device::Rxe, module: Module::Plain },
+        Options { device, logs: out.join("logs"), vrnicd: Extra::default(), no_rnic: device == Device::Rxe, module: Module::Plain },
     )?;
     let mut gids = [0; 2];
     for (gid, name) in gids.iter_mut().zip(NAMES) {

@@ -28,6 +28,7 @@ pub fn stage(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result
     fs::create_dir_all(share.join("tests"))?;
     copy(&settings.tree.join("tools/lab/guest/init"), &share.join("init"))?;
     programs(&settings.programs(), share)?;
+    providers(&settings.tree.join("build/provider"), share)?;
     let tests = settings.tree.join("tests");
     if tests.is_dir() {
         tree(&tests, &share.join("tests"))?;
@@ -40,7 +41,19 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Executables and providers of the workspace.
+/// The provider for each private ABI of libibverbs, when it is built: rxe alone needs none.
+fn providers(built: &Path, share: &Path) -> Result<()> {
+    fs::create_dir_all(share.join("lib"))?;
+    for entry in fs::read_dir(built).into_iter().flatten() {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "so") {
+            copy(&path, &share.join("lib").join(path.file_name().context("a file has a name")?))?;
+        }
+    }
+    Ok(())
+}
+
+/// Executables of the workspace.
 fn programs(built: &Path, share: &Path) -> Result<()> {
     for entry in fs::read_dir(built).with_context(|| format!("{}: build the workspace first", built.display()))? {
         let entry = entry?;
@@ -50,12 +63,7 @@ fn programs(built: &Path, share: &Path) -> Result<()> {
         if !metadata.is_file() {
             continue;
         }
-        if path.extension().is_some_and(|extension| extension == "so") {
-            copy(&path, &share.join("lib").join(&name)).or_else(|_| {
-                fs::create_dir_all(share.join("lib"))?;
-                copy(&path, &share.join("lib").join(&name))
-            })?;
-        } else if metadata.permissions().mode() & 0o111 != 0 && !name.contains('.') && !name.starts_with("vrnic-lab") {
+        if metadata.permissions().mode() & 0o111 != 0 && !name.contains('.') && !name.starts_with("vrnic-lab") {
             copy(&path, &share.join("bin").join(&name))?;
         }
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::control;
-use crate::lab::{Lab, Module, Options};
+use crate::lab::{Extra, Lab, Module, Options};
 use crate::settings::Settings;
 use crate::vm::{Device, NAMES};
 
@@ -38,7 +38,7 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
     let out = settings.tree.join("build/shell");
     let lab = Arc::new(Lab::boot(
         settings,
-        Options { device, logs: out.join("logs"), vrnicd: Vec::new(), no_rnic: device == Device::Rxe, module: Module::Plain },
+        Options { device, logs: out.join("logs"), vrnicd: Extra::default(), no_rnic: device == Device::Rxe, module: Module::Plain },
     )?);
     control::serve(&lab, &lab.sockets().join("control"))?;
     let link = running(settings);

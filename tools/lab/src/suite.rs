@@ -13,7 +13,7 @@ use regex_lite::Regex;
 use serde::Serialize;
 
 use crate::control;
-use crate::lab::{Lab, Module, Options, SHORT};
+use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::process::tail;
 use crate::settings::Settings;
 use crate::vm::{Device, NAMES, ipv4, ipv6};
@@ -164,7 +164,7 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
 fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
     let start = Instant::now();
     let logs = choice.out.join("kunit");
-    let options = Options { device: Device::Vrnic, logs, vrnicd: Vec::new(), no_rnic: true, module: Module::Kunit };
+    let options = Options { device: Device::Vrnic, logs, vrnicd: Extra::default(), no_rnic: true, module: Module::Kunit };
     let console = options.logs.join("console-a.log");
     let results = Lab::boot(settings, options).and_then(|lab| {
         let script = "cat /sys/kernel/debug/kunit/*/results; echo; lsmod | grep -q '^vrnic ' || echo 'NOT LOADED'";
@@ -264,7 +264,7 @@ struct Script {
     fresh: bool,
     allow_leaks: bool,
     allowed: Option<Regex>,
-    vrnicd: Vec<String>,
+    vrnicd: Extra,
 }
 
 impl Script {
@@ -278,7 +278,7 @@ impl Script {
             fresh: false,
             allow_leaks: false,
             allowed: None,
-            vrnicd: Vec::new(),
+            vrnicd: Extra::default(),
         };
         for directive in text.lines().filter_map(|line| line.strip_prefix("# lab: ")) {
             let (word, rest) = directive.trim().split_once([' ', '=']).unwrap_or((directive.trim(), ""));
@@ -288,7 +288,11 @@ impl Script {
                 "allow-leaks" => script.allow_leaks = true,
                 "allow-kernel-messages" => script.allowed = Some(Regex::new(rest)?),
                 "vrnicd" => {
-                    script.vrnicd.push(rest.to_owned());
+                    script.vrnicd.daemon.push(rest.to_owned());
+                    script.fresh = true;
+                }
+                "vrnicd-device" => {
+                    script.vrnicd.device.push(rest.to_owned());
                     script.fresh = true;
                 }
                 _ => bail!("{}: unknown directive `{directive}`", path.display()),
@@ -305,7 +309,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn boot(settings: &Settings, choice: &Choice, logs: &str, vrnicd: Vec<String>) -> Result<Self> {
+    fn boot(settings: &Settings, choice: &Choice, logs: &str, vrnicd: Extra) -> Result<Self> {
         let device = choice.device;
         let lab = Arc::new(Lab::boot(
             settings,
@@ -369,7 +373,7 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             }
         } else {
             if shared.is_none() {
-                match Shared::boot(settings, choice, "vm/shared.lab", Vec::new()) {
+                match Shared::boot(settings, choice, "vm/shared.lab", Extra::default()) {
                     Ok(lab) => shared = Some(lab),
                     Err(error) => {
                         tally.add(name, Verdict::Failed, start, format!("{error:#}"));
@@ -515,7 +519,7 @@ not ok 1 vrnic_rings
         fs::write(&path, "# SPDX\n# lab: timeout=30\n# lab: allow-kernel-messages a.*b\n# lab: vrnicd poll_us = 0\nfail\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert_eq!((script.timeout.as_secs(), script.fresh, script.name.as_str()), (30, true, "kill"));
-        assert_eq!(script.vrnicd, ["poll_us = 0"]);
+        assert_eq!(script.vrnicd.daemon, ["poll_us = 0"]);
         assert!(script.allowed.unwrap().is_match("axxb"));
         fs::write(&path, "# lab: tiemout=30\n").unwrap();
         assert!(Script::read(&path).is_err());

@@ -1,0 +1,105 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# `make check`: formatting, lints, documentation and file rules. Everything runs; the end says what failed.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
+setup() { sed -n "s/^$1=//p" build/setup.env; }
+kdir=${KDIR:-$(setup VRNIC_KDIR)}
+LIBCLANG_PATH=$(setup VRNIC_LIBCLANG)
+export LIBCLANG_PATH
+logs=build/check
+mkdir -p "$logs"
+failed=()
+
+# check NAME COMMAND...: runs it with its output in a log, which is shown when it fails.
+check() {
+	local name=$1 start=$SECONDS
+	shift
+	printf '%-44s' "$name"
+	if "$@" >"$logs/$name.log" 2>&1; then
+		printf 'ok (%d s)\n' $((SECONDS - start))
+	else
+		printf 'FAILED (%d s)\n' $((SECONDS - start))
+		failed+=("$name")
+		tail -n 40 "$logs/$name.log" | sed 's/^/    | /'
+	fi
+}
+
+tracked() { git ls-files -z -- "$@" | xargs -0 -r ls -d 2>/dev/null; }
+
+spdx() {
+	local file bad=0
+	while read -r file; do
+		case $file in
+		*.gitignore | *.lock | *.json | *.svg | *.png | *LICENSES/* | *.proptest-regressions) continue ;;
+		esac
+		head -n 3 "$file" | grep -q 'SPDX-License-Identifier:' || { echo "$file: no SPDX line"; bad=1; }
+	done < <(tracked .)
+	return $bad
+}
+
+whitespace() {
+	! tracked . | grep -vE '\.(svg|png|lock)$' | xargs grep -nE '[[:blank:]]+$' -- && ! tracked '*.rs' '*.rst' '*.toml' | xargs grep -nP '\t' --
+}
+
+# 100 columns for the kernel's side (its rustfmt), 120 elsewhere; long strings and links cannot be broken.
+line_length() {
+	local bad=0
+	tracked 'rust/*.rs' 'drivers/*.rs' 'drivers/*.c' 'rust/*.c' 'include/*.h' | xargs -r awk 'length($0) > 100 && !/https?:|"/ { print FILENAME ":" FNR ": " length($0) " columns"; bad = 1 } END { exit bad }' || bad=1
+	tracked 'tools/*.rs' 'tests/*.rs' 'tools/*.sh' 'tests/*.sh' Makefile | xargs -r awk 'length($0) > 120 && !/https?:|"/ { print FILENAME ":" FNR ": " length($0) " columns"; bad = 1 } END { exit bad }' || bad=1
+	return $bad
+}
+
+# No path of a developer's machine, and nothing left to do.
+machine_paths() { ! tracked . | grep -v 'setup/check.sh$' | xargs grep -nE '(^|[^[:alnum:]_.$}/])/(root|work|home/[a-z]+)/[a-z.]' --; }
+leftovers() { ! tracked '*.rs' '*.c' '*.h' '*.sh' '*.rst' '*.md' | grep -v 'setup/check.sh$' | xargs grep -nwE 'TODO|FIXME|XXX|HACK|todo!|unimplemented!' --; }
+
+# `unsafe` stays where it is expected: the abstractions, and named modules of the daemon and the provider.
+unsafe_code() {
+	! tracked 'drivers/*.rs' 'tools/engine/*.rs' 'tools/lab/*.rs' 'rust/wire/*.rs' | xargs grep -nE '\bunsafe\b *(\{|fn|impl|trait|extern)' -- |
+		grep -v '// registration'
+}
+
+kernel_rustfmt() {
+	# The tree's own style file, whichever directory a source lies in.
+	local config
+	config=$(readlink -f "$kdir/source" 2>/dev/null || echo "$kdir")/.rustfmt.toml
+	[ -f "$config" ] || config=$kdir/.rustfmt.toml
+	tracked 'rust/*.rs' 'drivers/*.rs' | xargs rustfmt --check --edition 2021 --config-path "$config" --config skip_children=true 2>/dev/null ||
+		tracked 'rust/*.rs' 'drivers/*.rs' | xargs rustfmt --check --edition 2021 --config-path "$config"
+}
+
+# The module with clippy in a copy of its own; a warning is an error.
+kernel_clippy() {
+	bash tools/setup/module-sources.sh build/clippy
+	# Only what is compiled is linted.
+	find build/clippy -name '*.o' -delete
+	make -C "$kdir" M="$PWD/build/clippy" BINDGEN="$(setup VRNIC_BINDGEN)" RUSTC=/usr/bin/rustc CLIPPY=1 \
+		CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y modules || return 1
+	! grep -E '^(warning|error)' "$logs/kernel-clippy.log"
+}
+
+userspace_docs() { (cd tools && RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items); }
+userspace_clippy() { (cd tools && cargo clippy --workspace --all-targets --release -- -D warnings -W clippy::pedantic -A clippy::module_name_repetitions -A clippy::must_use_candidate -A clippy::missing_errors_doc -A clippy::too_many_lines); }
+userspace_rustfmt() { (cd tools && cargo fmt --all --check); }
+shell_syntax() { local f bad=0; for f in $(tracked '*.sh' .ci/run); do bash -n "$f" || bad=1; done; return $bad; }
+
+check spdx spdx
+check whitespace whitespace
+check line-length line_length
+check machine-paths machine_paths
+check leftovers leftovers
+check unsafe-code unsafe_code
+check shell-syntax shell_syntax
+check userspace-rustfmt userspace_rustfmt
+check kernel-rustfmt kernel_rustfmt
+check userspace-clippy userspace_clippy
+check userspace-docs userspace_docs
+check kernel-clippy kernel_clippy
+
+if [ ${#failed[@]} -gt 0 ]; then
+	echo "failed: ${failed[*]} (logs in $logs)"
+	exit 1
+fi
+echo "everything is clean"
