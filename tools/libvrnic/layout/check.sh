@@ -55,9 +55,10 @@ check() {
 	local release=$1 pabi=$2 answers=$work/$1.txt
 	headers "$release" "$pabi"
 	program "$pabi" >"$work/$release.c"
-	${CC:-cc} -std=gnu11 -Wall -Werror -Wno-unused -I"$work/$release" -I"$here" -o "$work/$release.bin" "$work/$release.c"
+	${CC:-cc} -std=gnu11 -Wall -Werror -Wno-unused -I"$work/$release" -I"$here" -o "$work/$release.bin" \
+		"$work/$release.c"
 	{
-		echo "# Sizes, offsets and constants of rdma-core $release (private ABI $pabi) on $(uname -m), printed by layout/check.sh."
+		echo "# Sizes, offsets, constants of rdma-core $release (private ABI $pabi, $(uname -m)), from layout/check.sh."
 		"$work/$release.bin"
 	} >"$answers"
 	[ "$(wc -l <"$answers")" -gt 100 ] || { echo "check.sh: no questions to ask" >&2; exit 1; }

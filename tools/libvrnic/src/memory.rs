@@ -38,7 +38,9 @@ impl Shared {
     #[inline(always)]
     fn at<T>(&self, offset: usize, align: usize) -> *mut T {
         assert!(
-            offset.is_multiple_of(align) && offset <= self.length && self.length - offset >= size_of::<T>()
+            offset.is_multiple_of(align)
+                && offset <= self.length
+                && self.length - offset >= size_of::<T>()
         );
         // SAFETY: Within the range, as was just checked.
         unsafe { self.base.as_ptr().add(offset).cast() }
@@ -47,7 +49,9 @@ impl Shared {
     /// The `length` bytes at `offset`, a multiple of 16.
     #[inline(always)]
     pub fn part(&self, offset: usize, length: usize) -> Self {
-        assert!(offset.is_multiple_of(16) && offset <= self.length && self.length - offset >= length);
+        assert!(
+            offset.is_multiple_of(16) && offset <= self.length && self.length - offset >= length
+        );
         // SAFETY: Within the range, as was just checked.
         let base = unsafe { self.base.add(offset) };
         Self { base, length }

@@ -98,7 +98,7 @@ fn version_name(level: u32) -> [c_char; 13] {
 
 /// Says in the log of libibverbs why there will be no device, and on stderr if that is wanted.
 fn complain(how: &CStr) {
-    let format = c"vrnic: not loaded: this libibverbs is %s than level 1.%u of private ABI %u, for which the provider was built\n";
+    let format = c"vrnic: not loaded: libibverbs is %s than level 1.%u of private ABI %u, which this was built for\n";
     // SAFETY: The arguments are those that the format names.
     unsafe {
         __verbs_log(

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What a request and a completion cost the program, with a device that polls.
+//!
+//! `cargo test --release -p libvrnic -- --ignored --nocapture cost` prints it.
+
+extern crate std;
+
+use crate::doorbell::{Doorbell, Rung};
+use crate::memory::Buffer;
+use crate::ring::WorkRing;
+use crate::ring::completion::CompletionQueue;
+use crate::ring::send::{Limits, Request, SendQueue, Target};
+use crate::ring::tests::ring;
+use crate::spinlock::SpinLock;
+use core::hint::black_box;
+use core::sync::atomic::Ordering;
+use std::time::Instant;
+use vrnic_wire::completion::{Cqe, PHASE_OFFSET};
+use vrnic_wire::notify::{self, SlotBits, flags};
+use vrnic_wire::ring::{offset, phase};
+use vrnic_wire::work::{SendOpcode, Sge, send_flags};
+
+const ENTRIES: u32 = 64;
+const ROUNDS: u32 = 40_000;
+
+#[test]
+#[ignore = "a measurement, for release builds on an idle machine"]
+fn cost_of_a_request_and_a_completion() {
+    let (_work, memory, layout) = ring(ENTRIES, 128);
+    let (_completions, cq_memory, cq_layout) = ring(ENTRIES, 64);
+    let area = Buffer::new(notify::area_length(64)).unwrap();
+    // SAFETY: Used within this function, in which the buffer lives.
+    let area = unsafe { area.shared() };
+    area.word(notify::FLAGS_OFFSET)
+        .store(flags::POLLING, Ordering::Relaxed);
+    let doorbell = Doorbell::new(area, None);
+    let bits = SlotBits::new(5);
+    let limits = Limits {
+        opcodes: u32::MAX,
+        datagrams: false,
+        max_sge: 1,
+        max_inline: 64,
+    };
+    let mut queue = SendQueue::new(WorkRing::new(memory, layout), limits);
+    queue.set_accepts(true);
+    let queue = SpinLock::new(queue);
+    let completions = SpinLock::new(CompletionQueue::new(cq_memory, cq_layout));
+    let (mut posting, mut polling) = (0, 0);
+    let mut index = 0_u32;
+
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        for i in 0..ENTRIES {
+            let request = Request {
+                opcode: SendOpcode::Write,
+                flags: send_flags::SIGNALED,
+                wr_id: i.into(),
+                immediate: 0,
+                target: Target::Memory {
+                    address: i.into(),
+                    rkey: i,
+                },
+            };
+            let element = Sge {
+                address: 4096.into(),
+                length: 64.into(),
+                lkey: 7.into(),
+            };
+            let mut queue = queue.lock();
+            queue
+                .push(black_box(&request), [element].into_iter())
+                .unwrap();
+            queue.publish();
+            drop(queue);
+            assert_eq!(doorbell.ring(5, &bits), Rung::Done);
+            // As a device that polls does at once.
+            area.long(bits.pending_offset).store(0, Ordering::Relaxed);
+        }
+        posting += start.elapsed().as_nanos();
+
+        for _ in 0..ENTRIES {
+            let at = 1024 + (index & (ENTRIES - 1)) as usize * 64;
+            cq_memory.write(
+                at,
+                &Cqe {
+                    wr_id: u64::from(index).into(),
+                    ..Cqe::default()
+                },
+            );
+            cq_memory
+                .byte(at + PHASE_OFFSET)
+                .store(phase(index, ENTRIES), Ordering::Release);
+            index += 1;
+        }
+        memory
+            .word(offset::DEVICE_INDEX)
+            .store(index, Ordering::Release);
+
+        let start = Instant::now();
+        for _ in 0..ENTRIES {
+            let mut completions = completions.lock();
+            black_box(completions.pop().unwrap());
+            completions.publish();
+        }
+        polling += start.elapsed().as_nanos();
+    }
+    let count = u128::from(ROUNDS * ENTRIES);
+    std::println!(
+        "a request {} ns, a completion {} ns",
+        posting / count,
+        polling / count
+    );
+}
