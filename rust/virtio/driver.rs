@@ -117,6 +117,7 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
             (*drv).probe = Some(Self::probe_callback);
             (*drv).remove = Some(Self::remove_callback);
             (*drv).config_changed = Some(Self::config_changed_callback);
+            (*drv).freeze = Some(freeze_callback);
         }
 
         // SAFETY: `drv` has been filled in above and by the caller's contract stays valid until it
@@ -128,6 +129,16 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
         // SAFETY: By the caller's contract, `reg` has been registered.
         unsafe { bindings::unregister_virtio_driver(reg.get()) }
     }
+}
+
+/// Refuses to let the machine sleep: the device would be reset, and forget what its driver has told
+/// it, which no driver can bring back without help by its users.
+///
+/// # Safety
+///
+/// There are no requirements; the type of the function pointer is unsafe.
+unsafe extern "C" fn freeze_callback(_vdev: *mut bindings::virtio_device) -> c_int {
+    EOPNOTSUPP.to_errno()
 }
 
 impl<T: Driver> Adapter<T> {

@@ -586,7 +586,9 @@ impl Stopper {
             State::Created | State::Ready => {
                 // The transport is there: `Virtqueues::drop` would have to get the lock first.
                 let status = self.0.dev.raw_status();
-                status.is_gone() || status.needs_reset()
+                // A device that was ready and is not any more was reset behind the driver's back.
+                let lost = *state == State::Ready && !status.driver_ok();
+                status.is_gone() || status.needs_reset() || lost
             }
         }
     }
