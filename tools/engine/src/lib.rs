@@ -10,8 +10,46 @@
 //! come in as arguments and segments, completions and events go out as values, so the same code
 //! serves every fabric, runs under virtual time with seeded faults, and can be fuzzed at full
 //! speed.
+//!
+//! [`Rnic`] is one device and owns everything that belongs to it. A worker drives it:
+//!
+//! ```text
+//! loop {
+//!     control queue  -> execute        event queues <- next_async_event, next_completion_event
+//!     doorbell page  -> doorbell
+//!     poll           -> outbox -> fabric -> receive (of some device)
+//!     next_deadline is due -> advance
+//!     nothing to do  -> prepare_sleep, then sleep until one of the above
+//! }
+//! ```
 
 #![forbid(unsafe_code)]
 
+mod buffer;
+pub mod cause;
+mod command;
+mod context;
+mod counter;
+mod cq;
+mod event;
+mod gid;
+pub mod limits;
 pub mod memory;
+mod page_list;
+pub mod psn;
+mod qp;
+mod region;
+mod resources;
+mod ring;
+mod rnic;
+pub mod segment;
+mod table;
 pub mod time;
+mod timer;
+mod work;
+
+pub use cause::Cause;
+pub use limits::Limits;
+pub use qp::QpSnapshot;
+pub use rnic::{Io, Rnic, RnicConfig, Segmentation, Snapshot};
+pub use segment::{Outbox, Segment};

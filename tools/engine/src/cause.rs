@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Why the device refused something.
+
+/// Defines the causes with their numbers and texts.
+macro_rules! causes {
+    ($($(#[$meta:meta])* $variant:ident = $value:literal => $text:literal,)*) => {
+        /// The check that failed: `vendor_error` of replies, completions and events.
+        #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum Cause {
+            $($(#[$meta])* $variant = $value,)*
+        }
+
+        impl Cause {
+            /// All causes.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The number, as it stands in a `vendor_error` field; never 0.
+            pub const fn code(self) -> u32 {
+                self as u32
+            }
+
+            /// The cause with that number.
+            pub fn from_code(code: u32) -> Option<Self> {
+                Self::ALL.iter().copied().find(|cause| cause.code() == code)
+            }
+
+            /// What went wrong, in words.
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+        }
+    };
+}
+
+causes! {
+    /// The command is shorter or longer than its code asks for.
+    CommandLength = 1 => "command has the wrong length",
+    /// The command code means nothing.
+    CommandCode = 2 => "unknown command code",
+    /// A reserved field is not 0.
+    ReservedField = 3 => "reserved field is not 0",
+    /// No such context.
+    UnknownContext = 10 => "no such context",
+    /// No such protection domain.
+    UnknownPd = 11 => "no such protection domain",
+    /// No such completion queue.
+    UnknownCq = 12 => "no such completion queue",
+    /// No such queue pair.
+    UnknownQp = 13 => "no such queue pair",
+    /// No region has the key.
+    UnknownKey = 14 => "no memory region has this key",
+    /// No such port.
+    UnknownPort = 15 => "no such port",
+    /// Not the index of a GID.
+    GidIndex = 16 => "GID index is outside of the table, or its entry is empty",
+    /// Not a kind of context.
+    ContextKind = 20 => "unknown kind of context",
+    /// A context may not have so many doorbell slots.
+    SlotCount = 21 => "number of doorbell slots is not a power of two within the limits",
+    /// All doorbell slots of the context are taken.
+    SlotsExhausted = 22 => "context has no doorbell slot left",
+    /// A limit of the device is reached.
+    LimitReached = 23 => "device has no room for another object",
+    /// The object is in use.
+    InUse = 24 => "object is used by another",
+    /// Objects of different contexts do not go together.
+    ContextMismatch = 25 => "objects belong to different contexts",
+    /// Objects of different protection domains do not go together.
+    PdMismatch = 26 => "memory region belongs to another protection domain",
+    /// Only the driver itself may do this.
+    KernelOnly = 27 => "reserved to kernel contexts",
+    /// Not a completion vector.
+    CompletionVector = 28 => "completion vector is out of range",
+    /// The ring does not have a valid layout or does not lie in its buffer.
+    RingLayout = 29 => "ring layout is not valid",
+    /// Queue pair type means nothing or is not supported.
+    QpType = 30 => "queue pair type is not supported",
+    /// More entries, elements or inline bytes than the device does.
+    QueueCapacity = 31 => "queue capacities exceed the limits",
+    /// The stride does not hold the capacities asked for.
+    QueueStride = 32 => "ring stride is too small for the capacities",
+    /// Undefined flag bits.
+    Flags = 33 => "undefined flag bits",
+    /// Undefined access rights, or remote rights to change without the local one.
+    AccessRights = 34 => "access rights are not valid",
+    /// A region is empty, too long, or wraps around.
+    RegionLength = 35 => "region is empty, too long or wraps around",
+    /// The GSI queue pair exists already.
+    GsiExists = 36 => "GSI queue pair exists already",
+    /// The GID type is not supported.
+    GidType = 37 => "GID type is not supported",
+    /// The page list contradicts itself.
+    PageListShape = 40 => "page list contradicts itself",
+    /// A page list chunk is misaligned, empty or too full.
+    PageListChunk = 41 => "page list chunk is not valid",
+    /// A page list chunk is not memory of the guest.
+    PageListUnmapped = 42 => "page list chunk is not guest memory",
+    /// A page is misaligned.
+    PageMisaligned = 43 => "page address is misaligned",
+    /// A page is not memory of the guest.
+    PageUnmapped = 44 => "page is not guest memory",
+    /// No room to translate so many pages.
+    TranslationsExhausted = 45 => "device has no room for so many pages",
+    /// No such transition, or an attribute that it does not allow.
+    Transition = 50 => "queue pair state transition is not allowed",
+    /// The transition lacks an attribute.
+    AttributeMissing = 51 => "transition lacks a required attribute",
+    /// The transition does not allow an attribute.
+    AttributeForbidden = 52 => "transition does not allow an attribute",
+    /// The current state is not the one that the driver believes.
+    CurrentState = 53 => "queue pair is not in the stated current state",
+    /// An attribute has a value out of range.
+    AttributeValue = 54 => "attribute value is out of range",
+    /// The send ring's producer index cannot be.
+    SendProducer = 60 => "send queue producer index is more than a ring ahead",
+    /// The receive ring's producer index cannot be.
+    ReceiveProducer = 61 => "receive queue producer index is more than a ring ahead",
+    /// Ring memory is gone.
+    RingUnmapped = 62 => "ring memory is not mapped any more",
+    /// The completion queue had no free entry.
+    CqOverrun = 63 => "completion queue overran",
+    /// The completion queue's consumer index cannot be.
+    CqConsumer = 64 => "completion queue consumer index is ahead of the device",
+    /// The completion queue of the queue pair failed.
+    CqFailed = 65 => "completion queue of the queue pair failed",
+    /// The opcode means nothing, or not for this type of queue pair.
+    WqeOpcode = 70 => "work request opcode is not valid for the queue pair",
+    /// The flags mean nothing, or not for this opcode.
+    WqeFlags = 71 => "work request flags are not valid",
+    /// More elements or inline bytes than the queue was created for.
+    WqeCapacity = 72 => "work request exceeds the capacities of its queue",
+    /// The message is longer than the device does.
+    WqeLength = 73 => "message is too long",
+    /// Atomics take 8 bytes.
+    WqeAtomicLength = 74 => "atomic needs a buffer of 8 bytes",
+    /// A reserved field is not 0.
+    WqeReserved = 75 => "reserved field of a work request is not 0",
+    /// `max_rd_atomic` is 0.
+    WqeReadDepth = 76 => "queue pair may not have reads or atomics outstanding",
+    /// The local GID of the address vector does not exist.
+    WqeAddress = 77 => "address vector names no local GID",
+    /// No region has the local key.
+    LocalKey = 80 => "no memory region has the local key",
+    /// The local key belongs to another protection domain.
+    LocalKeyPd = 81 => "local key belongs to another protection domain",
+    /// The region of the local key does not give the right.
+    LocalRights = 82 => "local memory region lacks the access right",
+    /// The element leaves the region.
+    LocalBounds = 83 => "scatter/gather element exceeds its memory region",
+    /// The memory of the region is gone.
+    LocalUnmapped = 84 => "memory of the local region is not mapped",
+    /// No region has the remote key.
+    RemoteKey = 90 => "no memory region has the remote key",
+    /// The remote key belongs to another protection domain.
+    RemoteKeyPd = 91 => "remote key belongs to another protection domain",
+    /// The queue pair or the region of the remote key does not give the right.
+    RemoteRights = 92 => "remote memory region or queue pair lacks the access right",
+    /// The request leaves the region.
+    RemoteBounds = 93 => "remote access exceeds its memory region",
+    /// The memory of the region is gone.
+    RemoteUnmapped = 94 => "memory of the remote region is not mapped",
+    /// The key may not be invalidated.
+    RemoteInvalidate = 95 => "key cannot be invalidated by a peer",
+    /// A packet does not fit the message that it belongs to.
+    PacketSequence = 100 => "packet does not continue the message",
+    /// The payload of a packet has the wrong length.
+    PacketLength = 101 => "packet has the wrong length",
+    /// The peer sent more reads and atomics than agreed.
+    TooManyReads = 102 => "more reads and atomics outstanding than agreed",
+    /// An atomic that is not aligned to 8 bytes.
+    AtomicAlignment = 103 => "address of an atomic is not a multiple of 8",
+    /// The message does not fit the receive.
+    ReceiveTooShort = 104 => "message is longer than the receive",
+    /// The receive entry is not valid.
+    ReceiveEntry = 105 => "receive entry is not valid",
+    /// The response does not fit the request.
+    ResponseLength = 106 => "response has the wrong length or kind",
+    /// Timeouts or sequence errors used up all retries.
+    Retries = 110 => "peer did not answer within all retries",
+    /// RNR NAKs used up all retries.
+    RnrRetries = 111 => "peer had no receive within all retries",
+    /// The peer says that the request is not valid.
+    PeerInvalidRequest = 112 => "peer found the request not valid",
+    /// The peer says that the access is not allowed.
+    PeerAccess = 113 => "peer does not allow the access",
+    /// The peer says that it could not do it.
+    PeerOperation = 114 => "peer could not do the operation",
+    /// The driver moved the queue pair to the error state, or an earlier request failed.
+    QpInError = 120 => "queue pair is in the error state",
+}
+
+impl Cause {
+    /// Whether a memory access of the peer, not of this side, is what failed; turns the local
+    /// access causes into their remote counterparts.
+    pub(crate) const fn as_remote(self) -> Self {
+        match self {
+            Self::LocalKey => Self::RemoteKey,
+            Self::LocalKeyPd => Self::RemoteKeyPd,
+            Self::LocalRights => Self::RemoteRights,
+            Self::LocalBounds => Self::RemoteBounds,
+            Self::LocalUnmapped => Self::RemoteUnmapped,
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_not_zero() {
+        for cause in Cause::ALL {
+            assert_ne!(cause.code(), 0);
+            assert_eq!(Cause::from_code(cause.code()), Some(*cause));
+            assert!(!cause.text().is_empty());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Control commands: from bytes to typed requests, and back.
+
+mod context;
+mod memory;
+mod port;
+mod queue;
+
+use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
+use vrnic_wire::{
+    command::{
+        self, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq, CreatePd,
+        CreateQp, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp,
+        QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, ReplyHeader, RingDoorbell,
+        SetGid, Status,
+    },
+    counter::Counter,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A command that the device executes. It changes nothing if it fails.
+trait Execute: Command {
+    /// Executes it.
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Rnic,
+        io: &mut Io<'_, M>,
+    ) -> Result<<Self as Command>::Reply, Cause>;
+}
+
+/// Executes the command in `request` and appends its reply to `reply`.
+pub(crate) fn execute<M: Memory>(
+    rnic: &mut Rnic,
+    request: &[u8],
+    reply: &mut Vec<u8>,
+    io: &mut Io<'_, M>,
+) {
+    rnic.resources.counters.count(Counter::Commands);
+    let start = reply.len();
+    reply.resize(start + size_of::<ReplyHeader>(), 0);
+    let result = dispatch(rnic, request, reply, io);
+    let (status, cause) = match result {
+        Ok(()) => (Status::Ok, 0),
+        Err(cause) => {
+            rnic.resources.counters.count(Counter::CommandErrors);
+            (status_of(cause), cause.code())
+        }
+    };
+    let length = reply.len() - start - size_of::<ReplyHeader>();
+    let header = ReplyHeader {
+        status: status.raw().into(),
+        length: (length as u32).into(),
+        vendor_error: cause.into(),
+        reserved: 0.into(),
+    };
+    reply[start..start + size_of::<ReplyHeader>()].copy_from_slice(header.as_bytes());
+}
+
+/// Executes a command, and appends its reply without the header.
+fn dispatch<M: Memory>(
+    rnic: &mut Rnic,
+    request: &[u8],
+    reply: &mut Vec<u8>,
+    io: &mut Io<'_, M>,
+) -> Result<(), Cause> {
+    let (header, body) =
+        CommandHeader::read_from_prefix(request).map_err(|_| Cause::CommandLength)?;
+    if header.reserved.get() != 0 {
+        return Err(Cause::ReservedField);
+    }
+    if header.length.get() as usize != body.len() {
+        return Err(Cause::CommandLength);
+    }
+    let code = CommandCode::try_from(header.code.get()).map_err(|_| Cause::CommandCode)?;
+    let call = match code {
+        CommandCode::QueryDevice => run::<QueryDevice, M>,
+        CommandCode::QueryPort => run::<QueryPort, M>,
+        CommandCode::SetGid => run::<SetGid, M>,
+        CommandCode::ClearGid => run::<ClearGid, M>,
+        CommandCode::QueryCounters => run::<QueryCounters, M>,
+        CommandCode::CreateContext => run::<CreateContext, M>,
+        CommandCode::DestroyContext => run::<DestroyContext, M>,
+        CommandCode::RingDoorbell => run::<RingDoorbell, M>,
+        CommandCode::CreatePd => run::<CreatePd, M>,
+        CommandCode::DestroyPd => run::<DestroyPd, M>,
+        CommandCode::RegisterMr => run::<RegisterMr, M>,
+        CommandCode::DeregisterMr => run::<DeregisterMr, M>,
+        CommandCode::CreateCq => run::<CreateCq, M>,
+        CommandCode::DestroyCq => run::<DestroyCq, M>,
+        CommandCode::CreateQp => run::<CreateQp, M>,
+        CommandCode::ModifyQp => run::<ModifyQp, M>,
+        CommandCode::QueryQp => run::<QueryQp, M>,
+        CommandCode::DestroyQp => run::<DestroyQp, M>,
+    };
+    call(rnic, body, reply, io)
+}
+
+fn run<C: Execute, M: Memory>(
+    rnic: &mut Rnic,
+    body: &[u8],
+    reply: &mut Vec<u8>,
+    io: &mut Io<'_, M>,
+) -> Result<(), Cause> {
+    let request = C::read_from_bytes(body).map_err(|_| Cause::CommandLength)?;
+    let answer = request.execute(rnic, io)?;
+    reply.extend_from_slice(answer.as_bytes());
+    Ok(())
+}
+
+/// Fails unless a reserved field is 0.
+fn reserved(field: impl IntoBytes + zerocopy::Immutable) -> Result<(), Cause> {
+    if field.as_bytes().iter().any(|&byte| byte != 0) {
+        return Err(Cause::ReservedField);
+    }
+    Ok(())
+}
+
+/// The status with which a command fails for a reason.
+fn status_of(cause: Cause) -> Status {
+    match cause {
+        Cause::CommandLength | Cause::ReservedField => Status::Malformed,
+        Cause::CommandCode => Status::Unsupported,
+        Cause::UnknownContext
+        | Cause::UnknownPd
+        | Cause::UnknownCq
+        | Cause::UnknownQp
+        | Cause::UnknownKey
+        | Cause::UnknownPort => Status::NotFound,
+        Cause::InUse | Cause::GsiExists => Status::Busy,
+        Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {
+            Status::NoResources
+        }
+        Cause::PageListShape
+        | Cause::PageListChunk
+        | Cause::PageListUnmapped
+        | Cause::PageMisaligned
+        | Cause::PageUnmapped => Status::BadAddress,
+        Cause::Transition | Cause::CurrentState => Status::BadState,
+        Cause::ContextMismatch | Cause::PdMismatch | Cause::KernelOnly => Status::NotPermitted,
+        _ => Status::InvalidArgument,
+    }
+}
+
+/// A reply without content.
+fn done() -> Result<command::Empty, Cause> {
+    Ok(command::Empty {})
+}

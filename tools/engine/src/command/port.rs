@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Commands about the device, its port and its GIDs.
+
+use super::{Execute, done, reserved};
+use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
+use vrnic_wire::{
+    U32,
+    command::{
+        ClearGid, Counters, DeviceLimits, Empty, QueryCounters, QueryDevice, QueryPort, SetGid,
+    },
+    port::PortAttributes,
+};
+
+/// Checks the number of a port.
+fn check_port(port: U32) -> Result<(), Cause> {
+    if port.get() == 1 {
+        Ok(())
+    } else {
+        Err(Cause::UnknownPort)
+    }
+}
+
+impl Execute for QueryDevice {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<DeviceLimits, Cause> {
+        Ok(rnic.config.limits.report())
+    }
+}
+
+impl Execute for QueryPort {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Rnic,
+        _: &mut Io<'_, M>,
+    ) -> Result<PortAttributes, Cause> {
+        reserved(self.reserved)?;
+        check_port(self.port)?;
+        Ok(rnic.port_attributes())
+    }
+}
+
+impl Execute for QueryCounters {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Counters, Cause> {
+        reserved(self.reserved)?;
+        check_port(self.port)?;
+        Ok(rnic.resources.counters.report())
+    }
+}
+
+impl Execute for SetGid {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        reserved(self.reserved)?;
+        reserved(self.entry.reserved)?;
+        rnic.resources.gids.set(self.index.get(), self.entry)?;
+        done()
+    }
+}
+
+impl Execute for ClearGid {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        reserved(self.reserved)?;
+        rnic.resources.gids.clear(self.index.get())?;
+        done()
+    }
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Commands about completion queues and queue pairs.
+
+use super::{Execute, done, reserved};
+use crate::{
+    buffer::Buffer,
+    cause::Cause,
+    context::Context,
+    cq::Cq,
+    event::{names_cq, names_qp},
+    memory::Memory,
+    qp::{Creation, Qp},
+    resources::Io,
+    ring::{Ring, WorkQueue},
+    rnic::Rnic,
+    work::Capacities,
+};
+use std::sync::Arc;
+use vrnic_wire::{
+    command::{
+        ContextKind, CqCreated, CreateCq, CreateQp, DestroyCq, DestroyQp, Empty, ModifyQp,
+        QpCreated, QueryQp, qp_flags,
+    },
+    completion::CQE_STRIDE,
+    qp::{GSI_QPN, QpAttributes, QpType},
+    ring::RingLayout,
+    work,
+};
+
+impl Execute for CreateCq {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<CqCreated, Cause> {
+        let vector = u16::try_from(self.vector.get())
+            .ok()
+            .filter(|&vector| vector < rnic.config.completion_vectors)
+            .ok_or(Cause::CompletionVector)?;
+        let layout = &self.ring;
+        if !layout.is_present()
+            || layout.stride.get() != CQE_STRIDE
+            || !layout.is_valid(self.pages.length.get())
+        {
+            return Err(Cause::RingLayout);
+        }
+        if layout.entries.get() > rnic.config.limits.cq_entries {
+            return Err(Cause::QueueCapacity);
+        }
+        let context = self.context.get();
+        if rnic.contexts.get(context).is_none() {
+            return Err(Cause::UnknownContext);
+        }
+        if rnic.resources.cqs.is_full() {
+            return Err(Cause::LimitReached);
+        }
+        let buffer = rnic.resolve_ring_buffer(&self.pages, io)?;
+        let translations = buffer.translations();
+        let ring = Ring::new(Arc::new(buffer), layout)?;
+        let (cqn, _) = rnic
+            .resources
+            .cqs
+            .insert_with(|_| Cq::new(context, vector, ring))
+            .ok_or(Cause::LimitReached)?;
+        rnic.translations += translations;
+        change_users(rnic.contexts.get_mut(context), 1);
+        Ok(CqCreated {
+            cqn: cqn.into(),
+            reserved: 0.into(),
+        })
+    }
+}
+
+impl Execute for DestroyCq {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        reserved(self.reserved)?;
+        let cqn = self.cqn.get();
+        let resources = &mut rnic.resources;
+        let cq = resources.cqs.get(cqn).ok_or(Cause::UnknownCq)?;
+        if cq.users > 0 {
+            return Err(Cause::InUse);
+        }
+        resources.completion_events.forget(cq.vector, cqn);
+        resources.async_events.forget(cqn, names_cq);
+        rnic.translations -= cq.translations();
+        change_users(rnic.contexts.get_mut(cq.context), -1);
+        resources.cqs.remove(cqn);
+        done()
+    }
+}
+
+/// Counts an object that belongs to a context, or no longer does.
+fn change_users(context: Option<&mut Context>, change: i32) {
+    if let Some(context) = context {
+        context.users = context.users.saturating_add_signed(change);
+    }
+}
+
+/// Checks one ring of a queue pair, which has room for entries of `stride` bytes.
+fn check_ring(
+    layout: &RingLayout,
+    buffer: u64,
+    stride: u32,
+    max_entries: u32,
+) -> Result<(), Cause> {
+    if !layout.is_valid(buffer) {
+        return Err(Cause::RingLayout);
+    }
+    if layout.is_present() && layout.stride.get() < stride {
+        return Err(Cause::QueueStride);
+    }
+    if layout.entries.get() > max_entries {
+        return Err(Cause::QueueCapacity);
+    }
+    Ok(())
+}
+
+/// The work queue with that layout.
+fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Cause> {
+    let ring = layout
+        .is_present()
+        .then(|| Ring::new(Arc::clone(buffer), layout))
+        .transpose()?;
+    Ok(WorkQueue::new(ring))
+}
+
+/// Checks the request on its own, against the limits of the device.
+fn check_request(request: &CreateQp, rnic: &Rnic) -> Result<(QpType, Capacities), Cause> {
+    let qp_type = match QpType::try_from(request.qp_type) {
+        Ok(QpType::UnreliableConnection) | Err(_) => return Err(Cause::QpType),
+        Ok(qp_type) => qp_type,
+    };
+    if request.flags & !qp_flags::SIGNAL_ALL != 0 {
+        return Err(Cause::Flags);
+    }
+    let limits = &rnic.config.limits;
+    let capacities = Capacities {
+        send_sge: request.max_send_sge.get().into(),
+        recv_sge: request.max_recv_sge.get().into(),
+        inline: request.max_inline.get().into(),
+    };
+    if capacities.send_sge > limits.send_sge
+        || capacities.recv_sge > limits.recv_sge
+        || capacities.inline > limits.inline
+    {
+        return Err(Cause::QueueCapacity);
+    }
+    let length = request.pages.length.get();
+    let send_stride = work::send_stride(capacities.send_sge, capacities.inline);
+    let recv_stride = work::receive_stride(capacities.recv_sge);
+    check_ring(&request.send_ring, length, send_stride, limits.qp_entries)?;
+    check_ring(&request.recv_ring, length, recv_stride, limits.qp_entries)?;
+    Ok((qp_type, capacities))
+}
+
+/// Checks that the objects named go together.
+fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Rnic) -> Result<(), Cause> {
+    let number = request.context.get();
+    let context = rnic.contexts.get(number).ok_or(Cause::UnknownContext)?;
+    let pd = rnic.pds.get(request.pd.get()).ok_or(Cause::UnknownPd)?;
+    let cq = |cqn: u32| rnic.resources.cqs.get(cqn).ok_or(Cause::UnknownCq);
+    let owners = [
+        pd.context,
+        cq(request.send_cqn.get())?.context,
+        cq(request.recv_cqn.get())?.context,
+    ];
+    if owners.iter().any(|&owner| owner != number) {
+        return Err(Cause::ContextMismatch);
+    }
+    if qp_type == QpType::Gsi {
+        if context.kind != ContextKind::Kernel {
+            return Err(Cause::KernelOnly);
+        }
+        if rnic.qps.gsi.is_some() {
+            return Err(Cause::GsiExists);
+        }
+    }
+    if rnic.qps.len() >= rnic.config.limits.qp {
+        return Err(Cause::LimitReached);
+    }
+    Ok(())
+}
+
+impl Execute for CreateQp {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<QpCreated, Cause> {
+        let (qp_type, capacities) = check_request(&self, rnic)?;
+        check_objects(&self, qp_type, rnic)?;
+        // A queue pair without rings has no buffer.
+        let buffer = if self.send_ring.is_present() || self.recv_ring.is_present() {
+            Some(Arc::new(rnic.resolve_ring_buffer(&self.pages, io)?))
+        } else {
+            None
+        };
+        let queue = |layout| match &buffer {
+            Some(buffer) => work_queue(buffer, layout),
+            None => Ok(WorkQueue::new(None)),
+        };
+        let sq = queue(&self.send_ring)?;
+        let rq = queue(&self.recv_ring)?;
+        let translations = buffer.as_ref().map_or(0, |buffer| buffer.translations());
+        let number = self.context.get();
+        let context = rnic.contexts.get_mut(number).ok_or(Cause::UnknownContext)?;
+        // Nothing fails after a slot was found.
+        let slot = context.take_slot().ok_or(Cause::SlotsExhausted)?;
+        let created = Creation {
+            qp_type,
+            context: number,
+            slot,
+            pd: self.pd.get(),
+            send_cqn: self.send_cqn.get(),
+            recv_cqn: self.recv_cqn.get(),
+            signal_all: self.flags & qp_flags::SIGNAL_ALL != 0,
+            capacities,
+            translations,
+            sq,
+            rq,
+        };
+        let qpn = if qp_type == QpType::Gsi {
+            rnic.qps.gsi = Some(Box::new(Qp::new(GSI_QPN, created)));
+            GSI_QPN
+        } else {
+            rnic.qps
+                .table
+                .insert_with(|qpn| Box::new(Qp::new(qpn, created)))
+                .ok_or(Cause::LimitReached)?
+                .0
+        };
+        context.set_owner(slot, qpn);
+        change_users(Some(context), 1);
+        rnic.translations += translations;
+        if let Some(pd) = rnic.pds.get_mut(self.pd.get()) {
+            pd.users += 1;
+        }
+        for cqn in [self.send_cqn.get(), self.recv_cqn.get()] {
+            if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {
+                cq.users += 1;
+            }
+        }
+        Ok(QpCreated {
+            qpn: qpn.into(),
+            slot: slot.into(),
+        })
+    }
+}
+
+impl Execute for ModifyQp {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        reserved(self.reserved)?;
+        let qpn = self.qpn.get();
+        let qp = rnic.qps.get_mut(qpn).ok_or(Cause::UnknownQp)?;
+        qp.modify(&self.attributes, &mut rnic.resources, io)?;
+        rnic.qps.schedule(qpn);
+        done()
+    }
+}
+
+impl Execute for QueryQp {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<QpAttributes, Cause> {
+        reserved(self.reserved)?;
+        let qp = rnic.qps.get(self.qpn.get()).ok_or(Cause::UnknownQp)?;
+        Ok(qp.query())
+    }
+}
+
+impl Execute for DestroyQp {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        reserved(self.reserved)?;
+        let qpn = self.qpn.get();
+        let qp = if qpn == GSI_QPN {
+            rnic.qps.gsi.take()
+        } else {
+            rnic.qps.table.remove(qpn)
+        };
+        let qp = qp.ok_or(Cause::UnknownQp)?;
+        let created = qp.created();
+        rnic.resources.async_events.forget(qpn, names_qp);
+        rnic.translations -= created.translations;
+        if let Some(context) = rnic.contexts.get_mut(created.context) {
+            context.free_slot(created.slot);
+            change_users(Some(context), -1);
+        }
+        if let Some(pd) = rnic.pds.get_mut(created.pd) {
+            pd.users -= 1;
+        }
+        for cqn in [created.send_cqn, created.recv_cqn] {
+            if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {
+                cq.users -= 1;
+            }
+        }
+        done()
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Contexts: notify areas, doorbell slots and polling.
+
+use crate::{
+    buffer::Buffer,
+    counter::Counters,
+    memory::{HostRange, Memory, Unmapped},
+    time::Instant,
+};
+use std::{collections::VecDeque, time::Duration};
+use vrnic_wire::{
+    command::ContextKind,
+    counter::Counter,
+    notify::{self, SUMMARY_WORDS, SlotBits, flags},
+};
+
+/// A context that had no work for so long is not polled any more.
+const POLL_FOR: Duration = Duration::from_millis(2);
+
+/// Pending words that one look at a notify area takes at most.
+const WORDS_PER_LOOK: u32 = 32;
+
+/// Slots of no queue pair.
+const NOBODY: u32 = 0;
+
+/// A context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// Who owns it.
+    pub(crate) kind: ContextKind,
+    /// Objects that belong to it.
+    pub(crate) users: u32,
+    area: Buffer,
+    slots: u32,
+    /// Queue pair of each slot that was ever in use.
+    owners: Vec<u32>,
+    free: VecDeque<u32>,
+    /// Summary bits that were taken but not yet followed.
+    backlog: [u64; SUMMARY_WORDS],
+    /// Whether the device looks at the notify area by itself.
+    pub(crate) polled: bool,
+    busy_at: Instant,
+}
+
+impl Context {
+    /// A context whose notify area is `area`.
+    pub(crate) fn new(kind: ContextKind, slots: u32, area: Buffer) -> Self {
+        Self {
+            kind,
+            users: 0,
+            area,
+            slots,
+            owners: Vec::new(),
+            free: VecDeque::new(),
+            backlog: [0; SUMMARY_WORDS],
+            polled: false,
+            busy_at: Instant::default(),
+        }
+    }
+
+    /// Host ranges that the notify area needs.
+    pub(crate) fn translations(&self) -> usize {
+        self.area.translations()
+    }
+
+    /// Takes a slot that no queue pair has; `None` if there is none.
+    pub(crate) fn take_slot(&mut self) -> Option<u32> {
+        if let Some(slot) = self.free.pop_front() {
+            return Some(slot);
+        }
+        let slot = u32::try_from(self.owners.len()).ok()?;
+        if slot >= self.slots {
+            return None;
+        }
+        self.owners.push(NOBODY);
+        Some(slot)
+    }
+
+    /// Gives a slot that was taken to a queue pair.
+    pub(crate) fn set_owner(&mut self, slot: u32, qpn: u32) {
+        if let Some(owner) = self.owners.get_mut(slot as usize) {
+            *owner = qpn;
+        }
+    }
+
+    /// Takes a slot back.
+    pub(crate) fn free_slot(&mut self, slot: u32) {
+        if let Some(owner) = self.owners.get_mut(slot as usize) {
+            *owner = NOBODY;
+            self.free.push_back(slot);
+        }
+    }
+
+    /// The queue pair of a slot.
+    pub(crate) fn owner(&self, slot: u32) -> Option<u32> {
+        let owner = *self.owners.get(slot as usize)?;
+        (owner != NOBODY).then_some(owner)
+    }
+
+    fn words(&self) -> usize {
+        (self.slots as usize / 64).div_ceil(64)
+    }
+
+    /// The 8 bytes at `offset` in the notify area.
+    fn word(&self, offset: usize) -> Result<HostRange, Unmapped> {
+        self.area.contiguous(offset as u64, 8).ok_or(Unmapped)
+    }
+
+    fn set_flags<M: Memory>(&self, value: u32, memory: &M) -> Result<(), Unmapped> {
+        memory.store_u32(self.word(notify::FLAGS_OFFSET)?, 0, value)
+    }
+
+    /// Begins to poll.
+    pub(crate) fn start_polling<M: Memory>(&mut self, now: Instant, memory: &M) {
+        self.polled = true;
+        self.busy_at = now;
+        // If the area is gone, so is the process, and nothing will be found.
+        let _ = self.set_flags(flags::POLLING, memory);
+    }
+
+    /// Whether the context had no work for a while.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        now - self.busy_at > POLL_FOR
+    }
+
+    /// Says that the device does not poll any more. A fence and a call of
+    /// [`has_work`](Self::has_work) must follow.
+    pub(crate) fn announce_sleep<M: Memory>(&self, memory: &M) {
+        // As above.
+        let _ = self.set_flags(0, memory);
+    }
+
+    /// Whether summary bits are set.
+    pub(crate) fn has_work<M: Memory>(&self, memory: &M) -> bool {
+        self.backlog.iter().any(|&bits| bits != 0)
+            || (0..self.words()).any(|word| {
+                self.word(notify::SUMMARY_OFFSET + word * 8)
+                    .and_then(|range| memory.load_u64(range, 0))
+                    .is_ok_and(|bits| bits != 0)
+            })
+    }
+
+    /// Takes pending bits, and calls `found` with the queue pair of each. Whether there were any.
+    pub(crate) fn look<M: Memory>(
+        &mut self,
+        now: Instant,
+        counters: &mut Counters,
+        memory: &M,
+        mut found: impl FnMut(u32),
+    ) -> bool {
+        let mut left = WORDS_PER_LOOK;
+        let mut any = false;
+        for word in 0..self.words() {
+            // Whoever cannot be read has no work.
+            let fresh = self
+                .word(notify::SUMMARY_OFFSET + word * 8)
+                .and_then(|range| match memory.load_u64(range, 0)? {
+                    0 => Ok(0),
+                    _ => memory.swap_u64(range, 0, 0),
+                })
+                .unwrap_or(0);
+            let mut bits = self.backlog[word] | fresh;
+            while bits != 0 && left > 0 {
+                let pending = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                left -= 1;
+                any = true;
+                self.take_pending(pending as u32, counters, memory, &mut found);
+            }
+            self.backlog[word] = bits;
+        }
+        if any {
+            self.busy_at = now;
+        }
+        any
+    }
+
+    fn take_pending<M: Memory>(
+        &self,
+        pending: u32,
+        counters: &mut Counters,
+        memory: &M,
+        found: &mut impl FnMut(u32),
+    ) {
+        let first_slot = pending * 64;
+        if first_slot >= self.slots {
+            counters.count(Counter::InvalidDoorbells);
+            return;
+        }
+        let mut bits = self
+            .word(SlotBits::new(first_slot).pending_offset)
+            .and_then(|range| memory.swap_u64(range, 0, 0))
+            .unwrap_or(0);
+        while bits != 0 {
+            match self.owner(first_slot + bits.trailing_zeros()) {
+                Some(qpn) => found(qpn),
+                None => counters.count(Counter::InvalidDoorbells),
+            }
+            bits &= bits - 1;
+        }
+    }
+}

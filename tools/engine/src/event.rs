@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Events that wait until the driver gives buffers for them.
+
+use crate::{cause::Cause, counter::Counters};
+use std::collections::VecDeque;
+use vrnic_wire::{
+    counter::Counter,
+    event::{AsyncEvent, CompletionEvent, EventType},
+};
+
+/// Asynchronous events that wait. An event that waits already is not queued again, so their number
+/// is bounded by that of the objects; events of a destroyed object go with it.
+#[derive(Debug, Default)]
+pub(crate) struct AsyncEvents {
+    queue: VecDeque<AsyncEvent>,
+    waiting: rustc_hash::FxHashSet<(u16, u32)>,
+}
+
+impl AsyncEvents {
+    /// Raises an event of the object `number`.
+    pub(crate) fn raise(
+        &mut self,
+        event_type: EventType,
+        number: u32,
+        cause: Option<Cause>,
+        counters: &mut Counters,
+    ) {
+        if !self.waiting.insert((event_type.raw(), number)) {
+            return;
+        }
+        counters.count(Counter::AsyncEvents);
+        self.queue.push_back(AsyncEvent {
+            event_type: event_type.raw().into(),
+            number: number.into(),
+            vendor_error: cause.map_or(0, Cause::code).into(),
+            ..AsyncEvent::default()
+        });
+    }
+
+    /// The next event.
+    pub(crate) fn pop(&mut self) -> Option<AsyncEvent> {
+        let event = self.queue.pop_front()?;
+        self.waiting
+            .remove(&(event.event_type.get(), event.number.get()));
+        Some(event)
+    }
+
+    /// Forgets the events of an object, which is one that `is_kind` events name.
+    pub(crate) fn forget(&mut self, number: u32, is_kind: impl Fn(EventType) -> bool) {
+        let of_object = |event_type: u16, owner: u32| {
+            owner == number && EventType::try_from(event_type).is_ok_and(&is_kind)
+        };
+        if !self
+            .waiting
+            .iter()
+            .any(|&(kind, owner)| of_object(kind, owner))
+        {
+            return;
+        }
+        self.queue
+            .retain(|event| !of_object(event.event_type.get(), event.number.get()));
+        self.waiting
+            .retain(|&(kind, owner)| !of_object(kind, owner));
+    }
+}
+
+/// Whether events of this type name a queue pair.
+pub(crate) fn names_qp(event_type: EventType) -> bool {
+    matches!(
+        event_type,
+        EventType::QpFatal
+            | EventType::QpRequestError
+            | EventType::QpAccessError
+            | EventType::CommunicationEstablished
+            | EventType::SendQueueDrained
+            | EventType::LastWqeReached
+    )
+}
+
+/// Whether events of this type name a completion queue.
+pub(crate) fn names_cq(event_type: EventType) -> bool {
+    event_type == EventType::CqError
+}
+
+/// Completion events that wait, by vector: at most one per completion queue.
+#[derive(Debug)]
+pub(crate) struct CompletionEvents {
+    vectors: Vec<VecDeque<u32>>,
+}
+
+impl CompletionEvents {
+    /// Empty queues for that many vectors.
+    pub(crate) fn new(vectors: u16) -> Self {
+        Self {
+            vectors: vec![VecDeque::new(); usize::from(vectors)],
+        }
+    }
+
+    /// Raises an event of a completion queue that has none waiting.
+    pub(crate) fn raise(&mut self, vector: u16, cqn: u32) {
+        if let Some(queue) = self.vectors.get_mut(usize::from(vector)) {
+            queue.push_back(cqn);
+        }
+    }
+
+    /// The next event of a vector.
+    pub(crate) fn pop(&mut self, vector: u16) -> Option<CompletionEvent> {
+        let cqn = self.vectors.get_mut(usize::from(vector))?.pop_front()?;
+        Some(CompletionEvent {
+            cqn: cqn.into(),
+            ..CompletionEvent::default()
+        })
+    }
+
+    /// Forgets the event of a completion queue.
+    pub(crate) fn forget(&mut self, vector: u16, cqn: u32) {
+        if let Some(queue) = self.vectors.get_mut(usize::from(vector)) {
+            queue.retain(|&waiting| waiting != cqn);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The GID table.
+
+use crate::cause::Cause;
+use vrnic_wire::port::{GidEntry, GidType};
+
+/// GIDs of the port by their index.
+#[derive(Debug)]
+pub(crate) struct GidTable {
+    entries: Vec<Option<GidEntry>>,
+    generation: u64,
+}
+
+impl GidTable {
+    /// An empty table of `length` entries.
+    pub(crate) fn new(length: u32) -> Self {
+        Self {
+            entries: vec![None; length as usize],
+            generation: 0,
+        }
+    }
+
+    /// Grows by one with each change.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The entry with that index, if in use.
+    pub(crate) fn get(&self, index: u8) -> Option<&GidEntry> {
+        self.entries.get(usize::from(index))?.as_ref()
+    }
+
+    /// Fills an entry.
+    pub(crate) fn set(&mut self, index: u32, entry: GidEntry) -> Result<(), Cause> {
+        if GidType::try_from(entry.gid_type).is_err() {
+            return Err(Cause::GidType);
+        }
+        *self.place(index)? = Some(entry);
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// Empties an entry.
+    pub(crate) fn clear(&mut self, index: u32) -> Result<(), Cause> {
+        *self.place(index)? = None;
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// All GIDs in use.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &GidEntry> {
+        self.entries.iter().flatten()
+    }
+
+    fn place(&mut self, index: u32) -> Result<&mut Option<GidEntry>, Cause> {
+        self.entries.get_mut(index as usize).ok_or(Cause::GidIndex)
+    }
+}

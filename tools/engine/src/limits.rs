@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Limits of a device.
+
+use vrnic_wire::{command::DeviceLimits, memory, notify, ring};
+
+/// Limits of a device, each held at exactly this value.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest memory region in bytes.
+    pub mr_size: u64,
+    /// Queue pairs, the GSI queue pair included; at most 65536.
+    pub qp: u32,
+    /// Entries of a send or a receive queue.
+    pub qp_entries: u32,
+    /// Scatter/gather elements of a send entry; at most 60.
+    pub send_sge: u32,
+    /// Scatter/gather elements of a receive entry; at most 63.
+    pub recv_sge: u32,
+    /// Inline bytes of a send entry; at most 960.
+    pub inline: u32,
+    /// Completion queues; at most 65536.
+    pub cq: u32,
+    /// Entries of a completion queue.
+    pub cq_entries: u32,
+    /// Memory regions.
+    pub mr: u32,
+    /// Protection domains; at most 65536.
+    pub pd: u32,
+    /// Contexts, the driver's own included; at most 65536.
+    pub contexts: u32,
+    /// Largest `max_dest_rd_atomic` of a queue pair.
+    pub dest_rd_atomic: u32,
+    /// Largest `max_rd_atomic` of a queue pair.
+    pub rd_atomic: u32,
+    /// Entries of the GID table; at most 256.
+    pub gid_table: u32,
+    /// Host ranges that all page lists together may need; bounds the memory of the device.
+    pub translations: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            mr_size: 1 << 36,
+            qp: 65536,
+            qp_entries: 32768,
+            send_sge: 32,
+            recv_sge: 32,
+            inline: 960,
+            cq: 65536,
+            cq_entries: 1 << 20,
+            mr: 1 << 20,
+            pd: 65536,
+            contexts: 4096,
+            dest_rd_atomic: 128,
+            rd_atomic: 128,
+            gid_table: 256,
+            translations: 1 << 25,
+        }
+    }
+}
+
+/// Longest message in bytes.
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// Frequency of the clock that completions are stamped with: nanoseconds.
+pub const CLOCK_KHZ: u32 = 1_000_000;
+
+impl Limits {
+    /// The limits within what the formats and the engine can do.
+    #[must_use]
+    pub fn clamped(self) -> Self {
+        let max_sge = |header: usize| (ring::MAX_STRIDE - header as u32) / 16;
+        Self {
+            qp: self.qp.clamp(2, notify::MAX_SLOTS),
+            qp_entries: self.qp_entries.clamp(1, ring::MAX_ENTRIES),
+            send_sge: self
+                .send_sge
+                .clamp(1, max_sge(vrnic_wire::work::SEND_DATA_OFFSET)),
+            recv_sge: self
+                .recv_sge
+                .clamp(1, max_sge(vrnic_wire::work::RECEIVE_DATA_OFFSET)),
+            inline: self
+                .inline
+                .min(ring::MAX_STRIDE - vrnic_wire::work::SEND_DATA_OFFSET as u32),
+            cq: self.cq.clamp(1, 65536),
+            cq_entries: self.cq_entries.clamp(1, ring::MAX_ENTRIES),
+            mr: self.mr.clamp(1, 1 << 24),
+            pd: self.pd.clamp(1, 65536),
+            contexts: self.contexts.clamp(1, 65536),
+            dest_rd_atomic: self.dest_rd_atomic.min(255),
+            rd_atomic: self.rd_atomic.min(255),
+            gid_table: self.gid_table.clamp(1, 256),
+            ..self
+        }
+    }
+
+    /// The limits as the device reports them.
+    pub(crate) fn report(&self) -> DeviceLimits {
+        let page_sizes = (u64::MAX << memory::MIN_PAGE_SHIFT)
+            & (u64::MAX >> (63 - u32::from(memory::MAX_PAGE_SHIFT)));
+        DeviceLimits {
+            max_mr_size: self.mr_size.into(),
+            page_sizes: page_sizes.into(),
+            max_qp: self.qp.into(),
+            max_qp_entries: self.qp_entries.into(),
+            max_send_sge: self.send_sge.into(),
+            max_recv_sge: self.recv_sge.into(),
+            max_inline: self.inline.into(),
+            max_cq: self.cq.into(),
+            max_cq_entries: self.cq_entries.into(),
+            max_mr: self.mr.into(),
+            max_pd: self.pd.into(),
+            max_contexts: self.contexts.into(),
+            max_dest_rd_atomic: self.dest_rd_atomic.into(),
+            max_rd_atomic: self.rd_atomic.into(),
+            max_message_size: MAX_MESSAGE.into(),
+            gid_table_length: self.gid_table.into(),
+            firmware_version: firmware_version().into(),
+            clock_khz: CLOCK_KHZ.into(),
+            reserved: Default::default(),
+        }
+    }
+}
+
+/// Version of this crate in the device's format.
+fn firmware_version() -> u64 {
+    let number = |text: &str| text.parse::<u16>().map_or(0, u64::from);
+    number(env!("CARGO_PKG_VERSION_MAJOR")) << 32
+        | number(env!("CARGO_PKG_VERSION_MINOR")) << 16
+        | number(env!("CARGO_PKG_VERSION_PATCH"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_need_no_clamping() {
+        assert_eq!(Limits::default().clamped(), Limits::default());
+    }
+
+    #[test]
+    fn largest_entries_fit_their_stride() {
+        let limits = Limits::default();
+        let send = vrnic_wire::work::send_stride(limits.send_sge, limits.inline);
+        let receive = vrnic_wire::work::receive_stride(limits.recv_sge);
+        assert!(send <= ring::MAX_STRIDE && receive <= ring::MAX_STRIDE);
+    }
+}

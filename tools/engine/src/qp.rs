@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Queue pairs.
+
+mod attributes;
+mod datagram;
+mod flush;
+mod receive;
+mod requester;
+mod responder;
+mod transition;
+
+use crate::{
+    cause::Cause,
+    memory::Memory,
+    resources::{Io, Resources},
+    ring::{Broken, WorkQueue},
+    segment::{Body, Path, Segment},
+    time::Instant,
+    work::Capacities,
+};
+use attributes::Attributes;
+use receive::Receive;
+use requester::Requester;
+use responder::Responder;
+use vrnic_wire::{
+    completion::{Cqe, Opcode, Status},
+    counter::Counter,
+    event::EventType,
+    port::Mtu,
+    qp::{QpAttributes, QpState, QpType},
+};
+
+/// The only P_Key: the default partition, full member.
+pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
+
+/// Q_Key of the GSI queue pair (IBTA volume 1, 3.5.3).
+const GSI_QKEY: u32 = 0x8001_0000;
+
+/// Most segments that a queue pair sends, or work requests that it flushes, before others have
+/// their turn.
+const TURN_UNITS: u32 = 32;
+
+/// Most payload bytes of a turn.
+const TURN_BYTES: u64 = 512 * 1024;
+
+/// What a queue pair may do before others have their turn.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    units: u32,
+    bytes: u64,
+    spent: u32,
+}
+
+impl Turn {
+    /// A turn of at most `budget` units.
+    pub(crate) fn new(budget: u32) -> Self {
+        Self {
+            units: budget.min(TURN_UNITS),
+            bytes: TURN_BYTES,
+            spent: 0,
+        }
+    }
+
+    /// Pays for one unit of work with that many bytes.
+    fn spend(&mut self, bytes: u64) {
+        self.units = self.units.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.spent += 1;
+    }
+
+    /// Whether others have to have their turn.
+    pub(crate) fn is_over(&self) -> bool {
+        self.units == 0 || self.bytes == 0
+    }
+
+    /// Units of work done.
+    pub(crate) fn spent(&self) -> u32 {
+        self.spent
+    }
+}
+
+/// What a queue pair is made of, decided when it is created.
+#[derive(Debug)]
+pub(crate) struct Creation {
+    pub(crate) qp_type: QpType,
+    pub(crate) context: u32,
+    pub(crate) slot: u32,
+    pub(crate) pd: u32,
+    pub(crate) send_cqn: u32,
+    pub(crate) recv_cqn: u32,
+    pub(crate) signal_all: bool,
+    pub(crate) capacities: Capacities,
+    pub(crate) translations: usize,
+    pub(crate) sq: WorkQueue,
+    pub(crate) rq: WorkQueue,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    /// Its number.
+    number: u32,
+    created: Creation,
+    state: QpState,
+    attributes: Attributes,
+    /// Path to the peer of a connection.
+    path: Path,
+    /// Most payload of a segment.
+    mtu: u32,
+    requester: Requester,
+    responder: Responder,
+    receive: Receive,
+    /// Whether it waits for its turn.
+    pub(crate) scheduled: bool,
+    /// When it will be reminded to look at its timer.
+    pub(crate) reminder: Option<Instant>,
+}
+
+impl Qp {
+    /// A queue pair in the reset state.
+    pub(crate) fn new(number: u32, created: Creation) -> Self {
+        Self {
+            number,
+            created,
+            state: QpState::Reset,
+            attributes: Attributes::default(),
+            path: Path::default(),
+            mtu: Mtu::Mtu256.bytes(),
+            requester: Requester::default(),
+            responder: Responder::default(),
+            receive: Receive::default(),
+            scheduled: false,
+            reminder: None,
+        }
+    }
+
+    /// What it was created with.
+    pub(crate) fn created(&self) -> &Creation {
+        &self.created
+    }
+
+    /// Whether it may not send or receive.
+    fn is_quiet(&self) -> bool {
+        matches!(self.state, QpState::Reset | QpState::Init)
+    }
+
+    /// Does what there is to do until the turn is over.
+    pub(crate) fn run<M: Memory>(
+        &mut self,
+        turn: &mut Turn,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        if self.is_quiet() {
+            return;
+        }
+        self.respond(turn, resources, io);
+        if matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
+            match self.created.qp_type {
+                QpType::ReliableConnection => self.request(turn, resources, io),
+                QpType::Gsi | QpType::UnreliableDatagram => {
+                    self.send_datagrams(turn, resources, io);
+                }
+                QpType::UnreliableConnection => {}
+            }
+        }
+        match self.state {
+            QpState::Error => {
+                self.flush_sends(turn, resources, io);
+                self.flush_receives(turn, resources, io);
+            }
+            QpState::SendQueueError => self.flush_sends(turn, resources, io),
+            _ => {}
+        }
+        self.arm_timer(resources);
+    }
+
+    /// Takes a segment that came for this queue pair.
+    pub(crate) fn take_segment<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        let expected = match (self.created.qp_type, &segment.body) {
+            (QpType::ReliableConnection, Body::Datagram { .. }) => false,
+            (QpType::ReliableConnection, _) => {
+                segment.path.source == self.path.destination
+                    && segment.path.destination == self.path.source
+            }
+            (QpType::Gsi | QpType::UnreliableDatagram, Body::Datagram { .. }) => true,
+            _ => false,
+        };
+        let receives = matches!(
+            self.state,
+            QpState::ReadyToReceive
+                | QpState::ReadyToSend
+                | QpState::SendQueueDrain
+                | QpState::SendQueueError
+        );
+        if segment.pkey != DEFAULT_PKEY {
+            resources.bad_pkeys = resources.bad_pkeys.saturating_add(1);
+        }
+        if !expected || !receives || segment.pkey != DEFAULT_PKEY {
+            resources.counters.count(Counter::Dropped);
+            return;
+        }
+        resources.counters.count(Counter::ReceivePackets);
+        resources
+            .counters
+            .add(Counter::ReceiveBytes, segment.payload.len());
+        match segment.body {
+            Body::Datagram { .. } => self.receive_datagram(segment, resources, io),
+            ref body if body.is_response() => {
+                if self.state == QpState::ReadyToReceive {
+                    resources.counters.count(Counter::Dropped);
+                } else {
+                    self.take_response(segment, resources, io);
+                }
+            }
+            _ => self.take_request(segment, resources, io),
+        }
+        self.arm_timer(resources);
+    }
+
+    /// Looks at the timer.
+    pub(crate) fn remind<M: Memory>(
+        &mut self,
+        reminder: Instant,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        if self.reminder == Some(reminder) {
+            self.reminder = None;
+        }
+        self.requester_timer(resources, io);
+        self.arm_timer(resources);
+    }
+
+    /// Asks to be reminded of the timer, if it runs.
+    fn arm_timer(&mut self, resources: &mut Resources) {
+        if let Some(deadline) = self.requester.deadline() {
+            resources
+                .timers
+                .remind(self.number, deadline, &mut self.reminder);
+        }
+    }
+
+    /// Goes to the error state: what was posted is flushed in the following turns.
+    pub(crate) fn enter_error<M: Memory>(&mut self, io: &Io<'_, M>) {
+        if self.state == QpState::Error {
+            return;
+        }
+        self.state = QpState::Error;
+        self.requester.stop();
+        self.created.rq.need_doorbell(io.memory);
+    }
+
+    /// Fails for a reason that no completion tells.
+    pub(crate) fn fail<M: Memory>(
+        &mut self,
+        cause: Cause,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        self.raise(EventType::QpFatal, Some(cause), resources);
+        self.enter_error(io);
+    }
+
+    /// Fails because a ring cannot be read.
+    fn fail_ring<M: Memory>(
+        &mut self,
+        broken: Broken,
+        producer: Cause,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        let cause = match broken {
+            Broken::Producer => producer,
+            Broken::Unmapped => Cause::RingUnmapped,
+        };
+        self.fail(cause, resources, io);
+    }
+
+    /// Raises an event of this queue pair.
+    fn raise(&self, event: EventType, cause: Option<Cause>, resources: &mut Resources) {
+        resources
+            .async_events
+            .raise(event, self.number, cause, &mut resources.counters);
+    }
+
+    /// A completion of this queue pair.
+    fn cqe(&self, wr_id: u64, opcode: Opcode, status: Status, cause: Option<Cause>) -> Cqe {
+        Cqe {
+            wr_id: wr_id.into(),
+            qpn: self.number.into(),
+            opcode: opcode.raw(),
+            status: status.raw(),
+            vendor_error: cause.map_or(0, Cause::code).into(),
+            ..Cqe::default()
+        }
+    }
+
+    /// State and attributes, as queries report them.
+    pub(crate) fn query(&self) -> QpAttributes {
+        let mut attributes = self.attributes.report();
+        attributes.state = self.state.raw();
+        attributes.current_state = self.state.raw();
+        attributes.sq_draining = u8::from(self.is_draining());
+        if !self.is_quiet() {
+            attributes.rq_psn = self.responder.expected().raw().into();
+        }
+        if matches!(
+            self.state,
+            QpState::ReadyToSend | QpState::SendQueueDrain | QpState::SendQueueError
+        ) {
+            attributes.sq_psn = self.requester.next_psn().raw().into();
+        }
+        attributes
+    }
+
+    /// What it is doing, for people.
+    pub(crate) fn snapshot(&self) -> QpSnapshot {
+        QpSnapshot {
+            number: self.number,
+            qp_type: self.created.qp_type,
+            state: self.state,
+            context: self.created.context,
+            pd: self.created.pd,
+            destination_qpn: self.attributes.dest_qpn,
+            path: self.path,
+            send_psn: self.requester.next_psn().raw(),
+            unacknowledged_psn: self.requester.unacknowledged().raw(),
+            receive_psn: self.responder.expected().raw(),
+            sends_in_flight: self.requester.in_flight(),
+            responses_waiting: self.responder.waiting(),
+        }
+    }
+}
+
+/// What a queue pair is doing.
+#[derive(Clone, Debug)]
+pub struct QpSnapshot {
+    /// Number.
+    pub number: u32,
+    /// Type.
+    pub qp_type: QpType,
+    /// State.
+    pub state: QpState,
+    /// Context that owns it.
+    pub context: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Number of the peer; 0 if not connected.
+    pub destination_qpn: u32,
+    /// Path to the peer; zero if not connected.
+    pub path: Path,
+    /// PSN of the next request.
+    pub send_psn: u32,
+    /// Oldest PSN that the peer did not acknowledge.
+    pub unacknowledged_psn: u32,
+    /// Next PSN from the peer.
+    pub receive_psn: u32,
+    /// Send work requests taken from the ring and not yet completed.
+    pub sends_in_flight: usize,
+    /// Reads and atomics of the peer that wait for their turn.
+    pub responses_waiting: usize,
+}

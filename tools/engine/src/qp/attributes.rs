@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Attributes of a queue pair and how they are modified.
+
+use super::{Qp, Requester, Responder, transition};
+use crate::{
+    cause::Cause,
+    memory::Memory,
+    psn::Psn,
+    qp::receive::Receive,
+    resources::{Io, Resources},
+    segment::Path,
+};
+use vrnic_wire::{
+    memory::access,
+    port::Mtu,
+    qp::{MAX_PSN, MAX_QPN, QpAttributes, QpState, QpType, attribute},
+    work::AddressVector,
+};
+
+/// Attributes that were set, all valid.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Attributes {
+    pub(super) sqd_notify: bool,
+    pub(super) path_mtu: Option<Mtu>,
+    pub(super) qkey: u32,
+    pub(super) rq_psn: u32,
+    pub(super) sq_psn: u32,
+    pub(super) dest_qpn: u32,
+    pub(super) access: u32,
+    pub(super) pkey_index: u16,
+    pub(super) port: u8,
+    pub(super) max_rd_atomic: u8,
+    pub(super) max_dest_rd_atomic: u8,
+    pub(super) min_rnr_timer: u8,
+    pub(super) timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) address: AddressVector,
+}
+
+impl Attributes {
+    /// The attributes in a reply; state and progress are not among them.
+    pub(super) fn report(&self) -> QpAttributes {
+        QpAttributes {
+            path_mtu: self.path_mtu.map_or(0, Mtu::raw),
+            sqd_async_notify: self.sqd_notify.into(),
+            qkey: self.qkey.into(),
+            rq_psn: self.rq_psn.into(),
+            sq_psn: self.sq_psn.into(),
+            dest_qpn: self.dest_qpn.into(),
+            access: self.access.into(),
+            pkey_index: self.pkey_index.into(),
+            port: self.port,
+            max_rd_atomic: self.max_rd_atomic,
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            timeout: self.timeout,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+            address: self.address,
+            ..QpAttributes::default()
+        }
+    }
+
+    /// These attributes with those that `wanted` names replaced, if all values are valid.
+    fn updated(mut self, wanted: &QpAttributes, resources: &Resources) -> Result<Self, Cause> {
+        let mask = wanted.mask.get();
+        let limits = &resources.limits;
+        let valid = |ok: bool| ok.then_some(()).ok_or(Cause::AttributeValue);
+
+        if mask & attribute::EN_SQD_ASYNC_NOTIFY != 0 {
+            valid(wanted.sqd_async_notify <= 1)?;
+            self.sqd_notify = wanted.sqd_async_notify == 1;
+        }
+        if mask & attribute::ACCESS_FLAGS != 0 {
+            self.access = wanted.access.get();
+            valid(self.access & !access::QUEUE_PAIR == 0)?;
+        }
+        if mask & attribute::PKEY_INDEX != 0 {
+            self.pkey_index = wanted.pkey_index.get();
+            valid(self.pkey_index == 0)?;
+        }
+        if mask & attribute::PORT != 0 {
+            self.port = wanted.port;
+            valid(self.port == 1)?;
+        }
+        if mask & attribute::QKEY != 0 {
+            self.qkey = wanted.qkey.get();
+        }
+        if mask & attribute::ADDRESS_VECTOR != 0 {
+            self.address = wanted.address;
+            resources
+                .gids
+                .get(self.address.sgid_index)
+                .ok_or(Cause::GidIndex)?;
+        }
+        if mask & attribute::PATH_MTU != 0 {
+            let mtu = Mtu::try_from(wanted.path_mtu).map_err(|_| Cause::AttributeValue)?;
+            self.path_mtu = Some(mtu);
+        }
+        if mask & attribute::TIMEOUT != 0 {
+            self.timeout = wanted.timeout;
+            valid(self.timeout < 32)?;
+        }
+        if mask & attribute::RETRY_COUNT != 0 {
+            self.retry_count = wanted.retry_count;
+            valid(self.retry_count < 8)?;
+        }
+        if mask & attribute::RNR_RETRY != 0 {
+            self.rnr_retry = wanted.rnr_retry;
+            valid(self.rnr_retry < 8)?;
+        }
+        if mask & attribute::RQ_PSN != 0 {
+            self.rq_psn = wanted.rq_psn.get();
+            valid(self.rq_psn <= MAX_PSN)?;
+        }
+        if mask & attribute::MAX_RD_ATOMIC != 0 {
+            self.max_rd_atomic = wanted.max_rd_atomic;
+            valid(u32::from(self.max_rd_atomic) <= limits.rd_atomic)?;
+        }
+        if mask & attribute::MIN_RNR_TIMER != 0 {
+            self.min_rnr_timer = wanted.min_rnr_timer;
+            valid(self.min_rnr_timer < 32)?;
+        }
+        if mask & attribute::SQ_PSN != 0 {
+            self.sq_psn = wanted.sq_psn.get();
+            valid(self.sq_psn <= MAX_PSN)?;
+        }
+        if mask & attribute::MAX_DEST_RD_ATOMIC != 0 {
+            self.max_dest_rd_atomic = wanted.max_dest_rd_atomic;
+            valid(u32::from(self.max_dest_rd_atomic) <= limits.dest_rd_atomic)?;
+        }
+        if mask & attribute::DEST_QPN != 0 {
+            self.dest_qpn = wanted.dest_qpn.get();
+            valid(self.dest_qpn <= MAX_QPN)?;
+        }
+        Ok(self)
+    }
+}
+
+/// The path that an address vector describes, or `None` if it does not name a local GID.
+pub(super) fn path_of(address: &AddressVector, resources: &Resources) -> Option<Path> {
+    let local = resources.gids.get(address.sgid_index)?;
+    Some(Path {
+        source: local.gid,
+        destination: address.dgid,
+        source_mac: local.mac,
+        destination_mac: address.dmac,
+        vlan: local.vlan.get(),
+        hop_limit: address.hop_limit,
+        traffic_class: address.traffic_class,
+        service_level: address.service_level,
+        flow_label: address.flow_label.get() & 0xf_ffff,
+    })
+}
+
+impl Qp {
+    /// Modifies attributes, and the state first of all. Nothing changes if it fails.
+    pub(crate) fn modify<M: Memory>(
+        &mut self,
+        wanted: &QpAttributes,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Result<(), Cause> {
+        let mask = wanted.mask.get();
+        if wanted.reserved != [0; 26] {
+            return Err(Cause::ReservedField);
+        }
+        let state_of = |raw| QpState::try_from(raw).map_err(|_| Cause::AttributeValue);
+        let from = self.state;
+        if mask & attribute::CURRENT_STATE != 0 && state_of(wanted.current_state)? != from {
+            return Err(Cause::CurrentState);
+        }
+        let to = if mask & attribute::STATE != 0 {
+            state_of(wanted.state)?
+        } else {
+            from
+        };
+        transition::check(self.created.qp_type, from, to, mask)?;
+        self.attributes = self.attributes.updated(wanted, resources)?;
+
+        if mask & attribute::ADDRESS_VECTOR != 0
+            && let Some(path) = path_of(&self.attributes.address, resources)
+        {
+            self.path = path;
+        }
+        self.mtu = match (self.created.qp_type, resources.fabric_mtu) {
+            (QpType::ReliableConnection | QpType::UnreliableConnection, Some(mtu)) => mtu,
+            (QpType::ReliableConnection | QpType::UnreliableConnection, None) => {
+                self.attributes.path_mtu.unwrap_or(Mtu::Mtu256).bytes()
+            }
+            _ => crate::segment::DATAGRAM_MTU,
+        };
+        match (from, to) {
+            (_, QpState::Reset) => self.reset(io),
+            (QpState::Reset, QpState::Init) => {
+                self.created.sq.restart(io.memory);
+                self.created.rq.restart(io.memory);
+                self.state = to;
+            }
+            (_, QpState::Error) => {
+                self.responder.drop_replies();
+                self.enter_error(io);
+            }
+            (QpState::Init, QpState::ReadyToReceive) => {
+                self.responder = Responder::new(Psn::new(self.attributes.rq_psn));
+                self.state = to;
+            }
+            (QpState::ReadyToReceive, QpState::ReadyToSend) => {
+                self.requester = Requester::new(Psn::new(self.attributes.sq_psn));
+                self.refresh_retries();
+                self.state = to;
+            }
+            (QpState::SendQueueError, QpState::ReadyToSend) => {
+                self.requester.resume();
+                self.state = to;
+            }
+            (QpState::ReadyToSend, QpState::SendQueueDrain) => {
+                self.state = to;
+                self.note_drained(resources);
+            }
+            _ => {
+                if mask & (attribute::RETRY_COUNT | attribute::RNR_RETRY) != 0 {
+                    self.refresh_retries();
+                }
+                self.state = to;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets everything but what it was created with.
+    fn reset<M: Memory>(&mut self, io: &Io<'_, M>) {
+        self.state = QpState::Reset;
+        self.attributes = Attributes::default();
+        self.path = Path::default();
+        self.requester = Requester::default();
+        self.responder = Responder::default();
+        self.receive = Receive::default();
+        self.created.sq.restart(io.memory);
+        self.created.rq.restart(io.memory);
+    }
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Unreliable datagrams and the general service interface (IBTA volume 1, 9.8.3).
+
+use super::{DEFAULT_PKEY, GSI_QKEY, Qp, Turn, attributes::path_of, receive::Took};
+use crate::{
+    cause::Cause,
+    memory::{HostRange, Memory},
+    resources::{Io, Resources},
+    segment::{Body, DATAGRAM_MTU, Path, Payload, Segment},
+    work::{self, SendRequest, Source, Target},
+};
+use vrnic_wire::{
+    completion::{self, Opcode, Status},
+    counter::Counter,
+    port::NO_VLAN,
+    qp::{QpState, QpType},
+    work::{GRH_LENGTH, SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
+};
+
+/// Bit of a Q_Key in a work request that says to use that of the queue pair instead.
+const OWN_QKEY: u32 = 1 << 31;
+
+/// IP protocol number of UDP, which RoCEv2 frames carry.
+const UDP: u8 = 17;
+
+/// First 12 bytes of an IPv6 address that stands for an IPv4 address.
+const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+impl Qp {
+    /// Sends datagrams until the turn is over or there are none.
+    pub(super) fn send_datagrams<M: Memory>(
+        &mut self,
+        turn: &mut Turn,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        while self.state == QpState::ReadyToSend && !turn.is_over() {
+            let (_, entry) = match self.created.sq.peek(io.memory) {
+                Ok(Some(found)) => found,
+                Ok(None) => return,
+                Err(broken) => {
+                    return self.fail_ring(broken, Cause::SendProducer, resources, io);
+                }
+            };
+            let mut elements = self.requester.take_spare();
+            let read = work::read_send(
+                entry,
+                self.created.qp_type,
+                &self.created.capacities,
+                io.memory,
+                |sge| elements.push(sge),
+            );
+            let Ok(read) = read else {
+                self.created.sq.give_up();
+                return self.fail(Cause::RingUnmapped, resources, io);
+            };
+            self.created.sq.take();
+            let (wr_id, outcome) = match read {
+                Err(bad) => (bad.wr_id, Err((bad.status, bad.cause))),
+                Ok(request) => {
+                    let sent = self.send_datagram(&request, &elements, entry, resources, io);
+                    (request.wr_id, sent.map(|()| request))
+                }
+            };
+            self.requester.put_spare(elements);
+            self.created.sq.release(1, io.memory);
+            match outcome {
+                Ok(request) => {
+                    resources.counters.count(Counter::SendRequests);
+                    if self.created.signal_all || request.flags & send_flags::SIGNALED != 0 {
+                        let mut cqe = self.cqe(wr_id, Opcode::Send, Status::Success, None);
+                        cqe.byte_length = request.length.into();
+                        resources.complete(self.created.send_cqn, cqe, false, io);
+                    }
+                    turn.spend(request.length.into());
+                }
+                Err((status, cause)) => {
+                    if status == Status::LocalProtection {
+                        resources.counters.count(Counter::LocalProtectionErrors);
+                    }
+                    let cqe = self.cqe(wr_id, Opcode::Send, status, Some(cause));
+                    resources.complete(self.created.send_cqn, cqe, true, io);
+                    self.state = QpState::SendQueueError;
+                    turn.spend(0);
+                }
+            }
+        }
+    }
+
+    fn send_datagram<M: Memory>(
+        &mut self,
+        request: &SendRequest,
+        elements: &[Sge],
+        entry: HostRange,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Result<(), (Status, Cause)> {
+        let Target::Datagram(target) = &request.target else {
+            return Err((Status::LocalQueuePairOperation, Cause::WqeOpcode));
+        };
+        if request.length > DATAGRAM_MTU {
+            return Err((Status::LocalLength, Cause::WqeLength));
+        }
+        let path = path_of(&target.address, resources)
+            .ok_or((Status::LocalQueuePairOperation, Cause::WqeAddress))?;
+
+        // The work request completes before the datagram arrives, and its memory may be used for
+        // something else then; so the datagram takes the bytes along.
+        let mut bytes = io.outbox.bytes();
+        bytes.resize(request.length as usize, 0);
+        let gathered = self.gather_datagram(request, elements, entry, &mut bytes, resources, io);
+        if let Err(cause) = gathered {
+            io.outbox.recycle(Payload::Bytes(bytes));
+            return Err((Status::LocalProtection, cause));
+        }
+        let wanted_qkey = target.qkey.get();
+        let qkey = if wanted_qkey & OWN_QKEY != 0 {
+            self.qkey()
+        } else {
+            wanted_qkey
+        };
+        let immediate = request.opcode == SendOpcode::SendWithImmediate;
+        let psn = self.requester.take_psn();
+        let segment = Segment {
+            path,
+            destination_qpn: target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN,
+            pkey: DEFAULT_PKEY,
+            psn,
+            solicited: request.flags & send_flags::SOLICITED != 0,
+            ack_request: false,
+            body: Body::Datagram {
+                qkey,
+                source_qpn: self.number,
+                immediate: immediate.then_some(request.immediate),
+            },
+            payload: Payload::Bytes(bytes),
+        };
+        resources.send(segment, io);
+        Ok(())
+    }
+
+    /// Copies the payload of a datagram.
+    fn gather_datagram<M: Memory>(
+        &self,
+        request: &SendRequest,
+        elements: &[Sge],
+        entry: HostRange,
+        bytes: &mut [u8],
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<(), Cause> {
+        let pd = self.created.pd;
+        resources.with_scratch(|resources, ranges| {
+            match request.source {
+                Source::Inline => {
+                    ranges.extend(entry.slice(SEND_DATA_OFFSET as u64, request.length.into()))
+                }
+                Source::Elements(_) => {
+                    for sge in elements {
+                        resources.regions.resolve(
+                            sge.lkey.get(),
+                            pd,
+                            0,
+                            sge.address.get(),
+                            sge.length.get().into(),
+                            io.memory,
+                            ranges,
+                        )?;
+                    }
+                }
+            }
+            let mut rest = bytes;
+            for range in ranges.iter() {
+                let (head, tail) = rest
+                    .split_at_mut_checked(range.length as usize)
+                    .ok_or(Cause::LocalBounds)?;
+                io.memory
+                    .read(*range, head)
+                    .map_err(|_| Cause::LocalUnmapped)?;
+                rest = tail;
+            }
+            Ok(())
+        })
+    }
+
+    fn qkey(&self) -> u32 {
+        match self.created.qp_type {
+            QpType::Gsi => GSI_QKEY,
+            _ => self.attributes.qkey,
+        }
+    }
+
+    /// A datagram came. If it does not fit it is dropped and the receive waits for another, for
+    /// nobody should be able to break a queue pair that anybody may send to.
+    pub(super) fn receive_datagram<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        let Body::Datagram {
+            qkey,
+            source_qpn,
+            immediate,
+        } = segment.body
+        else {
+            return;
+        };
+        let length = segment.payload.len();
+        if qkey != self.qkey() {
+            resources.bad_qkeys = resources.bad_qkeys.saturating_add(1);
+            resources.counters.count(Counter::Dropped);
+            return;
+        }
+        if !self.receive.is_taken() {
+            match self.take_receive(resources, io) {
+                Took::Yes => {}
+                Took::None => return resources.counters.count(Counter::Dropped),
+                Took::Broken(_) => return,
+                Took::Invalid(_) => return self.enter_error(io),
+            }
+        }
+        let total = GRH_LENGTH as u64 + length;
+        if length > DATAGRAM_MTU.into() || total > self.receive.capacity() {
+            return resources.counters.count(Counter::Dropped);
+        }
+        if let Err(cause) = self.store_datagram(segment, length, resources, io) {
+            self.fail_receive(Status::LocalProtection, cause, resources, io);
+            return self.enter_error(io);
+        }
+        let path = &segment.path;
+        self.complete_receive(
+            Opcode::Receive,
+            segment.solicited,
+            |cqe| {
+                cqe.byte_length = (total as u32).into();
+                cqe.source_qpn = source_qpn.into();
+                cqe.service_level = path.service_level;
+                cqe.source_mac = path.source_mac;
+                cqe.flags = completion::flags::GRH | completion::flags::SOURCE_MAC;
+                if is_ipv4(path) {
+                    cqe.flags |= completion::flags::IPV4;
+                }
+                if path.vlan != NO_VLAN {
+                    cqe.vlan = path.vlan.into();
+                    cqe.flags |= completion::flags::VLAN;
+                }
+                if segment.solicited {
+                    cqe.flags |= completion::flags::SOLICITED;
+                }
+                if let Some(immediate) = immediate {
+                    cqe.immediate = immediate.into();
+                    cqe.flags |= completion::flags::IMMEDIATE;
+                }
+            },
+            resources,
+            io,
+        );
+    }
+
+    /// Writes route header and payload to the receive.
+    fn store_datagram<M: Memory>(
+        &self,
+        segment: &Segment,
+        length: u64,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Result<(), Cause> {
+        let mut header = io.outbox.bytes();
+        header.extend_from_slice(&route_header(&segment.path, length as u16));
+        let header = Payload::Bytes(header);
+        let stored = self.scatter(0, &header, resources, io);
+        io.outbox.recycle(header);
+        stored?;
+        self.scatter(GRH_LENGTH as u64, &segment.payload, resources, io)
+    }
+}
+
+fn is_ipv4(path: &Path) -> bool {
+    path.source[..12] == IPV4_MAPPED && path.destination[..12] == IPV4_MAPPED
+}
+
+/// The route header of a datagram with that many bytes of payload: an IPv6 header, which has the
+/// shape of a GRH, or an IPv4 header in the last 20 bytes.
+fn route_header(path: &Path, length: u16) -> [u8; GRH_LENGTH] {
+    /// UDP, base transport and datagram headers, and invariant CRC.
+    const OVERHEAD: u16 = 8 + 12 + 8 + 4;
+    const IPV4_LENGTH: u16 = 20;
+    let mut bytes = [0; GRH_LENGTH];
+    if is_ipv4(path) {
+        let header = &mut bytes[GRH_LENGTH - usize::from(IPV4_LENGTH)..];
+        header[0] = 0x45;
+        header[1] = path.traffic_class;
+        header[2..4].copy_from_slice(&(IPV4_LENGTH + OVERHEAD + length).to_be_bytes());
+        // Do not fragment.
+        header[6] = 0x40;
+        header[8] = path.hop_limit;
+        header[9] = UDP;
+        header[12..16].copy_from_slice(&path.source[12..]);
+        header[16..20].copy_from_slice(&path.destination[12..]);
+        let sum = ipv4_checksum(header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+    } else {
+        let first = 6 << 28 | u32::from(path.traffic_class) << 20 | path.flow_label;
+        bytes[..4].copy_from_slice(&first.to_be_bytes());
+        bytes[4..6].copy_from_slice(&(OVERHEAD + length).to_be_bytes());
+        bytes[6] = UDP;
+        bytes[7] = path.hop_limit;
+        bytes[8..24].copy_from_slice(&path.source);
+        bytes[24..40].copy_from_slice(&path.destination);
+    }
+    bytes
+}
+
+/// Internet checksum of an IPv4 header whose checksum field is 0 (RFC 1071).
+fn ipv4_checksum(header: &[u8]) -> u16 {
+    let sum: u32 = header
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !(((folded & 0xffff) + (folded >> 16)) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapped(last: u8) -> [u8; 16] {
+        let mut gid = [0; 16];
+        gid[..12].copy_from_slice(&IPV4_MAPPED);
+        gid[12..].copy_from_slice(&[10, 0, 0, last]);
+        gid
+    }
+
+    #[test]
+    fn ipv4_headers_have_a_valid_checksum() {
+        let path = Path {
+            source: mapped(1),
+            destination: mapped(2),
+            hop_limit: 64,
+            ..Path::default()
+        };
+        let header = route_header(&path, 100);
+        assert_eq!(header[..20], [0; 20]);
+        assert_eq!(header[20], 0x45);
+        assert_eq!(header[32..36], [10, 0, 0, 1]);
+        assert_eq!(ipv4_checksum(&header[20..]), 0, "sum including itself");
+    }
+
+    #[test]
+    fn ipv6_headers_have_the_shape_of_a_grh() {
+        let path = Path {
+            source: [0xfe; 16],
+            destination: mapped(2),
+            flow_label: 0xabcde,
+            traffic_class: 0x12,
+            hop_limit: 3,
+            ..Path::default()
+        };
+        let header = route_header(&path, 0);
+        assert_eq!(header[..4], [0x61, 0x2a, 0xbc, 0xde]);
+        assert_eq!(header[7], 3);
+        assert_eq!(header[8..24], [0xfe; 16]);
+        assert_eq!(header[24..40], mapped(2));
+    }
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Flushing: what is posted to a queue pair in error completes without being done.
+
+use super::{Qp, Turn};
+use crate::{
+    cause::Cause,
+    memory::Memory,
+    resources::{Io, Resources},
+    work,
+};
+use vrnic_wire::completion::{Opcode, Status};
+
+impl Qp {
+    /// Flushes the send queue, oldest first.
+    pub(super) fn flush_sends<M: Memory>(
+        &mut self,
+        turn: &mut Turn,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        while !turn.is_over() {
+            if let Some((wr_id, opcode)) = self.requester.abandon() {
+                self.flush_send(wr_id, opcode, resources, io);
+            } else {
+                let found = self.created.sq.peek(io.memory);
+                let named = match found {
+                    Ok(None) => return,
+                    Ok(Some((_, entry))) => {
+                        work::read_send_name(entry, io.memory).map_err(|_| Cause::RingUnmapped)
+                    }
+                    Err(_) => Err(Cause::SendProducer),
+                };
+                match named {
+                    Ok((wr_id, opcode)) => {
+                        self.created.sq.take();
+                        self.flush_send(wr_id, opcode, resources, io);
+                    }
+                    Err(cause) => {
+                        self.created.sq.give_up();
+                        self.fail(cause, resources, io);
+                        return;
+                    }
+                }
+            }
+            turn.spend(0);
+        }
+    }
+
+    fn flush_send<M: Memory>(
+        &mut self,
+        wr_id: u64,
+        opcode: Opcode,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        self.created.sq.release(1, io.memory);
+        let cqe = self.cqe(wr_id, opcode, Status::Flushed, Some(Cause::QpInError));
+        resources.complete(self.created.send_cqn, cqe, true, io);
+    }
+
+    /// Flushes the receive queue, oldest first, beginning with the receive of a message that was
+    /// under way.
+    pub(super) fn flush_receives<M: Memory>(
+        &mut self,
+        turn: &mut Turn,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        self.fail_receive(Status::Flushed, Cause::QpInError, resources, io);
+        while !turn.is_over() {
+            let found = self.created.rq.peek(io.memory);
+            let named = match found {
+                Ok(None) => return,
+                Ok(Some((_, entry))) => {
+                    work::read_receive_name(entry, io.memory).map_err(|_| Cause::RingUnmapped)
+                }
+                Err(_) => Err(Cause::ReceiveProducer),
+            };
+            match named {
+                Ok(wr_id) => {
+                    self.created.rq.take();
+                    self.created.rq.release(1, io.memory);
+                    let cqe = self.cqe(
+                        wr_id,
+                        Opcode::Receive,
+                        Status::Flushed,
+                        Some(Cause::QpInError),
+                    );
+                    resources.complete(self.created.recv_cqn, cqe, true, io);
+                }
+                Err(cause) => {
+                    self.created.rq.give_up();
+                    self.fail(cause, resources, io);
+                    return;
+                }
+            }
+            turn.spend(0);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The receive that an incoming message goes to.
+
+use super::Qp;
+use crate::{
+    cause::Cause,
+    memory::Memory,
+    resources::{Io, Resources},
+    segment::Payload,
+    work,
+};
+use vrnic_wire::{
+    completion::{Cqe, Opcode, Status},
+    counter::Counter,
+    memory::access,
+    work::Sge,
+};
+
+/// A receive that was taken from its queue, if any. The elements of the last one are kept for
+/// their capacity.
+#[derive(Debug, Default)]
+pub(super) struct Receive {
+    taken: Option<Taken>,
+    elements: Vec<Sge>,
+}
+
+/// A receive that was taken from its queue.
+#[derive(Copy, Clone, Debug)]
+struct Taken {
+    wr_id: u64,
+    capacity: u64,
+}
+
+/// What came of taking a receive.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Took {
+    /// It is there.
+    Yes,
+    /// None is posted.
+    None,
+    /// What is posted is not valid, and was completed with an error.
+    Invalid(Cause),
+    /// The queue cannot be read; the queue pair has failed.
+    Broken(Cause),
+}
+
+impl Receive {
+    /// Whether a receive was taken.
+    pub(super) fn is_taken(&self) -> bool {
+        self.taken.is_some()
+    }
+
+    /// Bytes that it has room for.
+    pub(super) fn capacity(&self) -> u64 {
+        self.taken.map_or(0, |taken| taken.capacity)
+    }
+}
+
+/// Calls `piece` with the parts of `elements` that make up `length` bytes from byte `offset` on:
+/// key, address, length, and how many of the bytes came before.
+pub(super) fn pieces<'a>(
+    elements: impl Iterator<Item = &'a Sge>,
+    mut offset: u64,
+    length: u64,
+    mut piece: impl FnMut(u32, u64, u64) -> Result<(), Cause>,
+) -> Result<(), Cause> {
+    let mut left = length;
+    for element in elements {
+        if left == 0 {
+            break;
+        }
+        let available = u64::from(element.length.get());
+        if offset >= available {
+            offset -= available;
+            continue;
+        }
+        let part = (available - offset).min(left);
+        let address = element.address.get().wrapping_add(offset);
+        piece(element.lkey.get(), address, part)?;
+        left -= part;
+        offset = 0;
+    }
+    if left == 0 {
+        Ok(())
+    } else {
+        Err(Cause::ReceiveTooShort)
+    }
+}
+
+impl Qp {
+    /// Takes the next receive.
+    pub(super) fn take_receive<M: Memory>(
+        &mut self,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Took {
+        let entry = match self.created.rq.peek(io.memory) {
+            Ok(Some((_, entry))) => entry,
+            Ok(None) => return Took::None,
+            Err(broken) => {
+                self.fail_ring(broken, Cause::ReceiveProducer, resources, io);
+                return Took::Broken(Cause::ReceiveProducer);
+            }
+        };
+        let elements = &mut self.receive.elements;
+        elements.clear();
+        let Ok((wr_id, capacity)) =
+            work::read_receive(entry, &self.created.capacities, io.memory, elements)
+        else {
+            self.created.rq.give_up();
+            self.fail(Cause::RingUnmapped, resources, io);
+            return Took::Broken(Cause::RingUnmapped);
+        };
+        self.created.rq.take();
+        self.created.rq.release(1, io.memory);
+        resources.counters.count(Counter::ReceiveRequests);
+        self.receive.taken = Some(Taken {
+            wr_id,
+            capacity: capacity.unwrap_or(0),
+        });
+        match capacity {
+            Ok(_) => Took::Yes,
+            Err(cause) => {
+                self.fail_receive(Status::LocalQueuePairOperation, cause, resources, io);
+                Took::Invalid(cause)
+            }
+        }
+    }
+
+    /// Copies payload to byte `offset` of the receive that was taken.
+    pub(super) fn scatter<M: Memory>(
+        &self,
+        offset: u64,
+        payload: &Payload,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<(), Cause> {
+        let pd = self.created.pd;
+        let elements = &self.receive.elements;
+        resources.with_scratch(|resources, ranges| {
+            pieces(
+                elements.iter(),
+                offset,
+                payload.len(),
+                |key, address, length| {
+                    resources.regions.resolve(
+                        key,
+                        pd,
+                        access::LOCAL_WRITE,
+                        address,
+                        length,
+                        io.memory,
+                        ranges,
+                    )
+                },
+            )?;
+            payload
+                .copy_to(0, ranges, io.memory)
+                .map_err(|_| Cause::LocalUnmapped)
+        })
+    }
+
+    /// Completes the receive that was taken; `fill` adds what the message says of itself.
+    pub(super) fn complete_receive<M: Memory>(
+        &mut self,
+        opcode: Opcode,
+        solicited: bool,
+        fill: impl FnOnce(&mut Cqe),
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        if let Some(taken) = self.receive.taken.take() {
+            let mut cqe = self.cqe(taken.wr_id, opcode, Status::Success, None);
+            fill(&mut cqe);
+            resources.complete(self.created.recv_cqn, cqe, solicited, io);
+        }
+    }
+
+    /// Completes the receive that was taken, if any, with an error.
+    pub(super) fn fail_receive<M: Memory>(
+        &mut self,
+        status: Status,
+        cause: Cause,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        if let Some(taken) = self.receive.taken.take() {
+            let cqe = self.cqe(taken.wr_id, Opcode::Receive, status, Some(cause));
+            resources.complete(self.created.recv_cqn, cqe, true, io);
+        }
+    }
+}

@@ -1,0 +1,749 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The responder half of a reliable connection (IBTA volume 1, 9.7 and 9.9.3).
+//!
+//! Requests are executed when they arrive. Data of reads and results of atomics wait in
+//! [`Responder::responses`] for a turn of the queue pair; acknowledgements wait behind them, and
+//! the last one stands for all.
+
+use super::{DEFAULT_PKEY, Qp, Turn, receive::Took};
+use crate::{
+    cause::Cause,
+    limits::MAX_MESSAGE,
+    memory::Memory,
+    psn::Psn,
+    resources::{Io, Resources, payload_of},
+    segment::{
+        Aeth, AtomicKind, AtomicRequest, Body, NakCode, Payload, Position, Reth, Segment, SendTail,
+        Syndrome,
+    },
+};
+use std::collections::VecDeque;
+use vrnic_wire::{
+    completion::{self, Opcode, Status},
+    counter::Counter,
+    event::EventType,
+    memory::access,
+    qp::{MAX_PSN, QpState},
+};
+
+/// A message of several packets that is under way.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+enum Message {
+    /// None.
+    #[default]
+    None,
+    /// A send.
+    Send {
+        /// Bytes so far.
+        received: u64,
+    },
+    /// A write.
+    Write {
+        /// Where it goes.
+        reth: Reth,
+        /// Bytes so far.
+        received: u32,
+    },
+}
+
+/// What a read or an atomic is answered with.
+#[derive(Copy, Clone, Debug)]
+enum Answer {
+    /// Data from there.
+    Data {
+        /// What is left to be sent.
+        left: Reth,
+        /// Whether part of it was sent.
+        begun: bool,
+    },
+    /// The result of an atomic.
+    Original(u64),
+}
+
+/// A response that waits.
+#[derive(Copy, Clone, Debug)]
+struct Response {
+    /// PSN of its next packet.
+    psn: Psn,
+    /// MSN when the request was executed.
+    msn: u32,
+    answer: Answer,
+}
+
+/// Result of an atomic, kept in case that the request comes again.
+#[derive(Copy, Clone, Debug)]
+struct AtomicResult {
+    psn: Psn,
+    msn: u32,
+    original: u64,
+}
+
+/// An acknowledgement that waits.
+#[derive(Copy, Clone, Debug)]
+enum Reply {
+    /// Of everything so far.
+    Ack,
+    /// A negative one with that PSN.
+    Nak(Psn, Syndrome),
+}
+
+/// Why a request cannot be executed.
+#[derive(Debug)]
+struct Fault {
+    code: NakCode,
+    cause: Cause,
+    /// How the receive completes, if one was taken.
+    status: Status,
+}
+
+impl Fault {
+    fn invalid(cause: Cause) -> Self {
+        Self {
+            code: NakCode::InvalidRequest,
+            cause,
+            status: Status::RemoteInvalidRequest,
+        }
+    }
+
+    fn access(cause: Cause) -> Self {
+        Self {
+            code: NakCode::RemoteAccess,
+            cause: cause.as_remote(),
+            status: Status::LocalAccess,
+        }
+    }
+
+    fn local(status: Status, cause: Cause) -> Self {
+        Self {
+            code: NakCode::RemoteOperation,
+            cause,
+            status,
+        }
+    }
+}
+
+/// What came of a request.
+enum Outcome {
+    /// It was executed; the next PSN is that many packets ahead.
+    Done(u32),
+    /// It needs a receive and none is posted.
+    NotReady,
+}
+
+/// State of the responder.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    /// Next PSN.
+    expected: Psn,
+    /// Messages completed, 24 bits.
+    msn: u32,
+    message: Message,
+    responses: VecDeque<Response>,
+    reply: Option<Reply>,
+    /// Whether the peer knows which PSN is expected, so that it need not be told again.
+    told: bool,
+    atomics: VecDeque<AtomicResult>,
+    /// Whether the first message was seen.
+    established: bool,
+}
+
+impl Responder {
+    /// A responder whose first packet has that PSN.
+    pub(super) fn new(psn: Psn) -> Self {
+        Self {
+            expected: psn,
+            ..Self::default()
+        }
+    }
+
+    /// Next PSN.
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Responses that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.responses.len()
+    }
+
+    /// Answers nothing any more.
+    pub(super) fn drop_replies(&mut self) {
+        self.responses.clear();
+        self.reply = None;
+    }
+
+    fn count_message(&mut self) {
+        self.msn = self.msn.wrapping_add(1) & MAX_PSN;
+    }
+}
+
+impl Qp {
+    /// A request came.
+    pub(super) fn take_request<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        let ahead = segment.psn.distance_from(self.responder.expected);
+        if ahead > 0 {
+            if !self.responder.told {
+                resources.counters.count(Counter::SequenceNaksSent);
+                self.nak(Syndrome::Nak(NakCode::SequenceError));
+            }
+            return;
+        }
+        if self.state == QpState::ReadyToReceive && !self.responder.established {
+            self.responder.established = true;
+            self.raise(EventType::CommunicationEstablished, None, resources);
+        }
+        if ahead < 0 {
+            resources.counters.count(Counter::DuplicateRequests);
+            self.repeat(segment, resources, io);
+            return;
+        }
+        match self.execute(segment, resources, io) {
+            Ok(Outcome::Done(packets)) => {
+                let responder = &mut self.responder;
+                responder.expected = responder.expected.add(packets);
+                responder.told = false;
+                // Reads and atomics are acknowledged by their responses.
+                let fetches = matches!(segment.body, Body::ReadRequest(_) | Body::AtomicRequest(_));
+                if segment.ack_request && !fetches {
+                    responder.reply = Some(Reply::Ack);
+                }
+            }
+            Ok(Outcome::NotReady) => {
+                resources.counters.count(Counter::RnrNaksSent);
+                self.nak(Syndrome::RnrNak {
+                    timer: self.attributes.min_rnr_timer,
+                });
+            }
+            Err(fault) => self.refuse(&fault, resources, io),
+        }
+    }
+
+    /// Sends a negative acknowledgement of the expected packet.
+    fn nak(&mut self, syndrome: Syndrome) {
+        let responder = &mut self.responder;
+        responder.told = true;
+        responder.reply = Some(Reply::Nak(responder.expected, syndrome));
+    }
+
+    /// Refuses the expected packet, and with it the connection.
+    fn refuse<M: Memory>(&mut self, fault: &Fault, resources: &mut Resources, io: &Io<'_, M>) {
+        let event = match fault.code {
+            NakCode::RemoteAccess => {
+                resources.counters.count(Counter::RemoteAccessErrors);
+                EventType::QpAccessError
+            }
+            NakCode::InvalidRequest => {
+                resources.counters.count(Counter::RemoteInvalidRequests);
+                EventType::QpRequestError
+            }
+            _ => EventType::QpFatal,
+        };
+        self.nak(Syndrome::Nak(fault.code));
+        if self.receive.is_taken() {
+            self.fail_receive(fault.status, fault.cause, resources, io);
+        } else if fault.code != NakCode::RemoteOperation {
+            self.raise(event, Some(fault.cause), resources);
+        }
+        self.enter_error(io);
+    }
+
+    /// Executes the packet that is expected.
+    fn execute<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Result<Outcome, Fault> {
+        match segment.body {
+            Body::Send { position, tail } => {
+                self.execute_send(position, tail, segment, resources, io)
+            }
+            Body::Write {
+                position,
+                reth,
+                immediate,
+            } => self.execute_write(position, reth, immediate, segment, resources, io),
+            Body::ReadRequest(reth) => {
+                self.check_no_message()?;
+                self.check_reads()?;
+                self.execute_read(reth, resources, io)
+            }
+            Body::AtomicRequest(request) => {
+                self.check_no_message()?;
+                self.check_reads()?;
+                self.execute_atomic(&request, segment.psn, resources, io)
+            }
+            _ => Err(Fault::invalid(Cause::PacketSequence)),
+        }
+    }
+
+    fn check_no_message(&self) -> Result<(), Fault> {
+        if self.responder.message != Message::None {
+            return Err(Fault::invalid(Cause::PacketSequence));
+        }
+        Ok(())
+    }
+
+    /// Checks that the peer may have one more read or atomic outstanding.
+    fn check_reads(&self) -> Result<(), Fault> {
+        if self.responder.responses.len() >= usize::from(self.attributes.max_dest_rd_atomic) {
+            return Err(Fault::invalid(Cause::TooManyReads));
+        }
+        Ok(())
+    }
+
+    /// Checks that a packet has as much payload as its position asks for.
+    fn check_length(&self, position: Position, payload: &Payload) -> Result<u64, Fault> {
+        let length = payload.len();
+        let mtu = u64::from(self.mtu);
+        let valid = match position {
+            Position::First | Position::Middle => length == mtu,
+            Position::Last => (1..=mtu).contains(&length),
+            Position::Only => length <= mtu,
+        };
+        if valid {
+            Ok(length)
+        } else {
+            Err(Fault::invalid(Cause::PacketLength))
+        }
+    }
+
+    fn execute_send<M: Memory>(
+        &mut self,
+        position: Position,
+        tail: SendTail,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<Outcome, Fault> {
+        let received = match (self.responder.message, position.begins()) {
+            (Message::None, true) => 0,
+            (Message::Send { received }, false) => received,
+            _ => return Err(Fault::invalid(Cause::PacketSequence)),
+        };
+        let length = self.check_length(position, &segment.payload)?;
+        if position.begins() {
+            match self.take_receive(resources, io) {
+                Took::Yes => {}
+                Took::None => return Ok(Outcome::NotReady),
+                Took::Invalid(cause) | Took::Broken(cause) => {
+                    return Err(Fault::local(Status::LocalQueuePairOperation, cause));
+                }
+            }
+        }
+        let total = received + length;
+        if total > self.receive.capacity() || total > MAX_MESSAGE.into() {
+            return Err(Fault {
+                status: Status::LocalLength,
+                ..Fault::invalid(Cause::ReceiveTooShort)
+            });
+        }
+        self.scatter(received, &segment.payload, resources, io)
+            .map_err(|cause| Fault::local(Status::LocalProtection, cause))?;
+        if !position.ends() {
+            self.responder.message = Message::Send { received: total };
+            return Ok(Outcome::Done(1));
+        }
+        if let SendTail::Invalidate(key) = tail {
+            // Regions are no memory windows: they are not for the peer to invalidate.
+            let cause = match resources.regions.get(key) {
+                Some(_) => Cause::RemoteInvalidate,
+                None => Cause::RemoteKey,
+            };
+            return Err(Fault {
+                status: Status::RemoteInvalidRequest,
+                ..Fault::access(cause)
+            });
+        }
+        self.responder.message = Message::None;
+        self.responder.count_message();
+        self.complete_receive(
+            Opcode::Receive,
+            segment.solicited,
+            |cqe| {
+                cqe.byte_length = (total as u32).into();
+                cqe.service_level = segment.path.service_level;
+                if segment.solicited {
+                    cqe.flags |= completion::flags::SOLICITED;
+                }
+                if let SendTail::Immediate(immediate) = tail {
+                    cqe.flags |= completion::flags::IMMEDIATE;
+                    cqe.immediate = immediate.into();
+                }
+            },
+            resources,
+            io,
+        );
+        Ok(Outcome::Done(1))
+    }
+
+    fn execute_write<M: Memory>(
+        &mut self,
+        position: Position,
+        reth: Option<Reth>,
+        immediate: Option<u32>,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<Outcome, Fault> {
+        let (reth, received) = match (self.responder.message, position.begins(), reth) {
+            (Message::None, true, Some(reth)) => {
+                self.check_remote(&reth, access::REMOTE_WRITE, resources, io)?;
+                (reth, 0)
+            }
+            (Message::Write { reth, received }, false, None) => (reth, received),
+            _ => return Err(Fault::invalid(Cause::PacketSequence)),
+        };
+        let length = self.check_length(position, &segment.payload)?;
+        let total = u64::from(received) + length;
+        let expected = u64::from(reth.length);
+        if total > expected || position.ends() != (total == expected) {
+            return Err(Fault::invalid(Cause::PacketLength));
+        }
+        if immediate.is_some() {
+            if !position.ends() {
+                return Err(Fault::invalid(Cause::PacketSequence));
+            }
+            match self.take_receive(resources, io) {
+                Took::Yes => {}
+                Took::None => return Ok(Outcome::NotReady),
+                Took::Invalid(cause) | Took::Broken(cause) => {
+                    return Err(Fault::local(Status::LocalQueuePairOperation, cause));
+                }
+            }
+        }
+        let address = reth.address.wrapping_add(received.into());
+        resources.with_scratch(|resources, ranges| {
+            resources
+                .regions
+                .resolve(
+                    reth.rkey,
+                    self.created.pd,
+                    access::REMOTE_WRITE,
+                    address,
+                    length,
+                    io.memory,
+                    ranges,
+                )
+                .map_err(Fault::access)?;
+            segment
+                .payload
+                .copy_to(0, ranges, io.memory)
+                .map_err(|_| Fault::local(Status::LocalAccess, Cause::RemoteUnmapped))
+        })?;
+        if !position.ends() {
+            self.responder.message = Message::Write {
+                reth,
+                received: total as u32,
+            };
+            return Ok(Outcome::Done(1));
+        }
+        self.responder.message = Message::None;
+        self.responder.count_message();
+        if let Some(immediate) = immediate {
+            self.complete_receive(
+                Opcode::ReceiveWriteWithImmediate,
+                segment.solicited,
+                |cqe| {
+                    cqe.byte_length = reth.length.into();
+                    cqe.immediate = immediate.into();
+                    cqe.flags |= completion::flags::IMMEDIATE;
+                    if segment.solicited {
+                        cqe.flags |= completion::flags::SOLICITED;
+                    }
+                },
+                resources,
+                io,
+            );
+        }
+        Ok(Outcome::Done(1))
+    }
+
+    /// Checks that the peer may access memory with `right`.
+    fn check_remote<M: Memory>(
+        &self,
+        reth: &Reth,
+        right: u32,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) -> Result<(), Fault> {
+        if reth.length > MAX_MESSAGE {
+            return Err(Fault::invalid(Cause::WqeLength));
+        }
+        if self.attributes.access & right == 0 {
+            return Err(Fault::access(Cause::RemoteRights));
+        }
+        resources
+            .regions
+            .check(
+                reth.rkey,
+                self.created.pd,
+                right,
+                reth.address,
+                reth.length.into(),
+                io.memory,
+            )
+            .map_err(Fault::access)
+    }
+
+    fn execute_read<M: Memory>(
+        &mut self,
+        reth: Reth,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<Outcome, Fault> {
+        self.check_remote(&reth, access::REMOTE_READ, resources, io)?;
+        let responder = &mut self.responder;
+        responder.count_message();
+        responder.responses.push_back(Response {
+            psn: responder.expected,
+            msn: responder.msn,
+            answer: Answer::Data {
+                left: reth,
+                begun: false,
+            },
+        });
+        Ok(Outcome::Done(reth.length.div_ceil(self.mtu).max(1)))
+    }
+
+    fn execute_atomic<M: Memory>(
+        &mut self,
+        request: &AtomicRequest,
+        psn: Psn,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<Outcome, Fault> {
+        if self.attributes.access & access::REMOTE_ATOMIC == 0 {
+            return Err(Fault::access(Cause::RemoteRights));
+        }
+        if request.address % 8 != 0 {
+            return Err(Fault::invalid(Cause::AtomicAlignment));
+        }
+        let original = resources.with_scratch(|resources, ranges| {
+            resources
+                .regions
+                .resolve(
+                    request.rkey,
+                    self.created.pd,
+                    access::REMOTE_ATOMIC,
+                    request.address,
+                    8,
+                    io.memory,
+                    ranges,
+                )
+                .map_err(Fault::access)?;
+            // The region may begin in the middle of a word.
+            let [word] = ranges[..] else {
+                return Err(Fault::invalid(Cause::AtomicAlignment));
+            };
+            if word.offset % 8 != 0 {
+                return Err(Fault::invalid(Cause::AtomicAlignment));
+            }
+            match request.kind {
+                AtomicKind::CompareSwap => {
+                    io.memory
+                        .compare_exchange_u64(word, 0, request.compare_add, request.swap)
+                }
+                AtomicKind::FetchAdd => io.memory.fetch_add_u64(word, 0, request.compare_add),
+            }
+            .map_err(|_| Fault::access(Cause::RemoteUnmapped))
+        })?;
+        let responder = &mut self.responder;
+        responder.count_message();
+        let msn = responder.msn;
+        if responder.atomics.len() >= usize::from(self.attributes.max_dest_rd_atomic) {
+            responder.atomics.pop_front();
+        }
+        responder
+            .atomics
+            .push_back(AtomicResult { psn, msn, original });
+        responder.responses.push_back(Response {
+            psn,
+            msn,
+            answer: Answer::Original(original),
+        });
+        Ok(Outcome::Done(1))
+    }
+
+    /// A packet came that was executed before: its answer was lost, or the network repeated it.
+    fn repeat<M: Memory>(&mut self, segment: &Segment, resources: &mut Resources, io: &Io<'_, M>) {
+        let response = match segment.body {
+            Body::ReadRequest(reth) => {
+                let right = access::REMOTE_READ;
+                if self.check_remote(&reth, right, resources, io).is_err() {
+                    return;
+                }
+                Response {
+                    psn: segment.psn,
+                    msn: self.responder.msn,
+                    answer: Answer::Data {
+                        left: reth,
+                        begun: false,
+                    },
+                }
+            }
+            Body::AtomicRequest(_) => {
+                let results = &self.responder.atomics;
+                let Some(result) = results.iter().find(|result| result.psn == segment.psn) else {
+                    return;
+                };
+                Response {
+                    psn: result.psn,
+                    msn: result.msn,
+                    answer: Answer::Original(result.original),
+                }
+            }
+            _ => {
+                if self.responder.reply.is_none() {
+                    self.responder.reply = Some(Reply::Ack);
+                }
+                return;
+            }
+        };
+        // The peer begins anew from here, so what waits from here on is of no use to it.
+        let responses = &mut self.responder.responses;
+        while responses
+            .back()
+            .is_some_and(|last| last.psn.distance_from(segment.psn) >= 0)
+        {
+            responses.pop_back();
+        }
+        if responses.len() < usize::from(self.attributes.max_dest_rd_atomic) {
+            responses.push_back(response);
+        }
+    }
+
+    /// Sends what the peer waits for until the turn is over.
+    pub(super) fn respond<M: Memory>(
+        &mut self,
+        turn: &mut Turn,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        while let Some(&response) = self.responder.responses.front() {
+            if turn.is_over() {
+                return;
+            }
+            match response.answer {
+                Answer::Original(original) => {
+                    self.responder.responses.pop_front();
+                    let body = Body::AtomicAcknowledge {
+                        aeth: Aeth {
+                            syndrome: Syndrome::ACK,
+                            msn: response.msn,
+                        },
+                        original,
+                    };
+                    self.send_response(response.psn, body, Payload::Empty, resources, io);
+                    turn.spend(0);
+                }
+                Answer::Data { left, begun } => {
+                    let bytes = self.send_data(&response, left, begun, resources, io);
+                    turn.spend(bytes);
+                }
+            }
+        }
+        if let Some(reply) = self.responder.reply.take() {
+            let (psn, syndrome) = match reply {
+                Reply::Ack => (self.responder.expected.previous(), Syndrome::ACK),
+                Reply::Nak(psn, syndrome) => (psn, syndrome),
+            };
+            let body = Body::Acknowledge(Aeth {
+                syndrome,
+                msn: self.responder.msn,
+            });
+            self.send_response(psn, body, Payload::Empty, resources, io);
+            turn.spend(0);
+        }
+    }
+
+    /// Sends the next packet of data of the first response; gives its payload bytes.
+    fn send_data<M: Memory>(
+        &mut self,
+        response: &Response,
+        left: Reth,
+        begun: bool,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> u64 {
+        let length = left.length.min(self.mtu);
+        let ends = length == left.length;
+        let position = match (begun, ends) {
+            (false, true) => Position::Only,
+            (false, false) => Position::First,
+            (true, false) => Position::Middle,
+            (true, true) => Position::Last,
+        };
+        let mut ranges = io.outbox.ranges();
+        let resolved = resources.regions.resolve(
+            left.rkey,
+            self.created.pd,
+            access::REMOTE_READ,
+            left.address,
+            length.into(),
+            io.memory,
+            &mut ranges,
+        );
+        if let Err(cause) = resolved {
+            // The region went away since the request was accepted.
+            self.responder.responses.clear();
+            self.refuse(&Fault::access(cause), resources, io);
+            self.responder.reply = Some(Reply::Nak(
+                response.psn,
+                Syndrome::Nak(NakCode::RemoteAccess),
+            ));
+            return 0;
+        }
+        let body = Body::ReadResponse {
+            position,
+            aeth: (position != Position::Middle).then_some(Aeth {
+                syndrome: Syndrome::ACK,
+                msn: response.msn,
+            }),
+        };
+        let responses = &mut self.responder.responses;
+        if ends {
+            responses.pop_front();
+        } else if let Some(front) = responses.front_mut() {
+            front.psn = response.psn.add(1);
+            front.answer = Answer::Data {
+                left: Reth {
+                    address: left.address.wrapping_add(length.into()),
+                    rkey: left.rkey,
+                    length: left.length - length,
+                },
+                begun: true,
+            };
+        }
+        let payload = payload_of(ranges, io);
+        self.send_response(response.psn, body, payload, resources, io);
+        length.into()
+    }
+
+    fn send_response<M: Memory>(
+        &mut self,
+        psn: Psn,
+        body: Body,
+        payload: Payload,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        let segment = Segment {
+            path: self.path,
+            destination_qpn: self.attributes.dest_qpn,
+            pkey: DEFAULT_PKEY,
+            psn,
+            solicited: false,
+            ack_request: false,
+            body,
+            payload,
+        };
+        resources.send(segment, io);
+    }
+}

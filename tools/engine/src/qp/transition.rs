@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! State transitions and the attributes that go with them (IBTA volume 1, 11.2.5.2).
+
+use crate::cause::Cause;
+use vrnic_wire::qp::{
+    QpState::{self, *},
+    QpType::{self, *},
+    attribute::*,
+};
+
+/// Attributes that a transition needs, and those that it allows besides.
+struct Rule {
+    required: u32,
+    optional: u32,
+}
+
+const fn rule(required: u32, optional: u32) -> Option<Rule> {
+    Some(Rule { required, optional })
+}
+
+/// What an alternate path would need; allowed by the standard, but the device has no such paths.
+const MIGRATION: u32 = ALTERNATE_PATH | PATH_MIGRATION_STATE;
+
+/// The rule of a transition, or `None` if there is no such transition.
+fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
+    let datagram = matches!(qp_type, UnreliableDatagram | Gsi);
+    let reliable = qp_type == ReliableConnection;
+    match (from, to) {
+        (_, Reset | Error) => rule(0, 0),
+        (Reset, Init) => match qp_type {
+            Gsi => rule(PKEY_INDEX | QKEY, PORT),
+            UnreliableDatagram => rule(PKEY_INDEX | PORT | QKEY, 0),
+            _ => rule(PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
+        },
+        (Init, Init) => match qp_type {
+            Gsi => rule(0, PKEY_INDEX | QKEY),
+            UnreliableDatagram => rule(0, PKEY_INDEX | PORT | QKEY),
+            _ => rule(0, PKEY_INDEX | PORT | ACCESS_FLAGS),
+        },
+        (Init, ReadyToReceive) => {
+            let connected = ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN;
+            if datagram {
+                rule(0, PKEY_INDEX | QKEY)
+            } else if reliable {
+                rule(
+                    connected | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                    ALTERNATE_PATH | ACCESS_FLAGS | PKEY_INDEX,
+                )
+            } else {
+                rule(connected, ALTERNATE_PATH | ACCESS_FLAGS | PKEY_INDEX)
+            }
+        }
+        (ReadyToReceive, ReadyToSend) => {
+            if datagram {
+                rule(SQ_PSN, CURRENT_STATE | QKEY)
+            } else if reliable {
+                rule(
+                    SQ_PSN | TIMEOUT | RETRY_COUNT | RNR_RETRY | MAX_RD_ATOMIC,
+                    CURRENT_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | MIGRATION,
+                )
+            } else {
+                rule(SQ_PSN, CURRENT_STATE | ACCESS_FLAGS | MIGRATION)
+            }
+        }
+        (ReadyToSend | SendQueueDrain, ReadyToSend) => {
+            if datagram {
+                rule(0, CURRENT_STATE | QKEY)
+            } else if reliable {
+                rule(0, CURRENT_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | MIGRATION)
+            } else {
+                rule(0, CURRENT_STATE | ACCESS_FLAGS | MIGRATION)
+            }
+        }
+        (SendQueueError, ReadyToSend) if datagram => rule(0, CURRENT_STATE | QKEY),
+        (SendQueueError, ReadyToSend) if !reliable => rule(0, CURRENT_STATE | ACCESS_FLAGS),
+        (ReadyToSend, SendQueueDrain) => rule(0, EN_SQD_ASYNC_NOTIFY),
+        (SendQueueDrain, SendQueueDrain) => {
+            let connected = ADDRESS_VECTOR | ACCESS_FLAGS | PKEY_INDEX | MIGRATION;
+            if datagram {
+                rule(0, PKEY_INDEX | QKEY)
+            } else if reliable {
+                rule(
+                    0,
+                    connected
+                        | PORT
+                        | TIMEOUT
+                        | RETRY_COUNT
+                        | RNR_RETRY
+                        | MAX_RD_ATOMIC
+                        | MAX_DEST_RD_ATOMIC
+                        | MIN_RNR_TIMER,
+                )
+            } else {
+                rule(0, connected)
+            }
+        }
+        _ => None,
+    }
+}
+
+/// Checks that a queue pair may go `from` a state `to` another with the attributes in `mask`.
+pub(super) fn check(qp_type: QpType, from: QpState, to: QpState, mask: u32) -> Result<(), Cause> {
+    let rule = find(qp_type, from, to).ok_or(Cause::Transition)?;
+    let mask = mask & !STATE;
+    if mask & rule.required != rule.required {
+        return Err(Cause::AttributeMissing);
+    }
+    if mask & !(rule.required | rule.optional) != 0 || mask & MIGRATION != 0 {
+        return Err(Cause::AttributeForbidden);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_state_can_be_left_for_reset_and_error() {
+        for &qp_type in QpType::ALL {
+            for &from in QpState::ALL {
+                assert_eq!(check(qp_type, from, Reset, STATE), Ok(()));
+                assert_eq!(check(qp_type, from, Error, STATE), Ok(()));
+                assert_eq!(
+                    check(qp_type, from, Error, STATE | QKEY),
+                    Err(Cause::AttributeForbidden)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_leads_out_of_error_but_reset() {
+        for &to in QpState::ALL {
+            let allowed = matches!(to, Reset | Error);
+            assert_eq!(check(ReliableConnection, Error, to, STATE).is_ok(), allowed);
+        }
+    }
+
+    #[test]
+    fn connections_need_their_attributes() {
+        let init = STATE | PKEY_INDEX | PORT | ACCESS_FLAGS;
+        let ready = STATE
+            | ADDRESS_VECTOR
+            | PATH_MTU
+            | DEST_QPN
+            | RQ_PSN
+            | MAX_DEST_RD_ATOMIC
+            | MIN_RNR_TIMER;
+        let send = STATE | SQ_PSN | TIMEOUT | RETRY_COUNT | RNR_RETRY | MAX_RD_ATOMIC;
+        let steps = [
+            (Reset, Init, init),
+            (Init, ReadyToReceive, ready),
+            (ReadyToReceive, ReadyToSend, send),
+        ];
+        for (from, to, mask) in steps {
+            assert_eq!(check(ReliableConnection, from, to, mask), Ok(()));
+            for bit in (1..32).map(|bit| 1 << bit) {
+                if mask & bit != 0 {
+                    assert_eq!(
+                        check(ReliableConnection, from, to, mask & !bit),
+                        Err(Cause::AttributeMissing)
+                    );
+                }
+            }
+        }
+        assert_eq!(
+            check(ReliableConnection, Init, ReadyToSend, send),
+            Err(Cause::Transition)
+        );
+        assert_eq!(
+            check(ReliableConnection, SendQueueError, ReadyToSend, STATE),
+            Err(Cause::Transition)
+        );
+        assert_eq!(
+            check(UnreliableDatagram, SendQueueError, ReadyToSend, STATE),
+            Ok(())
+        );
+        assert_eq!(
+            check(
+                ReliableConnection,
+                ReadyToSend,
+                ReadyToSend,
+                PATH_MIGRATION_STATE
+            ),
+            Err(Cause::AttributeForbidden)
+        );
+    }
+}

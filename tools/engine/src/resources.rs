@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What the queue pairs of a device share.
+
+use crate::{
+    counter::Counters,
+    cq::{Cq, Pushed},
+    event::{AsyncEvents, CompletionEvents},
+    gid::GidTable,
+    limits::Limits,
+    memory::{HostRange, Memory},
+    region::Regions,
+    segment::{Outbox, Payload, Segment},
+    table::Table,
+    time::Instant,
+    timer::Timers,
+};
+use vrnic_wire::{
+    completion::{Cqe, Status},
+    counter::Counter,
+    event::EventType,
+};
+
+/// What one call of the device works with: memory of the guest, the time, and where segments go.
+#[derive(Debug)]
+pub struct Io<'a, M: Memory> {
+    /// Guest memory, resolving addresses of the guest that the device belongs to.
+    pub memory: &'a M,
+    /// Now; never earlier than in the call before.
+    pub now: Instant,
+    /// Where segments go.
+    pub outbox: &'a mut Outbox,
+}
+
+/// Everything that queue pairs use but do not own.
+#[derive(Debug)]
+pub(crate) struct Resources {
+    pub(crate) limits: Limits,
+    /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
+    pub(crate) fabric_mtu: Option<u32>,
+    pub(crate) port_active: bool,
+    pub(crate) regions: Regions,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) gids: GidTable,
+    pub(crate) counters: Counters,
+    pub(crate) async_events: AsyncEvents,
+    pub(crate) completion_events: CompletionEvents,
+    pub(crate) timers: Timers,
+    pub(crate) bad_qkeys: u32,
+    pub(crate) bad_pkeys: u32,
+    /// Completion queues with completions since their arm words were looked at.
+    unannounced: Vec<u32>,
+    /// Completion queues that failed, whose queue pairs do not know it yet.
+    pub(crate) failed_cqs: Vec<u32>,
+    /// Ranges of an access, kept for reuse.
+    scratch: Vec<HostRange>,
+}
+
+impl Resources {
+    /// Nothing yet.
+    pub(crate) fn new(
+        limits: Limits,
+        fabric_mtu: Option<u32>,
+        vectors: u16,
+        seed: [u8; 32],
+    ) -> Self {
+        Self {
+            limits,
+            fabric_mtu,
+            port_active: true,
+            regions: Regions::new(limits.mr, seed),
+            cqs: Table::new(1, limits.cq),
+            gids: GidTable::new(limits.gid_table),
+            counters: Counters::default(),
+            async_events: AsyncEvents::default(),
+            completion_events: CompletionEvents::new(vectors),
+            timers: Timers::default(),
+            bad_qkeys: 0,
+            bad_pkeys: 0,
+            unannounced: Vec::new(),
+            failed_cqs: Vec::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Writes a completion to the queue `cqn`.
+    pub(crate) fn complete<M: Memory>(
+        &mut self,
+        cqn: u32,
+        cqe: Cqe,
+        solicited: bool,
+        io: &Io<'_, M>,
+    ) {
+        let Some(cq) = self.cqs.get_mut(cqn) else {
+            return;
+        };
+        let status = cqe.status;
+        let stamped = Cqe {
+            timestamp: io.now.as_nanos().into(),
+            ..cqe
+        };
+        match cq.push(stamped, solicited, io.memory) {
+            Pushed::Done => {}
+            Pushed::First => self.unannounced.push(cqn),
+            Pushed::Failed(cause) => {
+                self.failed_cqs.push(cqn);
+                self.async_events
+                    .raise(EventType::CqError, cqn, Some(cause), &mut self.counters);
+                return;
+            }
+            Pushed::Lost => return,
+        }
+        self.counters.count(Counter::Completions);
+        if status == Status::Flushed.raw() {
+            self.counters.count(Counter::Flushes);
+        } else if status != Status::Success.raw() {
+            self.counters.count(Counter::CompletionErrors);
+        }
+    }
+
+    /// Raises the events that the completions since the last call ask for.
+    pub(crate) fn announce<M: Memory>(&mut self, memory: &M) {
+        if self.unannounced.is_empty() {
+            return;
+        }
+        for &cqn in &self.unannounced {
+            if let Some(cq) = self.cqs.get(cqn) {
+                cq.publish(memory);
+            }
+        }
+        memory.fence();
+        for cqn in self.unannounced.drain(..) {
+            let Some(cq) = self.cqs.get_mut(cqn) else {
+                continue;
+            };
+            if cq.take_event(memory) {
+                self.completion_events.raise(cq.vector, cqn);
+                self.counters.count(Counter::CompletionEvents);
+            }
+        }
+    }
+
+    /// Sends a segment, unless the port is down.
+    pub(crate) fn send<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+        if !self.port_active {
+            io.outbox.recycle(segment.payload);
+            return;
+        }
+        self.counters.count(Counter::TransmitPackets);
+        self.counters
+            .add(Counter::TransmitBytes, segment.payload.len());
+        io.outbox.segments.push(segment);
+    }
+
+    /// Calls `work` with an empty vector for ranges that keeps its capacity.
+    pub(crate) fn with_scratch<R>(
+        &mut self,
+        work: impl FnOnce(&mut Self, &mut Vec<HostRange>) -> R,
+    ) -> R {
+        let mut ranges = std::mem::take(&mut self.scratch);
+        ranges.clear();
+        let result = work(self, &mut ranges);
+        self.scratch = ranges;
+        result
+    }
+}
+
+/// Payload of the ranges, or none.
+pub(crate) fn payload_of<M: Memory>(ranges: Vec<HostRange>, io: &mut Io<'_, M>) -> Payload {
+    if ranges.is_empty() {
+        io.outbox.recycle(Payload::Ranges(ranges));
+        Payload::Empty
+    } else {
+        Payload::Ranges(ranges)
+    }
+}

@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The device.
+
+pub use crate::resources::Io;
+use crate::{
+    cause::Cause,
+    context::Context,
+    limits::Limits,
+    memory::Memory,
+    qp::{Qp, QpSnapshot, Turn},
+    resources::Resources,
+    segment::{DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
+    table::Table,
+    time::Instant,
+};
+use std::collections::VecDeque;
+use vrnic_wire::{
+    command::ContextKind,
+    config::Config,
+    counter::Counter,
+    event::{AsyncEvent, CompletionEvent, EventType},
+    port::{GidEntry, Mtu, PortAttributes, PortState},
+    qp::GSI_QPN,
+};
+
+/// How messages are cut into segments.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Segmentation {
+    /// For the local fabric: [`LOCAL_MTU`] bytes each.
+    #[default]
+    Local,
+    /// For a wire: the path MTU of each queue pair.
+    PathMtu,
+}
+
+/// What a device is made with.
+#[derive(Clone, Debug)]
+pub struct RnicConfig {
+    /// MAC address of the network device that the device is paired with.
+    pub mac: [u8; 6],
+    /// GUID of the node.
+    pub node_guid: u64,
+    /// Completion vectors; at least 1.
+    pub completion_vectors: u16,
+    /// Doorbell pages; 0 if there is no doorbell region. Bounds the number of contexts if not 0.
+    pub doorbell_pages: u32,
+    /// How messages are cut into segments.
+    pub segmentation: Segmentation,
+    /// Limits.
+    pub limits: Limits,
+    /// What keys are derived from. Never use one twice, and never let a guest know it.
+    pub seed: [u8; 32],
+}
+
+impl Default for RnicConfig {
+    /// A device for tests: its keys can be guessed.
+    fn default() -> Self {
+        Self {
+            mac: [2, 0, 0, 0, 0, 1],
+            node_guid: 0x0200_00ff_fe00_0001,
+            completion_vectors: 4,
+            doorbell_pages: 4096,
+            segmentation: Segmentation::Local,
+            limits: Limits::default(),
+            seed: [0; 32],
+        }
+    }
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub(crate) context: u32,
+    pub(crate) kind: ContextKind,
+    /// Regions and queue pairs that belong to it.
+    pub(crate) users: u32,
+}
+
+/// Queue pairs, and whose turn it is.
+#[derive(Debug)]
+pub(crate) struct QueuePairs {
+    pub(crate) table: Table<Box<Qp>>,
+    /// QP1, if it exists.
+    pub(crate) gsi: Option<Box<Qp>>,
+    /// Queue pairs with work, first come first served.
+    ready: VecDeque<u32>,
+}
+
+impl QueuePairs {
+    /// The queue pair with that number.
+    pub(crate) fn get(&self, qpn: u32) -> Option<&Qp> {
+        if qpn == GSI_QPN {
+            return self.gsi.as_deref();
+        }
+        self.table.get(qpn).map(Box::as_ref)
+    }
+
+    /// The queue pair with that number.
+    pub(crate) fn get_mut(&mut self, qpn: u32) -> Option<&mut Qp> {
+        if qpn == GSI_QPN {
+            return self.gsi.as_deref_mut();
+        }
+        self.table.get_mut(qpn).map(Box::as_mut)
+    }
+
+    /// Queue pairs that exist.
+    pub(crate) fn len(&self) -> u32 {
+        self.table.len() + u32::from(self.gsi.is_some())
+    }
+
+    /// Gives the queue pair a turn, unless it waits for one already.
+    pub(crate) fn schedule(&mut self, qpn: u32) {
+        if let Some(qp) = self.get_mut(qpn)
+            && !std::mem::replace(&mut qp.scheduled, true)
+        {
+            self.ready.push_back(qpn);
+        }
+    }
+
+    /// All queue pairs.
+    fn iter(&self) -> impl Iterator<Item = &Qp> {
+        let others = self.table.iter().map(|(_, qp)| qp.as_ref());
+        self.gsi.as_deref().into_iter().chain(others)
+    }
+
+    /// All queue pairs with their numbers.
+    fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Qp)> {
+        let others = self.table.iter_mut().map(|(qpn, qp)| (qpn, qp.as_mut()));
+        self.gsi
+            .as_deref_mut()
+            .map(|qp| (GSI_QPN, qp))
+            .into_iter()
+            .chain(others)
+    }
+}
+
+/// How many objects a device has, and what it is doing.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Contexts.
+    pub contexts: u32,
+    /// Contexts whose notify areas are being polled.
+    pub polled_contexts: usize,
+    /// Protection domains.
+    pub pds: u32,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Completion queues.
+    pub cqs: u32,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Queue pairs with work.
+    pub ready_qps: usize,
+    /// Host ranges that page lists need.
+    pub translations: usize,
+}
+
+/// An RDMA device. See the [crate documentation](crate) for how to drive it.
+#[derive(Debug)]
+pub struct Rnic {
+    pub(crate) config: RnicConfig,
+    pub(crate) resources: Resources,
+    pub(crate) contexts: Table<Context>,
+    /// Context of each doorbell page.
+    pub(crate) pages: Vec<Option<u32>>,
+    pub(crate) pds: Table<Pd>,
+    pub(crate) qps: QueuePairs,
+    /// Host ranges that all page lists need.
+    pub(crate) translations: usize,
+    /// Contexts that are, or are to be, polled.
+    polled: Vec<u32>,
+}
+
+impl Rnic {
+    /// A device in the state after a reset. To reset a device, make a new one with a fresh seed.
+    pub fn new(mut config: RnicConfig) -> Self {
+        config.completion_vectors = config.completion_vectors.max(1);
+        config.limits = config.limits.clamped();
+        let limits = &mut config.limits;
+        if config.doorbell_pages != 0 {
+            limits.contexts = limits.contexts.min(config.doorbell_pages);
+        }
+        let mtu = match config.segmentation {
+            Segmentation::Local => Some(LOCAL_MTU),
+            Segmentation::PathMtu => None,
+        };
+        let resources = Resources::new(*limits, mtu, config.completion_vectors, config.seed);
+        config.seed = [0; 32];
+        Self {
+            resources,
+            contexts: Table::new(1, config.limits.contexts),
+            pages: vec![None; config.limits.contexts as usize],
+            pds: Table::new(1, config.limits.pd),
+            qps: QueuePairs {
+                // QP0 does not exist, QP1 is the GSI, which counts but has no place in the table.
+                table: Table::new(2, config.limits.qp),
+                gsi: None,
+                ready: VecDeque::new(),
+            },
+            translations: 0,
+            polled: Vec::new(),
+            config,
+        }
+    }
+
+    /// Device configuration space.
+    pub fn config_space(&self) -> Config {
+        Config {
+            mac: self.config.mac,
+            completion_vectors: self.config.completion_vectors.into(),
+            node_guid: self.config.node_guid.into(),
+            doorbell_pages: self.config.doorbell_pages.into(),
+            ports: 1.into(),
+            reserved: [0; 8],
+        }
+    }
+
+    /// Executes a control command: `request` is its readable part, and the writable part is appended
+    /// to `reply`. Any bytes get an answer.
+    pub fn execute<M: Memory>(&mut self, request: &[u8], reply: &mut Vec<u8>, io: &mut Io<'_, M>) {
+        crate::command::execute(self, request, reply, io);
+        self.settle(io);
+    }
+
+    /// The driver side wrote `value` to doorbell page `page`.
+    pub fn doorbell(&mut self, page: u32, value: u32) {
+        self.resources.counters.count(Counter::Doorbells);
+        let context = self.pages.get(page as usize).copied().flatten();
+        if !context.is_some_and(|context| self.ring(context, value)) {
+            self.resources.counters.count(Counter::InvalidDoorbells);
+        }
+    }
+
+    /// A doorbell of a context was rung for a slot. Whether the slot names a queue pair.
+    pub(crate) fn ring(&mut self, number: u32, slot: u32) -> bool {
+        let Some(context) = self.contexts.get_mut(number) else {
+            return false;
+        };
+        let owner = context.owner(slot);
+        if !context.polled && !self.polled.contains(&number) {
+            self.polled.push(number);
+        }
+        if let Some(qpn) = owner {
+            self.qps.schedule(qpn);
+        }
+        owner.is_some()
+    }
+
+    /// Looks at the notify areas of polled contexts, and does up to `budget` units of work, which
+    /// are segments to send or work requests to complete. Whether there was or still is work.
+    pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
+        let found = self.look_at_contexts(io);
+        let mut left = budget;
+        let mut worked = false;
+        while left > 0 {
+            let Some(qpn) = self.qps.ready.pop_front() else {
+                break;
+            };
+            let Some(qp) = self.qps.get_mut(qpn) else {
+                continue;
+            };
+            qp.scheduled = false;
+            let mut turn = Turn::new(left);
+            qp.run(&mut turn, &mut self.resources, io);
+            worked |= turn.spent() > 0;
+            left = left.saturating_sub(turn.spent().max(1));
+            if turn.is_over() {
+                self.qps.schedule(qpn);
+            }
+        }
+        self.settle(io);
+        found || worked || !self.qps.ready.is_empty()
+    }
+
+    /// Before the worker sleeps: announces it to all polled contexts and looks once more. If this
+    /// gives `true` there is work after all, and the worker must not sleep.
+    pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
+        self.settle(io);
+        for &number in &self.polled {
+            if let Some(context) = self.contexts.get(number)
+                && context.polled
+            {
+                context.announce_sleep(io.memory);
+            }
+        }
+        io.memory.fence();
+        let mut work = !self.qps.ready.is_empty();
+        let contexts = &mut self.contexts;
+        self.polled.retain(|&number| {
+            let Some(context) = contexts.get_mut(number) else {
+                return false;
+            };
+            // One that was rung but not looked at yet has work, for all we know.
+            if !context.polled || context.has_work(io.memory) {
+                context.start_polling(io.now, io.memory);
+                work = true;
+                true
+            } else {
+                context.polled = false;
+                false
+            }
+        });
+        work
+    }
+
+    /// Takes pending bits of polled contexts. Whether there were any.
+    fn look_at_contexts<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
+        let mut found = false;
+        let mut index = 0;
+        while let Some(&number) = self.polled.get(index) {
+            let Some(context) = self.contexts.get_mut(number) else {
+                self.polled.swap_remove(index);
+                continue;
+            };
+            if !context.polled {
+                context.start_polling(io.now, io.memory);
+                io.memory.fence();
+            }
+            let qps = &mut self.qps;
+            let counters = &mut self.resources.counters;
+            found |= context.look(io.now, counters, io.memory, |qpn| qps.schedule(qpn));
+            if context.is_idle(io.now) {
+                context.announce_sleep(io.memory);
+                io.memory.fence();
+                if context.has_work(io.memory) {
+                    context.start_polling(io.now, io.memory);
+                    found = true;
+                } else {
+                    context.polled = false;
+                    self.polled.swap_remove(index);
+                    continue;
+                }
+            }
+            index += 1;
+        }
+        found
+    }
+
+    /// A segment arrived for a GID of this device. Its payload is taken back by `io.outbox`.
+    /// [`poll`](Self::poll) has to follow.
+    pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+        let qpn = segment.destination_qpn;
+        match self.qps.get_mut(qpn) {
+            Some(qp) if self.resources.port_active => {
+                qp.take_segment(&segment, &mut self.resources, io);
+                self.qps.schedule(qpn);
+            }
+            _ => self.resources.counters.count(Counter::Dropped),
+        }
+        io.outbox.recycle(segment.payload);
+    }
+
+    /// Acts on the timers that are due.
+    pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+        while let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) {
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                qp.remind(reminder, &mut self.resources, io);
+                self.qps.schedule(qpn);
+            }
+        }
+        self.settle(io);
+    }
+
+    /// When [`advance`](Self::advance) is to be called at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.resources.timers.next()
+    }
+
+    /// Raises the completion events that are due, and tells queue pairs that their completion
+    /// queue failed.
+    fn settle<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+        while let Some(cqn) = self.resources.failed_cqs.pop() {
+            let mut users = Vec::new();
+            for (qpn, qp) in self.qps.iter_mut() {
+                let created = qp.created();
+                if created.send_cqn == cqn || created.recv_cqn == cqn {
+                    qp.fail(Cause::CqFailed, &mut self.resources, io);
+                    users.push(qpn);
+                }
+            }
+            for qpn in users {
+                self.qps.schedule(qpn);
+            }
+        }
+        self.resources.announce(io.memory);
+    }
+
+    /// The next asynchronous event, when the driver has a buffer for it.
+    pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
+        self.resources.async_events.pop()
+    }
+
+    /// The next completion event of a vector, when the driver has a buffer for it.
+    pub fn next_completion_event(&mut self, vector: u16) -> Option<CompletionEvent> {
+        let event = self.resources.completion_events.pop(vector)?;
+        if let Some(cq) = self.resources.cqs.get_mut(event.cqn.get()) {
+            cq.event_waits = false;
+        }
+        Some(event)
+    }
+
+    /// Whether the GID is one of this device.
+    pub fn has_gid(&self, gid: &Gid) -> bool {
+        self.resources.gids.iter().any(|entry| entry.gid == *gid)
+    }
+
+    /// All entries of the GID table that are in use.
+    pub fn gids(&self) -> impl Iterator<Item = &GidEntry> {
+        self.resources.gids.iter()
+    }
+
+    /// A number that changes whenever the GID table does.
+    pub fn gid_generation(&self) -> u64 {
+        self.resources.gids.generation()
+    }
+
+    /// Brings the port up or down. While it is down everything sent or received is lost.
+    pub fn set_port_state(&mut self, up: bool) {
+        if std::mem::replace(&mut self.resources.port_active, up) != up {
+            let event = if up {
+                EventType::PortActive
+            } else {
+                EventType::PortError
+            };
+            let resources = &mut self.resources;
+            resources
+                .async_events
+                .raise(event, 1, None, &mut resources.counters);
+        }
+    }
+
+    /// Attributes of the port.
+    pub(crate) fn port_attributes(&self) -> PortAttributes {
+        const _: () = assert!(Mtu::Mtu4096.bytes() == DATAGRAM_MTU);
+        /// Verbs encoding of four lanes.
+        const WIDTH_4X: u8 = 2;
+        /// Verbs encoding of 25 Gbit/s per lane.
+        const SPEED_EDR: u16 = 32;
+        let state = if self.resources.port_active {
+            PortState::Active
+        } else {
+            PortState::Down
+        };
+        PortAttributes {
+            state: state.raw(),
+            max_mtu: Mtu::Mtu4096.raw(),
+            active_mtu: Mtu::Mtu4096.raw(),
+            active_width: WIDTH_4X,
+            active_speed: SPEED_EDR.into(),
+            pkey_table_length: 1.into(),
+            gid_table_length: self.config.limits.gid_table.into(),
+            max_message_size: crate::limits::MAX_MESSAGE.into(),
+            bad_pkey_count: self.resources.bad_pkeys.into(),
+            qkey_violation_count: self.resources.bad_qkeys.into(),
+            reserved: [0; 8],
+        }
+    }
+
+    /// Values of all counters, in the order of [`Counter::ALL`].
+    pub fn counters(&self) -> &[u64] {
+        self.resources.counters.values()
+    }
+
+    /// How many objects there are.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            contexts: self.contexts.len(),
+            polled_contexts: self.polled.len(),
+            pds: self.pds.len(),
+            mrs: self.resources.regions.len(),
+            cqs: self.resources.cqs.len(),
+            qps: self.qps.len(),
+            ready_qps: self.qps.ready.len(),
+            translations: self.translations,
+        }
+    }
+
+    /// What each queue pair is doing.
+    pub fn qp_snapshots(&self) -> impl Iterator<Item = QpSnapshot> {
+        self.qps.iter().map(Qp::snapshot)
+    }
+}

@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Segments: what queue pairs send to each other.
+//!
+//! A segment is a packet of the RDMA transport (IBTA volume 1, chapter 9) in the form of values.
+//! Fabrics differ only in how much payload a segment may carry and in how it travels: the local
+//! fabric hands the value itself to another device and its payload stays where it is until the
+//! receiver copies it; a wire fabric writes the headers and the payload into a frame.
+
+use crate::{
+    memory::{HostRange, Memory, Unmapped},
+    psn::Psn,
+};
+
+/// Most payload of a segment on the local fabric, in bytes.
+pub const LOCAL_MTU: u32 = 64 * 1024;
+
+/// Most payload of a datagram, in bytes, on every fabric: the port's active MTU.
+pub const DATAGRAM_MTU: u32 = 4096;
+
+/// A GID, most significant byte first.
+pub type Gid = [u8; 16];
+
+/// Where a segment comes from and where it goes: what the IP and Ethernet headers would say.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// GID of the sender.
+    pub source: Gid,
+    /// GID of the destination: what the fabric finds the device by.
+    pub destination: Gid,
+    /// MAC address of the sender.
+    pub source_mac: [u8; 6],
+    /// MAC address of the destination or of the next hop.
+    pub destination_mac: [u8; 6],
+    /// VLAN or [`NO_VLAN`](vrnic_wire::port::NO_VLAN).
+    pub vlan: u16,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Service level.
+    pub service_level: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+}
+
+/// Where a packet stands in its message.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither the first nor the last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// The only one.
+    Only,
+}
+
+impl Position {
+    /// Where packet `index` of `count` stands.
+    pub const fn of(index: u32, count: u32) -> Self {
+        match (index == 0, index + 1 == count) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, true) => Self::Last,
+            (false, false) => Self::Middle,
+        }
+    }
+
+    /// Whether a message begins with this packet.
+    pub const fn begins(self) -> bool {
+        matches!(self, Self::First | Self::Only)
+    }
+
+    /// Whether a message ends with this packet.
+    pub const fn ends(self) -> bool {
+        matches!(self, Self::Last | Self::Only)
+    }
+}
+
+/// RDMA extended transport header: remote memory.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Reth {
+    /// Virtual address.
+    pub address: u64,
+    /// Key.
+    pub rkey: u32,
+    /// Bytes of the whole message.
+    pub length: u32,
+}
+
+/// What comes with the last packet of a send.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum SendTail {
+    /// Nothing.
+    Plain,
+    /// Immediate data.
+    Immediate(u32),
+    /// A key to invalidate.
+    Invalidate(u32),
+}
+
+/// Which atomic operation.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum AtomicKind {
+    /// Stores `swap` if the value is `compare_add`.
+    CompareSwap,
+    /// Adds `compare_add`.
+    FetchAdd,
+}
+
+/// Atomic extended transport header, and which operation.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct AtomicRequest {
+    /// Operation.
+    pub kind: AtomicKind,
+    /// Virtual address.
+    pub address: u64,
+    /// Key.
+    pub rkey: u32,
+    /// Value to compare with or to add.
+    pub compare_add: u64,
+    /// Value to store.
+    pub swap: u64,
+}
+
+/// Reason of a negative acknowledgement.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum NakCode {
+    /// A packet is missing; the PSN is that of the missing one.
+    SequenceError,
+    /// The request is not valid.
+    InvalidRequest,
+    /// The access is not allowed.
+    RemoteAccess,
+    /// The responder could not do it.
+    RemoteOperation,
+}
+
+/// AETH syndrome (IBTA volume 1, 9.7.5.1).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Positive acknowledgement with the 5-bit credit count; 31 if credits are not counted.
+    Ack {
+        /// Credit count.
+        credits: u8,
+    },
+    /// No receive was posted: try again after the time that the 5-bit code says.
+    RnrNak {
+        /// Timer code.
+        timer: u8,
+    },
+    /// Negative acknowledgement.
+    Nak(NakCode),
+}
+
+/// Credit count that says that credits are not counted.
+pub const NO_CREDITS: u8 = 31;
+
+impl Syndrome {
+    /// A positive acknowledgement without a credit count.
+    pub const ACK: Self = Self::Ack {
+        credits: NO_CREDITS,
+    };
+}
+
+/// ACK extended transport header.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// Syndrome.
+    pub syndrome: Syndrome,
+    /// Messages that the responder completed, 24 bits.
+    pub msn: u32,
+}
+
+/// What a segment is, with the extended headers that belong to it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Part of a send.
+    Send {
+        /// Place in the message.
+        position: Position,
+        /// What comes with the last packet; `Plain` before it.
+        tail: SendTail,
+    },
+    /// Part of an RDMA write.
+    Write {
+        /// Place in the message.
+        position: Position,
+        /// Remote memory; with the packet that begins the message.
+        reth: Option<Reth>,
+        /// Immediate data; with the packet that ends the message.
+        immediate: Option<u32>,
+    },
+    /// RDMA read request.
+    ReadRequest(Reth),
+    /// Atomic request.
+    AtomicRequest(AtomicRequest),
+    /// Part of the response to a read.
+    ReadResponse {
+        /// Place in the response.
+        position: Position,
+        /// Acknowledgement; not in the middle.
+        aeth: Option<Aeth>,
+    },
+    /// Acknowledgement.
+    Acknowledge(Aeth),
+    /// Acknowledgement of an atomic.
+    AtomicAcknowledge {
+        /// Acknowledgement.
+        aeth: Aeth,
+        /// Value before the operation.
+        original: u64,
+    },
+    /// Datagram.
+    Datagram {
+        /// Q_Key.
+        qkey: u32,
+        /// Queue pair that sent it.
+        source_qpn: u32,
+        /// Immediate data.
+        immediate: Option<u32>,
+    },
+}
+
+impl Body {
+    /// Whether this is a response, which the requester half of the destination takes.
+    pub const fn is_response(&self) -> bool {
+        matches!(
+            self,
+            Self::ReadResponse { .. } | Self::Acknowledge(_) | Self::AtomicAcknowledge { .. }
+        )
+    }
+}
+
+/// Payload of a segment.
+#[derive(Clone, Debug)]
+pub enum Payload {
+    /// Nothing.
+    Empty,
+    /// Memory of the sender's guest.
+    Ranges(Vec<HostRange>),
+    /// The bytes themselves.
+    Bytes(Vec<u8>),
+}
+
+impl Payload {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Empty => 0,
+            Self::Ranges(ranges) => ranges.iter().map(|range| range.length).sum(),
+            Self::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the payload from byte `skip` on into `to`, range after range, until one of both ends.
+    pub fn copy_to<M: Memory>(
+        &self,
+        skip: u64,
+        to: &[HostRange],
+        memory: &M,
+    ) -> Result<(), Unmapped> {
+        match self {
+            Self::Empty => Ok(()),
+            Self::Ranges(from) => copy_ranges(from, skip, to, memory),
+            Self::Bytes(bytes) => {
+                let skip = usize::try_from(skip).map_err(|_| Unmapped)?;
+                let mut rest = bytes.get(skip..).unwrap_or_default();
+                for range in to {
+                    let length = rest
+                        .len()
+                        .min(usize::try_from(range.length).unwrap_or(usize::MAX));
+                    let (head, tail) = rest.split_at(length);
+                    memory.write(*range, head)?;
+                    rest = tail;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Copies `from`, without its first `skip` bytes, to `to`, until one of both ends.
+fn copy_ranges<M: Memory>(
+    from: &[HostRange],
+    mut skip: u64,
+    to: &[HostRange],
+    memory: &M,
+) -> Result<(), Unmapped> {
+    let mut targets = to.iter().copied();
+    let mut target = HostRange {
+        length: 0,
+        ..match to.first() {
+            Some(first) => *first,
+            None => return Ok(()),
+        }
+    };
+    for source in from {
+        let skipped = skip.min(source.length);
+        skip -= skipped;
+        let mut source = source
+            .slice(skipped, source.length - skipped)
+            .ok_or(Unmapped)?;
+        while source.length > 0 {
+            if target.length == 0 {
+                match targets.next() {
+                    Some(next) => target = next,
+                    None => return Ok(()),
+                }
+            }
+            let length = source.length.min(target.length);
+            if length > 0 {
+                let piece = HostRange { length, ..source };
+                memory.copy(piece, HostRange { length, ..target })?;
+            }
+            source.offset += length;
+            source.length -= length;
+            target.offset += length;
+            target.length -= length;
+        }
+    }
+    Ok(())
+}
+
+/// A packet.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Where it comes from and where it goes.
+    pub path: Path,
+    /// Queue pair at the destination, 24 bits.
+    pub destination_qpn: u32,
+    /// P_Key.
+    pub pkey: u16,
+    /// Sequence number.
+    pub psn: Psn,
+    /// Whether a completion of it counts as solicited.
+    pub solicited: bool,
+    /// Whether the requester asks for an acknowledgement.
+    pub ack_request: bool,
+    /// What it is.
+    pub body: Body,
+    /// Payload.
+    pub payload: Payload,
+}
+
+impl Segment {
+    /// Replaces ranges of guest memory by a copy of the bytes in them.
+    ///
+    /// Ranges hold only until the device that sent the segment executes its next command, after
+    /// which the guest may use the memory for something else. A fabric that keeps segments for
+    /// longer detaches them.
+    ///
+    /// # Errors
+    ///
+    /// The memory is not mapped any more: the segment cannot be delivered.
+    pub fn detach<M: Memory>(&mut self, memory: &M) -> Result<(), Unmapped> {
+        if let Payload::Ranges(ranges) = &self.payload {
+            let mut bytes = Vec::new();
+            for range in ranges {
+                let start = bytes.len();
+                let length = usize::try_from(range.length).map_err(|_| Unmapped)?;
+                bytes.resize(start + length, 0);
+                memory.read(*range, &mut bytes[start..])?;
+            }
+            self.payload = Payload::Bytes(bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Most vectors that an outbox keeps for reuse.
+const MAX_SPARE: usize = 256;
+
+/// Segments on their way from devices to the fabric, and vectors to make new ones of, so that a
+/// message needs no allocation. One outbox may serve all devices of a worker.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// Segments in the order in which they were sent; the fabric drains them.
+    pub segments: Vec<Segment>,
+    spare_ranges: Vec<Vec<HostRange>>,
+    spare_bytes: Vec<Vec<u8>>,
+}
+
+impl Outbox {
+    /// An empty outbox.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty vector for ranges.
+    pub(crate) fn ranges(&mut self) -> Vec<HostRange> {
+        self.spare_ranges.pop().unwrap_or_default()
+    }
+
+    /// An empty vector for bytes.
+    pub(crate) fn bytes(&mut self) -> Vec<u8> {
+        self.spare_bytes.pop().unwrap_or_default()
+    }
+
+    /// Takes back what a payload was made of.
+    pub fn recycle(&mut self, payload: Payload) {
+        match payload {
+            Payload::Empty => {}
+            Payload::Ranges(mut ranges) => {
+                if self.spare_ranges.len() < MAX_SPARE {
+                    ranges.clear();
+                    self.spare_ranges.push(ranges);
+                }
+            }
+            Payload::Bytes(mut bytes) => {
+                if self.spare_bytes.len() < MAX_SPARE {
+                    bytes.clear();
+                    self.spare_bytes.push(bytes);
+                }
+            }
+        }
+    }
+}

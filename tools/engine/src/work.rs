@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Work requests, decoded from private copies of their ring entries.
+
+use crate::{
+    cause::Cause,
+    limits::MAX_MESSAGE,
+    memory::{HostRange, Memory, Unmapped},
+};
+use vrnic_wire::{
+    completion::{self, Status},
+    qp::QpType,
+    ring,
+    work::{
+        self, AtomicTarget, DatagramTarget, RdmaTarget, ReceiveHeader, SendHeader, SendOpcode, Sge,
+        send_flags,
+    },
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Bytes that are read of an entry at first: the head and some elements.
+const PREFIX: usize = 128;
+
+/// A private copy of a ring entry. Every byte of the entry is read at most once.
+#[derive(Debug)]
+struct EntryCopy {
+    bytes: [u8; ring::MAX_STRIDE as usize],
+}
+
+impl EntryCopy {
+    /// Reads the beginning of an entry.
+    fn read<M: Memory>(entry: HostRange, memory: &M) -> Result<Self, Unmapped> {
+        let mut bytes = [0; ring::MAX_STRIDE as usize];
+        let length = PREFIX.min(entry.length as usize);
+        memory.read(entry, &mut bytes[..length])?;
+        Ok(Self { bytes })
+    }
+
+    /// Reads what the beginning lacks of the first `length` bytes, which the entry has.
+    fn extend<M: Memory>(
+        &mut self,
+        entry: HostRange,
+        length: usize,
+        memory: &M,
+    ) -> Result<(), Unmapped> {
+        if length > PREFIX {
+            let rest = entry
+                .slice(PREFIX as u64, (length - PREFIX) as u64)
+                .ok_or(Unmapped)?;
+            memory.read(rest, &mut self.bytes[PREFIX..length])?;
+        }
+        Ok(())
+    }
+
+    /// Appends the `count` elements from byte `offset` on, and gives their total length.
+    fn elements(&self, offset: usize, count: usize, mut push: impl FnMut(Sge)) -> u64 {
+        let end = offset + count * size_of::<Sge>();
+        let mut total = 0;
+        for bytes in self.bytes[offset..end].chunks_exact(size_of::<Sge>()) {
+            let Ok(sge) = Sge::read_from_bytes(bytes) else {
+                continue;
+            };
+            total += u64::from(sge.length.get());
+            push(sge);
+        }
+        total
+    }
+}
+
+/// What a queue can hold.
+#[derive(Copy, Clone, Debug, Default)]
+pub(crate) struct Capacities {
+    /// Elements of a send.
+    pub(crate) send_sge: u32,
+    /// Elements of a receive.
+    pub(crate) recv_sge: u32,
+    /// Inline bytes of a send.
+    pub(crate) inline: u32,
+}
+
+/// Where the payload of a send work request is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// In memory regions, by that many elements.
+    Elements(u16),
+    /// In the ring entry itself.
+    Inline,
+}
+
+/// What a send work request does to its peer.
+#[derive(Copy, Clone, Debug)]
+pub(crate) enum Target {
+    /// Nothing but a send.
+    None,
+    /// Reads or writes memory.
+    Rdma {
+        /// Virtual address.
+        address: u64,
+        /// Key.
+        rkey: u32,
+    },
+    /// Changes a word of memory.
+    Atomic {
+        /// Virtual address.
+        address: u64,
+        /// Key.
+        rkey: u32,
+        /// Value to compare with or to add.
+        compare_add: u64,
+        /// Value to store.
+        swap: u64,
+    },
+    /// Goes to any queue pair.
+    Datagram(DatagramTarget),
+}
+
+/// A send work request.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct SendRequest {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: SendOpcode,
+    /// [`send_flags`].
+    pub(crate) flags: u8,
+    pub(crate) immediate: u32,
+    pub(crate) source: Source,
+    /// Bytes of the message.
+    pub(crate) length: u32,
+    pub(crate) target: Target,
+}
+
+/// A work request that cannot be done.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct BadRequest {
+    pub(crate) wr_id: u64,
+    /// Opcode as far as it was understood.
+    pub(crate) opcode: SendOpcode,
+    pub(crate) status: Status,
+    pub(crate) cause: Cause,
+}
+
+/// Which completion opcode a send work request gets.
+pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
+    match opcode {
+        SendOpcode::Write | SendOpcode::WriteWithImmediate => completion::Opcode::Write,
+        SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
+            completion::Opcode::Send
+        }
+        SendOpcode::Read => completion::Opcode::Read,
+        SendOpcode::CompareSwap => completion::Opcode::CompareSwap,
+        SendOpcode::FetchAdd => completion::Opcode::FetchAdd,
+    }
+}
+
+/// Whether requests with this opcode bring data back.
+pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
+    matches!(
+        opcode,
+        SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
+    )
+}
+
+/// Whether a queue pair of that type does the operation.
+fn is_supported(opcode: SendOpcode, qp_type: QpType) -> bool {
+    match qp_type {
+        QpType::ReliableConnection => true,
+        QpType::UnreliableDatagram | QpType::Gsi => {
+            matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate)
+        }
+        QpType::UnreliableConnection => false,
+    }
+}
+
+/// Reads and validates a send entry; its elements are appended with `push`, even if the request
+/// turns out to be bad.
+pub(crate) fn read_send<M: Memory>(
+    entry: HostRange,
+    qp_type: QpType,
+    capacities: &Capacities,
+    memory: &M,
+    push: impl FnMut(Sge),
+) -> Result<Result<SendRequest, BadRequest>, Unmapped> {
+    let mut copy = EntryCopy::read(entry, memory)?;
+    let Ok((header, _)) = SendHeader::read_from_prefix(&copy.bytes) else {
+        return Err(Unmapped);
+    };
+    let wr_id = header.wr_id.get();
+    let opcode = SendOpcode::try_from(header.opcode);
+    let bad = |status, cause| {
+        Ok(Err(BadRequest {
+            wr_id,
+            opcode: opcode.unwrap_or(SendOpcode::Send),
+            status,
+            cause,
+        }))
+    };
+    let invalid = |cause| bad(Status::LocalQueuePairOperation, cause);
+
+    let Some(opcode) = opcode.ok().filter(|&opcode| is_supported(opcode, qp_type)) else {
+        return invalid(Cause::WqeOpcode);
+    };
+    let inline = header.flags & send_flags::INLINE != 0;
+    if header.flags & !send_flags::ALL != 0 || (inline && is_fetching(opcode)) {
+        return invalid(Cause::WqeFlags);
+    }
+    if header.reserved.get() != 0 {
+        return invalid(Cause::WqeReserved);
+    }
+    let count = header.num_sge.get();
+    let inline_length = header.inline_length.get();
+    let (source, data) = if inline {
+        if count != 0 || inline_length > capacities.inline {
+            return invalid(Cause::WqeCapacity);
+        }
+        (Source::Inline, 0)
+    } else {
+        if inline_length != 0 || u32::from(count) > capacities.send_sge {
+            return invalid(Cause::WqeCapacity);
+        }
+        (
+            Source::Elements(count),
+            usize::from(count) * size_of::<Sge>(),
+        )
+    };
+    let end = work::SEND_DATA_OFFSET + data;
+    if end > entry.length as usize {
+        return invalid(Cause::WqeCapacity);
+    }
+    copy.extend(entry, end, memory)?;
+    let mut length = copy.elements(work::SEND_DATA_OFFSET, usize::from(count), push);
+    if inline {
+        length = inline_length.into();
+    }
+    let Some(length) = u32::try_from(length)
+        .ok()
+        .filter(|&length| length <= MAX_MESSAGE)
+    else {
+        return bad(Status::LocalLength, Cause::WqeLength);
+    };
+    let atomic = matches!(opcode, SendOpcode::CompareSwap | SendOpcode::FetchAdd);
+    if atomic && length != 8 {
+        return bad(Status::LocalLength, Cause::WqeAtomicLength);
+    }
+    Ok(Ok(SendRequest {
+        wr_id,
+        opcode,
+        flags: header.flags,
+        immediate: header.immediate.get(),
+        source,
+        length,
+        target: read_target(&copy, opcode, qp_type),
+    }))
+}
+
+/// Interprets the operation's part of a send entry.
+fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Target {
+    let bytes = &copy.bytes[work::TARGET_OFFSET..work::SEND_DATA_OFFSET];
+    if qp_type != QpType::ReliableConnection {
+        return DatagramTarget::read_from_bytes(bytes).map_or(Target::None, Target::Datagram);
+    }
+    match opcode {
+        SendOpcode::Write | SendOpcode::WriteWithImmediate | SendOpcode::Read => {
+            RdmaTarget::read_from_bytes(bytes).map_or(Target::None, |target| Target::Rdma {
+                address: target.address.get(),
+                rkey: target.rkey.get(),
+            })
+        }
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => AtomicTarget::read_from_bytes(bytes)
+            .map_or(Target::None, |target| Target::Atomic {
+                address: target.address.get(),
+                rkey: target.rkey.get(),
+                compare_add: target.compare_add.get(),
+                swap: target.swap.get(),
+            }),
+        SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
+            Target::None
+        }
+    }
+}
+
+/// What a flushed entry of a send queue was: its `wr_id` and the opcode of its completion.
+pub(crate) fn read_send_name<M: Memory>(
+    entry: HostRange,
+    memory: &M,
+) -> Result<(u64, completion::Opcode), Unmapped> {
+    let mut header = SendHeader::default();
+    memory.read(entry, header.as_mut_bytes())?;
+    let opcode = SendOpcode::try_from(header.opcode).unwrap_or(SendOpcode::Send);
+    Ok((header.wr_id.get(), completion_opcode(opcode)))
+}
+
+/// Reads and validates a receive entry: its `wr_id`, and the bytes that fit its elements, which
+/// are appended to `elements`.
+pub(crate) fn read_receive<M: Memory>(
+    entry: HostRange,
+    capacities: &Capacities,
+    memory: &M,
+    elements: &mut Vec<Sge>,
+) -> Result<(u64, Result<u64, Cause>), Unmapped> {
+    let mut copy = EntryCopy::read(entry, memory)?;
+    let Ok((header, _)) = ReceiveHeader::read_from_prefix(&copy.bytes) else {
+        return Err(Unmapped);
+    };
+    let wr_id = header.wr_id.get();
+    let count = usize::from(header.num_sge.get());
+    let end = work::RECEIVE_DATA_OFFSET + count * size_of::<Sge>();
+    if count > capacities.recv_sge as usize
+        || end > entry.length as usize
+        || header.reserved != [0; 6]
+    {
+        return Ok((wr_id, Err(Cause::ReceiveEntry)));
+    }
+    copy.extend(entry, end, memory)?;
+    let capacity = copy.elements(work::RECEIVE_DATA_OFFSET, count, |sge| elements.push(sge));
+    Ok((wr_id, Ok(capacity)))
+}
+
+/// Reads the `wr_id` of a receive entry.
+pub(crate) fn read_receive_name<M: Memory>(entry: HostRange, memory: &M) -> Result<u64, Unmapped> {
+    let mut header = ReceiveHeader::default();
+    memory.read(entry, header.as_mut_bytes())?;
+    Ok(header.wr_id.get())
+}
