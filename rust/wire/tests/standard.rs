@@ -366,8 +366,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
     macro_rules! each {
         ($($prefix:literal: $module:ident { $($name:ident),* $(,)? })*) => {
             $($(
-                #[allow(clippy::unnecessary_cast)]
-                let value = $module::$name as u64;
+                let value = u64::try_from($module::$name).unwrap();
                 constants.insert(concat!($prefix, stringify!($name)).to_string(), value);
                 names.insert(stringify!($name));
             )*)*
@@ -558,17 +557,17 @@ fn commands_agree() {
 
 #[test]
 fn every_status_and_event_is_explained() {
+    fn names<T: Debug>(all: &[T]) -> BTreeSet<String> {
+        all.iter()
+            .map(|v| snake(&format!("{v:?}")).to_uppercase())
+            .collect()
+    }
     let first = |rows: Vec<Vec<String>>| -> BTreeSet<String> {
         let names = rows.into_iter().map(|mut row| row.swap_remove(0));
         names
             .flat_map(|cell| cell.split(", ").map(String::from).collect::<Vec<_>>())
             .collect()
     };
-    fn names<T: Debug>(all: &[T]) -> BTreeSet<String> {
-        all.iter()
-            .map(|v| snake(&format!("{v:?}")).to_uppercase())
-            .collect()
-    }
     assert_eq!(
         first(table_after("No program decides")),
         names(command::Status::ALL)
