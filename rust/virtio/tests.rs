@@ -2,12 +2,20 @@
 
 //! Tests that need no device.
 
+use core::sync::atomic::Ordering;
+
 use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    faux,
     prelude::*,
     sync::Arc, //
 };
 
 use crate::{
+    compat,
     pci,
     virtqueue::{
         Chain,
@@ -16,6 +24,7 @@ use crate::{
     },
     Completion,
     Feature,
+    SharedMemory,
     Status, //
 };
 
@@ -26,6 +35,17 @@ impl Handler for Idle {
     type Context = Arc<u32>;
 
     fn used(&self, _queue: &Virtqueue<Self>) {}
+}
+
+/// Runs `test` with a device that can do DMA, as far as memory is concerned.
+fn with_device(test: impl FnOnce(&Device<Bound>) -> Result) -> Result {
+    let faux = faux::Registration::new(c"virtio-test", None)?;
+    let dev: &Device<Bound> = faux.as_ref().as_ref();
+    let raw = compat::device_as_raw(dev);
+
+    // SAFETY: The device is valid, and nobody else uses this one.
+    unsafe { (*raw).coherent_dma_mask = u64::MAX };
+    test(dev)
 }
 
 #[kunit_tests(virtio)]
@@ -94,5 +114,59 @@ mod cases {
         assert!(!pci::fits(4096, 1, 4096));
         assert!(!pci::fits(4096, u64::MAX, 2));
         assert!(pci::fits(4096, 4095, 1));
+    }
+
+    #[test]
+    fn shared_memory_is_zeroed_pages_that_keep_what_is_written() -> Result {
+        const PAGE: usize = SharedMemory::PAGE_SIZE;
+
+        with_device(|dev| {
+            let memory = SharedMemory::new(dev, 2 * PAGE + 100)?;
+            assert_eq!(memory.len(), 2 * PAGE + 100);
+            assert_eq!(memory.dma_pages().len(), 3);
+            assert!(memory.dma_pages().all(|page| page % PAGE as u64 == 0));
+
+            // Across a page, beginning and ending at odd places.
+            let mut text = *b"?????????????????????????";
+            memory.read(PAGE - 11, &mut text)?;
+            assert_eq!(text, [0; 25]);
+            memory.write(PAGE - 11, b"over the edge of the page")?;
+            memory.read(PAGE - 11, &mut text)?;
+            assert_eq!(&text, b"over the edge of the page");
+
+            // The last byte, and no further.
+            memory.write(2 * PAGE + 99, &[7])?;
+            assert_eq!(memory.write(2 * PAGE + 99, &[7, 8]), Err(EINVAL));
+            assert_eq!(memory.read(2 * PAGE + 100, &mut [0]), Err(EINVAL));
+            assert_eq!(memory.read(usize::MAX, &mut [0, 0]), Err(EINVAL));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn shared_words_are_aligned_and_inside() -> Result {
+        const PAGE: usize = SharedMemory::PAGE_SIZE;
+
+        with_device(|dev| {
+            let memory = SharedMemory::new(dev, PAGE + 12)?;
+            let word = memory.u64(PAGE)?;
+            word.fetch_or(0x0102_0304_0506_0708u64.to_le(), Ordering::Relaxed);
+            let mut bytes = [0; 8];
+            memory.read(PAGE, &mut bytes)?;
+            assert_eq!(bytes, [8, 7, 6, 5, 4, 3, 2, 1]);
+            assert_eq!(
+                u32::from_le(memory.u32(PAGE + 4)?.load(Ordering::Relaxed)),
+                0x0102_0304
+            );
+
+            assert_eq!(memory.u32(2).err(), Some(EINVAL));
+            assert_eq!(memory.u64(4).err(), Some(EINVAL));
+            assert!(memory.u32(PAGE + 8).is_ok());
+            assert_eq!(memory.u64(PAGE + 8).err(), Some(EINVAL));
+            assert_eq!(memory.u32(PAGE + 12).err(), Some(EINVAL));
+            assert_eq!(memory.u32(usize::MAX - 3).err(), Some(EINVAL));
+            assert!(SharedMemory::new(dev, 0).is_err());
+            Ok(())
+        })
     }
 }
