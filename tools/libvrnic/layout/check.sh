@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Proves the layouts of src/ffi against the headers of each release of rdma-core that a provider is built for.
 #
-#   check.sh [--update] SOURCES
+#   check.sh [--update] SOURCES [PROVIDERS]
 #
 # SOURCES holds the unpacked sources, one directory per release: SOURCES/56.1, SOURCES/65.0. A C program that prints
 # every size, offset and constant the Rust code relies on is compiled with those headers, and so are the prototypes.
 # Its output must be what is committed as layout/<release>.txt (which `cargo test` compares with the Rust code);
-# --update writes it instead.
+# --update writes it instead. With PROVIDERS, the directory that build.sh filled, layout/exercise.c is built with the
+# same headers and runs each provider against a device that is an array.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,7 +17,8 @@ if [ "${1:-}" = --update ]; then
 	update=1
 	shift
 fi
-sources=$(cd "${1:?usage: check.sh [--update] SOURCES}" && pwd)
+sources=$(cd "${1:?usage: check.sh [--update] SOURCES [PROVIDERS]}" && pwd)
+providers=${2:+$(cd "$2" && pwd)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -51,6 +53,35 @@ program() {
 	printf '\treturn 0;\n}\n'
 }
 
+# exercise RELEASE PABI LEVEL SYMBOL: SYMBOL is by what the provider knows that LEVEL.
+exercise() {
+	local release=$1 pabi=$2 level=$3 symbol=$4 dir=$work/$1.lib
+	mkdir "$dir"
+	printf 'IBVERBS_1.1 { global: ibv_dofork_range; ibv_dontfork_range; };\nIBVERBS_1.%s { global: %s; };\n' \
+		"$level" "$symbol" >"$dir/map"
+	printf 'IBVERBS_PRIVATE_%s { global: *; };\n' "$pabi" >>"$dir/map"
+	${CC:-cc} -std=gnu11 -D_GNU_SOURCE -g -Wall -Wno-unused -I"$work/$release" \
+		-I"$here/../../../include/uapi/rdma" -shared -fPIC -Wl,-soname,libibverbs.so.1 \
+		-Wl,--version-script="$dir/map" -o "$dir/libibverbs.so.1" "$here/exercise.c"
+	cat >"$dir/main.c" <<-'C'
+		#include <dlfcn.h>
+		#include <stdio.h>
+		void exercise(void);
+		int main(int argc, char **argv)
+		{
+			if (!dlopen(argv[1], RTLD_NOW)) {
+				fprintf(stderr, "%s\n", dlerror());
+				return 1;
+			}
+			exercise();
+			return 0;
+		}
+	C
+	${CC:-cc} -o "$dir/main" "$dir/main.c" "$dir/libibverbs.so.1" -ldl
+	LD_LIBRARY_PATH=$dir "$dir/main" "$providers/libvrnic-rdmav$pabi.so"
+	echo "rdma-core $release: the provider does what its structures say"
+}
+
 check() {
 	local release=$1 pabi=$2 answers=$work/$1.txt
 	headers "$release" "$pabi"
@@ -72,3 +103,8 @@ check() {
 
 check 56.1 34
 check 65.0 65
+
+if [ -n "$providers" ]; then
+	exercise 56.1 34 14 ibv_query_qp_data_in_order
+	exercise 65.0 65 18 _ibv_query_comp_cntr_caps
+fi

@@ -1,0 +1,680 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * The provider between a C program made with the headers of a release and a device that is an array: what goes in by
+ * the structures of verbs.h must come out as the bytes of the rings, and the other way round. This file plays
+ * libibverbs, the kernel and the device. layout/check.sh builds it as a library of that name and runs exercise().
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <infiniband/driver.h>
+#include "vrnic-abi.h"
+
+#define CHECK(what)                                                                                                    \
+	do {                                                                                                           \
+		if (!(what)) {                                                                                         \
+			fprintf(stderr, "exercise.c:%d: not true: %s\n", __LINE__, #what);                             \
+			exit(1);                                                                                       \
+		}                                                                                                      \
+	} while (0)
+
+/* What the provider registered and told the kernel. */
+static const struct verbs_device_ops *provider;
+static struct verbs_context_ops ops;
+static struct vrnic_alloc_context_req context_req;
+static struct vrnic_create_cq_req cq_req;
+static struct vrnic_create_qp_req qp_req;
+static uint32_t *doorbell;
+static int has_doorbells, kernel_rings, fail_next;
+
+static void *driver_part(void *cmd, size_t core, size_t size, size_t expected)
+{
+	CHECK(size - core == expected);
+	return (char *)cmd + core;
+}
+
+void verbs_register_driver(const struct verbs_device_ops *device_ops)
+{
+	provider = device_ops;
+}
+
+void *_verbs_init_and_alloc_context(struct ibv_device *device, int cmd_fd, size_t alloc_size,
+				    struct verbs_context *context_offset, uint32_t driver_id)
+{
+	char *memory = calloc(1, alloc_size);
+	struct verbs_context *context = (void *)(memory + (uintptr_t)context_offset);
+
+	CHECK(driver_id == VRNIC_DRIVER_ID);
+	CHECK((uintptr_t)context_offset + sizeof(*context) <= alloc_size);
+	context->sz = sizeof(*context);
+	context->context.device = device;
+	context->context.cmd_fd = cmd_fd;
+	context->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+	return memory;
+}
+
+void verbs_uninit_context(struct verbs_context *context)
+{
+	close(context->context.cmd_fd);
+}
+
+void verbs_set_ops(struct verbs_context *context, const struct verbs_context_ops *table)
+{
+	ops = *table;
+	context->context.ops.post_send = table->post_send;
+	context->context.ops.post_recv = table->post_recv;
+	context->context.ops.poll_cq = table->poll_cq;
+	context->context.ops.req_notify_cq = table->req_notify_cq;
+	context->create_cq_ex = table->create_cq_ex;
+	context->create_qp_ex = table->create_qp_ex;
+}
+
+void __verbs_log(struct verbs_context *context, uint32_t level, const char *format, ...)
+{
+}
+
+int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
+#if IBVERBS_PABI_VERSION != 34
+			struct ibv_fd_arr *fd_arr,
+#endif
+			struct ib_uverbs_get_context_resp *resp, size_t resp_size)
+{
+	struct vrnic_alloc_context_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
+
+	memcpy(&context_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(context_req)), sizeof(context_req));
+	out->doorbell_length = has_doorbells ? 4096 : 0;
+	out->max_inline_data = 512;
+	return 0;
+}
+
+int ibv_cmd_query_device_any(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
+			     struct ibv_device_attr_ex *attr, size_t attr_size,
+			     struct ib_uverbs_ex_query_device_resp *resp, size_t *resp_size)
+{
+	CHECK(*resp_size >= sizeof(*resp));
+	memset(attr, 0, attr_size);
+	resp->base.fw_ver = 3ULL << 32 | 2 << 16 | 1;
+	return 0;
+}
+
+int ibv_cmd_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr,
+		       struct ibv_query_port *cmd, size_t cmd_size)
+{
+	return 0;
+}
+
+int ibv_cmd_alloc_pd(struct ibv_context *context, struct ibv_pd *pd, struct ibv_alloc_pd *cmd, size_t cmd_size,
+		     struct ib_uverbs_alloc_pd_resp *resp, size_t resp_size)
+{
+	pd->context = context;
+	pd->handle = 77;
+	return 0;
+}
+
+int ibv_cmd_dealloc_pd(struct ibv_pd *pd)
+{
+	return 0;
+}
+
+int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access, struct verbs_mr *vmr,
+		   struct ibv_reg_mr *cmd, size_t cmd_size, struct ib_uverbs_reg_mr_resp *resp, size_t resp_size)
+{
+	vmr->ibv_mr.lkey = 5;
+	return fail_next;
+}
+
+int ibv_cmd_dereg_mr(struct verbs_mr *vmr)
+{
+	return 0;
+}
+
+int ibv_cmd_create_ah(struct ibv_pd *pd, struct ibv_ah *ah, struct ibv_ah_attr *attr,
+		      struct ib_uverbs_create_ah_resp *resp, size_t resp_size)
+{
+	struct vrnic_create_ah_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
+
+	memset(out->address, 0xa5, sizeof(out->address));
+	return 0;
+}
+
+int ibv_cmd_destroy_ah(struct ibv_ah *ah)
+{
+	return 0;
+}
+
+static int create_cq(struct ibv_context *context, struct ibv_cq *cq, int cqe, void *req)
+{
+	if (fail_next)
+		return fail_next;
+	memcpy(&cq_req, req, sizeof(cq_req));
+	cq->context = context;
+	cq->cqe = cqe;
+	return 0;
+}
+
+int ibv_cmd_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel, int comp_vector,
+		      struct ibv_cq *cq, struct ibv_create_cq *cmd, size_t cmd_size,
+		      struct ib_uverbs_create_cq_resp *resp, size_t resp_size)
+{
+	driver_part(resp, sizeof(*resp), resp_size, sizeof(struct vrnic_create_cq_resp));
+	return create_cq(context, cq, cqe, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(cq_req)));
+}
+
+int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr,
+#if IBVERBS_PABI_VERSION != 34
+			 struct verbs_create_cq_prov_attr *prov_attr,
+#endif
+			 struct verbs_cq *cq, struct ibv_create_cq_ex *cmd, size_t cmd_size,
+			 struct ib_uverbs_ex_create_cq_resp *resp, size_t resp_size, uint32_t cmd_flags)
+{
+	driver_part(resp, sizeof(*resp), resp_size, sizeof(struct vrnic_create_cq_resp));
+	CHECK(!(attr->wc_flags & ~(uint64_t)IBV_WC_STANDARD_FLAGS));
+	return create_cq(context, &cq->cq, attr->cqe, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(cq_req)));
+}
+
+int ibv_cmd_destroy_cq(struct ibv_cq *cq)
+{
+	return 0;
+}
+
+int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
+			 struct ibv_create_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
+			 size_t resp_size)
+{
+	struct vrnic_create_qp_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
+
+	memcpy(&qp_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(qp_req)), sizeof(qp_req));
+	out->slot = 130;
+	qp->qp.context = context;
+	qp->qp.qp_num = 17;
+	qp->qp.qp_type = attr->qp_type;
+	qp->comp_mask = 0;
+	return fail_next;
+}
+
+int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp *cmd,
+		      size_t cmd_size)
+{
+	return fail_next;
+}
+
+int ibv_cmd_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_qp_init_attr *init_attr,
+		     struct ibv_query_qp *cmd, size_t cmd_size)
+{
+	memset(attr, 0, sizeof(*attr));
+	memset(init_attr, 0, sizeof(*init_attr));
+	return 0;
+}
+
+int ibv_cmd_destroy_qp(struct ibv_qp *qp)
+{
+	return 0;
+}
+
+int ibv_cmd_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	CHECK(!wr && qp->qp_num == 17);
+	kernel_rings++;
+	return 0;
+}
+
+int ibv_cmd_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	return 0;
+}
+
+int ibv_cmd_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	return 0;
+}
+
+int ibv_dontfork_range(void *base, size_t size)
+{
+	return 0;
+}
+
+int ibv_dofork_range(void *base, size_t size)
+{
+	return 0;
+}
+
+/* The symbols by which a provider knows the level of the library. */
+int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
+{
+	return 0;
+}
+
+#if IBVERBS_PABI_VERSION != 34
+int _ibv_query_comp_cntr_caps(struct ibv_context *context, struct ibv_comp_cntr_caps *caps, size_t caps_size)
+{
+	return 0;
+}
+#endif
+
+/* The device: words of the rings, by the offsets of the standard. */
+static uint32_t *header(uint64_t buffer, struct vrnic_ring *ring)
+{
+	return (uint32_t *)(uintptr_t)(buffer + ring->header_offset);
+}
+
+static uint8_t *entry(uint64_t buffer, struct vrnic_ring *ring, uint32_t index)
+{
+	CHECK((index & (ring->entries - 1)) * ring->stride + ring->stride + ring->entries_offset <= 1 << 20);
+	return (uint8_t *)(uintptr_t)(buffer + ring->entries_offset + (index & (ring->entries - 1)) * ring->stride);
+}
+
+static uint32_t get32(const uint8_t *at)
+{
+	uint32_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return value;
+}
+
+static uint64_t get64(const uint8_t *at)
+{
+	uint64_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return value;
+}
+
+static uint32_t sent(void)
+{
+	return *header(qp_req.buf_addr, &qp_req.sq);
+}
+
+static uint8_t *send_entry(uint32_t index)
+{
+	return entry(qp_req.buf_addr, &qp_req.sq, index);
+}
+
+/* One completion of everything, with a value of its own in each member. */
+static void complete(uint32_t index, uint8_t opcode, uint8_t flags)
+{
+	uint8_t *cqe = entry(cq_req.buf_addr, &cq_req.ring, index);
+
+	memset(cqe, 0, 63);
+	*(uint64_t *)cqe = 1000 + index;
+	*(uint32_t *)(cqe + 8) = 17;
+	cqe[12] = opcode;
+	cqe[13] = 0;
+	cqe[14] = flags;
+	cqe[15] = 3;
+	*(uint32_t *)(cqe + 16) = 44;
+	*(uint32_t *)(cqe + 20) = 0x01020304;
+	*(uint32_t *)(cqe + 24) = 55;
+	*(uint16_t *)(cqe + 28) = 66;
+	*(uint32_t *)(cqe + 32) = 77;
+	*(uint64_t *)(cqe + 48) = 88;
+	__atomic_store_n(&cqe[63], !(index & cq_req.ring.entries), __ATOMIC_RELEASE);
+}
+
+/* Takes the bits that say that the slot has work; whether they were there. */
+static int take_bits(void)
+{
+	uint64_t *area = (uint64_t *)(uintptr_t)context_req.notify_addr;
+	int summary = area[8] == 1 << (130 / 64), pending = area[32 + 130 / 64] == 1ULL << (130 % 64);
+
+	area[8] = 0;
+	area[32 + 130 / 64] = 0;
+	return summary && pending;
+}
+
+static int modify(struct ibv_qp *qp, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = { .qp_state = state };
+
+	return ops.modify_qp(qp, &attr, IBV_QP_STATE);
+}
+
+static void to_rts(struct ibv_qp *qp)
+{
+	CHECK(!modify(qp, IBV_QPS_INIT) && !modify(qp, IBV_QPS_RTR) && !modify(qp, IBV_QPS_RTS));
+}
+
+static struct ibv_context *open_device(void)
+{
+	static struct ibv_device device;
+	int fd = memfd_create("uverbs", 0);
+	struct verbs_context *context;
+
+	CHECK(fd >= 0 && !ftruncate(fd, 4096));
+	doorbell = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(doorbell != MAP_FAILED);
+	context = provider->alloc_context(&device, fd, NULL);
+	CHECK(context && verbs_get_ctx(&context->context) == context);
+	CHECK(context_req.slots >= 64 && context_req.notify_addr % 4096 == 0 && !context_req.comp_mask);
+	return &context->context;
+}
+
+static void completion_queues(struct ibv_context *context)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = 3,
+		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+	};
+	struct ibv_poll_cq_attr poll = {};
+	struct ibv_wc wc[8];
+	struct ibv_cq_ex *ex;
+	struct ibv_cq *cq;
+	uint32_t *arm;
+
+	CHECK(!ops.create_cq(context, 0, NULL, 0) && errno == EINVAL);
+	CHECK(!ops.create_cq(context, -1, NULL, 0) && errno == EINVAL);
+	fail_next = ENOSPC;
+	CHECK(!ops.create_cq(context, 5, NULL, 0) && errno == ENOSPC);
+	fail_next = 0;
+
+	cq = ops.create_cq(context, 5, NULL, 0);
+	CHECK(cq && cq_req.ring.entries == 8 && cq_req.ring.stride == 64);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 0);
+	for (uint32_t i = 0; i < 20; i++) {
+		complete(i, IBV_WC_RECV, i % 2 ? 1 << 0 | 1 << 1 : 1 << 2);
+		CHECK(ibv_poll_cq(cq, 8, wc) == 1);
+		CHECK(wc->wr_id == 1000 + i && wc->status == IBV_WC_SUCCESS && wc->opcode == IBV_WC_RECV);
+		CHECK(wc->qp_num == 17 && wc->byte_len == 44 && wc->src_qp == 55 && wc->pkey_index == 66);
+		CHECK(wc->vendor_err == 77 && wc->sl == 3 && !wc->slid && !wc->dlid_path_bits);
+		CHECK(wc->wc_flags == (i % 2 ? IBV_WC_GRH | IBV_WC_WITH_IMM : IBV_WC_WITH_INV));
+		CHECK(i % 2 ? wc->imm_data == htobe32(0x01020304) : wc->invalidated_rkey == 0x01020304);
+		CHECK(*header(cq_req.buf_addr, &cq_req.ring) == i + 1);
+	}
+	for (uint32_t i = 20; i < 28; i++)
+		complete(i, IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 5, wc) == 5 && wc[4].wr_id == 1024);
+	CHECK(ibv_poll_cq(cq, 5, wc) == 3 && wc[2].wr_id == 1027);
+
+	arm = header(cq_req.buf_addr, &cq_req.ring) + 1;
+	CHECK(!ibv_req_notify_cq(cq, 0) && *arm == (1 << 2 | 1));
+	CHECK(!ibv_req_notify_cq(cq, 1) && *arm == (2 << 2 | 3));
+	ops.cq_event(cq);
+	CHECK(!ibv_req_notify_cq(cq, 1) && *arm == (3 << 2 | 2));
+	CHECK(!ops.destroy_cq(cq));
+
+	attr.wc_flags |= IBV_WC_EX_WITH_TM_INFO;
+	CHECK(!ops.create_cq_ex(context, &attr) && errno == EOPNOTSUPP);
+	attr.wc_flags &= ~(uint64_t)IBV_WC_EX_WITH_TM_INFO;
+	ex = ops.create_cq_ex(context, &attr);
+	CHECK(ex && cq_req.ring.entries == 4);
+	for (uint32_t round = 0; round < 6; round++) {
+		CHECK(ibv_start_poll(ex, &poll) == ENOENT);
+		for (uint32_t i = 3 * round; i < 3 * round + 3; i++)
+			complete(i, IBV_WC_RECV_RDMA_WITH_IMM, 1 << 1);
+		CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 1000 + 3 * round && ex->status == IBV_WC_SUCCESS);
+		CHECK(ibv_wc_read_opcode(ex) == IBV_WC_RECV_RDMA_WITH_IMM && ibv_wc_read_byte_len(ex) == 44);
+		CHECK(ibv_wc_read_imm_data(ex) == htobe32(0x01020304) && ibv_wc_read_qp_num(ex) == 17);
+		CHECK(ibv_wc_read_src_qp(ex) == 55 && ibv_wc_read_vendor_err(ex) == 77 && ibv_wc_read_sl(ex) == 3);
+		CHECK(ibv_wc_read_wc_flags(ex) == IBV_WC_WITH_IMM && !ibv_wc_read_slid(ex));
+		CHECK(!ibv_wc_read_dlid_path_bits(ex) && ibv_wc_read_completion_ts(ex) == 88);
+		CHECK(!ibv_next_poll(ex) && !ibv_next_poll(ex) && ibv_next_poll(ex) == ENOENT);
+		ibv_end_poll(ex);
+		CHECK(*header(cq_req.buf_addr, &cq_req.ring) == 3 * round + 3);
+	}
+	poll.comp_mask = 1;
+	CHECK(ibv_start_poll(ex, &poll) == EINVAL);
+	CHECK(!ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
+}
+
+static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 5, .max_recv_wr = 3, .max_send_sge = 2, .max_recv_sge = 1,
+			 .max_inline_data = 60 },
+	};
+	char text[] = "0123456789";
+	struct ibv_sge sge[3] = { { (uintptr_t)text, 4, 9 }, { (uintptr_t)text + 4, 6, 9 }, { 1, 2, 3 } };
+	struct ibv_send_wr wr[9] = {}, *bad = NULL;
+	struct ibv_recv_wr recv[5] = {}, *bad_recv = NULL;
+	struct ibv_qp_attr qp_attr;
+	struct ibv_qp *qp;
+
+	attr.cap.max_inline_data = 513;
+	CHECK(!ops.create_qp(pd, &attr) && errno == EINVAL);
+	attr.cap.max_inline_data = 60;
+	attr.qp_type = IBV_QPT_RAW_PACKET;
+	CHECK(!ops.create_qp(pd, &attr) && errno == EOPNOTSUPP);
+	attr.qp_type = IBV_QPT_RC;
+	qp = ops.create_qp(pd, &attr);
+	CHECK(qp && attr.cap.max_send_wr == 8 && attr.cap.max_recv_wr == 4);
+	CHECK(qp_req.sq.entries == 8 && qp_req.sq.stride == 128 && qp_req.rq.entries == 4 && qp_req.rq.stride == 32);
+	CHECK(!ops.query_qp(qp, &qp_attr, IBV_QP_CAP, &attr) && qp_attr.cap.max_send_wr == 8);
+	CHECK(attr.cap.max_recv_wr == 4);
+
+	for (int i = 0; i < 9; i++) {
+		wr[i].wr_id = 500 + i;
+		wr[i].opcode = IBV_WR_SEND;
+		wr[i].next = i < 8 ? &wr[i + 1] : NULL;
+	}
+	CHECK(ibv_post_send(qp, wr, &bad) == EINVAL && bad == wr);
+	CHECK(ibv_post_recv(qp, recv, &bad_recv) == EINVAL && bad_recv == recv);
+	CHECK(!modify(qp, IBV_QPS_INIT) && ibv_post_send(qp, wr, &bad) == EINVAL);
+	CHECK(!ibv_post_recv(qp, recv, &bad_recv));
+	to_rts(qp);
+
+	/* As many as there is room for; the rest comes back. */
+	CHECK(ibv_post_send(qp, wr, &bad) == ENOMEM && bad == &wr[8] && sent() == 8);
+	CHECK(take_bits() && (has_doorbells ? *doorbell == 130 : kernel_rings == 1));
+	CHECK(get64(send_entry(7) + 8) == 507);
+	CHECK(ibv_post_send(qp, &wr[8], &bad) == ENOMEM && !take_bits());
+	header(qp_req.buf_addr, &qp_req.sq)[16] = 7;
+
+	/* Every kind of request, byte by byte. */
+	memset(wr, 0, sizeof(wr));
+	wr[0] = (struct ibv_send_wr){ .wr_id = 1, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .sg_list = sge, .num_sge = 2,
+				      .send_flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE, .imm_data = htobe32(0x0a0b0c0d),
+				      .wr.rdma = { .remote_addr = 0x1111, .rkey = 0x2222 }, .next = &wr[1] };
+	wr[1] = (struct ibv_send_wr){ .wr_id = 2, .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .sg_list = sge, .num_sge = 1,
+				      .wr.atomic = { .remote_addr = 3, .compare_add = 4, .swap = 5, .rkey = 6 },
+				      .next = &wr[2] };
+	wr[2] = (struct ibv_send_wr){ .wr_id = 3, .opcode = IBV_WR_SEND_WITH_INV, .sg_list = sge, .num_sge = 2,
+				      .send_flags = IBV_SEND_INLINE | IBV_SEND_SOLICITED,
+				      .invalidate_rkey = 0x0a0b0c0d };
+	CHECK(!ibv_post_send(qp, wr, &bad) && sent() == 11);
+	CHECK(send_entry(8)[0] == 1 && send_entry(8)[1] == (1 | 4) && send_entry(8)[2] == 2);
+	CHECK(get64(send_entry(8) + 8) == 1 && get32(send_entry(8) + 16) == 0x0a0b0c0d);
+	CHECK(get64(send_entry(8) + 24) == 0x1111 && get32(send_entry(8) + 32) == 0x2222);
+	CHECK(!memcmp(send_entry(8) + 64, sge, 32));
+	CHECK(send_entry(9)[0] == 5 && get64(send_entry(9) + 24) == 3 && get32(send_entry(9) + 32) == 6);
+	CHECK(get64(send_entry(9) + 40) == 4 && get64(send_entry(9) + 48) == 5);
+	CHECK(send_entry(10)[0] == 9 && send_entry(10)[1] == (2 | 8) && get32(send_entry(10) + 4) == 10);
+	CHECK(get32(send_entry(10) + 16) == 0x0a0b0c0d && !memcmp(send_entry(10) + 64, text, 10));
+
+	/* What is not valid is refused, and what stood before it is posted. */
+	take_bits();
+	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 3 };
+	CHECK(ibv_post_send(qp, wr, &bad) == EINVAL && bad == &wr[1] && sent() == 12 && take_bits());
+	wr[1].num_sge = -1;
+	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 12 && !take_bits());
+	wr[1].num_sge = 0;
+	wr[1].opcode = IBV_WR_LOCAL_INV;
+	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL);
+	sge[0].length = 65;
+	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 1,
+				      .send_flags = IBV_SEND_INLINE };
+	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL);
+	sge[0].length = UINT32_MAX;
+	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL);
+	sge[0].length = 4;
+	wr[1].opcode = IBV_WR_RDMA_READ;
+	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 12);
+
+	/* A device that polls is not rung. */
+	kernel_rings = 0;
+	*doorbell = 0;
+	*(uint32_t *)(uintptr_t)context_req.notify_addr = 1;
+	CHECK(!ibv_post_send(qp, wr + 2, &bad) && take_bits() && !*doorbell && !kernel_rings);
+	*(uint32_t *)(uintptr_t)context_req.notify_addr = 0;
+
+	/* Receives: one was posted above, three more fit. */
+	for (int i = 0; i < 5; i++)
+		recv[i] = (struct ibv_recv_wr){ .wr_id = 900 + i, .next = &recv[i + 1], .sg_list = sge, .num_sge = 1 };
+	recv[4].next = NULL;
+	recv[0].num_sge = 2;
+	CHECK(ibv_post_recv(qp, recv, &bad_recv) == EINVAL && bad_recv == recv);
+	CHECK(ibv_post_recv(qp, recv + 1, &bad_recv) == ENOMEM && bad_recv == &recv[4]);
+	CHECK(*header(qp_req.buf_addr, &qp_req.rq) == 4 && !take_bits());
+	CHECK(get64(entry(qp_req.buf_addr, &qp_req.rq, 2)) == 902 && entry(qp_req.buf_addr, &qp_req.rq, 2)[8] == 1);
+	CHECK(!memcmp(entry(qp_req.buf_addr, &qp_req.rq, 2) + 16, sge, 16));
+	header(qp_req.buf_addr, &qp_req.rq)[16] = 2;
+	header(qp_req.buf_addr, &qp_req.rq)[17] = 1;
+	recv[4].sg_list = sge;
+	CHECK(!ibv_post_recv(qp, recv + 4, &bad_recv) && take_bits());
+
+	/* In RESET nothing is taken, and everything begins anew. */
+	CHECK(!modify(qp, IBV_QPS_RESET) && !sent() && ibv_post_send(qp, wr, &bad) == EINVAL);
+	header(qp_req.buf_addr, &qp_req.sq)[16] = 0;
+	header(qp_req.buf_addr, &qp_req.rq)[16] = 0;
+	to_rts(qp);
+	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 1 && get64(send_entry(0) + 8) == 3);
+	fail_next = EINVAL;
+	CHECK(modify(qp, IBV_QPS_RESET) == EINVAL);
+	fail_next = 0;
+	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 2);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp));
+}
+
+static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 4, .max_send_sge = 2, .max_inline_data = 16 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = pd,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_BIND_MW,
+	};
+	char text[] = "abcdefgh";
+	struct ibv_data_buf pieces[2] = { { text, 3 }, { text + 3, 2 } };
+	struct ibv_sge sge[2] = { { 1, 2, 3 }, { 4, 5, 6 } };
+	struct ibv_qp_ex *ex;
+	struct ibv_ah *ah;
+	struct ibv_qp *qp;
+
+	CHECK(!ops.create_qp_ex(context, &attr) && errno == EOPNOTSUPP);
+	attr.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	qp = ops.create_qp_ex(context, &attr);
+	CHECK(qp && ((struct verbs_qp *)qp)->comp_mask & VERBS_QP_EX && !qp_req.rq.entries && !attr.cap.max_recv_wr);
+	ex = &((struct verbs_qp *)qp)->qp_ex;
+
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	CHECK(ibv_wr_complete(ex) == EINVAL && !sent());
+	to_rts(qp);
+
+	ibv_wr_start(ex);
+	ex->wr_id = 1;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write_imm(ex, 7, 8, htobe32(9));
+	ibv_wr_set_sge_list(ex, 2, sge);
+	ex->wr_id = 2;
+	ex->wr_flags = 0;
+	ibv_wr_send_inv(ex, 10);
+	ibv_wr_set_inline_data_list(ex, 2, pieces);
+	ex->wr_id = 3;
+	ibv_wr_atomic_fetch_add(ex, 11, 12, 13);
+	ibv_wr_set_sge(ex, 3, 1, 2);
+	CHECK(!sent() && !ibv_wr_complete(ex) && sent() == 3 && take_bits());
+	CHECK(send_entry(0)[0] == 1 && send_entry(0)[1] == 1 && send_entry(0)[2] == 2);
+	CHECK(get64(send_entry(0) + 24) == 8 && get32(send_entry(0) + 32) == 7 && get32(send_entry(0) + 16) == 9);
+	CHECK(!memcmp(send_entry(0) + 64, sge, 32) && get64(send_entry(0) + 8) == 1);
+	CHECK(send_entry(1)[0] == 9 && send_entry(1)[1] == 8 && get32(send_entry(1) + 16) == 10);
+	CHECK(get32(send_entry(1) + 4) == 5 && !memcmp(send_entry(1) + 64, "abcde", 5));
+	CHECK(send_entry(2)[0] == 6 && get64(send_entry(2) + 24) == 12 && get32(send_entry(2) + 32) == 11);
+	CHECK(get64(send_entry(2) + 40) == 13 && !memcmp(send_entry(2) + 64, sge, 16));
+
+	/* A group that does not fit, and one that is dropped, leave nothing. */
+	ibv_wr_start(ex);
+	ibv_wr_rdma_read(ex, 1, 2);
+	ibv_wr_atomic_cmp_swp(ex, 1, 2, 3, 4);
+	CHECK(ibv_wr_complete(ex) == ENOMEM && sent() == 3 && !take_bits());
+	ibv_wr_start(ex);
+	ibv_wr_send_imm(ex, 1);
+	ibv_wr_abort(ex);
+	ibv_wr_start(ex);
+	ibv_wr_rdma_write(ex, 1, 2);
+	ibv_wr_set_inline_data(ex, text, SIZE_MAX);
+	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 3);
+	CHECK(!ops.destroy_qp(qp));
+
+	attr.qp_type = IBV_QPT_UD;
+	attr.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE;
+	CHECK(!ops.create_qp_ex(context, &attr) && errno == EOPNOTSUPP);
+	attr.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	qp = ops.create_qp_ex(context, &attr);
+	ah = ops.create_ah(pd, &(struct ibv_ah_attr){});
+	CHECK(qp && ah);
+	to_rts(qp);
+	ex = &((struct verbs_qp *)qp)->qp_ex;
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_ud_addr(ex, ah, 33, 44);
+	CHECK(!ibv_wr_complete(ex) && send_entry(0)[24] == 0xa5 && send_entry(0)[55] == 0xa5);
+	CHECK(get32(send_entry(0) + 56) == 33 && get32(send_entry(0) + 60) == 44);
+	{
+		struct ibv_send_wr *bad, wr = { .opcode = IBV_WR_SEND, .wr.ud = { ah, 35, 46 } };
+
+		CHECK(!ibv_post_send(qp, &wr, &bad) && send_entry(1)[24] == 0xa5);
+		CHECK(get32(send_entry(1) + 56) == 35 && get32(send_entry(1) + 60) == 46);
+		wr.opcode = IBV_WR_RDMA_WRITE;
+		CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+	}
+	take_bits();
+	CHECK(!ops.destroy_ah(ah) && !ops.destroy_qp(qp));
+}
+
+static void domains(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_td_init_attr td_attr = {};
+	struct ibv_td *td = ops.alloc_td(context, &td_attr);
+	struct ibv_parent_domain_init_attr attr = { .pd = pd, .td = td };
+	struct ibv_pd *parent = ops.alloc_parent_domain(context, &attr);
+	struct ibv_mr *mr;
+
+	CHECK(td && parent && parent->handle == 77 && parent->context == context);
+	CHECK(ops.dealloc_pd(pd) == EBUSY && ops.dealloc_td(td) == EBUSY);
+	CHECK(!ops.dealloc_pd(parent) && !ops.dealloc_td(td));
+	mr = ops.reg_mr(pd, &td, 8, 0, 0);
+	CHECK(mr && mr->lkey == 5 && !ops.dereg_mr((struct verbs_mr *)mr));
+	fail_next = EFAULT;
+	CHECK(!ops.reg_mr(pd, &td, 8, 0, 0) && errno == EFAULT);
+	fail_next = 0;
+}
+
+void exercise(void)
+{
+	CHECK(provider && !strcmp(provider->name, "vrnic"));
+	CHECK(provider->match_min_abi_version == VRNIC_ABI_VERSION);
+	CHECK(provider->match_table[0].kind == VERBS_MATCH_DRIVER_ID);
+	CHECK(provider->match_table[0].u.driver_id == VRNIC_DRIVER_ID);
+	CHECK(provider->match_table[1].kind == VERBS_MATCH_SENTINEL);
+
+	for (has_doorbells = 0; has_doorbells < 2; has_doorbells++) {
+		struct verbs_device *device = provider->alloc_device(NULL);
+		struct ibv_context *context = open_device();
+		struct ibv_pd *pd = ops.alloc_pd(context);
+		struct ibv_device_attr_ex attr;
+		struct ibv_cq *cq;
+
+		CHECK(device && pd && !ops.query_device_ex(context, NULL, &attr, sizeof(attr)));
+		CHECK(!strcmp(attr.orig_attr.fw_ver, "3.2.1"));
+		kernel_rings = 0;
+		completion_queues(context);
+		cq = ops.create_cq(context, 5, NULL, 0);
+		send_and_receive(context, pd, cq);
+		extended_posting(context, pd, cq);
+		domains(context, pd);
+		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));
+		ops.free_context(context);
+		provider->uninit_device(device);
+	}
+}
