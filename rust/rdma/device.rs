@@ -504,6 +504,12 @@ impl<'a, T: Operations> Registration<'a, T> {
     }
 }
 
+// SAFETY: Once the device is registered, any thread may use and unregister it; the data is `Send`.
+unsafe impl<T: Operations> Send for Registration<'_, T> {}
+
+// SAFETY: A shared reference gives access to the device only, which is `Sync`.
+unsafe impl<T: Operations> Sync for Registration<'_, T> {}
+
 impl<T: Operations> Drop for Registration<'_, T> {
     fn drop(&mut self) {
         self.device.dispatcher.set_device(None);

@@ -117,8 +117,7 @@ impl Immutable {
         };
         raw.pkey_tbl_len = self.pkey_table_length.into();
         raw.gid_tbl_len = self.gid_table_length.try_into()?;
-        // CAST: A constant that bindgen types by its enum.
-        raw.max_mad_size = bindings::IB_MGMT_MAD_SIZE as u32;
+        raw.max_mad_size = bindings::IB_MGMT_MAD_SIZE;
         Ok(())
     }
 }

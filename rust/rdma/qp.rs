@@ -142,7 +142,7 @@ impl_flags!(
 impl AttributeMask {
     /// Takes over a mask of C; a bit that has no name here is refused with `EOPNOTSUPP`.
     fn from_raw(raw: c_int) -> Result<Self> {
-        const KNOWN: u32 = (1 << 21) - 1 | Attribute::RateLimit as u32;
+        const KNOWN: u32 = ((1 << 21) - 1) | Attribute::RateLimit as u32;
 
         // CAST: A set of bits that C keeps in an `int`.
         let raw = raw as u32;
@@ -462,6 +462,18 @@ impl<T: QueuePair> Qp<T> {
     pub fn number(&self) -> u32 {
         // SAFETY: The C structure is valid; the number was set when the queue pair was created.
         unsafe { (*self.as_raw()).qp_num }
+    }
+
+    /// Completion queue of sends.
+    pub fn send_cq(&self) -> &Cq<<T::Driver as Operations>::CompletionQueue> {
+        // SAFETY: Set when the queue pair was created, which keeps the queue.
+        unsafe { Cq::from_raw((*self.as_raw()).send_cq) }
+    }
+
+    /// Completion queue of receives.
+    pub fn recv_cq(&self) -> &Cq<<T::Driver as Operations>::CompletionQueue> {
+        // SAFETY: As above.
+        unsafe { Cq::from_raw((*self.as_raw()).recv_cq) }
     }
 }
 

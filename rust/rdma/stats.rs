@@ -26,7 +26,7 @@ impl Counter {
     /// A counter of that name: lower case words, joined by underscores.
     pub const fn new(name: &'static CStr) -> Self {
         Self(bindings::rdma_stat_desc {
-            name: name.as_ptr().cast(),
+            name: name.to_bytes_with_nul().as_ptr().cast(),
             flags: 0,
             priv_: core::ptr::null(),
         })

@@ -92,7 +92,8 @@ impl DeviceMemory {
                 bindings::IORES_DESC_NONE as c_ulong,
             )
         };
-        if found as u32 != bindings::REGION_DISJOINT as u32 {
+        // CAST: A small constant.
+        if found as u32 != bindings::REGION_DISJOINT {
             return Err(EINVAL);
         }
         Ok(Self { start, length })
@@ -333,4 +334,8 @@ pub(crate) unsafe extern "C" fn mmap_free_callback(entry: *mut bindings::rdma_us
 
 /// Lets the device go away while processes have it open: the core then destroys their objects and
 /// replaces their mappings. There is nothing left for a driver to do.
+///
+/// # Safety
+///
+/// None; the type is that of the operation.
 pub(crate) unsafe extern "C" fn disassociate_callback(_context: *mut bindings::ib_ucontext) {}

@@ -92,6 +92,13 @@ impl Umem {
         unsafe { (*self.raw.as_ptr()).length }
     }
 
+    /// Address of the first byte in the process, or offset in the dma-buf.
+    pub fn address(&self) -> u64 {
+        // SAFETY: Valid by the type invariant.
+        // CAST: `c_ulong` has at most 64 bits.
+        unsafe { (*self.raw.as_ptr()).address as u64 }
+    }
+
     /// Whether there are no bytes; the core refuses to pin nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -209,6 +209,10 @@ impl<T: Operations> VTable<T> {
     }
 
     /// Returns the link layer, which is the same for all ports.
+    ///
+    /// # Safety
+    ///
+    /// None; the type is that of the operation.
     unsafe extern "C" fn link_layer_callback(
         _device: *mut bindings::ib_device,
         _port: u32,

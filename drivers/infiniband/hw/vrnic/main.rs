@@ -13,16 +13,44 @@
 //! | [`events`]   | the event queues                                              |
 //! | [`health`]   | whether the device still works                                |
 //! | [`context`]  | the kernel's context and its doorbell                         |
+//! | [`device`]   | the RDMA device and its attributes                            |
+//! | [`port`]     | the port                                                      |
+//! | [`gid`]      | the GID table                                                 |
+//! | [`counters`] | the counters of the port                                      |
+//! | [`udata`]    | the driver's part of the uverbs commands                      |
+//! | [`memory`]   | memory of processes as the device is told of it               |
+//! | [`ucontext`] | contexts of processes                                         |
+//! | [`pd`]       | protection domains                                            |
+//! | [`mr`]       | memory regions                                                |
+//! | [`cq`]       | completion queues                                             |
+//! | [`qp`]       | queue pairs                                                   |
+//! | [`ah`]       | address handles                                               |
+//! | [`ring`]     | rings of the kernel                                           |
+//! | [`wqe`]      | work queue entries of the kernel                              |
 
 #![deny(unsafe_code)]
 #![recursion_limit = "256"]
 
+mod ah;
 mod commands;
 mod context;
 mod control;
+mod counters;
+mod cq;
+mod device;
 mod driver;
 mod events;
+mod gid;
 mod health;
+mod memory;
+mod mr;
+mod pd;
+mod port;
+mod qp;
+mod ring;
+mod ucontext;
+mod udata;
+mod wqe;
 
 virtio::module_virtio_driver! {
     type: driver::Driver,

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Address handles: the device knows none, a send names its destination itself.
+
+use kernel::prelude::*;
+use rdma::{
+    ah::Attributes,
+    gid::Gid,
+    port::Port,
+    AddressHandle,
+    User, //
+};
+use vrnic_wire::{
+    abi,
+    work::AddressVector, //
+};
+
+use crate::{
+    device::{
+        Call,
+        Vrnic, //
+    },
+    udata::CreateAhResponse, //
+};
+
+/// An address handle.
+#[pin_data]
+pub(crate) struct Ah {
+    address: AddressVector,
+}
+
+impl Ah {
+    /// The destination, as sends name it.
+    pub(crate) fn address(&self) -> AddressVector {
+        self.address
+    }
+}
+
+/// Translates a path for the device.
+pub(crate) fn to_wire(path: &Attributes) -> AddressVector {
+    AddressVector {
+        dgid: path.dgid.0,
+        dmac: path.dmac,
+        sgid_index: path.sgid_index,
+        hop_limit: path.hop_limit,
+        traffic_class: path.traffic_class,
+        service_level: path.service_level,
+        reserved: 0.into(),
+        flow_label: path.flow_label.into(),
+    }
+}
+
+/// Translates a path of the device.
+pub(crate) fn from_wire(address: &AddressVector) -> Attributes {
+    Attributes {
+        dgid: Gid(address.dgid),
+        dmac: address.dmac,
+        sgid_index: address.sgid_index,
+        hop_limit: address.hop_limit,
+        traffic_class: address.traffic_class,
+        flow_label: address.flow_label.get(),
+        service_level: address.service_level,
+        port: Port::FIRST,
+    }
+}
+
+impl AddressHandle for Ah {
+    type Driver = Vrnic;
+    type Request = ();
+    type Response = CreateAhResponse;
+
+    fn create(
+        _call: &Call<'_>,
+        attributes: &Attributes,
+        _user: Option<User<'_, Vrnic, ()>>,
+    ) -> Result<(impl PinInit<Self>, CreateAhResponse)> {
+        let address = to_wire(attributes);
+        let response = abi::CreateAhResponse {
+            address,
+            ..Default::default()
+        };
+        Ok((pin_init!(Self { address }), CreateAhResponse(response)))
+    }
+
+    fn query(ah: &rdma::Ah<Self>) -> Attributes {
+        from_wire(&ah.address)
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_ah)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_survives_the_translation() {
+        let path = Attributes {
+            dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+            dmac: [21, 22, 23, 24, 25, 26],
+            sgid_index: 31,
+            hop_limit: 32,
+            traffic_class: 33,
+            flow_label: 0xf_1234,
+            service_level: 7,
+            port: Port::FIRST,
+        };
+        assert_eq!(from_wire(&to_wire(&path)), path);
+    }
+}

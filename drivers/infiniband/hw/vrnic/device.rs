@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The RDMA device: its attributes and those of its port.
+
+use kernel::prelude::*;
+use rdma::{
+    device::{
+        Atomicity,
+        Attributes,
+        Capability, //
+    },
+    gid,
+    port::{
+        self,
+        LinkLayer,
+        Port, //
+    },
+    stats::Counter,
+    Operations, //
+};
+use vrnic_wire::{
+    abi,
+    config::{
+        PCI_DEVICE_ID,
+        PCI_VENDOR_ID, //
+    }, //
+};
+
+use crate::{
+    ah::Ah,
+    counters,
+    cq::Cq,
+    driver::Resources,
+    mr::Mr,
+    pd::Pd,
+    qp::Qp,
+    ucontext::UserContext, //
+};
+
+/// A virtio RDMA device.
+pub(crate) struct Vrnic;
+
+/// What every verb gets.
+pub(crate) type Call<'a> = rdma::Call<'a, Vrnic>;
+
+/// Time that the device may need for an ACK, which the CM adds to timeouts: 4.096 µs times 2 to
+/// this, 134 ms, for its processor may be busy elsewhere.
+const ACK_DELAY: u8 = 15;
+
+#[vtable]
+impl Operations for Vrnic {
+    type RegistrationData<'a> = Resources<'a>;
+    type UserContext = UserContext;
+    type ProtectionDomain = Pd;
+    type CompletionQueue = Cq;
+    type QueuePair = Qp;
+    type MemoryRegion = Mr;
+    type AddressHandle = Ah;
+
+    // Provisional: `enum rdma_driver_id` has no value for this driver yet.
+    const DRIVER_ID: u32 = abi::DRIVER_ID;
+    const ABI_VERSION: u32 = abi::ABI_VERSION;
+    const LINK_LAYER: LinkLayer = LinkLayer::Ethernet;
+    const PORT_COUNTERS: &'static [Counter] = &counters::COUNTERS;
+
+    fn query_device(call: &Call<'_>) -> Result<Attributes> {
+        let limits = &call.data.limits;
+
+        Ok(Attributes {
+            firmware_version: limits.firmware_version.get(),
+            system_image_guid: call.data.config.node_guid.get(),
+            vendor_id: PCI_VENDOR_ID.into(),
+            vendor_part_id: PCI_DEVICE_ID.into(),
+            hardware_version: 1,
+            capabilities: Capability::BadPkeyCounter
+                | Capability::BadQkeyCounter
+                | Capability::CurrentQpState
+                | Capability::PortActiveEvent
+                | Capability::SystemImageGuid
+                | Capability::RcRnrNak,
+            max_mr_size: limits.max_mr_size.get(),
+            page_sizes: limits.page_sizes.get(),
+            max_qp: limits.max_qp.get(),
+            max_qp_wr: limits.max_qp_entries.get(),
+            max_send_sge: limits.max_send_sge.get(),
+            max_recv_sge: limits.max_recv_sge.get(),
+            max_sge_rd: limits.max_send_sge.get(),
+            max_cq: limits.max_cq.get(),
+            max_cqe: limits.max_cq_entries.get(),
+            max_mr: limits.max_mr.get(),
+            max_pd: limits.max_pd.get(),
+            // The device does not know of address handles: memory is the limit.
+            max_ah: i32::MAX.unsigned_abs(),
+            max_qp_rd_atomic: limits.max_dest_rd_atomic.get(),
+            max_qp_init_rd_atomic: limits.max_rd_atomic.get(),
+            max_res_rd_atomic: limits
+                .max_dest_rd_atomic
+                .get()
+                .saturating_mul(limits.max_qp.get())
+                .min(i32::MAX.unsigned_abs()),
+            atomicity: Atomicity::Device,
+            max_pkeys: crate::port::PKEY_TABLE_LENGTH,
+            ack_delay: ACK_DELAY,
+            timestamp_mask: u64::MAX,
+            clock_khz: limits.clock_khz.get().into(),
+        })
+    }
+
+    fn firmware_version(call: &Call<'_>, text: &mut dyn core::fmt::Write) {
+        let version = call.data.limits.firmware_version.get();
+        // What does not fit is cut off.
+        let _ = write!(
+            text,
+            "{}.{}.{}",
+            (version >> 32) & 0xffff,
+            (version >> 16) & 0xffff,
+            version & 0xffff
+        );
+    }
+
+    fn port_immutable(call: &Call<'_>, _port: Port) -> Result<port::Immutable> {
+        crate::port::immutable(call)
+    }
+
+    fn query_port(call: &Call<'_>, port: Port) -> Result<port::Attributes> {
+        crate::port::query(call, port)
+    }
+
+    fn query_pkey(_call: &Call<'_>, _port: Port, index: u16) -> Result<u16> {
+        crate::port::pkey(index)
+    }
+
+    fn add_gid(call: &Call<'_>, gid: &gid::Attributes<'_>) -> Result {
+        crate::gid::add(call, gid)
+    }
+
+    fn del_gid(call: &Call<'_>, gid: &gid::Attributes<'_>) -> Result {
+        crate::gid::remove(call, gid)
+    }
+
+    fn port_counters(call: &Call<'_>, port: Port, values: &mut [u64]) -> Result {
+        counters::read(call, port, values)
+    }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of processes as the device is told of it.
+
+use kernel::prelude::*;
+use rdma::Umem;
+use vrnic_wire::memory::MIN_PAGE_SHIFT;
+
+use crate::{
+    commands::PageListBuffer,
+    device::Call, //
+};
+
+/// Lists the pages of a buffer that holds rings or a notify area. It must begin at a page
+/// (`EINVAL`).
+pub(crate) fn ring_pages(call: &Call<'_>, umem: &Umem) -> Result<PageListBuffer> {
+    list(call, umem, 1 << MIN_PAGE_SHIFT, umem.address()).and_then(|(list, offset)| {
+        if offset == 0 {
+            Ok(list)
+        } else {
+            Err(EINVAL)
+        }
+    })
+}
+
+/// Lists the pages of a memory region whose first byte work requests name by `iova`, in pages as
+/// large as the device and the memory allow.
+pub(crate) fn region_pages(call: &Call<'_>, umem: &Umem, iova: u64) -> Result<PageListBuffer> {
+    list(call, umem, call.data.limits.page_sizes.get(), iova).map(|(list, _)| list)
+}
+
+/// Lists the pages of `umem` and says where in the first it begins.
+fn list(call: &Call<'_>, umem: &Umem, sizes: u64, iova: u64) -> Result<(PageListBuffer, usize)> {
+    let pages = umem.pages(sizes, iova)?;
+    let list = PageListBuffer::new(
+        call.data.dma,
+        pages.iter(),
+        u8::try_from(pages.shift())?,
+        pages.offset() as u64,
+        umem.len() as u64,
+    )?;
+    Ok((list, pages.offset()))
+}

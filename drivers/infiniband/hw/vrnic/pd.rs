@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Protection domains.
+
+use kernel::prelude::*;
+use rdma::{
+    ProtectionDomain,
+    User, //
+};
+use vrnic_wire::command::DestroyPd;
+
+use crate::{
+    commands::{
+        create_pd,
+        Object, //
+    },
+    device::{
+        Call,
+        Vrnic, //
+    },
+};
+
+/// A protection domain.
+#[pin_data]
+pub(crate) struct Pd {
+    object: Object<DestroyPd>,
+}
+
+impl Pd {
+    /// Number of the domain.
+    pub(crate) fn number(&self) -> u32 {
+        self.object.number()
+    }
+}
+
+impl ProtectionDomain for Pd {
+    type Driver = Vrnic;
+    type Request = ();
+    type Response = ();
+
+    fn alloc(
+        call: &Call<'_>,
+        user: Option<User<'_, Vrnic, ()>>,
+    ) -> Result<(impl PinInit<Self>, ())> {
+        let context = match user {
+            Some(user) => user.context.number(),
+            None => call.data.context.number(),
+        };
+        let object = create_pd(&call.data.control, context)?;
+        Ok((pin_init!(Self { object }), ()))
+    }
+
+    fn dealloc(pd: &rdma::Pd<Self>, _call: &Call<'_>) -> Result {
+        pd.object.destroy()
+    }
+}

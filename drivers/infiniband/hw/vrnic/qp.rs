@@ -1,0 +1,722 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queue pairs.
+
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        new_spinlock_irq,
+        Mutex,
+        SpinLockIrq, //
+    }, //
+};
+use rdma::{
+    access::{
+        Access,
+        AccessFlags, //
+    },
+    port::{
+        Mtu,
+        Port, //
+    },
+    qp::{
+        modify_is_ok,
+        Attribute,
+        AttributeMask,
+        Attributes,
+        Capabilities,
+        InitAttributes,
+        New,
+        State,
+        Type, //
+    },
+    restrack::Details,
+    wr::{
+        ReceiveRequests,
+        SendRequests, //
+    },
+    CompletionQueue,
+    QueuePair,
+    Umem,
+    User, //
+};
+use virtio::SharedMemory;
+use vrnic_wire::{
+    abi,
+    command::{
+        qp_flags,
+        CreateQp,
+        DestroyQp,
+        DeviceLimits,
+        ModifyQp,
+        QueryQp,
+        RingDoorbell, //
+    },
+    memory::{
+        access,
+        PageList, //
+    },
+    qp::{
+        attribute,
+        QpAttributes,
+        QpState, //
+    },
+    ring::RingLayout,
+    work::{
+        receive_stride,
+        send_stride,
+        RECEIVE_DATA_OFFSET,
+        SEND_DATA_OFFSET, //
+    }, //
+};
+
+use crate::{
+    ah,
+    commands::{
+        create_qp,
+        Object,
+        PageListBuffer, //
+    },
+    device::{
+        Call,
+        Vrnic, //
+    },
+    memory::ring_pages,
+    pd::Pd,
+    ring::{
+        entries_for,
+        Layout,
+        WorkRing, //
+    },
+    udata::{
+        CreateQpRequest,
+        CreateQpResponse, //
+    },
+    wqe, //
+};
+
+/// Bytes of a scatter/gather element.
+const SGE: u32 = size_of::<vrnic_wire::work::Sge>() as u32;
+
+/// The rings of a queue pair of the kernel.
+#[pin_data]
+struct KernelRings {
+    /// [`None`] if there are no rings at all.
+    memory: Option<SharedMemory>,
+    /// May be taken in any context. No other lock is taken while it is held.
+    #[pin]
+    send: SpinLockIrq<WorkRing>,
+    /// As [`send`](Self::send); the two are never held together.
+    #[pin]
+    recv: SpinLockIrq<WorkRing>,
+}
+
+impl KernelRings {
+    fn memory(&self) -> Result<&SharedMemory> {
+        self.memory.as_ref().ok_or(EINVAL)
+    }
+
+    /// Permits or forbids posting.
+    fn set_open(&self, open: bool) {
+        self.send.lock().set_open(open);
+        self.recv.lock().set_open(open);
+    }
+}
+
+/// Whose rings they are.
+enum Rings {
+    /// A process posts to them; the memory, if any, is pinned.
+    User {
+        _umem: Option<Umem>,
+        /// Context of the process.
+        context: u32,
+    },
+    /// The kernel posts to them.
+    Kernel(Pin<KBox<KernelRings>>),
+}
+
+/// A queue pair.
+#[pin_data]
+pub(crate) struct Qp {
+    // Fields are dropped in declaration order: the device lets go of the rings first.
+    object: Object<DestroyQp>,
+    rings: Rings,
+    /// Doorbell slot in the context.
+    doorbell: u32,
+    ty: Type,
+    capabilities: Capabilities,
+    /// State that the queue pair was put into last; the device may have gone on to an error state.
+    /// Held while the state changes.
+    #[pin]
+    state: Mutex<State>,
+}
+
+/// Refuses sizes beyond the limits of the device.
+fn check_limits(capabilities: &Capabilities, limits: &DeviceLimits) -> Result {
+    if capabilities.max_send_wr > limits.max_qp_entries.get()
+        || capabilities.max_recv_wr > limits.max_qp_entries.get()
+        || capabilities.max_send_sge > limits.max_send_sge.get()
+        || capabilities.max_recv_sge > limits.max_recv_sge.get()
+        || capabilities.max_inline_data > limits.max_inline.get()
+    {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+/// Checks the rings that a process asks for, and says what they hold.
+fn user_layouts(
+    request: &abi::CreateQpRequest,
+    asked: &Capabilities,
+    limits: &DeviceLimits,
+) -> Result<(RingLayout, RingLayout, Capabilities)> {
+    let send = RingLayout::from(request.sq);
+    let recv = RingLayout::from(request.rq);
+
+    for (ring, wanted) in [(&send, asked.max_send_wr), (&recv, asked.max_recv_wr)] {
+        if !ring.is_valid(request.buf_length)
+            || ring.entries.get() < wanted
+            || ring.entries.get() > limits.max_qp_entries.get()
+        {
+            return Err(EINVAL);
+        }
+    }
+
+    let mut given = Capabilities::default();
+    if send.is_present() {
+        let data = send
+            .stride
+            .get()
+            .checked_sub(SEND_DATA_OFFSET as u32)
+            .ok_or(EINVAL)?;
+        given.max_send_wr = send.entries.get();
+        given.max_send_sge = (data / SGE).min(limits.max_send_sge.get());
+        given.max_inline_data = data.min(limits.max_inline.get());
+    }
+    if recv.is_present() {
+        let data = recv
+            .stride
+            .get()
+            .checked_sub(RECEIVE_DATA_OFFSET as u32)
+            .ok_or(EINVAL)?;
+        given.max_recv_wr = recv.entries.get();
+        given.max_recv_sge = (data / SGE).min(limits.max_recv_sge.get());
+    }
+    // Without a ring, its sizes mean nothing.
+    if (send.is_present()
+        && (given.max_send_sge < asked.max_send_sge
+            || given.max_inline_data < asked.max_inline_data))
+        || (recv.is_present() && given.max_recv_sge < asked.max_recv_sge)
+    {
+        return Err(EINVAL);
+    }
+    Ok((send, recv, given))
+}
+
+/// Builds the rings of a queue pair of the kernel, and says what they hold.
+fn kernel_layouts(
+    asked: &Capabilities,
+    limits: &DeviceLimits,
+) -> Result<(RingLayout, RingLayout, Capabilities, u64)> {
+    // Inline data of the kernel would have to be copied here; nobody gains by that.
+    let given = Capabilities {
+        max_send_wr: entries_for(asked.max_send_wr, limits.max_qp_entries.get())?,
+        max_recv_wr: entries_for(asked.max_recv_wr, limits.max_qp_entries.get())?,
+        max_inline_data: 0,
+        ..*asked
+    };
+    let mut buffer = Layout::new();
+    let send = buffer.place(given.max_send_wr, send_stride(given.max_send_sge, 0))?;
+    let recv = buffer.place(given.max_recv_wr, receive_stride(given.max_recv_sge))?;
+    Ok((send, recv, given, buffer.length()))
+}
+
+#[vtable]
+impl QueuePair for Qp {
+    type Driver = Vrnic;
+    type Request = CreateQpRequest;
+    type Response = CreateQpResponse;
+
+    fn create(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        attributes: &InitAttributes<'_, Vrnic>,
+        user: Option<User<'_, Vrnic, CreateQpRequest>>,
+    ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
+        let limits = &call.data.limits;
+        let asked = &attributes.capabilities;
+        check_limits(asked, limits)?;
+
+        let mut pages = None;
+        let (context, send, recv, given, rings) = match user {
+            Some(user) => {
+                let CreateQpRequest(request) = user.request;
+                let (send, recv, given) = user_layouts(&request, asked, limits)?;
+                let mut umem = None;
+                if request.buf_length != 0 {
+                    let pinned = Umem::get(
+                        call.device,
+                        request.buf_addr,
+                        usize::try_from(request.buf_length)?,
+                        Access::LocalWrite.into(),
+                    )?;
+                    pages = Some(ring_pages(call, &pinned)?);
+                    umem = Some(pinned);
+                }
+                let context = user.context.number();
+                let rings = Rings::User {
+                    _umem: umem,
+                    context,
+                };
+                (context, send, recv, given, rings)
+            }
+            None => {
+                let (send, recv, given, length) = kernel_layouts(asked, limits)?;
+                let mut memory = None;
+                if length != 0 {
+                    let shared = SharedMemory::new(call.data.dma, usize::try_from(length)?)?;
+                    pages = Some(PageListBuffer::of_shared(call.data.dma, &shared)?);
+                    memory = Some(shared);
+                }
+                let rings = KBox::pin_init(
+                    pin_init!(KernelRings {
+                        memory,
+                        send <- new_spinlock_irq!(WorkRing::new(send)),
+                        recv <- new_spinlock_irq!(WorkRing::new(recv)),
+                    }),
+                    GFP_KERNEL,
+                )?;
+                let context = call.data.context.number();
+                (context, send, recv, given, Rings::Kernel(rings))
+            }
+        };
+
+        let (object, doorbell) = create_qp(
+            &call.data.control,
+            &CreateQp {
+                context: context.into(),
+                pd: pd.number().into(),
+                // CAST: The wire numbers types as the verbs do; see below.
+                qp_type: attributes.ty.raw() as u8,
+                flags: if attributes.signal_all {
+                    qp_flags::SIGNAL_ALL
+                } else {
+                    0
+                },
+                max_send_sge: u16::try_from(given.max_send_sge)?.into(),
+                max_recv_sge: u16::try_from(given.max_recv_sge)?.into(),
+                max_inline: u16::try_from(given.max_inline_data)?.into(),
+                send_cqn: attributes.send_cq.number().into(),
+                recv_cqn: attributes.recv_cq.number().into(),
+                send_ring: send,
+                recv_ring: recv,
+                pages: pages
+                    .as_ref()
+                    .map_or(PageList::default(), PageListBuffer::list),
+            },
+        )?;
+        let number = object.number();
+        let response = abi::CreateQpResponse {
+            slot: doorbell,
+            ..Default::default()
+        };
+        let ty = attributes.ty;
+
+        Ok(New {
+            init: pin_init!(Self {
+                object,
+                rings,
+                doorbell,
+                ty,
+                capabilities: given,
+                state <- new_mutex!(State::Reset),
+            }),
+            response: CreateQpResponse(response),
+            number,
+            capabilities: given,
+        })
+    }
+
+    fn modify(
+        qp: &rdma::Qp<Self>,
+        call: &Call<'_>,
+        mask: AttributeMask,
+        attributes: &Attributes,
+    ) -> Result {
+        let mut state = qp.state.lock();
+        let from = if mask.contains(Attribute::CurrentState) {
+            attributes.current_state
+        } else {
+            *state
+        };
+        let to = if mask.contains(Attribute::State) {
+            attributes.state
+        } else {
+            from
+        };
+        if !modify_is_ok(from, to, qp.ty, mask) {
+            return Err(EINVAL);
+        }
+
+        let command = ModifyQp {
+            qpn: qp.object.number().into(),
+            reserved: 0.into(),
+            attributes: to_wire(mask, attributes)?,
+        };
+        if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
+            rings.set_open(false);
+        }
+        call.data.control.execute(&command)?;
+        if let (Rings::Kernel(rings), State::Init) = (&qp.rings, to) {
+            rings.set_open(true);
+        }
+        *state = to;
+        Ok(())
+    }
+
+    fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<(Attributes, Capabilities)> {
+        let reply = call.data.control.execute(&QueryQp {
+            qpn: qp.object.number().into(),
+            ..Default::default()
+        })?;
+        Ok((from_wire(&reply)?, qp.capabilities))
+    }
+
+    fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) -> Result {
+        qp.object.destroy()?;
+        qp.send_cq().forget(qp.number())?;
+        qp.recv_cq().forget(qp.number())
+    }
+
+    fn post_send(
+        qp: &rdma::Qp<Self>,
+        call: &Call<'_>,
+        requests: &mut SendRequests<'_, Vrnic>,
+    ) -> Result {
+        let rings = match &qp.rings {
+            Rings::User { context, .. } => {
+                return ring_for_user(call, *context, qp.doorbell, requests.next().is_some());
+            }
+            Rings::Kernel(rings) => rings,
+        };
+        let memory = rings.memory()?;
+        let mut ring = rings.send.lock();
+        let before = ring.producer();
+
+        let result = requests.try_for_each(|request| {
+            let entry = ring.next_entry(memory)?;
+            wqe::write_send(memory, entry, &request?, qp.capabilities.max_send_sge)?;
+            ring.advance();
+            Ok(())
+        });
+        if ring.producer() != before {
+            ring.publish(memory)?;
+            drop(ring);
+            call.data.context.ring(qp.doorbell)?;
+        }
+        result
+    }
+
+    fn post_recv(
+        qp: &rdma::Qp<Self>,
+        call: &Call<'_>,
+        requests: &mut ReceiveRequests<'_>,
+    ) -> Result {
+        let rings = match &qp.rings {
+            Rings::User { context, .. } => {
+                return ring_for_user(call, *context, qp.doorbell, requests.next().is_some());
+            }
+            Rings::Kernel(rings) => rings,
+        };
+        let memory = rings.memory()?;
+        let mut ring = rings.recv.lock();
+        let before = ring.producer();
+
+        let result = requests.try_for_each(|request| {
+            let entry = ring.next_entry(memory)?;
+            wqe::write_receive(memory, entry, &request?, qp.capabilities.max_recv_sge)?;
+            ring.advance();
+            Ok(())
+        });
+        if ring.producer() != before {
+            ring.publish(memory)?;
+            if ring.needs_doorbell(memory)? {
+                drop(ring);
+                call.data.context.ring(qp.doorbell)?;
+            }
+        }
+        result
+    }
+
+    fn fill_details(qp: &rdma::Qp<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"slot", qp.doorbell)?;
+        details.number(c"sq_entries", qp.capabilities.max_send_wr)?;
+        details.number(c"rq_entries", qp.capabilities.max_recv_wr)?;
+        if let Rings::Kernel(rings) = &qp.rings {
+            let (send, recv) = (rings.send.lock().producer(), rings.recv.lock().producer());
+            details.hex(c"sq_producer", send)?;
+            details.hex(c"rq_producer", recv)?;
+        }
+        Ok(())
+    }
+}
+
+/// Rings the doorbell of a process that cannot do so itself. It posts to its ring, not by verbs.
+fn ring_for_user(call: &Call<'_>, context: u32, slot: u32, has_requests: bool) -> Result {
+    if has_requests {
+        return Err(EOPNOTSUPP);
+    }
+    call.data.control.execute(&RingDoorbell {
+        context: context.into(),
+        slot: slot.into(),
+    })?;
+    Ok(())
+}
+
+/// Attributes that the device knows.
+const KNOWN: u32 = (attribute::DEST_QPN << 1)
+    - 1
+    - attribute::ALTERNATE_PATH
+    - attribute::PATH_MIGRATION_STATE
+    - attribute::CAPACITIES;
+
+/// Translates attributes for the device. `EOPNOTSUPP` for those that it does not know.
+fn to_wire(mask: AttributeMask, attributes: &Attributes) -> Result<QpAttributes> {
+    if mask.bits() & !KNOWN != 0 || attributes.access.bits() & !access::QUEUE_PAIR != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(QpAttributes {
+        mask: mask.bits().into(),
+        // CAST: The wire numbers states and payload sizes as the verbs do; see below.
+        state: attributes.state.raw() as u8,
+        current_state: attributes.current_state.raw() as u8,
+        path_mtu: attributes.path_mtu.raw() as u8,
+        sqd_async_notify: attributes.drain_notify.into(),
+        qkey: attributes.qkey.into(),
+        rq_psn: attributes.rq_psn.into(),
+        sq_psn: attributes.sq_psn.into(),
+        dest_qpn: attributes.dest_qpn.into(),
+        access: attributes.access.bits().into(),
+        pkey_index: attributes.pkey_index.into(),
+        port: u8::try_from(attributes.port.number())?,
+        max_rd_atomic: attributes.max_rd_atomic,
+        max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+        min_rnr_timer: attributes.min_rnr_timer,
+        timeout: attributes.timeout,
+        retry_count: attributes.retry_count,
+        rnr_retry: attributes.rnr_retry,
+        sq_draining: 0,
+        reserved: [0; 26],
+        address: ah::to_wire(&attributes.path),
+    })
+}
+
+/// Translates attributes of the device; `EINVAL` if it says what it must not.
+fn from_wire(wire: &QpAttributes) -> Result<Attributes> {
+    Ok(Attributes {
+        state: State::try_from(u32::from(wire.state))?,
+        current_state: State::try_from(u32::from(wire.current_state))?,
+        // A queue pair that has no path yet has no payload size.
+        path_mtu: Mtu::try_from(u32::from(wire.path_mtu)).unwrap_or(Mtu::Mtu256),
+        qkey: wire.qkey.get(),
+        rq_psn: wire.rq_psn.get(),
+        sq_psn: wire.sq_psn.get(),
+        dest_qpn: wire.dest_qpn.get(),
+        access: AccessFlags::from_bits(wire.access.get()),
+        pkey_index: wire.pkey_index.get(),
+        port: Port::try_from(u32::from(wire.port)).unwrap_or(Port::FIRST),
+        max_rd_atomic: wire.max_rd_atomic,
+        max_dest_rd_atomic: wire.max_dest_rd_atomic,
+        min_rnr_timer: wire.min_rnr_timer,
+        timeout: wire.timeout,
+        retry_count: wire.retry_count,
+        rnr_retry: wire.rnr_retry,
+        drain_notify: wire.sqd_async_notify != 0,
+        draining: wire.sq_draining != 0,
+        path: ah::from_wire(&wire.address),
+    })
+}
+
+// The wire numbers types, states and attributes as the verbs do.
+const _: () = {
+    use vrnic_wire::qp::QpType;
+
+    assert!(QpType::Gsi.raw() as u32 == Type::Gsi.raw());
+    assert!(QpType::ReliableConnection.raw() as u32 == Type::ReliableConnection.raw());
+    assert!(QpType::UnreliableConnection.raw() as u32 == Type::UnreliableConnection.raw());
+    assert!(QpType::UnreliableDatagram.raw() as u32 == Type::UnreliableDatagram.raw());
+    assert!(QpState::Reset.raw() as u32 == State::Reset.raw());
+    assert!(QpState::Error.raw() as u32 == State::Error.raw());
+    assert!(attribute::STATE == Attribute::State as u32);
+    assert!(attribute::DEST_QPN == Attribute::DestQpn as u32);
+};
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_qp)]
+mod tests {
+    use super::*;
+
+    fn limits() -> DeviceLimits {
+        DeviceLimits {
+            max_qp_entries: 64.into(),
+            max_send_sge: 4.into(),
+            max_recv_sge: 4.into(),
+            max_inline: 128.into(),
+            ..Default::default()
+        }
+    }
+
+    fn good() -> abi::CreateQpRequest {
+        abi::CreateQpRequest {
+            buf_length: 16384,
+            sq: abi::Ring {
+                header_offset: 0,
+                entries_offset: 256,
+                entries: 16,
+                stride: 256,
+            },
+            rq: abi::Ring {
+                header_offset: 128,
+                entries_offset: 8192,
+                entries: 32,
+                stride: 64,
+            },
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn rings_of_processes_say_what_they_hold() {
+        let asked = Capabilities {
+            max_send_wr: 10,
+            max_recv_wr: 20,
+            max_send_sge: 2,
+            max_recv_sge: 3,
+            max_inline_data: 100,
+        };
+        let (_, _, given) = user_layouts(&good(), &asked, &limits()).unwrap_or_default();
+        assert_eq!(
+            given,
+            Capabilities {
+                max_send_wr: 16,
+                max_recv_wr: 32,
+                max_send_sge: 4,
+                max_recv_sge: 3,
+                max_inline_data: 128,
+            }
+        );
+    }
+
+    #[test]
+    fn rings_of_processes_are_checked() {
+        let asked = Capabilities {
+            max_send_wr: 16,
+            max_recv_wr: 32,
+            max_send_sge: 4,
+            max_recv_sge: 3,
+            max_inline_data: 128,
+        };
+        let with = |change: fn(&mut abi::CreateQpRequest)| {
+            let mut request = good();
+            change(&mut request);
+            user_layouts(&request, &asked, &limits()).err()
+        };
+
+        assert_eq!(with(|_| ()), None);
+        assert_eq!(with(|request| request.sq.entries = 8), Some(EINVAL));
+        assert_eq!(with(|request| request.sq.entries = 128), Some(EINVAL));
+        assert_eq!(with(|request| request.sq.stride = 128), Some(EINVAL));
+        assert_eq!(with(|request| request.sq.stride = 32), Some(EINVAL));
+        assert_eq!(with(|request| request.rq.stride = 32), Some(EINVAL));
+        assert_eq!(
+            with(|request| request.rq = abi::Ring::default()),
+            Some(EINVAL)
+        );
+        assert_eq!(with(|request| request.buf_length = 8192), Some(EINVAL));
+    }
+
+    #[test]
+    fn rings_that_nobody_wants_are_absent() -> Result {
+        let (send, recv, given) = user_layouts(
+            &abi::CreateQpRequest::default(),
+            &Capabilities::default(),
+            &limits(),
+        )?;
+        assert!(!send.is_present() && !recv.is_present());
+        assert_eq!(given, Capabilities::default());
+
+        let (send, recv, _, length) = kernel_layouts(&Capabilities::default(), &limits())?;
+        assert!(!send.is_present() && !recv.is_present());
+        assert_eq!(length, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn rings_of_the_kernel_fit_their_memory() -> Result {
+        let asked = Capabilities {
+            max_send_wr: 33,
+            max_recv_wr: 5,
+            max_send_sge: 4,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let (send, recv, given, length) = kernel_layouts(&asked, &limits())?;
+        assert!(send.is_valid(length) && recv.is_valid(length));
+        assert_eq!((given.max_send_wr, given.max_recv_wr), (64, 8));
+        assert_eq!((send.stride.get(), recv.stride.get()), (128, 32));
+        Ok(())
+    }
+
+    #[test]
+    fn attributes_survive_the_translation() -> Result {
+        let attributes = Attributes {
+            state: State::ReadyToReceive,
+            current_state: State::Init,
+            path_mtu: Mtu::Mtu2048,
+            qkey: 1,
+            rq_psn: 2,
+            sq_psn: 3,
+            dest_qpn: 4,
+            access: Access::RemoteWrite | Access::RemoteAtomic,
+            pkey_index: 0,
+            port: Port::FIRST,
+            max_rd_atomic: 5,
+            max_dest_rd_atomic: 6,
+            min_rnr_timer: 7,
+            timeout: 8,
+            retry_count: 3,
+            rnr_retry: 2,
+            drain_notify: true,
+            draining: false,
+            ..Default::default()
+        };
+        let mask = Attribute::State | Attribute::PathMtu;
+        let wire = to_wire(mask, &attributes)?;
+        assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
+        assert_eq!(from_wire(&wire)?, attributes);
+        assert_eq!(
+            to_wire(mask | Attribute::AlternatePath, &attributes).err(),
+            Some(EOPNOTSUPP)
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn sizes_beyond_the_limits_are_refused() {
+        let fits = |capabilities: Capabilities| check_limits(&capabilities, &limits()).is_ok();
+        assert!(fits(Capabilities {
+            max_send_wr: 64,
+            max_recv_sge: 4,
+            ..Default::default()
+        }));
+        assert!(!fits(Capabilities {
+            max_recv_wr: 65,
+            ..Default::default()
+        }));
+        assert!(!fits(Capabilities {
+            max_inline_data: 129,
+            ..Default::default()
+        }));
+    }
+}

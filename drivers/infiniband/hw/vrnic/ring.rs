@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rings of the kernel: the driver side of `Documentation/virtio-rdma.rst`, section "Rings".
+//!
+//! The rings of processes are written by their provider; the driver only tells the device where
+//! they are.
+//!
+//! The device is not trusted: what it writes is read once, and an index that cannot be means that a
+//! ring is full or empty.
+
+use core::sync::atomic::{
+    fence,
+    Ordering, //
+};
+
+use kernel::prelude::*;
+use virtio::SharedMemory;
+use vrnic_wire::{
+    completion::{
+        Cqe,
+        CQE_STRIDE,
+        PHASE_OFFSET, //
+    },
+    ring::{
+        flags,
+        offset,
+        phase,
+        used,
+        Arm,
+        RingHeader,
+        RingLayout,
+        HEADER_ALIGN,
+        MAX_ENTRIES, //
+    }, //
+};
+
+/// Bytes of a ring header.
+const HEADER: u32 = size_of::<RingHeader>() as u32;
+
+/// Number of entries of a ring that holds at least `count`; 0 for none. `EINVAL` if that is too
+/// many for a ring or for the device's `limit`.
+pub(crate) fn entries_for(count: u32, limit: u32) -> Result<u32> {
+    if count == 0 {
+        return Ok(0);
+    }
+    match count.checked_next_power_of_two() {
+        Some(entries) if entries <= limit.min(MAX_ENTRIES) => Ok(entries),
+        _ => Err(EINVAL),
+    }
+}
+
+/// Rounds `value` up to a multiple of `to`, a power of two.
+fn align(value: u64, to: u32) -> u64 {
+    let mask = u64::from(to).wrapping_sub(1);
+    (value + mask) & !mask
+}
+
+/// Places rings one after another in a buffer.
+pub(crate) struct Layout {
+    end: u64,
+}
+
+impl Layout {
+    /// An empty buffer.
+    pub(crate) fn new() -> Self {
+        Self { end: 0 }
+    }
+
+    /// Bytes of the buffer.
+    pub(crate) fn length(&self) -> u64 {
+        self.end
+    }
+
+    /// Places a ring; `EINVAL` if the buffer would be too long to address.
+    pub(crate) fn place(&mut self, entries: u32, stride: u32) -> Result<RingLayout> {
+        if entries == 0 {
+            return Ok(RingLayout::absent());
+        }
+        let header = align(self.end, HEADER_ALIGN);
+        let first = align(header + u64::from(HEADER), stride);
+        let layout = RingLayout {
+            header_offset: u32::try_from(header)?.into(),
+            entries_offset: u32::try_from(first)?.into(),
+            entries: entries.into(),
+            stride: stride.into(),
+        };
+        self.end = layout.end();
+        if layout.is_valid(self.end) {
+            Ok(layout)
+        } else {
+            Err(EINVAL)
+        }
+    }
+}
+
+/// Byte offset of the header's word `word`.
+fn header_word(layout: &RingLayout, word: usize) -> usize {
+    layout.header_offset.get() as usize + word
+}
+
+/// A send or receive ring, whose producer is the driver.
+pub(crate) struct WorkRing {
+    layout: RingLayout,
+    producer: u32,
+    /// Whether entries may be posted: not while the queue pair is in the reset state.
+    open: bool,
+}
+
+impl WorkRing {
+    /// A ring in zeroed memory.
+    pub(crate) fn new(layout: RingLayout) -> Self {
+        Self {
+            layout,
+            producer: 0,
+            open: false,
+        }
+    }
+
+    /// Entries of the ring.
+    pub(crate) fn entries(&self) -> u32 {
+        self.layout.entries.get()
+    }
+
+    /// Index of the next entry.
+    pub(crate) fn producer(&self) -> u32 {
+        self.producer
+    }
+
+    /// Permits or forbids posting.
+    pub(crate) fn set_open(&mut self, open: bool) {
+        self.open = open;
+    }
+
+    /// Offset in the memory of the entry that is posted next. `ENOMEM` if the ring is full,
+    /// `EINVAL` if nothing may be posted.
+    pub(crate) fn next_entry(&self, memory: &SharedMemory) -> Result<usize> {
+        if !self.open {
+            return Err(EINVAL);
+        }
+        let word = memory.u32(header_word(&self.layout, offset::DEVICE_INDEX))?;
+        let consumer = u32::from_le(word.load(Ordering::Acquire));
+
+        match used(self.producer, consumer, self.entries()) {
+            Some(used) if used < self.entries() => {
+                Ok(usize::try_from(self.layout.entry_offset(self.producer))?)
+            }
+            _ => Err(ENOMEM),
+        }
+    }
+
+    /// Counts the entry at [`next_entry`](Self::next_entry) as written.
+    pub(crate) fn advance(&mut self) {
+        self.producer = self.producer.wrapping_add(1);
+    }
+
+    /// Shows the device all entries that were written.
+    pub(crate) fn publish(&self, memory: &SharedMemory) -> Result {
+        memory
+            .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
+            .store(self.producer.to_le(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the device wants to be rung for receives that were just published.
+    pub(crate) fn needs_doorbell(&self, memory: &SharedMemory) -> Result<bool> {
+        let word = memory.u32(header_word(&self.layout, offset::DEVICE_FLAGS))?;
+        // Pairs with the fence of the device between setting the flag and reading the index.
+        fence(Ordering::SeqCst);
+        Ok(u32::from_le(word.load(Ordering::Relaxed)) & flags::NEED_DOORBELL != 0)
+    }
+}
+
+/// A completion ring, whose consumer is the driver.
+pub(crate) struct CompletionRing {
+    memory: SharedMemory,
+    layout: RingLayout,
+    consumer: u32,
+    arm: Arm,
+}
+
+impl CompletionRing {
+    /// A ring in zeroed memory that is as long as `layout` says.
+    pub(crate) fn new(memory: SharedMemory, layout: RingLayout) -> Self {
+        Self {
+            memory,
+            layout,
+            consumer: 0,
+            arm: Arm::default(),
+        }
+    }
+
+    /// Entries of the ring.
+    pub(crate) fn entries(&self) -> u32 {
+        self.layout.entries.get()
+    }
+
+    /// Index of the next completion.
+    pub(crate) fn consumer(&self) -> u32 {
+        self.consumer
+    }
+
+    /// Offset of entry `index`, if there is a completion in it.
+    fn valid_entry(&self, index: u32) -> Result<Option<usize>> {
+        // The phase is the most significant byte of the little-endian word at the entry's end.
+        const WORD: usize = PHASE_OFFSET - 3;
+
+        let entry = usize::try_from(self.layout.entry_offset(index))?;
+        let word = self.memory.u32(entry + WORD)?.load(Ordering::Acquire);
+        let [.., found] = word.to_ne_bytes();
+        Ok((found == phase(index, self.entries())).then_some(entry))
+    }
+
+    /// Takes the next completion, if any. It stays in the ring until [`release`](Self::release).
+    pub(crate) fn take(&mut self) -> Result<Option<Cqe>> {
+        let Some(entry) = self.valid_entry(self.consumer)? else {
+            return Ok(None);
+        };
+        let mut bytes = [0; CQE_STRIDE as usize];
+        self.memory.read(entry, &mut bytes)?;
+        self.consumer = self.consumer.wrapping_add(1);
+        Ok(Some(zerocopy::transmute!(bytes)))
+    }
+
+    /// Gives the device the entries of all completions that were taken.
+    pub(crate) fn release(&self) -> Result {
+        self.memory
+            .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
+            .store(self.consumer.to_le(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Asks for an event, and returns whether a completion was there before.
+    pub(crate) fn arm(&mut self, solicited_only: bool) -> Result<bool> {
+        // A request for any completion may still be unanswered; one for solicited ones alone must
+        // not take its place.
+        let any_before = self.arm.wants(false);
+        self.arm = self.arm.again(solicited_only);
+        if any_before {
+            self.arm = self.arm.widen();
+        }
+        self.memory
+            .u32(header_word(&self.layout, offset::ARM))?
+            .store(self.arm.raw().to_le(), Ordering::Release);
+        // Pairs with the fence of the device between writing completions and reading the word.
+        fence(Ordering::SeqCst);
+        Ok(self.valid_entry(self.consumer)?.is_some())
+    }
+
+    /// Makes completions of queue pair `qpn` that are in the ring name none: the queue pair is gone
+    /// and its number may come back.
+    pub(crate) fn forget(&self, qpn: u32) -> Result {
+        const QPN: usize = core::mem::offset_of!(Cqe, qpn);
+        /// No queue pair has this number.
+        const NOBODY: u32 = u32::MAX;
+
+        for i in 0..self.entries() {
+            let Some(entry) = self.valid_entry(self.consumer.wrapping_add(i))? else {
+                break;
+            };
+            let word = self.memory.u32(entry + QPN)?;
+            if u32::from_le(word.load(Ordering::Relaxed)) == qpn {
+                word.store(NOBODY.to_le(), Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_ring)]
+mod tests {
+    use super::*;
+
+    use kernel::device::{
+        Bound,
+        Device, //
+    };
+
+    fn with_device(test: impl FnOnce(&Device<Bound>) -> Result) -> Result {
+        let faux = kernel::faux::Registration::new(c"vrnic-test", None)?;
+        test(faux.as_ref().as_ref())
+    }
+
+    fn store(memory: &SharedMemory, layout: &RingLayout, word: usize, value: u32) -> Result {
+        let word = memory.u32(header_word(layout, word))?;
+        word.store(value.to_le(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn load(memory: &SharedMemory, layout: &RingLayout, word: usize) -> Result<u32> {
+        let word = memory.u32(header_word(layout, word))?;
+        Ok(u32::from_le(word.load(Ordering::Relaxed)))
+    }
+
+    /// Does what the device does: writes a completion and its phase.
+    fn complete(ring: &CompletionRing, index: u32, wr_id: u64, qpn: u32) -> Result {
+        let cqe = Cqe {
+            wr_id: wr_id.into(),
+            qpn: qpn.into(),
+            phase: phase(index, ring.entries()),
+            ..Default::default()
+        };
+        let entry = usize::try_from(ring.layout.entry_offset(index))?;
+        ring.memory.write(entry, cqe.as_bytes())
+    }
+
+    fn completion_ring(dev: &Device<Bound>, entries: u32) -> Result<CompletionRing> {
+        let mut buffer = Layout::new();
+        let layout = buffer.place(entries, CQE_STRIDE)?;
+        let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
+        Ok(CompletionRing::new(memory, layout))
+    }
+
+    #[test]
+    fn sizes_are_rounded_up_and_limited() {
+        assert_eq!(entries_for(0, 8), Ok(0));
+        assert_eq!(entries_for(1, 8), Ok(1));
+        assert_eq!(entries_for(5, 8), Ok(8));
+        assert_eq!(entries_for(9, 8), Err(EINVAL));
+        assert_eq!(entries_for(5, 6), Err(EINVAL));
+        assert_eq!(entries_for(u32::MAX, u32::MAX), Err(EINVAL));
+        assert_eq!(entries_for(MAX_ENTRIES + 1, u32::MAX), Err(EINVAL));
+    }
+
+    #[test]
+    fn rings_do_not_overlap() -> Result {
+        let mut buffer = Layout::new();
+        let first = buffer.place(4, 1024)?;
+        let absent = buffer.place(0, 64)?;
+        let second = buffer.place(8, 32)?;
+        assert!(first.is_valid(buffer.length()) && second.is_valid(buffer.length()));
+        assert_eq!(first.entries_offset.get(), 1024);
+        assert!(!absent.is_present());
+        assert!(u64::from(second.header_offset.get()) >= first.end());
+        assert_eq!(second.end(), buffer.length());
+        assert!(buffer.place(MAX_ENTRIES, 1024).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn a_work_ring_fills_and_empties() -> Result {
+        with_device(|dev| {
+            let mut buffer = Layout::new();
+            let layout = buffer.place(2, 64)?;
+            let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
+            let mut ring = WorkRing::new(layout);
+
+            assert_eq!(ring.next_entry(&memory), Err(EINVAL));
+            ring.set_open(true);
+            let first = ring.next_entry(&memory)?;
+            ring.advance();
+            let second = ring.next_entry(&memory)?;
+            assert_eq!(second - first, 64);
+            ring.advance();
+            assert_eq!(ring.next_entry(&memory), Err(ENOMEM));
+
+            assert_eq!(load(&memory, &layout, offset::DRIVER_INDEX)?, 0);
+            ring.publish(&memory)?;
+            assert_eq!(load(&memory, &layout, offset::DRIVER_INDEX)?, 2);
+
+            store(&memory, &layout, offset::DEVICE_INDEX, 1)?;
+            assert_eq!(ring.next_entry(&memory)?, first);
+            // A consumer that overtook the producer cannot be.
+            store(&memory, &layout, offset::DEVICE_INDEX, 3)?;
+            assert_eq!(ring.next_entry(&memory), Err(ENOMEM));
+
+            assert!(!ring.needs_doorbell(&memory)?);
+            store(&memory, &layout, offset::DEVICE_FLAGS, flags::NEED_DOORBELL)?;
+            assert!(ring.needs_doorbell(&memory)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn completions_are_found_by_their_phase() -> Result {
+        with_device(|dev| {
+            let mut ring = completion_ring(dev, 2)?;
+
+            assert!(ring.take()?.is_none());
+            for index in 0..7 {
+                complete(&ring, index, 100 + u64::from(index), 5)?;
+                let cqe = ring.take()?.ok_or(ENOENT)?;
+                assert_eq!(cqe.wr_id.get(), 100 + u64::from(index));
+                assert!(ring.take()?.is_none());
+                ring.release()?;
+                assert_eq!(
+                    load(&ring.memory, &ring.layout, offset::DRIVER_INDEX)?,
+                    index + 1
+                );
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn arming_tells_of_completions_before() -> Result {
+        with_device(|dev| {
+            let mut ring = completion_ring(dev, 4)?;
+
+            assert!(!ring.arm(true)?);
+            let first = Arm::from_raw(load(&ring.memory, &ring.layout, offset::ARM)?);
+            assert!(first.wants(true) && !first.wants(false));
+            assert_eq!(first.sequence(), 1);
+
+            complete(&ring, 0, 1, 1)?;
+            assert!(ring.arm(false)?);
+            let second = Arm::from_raw(load(&ring.memory, &ring.layout, offset::ARM)?);
+            assert!(second.wants(false));
+            assert_eq!(second.sequence(), 2);
+
+            // The request for any completion may be unanswered.
+            ring.arm(true)?;
+            let third = Arm::from_raw(load(&ring.memory, &ring.layout, offset::ARM)?);
+            assert!(third.wants(false) && third.wants(true));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_queue_pair_that_is_gone_is_forgotten() -> Result {
+        with_device(|dev| {
+            let mut ring = completion_ring(dev, 4)?;
+
+            complete(&ring, 0, 1, 7)?;
+            complete(&ring, 1, 2, 8)?;
+            complete(&ring, 2, 3, 7)?;
+            ring.forget(7)?;
+            assert_eq!(ring.take()?.ok_or(ENOENT)?.qpn.get(), u32::MAX);
+            assert_eq!(ring.take()?.ok_or(ENOENT)?.qpn.get(), 8);
+            assert_eq!(ring.take()?.ok_or(ENOENT)?.qpn.get(), u32::MAX);
+            assert!(ring.take()?.is_none());
+            Ok(())
+        })
+    }
+}

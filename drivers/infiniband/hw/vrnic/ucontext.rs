@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Contexts of processes.
+
+use kernel::prelude::*;
+use rdma::{
+    access::Access,
+    ucontext::{
+        DeviceMemory,
+        Mappings, //
+    },
+    Ucontext,
+    Umem, //
+};
+use vrnic_wire::{
+    abi,
+    command::{
+        ContextKind,
+        CreateContext,
+        DestroyContext, //
+    },
+    config::DOORBELL_PAGE_SIZE,
+    notify::{
+        area_length,
+        is_valid_slot_count, //
+    }, //
+};
+
+use crate::{
+    commands::{
+        create_context,
+        Object, //
+    },
+    device::{
+        Call,
+        Vrnic, //
+    },
+    memory::ring_pages,
+    udata::{
+        AllocContextRequest,
+        AllocContextResponse, //
+    },
+};
+
+/// The context of a process: its doorbell page and its notify area.
+#[pin_data]
+pub(crate) struct UserContext {
+    // Fields are dropped in declaration order: the device lets go of the notify area first.
+    object: Object<DestroyContext>,
+    _notify: Umem,
+}
+
+impl UserContext {
+    /// Number of the context.
+    pub(crate) fn number(&self) -> u32 {
+        self.object.number()
+    }
+}
+
+impl rdma::UserContext for UserContext {
+    type Driver = Vrnic;
+    type Request = AllocContextRequest;
+    type Response = AllocContextResponse;
+
+    fn alloc(
+        call: &Call<'_>,
+        mappings: &mut Mappings<'_>,
+        AllocContextRequest(request): AllocContextRequest,
+    ) -> Result<(impl PinInit<Self>, AllocContextResponse)> {
+        if !is_valid_slot_count(request.slots) {
+            return Err(EINVAL);
+        }
+        let notify = Umem::get(
+            call.device,
+            request.notify_addr,
+            area_length(request.slots),
+            Access::LocalWrite.into(),
+        )?;
+        let area = ring_pages(call, &notify)?;
+        let (object, page) = create_context(
+            &call.data.control,
+            &CreateContext {
+                kind: ContextKind::User.raw(),
+                slots: request.slots.into(),
+                area: area.list(),
+                ..Default::default()
+            },
+        )?;
+
+        let mut response = abi::AllocContextResponse {
+            max_inline_data: call.data.limits.max_inline.get(),
+            ..Default::default()
+        };
+        if let Some(doorbells) = &call.data.doorbells {
+            let length = u64::from(DOORBELL_PAGE_SIZE);
+            let offset = u64::from(page) * length;
+            if offset + length > doorbells.len() {
+                return Err(EIO);
+            }
+            // CAST: A page of 4096 bytes.
+            let memory = DeviceMemory::new(doorbells.start() + offset, length as usize)?;
+            response.doorbell_offset = mappings.insert(memory)?;
+            response.doorbell_length = DOORBELL_PAGE_SIZE;
+        }
+
+        let this = pin_init!(Self {
+            object,
+            _notify: notify,
+        });
+        Ok((this, AllocContextResponse(response)))
+    }
+
+    fn dealloc(context: &Ucontext<Self>, _call: &Call<'_>) -> Result {
+        context.object.destroy()
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The driver's part of the uverbs commands (`include/uapi/rdma/vrnic-abi.h`).
+
+use kernel::prelude::*;
+use rdma::udata::{
+    Request,
+    Response, //
+};
+use vrnic_wire::abi;
+use zerocopy_derive::{
+    Immutable,
+    IntoBytes, //
+};
+
+/// Defines requests: newtypes of those in `abi`, with their reserved members.
+macro_rules! requests {
+    ($($(#[$meta:meta])* $name:ident { $($reserved:ident),* };)*) => {
+        $(
+            $(#[$meta])*
+            #[derive(FromBytes)]
+            #[repr(transparent)]
+            pub(crate) struct $name(pub(crate) abi::$name);
+
+            impl Request for $name {
+                fn comp_mask(&self) -> u64 {
+                    self.0.comp_mask.into()
+                }
+
+                fn check_reserved(&self) -> Result {
+                    $(
+                        if self.0.$reserved.iter().any(|&byte| byte != 0) {
+                            return Err(EINVAL);
+                        }
+                    )*
+                    Ok(())
+                }
+            }
+        )*
+    };
+}
+
+requests! {
+    /// Request of ALLOC_CONTEXT.
+    AllocContextRequest {};
+    /// Request of CREATE_CQ.
+    CreateCqRequest { reserved_20 };
+    /// Request of CREATE_QP.
+    CreateQpRequest { reserved_20 };
+}
+
+/// Defines responses: newtypes of those in `abi`.
+macro_rules! responses {
+    ($($(#[$meta:meta])* $name:ident;)*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Immutable, IntoBytes)]
+            #[repr(transparent)]
+            pub(crate) struct $name(pub(crate) abi::$name);
+
+            impl Response for $name {}
+        )*
+    };
+}
+
+responses! {
+    /// Response of ALLOC_CONTEXT.
+    AllocContextResponse;
+    /// Response of CREATE_CQ.
+    CreateCqResponse;
+    /// Response of CREATE_QP.
+    CreateQpResponse;
+    /// Response of CREATE_AH.
+    CreateAhResponse;
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_udata)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_members_must_be_zero() -> Result {
+        let mut bytes = [0; size_of::<abi::CreateQpRequest>()];
+        let request = CreateQpRequest::read_from_bytes(&bytes).map_err(|_| EINVAL)?;
+        assert!(request.check_reserved().is_ok());
+        assert_eq!(request.comp_mask() & !CreateQpRequest::COMP_MASK, 0);
+
+        bytes[7] = 1;
+        let request = CreateQpRequest::read_from_bytes(&bytes).map_err(|_| EINVAL)?;
+        assert_eq!(request.check_reserved(), Err(EINVAL));
+
+        bytes[0] = 1;
+        let request = CreateQpRequest::read_from_bytes(&bytes).map_err(|_| EINVAL)?;
+        assert_ne!(request.comp_mask() & !CreateQpRequest::COMP_MASK, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn all_of_the_first_version_is_demanded() {
+        assert_eq!(AllocContextRequest::MINIMUM, 16);
+        assert_eq!(CreateCqRequest::MINIMUM, 40);
+        assert_eq!(CreateQpRequest::MINIMUM, 56);
+    }
+}

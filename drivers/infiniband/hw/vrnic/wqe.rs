@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work queue entries of the kernel's own requests.
+
+use kernel::prelude::*;
+use rdma::wr::{
+    Operation,
+    ReceiveRequest,
+    Remote,
+    SendFlag,
+    SendRequest,
+    Sge, //
+};
+use virtio::SharedMemory;
+use vrnic_wire::work::{
+    self,
+    send_flags,
+    AtomicTarget,
+    DatagramTarget,
+    RdmaTarget,
+    ReceiveHeader,
+    SendHeader,
+    SendOpcode,
+    RECEIVE_DATA_OFFSET,
+    SEND_DATA_OFFSET,
+    TARGET_LENGTH,
+    TARGET_OFFSET, //
+};
+
+use crate::device::Vrnic;
+
+/// Writes a send entry at `at`. `EINVAL` for what the device does not do: inline data of the kernel
+/// and checksums, or more than `max_sge` elements.
+pub(crate) fn write_send(
+    memory: &SharedMemory,
+    at: usize,
+    request: &SendRequest<'_, Vrnic>,
+    max_sge: u32,
+) -> Result {
+    let mut flags = 0;
+    for (flag, wire) in [
+        (SendFlag::Fence, send_flags::FENCE),
+        (SendFlag::Signaled, send_flags::SIGNALED),
+        (SendFlag::Solicited, send_flags::SOLICITED),
+    ] {
+        if request.flags.contains(flag) {
+            flags |= wire;
+        }
+    }
+    if request.flags.contains(SendFlag::Inline) || request.flags.contains(SendFlag::IpChecksum) {
+        return Err(EINVAL);
+    }
+
+    let Encoded {
+        opcode,
+        immediate,
+        pkey_index,
+        target,
+    } = encode(&request.operation);
+    let header = SendHeader {
+        opcode: opcode.raw(),
+        flags,
+        num_sge: count(request.elements, max_sge)?.into(),
+        wr_id: request.wr_id.into(),
+        immediate: immediate.into(),
+        pkey_index: pkey_index.into(),
+        ..Default::default()
+    };
+    memory.write(at, header.as_bytes())?;
+    memory.write(at + TARGET_OFFSET, &target)?;
+    write_elements(memory, at + SEND_DATA_OFFSET, request.elements)
+}
+
+/// Writes a receive entry at `at`. `EINVAL` if it has more than `max_sge` elements.
+pub(crate) fn write_receive(
+    memory: &SharedMemory,
+    at: usize,
+    request: &ReceiveRequest<'_>,
+    max_sge: u32,
+) -> Result {
+    let header = ReceiveHeader {
+        wr_id: request.wr_id.into(),
+        num_sge: count(request.elements, max_sge)?.into(),
+        ..Default::default()
+    };
+    memory.write(at, header.as_bytes())?;
+    write_elements(memory, at + RECEIVE_DATA_OFFSET, request.elements)
+}
+
+/// Number of elements, which must not exceed `max_sge`.
+fn count(elements: &[Sge], max_sge: u32) -> Result<u16> {
+    if elements.len() > max_sge as usize {
+        return Err(EINVAL);
+    }
+    Ok(u16::try_from(elements.len())?)
+}
+
+/// Writes scatter/gather elements.
+fn write_elements(memory: &SharedMemory, at: usize, elements: &[Sge]) -> Result {
+    for (i, element) in elements.iter().enumerate() {
+        let element = work::Sge {
+            address: element.address().into(),
+            length: element.length().into(),
+            lkey: element.lkey().into(),
+        };
+        memory.write(at + i * size_of::<work::Sge>(), element.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// What an operation puts into an entry.
+struct Encoded {
+    opcode: SendOpcode,
+    immediate: u32,
+    pkey_index: u16,
+    target: [u8; TARGET_LENGTH],
+}
+
+/// Translates an operation.
+fn encode(operation: &Operation<'_, Vrnic>) -> Encoded {
+    let plain = |opcode, immediate| Encoded {
+        opcode,
+        immediate,
+        pkey_index: 0,
+        target: [0; TARGET_LENGTH],
+    };
+    let rdma = |opcode, remote: &Remote, immediate| Encoded {
+        target: zerocopy::transmute!(RdmaTarget {
+            address: remote.address.into(),
+            rkey: remote.rkey.into(),
+            ..Default::default()
+        }),
+        ..plain(opcode, immediate)
+    };
+    let atomic = |opcode, remote: &Remote, compare_add: u64, swap: u64| Encoded {
+        target: zerocopy::transmute!(AtomicTarget {
+            address: remote.address.into(),
+            rkey: remote.rkey.into(),
+            compare_add: compare_add.into(),
+            swap: swap.into(),
+            ..Default::default()
+        }),
+        ..plain(opcode, 0)
+    };
+
+    match operation {
+        Operation::Send => plain(SendOpcode::Send, 0),
+        Operation::SendWithImmediate(data) => plain(SendOpcode::SendWithImmediate, *data),
+        Operation::SendWithInvalidate(key) => plain(SendOpcode::SendWithInvalidate, *key),
+        Operation::Write(remote) => rdma(SendOpcode::Write, remote, 0),
+        Operation::WriteWithImmediate(remote, data) => {
+            rdma(SendOpcode::WriteWithImmediate, remote, *data)
+        }
+        Operation::Read(remote) => rdma(SendOpcode::Read, remote, 0),
+        Operation::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } => atomic(SendOpcode::CompareSwap, remote, *compare, *swap),
+        Operation::FetchAdd { remote, add } => atomic(SendOpcode::FetchAdd, remote, *add, 0),
+        Operation::Datagram {
+            ah,
+            remote_qpn,
+            remote_qkey,
+            pkey_index,
+            immediate,
+        } => Encoded {
+            opcode: match immediate {
+                Some(_) => SendOpcode::SendWithImmediate,
+                None => SendOpcode::Send,
+            },
+            immediate: immediate.unwrap_or(0),
+            pkey_index: *pkey_index,
+            target: zerocopy::transmute!(DatagramTarget {
+                address: ah.address(),
+                remote_qpn: (*remote_qpn).into(),
+                qkey: (*remote_qkey).into(),
+            }),
+        },
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_wqe)]
+mod tests {
+    use super::*;
+
+    use kernel::device::{
+        Bound,
+        Device, //
+    };
+
+    fn with_memory(test: impl FnOnce(&SharedMemory) -> Result) -> Result {
+        let faux = kernel::faux::Registration::new(c"vrnic-test", None)?;
+        let dev: &Device<Bound> = faux.as_ref().as_ref();
+        test(&SharedMemory::new(dev, 256)?)
+    }
+
+    fn read<T: FromBytes>(memory: &SharedMemory, at: usize) -> Result<T> {
+        let mut bytes = [0; 64];
+        let bytes = &mut bytes[..size_of::<T>()];
+        memory.read(at, bytes)?;
+        T::read_from_bytes(bytes).map_err(|_| EINVAL)
+    }
+
+    fn request(operation: Operation<'static, Vrnic>) -> SendRequest<'static, Vrnic> {
+        SendRequest {
+            wr_id: 42,
+            flags: SendFlag::Signaled | SendFlag::Solicited,
+            elements: &[],
+            operation,
+        }
+    }
+
+    #[test]
+    fn an_atomic_is_encoded() -> Result {
+        with_memory(|memory| {
+            let remote = Remote {
+                address: 0x1000,
+                rkey: 7,
+            };
+            let operation = Operation::CompareSwap {
+                remote,
+                compare: 11,
+                swap: 12,
+            };
+            write_send(memory, 128, &request(operation), 1)?;
+
+            let header: SendHeader = read(memory, 128)?;
+            assert_eq!(header.opcode, SendOpcode::CompareSwap.raw());
+            assert_eq!(header.flags, send_flags::SIGNALED | send_flags::SOLICITED);
+            assert_eq!(header.wr_id.get(), 42);
+            assert_eq!(header.num_sge.get(), 0);
+            let target: AtomicTarget = read(memory, 128 + TARGET_OFFSET)?;
+            assert_eq!(target.address.get(), 0x1000);
+            assert_eq!(target.rkey.get(), 7);
+            assert_eq!(target.compare_add.get(), 11);
+            assert_eq!(target.swap.get(), 12);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn immediate_data_is_a_number() -> Result {
+        with_memory(|memory| {
+            write_send(
+                memory,
+                0,
+                &request(Operation::SendWithImmediate(0x0102_0304)),
+                1,
+            )?;
+            let header: SendHeader = read(memory, 0)?;
+            assert_eq!(header.opcode, SendOpcode::SendWithImmediate.raw());
+            assert_eq!(header.immediate.get(), 0x0102_0304);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_the_device_does_not_do_is_refused() -> Result {
+        with_memory(|memory| {
+            let mut inline = request(Operation::Send);
+            inline.flags |= SendFlag::Inline;
+            assert_eq!(write_send(memory, 0, &inline, 1), Err(EINVAL));
+
+            // The entry must lie in the memory.
+            let plain = request(Operation::Send);
+            assert_eq!(write_send(memory, 4096 - 32, &plain, 1), Err(EINVAL));
+            Ok(())
+        })
+    }
+}
