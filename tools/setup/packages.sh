@@ -23,6 +23,9 @@ missing() {
 
 apt_install() { as_root env DEBIAN_FRONTEND=noninteractive ${APT_CONFIG:+APT_CONFIG="$APT_CONFIG"} apt-get -y --no-install-recommends install "$@"; }
 
+# apt_lines ARGS...: how many lines installing will log, about: apt says how many packages come along.
+apt_lines() { echo $(($(apt-get -s --no-install-recommends install "$@" 2>/dev/null | grep -c '^Inst') * 4 + 20)); }
+
 apt_refresh() { as_root apt-get -o APT::Update::Error-Mode=any update; }
 
 # install_missing WHAT PACKAGE...: from the machine's own sources.
@@ -33,7 +36,7 @@ install_missing() {
 	[ ${#list[@]} -gt 0 ] || return 0
 	say "to install ($what): ${list[*]}"
 	step "package indexes" "$LOGS/apt-update.log" 8 apt_refresh
-	step "installing ${#list[@]} packages ($what)" "$LOGS/packages.log" $((${#list[@]} * 12 + 40)) apt_install "${list[@]}"
+	step "installing ${#list[@]} packages ($what)" "$LOGS/packages.log" "$(apt_lines "${list[@]}")" apt_install "${list[@]}"
 }
 
 rustc_is_new_enough() {
@@ -58,7 +61,8 @@ setup_packages() {
 	if [ ${#list[@]} -gt 0 ] || ! rustc_is_new_enough; then
 		(
 			apt_state backports /var/lib/dpkg/status trixie trixie-updates trixie-backports
-			step "Rust from Debian 13 backports" "$LOGS/rust.log" 60 apt_install -t trixie-backports "${RUST_PACKAGES_13[@]}"
+			step "Rust from Debian 13 backports" "$LOGS/rust.log" \
+				"$(apt_lines -t trixie-backports "${RUST_PACKAGES_13[@]}")" apt_install -t trixie-backports "${RUST_PACKAGES_13[@]}"
 		)
 	fi
 }

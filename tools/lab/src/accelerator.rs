@@ -41,14 +41,26 @@ const CAME_UP: &str = "Unable to mount root fs";
 /// # Errors
 /// The override is neither, or the probe cannot be run at all.
 pub fn choose(settings: &Settings) -> Result<(Accelerator, String)> {
-    match std::env::var("VRNIC_ACCEL").ok().filter(|value| !value.is_empty()).as_deref() {
+    match std::env::var("VRNIC_ACCEL")
+        .ok()
+        .filter(|value| !value.is_empty())
+        .as_deref()
+    {
         Some("kvm") => return Ok((Accelerator::Kvm, "asked for by VRNIC_ACCEL".into())),
         Some("tcg") => return Ok((Accelerator::Tcg, "asked for by VRNIC_ACCEL".into())),
         Some(other) => bail!("VRNIC_ACCEL={other}: must be kvm or tcg"),
         None => {}
     }
-    if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
-        return Ok((Accelerator::Tcg, "/dev/kvm is missing or not accessible".into()));
+    if fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_err()
+    {
+        return Ok((
+            Accelerator::Tcg,
+            "/dev/kvm is missing or not accessible".into(),
+        ));
     }
     let verdict = verdict_file(settings)?;
     let works = match fs::read_to_string(&verdict).ok().as_deref().map(str::trim) {
@@ -64,7 +76,13 @@ pub fn choose(settings: &Settings) -> Result<(Accelerator, String)> {
     Ok(if works {
         (Accelerator::Kvm, "this kernel boots under KVM".into())
     } else {
-        (Accelerator::Tcg, format!("this kernel does not boot under KVM here (remembered in {})", verdict.display()))
+        (
+            Accelerator::Tcg,
+            format!(
+                "this kernel does not boot under KVM here (remembered in {})",
+                verdict.display()
+            ),
+        )
     })
 }
 
@@ -73,23 +91,58 @@ fn verdict_file(settings: &Settings) -> Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     settings.qemu.hash(&mut hasher);
     settings.bzimage().hash(&mut hasher);
-    fs::metadata(settings.bzimage())?.modified()?.hash(&mut hasher);
-    for fact in ["/proc/sys/kernel/osrelease", "/proc/sys/kernel/version", "/sys/class/dmi/id/product_name"] {
-        fs::read_to_string(fact).unwrap_or_default().hash(&mut hasher);
+    fs::metadata(settings.bzimage())?
+        .modified()?
+        .hash(&mut hasher);
+    for fact in [
+        "/proc/sys/kernel/osrelease",
+        "/proc/sys/kernel/version",
+        "/sys/class/dmi/id/product_name",
+    ] {
+        fs::read_to_string(fact)
+            .unwrap_or_default()
+            .hash(&mut hasher);
     }
-    Ok(settings.cache().join("kvm-probe").join(format!("{:016x}", hasher.finish())))
+    Ok(settings
+        .cache()
+        .join("kvm-probe")
+        .join(format!("{:016x}", hasher.finish())))
 }
 
 fn boots_under_kvm(settings: &Settings) -> Result<bool> {
     let dir = scratch()?;
     let console = dir.path().join("console");
     let args = [
-        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", "-accel", "kvm",
-        "-cpu", "host", "-m", "512M", "-append", "console=ttyS0 panic=-1",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+        "-machine",
+        "q35",
+        "-accel",
+        "kvm",
+        "-cpu",
+        "host",
+        "-m",
+        "512M",
+        "-append",
+        "console=ttyS0 panic=-1",
     ];
     let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-    args.extend(["-kernel".into(), path(&settings.bzimage()), "-serial".into(), format!("file:{}", console.display())]);
-    let mut qemu = Process::start("KVM probe", &settings.qemu, &args, &[], &dir.path().join("log"))?;
+    args.extend([
+        "-kernel".into(),
+        path(&settings.bzimage()),
+        "-serial".into(),
+        format!("file:{}", console.display()),
+    ]);
+    let mut qemu = Process::start(
+        "KVM probe",
+        &settings.qemu,
+        &args,
+        &[],
+        &dir.path().join("log"),
+    )?;
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut up = false;
     while !up && Instant::now() < deadline && qemu.ended().is_none() {

@@ -71,7 +71,12 @@ impl Agent {
         let reader = BufReader::new(stream.try_clone()?);
         let theirs = shared.clone();
         std::thread::spawn(move || receive(reader, &theirs));
-        Ok(Self { name: name.to_owned(), writer: Arc::new(Mutex::new(stream)), next: Arc::default(), shared })
+        Ok(Self {
+            name: name.to_owned(),
+            writer: Arc::new(Mutex::new(stream)),
+            next: Arc::default(),
+            shared,
+        })
     }
 
     /// How often the agent has started: once per boot of the guest.
@@ -84,14 +89,22 @@ impl Agent {
     #[must_use]
     pub fn wait_boot(&self, before: u64, patience: Duration) -> bool {
         let boots = self.shared.boots.lock().expect("boot counter");
-        let (boots, _) = self.shared.booted.wait_timeout_while(boots, patience, |boots| *boots <= before).expect("boot counter");
+        let (boots, _) = self
+            .shared
+            .booted
+            .wait_timeout_while(boots, patience, |boots| *boots <= before)
+            .expect("boot counter");
         *boots > before
     }
 
     fn send(&self, request: &Request) -> Result<()> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
-        self.writer.lock().expect("agent writer").write_all(&line).map_err(|error| anyhow!("VM {}: {error}", self.name))
+        self.writer
+            .lock()
+            .expect("agent writer")
+            .write_all(&line)
+            .map_err(|error| anyhow!("VM {}: {error}", self.name))
     }
 
     /// Starts a program. `argv` is not read by a shell.
@@ -101,10 +114,28 @@ impl Agent {
     pub fn start(&self, argv: &[&str], env: &[(&str, &str)]) -> Result<Program> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = channel();
-        self.shared.programs.lock().expect("program table").insert(id, events);
-        let env: BTreeMap<_, _> = env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        self.send(&Request::Start { id, argv: argv.iter().map(|&arg| arg.to_owned()).collect(), env })?;
-        Ok(Program { agent: self.clone(), id, events: receiver, what: argv.join(" "), over: false, seen: Output::default() })
+        self.shared
+            .programs
+            .lock()
+            .expect("program table")
+            .insert(id, events);
+        let env: BTreeMap<_, _> = env
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
+        self.send(&Request::Start {
+            id,
+            argv: argv.iter().map(|&arg| arg.to_owned()).collect(),
+            env,
+        })?;
+        Ok(Program {
+            agent: self.clone(),
+            id,
+            events: receiver,
+            what: argv.join(" "),
+            over: false,
+            seen: Output::default(),
+        })
     }
 
     /// Runs a program to its end.
@@ -122,7 +153,13 @@ impl Agent {
     pub fn check(&self, argv: &[&str], patience: Duration) -> Result<String> {
         let output = self.run(argv, patience)?;
         if output.code != 0 {
-            bail!("VM {}: `{}` exited with {}: {}", self.name, argv.join(" "), output.code, output.text());
+            bail!(
+                "VM {}: `{}` exited with {}: {}",
+                self.name,
+                argv.join(" "),
+                output.code,
+                output.text()
+            );
         }
         Ok(output.stdout)
     }
@@ -144,7 +181,9 @@ impl Program {
         let event = match self.events.recv_timeout(patience) {
             Ok(event) => event,
             Err(RecvTimeoutError::Timeout) => return None,
-            Err(RecvTimeoutError::Disconnected) => Event::Lost(format!("VM {} is gone", self.agent.name)),
+            Err(RecvTimeoutError::Disconnected) => {
+                Event::Lost(format!("VM {} is gone", self.agent.name))
+            }
         };
         if matches!(event, Event::Exit(_) | Event::Lost(_)) {
             self.over = true;
@@ -198,7 +237,12 @@ impl Drop for Program {
         if !self.over {
             self.kill();
         }
-        self.agent.shared.programs.lock().expect("program table").remove(&self.id);
+        self.agent
+            .shared
+            .programs
+            .lock()
+            .expect("program table")
+            .remove(&self.id);
     }
 }
 
@@ -207,7 +251,9 @@ fn receive(reader: BufReader<UnixStream>, shared: &Shared) {
     for line in reader.split(b'\n') {
         let Ok(line) = line else { break };
         // A guest that dies mid-frame leaves a torn line; the next one is whole again.
-        let Ok(reply) = serde_json::from_slice::<Reply>(&line) else { continue };
+        let Ok(reply) = serde_json::from_slice::<Reply>(&line) else {
+            continue;
+        };
         let mut programs = shared.programs.lock().expect("program table");
         let (id, event) = match reply {
             Reply::Hello => {
@@ -219,7 +265,9 @@ fn receive(reader: BufReader<UnixStream>, shared: &Shared) {
                 continue;
             }
             Reply::Pong => continue,
-            Reply::Output { id, stream, data } => (id, Event::Output(stream, decode(&data).unwrap_or_default())),
+            Reply::Output { id, stream, data } => {
+                (id, Event::Output(stream, decode(&data).unwrap_or_default()))
+            }
             Reply::Exit { id, code } => (id, Event::Exit(code)),
             Reply::Failed { id, error } => (id, Event::Lost(error)),
         };

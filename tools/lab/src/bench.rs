@@ -45,7 +45,11 @@ impl Figure {
 
     /// How many times better vrnic is.
     fn ratio(self, vrnic: f64, rxe: f64) -> f64 {
-        if self == Self::Latency { rxe / vrnic } else { vrnic / rxe }
+        if self == Self::Latency {
+            rxe / vrnic
+        } else {
+            vrnic / rxe
+        }
     }
 }
 
@@ -61,22 +65,100 @@ struct Contest {
     goal: Option<f64>,
 }
 
-const fn contest(program: &'static str, args: &'static str, figure: Figure, iterations: (u32, u32), goal: Option<f64>) -> Contest {
-    Contest { program, args, figure, iterations, goal }
+const fn contest(
+    program: &'static str,
+    args: &'static str,
+    figure: Figure,
+    iterations: (u32, u32),
+    goal: Option<f64>,
+) -> Contest {
+    Contest {
+        program,
+        args,
+        figure,
+        iterations,
+        goal,
+    }
 }
 
 const CONTESTS: [Contest; 11] = [
-    contest("ib_write_bw", "-s 65536", Figure::Bandwidth, (40_000, 300), Some(30.0)),
-    contest("ib_read_bw", "-s 65536", Figure::Bandwidth, (40_000, 300), Some(30.0)),
-    contest("ib_send_bw", "-s 65536", Figure::Bandwidth, (40_000, 300), Some(20.0)),
-    contest("ib_write_bw", "-s 1048576", Figure::Bandwidth, (5_000, 20), None),
-    contest("ib_write_bw", "-s 2", Figure::Messages, (400_000, 10_000), Some(10.0)),
-    contest("ib_send_bw", "-s 2", Figure::Messages, (200_000, 10_000), None),
-    contest("ib_write_lat", "-s 8", Figure::Latency, (10_000, 1_000), Some(2.0)),
-    contest("ib_send_lat", "-s 8", Figure::Latency, (10_000, 1_000), None),
-    contest("ib_read_lat", "-s 8", Figure::Latency, (10_000, 1_000), None),
-    contest("ib_atomic_bw", "-A FETCH_AND_ADD", Figure::Messages, (100_000, 10_000), None),
-    contest("ib_atomic_bw", "-A CMP_AND_SWAP", Figure::Messages, (100_000, 10_000), None),
+    contest(
+        "ib_write_bw",
+        "-s 65536",
+        Figure::Bandwidth,
+        (40_000, 300),
+        Some(30.0),
+    ),
+    contest(
+        "ib_read_bw",
+        "-s 65536",
+        Figure::Bandwidth,
+        (40_000, 300),
+        Some(30.0),
+    ),
+    contest(
+        "ib_send_bw",
+        "-s 65536",
+        Figure::Bandwidth,
+        (40_000, 300),
+        Some(20.0),
+    ),
+    contest(
+        "ib_write_bw",
+        "-s 1048576",
+        Figure::Bandwidth,
+        (5_000, 20),
+        None,
+    ),
+    contest(
+        "ib_write_bw",
+        "-s 2",
+        Figure::Messages,
+        (400_000, 10_000),
+        Some(10.0),
+    ),
+    contest(
+        "ib_send_bw",
+        "-s 2",
+        Figure::Messages,
+        (200_000, 10_000),
+        None,
+    ),
+    contest(
+        "ib_write_lat",
+        "-s 8",
+        Figure::Latency,
+        (10_000, 1_000),
+        Some(2.0),
+    ),
+    contest(
+        "ib_send_lat",
+        "-s 8",
+        Figure::Latency,
+        (10_000, 1_000),
+        None,
+    ),
+    contest(
+        "ib_read_lat",
+        "-s 8",
+        Figure::Latency,
+        (10_000, 1_000),
+        None,
+    ),
+    contest(
+        "ib_atomic_bw",
+        "-A FETCH_AND_ADD",
+        Figure::Messages,
+        (100_000, 10_000),
+        None,
+    ),
+    contest(
+        "ib_atomic_bw",
+        "-A CMP_AND_SWAP",
+        Figure::Messages,
+        (100_000, 10_000),
+        None,
+    ),
 ];
 
 /// Numbers of QPs for the cost per message, and messages in all.
@@ -96,25 +178,56 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     memory.done();
     let lab = Lab::boot(
         settings,
-        Options { device: Device::Vrnic, logs: out.join("logs"), vrnicd: Extra::default(), no_rnic: false, module: Module::Plain },
+        Options {
+            device: Device::Vrnic,
+            logs: out.join("logs"),
+            vrnicd: Extra::default(),
+            no_rnic: false,
+            module: Module::Plain,
+        },
     )?;
     let mut gids = (0, 0);
     for name in NAMES {
         let agent = lab.agent(name)?;
-        agent.check(&["sh", "-c", "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"], SHORT)?;
-        let found = (lab.wait_rdma(name, Device::Vrnic)?, lab.wait_rdma(name, Device::Rxe)?);
+        agent.check(
+            &[
+                "sh",
+                "-c",
+                "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
+            ],
+            SHORT,
+        )?;
+        let found = (
+            lab.wait_rdma(name, Device::Vrnic)?,
+            lab.wait_rdma(name, Device::Rxe)?,
+        );
         if name == "a" {
             gids = found;
         }
     }
 
     let mut results = Vec::new();
-    let mut rows = vec![["program", "path", "vrnic", "rxe", "ratio", "asked for"].map(str::to_owned)];
+    let mut rows =
+        vec![["program", "path", "vrnic", "rxe", "ratio", "asked for"].map(str::to_owned)];
     let step = Step::of("programs", CONTESTS.len() * 4 + QPS.len());
     let mut measure = |program: &str, args: &str, server: &str, device: Device| {
-        step.at(&format!("{} {program} {args} ({})", device.name(), if server == "a" { "loopback" } else { "vm-vm" }));
-        let gid = if device == Device::Vrnic { gids.0 } else { gids.1 };
-        let entry = perf::run(&lab, &Pair::new(program, args, "a", server), device, gid, PATIENCE);
+        step.at(&format!(
+            "{} {program} {args} ({})",
+            device.name(),
+            if server == "a" { "loopback" } else { "vm-vm" }
+        ));
+        let gid = if device == Device::Vrnic {
+            gids.0
+        } else {
+            gids.1
+        };
+        let entry = perf::run(
+            &lab,
+            &Pair::new(program, args, "a", server),
+            device,
+            gid,
+            PATIENCE,
+        );
         if let Some(error) = &entry.error {
             step.note(&format!("{} {program} {args}: {error}", device.name()));
         }
@@ -125,11 +238,25 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     for server in ["b", "a"] {
         for contest in &CONTESTS {
             let args = |iterations: u32| format!("{} -n {iterations}", contest.args);
-            let vrnic = measure(contest.program, &args(contest.iterations.0), server, Device::Vrnic);
-            let rxe = measure(contest.program, &args(contest.iterations.1), server, Device::Rxe);
+            let vrnic = measure(
+                contest.program,
+                &args(contest.iterations.0),
+                server,
+                Device::Vrnic,
+            );
+            let rxe = measure(
+                contest.program,
+                &args(contest.iterations.1),
+                server,
+                Device::Rxe,
+            );
             let (ours, theirs) = (contest.figure.of(&vrnic), contest.figure.of(&rxe));
-            let show = |value: Option<f64>| value.map_or_else(|| "failed".to_owned(), |value| contest.figure.show(value));
-            let ratio = ours.zip(theirs).map(|(ours, theirs)| contest.figure.ratio(ours, theirs));
+            let show = |value: Option<f64>| {
+                value.map_or_else(|| "failed".to_owned(), |value| contest.figure.show(value))
+            };
+            let ratio = ours
+                .zip(theirs)
+                .map(|(ours, theirs)| contest.figure.ratio(ours, theirs));
             // The goals are about two VMs.
             let goal = contest.goal.filter(|_| server == "b").map(|goal| {
                 let met = ratio.is_some_and(|ratio| ratio >= goal);
@@ -140,7 +267,9 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
                 vrnic.path.clone(),
                 show(ours),
                 show(theirs),
-                ratio.map(|ratio| format!("{ratio:.1}x")).unwrap_or_default(),
+                ratio
+                    .map(|ratio| format!("{ratio:.1}x"))
+                    .unwrap_or_default(),
                 goal.unwrap_or_default(),
             ]);
         }
@@ -165,7 +294,11 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     println!("\n{}", align(&rows));
     println!("{}", against_memcpy(&report));
     let mut table = vec![["QPs", "cost per message (2-byte writes, two VMs)"].map(str::to_owned)];
-    table.extend(costs.iter().map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]));
+    table.extend(
+        costs
+            .iter()
+            .map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]),
+    );
     println!("{}", align(&table));
     chart::draw(out, &report, &costs)?;
     println!(
@@ -178,10 +311,17 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         start.elapsed().as_secs_f64()
     );
     if report.failed() > 0 {
-        bail!("{} of {} programs failed", report.failed(), report.results.len());
+        bail!(
+            "{} of {} programs failed",
+            report.failed(),
+            report.results.len()
+        );
     }
     if !clean {
-        bail!("vrnicd did not end cleanly; see {}", out.join("logs/vrnicd.log").display());
+        bail!(
+            "vrnicd did not end cleanly; see {}",
+            out.join("logs/vrnicd.log").display()
+        );
     }
     Ok(())
 }
@@ -190,15 +330,42 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
 fn against_memcpy(report: &Report) -> String {
     let find = |program: &str, bytes: u64| {
         report.results.iter().find(|entry| {
-            entry.device == "vrnic" && entry.path == "vm-vm" && entry.program == program && entry.bytes == Some(bytes)
+            entry.device == "vrnic"
+                && entry.path == "vm-vm"
+                && entry.program == program
+                && entry.bytes == Some(bytes)
         })
     };
-    let mut rows = vec![["vrnic, two VMs", "bandwidth", "host memcpy, same size", "share", "asked for"].map(str::to_owned)];
-    for (program, bytes) in [("ib_write_bw", 65_536_u64), ("ib_read_bw", 65_536), ("ib_write_bw", 1_048_576)] {
-        let Some(ours) = find(program, bytes).and_then(|entry| entry.bandwidth_bytes_per_s) else { continue };
-        let copy = report.host.memcpy_bytes_per_s.get(&bytes).copied().unwrap_or(f64::NAN);
+    let mut rows = vec![
+        [
+            "vrnic, two VMs",
+            "bandwidth",
+            "host memcpy, same size",
+            "share",
+            "asked for",
+        ]
+        .map(str::to_owned),
+    ];
+    for (program, bytes) in [
+        ("ib_write_bw", 65_536_u64),
+        ("ib_read_bw", 65_536),
+        ("ib_write_bw", 1_048_576),
+    ] {
+        let Some(ours) = find(program, bytes).and_then(|entry| entry.bandwidth_bytes_per_s) else {
+            continue;
+        };
+        let copy = report
+            .host
+            .memcpy_bytes_per_s
+            .get(&bytes)
+            .copied()
+            .unwrap_or(f64::NAN);
         let share = ours / copy;
-        let (asked, met) = if bytes == 65_536 { ("2 GB/s", ours >= 2e9) } else { ("half of memcpy", share >= 0.5) };
+        let (asked, met) = if bytes == 65_536 {
+            ("2 GB/s", ours >= 2e9)
+        } else {
+            ("half of memcpy", share >= 0.5)
+        };
         rows.push([
             format!("{program} {bytes} B"),
             bandwidth(ours),

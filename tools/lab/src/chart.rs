@@ -16,8 +16,10 @@ const VRNIC: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 const RXE: RGBColor = RGBColor(0xbb, 0xbb, 0xbb);
 
 /// Where Debian has a sans-serif font (fonts-dejavu-core).
-const FONT_FILES: [&str; 2] =
-    ["/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf", "/usr/share/fonts/truetype/liberation/LiberationSans-Regular.ttf"];
+const FONT_FILES: [&str; 2] = [
+    "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf",
+    "/usr/share/fonts/truetype/liberation/LiberationSans-Regular.ttf",
+];
 
 /// Draws bandwidth.{svg,png} (vrnic beside rxe) and qps.{svg,png} (cost per message by number of QPs) into `out`.
 ///
@@ -25,15 +27,33 @@ const FONT_FILES: [&str; 2] =
 /// No font, or a file cannot be written.
 pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
     let font = FONT_FILES.iter().find_map(|file| std::fs::read(file).ok());
-    let Some(font) = font else { bail!("no font for the charts: install fonts-dejavu-core (`make setup` does)") };
+    let Some(font) = font else {
+        bail!("no font for the charts: install fonts-dejavu-core (`make setup` does)")
+    };
     // The drawing library keeps the font for the rest of the program.
-    register_font(FONT, FontStyle::Normal, Box::leak(font.into_boxed_slice())).map_err(|_| anyhow!("{} is no font", FONT_FILES[0]))?;
-    let (svg, png) = (|name: &str| out.join(name).with_extension("svg"), |name: &str| out.join(name).with_extension("png"));
-    bars(&SVGBackend::new(&svg("bandwidth"), SIZE).into_drawing_area(), report)?;
-    bars(&BitMapBackend::new(&png("bandwidth"), SIZE).into_drawing_area(), report)?;
+    register_font(FONT, FontStyle::Normal, Box::leak(font.into_boxed_slice()))
+        .map_err(|_| anyhow!("{} is no font", FONT_FILES[0]))?;
+    let (svg, png) = (
+        |name: &str| out.join(name).with_extension("svg"),
+        |name: &str| out.join(name).with_extension("png"),
+    );
+    bars(
+        &SVGBackend::new(&svg("bandwidth"), SIZE).into_drawing_area(),
+        report,
+    )?;
+    bars(
+        &BitMapBackend::new(&png("bandwidth"), SIZE).into_drawing_area(),
+        report,
+    )?;
     if !costs.is_empty() {
-        curve(&SVGBackend::new(&svg("qps"), SIZE).into_drawing_area(), costs)?;
-        curve(&BitMapBackend::new(&png("qps"), SIZE).into_drawing_area(), costs)?;
+        curve(
+            &SVGBackend::new(&svg("qps"), SIZE).into_drawing_area(),
+            costs,
+        )?;
+        curve(
+            &BitMapBackend::new(&png("qps"), SIZE).into_drawing_area(),
+            costs,
+        )?;
     }
     Ok(())
 }
@@ -44,23 +64,40 @@ where
     B::ErrorType: 'static,
 {
     let mut groups: Vec<(String, Option<f64>, Option<f64>)> = Vec::new();
-    for entry in report.results.iter().filter(|entry| entry.path == "vm-vm" && entry.qps == Some(1)) {
-        let (Some(bandwidth), Some(bytes)) = (entry.bandwidth_bytes_per_s, entry.bytes) else { continue };
+    for entry in report
+        .results
+        .iter()
+        .filter(|entry| entry.path == "vm-vm" && entry.qps == Some(1))
+    {
+        let (Some(bandwidth), Some(bytes)) = (entry.bandwidth_bytes_per_s, entry.bytes) else {
+            continue;
+        };
         let name = format!("{} {bytes} B", entry.program);
         if !groups.iter().any(|group| group.0 == name) {
             groups.push((name.clone(), None, None));
         }
         for group in groups.iter_mut().filter(|group| group.0 == name) {
-            let slot = if entry.device == "vrnic" { &mut group.1 } else { &mut group.2 };
+            let slot = if entry.device == "vrnic" {
+                &mut group.1
+            } else {
+                &mut group.2
+            };
             *slot = Some(slot.unwrap_or(0.0_f64).max(bandwidth));
         }
     }
     groups.retain(|group| group.1.is_some() && group.2.is_some());
     area.fill(&WHITE)?;
-    let top = groups.iter().filter_map(|group| group.1).fold(1e9, f64::max) * 8.0;
+    let top = groups
+        .iter()
+        .filter_map(|group| group.1)
+        .fold(1e9, f64::max)
+        * 8.0;
     let mut chart = ChartBuilder::on(area)
         .caption(
-            format!("Bandwidth between two VMs, vrnic and rxe ({} guests)", report.host.accelerator),
+            format!(
+                "Bandwidth between two VMs, vrnic and rxe ({} guests)",
+                report.host.accelerator
+            ),
             (FONT, 22),
         )
         .margin(16)
@@ -77,9 +114,15 @@ where
         .draw()?;
     for (number, (name, vrnic, rxe)) in groups.iter().rev().enumerate() {
         let base = 2.0 * to_f64(number);
-        for (low, value, color, who) in [(base + 0.9, vrnic, VRNIC, "vrnic"), (base + 0.2, rxe, RXE, "rxe")] {
+        for (low, value, color, who) in [
+            (base + 0.9, vrnic, VRNIC, "vrnic"),
+            (base + 0.2, rxe, RXE, "rxe"),
+        ] {
             let value = value.unwrap_or(1e4);
-            chart.draw_series([Rectangle::new([(1e4, low), (value, low + 0.65)], color.filled())])?;
+            chart.draw_series([Rectangle::new(
+                [(1e4, low), (value, low + 0.65)],
+                color.filled(),
+            )])?;
             let label = if who == "vrnic" {
                 format!("{name}: vrnic {}", crate::report::bandwidth(value))
             } else {
@@ -97,11 +140,17 @@ fn curve<B: DrawingBackend>(area: &DrawingArea<B, Shift>, costs: &[(u32, f64)]) 
 where
     B::ErrorType: 'static,
 {
-    let points: Vec<(f64, f64)> = costs.iter().map(|&(qps, cost)| (f64::from(qps), cost)).collect();
+    let points: Vec<(f64, f64)> = costs
+        .iter()
+        .map(|&(qps, cost)| (f64::from(qps), cost))
+        .collect();
     let top = points.iter().map(|point| point.1).fold(0.0, f64::max) * 1.5;
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(area)
-        .caption("Cost per message by number of QPs (ib_write_bw, 2 bytes, two VMs)", (FONT, 22))
+        .caption(
+            "Cost per message by number of QPs (ib_write_bw, 2 bytes, two VMs)",
+            (FONT, 22),
+        )
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(60)
@@ -113,9 +162,20 @@ where
         .x_label_formatter(&|value| format!("{value:.0}"))
         .label_style((FONT, 15))
         .draw()?;
-    chart.draw_series(LineSeries::new(points.iter().copied(), VRNIC.stroke_width(2)))?;
-    chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, VRNIC.filled())))?;
-    chart.draw_series(points.iter().map(|&(x, y)| Text::new(format!("{y:.2}"), (x, y + top * 0.05), (FONT, 14))))?;
+    chart.draw_series(LineSeries::new(
+        points.iter().copied(),
+        VRNIC.stroke_width(2),
+    ))?;
+    chart.draw_series(
+        points
+            .iter()
+            .map(|&point| Circle::new(point, 4, VRNIC.filled())),
+    )?;
+    chart.draw_series(
+        points
+            .iter()
+            .map(|&(x, y)| Text::new(format!("{y:.2}"), (x, y + top * 0.05), (FONT, 14))),
+    )?;
     area.present()?;
     Ok(())
 }
@@ -140,9 +200,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         draw(dir.path(), &report(), &[(1, 3.0), (1000, 3.2)]).unwrap();
         for file in ["bandwidth.svg", "bandwidth.png", "qps.svg", "qps.png"] {
-            assert!(std::fs::metadata(dir.path().join(file)).unwrap().len() > 500, "{file}");
+            assert!(
+                std::fs::metadata(dir.path().join(file)).unwrap().len() > 500,
+                "{file}"
+            );
         }
-        assert!(std::fs::read_to_string(dir.path().join("bandwidth.svg")).unwrap().contains("2.50 GB/s"));
+        assert!(
+            std::fs::read_to_string(dir.path().join("bandwidth.svg"))
+                .unwrap()
+                .contains("2.50 GB/s")
+        );
     }
 
     fn report() -> Report {

@@ -70,8 +70,14 @@ impl Ask {
         let list: Vec<&str> = words.iter().map(String::as_str).collect();
         let own = str::to_owned;
         Ok(match list.as_slice() {
-            ["pid" | "console" | "log" | "config" | "sockets" | "device", ..] => Self::Fact(words.to_vec()),
-            ["qmp", vm, command] => Self::Qmp { vm: own(vm), command: own(command) },
+            [
+                "pid" | "console" | "log" | "config" | "sockets" | "device",
+                ..,
+            ] => Self::Fact(words.to_vec()),
+            ["qmp", vm, command] => Self::Qmp {
+                vm: own(vm),
+                command: own(command),
+            },
             ["wait", vm] => Self::Wait(own(vm)),
             ["ready", vm] => Self::Ready(own(vm)),
             ["boot", vm] => Self::Boot(own(vm)),
@@ -82,7 +88,10 @@ impl Ask {
                 server: own(server),
                 argv: argv.iter().map(|&word| own(word)).collect(),
             },
-            _ => bail!("unknown request `{}`; see vrnic-lab ctl --help", words.join(" ")),
+            _ => bail!(
+                "unknown request `{}`; see vrnic-lab ctl --help",
+                words.join(" ")
+            ),
         })
     }
 }
@@ -107,11 +116,14 @@ pub enum Answer {
 /// The socket cannot be made.
 pub fn serve(lab: &Arc<Lab>, path: &Path) -> Result<()> {
     let _ = std::fs::remove_file(path);
-    let listener = UnixListener::bind(path).with_context(|| format!("listening on {}", path.display()))?;
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("listening on {}", path.display()))?;
     let lab = Arc::downgrade(lab);
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let (Ok(stream), Some(lab)) = (stream, lab.upgrade()) else { return };
+            let (Ok(stream), Some(lab)) = (stream, lab.upgrade()) else {
+                return;
+            };
             std::thread::spawn(move || {
                 let mut writer = match stream.try_clone() {
                     Ok(writer) => writer,
@@ -145,10 +157,19 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream) -> Result<()> 
         Ask::Boot(vm) => lab.boot_vm(&vm).map(|()| String::new())?,
         Ask::Kill(vm) => lab.kill_vm(&vm).map(|()| String::new())?,
         Ask::RestartVrnicd => lab.restart_daemon().map(|()| String::new())?,
-        Ask::Perf { client, server, argv } => {
+        Ask::Perf {
+            client,
+            server,
+            argv,
+        } => {
             let (program, args) = argv.split_first().context("which program?")?;
             let gid = lab.wait_rdma(&client, lab.device())?;
-            crate::perf::output(lab, &crate::perf::Pair::new(program, &args.join(" "), &client, &server), lab.device(), gid)?
+            crate::perf::output(
+                lab,
+                &crate::perf::Pair::new(program, &args.join(" "), &client, &server),
+                lab.device(),
+                gid,
+            )?
         }
     };
     send(writer, &Answer::Done(done))
@@ -190,16 +211,24 @@ fn exec(
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match program.next(left.min(Duration::from_millis(100))) {
-            Some(Event::Output(stream, bytes)) => send(writer, &Answer::Output(stream, encode(&bytes)))?,
+            Some(Event::Output(stream, bytes)) => {
+                send(writer, &Answer::Output(stream, encode(&bytes)))?
+            }
             Some(Event::Exit(code)) => return send(writer, &Answer::End(code)),
             Some(Event::Lost(why)) => {
-                send(writer, &Answer::Output(Stream::Err, encode(format!("{why}\n").as_bytes())))?;
+                send(
+                    writer,
+                    &Answer::Output(Stream::Err, encode(format!("{why}\n").as_bytes())),
+                )?;
                 return send(writer, &Answer::End(127));
             }
             None if left.is_zero() => return send(writer, &Answer::End(124)),
             None => {}
         }
-        if matches!(hung_up.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected)) {
+        if matches!(
+            hung_up.try_recv(),
+            Err(std::sync::mpsc::TryRecvError::Disconnected)
+        ) {
             return Ok(());
         }
     }
@@ -210,7 +239,8 @@ fn exec(
 /// # Errors
 /// No lab listens there, or it could not do what was asked.
 pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
-    let mut stream = UnixStream::connect(path).with_context(|| format!("no lab is running at {}", path.display()))?;
+    let mut stream = UnixStream::connect(path)
+        .with_context(|| format!("no lab is running at {}", path.display()))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     stream.write_all(&line)?;
@@ -221,7 +251,9 @@ pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
                 out.write_all(&decode(&data)?)?;
                 out.flush()?;
             }
-            Answer::Output(Stream::Err, data) => std::io::stderr().lock().write_all(&decode(&data)?)?,
+            Answer::Output(Stream::Err, data) => {
+                std::io::stderr().lock().write_all(&decode(&data)?)?
+            }
             Answer::End(code) => return Ok((code, String::new())),
             Answer::Done(text) => return Ok((0, text)),
             Answer::Failed(why) => bail!("{why}"),

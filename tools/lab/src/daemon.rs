@@ -51,21 +51,37 @@ impl Daemon {
         for name in NAMES {
             let socket = socket(sockets, name);
             let _ = fs::remove_file(&socket);
-            writeln!(text, "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"", socket.display(), mac(name))?;
+            writeln!(
+                text,
+                "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"",
+                socket.display(),
+                mac(name)
+            )?;
             for line in &extra.device {
                 writeln!(text, "{line}")?;
             }
         }
         fs::write(config(sockets), text)?;
-        let args = ["--config".to_owned(), config(sockets).to_string_lossy().into_owned()];
+        let args = [
+            "--config".to_owned(),
+            config(sockets).to_string_lossy().into_owned(),
+        ];
         let mut process = Process::start("vrnicd", &program, &args, &[], &log)?;
         let deadline = Instant::now() + Duration::from_secs(20);
         while !NAMES.iter().all(|name| socket(sockets, name).exists()) {
             if let Some(status) = process.ended() {
-                bail!("vrnicd ended at once ({status}); {} says:\n{}", log.display(), tail(&log, 15));
+                bail!(
+                    "vrnicd ended at once ({status}); {} says:\n{}",
+                    log.display(),
+                    tail(&log, 15)
+                );
             }
             if Instant::now() > deadline {
-                bail!("vrnicd opened no sockets within 20 s; {} says:\n{}", log.display(), tail(&log, 15));
+                bail!(
+                    "vrnicd opened no sockets within 20 s; {} says:\n{}",
+                    log.display(),
+                    tail(&log, 15)
+                );
             }
             std::thread::sleep(Duration::from_millis(5));
         }

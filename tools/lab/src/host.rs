@@ -15,7 +15,10 @@ use crate::report::Host;
 #[must_use]
 pub fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
+    text.split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(0.0)
 }
 
 /// Everything but memcpy, which only `bench` measures.
@@ -24,7 +27,10 @@ pub fn load() -> f64 {
 /// The VM does not answer.
 pub fn describe(accelerator: Accelerator, lab: &Lab, load: f64) -> Result<Host> {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
+    let cpu = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .and_then(|rest| rest.split_once(':'));
     Ok(Host {
         accelerator,
         cpus: std::thread::available_parallelism().map_or(1, usize::from),

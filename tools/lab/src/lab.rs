@@ -89,13 +89,19 @@ impl Lab {
         let step = Step::start(&format!("two VMs ({accelerator}: {why})"));
         let sockets = scratch()?;
         let _ = fs::remove_dir_all(&options.logs);
-        fs::create_dir_all(&options.logs).with_context(|| format!("making {}", options.logs.display()))?;
+        fs::create_dir_all(&options.logs)
+            .with_context(|| format!("making {}", options.logs.display()))?;
         let driver = (options.device == Device::Vrnic).then(|| options.module.path(settings));
         share::stage(settings, &sockets.path().join("share"), driver.as_deref())?;
         let daemon = if options.no_rnic {
             None
         } else {
-            Some(Daemon::start(settings, sockets.path(), &options.logs, &options.vrnicd)?)
+            Some(Daemon::start(
+                settings,
+                sockets.path(),
+                &options.logs,
+                &options.vrnicd,
+            )?)
         };
         let lab = Self {
             settings: settings.clone(),
@@ -128,8 +134,13 @@ impl Lab {
     }
 
     fn slot(&self, name: &str) -> Result<MutexGuard<'_, Option<Vm>>> {
-        let index = NAMES.iter().position(|&known| known == name).with_context(|| format!("no VM `{name}`; there are a and b"))?;
-        Ok(self.vms[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        let index = NAMES
+            .iter()
+            .position(|&known| known == name)
+            .with_context(|| format!("no VM `{name}`; there are a and b"))?;
+        Ok(self.vms[index]
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     fn start_vm(&self, name: &str) -> Result<()> {
@@ -166,7 +177,12 @@ impl Lab {
     /// # Errors
     /// The VM does not exist or does not run.
     pub fn agent(&self, name: &str) -> Result<Agent> {
-        Ok(self.slot(name)?.as_ref().with_context(|| format!("VM {name} is not running"))?.agent.clone())
+        Ok(self
+            .slot(name)?
+            .as_ref()
+            .with_context(|| format!("VM {name} is not running"))?
+            .agent
+            .clone())
     }
 
     /// Does something with a running VM.
@@ -174,13 +190,18 @@ impl Lab {
     /// # Errors
     /// The VM does not run, or `action` fails.
     pub fn with_vm<T>(&self, name: &str, action: impl FnOnce(&mut Vm) -> Result<T>) -> Result<T> {
-        action(self.slot(name)?.as_mut().with_context(|| format!("VM {name} is not running"))?)
+        action(
+            self.slot(name)?
+                .as_mut()
+                .with_context(|| format!("VM {name} is not running"))?,
+        )
     }
 
     /// Whether the VM's QEMU runs.
     #[must_use]
     pub fn vm_alive(&self, name: &str) -> bool {
-        self.slot(name).is_ok_and(|mut slot| slot.as_mut().is_some_and(Vm::alive))
+        self.slot(name)
+            .is_ok_and(|mut slot| slot.as_mut().is_some_and(Vm::alive))
     }
 
     /// Waits for a boot of the guest that nobody has waited for yet; the boot by [`Lab::boot`] and
@@ -220,7 +241,10 @@ impl Lab {
     /// # Errors
     /// This lab has none, or `action` fails.
     pub fn with_daemon<T>(&self, action: impl FnOnce(&mut Daemon) -> Result<T>) -> Result<T> {
-        let mut daemon = self.daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut daemon = self
+            .daemon
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         action(daemon.as_mut().context("this lab has no vrnicd")?)
     }
 
@@ -229,9 +253,17 @@ impl Lab {
     /// # Errors
     /// As [`Daemon::start`].
     pub fn restart_daemon(&self) -> Result<()> {
-        let mut daemon = self.daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut daemon = self
+            .daemon
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         *daemon = None;
-        *daemon = Some(Daemon::start(&self.settings, self.sockets.path(), &self.options.logs, &self.options.vrnicd)?);
+        *daemon = Some(Daemon::start(
+            &self.settings,
+            self.sockets.path(),
+            &self.options.logs,
+            &self.options.vrnicd,
+        )?);
         Ok(())
     }
 
@@ -259,10 +291,17 @@ impl Lab {
             device.ibdev(),
             crate::vm::mac(name)
         );
-        let output = self.agent(name)?.run(&["sh", "-c", &script], Duration::from_secs(60))?;
+        let output = self
+            .agent(name)?
+            .run(&["sh", "-c", &script], Duration::from_secs(60))?;
         if output.code != 0 {
             let console = self.options.logs.join(format!("console-{name}.log"));
-            bail!("VM {name}: {}\nthe console ({}) ends with:\n{}", output.text(), console.display(), crate::process::tail(&console, 25));
+            bail!(
+                "VM {name}: {}\nthe console ({}) ends with:\n{}",
+                output.text(),
+                console.display(),
+                crate::process::tail(&console, 25)
+            );
         }
         output.stdout.trim().parse().context("a GID index")
     }
@@ -271,11 +310,20 @@ impl Lab {
     #[must_use]
     pub fn shut_down(self) -> bool {
         for slot in &self.vms {
-            if let Some(vm) = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).as_mut() {
+            if let Some(vm) = slot
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .as_mut()
+            {
                 vm.stop();
             }
         }
-        let mut daemon = self.daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        daemon.as_mut().is_none_or(|daemon| !daemon.alive() || daemon.stop())
+        let mut daemon = self
+            .daemon
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        daemon
+            .as_mut()
+            .is_none_or(|daemon| !daemon.alive() || daemon.stop())
     }
 }

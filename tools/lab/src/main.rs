@@ -137,7 +137,12 @@ fn command(command: Command) -> Result<ExitCode> {
         }
         Command::Shell { device, plain } => shell::shell(&Settings::load()?, device, plain)?,
         Command::Attach { vm } => shell::attach(&Settings::load()?, &vm)?,
-        Command::Exec { vm, timeout, device, argv } => return exec(vm, timeout, device, argv),
+        Command::Exec {
+            vm,
+            timeout,
+            device,
+            argv,
+        } => return exec(vm, timeout, device, argv),
         Command::Bench { out } => {
             let settings = Settings::load()?;
             bench::run(&settings, &settings.tree.join(out))?;
@@ -145,10 +150,20 @@ fn command(command: Command) -> Result<ExitCode> {
         Command::Test { only, device, out } => {
             let settings = Settings::load()?;
             let only = only.filter(|only| !only.is_empty());
-            suite::run(&settings, &suite::Choice { only, device, out: settings.tree.join(out) })?;
+            suite::run(
+                &settings,
+                &suite::Choice {
+                    only,
+                    device,
+                    out: settings.tree.join(out),
+                },
+            )?;
         }
         Command::Ctl { request } => {
-            let (code, text) = control::ask(&control_socket(&Settings::load()?), &Ask::from_words(&request)?)?;
+            let (code, text) = control::ask(
+                &control_socket(&Settings::load()?),
+                &Ask::from_words(&request)?,
+            )?;
             if !text.is_empty() {
                 println!("{text}");
             }
@@ -168,7 +183,13 @@ fn exec(vm: String, timeout: u64, device: Device, argv: Vec<String>) -> Result<E
     let logs = settings.tree.join("build/exec/logs");
     let lab = Arc::new(Lab::boot(
         &settings,
-        Options { device, logs, vrnicd: Extra::default(), no_rnic: device == Device::Rxe, module: Module::Plain },
+        Options {
+            device,
+            logs,
+            vrnicd: Extra::default(),
+            no_rnic: device == Device::Rxe,
+            module: Module::Plain,
+        },
     )?);
     let socket = lab.sockets().join("control");
     control::serve(&lab, &socket)?;

@@ -27,11 +27,20 @@ impl Pair {
     /// A pair between two VMs, or on one when `server == client`.
     #[must_use]
     pub fn new(program: &str, args: &str, client: &str, server: &str) -> Self {
-        Self { program: program.to_owned(), args: args.to_owned(), server: server.to_owned(), client: client.to_owned() }
+        Self {
+            program: program.to_owned(),
+            args: args.to_owned(),
+            server: server.to_owned(),
+            client: client.to_owned(),
+        }
     }
 
     fn path(&self) -> &'static str {
-        if self.server == self.client { "loopback" } else { "vm-vm" }
+        if self.server == self.client {
+            "loopback"
+        } else {
+            "vm-vm"
+        }
     }
 }
 
@@ -55,14 +64,24 @@ pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration)
     };
     match ends(lab, pair, device, gid, patience) {
         Ok((server, client)) => {
-            entry.exit = if client.code == 0 { server.code } else { client.code };
+            entry.exit = if client.code == 0 {
+                server.code
+            } else {
+                client.code
+            };
             if entry.exit == 0 {
                 if let Err(error) = figures(pair, &client.stdout, &mut entry) {
                     entry.exit = 1;
                     entry.error = Some(format!("{error:#}: {}", client.text()));
                 }
             } else {
-                entry.error = Some(format!("client ({}): {}\nserver ({}): {}", client.code, client.text(), server.code, server.text()));
+                entry.error = Some(format!(
+                    "client ({}): {}\nserver ({}): {}",
+                    client.code,
+                    client.text(),
+                    server.code,
+                    server.text()
+                ));
             }
         }
         Err(error) => {
@@ -81,7 +100,13 @@ pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration)
 pub fn output(lab: &Lab, pair: &Pair, device: Device, gid: u32) -> Result<String> {
     let (server, client) = ends(lab, pair, device, gid, Duration::from_secs(120))?;
     if client.code != 0 || server.code != 0 {
-        bail!("client ({}): {}\nserver ({}): {}", client.code, client.text(), server.code, server.text());
+        bail!(
+            "client ({}): {}\nserver ({}): {}",
+            client.code,
+            client.text(),
+            server.code,
+            server.text()
+        );
     }
     Ok(client.stdout)
 }
@@ -90,7 +115,12 @@ pub fn output(lab: &Lab, pair: &Pair, device: Device, gid: u32) -> Result<String
 fn command(pair: &Pair, device: Device, gid: u32, port: u16, peer: Option<&str>) -> Vec<String> {
     let pingpong = pair.program.ends_with("_pingpong");
     let mut argv = vec![pair.program.clone(), "-d".into(), device.ibdev().into()];
-    argv.extend([if pingpong { "-g" } else { "-x" }.into(), gid.to_string(), "-p".into(), port.to_string()]);
+    argv.extend([
+        if pingpong { "-g" } else { "-x" }.into(),
+        gid.to_string(),
+        "-p".into(),
+        port.to_string(),
+    ]);
     if !pingpong {
         // Under TCG the clock's rate is not the one /proc/cpuinfo names: do not stop because of that.
         argv.push("-F".into());
@@ -111,7 +141,10 @@ fn ends(
     let server_argv = command(pair, device, gid, port, None);
     let client_argv = command(pair, device, gid, port, Some(ipv4(&pair.server)));
     let server_agent = lab.agent(&pair.server)?;
-    let server = server_agent.start(&server_argv.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
+    let server = server_agent.start(
+        &server_argv.iter().map(String::as_str).collect::<Vec<_>>(),
+        &[],
+    )?;
     // The client does not try twice: start it when the server listens.
     let listens = format!(
         "for i in $(seq 400); do grep -qi ':{port:04x} 0\\+:0000 0A' /proc/net/tcp /proc/net/tcp6 2>/dev/null && exit 0; \
@@ -122,17 +155,34 @@ fn ends(
     if waited.code != 0 {
         let server = server.wait(Duration::from_secs(2));
         match server {
-            Ok(output) => bail!("the server ended with {} before it listened: {}", output.code, output.text()),
+            Ok(output) => bail!(
+                "the server ended with {} before it listened: {}",
+                output.code,
+                output.text()
+            ),
             Err(error) => bail!("the server does not listen: {error:#}"),
         }
     }
-    let client = lab.agent(&pair.client)?.start(&client_argv.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
+    let client = lab.agent(&pair.client)?.start(
+        &client_argv.iter().map(String::as_str).collect::<Vec<_>>(),
+        &[],
+    )?;
     let client = client.wait(patience)?;
     // Once the client is done the server has at most its summary to print; when the client failed it may wait for ever.
-    let server = match server.wait(if client.code == 0 { Duration::from_secs(20) } else { Duration::from_secs(2) }) {
+    let server = match server.wait(if client.code == 0 {
+        Duration::from_secs(20)
+    } else {
+        Duration::from_secs(2)
+    }) {
         Ok(output) => output,
-        Err(error) if client.code == 0 => return Err(error).context("the client succeeded, but the server did not end"),
-        Err(error) => crate::agent::Output { code: 124, stdout: String::new(), stderr: format!("{error:#}") },
+        Err(error) if client.code == 0 => {
+            return Err(error).context("the client succeeded, but the server did not end");
+        }
+        Err(error) => crate::agent::Output {
+            code: 124,
+            stdout: String::new(),
+            stderr: format!("{error:#}"),
+        },
     };
     Ok((server, client))
 }
@@ -143,15 +193,24 @@ fn figures(pair: &Pair, text: &str, entry: &mut Entry) -> Result<()> {
     if pair.program.ends_with("_pingpong") {
         return pingpong(text, entry);
     }
-    let mut lines = text.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
+    let mut lines = text
+        .lines()
+        .skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let head = lines.next().context("no results table")?;
     let row: Vec<f64> = lines
         .next()
         .context("no row in the results table")?
         .split_whitespace()
-        .map(|word| word.parse().with_context(|| format!("`{word}` is not a number")))
+        .map(|word| {
+            word.parse()
+                .with_context(|| format!("`{word}` is not a number"))
+        })
         .collect::<Result<_>>()?;
-    let cell = |index: usize| row.get(index).copied().context("the results table is too short");
+    let cell = |index: usize| {
+        row.get(index)
+            .copied()
+            .context("the results table is too short")
+    };
     // The cast is of a message size that perftest printed as an integer.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let bytes = cell(0)? as u64;
@@ -162,7 +221,11 @@ fn figures(pair: &Pair, text: &str, entry: &mut Entry) -> Result<()> {
         // Two decimals of MiB/s say little about small messages; the rate has six.
         #[allow(clippy::cast_precision_loss)]
         let from_rate = rate * bytes as f64;
-        entry.bandwidth_bytes_per_s = Some(if bandwidth < f64::from(1 << 20) { from_rate } else { bandwidth });
+        entry.bandwidth_bytes_per_s = Some(if bandwidth < f64::from(1 << 20) {
+            from_rate
+        } else {
+            bandwidth
+        });
         if rate <= 0.0 {
             bail!("no message in the measured time");
         }
@@ -179,11 +242,21 @@ fn figures(pair: &Pair, text: &str, entry: &mut Entry) -> Result<()> {
 /// `8192000 bytes in 0.05 seconds = 1310.72 Mbit/sec` and `1000 iters in 0.05 seconds = 50.00 usec/iter`.
 fn pingpong(text: &str, entry: &mut Entry) -> Result<()> {
     let number = |line: &str| -> Result<f64> {
-        let value = line.split('=').nth(1).and_then(|rest| rest.split_whitespace().next()).context("no figure")?;
+        let value = line
+            .split('=')
+            .nth(1)
+            .and_then(|rest| rest.split_whitespace().next())
+            .context("no figure")?;
         Ok(value.parse()?)
     };
-    let mbit = text.lines().find(|line| line.contains("Mbit/sec")).context("no bandwidth line")?;
-    let iteration = text.lines().find(|line| line.contains("usec/iter")).context("no latency line")?;
+    let mbit = text
+        .lines()
+        .find(|line| line.contains("Mbit/sec"))
+        .context("no bandwidth line")?;
+    let iteration = text
+        .lines()
+        .find(|line| line.contains("usec/iter"))
+        .context("no latency line")?;
     entry.bytes = Some(option(&entry.args, "-s").unwrap_or(4096));
     entry.bandwidth_bytes_per_s = Some(number(mbit)? * 1e6 / 8.0);
     // An iteration is there and back.
@@ -216,7 +289,10 @@ mod tests {
 
     fn read(program: &str, args: &str, text: &str) -> Result<Entry> {
         let pair = Pair::new(program, args, "a", "b");
-        let mut entry = Entry { args: args.into(), ..Entry::default() };
+        let mut entry = Entry {
+            args: args.into(),
+            ..Entry::default()
+        };
         figures(&pair, text, &mut entry).map(|()| entry)
     }
 
@@ -247,15 +323,23 @@ mod tests {
     fn no_table_is_an_error() {
         assert!(read("ib_write_bw", "", "Couldn't connect to 10.77.0.2:18600\n").is_err());
         assert!(read("ibv_rc_pingpong", "", "").is_err());
-        let nothing = BANDWIDTH.replace("17.02", "0.00").replace("0.000272", "0.000000");
+        let nothing = BANDWIDTH
+            .replace("17.02", "0.00")
+            .replace("0.000272", "0.000000");
         assert!(read("ib_write_bw", "", &nothing).is_err());
     }
 
     #[test]
     fn command_lines() {
         let pair = Pair::new("ib_read_bw", "-s 64", "a", "b");
-        assert_eq!(command(&pair, Device::Vrnic, 1, 7, Some("10.77.0.2")).join(" "), "ib_read_bw -d vrnic0 -x 1 -p 7 -F -s 64 10.77.0.2");
+        assert_eq!(
+            command(&pair, Device::Vrnic, 1, 7, Some("10.77.0.2")).join(" "),
+            "ib_read_bw -d vrnic0 -x 1 -p 7 -F -s 64 10.77.0.2"
+        );
         let pair = Pair::new("ibv_rc_pingpong", "-n 5", "a", "a");
-        assert_eq!(command(&pair, Device::Rxe, 2, 7, None).join(" "), "ibv_rc_pingpong -d rxe0 -g 2 -p 7 -n 5");
+        assert_eq!(
+            command(&pair, Device::Rxe, 2, 7, None).join(" "),
+            "ibv_rc_pingpong -d rxe0 -g 2 -p 7 -n 5"
+        );
     }
 }

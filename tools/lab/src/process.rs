@@ -18,7 +18,10 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 /// Everything to undo when the lab is interrupted.
-static CLEANUP: Mutex<Cleanup> = Mutex::new(Cleanup { groups: Vec::new(), directories: Vec::new() });
+static CLEANUP: Mutex<Cleanup> = Mutex::new(Cleanup {
+    groups: Vec::new(),
+    directories: Vec::new(),
+});
 
 struct Cleanup {
     groups: Vec<Pid>,
@@ -38,8 +41,18 @@ impl Process {
     ///
     /// # Errors
     /// The program or the log cannot be opened.
-    pub fn start(name: &str, program: &Path, args: &[String], env: &[(String, String)], log: &Path) -> Result<Self> {
-        let out = File::options().create(true).append(true).open(log).with_context(|| format!("opening {}", log.display()))?;
+    pub fn start(
+        name: &str,
+        program: &Path,
+        args: &[String],
+        env: &[(String, String)],
+        log: &Path,
+    ) -> Result<Self> {
+        let out = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("opening {}", log.display()))?;
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "--"])
@@ -50,10 +63,15 @@ impl Process {
             .stdout(out.try_clone()?)
             .stderr(out)
             .process_group(0);
-        let child = spawn(command).with_context(|| format!("starting {name} ({})", program.display()))?;
+        let child =
+            spawn(command).with_context(|| format!("starting {name} ({})", program.display()))?;
         let pid = Pid::from_raw(i32::try_from(child.id())?);
         CLEANUP.lock().expect("cleanup list").groups.push(pid);
-        Ok(Self { child, name: name.to_owned(), pid })
+        Ok(Self {
+            child,
+            name: name.to_owned(),
+            pid,
+        })
     }
 
     /// Host process id.
@@ -100,7 +118,11 @@ impl Drop for Process {
         if self.ended().is_none() {
             self.kill();
         }
-        CLEANUP.lock().expect("cleanup list").groups.retain(|group| *group != self.pid);
+        CLEANUP
+            .lock()
+            .expect("cleanup list")
+            .groups
+            .retain(|group| *group != self.pid);
         let _ = &self.name;
     }
 }
@@ -119,7 +141,9 @@ fn spawn(command: Command) -> Result<Child> {
         orders
     });
     let (answer, child) = channel();
-    spawner.send((command, answer)).map_err(|_| anyhow!("the spawner thread is gone"))?;
+    spawner
+        .send((command, answer))
+        .map_err(|_| anyhow!("the spawner thread is gone"))?;
     Ok(child.recv()??)
 }
 
@@ -128,8 +152,15 @@ fn spawn(command: Command) -> Result<Child> {
 /// # Errors
 /// The temporary directory is not writable.
 pub fn scratch() -> Result<tempfile::TempDir> {
-    let dir = tempfile::Builder::new().prefix("vrnic-lab.").tempdir().context("making a scratch directory")?;
-    CLEANUP.lock().expect("cleanup list").directories.push(dir.path().to_path_buf());
+    let dir = tempfile::Builder::new()
+        .prefix("vrnic-lab.")
+        .tempdir()
+        .context("making a scratch directory")?;
+    CLEANUP
+        .lock()
+        .expect("cleanup list")
+        .directories
+        .push(dir.path().to_path_buf());
     Ok(dir)
 }
 

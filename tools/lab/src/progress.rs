@@ -19,13 +19,21 @@ impl Step {
     /// A step of unknown length.
     #[must_use]
     pub fn start(what: &str) -> Self {
-        Self::new(what, ProgressBar::new_spinner(), "{spinner} {prefix} {msg} {elapsed}")
+        Self::new(
+            what,
+            ProgressBar::new_spinner(),
+            "{spinner} {prefix} {msg} {elapsed}",
+        )
     }
 
     /// A step of `length` parts.
     #[must_use]
     pub fn of(what: &str, length: usize) -> Self {
-        Self::new(what, ProgressBar::new(length as u64), "{bar:25} {pos}/{len} {prefix} {msg} {elapsed}")
+        Self::new(
+            what,
+            ProgressBar::new(length as u64),
+            "{bar:25} {pos}/{len} {prefix} {msg} {elapsed}",
+        )
     }
 
     fn new(what: &str, bar: ProgressBar, template: &str) -> Self {
@@ -38,7 +46,13 @@ impl Step {
             bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
             eprintln!("{what} ...");
         }
-        Self { bar, what: what.to_owned(), start: Instant::now(), live, open: true }
+        Self {
+            bar,
+            what: what.to_owned(),
+            start: Instant::now(),
+            live,
+            open: true,
+        }
     }
 
     /// Names the part that runs now.
@@ -75,7 +89,11 @@ impl Drop for Step {
     fn drop(&mut self) {
         if self.open {
             self.bar.finish_and_clear();
-            eprintln!("{}: stopped after {:.1} s", self.what, self.start.elapsed().as_secs_f64());
+            eprintln!(
+                "{}: stopped after {:.1} s",
+                self.what,
+                self.start.elapsed().as_secs_f64()
+            );
         }
     }
 }

@@ -106,17 +106,42 @@ impl Report {
     /// The results table.
     #[must_use]
     pub fn table(&self) -> String {
-        let mut rows = vec![["program", "args", "device", "path", "bandwidth", "messages", "typical latency", "result"].map(str::to_owned)];
+        let mut rows = vec![
+            [
+                "program",
+                "args",
+                "device",
+                "path",
+                "bandwidth",
+                "messages",
+                "typical latency",
+                "result",
+            ]
+            .map(str::to_owned),
+        ];
         for entry in &self.results {
             rows.push([
                 entry.program.clone(),
                 entry.args.clone(),
                 entry.device.clone(),
                 entry.path.clone(),
-                entry.bandwidth_bytes_per_s.map(bandwidth).unwrap_or_default(),
-                entry.messages_per_s.map(|rate| format!("{}/s", scaled(rate))).unwrap_or_default(),
-                entry.latency_typical_us.map(|us| format!("{us:.1} us")).unwrap_or_default(),
-                if entry.exit == 0 { "ok".into() } else { format!("FAILED ({})", entry.exit) },
+                entry
+                    .bandwidth_bytes_per_s
+                    .map(bandwidth)
+                    .unwrap_or_default(),
+                entry
+                    .messages_per_s
+                    .map(|rate| format!("{}/s", scaled(rate)))
+                    .unwrap_or_default(),
+                entry
+                    .latency_typical_us
+                    .map(|us| format!("{us:.1} us"))
+                    .unwrap_or_default(),
+                if entry.exit == 0 {
+                    "ok".into()
+                } else {
+                    format!("FAILED ({})", entry.exit)
+                },
             ]);
         }
         align(&rows)
@@ -143,10 +168,19 @@ pub fn scaled(value: f64) -> String {
 /// Lays rows out in columns; the first row is the heading.
 #[must_use]
 pub fn align<const N: usize>(rows: &[[String; N]]) -> String {
-    let widths: [usize; N] = std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let widths: [usize; N] = std::array::from_fn(|column| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    });
     let mut text = String::new();
     for (number, row) in rows.iter().enumerate() {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells: Vec<String> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
         let _ = writeln!(text, "{}", cells.join("  ").trim_end());
         if number == 0 {
             let _ = writeln!(text, "{}", widths.map(|width| "-".repeat(width)).join("  "));
@@ -161,10 +195,17 @@ mod tests {
 
     #[test]
     fn absent_figures_are_left_out() {
-        let entry = Entry { program: "ibv_devinfo".into(), exit: 3, ..Entry::default() };
+        let entry = Entry {
+            program: "ibv_devinfo".into(),
+            exit: 3,
+            ..Entry::default()
+        };
         let text = serde_json::to_string(&entry).unwrap();
         assert!(text.contains(r#""exit":3"#), "{text}");
-        assert!(!text.contains("latency") && !text.contains("bytes"), "{text}");
+        assert!(
+            !text.contains("latency") && !text.contains("bytes"),
+            "{text}"
+        );
     }
 
     #[test]

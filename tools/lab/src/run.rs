@@ -45,7 +45,13 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let load = host::load();
     let lab = Lab::boot(
         settings,
-        Options { device, logs: out.join("logs"), vrnicd: Extra::default(), no_rnic: device == Device::Rxe, module: Module::Plain },
+        Options {
+            device,
+            logs: out.join("logs"),
+            vrnicd: Extra::default(),
+            no_rnic: device == Device::Rxe,
+            module: Module::Plain,
+        },
     )?;
     let mut gids = [0; 2];
     for (gid, name) in gids.iter_mut().zip(NAMES) {
@@ -61,8 +67,21 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let step = Step::of("programs", programs.len() * 2);
     for (client, server, gid) in [("a", "b", gids[0]), ("a", "a", gids[0])] {
         for (program, args) in &programs {
-            step.at(&format!("{program} {args} ({})", if client == server { "loopback" } else { "vm-vm" }));
-            let entry = perf::run(&lab, &Pair::new(program, args, client, server), device, gid, PATIENCE);
+            step.at(&format!(
+                "{program} {args} ({})",
+                if client == server {
+                    "loopback"
+                } else {
+                    "vm-vm"
+                }
+            ));
+            let entry = perf::run(
+                &lab,
+                &Pair::new(program, args, client, server),
+                device,
+                gid,
+                PATIENCE,
+            );
             if let Some(error) = &entry.error {
                 step.note(&format!("{program} {args}: {error}"));
             }
@@ -71,17 +90,36 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
         }
     }
     step.done();
-    let report = Report { results, host: host::describe(lab.accelerator, &lab, load)? };
+    let report = Report {
+        results,
+        host: host::describe(lab.accelerator, &lab, load)?,
+    };
     report.write(&out.join("report.json"))?;
     println!("\n{}", report.table());
-    println!("report: {}   logs: {}", out.join("report.json").display(), lab.logs().display());
+    println!(
+        "report: {}   logs: {}",
+        out.join("report.json").display(),
+        lab.logs().display()
+    );
     let clean = lab.shut_down();
-    println!("{} programs, {} failed, {:.0} s in all", report.results.len(), report.failed(), start.elapsed().as_secs_f64());
+    println!(
+        "{} programs, {} failed, {:.0} s in all",
+        report.results.len(),
+        report.failed(),
+        start.elapsed().as_secs_f64()
+    );
     if report.failed() > 0 {
-        bail!("{} of {} programs failed", report.failed(), report.results.len());
+        bail!(
+            "{} of {} programs failed",
+            report.failed(),
+            report.results.len()
+        );
     }
     if !clean {
-        bail!("vrnicd did not end cleanly; see {}", out.join("logs/vrnicd.log").display());
+        bail!(
+            "vrnicd did not end cleanly; see {}",
+            out.join("logs/vrnicd.log").display()
+        );
     }
     Ok(())
 }
@@ -92,11 +130,24 @@ fn devinfo(lab: &Lab, name: &str, device: Device) -> (String, Entry) {
     let output = lab
         .agent(name)
         .and_then(|agent| agent.run(&["ibv_devinfo", "-v", "-d", device.ibdev()], SHORT))
-        .unwrap_or_else(|error| crate::agent::Output { code: 124, stdout: String::new(), stderr: format!("{error:#}") });
-    let _ = std::fs::write(lab.logs().join(format!("ibv_devinfo-{name}.txt")), output.text());
+        .unwrap_or_else(|error| crate::agent::Output {
+            code: 124,
+            stdout: String::new(),
+            stderr: format!("{error:#}"),
+        });
+    let _ = std::fs::write(
+        lab.logs().join(format!("ibv_devinfo-{name}.txt")),
+        output.text(),
+    );
     let field = |key: &str| {
-        let line = output.stdout.lines().find(|line| line.trim_start().starts_with(key)).unwrap_or_default();
-        line.split_once(':').map_or("?", |(_, value)| value.trim()).to_owned()
+        let line = output
+            .stdout
+            .lines()
+            .find(|line| line.trim_start().starts_with(key))
+            .unwrap_or_default();
+        line.split_once(':')
+            .map_or("?", |(_, value)| value.trim())
+            .to_owned()
     };
     let summary = if output.code == 0 {
         format!(
@@ -113,7 +164,11 @@ fn devinfo(lab: &Lab, name: &str, device: Device) -> (String, Entry) {
         format!("ibv_devinfo exited with {}: {}", output.code, output.text())
     };
     let active = field("state").contains("PORT_ACTIVE");
-    let exit = if output.code == 0 && !active { 1 } else { output.code };
+    let exit = if output.code == 0 && !active {
+        1
+    } else {
+        output.code
+    };
     let entry = Entry {
         program: "ibv_devinfo".into(),
         args: "-v".into(),

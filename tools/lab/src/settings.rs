@@ -38,7 +38,10 @@ impl Settings {
             match std::env::var_os(variable).filter(|value| !value.is_empty()) {
                 Some(value) => Ok(PathBuf::from(value)),
                 None => recorded.get(key).map(PathBuf::from).with_context(|| {
-                    format!("{} has no {key}: run `make setup`, or set {variable}=", path.display())
+                    format!(
+                        "{} has no {key}: run `make setup`, or set {variable}=",
+                        path.display()
+                    )
                 }),
             }
         };
@@ -49,7 +52,10 @@ impl Settings {
             tree,
         };
         if !settings.bzimage().is_file() {
-            bail!("{} is missing: build that kernel, or unset KDIR and run `make setup`", settings.bzimage().display());
+            bail!(
+                "{} is missing: build that kernel, or unset KDIR and run `make setup`",
+                settings.bzimage().display()
+            );
         }
         Ok(settings)
     }
@@ -63,7 +69,9 @@ impl Settings {
     /// Where cargo puts release programs.
     #[must_use]
     pub fn programs(&self) -> PathBuf {
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.tree.join("tools/target"), PathBuf::from).join("release")
+        std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| self.tree.join("tools/target"), PathBuf::from)
+            .join("release")
     }
 
     /// Where things are kept that outlive a build: the cache of the setup.
@@ -73,7 +81,9 @@ impl Settings {
             return dir.into();
         }
         let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from);
-        std::env::var_os("XDG_CACHE_HOME").map_or_else(|| home.join(".cache"), PathBuf::from).join("vrnic")
+        std::env::var_os("XDG_CACHE_HOME")
+            .map_or_else(|| home.join(".cache"), PathBuf::from)
+            .join("vrnic")
     }
 }
 

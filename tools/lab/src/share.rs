@@ -26,7 +26,10 @@ use crate::settings::Settings;
 pub fn stage(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<()> {
     fs::create_dir_all(share.join("bin"))?;
     fs::create_dir_all(share.join("tests"))?;
-    copy(&settings.tree.join("tools/lab/guest/init"), &share.join("init"))?;
+    copy(
+        &settings.tree.join("tools/lab/guest/init"),
+        &share.join("init"),
+    )?;
     programs(&settings.programs(), share)?;
     providers(&settings.tree.join("build/provider"), share)?;
     let tests = settings.tree.join("tests");
@@ -37,7 +40,8 @@ pub fn stage(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::copy(from, to).with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
+    fs::copy(from, to)
+        .with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
     Ok(())
 }
 
@@ -47,7 +51,12 @@ fn providers(built: &Path, share: &Path) -> Result<()> {
     for entry in fs::read_dir(built).into_iter().flatten() {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "so") {
-            copy(&path, &share.join("lib").join(path.file_name().context("a file has a name")?))?;
+            copy(
+                &path,
+                &share
+                    .join("lib")
+                    .join(path.file_name().context("a file has a name")?),
+            )?;
         }
     }
     Ok(())
@@ -55,7 +64,9 @@ fn providers(built: &Path, share: &Path) -> Result<()> {
 
 /// Executables of the workspace.
 fn programs(built: &Path, share: &Path) -> Result<()> {
-    for entry in fs::read_dir(built).with_context(|| format!("{}: build the workspace first", built.display()))? {
+    for entry in fs::read_dir(built)
+        .with_context(|| format!("{}: build the workspace first", built.display()))?
+    {
         let entry = entry?;
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -63,7 +74,10 @@ fn programs(built: &Path, share: &Path) -> Result<()> {
         if !metadata.is_file() {
             continue;
         }
-        if metadata.permissions().mode() & 0o111 != 0 && !name.contains('.') && !name.starts_with("vrnic-lab") {
+        if metadata.permissions().mode() & 0o111 != 0
+            && !name.contains('.')
+            && !name.starts_with("vrnic-lab")
+        {
             copy(&path, &share.join("bin").join(&name))?;
         }
     }
@@ -97,8 +111,12 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
     let release = release.trim();
     let dir = share.join("lib/modules").join(release);
     fs::create_dir_all(&dir)?;
-    let order = fs::read_to_string(settings.kdir.join("modules.order"))
-        .with_context(|| format!("{}: build its modules (make modules)", settings.kdir.display()))?;
+    let order = fs::read_to_string(settings.kdir.join("modules.order")).with_context(|| {
+        format!(
+            "{}: build its modules (make modules)",
+            settings.kdir.display()
+        )
+    })?;
     for line in order.lines() {
         let object = settings.kdir.join(line).with_extension("ko");
         let name = object.file_name().context("a module without a name")?;
@@ -110,7 +128,11 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
         }
         copy(driver, &dir.join("vrnic.ko"))?;
     }
-    for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
+    for list in [
+        "modules.builtin",
+        "modules.builtin.modinfo",
+        "modules.order",
+    ] {
         let from = settings.kdir.join(list);
         if from.is_file() {
             copy(&from, &dir.join(list))?;

@@ -38,24 +38,40 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
     let out = settings.tree.join("build/shell");
     let lab = Arc::new(Lab::boot(
         settings,
-        Options { device, logs: out.join("logs"), vrnicd: Extra::default(), no_rnic: device == Device::Rxe, module: Module::Plain },
+        Options {
+            device,
+            logs: out.join("logs"),
+            vrnicd: Extra::default(),
+            no_rnic: device == Device::Rxe,
+            module: Module::Plain,
+        },
     )?);
     control::serve(&lab, &lab.sockets().join("control"))?;
     let link = running(settings);
     let _ = std::fs::remove_file(&link);
-    std::os::unix::fs::symlink(lab.sockets(), &link).with_context(|| format!("making {}", link.display()))?;
+    std::os::unix::fs::symlink(lab.sockets(), &link)
+        .with_context(|| format!("making {}", link.display()))?;
     for name in NAMES {
         match lab.wait_rdma(name, device) {
-            Ok(gid) => println!("VM {name}: {} ready, RoCEv2 IPv4 GID index {gid}, address {}", device.ibdev(), crate::vm::ipv4(name)),
+            Ok(gid) => println!(
+                "VM {name}: {} ready, RoCEv2 IPv4 GID index {gid}, address {}",
+                device.ibdev(),
+                crate::vm::ipv4(name)
+            ),
             Err(error) => println!("{error:#}"),
         }
     }
     let me = std::env::current_exe()?;
-    let tmux = Command::new("tmux").arg("-V").output().is_ok_and(|output| output.status.success());
+    let tmux = Command::new("tmux")
+        .arg("-V")
+        .output()
+        .is_ok_and(|output| output.status.success());
     if tmux && !plain && std::io::stdout().is_terminal() {
         in_tmux(&me, &settings.tree)?;
     } else {
-        println!("\nVM a is here; for VM b run this in another terminal:\n    make attach VM=b\nCtrl-] leaves; the lab ends when you leave VM a.\n");
+        println!(
+            "\nVM a is here; for VM b run this in another terminal:\n    make attach VM=b\nCtrl-] leaves; the lab ends when you leave VM a.\n"
+        );
         attach(settings, "a")?;
     }
     let _ = std::fs::remove_file(&link);
@@ -69,18 +85,41 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
 /// Two panes; the session ends with the panes.
 fn in_tmux(me: &Path, tree: &Path) -> Result<()> {
     let session = format!("vrnic-{}", std::process::id());
-    let pane = |vm: &str| format!("cd '{}' && '{}' attach --vm {vm}", tree.display(), me.display());
+    let pane = |vm: &str| {
+        format!(
+            "cd '{}' && '{}' attach --vm {vm}",
+            tree.display(),
+            me.display()
+        )
+    };
     let tmux = |args: &[&str]| -> Result<()> {
-        let status = Command::new("tmux").env_remove("TMUX").args(args).status().context("running tmux")?;
-        if status.success() { Ok(()) } else { bail!("tmux {} failed", args.join(" ")) }
+        let status = Command::new("tmux")
+            .env_remove("TMUX")
+            .args(args)
+            .status()
+            .context("running tmux")?;
+        if status.success() {
+            Ok(())
+        } else {
+            bail!("tmux {} failed", args.join(" "))
+        }
     };
     tmux(&["new-session", "-d", "-s", &session, &pane("a")])?;
     tmux(&["split-window", "-h", "-t", &session, &pane("b")])?;
-    tmux(&["set-option", "-t", &session, "status-right", " two VMs; Ctrl-] leaves a pane, Ctrl-b d ends the lab "])?;
+    tmux(&[
+        "set-option",
+        "-t",
+        &session,
+        "status-right",
+        " two VMs; Ctrl-] leaves a pane, Ctrl-b d ends the lab ",
+    ])?;
     tmux(&["set-option", "-t", &session, "status-right-length", "80"])?;
     tmux(&["set-option", "-t", &session, "mouse", "on"])?;
     tmux(&["attach-session", "-t", &session])?;
-    let _ = Command::new("tmux").args(["kill-session", "-t", &session]).stderr(std::process::Stdio::null()).status();
+    let _ = Command::new("tmux")
+        .args(["kill-session", "-t", &session])
+        .stderr(std::process::Stdio::null())
+        .status();
     Ok(())
 }
 
@@ -109,8 +148,12 @@ impl Drop for Raw {
 /// No lab is running, or its console cannot be reached.
 pub fn attach(settings: &Settings, vm: &str) -> Result<()> {
     let path = running(settings).join(format!("shell-{vm}"));
-    let stream = UnixStream::connect(&path).context("no lab is running; start one with `make shell`")?;
-    let raw = std::io::stdin().is_terminal().then(Raw::enter).transpose()?;
+    let stream =
+        UnixStream::connect(&path).context("no lab is running; start one with `make shell`")?;
+    let raw = std::io::stdin()
+        .is_terminal()
+        .then(Raw::enter)
+        .transpose()?;
     let mut to_guest = stream.try_clone()?;
     if let Some((rows, columns)) = terminal_size() {
         // The guest's console does not learn the size by itself.
@@ -123,7 +166,11 @@ pub fn attach(settings: &Settings, vm: &str) -> Result<()> {
         let mut buffer = [0; 4096];
         while let Ok(n @ 1..) = from_guest.read(&mut buffer) {
             let mut out = std::io::stdout().lock();
-            if out.write_all(&buffer[..n]).and_then(|()| out.flush()).is_err() {
+            if out
+                .write_all(&buffer[..n])
+                .and_then(|()| out.flush())
+                .is_err()
+            {
                 break;
             }
         }
@@ -151,7 +198,11 @@ fn terminal_size() -> Option<(u16, u16)> {
     if !std::io::stdin().is_terminal() {
         return None;
     }
-    let output = Command::new("stty").arg("size").stdin(std::process::Stdio::inherit()).output().ok()?;
+    let output = Command::new("stty")
+        .arg("size")
+        .stdin(std::process::Stdio::inherit())
+        .output()
+        .ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     let mut words = text.split_whitespace().map(str::parse);
     match (words.next()?, words.next()?) {

@@ -53,8 +53,19 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, name: impl Into<String>, verdict: Verdict, start: Instant, why: impl Into<String>) {
-        let case = Case { name: name.into(), verdict, seconds: start.elapsed().as_secs_f64(), why: why.into() };
+    fn add(
+        &mut self,
+        name: impl Into<String>,
+        verdict: Verdict,
+        start: Instant,
+        why: impl Into<String>,
+    ) {
+        let case = Case {
+            name: name.into(),
+            verdict,
+            seconds: start.elapsed().as_secs_f64(),
+            why: why.into(),
+        };
         let word = match verdict {
             Verdict::Passed => "ok",
             Verdict::Failed => "FAILED",
@@ -71,7 +82,10 @@ impl Tally {
     }
 
     fn count(&self, verdict: Verdict) -> usize {
-        self.cases.iter().filter(|case| case.verdict == verdict).count()
+        self.cases
+            .iter()
+            .filter(|case| case.verdict == verdict)
+            .count()
     }
 }
 
@@ -83,7 +97,12 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     let start = Instant::now();
     fs::create_dir_all(&choice.out)?;
     let mut tally = Tally::default();
-    let chosen = |name: &str| choice.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    let chosen = |name: &str| {
+        choice
+            .only
+            .as_ref()
+            .is_none_or(|only| name.contains(only.as_str()))
+    };
     if chosen("cargo") {
         println!("== host tests");
         cargo(settings, choice, &mut tally)?;
@@ -95,17 +114,35 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     println!("== VM tests");
     vm_tests(settings, choice, &mut tally)?;
 
-    let (passed, failed, skipped) =
-        (tally.count(Verdict::Passed), tally.count(Verdict::Failed), tally.count(Verdict::Skipped));
-    fs::write(choice.out.join("report.json"), serde_json::to_string_pretty(&tally)? + "\n")?;
+    let (passed, failed, skipped) = (
+        tally.count(Verdict::Passed),
+        tally.count(Verdict::Failed),
+        tally.count(Verdict::Skipped),
+    );
+    fs::write(
+        choice.out.join("report.json"),
+        serde_json::to_string_pretty(&tally)? + "\n",
+    )?;
     if failed > 0 {
         println!("\nfailed:");
-        for case in tally.cases.iter().filter(|case| case.verdict == Verdict::Failed) {
+        for case in tally
+            .cases
+            .iter()
+            .filter(|case| case.verdict == Verdict::Failed)
+        {
             println!("  {}", case.name);
         }
     }
-    println!("\nlogs: {}   {:.0} s", choice.out.display(), start.elapsed().as_secs_f64());
-    let skips = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+    println!(
+        "\nlogs: {}   {:.0} s",
+        choice.out.display(),
+        start.elapsed().as_secs_f64()
+    );
+    let skips = if skipped > 0 {
+        format!(", {skipped} skipped")
+    } else {
+        String::new()
+    };
     println!("{passed} passed, {failed} failed{skips}");
     if failed > 0 {
         bail!("{failed} tests failed");
@@ -135,27 +172,56 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
         let line = line?;
         writeln!(log, "{line}")?;
         // One line per test: `test path::name ... ok`.
-        if let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) {
+        if let Some((name, result)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.rsplit_once(" ... "))
+        {
             match result.split([' ', ',']).next() {
                 Some("ok") => {
                     counts.0 += 1;
-                    tally.cases.push(Case { name: format!("cargo: {name}"), verdict: Verdict::Passed, seconds: 0.0, why: String::new() });
+                    tally.cases.push(Case {
+                        name: format!("cargo: {name}"),
+                        verdict: Verdict::Passed,
+                        seconds: 0.0,
+                        why: String::new(),
+                    });
                 }
                 Some("FAILED") => {
                     counts.1 += 1;
-                    tally.add(format!("cargo: {name}"), Verdict::Failed, Instant::now(), format!("see {}", log_path.display()));
+                    tally.add(
+                        format!("cargo: {name}"),
+                        Verdict::Failed,
+                        Instant::now(),
+                        format!("see {}", log_path.display()),
+                    );
                 }
                 _ => {
                     counts.2 += 1;
-                    tally.add(format!("cargo: {name}"), Verdict::Skipped, Instant::now(), "ignored");
+                    tally.add(
+                        format!("cargo: {name}"),
+                        Verdict::Skipped,
+                        Instant::now(),
+                        "ignored",
+                    );
                 }
             }
         }
     }
     let status = child.wait()?;
-    println!("cargo test: {} passed, {} failed, {} ignored in {:.0} s", counts.0, counts.1, counts.2, start.elapsed().as_secs_f64());
+    println!(
+        "cargo test: {} passed, {} failed, {} ignored in {:.0} s",
+        counts.0,
+        counts.1,
+        counts.2,
+        start.elapsed().as_secs_f64()
+    );
     if !status.success() && counts.1 == 0 {
-        tally.add("cargo test", Verdict::Failed, start, format!("cargo ended with {status}:\n{}", tail(&log_path, 30)));
+        tally.add(
+            "cargo test",
+            Verdict::Failed,
+            start,
+            format!("cargo ended with {status}:\n{}", tail(&log_path, 30)),
+        );
     }
     Ok(())
 }
@@ -164,7 +230,13 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
 fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
     let start = Instant::now();
     let logs = choice.out.join("kunit");
-    let options = Options { device: Device::Vrnic, logs, vrnicd: Extra::default(), no_rnic: true, module: Module::Kunit };
+    let options = Options {
+        device: Device::Vrnic,
+        logs,
+        vrnicd: Extra::default(),
+        no_rnic: true,
+        module: Module::Kunit,
+    };
     let console = options.logs.join("console-a.log");
     let results = Lab::boot(settings, options).and_then(|lab| {
         let script = "cat /sys/kernel/debug/kunit/*/results; echo; lsmod | grep -q '^vrnic ' || echo 'NOT LOADED'";
@@ -179,15 +251,30 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
     let _ = fs::write(choice.out.join("kunit.ktap"), &text);
     let cases = ktap(&text);
     if text.contains("NOT LOADED") {
-        tally.add("kunit: vrnic.ko", Verdict::Failed, start, format!("the module did not load:\n{}", tail(&console, 20)));
+        tally.add(
+            "kunit: vrnic.ko",
+            Verdict::Failed,
+            start,
+            format!("the module did not load:\n{}", tail(&console, 20)),
+        );
     } else if cases.is_empty() {
-        tally.add("kunit", Verdict::Failed, start, "no KUnit suite ran; was the module built with its tests?");
+        tally.add(
+            "kunit",
+            Verdict::Failed,
+            start,
+            "no KUnit suite ran; was the module built with its tests?",
+        );
     }
     let mut passed = 0;
     for (name, verdict, detail) in cases {
         if verdict == Verdict::Passed {
             passed += 1;
-            tally.cases.push(Case { name: format!("kunit: {name}"), verdict, seconds: 0.0, why: String::new() });
+            tally.cases.push(Case {
+                name: format!("kunit: {name}"),
+                verdict,
+                seconds: 0.0,
+                why: String::new(),
+            });
         } else {
             tally.add(format!("kunit: {name}"), verdict, Instant::now(), detail);
         }
@@ -195,7 +282,10 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
     if let Some(incident) = incident(&fs::read_to_string(&console).unwrap_or_default(), None) {
         tally.add("kunit: kernel messages", Verdict::Failed, start, incident);
     }
-    println!("KUnit: {passed} passed in {:.0} s", start.elapsed().as_secs_f64());
+    println!(
+        "KUnit: {passed} passed in {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
 }
 
 /// Reads KTAP: suites are indented by four, their cases by eight (as debugfs shows them).
@@ -221,7 +311,10 @@ fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
                 continue;
             }
         };
-        let name = rest.split_once(' ').map_or(rest, |(_, name)| name).trim_start_matches("- ");
+        let name = rest
+            .split_once(' ')
+            .map_or(rest, |(_, name)| name)
+            .trim_start_matches("- ");
         let (name, directive) = name.split_once(" # ").unwrap_or((name, ""));
         // The line that closes a suite repeats its name; its cases were counted.
         if name != suite {
@@ -232,7 +325,11 @@ fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
             } else {
                 Verdict::Passed
             };
-            cases.push((format!("{suite}.{name}"), verdict, std::mem::take(&mut diagnostics)));
+            cases.push((
+                format!("{suite}.{name}"),
+                verdict,
+                std::mem::take(&mut diagnostics),
+            ));
         }
     }
     cases
@@ -240,8 +337,20 @@ fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
 
 /// Kernel messages that must not appear during a test.
 const INCIDENTS: [&str; 14] = [
-    "BUG:", "WARNING:", "Oops", "general protection fault", "Call Trace:", "refcount_t:", "INFO: task", "UBSAN:",
-    "Kernel panic", "kernel BUG at", "unable to handle", "possible circular locking", "list_add corruption", "rust_kernel: panicked",
+    "BUG:",
+    "WARNING:",
+    "Oops",
+    "general protection fault",
+    "Call Trace:",
+    "refcount_t:",
+    "INFO: task",
+    "UBSAN:",
+    "Kernel panic",
+    "kernel BUG at",
+    "unable to handle",
+    "possible circular locking",
+    "list_add corruption",
+    "rust_kernel: panicked",
 ];
 
 /// The first incident in a console's text with some lines after it. `allowed`: a message that makes them expected.
@@ -250,9 +359,14 @@ fn incident(console: &str, allowed: Option<&Regex>) -> Option<String> {
         return None;
     }
     let lines: Vec<&str> = console.lines().collect();
-    let first = lines.iter().position(|line| INCIDENTS.iter().any(|incident| line.contains(incident)))?;
+    let first = lines
+        .iter()
+        .position(|line| INCIDENTS.iter().any(|incident| line.contains(incident)))?;
     let around = &lines[first.saturating_sub(1)..lines.len().min(first + 25)];
-    Some(format!("the guest's kernel complained:\n{}", around.join("\n")))
+    Some(format!(
+        "the guest's kernel complained:\n{}",
+        around.join("\n")
+    ))
 }
 
 /// A script of tests/vm with its directives.
@@ -270,7 +384,11 @@ struct Script {
 impl Script {
     fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path)?;
-        let name = path.file_stem().context("a script has a name")?.to_string_lossy().into_owned();
+        let name = path
+            .file_stem()
+            .context("a script has a name")?
+            .to_string_lossy()
+            .into_owned();
         let mut script = Self {
             name,
             path: path.to_owned(),
@@ -281,9 +399,18 @@ impl Script {
             vrnicd: Extra::default(),
         };
         for directive in text.lines().filter_map(|line| line.strip_prefix("# lab: ")) {
-            let (word, rest) = directive.trim().split_once([' ', '=']).unwrap_or((directive.trim(), ""));
+            let (word, rest) = directive
+                .trim()
+                .split_once([' ', '='])
+                .unwrap_or((directive.trim(), ""));
             match word {
-                "timeout" => script.timeout = Duration::from_secs(rest.trim().parse().with_context(|| format!("{}: timeout", path.display()))?),
+                "timeout" => {
+                    script.timeout = Duration::from_secs(
+                        rest.trim()
+                            .parse()
+                            .with_context(|| format!("{}: timeout", path.display()))?,
+                    )
+                }
                 "fresh" => script.fresh = true,
                 "allow-leaks" => script.allow_leaks = true,
                 "allow-kernel-messages" => script.allowed = Some(Regex::new(rest)?),
@@ -313,7 +440,13 @@ impl Shared {
         let device = choice.device;
         let lab = Arc::new(Lab::boot(
             settings,
-            Options { device, logs: choice.out.join(logs), vrnicd, no_rnic: device == Device::Rxe, module: Module::Plain },
+            Options {
+                device,
+                logs: choice.out.join(logs),
+                vrnicd,
+                no_rnic: device == Device::Rxe,
+                module: Module::Plain,
+            },
         )?);
         control::serve(&lab, &lab.sockets().join("control"))?;
         let gid = lab.wait_rdma("a", device)?;
@@ -334,7 +467,12 @@ impl Shared {
 
     /// `rdma resource show` of a VM that is alive.
     fn resources(&self, name: &str) -> Option<String> {
-        let output = self.lab.agent(name).ok()?.run(&["rdma", "resource", "show"], SHORT).ok()?;
+        let output = self
+            .lab
+            .agent(name)
+            .ok()?
+            .run(&["rdma", "resource", "show"], SHORT)
+            .ok()?;
         (output.code == 0).then_some(output.stdout)
     }
 }
@@ -342,7 +480,11 @@ impl Shared {
 fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> {
     let dir = settings.tree.join("tests/vm");
     let mut paths: Vec<PathBuf> = fs::read_dir(&dir)
-        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+        .map(|entries| {
+            entries
+                .filter_map(|entry| Some(entry.ok()?.path()))
+                .collect()
+        })
         .unwrap_or_default();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sh"));
     paths.sort();
@@ -350,7 +492,12 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
     for path in &paths {
         scripts.push(Script::read(path)?);
     }
-    scripts.retain(|script| choice.only.as_ref().is_none_or(|only| script.name.contains(only.as_str())));
+    scripts.retain(|script| {
+        choice
+            .only
+            .as_ref()
+            .is_none_or(|only| script.name.contains(only.as_str()))
+    });
     // Tests that share a lab first: one boot serves them all.
     scripts.sort_by_key(|script| script.fresh);
     let mut shared: Option<Shared> = None;
@@ -361,7 +508,12 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
         let lab = if script.fresh {
             // Two labs at once would only slow each other down.
             shared = None;
-            match Shared::boot(settings, choice, &format!("vm/{}.lab", script.name), script.vrnicd.clone()) {
+            match Shared::boot(
+                settings,
+                choice,
+                &format!("vm/{}.lab", script.name),
+                script.vrnicd.clone(),
+            ) {
                 Ok(lab) => {
                     own = lab;
                     &own
@@ -391,7 +543,12 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
         if !script.fresh
             && let Err(error) = lab.usable()
         {
-            tally.add(format!("vm: lab after {}", script.name), Verdict::Failed, start, format!("{error:#}"));
+            tally.add(
+                format!("vm: lab after {}", script.name),
+                Verdict::Failed,
+                start,
+                format!("{error:#}"),
+            );
             shared = None;
         }
     }
@@ -399,10 +556,21 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
 }
 
 /// Runs one script in a lab and judges it.
-fn one(settings: &Settings, choice: &Choice, script: &Script, shared: &Shared) -> Result<(Verdict, String)> {
+fn one(
+    settings: &Settings,
+    choice: &Choice,
+    script: &Script,
+    shared: &Shared,
+) -> Result<(Verdict, String)> {
     let lab = &shared.lab;
-    let consoles: Vec<PathBuf> = NAMES.iter().map(|name| lab.logs().join(format!("console-{name}.log"))).collect();
-    let lengths: Vec<usize> = consoles.iter().map(|path| fs::read(path).map_or(0, |text| text.len())).collect();
+    let consoles: Vec<PathBuf> = NAMES
+        .iter()
+        .map(|name| lab.logs().join(format!("console-{name}.log")))
+        .collect();
+    let lengths: Vec<usize> = consoles
+        .iter()
+        .map(|path| fs::read(path).map_or(0, |text| text.len()))
+        .collect();
     let before: Vec<Option<String>> = NAMES.iter().map(|name| shared.resources(name)).collect();
 
     let log_path = choice.out.join("vm").join(format!("{}.log", script.name));
@@ -412,7 +580,13 @@ fn one(settings: &Settings, choice: &Choice, script: &Script, shared: &Shared) -
     let mut command = Command::new("timeout");
     // timeout puts itself and the script in a process group of their own and ends the whole group.
     command
-        .args(["--kill-after=5", &script.timeout.as_secs().to_string(), "bash", "-euo", "pipefail"])
+        .args([
+            "--kill-after=5",
+            &script.timeout.as_secs().to_string(),
+            "bash",
+            "-euo",
+            "pipefail",
+        ])
         .arg(&script.path)
         .current_dir(&settings.tree)
         .env("LAB_CONTROL", lab.sockets().join("control"))
@@ -427,16 +601,33 @@ fn one(settings: &Settings, choice: &Choice, script: &Script, shared: &Shared) -
         .stdout(log.try_clone()?)
         .stderr(log);
     for name in NAMES {
-        command.env(format!("IP_{name}"), ipv4(name)).env(format!("IP6_{name}"), ipv6(name));
+        command
+            .env(format!("IP_{name}"), ipv4(name))
+            .env(format!("IP6_{name}"), ipv6(name));
     }
-    let code = command.status().context("running bash")?.code().unwrap_or(1);
+    let code = command
+        .status()
+        .context("running bash")?
+        .code()
+        .unwrap_or(1);
 
     if code == 77 {
         return Ok((Verdict::Skipped, tail(&log_path, 1)));
     }
     if code != 0 {
-        let reason = if code == 124 || code == 137 { format!("not done after {} s", script.timeout.as_secs()) } else { format!("exit code {code}") };
-        return Ok((Verdict::Failed, format!("{reason}; {} ends with:\n{}", log_path.display(), tail(&log_path, 25))));
+        let reason = if code == 124 || code == 137 {
+            format!("not done after {} s", script.timeout.as_secs())
+        } else {
+            format!("exit code {code}")
+        };
+        return Ok((
+            Verdict::Failed,
+            format!(
+                "{reason}; {} ends with:\n{}",
+                log_path.display(),
+                tail(&log_path, 25)
+            ),
+        ));
     }
     for (path, length) in consoles.iter().zip(lengths) {
         let text = fs::read(path).unwrap_or_default();
@@ -468,7 +659,11 @@ fn leaked(shared: &Shared, name: &str, before: Option<String>) -> Option<String>
             return None;
         }
         if Instant::now() > deadline {
-            return Some(format!("VM {name} holds other RDMA objects than before the test\nbefore: {}\nafter:  {}", before.trim(), now.trim()));
+            return Some(format!(
+                "VM {name} holds other RDMA objects than before the test\nbefore: {}\nafter:  {}",
+                before.trim(),
+                now.trim()
+            ));
         }
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -492,7 +687,10 @@ mod tests {
 not ok 1 vrnic_rings
 ";
         let cases = ktap(text);
-        let short: Vec<_> = cases.iter().map(|(name, verdict, _)| (name.as_str(), *verdict)).collect();
+        let short: Vec<_> = cases
+            .iter()
+            .map(|(name, verdict, _)| (name.as_str(), *verdict))
+            .collect();
         assert_eq!(
             short,
             [
@@ -518,7 +716,10 @@ not ok 1 vrnic_rings
         let path = dir.path().join("kill.sh");
         fs::write(&path, "# SPDX\n# lab: timeout=30\n# lab: allow-kernel-messages a.*b\n# lab: vrnicd poll_us = 0\nfail\n").unwrap();
         let script = Script::read(&path).unwrap();
-        assert_eq!((script.timeout.as_secs(), script.fresh, script.name.as_str()), (30, true, "kill"));
+        assert_eq!(
+            (script.timeout.as_secs(), script.fresh, script.name.as_str()),
+            (30, true, "kill")
+        );
         assert_eq!(script.vrnicd.daemon, ["poll_us = 0"]);
         assert!(script.allowed.unwrap().is_match("axxb"));
         fs::write(&path, "# lab: tiemout=30\n").unwrap();

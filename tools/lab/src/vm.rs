@@ -60,13 +60,21 @@ pub const NAMES: [&str; 2] = ["a", "b"];
 /// MAC of a VM's virtio-net and RNIC.
 #[must_use]
 pub fn mac(name: &str) -> &'static str {
-    if name == "a" { "52:54:00:76:72:0a" } else { "52:54:00:76:72:0b" }
+    if name == "a" {
+        "52:54:00:76:72:0a"
+    } else {
+        "52:54:00:76:72:0b"
+    }
 }
 
 /// IPv4 address of a VM.
 #[must_use]
 pub fn ipv4(name: &str) -> &'static str {
-    if name == "a" { "10.77.0.1" } else { "10.77.0.2" }
+    if name == "a" {
+        "10.77.0.1"
+    } else {
+        "10.77.0.2"
+    }
 }
 
 /// IPv6 address of a VM.
@@ -113,20 +121,40 @@ impl Spec {
 
     fn arguments(&self, settings: &Settings) -> Vec<String> {
         let number = |variable: &str, default: u32| {
-            std::env::var(variable).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+            std::env::var(variable)
+                .ok()
+                .and_then(|value| value.parse().ok())
+                .unwrap_or(default)
         };
         let memory = number("VRNIC_VM_MEMORY_MB", 1536);
-        let cpus = number("VRNIC_VM_CPUS", if self.accelerator == Accelerator::Kvm { 2 } else { 1 });
+        let cpus = number(
+            "VRNIC_VM_CPUS",
+            if self.accelerator == Accelerator::Kvm {
+                2
+            } else {
+                1
+            },
+        );
         let mut args: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| args.extend(words.iter().map(|&word| word.to_owned()));
-        add(&["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+        add(&[
+            "-name",
+            &self.name,
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+        ]);
         add(&["-machine", "q35,memory-backend=mem0"]);
         match self.accelerator {
             Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
             Accelerator::Tcg => add(&["-accel", "tcg,thread=multi", "-cpu", "max"]),
         }
         add(&["-smp", &cpus.to_string(), "-m", &format!("{memory}M")]);
-        add(&["-object", &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on")]);
+        add(&[
+            "-object",
+            &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on"),
+        ]);
         add(&["-kernel", &text(&settings.bzimage())]);
         add(&[
             "-append",
@@ -138,22 +166,73 @@ impl Spec {
             ),
         ]);
         for (tag, path) in [("root", &settings.guest_root), ("share", &self.share)] {
-            add(&["-fsdev", &format!("local,id={tag},path={},security_model=none,readonly=on", path.display())]);
-            add(&["-device", &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}")]);
+            add(&[
+                "-fsdev",
+                &format!(
+                    "local,id={tag},path={},security_model=none,readonly=on",
+                    path.display()
+                ),
+            ]);
+            add(&[
+                "-device",
+                &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
+            ]);
         }
         add(&["-device", "virtio-rng-pci"]);
-        add(&["-chardev", &format!("file,id=console,path={},append=on", self.console().display()), "-serial", "chardev:console"]);
+        add(&[
+            "-chardev",
+            &format!(
+                "file,id=console,path={},append=on",
+                self.console().display()
+            ),
+            "-serial",
+            "chardev:console",
+        ]);
         add(&["-device", "virtio-serial-pci"]);
-        add(&["-chardev", &format!("socket,id=shell,path={},server=on,wait=off", self.shell().display())]);
+        add(&[
+            "-chardev",
+            &format!(
+                "socket,id=shell,path={},server=on,wait=off",
+                self.shell().display()
+            ),
+        ]);
         add(&["-device", "virtconsole,chardev=shell"]);
-        add(&["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", self.socket("agent").display())]);
-        add(&["-device", &format!("virtserialport,chardev=agent,name={PORT_NAME}")]);
-        add(&["-qmp", &format!("unix:{},server=on,wait=off", self.socket("qmp").display())]);
+        add(&[
+            "-chardev",
+            &format!(
+                "socket,id=agent,path={},server=on,wait=off",
+                self.socket("agent").display()
+            ),
+        ]);
+        add(&[
+            "-device",
+            &format!("virtserialport,chardev=agent,name={PORT_NAME}"),
+        ]);
+        add(&[
+            "-qmp",
+            &format!("unix:{},server=on,wait=off", self.socket("qmp").display()),
+        ]);
         // VM a listens, VM b connects and reconnects: either may start first or be started again.
         let wire = self.sockets.join("wire");
-        let end = if self.name == "a" { "server=on".to_owned() } else { "server=off,reconnect-ms=200".to_owned() };
-        add(&["-netdev", &format!("stream,id=net0,{end},addr.type=unix,addr.path={}", wire.display())]);
-        add(&["-device", &format!("virtio-net-pci,netdev=net0,mac={},romfile=", mac(&self.name))]);
+        let end = if self.name == "a" {
+            "server=on".to_owned()
+        } else {
+            "server=off,reconnect-ms=200".to_owned()
+        };
+        add(&[
+            "-netdev",
+            &format!(
+                "stream,id=net0,{end},addr.type=unix,addr.path={}",
+                wire.display()
+            ),
+        ]);
+        add(&[
+            "-device",
+            &format!(
+                "virtio-net-pci,netdev=net0,mac={},romfile=",
+                mac(&self.name)
+            ),
+        ]);
         if let Some(socket) = &self.rnic {
             let device = json!({
                 "driver": "vfio-user-pci",
@@ -198,21 +277,41 @@ impl Vm {
         }
         fs::create_dir_all(&spec.logs)?;
         let log = spec.logs.join(format!("qemu-{}.log", spec.name));
-        let mut process = Process::start(&format!("QEMU {}", spec.name), &settings.qemu, &spec.arguments(settings), &[], &log)?;
+        let mut process = Process::start(
+            &format!("QEMU {}", spec.name),
+            &settings.qemu,
+            &spec.arguments(settings),
+            &[],
+            &log,
+        )?;
         let deadline = Instant::now() + Duration::from_secs(30);
         let agent = loop {
             if let Ok(agent) = Agent::connect(&spec.name, &spec.socket("agent")) {
                 break agent;
             }
             if let Some(status) = process.ended() {
-                bail!("QEMU of VM {} ended at once ({status}); {} says:\n{}", spec.name, log.display(), tail(&log, 10));
+                bail!(
+                    "QEMU of VM {} ended at once ({status}); {} says:\n{}",
+                    spec.name,
+                    log.display(),
+                    tail(&log, 10)
+                );
             }
             if Instant::now() > deadline {
-                bail!("QEMU of VM {} opened no agent socket within 30 s; see {}", spec.name, log.display());
+                bail!(
+                    "QEMU of VM {} opened no agent socket within 30 s; see {}",
+                    spec.name,
+                    log.display()
+                );
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        Ok(Self { spec, agent, waited: 0, process })
+        Ok(Self {
+            spec,
+            agent,
+            waited: 0,
+            process,
+        })
     }
 
     /// Waits until the guest's agent has started more than `boots` times.
@@ -225,10 +324,20 @@ impl Vm {
             let console = self.spec.console();
             if let Some(status) = self.process.ended() {
                 let log = self.spec.logs.join(format!("qemu-{}.log", self.spec.name));
-                bail!("QEMU of VM {} ended while the guest booted ({status}): {}\n{}", self.spec.name, tail(&log, 10), tail(&console, 10));
+                bail!(
+                    "QEMU of VM {} ended while the guest booted ({status}): {}\n{}",
+                    self.spec.name,
+                    tail(&log, 10),
+                    tail(&console, 10)
+                );
             }
             if self.panicked() {
-                bail!("the kernel of VM {} panicked; the console ({}) ends with:\n{}", self.spec.name, console.display(), tail(&console, 40));
+                bail!(
+                    "the kernel of VM {} panicked; the console ({}) ends with:\n{}",
+                    self.spec.name,
+                    console.display(),
+                    tail(&console, 40)
+                );
             }
             if Instant::now() > deadline {
                 bail!(
@@ -247,7 +356,8 @@ impl Vm {
     /// Whether the guest's kernel has panicked since QEMU was started.
     #[must_use]
     pub fn panicked(&self) -> bool {
-        fs::read(self.spec.console()).is_ok_and(|text| String::from_utf8_lossy(&text).contains("Kernel panic - not syncing"))
+        fs::read(self.spec.console())
+            .is_ok_and(|text| String::from_utf8_lossy(&text).contains("Kernel panic - not syncing"))
     }
 
     /// Whether QEMU still runs.

@@ -38,7 +38,9 @@ type Running = Arc<Mutex<HashMap<u64, Pid>>>;
 fn main() -> Result<()> {
     let path = port_path()?;
     let reader = open(&path)?;
-    let port = Port(Arc::new(Mutex::new(open(&path).or_else(|_| reader.try_clone())?)));
+    let port = Port(Arc::new(Mutex::new(
+        open(&path).or_else(|_| reader.try_clone())?,
+    )));
     let running: Running = Arc::default();
     port.send(&Reply::Hello);
     let mut lines = BufReader::new(reader);
@@ -91,21 +93,47 @@ fn handle(request: Request, port: &Port, running: &Running) {
     }
 }
 
-fn run(id: u64, argv: &[String], env: std::collections::BTreeMap<String, String>, port: &Port, running: &Running) {
+fn run(
+    id: u64,
+    argv: &[String],
+    env: std::collections::BTreeMap<String, String>,
+    port: &Port,
+    running: &Running,
+) {
     let Some((program, args)) = argv.split_first() else {
-        return port.send(&Reply::Failed { id, error: "empty command".into() });
+        return port.send(&Reply::Failed {
+            id,
+            error: "empty command".into(),
+        });
     };
     let mut command = Command::new(program);
-    command.args(args).envs(env).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command
+        .args(args)
+        .envs(env)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return port.send(&Reply::Failed { id, error: format!("{program}: {error}") }),
+        Err(error) => {
+            return port.send(&Reply::Failed {
+                id,
+                error: format!("{program}: {error}"),
+            });
+        }
     };
     let group = Pid::from_raw(i32::try_from(child.id()).expect("process ids fit"));
     running.lock().expect("no holder panics").insert(id, group);
     let pumps = [
-        child.stdout.take().map(|pipe| pump(id, Stream::Out, pipe, port.clone())),
-        child.stderr.take().map(|pipe| pump(id, Stream::Err, pipe, port.clone())),
+        child
+            .stdout
+            .take()
+            .map(|pipe| pump(id, Stream::Out, pipe, port.clone())),
+        child
+            .stderr
+            .take()
+            .map(|pipe| pump(id, Stream::Err, pipe, port.clone())),
     ];
     let status = child.wait();
     running.lock().expect("no holder panics").remove(&id);
@@ -119,19 +147,35 @@ fn run(id: u64, argv: &[String], env: std::collections::BTreeMap<String, String>
         }
     }
     let code = match status {
-        Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
-        Err(error) => return port.send(&Reply::Failed { id, error: error.to_string() }),
+        Ok(status) => status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        Err(error) => {
+            return port.send(&Reply::Failed {
+                id,
+                error: error.to_string(),
+            });
+        }
     };
     port.send(&Reply::Exit { id, code });
 }
 
-fn pump(id: u64, stream: Stream, mut pipe: impl Read + Send + 'static, port: Port) -> thread::JoinHandle<()> {
+fn pump(
+    id: u64,
+    stream: Stream,
+    mut pipe: impl Read + Send + 'static,
+    port: Port,
+) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 32 << 10];
         loop {
             match pipe.read(&mut buffer) {
                 Ok(0) | Err(_) => return,
-                Ok(n) => port.send(&Reply::Output { id, stream, data: encode(&buffer[..n]) }),
+                Ok(n) => port.send(&Reply::Output {
+                    id,
+                    stream,
+                    data: encode(&buffer[..n]),
+                }),
             }
         }
     })
