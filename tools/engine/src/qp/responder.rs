@@ -477,7 +477,7 @@ impl Qp {
             return Err(Fault::invalid(Cause::WqeLength));
         }
         if self.attributes.access & right == 0 {
-            return Err(Fault::access(Cause::RemoteRights));
+            return Err(Fault::invalid(Cause::RemoteRights));
         }
         resources
             .regions
@@ -520,7 +520,7 @@ impl Qp {
         io: &Io<'_, M>,
     ) -> Result<Outcome, Fault> {
         if self.attributes.access & access::REMOTE_ATOMIC == 0 {
-            return Err(Fault::access(Cause::RemoteRights));
+            return Err(Fault::invalid(Cause::RemoteRights));
         }
         if request.address % 8 != 0 {
             return Err(Fault::invalid(Cause::AtomicAlignment));
