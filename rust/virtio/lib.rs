@@ -60,6 +60,8 @@ pub use id::{
     DeviceId,
     IdTable, //
 };
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+pub use memory::with_test_device;
 pub use memory::SharedMemory;
 pub use virtqueue::{
     AnyVirtqueue,

@@ -226,3 +226,15 @@ impl Drop for SharedMemory {
         }
     }
 }
+
+/// Runs a test with a device that can do DMA, as far as [`SharedMemory`] is concerned.
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+pub fn with_test_device(test: impl FnOnce(&device::Device<Bound>) -> Result) -> Result {
+    let faux = kernel::faux::Registration::new(c"virtio-test", None)?;
+    let dev: &device::Device<Bound> = faux.as_ref().as_ref();
+    let raw = compat::device_as_raw(dev);
+
+    // SAFETY: The device is valid, and nobody else uses this one.
+    unsafe { (*raw).coherent_dma_mask = u64::MAX };
+    test(dev)
+}

@@ -5,17 +5,12 @@
 use core::sync::atomic::Ordering;
 
 use kernel::{
-    device::{
-        Bound,
-        Device, //
-    },
-    faux,
     prelude::*,
     sync::Arc, //
 };
 
 use crate::{
-    compat,
+    memory::with_test_device,
     pci,
     virtqueue::{
         Chain,
@@ -35,17 +30,6 @@ impl Handler for Idle {
     type Context = Arc<u32>;
 
     fn used(&self, _queue: &Virtqueue<Self>) {}
-}
-
-/// Runs `test` with a device that can do DMA, as far as memory is concerned.
-fn with_device(test: impl FnOnce(&Device<Bound>) -> Result) -> Result {
-    let faux = faux::Registration::new(c"virtio-test", None)?;
-    let dev: &Device<Bound> = faux.as_ref().as_ref();
-    let raw = compat::device_as_raw(dev);
-
-    // SAFETY: The device is valid, and nobody else uses this one.
-    unsafe { (*raw).coherent_dma_mask = u64::MAX };
-    test(dev)
 }
 
 #[kunit_tests(virtio)]
@@ -120,7 +104,7 @@ mod cases {
     fn shared_memory_is_zeroed_pages_that_keep_what_is_written() -> Result {
         const PAGE: usize = SharedMemory::PAGE_SIZE;
 
-        with_device(|dev| {
+        with_test_device(|dev| {
             let memory = SharedMemory::new(dev, 2 * PAGE + 100)?;
             assert_eq!(memory.len(), 2 * PAGE + 100);
             assert_eq!(memory.dma_pages().len(), 3);
@@ -147,7 +131,7 @@ mod cases {
     fn shared_words_are_aligned_and_inside() -> Result {
         const PAGE: usize = SharedMemory::PAGE_SIZE;
 
-        with_device(|dev| {
+        with_test_device(|dev| {
             let memory = SharedMemory::new(dev, PAGE + 12)?;
             let word = memory.u64(PAGE)?;
             word.fetch_or(0x0102_0304_0506_0708u64.to_le(), Ordering::Relaxed);

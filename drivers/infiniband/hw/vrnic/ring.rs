@@ -275,11 +275,7 @@ mod tests {
         Bound,
         Device, //
     };
-
-    fn with_device(test: impl FnOnce(&Device<Bound>) -> Result) -> Result {
-        let faux = kernel::faux::Registration::new(c"vrnic-test", None)?;
-        test(faux.as_ref().as_ref())
-    }
+    use virtio::with_test_device;
 
     fn store(memory: &SharedMemory, layout: &RingLayout, word: usize, value: u32) -> Result {
         let word = memory.u32(header_word(layout, word))?;
@@ -339,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_work_ring_fills_and_empties() -> Result {
-        with_device(|dev| {
+        with_test_device(|dev| {
             let mut buffer = Layout::new();
             let layout = buffer.place(2, 64)?;
             let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
@@ -373,7 +369,7 @@ mod tests {
 
     #[test]
     fn completions_are_found_by_their_phase() -> Result {
-        with_device(|dev| {
+        with_test_device(|dev| {
             let mut ring = completion_ring(dev, 2)?;
 
             assert!(ring.take()?.is_none());
@@ -394,7 +390,7 @@ mod tests {
 
     #[test]
     fn arming_tells_of_completions_before() -> Result {
-        with_device(|dev| {
+        with_test_device(|dev| {
             let mut ring = completion_ring(dev, 4)?;
 
             assert!(!ring.arm(true)?);
@@ -418,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_queue_pair_that_is_gone_is_forgotten() -> Result {
-        with_device(|dev| {
+        with_test_device(|dev| {
             let mut ring = completion_ring(dev, 4)?;
 
             complete(&ring, 0, 1, 7)?;

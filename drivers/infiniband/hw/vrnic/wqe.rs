@@ -185,15 +185,8 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Encoded {
 mod tests {
     use super::*;
 
-    use kernel::device::{
-        Bound,
-        Device, //
-    };
-
     fn with_memory(test: impl FnOnce(&SharedMemory) -> Result) -> Result {
-        let faux = kernel::faux::Registration::new(c"vrnic-test", None)?;
-        let dev: &Device<Bound> = faux.as_ref().as_ref();
-        test(&SharedMemory::new(dev, 256)?)
+        virtio::with_test_device(|dev| test(&SharedMemory::new(dev, 256)?))
     }
 
     fn read<T: FromBytes>(memory: &SharedMemory, at: usize) -> Result<T> {
