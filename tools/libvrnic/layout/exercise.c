@@ -192,6 +192,12 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 	out->slot = 130;
 	qp->qp.context = context;
 	qp->qp.qp_num = 17;
+	/* As the driver does: the rings give what they have room for. */
+	attr->cap.max_send_wr = qp_req.sq.entries;
+	attr->cap.max_recv_wr = qp_req.rq.entries;
+	attr->cap.max_send_sge = (qp_req.sq.stride - 64) / 16;
+	attr->cap.max_inline_data = qp_req.sq.stride - 64;
+	attr->cap.max_recv_sge = qp_req.rq.entries ? (qp_req.rq.stride - 16) / 16 : 0;
 	qp->qp.qp_type = attr->qp_type;
 	qp->comp_mask = 0;
 	return fail_next;
@@ -430,10 +436,11 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 			 .max_inline_data = 60 },
 	};
 	char text[] = "0123456789";
-	struct ibv_sge sge[3] = { { (uintptr_t)text, 4, 9 }, { (uintptr_t)text + 4, 6, 9 }, { 1, 2, 3 } };
+	struct ibv_sge sge[5] = { { (uintptr_t)text, 4, 9 }, { (uintptr_t)text + 4, 6, 9 }, { 1, 2, 3 } };
 	struct ibv_send_wr wr[9] = {}, *bad = NULL;
 	struct ibv_recv_wr recv[5] = {}, *bad_recv = NULL;
 	struct ibv_qp_attr qp_attr;
+	struct ibv_wc wc[8];
 	struct ibv_qp *qp;
 
 	attr.cap.max_inline_data = 513;
@@ -445,8 +452,8 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	qp = ops.create_qp(pd, &attr);
 	CHECK(qp && attr.cap.max_send_wr == 8 && attr.cap.max_recv_wr == 4);
 	CHECK(qp_req.sq.entries == 8 && qp_req.sq.stride == 128 && qp_req.rq.entries == 4 && qp_req.rq.stride == 32);
-	CHECK(!ops.query_qp(qp, &qp_attr, IBV_QP_CAP, &attr) && qp_attr.cap.max_send_wr == 8);
-	CHECK(attr.cap.max_recv_wr == 4);
+	CHECK(attr.cap.max_send_sge == 4 && attr.cap.max_inline_data == 64 && attr.cap.max_recv_sge == 1);
+	CHECK(!ops.query_qp(qp, &qp_attr, IBV_QP_CAP, &attr));
 
 	for (int i = 0; i < 9; i++) {
 		wr[i].wr_id = 500 + i;
@@ -489,7 +496,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 
 	/* What is not valid is refused, and what stood before it is posted. */
 	take_bits();
-	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 3 };
+	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 5 };
 	CHECK(ibv_post_send(qp, wr, &bad) == EINVAL && bad == &wr[1] && sent() == 12 && take_bits());
 	wr[1].num_sge = -1;
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 12 && !take_bits());
@@ -528,10 +535,16 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	recv[4].sg_list = sge;
 	CHECK(!ibv_post_recv(qp, recv + 4, &bad_recv) && take_bits());
 
+	/* Completions that nobody polled go with what they tell of. */
+	complete(0, IBV_WC_SEND, 0);
+	complete(1, IBV_WC_RECV, 0);
+	*(uint32_t *)(entry(cq_req.buf_addr, &cq_req.ring, 1) + 8) = 18;
+
 	/* In RESET nothing is taken, and everything begins anew. */
 	CHECK(!modify(qp, IBV_QPS_RESET) && !sent() && ibv_post_send(qp, wr, &bad) == EINVAL);
 	header(qp_req.buf_addr, &qp_req.sq)[16] = 0;
 	header(qp_req.buf_addr, &qp_req.rq)[16] = 0;
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 1001);
 	to_rts(qp);
 	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 1 && get64(send_entry(0) + 8) == 3);
 	fail_next = EINVAL;
@@ -539,7 +552,8 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	fail_next = 0;
 	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 2);
 	take_bits();
-	CHECK(!ops.destroy_qp(qp));
+	complete(2, IBV_WC_SEND, 0);
+	CHECK(!ops.destroy_qp(qp) && ibv_poll_cq(cq, 8, wc) == 0);
 }
 
 static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)

@@ -8,6 +8,11 @@ use vrnic_wire::abi::Ring;
 use vrnic_wire::completion::{CQE_STRIDE, Cqe, PHASE_OFFSET};
 use vrnic_wire::ring::{Arm, offset, phase};
 
+const QPN_OFFSET: usize = core::mem::offset_of!(Cqe, qpn);
+
+/// Number of no queue pair: stands in completions that were taken out.
+const FORGOTTEN: u32 = u32::MAX;
+
 /// The completion queue as its owner polls it.
 #[derive(Debug)]
 pub struct CompletionQueue {
@@ -37,11 +42,11 @@ impl CompletionQueue {
         }
     }
 
-    /// The next completion, if there is one.
+    /// Byte offset of the entry with that index, if the device wrote it.
     #[inline(always)]
-    pub fn pop(&mut self) -> Option<Cqe> {
+    fn written(&self, index: u32) -> Option<usize> {
         let entries = self.layout.entries;
-        let slot = (self.next & (entries - 1)) as usize;
+        let slot = (index & (entries - 1)) as usize;
         let entry = self.layout.entries_offset as usize + slot * CQE_STRIDE as usize;
 
         // Acquire: the rest of the entry was written before its phase.
@@ -49,11 +54,33 @@ impl CompletionQueue {
             .memory
             .byte(entry + PHASE_OFFSET)
             .load(Ordering::Acquire);
-        if seen != phase(self.next, entries) {
-            return None;
+        (seen == phase(index, entries)).then_some(entry)
+    }
+
+    /// The next completion, if there is one.
+    #[inline(always)]
+    pub fn pop(&mut self) -> Option<Cqe> {
+        loop {
+            let cqe: Cqe = self.memory.read(self.written(self.next)?);
+            self.next = self.next.wrapping_add(1);
+            if cqe.qpn.get() != FORGOTTEN {
+                return Some(cqe);
+            }
         }
-        self.next = self.next.wrapping_add(1);
-        Some(self.memory.read(entry))
+    }
+
+    /// Takes out the completions of a queue pair.
+    pub fn forget(&mut self, qpn: u32) {
+        for ahead in 0..self.layout.entries {
+            let Some(entry) = self.written(self.next.wrapping_add(ahead)) else {
+                break;
+            };
+            // Until it is given back an entry is ours to write.
+            let number = self.memory.word(entry + QPN_OFFSET);
+            if u32::from_le(number.load(Ordering::Relaxed)) == qpn {
+                number.store(FORGOTTEN.to_le(), Ordering::Relaxed);
+            }
+        }
     }
 
     /// Gives the entries of the completions taken back to the device.
@@ -136,6 +163,26 @@ mod tests {
         let mut queue = CompletionQueue::new(memory, layout);
         (0..4).for_each(|index| put(&memory, index, 4, 1));
         assert_eq!(core::iter::from_fn(|| queue.pop()).count(), 4);
+    }
+
+    #[test]
+    fn completions_of_a_queue_pair_that_is_gone_are_skipped() {
+        let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+        let mut queue = CompletionQueue::new(memory, layout);
+        for index in 0..4 {
+            put(&memory, index, 4, index.into());
+            memory
+                .word(1024 + index as usize * 64 + QPN_OFFSET)
+                .store(index % 2, Ordering::Relaxed);
+        }
+        queue.pop().unwrap();
+        queue.forget(1);
+        assert_eq!(queue.pop().unwrap().wr_id.get(), 2);
+        assert!(queue.pop().is_none());
+        queue.publish();
+        assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 4);
+        put(&memory, 4, 4, 9);
+        assert_eq!(queue.pop().unwrap().wr_id.get(), 9);
     }
 
     #[test]

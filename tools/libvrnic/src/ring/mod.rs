@@ -45,9 +45,9 @@ impl WorkRing {
         }
     }
 
-    /// Entries of the ring.
-    pub fn entries(&self) -> u32 {
-        self.layout.entries
+    /// Bytes of an entry; 0 if there is no ring.
+    pub fn stride(&self) -> u32 {
+        self.layout.stride
     }
 
     fn word(&self, offset: usize) -> &core::sync::atomic::AtomicU32 {

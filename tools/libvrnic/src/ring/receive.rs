@@ -19,16 +19,22 @@ pub struct ReceiveQueue {
 impl ReceiveQueue {
     /// A queue in the reset state, for requests of up to `max_sge` elements.
     pub fn new(ring: WorkRing, max_sge: u32) -> Self {
-        Self {
+        let mut queue = Self {
             ring,
             max_sge,
             accepts: false,
-        }
+        };
+        queue.set_max_sge(max_sge);
+        queue
     }
 
-    /// The ring.
-    pub fn ring(&self) -> &WorkRing {
-        &self.ring
+    /// Sets how many elements a request may have, as far as the entries have room for them.
+    pub fn set_max_sge(&mut self, max_sge: u32) {
+        let room = self
+            .ring
+            .stride()
+            .saturating_sub(RECEIVE_DATA_OFFSET as u32);
+        self.max_sge = max_sge.min(room / size_of::<Sge>() as u32);
     }
 
     /// Whether requests may be posted from now on.

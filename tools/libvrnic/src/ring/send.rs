@@ -87,23 +87,27 @@ pub struct SendQueue {
 impl SendQueue {
     /// A queue in the reset state.
     pub fn new(ring: WorkRing, limits: Limits) -> Self {
-        Self {
+        let mut queue = Self {
             ring,
             limits,
             accepts: false,
             entry: None,
             error: None,
-        }
-    }
-
-    /// The ring.
-    pub fn ring(&self) -> &WorkRing {
-        &self.ring
+        };
+        queue.set_limits(limits.max_sge, limits.max_inline);
+        queue
     }
 
     /// The limits of the queue.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Sets what a request may hold, as far as the entries have room for it.
+    pub fn set_limits(&mut self, max_sge: u32, max_inline: u32) {
+        let room = self.ring.stride().saturating_sub(SEND_DATA_OFFSET as u32);
+        self.limits.max_sge = max_sge.min(room / size_of::<Sge>() as u32);
+        self.limits.max_inline = max_inline.min(room);
     }
 
     /// Whether requests may be posted from now on.
@@ -481,6 +485,21 @@ mod tests {
             queue.push(&SEND, core::iter::empty()),
             Err(Refused::Invalid)
         );
+    }
+
+    #[test]
+    fn limits_end_with_the_entry() {
+        let (_buffer, _memory, mut queue) = queue();
+        queue.set_limits(u32::MAX, u32::MAX);
+        assert_eq!((queue.limits().max_sge, queue.limits().max_inline), (4, 64));
+        queue.push(&SEND, [sge(1); 4].into_iter()).unwrap();
+        assert_eq!(
+            queue.push(&SEND, [sge(1); 5].into_iter()),
+            Err(Refused::Invalid)
+        );
+        queue
+            .push_inline(&SEND, [&[0_u8; 64][..]].into_iter())
+            .unwrap();
     }
 
     #[test]

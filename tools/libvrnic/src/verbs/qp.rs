@@ -3,6 +3,7 @@
 //! Queue pairs: their life and their state. Posting is in [`super::post`] and [`super::wr`].
 
 use super::context::Context;
+use super::cq::Cq;
 use super::pd::Pd;
 use super::{allocate, fail, release, wr};
 use crate::doorbell::{Doorbell, Rung};
@@ -34,6 +35,9 @@ pub struct Qp {
     pub(super) receive: SpinLock<ReceiveQueue>,
     /// Of the context, which outlives the queue pair.
     doorbell: *const Doorbell,
+    /// Completion queues of this provider, which outlive the queue pair, or null.
+    send_cq: *const Cq,
+    receive_cq: *const Cq,
     slot: u32,
     slot_bits: SlotBits,
     /// Holds the rings; must outlive them.
@@ -70,10 +74,20 @@ impl Qp {
         unsafe { ibv_cmd_post_send(self.qp.get().cast(), ptr::null_mut(), &raw mut bad) };
     }
 
-    /// The capacities that the rings really have.
-    fn set_capacities(&self, cap: &mut ibv_qp_cap) {
-        cap.max_send_wr = self.send.lock().ring().entries();
-        cap.max_recv_wr = self.receive.lock().ring().entries();
+    /// Takes completions that were not polled yet out of the completion queues: what they tell of
+    /// is forgotten, or gone with its identifiers.
+    fn forget_completions(&self) {
+        for cq in [self.send_cq, self.receive_cq] {
+            // SAFETY: The verbs contract: a completion queue outlives its queue pairs.
+            if let Some(cq) = unsafe { cq.as_ref() } {
+                cq.queue.lock().forget(self.number());
+            }
+        }
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: Written once, when the queue pair was created.
+        unsafe { (*self.qp.get()).qp.qp.qp_num }
     }
 
     /// Follows the queue pair to a state that it was brought to.
@@ -82,6 +96,8 @@ impl Qp {
         if state == IBV_QPS_RESET {
             send.reset();
             receive.reset();
+            drop((send, receive));
+            self.forget_completions();
         } else {
             send.set_accepts(state >= IBV_QPS_RTS);
             receive.set_accepts(true);
@@ -216,6 +232,8 @@ unsafe fn prepare(
         receive,
         // SAFETY: By contract; the context outlives the queue pair.
         doorbell: unsafe { Context::doorbell(context) },
+        send_cq: attr.send_cq.cast_const().cast(),
+        receive_cq: attr.recv_cq.cast_const().cast(),
         slot: 0,
         slot_bits: SlotBits::new(0),
         _buffer: buffer,
@@ -294,7 +312,12 @@ pub unsafe extern "C" fn create_qp_ex(
         }
         (*qp).slot = resp.driver.slot;
         (*qp).slot_bits = SlotBits::new(resp.driver.slot);
-        (*qp).set_capacities(&mut attr.cap);
+        // The strides may hold more than was asked for, and the kernel says how much of it is given.
+        (*qp)
+            .send
+            .lock()
+            .set_limits(attr.cap.max_send_sge, attr.cap.max_inline_data);
+        (*qp).receive.lock().set_max_sge(attr.cap.max_recv_sge);
         if asked.is_some() {
             let verbs = (*qp).qp.get();
             (*verbs).comp_mask |= VERBS_QP_EX;
@@ -330,19 +353,14 @@ pub unsafe extern "C" fn query_qp(
     let mut cmd = ibv_query_qp::default();
     // SAFETY: The verbs contract; both structures are filled in on success.
     unsafe {
-        let error = ibv_cmd_query_qp(
+        ibv_cmd_query_qp(
             qp,
             attr,
             attr_mask,
             init_attr,
             &raw mut cmd,
             size_of_val(&cmd),
-        );
-        if error == 0 {
-            Qp::of(qp).set_capacities(&mut (*attr).cap);
-            (*init_attr).cap = (*attr).cap;
-        }
-        error
+        )
     }
 }
 
@@ -353,6 +371,7 @@ pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     unsafe {
         let error = ibv_cmd_destroy_qp(qp);
         if error == 0 {
+            Qp::of(qp).forget_completions();
             release(qp.cast::<Qp>());
         }
         error
