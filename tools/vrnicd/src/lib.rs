@@ -2,13 +2,23 @@
 //! `vrnicd`: presents virtio RDMA devices to virtual machines, without privileges.
 //!
 //! ```text
-//!  QEMU ──vfio-user──▶ vfio_user ─▶ pci ─▶ virtio::Backend ═ mailbox ═▶ worker ─▶ engine ─▶ fabric
-//!                      one thread per device                            one thread for all devices
+//!  QEMU ──vfio-user──▶ vfio_user ─▶ pci ─▶ virtio::Backend ═ mailbox ═▶ worker ─▶ device ─▶ engine
+//!                      one thread per device                            one thread, all devices │
+//!                                                                            ◀── fabric ◀───────┘
 //! ```
+//!
+//! The front end (`vfio_user`, `pci`) knows nothing of RDMA, the engine nothing of PCI.
 
+pub mod config;
+pub mod daemon;
+pub mod device;
+pub mod fabric;
 pub mod guest_memory;
 pub mod holder;
+pub mod logging;
 pub mod pci;
 pub mod stop;
 pub mod vfio_user;
 pub mod virtio;
+pub mod waker;
+pub mod worker;

@@ -106,7 +106,7 @@ impl Function {
     pub fn bar_write(&mut self, bar: u8, offset: u64, data: &[u8]) {
         match bar {
             // First, because this is the only one on a data path.
-            DOORBELL_BAR => self.ring(offset),
+            DOORBELL_BAR => self.ring(offset, data),
             VIRTIO_BAR if offset < layout::COMMON_LEN => {
                 self.common.write(offset - layout::COMMON, data)
             }
@@ -120,10 +120,16 @@ impl Function {
         }
     }
 
-    fn ring(&self, offset: u64) {
+    /// A doorbell is a 32-bit write to the first word of a page.
+    fn ring(&self, offset: u64, data: &[u8]) {
         let page = offset / DOORBELL_PAGE_SIZE;
-        if page < u64::from(self.spec.doorbell_pages) && self.common.is_active() {
-            self.backend.doorbell(page as u32);
+        if let Ok(value) = data.try_into()
+            && offset % DOORBELL_PAGE_SIZE == 0
+            && page < u64::from(self.spec.doorbell_pages)
+            && self.common.is_active()
+        {
+            self.backend
+                .doorbell(page as u32, u32::from_le_bytes(value));
         }
     }
 }

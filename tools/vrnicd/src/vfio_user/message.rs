@@ -2,15 +2,15 @@
 //! Messages: 16 bytes of header, then a body that the command names. All integers are in host byte order.
 
 use rustix::io::Errno;
-use zerocopy::FromBytes;
-use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::FromBytes as _;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Most bytes of data in one region access.
 pub const MAX_DATA: usize = 1 << 20;
 /// Most bytes of one message; a longer one ends the connection.
 pub const MAX_MESSAGE: usize = MAX_DATA + 64;
-/// Most file descriptors in one message.
-pub const MAX_FDS: usize = 64;
+/// Most file descriptors in one message; QEMU refuses a server that claims more.
+pub const MAX_FDS: usize = 16;
 
 /// Commands a client can send.
 pub mod command {
@@ -288,10 +288,10 @@ impl SmallWriteBytes {
 /// Parses the body of a command. `EINVAL` if it does not have the layout that the command needs, `EOPNOTSUPP` if the
 /// command is unknown.
 pub fn parse(command: u16, body: &[u8]) -> Result<Request<'_>, Errno> {
-    fn whole<T: FromBytes>(body: &[u8]) -> Result<T, Errno> {
+    fn whole<T: zerocopy::FromBytes>(body: &[u8]) -> Result<T, Errno> {
         T::read_from_bytes(body).map_err(|_| Errno::INVAL)
     }
-    fn prefix<T: FromBytes>(body: &[u8]) -> Result<(T, &[u8]), Errno> {
+    fn prefix<T: zerocopy::FromBytes>(body: &[u8]) -> Result<(T, &[u8]), Errno> {
         T::read_from_prefix(body).map_err(|_| Errno::INVAL)
     }
     Ok(match command {

@@ -10,8 +10,9 @@ use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TYPE_MASK, VFIO_IRQ_SET_DATA_BOOL,
     VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_IRQ_SET_DATA_TYPE_MASK,
-    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS,
-    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+    VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS, VFIO_REGION_INFO_FLAG_READ,
+    VFIO_REGION_INFO_FLAG_WRITE,
 };
 
 use super::message::{DmaMap, DmaUnmap, IrqSet, dma_flags};
@@ -76,6 +77,8 @@ impl Device for PciDevice {
                 VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_NORESIZE,
                 self.function.signals().vector_count(),
             )),
+            // Never raised, but QEMU warns about a device without it.
+            VFIO_PCI_ERR_IRQ_INDEX => Ok((VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_NORESIZE, 1)),
             index if index < VFIO_PCI_NUM_IRQS => Ok((0, 0)),
             _ => Err(Errno::INVAL),
         }
@@ -84,6 +87,9 @@ impl Device for PciDevice {
     fn set_irqs(&mut self, set: &IrqSet, data: &[u8], fds: Vec<OwnedFd>) -> Result<(), Errno> {
         let signals = self.function.signals();
         let trigger = set.flags & VFIO_IRQ_SET_ACTION_TYPE_MASK == VFIO_IRQ_SET_ACTION_TRIGGER;
+        if set.index == VFIO_PCI_ERR_IRQ_INDEX && trigger && set.start == 0 && set.count <= 1 {
+            return Ok(());
+        }
         if set.index != VFIO_PCI_MSIX_IRQ_INDEX || !trigger {
             return Err(Errno::INVAL);
         }

@@ -8,8 +8,8 @@ use tracing::{debug, trace, warn};
 use zerocopy::IntoBytes;
 
 use super::message::{
-    DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, MAX_DATA, MAX_FDS, RegionAccess,
-    RegionInfo, Request, SmallWriteBytes, Version, dma_flags, parse,
+    DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, MAX_DATA, MAX_FDS, RegionAccess, RegionInfo,
+    Request, SmallWriteBytes, Version, dma_flags, parse,
 };
 use super::stream::{MessageStream, StreamError};
 

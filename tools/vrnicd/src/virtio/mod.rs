@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::guest_memory::GuestMemory;
 
+pub mod mailbox;
 pub mod queue;
 
 /// What a transport has to present to the guest.
@@ -72,8 +73,8 @@ pub trait Backend: Send + Sync {
     /// The driver made buffers available in `queue`.
     fn queue_notify(&self, queue: u16);
 
-    /// The driver wrote to doorbell page `page`. Rings of one page may be merged.
-    fn doorbell(&self, page: u32);
+    /// The driver wrote `value` to doorbell page `page`. Rings of one page may be merged; the last value counts.
+    fn doorbell(&self, page: u32, value: u32);
 }
 
 /// What a device tells a transport. No method blocks.

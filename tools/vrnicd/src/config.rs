@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Configuration: a TOML file for any number of devices, or the command line for one.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use vrnic_engine::Limits;
+
+/// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
+const MAX_COMPLETION_VECTORS: u16 = 1024;
+/// Longest path that fits the address of a UNIX socket.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// The whole configuration.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What to log: a level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as `info,vrnicd::vfio_user=debug`.
+    #[serde(default = "default_log")]
+    pub log: String,
+    /// How to log.
+    #[serde(default)]
+    pub log_format: LogFormat,
+    /// Microseconds that the worker goes on looking for work by itself after the last it found. More is faster and
+    /// keeps a CPU busy for longer.
+    #[serde(default = "default_poll_us")]
+    pub poll_us: u32,
+    /// Whether a holder process lets QEMU survive the death of this daemon.
+    #[serde(default = "default_holder")]
+    pub holder: bool,
+    /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
+    #[serde(default)]
+    pub test_panic_on_sigusr1: Vec<String>,
+    /// The devices.
+    #[serde(default, rename = "device")]
+    pub devices: Vec<Device>,
+}
+
+/// One RNIC.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Name in logs.
+    pub name: String,
+    /// Where the vfio-user socket is made.
+    pub socket: PathBuf,
+    /// MAC address of the network device in the guest that the RNIC is paired with.
+    pub mac: Mac,
+    /// GUID of the node; derived from the MAC address if absent.
+    #[serde(default)]
+    pub node_guid: Option<Guid>,
+    /// Completion vectors, each with an MSI-X vector of its own.
+    #[serde(default = "default_completion_vectors")]
+    pub completion_vectors: u16,
+    /// Which network the device is on.
+    #[serde(default)]
+    pub fabric: FabricKind,
+    /// Whether the device has doorbell pages. Without them the driver rings by commands.
+    #[serde(default = "default_doorbells")]
+    pub doorbells: bool,
+    /// Limits; those not given have their default.
+    #[serde(default)]
+    pub limits: LimitOverrides,
+}
+
+/// Form of log lines.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Networks.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricKind {
+    /// The network inside this process.
+    #[default]
+    Local,
+}
+
+/// Limits of a device that differ from the default.
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitOverrides {
+    /// Queue pairs.
+    pub qp: Option<u32>,
+    /// Entries of a send or a receive queue.
+    pub qp_entries: Option<u32>,
+    /// Completion queues.
+    pub cq: Option<u32>,
+    /// Entries of a completion queue.
+    pub cq_entries: Option<u32>,
+    /// Memory regions.
+    pub mr: Option<u32>,
+    /// Bytes of a memory region.
+    pub mr_size: Option<u64>,
+    /// Protection domains.
+    pub pd: Option<u32>,
+    /// Contexts (processes that have the device open, and one for the kernel).
+    pub contexts: Option<u32>,
+}
+
+impl LimitOverrides {
+    /// The default limits with these changes, within what is possible.
+    pub fn apply(&self) -> Limits {
+        let default = Limits::default();
+        Limits {
+            qp: self.qp.unwrap_or(default.qp),
+            qp_entries: self.qp_entries.unwrap_or(default.qp_entries),
+            cq: self.cq.unwrap_or(default.cq),
+            cq_entries: self.cq_entries.unwrap_or(default.cq_entries),
+            mr: self.mr.unwrap_or(default.mr),
+            mr_size: self.mr_size.unwrap_or(default.mr_size),
+            pd: self.pd.unwrap_or(default.pd),
+            contexts: self.contexts.unwrap_or(default.contexts),
+            ..default
+        }
+        .clamped()
+    }
+}
+
+/// A unicast MAC address, `xx:xx:xx:xx:xx:xx`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// The EUI-64 made of this address, as a GUID.
+    pub fn guid(self) -> Guid {
+        let [a, b, c, d, e, f] = self.0;
+        Guid(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
+    }
+}
+
+impl FromStr for Mac {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a MAC address such as 52:54:00:12:34:56");
+        let bytes = hex_groups(text, 2).ok_or_else(wrong)?;
+        let mac: [u8; 6] = bytes.try_into().map_err(|_| wrong())?;
+        if mac[0] & 1 != 0 {
+            return Err(format!(
+                "`{text}` is a multicast address; a device needs a unicast one (even first byte)"
+            ));
+        }
+        if mac == [0; 6] {
+            return Err("the MAC address must not be all zeros".into());
+        }
+        Ok(Self(mac))
+    }
+}
+
+impl TryFrom<String> for Mac {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A GUID, `xxxx:xxxx:xxxx:xxxx`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Guid(pub u64);
+
+impl FromStr for Guid {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bytes = hex_groups(text, 4).and_then(|bytes| bytes.try_into().ok());
+        let guid = bytes.map(u64::from_be_bytes).filter(|&guid| guid != 0);
+        guid.map(Self)
+            .ok_or_else(|| format!("`{text}` is not a GUID such as 5054:00ff:fe12:3456"))
+    }
+}
+
+impl TryFrom<String> for Guid {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// Bytes of groups of `digits` hexadecimal digits (an even number) separated by colons.
+fn hex_groups(text: &str, digits: usize) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for group in text.split(':') {
+        if group.len() != digits || !group.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        for at in (0..digits).step_by(2) {
+            bytes.push(u8::from_str_radix(&group[at..at + 2], 16).ok()?);
+        }
+    }
+    Some(bytes)
+}
+
+fn default_log() -> String {
+    "info".into()
+}
+
+fn default_poll_us() -> u32 {
+    40
+}
+
+fn default_holder() -> bool {
+    true
+}
+
+fn default_doorbells() -> bool {
+    true
+}
+
+fn default_completion_vectors() -> u16 {
+    4
+}
+
+impl Config {
+    /// A configuration of one device, the rest default.
+    pub fn of_one(device: Device) -> Self {
+        Self {
+            log: default_log(),
+            log_format: LogFormat::default(),
+            poll_us: default_poll_us(),
+            holder: default_holder(),
+            test_panic_on_sigusr1: Vec::new(),
+            devices: vec![device],
+        }
+    }
+
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("in the configuration {}", path.display()))
+    }
+
+    /// Parses and checks a text.
+    pub fn parse(text: &str) -> Result<Self> {
+        let config: Self = toml::from_str(text)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what the types do not express.
+    pub fn check(&self) -> Result<()> {
+        ensure!(
+            !self.devices.is_empty(),
+            "no devices: add a [[device]] section with name, socket and mac"
+        );
+        ensure!(
+            self.poll_us <= 1_000_000,
+            "poll_us = {}: at most 1000000 (one second)",
+            self.poll_us
+        );
+        let (mut names, mut sockets, mut macs) = (HashSet::new(), HashSet::new(), HashSet::new());
+        for device in &self.devices {
+            device
+                .check()
+                .with_context(|| format!("in device `{}`", device.name))?;
+            ensure!(
+                names.insert(&device.name),
+                "two devices are named `{}`",
+                device.name
+            );
+            ensure!(
+                sockets.insert(&device.socket),
+                "two devices use the socket {}",
+                device.socket.display()
+            );
+            ensure!(
+                macs.insert(device.mac),
+                "two devices have the MAC address {}",
+                device.mac
+            );
+        }
+        for name in &self.test_panic_on_sigusr1 {
+            ensure!(
+                names.contains(name),
+                "test_panic_on_sigusr1 names `{name}`, which is no device"
+            );
+        }
+        Ok(())
+    }
+
+    /// The polling time.
+    pub fn poll_time(&self) -> Duration {
+        Duration::from_micros(self.poll_us.into())
+    }
+}
+
+impl Device {
+    /// A device with default settings.
+    pub fn new(name: String, socket: PathBuf, mac: Mac) -> Self {
+        Self {
+            name,
+            socket,
+            mac,
+            node_guid: None,
+            completion_vectors: default_completion_vectors(),
+            fabric: FabricKind::default(),
+            doorbells: default_doorbells(),
+            limits: LimitOverrides::default(),
+        }
+    }
+
+    /// The GUID given, or else the one derived from the MAC address.
+    pub fn guid(&self) -> Guid {
+        self.node_guid.unwrap_or_else(|| self.mac.guid())
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(!self.name.is_empty(), "the name is empty");
+        let length = self.socket.as_os_str().len();
+        ensure!(length > 0, "the socket path is empty");
+        ensure!(
+            length <= MAX_SOCKET_PATH,
+            "the socket path has {length} bytes; UNIX sockets allow {MAX_SOCKET_PATH}"
+        );
+        if !(1..=MAX_COMPLETION_VECTORS).contains(&self.completion_vectors) {
+            bail!(
+                "completion_vectors = {}: must be 1 to {MAX_COMPLETION_VECTORS}",
+                self.completion_vectors
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str =
+        "[[device]]\nname = \"a\"\nsocket = \"a.sock\"\nmac = \"52:54:00:12:34:56\"\n";
+
+    fn error(text: &str) -> String {
+        format!("{:#}", Config::parse(text).unwrap_err())
+    }
+
+    #[test]
+    fn defaults_fill_in() {
+        let config = Config::parse(ONE).unwrap();
+        let device = &config.devices[0];
+        assert_eq!(device.mac.to_string(), "52:54:00:12:34:56");
+        assert_eq!(device.guid(), Guid(0x5054_00ff_fe12_3456));
+        assert_eq!(
+            (device.completion_vectors, config.poll_us, config.holder),
+            (4, 40, true)
+        );
+    }
+
+    #[test]
+    fn everything_can_be_set() {
+        let config = Config::parse(&format!(
+            "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
+             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"local\"\ndoorbells = false\n\
+             [device.limits]\nqp = 100\ncontexts = 16\n"
+        ))
+        .unwrap();
+        let device = &config.devices[0];
+        assert_eq!(device.guid(), Guid(0x0011_2233_4455_6677));
+        assert_eq!(device.limits.apply().qp, 100);
+        assert_eq!(device.limits.apply().contexts, 16);
+        assert_eq!(config.log_format, LogFormat::Json);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert!(error("").contains("no devices"));
+        assert!(error("pol_us = 3").contains("pol_us"));
+        assert!(error(&ONE.replace("52:", "53:")).contains("multicast"));
+        assert!(error(&ONE.replace("52:", "5:")).contains("not a MAC address"));
+        assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
+        assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
+        assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
+        assert!(error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("no device"));
+        assert!(error(&format!("{ONE}node_guid = \"1:2:3:4\"")).contains("not a GUID"));
+    }
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Joins the parts: holder, listeners with their threads, worker, signals.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use tracing::{info, info_span, warn};
+
+use crate::config::Config;
+use crate::device::Device;
+use crate::holder::Holder;
+use crate::stop::Stop;
+use crate::vfio_user::listener::Listener;
+use crate::virtio::Backend;
+use crate::virtio::mailbox::Mailbox;
+use crate::waker::Waker;
+use crate::worker::Worker;
+
+/// How long front ends get to say goodbye.
+const STOP_TIME: Duration = Duration::from_secs(2);
+
+/// Serves until SIGTERM or SIGINT.
+pub fn run(config: &Config) -> Result<()> {
+    // Before any thread: the holder shall not inherit locks or sockets.
+    let holder = if config.holder {
+        // The running file, even if it was replaced on disk since.
+        let program = std::path::Path::new("/proc/self/exe");
+        Some(Arc::new(
+            Holder::start(program).context("cannot start the holder process")?,
+        ))
+    } else {
+        None
+    };
+    // SIGHUP comes when a terminal closes; there is nothing to reload.
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot catch signals")?;
+    let stop = Arc::new(Stop::new()?);
+    let waker = Arc::new(Waker::new()?);
+
+    let devices: Vec<Device> = config
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(index, settings)| Device::new(index, settings, waker.clone()))
+        .collect();
+    let to_panic: Vec<(String, Arc<Mailbox>)> = devices
+        .iter()
+        .filter(|device| {
+            config
+                .test_panic_on_sigusr1
+                .iter()
+                .any(|name| name == device.name())
+        })
+        .map(|device| (device.name().to_owned(), device.mailbox().clone()))
+        .collect();
+
+    let mut front_ends = Vec::new();
+    for (device, settings) in devices.iter().zip(&config.devices) {
+        let listener = Listener::bind(&settings.socket)
+            .with_context(|| format!("cannot listen on {}", settings.socket.display()))?;
+        info!(device = device.name(), socket = %listener.path().display(), mac = %settings.mac, "listening");
+        let (spec, name) = (device.spec(), device.name().to_owned());
+        let (stop, holder) = (stop.clone(), holder.clone());
+        let backend: Arc<dyn Backend> = device.mailbox().clone();
+        let thread = thread::Builder::new()
+            .name(format!("vfio-{name}"))
+            .spawn(move || {
+                let _span = info_span!("vfio-user", device = name).entered();
+                listener.run(&spec, &backend, holder.as_deref(), &stop);
+            })?;
+        front_ends.push(thread);
+    }
+
+    let mut worker = Worker::new(devices, waker.clone(), config.poll_time());
+    let worker_gone = Arc::new(AtomicBool::new(false));
+    let worker_thread = {
+        let (gone, handle) = (worker_gone.clone(), signals.handle());
+        thread::Builder::new()
+            .name("worker".into())
+            .spawn(move || {
+                let outcome =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
+                gone.store(outcome.is_err(), Ordering::SeqCst);
+                handle.close();
+            })?
+    };
+
+    for signal in &mut signals {
+        match signal {
+            SIGUSR1 => {
+                for (name, mailbox) in &to_panic {
+                    warn!(device = name, "panic requested by SIGUSR1");
+                    mailbox.request_panic();
+                }
+            }
+            SIGHUP => {}
+            _ => {
+                info!(signal, "stopping");
+                break;
+            }
+        }
+    }
+
+    stop.stop();
+    let deadline = Instant::now() + STOP_TIME;
+    while front_ends.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // A front end that still writes to a VMM which does not read ends with the process; its socket file goes here.
+    for settings in &config.devices {
+        let _ = std::fs::remove_file(&settings.socket);
+    }
+    waker.stop();
+    let _ = worker_thread.join();
+    if worker_gone.load(Ordering::SeqCst) {
+        anyhow::bail!("the worker ended unexpectedly");
+    }
+    Ok(())
+}

@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! One RDMA device: the engine joined to its virtqueues, guest memory and mailbox.
+//!
+//! Lives in the worker's thread. A panic anywhere in here is caught by the worker's calls of
+//! [`contained`](Device::contained) and fails this device alone.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use tracing::{debug, error, info, warn};
+use vrnic_engine::time::Instant;
+use vrnic_engine::{Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
+use vrnic_wire::command::{self, Command, CommandCode, CommandHeader, ReplyHeader, Status};
+use vrnic_wire::config::{
+    ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
+    VIRTIO_ID_RDMA,
+};
+use vrnic_wire::event::{AsyncEvent, EventType};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::config;
+use crate::guest_memory::{GuestMemory, RegionTable};
+use crate::virtio::mailbox::{Mailbox, Request};
+use crate::virtio::queue::{BadQueue, Virtqueue};
+use crate::virtio::{Activation, DeviceSpec, Notifier};
+use crate::waker::Waker;
+
+/// Commands executed before other devices get their turn.
+const COMMANDS_PER_TURN: usize = 16;
+/// Units of work (entries, segments) done before other devices get their turn.
+const WORK_PER_TURN: u32 = 64;
+/// Largest virtqueue.
+const MAX_QUEUE_SIZE: u16 = 256;
+
+const F_VERSION_1: u64 = 1 << 32;
+const F_ACCESS_PLATFORM: u64 = 1 << 33;
+
+/// What all devices of a worker share.
+pub struct Shared {
+    /// Names of guest memory.
+    pub regions: RegionTable,
+    /// Segments on their way.
+    pub outbox: Outbox,
+}
+
+/// The driver is up.
+struct Session {
+    memory: Arc<GuestMemory>,
+    notifier: Arc<dyn Notifier>,
+    queues: Queues,
+    /// `None` after a failure, until the driver resets the device.
+    rnic: Option<Rnic>,
+}
+
+/// Virtqueues by their index.
+struct Queues {
+    control: Option<Virtqueue>,
+    control_notified: bool,
+    events: Vec<EventQueue>,
+}
+
+/// An event queue and the event that waits for a buffer in it.
+#[derive(Default)]
+struct EventQueue {
+    queue: Option<Virtqueue>,
+    waiting: Option<Vec<u8>>,
+    /// There was no buffer and no notification since.
+    dry: bool,
+}
+
+/// One device.
+pub struct Device {
+    name: String,
+    index: usize,
+    config: RnicConfig,
+    mailbox: Arc<Mailbox>,
+    session: Option<Session>,
+}
+
+impl Device {
+    /// A device that waits for its driver; `index` is its place in the worker.
+    pub fn new(index: usize, settings: &config::Device, waker: Arc<Waker>) -> Self {
+        let limits = settings.limits.apply();
+        let config = RnicConfig {
+            mac: settings.mac.0,
+            node_guid: settings.guid().0,
+            completion_vectors: settings.completion_vectors,
+            doorbell_pages: if settings.doorbells {
+                limits.contexts
+            } else {
+                0
+            },
+            limits,
+            segmentation: Segmentation::Local,
+            seed: [0; 32],
+        };
+        let queues = FIRST_COMPLETION_QUEUE + config.completion_vectors;
+        let mailbox = Arc::new(Mailbox::new(queues, config.doorbell_pages, waker));
+        Self {
+            name: settings.name.clone(),
+            index,
+            config,
+            mailbox,
+            session: None,
+        }
+    }
+
+    /// Name in logs.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where front ends leave messages.
+    pub fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
+    }
+
+    /// What a transport has to present.
+    pub fn spec(&self) -> DeviceSpec {
+        let doorbell = u64::from(self.config.doorbell_pages > 0) << F_DOORBELL;
+        let required = F_VERSION_1 | F_ACCESS_PLATFORM;
+        DeviceSpec {
+            virtio_id: VIRTIO_ID_RDMA,
+            pci_class: [0x00, 0x80, 0x02],
+            offered_features: required | doorbell,
+            required_features: required,
+            config: Rnic::new(self.config.clone())
+                .config_space()
+                .as_bytes()
+                .to_vec(),
+            queues: FIRST_COMPLETION_QUEUE + self.config.completion_vectors,
+            max_queue_size: MAX_QUEUE_SIZE,
+            doorbell_pages: self.config.doorbell_pages,
+        }
+    }
+
+    /// The engine, if the driver is up and the device has not failed.
+    pub fn rnic(&mut self) -> Option<&mut Rnic> {
+        self.session.as_mut()?.rnic.as_mut()
+    }
+
+    /// Runs `work` so that a panic in it fails this device and nothing else.
+    pub fn contained<R>(
+        &mut self,
+        shared: &mut Shared,
+        work: impl FnOnce(&mut Self, &mut Shared) -> R,
+    ) -> Option<R> {
+        // A device that panicked is taken down by `fail`, so no broken state of it is ever looked at. Shared state has
+        // its own invariants: the outbox holds only whole segments, the region table changes by whole slots.
+        match catch_unwind(AssertUnwindSafe(|| work(self, shared))) {
+            Ok(result) => Some(result),
+            Err(_) => {
+                error!(device = %self.name, "the engine panicked; the device fails until its driver resets it");
+                self.fail(shared);
+                None
+            }
+        }
+    }
+
+    /// Executes requests and commands. Nothing may be in the outbox. True if there was anything to do.
+    pub fn control(&mut self, shared: &mut Shared, now: Instant) -> bool {
+        let mut worked = false;
+        while let Some(request) = self.mailbox.next_request() {
+            worked = true;
+            match request {
+                Request::Activate(activation) => self.activate(shared, activation),
+                Request::Reset {
+                    generation,
+                    notifier,
+                } => {
+                    self.reset(shared);
+                    debug!(device = %self.name, "reset");
+                    notifier.reset_done(generation);
+                }
+            }
+        }
+        let mailbox = self.mailbox.clone();
+        let Some(session) = &mut self.session else {
+            // What was rung before a reset means nothing after it.
+            mailbox.drain_queues(|_| worked = true);
+            mailbox.drain_doorbells(|_, _| worked = true);
+            return worked;
+        };
+        mailbox.drain_queues(|queue| {
+            worked = true;
+            match queue as u16 {
+                CONTROL_QUEUE => session.queues.control_notified = true,
+                queue => {
+                    let index = usize::from(queue - ASYNC_EVENT_QUEUE);
+                    if let Some(events) = session.queues.events.get_mut(index) {
+                        events.dry = false;
+                    }
+                }
+            }
+        });
+        if session.queues.control_notified {
+            worked = true;
+            if let Err(bad) = session.execute_commands(self.index, shared, now) {
+                self.broken_queue(shared, CONTROL_QUEUE, bad);
+            }
+        }
+        worked
+    }
+
+    /// Does a bounded amount of work. True if anything was done or remains.
+    pub fn work(&mut self, shared: &mut Shared, now: Instant) -> bool {
+        if self.mailbox.take_panic_request() && self.session.is_some() {
+            panic!("requested for a test");
+        }
+        let mailbox = self.mailbox.clone();
+        let index = self.index;
+        let Some(session) = &mut self.session else {
+            return false;
+        };
+        let Some(rnic) = &mut session.rnic else {
+            mailbox.drain_doorbells(|_, _| {});
+            return false;
+        };
+        let mut worked = false;
+        mailbox.drain_doorbells(|page, value| {
+            worked = true;
+            rnic.doorbell(page, value);
+        });
+        let memory = shared.regions.device(index, &session.memory);
+        let mut io = Io {
+            memory: &memory,
+            now,
+            outbox: &mut shared.outbox,
+        };
+        if rnic.next_deadline().is_some_and(|deadline| deadline <= now) {
+            worked = true;
+            rnic.advance(&mut io);
+        }
+        worked | rnic.poll(WORK_PER_TURN, &mut io)
+    }
+
+    /// A segment arrived.
+    pub fn receive(&mut self, shared: &mut Shared, segment: Segment, now: Instant) {
+        let index = self.index;
+        if let Some(session) = &mut self.session
+            && let Some(rnic) = &mut session.rnic
+        {
+            let memory = shared.regions.device(index, &session.memory);
+            rnic.receive(
+                segment,
+                &mut Io {
+                    memory: &memory,
+                    now,
+                    outbox: &mut shared.outbox,
+                },
+            );
+        } else {
+            shared.outbox.recycle(segment.payload);
+        }
+    }
+
+    /// Hands events to the driver as far as it has given buffers.
+    pub fn publish_events(&mut self, shared: &mut Shared) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        let mut outcome = Ok(());
+        for (index, events) in session.queues.events.iter_mut().enumerate() {
+            let rnic = &mut session.rnic;
+            let mut next = || {
+                let rnic = rnic.as_mut()?;
+                match index {
+                    0 => rnic
+                        .next_async_event()
+                        .map(|event| event.as_bytes().to_vec()),
+                    _ => rnic
+                        .next_completion_event(index as u16 - 1)
+                        .map(|event| event.as_bytes().to_vec()),
+                }
+            };
+            let queue = ASYNC_EVENT_QUEUE + index as u16;
+            match events.publish(&mut next) {
+                Ok(true) => session.notifier.queue_used(queue),
+                Ok(false) => {}
+                Err(bad) => outcome = Err((queue, bad)),
+            }
+        }
+        if let Err((queue, bad)) = outcome {
+            self.broken_queue(shared, queue, bad);
+        }
+    }
+
+    /// Whether a message waits that `control` or `work` would act on.
+    pub fn has_messages(&self) -> bool {
+        !self.mailbox.is_empty()
+    }
+
+    /// Announces that the device will not look at guest memory by itself. True if there is work after all.
+    pub fn prepare_sleep(&mut self, shared: &mut Shared, now: Instant) -> bool {
+        let index = self.index;
+        let Some(session) = &mut self.session else {
+            return false;
+        };
+        let Some(rnic) = &mut session.rnic else {
+            return false;
+        };
+        let memory = shared.regions.device(index, &session.memory);
+        rnic.prepare_sleep(&mut Io {
+            memory: &memory,
+            now,
+            outbox: &mut shared.outbox,
+        })
+    }
+
+    /// When the device has to be woken.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.session.as_ref()?.rnic.as_ref()?.next_deadline()
+    }
+
+    fn activate(&mut self, shared: &mut Shared, activation: Activation) {
+        self.reset(shared);
+        let memory = activation.memory;
+        let (ranges, bytes) = memory.summary();
+        info!(
+            device = %self.name,
+            features = format_args!("{:#x}", activation.features),
+            queues = activation.queues.len(),
+            memory_ranges = ranges,
+            memory_mib = bytes >> 20,
+            "driver is up"
+        );
+        let mut queues = Queues {
+            control: None,
+            control_notified: true,
+            events: Vec::new(),
+        };
+        queues.events.resize_with(
+            usize::from(1 + self.config.completion_vectors),
+            EventQueue::default,
+        );
+        let mut broken = None;
+        for setup in &activation.queues {
+            match Virtqueue::new(setup, memory.clone()) {
+                Err(bad) => broken = Some((setup.index, bad)),
+                Ok(queue) if setup.index == CONTROL_QUEUE => queues.control = Some(queue),
+                Ok(queue) => {
+                    let index = usize::from(setup.index - ASYNC_EVENT_QUEUE);
+                    if let Some(events) = queues.events.get_mut(index) {
+                        events.queue = Some(queue);
+                    }
+                }
+            }
+        }
+        let mut config = self.config.clone();
+        if activation.features & 1 << F_DOORBELL == 0 {
+            config.doorbell_pages = 0;
+        }
+        config.seed = random_seed();
+        self.session = Some(Session {
+            memory,
+            notifier: activation.notifier,
+            queues,
+            rnic: Some(Rnic::new(config)),
+        });
+        if let Some((queue, bad)) = broken {
+            self.broken_queue(shared, queue, bad);
+        }
+    }
+
+    /// Forgets everything about the driver and its memory.
+    fn reset(&mut self, shared: &mut Shared) {
+        self.drop_rnic();
+        shared.regions.release(self.index);
+        if let Some(session) = self.session.take() {
+            let memory = session.memory.clone();
+            drop(session);
+            memory.release_unused();
+        }
+    }
+
+    fn broken_queue(&mut self, shared: &mut Shared, queue: u16, bad: BadQueue) {
+        warn!(device = %self.name, queue, reason = bad.0, "the driver broke a virtqueue; the device needs a reset");
+        self.fail(shared);
+    }
+
+    /// Takes the engine down, tells the driver, and waits for its reset.
+    fn fail(&mut self, shared: &mut Shared) {
+        self.drop_rnic();
+        shared.regions.release(self.index);
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        let event = AsyncEvent {
+            event_type: EventType::DeviceFatal.raw().into(),
+            ..AsyncEvent::default()
+        };
+        if let Some(events) = session.queues.events.first_mut() {
+            events.waiting = Some(event.as_bytes().to_vec());
+            events.dry = false;
+            if let Ok(true) = events.publish(&mut || None) {
+                session.notifier.queue_used(ASYNC_EVENT_QUEUE);
+            }
+        }
+        session.notifier.needs_reset();
+    }
+
+    fn drop_rnic(&mut self) {
+        let rnic = self
+            .session
+            .as_mut()
+            .and_then(|session| session.rnic.take());
+        // After a panic its state may be anything, so even dropping it may panic.
+        if catch_unwind(AssertUnwindSafe(|| drop(rnic))).is_err() {
+            error!(device = %self.name, "the engine panicked once more while it was taken down");
+        }
+    }
+}
+
+impl Session {
+    fn execute_commands(
+        &mut self,
+        index: usize,
+        shared: &mut Shared,
+        now: Instant,
+    ) -> Result<(), BadQueue> {
+        let Some(queue) = &mut self.queues.control else {
+            return Ok(());
+        };
+        let mut interrupt = false;
+        for _ in 0..COMMANDS_PER_TURN {
+            let Some(chain) = queue.pop(command::MAX_REQUEST)? else {
+                self.queues.control_notified = false;
+                break;
+            };
+            let mut reply = Vec::with_capacity(command::MAX_REPLY);
+            match &mut self.rnic {
+                Some(_) if chain.reply_capacity() < reply_length(&chain.request) => {
+                    // Executing it first would leave the driver with an object whose number it never learned.
+                    refuse(Status::Malformed, &mut reply);
+                }
+                Some(rnic) => {
+                    let memory = shared.regions.device(index, &self.memory);
+                    let mut io = Io {
+                        memory: &memory,
+                        now,
+                        outbox: &mut shared.outbox,
+                    };
+                    rnic.execute(&chain.request, &mut reply, &mut io);
+                }
+                None => refuse(Status::DeviceFailed, &mut reply),
+            }
+            interrupt |= queue.complete(&chain, &reply)?;
+        }
+        if interrupt {
+            self.notifier.queue_used(CONTROL_QUEUE);
+        }
+        Ok(())
+    }
+}
+
+impl EventQueue {
+    /// Writes events into buffers until one of both is used up. True if the driver wants an interrupt.
+    fn publish(&mut self, next: &mut dyn FnMut() -> Option<Vec<u8>>) -> Result<bool, BadQueue> {
+        let mut interrupt = false;
+        if self.dry {
+            return Ok(false);
+        }
+        let Some(queue) = &mut self.queue else {
+            return Ok(false);
+        };
+        loop {
+            if self.waiting.is_none() {
+                self.waiting = next();
+            }
+            let Some(event) = &self.waiting else { break };
+            let Some(chain) = queue.pop(0)? else {
+                self.dry = true;
+                break;
+            };
+            if chain.reply_capacity() < event.len() {
+                return Err(BadQueue("buffer is too small for an event"));
+            }
+            interrupt |= queue.complete(&chain, event)?;
+            self.waiting = None;
+        }
+        Ok(interrupt)
+    }
+}
+
+/// Appends the reply to a command that was not executed.
+fn refuse(status: Status, reply: &mut Vec<u8>) {
+    let header = ReplyHeader {
+        status: status.raw().into(),
+        length: 0.into(),
+        vendor_error: 0.into(),
+        reserved: 0.into(),
+    };
+    reply.extend_from_slice(header.as_bytes());
+}
+
+/// Bytes of the reply that the command in `request` gets if it succeeds, header included.
+fn reply_length(request: &[u8]) -> usize {
+    fn of<C: Command>() -> usize {
+        size_of::<C::Reply>()
+    }
+    let code = CommandHeader::read_from_prefix(request).map(|(header, _)| header.code.get());
+    let body = match code.map(CommandCode::try_from) {
+        Ok(Ok(code)) => match code {
+            CommandCode::QueryDevice => of::<command::QueryDevice>(),
+            CommandCode::QueryPort => of::<command::QueryPort>(),
+            CommandCode::SetGid => of::<command::SetGid>(),
+            CommandCode::ClearGid => of::<command::ClearGid>(),
+            CommandCode::QueryCounters => of::<command::QueryCounters>(),
+            CommandCode::CreateContext => of::<command::CreateContext>(),
+            CommandCode::DestroyContext => of::<command::DestroyContext>(),
+            CommandCode::RingDoorbell => of::<command::RingDoorbell>(),
+            CommandCode::CreatePd => of::<command::CreatePd>(),
+            CommandCode::DestroyPd => of::<command::DestroyPd>(),
+            CommandCode::RegisterMr => of::<command::RegisterMr>(),
+            CommandCode::DeregisterMr => of::<command::DeregisterMr>(),
+            CommandCode::CreateCq => of::<command::CreateCq>(),
+            CommandCode::DestroyCq => of::<command::DestroyCq>(),
+            CommandCode::CreateQp => of::<command::CreateQp>(),
+            CommandCode::ModifyQp => of::<command::ModifyQp>(),
+            CommandCode::QueryQp => of::<command::QueryQp>(),
+            CommandCode::DestroyQp => of::<command::DestroyQp>(),
+        },
+        _ => 0,
+    };
+    size_of::<ReplyHeader>() + body
+}
+
+/// A seed that no guest can guess: keys are made from it.
+fn random_seed() -> [u8; 32] {
+    let mut seed = [0; 32];
+    let mut filled = 0;
+    while filled < seed.len() {
+        match rustix::rand::getrandom(&mut seed[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            // Every kernel this runs on has getrandom; without randomness keys would be guessable.
+            Err(errno) => panic!("no randomness: {errno}"),
+        }
+    }
+    seed
+}
+
+const _: () = assert!(DOORBELL_PAGE_SIZE as u64 == crate::pci::DOORBELL_PAGE_SIZE);

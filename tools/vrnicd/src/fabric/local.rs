@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The network inside this process.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use vrnic_engine::Segment;
+use vrnic_engine::segment::Gid;
+
+use super::{Fabric, Route};
+
+/// Joins all RNICs of this process by their GIDs.
+///
+/// A device reaches itself at any of its own GIDs. If several devices have the same GID, which is an error of whoever
+/// configured the guests, others reach the one that had it first.
+#[derive(Default)]
+pub struct Local {
+    /// GIDs of each device.
+    devices: Vec<Vec<Gid>>,
+    owners: HashMap<Gid, usize>,
+}
+
+impl Local {
+    /// A network without devices.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Fabric for Local {
+    fn set_gids(&mut self, device: usize, gids: &mut dyn Iterator<Item = Gid>) {
+        if self.devices.len() <= device {
+            self.devices.resize(device + 1, Vec::new());
+        }
+        self.devices[device] = gids.collect();
+        self.owners.retain(|_, owner| *owner != device);
+        for (owner, gids) in self.devices.iter().enumerate() {
+            for gid in gids {
+                if let Entry::Vacant(vacant) = self.owners.entry(*gid) {
+                    vacant.insert(owner);
+                }
+            }
+        }
+    }
+
+    fn route(&self, from: usize, segment: &Segment) -> Route {
+        let destination = &segment.path.destination;
+        if self
+            .devices
+            .get(from)
+            .is_some_and(|gids| gids.contains(destination))
+        {
+            return Route::Device(from);
+        }
+        self.owners
+            .get(destination)
+            .map_or(Route::Nowhere, |&owner| Route::Device(owner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail};
+
+    fn to(destination: Gid) -> Segment {
+        Segment {
+            path: Path {
+                destination,
+                ..Path::default()
+            },
+            destination_qpn: 2,
+            pkey: 0xffff,
+            psn: Default::default(),
+            solicited: false,
+            ack_request: false,
+            body: Body::Send {
+                position: Position::Only,
+                tail: SendTail::Plain,
+            },
+            payload: Payload::Empty,
+        }
+    }
+
+    #[test]
+    fn routes_follow_the_gid_tables() {
+        let mut local = Local::new();
+        local.set_gids(1, &mut [[1; 16], [2; 16]].into_iter());
+        local.set_gids(0, &mut [[2; 16], [3; 16]].into_iter());
+        assert_eq!(local.route(0, &to([1; 16])), Route::Device(1));
+        assert_eq!(
+            local.route(0, &to([2; 16])),
+            Route::Device(0),
+            "loopback first"
+        );
+        assert_eq!(
+            local.route(1, &to([2; 16])),
+            Route::Device(1),
+            "loopback first"
+        );
+        assert_eq!(
+            local.route(2, &to([2; 16])),
+            Route::Device(1),
+            "first owner"
+        );
+        assert_eq!(local.route(1, &to([9; 16])), Route::Nowhere);
+        local.set_gids(1, &mut std::iter::empty());
+        assert_eq!(local.route(1, &to([1; 16])), Route::Nowhere);
+        assert_eq!(
+            local.route(1, &to([2; 16])),
+            Route::Device(0),
+            "the next owner"
+        );
+    }
+}

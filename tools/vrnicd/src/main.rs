@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Command line of `vrnicd`.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use vrnicd::config::{Config, Device, Mac};
+
+/// Presents virtio RDMA devices to QEMU virtual machines over vfio-user. Needs no privileges.
+///
+/// Give a configuration file for any number of devices, or --socket and --mac for one. Start QEMU with
+/// `-object memory-backend-memfd,id=mem0,size=…,share=on -machine q35,memory-backend=mem0 -device
+/// '{"driver":"vfio-user-pci","socket":{"path":"SOCKET","type":"unix"}}'`.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Arguments {
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "mac", "name"], required_unless_present = "socket")]
+    config: Option<PathBuf>,
+
+    /// vfio-user socket of the one device.
+    #[arg(long, value_name = "PATH", requires = "mac")]
+    socket: Option<PathBuf>,
+
+    /// MAC address of the guest's network device that the one device is paired with.
+    #[arg(long, value_name = "MAC", requires = "socket", value_parser = |text: &str| text.parse::<Mac>())]
+    mac: Option<Mac>,
+
+    /// Name of the one device in logs.
+    #[arg(long, default_value = "rnic0")]
+    name: String,
+
+    /// What to log: error, warn, info, debug, trace, or a filter such as info,vrnicd::vfio_user=debug. Overrides the file.
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+
+    /// Microseconds to go on polling after the last work. Overrides the file.
+    #[arg(long, value_name = "N")]
+    poll_us: Option<u32>,
+
+    #[command(subcommand)]
+    command: Option<Internal>,
+}
+
+#[derive(Subcommand)]
+enum Internal {
+    /// Keeps QEMU alive when vrnicd dies; started by vrnicd itself.
+    #[command(name = vrnicd::holder::SUBCOMMAND, hide = true)]
+    Holder,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match arguments.command {
+        Some(Internal::Holder) => vrnicd::holder::run(std::io::stdin().as_fd()).context("holder"),
+        None => serve(arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vrnicd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(arguments: Arguments) -> Result<()> {
+    let mut config = match (arguments.config, arguments.socket, arguments.mac) {
+        (None, Some(socket), Some(mac)) => Config::of_one(Device::new(arguments.name, socket, mac)),
+        (file, ..) => Config::load(&file.context("--config FILE or --socket PATH is needed")?)?,
+    };
+    if let Some(log) = arguments.log {
+        config.log = log;
+    }
+    if let Some(poll_us) = arguments.poll_us {
+        config.poll_us = poll_us;
+    }
+    config.check()?;
+    vrnicd::logging::start(&config.log, config.log_format)?;
+    vrnicd::daemon::run(&config)
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The worker: one thread that owns the engines of all devices and moves segments between them.
+//!
+//! While there is work it makes no system call, takes no lock and allocates nothing per message. When there is none it
+//! looks on for a while, giving its CPU to whoever wants it, then sleeps. Before it sleeps, every device clears its
+//! POLLING flags and looks at its notify areas once more, and mailboxes are looked at once more after the sleep was
+//! announced: a ring that came in between is seen by one of the two.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::debug;
+use vrnic_engine::Segment;
+use vrnic_engine::time::Instant;
+
+use crate::device::{Device, Shared};
+use crate::fabric::{Fabric, Local, Route};
+use crate::guest_memory::RegionTable;
+use crate::waker::Waker;
+
+/// All devices and what joins them.
+pub struct Worker {
+    devices: Vec<Device>,
+    /// Generation of each device's GIDs that the fabric knows; `None` if the device has no engine.
+    gid_generations: Vec<Option<u64>>,
+    shared: Shared,
+    fabric: Box<dyn Fabric>,
+    /// Segments on the network, each with the index of its sender.
+    in_flight: VecDeque<(usize, Segment)>,
+    waker: Arc<Waker>,
+    poll_time: Duration,
+    start: std::time::Instant,
+    lost: u64,
+}
+
+impl Worker {
+    /// A worker for `devices`, which goes on looking for `poll_time` after the last work.
+    pub fn new(devices: Vec<Device>, waker: Arc<Waker>, poll_time: Duration) -> Self {
+        Self {
+            gid_generations: vec![None; devices.len()],
+            devices,
+            shared: Shared {
+                regions: RegionTable::new(),
+                outbox: Default::default(),
+            },
+            fabric: Box::new(Local::new()),
+            in_flight: VecDeque::new(),
+            waker,
+            poll_time,
+            start: std::time::Instant::now(),
+            lost: 0,
+        }
+    }
+
+    /// Works until the waker is told to stop.
+    pub fn run(&mut self) {
+        let mut idle_since = None;
+        while !self.waker.is_stopping() {
+            let now = self.now();
+            if self.turn(now) {
+                idle_since = None;
+                continue;
+            }
+            if now - *idle_since.get_or_insert(now) < self.poll_time {
+                // On few CPUs the guests that would give us work need this one.
+                std::thread::yield_now();
+                continue;
+            }
+            self.waker.announce();
+            if self.has_work(now) {
+                self.waker.cancel();
+                continue;
+            }
+            let deadline = self.devices.iter().filter_map(Device::next_deadline).min();
+            let timeout = deadline.map(|deadline| deadline - self.now());
+            self.waker.sleep(timeout);
+            idle_since = None;
+        }
+    }
+
+    /// Gives every device a turn. True if any did something.
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut worked = false;
+        for index in 0..self.devices.len() {
+            let device = &mut self.devices[index];
+            // Commands may take memory away that segments name, so the network is empty when they run.
+            worked |= device
+                .contained(&mut self.shared, |device, shared| {
+                    device.control(shared, now)
+                })
+                .unwrap_or(true);
+            self.update_gids(index);
+            self.deliver(index, now);
+            let device = &mut self.devices[index];
+            worked |= device
+                .contained(&mut self.shared, |device, shared| device.work(shared, now))
+                .unwrap_or(true);
+            worked |= self.deliver(index, now);
+        }
+        if worked {
+            for device in &mut self.devices {
+                device.contained(&mut self.shared, |device, shared| {
+                    device.publish_events(shared)
+                });
+            }
+        }
+        worked
+    }
+
+    /// Carries segments to where they go, and the answers back, until the network is empty. `from` sent what is in the
+    /// outbox now. True if there was any.
+    fn deliver(&mut self, from: usize, now: Instant) -> bool {
+        self.in_flight.extend(
+            self.shared
+                .outbox
+                .segments
+                .drain(..)
+                .map(|segment| (from, segment)),
+        );
+        let worked = !self.in_flight.is_empty();
+        while let Some((from, segment)) = self.in_flight.pop_front() {
+            match self.fabric.route(from, &segment) {
+                Route::Device(to) => {
+                    self.devices[to].contained(&mut self.shared, |device, shared| {
+                        device.receive(shared, segment, now);
+                    });
+                    self.in_flight.extend(
+                        self.shared
+                            .outbox
+                            .segments
+                            .drain(..)
+                            .map(|answer| (to, answer)),
+                    );
+                }
+                Route::Nowhere => {
+                    self.lost += 1;
+                    if self.lost.is_power_of_two() {
+                        debug!(lost = self.lost, gid = ?segment.path.destination, "no device has this GID");
+                    }
+                    self.shared.outbox.recycle(segment.payload);
+                }
+            }
+        }
+        worked
+    }
+
+    fn has_work(&mut self, now: Instant) -> bool {
+        let mut work = false;
+        for device in &mut self.devices {
+            work |= device.has_messages();
+            work |= device
+                .contained(&mut self.shared, |device, shared| {
+                    device.prepare_sleep(shared, now)
+                })
+                .unwrap_or(true);
+        }
+        work
+    }
+
+    fn update_gids(&mut self, index: usize) {
+        let rnic = self.devices[index].rnic();
+        let generation = rnic.as_ref().map(|rnic| rnic.gid_generation());
+        if generation != self.gid_generations[index] {
+            self.gid_generations[index] = generation;
+            match rnic {
+                Some(rnic) => self
+                    .fabric
+                    .set_gids(index, &mut rnic.gids().map(|entry| entry.gid)),
+                None => self.fabric.set_gids(index, &mut std::iter::empty()),
+            }
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.start.elapsed().as_nanos() as u64)
+    }
+}
