@@ -93,6 +93,8 @@ pub mod port;
 pub mod qp;
 pub mod restrack;
 pub mod stats;
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
 pub mod ucontext;
 pub mod udata;
 pub mod umem;

@@ -141,7 +141,7 @@ impl_flags!(
 
 impl AttributeMask {
     /// Takes over a mask of C; a bit that has no name here is refused with `EOPNOTSUPP`.
-    fn from_raw(raw: c_int) -> Result<Self> {
+    pub(crate) fn from_raw(raw: c_int) -> Result<Self> {
         const KNOWN: u32 = ((1 << 21) - 1) | Attribute::RateLimit as u32;
 
         // CAST: A set of bits that C keeps in an `int`.

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of the translations between the types of C and those of drivers, and of the dispatcher.
+
+use core::ptr::NonNull;
+
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
+};
+
+use crate::{
+    access::{
+        Access,
+        AccessFlags, //
+    },
+    ah, bindings,
+    event::{
+        CqEvent,
+        Dispatcher,
+        QpEvent,
+        Room, //
+    },
+    gid::Gid,
+    port::{
+        Mtu,
+        Port, //
+    },
+    qp::{
+        self,
+        Attribute,
+        AttributeMask,
+        State,
+        Type, //
+    },
+    wc::{
+        Completion,
+        Completions,
+        Extra,
+        NetworkHeader,
+        Opcode,
+        Source,
+        Status, //
+    },
+    wr::{
+        ReceiveRequests,
+        SendFlag, //
+    },
+};
+
+/// An object of C whose address is all that is looked at.
+fn boxed<T: Default>() -> Result<KBox<T>> {
+    Ok(KBox::new(T::default(), GFP_KERNEL)?)
+}
+
+fn path() -> ah::Attributes {
+    ah::Attributes {
+        dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+        dmac: [21, 22, 23, 24, 25, 26],
+        sgid_index: 31,
+        hop_limit: 64,
+        traffic_class: 33,
+        flow_label: 0xf_1234,
+        service_level: 7,
+        port: Port::FIRST,
+    }
+}
+
+#[kunit_tests(rdma_attributes)]
+mod attributes {
+    use super::*;
+
+    #[test]
+    fn rights_without_a_name_are_refused() -> Result {
+        let writable = AccessFlags::from_raw(0b11)?;
+        assert_eq!(writable, Access::LocalWrite | Access::RemoteWrite);
+        assert_eq!(AccessFlags::from_raw(1 << 15).err(), Some(EOPNOTSUPP));
+        assert_eq!(AccessFlags::from_raw(1 << 30).err(), Some(EOPNOTSUPP));
+
+        // Optional rights may be dropped, and the one that is known is kept.
+        assert_eq!(AccessFlags::from_raw(1 << 25)?, AccessFlags::default());
+        assert_eq!(
+            AccessFlags::from_raw(1 << 20)?,
+            Access::RelaxedOrdering.into()
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_path_survives_the_translation() -> Result {
+        let mut raw = bindings::rdma_ah_attr::default();
+        path().write(&mut raw);
+        assert_eq!(ah::Attributes::from_raw(&raw)?, path());
+
+        raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB;
+        assert_eq!(ah::Attributes::from_raw(&raw).err(), Some(EINVAL));
+
+        let mut raw = bindings::rdma_ah_attr::default();
+        path().write(&mut raw);
+        raw.ah_flags = 0;
+        assert_eq!(ah::Attributes::from_raw(&raw).err(), Some(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn attributes_of_a_queue_pair_survive_the_translation() -> Result {
+        let attributes = qp::Attributes {
+            state: State::ReadyToSend,
+            current_state: State::ReadyToReceive,
+            path_mtu: Mtu::Mtu4096,
+            qkey: 0x1111_1111,
+            rq_psn: 1,
+            sq_psn: 2,
+            dest_qpn: 3,
+            access: Access::RemoteRead.into(),
+            pkey_index: 0,
+            port: Port::FIRST,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 5,
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 6,
+            drain_notify: true,
+            draining: false,
+            path: path(),
+        };
+        // Too large for the stack together with what the test needs.
+        let mut raw = boxed::<bindings::ib_qp_attr>()?;
+        attributes.write(&mut raw);
+
+        let all = mask(0x1f_ffff)?;
+        assert_eq!(qp::Attributes::from_raw(&raw, all)?, attributes);
+
+        // What the mask does not name is not looked at.
+        raw.qp_state = 77;
+        raw.qkey = 99;
+        let some = qp::Attributes::from_raw(&raw, mask(1 << 20)?)?;
+        assert_eq!((some.dest_qpn, some.qkey, some.state), (3, 0, State::Reset));
+        assert_eq!(qp::Attributes::from_raw(&raw, mask(1)?).err(), Some(EINVAL));
+        Ok(())
+    }
+
+    fn mask(raw: c_int) -> Result<AttributeMask> {
+        AttributeMask::from_raw(raw)
+    }
+
+    #[test]
+    fn masks_are_numbered_as_in_c() -> Result {
+        assert_eq!(
+            Attribute::State as u32,
+            bindings::ib_qp_attr_mask_IB_QP_STATE
+        );
+        assert_eq!(Attribute::Path as u32, bindings::ib_qp_attr_mask_IB_QP_AV);
+        assert_eq!(
+            Attribute::SqPsn as u32,
+            bindings::ib_qp_attr_mask_IB_QP_SQ_PSN
+        );
+        assert_eq!(
+            Attribute::DestQpn as u32,
+            bindings::ib_qp_attr_mask_IB_QP_DEST_QPN
+        );
+        assert_eq!(
+            Attribute::RateLimit as u32,
+            bindings::ib_qp_attr_mask_IB_QP_RATE_LIMIT
+        );
+        assert_eq!(mask(1 << 22).err(), Some(EOPNOTSUPP));
+        assert_eq!(
+            SendFlag::Fence as c_int,
+            bindings::ib_send_flags_IB_SEND_FENCE
+        );
+        assert_eq!(
+            SendFlag::Inline as c_int,
+            bindings::ib_send_flags_IB_SEND_INLINE
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn the_core_judges_transitions() -> Result {
+        let init = Attribute::State | Attribute::PkeyIndex | Attribute::Port | Attribute::Access;
+        let rc = Type::ReliableConnection;
+        assert!(qp::modify_is_ok(State::Reset, State::Init, rc, init));
+        assert!(!qp::modify_is_ok(
+            State::Reset,
+            State::ReadyToSend,
+            rc,
+            init
+        ));
+        assert!(!qp::modify_is_ok(
+            State::Reset,
+            State::Init,
+            Type::UnreliableDatagram,
+            init
+        ));
+        assert!(qp::modify_is_ok(
+            State::ReadyToSend,
+            State::Error,
+            rc,
+            Attribute::State.into()
+        ));
+        Ok(())
+    }
+
+    #[test]
+    fn ports_count_from_one() {
+        assert_eq!(Port::try_from(0).err(), Some(EINVAL));
+        assert_eq!(Port::try_from(1), Ok(Port::FIRST));
+        assert!(Mtu::try_from(0).is_err() && Mtu::try_from(6).is_err());
+    }
+}
+
+#[kunit_tests(rdma_requests)]
+mod requests {
+    use super::*;
+
+    #[test]
+    fn receives_are_taken_in_order() -> Result {
+        let mut elements = core::array::from_fn::<_, 2, _>(|i| bindings::ib_sge {
+            addr: 0x1000 * i as u64,
+            length: 64,
+            lkey: 5,
+        });
+        let mut second = bindings::ib_recv_wr {
+            num_sge: -1,
+            ..Default::default()
+        };
+        let mut first = bindings::ib_recv_wr {
+            next: &mut second,
+            sg_list: elements.as_mut_ptr(),
+            num_sge: 2,
+            ..Default::default()
+        };
+        first.__bindgen_anon_1.bindgen_union_field = 77;
+
+        // SAFETY: The list is as long as its requests say, and does not change. The count that is
+        // negative is refused.
+        let mut list = unsafe { ReceiveRequests::new(&first) };
+        assert_eq!(list.taken(), &raw const first);
+        let request = list.next().ok_or(ENOENT)??;
+        assert_eq!(request.wr_id, 77);
+        assert_eq!(request.elements.len(), 2);
+        assert_eq!(request.elements[1].address(), 0x1000);
+        assert_eq!(request.elements[1].lkey(), 5);
+        assert_eq!(list.taken(), &raw const first);
+
+        assert!(list.next().ok_or(ENOENT)?.is_err());
+        assert_eq!(list.taken(), &raw const second);
+        assert!(list.next().is_none());
+        Ok(())
+    }
+}
+
+#[kunit_tests(rdma_events)]
+mod events {
+    use super::*;
+
+    /// Counts the events that reached a handler; the tests of a suite run one after another.
+    static EVENTS: Atomic<u32> = Atomic::new(0);
+
+    /// # Safety
+    ///
+    /// None.
+    unsafe extern "C" fn count_completion(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
+        EVENTS.store(EVENTS.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// # Safety
+    ///
+    /// `event` must be valid.
+    unsafe extern "C" fn count_event(event: *mut bindings::ib_event, _context: *mut c_void) {
+        // SAFETY: The dispatcher passes an event.
+        let event = unsafe { (*event).event };
+        EVENTS.store(EVENTS.load(Relaxed) + 100 + event, Relaxed);
+    }
+
+    fn events() -> u32 {
+        let events = EVENTS.load(Relaxed);
+        EVENTS.store(0, Relaxed);
+        events
+    }
+
+    #[test]
+    fn events_reach_the_queue_they_name() -> Result {
+        let dispatcher = Dispatcher::new(2)?;
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        cq.event_handler = Some(count_event);
+        let cq = NonNull::from(&mut *cq);
+
+        events();
+        dispatcher.insert_cq(1, 7, cq, Room::new()?);
+        assert!(dispatcher.complete(1, 7));
+        assert_eq!(events(), 1);
+        assert!(!dispatcher.complete(0, 7));
+        assert!(!dispatcher.complete(1, 8));
+        assert!(!dispatcher.complete(2, 7));
+        assert_eq!(events(), 0);
+
+        assert!(dispatcher.cq_event(7, CqEvent::Error));
+        assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_CQ_ERR);
+
+        dispatcher.remove_cq(1, 7, cq);
+        assert!(!dispatcher.complete(1, 7) && !dispatcher.cq_event(7, CqEvent::Error));
+        assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_number_may_come_back_early() -> Result {
+        let dispatcher = Dispatcher::new(1)?;
+        let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
+        new.event_handler = Some(count_event);
+        let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
+
+        events();
+        dispatcher.insert_qp(9, old, Room::new()?);
+        dispatcher.insert_qp(9, new, Room::new()?);
+        dispatcher.remove_qp(9, old);
+        assert_eq!(dispatcher.find_qp(9), Some(new));
+        assert!(dispatcher.qp_event(9, QpEvent::Fatal));
+        assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_QP_FATAL);
+        dispatcher.remove_qp(9, new);
+        assert!(dispatcher.find_qp(9).is_none() && !dispatcher.qp_event(9, QpEvent::Fatal));
+        Ok(())
+    }
+
+    #[test]
+    fn without_a_device_nobody_is_told() -> Result {
+        assert!(!Dispatcher::new(1)?.device_fatal());
+        Ok(())
+    }
+
+    #[test]
+    fn completions_find_their_queue_pair() -> Result {
+        let dispatcher = Dispatcher::new(1)?;
+        let mut qp = boxed::<bindings::ib_qp>()?;
+        let qp = NonNull::from(&mut *qp);
+        let mut room = [bindings::ib_wc::default(), bindings::ib_wc::default()];
+        let completion = Completion {
+            wr_id: 0x1122_3344_5566_7788,
+            qpn: 5,
+            status: Status::Success,
+            opcode: Opcode::Receive,
+            vendor_error: 0,
+            byte_length: 104,
+            extra: Some(Extra::Immediate(0x0102_0304)),
+            source: Some(Source {
+                qpn: 6,
+                pkey_index: 0,
+                service_level: 1,
+                header: Some(NetworkHeader::Ipv4),
+                mac: Some([1, 2, 3, 4, 5, 6]),
+                vlan: None,
+            }),
+        };
+
+        dispatcher.insert_qp(5, qp, Room::new()?);
+        // SAFETY: There is room for two completions.
+        let mut out = unsafe { Completions::new(&dispatcher, room.as_mut_ptr(), 2) };
+        assert!(out.push(&completion));
+        assert!(!out.push(&Completion {
+            qpn: 4,
+            ..completion
+        }));
+        assert!(out.push(&Completion {
+            extra: None,
+            source: None,
+            ..completion
+        }));
+        assert!(out.is_full() && !out.push(&completion));
+        assert_eq!(out.len(), 2);
+        dispatcher.remove_qp(5, qp);
+
+        let [first, second] = room;
+        assert_eq!(first.qp, qp.as_ptr());
+        assert_eq!(
+            first.__bindgen_anon_1.bindgen_union_field,
+            0x1122_3344_5566_7788
+        );
+        assert_eq!(first.ex.bindgen_union_field.to_ne_bytes(), [1, 2, 3, 4]);
+        assert_eq!((first.byte_len, first.src_qp, first.sl), (104, 6, 1));
+        assert_eq!(first.smac, [1, 2, 3, 4, 5, 6]);
+        let flags = bindings::ib_wc_flags_IB_WC_GRH
+            | bindings::ib_wc_flags_IB_WC_WITH_IMM
+            | bindings::ib_wc_flags_IB_WC_WITH_SMAC
+            | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
+        assert_eq!(first.wc_flags, flags as c_int);
+        assert_eq!(second.wc_flags, 0);
+        Ok(())
+    }
+}
