@@ -156,6 +156,23 @@ impl Listener {
 pub struct Words(Vec<String>);
 
 impl Words {
+    /// The words as one line.
+    #[must_use]
+    pub fn text_line(&self) -> String {
+        self.0.join(" ")
+    }
+
+    /// The words of a line.
+    #[must_use]
+    pub fn parse(line: &[u8]) -> Self {
+        Words(
+            String::from_utf8_lossy(line)
+                .split(' ')
+                .map(str::to_owned)
+                .collect(),
+        )
+    }
+
     /// Adds a word; the value must hold no blank.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl std::fmt::Display) -> Self {

@@ -4,6 +4,7 @@
 //! Only the modules [`ffi`], [`memory`] and [`verbs`] hold unsafe code.
 
 pub mod args;
+pub mod check;
 pub mod control;
 pub mod ffi;
 pub mod memory;

@@ -14,7 +14,7 @@ use crate::ffi::{ibv_qp_cap, ibv_wc};
 use crate::rng::Rng;
 use crate::verbs::{
     ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, Channel, Context, Cq,
-    GidEntry, Interface, Mr, Path, Pd, Qp, QpConfig,
+    GidEntry, Interface, Mr, Path, Pd, Qp, QpConfig, WC_SUCCESS, WC_WR_FLUSH_ERR, status_name,
 };
 
 /// How one end is to run.
@@ -99,7 +99,9 @@ pub fn run(
     control: Control,
 ) -> Outcome<Totals> {
     let mut endpoint = Endpoint::connect(context, gid, options, side, control)?;
-    endpoint.traffic()?;
+    if let Err(failure) = endpoint.traffic() {
+        return Err(endpoint.explain(failure));
+    }
     endpoint.finish()
 }
 
@@ -347,6 +349,36 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Adds to a failure what else the queues say: a flushed request or a lost peer is a consequence, the cause stands
+    /// in some other completion.
+    fn explain(&mut self, failure: Failure) -> Failure {
+        let mut text = failure.0;
+        let mut wcs = [ibv_wc::default(); 32];
+        let end = Instant::now() + Duration::from_millis(500);
+        while Instant::now() < end {
+            for cq in &self.cqs {
+                let got = cq.poll(&mut wcs).unwrap_or(0);
+                for wc in wcs[..got]
+                    .iter()
+                    .filter(|w| ![WC_SUCCESS, WC_WR_FLUSH_ERR].contains(&w.status))
+                {
+                    let kind = self
+                        .initiators
+                        .get(qp_of(wc.wr_id & !RECEIVE))
+                        .and_then(|i| i.describe(wc.wr_id));
+                    text += &format!(
+                        "; also wr_id {:#x} {kind:?} failed with {} vendor {:#x}",
+                        wc.wr_id,
+                        status_name(wc.status),
+                        wc.vendor_err
+                    );
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Failure(text)
+    }
+
     fn poll_all(&mut self) -> Outcome<bool> {
         let mut any = false;
         let mut wcs = [ibv_wc::default(); 32];
@@ -387,14 +419,15 @@ impl Endpoint {
 
     fn read_control(&mut self) -> Outcome<bool> {
         let mut any = false;
-        while !self.peer_done {
+        // A peer that is done still acknowledges what we have under way.
+        while !self.peer_done || !self.initiators.iter().all(Initiator::idle) {
             let Some(frame) = self.control.try_receive().during("reading from the peer")? else {
                 break;
             };
             any = true;
             if frame.is_empty() {
                 self.peer_done = true;
-                break;
+                continue;
             }
             let (Some(index), Some(count)) = (frame.first_chunk::<4>(), frame.last_chunk::<8>())
             else {
@@ -428,7 +461,7 @@ impl Endpoint {
             return Ok(());
         }
         let mut fds = vec![channel.fd()];
-        if !self.peer_done {
+        if !self.peer_done || !self.initiators.iter().all(Initiator::idle) {
             fds.push(self.control.fd());
         }
         let woken = wait_readable(&fds, Duration::from_secs(5))?;

@@ -149,6 +149,16 @@ impl Initiator {
         )
     }
 
+    /// What the send request `wr_id` under way is.
+    #[must_use]
+    pub fn describe(&self, wr_id: u64) -> Option<&Op> {
+        let running = self
+            .running
+            .iter()
+            .find(|r| r.batch.number & 0xff_ffff == wr_id >> 16 & 0xff_ffff)?;
+        running.batch.ops.get(wr_id as usize & 0xffff)
+    }
+
     fn memory(&self) -> &Memory {
         self.arena.memory()
     }

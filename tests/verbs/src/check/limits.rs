@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Limits: what the device says it can do it does, and one more it refuses.
+
+use std::sync::Arc;
+
+use super::{ACCESS_ALL, BUFFER, Case, Env, LinkConfig};
+use crate::ensure;
+use crate::ffi::ibv_qp_cap;
+use crate::memory::Memory;
+use crate::stress::{During, Failure, Outcome};
+use crate::verbs::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Cq, Errno, Mr, Pd, Qp, QpConfig,
+    SendOp, WC_SUCCESS,
+};
+
+pub(super) const CASES: &[Case] = &[
+    ("attributes-are-plausible", attributes),
+    ("queue-sizes-at-their-limits", queue_sizes),
+    ("cq-sizes-at-their-limits", cq_sizes),
+    ("scatter-gather-at-its-limit", most_sges),
+    ("regions-of-bad-memory", bad_regions),
+    ("regions-of-every-shape", region_shapes),
+    ("object-counts-at-their-limits", counts),
+    ("a-thousand-qps", thousand),
+];
+
+fn attributes(env: &mut Env) -> Outcome<()> {
+    let port = env.context.port_attr().during("ibv_query_port")?;
+    ensure!(port.state == 4, "the port is not active");
+    ensure!(
+        port.link_layer == 2 || !env.vrnic,
+        "link layer {}",
+        port.link_layer
+    );
+    ensure!(
+        env.attr.phys_port_cnt == 1 || !env.vrnic,
+        "{} ports",
+        env.attr.phys_port_cnt
+    );
+    ensure!(
+        port.active_mtu <= port.max_mtu && port.active_mtu >= 1,
+        "MTU {} of {}",
+        port.active_mtu,
+        port.max_mtu
+    );
+    if env.vrnic {
+        ensure!(env.attr.max_sge >= 16, "only {} elements", env.attr.max_sge);
+        ensure!(
+            port.max_msg_sz >= 1 << 31,
+            "messages of {} bytes only",
+            port.max_msg_sz
+        );
+        ensure!(
+            env.context.completion_vectors() >= 4,
+            "{} completion vectors",
+            env.context.completion_vectors()
+        );
+        ensure!(env.attr.atomic_cap != 0, "no atomics");
+        ensure!(env.attr.max_qp >= 4096, "{} QPs only", env.attr.max_qp);
+    }
+    Ok(())
+}
+
+fn create(env: &Env, cap: ibv_qp_cap) -> Result<Qp, Errno> {
+    let cq = Cq::new(&env.context, 16)?;
+    Qp::new(
+        &env.pd,
+        &cq,
+        &cq,
+        &QpConfig {
+            cap,
+            ..Default::default()
+        },
+    )
+}
+
+fn queue_sizes(env: &mut Env) -> Outcome<()> {
+    let small = ibv_qp_cap {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let (wr, sge) = (env.attr.max_qp_wr as u32, env.attr.max_sge as u32);
+    type Set = fn(&mut ibv_qp_cap, u32);
+    let fields: [(&str, u32, Set); 4] = [
+        ("max_send_wr", wr, |c, n| c.max_send_wr = n),
+        ("max_recv_wr", wr, |c, n| c.max_recv_wr = n),
+        ("max_send_sge", sge, |c, n| c.max_send_sge = n),
+        ("max_recv_sge", sge, |c, n| c.max_recv_sge = n),
+    ];
+    for (name, limit, set) in fields {
+        let mut cap = small;
+        set(&mut cap, limit);
+        create(env, cap).during(format!("{name} {limit}"))?;
+        for too_many in [limit + 1, u32::MAX / 2, u32::MAX] {
+            set(&mut cap, too_many);
+            match create(env, cap) {
+                Err(e) if e.0 == libc::EINVAL || !env.vrnic => {}
+                Err(e) => return Err(Failure(format!("{name} {too_many}: {e}"))),
+                Ok(_) => {
+                    return Err(Failure(format!(
+                        "{name} {too_many} was granted, the limit is {limit}"
+                    )));
+                }
+            }
+        }
+    }
+    // All at once.
+    let cap = ibv_qp_cap {
+        max_send_wr: wr,
+        max_recv_wr: wr,
+        max_send_sge: sge,
+        max_recv_sge: sge,
+        max_inline_data: 0,
+    };
+    if env.vrnic {
+        let qp = create(env, cap).during("everything at its limit")?;
+        ensure!(
+            qp.cap.max_send_wr >= wr && qp.cap.max_recv_sge >= sge,
+            "granted {:?}",
+            qp.cap
+        );
+        let mut cap = small;
+        cap.max_inline_data = u32::MAX;
+        ensure!(
+            create(env, cap).is_err(),
+            "4 GiB of inline data were granted"
+        );
+    }
+    Ok(())
+}
+
+fn cq_sizes(env: &mut Env) -> Outcome<()> {
+    let most = env.attr.max_cqe as u32;
+    for cqe in [1, 2, 3, 1000, most] {
+        let cq = Cq::new(&env.context, cqe).during(format!("a CQ of {cqe}"))?;
+        ensure!(
+            cq.capacity() >= cqe,
+            "{} entries granted, {cqe} asked",
+            cq.capacity()
+        );
+    }
+    for cqe in [0, most + 1, i32::MAX as u32] {
+        let refused = Cq::new(&env.context, cqe);
+        ensure!(
+            matches!(refused, Err(e) if e.0 == libc::EINVAL || !env.vrnic),
+            "a CQ of {cqe}: {refused:?}"
+        );
+    }
+    let vectors = env.context.completion_vectors();
+    let refused = Cq::with(
+        &env.context,
+        16,
+        0,
+        None,
+        vectors,
+        crate::verbs::Interface::Legacy,
+    );
+    ensure!(
+        matches!(refused, Err(e) if e.0 == libc::EINVAL),
+        "vector {vectors}: {refused:?}"
+    );
+    Ok(())
+}
+
+fn most_sges(env: &mut Env) -> Outcome<()> {
+    let most = env.attr.max_sge as usize;
+    let mut config = LinkConfig::default();
+    config.qp.cap.max_send_sge = most as u32;
+    config.qp.cap.max_recv_sge = most as u32;
+    let link = env.link(&config)?;
+    let mr = env.buffer()?;
+    let all = env.peer.all;
+    // Every second block, backwards.
+    let sges: Vec<_> = (0..most).rev().map(|i| mr.sge(200 * i, 100)).collect();
+    for i in 0..most {
+        mr.memory().fill(200 * i, 100, 40, 100 * (most - 1 - i));
+    }
+    link.send(1, SendOp::Write(all.addr, all.rkey), &sges)?;
+    link.expect(1, WC_SUCCESS)?;
+    env.peer.expect_payload(0, 100 * most, 40)?;
+    env.peer.fill(0, 100 * most, 41)?;
+    let sges = &sges[..most.min(env.attr.max_sge_rd.max(1) as usize)];
+    link.send(2, SendOp::Read(all.addr, all.rkey), sges)?;
+    link.expect(2, WC_SUCCESS)?;
+    for (n, i) in (0..most).rev().enumerate().take(sges.len()) {
+        ensure!(
+            mr.memory().check(200 * i, 100, 41, 100 * n).is_ok(),
+            "element {n} of a READ is wrong"
+        );
+    }
+    Ok(())
+}
+
+fn bad_regions(env: &mut Env) -> Outcome<()> {
+    let memory = Arc::new(Memory::new(BUFFER).during("mmap")?);
+    let refused = |offset: usize, len: usize, access: i32, errno: &[i32]| -> Outcome<()> {
+        match Mr::of(&env.pd, &memory, offset, len, access) {
+            Ok(_) => Err(Failure(format!(
+                "{len:#x} bytes at {offset:#x} with access {access:#x} were registered"
+            ))),
+            Err(e) if errno.contains(&e.0) || !env.vrnic => Ok(()),
+            Err(e) => Err(Failure(format!(
+                "{len:#x} bytes at {offset:#x} with access {access:#x}: {e}"
+            ))),
+        }
+    };
+    // Nothing is mapped far behind, or up to the end of the address space.
+    refused(1 << 46, 4096, ACCESS_ALL, &[libc::EFAULT, libc::ENOMEM])?;
+    refused(
+        0,
+        usize::MAX / 2,
+        ACCESS_ALL,
+        &[libc::EFAULT, libc::ENOMEM, libc::EINVAL],
+    )?;
+    refused(
+        0,
+        usize::MAX,
+        ACCESS_ALL,
+        &[libc::EFAULT, libc::ENOMEM, libc::EINVAL],
+    )?;
+    // A peer that may write needs memory that its owner may write.
+    refused(0, BUFFER, ACCESS_REMOTE_WRITE, &[libc::EINVAL])?;
+    refused(0, BUFFER, ACCESS_REMOTE_ATOMIC, &[libc::EINVAL])?;
+    refused(0, BUFFER, 1 << 19, &[libc::EINVAL, libc::EOPNOTSUPP])?;
+    Mr::of(&env.pd, &memory, 0, BUFFER, ACCESS_LOCAL_WRITE).during("ibv_reg_mr")?;
+    Ok(())
+}
+
+fn region_shapes(env: &mut Env) -> Outcome<()> {
+    let link = env.link(&LinkConfig::default())?;
+    let all = env.peer.all;
+    let memory = Arc::new(Memory::new(1 << 20).during("mmap")?);
+    for (offset, len) in [
+        (0, 1),
+        (4095, 1),
+        (4095, 2),
+        (1, 4096),
+        (0, 4096),
+        (100, 5000),
+        (0, 1 << 20),
+        (7, (1 << 20) - 7),
+    ] {
+        let mr = Mr::of(&env.pd, &memory, offset, len, ACCESS_ALL)
+            .during(format!("{len} bytes at {offset}"))?;
+        memory.fill(offset, len, len as u64, 0);
+        let n = len.min(BUFFER);
+        // The first and the last bytes that it has.
+        for (id, at) in [(1, offset), (2, offset + len - n)] {
+            link.send(id, SendOp::Write(all.addr, all.rkey), &[mr.sge(at, n)])?;
+            link.expect(id, WC_SUCCESS)?;
+            if at == offset {
+                env.peer.expect_payload(0, n, len as u64)?;
+            }
+        }
+    }
+    // The same memory many times, and a region of half a million pages.
+    let many: Vec<Mr> = (0..200)
+        .map(|i| Mr::of(&env.pd, &memory, i, BUFFER, ACCESS_ALL))
+        .collect::<Result<_, _>>()
+        .during("200 regions of the same memory")?;
+    let keys: std::collections::BTreeSet<u32> = many.iter().map(Mr::rkey).collect();
+    ensure!(keys.len() == many.len(), "two regions share a key");
+    Ok(())
+}
+
+/// Creates objects until one is refused; at most `limit`, at least all but what others may hold.
+fn fill_up<T>(
+    env: &Env,
+    what: &str,
+    limit: i32,
+    make: impl Fn() -> Result<T, Errno>,
+) -> Outcome<()> {
+    const OTHERS: usize = 64;
+    let limit = limit as usize;
+    let mut held = Vec::new();
+    let error = loop {
+        match make() {
+            Ok(object) => held.push(object),
+            Err(e) => break e,
+        }
+        ensure!(held.len() <= limit, "more than {limit} {what}s exist");
+    };
+    println!("    {} of {limit} {what}s, then {error}", held.len());
+    ensure!(
+        held.len() + OTHERS >= limit,
+        "only {} of {limit} {what}s: {error}",
+        held.len()
+    );
+    ensure!(
+        error.0 == libc::ENOMEM || !env.vrnic,
+        "{what} one too many: {error}"
+    );
+    drop(held);
+    make().during(format!("a {what} after all were destroyed"))?;
+    Ok(())
+}
+
+fn counts(env: &mut Env) -> Outcome<()> {
+    if !env.slow {
+        return Ok(());
+    }
+    fill_up(env, "PD", env.attr.max_pd, || Pd::new(&env.context))?;
+    fill_up(env, "CQ", env.attr.max_cq, || Cq::new(&env.context, 1))?;
+    let memory = Arc::new(Memory::new(4096).during("mmap")?);
+    fill_up(env, "MR", env.attr.max_mr, || {
+        Mr::of(&env.pd, &memory, 0, 4096, 0)
+    })?;
+    let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
+    let cap = ibv_qp_cap {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let config = QpConfig {
+        cap,
+        ..Default::default()
+    };
+    fill_up(env, "QP", env.attr.max_qp, || {
+        Qp::new(&env.pd, &cq, &cq, &config)
+    })
+}
+
+fn thousand(env: &mut Env) -> Outcome<()> {
+    let count = 1000.min(env.attr.max_qp as usize / 2);
+    let mr = env.buffer()?;
+    mr.memory().fill(0, 64, 8, 0);
+    let mut links = Vec::new();
+    for _ in 0..count {
+        let mut config = LinkConfig::default();
+        config.qp.cap.max_send_wr = 4;
+        config.qp.cap.max_recv_wr = 4;
+        links.push(env.link(&config)?);
+    }
+    let all = env.peer.all;
+    for round in 0..3 {
+        for (n, link) in links.iter().enumerate() {
+            link.send(
+                n as u64,
+                SendOp::Write(all.addr + 8 * (n as u64 % 1000), all.rkey),
+                &[mr.sge(0, 8)],
+            )?;
+        }
+        for (n, link) in links.iter().enumerate() {
+            link.expect(n as u64, WC_SUCCESS)
+                .map_err(|e| Failure(format!("round {round}: {e}")))?;
+        }
+    }
+    Ok(())
+}
