@@ -44,6 +44,8 @@ mod ring;
 mod rnic;
 pub mod segment;
 mod table;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod time;
 mod timer;
 mod work;

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A small world to test devices in: guest memory, guests that drive devices, and a fabric with
+//! seeded faults, all in virtual time. Panics wherever a test has to fail.
+
+mod guest;
+mod memory;
+mod world;
+
+pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send};
+pub use memory::{GuestView, Memories};
+pub use world::{Connection, Faults, Node, World, gid_of};

@@ -1,0 +1,706 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A guest: what driver and provider do, in the plainest way.
+
+use super::memory::{BASE, GuestView};
+use crate::{cause::Cause, resources::Io, rnic::Rnic, segment::Outbox, time::Instant};
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use vrnic_wire::{
+    command::{
+        Command, CommandHeader, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
+        RegisterMr, ReplyHeader, Status, qp_flags,
+    },
+    completion::{self, CQE_STRIDE, Cqe},
+    memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, access},
+    notify::{self, SlotBits},
+    qp::QpType,
+    ring::{self, RingHeader, RingLayout, offset},
+    work::{self, ReceiveHeader, SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge},
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+const PAGE: usize = 4096;
+
+/// A buffer of scattered pages.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    pages: Vec<u64>,
+    view: GuestView,
+}
+
+impl Arena {
+    /// Bytes.
+    pub fn length(&self) -> usize {
+        self.pages.len() * PAGE
+    }
+
+    /// Bus address of the byte at `offset`.
+    pub fn address(&self, offset: usize) -> u64 {
+        self.pages[offset / PAGE] + (offset % PAGE) as u64
+    }
+
+    /// Writes bytes at `offset`.
+    pub fn put(&self, mut offset: usize, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let length = bytes.len().min(PAGE - offset % PAGE);
+            self.view.put(self.address(offset), &bytes[..length]);
+            offset += length;
+            bytes = &bytes[length..];
+        }
+    }
+
+    /// Reads `length` bytes at `offset`.
+    pub fn get(&self, mut offset: usize, length: usize) -> Vec<u8> {
+        let mut result = Vec::with_capacity(length);
+        while result.len() < length {
+            let part = (length - result.len()).min(PAGE - offset % PAGE);
+            let mut bytes = vec![0; part];
+            self.view.get(self.address(offset), &mut bytes);
+            result.extend(bytes);
+            offset += part;
+        }
+        result
+    }
+
+    fn get_u32(&self, offset: usize) -> u32 {
+        let bytes = self.get(offset, 4);
+        u32::from_le_bytes(bytes.try_into().expect("4 bytes"))
+    }
+
+    fn put_u32(&self, offset: usize, value: u32) {
+        self.put(offset, &value.to_le_bytes());
+    }
+
+    /// Sets bits of the 64-bit word at `offset`.
+    fn or_u64(&self, offset: usize, bits: u64) {
+        let bytes = self.get(offset, 8);
+        let old = u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+        self.put(offset, &(old | bits).to_le_bytes());
+    }
+}
+
+/// A memory region.
+#[derive(Clone, Debug)]
+pub struct Mr {
+    /// Its memory.
+    pub arena: Arena,
+    /// Address of its first byte.
+    pub iova: u64,
+    /// Its key.
+    pub key: u32,
+}
+
+impl Mr {
+    /// An element for `length` bytes at `offset`.
+    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+        Sge {
+            address: (self.iova + offset as u64).into(),
+            length: (length as u32).into(),
+            lkey: self.key.into(),
+        }
+    }
+}
+
+/// A ring in an arena.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    /// Its memory.
+    pub arena: Arena,
+    /// Where it is there.
+    pub layout: RingLayout,
+    /// The index that the driver side writes.
+    pub index: u32,
+}
+
+impl Ring {
+    fn header(&self, field: usize) -> usize {
+        self.layout.header_offset.get() as usize + field
+    }
+
+    /// Reads the device's index.
+    pub fn device_index(&self) -> u32 {
+        self.arena.get_u32(self.header(offset::DEVICE_INDEX))
+    }
+
+    /// Reads the device's flags.
+    pub fn device_flags(&self) -> u32 {
+        self.arena.get_u32(self.header(offset::DEVICE_FLAGS))
+    }
+
+    /// Publishes the driver side's index.
+    pub fn publish(&self) {
+        self.arena
+            .put_u32(self.header(offset::DRIVER_INDEX), self.index);
+    }
+
+    /// Writes an entry and publishes it; `false` if the ring is full.
+    pub fn post(&mut self, entry: &[u8]) -> bool {
+        if self.index.wrapping_sub(self.device_index()) >= self.layout.entries.get() {
+            return false;
+        }
+        assert!(entry.len() <= self.layout.stride.get() as usize);
+        let place = self.layout.entry_offset(self.index) as usize;
+        self.arena.put(place, entry);
+        self.index = self.index.wrapping_add(1);
+        self.publish();
+        true
+    }
+}
+
+/// A completion queue.
+#[derive(Clone, Debug)]
+pub struct Cq {
+    /// Its number.
+    pub cqn: u32,
+    /// Its ring.
+    pub ring: Ring,
+    arm: ring::Arm,
+}
+
+/// A completion, without what hardly matters.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Name of the work request.
+    pub wr_id: u64,
+    /// Queue pair.
+    pub qpn: u32,
+    /// How it ended.
+    pub status: completion::Status,
+    /// What it tells of.
+    pub opcode: completion::Opcode,
+    /// Bytes.
+    pub length: u32,
+    /// [`completion::flags`].
+    pub flags: u8,
+    /// Immediate data.
+    pub immediate: u32,
+    /// Sender of a datagram.
+    pub source_qpn: u32,
+    /// Why it failed.
+    pub cause: Option<Cause>,
+}
+
+impl Cq {
+    /// Takes the next completion.
+    pub fn poll(&mut self) -> Option<Completion> {
+        let ring = &mut self.ring;
+        let entries = ring.layout.entries.get();
+        let place = ring.layout.entry_offset(ring.index) as usize;
+        let bytes = ring.arena.get(place, CQE_STRIDE as usize);
+        let cqe = Cqe::read_from_bytes(&bytes).expect("64 bytes");
+        if cqe.phase != ring::phase(ring.index, entries) {
+            return None;
+        }
+        ring.index = ring.index.wrapping_add(1);
+        ring.publish();
+        Some(Completion {
+            wr_id: cqe.wr_id.get(),
+            qpn: cqe.qpn.get(),
+            status: completion::Status::try_from(cqe.status).expect("status"),
+            opcode: completion::Opcode::try_from(cqe.opcode).expect("opcode"),
+            length: cqe.byte_length.get(),
+            flags: cqe.flags,
+            immediate: cqe.immediate.get(),
+            source_qpn: cqe.source_qpn.get(),
+            cause: Cause::from_code(cqe.vendor_error.get()),
+        })
+    }
+
+    /// Takes all completions.
+    pub fn drain(&mut self) -> Vec<Completion> {
+        std::iter::from_fn(|| self.poll()).collect()
+    }
+
+    /// Asks for an event.
+    pub fn arm(&mut self, solicited_only: bool) {
+        self.arm = self.arm.again(solicited_only);
+        let place = self.ring.header(offset::ARM);
+        self.ring.arena.put_u32(place, self.arm.raw());
+    }
+}
+
+/// What a queue pair is to be like.
+#[derive(Copy, Clone, Debug)]
+pub struct QpOptions {
+    /// Type.
+    pub qp_type: QpType,
+    /// Entries of both queues, a power of two.
+    pub entries: u32,
+    /// Elements per entry.
+    pub sge: u16,
+    /// Inline bytes.
+    pub inline: u16,
+    /// Whether all sends complete with a CQE.
+    pub signal_all: bool,
+}
+
+impl Default for QpOptions {
+    fn default() -> Self {
+        Self {
+            qp_type: QpType::ReliableConnection,
+            entries: 64,
+            sge: 4,
+            inline: 128,
+            signal_all: false,
+        }
+    }
+}
+
+/// A queue pair.
+#[derive(Clone, Debug)]
+pub struct Qp {
+    /// Its number.
+    pub qpn: u32,
+    /// Its doorbell slot.
+    pub slot: u32,
+    /// Its send queue.
+    pub sq: Ring,
+    /// Its receive queue.
+    pub rq: Ring,
+}
+
+/// A send work request in the making.
+#[derive(Clone, Debug)]
+pub struct Send {
+    /// Head of the entry.
+    pub header: SendHeader,
+    /// Operation's part of the entry.
+    pub target: [u8; work::TARGET_LENGTH],
+    /// Elements or inline bytes.
+    pub data: Vec<u8>,
+}
+
+impl Send {
+    /// A request with that name.
+    pub fn new(wr_id: u64, opcode: SendOpcode) -> Self {
+        Self {
+            header: SendHeader {
+                opcode: opcode.raw(),
+                flags: work::send_flags::SIGNALED,
+                wr_id: wr_id.into(),
+                ..Default::default()
+            },
+            target: [0; work::TARGET_LENGTH],
+            data: Vec::new(),
+        }
+    }
+
+    /// Sets more flags.
+    #[must_use]
+    pub fn flags(mut self, flags: u8) -> Self {
+        self.header.flags |= flags;
+        self
+    }
+
+    /// Makes it complete without a CQE.
+    #[must_use]
+    pub fn unsignaled(mut self) -> Self {
+        self.header.flags &= !work::send_flags::SIGNALED;
+        self
+    }
+
+    /// Adds an element.
+    #[must_use]
+    pub fn element(mut self, sge: Sge) -> Self {
+        self.header.num_sge = (self.header.num_sge.get() + 1).into();
+        self.data.extend(sge.as_bytes());
+        self
+    }
+
+    /// Sets inline payload.
+    #[must_use]
+    pub fn inline(mut self, bytes: &[u8]) -> Self {
+        self.header.flags |= work::send_flags::INLINE;
+        self.header.inline_length = (bytes.len() as u32).into();
+        self.data = bytes.to_vec();
+        self
+    }
+
+    /// Sets immediate data, or the key to invalidate.
+    #[must_use]
+    pub fn immediate(mut self, immediate: u32) -> Self {
+        self.header.immediate = immediate.into();
+        self
+    }
+
+    /// Sets the remote memory of a read or a write.
+    #[must_use]
+    pub fn rdma(mut self, address: u64, rkey: u32) -> Self {
+        let target = work::RdmaTarget {
+            address: address.into(),
+            rkey: rkey.into(),
+            ..Default::default()
+        };
+        self.target.copy_from_slice(target.as_bytes());
+        self
+    }
+
+    /// Sets remote memory and operands of an atomic.
+    #[must_use]
+    pub fn atomic(mut self, address: u64, rkey: u32, compare_add: u64, swap: u64) -> Self {
+        let target = work::AtomicTarget {
+            address: address.into(),
+            rkey: rkey.into(),
+            compare_add: compare_add.into(),
+            swap: swap.into(),
+            ..Default::default()
+        };
+        self.target.copy_from_slice(target.as_bytes());
+        self
+    }
+
+    /// Sets the destination of a datagram.
+    #[must_use]
+    pub fn datagram(mut self, address: work::AddressVector, qpn: u32, qkey: u32) -> Self {
+        let target = work::DatagramTarget {
+            address,
+            remote_qpn: qpn.into(),
+            qkey: qkey.into(),
+        };
+        self.target.copy_from_slice(target.as_bytes());
+        self
+    }
+
+    /// The ring entry.
+    pub fn entry(&self) -> Vec<u8> {
+        let mut entry = self.header.as_bytes().to_vec();
+        entry.extend(self.target);
+        assert_eq!(entry.len(), SEND_DATA_OFFSET);
+        entry.extend(&self.data);
+        entry
+    }
+}
+
+/// A guest with memory, one context and one protection domain.
+#[derive(Debug)]
+pub struct Guest {
+    /// Its memory.
+    pub view: GuestView,
+    free: Vec<u64>,
+    random: ChaCha8Rng,
+    next_iova: u64,
+    area: Option<Arena>,
+    /// Its context.
+    pub context: u32,
+    /// Its doorbell page.
+    pub page: u32,
+    /// Its protection domain.
+    pub pd: u32,
+}
+
+impl Guest {
+    /// A guest with `pages` pages of memory, which it hands out in an order that follows from
+    /// `seed`.
+    pub fn new(view: GuestView, pages: usize, seed: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut free: Vec<u64> = (0..pages).map(|page| BASE + (page * PAGE) as u64).collect();
+        for index in (1..free.len()).rev() {
+            // Some pages stay next to each other, so that ranges become one here and there.
+            if random.next_u32() % 4 != 0 {
+                free.swap(index, random.next_u32() as usize % (index + 1));
+            }
+        }
+        Self {
+            view,
+            free,
+            random,
+            next_iova: 0x7f00_0000_0000,
+            area: None,
+            context: 0,
+            page: 0,
+            pd: 0,
+        }
+    }
+
+    /// A random number.
+    pub fn random(&mut self) -> u32 {
+        self.random.next_u32()
+    }
+
+    /// Memory of at least `length` bytes, all 0.
+    pub fn arena(&mut self, length: usize) -> Arena {
+        let pages = length.div_ceil(PAGE).max(1);
+        let left = self.free.len().checked_sub(pages).expect("guest memory");
+        let pages = self.free.split_off(left);
+        for &page in &pages {
+            self.view.put(page, &[0; PAGE]);
+        }
+        Arena {
+            pages,
+            view: self.view.clone(),
+        }
+    }
+
+    /// Gives memory back.
+    pub fn free(&mut self, arena: Arena) {
+        self.free.extend(arena.pages);
+    }
+
+    /// A page list for `length` bytes at `offset` in an arena, and the memory of its chunks.
+    pub fn page_list(&mut self, arena: &Arena, offset: usize, length: usize) -> (PageList, Arena) {
+        let first = offset / PAGE;
+        let last = (offset + length).div_ceil(PAGE);
+        let pages = &arena.pages[first..last];
+        // Chunks are sometimes not full.
+        let full = if self.random() % 2 == 0 {
+            CHUNK_PAGES
+        } else {
+            3
+        };
+        let count = pages.len().div_ceil(full);
+        let chunks = self.arena(count * CHUNK_SIZE);
+        for (index, pages) in pages.chunks(full).enumerate() {
+            let next = if index + 1 < count {
+                chunks.pages[index + 1]
+            } else {
+                0xdead_beef
+            };
+            let mut bytes = next.to_le_bytes().to_vec();
+            bytes.extend((pages.len() as u64).to_le_bytes());
+            bytes.extend(pages.iter().flat_map(|page| page.to_le_bytes()));
+            chunks.put(index * CHUNK_SIZE, &bytes);
+        }
+        let list = PageList {
+            first_chunk: chunks.pages[0].into(),
+            offset: ((offset % PAGE) as u64).into(),
+            length: (length as u64).into(),
+            page_count: (pages.len() as u32).into(),
+            page_shift: 12,
+            reserved: [0; 3],
+        };
+        (list, chunks)
+    }
+
+    /// Executes a command.
+    ///
+    /// # Errors
+    ///
+    /// The device refused it.
+    pub fn command<C: Command>(
+        &self,
+        rnic: &mut Rnic,
+        request: C,
+    ) -> Result<C::Reply, (Status, Cause)> {
+        let header = CommandHeader {
+            code: C::CODE.raw().into(),
+            reserved: 0.into(),
+            length: (size_of::<C>() as u32).into(),
+        };
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.extend(request.as_bytes());
+        let reply = self.raw_command(rnic, &bytes);
+        let (header, body) = ReplyHeader::read_from_prefix(&reply).expect("reply header");
+        assert_eq!(header.length.get() as usize, body.len());
+        match Status::try_from(header.status.get()).expect("status") {
+            Status::Ok => Ok(C::Reply::read_from_bytes(body).expect("reply")),
+            status => {
+                assert!(body.is_empty());
+                let cause = Cause::from_code(header.vendor_error.get()).expect("cause");
+                Err((status, cause))
+            }
+        }
+    }
+
+    /// Executes any bytes as a command, and gives the reply.
+    pub fn raw_command(&self, rnic: &mut Rnic, request: &[u8]) -> Vec<u8> {
+        let mut reply = Vec::new();
+        let mut outbox = Outbox::new();
+        let mut io = Io {
+            memory: &self.view,
+            now: Instant::default(),
+            outbox: &mut outbox,
+        };
+        rnic.execute(request, &mut reply, &mut io);
+        assert!(outbox.segments.is_empty(), "commands send nothing");
+        reply
+    }
+
+    /// Creates the context and the protection domain.
+    pub fn start(&mut self, rnic: &mut Rnic, kind: ContextKind, slots: u32) {
+        let length = notify::area_length(slots);
+        let area = self.arena(length);
+        let (list, chunks) = self.page_list(&area, 0, length);
+        let request = CreateContext {
+            kind: kind.raw(),
+            slots: slots.into(),
+            area: list,
+            ..Default::default()
+        };
+        let created = self.command(rnic, request).expect("context");
+        self.free(chunks);
+        self.area = Some(area);
+        self.context = created.context.get();
+        self.page = created.doorbell_page.get();
+        let request = CreatePd {
+            context: self.context.into(),
+            ..Default::default()
+        };
+        self.pd = self.command(rnic, request).expect("pd").pd.get();
+    }
+
+    /// The notify area.
+    pub fn area(&self) -> &Arena {
+        self.area.as_ref().expect("context")
+    }
+
+    /// Rings the doorbell of a slot, if the device does not poll.
+    pub fn ring(&self, rnic: &mut Rnic, slot: u32) {
+        let area = self.area();
+        let bits = SlotBits::new(slot);
+        area.or_u64(bits.pending_offset, bits.pending_mask);
+        area.or_u64(bits.summary_offset, bits.summary_mask);
+        if area.get_u32(notify::FLAGS_OFFSET) & notify::flags::POLLING == 0 {
+            rnic.doorbell(self.page, slot);
+        }
+    }
+
+    /// Registers `length` bytes of fresh memory, which begin somewhere in a page.
+    pub fn mr(&mut self, rnic: &mut Rnic, length: usize, rights: u32) -> Mr {
+        let arena = self.arena(length);
+        let iova = self.next_iova;
+        self.next_iova += (arena.length() + PAGE) as u64;
+        let (pages, chunks) = self.page_list(&arena, 0, length);
+        let request = RegisterMr {
+            pd: self.pd.into(),
+            access: rights.into(),
+            iova: iova.into(),
+            pages,
+            ..Default::default()
+        };
+        let key = self.command(rnic, request).expect("mr").key.get();
+        self.free(chunks);
+        Mr { arena, iova, key }
+    }
+
+    /// Registers memory with all rights.
+    pub fn full_mr(&mut self, rnic: &mut Rnic, length: usize) -> Mr {
+        let rights = access::LOCAL_WRITE
+            | access::REMOTE_WRITE
+            | access::REMOTE_READ
+            | access::REMOTE_ATOMIC;
+        self.mr(rnic, length, rights)
+    }
+
+    /// Creates a completion queue.
+    pub fn cq(&mut self, rnic: &mut Rnic, entries: u32, vector: u32) -> Cq {
+        let header = size_of::<RingHeader>();
+        let length = header + (entries * CQE_STRIDE) as usize;
+        let arena = self.arena(length);
+        let (pages, chunks) = self.page_list(&arena, 0, length);
+        let layout = RingLayout {
+            header_offset: 0.into(),
+            entries_offset: (header as u32).into(),
+            entries: entries.into(),
+            stride: CQE_STRIDE.into(),
+        };
+        let request = CreateCq {
+            context: self.context.into(),
+            vector: vector.into(),
+            ring: layout,
+            pages,
+        };
+        let cqn = self.command(rnic, request).expect("cq").cqn.get();
+        self.free(chunks);
+        let ring = Ring {
+            arena,
+            layout,
+            index: 0,
+        };
+        Cq {
+            cqn,
+            ring,
+            arm: ring::Arm::default(),
+        }
+    }
+
+    /// Creates a queue pair.
+    ///
+    /// # Errors
+    ///
+    /// The device refused it.
+    pub fn try_qp(
+        &mut self,
+        rnic: &mut Rnic,
+        options: &QpOptions,
+        send_cqn: u32,
+        recv_cqn: u32,
+    ) -> Result<Qp, (Status, Cause)> {
+        let send_stride = work::send_stride(options.sge.into(), options.inline.into());
+        let recv_stride = work::receive_stride(options.sge.into());
+        let header = size_of::<RingHeader>() as u32;
+        let send_ring = RingLayout {
+            header_offset: 0.into(),
+            entries_offset: 1024.into(),
+            entries: options.entries.into(),
+            stride: send_stride.into(),
+        };
+        let recv_header = (send_ring.end() as u32).next_multiple_of(PAGE as u32);
+        let recv_ring = RingLayout {
+            header_offset: recv_header.into(),
+            entries_offset: (recv_header + header.next_multiple_of(recv_stride)).into(),
+            entries: options.entries.into(),
+            stride: recv_stride.into(),
+        };
+        let length = recv_ring.end() as usize;
+        let arena = self.arena(length);
+        let (pages, chunks) = self.page_list(&arena, 0, length);
+        let request = CreateQp {
+            context: self.context.into(),
+            pd: self.pd.into(),
+            qp_type: options.qp_type.raw(),
+            flags: if options.signal_all {
+                qp_flags::SIGNAL_ALL
+            } else {
+                0
+            },
+            max_send_sge: options.sge.into(),
+            max_recv_sge: options.sge.into(),
+            max_inline: options.inline.into(),
+            send_cqn: send_cqn.into(),
+            recv_cqn: recv_cqn.into(),
+            send_ring,
+            recv_ring,
+            pages,
+        };
+        let result = self.command(rnic, request);
+        self.free(chunks);
+        let created = result?;
+        let ring = |layout| Ring {
+            arena: arena.clone(),
+            layout,
+            index: 0,
+        };
+        Ok(Qp {
+            qpn: created.qpn.get(),
+            slot: created.slot.get(),
+            sq: ring(send_ring),
+            rq: ring(recv_ring),
+        })
+    }
+
+    /// Posts a send and rings; `false` if the queue is full.
+    pub fn post_send(&self, rnic: &mut Rnic, qp: &mut Qp, send: &Send) -> bool {
+        let posted = qp.sq.post(&send.entry());
+        if posted {
+            self.ring(rnic, qp.slot);
+        }
+        posted
+    }
+
+    /// Posts a receive; `false` if the queue is full.
+    pub fn post_receive(&self, rnic: &mut Rnic, qp: &mut Qp, wr_id: u64, sges: &[Sge]) -> bool {
+        let header = ReceiveHeader {
+            wr_id: wr_id.into(),
+            num_sge: (sges.len() as u16).into(),
+            reserved: [0; 6],
+        };
+        let mut entry = header.as_bytes().to_vec();
+        entry.extend(sges.iter().flat_map(|sge| sge.as_bytes().to_vec()));
+        let posted = qp.rq.post(&entry);
+        if posted && qp.rq.device_flags() & ring::flags::NEED_DOORBELL != 0 {
+            self.ring(rnic, qp.slot);
+        }
+        posted
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Guest memory made of vectors.
+
+use crate::memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped};
+use std::{cell::RefCell, rc::Rc};
+
+/// Bus address of the first byte of every guest's memory.
+pub const BASE: u64 = 0x1_0000_0000;
+
+/// Memory of all guests: one block each, which can be unmapped.
+#[derive(Clone, Debug, Default)]
+pub struct Memories {
+    blocks: Rc<RefCell<Vec<Option<Vec<u8>>>>>,
+}
+
+impl Memories {
+    /// No guests.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a guest with `length` bytes of memory.
+    pub fn add(&self, length: usize) -> GuestView {
+        let mut blocks = self.blocks.borrow_mut();
+        blocks.push(Some(vec![0; length]));
+        GuestView {
+            memories: self.clone(),
+            region: RegionId(blocks.len() as u32 - 1),
+        }
+    }
+
+    fn with<R>(
+        &self,
+        range: HostRange,
+        offset: u64,
+        length: usize,
+        work: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, Unmapped> {
+        if offset.checked_add(length as u64).ok_or(Unmapped)? > range.length {
+            return Err(Unmapped);
+        }
+        let mut blocks = self.blocks.borrow_mut();
+        let block = blocks
+            .get_mut(range.region.0 as usize)
+            .and_then(Option::as_mut)
+            .ok_or(Unmapped)?;
+        let start = usize::try_from(range.offset + offset).map_err(|_| Unmapped)?;
+        let bytes = block.get_mut(start..start + length).ok_or(Unmapped)?;
+        Ok(work(bytes))
+    }
+
+    fn word<const N: usize, R>(
+        &self,
+        range: HostRange,
+        offset: u64,
+        work: impl FnOnce(&mut [u8; N]) -> R,
+    ) -> Result<R, Unmapped> {
+        if (range.offset + offset) % N as u64 != 0 {
+            return Err(Unmapped);
+        }
+        self.with(range, offset, N, |bytes| {
+            work(bytes.try_into().expect("length is N"))
+        })
+    }
+}
+
+/// Memory as the device of one guest sees it.
+#[derive(Clone, Debug)]
+pub struct GuestView {
+    memories: Memories,
+    region: RegionId,
+}
+
+impl GuestView {
+    /// Takes the guest's memory away.
+    pub fn unmap(&self) {
+        self.memories.blocks.borrow_mut()[self.region.0 as usize] = None;
+    }
+
+    /// Reads guest memory as the guest does.
+    pub fn get(&self, address: u64, buffer: &mut [u8]) {
+        let range = self.range(address, buffer.len());
+        self.read(range, buffer).expect("guest memory");
+    }
+
+    /// Writes guest memory as the guest does.
+    pub fn put(&self, address: u64, bytes: &[u8]) {
+        let range = self.range(address, bytes.len());
+        self.write(range, bytes).expect("guest memory");
+    }
+
+    fn range(&self, address: u64, length: usize) -> HostRange {
+        self.resolve(GuestAddress(address), length as u64)
+            .expect("address of guest memory")
+    }
+}
+
+impl Memory for GuestView {
+    fn resolve(&self, address: GuestAddress, length: u64) -> Option<HostRange> {
+        let offset = address.0.checked_sub(BASE)?;
+        let blocks = self.memories.blocks.borrow();
+        let block = blocks[self.region.0 as usize].as_ref()?;
+        (offset.checked_add(length)? <= block.len() as u64).then_some(HostRange {
+            region: self.region,
+            offset,
+            length,
+        })
+    }
+
+    fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        self.memories.with(from, 0, buffer.len(), |bytes| {
+            buffer.copy_from_slice(bytes);
+        })
+    }
+
+    fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        self.memories
+            .with(to, 0, bytes.len(), |target| target.copy_from_slice(bytes))
+    }
+
+    fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
+        let mut bytes = vec![0; from.length as usize];
+        self.read(from, &mut bytes)?;
+        self.write(to, &bytes)
+    }
+
+    fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped> {
+        self.memories
+            .word(range, offset, |word| u32::from_le_bytes(*word))
+    }
+
+    fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped> {
+        self.memories
+            .word(range, offset, |word| *word = value.to_le_bytes())
+    }
+
+    fn store_u8(&self, range: HostRange, offset: u64, value: u8) -> Result<(), Unmapped> {
+        self.memories
+            .word(range, offset, |word: &mut [u8; 1]| *word = [value])
+    }
+
+    fn load_u64(&self, range: HostRange, offset: u64) -> Result<u64, Unmapped> {
+        self.memories
+            .word(range, offset, |word| u64::from_le_bytes(*word))
+    }
+
+    fn swap_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
+        self.memories.word(range, offset, |word| {
+            u64::from_le_bytes(std::mem::replace(word, value.to_le_bytes()))
+        })
+    }
+
+    fn fetch_add_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
+        self.memories.word(range, offset, |word| {
+            let old = u64::from_le_bytes(*word);
+            *word = old.wrapping_add(value).to_le_bytes();
+            old
+        })
+    }
+
+    fn compare_exchange_u64(
+        &self,
+        range: HostRange,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<u64, Unmapped> {
+        self.memories.word(range, offset, |word| {
+            let old = u64::from_le_bytes(*word);
+            if old == current {
+                *word = new.to_le_bytes();
+            }
+            old
+        })
+    }
+
+    fn fence(&self) {}
+}

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Guests, their devices, and the fabric between them.
+
+use super::{
+    guest::{Cq, Guest, Mr, Qp, QpOptions},
+    memory::Memories,
+};
+use crate::{
+    resources::Io,
+    rnic::{Rnic, RnicConfig},
+    segment::{Outbox, Segment},
+    time::Instant,
+};
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use std::time::Duration;
+use vrnic_wire::{
+    command::{ContextKind, ModifyQp, QueryQp, SetGid},
+    memory::access,
+    port::{GidEntry, GidType, Mtu, NO_VLAN},
+    qp::{QpAttributes, QpState, QpType, attribute},
+    work::AddressVector,
+};
+
+/// GID of the device of guest `index`: an IPv4 address.
+pub fn gid_of(index: usize) -> [u8; 16] {
+    let mut gid = [0; 16];
+    gid[10..12].fill(0xff);
+    gid[12..].copy_from_slice(&[10, 0, 0, index as u8 + 1]);
+    gid
+}
+
+/// What goes wrong on the fabric, each in parts of 1024.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Faults {
+    /// Segments that are lost.
+    pub drop: u32,
+    /// Segments that come twice.
+    pub duplicate: u32,
+    /// Segments that take longer, and so are overtaken.
+    pub delay: u32,
+}
+
+/// A guest and its device.
+#[derive(Debug)]
+pub struct Node {
+    /// The device.
+    pub rnic: Rnic,
+    /// The guest.
+    pub guest: Guest,
+}
+
+/// Everything.
+#[derive(Debug)]
+pub struct World {
+    /// Guests and devices.
+    pub nodes: Vec<Node>,
+    /// Now.
+    pub now: Instant,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Memory of all guests.
+    pub memories: Memories,
+    /// Segments delivered.
+    pub delivered: u64,
+    /// If set, every segment but those it accepts is lost.
+    pub filter: Option<fn(&Segment) -> bool>,
+    random: ChaCha8Rng,
+    outbox: Outbox,
+    travelling: Vec<(Instant, Segment)>,
+}
+
+/// A connected queue pair of each of two nodes, with completion queues and a region.
+#[derive(Debug)]
+pub struct Connection {
+    /// Nodes.
+    pub nodes: [usize; 2],
+    /// Queue pairs.
+    pub qps: [Qp; 2],
+    /// Completion queues of sends.
+    pub send_cqs: [Cq; 2],
+    /// Completion queues of receives.
+    pub recv_cqs: [Cq; 2],
+    /// Regions with all rights.
+    pub mrs: [Mr; 2],
+}
+
+impl World {
+    /// `count` guests with `pages` pages each. `config` is that of all devices but for their seeds.
+    pub fn new(count: usize, pages: usize, config: &RnicConfig, seed: u64) -> Self {
+        let memories = Memories::new();
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let nodes = (0..count)
+            .map(|index| {
+                let mut config = config.clone();
+                random.fill_bytes(&mut config.seed);
+                let mut rnic = Rnic::new(config);
+                let view = memories.add(pages * 4096);
+                let mut guest = Guest::new(view, pages, random.next_u64());
+                guest.start(&mut rnic, ContextKind::Kernel, 1024);
+                let request = SetGid {
+                    index: 0.into(),
+                    reserved: 0.into(),
+                    entry: GidEntry {
+                        gid: gid_of(index),
+                        mac: [2, 0, 0, 0, 0, index as u8],
+                        vlan: NO_VLAN.into(),
+                        gid_type: GidType::RoceV2.raw(),
+                        reserved: [0; 7],
+                    },
+                };
+                guest.command(&mut rnic, request).expect("gid");
+                Node { rnic, guest }
+            })
+            .collect();
+        Self {
+            nodes,
+            now: Instant::from_nanos(1),
+            faults: Faults::default(),
+            memories,
+            delivered: 0,
+            filter: None,
+            random,
+            outbox: Outbox::new(),
+            travelling: Vec::new(),
+        }
+    }
+
+    /// Two guests with default devices.
+    pub fn pair(seed: u64) -> Self {
+        Self::new(2, 2048, &RnicConfig::default(), seed)
+    }
+
+    /// Modifies a queue pair.
+    pub fn modify(&mut self, node: usize, qpn: u32, attributes: QpAttributes) {
+        let node = &mut self.nodes[node];
+        let request = ModifyQp {
+            qpn: qpn.into(),
+            reserved: 0.into(),
+            attributes,
+        };
+        node.guest.command(&mut node.rnic, request).expect("modify");
+    }
+
+    /// State of a queue pair.
+    pub fn state(&mut self, node: usize, qpn: u32) -> QpState {
+        let node = &mut self.nodes[node];
+        let request = QueryQp {
+            qpn: qpn.into(),
+            ..Default::default()
+        };
+        let attributes = node.guest.command(&mut node.rnic, request).expect("query");
+        QpState::try_from(attributes.state).expect("state")
+    }
+
+    /// Attributes with which reliable connections of tests are made.
+    pub fn attributes(peer: usize, dest_qpn: u32) -> QpAttributes {
+        QpAttributes {
+            path_mtu: Mtu::Mtu1024.raw(),
+            rq_psn: 0xff_fff0.into(),
+            sq_psn: 0xff_fff0.into(),
+            dest_qpn: dest_qpn.into(),
+            access: access::QUEUE_PAIR.into(),
+            port: 1,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            timeout: 8,
+            retry_count: 7,
+            rnr_retry: 7,
+            address: AddressVector {
+                dgid: gid_of(peer),
+                ..Default::default()
+            },
+            ..Default::default()
+        }
+    }
+
+    /// Takes a queue pair from reset to ready to send with these attributes.
+    pub fn bring_up(&mut self, node: usize, qpn: u32, attributes: QpAttributes, qp_type: QpType) {
+        use attribute::{
+            ACCESS_FLAGS, ADDRESS_VECTOR, DEST_QPN, MAX_DEST_RD_ATOMIC, MAX_RD_ATOMIC,
+            MIN_RNR_TIMER, PATH_MTU, PKEY_INDEX, PORT, QKEY, RETRY_COUNT, RNR_RETRY, RQ_PSN,
+            SQ_PSN, STATE, TIMEOUT,
+        };
+        let masks = match qp_type {
+            QpType::ReliableConnection => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                TIMEOUT | RETRY_COUNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC,
+            ],
+            QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
+            _ => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
+        };
+        let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
+        for (state, mask) in states.into_iter().zip(masks) {
+            let wanted = QpAttributes {
+                state: state.raw(),
+                mask: (mask | STATE).into(),
+                ..attributes
+            };
+            self.modify(node, qpn, wanted);
+        }
+    }
+
+    /// Connects a new queue pair of one node with one of another, or of the same. `change` may change
+    /// the attributes of both.
+    pub fn connect(
+        &mut self,
+        nodes: [usize; 2],
+        options: &QpOptions,
+        mr_length: usize,
+        change: impl Fn(usize, &mut QpAttributes),
+    ) -> Connection {
+        let sides = nodes.map(|index| {
+            let Node { rnic, guest } = &mut self.nodes[index];
+            let send_cq = guest.cq(rnic, options.entries * 2, 0);
+            let recv_cq = guest.cq(rnic, options.entries * 2, 1);
+            let qp = guest
+                .try_qp(rnic, options, send_cq.cqn, recv_cq.cqn)
+                .expect("qp");
+            let mr = guest.full_mr(rnic, mr_length);
+            (qp, send_cq, recv_cq, mr)
+        });
+        for side in 0..2 {
+            let peer = &sides[1 - side].0;
+            let mut attributes = Self::attributes(nodes[1 - side], peer.qpn);
+            change(side, &mut attributes);
+            let qpn = sides[side].0.qpn;
+            self.bring_up(nodes[side], qpn, attributes, options.qp_type);
+        }
+        let [a, b] = sides;
+        Connection {
+            nodes,
+            qps: [a.0, b.0],
+            send_cqs: [a.1, b.1],
+            recv_cqs: [a.2, b.2],
+            mrs: [a.3, b.3],
+        }
+    }
+
+    /// Gives every device one turn, and delivers what arrives now. Whether anything happened.
+    pub fn step(&mut self) -> bool {
+        let mut worked = false;
+        for node in &mut self.nodes {
+            let mut io = Io {
+                memory: &node.guest.view,
+                now: self.now,
+                outbox: &mut self.outbox,
+            };
+            if node.rnic.next_deadline().is_some_and(|at| at <= self.now) {
+                node.rnic.advance(&mut io);
+            }
+            worked |= node.rnic.poll(16, &mut io);
+        }
+        let faults = self.faults;
+        let perfect = faults.drop + faults.duplicate + faults.delay == 0;
+        let mut sent = std::mem::take(&mut self.outbox.segments);
+        for mut segment in sent.drain(..) {
+            worked = true;
+            if self.filter.is_some_and(|accepts| !accepts(&segment)) {
+                continue;
+            }
+            if perfect && self.travelling.is_empty() {
+                self.deliver(segment);
+                continue;
+            }
+            let mut hit = |parts| self.random.next_u32() % 1024 < parts;
+            if hit(faults.drop) {
+                continue;
+            }
+            let twice = hit(faults.duplicate);
+            let late = hit(faults.delay);
+            if segment.detach(&self.nodes[0].guest.view).is_err() {
+                continue;
+            }
+            if twice {
+                let delay = Duration::from_nanos(u64::from(self.random.next_u32() % 200_000));
+                self.travelling.push((self.now + delay, segment.clone()));
+            }
+            let delay = if late {
+                self.random.next_u32() % 20_000
+            } else {
+                0
+            };
+            let delay = Duration::from_nanos(u64::from(delay));
+            self.travelling.push((self.now + delay, segment));
+        }
+        self.outbox.segments = sent;
+        let mut index = 0;
+        while index < self.travelling.len() {
+            if self.travelling[index].0 <= self.now {
+                let (_, segment) = self.travelling.remove(index);
+                self.deliver(segment);
+                worked = true;
+            } else {
+                index += 1;
+            }
+        }
+        worked
+    }
+
+    /// Delivers a segment to the device that has its GID.
+    pub fn deliver(&mut self, segment: Segment) {
+        let destination = segment.path.destination;
+        let found = self
+            .nodes
+            .iter_mut()
+            .find(|node| node.rnic.has_gid(&destination));
+        if let Some(node) = found {
+            let mut io = Io {
+                memory: &node.guest.view,
+                now: self.now,
+                outbox: &mut self.outbox,
+            };
+            node.rnic.receive(segment, &mut io);
+            self.delivered += 1;
+        }
+    }
+
+    /// Runs until nothing happens any more, or for that long.
+    pub fn run(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        loop {
+            while self.step() {
+                self.now = self.now + Duration::from_nanos(200);
+            }
+            let mut awake = false;
+            for node in &mut self.nodes {
+                let mut io = Io {
+                    memory: &node.guest.view,
+                    now: self.now,
+                    outbox: &mut self.outbox,
+                };
+                awake |= node.rnic.prepare_sleep(&mut io);
+            }
+            if awake {
+                continue;
+            }
+            let timers = self
+                .nodes
+                .iter()
+                .filter_map(|node| node.rnic.next_deadline());
+            let arrivals = self.travelling.iter().map(|(at, _)| *at);
+            match timers.chain(arrivals).min() {
+                Some(at) if at <= end => self.now = self.now.max(at),
+                _ => return,
+            }
+        }
+    }
+
+    /// Runs until nothing happens any more, or for a virtual minute.
+    pub fn settle(&mut self) {
+        self.run(Duration::from_secs(60));
+    }
+}
+
+impl Connection {
+    /// Posts a send at one side.
+    pub fn send(&mut self, world: &mut World, side: usize, send: &super::Send) {
+        let node = &mut world.nodes[self.nodes[side]];
+        let posted = node
+            .guest
+            .post_send(&mut node.rnic, &mut self.qps[side], send);
+        assert!(posted, "send queue is full");
+    }
+
+    /// Posts a receive at one side.
+    pub fn receive(
+        &mut self,
+        world: &mut World,
+        side: usize,
+        wr_id: u64,
+        sges: &[vrnic_wire::work::Sge],
+    ) {
+        let node = &mut world.nodes[self.nodes[side]];
+        let posted = node
+            .guest
+            .post_receive(&mut node.rnic, &mut self.qps[side], wr_id, sges);
+        assert!(posted, "receive queue is full");
+    }
+}
