@@ -48,7 +48,7 @@ program() {
 		int main(void)
 		{
 	C
-	(cd "$here/.." && VRNIC_PABI=$1 cargo test -q -p libvrnic --lib -- --ignored --nocapture print_questions) |
+	(cd "$here/.." && VRNIC_PABI=$1 cargo test --release -q -p libvrnic --lib -- --ignored --nocapture print_questions) |
 		sed -n 's/.*QUESTION \(.*\)$/\tprintf("%s %llu\\n", "\1", (unsigned long long)(\1));/p'
 	printf '\treturn 0;\n}\n'
 }

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The shared objects that libibverbs loads, built and examined as `build.sh` and the scripts in
+//! `layout/` do it.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+fn script(name: &str, arguments: &[&PathBuf]) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name);
+    let output = Command::new("bash")
+        .arg(&path)
+        .args(arguments)
+        .output()
+        .expect("bash runs");
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    assert!(output.status.success(), "{}: {text}", path.display());
+    println!("{text}");
+}
+
+/// Both providers, just built. `build.sh` itself checks what they export and need.
+fn providers() -> &'static PathBuf {
+    static PROVIDERS: OnceLock<PathBuf> = OnceLock::new();
+    PROVIDERS.get_or_init(|| {
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("providers");
+        script("build.sh", &[&directory]);
+        directory
+    })
+}
+
+/// The sources of both releases: fetched with apt the first time.
+fn sources() -> PathBuf {
+    let cache = env::var_os("VRNIC_CACHE").map_or_else(
+        || {
+            let base = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+            let home = || PathBuf::from(env::var_os("HOME").expect("HOME is set")).join(".cache");
+            base.unwrap_or_else(home).join("vrnic")
+        },
+        PathBuf::from,
+    );
+    let directory = cache.join("rdma-core");
+    script("layout/sources.sh", &[&directory]);
+    directory
+}
+
+#[test]
+fn providers_register_with_their_own_library_only() {
+    script("layout/load.sh", &[providers()]);
+}
+
+#[test]
+fn layouts_and_behaviour_agree_with_the_headers_of_both_releases() {
+    script("layout/check.sh", &[&sources(), providers()]);
+}
