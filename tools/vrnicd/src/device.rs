@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::config;
 use crate::guest_memory::{GuestMemory, RegionTable};
 use crate::virtio::mailbox::{Mailbox, Request};
-use crate::virtio::queue::{BadQueue, Virtqueue};
+use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec, Notifier};
 use crate::waker::Waker;
 
@@ -59,11 +59,15 @@ struct Queues {
     events: Vec<EventQueue>,
 }
 
-/// An event queue and the event that waits for a buffer in it.
+/// An event queue.
 #[derive(Default)]
 struct EventQueue {
     queue: Option<Virtqueue>,
-    waiting: Option<Vec<u8>>,
+    /// A buffer that waits for an event. Events themselves wait in the engine, which drops those of objects that are
+    /// destroyed meanwhile.
+    buffer: Option<Chain>,
+    /// An event that goes out even if the engine is gone.
+    last: Option<Vec<u8>>,
     /// There was no buffer and no notification since.
     dry: bool,
 }
@@ -390,7 +394,7 @@ impl Device {
             ..AsyncEvent::default()
         };
         if let Some(events) = session.queues.events.first_mut() {
-            events.waiting = Some(event.as_bytes().to_vec());
+            events.last = Some(event.as_bytes().to_vec());
             events.dry = false;
             if let Ok(true) = events.publish(&mut || None) {
                 session.notifier.queue_used(ASYNC_EVENT_QUEUE);
@@ -464,19 +468,21 @@ impl EventQueue {
             return Ok(false);
         };
         loop {
-            if self.waiting.is_none() {
-                self.waiting = next();
+            if self.buffer.is_none() {
+                self.buffer = queue.pop(0)?;
             }
-            let Some(event) = &self.waiting else { break };
-            let Some(chain) = queue.pop(0)? else {
+            let Some(chain) = &self.buffer else {
                 self.dry = true;
+                break;
+            };
+            let Some(event) = self.last.take().or_else(&mut *next) else {
                 break;
             };
             if chain.reply_capacity() < event.len() {
                 return Err(BadQueue("buffer is too small for an event"));
             }
-            interrupt |= queue.complete(&chain, event)?;
-            self.waiting = None;
+            interrupt |= queue.complete(chain, &event)?;
+            self.buffer = None;
         }
         Ok(interrupt)
     }
