@@ -1,20 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Holds the device to the table of state transitions in `Documentation/virtio-rdma.rst`.
+//! Holds the device to `Documentation/virtio-rdma.rst`.
 //!
-//! The table is read from the text. Every pair of states of every type of queue pair is tried, with
-//! all required attributes, with each of them missing, and with each other attribute added.
+//! The table of state transitions is read from the text. Every pair of states of every type of queue
+//! pair is tried, with all required attributes, with each of them missing, and with each other
+//! attribute added. Each fault of a command that the text names is committed.
 
-use vrnic_engine::testing::{Cq, Qp, QpOptions, Send, World};
+use vrnic_engine::{
+    Limits, RnicConfig,
+    testing::{Cq, Node, Qp, QpOptions, Send, World},
+};
 use vrnic_wire::{
-    command::{DestroyQp, ModifyQp, Status},
-    memory::access,
+    command::{
+        ClearGid, Command, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp, DeregisterMr,
+        DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice,
+        QueryPort, QueryQp, RegisterMr, RingDoorbell, SetGid, Status, mr_flags,
+    },
+    memory::{PageList, access},
+    notify,
     qp::{
         QpAttributes,
         QpState::{self, Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrain},
         QpType::{self, Gsi, ReliableConnection, UnreliableDatagram},
         attribute,
     },
+    ring::RingLayout,
     work::SendOpcode,
 };
 
@@ -328,4 +338,406 @@ fn a_wrong_current_state_is_refused() {
     let refused = bench.modify(&qp, ReadyToSend, mask, QpState::SendQueueError);
     assert_eq!(refused, Err(Status::BadState));
     assert_eq!(bench.modify(&qp, ReadyToSend, mask, ReadyToSend), Ok(()));
+}
+
+/// A device with one object of each kind, and what is right for another.
+struct Commands {
+    world: World,
+    cq: Cq,
+    context: CreateContext,
+    mr: RegisterMr,
+    new_cq: CreateCq,
+    qp: CreateQp,
+}
+
+impl Commands {
+    fn new(config: &RnicConfig) -> Self {
+        let mut world = World::new(1, 256, config, 3);
+        let Node { rnic, guest } = &mut world.nodes[0];
+        let cq = guest.cq(rnic, 16, 0);
+        let memory = guest.arena(3 * 4096);
+        let mut list = |length| guest.page_list(&memory, 0, length).0;
+        let ring = |header: u32, entries: u32, stride: u32| RingLayout {
+            header_offset: header.into(),
+            entries_offset: (header + 1024).into(),
+            entries: entries.into(),
+            stride: stride.into(),
+        };
+        let context = CreateContext {
+            kind: ContextKind::User.raw(),
+            slots: 64.into(),
+            area: list(notify::area_length(64)),
+            ..Default::default()
+        };
+        let mr = RegisterMr {
+            access: access::REGION.into(),
+            iova: 0x1000.into(),
+            pages: list(8192),
+            ..Default::default()
+        };
+        let new_cq = CreateCq {
+            ring: ring(0, 16, 64),
+            pages: list(4096),
+            ..Default::default()
+        };
+        let mut qp = CreateQp {
+            qp_type: ReliableConnection.raw(),
+            max_send_sge: 4.into(),
+            max_recv_sge: 4.into(),
+            max_inline: 64.into(),
+            send_cqn: cq.cqn.into(),
+            recv_cqn: cq.cqn.into(),
+            send_ring: ring(0, 16, 128),
+            recv_ring: ring(4096, 16, 128),
+            pages: list(3 * 4096),
+            ..Default::default()
+        };
+        let (owner, pd) = (guest.context, guest.pd);
+        qp.context = owner.into();
+        qp.pd = pd.into();
+        Self {
+            world,
+            cq,
+            context,
+            mr: RegisterMr {
+                pd: pd.into(),
+                ..mr
+            },
+            new_cq: CreateCq {
+                context: owner.into(),
+                ..new_cq
+            },
+            qp,
+        }
+    }
+
+    fn run<C: Command>(&mut self, request: C) -> Result<C::Reply, Status> {
+        let Node { rnic, guest } = &mut self.world.nodes[0];
+        guest.command(rnic, request).map_err(|(status, _)| status)
+    }
+
+    /// How many objects there are, and what their page lists take.
+    fn objects(&self) -> [usize; 6] {
+        let all = self.world.nodes[0].rnic.snapshot();
+        let counts = [all.contexts, all.pds, all.cqs, all.qps].map(|count| count as usize);
+        let [contexts, pds, cqs, qps] = counts;
+        [contexts, pds, cqs, qps, all.mrs, all.translations]
+    }
+
+    /// Checks that the device refuses a command so, and that it changed nothing.
+    fn refuses<C: Command>(&mut self, request: C, status: Status, why: &str) {
+        let before = self.objects();
+        assert_eq!(self.run(request).err(), Some(status), "{why}");
+        assert_eq!(before, self.objects(), "{why}");
+    }
+}
+
+/// Changes a copy of a request.
+fn with<C: Copy>(request: C, change: impl FnOnce(&mut C)) -> C {
+    let mut changed = request;
+    change(&mut changed);
+    changed
+}
+
+#[test]
+fn headers_are_checked_as_the_standard_says() {
+    let mut commands = Commands::new(&RnicConfig::default());
+    let Node { rnic, guest } = &mut commands.world.nodes[0];
+    let mut status = |bytes: &[u8]| {
+        let reply = guest.raw_command(rnic, bytes);
+        assert_eq!(reply.len(), 16, "no reply follows a refusal");
+        Status::try_from(u32::from_le_bytes(reply[..4].try_into().unwrap())).unwrap()
+    };
+    assert_eq!(status(&[]), Status::Malformed);
+    assert_eq!(status(&[0x20, 0, 0, 0, 8, 0, 0]), Status::Malformed);
+    assert_eq!(status(&[0xff, 0xff, 0, 0, 0, 0, 0, 0]), Status::Unsupported);
+    let pd = |header: [u8; 8], body: &[u8]| [&header, body].concat();
+    let request = [1, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(
+        status(&pd([0x20, 0, 1, 0, 8, 0, 0, 0], &request)),
+        Status::Malformed
+    );
+    assert_eq!(
+        status(&pd([0x20, 0, 0, 0, 7, 0, 0, 0], &request)),
+        Status::Malformed
+    );
+    assert_eq!(
+        status(&pd([0x20, 0, 0, 0, 8, 0, 0, 0], &request[..7])),
+        Status::Malformed
+    );
+    assert_eq!(
+        status(&pd([0x20, 0, 0, 0, 9, 0, 0, 0], &[0; 9])),
+        Status::Malformed
+    );
+    let reserved = [1, 0, 0, 0, 1, 0, 0, 0];
+    assert_eq!(
+        status(&pd([0x20, 0, 0, 0, 8, 0, 0, 0], &reserved)),
+        Status::Malformed
+    );
+}
+
+#[test]
+fn each_fault_of_a_command_has_its_status() {
+    use Status::{BadAddress, Busy, InvalidArgument, Malformed, NotFound, NotPermitted};
+    let mut commands = Commands::new(&RnicConfig::default());
+    let Commands {
+        context,
+        mr,
+        new_cq,
+        qp,
+        ..
+    } = commands;
+    let Node { guest, .. } = &commands.world.nodes[0];
+    let (owner, pd) = (guest.context, guest.pd);
+    let cqn = commands.cq.cqn;
+    let limits = commands.run(QueryDevice {}).unwrap();
+    let c = &mut commands;
+
+    let port = |port: u32| QueryPort {
+        port: port.into(),
+        ..Default::default()
+    };
+    c.refuses(port(0), NotFound, "port 0");
+    c.refuses(port(2), NotFound, "port 2");
+    let counters = QueryCounters {
+        port: 2.into(),
+        ..Default::default()
+    };
+    c.refuses(counters, NotFound, "port 2");
+
+    let gids = limits.gid_table_length;
+    let clear = |index: u32| ClearGid {
+        index: index.into(),
+        ..Default::default()
+    };
+    assert!(
+        c.run(clear(gids.get() - 1)).is_ok(),
+        "an empty entry can be emptied"
+    );
+    c.refuses(clear(gids.get()), InvalidArgument, "beyond the table");
+    let gid = SetGid::default();
+    let beyond = with(gid, |gid| gid.index = gids);
+    c.refuses(beyond, InvalidArgument, "beyond the table");
+    let unknown = with(gid, |gid| gid.entry.gid_type = 2);
+    c.refuses(unknown, InvalidArgument, "GID type");
+
+    let bad = with(context, |r| r.kind = 2);
+    c.refuses(bad, InvalidArgument, "kind");
+    for slots in [0, 32, 96, 131_072] {
+        let bad = with(context, |r| r.slots = slots.into());
+        c.refuses(bad, InvalidArgument, "slots");
+    }
+    let bad = with(context, |r| r.slots = 128.into());
+    c.refuses(bad, BadAddress, "length of the area");
+    let bad = with(context, |r| r.area.offset = 8.into());
+    c.refuses(bad, BadAddress, "offset of the area");
+    let destroy = |context: u32| DestroyContext {
+        context: context.into(),
+        ..Default::default()
+    };
+    c.refuses(destroy(0xdead), NotFound, "no such context");
+    c.refuses(destroy(owner), Busy, "a completion queue belongs to it");
+    let ring = |context: u32, slot: u32| RingDoorbell {
+        context: context.into(),
+        slot: slot.into(),
+    };
+    c.refuses(ring(0xdead, 0), NotFound, "no such context");
+    c.refuses(ring(owner, 0), NotFound, "no such slot");
+
+    let create = CreatePd {
+        context: 0xdead.into(),
+        ..Default::default()
+    };
+    c.refuses(create, NotFound, "no such context");
+    let destroy = |pd: u32| DestroyPd {
+        pd: pd.into(),
+        ..Default::default()
+    };
+    c.refuses(destroy(0xdead), NotFound, "no such protection domain");
+
+    let bad = with(mr, |r| r.pd = 0xdead.into());
+    c.refuses(bad, NotFound, "no such protection domain");
+    for rights in [
+        access::REMOTE_WRITE,
+        access::REMOTE_ATOMIC,
+        access::MW_BIND,
+        access::ZERO_BASED,
+    ] {
+        let bad = with(mr, |r| r.access = rights.into());
+        c.refuses(bad, InvalidArgument, "rights");
+    }
+    let bad = with(mr, |r| r.flags = 2.into());
+    c.refuses(bad, InvalidArgument, "flags");
+    let bad = with(mr, |r| r.pages.length = 0.into());
+    c.refuses(bad, InvalidArgument, "no length");
+    let bad = with(mr, |r| r.iova = (u64::MAX - 8190).into());
+    c.refuses(bad, InvalidArgument, "wraps around");
+    let last = with(mr, |r| r.iova = (u64::MAX - 8191).into());
+    let key = c.run(last).expect("ends with the last address").key;
+    c.refuses(destroy(pd), Busy, "a region belongs to it");
+    let all = with(mr, |r| r.flags = mr_flags::ALL_MEMORY.into());
+    c.refuses(all, Malformed, "all memory and an address");
+    let deregister = |pd: u32, key: u32| DeregisterMr {
+        pd: pd.into(),
+        key: key.into(),
+    };
+    c.refuses(deregister(pd, key.get() ^ 1), NotFound, "no such key");
+    let create = CreatePd {
+        context: owner.into(),
+        ..Default::default()
+    };
+    let other = c.run(create).unwrap().pd.get();
+    c.refuses(
+        deregister(other, key.get()),
+        NotPermitted,
+        "another protection domain",
+    );
+    assert!(c.run(deregister(pd, key.get())).is_ok());
+    c.refuses(deregister(pd, key.get()), NotFound, "gone");
+
+    let pages: [(fn(&mut PageList), Status); 8] = [
+        (|list| list.reserved[1] = 1, Malformed),
+        (|list| list.page_shift = 11, BadAddress),
+        (|list| list.page_shift = 49, BadAddress),
+        (|list| list.offset = 4096.into(), BadAddress),
+        (|list| list.page_count = 1.into(), BadAddress),
+        (|list| list.page_count = 3.into(), BadAddress),
+        (
+            |list| list.first_chunk = (list.first_chunk.get() + 8).into(),
+            BadAddress,
+        ),
+        (|list| list.first_chunk = 0.into(), BadAddress),
+    ];
+    for (index, (change, status)) in pages.into_iter().enumerate() {
+        let bad = with(mr, |r| change(&mut r.pages));
+        c.refuses(bad, status, &format!("page list {index}"));
+    }
+
+    let bad = with(new_cq, |r| r.context = 0xdead.into());
+    c.refuses(bad, NotFound, "no such context");
+    let bad = with(new_cq, |r| r.vector = 4.into());
+    c.refuses(bad, InvalidArgument, "vector");
+    let layouts: [fn(&mut RingLayout); 6] = [
+        |ring| *ring = RingLayout::absent(),
+        |ring| ring.stride = 128.into(),
+        |ring| ring.entries = 15.into(),
+        |ring| ring.entries = 64.into(),
+        |ring| ring.header_offset = 64.into(),
+        |ring| ring.entries_offset = 64.into(),
+    ];
+    for change in layouts {
+        let bad = with(new_cq, |r| change(&mut r.ring));
+        c.refuses(bad, InvalidArgument, "ring");
+    }
+    let bad = with(new_cq, |r| r.pages.offset = 128.into());
+    c.refuses(bad, BadAddress, "offset");
+    let destroy = |cqn: u32| DestroyCq {
+        cqn: cqn.into(),
+        ..Default::default()
+    };
+    c.refuses(destroy(0xdead), NotFound, "no such completion queue");
+
+    let changes: [(fn(&mut CreateQp), Status); 13] = [
+        (|r| r.context = 0xdead.into(), NotFound),
+        (|r| r.pd = 0xdead.into(), NotFound),
+        (|r| r.send_cqn = 0xdead.into(), NotFound),
+        (|r| r.recv_cqn = 0xdead.into(), NotFound),
+        (|r| r.qp_type = 0, InvalidArgument),
+        (
+            |r| r.qp_type = QpType::UnreliableConnection.raw(),
+            InvalidArgument,
+        ),
+        (|r| r.flags = 2, InvalidArgument),
+        (|r| r.max_send_sge = 61.into(), InvalidArgument),
+        (|r| r.max_send_sge = 5.into(), InvalidArgument),
+        (|r| r.max_recv_sge = 8.into(), InvalidArgument),
+        (|r| r.max_inline = 65.into(), InvalidArgument),
+        (|r| r.recv_ring.entries = 64.into(), InvalidArgument),
+        (|r| r.pages.offset = 64.into(), BadAddress),
+    ];
+    for (index, (change, status)) in changes.into_iter().enumerate() {
+        c.refuses(with(qp, change), status, &format!("queue pair {index}"));
+    }
+    let user = c.run(context).expect("a context of a process").context;
+    let foreign = with(qp, |r| r.context = user);
+    c.refuses(foreign, NotPermitted, "objects of another context");
+    let create = CreatePd {
+        context: user,
+        ..Default::default()
+    };
+    let user_pd = c.run(create).unwrap().pd;
+    let all = RegisterMr {
+        pd: user_pd,
+        flags: mr_flags::ALL_MEMORY.into(),
+        ..Default::default()
+    };
+    c.refuses(all, NotPermitted, "all memory for a process");
+    let user_cq = c.run(with(new_cq, |r| r.context = user)).unwrap().cqn;
+    let gsi = with(qp, |r| {
+        (r.context, r.pd, r.send_cqn, r.recv_cqn) = (user, user_pd, user_cq, user_cq);
+        r.qp_type = Gsi.raw();
+    });
+    c.refuses(gsi, NotPermitted, "GSI for a process");
+    let gsi = with(qp, |r| r.qp_type = Gsi.raw());
+    assert_eq!(c.run(gsi).unwrap().qpn.get(), 1);
+    c.refuses(gsi, Busy, "GSI exists");
+    c.refuses(destroy(cqn), Busy, "queue pairs use it");
+
+    let query = QueryQp {
+        qpn: 0xdead.into(),
+        ..Default::default()
+    };
+    c.refuses(query, NotFound, "no such queue pair");
+    let modify = ModifyQp {
+        qpn: 0xdead.into(),
+        ..Default::default()
+    };
+    c.refuses(modify, NotFound, "no such queue pair");
+    let destroy = DestroyQp {
+        qpn: 0xdead.into(),
+        ..Default::default()
+    };
+    c.refuses(destroy, NotFound, "no such queue pair");
+}
+
+#[test]
+fn limits_hold_at_their_values() {
+    let limits = Limits {
+        qp: 3,
+        cq: 3,
+        mr: 3,
+        pd: 3,
+        contexts: 3,
+        ..Limits::default()
+    };
+    let mut commands = Commands::new(&RnicConfig {
+        limits,
+        ..RnicConfig::default()
+    });
+    let Commands {
+        context,
+        mr,
+        new_cq,
+        qp,
+        ..
+    } = commands;
+    let owner = commands.world.nodes[0].guest.context;
+    let reported = commands.run(QueryDevice {}).unwrap();
+    let c = &mut commands;
+    let pd = CreatePd {
+        context: owner.into(),
+        ..Default::default()
+    };
+
+    // One context, protection domain and completion queue exist.
+    (1..reported.max_contexts.get()).for_each(|_| assert!(c.run(context).is_ok()));
+    c.refuses(context, Status::NoResources, "contexts");
+    (1..reported.max_pd.get()).for_each(|_| assert!(c.run(pd).is_ok()));
+    c.refuses(pd, Status::NoResources, "protection domains");
+    (1..reported.max_cq.get()).for_each(|_| assert!(c.run(new_cq).is_ok()));
+    c.refuses(new_cq, Status::NoResources, "completion queues");
+    (0..reported.max_mr.get()).for_each(|_| assert!(c.run(mr).is_ok()));
+    c.refuses(mr, Status::NoResources, "memory regions");
+    (0..reported.max_qp.get()).for_each(|_| assert!(c.run(qp).is_ok()));
+    c.refuses(qp, Status::NoResources, "queue pairs");
 }
