@@ -2,7 +2,7 @@
 //! Buffers that a device may read and write at any time: reached by copies only, never by reference.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::pattern;
 use crate::verbs::{Errno, Result};
@@ -161,6 +161,29 @@ impl Memory {
     /// Stores the 64-bit word at `offset` (a multiple of 8), host byte order.
     pub fn store(&self, offset: usize, value: u64) {
         self.word(offset).store(value, Ordering::Release);
+    }
+
+    /// Sets bits of the 64-bit word at `offset` (a multiple of 8).
+    pub fn set_bits(&self, offset: usize, bits: u64) {
+        self.word(offset).fetch_or(bits, Ordering::SeqCst);
+    }
+
+    fn half_word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4));
+        let at = self.checked(offset, 4);
+        // SAFETY: in the mapping, aligned, and an atomic may be shared with any other writer.
+        unsafe { &*at.cast::<AtomicU32>() }
+    }
+
+    /// The 32-bit word at `offset` (a multiple of 4), host byte order.
+    #[must_use]
+    pub fn load32(&self, offset: usize) -> u32 {
+        self.half_word(offset).load(Ordering::Acquire)
+    }
+
+    /// Stores the 32-bit word at `offset` (a multiple of 4), host byte order.
+    pub fn store32(&self, offset: usize, value: u32) {
+        self.half_word(offset).store(value, Ordering::Release);
     }
 
     /// Fills `len` bytes at `offset` with the payload `key` from its byte `from` on.

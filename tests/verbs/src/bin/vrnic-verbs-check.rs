@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use verbs_tests::args::Args;
+use verbs_tests::check::errors::survive;
 use verbs_tests::check::peer::{self, Peer};
 use verbs_tests::check::{Env, cases};
 use verbs_tests::control::Control;
@@ -22,6 +23,7 @@ Runs the cases whose name contains one of the NAMEs, or all.
   --gid N           GID index (default: RoCE v2 over IPv4 if there is one)
   --port N          TCP port of the control connection (default 18601)
   --slow            also what takes minutes: every limit to its last object
+  --survivor        connect, say so, and expect the peer's machine to vanish
   --list            print the names of the cases
 ";
 
@@ -49,6 +51,13 @@ fn run(args: &Args) -> Outcome<usize> {
         }
     };
     let mut peer = Peer::new(control);
+    if args.flag("survivor") {
+        let mut env = Env::new(device.as_deref(), gid, false, peer).during("connecting")?;
+        survive(&mut env)?;
+        env.finish()?;
+        println!("the peer's disappearance was reported as the standard says");
+        return Ok(0);
+    }
     let mut failures = 0;
     let mut count = 0;
     for (name, case) in cases() {
@@ -91,7 +100,7 @@ fn main() -> ExitCode {
     let args = Args::parse(
         USAGE,
         &["device", "gid", "port", "client"],
-        &["server", "slow", "list"],
+        &["server", "slow", "list", "survivor"],
     );
     if args.flag("list") {
         cases().iter().for_each(|(name, _)| println!("{name}"));

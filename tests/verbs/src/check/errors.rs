@@ -455,3 +455,66 @@ fn datagram_too_long(env: &mut Env) -> Outcome<()> {
     }
     env.peer.expect_quiet()
 }
+
+/// Keeps writing to a peer that will vanish: the request under way must end with RETRY_EXC, all behind it flushed.
+pub fn survive(env: &mut Env) -> Outcome<()> {
+    let links = (0..4)
+        .map(|_| {
+            env.link(&LinkConfig {
+                timeout: 15,
+                ..Default::default()
+            })
+        })
+        .collect::<Outcome<Vec<_>>>()?;
+    let mr = env.buffer()?;
+    let all = env.peer.all;
+    let mut next = vec![0_u64; links.len()];
+    println!("kill the peer now");
+    let end = Instant::now() + Duration::from_secs(90);
+    let mut failed = 0;
+    let mut dead = vec![false; links.len()];
+    while failed < links.len() {
+        ensure!(
+            Instant::now() < end,
+            "requests to a vanished peer still wait"
+        );
+        for (n, link) in links
+            .iter()
+            .enumerate()
+            .filter(|(n, _)| !dead[*n])
+            .collect::<Vec<_>>()
+        {
+            // Two under way; they complete in order until the peer is gone.
+            for i in 0..2 {
+                link.send(
+                    next[n] + i,
+                    SendOp::Write(all.addr, all.rkey),
+                    &[mr.sge(0, 4096)],
+                )?;
+            }
+            let first = link
+                .cq
+                .wait(Duration::from_secs(60))?
+                .ok_or_else(|| Failure("no completion".into()))?;
+            let second = link
+                .cq
+                .wait(Duration::from_secs(60))?
+                .ok_or_else(|| Failure("no completion".into()))?;
+            ensure!(
+                first.wr_id == next[n] && second.wr_id == next[n] + 1,
+                "completions out of order"
+            );
+            match (first.status, second.status) {
+                (WC_SUCCESS, WC_SUCCESS) => next[n] += 2,
+                (WC_SUCCESS, WC_RETRY_EXC_ERR) | (WC_RETRY_EXC_ERR, WC_WR_FLUSH_ERR) => {
+                    link.expect_state(QPS_ERR)?;
+                    dead[n] = true;
+                    failed += 1;
+                }
+                other => return Err(Failure(format!("completions with {other:?}"))),
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

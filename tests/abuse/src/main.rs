@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A process that misuses its own RNIC context in every way it can. Run well-behaved programs beside it: they must not
+//! notice.
+
+mod attacks;
+mod provider;
+mod uverbs;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use attacks::{ATTACKS, Range};
+use provider::Port;
+use verbs_tests::args::Args;
+use verbs_tests::rng::fresh_seed;
+
+const USAGE: &str = "\
+vrnic-abuse [options]
+
+Attacks a vrnic device from a process's side: rings, notify area, doorbell page and commands full of garbage.
+
+  --device NAME     RDMA device (default vrnic0)
+  --seed N          the same random bytes again
+  --seconds N       how long each random attack goes on (default 3)
+  --only WORD       only attacks whose name contains WORD
+  --list            print the names of the attacks
+";
+
+fn main() -> ExitCode {
+    let args = Args::parse(USAGE, &["device", "seed", "seconds", "only"], &["list"]);
+    if args.flag("list") {
+        ATTACKS.iter().for_each(|(name, _)| println!("{name}"));
+        return ExitCode::SUCCESS;
+    }
+    let device = args.get("device").unwrap_or_else(|| "vrnic0".to_owned());
+    let seed = args.get("seed").unwrap_or_else(fresh_seed);
+    let Some(port) = Port::of(&device) else {
+        println!("FAIL  {device} is not there or has no GID");
+        return ExitCode::FAILURE;
+    };
+    println!("vrnic-abuse seed {seed}");
+    let range = Range {
+        device,
+        port,
+        seed,
+        duration: Duration::from_secs(args.get("seconds").unwrap_or(3)),
+    };
+    let only: Option<String> = args.get("only");
+    let mut failures = 0;
+    for (name, attack) in ATTACKS {
+        if only
+            .as_ref()
+            .is_some_and(|word| !name.contains(word.as_str()))
+        {
+            continue;
+        }
+        let begin = Instant::now();
+        match attack(&range) {
+            Ok(()) => println!("ok    {name} ({:.1} s)", begin.elapsed().as_secs_f64()),
+            Err(e) => {
+                println!(
+                    "FAIL  {name} ({:.1} s, seed {seed}): {e}",
+                    begin.elapsed().as_secs_f64()
+                );
+                failures += 1;
+            }
+        }
+    }
+    if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

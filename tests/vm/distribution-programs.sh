@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Unmodified programs of the distribution run between two VMs and in loopback.
+# lab: timeout=400
+. "$LAB_LIB"
+
+for vm in a b; do
+	on $vm ibv_devinfo -v -d "$DEV" | grep -q PORT_ACTIVE || fail "the port of $vm is not active"
+done
+for peer in b a; do
+	perf a $peer ibv_rc_pingpong -n 200
+	perf a $peer ibv_rc_pingpong -n 200 -e
+	perf a $peer ibv_ud_pingpong -n 200
+	perf a $peer ib_send_bw -n 200 -s 65536
+	perf a $peer ib_send_bw -n 200 -s 65536 -b
+	perf a $peer ib_send_lat -n 200
+	perf a $peer ib_send_lat -n 200 -c UD
+	perf a $peer ib_write_bw -n 200 -s 65536 -q 8
+	perf a $peer ib_write_bw -n 100 -a
+	perf a $peer ib_write_lat -n 200
+	perf a $peer ib_read_bw -n 200 -s 65536
+	perf a $peer ib_read_lat -n 200
+	perf a $peer ib_atomic_bw -n 200 -A FETCH_AND_ADD
+	perf a $peer ib_atomic_bw -n 200 -A CMP_AND_SWAP
+	perf a $peer ib_atomic_lat -n 200
+done

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A VM is reset amid traffic: its peer gets errors, nobody else notices, and the VM works again after its boot.
+# lab: timeout=240
+# lab: fresh
+. "$LAB_LIB"
+
+on -t 90 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+bystander=$!
+(on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 60 || true) &
+server=$!
+on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --client $IP_b --seconds 60 --patience 20 && exit 9; true" &
+client=$!
+sleep 6
+lab qmp b '{"execute":"system_reset"}'
+wait $client || fail "the peer of the VM that was reset did not get an error"
+wait $bystander || fail "loopback traffic of another VM was disturbed"
+lab wait b
+wait $server || true
+on -t 60 b vrnic-stress --device "$DEV" --seconds 3

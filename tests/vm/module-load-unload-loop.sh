@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# The module loads and unloads again and again, and the RNIC works in between.
+# lab: timeout=240
+# lab: fresh
+. "$LAB_LIB"
+
+for round in $(seq 8); do
+	on -t 60 a rmmod vrnic
+	on -t 60 a modprobe vrnic
+	for i in $(seq 50); do
+		on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
+		sleep 0.2
+	done
+	on -t 60 a vrnic-stress --device "$DEV" --batches 3
+done

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# The peer's VM vanishes (QEMU killed): the survivor's requests end with RETRY_EXC, and it can talk to the VM once it is back.
+# lab: timeout=240
+# lab: fresh
+. "$LAB_LIB"
+
+on -t 90 b sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --server; true" &
+server=$!
+on -t 120 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --survivor > "$LAB_DIR/survivor" &
+survivor=$!
+for i in $(seq 100); do
+	grep -q 'kill the peer now' "$LAB_DIR/survivor" 2>/dev/null && break
+	sleep 0.2
+done
+lab kill b
+wait $server || true
+wait $survivor || { cat "$LAB_DIR/survivor"; fail "the survivor did not get what it should"; }
+cat "$LAB_DIR/survivor"
+on -t 60 a vrnic-stress --device "$DEV" --seconds 2
+lab boot b
+on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 2 &
+server=$!
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds 2
+wait $server

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Random traffic of all operations in loopback on one RNIC: every byte, completion and event is right.
+# lab: timeout=240
+. "$LAB_LIB"
+
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 8
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 6 --events --qps 6 --ud
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 6 --rnr --max-size 65536
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 6 --threads 3 --cqs 1 --sges 16

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Random traffic of all operations between two VMs, both ways: every byte, completion and event is right.
+# lab: timeout=240
+. "$LAB_LIB"
+
+pair() {
+	on -t 90 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server "$@" &
+	local server=$!
+	on -t 90 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" "$@"
+	wait $server
+}
+pair --seconds 8 --qps 8
+pair --seconds 6 --events --qps 4 --ud
+pair --seconds 6 --rnr --max-size 65536
+pair --seconds 6 --threads 2 --max-size 8388608 --qps 1

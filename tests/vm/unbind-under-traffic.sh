@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Unbinding the driver with open contexts under traffic: programs get errors, the driver leaves, and comes back.
+# lab: timeout=240
+# lab: fresh
+. "$LAB_LIB"
+
+pci=$(on a sh -c 'basename $(readlink -f /sys/class/infiniband/'"$DEV"'/device)')
+virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
+[ -n "$virtio" ] || fail "no virtio device is bound to the driver (parent $pci)"
+for round in 1 2 3; do
+	on -t 90 b sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --server --seconds 60; true" &
+	server=$!
+	on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --client $IP_b --seconds 60 && exit 9; true" &
+	client=$!
+	sleep 6
+	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
+	on a sh -c "test ! -e /sys/class/infiniband/$DEV" || fail "the device is still there"
+	wait $client || fail "round $round: traffic went on without a device"
+	wait $server || fail "round $round: the peer hangs"
+	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
+	for i in $(seq 50); do
+		on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
+		sleep 0.2
+	done
+	on -t 60 a vrnic-stress --device "$DEV" --seconds 2
+done

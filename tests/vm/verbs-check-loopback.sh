@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Verbs mean what the standard says, right and wrong use, in loopback on one RNIC.
+# lab: timeout=300
+. "$LAB_LIB"
+
+on -t 290 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX"

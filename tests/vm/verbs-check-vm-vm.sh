@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Verbs mean what the standard says, right and wrong use, between two VMs.
+# lab: timeout=300
+. "$LAB_LIB"
+
+on -t 290 b vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --server &
+server=$!
+on -t 290 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --client "$IP_b"
+wait $server
