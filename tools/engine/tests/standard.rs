@@ -432,6 +432,9 @@ impl Commands {
     }
 }
 
+/// What makes something wrong, and the status that it gets.
+type Fault<T> = (fn(&mut T), Status);
+
 /// Changes a copy of a request.
 fn with<C: Copy>(request: C, change: impl FnOnce(&mut C)) -> C {
     let mut changed = request;
@@ -595,7 +598,7 @@ fn each_fault_of_a_command_has_its_status() {
     assert!(c.run(deregister(pd, key.get())).is_ok());
     c.refuses(deregister(pd, key.get()), NotFound, "gone");
 
-    let pages: [(fn(&mut PageList), Status); 8] = [
+    let pages: [Fault<PageList>; 8] = [
         (|list| list.reserved[1] = 1, Malformed),
         (|list| list.page_shift = 11, BadAddress),
         (|list| list.page_shift = 49, BadAddress),
@@ -637,7 +640,7 @@ fn each_fault_of_a_command_has_its_status() {
     };
     c.refuses(destroy(0xdead), NotFound, "no such completion queue");
 
-    let changes: [(fn(&mut CreateQp), Status); 13] = [
+    let changes: [Fault<CreateQp>; 13] = [
         (|r| r.context = 0xdead.into(), NotFound),
         (|r| r.pd = 0xdead.into(), NotFound),
         (|r| r.send_cqn = 0xdead.into(), NotFound),
