@@ -120,9 +120,25 @@ impl Memory for GuestView {
     }
 
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
-        let mut bytes = vec![0; from.length as usize];
-        self.read(from, &mut bytes)?;
-        self.write(to, &bytes)
+        let Some(to) = to.slice(0, from.length) else {
+            return Err(Unmapped);
+        };
+        let blocks = &self.memories.blocks;
+        let source_index = from.region.0 as usize;
+        if from.region == to.region {
+            let mut bytes = vec![0; from.length as usize];
+            self.read(from, &mut bytes)?;
+            return self.write(to, &bytes);
+        }
+        // Takes the source away for a moment, so that source and target can be borrowed at once.
+        let source = blocks.borrow_mut()[source_index].take().ok_or(Unmapped)?;
+        let start = from.offset as usize;
+        let copied = source
+            .get(start..start + from.length as usize)
+            .ok_or(Unmapped)
+            .and_then(|bytes| self.write(to, bytes));
+        blocks.borrow_mut()[source_index] = Some(source);
+        copied
     }
 
     fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped> {
