@@ -19,6 +19,7 @@ mod cost;
 mod doorbell;
 mod ffi;
 mod memory;
+mod patience;
 mod ring;
 mod spinlock;
 #[cfg(any(feature = "pabi34", feature = "pabi65"))]

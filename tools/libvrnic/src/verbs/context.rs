@@ -11,6 +11,7 @@ use crate::ffi::driver::ibv_device_attr_ex;
 use crate::ffi::functions::*;
 use crate::ffi::verbs::*;
 use crate::memory::{Buffer, DoorbellPage};
+use crate::patience::Patience;
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr;
@@ -35,6 +36,7 @@ struct Own {
     /// Holds the notify area; must outlive the doorbell.
     _area: Buffer,
     max_inline: u32,
+    patience: Patience,
 }
 
 impl Context {
@@ -59,6 +61,16 @@ impl Context {
     pub unsafe fn doorbell<'a>(context: *mut ibv_context) -> &'a Doorbell {
         // SAFETY: By contract.
         unsafe { &Self::own(context).doorbell }
+    }
+
+    /// How long a program of this context may poll in vain.
+    ///
+    /// # Safety
+    ///
+    /// As for the verbs: an open context.
+    pub unsafe fn patience(context: *mut ibv_context) -> Patience {
+        // SAFETY: By contract.
+        unsafe { Self::own(context).patience.clone() }
     }
 
     /// Most inline bytes that a send entry may hold.
@@ -157,6 +169,7 @@ unsafe fn open(verbs: *mut verbs_context) -> Result<Own, c_int> {
         doorbell,
         _area: area,
         max_inline: resp.driver.max_inline_data,
+        patience: Patience::of_this_process(),
     })
 }
 

@@ -2,6 +2,7 @@
 
 //! Completion queues: their life and their events. Polling is in [`super::poll`].
 
+use super::context::Context;
 use super::pd::Pd;
 use super::{allocate, fail, poll, release};
 use crate::ffi::command::*;
@@ -9,6 +10,7 @@ use crate::ffi::driver::verbs_cq;
 use crate::ffi::functions::*;
 use crate::ffi::verbs::*;
 use crate::memory::Buffer;
+use crate::patience::Patience;
 use crate::ring::completion::CompletionQueue;
 use crate::spinlock::SpinLock;
 use core::cell::UnsafeCell;
@@ -28,6 +30,8 @@ pub struct Cq {
     pub(super) current: UnsafeCell<Cqe>,
     /// The ring.
     pub(super) queue: SpinLock<CompletionQueue>,
+    /// How long it is polled in vain before others get the processor.
+    pub(super) patience: Patience,
     /// Holds the ring; must outlive it.
     buffer: Buffer,
 }
@@ -52,7 +56,11 @@ impl Cq {
 }
 
 /// A completion queue for `cqe` completions that the kernel does not know yet, and its ring.
-fn prepare(cqe: u32, single_threaded: bool) -> Result<(*mut Cq, CreateCqRequest), c_int> {
+fn prepare(
+    cqe: u32,
+    single_threaded: bool,
+    patience: Patience,
+) -> Result<(*mut Cq, CreateCqRequest), c_int> {
     if cqe == 0 || cqe > MAX_ENTRIES {
         return Err(libc::EINVAL);
     }
@@ -83,6 +91,7 @@ fn prepare(cqe: u32, single_threaded: bool) -> Result<(*mut Cq, CreateCqRequest)
         } else {
             SpinLock::new(queue)
         },
+        patience,
         buffer,
     });
     if cq.is_null() {
@@ -98,7 +107,9 @@ pub unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    let (cq, request) = match prepare(u32::try_from(cqe).unwrap_or(0), false) {
+    // SAFETY: The verbs contract.
+    let patience = unsafe { Context::patience(context) };
+    let (cq, request) = match prepare(u32::try_from(cqe).unwrap_or(0), false, patience) {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };
@@ -150,7 +161,9 @@ pub unsafe extern "C" fn create_cq_ex(
         single_threaded |= unsafe { Pd::is_single_threaded(attr.parent_domain) };
     }
 
-    let (cq, request) = match prepare(attr.cqe, single_threaded) {
+    // SAFETY: The verbs contract.
+    let patience = unsafe { Context::patience(context) };
+    let (cq, request) = match prepare(attr.cqe, single_threaded, patience) {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };

@@ -48,7 +48,8 @@ fn immediate(cqe: &Cqe) -> u32 {
 /// Takes up to `count` completions; how many it were.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: The verbs contract.
-    let mut queue = unsafe { Cq::of(cq) }.queue.lock();
+    let cq = unsafe { Cq::of(cq) };
+    let mut queue = cq.queue.lock();
     let mut polled = 0;
 
     while polled < count {
@@ -73,6 +74,8 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         polled += 1;
     }
     queue.publish();
+    drop(queue);
+    cq.patience.polled(polled != 0);
     polled
 }
 
@@ -133,7 +136,10 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     }
     let guard = cq.queue.lock();
     // SAFETY: The lock was just taken; the guard is not used for access.
-    if !unsafe { advance(cq) } {
+    let found = unsafe { advance(cq) };
+    if !found {
+        drop(guard);
+        cq.patience.polled(false);
         return libc::ENOENT;
     }
     // Given back by `end_poll`, which must follow.
