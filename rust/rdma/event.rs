@@ -146,11 +146,10 @@ struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty table.
-    fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            tree <- new_spinlock_irq!(RBTree::new()),
-        })
+    /// An empty table. Its lock is made by the caller, so that tables of different objects have
+    /// locks of different classes: a completion handler polls, which looks for queue pairs.
+    fn new(tree: impl PinInit<SpinLockIrq<RBTree<u32, Entry<T>>>>) -> impl PinInit<Self> {
+        pin_init!(Self { tree <- tree })
     }
 
     /// Inserts an object. If the hardware gave its number to an object that is just going away,
@@ -218,12 +217,13 @@ impl Dispatcher {
     pub fn new(vectors: u32) -> Result<Arc<Self>> {
         let mut tables = KVec::new();
         for _ in 0..vectors {
-            tables.push(KBox::pin_init(Table::new(), GFP_KERNEL)?, GFP_KERNEL)?;
+            let table = Table::new(new_spinlock_irq!(RBTree::new()));
+            tables.push(KBox::pin_init(table, GFP_KERNEL)?, GFP_KERNEL)?;
         }
         Arc::pin_init(
             pin_init!(Self {
                 vectors: tables,
-                qps <- Table::new(),
+                qps <- Table::new(new_spinlock_irq!(RBTree::new())),
                 device <- new_spinlock_irq!(None),
             }),
             GFP_KERNEL,

@@ -367,12 +367,14 @@ impl QueuePair for Qp {
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
             rings.set_open(false);
         }
-        call.data.control.execute(&command)?;
-        if let (Rings::Kernel(rings), State::Init) = (&qp.rings, to) {
-            rings.set_open(true);
+        let result = call.data.control.execute(&command);
+        if result.is_ok() {
+            *state = to;
         }
-        *state = to;
-        Ok(())
+        if let Rings::Kernel(rings) = &qp.rings {
+            rings.set_open(*state != State::Reset);
+        }
+        result.map(|_| ())
     }
 
     fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<(Attributes, Capabilities)> {
