@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
-use tracing::{info, info_span, warn};
+use tracing::{debug, info, info_span, warn};
 
 use crate::config::Config;
 use crate::device::Device;
 use crate::holder::Holder;
+use crate::scheduling::prefer_short_waits;
 use crate::stop::Stop;
 use crate::vfio_user::listener::Listener;
 use crate::virtio::Backend;
@@ -71,6 +72,7 @@ pub fn run(config: &Config) -> Result<()> {
             .name(format!("vfio-{name}"))
             .spawn(move || {
                 let _span = info_span!("vfio-user", device = name).entered();
+                short_waits();
                 listener.run(&spec, &backend, holder.as_deref(), &stop);
             })?;
         front_ends.push(thread);
@@ -83,6 +85,7 @@ pub fn run(config: &Config) -> Result<()> {
         thread::Builder::new()
             .name("worker".into())
             .spawn(move || {
+                short_waits();
                 let outcome =
                     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
                 gone.store(outcome.is_err(), Ordering::SeqCst);
@@ -121,4 +124,10 @@ pub fn run(config: &Config) -> Result<()> {
         anyhow::bail!("the worker ended unexpectedly");
     }
     Ok(())
+}
+
+fn short_waits() {
+    if let Err(error) = prefer_short_waits() {
+        debug!(%error, "the scheduler grants no short waits");
+    }
 }

@@ -17,6 +17,7 @@ pub mod guest_memory;
 pub mod holder;
 pub mod logging;
 pub mod pci;
+pub mod scheduling;
 pub mod stop;
 pub mod vfio_user;
 pub mod virtio;

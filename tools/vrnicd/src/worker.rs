@@ -2,7 +2,7 @@
 //! The worker: one thread that owns the engines of all devices and moves segments between them.
 //!
 //! While there is work it makes no system call, takes no lock and allocates nothing per message. When there is none it
-//! looks on for a while, giving its CPU to whoever wants it, then sleeps. Before it sleeps, every device clears its
+//! looks on for a while, then sleeps. Before it sleeps, every device clears its
 //! POLLING flags and looks at its notify areas once more, and mailboxes are looked at once more after the sleep was
 //! announced: a ring that came in between is seen by one of the two.
 
@@ -63,8 +63,9 @@ impl Worker {
                 continue;
             }
             if now - *idle_since.get_or_insert(now) < self.poll_time {
-                // On few CPUs the guests that would give us work need this one.
-                std::thread::yield_now();
+                // No yielding: who yields waits for as long as a virtual CPU likes to run, milliseconds. Sleeping, a
+                // moment later, is what gives the CPU back.
+                std::hint::spin_loop();
                 continue;
             }
             self.waker.announce();

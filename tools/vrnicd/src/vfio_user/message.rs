@@ -2,7 +2,6 @@
 //! Messages: 16 bytes of header, then a body that the command names. All integers are in host byte order.
 
 use rustix::io::Errno;
-use zerocopy::FromBytes as _;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Most bytes of data in one region access.
