@@ -3,10 +3,10 @@
 //! Checks the doorbell protocol of `Documentation/virtio-rdma.rst` in all interleavings.
 //!
 //! Posters and a device run the steps P1 to P5, D1, D2 and S1 to S3 of the standard, one step at a
-//! time, in every order there is. Stores that the standard does not order wait in a buffer and reach
-//! memory at any later time, the setting of a summary bit included, which is more freedom than
-//! processors have. Nothing may be left undone when the device sleeps for good. Protocols that lack
-//! a step of the standard have to fail, which shows that the check can.
+//! time, in every order there is. Stores that the standard does not order wait in a buffer and
+//! reach memory at any later time, the setting of a summary bit included, which is more freedom
+//! than processors have. Nothing may be left undone when the device sleeps for good. Protocols that
+//! lack a step of the standard have to fail, which shows that the check can.
 
 use std::collections::{HashSet, VecDeque};
 
