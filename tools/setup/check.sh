@@ -83,6 +83,7 @@ kernel_clippy() {
 userspace_docs() { (cd tools && RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items); }
 userspace_clippy() { (cd tools && cargo clippy --workspace --all-targets --release -- -D warnings -W clippy::pedantic -A clippy::module_name_repetitions -A clippy::must_use_candidate -A clippy::missing_errors_doc -A clippy::too_many_lines); }
 userspace_rustfmt() { (cd tools && cargo fmt --all --check); }
+documents() { local f bad=0; for f in $(tracked 'Documentation/*.rst'); do python3 -m docutils --strict "$f" /dev/null || bad=1; done; return $bad; }
 shell_syntax() { local f bad=0; for f in $(tracked '*.sh' .ci/run); do bash -n "$f" || bad=1; done; return $bad; }
 
 check spdx spdx
@@ -92,6 +93,7 @@ check machine-paths machine_paths
 check leftovers leftovers
 check unsafe-code unsafe_code
 check shell-syntax shell_syntax
+check documents documents
 check userspace-rustfmt userspace_rustfmt
 check kernel-rustfmt kernel_rustfmt
 check userspace-clippy userspace_clippy

@@ -4,7 +4,7 @@
 
 # What the kernel build, the guest image and the lab need on both releases.
 HOST_PACKAGES=(
-	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 xz-utils kmod pkg-config rsync
+	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 python3-docutils xz-utils kmod pkg-config rsync
 	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev fonts-dejavu-core
 )
 # The Rust toolchain: kernel 7.3 needs 1.85 or newer with matching rust-src.
