@@ -45,6 +45,10 @@ impl Daemon {
         fs::create_dir_all(logs)?;
         let log = logs.join("vrnicd.log");
         let mut text = String::new();
+        // For experiments: one more line for the daemon.
+        if let Ok(line) = std::env::var("VRNIC_VRNICD") {
+            writeln!(text, "{line}")?;
+        }
         for line in &extra.daemon {
             writeln!(text, "{line}")?;
         }

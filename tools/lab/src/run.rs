@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 fn programs(device: Device) -> Vec<(&'static str, String)> {
     // rxe moves a few MB/s under TCG.
     let (large, small) = match device {
-        Device::Vrnic => (1000, 1000),
+        Device::Vrnic => (1000, 300),
         Device::Rxe => (150, 300),
     };
     vec![

@@ -160,7 +160,7 @@ impl Spec {
             "-append",
             &format!(
                 "console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
-                 init=/sbin/vrnic-init panic=0 no_timer_check kunit.enable=1 vrnic.name={} vrnic.device={}",
+                 init=/sbin/vrnic-init panic=0 no_timer_check kunit.enable=1 lab.name={} lab.device={}",
                 self.name,
                 self.device.name()
             ),
