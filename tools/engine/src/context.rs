@@ -40,6 +40,8 @@ pub(crate) struct Context {
     backlog: [u64; SUMMARY_WORDS],
     /// Whether the device looks at the notify area by itself.
     pub(crate) polled: bool,
+    /// Whether it is in the list of contexts that are, or are to be, polled.
+    pub(crate) listed: bool,
     busy_at: Instant,
 }
 
@@ -55,6 +57,7 @@ impl Context {
             free: VecDeque::new(),
             backlog: [0; SUMMARY_WORDS],
             polled: false,
+            listed: false,
             busy_at: Instant::default(),
         }
     }
@@ -117,6 +120,12 @@ impl Context {
         self.busy_at = now;
         // If the area is gone, so is the process, and nothing will be found.
         let _ = self.set_flags(flags::POLLING, memory);
+    }
+
+    /// Does not poll any more, after [`announce_sleep`](Self::announce_sleep) and a last look.
+    pub(crate) fn stop_polling(&mut self) {
+        self.polled = false;
+        self.listed = false;
     }
 
     /// Whether the context had no work for a while.

@@ -3,6 +3,7 @@
 //! Completion queues.
 
 use crate::{cause::Cause, memory::Memory, ring::Ring};
+use rustc_hash::FxHashSet;
 use vrnic_wire::{
     completion::{Cqe, PHASE_OFFSET, Status},
     ring,
@@ -16,8 +17,8 @@ pub(crate) struct Cq {
     pub(crate) context: u32,
     /// Completion vector.
     pub(crate) vector: u16,
-    /// Queue pairs that use it, counted once per use.
-    pub(crate) users: u32,
+    /// Queue pairs that use it.
+    pub(crate) users: FxHashSet<u32>,
     ring: Ring,
     producer: u32,
     /// The driver's consumer index when it was last read.
@@ -61,7 +62,7 @@ impl Cq {
         Self {
             context,
             vector,
-            users: 0,
+            users: FxHashSet::default(),
             ring,
             producer: 0,
             consumer: 0,

@@ -51,10 +51,10 @@ impl AsyncEvents {
         let of_object = |event_type: u16, owner: u32| {
             owner == number && EventType::try_from(event_type).is_ok_and(&is_kind)
         };
-        if !self
-            .waiting
+        let waits = |kind: &EventType| self.waiting.contains(&(kind.raw(), number));
+        if !EventType::ALL
             .iter()
-            .any(|&(kind, owner)| of_object(kind, owner))
+            .any(|kind| is_kind(*kind) && waits(kind))
         {
             return;
         }

@@ -62,6 +62,15 @@ impl Turn {
         }
     }
 
+    /// A turn that ends when there is nothing to do any more.
+    fn endless() -> Self {
+        Self {
+            units: u32::MAX,
+            bytes: u64::MAX,
+            spent: 0,
+        }
+    }
+
     /// Pays for one unit of work with that many bytes.
     fn spend(&mut self, bytes: u64) {
         self.units = self.units.saturating_sub(1);

@@ -123,16 +123,6 @@ impl QueuePairs {
         let others = self.table.iter().map(|(_, qp)| qp.as_ref());
         self.gsi.as_deref().into_iter().chain(others)
     }
-
-    /// All queue pairs with their numbers.
-    fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Qp)> {
-        let others = self.table.iter_mut().map(|(qpn, qp)| (qpn, qp.as_mut()));
-        self.gsi
-            .as_deref_mut()
-            .map(|qp| (GSI_QPN, qp))
-            .into_iter()
-            .chain(others)
-    }
 }
 
 /// How many objects a device has, and what it is doing.
@@ -238,7 +228,7 @@ impl Rnic {
             return false;
         };
         let owner = context.owner(slot);
-        if !context.polled && !self.polled.contains(&number) {
+        if !std::mem::replace(&mut context.listed, true) {
             self.polled.push(number);
         }
         if let Some(qpn) = owner {
@@ -297,7 +287,7 @@ impl Rnic {
                 work = true;
                 true
             } else {
-                context.polled = false;
+                context.stop_polling();
                 false
             }
         });
@@ -327,7 +317,7 @@ impl Rnic {
                     context.start_polling(io.now, io.memory);
                     found = true;
                 } else {
-                    context.polled = false;
+                    context.stop_polling();
                     self.polled.swap_remove(index);
                     continue;
                 }
@@ -371,16 +361,15 @@ impl Rnic {
     /// queue failed.
     fn settle<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         while let Some(cqn) = self.resources.failed_cqs.pop() {
-            let mut users = Vec::new();
-            for (qpn, qp) in self.qps.iter_mut() {
-                let created = qp.created();
-                if created.send_cqn == cqn || created.recv_cqn == cqn {
-                    qp.fail(Cause::CqFailed, &mut self.resources, io);
-                    users.push(qpn);
-                }
-            }
+            let Some(cq) = self.resources.cqs.get(cqn) else {
+                continue;
+            };
+            let users: Vec<u32> = cq.users.iter().copied().collect();
             for qpn in users {
-                self.qps.schedule(qpn);
+                if let Some(qp) = self.qps.get_mut(qpn) {
+                    qp.fail(Cause::CqFailed, &mut self.resources, io);
+                    self.qps.schedule(qpn);
+                }
             }
         }
         self.resources.announce(io.memory);

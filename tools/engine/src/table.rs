@@ -116,13 +116,6 @@ impl<T> Table<T> {
             .iter()
             .filter_map(|slot| Some((slot.number, slot.value.as_ref()?)))
     }
-
-    /// All objects with their numbers.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
-        self.slots
-            .iter_mut()
-            .filter_map(|slot| Some((slot.number, slot.value.as_mut()?)))
-    }
 }
 
 #[cfg(test)]

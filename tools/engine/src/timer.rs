@@ -3,17 +3,16 @@
 //! Timers of queue pairs.
 
 use crate::time::Instant;
-use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 /// Reminders to look at queue pairs, in order of time.
 ///
-/// Deadlines of queue pairs move with every acknowledgement, so the heap does not hold them. It
-/// holds at most one reminder per queue pair that is not later than the deadline; when it
-/// comes, the queue pair looks at its deadline and asks for another reminder if that is ahead.
-/// Reminders of queue pairs that are gone name nobody.
+/// Deadlines of queue pairs move with every acknowledgement, so they are not kept here. Each queue
+/// pair has at most one reminder, which is not later than its deadline; when it comes, the queue
+/// pair looks at its deadline and asks for another reminder if that is ahead.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    heap: BinaryHeap<Reverse<(Instant, u32)>>,
+    reminders: BTreeSet<(Instant, u32)>,
 }
 
 impl Timers {
@@ -21,14 +20,22 @@ impl Timers {
     /// to be reminded already, and is updated.
     pub(crate) fn remind(&mut self, qpn: u32, at: Instant, reminder: &mut Option<Instant>) {
         if reminder.is_none_or(|existing| at < existing) {
-            self.heap.push(Reverse((at, qpn)));
+            self.forget(qpn, reminder.take());
+            self.reminders.insert((at, qpn));
             *reminder = Some(at);
+        }
+    }
+
+    /// Forgets the reminder of a queue pair.
+    pub(crate) fn forget(&mut self, qpn: u32, reminder: Option<Instant>) {
+        if let Some(at) = reminder {
+            self.reminders.remove(&(at, qpn));
         }
     }
 
     /// When the first reminder comes.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+        self.reminders.first().map(|(at, _)| *at)
     }
 
     /// Takes the first reminder that is due: when it was to come, and for which queue pair.
@@ -36,7 +43,7 @@ impl Timers {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse(entry)| entry)
+        self.reminders.pop_first()
     }
 }
 
@@ -85,10 +92,10 @@ mod tests {
             timers.pop_due(Instant::from_nanos(60)),
             Some((Instant::from_nanos(20), 7))
         );
-        assert_eq!(
-            timers.pop_due(Instant::from_nanos(60)),
-            Some((Instant::from_nanos(50), 7))
-        );
+        assert_eq!(timers.next(), None);
+        reminder = None;
+        timers.remind(7, Instant::from_nanos(30), &mut reminder);
+        timers.forget(7, reminder);
         assert_eq!(timers.next(), None);
     }
 }

@@ -74,10 +74,12 @@ impl Execute for DestroyCq {
         let cqn = self.cqn.get();
         let resources = &mut rnic.resources;
         let cq = resources.cqs.get(cqn).ok_or(Cause::UnknownCq)?;
-        if cq.users > 0 {
+        if !cq.users.is_empty() {
             return Err(Cause::InUse);
         }
-        resources.completion_events.forget(cq.vector, cqn);
+        if cq.event_waits {
+            resources.completion_events.forget(cq.vector, cqn);
+        }
         resources.async_events.forget(cqn, names_cq);
         rnic.translations -= cq.translations();
         change_users(rnic.contexts.get_mut(cq.context), -1);
@@ -230,7 +232,7 @@ impl Execute for CreateQp {
         }
         for cqn in [self.send_cqn.get(), self.recv_cqn.get()] {
             if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {
-                cq.users += 1;
+                cq.users.insert(qpn);
             }
         }
         Ok(QpCreated {
@@ -271,6 +273,7 @@ impl Execute for DestroyQp {
         let qp = qp.ok_or(Cause::UnknownQp)?;
         let created = qp.created();
         rnic.resources.async_events.forget(qpn, names_qp);
+        rnic.resources.timers.forget(qpn, qp.reminder);
         rnic.translations -= created.translations;
         if let Some(context) = rnic.contexts.get_mut(created.context) {
             context.free_slot(created.slot);
@@ -281,7 +284,7 @@ impl Execute for DestroyQp {
         }
         for cqn in [created.send_cqn, created.recv_cqn] {
             if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {
-                cq.users -= 1;
+                cq.users.remove(&qpn);
             }
         }
         done()

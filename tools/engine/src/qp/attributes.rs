@@ -2,7 +2,7 @@
 
 //! Attributes of a queue pair and how they are modified.
 
-use super::{Qp, Requester, Responder, transition};
+use super::{Qp, Requester, Responder, Turn, transition};
 use crate::{
     cause::Cause,
     memory::Memory,
@@ -213,8 +213,11 @@ impl Qp {
                 self.state = to;
             }
             (QpState::SendQueueError, QpState::ReadyToSend) => {
-                self.requester.resume();
-                self.state = to;
+                // What was posted before this is flushed yet, at most a ring of it.
+                self.flush_sends(&mut Turn::endless(), resources, io);
+                if self.state == QpState::SendQueueError {
+                    self.state = to;
+                }
             }
             (QpState::ReadyToSend, QpState::SendQueueDrain) => {
                 self.state = to;

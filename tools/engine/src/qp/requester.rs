@@ -30,8 +30,12 @@ use vrnic_wire::{
     work::{SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
 };
 
-/// Most work requests that are taken from the ring before the first of them completes.
-const MAX_IN_FLIGHT: usize = 1024;
+/// Most work requests that are taken from the ring before the first of them completes. Bounds the
+/// memory that a queue pair takes, whose ring may be memory that a guest uses many times over.
+const MAX_IN_FLIGHT: usize = 64;
+
+/// No work request is taken while those in flight have so many elements.
+const MAX_ELEMENTS: usize = 256;
 
 /// Most packets that are on their way unacknowledged. Less than half of all PSNs, so that old and
 /// new ones can be told apart.
@@ -177,11 +181,6 @@ impl Requester {
         self.stopped = true;
     }
 
-    /// Sends again after the queue was in error.
-    pub(super) fn resume(&mut self) {
-        self.stopped = false;
-    }
-
     /// When the timer ends.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.timer {
@@ -287,6 +286,7 @@ impl Qp {
         if self.state != QpState::ReadyToSend
             || requester.stopped
             || requester.queue.len() >= MAX_IN_FLIGHT
+            || requester.elements.len() >= MAX_ELEMENTS
         {
             return false;
         }
@@ -503,7 +503,7 @@ impl Qp {
             pkey: DEFAULT_PKEY,
             psn: request.first_psn.add(packet),
             solicited: position.ends() && wanted.flags & send_flags::SOLICITED != 0,
-            ack_request: position.ends() || (packet + 1) % ACK_INTERVAL == 0,
+            ack_request: position.ends() || (packet + 1).is_multiple_of(ACK_INTERVAL),
             body,
             payload: payload_of(ranges, io),
         };
@@ -604,15 +604,12 @@ impl Qp {
         }
         match segment.body {
             Body::Acknowledge(aeth) => self.take_acknowledge(psn, aeth, resources, io),
+            _ if !self.acknowledge_before(psn, resources, io) => {}
             Body::ReadResponse { position, .. } => {
-                if self.acknowledge_before(psn, resources, io) {
-                    self.take_read_response(psn, position, &segment.payload, resources, io);
-                }
+                self.take_read_response(psn, position, &segment.payload, resources, io);
             }
             Body::AtomicAcknowledge { original, .. } => {
-                if self.acknowledge_before(psn, resources, io) {
-                    self.take_atomic_response(psn, original, resources, io);
-                }
+                self.take_atomic_response(psn, original, resources, io);
             }
             _ => {}
         }

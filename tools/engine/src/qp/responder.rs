@@ -68,6 +68,8 @@ struct Response {
     psn: Psn,
     /// MSN when the request was executed.
     msn: u32,
+    /// Whether the request came before.
+    repeated: bool,
     answer: Answer,
 }
 
@@ -292,7 +294,9 @@ impl Qp {
 
     /// Checks that the peer may have one more read or atomic outstanding.
     fn check_reads(&self) -> Result<(), Fault> {
-        if self.responder.responses.len() >= usize::from(self.attributes.max_dest_rd_atomic) {
+        let responses = self.responder.responses.iter();
+        let outstanding = responses.filter(|response| !response.repeated).count();
+        if outstanding >= usize::from(self.attributes.max_dest_rd_atomic) {
             return Err(Fault::invalid(Cause::TooManyReads));
         }
         Ok(())
@@ -504,6 +508,7 @@ impl Qp {
         responder.responses.push_back(Response {
             psn: responder.expected,
             msn: responder.msn,
+            repeated: false,
             answer: Answer::Data {
                 left: reth,
                 begun: false,
@@ -522,7 +527,7 @@ impl Qp {
         if self.attributes.access & access::REMOTE_ATOMIC == 0 {
             return Err(Fault::invalid(Cause::RemoteRights));
         }
-        if request.address % 8 != 0 {
+        if !request.address.is_multiple_of(8) {
             return Err(Fault::invalid(Cause::AtomicAlignment));
         }
         let original = resources.with_scratch(|resources, ranges| {
@@ -542,7 +547,7 @@ impl Qp {
             let [word] = ranges[..] else {
                 return Err(Fault::invalid(Cause::AtomicAlignment));
             };
-            if word.offset % 8 != 0 {
+            if !word.offset.is_multiple_of(8) {
                 return Err(Fault::invalid(Cause::AtomicAlignment));
             }
             match request.kind {
@@ -566,6 +571,7 @@ impl Qp {
         responder.responses.push_back(Response {
             psn,
             msn,
+            repeated: false,
             answer: Answer::Original(original),
         });
         Ok(Outcome::Done(1))
@@ -582,6 +588,7 @@ impl Qp {
                 Response {
                     psn: segment.psn,
                     msn: self.responder.msn,
+                    repeated: true,
                     answer: Answer::Data {
                         left: reth,
                         begun: false,
@@ -596,6 +603,7 @@ impl Qp {
                 Response {
                     psn: result.psn,
                     msn: result.msn,
+                    repeated: true,
                     answer: Answer::Original(result.original),
                 }
             }
@@ -614,7 +622,8 @@ impl Qp {
         {
             responses.pop_back();
         }
-        if responses.len() < usize::from(self.attributes.max_dest_rd_atomic) {
+        // Old packets that come late must not displace new ones, and are not worth much room.
+        if responses.len() < 2 * usize::from(self.attributes.max_dest_rd_atomic) {
             responses.push_back(response);
         }
     }
@@ -629,6 +638,13 @@ impl Qp {
         while let Some(&response) = self.responder.responses.front() {
             if turn.is_over() {
                 return;
+            }
+            // A response acknowledges everything up to it.
+            let responder = &mut self.responder;
+            if response.psn == responder.expected.previous()
+                && matches!(responder.reply, Some(Reply::Ack))
+            {
+                responder.reply = None;
             }
             match response.answer {
                 Answer::Original(original) => {

@@ -443,7 +443,7 @@ impl Guest {
         let last = (offset + length).div_ceil(PAGE);
         let pages = &arena.pages[first..last];
         // Chunks are sometimes not full.
-        let full = if self.random() % 2 == 0 {
+        let full = if self.random().is_multiple_of(2) {
             CHUNK_PAGES
         } else {
             3

@@ -56,7 +56,7 @@ impl Memories {
         offset: u64,
         work: impl FnOnce(&mut [u8; N]) -> R,
     ) -> Result<R, Unmapped> {
-        if (range.offset + offset) % N as u64 != 0 {
+        if !(range.offset + offset).is_multiple_of(N as u64) {
             return Err(Unmapped);
         }
         self.with(range, offset, N, |bytes| {
