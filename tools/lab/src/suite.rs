@@ -465,7 +465,8 @@ impl Shared {
         Ok(())
     }
 
-    /// `rdma resource show` of a VM that is alive.
+    /// `rdma resource show` of a VM that is alive, without the devices' numbers, which change whenever a driver is
+    /// bound.
     fn resources(&self, name: &str) -> Option<String> {
         let output = self
             .lab
@@ -473,7 +474,14 @@ impl Shared {
             .ok()?
             .run(&["rdma", "resource", "show"], SHORT)
             .ok()?;
-        (output.code == 0).then_some(output.stdout)
+        (output.code == 0).then(|| {
+            output
+                .stdout
+                .lines()
+                .map(|line| line.split_once(": ").map_or(line, |(_, device)| device))
+                .collect::<Vec<_>>()
+                .join("\n")
+        })
     }
 }
 
