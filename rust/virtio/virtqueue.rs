@@ -339,6 +339,14 @@ impl<H: Handler> Virtqueue<H> {
         }
     }
 
+    /// Has [`Handler::deferred`] called and waits until it has returned, so that it has seen all
+    /// buffers which the device had used before. Process context; must not be called from it.
+    pub fn flush_deferred(&self) {
+        self.defer();
+        // SAFETY: `work` was initialised by `new`.
+        unsafe { bindings::flush_work(self.work.get()) };
+    }
+
     /// Function of the work.
     ///
     /// # Safety
@@ -684,7 +692,7 @@ impl<'bound> Virtqueues<'bound> {
 
     /// Tells the device to begin (`DRIVER_OK`).
     ///
-    /// Buffers may be added before, but the device must not be kicked.
+    /// Add buffers after that: a kernel that is hardened against its devices refuses them before.
     pub fn ready(&self) -> Result {
         let mut state = self.queues.state.lock();
         let dev = &self.queues.dev;

@@ -47,14 +47,18 @@ pub(crate) trait Destroy: Command<Reply = Empty> + Send + Sync {
     /// What the object is called.
     const OBJECT: &'static str;
 
+    /// Whether asynchronous events name such objects.
+    const HAS_EVENTS: bool;
+
     /// Number or key of the object.
     fn number(&self) -> u32;
 }
 
 macro_rules! destroy {
-    ($($command:ident { $number:ident } $object:literal,)*) => {
+    ($($command:ident { $number:ident } $object:literal, events: $events:literal;)*) => {
         $(impl Destroy for $command {
             const OBJECT: &'static str = $object;
+            const HAS_EVENTS: bool = $events;
 
             fn number(&self) -> u32 {
                 self.$number.get()
@@ -64,11 +68,11 @@ macro_rules! destroy {
 }
 
 destroy! {
-    DestroyContext { context } "context",
-    DestroyPd { pd } "protection domain",
-    DestroyCq { cqn } "completion queue",
-    DestroyQp { qpn } "queue pair",
-    DeregisterMr { key } "memory region",
+    DestroyContext { context } "context", events: false;
+    DestroyPd { pd } "protection domain", events: false;
+    DestroyCq { cqn } "completion queue", events: true;
+    DestroyQp { qpn } "queue pair", events: true;
+    DeregisterMr { key } "memory region", events: false;
 }
 
 /// An object on the device, which exists as long as this value: dropping it destroys the object.
@@ -108,7 +112,12 @@ impl<D: Destroy> Object<D> {
             return Ok(());
         }
         match self.control.execute(&self.command) {
-            Ok(Empty {}) => Ok(()),
+            Ok(Empty {}) => {
+                if D::HAS_EVENTS {
+                    self.control.flush_events();
+                }
+                Ok(())
+            }
             Err(_) if self.control.is_stopped() => Ok(()),
             Err(err) => {
                 self.alive.store(true, Ordering::Relaxed);

@@ -37,7 +37,10 @@ use vrnic_wire::command::{
     Status, //
 };
 
-use crate::health::Health;
+use crate::{
+    events::AsyncEvents,
+    health::Health, //
+};
 
 /// Seconds that the device has to answer a command.
 ///
@@ -124,7 +127,7 @@ impl Replies {
 
     /// Sends the doorbell command, or remembers to do so when it comes back.
     fn ring(&self, queue: &Virtqueue<Self>, request: RingDoorbell) {
-        let chain = {
+        let mut chain = {
             let mut slots = self.slots.lock();
             match slots.doorbell.take() {
                 Some(chain) => chain,
@@ -136,7 +139,6 @@ impl Replies {
             }
         };
 
-        let mut chain = chain;
         write_request(chain.readable_mut(), &request);
         match queue.add(chain) {
             Ok(()) => queue.kick(),
@@ -205,16 +207,18 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
 /// The device, as one gives it commands.
 pub(crate) struct Control {
     queue: Arc<Virtqueue<Replies>>,
+    events: Arc<Virtqueue<AsyncEvents>>,
     stopper: Stopper,
     health: Arc<Health>,
 }
 
 impl Control {
-    /// Begins to use `queue`, which must be alive.
+    /// Begins to use `queue`, which must be alive, as must be that of the asynchronous `events`.
     ///
     /// `ENODEV` if the queue is too small for a command and a doorbell.
     pub(crate) fn new(
         queue: Arc<Virtqueue<Replies>>,
+        events: Arc<Virtqueue<AsyncEvents>>,
         stopper: Stopper,
         health: Arc<Health>,
     ) -> Result<Arc<Self>> {
@@ -233,6 +237,7 @@ impl Control {
         Ok(Arc::new(
             Self {
                 queue,
+                events,
                 stopper,
                 health,
             },
@@ -304,6 +309,15 @@ impl Control {
             slot: slot.into(),
         };
         self.queue.handler().ring(&self.queue, request);
+    }
+
+    /// Handles all asynchronous events that came before the last reply. Sleeps; must not be called
+    /// by the handler of such an event.
+    ///
+    /// After an object has been destroyed, this is needed before its number can be used again: or
+    /// else an event of the old object could be taken for one of the new.
+    pub(crate) fn flush_events(&self) {
+        self.events.flush_deferred();
     }
 
     /// Whether the device is in order, and if not, since when.

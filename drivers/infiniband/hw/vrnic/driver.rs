@@ -17,6 +17,7 @@ use kernel::{
         Bound,
         Core, //
     },
+    page::PAGE_SIZE,
     prelude::*,
     sync::Arc, //
 };
@@ -75,7 +76,12 @@ virtio::virtio_device_table!(VIRTIO_TABLE, [DeviceId::new(VIRTIO_ID_RDMA as u32)
 impl virtio::Driver for Driver {
     type Data<'bound> = Data<'bound>;
     const ID_TABLE: IdTable = &VIRTIO_TABLE;
-    const FEATURES: &'static [Feature] = &[DOORBELL];
+    // A process must not be given more than its own doorbell page.
+    const FEATURES: &'static [Feature] = if PAGE_SIZE == DOORBELL_PAGE_SIZE as usize {
+        &[DOORBELL]
+    } else {
+        &[]
+    };
 
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,
@@ -84,8 +90,13 @@ impl virtio::Driver for Driver {
     }
 
     fn config_changed(dev: &Device<Bound>, this: Pin<&Self::Data<'_>>) {
-        if dev.status().needs_reset() {
+        let status = dev.status();
+        if status.is_gone() {
+            this.health.fail("it is gone");
+        } else if status.needs_reset() {
             this.health.fail("it needs a reset");
+        } else if !status.driver_ok() {
+            this.health.fail("it has been reset");
         }
     }
 }
@@ -179,17 +190,14 @@ impl<'bound> Resources<'bound> {
         }
         let queues = Virtqueues::new(dev, all)?;
 
+        queues.ready()?;
         events::fill(&*async_queue)?;
         for queue in &completion_queues {
             events::fill(&**queue)?;
         }
-        queues.ready()?;
-        async_queue.kick();
-        for queue in &completion_queues {
-            queue.kick();
-        }
 
-        let control = Control::new(control_queue, queues.stopper(), health.clone())?;
+        let stopper = queues.stopper();
+        let control = Control::new(control_queue, async_queue, stopper, health.clone())?;
         let limits = control.execute(&QueryDevice {})?;
         let dma = dev.parent();
         let resources = Self {

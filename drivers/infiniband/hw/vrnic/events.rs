@@ -44,12 +44,13 @@ pub(crate) trait EventHandler: Handler<Context = ()> {
     fn handle(&self, event: &Self::Event);
 }
 
-/// Fills an event queue with buffers.
+/// Fills an event queue with buffers. The device must be ready.
 pub(crate) fn fill<H: EventHandler>(queue: &Virtqueue<H>) -> Result {
     for _ in 0..queue.capacity() {
         let chain = Chain::new(KVec::new(), size_of::<H::Event>(), (), GFP_KERNEL)?;
         queue.add(chain).map_err(|(err, _)| err)?;
     }
+    queue.kick();
     Ok(())
 }
 
