@@ -58,13 +58,7 @@ mod bindings_raw {
     ));
 }
 
-#[allow(
-    clippy::all,
-    dead_code,
-    improper_ctypes,
-    missing_docs,
-    unreachable_pub
-)]
+#[allow(clippy::all, dead_code, improper_ctypes, missing_docs, unreachable_pub)]
 mod bindings_helper {
     use super::bindings_raw::*;
     use kernel::ffi;
