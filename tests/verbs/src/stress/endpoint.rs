@@ -304,6 +304,11 @@ impl Endpoint {
         let mut said_done = false;
         while !said_done || !self.peer_done {
             let more = self.options.duration.is_none_or(|d| begin.elapsed() < d);
+            // Arming all the time makes every completion race with it.
+            if let Some(channel) = self.channel.clone() {
+                self.totals.events += self.take_events(&channel)?;
+                self.arm_all()?;
+            }
             let mut progress = self.poll_all()?;
             progress |= self.read_control()?;
             for (n, qp) in self.qps.iter().enumerate() {
@@ -450,12 +455,7 @@ impl Endpoint {
             std::thread::yield_now();
             return Ok(());
         };
-        for (n, cq) in self.cqs.iter().enumerate() {
-            if !self.armed[n] {
-                cq.arm(false).during("arming a CQ")?;
-                self.armed[n] = true;
-            }
-        }
+        self.arm_all()?;
         // What completed before the arming has no event.
         if self.poll_all()? {
             return Ok(());
@@ -482,6 +482,16 @@ impl Endpoint {
             }
         }
         self.totals.events += events;
+        Ok(())
+    }
+
+    fn arm_all(&mut self) -> Outcome<()> {
+        for (n, cq) in self.cqs.iter().enumerate() {
+            if !self.armed[n] {
+                cq.arm(false).during("arming a CQ")?;
+                self.armed[n] = true;
+            }
+        }
         Ok(())
     }
 

@@ -263,7 +263,7 @@ impl Initiator {
                     (op.signalled, SEND_SIGNALED),
                     (op.solicited && op.kind.receives(), SEND_SOLICITED),
                     (op.inline, SEND_INLINE),
-                    (op.fenced, SEND_FENCE),
+                    (op.fenced || op.closes, SEND_FENCE),
                 ] {
                     flags |= if on { flag } else { 0 };
                 }

@@ -2,7 +2,7 @@
 //! The plan of one direction of one QP: batches of operations, a pure function of the agreed [`Limits`].
 //!
 //! Each batch ends with a SEND_WITH_IMM, so that its arrival tells the responder that all memory effects of the batch
-//! are there. Within a batch no two operations touch the same bytes, except a READ of what an earlier WRITE of the
+//! are there, and that the initiator no longer reads. Within a batch no two operations touch the same bytes, except a READ of what an earlier WRITE of the
 //! batch wrote, and a fenced SEND of what a READ fetched, which the standard orders.
 
 use crate::rng::{Rng, mix};
@@ -170,6 +170,9 @@ pub struct Op {
     pub local: Vec<Piece>,
     /// Whether `local` is the destination of the READ before, fenced
     pub fenced: bool,
+    /// Begins only after all READs before it: the closing SEND, since its arrival lets the responder change what they
+    /// read (the standard orders no SEND after a READ without a fence)
+    pub closes: bool,
     /// Memory of the receive request that it consumes, in the responder's receive arena
     pub recv: Vec<Piece>,
     /// Asks for a completion
@@ -410,6 +413,7 @@ impl Planner {
             false,
             &mut recv,
         );
+        close.closes = true;
         close.signalled = true;
         close.solicited = true;
         self.unsignalled = 0;
@@ -456,6 +460,7 @@ impl Planner {
             payload,
             local,
             fenced,
+            closes: false,
             recv: room,
             signalled,
             solicited: rng.one_in(8),
