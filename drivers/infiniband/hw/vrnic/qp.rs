@@ -246,6 +246,11 @@ impl QueuePair for Qp {
     ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data.limits;
         let asked = &attributes.capabilities;
+        // A device may leave out unreliable connections, and so far each does. It cannot say so
+        // but by refusing them as it refuses a bad argument.
+        if attributes.ty == Type::UnreliableConnection {
+            return Err(EOPNOTSUPP);
+        }
         check_limits(asked, limits)?;
 
         let mut pages = None;
@@ -485,7 +490,7 @@ const KNOWN: u32 = (attribute::DEST_QPN << 1)
 
 /// Translates attributes for the device. `EOPNOTSUPP` for those that it does not know.
 fn to_wire(mask: AttributeMask, attributes: &Attributes) -> Result<QpAttributes> {
-    if mask.bits() & !KNOWN != 0 || attributes.access.bits() & !access::QUEUE_PAIR != 0 {
+    if mask.bits() & !KNOWN != 0 {
         return Err(EOPNOTSUPP);
     }
     Ok(QpAttributes {
@@ -499,7 +504,8 @@ fn to_wire(mask: AttributeMask, attributes: &Attributes) -> Result<QpAttributes>
         rq_psn: attributes.rq_psn.into(),
         sq_psn: attributes.sq_psn.into(),
         dest_qpn: attributes.dest_qpn.into(),
-        access: attributes.access.bits().into(),
+        // Rights to operations that the device does not have are rights to nothing.
+        access: (attributes.access.bits() & access::QUEUE_PAIR).into(),
         pkey_index: attributes.pkey_index.into(),
         port: u8::try_from(attributes.port.number())?,
         max_rd_atomic: attributes.max_rd_atomic,
