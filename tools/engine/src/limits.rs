@@ -42,7 +42,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            mr_size: 1 << 36,
+            mr_size: 1 << 35,
             qp: 65536,
             qp_entries: 32768,
             send_sge: 32,
@@ -56,7 +56,7 @@ impl Default for Limits {
             dest_rd_atomic: 128,
             rd_atomic: 128,
             gid_table: 256,
-            translations: 1 << 25,
+            translations: 1 << 23,
         }
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct Turn {
     units: u32,
     bytes: u64,
     spent: u32,
+    /// Whether a part of it was over before the work was.
+    cut_short: bool,
 }
 
 impl Turn {
@@ -59,6 +61,7 @@ impl Turn {
             units: budget.min(TURN_UNITS),
             bytes: TURN_BYTES,
             spent: 0,
+            cut_short: false,
         }
     }
 
@@ -68,6 +71,7 @@ impl Turn {
             units: u32::MAX,
             bytes: u64::MAX,
             spent: 0,
+            cut_short: false,
         }
     }
 
@@ -81,6 +85,27 @@ impl Turn {
     /// Whether others have to have their turn.
     pub(crate) fn is_over(&self) -> bool {
         self.units == 0 || self.bytes == 0
+    }
+
+    /// Lets `work` have half of what is left.
+    fn half(&mut self, work: impl FnOnce(&mut Self)) {
+        let bytes = self.bytes.div_ceil(2);
+        let mut part = Self {
+            units: self.units.div_ceil(2),
+            bytes,
+            spent: 0,
+            cut_short: false,
+        };
+        work(&mut part);
+        self.units = self.units.saturating_sub(part.spent);
+        self.bytes -= bytes - part.bytes;
+        self.spent += part.spent;
+        self.cut_short |= part.is_over();
+    }
+
+    /// Whether there may be more to do in another turn.
+    pub(crate) fn leaves_work(&self) -> bool {
+        self.cut_short || self.is_over()
     }
 
     /// Units of work done.
@@ -164,7 +189,8 @@ impl Qp {
         if self.is_quiet() {
             return;
         }
-        self.respond(turn, resources, io);
+        // Half of the turn for the peer's requests, so that neither side's are kept waiting.
+        turn.half(|part| self.respond(part, resources, io));
         if matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             match self.created.qp_type {
                 QpType::ReliableConnection => self.request(turn, resources, io),

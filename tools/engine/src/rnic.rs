@@ -255,7 +255,7 @@ impl Rnic {
             qp.run(&mut turn, &mut self.resources, io);
             worked |= turn.spent() > 0;
             left = left.saturating_sub(turn.spent().max(1));
-            if turn.is_over() {
+            if turn.leaves_work() {
                 self.qps.schedule(qpn);
             }
         }

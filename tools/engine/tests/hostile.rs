@@ -445,6 +445,7 @@ fn right_length(code: CommandCode) -> usize {
 fn long_page_lists_stop_at_the_limit_of_translations() {
     let config = RnicConfig {
         limits: Limits {
+            mr_size: 1 << 36,
             translations: 1000,
             ..Limits::default()
         },

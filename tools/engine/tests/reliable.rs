@@ -11,6 +11,7 @@ use vrnic_engine::{
 use vrnic_wire::{
     completion::{Opcode, Status, flags},
     event::EventType,
+    memory::access,
     qp::{QpAttributes, QpState, QpType, attribute},
     ring,
     work::{SendOpcode, Sge, send_flags},
@@ -643,6 +644,45 @@ fn many_segments_survive_a_bad_fabric() {
         assert!(c.mrs[0].arena.get(400_000, 100_000) == data);
         assert!(c.mrs[1].arena.get(200_000, 100_000) == data);
     }
+}
+
+#[test]
+fn the_longest_message_is_two_gibibytes() {
+    const LONGEST: usize = 1 << 31;
+    let mut world = World::new(2, 4096, &RnicConfig::default(), 44);
+    let mut c = connected(&mut world);
+    // The same 64 KiB again and again, and a byte more than a message may have.
+    let big = [0, 1].map(|index| {
+        let node = &mut world.nodes[index];
+        let arena = node.guest.arena(65536).repeated(LONGEST / 65536 + 1);
+        node.guest
+            .register(&mut node.rnic, arena, LONGEST + 1, access::REGION)
+    });
+    let data = pattern(65536, 9);
+    big[0].arena.put(0, &data);
+    let element = |offset: u64, length: u32| Sge {
+        address: (big[0].iova + offset).into(),
+        length: length.into(),
+        lkey: big[0].key.into(),
+    };
+    for opcode in [SendOpcode::Write, SendOpcode::Read] {
+        let send = Send::new(1, opcode)
+            .rdma(big[1].iova, big[1].key)
+            .element(element(0, 1 << 31));
+        c.send(&mut world, 0, &send);
+    }
+    world.settle();
+    let done = c.send_cqs[0].drain();
+    assert_eq!(statuses(&done), [(1, Status::Success); 2]);
+    assert_eq!(done[1].length, 1 << 31);
+    assert!(big[1].arena.get(0, 65536) == data && big[0].arena.get(0, 65536) == data);
+    let send = Send::new(2, SendOpcode::Write)
+        .rdma(big[1].iova, big[1].key)
+        .element(element(0, 1 << 31))
+        .element(element(0, 1));
+    c.send(&mut world, 0, &send);
+    world.settle();
+    assert_eq!(statuses(&c.send_cqs[0].drain()), [(2, Status::LocalLength)]);
 }
 
 #[test]

@@ -35,6 +35,15 @@ impl Arena {
         self.pages.len() * PAGE
     }
 
+    /// A buffer of the same pages, over and over again.
+    #[must_use]
+    pub fn repeated(&self, times: usize) -> Self {
+        Self {
+            pages: self.pages.repeat(times),
+            view: self.view.clone(),
+        }
+    }
+
     /// Bus address of the byte at `offset`.
     pub fn address(&self, offset: usize) -> u64 {
         self.pages[offset / PAGE] + (offset % PAGE) as u64
@@ -558,6 +567,11 @@ impl Guest {
     /// Registers `length` bytes of fresh memory, which begin somewhere in a page.
     pub fn mr(&mut self, rnic: &mut Rnic, length: usize, rights: u32) -> Mr {
         let arena = self.arena(length);
+        self.register(rnic, arena, length, rights)
+    }
+
+    /// Registers the first `length` bytes of an arena.
+    pub fn register(&mut self, rnic: &mut Rnic, arena: Arena, length: usize, rights: u32) -> Mr {
         let iova = self.next_iova;
         self.next_iova += (arena.length() + PAGE) as u64;
         let (pages, chunks) = self.page_list(&arena, 0, length);
