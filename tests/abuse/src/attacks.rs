@@ -283,7 +283,7 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
         ("remote range overflows", Status::RemoteAccess, |e, _| {
             e[24..32].copy_from_slice(&(u64::MAX - 3).to_le_bytes())
         }),
-        ("atomic of 64 bytes", operation, |e, _| {
+        ("atomic of 64 bytes", Status::LocalLength, |e, _| {
             e[0] = SendOpcode::FetchAdd.raw()
         }),
     ];

@@ -225,6 +225,9 @@ pub(crate) fn read_send<M: Memory>(
     if end > entry.length as usize {
         return invalid(Cause::WqeCapacity);
     }
+    let Some(target) = read_target(&copy, opcode, qp_type) else {
+        return invalid(Cause::WqeReserved);
+    };
     copy.extend(entry, end, memory)?;
     let mut length = copy.elements(work::SEND_DATA_OFFSET, usize::from(count), push);
     if inline {
@@ -247,32 +250,39 @@ pub(crate) fn read_send<M: Memory>(
         immediate: header.immediate.get(),
         source,
         length,
-        target: read_target(&copy, opcode, qp_type),
+        target,
     }))
 }
 
-/// Interprets the operation's part of a send entry.
-fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Target {
+/// Interprets the operation's part of a send entry; `None` if a reserved field, or a part without a
+/// use, is not 0.
+fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<Target> {
     let bytes = &copy.bytes[work::TARGET_OFFSET..work::SEND_DATA_OFFSET];
     if qp_type != QpType::ReliableConnection {
-        return DatagramTarget::read_from_bytes(bytes).map_or(Target::None, Target::Datagram);
+        let target = DatagramTarget::read_from_bytes(bytes).ok()?;
+        return (target.address.reserved.get() == 0).then_some(Target::Datagram(target));
     }
     match opcode {
         SendOpcode::Write | SendOpcode::WriteWithImmediate | SendOpcode::Read => {
-            RdmaTarget::read_from_bytes(bytes).map_or(Target::None, |target| Target::Rdma {
+            let target = RdmaTarget::read_from_bytes(bytes).ok()?;
+            (target.reserved == [0; 28]).then(|| Target::Rdma {
                 address: target.address.get(),
                 rkey: target.rkey.get(),
             })
         }
-        SendOpcode::CompareSwap | SendOpcode::FetchAdd => AtomicTarget::read_from_bytes(bytes)
-            .map_or(Target::None, |target| Target::Atomic {
-                address: target.address.get(),
-                rkey: target.rkey.get(),
-                compare_add: target.compare_add.get(),
-                swap: target.swap.get(),
-            }),
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
+            let target = AtomicTarget::read_from_bytes(bytes).ok()?;
+            (target.reserved.get() == 0 && target.reserved_tail.get() == 0).then(|| {
+                Target::Atomic {
+                    address: target.address.get(),
+                    rkey: target.rkey.get(),
+                    compare_add: target.compare_add.get(),
+                    swap: target.swap.get(),
+                }
+            })
+        }
         SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
-            Target::None
+            bytes.iter().all(|&byte| byte == 0).then_some(Target::None)
         }
     }
 }

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Programs of rdma-core 65 with the provider for private ABI 65, with each other and with those of Debian 13 and the
+# provider for 34.
+# lab: timeout=400
+. "$LAB_LIB"
+
+[ "$DEV" = vrnic0 ] || skip "there is no provider of ours for $DEV"
+on a test -x /vrnic/bin/ibv_devinfo-65 || fail "rdma-core 65 is not in the share: run tools/setup/setup.sh userland"
+on a ibv_devinfo-65 -v -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE || fail "no active port"
+
+for peer in b a; do
+	perf a $peer ibv_rc_pingpong-65 -n 200 -c
+	perf a $peer ibv_rc_pingpong-65 -n 200 -e
+	perf a $peer ibv_rc_pingpong-65 -n 200 -N
+	perf a $peer ibv_rc_pingpong-65 -n 200 -t
+	perf a $peer ibv_ud_pingpong-65 -n 200
+	perf a $peer ib_send_bw-65 -n 200 -s 65536
+	perf a $peer ib_send_lat-65 -n 200 -c UD
+	perf a $peer ib_write_bw-65 -n 200 -s 65536 -q 8
+	perf a $peer ib_write_bw-65 -n 200 --use_old_post_send
+	perf a $peer ib_read_lat-65 -n 200
+	perf a $peer ib_atomic_bw-65 -n 200 -A CMP_AND_SWAP
+done
+
+# One end of each release: what they exchange is the same.
+on -t 60 b ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 &
+server=$!
+sleep 3
+on -t 60 a ibv_rc_pingpong-65 -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 "$IP_b"
+wait $server || fail "the end of rdma-core 56 failed"
