@@ -66,8 +66,8 @@ wire_enum! {
         Ok = 0,
         /// The code is unknown or needs a feature that was not negotiated. `EOPNOTSUPP`.
         Unsupported = 1,
-        /// The request is shorter than its code needs, a reserved field is not 0, or the reply
-        /// does not fit. `EINVAL`.
+        /// The request has not exactly the size of its code, a reserved field is not 0, or the
+        /// reply does not fit. `EINVAL`.
         Malformed = 2,
         /// A field has a value that the standard forbids. `EINVAL`.
         InvalidArgument = 3,
@@ -309,7 +309,8 @@ pub struct ContextCreated {
 }
 assert_layout!(ContextCreated, 8, context @ 0, doorbell_page @ 4);
 
-/// Destroys a context; `Busy` while queue pairs or completion queues belong to it.
+/// Destroys a context; `Busy` while queue pairs or completion queues belong to it. Protection
+/// domains outlive their context.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DestroyContext {

@@ -79,8 +79,7 @@ pub mod flags {
     pub const VLAN: u8 = 1 << 4;
     /// The route header is an IPv4 header in the last 20 bytes.
     pub const IPV4: u8 = 1 << 5;
-    /// Only [`Cqe::byte_length`](super::Cqe::byte_length) bytes of a solicited message: the
-    /// peer asked for a solicited event.
+    /// The peer asked for a solicited event.
     pub const SOLICITED: u8 = 1 << 6;
 }
 
