@@ -35,6 +35,11 @@ impl Pair {
         }
     }
 
+    /// Whether it is one of libibverbs' own programs, in whichever release.
+    fn is_pingpong(&self) -> bool {
+        self.program.contains("_pingpong")
+    }
+
     fn path(&self) -> &'static str {
         if self.server == self.client {
             "loopback"
@@ -113,7 +118,7 @@ pub fn output(lab: &Lab, pair: &Pair, device: Device, gid: u32) -> Result<String
 
 /// The whole command line of one end.
 fn command(pair: &Pair, device: Device, gid: u32, port: u16, peer: Option<&str>) -> Vec<String> {
-    let pingpong = pair.program.ends_with("_pingpong");
+    let pingpong = pair.is_pingpong();
     let mut argv = vec![pair.program.clone(), "-d".into(), device.ibdev().into()];
     argv.extend([
         if pingpong { "-g" } else { "-x" }.into(),
@@ -148,7 +153,7 @@ fn ends(
     // The client does not try twice: start it when the server listens.
     let listens = format!(
         "for i in $(seq 400); do grep -qi ':{port:04x} 0\\+:0000 0A' /proc/net/tcp /proc/net/tcp6 2>/dev/null && exit 0; \
-         [ $i -lt 60 ] || pgrep -x {} >/dev/null || exit 2; sleep 0.02; done; exit 1",
+         [ $i -lt 60 ] || pgrep -x '{}|ld-linux-x86-64' >/dev/null || exit 2; sleep 0.02; done; exit 1",
         &pair.program[..pair.program.len().min(15)]
     );
     let waited = server_agent.run(&["sh", "-c", &listens], SHORT)?;
@@ -190,7 +195,7 @@ fn ends(
 /// Reads the client's figures.
 fn figures(pair: &Pair, text: &str, entry: &mut Entry) -> Result<()> {
     entry.qps = Some(option(&pair.args, "-q").unwrap_or(1));
-    if pair.program.ends_with("_pingpong") {
+    if pair.is_pingpong() {
         return pingpong(text, entry);
     }
     let mut lines = text

@@ -17,6 +17,8 @@ pub struct Settings {
     pub qemu: PathBuf,
     /// Root directory of the guests.
     pub guest_root: PathBuf,
+    /// RDMA programs of a newer release than the guests', if the setup fetched them.
+    pub userland: Option<PathBuf>,
 }
 
 impl Settings {
@@ -49,6 +51,10 @@ impl Settings {
             kdir: pick("KDIR", "VRNIC_KDIR")?,
             qemu: pick("QEMU", "VRNIC_QEMU")?,
             guest_root: pick("VRNIC_GUEST", "VRNIC_GUEST_ROOT")?,
+            userland: recorded
+                .get("VRNIC_USERLAND")
+                .map(PathBuf::from)
+                .filter(|dir| dir.is_dir()),
             tree,
         };
         if !settings.bzimage().is_file() {

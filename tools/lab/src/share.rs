@@ -6,6 +6,7 @@
 //! init              second half of the guest's start
 //! bin/              executables of the cargo workspace
 //! lib/libvrnic-…    providers
+//! userland/         libraries and programs of a newer release; bin/…-65 runs them
 //! lib/modules/REL/  vrnic.ko and every module of the kernel tree, with depmod's tables
 //! tests/            the source tree's tests/
 //! ```
@@ -32,6 +33,12 @@ pub fn stage(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result
     )?;
     programs(&settings.programs(), share)?;
     providers(&settings.tree.join("build/provider"), share)?;
+    if let Some(userland) = &settings.userland {
+        for part in ["lib", "programs"] {
+            tree(&userland.join(part), &share.join("userland").join(part))?;
+        }
+        tree(&userland.join("bin"), &share.join("bin"))?;
+    }
     let tests = settings.tree.join("tests");
     if tests.is_dir() {
         tree(&tests, &share.join("tests"))?;
