@@ -42,6 +42,7 @@ mod id;
 mod memory;
 pub mod pci;
 mod virtqueue;
+mod watchdog;
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
@@ -72,4 +73,8 @@ pub use virtqueue::{
     Used,
     Virtqueue,
     Virtqueues, //
+};
+pub use watchdog::{
+    Watch,
+    Watchdog, //
 };

@@ -332,7 +332,7 @@ impl<H: Handler> Virtqueue<H> {
             unsafe {
                 bindings::queue_work_on(
                     bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                    bindings::system_unbound_wq,
+                    bindings::system_dfl_wq,
                     self.work.get(),
                 )
             };

@@ -325,6 +325,14 @@ impl Control {
         &self.health
     }
 
+    /// Looks whether the device has failed, and stops it if so. Sleeps.
+    pub(crate) fn check(&self) -> bool {
+        if !self.health.has_failed() && self.stopper.device_failed() {
+            self.health.fail("it is gone or has been reset");
+        }
+        self.is_stopped()
+    }
+
     /// Whether the device holds no objects any more because it failed; stops it if it has not been
     /// stopped yet. Sleeps.
     pub(crate) fn is_stopped(&self) -> bool {

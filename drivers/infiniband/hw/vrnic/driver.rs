@@ -34,7 +34,8 @@ use virtio::{
     DeviceId,
     Feature,
     IdTable,
-    Virtqueues, //
+    Virtqueues,
+    Watchdog, //
 };
 use vrnic_wire::{
     command::{
@@ -62,7 +63,11 @@ use crate::{
         AsyncEvents,
         Completions, //
     },
-    health::Health, //
+    health::{
+        supervise,
+        Health,
+        Supervision, //
+    }, //
 };
 
 /// The device has a doorbell region.
@@ -103,6 +108,8 @@ impl virtio::Driver for Driver {
 
 /// What the driver keeps for a device.
 pub(crate) struct Data<'bound> {
+    // Fields are dropped in declaration order: nobody looks at a device that is let go.
+    _watchdog: Pin<KBox<Watchdog<Supervision>>>,
     _registration: Registration<'bound, Vrnic>,
     health: Arc<Health>,
 }
@@ -111,8 +118,11 @@ impl<'bound> Data<'bound> {
     fn new(dev: &'bound Device<Core<'_>>) -> Result<Self> {
         let (resources, dispatcher) = Resources::new(dev)?;
         let health = resources.health.clone();
+        let control = resources.control.clone();
+        let registration = register(dispatcher, resources)?;
         Ok(Self {
-            _registration: register(dispatcher, resources)?,
+            _watchdog: supervise(control)?,
+            _registration: registration,
             health,
         })
     }

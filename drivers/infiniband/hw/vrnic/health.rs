@@ -16,10 +16,17 @@ use kernel::{
     }, //
 };
 use rdma::event::Dispatcher;
+use virtio::{
+    Watch,
+    Watchdog, //
+};
+
+use crate::control::Control;
 
 /// Remembers that the device has failed, and tells the users of the RDMA device of it once.
 ///
-/// A failed device is given no commands any more, and is stopped by the next one that wants to.
+/// A failed device is given no commands any more, and is stopped by whoever wants to next, or by its
+/// [`Supervision`].
 pub(crate) struct Health {
     dev: ARef<Device>,
     dispatcher: Arc<Dispatcher>,
@@ -55,4 +62,22 @@ impl Health {
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
+}
+
+/// Milliseconds after which the device's status is looked at again. A register read is cheap
+/// enough, and it is how one learns that a device is gone while no command waits for it.
+const INTERVAL_MS: u32 = 1000;
+
+/// Notices that the device failed though nobody gives it commands.
+pub(crate) struct Supervision(Arc<Control>);
+
+impl Watch for Supervision {
+    fn look(&self) -> bool {
+        !self.0.check()
+    }
+}
+
+/// Supervises the device as long as the result exists.
+pub(crate) fn supervise(control: Arc<Control>) -> Result<Pin<KBox<Watchdog<Supervision>>>> {
+    KBox::pin_init(Watchdog::new(INTERVAL_MS, Supervision(control)), GFP_KERNEL)
 }
