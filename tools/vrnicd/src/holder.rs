@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A tiny process that lets QEMU survive the death of the daemon.
+//! A tiny process that lets VMs survive the death of the daemon.
 //!
 //! QEMU aborts if the socket of a vfio-user device closes with messages unread, which is what happens when a daemon is
-//! killed under load. The holder keeps a duplicate of each connected socket. When the daemon is gone, the holder
-//! shuts the write side down, so that QEMU sees an orderly end (the device then reads as all ones, like a card that
-//! was pulled out), and goes on reading until QEMU closes the socket.
+//! killed under load; a virtual CPU that waits for a reply stands still until QEMU gives up; and without a
+//! server QEMU ends at the next reset of the machine. The holder keeps a duplicate of each connected socket and of the
+//! connection's [`Journal`]. When the daemon is gone, the holder answers what is still to be answered, raises all
+//! interrupts so that the driver looks at its device, and from then on plays a card that was pulled out, until QEMU
+//! closes the socket.
 //!
 //! The holder is this same program, started as `vrnicd holder` before any thread exists. It leaves the terminal's
 //! session, so that whatever ends the daemon does not end it too.
@@ -12,24 +14,34 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-use tracing::{debug, warn};
+use tracing::warn;
+use zerocopy::IntoBytes;
 
-use crate::vfio_user::stream::{receive, send};
+use crate::stop::Stop;
+use crate::vfio_user::dead_device::DeadDevice;
+use crate::vfio_user::journal::Journal;
+use crate::vfio_user::message::{Header, MAX_FDS};
+use crate::vfio_user::stream::{MessageStream, receive, send};
+use crate::vfio_user::{Disconnect, take_over};
 
 /// Name of the subcommand that makes this program a holder.
 pub const SUBCOMMAND: &str = "holder";
 
-/// Keep the descriptor that comes along.
+/// Keep the socket and the journal that come along.
 const HOLD: u8 = 1;
-/// Close it.
+/// Close everything of this connection.
 const RELEASE: u8 = 2;
+/// Keep the eventfds of vectors that come along, or forget all if none does.
+const VECTORS: u8 = 3;
 
 /// The daemon's end.
 pub struct Holder {
@@ -38,7 +50,7 @@ pub struct Holder {
     _process: Child,
 }
 
-/// A socket in the holder's keeping; given up when dropped.
+/// A connection in the holder's keeping; given up when dropped.
 pub struct Held {
     control: Arc<OwnedFd>,
     id: u64,
@@ -47,12 +59,7 @@ pub struct Held {
 impl Holder {
     /// Starts a holder process running `program` with [`SUBCOMMAND`].
     pub fn start(program: &std::path::Path) -> io::Result<Self> {
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (ours, theirs) = control_pair()?;
         let process = Command::new(program)
             .arg(SUBCOMMAND)
             .stdin(Stdio::from(theirs))
@@ -66,101 +73,185 @@ impl Holder {
         })
     }
 
-    /// Gives a duplicate of `socket` to the holder. `None`, with a warning, if the holder is gone.
-    pub fn hold(&self, socket: BorrowedFd<'_>) -> Option<Held> {
+    /// Gives duplicates of a connection's socket and journal to the holder. `None`, with a warning, if it is gone.
+    pub fn hold(&self, socket: BorrowedFd<'_>, journal: BorrowedFd<'_>) -> Option<Held> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        match send(self.control.as_fd(), &message(HOLD, id), &[socket]) {
+        match send(
+            self.control.as_fd(),
+            &message(HOLD, id, 0),
+            &[socket, journal],
+        ) {
             Ok(_) => Some(Held {
                 control: self.control.clone(),
                 id,
             }),
             Err(error) => {
-                warn!(%error, "holder process is gone: QEMU will abort if this daemon dies under load");
+                warn!(%error, "holder process is gone: QEMU will not survive the death of this daemon");
                 None
             }
         }
     }
 }
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        let _ = send(self.control.as_fd(), &message(RELEASE, self.id), &[]);
+impl Held {
+    /// Tells the holder of the eventfds of vectors `first` and following, by which the driver can be interrupted.
+    pub fn set_vectors(&self, first: u32, eventfds: &[OwnedFd]) {
+        let fds: Vec<_> = eventfds.iter().map(AsFd::as_fd).collect();
+        for (some, first) in fds.chunks(MAX_FDS).zip((first..).step_by(MAX_FDS)) {
+            let _ = send(
+                self.control.as_fd(),
+                &message(VECTORS, self.id, first),
+                some,
+            );
+        }
+    }
+
+    /// Tells the holder that no eventfd is in use any more.
+    pub fn forget_vectors(&self) {
+        let _ = send(self.control.as_fd(), &message(VECTORS, self.id, 0), &[]);
     }
 }
 
-fn message(kind: u8, id: u64) -> [u8; 9] {
-    let mut bytes = [kind; 9];
-    bytes[1..].copy_from_slice(&id.to_ne_bytes());
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = send(self.control.as_fd(), &message(RELEASE, self.id, 0), &[]);
+    }
+}
+
+fn control_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// A message to the holder: kind, connection, first vector.
+type Message = [u8; 16];
+
+fn message(kind: u8, id: u64, first: u32) -> Message {
+    let mut bytes = Message::default();
+    bytes[..8].copy_from_slice(&id.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&first.to_ne_bytes());
+    bytes[12] = kind;
     bytes
+}
+
+/// A connection, as the holder keeps it.
+struct Connection {
+    socket: OwnedFd,
+    journal: OwnedFd,
+    vectors: BTreeMap<u32, OwnedFd>,
 }
 
 /// The holder's whole life. `control` is its end of the pair. Returns when there is nothing left to hold.
 pub fn run(control: BorrowedFd<'_>) -> io::Result<()> {
     // Fails only for a leader of a process group, which need not leave.
     let _ = rustix::process::setsid();
-    let mut held = BTreeMap::new();
-    while let Some((message, fd)) = next(control)? {
-        let id = u64::from_ne_bytes([
-            message[1], message[2], message[3], message[4], message[5], message[6], message[7],
-            message[8],
-        ]);
-        match (message[0], fd) {
-            (HOLD, Some(fd)) => {
-                held.insert(id, fd);
+    let mut held: BTreeMap<u64, Connection> = BTreeMap::new();
+    while let Some((message, fds)) = next(control)? {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, kind, ..] = message;
+        let id = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+        let first = u32::from_ne_bytes([i, j, k, l]);
+        match kind {
+            HOLD => {
+                if let Ok([socket, journal]) = <[OwnedFd; 2]>::try_from(fds) {
+                    held.insert(
+                        id,
+                        Connection {
+                            socket,
+                            journal,
+                            vectors: BTreeMap::new(),
+                        },
+                    );
+                }
+            }
+            VECTORS => {
+                if let Some(connection) = held.get_mut(&id) {
+                    if fds.is_empty() {
+                        connection.vectors.clear();
+                    }
+                    connection.vectors.extend((first..).zip(fds));
+                }
             }
             _ => {
                 held.remove(&id);
             }
         }
     }
-    debug!(sockets = held.len(), "daemon is gone");
-    drain(held.into_values().collect());
+    let threads: Vec<_> = held
+        .into_values()
+        .map(|connection| std::thread::spawn(|| connection.outlive()))
+        .collect();
+    for thread in threads {
+        let _ = thread.join();
+    }
     Ok(())
 }
 
 /// Next message of the daemon; `None` once it is gone.
-fn next(control: BorrowedFd<'_>) -> io::Result<Option<([u8; 9], Option<OwnedFd>)>> {
-    let mut bytes = [0; 9];
+fn next(control: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    let mut bytes = Message::default();
     loop {
         let mut fds = [PollFd::from_borrowed_fd(control, PollFlags::IN)];
         match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             result => result?,
         };
         match receive(control, &mut bytes) {
             Ok(None) => {}
             Ok(Some((0, _))) | Err(_) => return Ok(None),
-            Ok(Some((_, mut fds))) => return Ok(Some((bytes, fds.pop()))),
+            Ok(Some((_, fds))) => return Ok(Some((bytes, fds))),
         }
     }
 }
 
-/// Ends the write side of each socket and reads what comes until the peer closes it.
-fn drain(mut sockets: Vec<OwnedFd>) {
-    let mut waste = vec![0; 64 * 1024];
-    for socket in &sockets {
-        let _ = shutdown(socket, Shutdown::Write);
-    }
-    while !sockets.is_empty() {
-        let mut fds: Vec<_> = sockets
-            .iter()
-            .map(|socket| PollFd::new(socket, PollFlags::IN))
-            .collect();
-        if poll(&mut fds, None).is_err() {
-            std::thread::sleep(Duration::from_millis(10));
-            continue;
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let mut ready = ready.into_iter();
-        sockets.retain(|socket| {
-            // Descriptors that come along are closed by `receive`'s caller: they are dropped here.
-            !ready.next().unwrap_or(false)
-                || match receive(socket.as_fd(), &mut waste) {
-                    Ok(Some((count, _))) => count > 0,
-                    Ok(None) => true,
-                    Err(_) => false,
-                }
+impl Connection {
+    /// Stands in for the daemon until the peer closes the connection.
+    fn outlive(self) {
+        let Self {
+            socket,
+            journal,
+            vectors,
+        } = self;
+        let duplicate = socket.try_clone();
+        let outcome = Journal::open(&journal).and_then(|journal| {
+            if let Some(id) = journal.owed() {
+                let failure = Header::request(id, 0, 0, false).failure(Errno::IO);
+                send(socket.as_fd(), failure.as_bytes(), &[])?;
+            }
+            for eventfd in vectors.values() {
+                let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+            }
+            let stream = MessageStream::resume(
+                UnixStream::from(socket),
+                Arc::new(Stop::new()?),
+                journal.position(),
+            );
+            Ok(take_over(stream, &mut DeadDevice))
         });
+        if let (Ok(socket), Ok(Disconnect::Protocol(_) | Disconnect::Io(_)) | Err(_)) =
+            (duplicate, outcome)
+        {
+            drain(&socket);
+        }
+    }
+}
+
+/// The last resort: ends the write side and reads what comes until the peer closes the socket.
+fn drain(socket: &OwnedFd) {
+    let _ = shutdown(socket, Shutdown::Write);
+    let mut waste = vec![0; 64 * 1024];
+    loop {
+        if poll(&mut [PollFd::new(socket, PollFlags::IN)], None).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Descriptors that come along are dropped, which closes them.
+        match receive(socket.as_fd(), &mut waste) {
+            Ok(Some((0, _))) | Err(_) => return,
+            Ok(_) => {}
+        }
     }
 }
 
@@ -168,24 +259,62 @@ fn drain(mut sockets: Vec<OwnedFd>) {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use zerocopy::FromBytes;
+
+    use crate::vfio_user::message::{RegionAccess, command};
+
+    fn bytes_of(id: u16, command: u16, body: &[u8], no_reply: bool) -> Vec<u8> {
+        let mut bytes = Header::request(id, command, body.len(), no_reply)
+            .as_bytes()
+            .to_vec();
+        bytes.extend(body);
+        bytes
+    }
+
+    fn reply(stream: &mut UnixStream) -> (Header, Vec<u8>) {
+        let mut header = [0; Header::LEN];
+        stream.read_exact(&mut header).unwrap();
+        let header = Header::read_from_bytes(&header).unwrap();
+        let mut body = vec![0; header.size as usize - Header::LEN];
+        stream.read_exact(&mut body).unwrap();
+        (header, body)
+    }
 
     #[test]
-    fn sockets_are_drained_after_the_daemon_died() {
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap();
+    fn a_vm_finds_a_dead_device_after_the_daemon_died() {
+        let (ours, theirs) = control_pair().unwrap();
         let holder = std::thread::spawn(move || run(theirs.as_fd()).unwrap());
         let (daemon_end, mut qemu_end) = UnixStream::pair().unwrap();
         let (released, mut other) = UnixStream::pair().unwrap();
-        send(ours.as_fd(), &message(HOLD, 1), &[daemon_end.as_fd()]).unwrap();
-        send(ours.as_fd(), &message(HOLD, 2), &[released.as_fd()]).unwrap();
-        send(ours.as_fd(), &message(RELEASE, 2), &[]).unwrap();
-        qemu_end.write_all(&[0; 1000]).unwrap();
+        let (journal, journal_fd) = Journal::new().unwrap();
+        let vector = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let hold = |id, socket: &UnixStream| {
+            send(
+                ours.as_fd(),
+                &message(HOLD, id, 0),
+                &[socket.as_fd(), journal_fd.as_fd()],
+            )
+            .unwrap();
+        };
+        hold(1, &daemon_end);
+        hold(2, &released);
+        send(ours.as_fd(), &message(VECTORS, 1, 0), &[vector.as_fd()]).unwrap();
+        send(ours.as_fd(), &message(RELEASE, 2, 0), &[]).unwrap();
+
+        // The daemon read a request, and the first half of the message behind it.
+        journal.owe(5);
+        let access = RegionAccess {
+            offset: 0x14,
+            region: 0,
+            count: 1,
+        };
+        let mut write = RegionAccess { count: 4, ..access }.as_bytes().to_vec();
+        write.extend([0; 4]);
+        let half_read = bytes_of(6, command::REGION_WRITE, &write, true);
+        journal.set_position(&[], half_read.len() as u64 - 20);
+        qemu_end.write_all(&half_read[20..]).unwrap();
         drop((daemon_end, released));
         assert_eq!(
             other.read(&mut [0]).unwrap(),
@@ -193,6 +322,29 @@ mod tests {
             "released sockets are closed"
         );
         drop(ours);
+
+        let (header, _) = reply(&mut qemu_end);
+        assert_eq!((header.id, header.result()), (5, Err(Errno::IO)));
+        qemu_end
+            .write_all(&bytes_of(7, command::REGION_READ, access.as_bytes(), false))
+            .unwrap();
+        let (header, body) = reply(&mut qemu_end);
+        assert_eq!(
+            (header.id, header.result(), body[16..].to_vec()),
+            (7, Ok(()), vec![0xff])
+        );
+        assert_eq!(
+            rustix::io::read(&vector, &mut [0; 8]),
+            Ok(8),
+            "the driver was interrupted"
+        );
+        qemu_end
+            .write_all(&bytes_of(8, command::DEVICE_RESET, &[], false))
+            .unwrap();
+        assert_eq!(reply(&mut qemu_end).0.result(), Ok(()));
+
+        // Garbage ends the conversation, not the peer.
+        qemu_end.write_all(&[0; 1000]).unwrap();
         assert_eq!(
             qemu_end.read(&mut [0]).unwrap(),
             0,

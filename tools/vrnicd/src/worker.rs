@@ -30,7 +30,7 @@ pub struct Worker {
     in_flight: VecDeque<(usize, Segment)>,
     waker: Arc<Waker>,
     poll_time: Duration,
-    start: std::time::Instant,
+    clock: Clock,
     lost: u64,
 }
 
@@ -48,7 +48,7 @@ impl Worker {
             in_flight: VecDeque::new(),
             waker,
             poll_time,
-            start: std::time::Instant::now(),
+            clock: Clock::new(),
             lost: 0,
         }
     }
@@ -57,7 +57,7 @@ impl Worker {
     pub fn run(&mut self) {
         let mut idle_since = None;
         while !self.waker.is_stopping() {
-            let now = self.now();
+            let now = self.clock.tick();
             if self.turn(now) {
                 idle_since = None;
                 continue;
@@ -74,8 +74,9 @@ impl Worker {
                 continue;
             }
             let deadline = self.devices.iter().filter_map(Device::next_deadline).min();
-            let timeout = deadline.map(|deadline| deadline - self.now());
+            let timeout = deadline.map(|deadline| deadline - now);
             self.waker.sleep(timeout);
+            self.clock.slept(timeout);
             idle_since = None;
         }
     }
@@ -172,8 +173,66 @@ impl Worker {
             }
         }
     }
+}
 
-    fn now(&self) -> Instant {
-        Instant::from_nanos(self.start.elapsed().as_nanos() as u64)
+/// The devices' clock. It runs with the worker: time in which the worker wanted to run but got no CPU does not count,
+/// else timers would run out for answers that are there but could not be looked at yet.
+struct Clock {
+    /// What the devices are told.
+    device: Instant,
+    /// When that was.
+    real: std::time::Instant,
+}
+
+impl Clock {
+    /// Longest time that one turn is taken to last.
+    const STEP: Duration = Duration::from_millis(2);
+
+    fn new() -> Self {
+        Self {
+            device: Instant::default(),
+            real: std::time::Instant::now(),
+        }
+    }
+
+    /// The time of a new turn.
+    fn tick(&mut self) -> Instant {
+        self.pass(Self::STEP)
+    }
+
+    /// The worker slept, for `timeout` if nobody woke it.
+    fn slept(&mut self, timeout: Option<Duration>) {
+        self.pass(timeout.map_or(Duration::MAX, |timeout| timeout.saturating_add(Self::STEP)));
+    }
+
+    fn pass(&mut self, limit: Duration) -> Instant {
+        let real = std::time::Instant::now();
+        self.device = self.device + (real - self.real).min(limit);
+        self.real = real;
+        self.device
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_counts_sleep_but_not_starvation() {
+        let mut clock = Clock::new();
+        let start = clock.tick();
+        std::thread::sleep(Duration::from_millis(20));
+        let starved = clock.tick();
+        assert!(starved - start <= Clock::STEP);
+        std::thread::sleep(Duration::from_millis(20));
+        clock.slept(Some(Duration::from_millis(10)));
+        let slept = clock.tick() - starved;
+        assert!(
+            slept >= Duration::from_millis(12) && slept <= Duration::from_millis(14),
+            "{slept:?}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+        clock.slept(None);
+        assert!(clock.tick() - starved >= Duration::from_millis(32));
     }
 }

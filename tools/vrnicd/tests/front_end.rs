@@ -98,9 +98,10 @@ fn start() -> (UnixStream, Arc<Recorder>, JoinHandle<Disconnect>) {
     let backend: Arc<dyn Backend> = recorder.clone();
     let server = std::thread::spawn(move || {
         let memory = Arc::new(GuestMemory::new());
-        let mut device = PciDevice::new(Function::new(spec(), backend, memory.clone()), memory);
+        let mut device =
+            PciDevice::new(Function::new(spec(), backend, memory.clone()), memory, None);
         serve(
-            MessageStream::new(theirs, Arc::new(Stop::new().unwrap())),
+            MessageStream::new(theirs, Arc::new(Stop::new().unwrap()), None),
             &mut device,
         )
     });

@@ -7,17 +7,22 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::journal::Journal;
 use super::pci_device::PciDevice;
 use super::session::{Disconnect, serve};
 use super::stream::MessageStream;
 use crate::guest_memory::GuestMemory;
-use crate::holder::Holder;
+use crate::holder::{Held, Holder};
 use crate::pci::Function;
 use crate::stop::Stop;
 use crate::virtio::{Backend, DeviceSpec};
+
+/// How long the worker gets to let go of a VM's memory.
+const RELEASE_TIME: Duration = Duration::from_secs(5);
 
 /// A bound socket, removed when dropped.
 pub struct Listener {
@@ -67,11 +72,21 @@ impl Listener {
                 }
             };
             info!("VMM connected");
-            let held = holder.and_then(|holder| holder.hold(stream.as_fd()));
+            let (held, journal) = match holder.map(|holder| hold(holder, &stream)) {
+                Some(Ok((held, journal))) => (held.map(Arc::new), Some(journal)),
+                Some(Err(error)) => {
+                    warn!(%error, "the connection goes without the holder");
+                    (None, None)
+                }
+                None => (None, None),
+            };
             let memory = Arc::new(GuestMemory::new());
             let function = Function::new(spec.clone(), backend.clone(), memory.clone());
-            let mut device = PciDevice::new(function, memory);
-            match serve(MessageStream::new(stream, stop.clone()), &mut device) {
+            let mut device = PciDevice::new(function, memory.clone(), held.clone());
+            match serve(
+                MessageStream::new(stream, stop.clone(), journal),
+                &mut device,
+            ) {
                 Disconnect::Closed => info!("VMM disconnected"),
                 Disconnect::Stopped => {
                     info!("stopping; the VMM loses its device");
@@ -79,9 +94,15 @@ impl Listener {
                     std::mem::forget(held);
                 }
                 Disconnect::Protocol(what) => {
-                    warn!(what, "VMM broke the protocol; connection closed")
+                    warn!(what, "VMM broke the protocol; connection closed");
                 }
                 Disconnect::Io(error) => warn!(%error, "connection failed"),
+            }
+            drop(device);
+            // Unmapping gigabytes takes a while, so it shall happen here and not in the worker.
+            let deadline = Instant::now() + RELEASE_TIME;
+            while Arc::strong_count(&memory) > 1 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
@@ -90,6 +111,12 @@ impl Listener {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Gives a new connection into the holder's keeping.
+fn hold(holder: &Holder, stream: &UnixStream) -> io::Result<(Option<Held>, Journal)> {
+    let (journal, fd) = Journal::new()?;
+    Ok((holder.hold(stream.as_fd(), fd.as_fd()), journal))
 }
 
 impl Drop for Listener {

@@ -18,6 +18,7 @@ use vfio_bindings::bindings::vfio::{
 use super::message::{DmaMap, DmaUnmap, IrqSet, dma_flags};
 use super::session::{Device, fd_number};
 use crate::guest_memory::{GuestMemory, MapError};
+use crate::holder::Held;
 use crate::pci::{CONFIG_LEN, EventFd, Function};
 
 /// Last BAR of a PCI function.
@@ -27,12 +28,17 @@ const LAST_BAR: u32 = 5;
 pub struct PciDevice {
     function: Function,
     memory: Arc<GuestMemory>,
+    held: Option<Arc<Held>>,
 }
 
 impl PciDevice {
-    /// Serves `function`, whose guest memory is `memory`.
-    pub fn new(function: Function, memory: Arc<GuestMemory>) -> Self {
-        Self { function, memory }
+    /// Serves `function`, whose guest memory is `memory`. The holder is told of its interrupts through `held`.
+    pub fn new(function: Function, memory: Arc<GuestMemory>, held: Option<Arc<Held>>) -> Self {
+        Self {
+            function,
+            memory,
+            held,
+        }
     }
 }
 
@@ -98,6 +104,9 @@ impl Device for PciDevice {
             // No vectors and no data: disconnect all.
             VFIO_IRQ_SET_DATA_NONE if set.count == 0 => {
                 signals.disconnect_all();
+                if let Some(held) = &self.held {
+                    held.forget_vectors();
+                }
                 Ok(())
             }
             VFIO_IRQ_SET_DATA_NONE => {
@@ -120,6 +129,13 @@ impl Device for PciDevice {
                 in_range(signals.connect(set.start, (0..set.count).map(|_| None)))
             }
             VFIO_IRQ_SET_DATA_EVENTFD if fds.len() == set.count as usize => {
+                in_range(
+                    u64::from(set.start) + u64::from(set.count)
+                        <= u64::from(signals.vector_count()),
+                )?;
+                if let Some(held) = &self.held {
+                    held.set_vectors(set.start, &fds);
+                }
                 let eventfds = fds
                     .into_iter()
                     .map(EventFd::new)

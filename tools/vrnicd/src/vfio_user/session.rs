@@ -64,23 +64,28 @@ impl From<StreamError> for Disconnect {
 }
 
 /// Serves `device` until the connection ends.
-pub fn serve(mut stream: MessageStream, device: &mut dyn Device) -> Disconnect {
-    match run(&mut stream, device) {
+pub fn serve(stream: MessageStream, device: &mut dyn Device) -> Disconnect {
+    run(stream, device, false)
+}
+
+/// Serves `device` on a connection that another process negotiated, until it ends.
+pub fn take_over(stream: MessageStream, device: &mut dyn Device) -> Disconnect {
+    run(stream, device, true)
+}
+
+fn run(mut stream: MessageStream, device: &mut dyn Device, negotiated: bool) -> Disconnect {
+    match answer(&mut stream, device, negotiated) {
         Ok(never) => match never {},
-        Err(disconnect) => {
-            // The client may still learn why.
-            let _ = stream.flush();
-            disconnect
-        }
+        Err(disconnect) => disconnect,
     }
 }
 
-fn run(
+fn answer(
     stream: &mut MessageStream,
     device: &mut dyn Device,
+    mut negotiated: bool,
 ) -> Result<std::convert::Infallible, Disconnect> {
     let (mut body, mut fds, mut reply) = (Vec::new(), Vec::new(), Vec::new());
-    let mut negotiated = false;
     loop {
         let header = stream.receive(&mut body, &mut fds)?;
         if !header.is_command() {
@@ -107,8 +112,8 @@ fn run(
         }
         if header.wants_reply() {
             match result {
-                Ok(()) => stream.queue(&header.reply(reply.len()), &reply)?,
-                Err(errno) => stream.queue(&header.failure(errno), &[])?,
+                Ok(()) => stream.send(&header.reply(reply.len()), &reply)?,
+                Err(errno) => stream.send(&header.failure(errno), &[])?,
             }
         }
         if !negotiated {

@@ -20,6 +20,7 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::journal::{Journal, Position};
 use super::message::{Header, MAX_FDS, MAX_MESSAGE};
 use crate::stop::Stop;
 
@@ -59,21 +60,38 @@ pub struct MessageStream {
     /// Descriptors with the stream position just behind the bytes they came with.
     descriptors: VecDeque<(u64, OwnedFd)>,
     output: Vec<u8>,
+    /// Index in `input` of the first byte behind all messages whose header was looked at; may lie behind its end.
+    scanned: usize,
+    /// Bytes to skip before the next message.
+    skip: u64,
+    journal: Option<Journal>,
     stop: Arc<Stop>,
 }
 
 impl MessageStream {
-    /// Takes over a connected, blocking socket. Waiting for messages ends when `stop` says so.
-    pub fn new(socket: UnixStream, stop: Arc<Stop>) -> Self {
+    /// Takes over a connected, blocking socket. Waiting for messages ends when `stop` says so. What the peer is owed is
+    /// noted in `journal`.
+    pub fn new(socket: UnixStream, stop: Arc<Stop>, journal: Option<Journal>) -> Self {
         Self {
             socket,
-            stop,
             input: Vec::new(),
             start: 0,
             position: 0,
             descriptors: VecDeque::new(),
             output: Vec::new(),
+            scanned: 0,
+            skip: 0,
+            journal,
+            stop,
         }
+    }
+
+    /// Takes a stream up where another process left it.
+    pub fn resume(socket: UnixStream, stop: Arc<Stop>, position: Position) -> Self {
+        let mut stream = Self::new(socket, stop, None);
+        stream.input = position.header;
+        stream.skip = position.skip;
+        stream
     }
 
     /// The socket.
@@ -81,24 +99,28 @@ impl MessageStream {
         self.socket.as_fd()
     }
 
-    /// Waits for the next message; its body replaces `body`, its descriptors `fds`. Replies queued with
-    /// [`queue`](Self::queue) go out before this waits.
+    /// Waits for the next message; its body replaces `body`, its descriptors `fds`.
     pub fn receive(
         &mut self,
         body: &mut Vec<u8>,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Header, StreamError> {
+        while self.skip > 0 {
+            let there = self.need(1)?.len() as u64;
+            let count = there.min(self.skip);
+            self.consume(count as usize);
+            self.skip -= count;
+        }
         let header = self.need(Header::LEN)?;
         let (header, _) = Header::read_from_prefix(header).map_err(|_| StreamError::Closed)?;
         let size = header.size as usize;
-        if !(Header::LEN..=MAX_MESSAGE).contains(&size) {
+        if !is_possible(size) {
             return Err(StreamError::Desynchronised("impossible message size"));
         }
         let message = self.need(size)?;
         body.clear();
-        body.extend_from_slice(&message[Header::LEN..]);
-        self.start += size;
-        self.position += size as u64;
+        body.extend_from_slice(&message[Header::LEN..size]);
+        self.consume(size);
         fds.clear();
         while self
             .descriptors
@@ -110,38 +132,55 @@ impl MessageStream {
         Ok(header)
     }
 
-    /// Queues bytes to be sent before the next wait.
-    pub fn queue(&mut self, header: &Header, body: &[u8]) -> Result<(), StreamError> {
+    /// Sends a reply.
+    pub fn send(&mut self, header: &Header, body: &[u8]) -> Result<(), StreamError> {
+        self.output.clear();
         self.output.extend_from_slice(header.as_bytes());
         self.output.extend_from_slice(body);
-        if self.output.len() > READ_SIZE {
-            self.flush()
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Sends what is queued.
-    pub fn flush(&mut self) -> Result<(), StreamError> {
         let mut sent = 0;
         while sent < self.output.len() {
             sent += send(self.socket.as_fd(), &self.output[sent..], &[])?;
         }
-        self.output.clear();
+        if let Some(journal) = &self.journal {
+            journal.settle(header.id);
+        }
         Ok(())
     }
 
-    /// Reads until `length` unconsumed bytes are there, and gives those.
+    fn consume(&mut self, count: usize) {
+        self.start += count;
+        self.position += count as u64;
+    }
+
+    /// Notes in the journal what the bytes read so far ask for.
+    fn scan(&mut self) {
+        let Some(journal) = &self.journal else { return };
+        while let Some(bytes) = self.input.get(self.scanned..)
+            && let Ok((header, _)) = Header::read_from_prefix(bytes)
+            && is_possible(header.size as usize)
+        {
+            if header.is_command() && header.wants_reply() {
+                journal.owe(header.id);
+            }
+            self.scanned += header.size as usize;
+        }
+        match self.input.get(self.scanned..) {
+            Some(part) => journal.set_position(part, 0),
+            None => journal.set_position(&[], (self.scanned - self.input.len()) as u64),
+        }
+    }
+
+    /// Reads until at least `length` unconsumed bytes are there, and gives all there are.
     fn need(&mut self, length: usize) -> Result<&[u8], StreamError> {
         while self.input.len() - self.start < length {
-            self.flush()?;
             self.fill()?;
         }
-        Ok(&self.input[self.start..self.start + length])
+        Ok(&self.input[self.start..])
     }
 
     fn fill(&mut self) -> Result<(), StreamError> {
         self.input.drain(..self.start);
+        self.scanned = self.scanned.saturating_sub(self.start);
         self.start = 0;
         let old = self.input.len();
         self.input.resize(old + READ_SIZE, 0);
@@ -159,6 +198,7 @@ impl MessageStream {
         if count == 0 {
             return Err(StreamError::Closed);
         }
+        self.scan();
         // Positions are of bytes' ends; the message that contains the last byte ends there or later, so the comparison in
         // `receive` is with the byte itself.
         let last_byte = self.position + self.input.len() as u64;
@@ -169,6 +209,11 @@ impl MessageStream {
         }
         Ok(())
     }
+}
+
+/// Whether a message can have that many bytes.
+fn is_possible(size: usize) -> bool {
+    (Header::LEN..=MAX_MESSAGE).contains(&size)
 }
 
 /// Sends bytes with descriptors; returns how many bytes went out.
@@ -225,7 +270,7 @@ mod tests {
     fn pair() -> (MessageStream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (
-            MessageStream::new(ours, Arc::new(Stop::new().unwrap())),
+            MessageStream::new(ours, Arc::new(Stop::new().unwrap()), None),
             theirs,
         )
     }
