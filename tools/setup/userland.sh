@@ -10,7 +10,8 @@ userland_download() {
 	local dir=$1 tmp=$1.tmp packages=$1.deb deb program
 	rm -rf "$tmp" "$packages" "$dir"
 	mkdir -p "$tmp"/{bin,lib,programs,root} "$packages/partial"
-	apt-get -y --no-install-recommends --download-only -o Dir::Cache::archives="$packages" install "${USERLAND_PACKAGES[@]}"
+	apt-get -y --no-install-recommends --download-only -o Dir::Cache::archives="$packages" \
+		install "${USERLAND_PACKAGES[@]}"
 	for deb in "$packages"/*.deb; do
 		echo "unpacking $(basename "$deb")"
 		dpkg-deb -x "$deb" "$tmp/root"

@@ -89,6 +89,7 @@ check() {
 	${CC:-cc} -std=gnu11 -Wall -Werror -Wno-unused -I"$work/$release" -I"$here" -o "$work/$release.bin" \
 		"$work/$release.c"
 	{
+		echo "# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause"
 		echo "# Sizes, offsets, constants of rdma-core $release (private ABI $pabi, $(uname -m)), from layout/check.sh."
 		"$work/$release.bin"
 	} >"$answers"
@@ -98,7 +99,7 @@ check() {
 	else
 		diff -u "$here/$release.txt" "$answers"
 	fi
-	echo "rdma-core $release (private ABI $pabi): $(($(wc -l <"$answers") - 1)) values and all prototypes agree"
+	echo "rdma-core $release (private ABI $pabi): $(($(wc -l <"$answers") - 2)) values and all prototypes agree"
 }
 
 check 56.1 34

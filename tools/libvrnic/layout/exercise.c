@@ -494,12 +494,18 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(send_entry(10)[0] == 9 && send_entry(10)[1] == (2 | 8) && get32(send_entry(10) + 4) == 10);
 	CHECK(get32(send_entry(10) + 16) == 0x0a0b0c0d && !memcmp(send_entry(10) + 64, text, 10));
 
+	/* Members that a request has no use for are not looked at, and the entry holds 0 instead. */
+	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .sg_list = sge, .num_sge = 1,
+				      .imm_data = ~0, .wr.atomic = { .compare_add = 4, .swap = ~0ULL } };
+	CHECK(!ibv_post_send(qp, &wr[1], &bad) && sent() == 12);
+	CHECK(get64(send_entry(11) + 40) == 4 && !get64(send_entry(11) + 48) && !get32(send_entry(11) + 16));
+
 	/* What is not valid is refused, and what stood before it is posted. */
 	take_bits();
 	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 5 };
-	CHECK(ibv_post_send(qp, wr, &bad) == EINVAL && bad == &wr[1] && sent() == 12 && take_bits());
+	CHECK(ibv_post_send(qp, wr, &bad) == EINVAL && bad == &wr[1] && sent() == 13 && take_bits());
 	wr[1].num_sge = -1;
-	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 12 && !take_bits());
+	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 13 && !take_bits());
 	wr[1].num_sge = 0;
 	wr[1].opcode = IBV_WR_LOCAL_INV;
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL);
@@ -511,7 +517,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL);
 	sge[0].length = 4;
 	wr[1].opcode = IBV_WR_RDMA_READ;
-	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 12);
+	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 13);
 
 	/* A device that polls is not rung. */
 	kernel_rings = 0;

@@ -91,7 +91,11 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
                 address: wr.wr.atomic.remote_addr,
                 rkey: wr.wr.atomic.rkey,
                 compare_add: wr.wr.atomic.compare_add,
-                swap: wr.wr.atomic.swap,
+                // What a request has no use for may hold anything, an entry must hold 0.
+                swap: match opcode {
+                    SendOpcode::CompareSwap => wr.wr.atomic.swap,
+                    _ => 0,
+                },
             },
             _ if queue.limits().datagrams => {
                 let ud = wr.wr.ud;
@@ -109,7 +113,8 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
     };
     let immediate = match opcode {
         SendOpcode::SendWithInvalidate => wr.imm_data,
-        _ => u32::from_be(wr.imm_data),
+        SendOpcode::SendWithImmediate | SendOpcode::WriteWithImmediate => u32::from_be(wr.imm_data),
+        _ => 0,
     };
     let request = Request {
         opcode,
