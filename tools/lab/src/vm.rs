@@ -150,7 +150,12 @@ impl Spec {
             Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
             Accelerator::Tcg => add(&["-accel", "tcg,thread=multi", "-cpu", "max"]),
         }
-        add(&["-smp", &cpus.to_string(), "-m", &format!("{memory}M")]);
+        // Room for a second processor even where there is one: for a machine that can never have
+        // two, QEMU's translator makes the guest's atomic instructions plain ones and drops its
+        // fences, and Linux patches its own likewise. Rings that another process reads need both.
+        let most = cpus.max(2);
+        add(&["-smp", &format!("{cpus},maxcpus={most}")]);
+        add(&["-m", &format!("{memory}M")]);
         add(&[
             "-object",
             &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on"),
