@@ -118,11 +118,12 @@ impl Resources {
         }
     }
 
-    /// Raises the events that the completions since the last call ask for.
-    pub(crate) fn announce<M: Memory>(&mut self, memory: &M) {
+    /// Raises the events that the completions since the last call ask for. Whether there are any.
+    pub(crate) fn announce<M: Memory>(&mut self, memory: &M) -> bool {
         if self.unannounced.is_empty() {
-            return;
+            return false;
         }
+        let mut raised = false;
         for &cqn in &self.unannounced {
             if let Some(cq) = self.cqs.get(cqn) {
                 cq.publish(memory);
@@ -136,8 +137,10 @@ impl Resources {
             if cq.take_event(memory) {
                 self.completion_events.raise(cq.vector, cqn);
                 self.counters.count(Counter::CompletionEvents);
+                raised = true;
             }
         }
+        raised
     }
 
     /// Sends a segment, unless the port is down.

@@ -238,7 +238,8 @@ impl Rnic {
     }
 
     /// Looks at the notify areas of polled contexts, and does up to `budget` units of work, which
-    /// are segments to send or work requests to complete. Whether there was or still is work.
+    /// are segments to send or work requests to complete. Whether there was or still is work, or
+    /// there are new events.
     pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
         let found = self.look_at_contexts(io);
         let mut left = budget;
@@ -259,14 +260,14 @@ impl Rnic {
                 self.qps.schedule(qpn);
             }
         }
-        self.settle(io);
-        found || worked || !self.qps.ready.is_empty()
+        let told = self.settle(io);
+        found || worked || told || !self.qps.ready.is_empty()
     }
 
     /// Before the worker sleeps: announces it to all polled contexts and looks once more. If this
     /// gives `true` there is work after all, and the worker must not sleep.
     pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
-        self.settle(io);
+        let told = self.settle(io);
         for &number in &self.polled {
             if let Some(context) = self.contexts.get(number)
                 && context.polled
@@ -275,7 +276,7 @@ impl Rnic {
             }
         }
         io.memory.fence();
-        let mut work = !self.qps.ready.is_empty();
+        let mut work = told || !self.qps.ready.is_empty();
         let contexts = &mut self.contexts;
         self.polled.retain(|&number| {
             let Some(context) = contexts.get_mut(number) else {
@@ -358,8 +359,9 @@ impl Rnic {
     }
 
     /// Raises the completion events that are due, and tells queue pairs that their completion
-    /// queue failed.
-    fn settle<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+    /// queue failed. Whether there was anything to tell.
+    fn settle<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
+        let failed = !self.resources.failed_cqs.is_empty();
         while let Some(cqn) = self.resources.failed_cqs.pop() {
             let Some(cq) = self.resources.cqs.get(cqn) else {
                 continue;
@@ -372,7 +374,7 @@ impl Rnic {
                 }
             }
         }
-        self.resources.announce(io.memory);
+        self.resources.announce(io.memory) || failed
     }
 
     /// The next asynchronous event, when the driver has a buffer for it.

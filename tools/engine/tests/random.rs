@@ -332,8 +332,8 @@ fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
     let mut c = world.connect(nodes, &QpOptions::default(), REGION, |_, _| {});
     world.faults = setting.faults;
     let mut models = [Model::new(0), Model::new(1)];
-    for side in 0..2 {
-        c.mrs[side].arena.put(0, &models[side].memory);
+    for (mr, model) in c.mrs.iter().zip(&models) {
+        mr.arena.put(0, &model.memory);
     }
     let mut late = Vec::new();
     let mut is_late = false;
@@ -359,11 +359,11 @@ fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
         world.run(Duration::from_micros(300));
     }
     world.settle();
-    for side in 0..2 {
+    for (side, model) in models.iter().enumerate() {
         let sends = c.send_cqs[side].drain();
         let receives = c.recv_cqs[side].drain();
-        let memory = c.mrs[side].arena.get(0, models[side].next_target);
-        check(&models[side], &sends, &receives, &memory);
+        let memory = c.mrs[side].arena.get(0, model.next_target);
+        check(model, &sends, &receives, &memory);
         assert_eq!(
             world.state(c.nodes[side], c.qps[side].qpn),
             QpState::ReadyToSend
@@ -439,8 +439,8 @@ fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op]) {
     let mut c = world.connect([0, 1], &QpOptions::default(), REGION, |_, _| {});
     world.faults = setting.faults;
     let mut models = [Model::new(0), Model::new(1)];
-    for side in 0..2 {
-        c.mrs[side].arena.put(0, &models[side].memory);
+    for (mr, model) in c.mrs.iter().zip(&models) {
+        mr.arena.put(0, &model.memory);
     }
     let mut sends = Vec::new();
     for (index, op) in before.iter().enumerate() {

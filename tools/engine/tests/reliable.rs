@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    Cause, RnicConfig,
+    Cause, Io, Outbox, RnicConfig,
     segment::{Body, NakCode, Syndrome},
     testing::{Completion, Connection, Faults, QpOptions, Send, World},
 };
@@ -706,4 +706,34 @@ fn sequence_errors_are_told_once() {
     world.filter = None;
     world.settle();
     assert_eq!(c.send_cqs[0].drain().len(), 5);
+}
+
+#[test]
+fn events_of_received_segments_are_told_by_the_next_poll() {
+    let mut world = World::pair(45);
+    let mut c = connected(&mut world);
+    c.receive(&mut world, 1, 1, &[]);
+    c.recv_cqs[1].arm(false);
+    world.settle();
+    c.send(&mut world, 0, &Send::new(1, SendOpcode::Send));
+    let mut outbox = Outbox::new();
+    let now = world.now;
+    let [sender, receiver] = &mut world.nodes[..] else {
+        panic!("two nodes");
+    };
+    let mut io = Io {
+        memory: &sender.guest.view,
+        now,
+        outbox: &mut outbox,
+    };
+    assert!(sender.rnic.poll(100, &mut io));
+    let segment = outbox.segments.pop().expect("send");
+    let mut io = Io {
+        memory: &receiver.guest.view,
+        now,
+        outbox: &mut outbox,
+    };
+    receiver.rnic.receive(segment, &mut io);
+    assert!(receiver.rnic.poll(0, &mut io), "an event is work");
+    assert!(receiver.rnic.next_completion_event(1).is_some());
 }
