@@ -494,6 +494,12 @@ fn draining_ends_with_an_event() {
     world.modify(0, c.qps[0].qpn, resume);
     world.settle();
     assert_eq!(statuses(&c.send_cqs[0].drain()), [(1, Status::Success)]);
+    // And again, with nothing to drain.
+    world.modify(0, c.qps[0].qpn, drain);
+    assert_eq!(
+        events(&mut world, 0),
+        [(EventType::SendQueueDrained, c.qps[0].qpn)]
+    );
 }
 
 #[test]

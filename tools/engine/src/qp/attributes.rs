@@ -221,6 +221,7 @@ impl Qp {
             }
             (QpState::ReadyToSend, QpState::SendQueueDrain) => {
                 self.state = to;
+                self.requester.begin_draining();
                 self.note_drained(resources);
             }
             _ => {

@@ -175,6 +175,11 @@ impl Requester {
         self.queue.len()
     }
 
+    /// The end of draining is ahead.
+    pub(super) fn begin_draining(&mut self) {
+        self.drained = false;
+    }
+
     /// Sends nothing any more.
     pub(super) fn stop(&mut self) {
         self.timer = Timer::Idle;
@@ -962,10 +967,8 @@ impl Qp {
 
     /// Raises the event of a drained send queue, once.
     pub(super) fn note_drained(&mut self, resources: &mut Resources) {
-        if self.state != QpState::SendQueueDrain {
-            self.requester.drained = false;
-        } else if !self.is_draining() && !self.requester.drained {
-            self.requester.drained = true;
+        let drained = self.state == QpState::SendQueueDrain && !self.is_draining();
+        if drained && !std::mem::replace(&mut self.requester.drained, true) {
             if self.attributes.sqd_notify {
                 self.raise(EventType::SendQueueDrained, None, resources);
             }
