@@ -63,6 +63,7 @@ pub use id::{
 };
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 pub use memory::with_test_device;
+pub use memory::full_fence;
 pub use memory::SharedMemory;
 pub use virtqueue::{
     AnyVirtqueue,

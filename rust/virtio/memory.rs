@@ -25,6 +25,17 @@ use crate::{
     compat, //
 };
 
+/// Orders all accesses before it against all after it, as a device sees them.
+///
+/// Neither `smp_mb` nor `core::sync::atomic::fence` will do: on x86 both are an instruction with a
+/// lock prefix, which the kernel takes away on a machine with one processor, and which an emulator
+/// of such a machine need not heed.
+#[inline]
+pub fn full_fence() {
+    // SAFETY: A barrier has no preconditions.
+    unsafe { bindings::mb() }
+}
+
 /// One page of a [`SharedMemory`].
 struct Page {
     cpu: NonNull<u8>,
@@ -39,8 +50,7 @@ struct Page {
 ///
 /// Words that both sides change are the atomics of `core`, not those of the kernel: on a machine
 /// with one processor the kernel turns the latter into plain instructions, but the device still runs
-/// on a processor of its own. For the same reason, order accesses with
-/// [`fence`](core::sync::atomic::fence), not with `smp_mb`.
+/// on a processor of its own. For the same reason, order accesses with [`full_fence`].
 ///
 /// The device must have let go of the memory before this is dropped, and it must be dropped before
 /// the device is unbound. Process context only.

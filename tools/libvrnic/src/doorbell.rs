@@ -4,8 +4,8 @@
 //!
 //! The protocol and why it loses nothing: [`vrnic_wire::notify`].
 
-use crate::memory::{DoorbellPage, Shared};
-use core::sync::atomic::{Ordering, fence};
+use crate::memory::{DoorbellPage, Shared, full_fence};
+use core::sync::atomic::Ordering;
 use vrnic_wire::notify::{self, SlotBits, flags};
 
 /// What is left to do for who rang.
@@ -43,7 +43,7 @@ impl Doorbell {
         self.area
             .long(bits.summary_offset)
             .fetch_or(bits.summary_mask.to_le(), Ordering::AcqRel);
-        fence(Ordering::SeqCst);
+        full_fence();
 
         let polling = self.area.word(notify::FLAGS_OFFSET).load(Ordering::Relaxed);
         if u32::from_le(polling) & flags::POLLING != 0 {
@@ -63,7 +63,7 @@ impl Doorbell {
 mod tests {
     use super::*;
     use crate::memory::Buffer;
-    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::sync::atomic::{AtomicBool, AtomicU64, fence};
     use std::sync::mpsc;
     use std::time::Duration;
 

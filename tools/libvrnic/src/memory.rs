@@ -7,8 +7,26 @@
 
 use core::mem::{MaybeUninit, align_of, size_of};
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Orders all accesses before it against all after it, as the device sees them.
+///
+/// On x86 it is the instruction for that. The fence of Rust is one with a lock prefix on the stack,
+/// which orders as much on a processor, but not in an emulator of a machine with one processor:
+/// QEMU's TCG makes a load and a store of it.
+#[inline(always)]
+pub fn full_fence() {
+    compiler_fence(Ordering::SeqCst);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: Every such processor has the instruction.
+    unsafe {
+        core::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    core::sync::atomic::fence(Ordering::SeqCst);
+    compiler_fence(Ordering::SeqCst);
+}
 
 /// A range of memory shared with the device.
 #[derive(Copy, Clone, Debug)]

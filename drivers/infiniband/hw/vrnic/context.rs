@@ -2,10 +2,7 @@
 
 //! The context that the kernel's own queue pairs belong to, and its doorbell.
 
-use core::sync::atomic::{
-    fence,
-    Ordering, //
-};
+use core::sync::atomic::Ordering;
 
 use kernel::{
     device::{
@@ -16,6 +13,7 @@ use kernel::{
     sync::Arc, //
 };
 use virtio::{
+    full_fence,
     pci::{
         MappedPage,
         Region, //
@@ -109,7 +107,7 @@ impl KernelContext {
         pending.fetch_or(bits.pending_mask.to_le(), Ordering::Release);
         summary.fetch_or(bits.summary_mask.to_le(), Ordering::Release);
         // Pairs with the fence of the device between saying that it sleeps and looking once more.
-        fence(Ordering::SeqCst);
+        full_fence();
         if u32::from_le(state.load(Ordering::Relaxed)) & flags::POLLING != 0 {
             return Ok(());
         }

@@ -8,13 +8,13 @@
 //! The device is not trusted: what it writes is read once, and an index that cannot be means that a
 //! ring is full or empty.
 
-use core::sync::atomic::{
-    fence,
-    Ordering, //
-};
+use core::sync::atomic::Ordering;
 
 use kernel::prelude::*;
-use virtio::SharedMemory;
+use virtio::{
+    full_fence,
+    SharedMemory, //
+};
 use vrnic_wire::{
     completion::{
         Cqe,
@@ -165,7 +165,7 @@ impl WorkRing {
     pub(crate) fn needs_doorbell(&self, memory: &SharedMemory) -> Result<bool> {
         let word = memory.u32(header_word(&self.layout, offset::DEVICE_FLAGS))?;
         // Pairs with the fence of the device between setting the flag and reading the index.
-        fence(Ordering::SeqCst);
+        full_fence();
         Ok(u32::from_le(word.load(Ordering::Relaxed)) & flags::NEED_DOORBELL != 0)
     }
 }
@@ -242,7 +242,7 @@ impl CompletionRing {
             .u32(header_word(&self.layout, offset::ARM))?
             .store(self.arm.raw().to_le(), Ordering::Release);
         // Pairs with the fence of the device between writing completions and reading the word.
-        fence(Ordering::SeqCst);
+        full_fence();
         Ok(self.valid_entry(self.consumer)?.is_some())
     }
 

@@ -2,8 +2,8 @@
 
 //! The completion queue.
 
-use crate::memory::Shared;
-use core::sync::atomic::{Ordering, fence};
+use crate::memory::{Shared, full_fence};
+use core::sync::atomic::Ordering;
 use vrnic_wire::abi::Ring;
 use vrnic_wire::completion::{CQE_STRIDE, Cqe, PHASE_OFFSET};
 use vrnic_wire::ring::{Arm, offset, phase};
@@ -108,7 +108,7 @@ impl CompletionQueue {
             .word(self.layout.header_offset as usize + offset::ARM)
             .store(self.arm.raw().to_le(), Ordering::Relaxed);
         // Either the device sees the request, or who polls again sees the completion.
-        fence(Ordering::SeqCst);
+        full_fence();
     }
 
     /// The event that was asked for came.

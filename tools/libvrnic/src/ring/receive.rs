@@ -3,7 +3,7 @@
 //! The receive queue: work requests to receive entries.
 
 use super::{Refused, WorkRing};
-use core::sync::atomic::{Ordering, fence};
+use crate::memory::full_fence;
 use vrnic_wire::ring::flags;
 use vrnic_wire::work::{RECEIVE_DATA_OFFSET, ReceiveHeader, Sge};
 
@@ -80,7 +80,7 @@ impl ReceiveQueue {
             return false;
         }
         // Either the device, when it sets the flag, sees the new index, or we see the flag.
-        fence(Ordering::SeqCst);
+        full_fence();
         self.ring.device_flags() & flags::NEED_DOORBELL != 0
     }
 }
@@ -89,6 +89,7 @@ impl ReceiveQueue {
 mod tests {
     use super::super::tests::ring;
     use super::*;
+    use core::sync::atomic::Ordering;
     use vrnic_wire::ring::offset;
 
     fn sge(n: u32) -> Sge {
