@@ -76,6 +76,7 @@ impl Settings {
     #[must_use]
     pub fn programs(&self) -> PathBuf {
         std::env::var_os("CARGO_TARGET_DIR")
+            .filter(|dir| !dir.is_empty())
             .map_or_else(|| self.tree.join("tools/target"), PathBuf::from)
             .join("release")
     }
