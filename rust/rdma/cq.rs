@@ -175,7 +175,8 @@ unsafe fn attributes(
 ///
 /// # Safety
 ///
-/// `cq` must be a queue that the core allocated for a device of `T`, and that nobody else can reach.
+/// `cq` must be a queue that the core allocated for a device of `T`, and that nobody else can
+/// reach.
 unsafe fn finish<T: Operations, R: Response>(
     call: &Call<'_, T>,
     cq: *mut bindings::ib_cq,

@@ -478,8 +478,8 @@ impl<'a, T: Operations> Registration<'a, T> {
         let pairing = unsafe { Pairing::new(raw, Port::FIRST, mac) };
         let pairing = KBox::pin_init::<Error>(pairing, GFP_KERNEL)?;
 
-        // SAFETY: The device is complete: verbs may run from here on. The DMA device is bound during
-        // `'a`, and the device is unregistered before that ends.
+        // SAFETY: The device is complete: verbs may run from here on. The DMA device is bound
+        // during `'a`, and the device is unregistered before that ends.
         to_result(unsafe {
             bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(dma_device))
         })

@@ -333,8 +333,8 @@ impl Dispatcher {
             return false;
         };
         live.with(|qp| {
-            // SAFETY: The queue pair lives, and is not destroyed before the handler returns. Handler
-            // and context were set before.
+            // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
+            // Handler and context were set before.
             unsafe {
                 let qp = qp.as_ptr();
                 let mut raw = bindings::ib_event {

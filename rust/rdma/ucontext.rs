@@ -119,8 +119,8 @@ struct Inserted(NonNull<Entry>);
 
 impl Drop for Inserted {
     fn drop(&mut self) {
-        // SAFETY: The entry is in the table of a live context, by the type invariants. When the last
-        // mapping is gone too, the core calls `mmap_free`.
+        // SAFETY: The entry is in the table of a live context, by the type invariants. When the
+        // last mapping is gone too, the core calls `mmap_free`.
         unsafe { bindings::rdma_user_mmap_entry_remove(self.0.cast().as_ptr()) };
     }
 }

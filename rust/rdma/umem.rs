@@ -104,8 +104,8 @@ impl Umem {
         self.len() == 0
     }
 
-    /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n` set:
-    /// 2 to the `n` bytes) that fits a region whose first byte has the address `iova`.
+    /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n`
+    /// set: 2 to the `n` bytes) that fits a region whose first byte has the address `iova`.
     pub fn pages(&self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
         // SAFETY: Valid by the type invariant.
         // CAST: `c_ulong` has 64 bits where there are pages that large.

@@ -187,14 +187,14 @@ impl<T: Driver> Adapter<T> {
     ///
     /// # Safety
     ///
-    /// `vdev` must be a valid device that `probe_callback` succeeded for, and `remove_callback` must
-    /// not be called until this returns.
+    /// `vdev` must be a valid device that `probe_callback` succeeded for, and `remove_callback`
+    /// must not be called until this returns.
     unsafe extern "C" fn config_changed_callback(vdev: *mut bindings::virtio_device) {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<BoundInternal>>() };
 
-        // SAFETY: `probe_callback` has stored a `Pin<KBox<T::Data<'_>>>`, and `remove_callback` does
-        // not take it meanwhile.
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<T::Data<'_>>>`, and `remove_callback`
+        // does not take it meanwhile.
         T::config_changed(vdev, unsafe {
             vdev.as_ref().drvdata_borrow::<T::Data<'_>>()
         });

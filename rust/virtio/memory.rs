@@ -49,8 +49,8 @@ struct Page {
 /// the device. An access that goes beyond its end, or a word that is not aligned, is `EINVAL`.
 ///
 /// Words that both sides change are the atomics of `core`, not those of the kernel: on a machine
-/// with one processor the kernel turns the latter into plain instructions, but the device still runs
-/// on a processor of its own. For the same reason, order accesses with [`full_fence`].
+/// with one processor the kernel turns the latter into plain instructions, but the device still
+/// runs on a processor of its own. For the same reason, order accesses with [`full_fence`].
 ///
 /// The device must have let go of the memory before this is dropped, and it must be dropped before
 /// the device is unbound. Process context only.

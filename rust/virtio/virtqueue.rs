@@ -245,8 +245,8 @@ impl<H: Handler> Virtqueue<H> {
 
     /// Makes a buffer available to the device; it takes notice after [`kick`](Self::kick).
     ///
-    /// The buffer is returned if the queue is full (`ENOSPC`), stopped (`ENODEV`) or broken (`EIO`).
-    /// May be called in any context.
+    /// The buffer is returned if the queue is full (`ENOSPC`), stopped (`ENODEV`) or broken
+    /// (`EIO`). May be called in any context.
     pub fn add(&self, chain: KBox<Chain<H::Context>>) -> Result<(), Refused<H::Context>> {
         let queue = self.queue.lock();
         if !queue.open {
@@ -579,8 +579,8 @@ impl Stopper {
     ///
     /// On return the device does not access any memory, whatever it was asked to do before, all
     /// buffers have been [cancelled](Handler::cancelled) and no handler runs. Only the first call
-    /// does anything; none does after the [`Virtqueues`] have been dropped. Process context; must not
-    /// be called from [`Handler::cancelled`].
+    /// does anything; none does after the [`Virtqueues`] have been dropped. Process context; must
+    /// not be called from [`Handler::cancelled`].
     pub fn stop(&self) {
         let mut state = self.0.state.lock();
         self.0.stop_locked(&mut state);

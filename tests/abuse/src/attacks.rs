@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The attacks. Each leaves a defined outcome for the attacked object, and afterwards a well-formed transfer of the same
-//! process must still work.
+//! The attacks. Each leaves a defined outcome for the attacked object, and afterwards a well-formed transfer of the
+//! same process must still work.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -357,8 +357,8 @@ fn garbage_send_entries(range: &Range) -> Outcome<()> {
         }
         let marker = round << 32 | 0xffff;
         field.a.publish(&field.context);
-        // All of them end: with a completion each unless they succeed unsignalled. Once the pair is in error even a good
-        // request is flushed, so a last one that is signalled must come back.
+        // All of them end: with a completion each unless they succeed unsignalled. Once the pair is in error even a
+        // good request is flushed, so a last one that is signalled must come back.
         let names: HashSet<u64> = names.into_iter().collect();
         std::thread::sleep(Duration::from_millis(rng.below(20)));
         if field

@@ -8,8 +8,8 @@
 //! caller may free it after an error.
 //!
 //! A device that does not answer within [`TIMEOUT_S`] seconds, or says that it needs a reset, or is
-//! gone, is stopped. From then on every command fails with `EIO` at once and there are no objects on
-//! the device any more.
+//! gone, is stopped. From then on every command fails with `EIO` at once and there are no objects
+//! on the device any more.
 
 use kernel::{
     prelude::*,

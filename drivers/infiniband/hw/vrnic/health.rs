@@ -25,8 +25,8 @@ use crate::control::Control;
 
 /// Remembers that the device has failed, and tells the users of the RDMA device of it once.
 ///
-/// A failed device is given no commands any more, and is stopped by whoever wants to next, or by its
-/// [`Supervision`].
+/// A failed device is given no commands any more, and is stopped by whoever wants to next, or by
+/// its [`Supervision`].
 pub(crate) struct Health {
     dev: ARef<Device>,
     dispatcher: Arc<Dispatcher>,

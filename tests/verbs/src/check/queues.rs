@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Work queues and completion queues: depth, signalling, inline data, events, overrun, threads, and the largest message.
+//! Work queues and completion queues: depth, signalling, inline data, events, overrun, threads, and the largest
+//! message.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -39,8 +39,8 @@ pub struct Mapping {
     guard: Option<sigbus::Guard>,
 }
 
-// SAFETY: a `Mapping` owns its address range, which no safe reference ever points into; all methods that access it do so
-// with raw pointers that are valid on any thread.
+// SAFETY: a `Mapping` owns its address range, which no safe reference ever points into; all methods that access it do
+// so with raw pointers that are valid on any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; concurrent accesses are volatile, atomic or `memmove` and tolerate each other.
 unsafe impl Sync for Mapping {}
@@ -201,8 +201,8 @@ impl Mapping {
     /// Runs `access` on the 32-bit word at `offset`, if it is aligned, inside, and writable.
     pub fn with_u32<R>(&self, offset: u64, access: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
         let word = self.writable_pointer(offset, 4)?.cast::<u32>();
-        // SAFETY: inside the mapping, aligned as checked, alive for the call; all other accesses in this process to a word
-        // that is used as an atomic are atomic or volatile, and the guest's are outside the language.
+        // SAFETY: inside the mapping, aligned as checked, alive for the call; all other accesses in this process to a
+        // word that is used as an atomic are atomic or volatile, and the guest's are outside the language.
         word.is_aligned()
             .then(|| access(unsafe { AtomicU32::from_ptr(word) }))
     }

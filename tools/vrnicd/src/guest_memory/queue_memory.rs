@@ -49,7 +49,8 @@ impl QueueMemory {
         {
             held.push(piece.mapping);
         }
-        // SAFETY: `pointer` is valid for `piece.length` bytes while the mapping lives; `held` keeps it at least as long as
+        // SAFETY: `pointer` is valid for `piece.length` bytes while the mapping lives; `held` keeps it at least as long
+        // as
         // `self`, because entries are never removed, and the slice borrows `self`.
         Ok(unsafe { VolatileSlice::new(pointer, piece.length as usize) })
     }

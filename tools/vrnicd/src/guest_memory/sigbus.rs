@@ -67,8 +67,8 @@ pub fn install() -> std::io::Result<()> {
 }
 
 fn handle(info: &siginfo_t) {
-    // SAFETY: the kernel fills in `si_addr` for every SIGBUS that a memory access raises; for a SIGBUS sent by a process
-    // the field holds other data, which is compared and never dereferenced.
+    // SAFETY: the kernel fills in `si_addr` for every SIGBUS that a memory access raises; for a SIGBUS sent by a
+    // process the field holds other data, which is compared and never dereferenced.
     let address = unsafe { info.si_addr() } as usize;
     let guarded = RANGES.iter().any(|slot| {
         (slot.start.load(Ordering::SeqCst)..slot.end.load(Ordering::SeqCst)).contains(&address)

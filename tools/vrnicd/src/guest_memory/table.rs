@@ -85,8 +85,8 @@ impl RegionTable {
         Some(id)
     }
 
-    /// Runs `access` on the mapping that `range` names, with the offset in the file, if `offset..offset + length` lies in
-    /// the range.
+    /// Runs `access` on the mapping that `range` names, with the offset in the file, if `offset..offset + length` lies
+    /// in the range.
     fn with<R>(
         &self,
         range: HostRange,

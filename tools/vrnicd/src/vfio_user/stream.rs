@@ -199,7 +199,8 @@ impl MessageStream {
             return Err(StreamError::Closed);
         }
         self.scan();
-        // Positions are of bytes' ends; the message that contains the last byte ends there or later, so the comparison in
+        // Positions are of bytes' ends; the message that contains the last byte ends there or later, so the comparison
+        // in
         // `receive` is with the byte itself.
         let last_byte = self.position + self.input.len() as u64;
         self.descriptors
