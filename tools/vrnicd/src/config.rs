@@ -391,6 +391,41 @@ mod tests {
     }
 
     #[test]
+    fn the_example_shows_the_defaults() {
+        let example = Config::parse(include_str!("../vrnicd.toml")).unwrap();
+        let mac = example.devices[0].mac;
+        let default = Config::of_one(Device::new(
+            "rnic0".into(),
+            "/run/vrnic/rnic0.sock".into(),
+            mac,
+        ));
+        let (mut shown, implied) = (
+            example.devices[0].limits.apply(),
+            default.devices[0].limits.apply(),
+        );
+        assert_eq!(shown, implied);
+        shown.qp -= 1;
+        assert_ne!(shown, implied);
+        assert_eq!(example.devices[0].guid(), default.devices[0].guid());
+        assert_eq!(
+            format!(
+                "{:?}",
+                Config {
+                    devices: vec![],
+                    ..example
+                }
+            ),
+            format!(
+                "{:?}",
+                Config {
+                    devices: vec![],
+                    ..default
+                }
+            )
+        );
+    }
+
+    #[test]
     fn mistakes_are_named() {
         assert!(error("").contains("no devices"));
         assert!(error("pol_us = 3").contains("pol_us"));

@@ -229,7 +229,7 @@ impl Connection {
                 Arc::new(Stop::new()?),
                 journal.position(),
             );
-            Ok(take_over(stream, &mut DeadDevice))
+            Ok(take_over(stream, &mut DeadDevice::default()))
         });
         if let (Ok(socket), Ok(Disconnect::Protocol(_) | Disconnect::Io(_)) | Err(_)) =
             (duplicate, outcome)

@@ -31,7 +31,7 @@ mod field {
     pub const DRIVER_FEATURE: usize = 0x0c;
     pub const CONFIG_VECTOR: usize = 0x10;
     pub const NUM_QUEUES: usize = 0x12;
-    pub const STATUS: usize = 0x14;
+    pub const STATUS: usize = super::super::layout::STATUS as usize;
     pub const QUEUE_SELECT: usize = 0x16;
     pub const QUEUE_SIZE: usize = 0x18;
     pub const QUEUE_VECTOR: usize = 0x1a;

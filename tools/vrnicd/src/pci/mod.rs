@@ -50,6 +50,8 @@ pub mod layout {
     pub const COMMON: u64 = 0;
     /// Length of the common configuration.
     pub const COMMON_LEN: u64 = 0x40;
+    /// Offset of the device status in the common configuration.
+    pub const STATUS: u64 = 0x14;
     /// Offset of the ISR byte.
     pub const ISR: u64 = 0x1000;
     /// Offset of the device configuration.

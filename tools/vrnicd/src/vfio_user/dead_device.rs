@@ -7,10 +7,25 @@ use rustix::io::Errno;
 
 use super::message::{DmaMap, DmaUnmap, IrqSet};
 use super::session::Device;
+use crate::pci::{VIRTIO_BAR, layout};
 
 /// Reads as all ones, swallows writes, and agrees to everything else, so that the VMM can go on, reset its machine and
 /// change its memory.
-pub struct DeadDevice;
+///
+/// With one exception: a driver that resets the device sees it reset, and any other status that it then sets is
+/// refused. Drivers wait for the end of a reset, and virtio core complains about a device that its driver left
+/// without one.
+#[derive(Default)]
+pub struct DeadDevice {
+    was_reset: bool,
+}
+
+impl DeadDevice {
+    /// Whether this is an access to the device status.
+    fn is_status(region: u32, offset: u64, length: usize) -> bool {
+        region == u32::from(VIRTIO_BAR) && offset == layout::COMMON + layout::STATUS && length == 1
+    }
+}
 
 impl Device for DeadDevice {
     fn info(&self) -> (u32, u32, u32) {
@@ -29,12 +44,14 @@ impl Device for DeadDevice {
         Ok(())
     }
 
-    fn read(&mut self, _region: u32, _offset: u64, data: &mut [u8]) -> Result<(), Errno> {
-        data.fill(0xff);
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+        let reset = self.was_reset && Self::is_status(region, offset, data.len());
+        data.fill(if reset { 0 } else { 0xff });
         Ok(())
     }
 
-    fn write(&mut self, _region: u32, _offset: u64, _data: &[u8]) -> Result<(), Errno> {
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        self.was_reset |= Self::is_status(region, offset, data.len()) && data == [0];
         Ok(())
     }
 
