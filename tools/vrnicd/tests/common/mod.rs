@@ -2,6 +2,8 @@
 //! A vfio-user client and a tiny virtio driver, as tests need them.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod daemon;
+
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
