@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A device without doorbell pages is rung by commands, of the kernel and, through the verb POST_SEND, of processes.
+# lab: timeout=300
+# lab: vrnicd-device doorbells = false
+. "$LAB_LIB"
+
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 5
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 5 --events --ud
+perf a b ibv_rc_pingpong -n 100
+perf a b ib_send_bw -s 65536 -n 100
+on -t 60 b sh -c "rping -s -a $IP_b -p 18710 -C 5" &
+server=$!
+sleep 1
+on -t 60 a rping -c -a "$IP_b" -p 18710 -C 5 -V
+wait $server || fail "the server of rping failed"
