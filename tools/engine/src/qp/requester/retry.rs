@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Timers and retries.
+
+use super::Timer;
+use crate::{
+    cause::Cause,
+    memory::Memory,
+    qp::Qp,
+    resources::{Io, Resources},
+    time::Instant,
+    timer,
+};
+use vrnic_wire::{completion::Status, counter::Counter};
+
+impl Qp {
+    /// The peer made progress: all retries are available again.
+    pub(super) fn note_progress(&mut self, now: Instant) {
+        self.refresh_retries();
+        self.requester.gap = None;
+        if !matches!(self.requester.timer, Timer::Rnr(_)) {
+            self.restart_ack_timer(now);
+        }
+    }
+
+    /// Makes all retries available.
+    pub(in crate::qp) fn refresh_retries(&mut self) {
+        self.requester.retries = self.attributes.retry_count;
+        self.requester.rnr_retries = self.attributes.rnr_retry;
+    }
+
+    /// Starts the local ACK timer anew, or stops it if nothing is on its way.
+    pub(super) fn restart_ack_timer(&mut self, now: Instant) {
+        let waiting = self.requester.unsent != self.requester.unacked;
+        let timeout = timer::ack_timeout(self.attributes.timeout).filter(|_| waiting);
+        self.requester.timer = timeout.map_or(Timer::Idle, |timeout| Timer::Ack(now + timeout));
+    }
+
+    /// A response is missing: asks for it again, once until something else comes.
+    pub(super) fn ask_again<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
+        let unacked = self.requester.unacked;
+        if self.requester.gap != Some(unacked) {
+            self.retry(resources, io);
+            self.requester.gap = Some(unacked);
+        }
+    }
+
+    /// Sends everything again that was not acknowledged, or fails if that was done too often.
+    pub(super) fn retry<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
+        if self.requester.retries == 0 {
+            resources.counters.count(Counter::RetryExceeded);
+            self.fail_front(Status::RetryExceeded, Cause::Retries, resources, io);
+            return;
+        }
+        self.requester.retries -= 1;
+        self.requester.go_back();
+        self.restart_ack_timer(io.now);
+    }
+
+    /// Waits until the peer posts a receive, or fails if it was waited for too often.
+    pub(super) fn wait_for_receiver<M: Memory>(
+        &mut self,
+        timer: u8,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        if matches!(self.requester.timer, Timer::Rnr(_)) {
+            return;
+        }
+        if self.attributes.rnr_retry != 7 {
+            if self.requester.rnr_retries == 0 {
+                resources.counters.count(Counter::RnrRetryExceeded);
+                self.fail_front(Status::RnrRetryExceeded, Cause::RnrRetries, resources, io);
+                return;
+            }
+            self.requester.rnr_retries -= 1;
+        }
+        self.requester.go_back();
+        self.requester.timer = Timer::Rnr(io.now + timer::rnr_timeout(timer));
+    }
+
+    /// Acts if the timer ended.
+    pub(in crate::qp) fn requester_timer<M: Memory>(
+        &mut self,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        match self.requester.timer {
+            Timer::Ack(at) if at <= io.now => {
+                resources.counters.count(Counter::Timeouts);
+                self.requester.gap = None;
+                self.retry(resources, io);
+            }
+            Timer::Rnr(at) if at <= io.now => self.requester.timer = Timer::Idle,
+            _ => {}
+        }
+    }
+}

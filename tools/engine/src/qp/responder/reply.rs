@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What the responder sends: data, results of atomics, acknowledgements; and what it sends again.
+
+use super::{Answer, Fault, Reply, Response};
+use crate::{
+    memory::Memory,
+    psn::Psn,
+    qp::{DEFAULT_PKEY, Qp, Turn},
+    resources::{Io, Resources, payload_of},
+    segment::{Aeth, Body, NakCode, Payload, Position, Reth, Segment, Syndrome},
+};
+use vrnic_wire::memory::access;
+
+impl Qp {
+    /// A packet came that was executed before: its answer was lost, or the network repeated it.
+    pub(super) fn repeat<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        let response = match segment.body {
+            Body::ReadRequest(reth) => {
+                let right = access::REMOTE_READ;
+                if self.check_remote(&reth, right, resources, io).is_err() {
+                    return;
+                }
+                Response {
+                    psn: segment.psn,
+                    msn: self.responder.msn,
+                    repeated: true,
+                    answer: Answer::Data {
+                        left: reth,
+                        begun: false,
+                    },
+                }
+            }
+            Body::AtomicRequest(_) => {
+                let results = &self.responder.atomics;
+                let Some(result) = results.iter().find(|result| result.psn == segment.psn) else {
+                    return;
+                };
+                Response {
+                    psn: result.psn,
+                    msn: result.msn,
+                    repeated: true,
+                    answer: Answer::Original(result.original),
+                }
+            }
+            _ => {
+                if self.responder.reply.is_none() {
+                    self.responder.reply = Some(Reply::Ack);
+                }
+                return;
+            }
+        };
+        // The peer begins anew from here, so what waits from here on is of no use to it.
+        let responses = &mut self.responder.responses;
+        while responses
+            .back()
+            .is_some_and(|last| last.psn.distance_from(segment.psn) >= 0)
+        {
+            responses.pop_back();
+        }
+        // Old packets that come late must not displace new ones, and are not worth much room.
+        if responses.len() < 2 * usize::from(self.attributes.max_dest_rd_atomic) {
+            responses.push_back(response);
+        }
+    }
+
+    /// Sends what the peer waits for until the turn is over.
+    pub(in crate::qp) fn respond<M: Memory>(
+        &mut self,
+        turn: &mut Turn,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        while let Some(&response) = self.responder.responses.front() {
+            if turn.is_over() {
+                return;
+            }
+            // A response acknowledges everything up to it.
+            let responder = &mut self.responder;
+            if response.psn == responder.expected.previous()
+                && matches!(responder.reply, Some(Reply::Ack))
+            {
+                responder.reply = None;
+            }
+            match response.answer {
+                Answer::Original(original) => {
+                    self.responder.responses.pop_front();
+                    let body = Body::AtomicAcknowledge {
+                        aeth: Aeth {
+                            syndrome: Syndrome::ACK,
+                            msn: response.msn,
+                        },
+                        original,
+                    };
+                    self.send_response(response.psn, body, Payload::Empty, resources, io);
+                    turn.spend(0);
+                }
+                Answer::Data { left, begun } => {
+                    let bytes = self.send_data(&response, left, begun, resources, io);
+                    turn.spend(bytes);
+                }
+            }
+        }
+        if let Some(reply) = self.responder.reply.take() {
+            let (psn, syndrome) = match reply {
+                Reply::Ack => (self.responder.expected.previous(), Syndrome::ACK),
+                Reply::Nak(psn, syndrome) => (psn, syndrome),
+            };
+            let body = Body::Acknowledge(Aeth {
+                syndrome,
+                msn: self.responder.msn,
+            });
+            self.send_response(psn, body, Payload::Empty, resources, io);
+            turn.spend(0);
+        }
+    }
+
+    /// Sends the next packet of data of the first response; gives its payload bytes.
+    pub(super) fn send_data<M: Memory>(
+        &mut self,
+        response: &Response,
+        left: Reth,
+        begun: bool,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> u64 {
+        let length = left.length.min(self.mtu);
+        let ends = length == left.length;
+        let position = match (begun, ends) {
+            (false, true) => Position::Only,
+            (false, false) => Position::First,
+            (true, false) => Position::Middle,
+            (true, true) => Position::Last,
+        };
+        let mut ranges = io.outbox.ranges();
+        let resolved = resources.regions.resolve(
+            left.rkey,
+            self.created.pd,
+            access::REMOTE_READ,
+            left.address,
+            length.into(),
+            io.memory,
+            &mut ranges,
+        );
+        if let Err(cause) = resolved {
+            // The region went away since the request was accepted.
+            self.responder.responses.clear();
+            self.refuse(&Fault::access(cause), resources, io);
+            self.responder.reply = Some(Reply::Nak(
+                response.psn,
+                Syndrome::Nak(NakCode::RemoteAccess),
+            ));
+            return 0;
+        }
+        let body = Body::ReadResponse {
+            position,
+            aeth: (position != Position::Middle).then_some(Aeth {
+                syndrome: Syndrome::ACK,
+                msn: response.msn,
+            }),
+        };
+        let responses = &mut self.responder.responses;
+        if ends {
+            responses.pop_front();
+        } else if let Some(front) = responses.front_mut() {
+            front.psn = response.psn.add(1);
+            front.answer = Answer::Data {
+                left: Reth {
+                    address: left.address.wrapping_add(length.into()),
+                    rkey: left.rkey,
+                    length: left.length - length,
+                },
+                begun: true,
+            };
+        }
+        let payload = payload_of(ranges, io);
+        self.send_response(response.psn, body, payload, resources, io);
+        length.into()
+    }
+
+    pub(super) fn send_response<M: Memory>(
+        &mut self,
+        psn: Psn,
+        body: Body,
+        payload: Payload,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        let segment = Segment {
+            path: self.path,
+            destination_qpn: self.attributes.dest_qpn,
+            pkey: DEFAULT_PKEY,
+            psn,
+            solicited: false,
+            ack_request: false,
+            body,
+            payload,
+        };
+        resources.send(segment, io);
+    }
+}
