@@ -61,9 +61,9 @@ pub use id::{
     DeviceId,
     IdTable, //
 };
+pub use memory::full_fence;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 pub use memory::with_test_device;
-pub use memory::full_fence;
 pub use memory::SharedMemory;
 pub use virtqueue::{
     AnyVirtqueue,
