@@ -32,7 +32,7 @@ impl Doorbell {
     }
 
     /// Tells the device of work that was published in a ring of `slot` before.
-    #[inline(always)]
+    #[inline]
     pub fn ring(&self, slot: u32, bits: &SlotBits) -> Rung {
         // Release: who takes the bit sees the ring's new producer index. Whether the bit stood there
         // already must not matter: QEMU's TCG makes a load and a store of this if the guest has one

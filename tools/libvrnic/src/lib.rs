@@ -11,6 +11,15 @@
 //! libibverbs as the shared object that is loaded: feature `pabi34` or `pabi65`.
 
 #![cfg_attr(not(test), no_std)]
+// The names of C are many, and have their prefixes.
+#![allow(clippy::struct_field_names, clippy::wildcard_imports)]
+// C counts in int, the rings in 32 bits. What is cast is a size within an entry, or was compared
+// with a limit before.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss
+)]
 // Without a private ABI there is nobody who calls.
 #![cfg_attr(not(any(feature = "pabi34", feature = "pabi65")), allow(dead_code))]
 

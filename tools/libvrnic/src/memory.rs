@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// On x86 it is the instruction for that. The fence of Rust is one with a lock prefix on the stack,
 /// which orders as much on a processor, but not in an emulator of a machine with one processor:
 /// QEMU's TCG makes a load and a store of it.
-#[inline(always)]
+#[inline]
 pub fn full_fence() {
     compiler_fence(Ordering::SeqCst);
     #[cfg(target_arch = "x86_64")]
@@ -53,7 +53,7 @@ impl Shared {
     }
 
     /// The address of a `T` at `offset`. Panics, and so aborts, if it is not within the range.
-    #[inline(always)]
+    #[inline]
     fn at<T>(&self, offset: usize, align: usize) -> *mut T {
         assert!(
             offset.is_multiple_of(align)
@@ -65,7 +65,7 @@ impl Shared {
     }
 
     /// The `length` bytes at `offset`, a multiple of 16.
-    #[inline(always)]
+    #[inline]
     pub fn part(&self, offset: usize, length: usize) -> Self {
         assert!(
             offset.is_multiple_of(16) && offset <= self.length && self.length - offset >= length
@@ -76,7 +76,7 @@ impl Shared {
     }
 
     /// The le32 at `offset`.
-    #[inline(always)]
+    #[inline]
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         let address = self.at::<AtomicU32>(offset, align_of::<AtomicU32>());
         // SAFETY: Aligned, since the base is and the offset was checked; mapped by the contract of
@@ -85,7 +85,7 @@ impl Shared {
     }
 
     /// The le64 at `offset`.
-    #[inline(always)]
+    #[inline]
     pub fn long(&self, offset: usize) -> &AtomicU64 {
         let address = self.at::<AtomicU64>(offset, align_of::<AtomicU64>());
         // SAFETY: As in `word`.
@@ -93,7 +93,7 @@ impl Shared {
     }
 
     /// The byte at `offset`.
-    #[inline(always)]
+    #[inline]
     pub fn byte(&self, offset: usize) -> &AtomicU8 {
         let address = self.at::<AtomicU8>(offset, 1);
         // SAFETY: As in `word`.
@@ -101,7 +101,7 @@ impl Shared {
     }
 
     /// Copies the structure at `offset`, a multiple of 8, reading each byte once.
-    #[inline(always)]
+    #[inline]
     pub fn read<T: FromBytes>(&self, offset: usize) -> T {
         const { assert!(size_of::<T>().is_multiple_of(8)) };
         let from = self.at::<T>(offset, 8).cast::<u64>();
@@ -125,7 +125,7 @@ impl Shared {
 
     /// Stores a structure at `offset`, a multiple of 8. Becomes visible with the next store with
     /// release order.
-    #[inline(always)]
+    #[inline]
     pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         let to = self.at::<T>(offset, 8).cast::<u8>();
         // SAFETY: The destination is within the range; the source is a reference to elsewhere.
@@ -133,7 +133,7 @@ impl Shared {
     }
 
     /// Stores bytes at `offset`.
-    #[inline(always)]
+    #[inline]
     pub fn write_bytes(&self, offset: usize, bytes: &[u8]) {
         assert!(offset <= self.length && self.length - offset >= bytes.len());
         // SAFETY: The destination is within the range; the source is a reference to elsewhere.
@@ -178,7 +178,7 @@ impl DoorbellPage {
     }
 
     /// Tells the device that `slot` has work.
-    #[inline(always)]
+    #[inline]
     pub fn ring(&self, slot: u32) {
         // SAFETY: The first word of a mapping of at least a page, which lives as long as `self`.
         unsafe { self.base.as_ptr().write_volatile(slot.to_le()) }
@@ -290,6 +290,7 @@ mod fork {
 mod fork {
     use super::Buffer;
 
+    #[allow(clippy::unnecessary_wraps)]
     pub(super) fn protect(_: &Buffer) -> Option<()> {
         Some(())
     }
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "self.length - offset >= bytes.len()")]
     fn a_part_ends_where_it_says() {
         let buffer = Buffer::new(4096).unwrap();
         // SAFETY: Used within this function, in which the buffer lives.
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "offset <= self.length")]
     fn offsets_do_not_overflow() {
         let buffer = Buffer::new(4096).unwrap();
         // SAFETY: Used within this function, in which the buffer lives.

@@ -36,7 +36,7 @@ impl Patience {
     }
 
     /// Called after each poll; whether others were let go first.
-    #[inline(always)]
+    #[inline]
     pub fn polled(&self, found: bool) -> bool {
         if self.endless {
             return false;

@@ -46,7 +46,7 @@ impl<T> SpinLock<T> {
     }
 
     /// Takes the lock and gives it back when the guard is dropped.
-    #[inline(always)]
+    #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         if self.threaded && self.held.swap(true, Ordering::Acquire) {
             self.wait();
@@ -78,7 +78,7 @@ impl<T> SpinLock<T> {
     /// # Safety
     ///
     /// The calling thread holds the lock and uses no other reference to the value.
-    #[inline(always)]
+    #[inline]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn held(&self) -> &mut T {
         // SAFETY: By contract nobody else has a reference.
@@ -90,7 +90,7 @@ impl<T> SpinLock<T> {
     /// # Safety
     ///
     /// The calling thread holds the lock.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn unlock(&self) {
         if self.threaded {
             self.held.store(false, Ordering::Release);
@@ -107,7 +107,7 @@ pub struct Guard<'a, T> {
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &T {
         // SAFETY: The guard is the proof that this thread holds the lock.
         unsafe { &*self.lock.value.get() }
@@ -115,7 +115,7 @@ impl<T> Deref for Guard<'_, T> {
 }
 
 impl<T> DerefMut for Guard<'_, T> {
-    #[inline(always)]
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: As in `deref`; borrowed exclusively from the guard.
         unsafe { &mut *self.lock.value.get() }
@@ -123,7 +123,7 @@ impl<T> DerefMut for Guard<'_, T> {
 }
 
 impl<T> Drop for Guard<'_, T> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         // SAFETY: The guard is the proof that this thread holds the lock.
         unsafe { self.lock.unlock() }

@@ -35,39 +35,39 @@ macro_rules! opaque {
 }
 
 opaque! {
-    /// Request of GET_CONTEXT.
+    /// Request of `GET_CONTEXT`.
     ibv_get_context = [u64; 2],
-    /// Response of GET_CONTEXT.
+    /// Response of `GET_CONTEXT`.
     ib_uverbs_get_context_resp = [u64; 1],
-    /// Response of QUERY_DEVICE, extended.
+    /// Response of `QUERY_DEVICE`, extended.
     ib_uverbs_ex_query_device_resp = [u64; 38],
-    /// Request of QUERY_PORT.
+    /// Request of `QUERY_PORT`.
     ibv_query_port = [u64; 3],
-    /// Request of ALLOC_PD.
+    /// Request of `ALLOC_PD`.
     ibv_alloc_pd = [u64; 2],
-    /// Response of ALLOC_PD.
+    /// Response of `ALLOC_PD`.
     ib_uverbs_alloc_pd_resp = [u32; 1],
-    /// Request of REG_MR.
+    /// Request of `REG_MR`.
     ibv_reg_mr = [u64; 6],
-    /// Response of REG_MR.
+    /// Response of `REG_MR`.
     ib_uverbs_reg_mr_resp = [u32; 3],
-    /// Request of CREATE_CQ.
+    /// Request of `CREATE_CQ`.
     ibv_create_cq = [u64; 5],
-    /// Response of CREATE_CQ.
+    /// Response of `CREATE_CQ`.
     ib_uverbs_create_cq_resp = [u64; 1],
-    /// Request of CREATE_CQ, extended.
+    /// Request of `CREATE_CQ`, extended.
     ibv_create_cq_ex = [u64; 7],
-    /// Response of CREATE_CQ, extended.
+    /// Response of `CREATE_CQ`, extended.
     ib_uverbs_ex_create_cq_resp = [u64; 2],
-    /// Request of CREATE_QP.
+    /// Request of `CREATE_QP`.
     ibv_create_qp = [u64; 8],
-    /// Response of CREATE_QP.
+    /// Response of `CREATE_QP`.
     ib_uverbs_create_qp_resp = [u32; 8],
-    /// Request of MODIFY_QP.
+    /// Request of `MODIFY_QP`.
     ibv_modify_qp = [u64; 15],
-    /// Request of QUERY_QP.
+    /// Request of `QUERY_QP`.
     ibv_query_qp = [u64; 3],
-    /// Response of CREATE_AH.
+    /// Response of `CREATE_AH`.
     ib_uverbs_create_ah_resp = [u32; 1],
 }
 
@@ -82,7 +82,7 @@ impl ib_uverbs_ex_query_device_resp {
 #[repr(C)]
 #[derive(Default)]
 pub struct WithDriver<C, D> {
-    /// The part of libibverbs and ib_uverbs.
+    /// The part of libibverbs and `ib_uverbs`.
     pub core: C,
     /// The part of the driver, from `include/uapi/rdma/vrnic-abi.h`.
     pub driver: D,

@@ -5,7 +5,7 @@
 //! The provider interface of libibverbs is private and changes from release to release without a
 //! size or version in its structures. What we need of it is therefore written down here once per
 //! private ABI and proven against that release's own headers: every structure carries a
-//! [`Layout`], and the tests in [`check`] compare it with what a C compiler made of the headers.
+//! [`Layout`], and the tests in `check` compare it with what a C compiler made of the headers.
 //! Names are those of the C headers.
 
 #![allow(non_camel_case_types, dead_code)]

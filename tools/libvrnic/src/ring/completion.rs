@@ -43,7 +43,7 @@ impl CompletionQueue {
     }
 
     /// Byte offset of the entry with that index, if the device wrote it.
-    #[inline(always)]
+    #[inline]
     fn written(&self, index: u32) -> Option<usize> {
         let entries = self.layout.entries;
         let slot = (index & (entries - 1)) as usize;
@@ -58,7 +58,7 @@ impl CompletionQueue {
     }
 
     /// The next completion, if there is one.
-    #[inline(always)]
+    #[inline]
     pub fn pop(&mut self) -> Option<Cqe> {
         loop {
             let cqe: Cqe = self.memory.read(self.written(self.next)?);
@@ -84,7 +84,7 @@ impl CompletionQueue {
     }
 
     /// Gives the entries of the completions taken back to the device.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&mut self) {
         if self.next != self.published {
             self.published = self.next;

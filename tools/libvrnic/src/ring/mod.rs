@@ -56,7 +56,7 @@ impl WorkRing {
     }
 
     /// The next free entry, which becomes used.
-    #[inline(always)]
+    #[inline]
     pub fn take(&mut self) -> Result<Shared, Refused> {
         let entries = self.layout.entries;
         if self.next.wrapping_sub(self.consumed) >= entries && !self.look_for_room() {
@@ -81,13 +81,13 @@ impl WorkRing {
     }
 
     /// Entries taken and not published yet.
-    #[inline(always)]
+    #[inline]
     pub fn unpublished(&self) -> u32 {
         self.next.wrapping_sub(self.published)
     }
 
     /// Gives the entries taken to the device; whether there are any.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&mut self) -> bool {
         if self.next == self.published {
             return false;
@@ -100,7 +100,7 @@ impl WorkRing {
     }
 
     /// Gives back the last entry taken.
-    #[inline(always)]
+    #[inline]
     pub fn give_back_one(&mut self) {
         if self.unpublished() > 0 {
             self.next = self.next.wrapping_sub(1);
@@ -113,7 +113,7 @@ impl WorkRing {
     }
 
     /// The flags that the device set.
-    #[inline(always)]
+    #[inline]
     pub fn device_flags(&self) -> u32 {
         u32::from_le(self.word(offset::DEVICE_FLAGS).load(Ordering::Relaxed))
     }

@@ -49,7 +49,7 @@ impl ReceiveQueue {
     }
 
     /// Queues a request. It goes to the device with [`ReceiveQueue::publish`].
-    #[inline(always)]
+    #[inline]
     pub fn push(
         &mut self,
         wr_id: u64,
@@ -74,7 +74,7 @@ impl ReceiveQueue {
 
     /// Gives what was queued to the device; whether its doorbell must be rung: otherwise the
     /// device looks when a message arrives.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&mut self) -> bool {
         if !self.ring.publish() {
             return false;

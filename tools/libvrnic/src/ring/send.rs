@@ -38,7 +38,7 @@ pub enum Target<'a> {
         address: &'a AddressVector,
         /// Its number.
         remote_qpn: u32,
-        /// Its Q_Key.
+        /// Its `Q_Key`.
         qkey: u32,
     },
 }
@@ -124,7 +124,7 @@ impl SendQueue {
 
     /// Takes an entry for a request; its data follow with [`SendQueue::elements`] or
     /// [`SendQueue::inline`], else the message is empty.
-    #[inline(always)]
+    #[inline]
     fn begin(&mut self, request: &Request<'_>) -> Result<Shared, Refused> {
         if !self.accepts || self.limits.opcodes & (1 << request.opcode.raw()) == 0 {
             return Err(Refused::Invalid);
@@ -143,7 +143,7 @@ impl SendQueue {
     }
 
     /// Names the data of an entry by memory regions.
-    #[inline(always)]
+    #[inline]
     fn elements(
         &self,
         entry: &Shared,
@@ -161,7 +161,7 @@ impl SendQueue {
     }
 
     /// Puts the data themselves into an entry.
-    #[inline(always)]
+    #[inline]
     fn inline<'a>(
         &self,
         entry: &Shared,
@@ -191,7 +191,7 @@ impl SendQueue {
 
     /// Queues a request with data in memory regions. It goes to the device with
     /// [`SendQueue::publish`].
-    #[inline(always)]
+    #[inline]
     pub fn push(
         &mut self,
         request: &Request<'_>,
@@ -203,7 +203,7 @@ impl SendQueue {
     }
 
     /// Queues a request that carries its data. It goes to the device with [`SendQueue::publish`].
-    #[inline(always)]
+    #[inline]
     pub fn push_inline<'a>(
         &mut self,
         request: &Request<'_>,
@@ -215,20 +215,20 @@ impl SendQueue {
     }
 
     /// Gives what was queued to the device; whether there is anything.
-    #[inline(always)]
+    #[inline]
     pub fn publish(&mut self) -> bool {
         self.ring.publish()
     }
 
     /// Begins a group of requests that is posted whole or not at all.
-    #[inline(always)]
+    #[inline]
     pub fn start(&mut self) {
         self.error = None;
         self.entry = None;
     }
 
     /// Begins a request of the group.
-    #[inline(always)]
+    #[inline]
     pub fn add(&mut self, request: &Request<'_>) {
         if self.error.is_some() {
             return;
@@ -240,7 +240,7 @@ impl SendQueue {
     }
 
     /// Does something to the request begun last. Without one the group fails.
-    #[inline(always)]
+    #[inline]
     fn with_entry(&mut self, what: impl FnOnce(&Self, &Shared, SendOpcode) -> Result<(), Refused>) {
         if self.error.is_some() {
             return;
@@ -253,13 +253,13 @@ impl SendQueue {
     }
 
     /// Names the data of the request begun last by memory regions.
-    #[inline(always)]
+    #[inline]
     pub fn set_elements(&mut self, elements: impl ExactSizeIterator<Item = Sge>) {
         self.with_entry(|queue, entry, _| queue.elements(entry, elements));
     }
 
     /// Puts the data of the request begun last into it. `flags` are those of the request.
-    #[inline(always)]
+    #[inline]
     pub fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
         self.with_entry(|queue, entry, opcode| {
             let flags = entry
@@ -270,7 +270,7 @@ impl SendQueue {
     }
 
     /// Aims the request begun last at a queue pair.
-    #[inline(always)]
+    #[inline]
     pub fn set_datagram(&mut self, address: &AddressVector, remote_qpn: u32, qkey: u32) {
         self.with_entry(|_, entry, _| {
             write_target(
@@ -286,7 +286,7 @@ impl SendQueue {
     }
 
     /// Queues the group, or drops it with the first error; whether there is anything to ring for.
-    #[inline(always)]
+    #[inline]
     pub fn complete(&mut self) -> Result<bool, Refused> {
         self.entry = None;
         match self.error.take() {
@@ -310,7 +310,7 @@ const FLAGS_OFFSET: usize = core::mem::offset_of!(SendHeader, flags);
 const NUM_SGE_OFFSET: usize = core::mem::offset_of!(SendHeader, num_sge);
 const INLINE_LENGTH_OFFSET: usize = core::mem::offset_of!(SendHeader, inline_length);
 
-#[inline(always)]
+#[inline]
 fn write_target(entry: &Shared, target: &Target<'_>) {
     match *target {
         Target::Peer => entry.write(TARGET_OFFSET, &[0_u8; TARGET_LENGTH]),

@@ -25,7 +25,7 @@ impl Ah {
     /// # Safety
     ///
     /// The verbs contract: a handle of this provider, not destroyed as long as the result is used.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn address<'a>(ah: *mut ibv_ah) -> &'a AddressVector {
         // SAFETY: Every handle of this provider is an `Ah`.
         unsafe { &(*ah.cast::<Self>()).address }

@@ -42,14 +42,14 @@ impl Cq {
     /// # Safety
     ///
     /// The verbs contract: a queue of this provider, not destroyed as long as the result is used.
-    #[inline(always)]
+    #[inline]
     pub(super) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Self {
         // SAFETY: Every queue of this provider is a `Cq`, and begins with its `ibv_cq`.
         unsafe { &*cq.cast::<Self>() }
     }
 
     /// The queue as the extended interface shows it.
-    #[inline(always)]
+    #[inline]
     pub(super) fn extended(&self) -> *mut ibv_cq_ex {
         self.cq.get().cast()
     }

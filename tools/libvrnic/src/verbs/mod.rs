@@ -93,7 +93,7 @@ fn fail<T>(error: c_int) -> *mut T {
 }
 
 /// The error that the verbs have for a work request that was not accepted.
-#[inline(always)]
+#[inline]
 fn errno_of(refused: Refused) -> c_int {
     match refused {
         Refused::Full => libc::ENOMEM,

@@ -94,18 +94,15 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         if (*pd).users.load(Ordering::Acquire) != 0 {
             return libc::EBUSY;
         }
-        match &(*pd).parent_of {
-            Some(joined) => {
-                (*joined.pd).users.fetch_sub(1, Ordering::Release);
-                if let Some(td) = joined.td.as_ref() {
-                    td.users.fetch_sub(1, Ordering::Release);
-                }
+        if let Some(joined) = &(*pd).parent_of {
+            (*joined.pd).users.fetch_sub(1, Ordering::Release);
+            if let Some(td) = joined.td.as_ref() {
+                td.users.fetch_sub(1, Ordering::Release);
             }
-            None => {
-                let error = ibv_cmd_dealloc_pd(pd.cast());
-                if error != 0 {
-                    return error;
-                }
+        } else {
+            let error = ibv_cmd_dealloc_pd(pd.cast());
+            if error != 0 {
+                return error;
             }
         }
         release(pd);

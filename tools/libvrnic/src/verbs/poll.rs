@@ -12,7 +12,7 @@ use vrnic_wire::completion::{Cqe, Status, flags};
 pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
 
 /// The status as the verbs number it: the device's numbers are the same, unless it is broken.
-#[inline(always)]
+#[inline]
 fn status(cqe: &Cqe) -> c_int {
     match Status::try_from(cqe.status) {
         Ok(status) => c_int::from(status.raw()),
@@ -20,7 +20,7 @@ fn status(cqe: &Cqe) -> c_int {
     }
 }
 
-#[inline(always)]
+#[inline]
 fn wc_flags(cqe: &Cqe) -> c_uint {
     let mut found = 0;
     if cqe.flags & flags::GRH != 0 {
@@ -36,7 +36,7 @@ fn wc_flags(cqe: &Cqe) -> c_uint {
 }
 
 /// Immediate data in the byte order of the network, or the key that was invalidated.
-#[inline(always)]
+#[inline]
 fn immediate(cqe: &Cqe) -> u32 {
     if cqe.flags & flags::INVALIDATED != 0 {
         cqe.immediate.get()
@@ -111,7 +111,7 @@ pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
 /// # Safety
 ///
 /// The calling thread holds the lock of the queue and has no other reference to what it guards.
-#[inline(always)]
+#[inline]
 unsafe fn advance(cq: &Cq) -> bool {
     // SAFETY: By contract.
     let Some(cqe) = (unsafe { cq.queue.held() }).pop() else {
@@ -170,7 +170,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// # Safety
 ///
 /// The verbs contract: between `start_poll` and `end_poll`.
-#[inline(always)]
+#[inline]
 unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
     // SAFETY: By contract; the lock is held, and it is written only by `advance`.
     unsafe { &*Cq::of(cq.cast()).current.get() }

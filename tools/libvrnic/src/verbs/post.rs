@@ -13,7 +13,7 @@ use core::slice;
 use vrnic_wire::work::{SendOpcode, Sge, send_flags};
 
 /// An element as the device reads it.
-#[inline(always)]
+#[inline]
 pub fn element(sge: &ibv_sge) -> Sge {
     Sge {
         address: sge.addr.into(),
@@ -23,7 +23,7 @@ pub fn element(sge: &ibv_sge) -> Sge {
 }
 
 /// Flags of a request as the device reads them; those of other uses have no meaning here.
-#[inline(always)]
+#[inline]
 pub fn flags(send_flags: c_uint) -> u8 {
     let mut flags = 0;
     if send_flags & IBV_SEND_SIGNALED != 0 {
@@ -43,7 +43,7 @@ pub fn flags(send_flags: c_uint) -> u8 {
 /// # Safety
 ///
 /// `list` has `count` elements that nobody changes as long as the result is used.
-#[inline(always)]
+#[inline]
 pub unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
     if count == 0 {
         return &[];
@@ -57,7 +57,7 @@ pub unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
 /// # Safety
 ///
 /// The verbs contract.
-#[inline(always)]
+#[inline]
 unsafe fn elements<'a>(sg_list: *const ibv_sge, num_sge: c_int) -> Result<&'a [ibv_sge], Refused> {
     let count = usize::try_from(num_sge).map_err(|_| Refused::Invalid)?;
     // SAFETY: By contract.
@@ -69,7 +69,7 @@ unsafe fn elements<'a>(sg_list: *const ibv_sge, num_sge: c_int) -> Result<&'a [i
 /// # Safety
 ///
 /// The verbs contract: a valid request for a queue pair of this type.
-#[inline(always)]
+#[inline]
 unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
     let opcode = u8::try_from(wr.opcode).map_err(|_| Refused::Invalid)?;
     let opcode = SendOpcode::try_from(opcode).map_err(|_| Refused::Invalid)?;

@@ -50,14 +50,14 @@ impl Qp {
     /// # Safety
     ///
     /// The verbs contract: one of this provider, not destroyed as long as the result is used.
-    #[inline(always)]
+    #[inline]
     pub(super) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
         // SAFETY: Every queue pair of this provider is a `Qp`, and begins with its `ibv_qp`.
         unsafe { &*qp.cast::<Self>() }
     }
 
     /// Tells the device that a queue has new requests.
-    #[inline(always)]
+    #[inline]
     pub(super) fn ring(&self) {
         // SAFETY: The context is open as long as it has queue pairs.
         let doorbell = unsafe { &*self.doorbell };

@@ -55,7 +55,7 @@ pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
 ///
 /// The verbs contract: between `wr_start`, which took the lock, and `wr_complete` or `wr_abort`,
 /// by the same thread.
-#[inline(always)]
+#[inline]
 unsafe fn queue<'a>(qp: *mut ibv_qp_ex) -> &'a mut SendQueue {
     // SAFETY: By contract; each function takes one reference, which ends with it.
     unsafe { Qp::of(qp.cast()).send.held() }
@@ -66,7 +66,7 @@ unsafe fn queue<'a>(qp: *mut ibv_qp_ex) -> &'a mut SendQueue {
 /// # Safety
 ///
 /// As for [`queue`].
-#[inline(always)]
+#[inline]
 unsafe fn add(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, target: Target<'_>) {
     // SAFETY: By contract; identifier and flags are the caller's to set before.
     unsafe {
