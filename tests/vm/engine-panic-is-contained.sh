@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A panic inside the engine of one RNIC fails that device only: its programs get errors and the device-fatal event, the other VM goes on, and unbinding and binding the driver brings the device back.
+# lab: timeout=240
+# lab: vrnicd test_panic_on_sigusr1 = ["a"]
+# lab: allow-leaks
+. "$LAB_LIB"
+
+on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+bystander=$!
+on -t 60 a sh -c "timeout 40 ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
+watch=$!
+on -t 90 a sh -c "vrnic-stress --device $DEV --seconds 60 --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
+victim=$!
+sleep 8
+kill -USR1 "$(lab pid vrnicd)"
+wait $victim || fail "the program on the failed device does not end"
+cat "$LAB_DIR/victim"
+grep -q 'exit 1' "$LAB_DIR/victim" || fail "the program on the failed device did not see an error"
+kill -0 "$(lab pid vrnicd)" || fail "vrnicd died of a panic in one engine"
+on a cat /tmp/events
+on a grep -q DEVICE_FATAL /tmp/events || fail "no device-fatal event"
+wait $watch
+
+virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
+on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
+on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
+for i in $(seq 50); do
+	on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
+	sleep 0.2
+done
+on -t 60 a vrnic-stress --device "$DEV" --seconds 3
+wait $bystander || fail "the other VM noticed"
