@@ -34,6 +34,11 @@ impl Psn {
         Self::new(self.0.wrapping_sub(1))
     }
 
+    /// Packets from `earlier`, which is not ahead of this number, to this number.
+    pub const fn packets_since(self, earlier: Self) -> u32 {
+        self.0.wrapping_sub(earlier.0) & MAX_PSN
+    }
+
     /// How far this number is ahead of `other`; negative if it is behind. From -2^23 to 2^23 - 1.
     pub const fn distance_from(self, other: Self) -> i32 {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8

@@ -12,6 +12,7 @@ use vrnic_wire::{
     completion::{Opcode, Status, flags},
     event::EventType,
     memory::access,
+    port::Mtu,
     qp::{QpAttributes, QpState, QpType, attribute},
     ring,
     work::{SendOpcode, Sge, send_flags},
@@ -742,4 +743,48 @@ fn events_of_received_segments_are_told_by_the_next_poll() {
     receiver.rnic.receive(segment, &mut io);
     assert!(receiver.rnic.poll(0, &mut io), "an event is work");
     assert!(receiver.rnic.next_completion_event(1).is_some());
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn the_longest_read_in_the_smallest_packets() {
+    const LONGEST: usize = 1 << 31;
+    let config = RnicConfig {
+        segmentation: vrnic_engine::Segmentation::PathMtu,
+        ..RnicConfig::default()
+    };
+    let mut world = World::new(2, 4096, &config, 46);
+    let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, attributes| {
+        attributes.path_mtu = Mtu::Mtu256.raw();
+    });
+    let big = [0, 1].map(|index| {
+        let node = &mut world.nodes[index];
+        let arena = node.guest.arena(65536).repeated(LONGEST / 65536);
+        node.guest
+            .register(&mut node.rnic, arena, LONGEST, access::REGION)
+    });
+    let data = pattern(65536, 3);
+    big[1].arena.put(0, &data);
+    let read = Send::new(1, SendOpcode::Read)
+        .rdma(big[1].iova, big[1].key)
+        .element(Sge {
+            address: big[0].iova.into(),
+            length: (1 << 31).into(),
+            lkey: big[0].key.into(),
+        });
+    // As many packets as a requester may have on their way, so what follows has to wait.
+    c.send(&mut world, 0, &read);
+    c.send(&mut world, 0, &read);
+    c.send(&mut world, 0, &Send::new(2, SendOpcode::Write));
+    world.settle();
+    let done = c.send_cqs[0].drain();
+    assert_eq!(
+        statuses(&done),
+        [
+            (1, Status::Success),
+            (1, Status::Success),
+            (2, Status::Success)
+        ]
+    );
+    assert!(big[0].arena.get(0, 65536) == data);
 }

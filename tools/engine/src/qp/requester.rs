@@ -39,7 +39,7 @@ const MAX_ELEMENTS: usize = 256;
 
 /// Most packets that are on their way unacknowledged. Less than half of all PSNs, so that old and
 /// new ones can be told apart.
-const MAX_UNACKED: i32 = 1 << 22;
+const MAX_UNACKED: u32 = 1 << 22;
 
 /// An acknowledgement is asked for at least every so many packets of a message.
 const ACK_INTERVAL: u32 = 16;
@@ -365,7 +365,7 @@ impl Qp {
         if fenced && requester.fetching > 0 {
             return Sent::Blocked;
         }
-        let in_flight = requester.unsent.distance_from(requester.unacked);
+        let in_flight = requester.unsent.packets_since(requester.unacked);
         if in_flight >= MAX_UNACKED {
             return Sent::Blocked;
         }
@@ -375,7 +375,7 @@ impl Qp {
                 return Sent::Failed(Status::LocalQueuePairOperation, Cause::WqeReadDepth);
             }
             if requester.fetching >= depth
-                || (in_flight > 0 && in_flight.unsigned_abs() + request.packets > 1 << 22)
+                || (in_flight > 0 && in_flight + request.packets > MAX_UNACKED)
             {
                 return Sent::Blocked;
             }
@@ -584,12 +584,10 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        let unsent = &mut self.requester.unsent;
-        if segment.psn.distance_from(*unsent) < 0 {
+        if segment.psn == self.requester.unsent {
+            self.requester.unsent = next;
+        } else {
             resources.counters.count(Counter::Retransmits);
-        }
-        if next.distance_from(*unsent) > 0 {
-            *unsent = next;
         }
         resources.send(segment, io);
     }

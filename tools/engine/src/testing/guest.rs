@@ -452,7 +452,7 @@ impl Guest {
         let last = (offset + length).div_ceil(PAGE);
         let pages = &arena.pages[first..last];
         // Chunks are sometimes not full.
-        let full = if self.random().is_multiple_of(2) {
+        let full = if pages.len() > 1000 || self.random().is_multiple_of(2) {
             CHUNK_PAGES
         } else {
             3
