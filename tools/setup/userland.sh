@@ -40,9 +40,14 @@ setup_userland() {
 	USERLAND_DIR=$CACHE/userland/$key
 	ready "$USERLAND_DIR" && return
 	mkdir -p "$CACHE/userland"
-	(
+	# Unstable moves on: without it only one test has nothing to run.
+	if (
 		apt_state userland empty "$USERLAND_SUITE"
 		step "rdma-core 65 for the guests" "$LOGS/userland.log" 120 userland_download "$USERLAND_DIR"
-	)
-	finish "$USERLAND_DIR"
+	); then
+		finish "$USERLAND_DIR"
+	else
+		say "going on without rdma-core 65: its test will be skipped"
+		USERLAND_DIR=
+	fi
 }
