@@ -4,7 +4,10 @@
 
 use kernel::prelude::*;
 use rdma::{
-    access::AccessFlags,
+    access::{
+        Access,
+        AccessFlags, //
+    },
     mr::{
         New,
         Range, //
@@ -48,11 +51,14 @@ pub(crate) struct Mr {
 }
 
 /// The rights that the device knows; `EOPNOTSUPP` if there are others.
+///
+/// That memory is made of huge pages is no right but a hint, and seen anyway.
 fn rights(access: AccessFlags) -> Result<u32> {
-    if access.bits() & !access::REGION != 0 {
+    let bits = access.bits() & !(Access::HugeTlb as u32);
+    if bits & !access::REGION != 0 {
         return Err(EOPNOTSUPP);
     }
-    Ok(access.bits())
+    Ok(bits)
 }
 
 #[vtable]
@@ -151,8 +157,6 @@ impl MemoryRegion for Mr {
 mod tests {
     use super::*;
 
-    use rdma::access::Access;
-
     #[test]
     fn rights_are_numbered_as_on_the_wire() {
         assert_eq!(Access::LocalWrite as u32, access::LOCAL_WRITE);
@@ -166,6 +170,7 @@ mod tests {
     fn rights_that_the_device_lacks_are_refused() {
         assert_eq!(rights(AccessFlags::default()), Ok(0));
         assert_eq!(rights(Access::LocalWrite | Access::RemoteRead), Ok(5));
+        assert_eq!(rights(Access::LocalWrite | Access::HugeTlb), Ok(1));
         assert_eq!(rights(Access::MwBind.into()), Err(EOPNOTSUPP));
         assert_eq!(
             rights(Access::LocalWrite | Access::OnDemand),
