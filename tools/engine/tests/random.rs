@@ -527,7 +527,21 @@ fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op]) {
     }
 }
 
+/// Thousands of programs, unless `PROPTEST_CASES` says otherwise.
+fn config() -> ProptestConfig {
+    let config = ProptestConfig::default();
+    if std::env::var_os("PROPTEST_CASES").is_some() {
+        return config;
+    }
+    ProptestConfig {
+        cases: 2000,
+        ..config
+    }
+}
+
 proptest! {
+    #![proptest_config(config())]
+
     #[test]
     fn programs_do_what_the_model_does(
         setting in setting(),
