@@ -326,7 +326,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The absolute goals: what the copy costs at least.
+/// The absolute goals: what the copy costs at least, from a cache and from memory.
 fn against_memcpy(report: &Report) -> String {
     let find = |program: &str, bytes: u64| {
         report.results.iter().find(|entry| {
@@ -336,16 +336,16 @@ fn against_memcpy(report: &Report) -> String {
                 && entry.bytes == Some(bytes)
         })
     };
-    let mut rows = vec![
-        [
-            "vrnic, two VMs",
-            "bandwidth",
-            "host memcpy, same size",
-            "share",
-            "asked for",
-        ]
-        .map(str::to_owned),
+    let heading = [
+        "vrnic, two VMs",
+        "bandwidth",
+        "memcpy, same buffer",
+        "share",
+        "memcpy, 64 MiB",
+        "share",
+        "asked for",
     ];
+    let mut rows = vec![heading.map(str::to_owned)];
     for (program, bytes) in [
         ("ib_write_bw", 65_536_u64),
         ("ib_read_bw", 65_536),
@@ -354,23 +354,26 @@ fn against_memcpy(report: &Report) -> String {
         let Some(ours) = find(program, bytes).and_then(|entry| entry.bandwidth_bytes_per_s) else {
             continue;
         };
-        let copy = report
-            .host
-            .memcpy_bytes_per_s
-            .get(&bytes)
-            .copied()
-            .unwrap_or(f64::NAN);
-        let share = ours / copy;
+        let host = &report.host;
+        let copy = |figures: &std::collections::BTreeMap<u64, f64>| {
+            figures.get(&bytes).copied().unwrap_or(f64::NAN)
+        };
+        let (repeated, streamed) = (
+            copy(&host.memcpy_bytes_per_s),
+            copy(&host.memcpy_streamed_bytes_per_s),
+        );
         let (asked, met) = if bytes == 65_536 {
             ("2 GB/s", ours >= 2e9)
         } else {
-            ("half of memcpy", share >= 0.5)
+            ("half of memcpy", ours / repeated >= 0.5)
         };
         rows.push([
             format!("{program} {bytes} B"),
             bandwidth(ours),
-            bandwidth(copy),
-            format!("{:.0}%", share * 100.0),
+            bandwidth(repeated),
+            format!("{:.0}%", ours / repeated * 100.0),
+            bandwidth(streamed),
+            format!("{:.0}%", ours / streamed * 100.0),
             format!("{asked} {}", if met { "(met)" } else { "(MISSED)" }),
         ]);
     }

@@ -67,7 +67,7 @@ where
     for entry in report
         .results
         .iter()
-        .filter(|entry| entry.path == "vm-vm" && entry.qps == Some(1))
+        .filter(|entry| entry.path == "vm-vm" && !entry.args.contains("-q "))
     {
         let (Some(bandwidth), Some(bytes)) = (entry.bandwidth_bytes_per_s, entry.bytes) else {
             continue;
@@ -103,7 +103,7 @@ where
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(8)
-        .build_cartesian_2d((1e4..top).log_scale(), 0.0..2.0 * to_f64(groups.len()))?;
+        .build_cartesian_2d((1e3..top).log_scale(), 0.0..2.0 * to_f64(groups.len()))?;
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -118,9 +118,9 @@ where
             (base + 0.9, vrnic, VRNIC, "vrnic"),
             (base + 0.2, rxe, RXE, "rxe"),
         ] {
-            let value = value.unwrap_or(1e4);
+            let value = value.unwrap_or(1e3);
             chart.draw_series([Rectangle::new(
-                [(1e4, low), (value, low + 0.65)],
+                [(1e3, low), (value, low + 0.65)],
                 color.filled(),
             )])?;
             let label = if who == "vrnic" {
