@@ -43,6 +43,12 @@ pub struct Range {
     pub duration: Duration,
 }
 
+/// Makes one thing of a request wrong.
+type Spoil<T> = fn(&mut T);
+
+/// Makes one thing of a send entry wrong.
+type SpoilEntry = fn(&mut [u8], &Field);
+
 /// An attack: its name and what it does.
 pub type Attack = (&'static str, fn(&Range) -> Outcome<()>);
 
@@ -219,13 +225,12 @@ fn header(opcode: SendOpcode, wr_id: u64) -> SendHeader {
 fn bad_send_entries(range: &Range) -> Outcome<()> {
     let mut field = Field::new(range)?;
     let operation = Status::LocalQueuePairOperation;
-    type Spoil = fn(&mut [u8], &Field);
-    let entries: &[(&str, Status, Spoil)] = &[
+    let entries: &[(&str, Status, SpoilEntry)] = &[
         ("opcode 7", operation, |e, _| e[0] = 7),
         ("opcode 255", operation, |e, _| e[0] = 255),
         ("unknown flag", operation, |e, _| e[1] |= 0x10),
         ("INLINE with elements", operation, |e, _| {
-            e[1] |= send_flags::INLINE
+            e[1] |= send_flags::INLINE;
         }),
         ("INLINE read", operation, |e, _| {
             e[0] = SendOpcode::Read.raw();
@@ -233,10 +238,10 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
             e[2] = 0;
         }),
         ("elements beyond the stride", operation, |e, _| {
-            e[2..4].copy_from_slice(&13_u16.to_le_bytes())
+            e[2..4].copy_from_slice(&13_u16.to_le_bytes());
         }),
         ("65535 elements", operation, |e, _| {
-            e[2..4].copy_from_slice(&[255, 255])
+            e[2..4].copy_from_slice(&[255, 255]);
         }),
         ("inline length without INLINE", operation, |e, _| e[4] = 1),
         ("inline beyond the stride", operation, |e, _| {
@@ -252,10 +257,10 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
         ("reserved in the header", operation, |e, _| e[22] = 1),
         ("reserved in the target", operation, |e, _| e[63] = 1),
         ("target of a plain send", operation, |e, _| {
-            e[0] = SendOpcode::Send.raw()
+            e[0] = SendOpcode::Send.raw();
         }),
         ("unknown local key", Status::LocalProtection, |e, f| {
-            e[76..80].copy_from_slice(&(f.key ^ 0x10).to_le_bytes())
+            e[76..80].copy_from_slice(&(f.key ^ 0x10).to_le_bytes());
         }),
         (
             "local range out of bounds",
@@ -265,13 +270,13 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
             },
         ),
         ("local range overflows", Status::LocalProtection, |e, _| {
-            e[64..72].copy_from_slice(&(u64::MAX - 3).to_le_bytes())
+            e[64..72].copy_from_slice(&(u64::MAX - 3).to_le_bytes());
         }),
         ("message too long", Status::LocalLength, |e, _| {
-            e[72..76].copy_from_slice(&u32::MAX.to_le_bytes())
+            e[72..76].copy_from_slice(&u32::MAX.to_le_bytes());
         }),
         ("unknown remote key", Status::RemoteAccess, |e, f| {
-            e[32..36].copy_from_slice(&(f.key ^ 0x10).to_le_bytes())
+            e[32..36].copy_from_slice(&(f.key ^ 0x10).to_le_bytes());
         }),
         (
             "remote range out of bounds",
@@ -281,10 +286,10 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
             },
         ),
         ("remote range overflows", Status::RemoteAccess, |e, _| {
-            e[24..32].copy_from_slice(&(u64::MAX - 3).to_le_bytes())
+            e[24..32].copy_from_slice(&(u64::MAX - 3).to_le_bytes());
         }),
         ("atomic of 64 bytes", Status::LocalLength, |e, _| {
-            e[0] = SendOpcode::FetchAdd.raw()
+            e[0] = SendOpcode::FetchAdd.raw();
         }),
     ];
     for (name, status, spoil) in entries {
@@ -825,7 +830,7 @@ fn foreign_keys(range: &Range) -> Outcome<()> {
     field.transfers(1)
 }
 
-fn refused<T>(what: &str, errno: &[i32], result: Result<T, Errno>) -> Outcome<()> {
+fn refused<T>(what: &str, errno: &[i32], result: &Result<T, Errno>) -> Outcome<()> {
     match result {
         Ok(_) => Err(Failure(format!("{what} was accepted"))),
         Err(e) => {
@@ -840,30 +845,29 @@ fn bad_requests(range: &Range) -> Outcome<()> {
     let context = &field.context;
     let bad = &[libc::EINVAL, libc::EFAULT, libc::EOPNOTSUPP, libc::ENOMEM];
     let buffer = Memory::new(PAGE * 4).during("mmap")?;
-    type Cqr = abi::CreateCqRequest;
-    let cq: &[(&str, fn(&mut Cqr))] = &[
+    let cq: &[(&str, Spoil<abi::CreateCqRequest>)] = &[
         ("comp_mask", |r| r.comp_mask = 1),
         ("reserved", |r| r.reserved_20 = [1, 0, 0, 0]),
         ("no entries", |r| r.ring.entries = 0),
         ("48 entries", |r| r.ring.entries = 48),
         ("2^31 entries", |r| r.ring.entries = 1 << 31),
         ("entries behind the buffer", |r| {
-            r.ring.entries_offset = 4 * PAGE as u32
+            r.ring.entries_offset = 4 * PAGE as u32;
         }),
-        ("entries wrap", |r| r.ring.entries_offset = u32::MAX & !63),
+        ("entries wrap", |r| r.ring.entries_offset = !63),
         ("misaligned entries", |r| r.ring.entries_offset += 32),
         ("entries over the header", |r| r.ring.entries_offset = 64),
         ("stride 32", |r| r.ring.stride = 32),
         ("stride 0", |r| r.ring.stride = 0),
         ("misaligned header", |r| r.ring.header_offset = 64),
         ("header behind the buffer", |r| {
-            r.ring.header_offset = 4 * PAGE as u32
+            r.ring.header_offset = 4 * PAGE as u32;
         }),
         ("misaligned buffer", |r| r.buf_addr += 8),
         ("buffer nowhere", |r| r.buf_addr = 1 << 46),
         ("buffer at null", |r| r.buf_addr = 0),
         ("buffer in the kernel", |r| {
-            r.buf_addr = 0xffff_8880_0000_0000
+            r.buf_addr = 0xffff_8880_0000_0000;
         }),
         ("endless buffer", |r| r.buf_length = u64::MAX),
         ("no buffer", |r| r.buf_length = 0),
@@ -875,7 +879,7 @@ fn bad_requests(range: &Range) -> Outcome<()> {
         refused(
             &format!("CQ: {what}"),
             bad,
-            context.create_cq_raw(1, 64, request.as_bytes()),
+            &context.create_cq_raw(1, 64, request.as_bytes()),
         )?;
     }
     let good = Cq::request(&buffer, 64);
@@ -883,19 +887,18 @@ fn bad_requests(range: &Range) -> Outcome<()> {
         refused(
             &format!("CQ request of {len} bytes"),
             bad,
-            context.create_cq_raw(1, 64, &good.as_bytes()[..len]),
+            &context.create_cq_raw(1, 64, &good.as_bytes()[..len]),
         )?;
     }
     let longer = [good.as_bytes(), &[1; 8]].concat();
     refused(
         "CQ request with something behind it",
         bad,
-        context.create_cq_raw(1, 64, &longer),
+        &context.create_cq_raw(1, 64, &longer),
     )?;
 
     let rings = Qp::rings().during("mmap")?;
-    type Qpr = abi::CreateQpRequest;
-    let qp: &[(&str, fn(&mut Qpr))] = &[
+    let qp: &[(&str, Spoil<abi::CreateQpRequest>)] = &[
         ("comp_mask", |r| r.comp_mask = 1),
         ("no send ring", |r| r.sq.entries = 0),
         ("63 entries", |r| r.sq.entries = 63),
@@ -904,14 +907,14 @@ fn bad_requests(range: &Range) -> Outcome<()> {
         ("stride 4096", |r| r.sq.stride = 4096),
         ("stride too small for the elements", |r| r.sq.stride = 64),
         ("rings over each other", |r| {
-            r.rq.entries_offset = r.sq.entries_offset
+            r.rq.entries_offset = r.sq.entries_offset;
         }),
         ("header in the other ring", |r| {
-            r.rq.header_offset = r.sq.entries_offset
+            r.rq.header_offset = r.sq.entries_offset;
         }),
         ("same header", |r| r.rq.header_offset = 0),
         ("receive ring behind the buffer", |r| {
-            r.rq.entries_offset = 1 << 30
+            r.rq.entries_offset = 1 << 30;
         }),
         ("buffer too short", |r| r.buf_length -= 1),
         ("buffer nowhere", |r| r.buf_addr = 1 << 46),
@@ -928,12 +931,12 @@ fn bad_requests(range: &Range) -> Outcome<()> {
             }
             continue;
         }
-        refused(&format!("QP: {what}"), bad, result)?;
+        refused(&format!("QP: {what}"), bad, &result)?;
     }
     refused(
         "QP with unknown CQs",
         &[libc::EINVAL, libc::ENOENT],
-        context.create_qp_raw(1, 999, 999, Qp::request(&rings).as_bytes()),
+        &context.create_qp_raw(1, 999, 999, Qp::request(&rings).as_bytes()),
     )?;
     field.transfers(2)
 }
@@ -945,8 +948,7 @@ fn bad_contexts(range: &Range) -> Outcome<()> {
         slots: SLOTS,
         notify_addr: area.addr(0),
     };
-    type Spoil = fn(&mut abi::AllocContextRequest);
-    let bad: &[(&str, Spoil)] = &[
+    let bad: &[(&str, Spoil<abi::AllocContextRequest>)] = &[
         ("comp_mask", |r| r.comp_mask = 8),
         ("0 slots", |r| r.slots = 0),
         ("63 slots", |r| r.slots = 63),
@@ -956,7 +958,7 @@ fn bad_contexts(range: &Range) -> Outcome<()> {
         ("area nowhere", |r| r.notify_addr = 1 << 46),
         ("area misaligned", |r| r.notify_addr += 64),
         ("area in the kernel", |r| {
-            r.notify_addr = 0xffff_8880_0000_0000
+            r.notify_addr = 0xffff_8880_0000_0000;
         }),
         ("area at null", |r| r.notify_addr = 0),
     ];
@@ -965,7 +967,7 @@ fn bad_contexts(range: &Range) -> Outcome<()> {
             .map_err(|e| Errno(e.raw_os_error().unwrap_or(0)))?;
         uverbs.execute(
             crate::uverbs::Command::GetContext,
-            crate::uverbs::Bytes::default(),
+            &crate::uverbs::Bytes::default(),
             driver,
             32,
         )
@@ -977,7 +979,7 @@ fn bad_contexts(range: &Range) -> Outcome<()> {
         refused(
             &format!("context: {what}"),
             &errno,
-            open(request.as_bytes()),
+            &open(request.as_bytes()),
         )?;
     }
     // Random bytes as commands: refused by the kernel, harmless to everybody.
@@ -1020,18 +1022,18 @@ fn bad_mappings(range: &Range) -> Outcome<()> {
         refused(
             &format!("a mapping at {other:#x}"),
             &errno,
-            uverbs.map(other, PAGE, write, shared),
+            &uverbs.map(other, PAGE, write, shared),
         )?;
     }
     refused(
         "a mapping of two pages",
         &errno,
-        uverbs.map(offset, 2 * PAGE, write, shared),
+        &uverbs.map(offset, 2 * PAGE, write, shared),
     )?;
     refused(
         "a private mapping",
         &errno,
-        uverbs.map(offset, PAGE, write, libc::MAP_PRIVATE),
+        &uverbs.map(offset, PAGE, write, libc::MAP_PRIVATE),
     )?;
     // One's own page may be mapped twice.
     let again = uverbs

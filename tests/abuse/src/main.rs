@@ -2,6 +2,13 @@
 //! A process that misuses its own RNIC context in every way it can. Run well-behaved programs beside it: they must not
 //! notice.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "sizes and numbers of tests fit, and their bytes are cut out of random numbers"
+)]
+
 mod attacks;
 mod provider;
 mod uverbs;
@@ -29,7 +36,9 @@ Attacks a vrnic device from a process's side: rings, notify area, doorbell page 
 fn main() -> ExitCode {
     let args = Args::parse(USAGE, &["device", "seed", "seconds", "only"], &["list"]);
     if args.flag("list") {
-        ATTACKS.iter().for_each(|(name, _)| println!("{name}"));
+        for (name, _) in ATTACKS {
+            println!("{name}");
+        }
         return ExitCode::SUCCESS;
     }
     let device = args.get("device").unwrap_or_else(|| "vrnic0".to_owned());

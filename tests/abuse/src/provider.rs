@@ -56,7 +56,7 @@ pub struct Context {
     pub notify: Memory,
     /// The doorbell page
     pub doorbell: Page,
-    /// What ALLOC_CONTEXT said
+    /// What `ALLOC_CONTEXT` said
     pub granted: abi::AllocContextResponse,
     /// Async events
     pub events: AsyncEvents,
@@ -77,7 +77,7 @@ impl Context {
         };
         let reply = uverbs.execute(
             Command::GetContext,
-            Bytes::default(),
+            &Bytes::default(),
             request.as_bytes(),
             8 + size_of::<abi::AllocContextResponse>(),
         )?;
@@ -90,7 +90,7 @@ impl Context {
             libc::MAP_SHARED,
         )?;
         let pd = word(
-            &uverbs.execute(Command::AllocPd, Bytes::default(), &[], 4)?,
+            &uverbs.execute(Command::AllocPd, &Bytes::default(), &[], 4)?,
             0,
         );
         Ok(Context {
@@ -135,18 +135,18 @@ impl Context {
             .u64(memory.addr(0))
             .u32(self.pd)
             .u32(access as u32);
-        let reply = self.uverbs.execute(Command::RegMr, core, &[], 12)?;
+        let reply = self.uverbs.execute(Command::RegMr, &core, &[], 12)?;
         Ok((word(&reply, 0), word(&reply, 1)))
     }
 
     /// Deregisters the region `handle`.
     pub fn deregister(&self, handle: u32) -> Result<()> {
         self.uverbs
-            .execute(Command::DeregMr, Bytes::default().u32(handle), &[], 0)
+            .execute(Command::DeregMr, &Bytes::default().u32(handle), &[], 0)
             .map(|_| ())
     }
 
-    /// CREATE_CQ with any driver request.
+    /// `CREATE_CQ` with any driver request.
     pub fn create_cq_raw(&self, id: u64, cqe: u32, driver: &[u8]) -> Result<u32> {
         let core = Bytes::default()
             .u64(id)
@@ -156,14 +156,14 @@ impl Context {
             .u32(0);
         let reply = self.uverbs.execute(
             Command::CreateCq,
-            core,
+            &core,
             driver,
             8 + size_of::<abi::CreateCqResponse>(),
         )?;
         Ok(word(&reply, 0))
     }
 
-    /// CREATE_QP with any driver request: handle, number and slot.
+    /// `CREATE_QP` with any driver request: handle, number and slot.
     pub fn create_qp_raw(
         &self,
         id: u64,
@@ -188,7 +188,7 @@ impl Context {
             .u8(0);
         let reply = self.uverbs.execute(
             Command::CreateQp,
-            core,
+            &core,
             driver,
             32 + size_of::<abi::CreateQpResponse>(),
         )?;
@@ -200,7 +200,7 @@ impl Context {
         self.uverbs
             .execute(
                 Command::DestroyCq,
-                Bytes::default().u32(handle).u32(0),
+                &Bytes::default().u32(handle).u32(0),
                 &[],
                 8,
             )
@@ -212,7 +212,7 @@ impl Context {
         self.uverbs
             .execute(
                 Command::DestroyQp,
-                Bytes::default().u32(handle).u32(0),
+                &Bytes::default().u32(handle).u32(0),
                 &[],
                 4,
             )
@@ -249,7 +249,7 @@ impl Context {
             .u16(0)
             .raw(&[change.state, 0, 3, 0, 0, 4, 4, 12, 1, 17, 7, 7, 0, 0, 0, 0]);
         self.uverbs
-            .execute(Command::ModifyQp, core, &[], 0)
+            .execute(Command::ModifyQp, &core, &[], 0)
             .map(|_| ())
     }
 }

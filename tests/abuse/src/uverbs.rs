@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The kernel's uverbs commands, given by hand: whatever bytes a test wants, with no library in between.
 //!
-//! Layouts are those of `<rdma/ib_user_verbs.h>`; the write() form of the commands is used.
+//! Layouts are those of `<rdma/ib_user_verbs.h>`; the `write()` form of the commands is used.
+
+#![allow(
+    clippy::cast_ptr_alignment,
+    reason = "alignment is asserted where words are accessed"
+)]
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -14,23 +19,23 @@ use verbs_tests::verbs::{Errno, Result, poll_fds};
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum Command {
-    /// GET_CONTEXT
+    /// `GET_CONTEXT`
     GetContext = 0,
-    /// ALLOC_PD
+    /// `ALLOC_PD`
     AllocPd = 3,
-    /// REG_MR
+    /// `REG_MR`
     RegMr = 9,
-    /// DEREG_MR
+    /// `DEREG_MR`
     DeregMr = 13,
-    /// CREATE_CQ
+    /// `CREATE_CQ`
     CreateCq = 18,
-    /// DESTROY_CQ
+    /// `DESTROY_CQ`
     DestroyCq = 20,
-    /// CREATE_QP
+    /// `CREATE_QP`
     CreateQp = 24,
-    /// MODIFY_QP
+    /// `MODIFY_QP`
     ModifyQp = 26,
-    /// DESTROY_QP
+    /// `DESTROY_QP`
     DestroyQp = 27,
 }
 
@@ -111,7 +116,7 @@ impl Uverbs {
     pub fn execute(
         &self,
         command: Command,
-        core: Bytes,
+        core: &Bytes,
         driver: &[u8],
         response_len: usize,
     ) -> Result<Vec<u8>> {
@@ -128,11 +133,9 @@ impl Uverbs {
             .u16(in_words as u16)
             .u16((response_len / 4) as u16)
             .raw(&body.0);
-        match (&self.file).write(&frame.0) {
-            // The kernel wrote the response through the pointer meanwhile.
-            Ok(_) => Ok(std::hint::black_box(response)),
-            Err(e) => Err(Errno(e.raw_os_error().unwrap_or(0))),
-        }
+        self.write_raw(&frame.0)?;
+        // The kernel wrote the response through the pointer meanwhile.
+        Ok(std::hint::black_box(response))
     }
 
     /// Writes arbitrary bytes as a command.
@@ -207,7 +210,7 @@ impl Drop for Page {
     }
 }
 
-/// The descriptor of async events that GET_CONTEXT returned.
+/// The descriptor of async events that `GET_CONTEXT` returned.
 pub struct AsyncEvents {
     file: File,
 }

@@ -3,7 +3,7 @@
 //!
 //! Written from `<infiniband/verbs.h>`; `tests/layout.rs` asks a C compiler for every size and offset and compares.
 //! Names are those of the C header, so that `man ibv_…` documents them.
-#![allow(missing_docs, non_camel_case_types)]
+#![allow(missing_docs, non_camel_case_types, clippy::pub_underscore_fields)]
 
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 

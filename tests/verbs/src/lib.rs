@@ -3,6 +3,13 @@
 //!
 //! Only the modules [`ffi`], [`memory`] and [`verbs`] hold unsafe code.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "sizes and numbers of tests fit, and the C interface mixes int and unsigned"
+)]
+
 pub mod args;
 pub mod check;
 pub mod control;

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Buffers that a device may read and write at any time: reached by copies only, never by reference.
 
+#![allow(
+    clippy::cast_ptr_alignment,
+    reason = "alignment is asserted where words are accessed"
+)]
+
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

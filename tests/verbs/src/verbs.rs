@@ -17,7 +17,14 @@ use std::time::Duration;
 pub use consts::*;
 pub use queue::*;
 
-use crate::ffi::*;
+use crate::ffi::{
+    _ibv_query_gid_ex, VERBS_ABI_IS_EXTENDED, ibv_ack_async_event, ibv_ah_attr, ibv_alloc_pd,
+    ibv_async_event, ibv_close_device, ibv_context, ibv_cq, ibv_create_ah, ibv_dealloc_pd,
+    ibv_dereg_mr, ibv_destroy_ah, ibv_device, ibv_device_attr, ibv_free_device_list,
+    ibv_get_async_event, ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_mr,
+    ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device, ibv_query_port, ibv_reg_mr,
+    ibv_sge, verbs_context,
+};
 use crate::memory::Memory;
 
 /// An `errno` value.
@@ -418,7 +425,7 @@ impl Drop for Pd {
 pub struct Mr {
     raw: *mut ibv_mr,
     memory: Arc<Memory>,
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread.
@@ -447,7 +454,7 @@ impl Mr {
         Ok(Mr {
             raw,
             memory: memory.clone(),
-            _pd: pd.clone(),
+            pd: pd.clone(),
         })
     }
 
@@ -499,7 +506,7 @@ impl Mr {
             (
                 ibv_dereg_mr(raw),
                 ptr::read(&raw const this.memory),
-                ptr::read(&raw const this._pd),
+                ptr::read(&raw const this.pd),
             )
         };
         drop((own, pd));

@@ -70,7 +70,7 @@ struct Side {
     context: Arc<Context>,
     gid: GidEntry,
     options: Options,
-    side: u64,
+    number: u64,
 }
 
 impl Side {
@@ -78,7 +78,7 @@ impl Side {
         let datagram_connection = ud.and_then(|_| connections.pop());
         let mut threads = Vec::new();
         for (n, control) in connections.into_iter().enumerate() {
-            let (context, gid, side) = (self.context.clone(), self.gid, self.side);
+            let (context, gid, side) = (self.context.clone(), self.gid, self.number);
             let mut options = self.options.clone();
             options.seed = options.seed.wrapping_add(n as u64 * 0x1_0000_0000);
             threads.push(std::thread::spawn(move || {
@@ -86,8 +86,12 @@ impl Side {
             }));
         }
         if let (Some(control), Some(may_lose)) = (datagram_connection, ud) {
-            let (context, gid, side, seed) =
-                (self.context.clone(), self.gid, self.side, self.options.seed);
+            let (context, gid, side, seed) = (
+                self.context.clone(),
+                self.gid,
+                self.number,
+                self.options.seed,
+            );
             let duration = self.options.duration.unwrap_or(Duration::from_secs(2));
             threads.push(std::thread::spawn(move || {
                 let totals = datagrams::run(&context, gid, seed, duration, may_lose, side, control)
@@ -170,7 +174,7 @@ fn run(args: &Args, seed: u64) -> Outcome<Totals> {
             context,
             gid,
             options: options(args, seed, mtu),
-            side,
+            number: side,
         })
     };
     if args.flag("server") {

@@ -39,16 +39,13 @@ fn run(args: &Args) -> Outcome<usize> {
         peer::serve(device.as_deref(), gid, control)?;
         return Ok(0);
     }
-    let control = match args.get::<String>("client") {
-        Some(host) => {
-            Control::connect(&host, port, Duration::from_secs(30)).during("connecting")?
-        }
-        None => {
-            let (ours, theirs) = Control::pair().during("making a socket pair")?;
-            let device = device.clone();
-            std::thread::spawn(move || peer::serve(device.as_deref(), gid, theirs));
-            ours
-        }
+    let control = if let Some(host) = args.get::<String>("client") {
+        Control::connect(&host, port, Duration::from_secs(30)).during("connecting")?
+    } else {
+        let (ours, theirs) = Control::pair().during("making a socket pair")?;
+        let device = device.clone();
+        std::thread::spawn(move || peer::serve(device.as_deref(), gid, theirs));
+        ours
     };
     let mut peer = Peer::new(control);
     if args.flag("survivor") {
@@ -103,7 +100,9 @@ fn main() -> ExitCode {
         &["server", "slow", "list", "survivor"],
     );
     if args.flag("list") {
-        cases().iter().for_each(|(name, _)| println!("{name}"));
+        for (name, _) in cases() {
+            println!("{name}");
+        }
         return ExitCode::SUCCESS;
     }
     match run(&args) {

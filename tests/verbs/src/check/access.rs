@@ -59,17 +59,15 @@ impl Access {
     }
 }
 
-/// Tries one access of `len` bytes on a fresh connection: it must fail with `status` at our side and the event `event`
-/// at the peer's, both QPs must be in error, what stood behind it flushed, and no memory changed at either end.
+/// Tries one access of `len` bytes on a fresh connection: it must fail with a status at our side and an event at the
+/// peer's, both QPs must be in error, what stood behind it flushed, and no memory changed at either end.
 fn refused(
     env: &mut Env,
     access: Access,
-    addr: u64,
-    rkey: u32,
+    region: Region,
     len: usize,
     peer_access: i32,
-    status: i32,
-    event: i32,
+    (status, event): (i32, i32),
 ) -> Outcome<()> {
     let what = |e: Failure| Failure(format!("{access:?} of {len} bytes: {e}"));
     let link = env.link(&LinkConfig {
@@ -80,7 +78,7 @@ fn refused(
     let len = if access.is_atomic() { 8 } else { len };
     env.peer.recv(link.peer_qpn, 9, 0, 64)?;
     link.recv(8, &[])?;
-    link.send(1, access.op(addr, rkey), &[mr.sge(0, len)])?;
+    link.send(1, access.op(region.addr, region.rkey), &[mr.sge(0, len)])?;
     link.send(2, SendOp::Send, &[])?;
     link.expect(1, status).map_err(what)?;
     let mut flushed = [link.expect_any()?, link.expect_any()?];
@@ -121,12 +119,13 @@ fn access_denied(
     refused(
         env,
         access,
-        addr,
-        region.rkey,
+        Region {
+            addr,
+            rkey: region.rkey,
+        },
         len,
         super::ACCESS_ALL,
-        WC_REM_ACCESS_ERR,
-        EVENT_QP_ACCESS_ERR,
+        (WC_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR),
     )
 }
 
@@ -246,7 +245,7 @@ fn out_of_bounds(env: &mut Env) -> Outcome<()> {
 
 fn overflow(env: &mut Env) -> Outcome<()> {
     for access in EVERY {
-        for addr in [u64::MAX & !7, 0, u64::MAX / 2 + 1] {
+        for addr in [!7, 0, u64::MAX / 2 + 1] {
             let region = Region {
                 addr,
                 rkey: env.peer.all.rkey,
@@ -315,12 +314,10 @@ fn qp_rights(env: &mut Env) -> Outcome<()> {
         refused(
             env,
             access,
-            all.addr,
-            all.rkey,
+            all,
             64,
             others,
-            WC_REM_INV_REQ_ERR,
-            EVENT_QP_REQ_ERR,
+            (WC_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR),
         )?;
     }
     Ok(())
@@ -338,12 +335,10 @@ fn unaligned(env: &mut Env) -> Outcome<()> {
             refused(
                 env,
                 access,
-                addr,
-                key,
+                Region { addr, rkey: key },
                 8,
                 all,
-                WC_REM_INV_REQ_ERR,
-                EVENT_QP_REQ_ERR,
+                (WC_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR),
             )?;
         }
     }

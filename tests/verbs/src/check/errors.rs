@@ -457,7 +457,7 @@ fn datagram_too_long(env: &mut Env) -> Outcome<()> {
     env.peer.expect_quiet()
 }
 
-/// Keeps writing to a peer that will vanish: the request under way must end with RETRY_EXC, all behind it flushed.
+/// Keeps writing to a peer that will vanish: the request under way must end with `RETRY_EXC`, all behind it flushed.
 pub fn survive(env: &mut Env) -> Outcome<()> {
     let links = (0..4)
         .map(|_| {
@@ -495,11 +495,11 @@ pub fn survive(env: &mut Env) -> Outcome<()> {
             }
             let first = link
                 .cq
-                .wait(Duration::from_secs(60))?
+                .wait(Duration::from_mins(1))?
                 .ok_or_else(|| Failure("no completion".into()))?;
             let second = link
                 .cq
-                .wait(Duration::from_secs(60))?
+                .wait(Duration::from_mins(1))?
                 .ok_or_else(|| Failure("no completion".into()))?;
             ensure!(
                 first.wr_id == next[n] && second.wr_id == next[n] + 1,

@@ -74,6 +74,9 @@ fn create(env: &Env, cap: ibv_qp_cap) -> Result<Qp, Errno> {
     )
 }
 
+/// Sets one size.
+type Set = fn(&mut ibv_qp_cap, u32);
+
 fn queue_sizes(env: &mut Env) -> Outcome<()> {
     let small = ibv_qp_cap {
         max_send_wr: 1,
@@ -83,7 +86,6 @@ fn queue_sizes(env: &mut Env) -> Outcome<()> {
         max_inline_data: 0,
     };
     let (wr, sge) = (env.attr.max_qp_wr as u32, env.attr.max_sge as u32);
-    type Set = fn(&mut ibv_qp_cap, u32);
     let fields: [(&str, u32, Set); 4] = [
         ("max_send_wr", wr, |c, n| c.max_send_wr = n),
         ("max_recv_wr", wr, |c, n| c.max_recv_wr = n),

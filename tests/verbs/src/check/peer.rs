@@ -17,7 +17,7 @@ use crate::verbs::{
     state_name, status_name,
 };
 
-/// Q_Key of the peer's UD QPs.
+/// `Q_Key` of the peer's UD QPs.
 pub const QKEY: u32 = 0x0bad_cafe;
 /// First byte of every region at the peer, before a test writes.
 pub const BLANK: u8 = 0x5c;
@@ -207,7 +207,7 @@ impl Peer {
         Ok(())
     }
 
-    /// The peer got no event of a QP or CQ but COMM_EST.
+    /// The peer got no event of a QP or CQ but `COMM_EST`.
     pub fn expect_no_event(&mut self) -> Outcome<()> {
         let r = self.order("no_event", Words::default())?;
         match r.number("kind") {

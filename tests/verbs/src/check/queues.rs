@@ -623,11 +623,12 @@ fn extended(env: &mut Env) -> Outcome<()> {
 }
 
 fn two_gib(env: &mut Env) -> Outcome<()> {
+    const MESSAGE: usize = 1 << 31;
+    const CHUNK: usize = 8 << 20;
+
     if !env.vrnic && !env.slow {
         return Ok(());
     }
-    const MESSAGE: usize = 1 << 31;
-    const CHUNK: usize = 8 << 20;
     let longest = env.context.port_attr()?.max_msg_sz as usize;
     ensure!(
         longest >= MESSAGE || !env.vrnic,

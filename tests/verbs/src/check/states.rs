@@ -7,7 +7,15 @@ use super::{ACCESS_ALL, Case, Env, Link, LinkConfig};
 use crate::ensure;
 use crate::ffi::ibv_qp_attr;
 use crate::stress::{During, Failure, Outcome};
-use crate::verbs::*;
+use crate::verbs::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, AsyncEvent, Cq, EVENT_SQ_DRAINED,
+    Errno, EventObject, Path, QP_ACCESS_FLAGS, QP_ALT_PATH, QP_AV, QP_CAP, QP_CUR_STATE,
+    QP_DEST_QPN, QP_EN_SQD_ASYNC_NOTIFY, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
+    QP_MIN_RNR_TIMER, QP_PATH_MIG_STATE, QP_PATH_MTU, QP_PKEY_INDEX, QP_PORT, QP_QKEY,
+    QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT, QPS_ERR, QPS_INIT,
+    QPS_RESET, QPS_RTR, QPS_RTS, QPS_SQD, QPT_RC, QPT_UD, Qp, QpConfig, SendOp, WC_SUCCESS,
+    address, state_name,
+};
 
 pub(super) const CASES: &[Case] = &[
     ("state-table-rc", table_rc),
@@ -65,13 +73,12 @@ fn transition(kind: i32, from: i32, to: i32) -> Option<(i32, i32)> {
         (_, QPS_RESET | QPS_ERR) => Some((0, 0)),
         (QPS_RESET, QPS_INIT) => Some((init, 0)),
         (QPS_INIT, QPS_INIT) => Some((0, init)),
-        (QPS_INIT, QPS_RTR) if ud => Some((0, QP_PKEY_INDEX | QP_QKEY)),
+        (QPS_INIT, QPS_RTR) | (QPS_SQD, QPS_SQD) if ud => Some((0, QP_PKEY_INDEX | QP_QKEY)),
         (QPS_INIT, QPS_RTR) => Some((RTR_NEEDS, QP_ACCESS_FLAGS | QP_PKEY_INDEX)),
         (QPS_RTR, QPS_RTS) if ud => Some((QP_SQ_PSN, running)),
         (QPS_RTR, QPS_RTS) => Some((RTS_NEEDS, running)),
-        (QPS_RTS, QPS_RTS) | (QPS_SQD, QPS_RTS) => Some((0, running)),
+        (QPS_RTS | QPS_SQD, QPS_RTS) => Some((0, running)),
         (QPS_RTS, QPS_SQD) => Some((0, QP_EN_SQD_ASYNC_NOTIFY)),
-        (QPS_SQD, QPS_SQD) if ud => Some((0, QP_PKEY_INDEX | QP_QKEY)),
         (QPS_SQD, QPS_SQD) => {
             let path = QP_PORT | QP_AV | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY;
             let rest =
@@ -242,7 +249,7 @@ fn query(env: &mut Env) -> Outcome<()> {
         ("rq_psn", got.rq_psn, path.rq_psn),
         (
             "qp_access_flags",
-            got.qp_access_flags & 14,
+            got.qp_access_flags & !(ACCESS_LOCAL_WRITE as u32),
             path.access as u32,
         ),
         ("max_rd_atomic", got.max_rd_atomic.into(), depth.into()),
@@ -275,26 +282,28 @@ fn query(env: &mut Env) -> Outcome<()> {
     Ok(())
 }
 
+/// Makes one attribute wrong.
+type Spoil = fn(&mut ibv_qp_attr);
+
 fn values(env: &mut Env) -> Outcome<()> {
     if !env.vrnic {
         return Ok(());
     }
-    type Spoil = fn(&mut ibv_qp_attr);
     let bad: &[(&str, i32, Spoil)] = &[
         ("port 0", QPS_INIT, |a| a.port_num = 0),
         ("port 2", QPS_INIT, |a| a.port_num = 2),
         ("pkey_index 999", QPS_INIT, |a| a.pkey_index = 999),
         ("unknown access flags", QPS_INIT, |a| {
-            a.qp_access_flags = 1 << 12
+            a.qp_access_flags = 1 << 12;
         }),
         ("path_mtu 0", QPS_RTR, |a| a.path_mtu = 0),
         ("path_mtu 6", QPS_RTR, |a| a.path_mtu = 6),
         ("sgid_index 250", QPS_RTR, |a| {
-            a.ah_attr.grh.sgid_index = 250
+            a.ah_attr.grh.sgid_index = 250;
         }),
         ("no GRH", QPS_RTR, |a| a.ah_attr.is_global = 0),
         ("max_dest_rd_atomic 255", QPS_RTR, |a| {
-            a.max_dest_rd_atomic = 255
+            a.max_dest_rd_atomic = 255;
         }),
         ("max_rd_atomic 255", QPS_RTS, |a| a.max_rd_atomic = 255),
         ("min_rnr_timer 32", QPS_RTR, |a| a.min_rnr_timer = 32),

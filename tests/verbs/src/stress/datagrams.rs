@@ -255,20 +255,17 @@ pub fn run(
         let mut sends_done = 0;
         let mut receives_done = 0;
         loop {
-            match cq.wait(Duration::from_millis(200)).during("polling")? {
-                Some(wc) => {
-                    check(&wc)?;
-                    if wc.wr_id >> 32 != 0 {
-                        sends_done += 1;
-                    } else {
-                        receives_done += 1;
-                    }
+            if let Some(wc) = cq.wait(Duration::from_millis(200)).during("polling")? {
+                check(&wc)?;
+                if wc.wr_id >> 32 != 0 {
+                    sends_done += 1;
+                } else {
+                    receives_done += 1;
                 }
-                None => {
-                    let since = all_sent.get_or_insert_with(Instant::now).elapsed();
-                    if since > Duration::from_secs(2) {
-                        break;
-                    }
+            } else {
+                let since = all_sent.get_or_insert_with(Instant::now).elapsed();
+                if since > Duration::from_secs(2) {
+                    break;
                 }
             }
             if sends_done == ROUND && receives_done == ROUND {

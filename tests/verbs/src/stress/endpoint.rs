@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! One end of a stress run over RC: many QPs, each initiating its own stream and answering the peer's.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -371,7 +372,8 @@ impl Endpoint {
                         .initiators
                         .get(qp_of(wc.wr_id & !RECEIVE))
                         .and_then(|i| i.describe(wc.wr_id));
-                    text += &format!(
+                    let _ = write!(
+                        text,
                         "; also wr_id {:#x} {kind:?} failed with {} vendor {:#x}",
                         wc.wr_id,
                         status_name(wc.status),

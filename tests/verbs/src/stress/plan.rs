@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The plan of one direction of one QP: batches of operations, a pure function of the agreed [`Limits`].
 //!
-//! Each batch ends with a SEND_WITH_IMM, so that its arrival tells the responder that all memory effects of the batch
+//! Each batch ends with a `SEND_WITH_IMM`, so that its arrival tells the responder that all memory effects of the batch
 //! are there, and that the initiator no longer reads. Within a batch no two operations touch the same bytes, except a
 //! READ of what an earlier WRITE of the batch wrote, and a fenced SEND of what a READ fetched, which the standard
 //! orders.

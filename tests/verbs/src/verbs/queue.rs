@@ -11,7 +11,13 @@ use super::{
     Ah, Context, Errno, Pd, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, Result, consts, destroyed,
     object, poll_fds, status,
 };
-use crate::ffi::*;
+use crate::ffi::{
+    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
+    ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_data_buf, ibv_destroy_comp_channel,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_get_cq_event, ibv_modify_qp, ibv_poll_cq_attr, ibv_qp,
+    ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_qp,
+    ibv_recv_wr, ibv_send_wr, ibv_send_wr_wr, ibv_sge, ibv_wc, wr_atomic, wr_rdma, wr_ud,
+};
 
 /// A completion channel.
 #[derive(Debug)]
@@ -336,7 +342,7 @@ pub enum SendOp<'a> {
     Cas(u64, u32, u64, u64),
     /// Fetch and add: address, key, summand
     FetchAdd(u64, u32, u64),
-    /// Datagram to a QP number with a Q_Key
+    /// Datagram to a QP number with a `Q_Key`
     Datagram(&'a Ah, u32, u32),
     /// Datagram with immediate data
     DatagramImm(&'a Ah, u32, u32, u32),
@@ -782,7 +788,7 @@ impl Qp {
                     }
                     SendOp::SendInv(key) => ((*qp).wr_send_inv.ok_or(missing)?)(qp, key),
                     SendOp::Write(addr, key) => {
-                        ((*qp).wr_rdma_write.ok_or(missing)?)(qp, key, addr)
+                        ((*qp).wr_rdma_write.ok_or(missing)?)(qp, key, addr);
                     }
                     SendOp::WriteImm(addr, key, imm) => {
                         ((*qp).wr_rdma_write_imm.ok_or(missing)?)(qp, key, addr, imm.to_be());
@@ -812,7 +818,7 @@ impl Qp {
                         .collect();
                     match data.as_slice() {
                         [one] => {
-                            ((*qp).wr_set_inline_data.ok_or(missing)?)(qp, one.addr, one.length)
+                            ((*qp).wr_set_inline_data.ok_or(missing)?)(qp, one.addr, one.length);
                         }
                         many => ((*qp).wr_set_inline_data_list.ok_or(missing)?)(
                             qp,
@@ -823,10 +829,10 @@ impl Qp {
                 } else {
                     match sges.as_slice() {
                         [one] => {
-                            ((*qp).wr_set_sge.ok_or(missing)?)(qp, one.lkey, one.addr, one.length)
+                            ((*qp).wr_set_sge.ok_or(missing)?)(qp, one.lkey, one.addr, one.length);
                         }
                         many => {
-                            ((*qp).wr_set_sge_list.ok_or(missing)?)(qp, many.len(), many.as_ptr())
+                            ((*qp).wr_set_sge_list.ok_or(missing)?)(qp, many.len(), many.as_ptr());
                         }
                     }
                 }
