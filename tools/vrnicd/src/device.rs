@@ -151,14 +151,12 @@ impl Device {
     ) -> Option<R> {
         // A device that panicked is taken down by `fail`, so no broken state of it is ever looked at. Shared state has
         // its own invariants: the outbox holds only whole segments, the region table changes by whole slots.
-        match catch_unwind(AssertUnwindSafe(|| work(self, shared))) {
-            Ok(result) => Some(result),
-            Err(_) => {
-                error!(device = %self.name, "the engine panicked; the device fails until its driver resets it");
-                self.fail(shared);
-                None
-            }
+        let result = catch_unwind(AssertUnwindSafe(|| work(self, shared))).ok();
+        if result.is_none() {
+            error!(device = %self.name, "the engine panicked; the device fails until its driver resets it");
+            self.fail(shared);
         }
+        result
     }
 
     /// Executes requests and commands. Nothing may be in the outbox. True if there was anything to do.
@@ -208,9 +206,8 @@ impl Device {
 
     /// Does a bounded amount of work. True if anything was done or remains.
     pub fn work(&mut self, shared: &mut Shared, now: Instant) -> bool {
-        if self.mailbox.take_panic_request() && self.session.is_some() {
-            panic!("requested for a test");
-        }
+        let panic_requested = self.mailbox.take_panic_request() && self.session.is_some();
+        assert!(!panic_requested, "requested for a test");
         let mailbox = self.mailbox.clone();
         let index = self.index;
         let Some(session) = &mut self.session else {

@@ -9,6 +9,19 @@
 //!
 //! The front end (`vfio_user`, `pci`) knows nothing of RDMA, the engine nothing of PCI.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "registers and fields are narrowed where their range is known"
+)]
+#![allow(
+    clippy::doc_markdown,
+    reason = "commands, registers and status bits are written as their standards write them"
+)]
+#![allow(
+    clippy::many_single_char_names,
+    reason = "bytes of an array have no better names"
+)]
+
 pub mod config;
 pub mod daemon;
 pub mod device;

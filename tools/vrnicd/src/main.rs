@@ -33,7 +33,7 @@ struct Arguments {
     #[arg(long, default_value = "rnic0")]
     name: String,
 
-    /// What to log: error, warn, info, debug, trace, or a filter such as info,vrnicd::vfio_user=debug. Overrides the
+    /// What to log: error, warn, info, debug, trace, or a filter such as `info,vrnicd::vfio_user=debug`. Overrides the
     /// file.
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::debug;
-use vrnic_engine::Segment;
 use vrnic_engine::time::Instant;
+use vrnic_engine::{Outbox, Segment};
 
 use crate::device::{Device, Shared};
 use crate::fabric::{Fabric, Local, Route};
@@ -42,7 +42,7 @@ impl Worker {
             devices,
             shared: Shared {
                 regions: RegionTable::new(),
-                outbox: Default::default(),
+                outbox: Outbox::new(),
             },
             fabric: Box::new(Local::new()),
             in_flight: VecDeque::new(),
@@ -103,7 +103,7 @@ impl Worker {
         if worked {
             for device in &mut self.devices {
                 device.contained(&mut self.shared, |device, shared| {
-                    device.publish_events(shared)
+                    device.publish_events(shared);
                 });
             }
         }

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Plays a VMM and a driver against the whole daemon: sockets, worker, engine.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_stack_arrays,
+    reason = "test values are small, test stacks large"
+)]
+
 mod common;
 
 use std::time::Duration;
@@ -81,7 +87,7 @@ fn a_broken_queue_fails_its_device_until_its_reset() {
                 .ram
                 .view
                 .write(driver.control.avail() + 2, &5000u16.to_le_bytes())
-                .unwrap()
+                .unwrap();
         },
         |driver| {
             driver

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Plays a VMM against the front end, with a recording device behind it.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_stack_arrays,
+    reason = "test values are small, test stacks large"
+)]
+
 mod common;
 
 use std::io::{Read, Write};

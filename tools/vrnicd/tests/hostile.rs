@@ -3,6 +3,12 @@
 //! registers. Each wrong thing gets its error, the device of another VM never notices, and after a reset the same
 //! device works.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_stack_arrays,
+    reason = "test values are small, test stacks large"
+)]
+
 mod common;
 
 use std::time::{Duration, Instant};
@@ -41,9 +47,9 @@ fn chunk(driver: &Driver, at: u64, next: u64, count: u32, pages: &[u64]) {
     let mut bytes = next.to_le_bytes().to_vec();
     bytes.extend(count.to_le_bytes());
     bytes.extend([0; 4]);
-    pages
-        .iter()
-        .for_each(|page| bytes.extend(page.to_le_bytes()));
+    for page in pages {
+        bytes.extend(page.to_le_bytes());
+    }
     driver.ram.view.write(at, &bytes).unwrap();
 }
 
@@ -94,6 +100,9 @@ fn context(driver: &mut Driver) -> (u32, u32) {
     )
 }
 
+/// Spoils a page list that was good.
+type Spoil = fn(&Driver, &mut PageList);
+
 #[test]
 fn page_lists_that_lead_anywhere_are_refused() {
     let daemon = Daemon::start();
@@ -107,67 +116,66 @@ fn page_lists_that_lead_anywhere_are_refused() {
         Status::InvalidArgument,
         Status::BadAddress,
     );
-    type Spoil = fn(&Driver, &mut PageList);
     let lists: &[(&str, &[Status], Spoil)] = &[
         ("chunk outside RAM", &[address], |_, l| {
-            l.first_chunk = (1 << 40).into()
+            l.first_chunk = (1 << 40).into();
         }),
         (
             "chunk at the end of the address space",
             &[address],
-            |_, l| l.first_chunk = (u64::MAX & !4095).into(),
+            |_, l| l.first_chunk = (!4095_u64).into(),
         ),
         ("chunk misaligned", &[address, argument], |_, l| {
-            l.first_chunk = (CHUNKS + 8).into()
+            l.first_chunk = (CHUNKS + 8).into();
         }),
         ("page outside RAM", &[address], |d, _| {
-            chunk(d, CHUNKS, 0, 2, &[PAGES, RAM])
+            chunk(d, CHUNKS, 0, 2, &[PAGES, RAM]);
         }),
         ("page that wraps", &[address], |d, _| {
-            chunk(d, CHUNKS, 0, 2, &[PAGES, u64::MAX & !4095])
+            chunk(d, CHUNKS, 0, 2, &[PAGES, !4095_u64]);
         }),
         ("page misaligned", &[address, argument], |d, _| {
-            chunk(d, CHUNKS, 0, 2, &[PAGES, PAGES + 1])
+            chunk(d, CHUNKS, 0, 2, &[PAGES, PAGES + 1]);
         }),
         ("empty chunk", &[address, argument], |d, _| {
-            chunk(d, CHUNKS, CHUNKS, 0, &[])
+            chunk(d, CHUNKS, CHUNKS, 0, &[]);
         }),
         ("chunk too full", &[address, argument], |d, _| {
-            chunk(d, CHUNKS, 0, CHUNK_PAGES as u32 + 1, &[PAGES, PAGES])
+            chunk(d, CHUNKS, 0, CHUNK_PAGES as u32 + 1, &[PAGES, PAGES]);
         }),
         ("chunk with 2^32 - 1 pages", &[address, argument], |d, _| {
-            chunk(d, CHUNKS, 0, u32::MAX, &[PAGES, PAGES])
+            chunk(d, CHUNKS, 0, u32::MAX, &[PAGES, PAGES]);
         }),
         ("list that ends early", &[address], |d, _| {
-            chunk(d, CHUNKS, 1 << 50, 1, &[PAGES])
+            chunk(d, CHUNKS, 1 << 50, 1, &[PAGES]);
         }),
         ("fewer pages than bytes", &[argument, address], |_, l| {
-            l.length = 8193.into()
+            l.length = 8193.into();
         }),
         ("more pages than bytes", &[argument, address], |_, l| {
-            l.length = 4096.into()
+            l.length = 4096.into();
         }),
         ("no bytes", &[argument, address], |_, l| l.length = 0.into()),
         ("2^64 - 1 bytes", &[argument, address], |_, l| {
-            l.length = u64::MAX.into()
+            l.length = u64::MAX.into();
         }),
         ("offset beyond the page", &[argument, address], |_, l| {
-            l.offset = 4096.into()
+            l.offset = 4096.into();
         }),
         ("offset that overflows", &[argument, address], |_, l| {
-            l.offset = u64::MAX.into()
+            l.offset = u64::MAX.into();
         }),
         ("pages of 2 KiB", &[argument, address], |_, l| {
-            l.page_shift = 11
+            l.page_shift = 11;
         }),
         ("pages of 2^49 bytes", &[argument, address], |_, l| {
-            l.page_shift = 49
+            l.page_shift = 49;
         }),
         ("pages of 2^255 bytes", &[argument, address], |_, l| {
-            l.page_shift = 255
+            l.page_shift = 255;
         }),
         ("reserved", &[malformed, argument], |_, l| {
-            l.reserved = [0, 0, 1]
+            l.reserved = [0, 0, 1];
         }),
         (
             "an endless list",
@@ -229,12 +237,12 @@ fn rings_outside_their_buffer_are_refused() {
         layout(0, 4096, 1 << 31, 64),
         layout(0, 4096, 64, 0),
         layout(0, 4096, 64, 4096),
-        layout(0, u32::MAX & !63, 64, 64),
+        layout(0, !63, 64, 64),
         layout(64, 4096, 64, 64),
         layout(8192, 4096, 64, 64),
         layout(0, 64, 64, 64),
         layout(4096, 4096, 64, 64),
-        layout(u32::MAX & !127, 0, 64, 64),
+        layout(!127, 0, 64, 64),
     ];
     let cq = |ring: RingLayout, pages: PageList| CreateCq {
         context: context.into(),
@@ -373,7 +381,7 @@ fn commands_cut_into_any_pieces_are_answered() {
         assert!(count <= 64);
         for (n, (address, len, flags)) in descriptors.into_iter().enumerate() {
             let n = n as u16;
-            let more = if n + 1 < count { 1 } else { 0 };
+            let more = u16::from(n + 1 < count);
             a.control
                 .put_descriptor(&a.ram, n, address, len, flags | more, n + 1);
         }

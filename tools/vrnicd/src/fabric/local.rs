@@ -61,6 +61,7 @@ impl Fabric for Local {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vrnic_engine::psn::Psn;
     use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail};
 
     fn to(destination: Gid) -> Segment {
@@ -71,7 +72,7 @@ mod tests {
             },
             destination_qpn: 2,
             pkey: 0xffff,
-            psn: Default::default(),
+            psn: Psn::default(),
             solicited: false,
             ack_request: false,
             body: Body::Send {

@@ -155,6 +155,7 @@ impl Mapping {
             }
         };
         bytes(head);
+        #[allow(clippy::cast_ptr_alignment, reason = "aligned by the bytes of `head`")]
         let mut from_words = from.cast::<u64>();
         for word in words.chunks_exact_mut(8) {
             // SAFETY: `from_words` is 8-byte aligned after `head` and advances once per 8 bytes of `words`, all inside.
@@ -200,6 +201,7 @@ impl Mapping {
 
     /// Runs `access` on the 32-bit word at `offset`, if it is aligned, inside, and writable.
     pub fn with_u32<R>(&self, offset: u64, access: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
+        #[allow(clippy::cast_ptr_alignment, reason = "checked before it is used")]
         let word = self.writable_pointer(offset, 4)?.cast::<u32>();
         // SAFETY: inside the mapping, aligned as checked, alive for the call; all other accesses in this process to a
         // word that is used as an atomic are atomic or volatile, and the guest's are outside the language.
@@ -209,6 +211,7 @@ impl Mapping {
 
     /// Runs `access` on the 64-bit word at `offset`, if it is aligned, inside, and writable.
     pub fn with_u64<R>(&self, offset: u64, access: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        #[allow(clippy::cast_ptr_alignment, reason = "checked before it is used")]
         let word = self.writable_pointer(offset, 8)?.cast::<u64>();
         // SAFETY: as in `with_u32`.
         word.is_aligned()

@@ -102,12 +102,12 @@ impl vm_memory::GuestMemory for QueueMemory {
         .all(|slice| slice.is_ok())
     }
 
-    fn get_slices<'a>(
-        &'a self,
+    fn get_slices(
+        &self,
         address: GuestAddress,
         count: usize,
         access: Permissions,
-    ) -> Result<impl GuestMemorySliceIterator<'a, ()>> {
+    ) -> Result<impl GuestMemorySliceIterator<'_, ()>> {
         Ok(Slices {
             memory: self,
             address,

@@ -295,7 +295,7 @@ impl CommonConfig {
     fn write32(&mut self, offset: usize, value: u32) {
         let low = |register: &mut u64| *register = *register >> 32 << 32 | u64::from(value);
         let high = |register: &mut u64| {
-            *register = *register & u64::from(u32::MAX) | u64::from(value) << 32
+            *register = *register & u64::from(u32::MAX) | u64::from(value) << 32;
         };
         match offset {
             field::DEVICE_FEATURE_SELECT => self.device_feature_select = value,

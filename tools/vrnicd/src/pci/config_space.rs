@@ -144,7 +144,7 @@ impl ConfigSpace {
                 // bar, offset and length of the access window (virtio 1.3, 4.1.4.9)
                 _ if in_window == 4 || (8..16).contains(&in_window) => self.bytes[offset] = byte,
                 _ if offset == self.advanced_features + 4 && byte & 1 != 0 => {
-                    event = ConfigEvent::FunctionLevelReset
+                    event = ConfigEvent::FunctionLevelReset;
                 }
                 _ => {}
             }

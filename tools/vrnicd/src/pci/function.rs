@@ -58,12 +58,11 @@ impl Function {
 
     /// Reads configuration space.
     pub fn config_read(&mut self, offset: u64, data: &mut [u8]) {
-        match self.config.window(offset, data.len()) {
-            Some(window) => self.bar_read(window.bar, window.offset, data),
-            None => {
-                let busy = self.common.is_resetting();
-                self.config.read(offset, data, busy);
-            }
+        if let Some(window) = self.config.window(offset, data.len()) {
+            self.bar_read(window.bar, window.offset, data);
+        } else {
+            let busy = self.common.is_resetting();
+            self.config.read(offset, data, busy);
         }
     }
 
@@ -108,7 +107,7 @@ impl Function {
             // First, because this is the only one on a data path.
             DOORBELL_BAR => self.ring(offset, data),
             VIRTIO_BAR if offset < layout::COMMON_LEN => {
-                self.common.write(offset - layout::COMMON, data)
+                self.common.write(offset - layout::COMMON, data);
             }
             VIRTIO_BAR if offset >= layout::NOTIFY => {
                 let queue = (offset - layout::NOTIFY) / u64::from(layout::NOTIFY_MULTIPLIER);
@@ -124,7 +123,7 @@ impl Function {
     fn ring(&self, offset: u64, data: &[u8]) {
         let page = offset / DOORBELL_PAGE_SIZE;
         if let Ok(value) = data.try_into()
-            && offset % DOORBELL_PAGE_SIZE == 0
+            && offset.is_multiple_of(DOORBELL_PAGE_SIZE)
             && page < u64::from(self.spec.doorbell_pages)
             && self.common.is_active()
         {

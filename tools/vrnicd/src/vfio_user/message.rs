@@ -93,6 +93,7 @@ impl Header {
     }
 
     /// Header of the successful reply with a body of `body` bytes.
+    #[must_use]
     pub fn reply(&self, body: usize) -> Self {
         Self {
             size: (Self::LEN + body) as u32,
@@ -103,6 +104,7 @@ impl Header {
     }
 
     /// The error reply, which has no body.
+    #[must_use]
     pub fn failure(&self, errno: Errno) -> Self {
         let error = errno.raw_os_error().unsigned_abs();
         Self {
@@ -118,7 +120,7 @@ impl Header {
         if self.flags & flag::ERROR == 0 {
             Ok(())
         } else {
-            Err(Errno::from_raw_os_error(self.error as i32))
+            Err(Errno::from_raw_os_error(self.error.cast_signed()))
         }
     }
 }

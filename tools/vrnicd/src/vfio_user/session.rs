@@ -104,7 +104,7 @@ fn answer(
                 negotiate(version, capabilities, &mut reply)
             }
             _ if !negotiated => Err(Errno::INVAL),
-            Ok(request) => execute(device, request, std::mem::take(&mut fds), &mut reply),
+            Ok(request) => execute(device, &request, std::mem::take(&mut fds), &mut reply),
             Err(errno) => Err(errno),
         };
         if let Err(errno) = &result {
@@ -163,11 +163,11 @@ fn negotiate(version: Version, capabilities: &str, reply: &mut Vec<u8>) -> Resul
 
 fn execute(
     device: &mut dyn Device,
-    request: Request<'_>,
+    request: &Request<'_>,
     mut fds: Vec<OwnedFd>,
     reply: &mut Vec<u8>,
 ) -> Result<(), Errno> {
-    match request {
+    match *request {
         Request::Version(..) => return Err(Errno::INVAL),
         Request::DmaMap(map) => {
             if fds.len() > 1 || map.flags & !(dma_flags::READ | dma_flags::WRITE) != 0 {

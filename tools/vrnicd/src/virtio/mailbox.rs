@@ -222,7 +222,7 @@ mod tests {
             for thread in 0..4 {
                 let mailbox = &mailbox;
                 scope.spawn(move || {
-                    (1..=RINGS).for_each(|value| mailbox.doorbell(thread * 2500, value))
+                    (1..=RINGS).for_each(|value| mailbox.doorbell(thread * 2500, value));
                 });
             }
             // The last ring of each page must be seen, whatever happened to be merged.
