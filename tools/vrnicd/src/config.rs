@@ -20,7 +20,8 @@ const MAX_SOCKET_PATH: usize = 107;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// What to log: a level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as `info,vrnicd::vfio_user=debug`.
+    /// What to log: a level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as
+    /// `info,vrnicd::vfio_user=debug`.
     #[serde(default = "default_log")]
     pub log: String,
     /// How to log.

@@ -9,6 +9,7 @@
 //!
 //! The front end (`vfio_user`, `pci`) knows nothing of RDMA, the engine nothing of PCI.
 
+#![deny(unsafe_code)]
 #![allow(
     clippy::cast_possible_truncation,
     reason = "registers and fields are narrowed where their range is known"
@@ -26,10 +27,12 @@ pub mod config;
 pub mod daemon;
 pub mod device;
 pub mod fabric;
+#[allow(unsafe_code, reason = "maps and accesses memory of other processes")]
 pub mod guest_memory;
 pub mod holder;
 pub mod logging;
 pub mod pci;
+#[allow(unsafe_code, reason = "system calls that no safe crate has")]
 pub mod scheduling;
 pub mod stop;
 pub mod vfio_user;

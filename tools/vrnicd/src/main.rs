@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Command line of `vrnicd`.
 
+#![forbid(unsafe_code)]
+
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;

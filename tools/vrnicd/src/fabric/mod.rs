@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Where segments go when they leave an RNIC.
 //!
-//! A fabric decides which RNIC a segment reaches; the engine neither knows nor cares. [`local`] joins all RNICs of this
+//! A fabric decides which RNIC a segment reaches; the engine neither knows nor cares. [`Local`] joins all RNICs of this
 //! process: a segment names its payload by ranges of guest memory, and the receiver copies it once, straight
 //! from guest to guest.
 
