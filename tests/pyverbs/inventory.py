@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+"""Runs rdma-core's own tests on a device and holds the outcome to a pinned list.
+
+A green run of that suite proves little by itself, since each refusal with EOPNOTSUPP is a skip. So every test has a
+line in the list, with its outcome and, for a skip, the reason; whatever differs is an error.
+
+inventory.py --device NAME [--pinned FILE]     compare with FILE, or print the list if there is none
+"""
+
+import argparse
+import gzip
+import os
+import pathlib
+import random
+import shutil
+import sys
+import tempfile
+import unittest
+
+SUITE = pathlib.Path("/usr/share/doc/rdma-core/tests")
+
+
+def unpacked():
+    """A copy of the suite in which nothing is compressed."""
+    base = pathlib.Path(tempfile.mkdtemp(prefix="rdma-core-"))
+    target = base / "tests"
+    target.mkdir()
+    for source in SUITE.iterdir():
+        if source.suffix == ".gz":
+            (target / source.stem).write_bytes(gzip.decompress(source.read_bytes()))
+        elif source.is_file():
+            shutil.copy(source, target)
+    return base
+
+
+class Recorder(unittest.TestResult):
+    """Notes the outcome of every test under its id."""
+
+    def __init__(self):
+        super().__init__()
+        self.outcomes = {}
+        self.details = {}
+
+    def startTest(self, test):
+        super().startTest(test)
+        # Many tests ask for random attributes, some of which are not supported: the same in every run.
+        random.seed(test.id())
+
+    def note(self, test, outcome, detail=""):
+        """The first outcome of a test counts unless a later one is worse."""
+        name = test.id()
+        if self.outcomes.get(name, "ok") == "ok":
+            self.outcomes[name] = outcome
+            self.details[name] = " ".join(str(detail).split())
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        self.note(test, "ok")
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        self.note(test, "skip", reason)
+
+    def addFailure(self, test, err):
+        super().addFailure(test, err)
+        self.note(test, "FAIL", err[1])
+
+    def addError(self, test, err):
+        super().addError(test, err)
+        self.note(test, "ERROR", err[1])
+
+
+def run(device):
+    """Outcome and reason of every test of the suite."""
+    base = unpacked()
+    tests = base / "tests"
+    sys.path[:0] = [str(base), str(tests)]
+    os.chdir(base)
+    sys.argv = [sys.argv[0], "--dev", device]
+    from args_parser import parser  # the suite's own, which its modules ask for the device
+
+    parser.parse_args()
+    names = sorted("tests." + path.stem for path in tests.glob("test_*.py"))
+    recorder = Recorder()
+    unittest.defaultTestLoader.loadTestsFromNames(names).run(recorder)
+    shutil.rmtree(base, ignore_errors=True)
+    return recorder
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--device", required=True)
+    options.add_argument("--pinned", type=pathlib.Path)
+    options = options.parse_args()
+    pinned = {}
+    if options.pinned:
+        for line in options.pinned.read_text().splitlines():
+            if line and not line.startswith("#"):
+                name, outcome, *reason = line.split("\t")
+                pinned[name] = (outcome, reason[0] if reason else "")
+    recorder = run(options.device)
+    if not options.pinned:
+        for name in sorted(recorder.outcomes):
+            print("\t".join([name, recorder.outcomes[name], recorder.details[name]]).rstrip())
+        return 0
+    wrong = 0
+    for name in sorted(pinned.keys() | recorder.outcomes.keys()):
+        got = recorder.outcomes.get(name, "did not run")
+        want, _ = pinned.get(name, ("in the list", ""))
+        if got != want:
+            print(f"{name}: {got}, not {want}: {recorder.details.get(name, '')}")
+            wrong += 1
+    counts = {}
+    for outcome in recorder.outcomes.values():
+        counts[outcome] = counts.get(outcome, 0) + 1
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
