@@ -30,7 +30,7 @@ use crate::stop::Stop;
 use crate::vfio_user::dead_device::DeadDevice;
 use crate::vfio_user::journal::Journal;
 use crate::vfio_user::message::{Header, MAX_FDS};
-use crate::vfio_user::stream::{MessageStream, receive, send};
+use crate::vfio_user::stream::{MessageStream, StreamError, receive, send};
 use crate::vfio_user::{Disconnect, take_over};
 
 /// Name of the subcommand that makes this program a holder.
@@ -200,7 +200,8 @@ fn next(control: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> 
             result => result?,
         };
         match receive(control, &mut bytes) {
-            Ok(None) => {}
+            // Out of descriptors: the daemon lives, and what did not fit is missing when it dies.
+            Ok(None) | Err(StreamError::Desynchronised(_)) => {}
             Ok(Some((0, _))) | Err(_) => return Ok(None),
             Ok(Some((_, fds))) => return Ok(Some((bytes, fds))),
         }

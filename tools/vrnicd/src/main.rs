@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use vrnicd::config::{Config, Device, Mac};
 
 /// Presents virtio RDMA devices to QEMU virtual machines over vfio-user. Needs no privileges.
@@ -57,6 +58,7 @@ enum Internal {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    raise_descriptor_limit();
     let result = match arguments.command {
         Some(Internal::Holder) => vrnicd::holder::run(std::io::stdin().as_fd()).context("holder"),
         None => serve(arguments),
@@ -68,6 +70,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Allows as many descriptors as may be had: each MSI-X vector of each device is one.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Without it there are fewer devices, and the error says so.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 fn serve(arguments: Arguments) -> Result<()> {
