@@ -147,15 +147,20 @@ impl Worker {
         worked
     }
 
+    /// Whether there is work after all. Every device gets ready for the sleep; what that raised goes out.
     fn has_work(&mut self, now: Instant) -> bool {
         let mut work = false;
-        for device in &mut self.devices {
+        for index in 0..self.devices.len() {
+            let device = &mut self.devices[index];
             work |= device.has_messages();
             work |= device
                 .contained(&mut self.shared, |device, shared| {
-                    device.prepare_sleep(shared, now)
+                    let work = device.prepare_sleep(shared, now);
+                    device.publish_events(shared);
+                    work
                 })
                 .unwrap_or(true);
+            work |= self.deliver(index, now);
         }
         work
     }
