@@ -81,7 +81,7 @@ mod tests {
         let last = SlotBits::new(MAX_SLOTS - 1);
         assert_eq!(last.pending_offset + 8, area_length(MAX_SLOTS));
         assert_eq!(last.summary_offset + 8, SUMMARY_OFFSET + SUMMARY_WORDS * 8);
-        assert!(SUMMARY_OFFSET + SUMMARY_WORDS * 8 <= PENDING_OFFSET);
+        const { assert!(SUMMARY_OFFSET + SUMMARY_WORDS * 8 <= PENDING_OFFSET) };
         assert_eq!(
             SlotBits::new(64 * 65 + 3).summary_offset,
             SUMMARY_OFFSET + 8

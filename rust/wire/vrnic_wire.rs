@@ -13,6 +13,8 @@
 //! validated one is an enum, obtained with `TryFrom`.
 
 #![cfg_attr(not(CONFIG_RUST), no_std)]
+// `P_Key`, `Q_Key` and `RoCE` are words of the field, not code.
+#![allow(clippy::doc_markdown)]
 
 /// Defines a wire enumeration: the enum, its raw values and the checked conversion from them.
 macro_rules! wire_enum {

@@ -188,16 +188,21 @@ pub const GRH_LENGTH: usize = 40;
 
 /// Stride of a send queue whose entries hold `max_sge` elements and `max_inline` inline bytes.
 pub const fn send_stride(max_sge: u32, max_inline: u32) -> u32 {
+    const HEADER: u32 = 64;
+    const { assert!(HEADER as usize == SEND_DATA_OFFSET) };
+
     let elements = max_sge * 16;
     let data = if elements > max_inline {
         elements
     } else {
         max_inline
     };
-    (SEND_DATA_OFFSET as u32 + data).next_power_of_two()
+    (HEADER + data).next_power_of_two()
 }
 
 /// Stride of a receive queue whose entries hold `max_sge` elements.
 pub const fn receive_stride(max_sge: u32) -> u32 {
-    (RECEIVE_DATA_OFFSET as u32 + max_sge * 16).next_power_of_two()
+    const HEADER: u32 = 16;
+    const { assert!(HEADER as usize == RECEIVE_DATA_OFFSET) };
+    (HEADER + max_sge * 16).next_power_of_two()
 }
