@@ -173,7 +173,7 @@ fn kill_under_load_leaves_a_dead_device() {
     driver.works();
     // Let it note that the last reply was sent: a client may get that twice if the daemon ends in between.
     std::thread::sleep(Duration::from_millis(100));
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     // As many as surely fit the socket's buffer.
     for _ in 0..100 {
         driver.client.post(BAR4, 0, &[0; 4]);

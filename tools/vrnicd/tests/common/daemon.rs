@@ -58,6 +58,25 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Stops all threads of the daemon, and returns when they stand.
+    pub fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.process.id());
+        // The state is the first field behind the name, which is in parentheses.
+        let stands = |stat: String| {
+            stat.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.trim_start().starts_with('T'))
+        };
+        while !std::fs::read_dir(&tasks)
+            .unwrap()
+            .flatten()
+            .all(|task| std::fs::read_to_string(task.path().join("stat")).is_ok_and(stands))
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
