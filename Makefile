@@ -37,7 +37,7 @@ bench: build ## measure beside rxe; tables, build/bench/report.json, charts
 	$(LAB) bench
 
 check: setup ## rustfmt, clippy, docs and file rules, all without a warning
-	tools/setup/check.sh
+	@bash tools/setup/check.sh
 
 setup: ## host packages, toolchain, kernel, QEMU, guest image (quick when present)
 	@bash tools/setup/setup.sh
