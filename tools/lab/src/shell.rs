@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab shell`: the same two VMs with a prompt in each; `vrnic-lab attach` is one prompt.
 
+use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::control;
@@ -145,11 +147,19 @@ impl Drop for Raw {
 /// Joins this terminal to a VM's shell until Ctrl-], the end of the input, or the end of the VM.
 ///
 /// # Errors
-/// No lab is running, or its console cannot be reached.
+/// No lab is running, its console cannot be reached, or another terminal has it.
 pub fn attach(settings: &Settings, vm: &str) -> Result<()> {
-    let path = running(settings).join(format!("shell-{vm}"));
-    let stream =
-        UnixStream::connect(&path).context("no lab is running; start one with `make shell`")?;
+    let sockets = running(settings);
+    let stream = UnixStream::connect(sockets.join(format!("shell-{vm}")))
+        .context("no lab is running; start one with `make shell`")?;
+    // QEMU serves one terminal and lets the next one wait without a word.
+    let lock = File::create(sockets.join(format!("shell-{vm}.lock")))?;
+    let Ok(_lock) = Flock::lock(lock, FlockArg::LockExclusiveNonblock) else {
+        bail!(
+            "VM {vm}'s prompt is open in another terminal (a pane of tmux?); Ctrl-] there frees it, \
+             and `vrnic-lab exec --vm {vm} -- COMMAND` works beside it"
+        )
+    };
     let raw = std::io::stdin()
         .is_terminal()
         .then(Raw::enter)
