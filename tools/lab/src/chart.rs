@@ -91,7 +91,7 @@ where
         .iter()
         .filter_map(|group| group.1)
         .fold(1e9, f64::max)
-        * 8.0;
+        * 20.0;
     let mut chart = ChartBuilder::on(area)
         .caption(
             format!(
@@ -123,13 +123,15 @@ where
                 [(1e3, low), (value, low + 0.65)],
                 color.filled(),
             )])?;
-            let label = if who == "vrnic" {
-                format!("{name}: vrnic {}", crate::report::bandwidth(value))
-            } else {
-                format!("rxe {}", crate::report::bandwidth(value))
-            };
+            let label = format!("{who} {}", crate::report::bandwidth(value));
             chart.draw_series([Text::new(label, (value * 1.1, low + 0.55), (FONT, 14))])?;
         }
+        // Which program stands inside vrnic's bar, the longer one.
+        chart.draw_series([Text::new(
+            name.clone(),
+            (1.2e3, base + 1.45),
+            (FONT, 14).into_font().color(&WHITE),
+        )])?;
     }
     area.present()?;
     Ok(())
