@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,14 @@ use crate::lab::Extra;
 use crate::process::{Process, tail};
 use crate::settings::Settings;
 use crate::vm::{NAMES, mac};
+
+/// Arguments of setpriv: every run of the lab shows that vrnicd needs no capability, whoever runs the lab.
+const WITHOUT_PRIVILEGES: [&str; 2] = ["--inh-caps=-all", "--no-new-privs"];
+
+/// Whether this process is root, who alone may (and must) shrink the bounding set to be without capabilities.
+fn is_root() -> Result<bool> {
+    Ok(fs::metadata("/proc/self")?.uid() == 0)
+}
 
 /// A running vrnicd. Dropping it ends it.
 pub struct Daemon {
@@ -66,11 +75,17 @@ impl Daemon {
             }
         }
         fs::write(config(sockets), text)?;
-        let args = [
+        let mut args: Vec<String> = WITHOUT_PRIVILEGES.map(str::to_owned).into();
+        if is_root()? {
+            args.push("--bounding-set=-all".to_owned());
+        }
+        args.extend([
+            "--".to_owned(),
+            program.to_string_lossy().into_owned(),
             "--config".to_owned(),
             config(sockets).to_string_lossy().into_owned(),
-        ];
-        let mut process = Process::start("vrnicd", &program, &args, &[], &log)?;
+        ]);
+        let mut process = Process::start("vrnicd", Path::new("setpriv"), &args, &[], &log)?;
         let deadline = Instant::now() + Duration::from_secs(20);
         while !NAMES.iter().all(|name| socket(sockets, name).exists()) {
             if let Some(status) = process.ended() {
