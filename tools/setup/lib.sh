@@ -111,14 +111,17 @@ mirror() {
 # own sources stay as they are. STATUS is the dpkg status it sees (/dev/null: as if nothing were installed).
 # Sets APT_CONFIG for what follows.
 apt_state() {
-	local name=$1 status=$2 dir suite uri stamp
+	local name=$1 status=$2 dir suite uri stamp options
 	shift 2
 	dir=$CACHE/apt/$name
 	uri=$(mirror)
 	mkdir -p "$dir"/{etc/preferences.d,state,lists/partial,cache/archives/partial}
 	[ "$status" != empty ] || { status=$dir/state/status; : >"$status"; }
 	for suite in "$@"; do
-		printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' "$uri" "$suite"
+		options=signed-by=/usr/share/keyrings/debian-archive-keyring.gpg
+		# A mirror that stands still has an index of unstable past its date; what it signs is as good as before.
+		[ "$suite" != sid ] || options+=' check-valid-until=no'
+		printf 'deb [%s] %s %s main\n' "$options" "$uri" "$suite"
 	done >"$dir/etc/sources.list.new"
 	cat >"$dir/apt.conf" <<-EOF
 		Dir::Etc "$dir/etc";
