@@ -41,7 +41,7 @@ impl Psn {
 
     /// How far this number is ahead of `other`; negative if it is behind. From -2^23 to 2^23 - 1.
     pub const fn distance_from(self, other: Self) -> i32 {
-        ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
+        (self.0.wrapping_sub(other.0) << 8).cast_signed() >> 8
     }
 }
 

@@ -270,7 +270,7 @@ fn a_peer_that_vanished_exhausts_the_retries() {
 #[test]
 fn access_is_checked_at_the_peer() {
     for (index, (offset, length, right)) in [
-        (MR as i64 - 10, 11, Cause::RemoteBounds),
+        (MR.cast_signed() as i64 - 10, 11, Cause::RemoteBounds),
         (-1, 4, Cause::RemoteBounds),
         (i64::MAX, 4, Cause::RemoteBounds),
     ]

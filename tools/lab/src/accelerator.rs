@@ -103,8 +103,7 @@ fn verdict_file(settings: &Settings) -> Result<PathBuf> {
             .unwrap_or_default()
             .hash(&mut hasher);
     }
-    Ok(settings
-        .cache()
+    Ok(Settings::cache()
         .join("kvm-probe")
         .join(format!("{:016x}", hasher.finish())))
 }

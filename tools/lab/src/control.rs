@@ -125,9 +125,8 @@ pub fn serve(lab: &Arc<Lab>, path: &Path) -> Result<()> {
                 return;
             };
             std::thread::spawn(move || {
-                let mut writer = match stream.try_clone() {
-                    Ok(writer) => writer,
-                    Err(_) => return,
+                let Ok(mut writer) = stream.try_clone() else {
+                    return;
                 };
                 if let Err(error) = answer(&lab, stream, &mut writer) {
                     let _ = send(&mut writer, &Answer::Failed(format!("{error:#}")));
@@ -212,7 +211,7 @@ fn exec(
         let left = deadline.saturating_duration_since(Instant::now());
         match program.next(left.min(Duration::from_millis(100))) {
             Some(Event::Output(stream, bytes)) => {
-                send(writer, &Answer::Output(stream, encode(&bytes)))?
+                send(writer, &Answer::Output(stream, encode(&bytes)))?;
             }
             Some(Event::Exit(code)) => return send(writer, &Answer::End(code)),
             Some(Event::Lost(why)) => {
@@ -252,7 +251,7 @@ pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
                 out.flush()?;
             }
             Answer::Output(Stream::Err, data) => {
-                std::io::stderr().lock().write_all(&decode(&data)?)?
+                std::io::stderr().lock().write_all(&decode(&data)?)?;
             }
             Answer::End(code) => return Ok((code, String::new())),
             Answer::Done(text) => return Ok((0, text)),

@@ -83,7 +83,7 @@ impl Settings {
 
     /// Where things are kept that outlive a build: the cache of the setup.
     #[must_use]
-    pub fn cache(&self) -> PathBuf {
+    pub fn cache() -> PathBuf {
         if let Some(dir) = std::env::var_os("VRNIC_CACHE").filter(|dir| !dir.is_empty()) {
             return dir.into();
         }

@@ -296,7 +296,7 @@ fn ktap(text: &str) -> Vec<(String, Verdict, String)> {
     for line in text.lines() {
         let trimmed = line.trim_start();
         if let Some(name) = trimmed.strip_prefix("# Subtest: ") {
-            suite = name.to_owned();
+            name.clone_into(&mut suite);
             diagnostics.clear();
             continue;
         }
@@ -409,7 +409,7 @@ impl Script {
                         rest.trim()
                             .parse()
                             .with_context(|| format!("{}: timeout", path.display()))?,
-                    )
+                    );
                 }
                 "fresh" => script.fresh = true,
                 "allow-leaks" => script.allow_leaks = true,

@@ -154,7 +154,7 @@ impl Qp {
         resources.with_scratch(|resources, ranges| {
             match request.source {
                 Source::Inline => {
-                    ranges.extend(entry.slice(SEND_DATA_OFFSET as u64, request.length.into()))
+                    ranges.extend(entry.slice(SEND_DATA_OFFSET as u64, request.length.into()));
                 }
                 Source::Elements(_) => {
                     for sge in elements {
