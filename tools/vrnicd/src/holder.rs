@@ -4,9 +4,12 @@
 //! QEMU aborts if the socket of a vfio-user device closes with messages unread, which is what happens when a daemon is
 //! killed under load; a virtual CPU that waits for a reply stands still until QEMU gives up; and without a
 //! server QEMU ends at the next reset of the machine. The holder keeps a duplicate of each connected socket and of the
-//! connection's [`Journal`]. When the daemon is gone, the holder answers what is still to be answered, raises all
-//! interrupts so that the driver looks at its device, and from then on plays a card that was pulled out, until QEMU
-//! closes the socket.
+//! connection's [`Journal`]. When the daemon is gone, the holder raises all interrupts so that the driver looks at its
+//! device, goes on in the journal where the daemon ended, which may be in the middle of a reply, and plays a card that
+//! was pulled out until QEMU closes the socket.
+//!
+//! A connection that the daemon accepted and did not give to the holder yet dies with it: its VMM has not begun to
+//! talk, and finds no device when it starts.
 //!
 //! The holder is this same program, started as `vrnicd holder` before any thread exists. It leaves the terminal's
 //! session, so that whatever ends the daemon does not end it too.
@@ -24,12 +27,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use tracing::warn;
-use zerocopy::IntoBytes;
 
 use crate::stop::Stop;
 use crate::vfio_user::dead_device::DeadDevice;
 use crate::vfio_user::journal::Journal;
-use crate::vfio_user::message::{Header, MAX_FDS};
+use crate::vfio_user::message::MAX_FDS;
 use crate::vfio_user::stream::{MessageStream, StreamError, receive, send};
 use crate::vfio_user::{Disconnect, take_over};
 
@@ -218,19 +220,16 @@ impl Connection {
         } = self;
         let duplicate = socket.try_clone();
         let outcome = Journal::open(&journal).and_then(|journal| {
-            if let Some(id) = journal.owed() {
-                let failure = Header::request(id, 0, 0, false).failure(Errno::IO);
-                send(socket.as_fd(), failure.as_bytes(), &[])?;
-            }
             for eventfd in vectors.values() {
                 let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
             }
-            let stream = MessageStream::resume(
-                UnixStream::from(socket),
-                Arc::new(Stop::new()?),
-                journal.position(),
-            );
-            Ok(take_over(stream, &mut DeadDevice::default()))
+            let stop = Arc::new(Stop::new()?);
+            Ok(
+                match MessageStream::resume(UnixStream::from(socket), stop, journal) {
+                    Ok(stream) => take_over(stream, &mut DeadDevice::default()),
+                    Err(error) => error.into(),
+                },
+            )
         });
         if let (Ok(socket), Ok(Disconnect::Protocol(_) | Disconnect::Io(_)) | Err(_)) =
             (duplicate, outcome)
@@ -262,9 +261,9 @@ mod tests {
     use std::io::{Read, Write};
 
     use rustix::event::{EventfdFlags, eventfd};
-    use zerocopy::FromBytes;
+    use zerocopy::{FromBytes, IntoBytes};
 
-    use crate::vfio_user::message::{RegionAccess, command};
+    use crate::vfio_user::message::{Header, RegionAccess, command};
 
     fn bytes_of(id: u16, command: u16, body: &[u8], no_reply: bool) -> Vec<u8> {
         let mut bytes = Header::request(id, command, body.len(), no_reply)
@@ -304,18 +303,23 @@ mod tests {
         send(ours.as_fd(), &message(VECTORS, 1, 0), &[vector.as_fd()]).unwrap();
         send(ours.as_fd(), &message(RELEASE, 2, 0), &[]).unwrap();
 
-        // The daemon read a request, and the first half of the message behind it.
-        journal.owe(5);
+        // The daemon read a request, sent the first half of its reply, and read half of the message behind.
         let access = RegionAccess {
             offset: 0x14,
             region: 0,
             count: 1,
         };
+        let first = Header::request(5, command::DEVICE_RESET, 0, false);
         let mut write = RegionAccess { count: 4, ..access }.as_bytes().to_vec();
         write.extend([0; 4]);
-        let half_read = bytes_of(6, command::REGION_WRITE, &write, true);
-        journal.set_position(&[], half_read.len() as u64 - 20);
-        qemu_end.write_all(&half_read[20..]).unwrap();
+        let second = bytes_of(6, command::REGION_WRITE, &write, true);
+        qemu_end.write_all(first.as_bytes()).unwrap();
+        qemu_end.write_all(&second[..20]).unwrap();
+        journal.receive(daemon_end.as_fd()).unwrap();
+        let answer = first.reply(0);
+        journal.set_reply(answer.as_bytes(), &[]).unwrap();
+        journal.send_part_of_reply(daemon_end.as_fd(), 7);
+        qemu_end.write_all(&second[20..]).unwrap();
         drop((daemon_end, released));
         assert_eq!(
             other.read(&mut [0]).unwrap(),
@@ -324,8 +328,7 @@ mod tests {
         );
         drop(ours);
 
-        let (header, _) = reply(&mut qemu_end);
-        assert_eq!((header.id, header.result()), (5, Err(Errno::IO)));
+        assert_eq!(reply(&mut qemu_end), (answer, vec![]));
         qemu_end
             .write_all(&bytes_of(7, command::REGION_READ, access.as_bytes(), false))
             .unwrap();

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use vrnicd::guest_memory::GuestMemory;
 use vrnicd::pci::Function;
 use vrnicd::stop::Stop;
+use vrnicd::vfio_user::journal::Journal;
 use vrnicd::vfio_user::message::{
     DeviceInfo, DmaUnmap, Header, IrqInfo, IrqSet, RegionAccess, SmallWrite, command, dma_flags,
 };
@@ -107,7 +108,11 @@ fn start() -> (UnixStream, Arc<Recorder>, JoinHandle<Disconnect>) {
         let mut device =
             PciDevice::new(Function::new(spec(), backend, memory.clone()), memory, None);
         serve(
-            MessageStream::new(theirs, Arc::new(Stop::new().unwrap()), None),
+            MessageStream::new(
+                theirs,
+                Arc::new(Stop::new().unwrap()),
+                Journal::new().unwrap().0,
+            ),
             &mut device,
         )
     });

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, munmap};
 
 use super::sigbus;
 
@@ -120,8 +120,17 @@ impl Mapping {
         self.guard.is_none()
     }
 
+    /// Keeps `length` bytes at `offset` in memory while the mapping lives.
+    pub fn lock(&self, offset: u64, length: u64) -> io::Result<()> {
+        let from = self
+            .pointer(offset, length)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range lies in the mapping; locking changes no contents.
+        Ok(unsafe { mlock(from.cast(), length as usize) }?)
+    }
+
     /// Pointer to `length` bytes at `offset`, or `None` if they are not all inside. Valid while `self` lives.
-    pub(super) fn pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
+    pub(crate) fn pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
         let end = offset.checked_add(length)?;
         if end > self.len() {
             return None;

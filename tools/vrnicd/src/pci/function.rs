@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use tracing::info;
+
 use super::{
     CommonConfig, ConfigEvent, ConfigSpace, DOORBELL_BAR, DOORBELL_PAGE_SIZE, MSIX_BAR,
     MSIX_BAR_SIZE, Signals, VIRTIO_BAR, VIRTIO_BAR_SIZE, layout,
@@ -72,7 +74,10 @@ impl Function {
             Some(window) => self.bar_write(window.bar, window.offset, data),
             None => match self.config.write(offset, data) {
                 ConfigEvent::None => {}
-                ConfigEvent::FunctionLevelReset => self.reset(),
+                ConfigEvent::FunctionLevelReset => {
+                    info!("function-level reset by the guest");
+                    self.reset();
+                }
             },
         }
     }

@@ -16,7 +16,7 @@ use super::pci_device::PciDevice;
 use super::session::{Disconnect, serve};
 use super::stream::MessageStream;
 use crate::guest_memory::GuestMemory;
-use crate::holder::{Held, Holder};
+use crate::holder::Holder;
 use crate::pci::Function;
 use crate::stop::Stop;
 use crate::virtio::{Backend, DeviceSpec};
@@ -72,14 +72,16 @@ impl Listener {
                 }
             };
             info!("VMM connected");
-            let (held, journal) = match holder.map(|holder| hold(holder, &stream)) {
-                Some(Ok((held, journal))) => (held.map(Arc::new), Some(journal)),
-                Some(Err(error)) => {
-                    warn!(%error, "the connection goes without the holder");
-                    (None, None)
+            let (journal, fd) = match Journal::new() {
+                Ok(made) => made,
+                Err(error) => {
+                    warn!(%error, "no memory for the connection");
+                    continue;
                 }
-                None => (None, None),
             };
+            let held = holder.and_then(|holder| holder.hold(stream.as_fd(), fd.as_fd()));
+            let held = held.map(Arc::new);
+            drop(fd);
             let memory = Arc::new(GuestMemory::new());
             let function = Function::new(spec.clone(), backend.clone(), memory.clone());
             let mut device = PciDevice::new(function, memory.clone(), held.clone());
@@ -111,12 +113,6 @@ impl Listener {
     pub fn path(&self) -> &Path {
         &self.path
     }
-}
-
-/// Gives a new connection into the holder's keeping.
-fn hold(holder: &Holder, stream: &UnixStream) -> io::Result<(Option<Held>, Journal)> {
-    let (journal, fd) = Journal::new()?;
-    Ok((holder.hold(stream.as_fd(), fd.as_fd()), journal))
 }
 
 impl Drop for Listener {

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Most bytes of data in one region access.
-pub const MAX_DATA: usize = 1 << 20;
+pub const MAX_DATA: usize = 32 << 10;
 /// Most bytes of one message; a longer one ends the connection.
 pub const MAX_MESSAGE: usize = MAX_DATA + 64;
 /// Most file descriptors in one message; QEMU refuses a server that claims more.

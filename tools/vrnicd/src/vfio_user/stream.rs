@@ -5,6 +5,8 @@
 //! costs far less than a call each. Descriptors belong to the message that holds the last byte of the call that
 //! brought them: the kernel never returns bytes from behind a descriptor in the same call, and clients send a
 //! message's descriptors with its first bytes.
+//!
+//! The bytes, and how far they are dealt with, are in a [`Journal`], so that another process can go on.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -18,14 +20,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
-use super::journal::{Journal, Position};
+use super::journal::Journal;
 use super::message::{Header, MAX_FDS, MAX_MESSAGE};
 use crate::stop::Stop;
-
-/// Bytes read in one go.
-const READ_SIZE: usize = 64 * 1024;
 
 /// Why a stream cannot go on.
 #[derive(Debug)]
@@ -52,46 +51,45 @@ impl From<Errno> for StreamError {
 /// One connection.
 pub struct MessageStream {
     socket: UnixStream,
-    /// Bytes received and not yet consumed: `input[start..]`.
-    input: Vec<u8>,
-    start: usize,
-    /// Stream position of `input[start]`.
+    journal: Journal,
+    /// Where the message begins that was handed out last, or the next one.
     position: u64,
+    /// Bytes of the message that was handed out last.
+    current: u64,
+    /// Bytes received so far.
+    received: u64,
     /// Descriptors with the stream position just behind the bytes they came with.
     descriptors: VecDeque<(u64, OwnedFd)>,
-    output: Vec<u8>,
-    /// Index in `input` of the first byte behind all messages whose header was looked at; may lie behind its end.
-    scanned: usize,
-    /// Bytes to skip before the next message.
-    skip: u64,
-    journal: Option<Journal>,
     stop: Arc<Stop>,
 }
 
 impl MessageStream {
-    /// Takes over a connected, blocking socket. Waiting for messages ends when `stop` says so. What the peer is owed is
-    /// noted in `journal`.
-    pub fn new(socket: UnixStream, stop: Arc<Stop>, journal: Option<Journal>) -> Self {
+    /// Takes over a connected, blocking socket whose state is in `journal`. Waiting for messages ends when `stop` says
+    /// so.
+    pub fn new(socket: UnixStream, stop: Arc<Stop>, journal: Journal) -> Self {
         Self {
+            position: journal.position(),
+            current: 0,
+            received: journal.received(),
             socket,
-            input: Vec::new(),
-            start: 0,
-            position: 0,
-            descriptors: VecDeque::new(),
-            output: Vec::new(),
-            scanned: 0,
-            skip: 0,
             journal,
+            descriptors: VecDeque::new(),
             stop,
         }
     }
 
-    /// Takes a stream up where another process left it.
-    pub fn resume(socket: UnixStream, stop: Arc<Stop>, position: Position) -> Self {
-        let mut stream = Self::new(socket, stop, None);
-        stream.input = position.header;
-        stream.skip = position.skip;
-        stream
+    /// Takes a stream up where another process left it: completes a reply that was begun.
+    pub fn resume(
+        socket: UnixStream,
+        stop: Arc<Stop>,
+        journal: Journal,
+    ) -> Result<Self, StreamError> {
+        let mut stream = Self::new(socket, stop, journal);
+        if stream.journal.has_reply() {
+            stream.journal.send_reply(stream.socket.as_fd())?;
+            stream.current = u64::from(stream.header()?.size);
+        }
+        Ok(stream)
     }
 
     /// The socket.
@@ -99,123 +97,93 @@ impl MessageStream {
         self.socket.as_fd()
     }
 
-    /// Waits for the next message; its body replaces `body`, its descriptors `fds`.
+    /// The message handed out before is dealt with. Waits for the next one; its body replaces `body`, its descriptors
+    /// `fds`.
     pub fn receive(
         &mut self,
         body: &mut Vec<u8>,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Header, StreamError> {
-        while self.skip > 0 {
-            let there = self.need(1)?.len() as u64;
-            let count = there.min(self.skip);
-            self.consume(count as usize);
-            self.skip -= count;
+        if self.current != 0 {
+            self.position += self.current;
+            self.current = 0;
+            self.journal.advance(self.position);
         }
-        let header = self.need(Header::LEN)?;
-        let (header, _) = Header::read_from_prefix(header).map_err(|_| StreamError::Closed)?;
+        let header = self.header()?;
         let size = header.size as usize;
-        if !is_possible(size) {
+        if !(Header::LEN..=MAX_MESSAGE).contains(&size) {
             return Err(StreamError::Desynchronised("impossible message size"));
         }
-        let message = self.need(size)?;
-        body.clear();
-        body.extend_from_slice(&message[Header::LEN..size]);
-        self.consume(size);
+        self.need(size)?;
+        body.resize(size - Header::LEN, 0);
+        self.journal
+            .read(self.position + Header::LEN as u64, body.as_mut_slice());
+        self.current = size as u64;
+        let end = self.position + self.current;
         fds.clear();
         while self
             .descriptors
             .front()
-            .is_some_and(|(end, _)| *end <= self.position)
+            .is_some_and(|(last, _)| *last <= end)
         {
             fds.extend(self.descriptors.pop_front().map(|(_, fd)| fd));
         }
         Ok(header)
     }
 
-    /// Sends a reply.
+    /// Sends the reply to the message that was handed out last.
     pub fn send(&mut self, header: &Header, body: &[u8]) -> Result<(), StreamError> {
-        self.output.clear();
-        self.output.extend_from_slice(header.as_bytes());
-        self.output.extend_from_slice(body);
-        let mut sent = 0;
-        while sent < self.output.len() {
-            sent += send(self.socket.as_fd(), &self.output[sent..], &[])?;
-        }
-        if let Some(journal) = &self.journal {
-            journal.settle(header.id);
-        }
-        Ok(())
+        self.journal.set_reply(header.as_bytes(), body)?;
+        Ok(self.journal.send_reply(self.socket.as_fd())?)
     }
 
-    fn consume(&mut self, count: usize) {
-        self.start += count;
-        self.position += count as u64;
+    /// The header of the message at the position.
+    fn header(&mut self) -> Result<Header, StreamError> {
+        self.need(Header::LEN)?;
+        let mut header = Header::new_zeroed();
+        self.journal.read(self.position, header.as_mut_bytes());
+        Ok(header)
     }
 
-    /// Notes in the journal what the bytes read so far ask for.
-    fn scan(&mut self) {
-        let Some(journal) = &self.journal else { return };
-        while let Some(bytes) = self.input.get(self.scanned..)
-            && let Ok((header, _)) = Header::read_from_prefix(bytes)
-            && is_possible(header.size as usize)
-        {
-            if header.is_command() && header.wants_reply() {
-                journal.owe(header.id);
-            }
-            self.scanned += header.size as usize;
-        }
-        match self.input.get(self.scanned..) {
-            Some(part) => journal.set_position(part, 0),
-            None => journal.set_position(&[], (self.scanned - self.input.len()) as u64),
-        }
-    }
-
-    /// Reads until at least `length` unconsumed bytes are there, and gives all there are.
-    fn need(&mut self, length: usize) -> Result<&[u8], StreamError> {
-        while self.input.len() - self.start < length {
+    /// Reads until at least `length` bytes behind the position are there.
+    fn need(&mut self, length: usize) -> Result<(), StreamError> {
+        while self.received - self.position < length as u64 {
             self.fill()?;
         }
-        Ok(&self.input[self.start..])
+        Ok(())
     }
 
     fn fill(&mut self) -> Result<(), StreamError> {
-        self.input.drain(..self.start);
-        self.scanned = self.scanned.saturating_sub(self.start);
-        self.start = 0;
-        let old = self.input.len();
-        self.input.resize(old + READ_SIZE, 0);
-        let (count, fds) = loop {
-            match receive(self.socket.as_fd(), &mut self.input[old..]) {
-                Ok(Some(received)) => break received,
-                Ok(None) if self.stop.wait_readable(self.socket.as_fd()) => {}
-                outcome => {
-                    self.input.truncate(old);
-                    return Err(outcome.err().unwrap_or(StreamError::Stopped));
+        let (fds, lost) = loop {
+            match self.journal.receive(self.socket.as_fd()) {
+                Ok(received) => break received,
+                Err(Errno::AGAIN) => {
+                    if !self.stop.wait_readable(self.socket.as_fd()) {
+                        return Err(StreamError::Stopped);
+                    }
                 }
+                Err(errno) => return Err(errno.into()),
             }
         };
-        self.input.truncate(old + count);
-        if count == 0 {
+        let received = self.journal.received();
+        if received == self.received {
             return Err(StreamError::Closed);
         }
-        self.scan();
-        // Positions are of bytes' ends; the message that contains the last byte ends there or later, so the comparison
-        // in
-        // `receive` is with the byte itself.
-        let last_byte = self.position + self.input.len() as u64;
+        self.received = received;
+        if lost {
+            return Err(StreamError::Desynchronised(TOO_MANY_FDS));
+        }
+        // The message that holds the last byte ends there or later.
         self.descriptors
-            .extend(fds.into_iter().map(|fd| (last_byte, fd)));
+            .extend(fds.into_iter().map(|fd| (received, fd)));
         if self.descriptors.len() > 4 * MAX_FDS {
-            return Err(StreamError::Desynchronised("too many file descriptors"));
+            return Err(StreamError::Desynchronised(TOO_MANY_FDS));
         }
         Ok(())
     }
 }
 
-/// Whether a message can have that many bytes.
-fn is_possible(size: usize) -> bool {
-    (Header::LEN..=MAX_MESSAGE).contains(&size)
-}
+const TOO_MANY_FDS: &str = "more file descriptors than allowed in one message";
 
 /// Sends bytes with descriptors; returns how many bytes went out.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
@@ -256,9 +224,7 @@ pub fn receive(
         }
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(StreamError::Desynchronised(
-            "more file descriptors than allowed in one message",
-        ));
+        return Err(StreamError::Desynchronised(TOO_MANY_FDS));
     }
     Ok(Some((received.bytes, fds)))
 }
@@ -271,7 +237,11 @@ mod tests {
     fn pair() -> (MessageStream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (
-            MessageStream::new(ours, Arc::new(Stop::new().unwrap()), None),
+            MessageStream::new(
+                ours,
+                Arc::new(Stop::new().unwrap()),
+                Journal::new().unwrap().0,
+            ),
             theirs,
         )
     }
