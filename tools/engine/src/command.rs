@@ -3,7 +3,7 @@
 //! Control commands: from bytes to typed requests, and back.
 
 mod context;
-mod memory;
+pub(crate) mod memory;
 mod port;
 mod queue;
 
@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// A command that the device executes. It changes nothing if it fails.
 trait Execute: Command {
     /// Executes it.
+    memory::PageList,
     fn execute<M: Memory>(
         self,
         rnic: &mut Rnic,
@@ -29,13 +30,20 @@ trait Execute: Command {
     ) -> Result<<Self as Command>::Reply, Cause>;
 }
 
-/// Executes the command in `request` and appends its reply to `reply`.
+/// Executes the command in `request` and appends its reply to `reply`. `false` if it takes long and
+/// has to be called again, with the same request, for the rest; nothing was appended then.
 pub(crate) fn execute<M: Memory>(
     rnic: &mut Rnic,
     request: &[u8],
     reply: &mut Vec<u8>,
     io: &mut Io<'_, M>,
-) {
+) -> bool {
+    // The pages first: nothing else of a command takes long.
+    if let Some(list) = page_list_of(request)
+        && !rnic.resolve_part(&list, io)
+    {
+        return false;
+    }
     rnic.resources.counters.count(Counter::Commands);
     let start = reply.len();
     reply.resize(start + size_of::<ReplyHeader>(), 0);
@@ -61,6 +69,21 @@ pub(crate) fn execute<M: Memory>(
 fn dispatch<M: Memory>(
     rnic: &mut Rnic,
     request: &[u8],
+    rnic.resolution = None;
+    true
+}
+
+/// The page list in a command that has one.
+fn page_list_of(request: &[u8]) -> Option<PageList> {
+    let (header, body) = CommandHeader::read_from_prefix(request).ok()?;
+    let list = match CommandCode::try_from(header.code.get()).ok()? {
+        CommandCode::CreateContext => CreateContext::read_from_bytes(body).ok()?.area,
+        CommandCode::RegisterMr => RegisterMr::read_from_bytes(body).ok()?.pages,
+        CommandCode::CreateCq => CreateCq::read_from_bytes(body).ok()?.pages,
+        CommandCode::CreateQp => CreateQp::read_from_bytes(body).ok()?.pages,
+        _ => return None,
+    };
+    (list.page_count.get() > 0).then_some(list)
     reply: &mut Vec<u8>,
     io: &mut Io<'_, M>,
 ) -> Result<(), Cause> {

@@ -58,49 +58,78 @@ fn check(list: &PageList) -> Result<Shape, Cause> {
     })
 }
 
-/// Walks a page list and resolves its pages. `max_translations` bounds the host ranges that the
-/// buffer may need, and with them the work.
+/// A page list on its way to host ranges.
 ///
 /// Time and memory are proportional to the page count, which [`check`] ties to the length; chains
-/// that loop or end early do not change that.
-pub(crate) fn resolve<M: Memory>(
-    list: &PageList,
-    max_length: u64,
-    max_translations: usize,
-    memory: &M,
-) -> Result<Buffer, Cause> {
-    let shape = check(list)?;
-    if shape.length > max_length {
-        return Err(Cause::RegionLength);
+/// that loop or end early do not change that. A part of the way takes a bounded time.
+#[derive(Debug)]
+pub(crate) struct Resolver {
+    page_size: u64,
+    builder: BufferBuilder,
+    /// Address of the next chunk.
+    next: u64,
+    /// Pages to come.
+    left: u64,
+    /// Bytes of the next page before the buffer.
+    skip: u64,
+    /// Bytes of the buffer to come.
+    missing: u64,
+}
+
+impl Resolver {
+    /// Begins with a list of a buffer of at most `max_length` bytes.
+    pub(crate) fn new(list: &PageList, max_length: u64) -> Result<Self, Cause> {
+        let shape = check(list)?;
+        if shape.length > max_length {
+            return Err(Cause::RegionLength);
+        }
+        Ok(Self {
+            page_size: shape.page_size,
+            builder: BufferBuilder::default(),
+            next: list.first_chunk.get(),
+            left: shape.pages,
+            skip: shape.offset,
+            missing: shape.length,
+        })
     }
 
-    let mut builder = BufferBuilder::default();
-    let mut pages = [U64::ZERO; CHUNK_PAGES];
-    let mut next = list.first_chunk.get();
-    let mut left = shape.pages;
-    let mut skip = shape.offset;
-    let mut missing = shape.length;
-    while left > 0 {
-        let count = read_chunk(&mut next, left, &mut pages, memory)?;
-        left -= count as u64;
-        for page in &pages[..count] {
-            let page = page.get();
-            if page & (shape.page_size - 1) != 0 {
-                return Err(Cause::PageMisaligned);
+    /// Resolves chunks until at least `pages` pages were seen or none is left. `max_translations`
+    /// bounds the host ranges that the whole buffer may need. Whether it is done.
+    pub(crate) fn advance<M: Memory>(
+        &mut self,
+        pages: u64,
+        max_translations: usize,
+        memory: &M,
+    ) -> Result<bool, Cause> {
+        let end = self.left.saturating_sub(pages);
+        let mut chunk = [U64::ZERO; CHUNK_PAGES];
+        while self.left > end {
+            let count = read_chunk(&mut self.next, self.left, &mut chunk, memory)?;
+            self.left -= count as u64;
+            for page in &chunk[..count] {
+                let page = page.get();
+                if page & (self.page_size - 1) != 0 {
+                    return Err(Cause::PageMisaligned);
+                }
+                let bytes = self.missing.min(self.page_size - self.skip);
+                let range = memory
+                    .resolve(GuestAddress(page + self.skip), bytes)
+                    .ok_or(Cause::PageUnmapped)?;
+                self.builder.push(range);
+                self.missing -= bytes;
+                self.skip = 0;
             }
-            let bytes = missing.min(shape.page_size - skip);
-            let range = memory
-                .resolve(GuestAddress(page + skip), bytes)
-                .ok_or(Cause::PageUnmapped)?;
-            builder.push(range);
-            missing -= bytes;
-            skip = 0;
+            if self.builder.translations() > max_translations {
+                return Err(Cause::TranslationsExhausted);
+            }
         }
-        if builder.translations() > max_translations {
-            return Err(Cause::TranslationsExhausted);
-        }
+        Ok(self.left == 0)
     }
-    Ok(builder.finish())
+
+    /// The buffer, when it is done.
+    pub(crate) fn finish(self) -> Buffer {
+        self.builder.finish()
+    }
 }
 
 /// Reads the chunk at `next`, which becomes the address of the one after it. Gives the number of

@@ -5,6 +5,7 @@
 pub use crate::resources::Io;
 use crate::{
     cause::Cause,
+    command::memory::Resolution,
     context::Context,
     limits::Limits,
     memory::Memory,
@@ -152,6 +153,8 @@ pub struct Rnic {
     pub(crate) config: RnicConfig,
     pub(crate) resources: Resources,
     pub(crate) contexts: Table<Context>,
+    /// Page list of a command that takes long.
+    pub(crate) resolution: Option<Resolution>,
     /// Context of each doorbell page.
     pub(crate) pages: Vec<Option<u32>>,
     pub(crate) pds: Table<Pd>,
@@ -183,6 +186,7 @@ impl Rnic {
             pages: vec![None; config.limits.contexts as usize],
             pds: Table::new(1, config.limits.pd),
             qps: QueuePairs {
+            resolution: None,
                 // QP0 does not exist, QP1 is the GSI, which counts but has no place in the table.
                 table: Table::new(2, config.limits.qp),
                 gsi: None,
@@ -207,10 +211,18 @@ impl Rnic {
     }
 
     /// Executes a control command: `request` is its readable part, and the writable part is appended
-    /// to `reply`. Any bytes get an answer.
-    pub fn execute<M: Memory>(&mut self, request: &[u8], reply: &mut Vec<u8>, io: &mut Io<'_, M>) {
-        crate::command::execute(self, request, reply, io);
+    /// to `reply`. Any bytes get an answer. `false` if the command takes long: there is no reply
+    /// yet, and after others had their turn this has to be called again with the same request.
+    #[must_use]
+    pub fn execute<M: Memory>(
+        &mut self,
+        request: &[u8],
+        reply: &mut Vec<u8>,
+        io: &mut Io<'_, M>,
+    ) -> bool {
+        let done = crate::command::execute(self, request, reply, io);
         self.settle(io);
+        done
     }
 
     /// The driver side wrote `value` to doorbell page `page`.

@@ -60,6 +60,8 @@ struct Queues {
 }
 
 /// An event queue.
+    /// A command that takes long, of which a part is done.
+    begun: Option<Chain>,
 #[derive(Default)]
 struct EventQueue {
     queue: Option<Virtqueue>,
@@ -370,6 +372,7 @@ impl Device {
         if let Some(session) = self.session.take() {
             let memory = session.memory.clone();
             drop(session);
+            begun: None,
             memory.release_unused();
         }
     }
@@ -424,9 +427,15 @@ impl Session {
         };
         let mut interrupt = false;
         for _ in 0..COMMANDS_PER_TURN {
-            let Some(chain) = queue.pop(command::MAX_REQUEST)? else {
-                self.queues.control_notified = false;
-                break;
+            let chain = match self.queues.begun.take() {
+                Some(chain) => chain,
+                None => match queue.pop(command::MAX_REQUEST)? {
+                    Some(chain) => chain,
+                    None => {
+                        self.queues.control_notified = false;
+                        break;
+                    }
+                },
             };
             let mut reply = Vec::with_capacity(command::MAX_REPLY);
             match &mut self.rnic {
@@ -441,7 +450,10 @@ impl Session {
                         now,
                         outbox: &mut shared.outbox,
                     };
-                    rnic.execute(&chain.request, &mut reply, &mut io);
+                    if !rnic.execute(&chain.request, &mut reply, &mut io) {
+                        self.queues.begun = Some(chain);
+                        break;
+                    }
                 }
                 None => refuse(Status::DeviceFailed, &mut reply),
             }

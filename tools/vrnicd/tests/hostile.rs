@@ -219,6 +219,81 @@ fn page_lists_that_lead_anywhere_are_refused() {
     a.works();
 }
 
+/// A registration of a million pages, in two chunks that follow each other for ever.
+fn long_registration(driver: &Driver, pd: u32) -> Vec<u8> {
+    const COUNT: u64 = 2000 * CHUNK_PAGES as u64;
+    let pages: Vec<u64> = (0..CHUNK_PAGES as u64)
+        .map(|n| PAGES + 4096 * (63 - n % 64))
+        .collect();
+    for (at, next) in [(CHUNKS, CHUNKS + 4096), (CHUNKS + 4096, CHUNKS)] {
+        chunk(driver, at, next, CHUNK_PAGES as u32, &pages);
+    }
+    let request = RegisterMr {
+        pd: pd.into(),
+        access: access::LOCAL_WRITE.into(),
+        iova: (1 << 40).into(),
+        pages: PageList {
+            first_chunk: CHUNKS.into(),
+            length: (COUNT * 4096).into(),
+            page_count: (COUNT as u32).into(),
+            page_shift: 12,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let header = CommandHeader {
+        code: RegisterMr::CODE.raw().into(),
+        reserved: 0.into(),
+        length: (size_of::<RegisterMr>() as u32).into(),
+    };
+    [header.as_bytes(), request.as_bytes()].concat()
+}
+
+#[test]
+fn a_long_command_keeps_its_place_and_a_reset_ends_it() {
+    let daemon = Daemon::start();
+    let (mut a, mut b) = (
+        Driver::start(daemon.connect("a")),
+        Driver::start(daemon.connect("b")),
+    );
+    let (_, pd) = context(&mut a);
+    let long = long_registration(&a, pd);
+    let query = CommandHeader {
+        code: CommandCode::QueryDevice.raw().into(),
+        reserved: 0.into(),
+        length: 0.into(),
+    };
+    for (head, request, bytes) in [
+        (0, REQUEST, &long[..]),
+        (2, REQUEST + 0x800, query.as_bytes()),
+    ] {
+        a.ram.view.write(request, bytes).unwrap();
+        let (length, reply) = (bytes.len() as u32, REPLY + 0x400 * u64::from(head));
+        a.control
+            .put_descriptor(&a.ram, head, request, length, 1, head + 1);
+        a.control.put_descriptor(&a.ram, head + 1, reply, 512, 2, 0);
+        a.control.offer(&a.ram, head);
+    }
+    a.client.notify(0);
+    b.works();
+    a.control.wait_used(&a.ram);
+    a.control.wait_used(&a.ram);
+    let end = a.ram.u16(a.control.used() + 2);
+    for (back, head) in [(2, 0), (1, 2)] {
+        let slot = u64::from(end.wrapping_sub(back) % 64);
+        assert_eq!(a.ram.u16(a.control.used() + 4 + 8 * slot), head, "in order");
+        let status = a.ram.bytes(REPLY + 0x400 * u64::from(head), 4);
+        assert_eq!(status, Status::Ok.raw().to_le_bytes());
+    }
+
+    a.ram.view.write(REQUEST, &long).unwrap();
+    a.control.offer(&a.ram, 0);
+    a.client.notify(0);
+    a.bring_up();
+    a.works();
+    b.works();
+}
+
 #[test]
 fn rings_outside_their_buffer_are_refused() {
     let daemon = Daemon::start();

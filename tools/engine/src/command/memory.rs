@@ -7,7 +7,7 @@ use crate::{
     buffer::Buffer,
     cause::Cause,
     memory::Memory,
-    page_list,
+    page_list::Resolver,
     region::{Region, RegionMemory},
     resources::Io,
     rnic::Rnic,
@@ -18,17 +18,81 @@ use vrnic_wire::{
 };
 use zerocopy::IntoBytes;
 
+/// Pages of a list that are resolved before others have their turn.
+const PAGES_AT_ONCE: u64 = 2048;
+
+/// A page list that is being resolved, or what came of it.
+#[derive(Debug)]
+pub(crate) struct Resolution {
+    list: PageList,
+    state: Result<Resolver, Cause>,
+}
+
+impl Resolution {
+    fn new(list: &PageList, max_length: u64) -> Self {
+        Self {
+            list: *list,
+            state: Resolver::new(list, max_length),
+        }
+    }
+
+    /// Whether this is about `list`.
+    fn is_of(&self, list: &PageList) -> bool {
+        self.list.as_bytes() == list.as_bytes()
+    }
+
+    /// Goes on with so many pages. Whether it is done or has failed.
+    fn advance<M: Memory>(&mut self, pages: u64, max_translations: usize, memory: &M) -> bool {
+        let Ok(resolver) = &mut self.state else {
+            return true;
+        };
+        match resolver.advance(pages, max_translations, memory) {
+            Ok(done) => done,
+            Err(cause) => {
+                self.state = Err(cause);
+                true
+            }
+        }
+    }
+
+    fn finish(self) -> Result<Buffer, Cause> {
+        self.state.map(Resolver::finish)
+    }
+}
+
 impl Rnic {
-    /// Resolves the page list of a memory region.
-    fn resolve_buffer<M: Memory>(&self, list: &PageList, io: &Io<'_, M>) -> Result<Buffer, Cause> {
-        let limits = &self.config.limits;
-        let left = limits.translations.saturating_sub(self.translations);
-        page_list::resolve(list, limits.mr_size, left, io.memory)
+    /// The buffer of a page list, which may have been resolved in advance.
+    fn resolve_buffer<M: Memory>(
+        &mut self,
+        list: &PageList,
+        io: &Io<'_, M>,
+    ) -> Result<Buffer, Cause> {
+        let mut resolution = match self.resolution.take() {
+            Some(begun) if begun.is_of(list) => begun,
+            _ => Resolution::new(list, self.config.limits.mr_size),
+        };
+        while !resolution.advance(u64::MAX, self.translations_left(), io.memory) {}
+        resolution.finish()
+    }
+
+    /// Resolves a part of a page list in advance. Whether nothing of it is left to do.
+    pub(super) fn resolve_part<M: Memory>(&mut self, list: &PageList, io: &Io<'_, M>) -> bool {
+        let left = self.translations_left();
+        let resolution = match &mut self.resolution {
+            Some(begun) if begun.is_of(list) => begun,
+            other => other.insert(Resolution::new(list, self.config.limits.mr_size)),
+        };
+        resolution.advance(PAGES_AT_ONCE, left, io.memory)
+    }
+
+    fn translations_left(&self) -> usize {
+        let limit = self.config.limits.translations;
+        limit.saturating_sub(self.translations)
     }
 
     /// Resolves the page list of rings or of a notify area, which begin with a page.
     pub(super) fn resolve_ring_buffer<M: Memory>(
-        &self,
+        &mut self,
         list: &PageList,
         io: &Io<'_, M>,
     ) -> Result<Buffer, Cause> {

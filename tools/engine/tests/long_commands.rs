@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Commands that take long are done in parts, between which everything else goes on.
+
+use std::time::Duration;
+use vrnic_engine::{
+    Cause, Io, Outbox,
+    testing::{Connection, QpOptions, Send, World},
+};
+use vrnic_wire::{
+    command::{
+        Command, CommandHeader, DeregisterMr, MrRegistered, RegisterMr, ReplyHeader, Status,
+    },
+    completion,
+    memory::{CHUNK_PAGES, PageList, access},
+    work::SendOpcode,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Pages of a registration that takes long.
+const CHUNKS: usize = 2000;
+const PAGES: usize = CHUNKS * CHUNK_PAGES;
+
+/// Bytes of a registration of that many pages, no two of which are neighbours: one chunk that is its own successor.
+fn long_registration(world: &mut World) -> Vec<u8> {
+    let guest = &mut world.nodes[0].guest;
+    let memory = guest.arena(20 * 4096);
+    let mut pages: Vec<u64> = (0..20).map(|page| memory.address(page * 4096)).collect();
+    // Backwards, so that none follows its neighbour.
+    pages.sort_unstable_by(|a, b| b.cmp(a));
+    let chunk = guest.arena(4096);
+    let mut bytes = chunk.address(0).to_le_bytes().to_vec();
+    bytes.extend((CHUNK_PAGES as u64).to_le_bytes());
+    let cycle = pages.iter().cycle().take(CHUNK_PAGES);
+    bytes.extend(cycle.flat_map(|page| page.to_le_bytes()));
+    chunk.put(0, &bytes);
+    let request = RegisterMr {
+        pd: guest.pd.into(),
+        access: access::LOCAL_WRITE.into(),
+        iova: 0x10_0000_0000.into(),
+        pages: PageList {
+            first_chunk: chunk.address(0).into(),
+            offset: 0.into(),
+            length: (PAGES as u64 * 4096).into(),
+            page_count: (PAGES as u32).into(),
+            page_shift: 12,
+            reserved: [0; 3],
+        },
+        ..Default::default()
+    };
+    let header = CommandHeader {
+        code: RegisterMr::CODE.raw().into(),
+        reserved: 0.into(),
+        length: (size_of::<RegisterMr>() as u32).into(),
+    };
+    [header.as_bytes(), request.as_bytes()].concat()
+}
+
+/// Executes a part of a command. Its reply, if that was the last one.
+fn part(world: &mut World, request: &[u8]) -> Option<Vec<u8>> {
+    let node = &mut world.nodes[0];
+    let (mut reply, mut outbox) = (Vec::new(), Outbox::new());
+    let mut io = Io {
+        memory: &node.guest.view,
+        now: world.now,
+        outbox: &mut outbox,
+    };
+    let done = node.rnic.execute(request, &mut reply, &mut io);
+    assert_eq!(done, !reply.is_empty(), "a reply when it is done");
+    done.then_some(reply)
+}
+
+/// A write of a queue pair completes.
+fn others_go_on(world: &mut World, c: &mut Connection) {
+    let write = Send::new(1, SendOpcode::Write)
+        .rdma(c.mrs[1].iova, c.mrs[1].key)
+        .element(c.mrs[0].sge(0, 10));
+    c.send(world, 0, &write);
+    world.run(Duration::from_millis(1));
+    let done = c.send_cqs[0].drain();
+    assert_eq!(done.len(), 1);
+    assert_eq!(done[0].status, completion::Status::Success);
+}
+
+#[test]
+fn other_queue_pairs_have_their_turn_during_a_registration_of_a_million_pages() {
+    let mut world = World::pair(1);
+    let mut c = world.connect([0, 1], &QpOptions::default(), 4096, |_, _| {});
+    let request = long_registration(&mut world);
+    let before = world.nodes[0].rnic.snapshot();
+    let mut parts = 0;
+    let reply = loop {
+        if let Some(reply) = part(&mut world, &request) {
+            break reply;
+        }
+        parts += 1;
+        others_go_on(&mut world, &mut c);
+        let now = world.nodes[0].rnic.snapshot();
+        assert_eq!(
+            (now.mrs, now.translations),
+            (before.mrs, before.translations)
+        );
+    };
+    assert!(parts > PAGES / 4096, "only {parts} parts");
+    let (header, body) = ReplyHeader::read_from_prefix(&reply).unwrap();
+    assert_eq!(header.status.get(), Status::Ok.raw());
+    assert_eq!(
+        world.nodes[0].rnic.snapshot().translations,
+        before.translations + PAGES
+    );
+    let key = MrRegistered::read_from_bytes(body).unwrap().key;
+    let node = &mut world.nodes[0];
+    let pd = node.guest.pd.into();
+    node.guest
+        .command(&mut node.rnic, DeregisterMr { pd, key })
+        .unwrap();
+    assert_eq!(node.rnic.snapshot().translations, before.translations);
+}
+
+#[test]
+fn another_command_in_between_is_not_mistaken_for_the_rest() {
+    let mut world = World::pair(2);
+    let mut c = world.connect([0, 1], &QpOptions::default(), 4096, |_, _| {});
+    let request = long_registration(&mut world);
+    assert!(part(&mut world, &request).is_none());
+    let node = &mut world.nodes[0];
+    let mr = node.guest.full_mr(&mut node.rnic, 10_000);
+    // What was begun is forgotten, and begins anew.
+    let mut parts = 1;
+    while part(&mut world, &request).is_none() {
+        parts += 1;
+    }
+    assert!(parts > PAGES / 4096);
+    drop(mr);
+    others_go_on(&mut world, &mut c);
+}
+
+#[test]
+fn a_list_that_is_refused_at_its_end_leaves_nothing() {
+    let mut world = World::pair(3);
+    let mut request = long_registration(&mut world);
+    // A protection domain that does not exist is found before what the list says.
+    let wrong_pd = {
+        let mut request = request.clone();
+        let at = size_of::<CommandHeader>();
+        let (mut body, _) = RegisterMr::read_from_prefix(&request[at..]).unwrap();
+        body.pd = 4711.into();
+        request[at..].copy_from_slice(body.as_bytes());
+        request
+    };
+    let at = size_of::<CommandHeader>();
+    let (mut body, _) = RegisterMr::read_from_prefix(&request[at..]).unwrap();
+    // The last chunk has more pages than are missing.
+    body.pages.page_count = (PAGES as u32 - 1).into();
+    body.pages.length = ((PAGES as u64 - 1) * 4096).into();
+    request[at..].copy_from_slice(body.as_bytes());
+    for (request, cause) in [
+        (wrong_pd, Cause::UnknownPd),
+        (request, Cause::PageListChunk),
+    ] {
+        let before = world.nodes[0].rnic.snapshot();
+        let reply = loop {
+            if let Some(reply) = part(&mut world, &request) {
+                break reply;
+            }
+        };
+        let (header, _) = ReplyHeader::read_from_prefix(&reply).unwrap();
+        assert_eq!(header.vendor_error.get(), cause.code());
+        let after = world.nodes[0].rnic.snapshot();
+        assert_eq!(
+            (after.mrs, after.translations),
+            (before.mrs, before.translations)
+        );
+    }
+}
