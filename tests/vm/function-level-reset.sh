@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A function-level reset of the PCI function: without a driver the device is as new afterwards; under traffic programs get errors, QEMU and the other VM notice nothing, and binding the driver anew brings the device back.
+# lab: timeout=240
+# lab: fresh
+# lab: allow-leaks
+. "$LAB_LIB"
+
+virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
+function=$(on a sh -c "basename \$(dirname \$(readlink -f /sys/bus/virtio/devices/$virtio))")
+reset=/sys/bus/pci/devices/$function
+[ "$(on a cat "$reset/reset_method")" = af_flr ] || on a sh -c "echo af_flr > $reset/reset_method"
+resets() { grep -c 'function-level reset' "$(lab log)" || true; }
+
+bind() {
+	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/$1"
+}
+works() {
+	for _ in $(seq 50); do
+		on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
+		sleep 0.2
+	done
+	on -t 60 a vrnic-stress --device "$DEV" --seconds 3
+}
+
+bind unbind
+before=$(resets)
+on a sh -c "echo 1 > $reset/reset"
+[ "$(resets)" -gt "$before" ] || fail "the device was not reset"
+vrnicctl --json devices | grep -A3 '"name": "a"' | grep -q '"state": "down"' || fail "the device is not as new"
+bind bind
+works
+
+on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+bystander=$!
+on -t 90 a sh -c "vrnic-stress --device $DEV --seconds 60 --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
+victim=$!
+sleep 6
+before=$(resets)
+on a sh -c "echo 1 > $reset/reset"
+[ "$(resets)" -gt "$before" ] || fail "the device was not reset under traffic"
+wait $victim || fail "the program does not end"
+cat "$LAB_DIR/victim"
+grep -q 'exit 1' "$LAB_DIR/victim" || fail "the program did not see an error"
+bind unbind
+bind bind
+works
+wait $bystander || fail "the other VM noticed"
