@@ -177,6 +177,10 @@ causes! {
     ReceiveTooShort = 104 => "message is longer than the receive",
     /// The receive entry is not valid.
     ReceiveEntry = 105 => "receive entry is not valid",
+    /// A packet before this one is missing.
+    PacketMissing = 107 => "a packet before this one did not come",
+    /// No receive is posted.
+    NoReceive = 108 => "no receive is posted",
     /// The response does not fit the request.
     ResponseLength = 106 => "response has the wrong length or kind",
     /// Timeouts or sequence errors used up all retries.
@@ -189,6 +193,10 @@ causes! {
     PeerAccess = 113 => "peer does not allow the access",
     /// The peer says that it could not do it.
     PeerOperation = 114 => "peer could not do the operation",
+    /// The driver put something impossible into a virtqueue.
+    VirtqueueBroken = 130 => "driver broke a virtqueue",
+    /// The device found itself in a state that cannot be.
+    InternalFault = 131 => "internal fault of the device",
     /// The driver moved the queue pair to the error state, or an earlier request failed.
     QpInError = 120 => "queue pair is in the error state",
 }

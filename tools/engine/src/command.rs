@@ -7,7 +7,13 @@ pub(crate) mod memory;
 mod port;
 mod queue;
 
-use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
+use crate::{
+    cause::Cause,
+    explain::{Explanation, Happening},
+    memory::Memory,
+    resources::Io,
+    rnic::Rnic,
+};
 use vrnic_wire::{
     command::{
         self, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq, CreatePd,
@@ -16,13 +22,13 @@ use vrnic_wire::{
         SetGid, Status,
     },
     counter::Counter,
+    memory::PageList,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A command that the device executes. It changes nothing if it fails.
 trait Execute: Command {
     /// Executes it.
-    memory::PageList,
     fn execute<M: Memory>(
         self,
         rnic: &mut Rnic,
@@ -52,6 +58,13 @@ pub(crate) fn execute<M: Memory>(
         Ok(()) => (Status::Ok, 0),
         Err(cause) => {
             rnic.resources.counters.count(Counter::CommandErrors);
+            let code = CommandHeader::read_from_prefix(request);
+            let happening = Happening::Command {
+                code: code.map_or(0, |(header, _)| header.code.get()),
+                status: status_of(cause),
+            };
+            let what = Explanation::new(happening, 0, Some(cause));
+            rnic.resources.explain(what);
             (status_of(cause), cause.code())
         }
     };
@@ -63,12 +76,6 @@ pub(crate) fn execute<M: Memory>(
         reserved: 0.into(),
     };
     reply[start..start + size_of::<ReplyHeader>()].copy_from_slice(header.as_bytes());
-}
-
-/// Executes a command, and appends its reply without the header.
-fn dispatch<M: Memory>(
-    rnic: &mut Rnic,
-    request: &[u8],
     rnic.resolution = None;
     true
 }
@@ -84,6 +91,12 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
         _ => return None,
     };
     (list.page_count.get() > 0).then_some(list)
+}
+
+/// Executes a command, and appends its reply without the header.
+fn dispatch<M: Memory>(
+    rnic: &mut Rnic,
+    request: &[u8],
     reply: &mut Vec<u8>,
     io: &mut Io<'_, M>,
 ) -> Result<(), Cause> {

@@ -2,7 +2,7 @@
 
 //! Completion queues.
 
-use crate::{cause::Cause, memory::Memory, ring::Ring};
+use crate::{cause::Cause, inspect::CqSnapshot, memory::Memory, ring::Ring};
 use rustc_hash::FxHashSet;
 use vrnic_wire::{
     completion::{Cqe, PHASE_OFFSET, Status},
@@ -146,6 +146,21 @@ impl Cq {
         }
         self.notified = arm.sequence();
         !std::mem::replace(&mut self.event_waits, true)
+    }
+
+    /// What it is doing, for people.
+    pub(crate) fn snapshot<M: Memory>(&self, number: u32, memory: &M) -> CqSnapshot {
+        let entries = self.ring.entries();
+        let consumer = self.ring.driver_index(memory).ok();
+        CqSnapshot {
+            number,
+            context: self.context,
+            vector: self.vector,
+            entries,
+            unread: consumer.and_then(|consumer| ring::used(self.producer, consumer, entries)),
+            queue_pairs: self.users.len(),
+            failed: self.failed,
+        }
     }
 
     /// Host ranges that the ring needs.

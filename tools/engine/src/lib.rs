@@ -32,7 +32,9 @@ mod context;
 mod counter;
 mod cq;
 mod event;
+pub mod explain;
 mod gid;
+mod inspect;
 pub mod limits;
 pub mod memory;
 mod page_list;
@@ -51,6 +53,8 @@ mod timer;
 mod work;
 
 pub use cause::Cause;
+pub use explain::Explanation;
+pub use inspect::{CqSnapshot, MrSnapshot};
 pub use limits::Limits;
 pub use qp::QpSnapshot;
 pub use rnic::{Io, Rnic, RnicConfig, Segmentation, Snapshot};

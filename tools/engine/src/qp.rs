@@ -4,6 +4,7 @@
 
 mod attributes;
 mod datagram;
+mod explain;
 mod flush;
 mod receive;
 mod requester;
@@ -12,6 +13,7 @@ mod transition;
 
 use crate::{
     cause::Cause,
+    explain::{Access, Explanation, Happening},
     memory::Memory,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
@@ -145,6 +147,8 @@ pub(crate) struct Qp {
     requester: Requester,
     responder: Responder,
     receive: Receive,
+    /// The last access of this queue pair or its peer that was refused, and why.
+    refused: Option<(Cause, Access)>,
     /// Whether it waits for its turn.
     pub(crate) scheduled: bool,
     /// When it will be reminded to look at its timer.
@@ -164,6 +168,7 @@ impl Qp {
             requester: Requester::default(),
             responder: Responder::default(),
             receive: Receive::default(),
+            refused: None,
             scheduled: false,
             reminder: None,
         }
@@ -320,6 +325,16 @@ impl Qp {
 
     /// Raises an event of this queue pair.
     fn raise(&self, event: EventType, cause: Option<Cause>, resources: &mut Resources) {
+        if cause.is_some() {
+            let refused = self
+                .refused
+                .filter(|(why, _)| cause.is_some_and(|cause| cause.as_remote() == why.as_remote()));
+            resources.explain(Explanation {
+                peer_qpn: self.attributes.dest_qpn,
+                access: refused.map(|(_, access)| access),
+                ..Explanation::new(Happening::Event(event), self.number, cause)
+            });
+        }
         resources
             .async_events
             .raise(event, self.number, cause, &mut resources.counters);
@@ -356,7 +371,7 @@ impl Qp {
     }
 
     /// What it is doing, for people.
-    pub(crate) fn snapshot(&self) -> QpSnapshot {
+    pub(crate) fn snapshot<M: Memory>(&self, memory: &M) -> QpSnapshot {
         QpSnapshot {
             number: self.number,
             qp_type: self.created.qp_type,
@@ -370,6 +385,13 @@ impl Qp {
             receive_psn: self.responder.expected().raw(),
             sends_in_flight: self.requester.in_flight(),
             responses_waiting: self.responder.waiting(),
+            send_cqn: self.created.send_cqn,
+            receive_cqn: self.created.recv_cqn,
+            mtu: self.mtu,
+            sends_posted: self.created.sq.posted(memory),
+            send_entries: self.created.sq.entries(),
+            receives_posted: self.created.rq.posted(memory),
+            receive_entries: self.created.rq.entries(),
         }
     }
 }
@@ -401,4 +423,18 @@ pub struct QpSnapshot {
     pub sends_in_flight: usize,
     /// Reads and atomics of the peer that wait for their turn.
     pub responses_waiting: usize,
+    /// Completion queue of sends.
+    pub send_cqn: u32,
+    /// Completion queue of receives.
+    pub receive_cqn: u32,
+    /// Most payload bytes of a packet.
+    pub mtu: u32,
+    /// Send work requests that were posted and are not completed; `None` if the ring is broken.
+    pub sends_posted: Option<u32>,
+    /// Places of the send queue; 0 if there is none.
+    pub send_entries: u32,
+    /// Receives that were posted and are not used; `None` if the ring is broken.
+    pub receives_posted: Option<u32>,
+    /// Places of the receive queue; 0 if there is none.
+    pub receive_entries: u32,
 }

@@ -2,6 +2,7 @@
 
 //! Memory regions and their keys.
 
+use crate::explain::Access;
 use crate::{
     buffer::Buffer,
     cause::Cause,
@@ -10,6 +11,7 @@ use crate::{
 use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
 use rustc_hash::FxHashMap;
+use std::cell::Cell;
 
 /// What a region covers.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub(crate) struct Regions {
     by_key: FxHashMap<u32, Region>,
     random: ChaCha12Rng,
     limit: u32,
+    /// The access that was refused last, until somebody tells of it.
+    refused: Cell<Option<(Cause, Access)>>,
 }
 
 impl Regions {
@@ -58,6 +62,7 @@ impl Regions {
             by_key: FxHashMap::default(),
             random: ChaCha12Rng::from_seed(seed),
             limit,
+            refused: Cell::new(None),
         }
     }
 
@@ -95,6 +100,27 @@ impl Regions {
     /// Takes out the region with that key.
     pub(crate) fn remove(&mut self, key: u32) -> Option<Region> {
         self.by_key.remove(&key)
+    }
+
+    /// What was refused last, and why; once.
+    pub(crate) fn take_refused(&self) -> Option<(Cause, Access)> {
+        self.refused.take()
+    }
+
+    /// Remembers that an access was refused for that reason, which it gives back.
+    pub(crate) fn refuse(&self, cause: Cause, access: Access) -> Cause {
+        self.refused.set(Some((cause, access)));
+        cause
+    }
+
+    /// Up to `limit` regions with their keys, from the one at `position` on, in no order.
+    pub(crate) fn page(
+        &self,
+        position: usize,
+        limit: usize,
+    ) -> impl Iterator<Item = (u32, &Region)> {
+        let all = self.by_key.iter().skip(position).take(limit);
+        all.map(|(key, region)| (*key, region))
     }
 
     /// The region that covers `length` bytes at `address`, provided that it belongs to `pd` and
@@ -147,19 +173,27 @@ impl Regions {
         if length == 0 {
             return Ok(());
         }
-        let (region, offset) = self.covering(key, pd, rights, address, length)?;
-        match &region.memory {
-            RegionMemory::Buffer(buffer) => buffer
-                .ranges(offset, length, ranges)
-                .ok_or(Cause::LocalBounds),
-            RegionMemory::All => {
-                let range = memory
-                    .resolve(GuestAddress(offset), length)
-                    .ok_or(Cause::LocalUnmapped)?;
-                ranges.push(range);
-                Ok(())
-            }
-        }
+        let resolved =
+            self.covering(key, pd, rights, address, length)
+                .and_then(|(region, offset)| match &region.memory {
+                    RegionMemory::Buffer(buffer) => buffer
+                        .ranges(offset, length, ranges)
+                        .ok_or(Cause::LocalBounds),
+                    RegionMemory::All => memory
+                        .resolve(GuestAddress(offset), length)
+                        .map(|range| ranges.push(range))
+                        .ok_or(Cause::LocalUnmapped),
+                });
+        resolved.map_err(|cause| {
+            let access = Access {
+                key,
+                pd,
+                rights,
+                address,
+                length,
+            };
+            self.refuse(cause, access)
+        })
     }
 
     /// Checks an access as [`resolve`](Self::resolve) does, without resolving it.
@@ -175,12 +209,22 @@ impl Regions {
         if length == 0 {
             return Ok(());
         }
-        let (region, offset) = self.covering(key, pd, rights, address, length)?;
-        if matches!(region.memory, RegionMemory::All)
-            && memory.resolve(GuestAddress(offset), length).is_none()
-        {
-            return Err(Cause::LocalUnmapped);
-        }
-        Ok(())
+        let covered = self.covering(key, pd, rights, address, length);
+        let checked = covered.and_then(|(region, offset)| match &region.memory {
+            RegionMemory::All if memory.resolve(GuestAddress(offset), length).is_none() => {
+                Err(Cause::LocalUnmapped)
+            }
+            _ => Ok(()),
+        });
+        checked.map_err(|cause| {
+            let access = Access {
+                key,
+                pd,
+                rights,
+                address,
+                length,
+            };
+            self.refuse(cause, access)
+        })
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     counter::Counters,
     cq::{Cq, Pushed},
     event::{AsyncEvents, CompletionEvents},
+    explain::{Explanation, Happening, Record},
     gid::GidTable,
     limits::Limits,
     memory::{HostRange, Memory},
@@ -48,6 +49,10 @@ pub(crate) struct Resources {
     pub(crate) timers: Timers,
     pub(crate) bad_qkeys: u32,
     pub(crate) bad_pkeys: u32,
+    /// What went wrong lately.
+    pub(crate) record: Record,
+    /// When the call of the device began.
+    pub(crate) now: Instant,
     /// Completion queues with completions since their arm words were looked at.
     unannounced: Vec<u32>,
     /// Completion queues that failed, whose queue pairs do not know it yet.
@@ -77,10 +82,20 @@ impl Resources {
             timers: Timers::default(),
             bad_qkeys: 0,
             bad_pkeys: 0,
+            record: Record::default(),
+            now: Instant::default(),
             unannounced: Vec::new(),
             failed_cqs: Vec::new(),
             scratch: Vec::new(),
         }
+    }
+
+    /// Adds something that went wrong to the record.
+    pub(crate) fn explain(&mut self, what: Explanation) {
+        self.record.add(Explanation {
+            time: self.now,
+            ..what
+        });
     }
 
     /// Writes a completion to the queue `cqn`.
@@ -104,6 +119,8 @@ impl Resources {
             Pushed::First => self.unannounced.push(cqn),
             Pushed::Failed(cause) => {
                 self.failed_cqs.push(cqn);
+                let happening = Happening::Event(EventType::CqError);
+                self.explain(Explanation::new(happening, cqn, Some(cause)));
                 self.async_events
                     .raise(EventType::CqError, cqn, Some(cause), &mut self.counters);
                 return;

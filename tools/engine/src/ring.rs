@@ -193,6 +193,20 @@ impl WorkQueue {
         }
     }
 
+    /// Number of entries; 0 without a ring.
+    pub(crate) fn entries(&self) -> u32 {
+        self.ring.as_ref().map_or(0, Ring::entries)
+    }
+
+    /// Entries that belong to the device: posted and not released. `None` if the ring is broken.
+    pub(crate) fn posted<M: Memory>(&self, memory: &M) -> Option<u32> {
+        let Some(ring) = &self.ring else {
+            return Some(0);
+        };
+        let producer = ring.driver_index(memory).ok().filter(|_| !self.broken)?;
+        ring::used(producer, self.released, ring.entries())
+    }
+
     /// Memory of a taken entry.
     pub(crate) fn entry(&self, index: u32) -> Result<HostRange, Unmapped> {
         self.ring.as_ref().ok_or(Unmapped)?.entry(index)

@@ -9,7 +9,7 @@ use crate::{
     context::Context,
     limits::Limits,
     memory::Memory,
-    qp::{Qp, QpSnapshot, Turn},
+    qp::{Qp, Turn},
     resources::Resources,
     segment::{DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
     table::Table,
@@ -118,12 +118,6 @@ impl QueuePairs {
             self.ready.push_back(qpn);
         }
     }
-
-    /// All queue pairs.
-    fn iter(&self) -> impl Iterator<Item = &Qp> {
-        let others = self.table.iter().map(|(_, qp)| qp.as_ref());
-        self.gsi.as_deref().into_iter().chain(others)
-    }
 }
 
 /// How many objects a device has, and what it is doing.
@@ -153,14 +147,14 @@ pub struct Rnic {
     pub(crate) config: RnicConfig,
     pub(crate) resources: Resources,
     pub(crate) contexts: Table<Context>,
-    /// Page list of a command that takes long.
-    pub(crate) resolution: Option<Resolution>,
     /// Context of each doorbell page.
     pub(crate) pages: Vec<Option<u32>>,
     pub(crate) pds: Table<Pd>,
     pub(crate) qps: QueuePairs,
     /// Host ranges that all page lists need.
     pub(crate) translations: usize,
+    /// Page list of a command that takes long.
+    pub(crate) resolution: Option<Resolution>,
     /// Contexts that are, or are to be, polled.
     polled: Vec<u32>,
 }
@@ -186,13 +180,13 @@ impl Rnic {
             pages: vec![None; config.limits.contexts as usize],
             pds: Table::new(1, config.limits.pd),
             qps: QueuePairs {
-            resolution: None,
                 // QP0 does not exist, QP1 is the GSI, which counts but has no place in the table.
                 table: Table::new(2, config.limits.qp),
                 gsi: None,
                 ready: VecDeque::new(),
             },
             translations: 0,
+            resolution: None,
             polled: Vec::new(),
             config,
         }
@@ -220,6 +214,7 @@ impl Rnic {
         reply: &mut Vec<u8>,
         io: &mut Io<'_, M>,
     ) -> bool {
+        self.resources.now = io.now;
         let done = crate::command::execute(self, request, reply, io);
         self.settle(io);
         done
@@ -253,6 +248,7 @@ impl Rnic {
     /// are segments to send or work requests to complete. Whether there was or still is work, or
     /// there are new events.
     pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
+        self.resources.now = io.now;
         let found = self.look_at_contexts(io);
         let mut left = budget;
         let mut worked = false;
@@ -343,6 +339,7 @@ impl Rnic {
     /// A segment arrived for a GID of this device. Its payload is taken back by `io.outbox`.
     /// [`poll`](Self::poll) has to follow.
     pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+        self.resources.now = io.now;
         let qpn = segment.destination_qpn;
         match self.qps.get_mut(qpn) {
             Some(qp) if self.resources.port_active => {
@@ -356,6 +353,7 @@ impl Rnic {
 
     /// Acts on the timers that are due.
     pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+        self.resources.now = io.now;
         while let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) {
             if let Some(qp) = self.qps.get_mut(qpn) {
                 qp.remind(reminder, &mut self.resources, io);
@@ -434,7 +432,7 @@ impl Rnic {
     }
 
     /// Attributes of the port.
-    pub(crate) fn port_attributes(&self) -> PortAttributes {
+    pub fn port_attributes(&self) -> PortAttributes {
         const _: () = assert!(Mtu::Mtu4096.bytes() == DATAGRAM_MTU);
         /// Verbs encoding of four lanes.
         const WIDTH_4X: u8 = 2;
@@ -477,10 +475,5 @@ impl Rnic {
             ready_qps: self.qps.ready.len(),
             translations: self.translations,
         }
-    }
-
-    /// What each queue pair is doing.
-    pub fn qp_snapshots(&self) -> impl Iterator<Item = QpSnapshot> {
-        self.qps.iter().map(Qp::snapshot)
     }
 }

@@ -110,11 +110,23 @@ impl<T> Table<T> {
         Some(value)
     }
 
-    /// All objects with their numbers.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.slots
-            .iter()
-            .filter_map(|slot| Some((slot.number, slot.value.as_ref()?)))
+    /// The objects in up to `limit` places from place `first` on, with their numbers; `None` if there
+    /// are no such places.
+    pub(crate) fn page(
+        &self,
+        first: usize,
+        limit: usize,
+    ) -> Option<impl Iterator<Item = (u32, &T)>> {
+        let end = self.slots.len().min(first.saturating_add(limit));
+        let slots = self
+            .slots
+            .get(first..end)
+            .filter(|slots| !slots.is_empty())?;
+        Some(
+            slots
+                .iter()
+                .filter_map(|slot| Some((slot.number, slot.value.as_ref()?))),
+        )
     }
 }
 

@@ -251,9 +251,10 @@ proptest! {
                 aim(&mut forged.body, &c, offset.into());
             }
             let to = usize::from(!forged.to_requester);
-            let psn = world.nodes[to]
-                .rnic
-                .qp_snapshots()
+            let node = &world.nodes[to];
+            let psn = (0..)
+                .map_while(|place| node.rnic.qp_page(place, 1, &node.guest.view))
+                .flatten()
                 .find(|qp| qp.number == c.qps[to].qpn)
                 .map(|qp| if to == 0 { qp.unacknowledged_psn } else { qp.receive_psn })
                 .expect("qp");

@@ -80,6 +80,7 @@ impl Qp {
                         resources.counters.count(Counter::LocalProtectionErrors);
                     }
                     let cqe = self.cqe(wr_id, Opcode::Send, status, Some(cause));
+                    self.explain_completion((wr_id, Opcode::Send), status, cause, None, resources);
                     resources.complete(self.created.send_cqn, cqe, true, io);
                     self.state = QpState::SendQueueError;
                     turn.spend(0);

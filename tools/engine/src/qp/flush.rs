@@ -56,6 +56,8 @@ impl Qp {
     ) {
         self.created.sq.release(1, io.memory);
         let cqe = self.cqe(wr_id, opcode, Status::Flushed, Some(Cause::QpInError));
+        let what = (wr_id, opcode);
+        self.explain_completion(what, Status::Flushed, Cause::QpInError, None, resources);
         resources.complete(self.created.send_cqn, cqe, true, io);
     }
 
@@ -86,6 +88,14 @@ impl Qp {
                         Opcode::Receive,
                         Status::Flushed,
                         Some(Cause::QpInError),
+                    );
+                    let what = (wr_id, Opcode::Receive);
+                    self.explain_completion(
+                        what,
+                        Status::Flushed,
+                        Cause::QpInError,
+                        None,
+                        resources,
                     );
                     resources.complete(self.created.recv_cqn, cqe, true, io);
                 }

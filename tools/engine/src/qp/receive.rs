@@ -187,6 +187,13 @@ impl Qp {
     ) {
         if let Some(taken) = self.receive.taken.take() {
             let cqe = self.cqe(taken.wr_id, Opcode::Receive, status, Some(cause));
+            self.explain_completion(
+                (taken.wr_id, Opcode::Receive),
+                status,
+                cause,
+                None,
+                resources,
+            );
             resources.complete(self.created.recv_cqn, cqe, true, io);
         }
     }

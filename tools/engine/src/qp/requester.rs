@@ -277,6 +277,7 @@ impl Qp {
                     if sending == 0 {
                         self.fail_front(status, cause, resources, io);
                     } else if self.requester.queue[sending].failure.is_none() {
+                        self.note_refused(cause, resources);
                         self.requester.fail_cursor(status, cause);
                     }
                     return;

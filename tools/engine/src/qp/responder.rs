@@ -11,6 +11,7 @@ mod reply;
 use super::{Qp, receive::Took};
 use crate::{
     cause::Cause,
+    explain::Access,
     limits::MAX_MESSAGE,
     memory::Memory,
     psn::Psn,
@@ -194,7 +195,9 @@ impl Qp {
         if ahead > 0 {
             if !self.responder.told {
                 resources.counters.count(Counter::SequenceNaksSent);
-                self.nak(Syndrome::Nak(NakCode::SequenceError));
+                let syndrome = Syndrome::Nak(NakCode::SequenceError);
+                self.explain_nak_sent(syndrome, Cause::PacketMissing, segment, resources);
+                self.nak(syndrome);
             }
             return;
         }
@@ -220,11 +223,17 @@ impl Qp {
             }
             Ok(Outcome::NotReady) => {
                 resources.counters.count(Counter::RnrNaksSent);
-                self.nak(Syndrome::RnrNak {
+                let syndrome = Syndrome::RnrNak {
                     timer: self.attributes.min_rnr_timer,
-                });
+                };
+                self.explain_nak_sent(syndrome, Cause::NoReceive, segment, resources);
+                self.nak(syndrome);
             }
-            Err(fault) => self.refuse(&fault, resources, io),
+            Err(fault) => {
+                let syndrome = Syndrome::Nak(fault.code);
+                self.explain_nak_sent(syndrome, fault.cause, segment, resources);
+                self.refuse(&fault, resources, io);
+            }
         }
     }
 
@@ -483,7 +492,15 @@ impl Qp {
             return Err(Fault::invalid(Cause::WqeLength));
         }
         if self.attributes.access & right == 0 {
-            return Err(Fault::invalid(Cause::RemoteRights));
+            let access = Access {
+                key: reth.rkey,
+                pd: self.created.pd,
+                rights: right,
+                address: reth.address,
+                length: reth.length.into(),
+            };
+            let cause = resources.regions.refuse(Cause::RemoteRights, access);
+            return Err(Fault::invalid(cause));
         }
         resources
             .regions

@@ -57,6 +57,9 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
+        if !matches!(aeth.syndrome, Syndrome::Ack { .. }) {
+            self.explain_nak_received(psn, aeth.syndrome, resources);
+        }
         let failure = match aeth.syndrome {
             Syndrome::Ack { .. } => {
                 if !self.acknowledge(psn, resources, io) {
@@ -191,6 +194,8 @@ impl Qp {
             }
             self.created.sq.release(1, io.memory);
             let cqe = self.cqe(failed.request.wr_id, failed.opcode(), status, Some(cause));
+            let (what, psn) = ((failed.request.wr_id, failed.opcode()), failed.first_psn);
+            self.explain_completion(what, status, cause, Some(psn), resources);
             resources.complete(self.created.send_cqn, cqe, true, io);
         }
         self.enter_error(io);

@@ -150,6 +150,7 @@ impl Qp {
         if let Err(cause) = resolved {
             // The region went away since the request was accepted.
             self.responder.responses.clear();
+            self.explain_read_refused(response.psn, cause.as_remote(), resources);
             self.refuse(&Fault::access(cause), resources, io);
             self.responder.reply = Some(Reply::Nak(
                 response.psn,

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A bounded record of what went wrong, and why: every negative acknowledgement, error completion,
+//! fatal event and refused command, with the check that failed and what it was about.
+
+use crate::{
+    cause::Cause,
+    segment::{Body, Syndrome},
+    time::Instant,
+};
+use std::collections::VecDeque;
+use vrnic_wire::{
+    command,
+    completion::{Opcode, Status},
+    event::EventType,
+};
+
+/// Entries that a device keeps until somebody takes them.
+const KEPT: usize = 256;
+
+/// Youngest entries that a repetition is looked for in.
+const LOOK_BACK: usize = 16;
+
+/// What happened.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Happening {
+    /// The queue pair sent a negative acknowledgement.
+    NakSent(Syndrome),
+    /// The queue pair got a negative acknowledgement.
+    NakReceived(Syndrome),
+    /// A work request completed with an error; of a row of flushed ones the first.
+    Completion {
+        /// Chosen by whoever posted it.
+        wr_id: u64,
+        /// What it was to do.
+        opcode: Opcode,
+        /// Its status.
+        status: Status,
+    },
+    /// An asynchronous event was raised that tells of an error.
+    Event(EventType),
+    /// A command of the driver was refused.
+    Command {
+        /// Its code, which may mean nothing.
+        code: u16,
+        /// The status of the reply.
+        status: command::Status,
+    },
+}
+
+impl Happening {
+    /// Whether a row of these is told as one: they say the same, and there may be many.
+    fn is_mass(&self) -> bool {
+        match self {
+            Self::Completion { status, .. } => *status == Status::Flushed,
+            Self::NakSent(syndrome) | Self::NakReceived(syndrome) => {
+                matches!(syndrome, Syndrome::RnrNak { .. })
+            }
+            Self::Event(_) | Self::Command { .. } => false,
+        }
+    }
+
+    /// Whether `later` is more of the same.
+    fn is_repeated_by(&self, later: &Self) -> bool {
+        self.is_mass()
+            && match (self, later) {
+                (
+                    Self::Completion { opcode, status, .. },
+                    Self::Completion {
+                        opcode: later_opcode,
+                        status: later_status,
+                        ..
+                    },
+                ) => {
+                    let receives = |opcode: &Opcode| *opcode == Opcode::Receive;
+                    status == later_status && receives(opcode) == receives(later_opcode)
+                }
+                (first, later) => first == later,
+            }
+    }
+}
+
+/// An access to memory that was refused.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The key.
+    pub key: u32,
+    /// Protection domain of the queue pair.
+    pub pd: u32,
+    /// [`access`](vrnic_wire::memory::access) rights that it needs.
+    pub rights: u32,
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// A packet that came.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// What it is.
+    pub name: &'static str,
+    /// Its PSN.
+    pub psn: u32,
+}
+
+impl Packet {
+    /// What `body` with that PSN is.
+    pub(crate) fn new(body: &Body, psn: u32) -> Self {
+        let name = match body {
+            Body::Send { .. } => "SEND",
+            Body::Write { .. } => "RDMA WRITE",
+            Body::ReadRequest(_) => "RDMA READ request",
+            Body::AtomicRequest(_) => "atomic request",
+            Body::ReadResponse { .. } => "RDMA READ response",
+            Body::Acknowledge(_) => "ACK",
+            Body::AtomicAcknowledge { .. } => "atomic ACK",
+            Body::Datagram { .. } => "UD SEND",
+        };
+        Self { name, psn }
+    }
+}
+
+/// One thing that went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// When; the last time, if it was repeated.
+    pub time: Instant,
+    /// Number of the queue pair, or of the completion queue if the event is about one; 0 if neither.
+    pub number: u32,
+    /// Number of the queue pair's peer; 0 if there is none.
+    pub peer_qpn: u32,
+    /// What happened.
+    pub happening: Happening,
+    /// The check that failed.
+    pub cause: Option<Cause>,
+    /// PSN of the request or of the acknowledgement; the one that was expected if a packet was not.
+    pub psn: Option<u32>,
+    /// The packet that the check was about.
+    pub packet: Option<Packet>,
+    /// The access that the check was about.
+    pub access: Option<Access>,
+    /// How often it happened.
+    pub count: u64,
+}
+
+impl Explanation {
+    /// Something that happened to object `number`, with nothing more to say of it.
+    pub fn new(happening: Happening, number: u32, cause: Option<Cause>) -> Self {
+        Self {
+            time: Instant::default(),
+            number,
+            peer_qpn: 0,
+            happening,
+            cause,
+            psn: None,
+            packet: None,
+            access: None,
+            count: 1,
+        }
+    }
+}
+
+/// The youngest explanations, each with a number that counts from 0.
+#[derive(Debug)]
+pub struct Record {
+    entries: VecDeque<(u64, Explanation)>,
+    limit: usize,
+    next: u64,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::new(KEPT)
+    }
+}
+
+impl Record {
+    /// An empty record with room for `limit` entries.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            entries: VecDeque::new(),
+            limit: limit.max(1),
+            next: 0,
+        }
+    }
+
+    /// Adds an entry; the oldest goes if there is no room. More of what an entry tells already is
+    /// counted there. Whether there is a new entry.
+    pub fn add(&mut self, new: Explanation) -> bool {
+        let young = self.entries.iter_mut().rev().take(LOOK_BACK);
+        for (_, old) in young {
+            if old.number == new.number
+                && old.cause == new.cause
+                && old.happening.is_repeated_by(&new.happening)
+            {
+                old.count = old.count.saturating_add(new.count);
+                old.time = new.time;
+                return false;
+            }
+        }
+        if self.entries.len() == self.limit {
+            self.entries.pop_front();
+        }
+        self.entries.push_back((self.next, new));
+        self.next += 1;
+        true
+    }
+
+    /// Takes the oldest entry out.
+    pub fn take(&mut self) -> Option<Explanation> {
+        Some(self.entries.pop_front()?.1)
+    }
+
+    /// Number of the next entry.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The entries, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &Explanation)> {
+        self.entries.iter().map(|(number, entry)| (*number, entry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flush(number: u32, wr_id: u64, opcode: Opcode) -> Explanation {
+        let happening = Happening::Completion {
+            wr_id,
+            opcode,
+            status: Status::Flushed,
+        };
+        Explanation::new(happening, number, Some(Cause::QpInError))
+    }
+
+    #[test]
+    fn floods_take_one_entry_for_each_queue() {
+        let mut record = Record::new(100);
+        for wr_id in 0..1000 {
+            for number in 0..4 {
+                record.add(flush(number, wr_id, Opcode::Write));
+                record.add(flush(number, wr_id, Opcode::Receive));
+            }
+        }
+        assert_eq!(record.iter().count(), 8);
+        assert!(record.iter().all(|(_, entry)| entry.count == 1000));
+        let Some((_, first)) = record.iter().next() else {
+            panic!("entries");
+        };
+        assert!(matches!(
+            first.happening,
+            Happening::Completion { wr_id: 0, .. }
+        ));
+    }
+
+    #[test]
+    fn what_is_not_flushed_is_told_each_time_and_the_oldest_goes() {
+        let mut record = Record::new(10);
+        for wr_id in 0..25u64 {
+            let happening = Happening::Completion {
+                wr_id,
+                opcode: Opcode::Send,
+                status: Status::LocalProtection,
+            };
+            assert!(record.add(Explanation::new(happening, 1, Some(Cause::LocalKey))));
+        }
+        let numbers: Vec<u64> = record.iter().map(|(number, _)| number).collect();
+        assert_eq!(numbers, (15..25).collect::<Vec<_>>());
+        assert_eq!(record.next(), 25);
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What a device is doing, for people who watch it: values, in pages that take a bounded time each.
+
+use crate::{
+    explain::Explanation,
+    memory::Memory,
+    qp::{Qp, QpSnapshot},
+    region::RegionMemory,
+    rnic::Rnic,
+};
+
+/// A completion queue.
+#[derive(Clone, Debug)]
+pub struct CqSnapshot {
+    /// Number.
+    pub number: u32,
+    /// Context that owns it.
+    pub context: u32,
+    /// Completion vector.
+    pub vector: u16,
+    /// Places.
+    pub entries: u32,
+    /// Completions that the driver side has not read; `None` if its index cannot be.
+    pub unread: Option<u32>,
+    /// Queue pairs that use it.
+    pub queue_pairs: usize,
+    /// Whether it overran or its memory is gone.
+    pub failed: bool,
+}
+
+/// A memory region.
+#[derive(Clone, Debug)]
+pub struct MrSnapshot {
+    /// Its key.
+    pub key: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// [`access`](vrnic_wire::memory::access) rights.
+    pub access: u32,
+    /// Address of the first byte in work requests.
+    pub iova: u64,
+    /// Bytes; `None` if it covers all memory of the guest.
+    pub length: Option<u64>,
+    /// Host ranges that it needs.
+    pub translations: usize,
+}
+
+impl Rnic {
+    /// Queue pairs in up to `limit` places from place `first` on; `None` behind the last place. The GSI
+    /// queue pair has no place, and comes before the first.
+    pub fn qp_page<M: Memory>(
+        &self,
+        first: usize,
+        limit: usize,
+        memory: &M,
+    ) -> Option<Vec<QpSnapshot>> {
+        let snapshot = |qp: &Qp| qp.snapshot(memory);
+        let gsi = self.qps.gsi.as_deref().filter(|_| first == 0);
+        let page = self.qps.table.page(first, limit);
+        if gsi.is_none() && page.is_none() {
+            return None;
+        }
+        let others = page.into_iter().flatten().map(|(_, qp)| qp.as_ref());
+        Some(gsi.into_iter().chain(others).map(snapshot).collect())
+    }
+
+    /// Completion queues in up to `limit` places from place `first` on; `None` behind the last place.
+    pub fn cq_page<M: Memory>(
+        &self,
+        first: usize,
+        limit: usize,
+        memory: &M,
+    ) -> Option<Vec<CqSnapshot>> {
+        let page = self.resources.cqs.page(first, limit)?;
+        Some(
+            page.map(|(number, cq)| cq.snapshot(number, memory))
+                .collect(),
+        )
+    }
+
+    /// Up to `limit` memory regions from the one at `first` on, in no order; `None` behind the last.
+    /// Takes time in proportion to `first`.
+    pub fn mr_page(&self, first: usize, limit: usize) -> Option<Vec<MrSnapshot>> {
+        let page = self.resources.regions.page(first, limit);
+        let regions: Vec<_> = page
+            .map(|(key, region)| MrSnapshot {
+                key,
+                pd: region.pd,
+                access: region.access,
+                iova: region.iova,
+                length: match &region.memory {
+                    RegionMemory::Buffer(buffer) => Some(buffer.length()),
+                    RegionMemory::All => None,
+                },
+                translations: region.translations(),
+            })
+            .collect();
+        (!regions.is_empty()).then_some(regions)
+    }
+
+    /// Takes the oldest thing that went wrong. The device keeps a few hundred.
+    pub fn next_explanation(&mut self) -> Option<Explanation> {
+        self.resources.record.take()
+    }
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Why a queue pair did what nobody hoped for, told to the device's record.
+
+use super::Qp;
+use crate::{
+    cause::Cause,
+    explain::{Explanation, Happening, Packet},
+    psn::Psn,
+    resources::Resources,
+    segment::{NakCode, Segment, Syndrome},
+};
+use vrnic_wire::completion::{Opcode, Status};
+
+impl Qp {
+    fn explain(
+        &mut self,
+        happening: Happening,
+        cause: Option<Cause>,
+        psn: Option<Psn>,
+        packet: Option<Packet>,
+        resources: &mut Resources,
+    ) {
+        if let Some(cause) = cause {
+            self.note_refused(cause, resources);
+        }
+        let refused = self
+            .refused
+            .filter(|(why, _)| cause.is_some_and(|cause| cause.as_remote() == why.as_remote()));
+        resources.explain(Explanation {
+            peer_qpn: self.attributes.dest_qpn,
+            psn: psn.map(Psn::raw),
+            packet,
+            access: refused.map(|(_, access)| access),
+            ..Explanation::new(happening, self.number, cause)
+        });
+    }
+
+    /// An access was refused for that reason just now: keeps what it was until it is told of, which
+    /// may be after other queue pairs had their turns.
+    pub(super) fn note_refused(&mut self, cause: Cause, resources: &Resources) {
+        if let Some((why, access)) = resources.regions.take_refused()
+            && why.as_remote() == cause.as_remote()
+        {
+            self.refused = Some((why, access));
+        }
+    }
+
+    /// A work request completes with an error.
+    pub(super) fn explain_completion(
+        &mut self,
+        (wr_id, opcode): (u64, Opcode),
+        status: Status,
+        cause: Cause,
+        psn: Option<Psn>,
+        resources: &mut Resources,
+    ) {
+        let happening = Happening::Completion {
+            wr_id,
+            opcode,
+            status,
+        };
+        self.explain(happening, Some(cause), psn, None, resources);
+    }
+
+    /// A packet that came is answered by a negative acknowledgement.
+    pub(super) fn explain_nak_sent(
+        &mut self,
+        syndrome: Syndrome,
+        cause: Cause,
+        segment: &Segment,
+        resources: &mut Resources,
+    ) {
+        let packet = Packet::new(&segment.body, segment.psn.raw());
+        let expected = Some(self.responder.expected());
+        self.explain(
+            Happening::NakSent(syndrome),
+            Some(cause),
+            expected,
+            Some(packet),
+            resources,
+        );
+    }
+
+    /// Data that a read asked for cannot be sent any more.
+    pub(super) fn explain_read_refused(
+        &mut self,
+        psn: Psn,
+        cause: Cause,
+        resources: &mut Resources,
+    ) {
+        let happening = Happening::NakSent(Syndrome::Nak(NakCode::RemoteAccess));
+        self.explain(happening, Some(cause), Some(psn), None, resources);
+    }
+
+    /// A negative acknowledgement came.
+    pub(super) fn explain_nak_received(
+        &mut self,
+        psn: Psn,
+        syndrome: Syndrome,
+        resources: &mut Resources,
+    ) {
+        self.explain(
+            Happening::NakReceived(syndrome),
+            None,
+            Some(psn),
+            None,
+            resources,
+        );
+    }
+}
