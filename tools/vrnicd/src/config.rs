@@ -34,6 +34,12 @@ pub struct Config {
     /// Whether a holder process lets QEMU survive the death of this daemon.
     #[serde(default = "default_holder")]
     pub holder: bool,
+    /// Where the control socket is made, which `vrnicctl` talks to; none if absent.
+    #[serde(default)]
+    pub control: Option<PathBuf>,
+    /// Permissions of the control socket, in octal digits.
+    #[serde(default)]
+    pub control_mode: SocketMode,
     /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
     #[serde(default)]
     pub test_panic_on_sigusr1: Vec<String>,
@@ -87,6 +93,29 @@ pub enum FabricKind {
     /// The network inside this process.
     #[default]
     Local,
+}
+
+/// Permissions of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct SocketMode(pub u32);
+
+impl Default for SocketMode {
+    /// For the user alone.
+    fn default() -> Self {
+        Self(0o600)
+    }
+}
+
+impl TryFrom<String> for SocketMode {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let mode = u32::from_str_radix(&text, 8).ok();
+        mode.filter(|mode| *mode <= 0o777)
+            .map(Self)
+            .ok_or_else(|| format!("`{text}` is not a mode such as \"0600\""))
+    }
 }
 
 /// Limits of a device that differ from the default.
@@ -249,6 +278,8 @@ impl Config {
             log_format: LogFormat::default(),
             poll_us: default_poll_us(),
             holder: default_holder(),
+            control: None,
+            control_mode: SocketMode::default(),
             test_panic_on_sigusr1: Vec::new(),
             devices: vec![device],
         }
@@ -420,6 +451,7 @@ mod tests {
                 "{:?}",
                 Config {
                     devices: vec![],
+                    control: Some("/run/vrnic/control.sock".into()),
                     ..default
                 }
             )

@@ -12,6 +12,8 @@ use signal_hook::iterator::Signals;
 use tracing::{debug, info, info_span, warn};
 
 use crate::config::Config;
+use crate::control::inspector::Inspector;
+use crate::control::server::Server;
 use crate::device::Device;
 use crate::holder::Holder;
 use crate::scheduling::prefer_short_waits;
@@ -61,6 +63,18 @@ pub fn run(config: &Config) -> Result<()> {
         .collect();
 
     let mut front_ends = Vec::new();
+    let inspector = Arc::new(Inspector::new(waker.clone()));
+    if let Some(path) = &config.control {
+        let server = Server::bind(path, config.control_mode.0, inspector.clone())
+            .with_context(|| format!("cannot listen on {}", path.display()))?;
+        info!(socket = %path.display(), mode = format_args!("{:o}", config.control_mode.0), "control");
+        let stop = stop.clone();
+        let thread = thread::Builder::new()
+            .name("control".into())
+            .spawn(move || server.run(&stop))?;
+        front_ends.push(thread);
+    }
+
     for (device, settings) in devices.iter().zip(&config.devices) {
         let listener = Listener::bind(&settings.socket)
             .with_context(|| format!("cannot listen on {}", settings.socket.display()))?;
@@ -78,7 +92,7 @@ pub fn run(config: &Config) -> Result<()> {
         front_ends.push(thread);
     }
 
-    let mut worker = Worker::new(devices, waker.clone(), config.poll_time());
+    let mut worker = Worker::new(devices, waker.clone(), inspector, config.poll_time());
     let worker_gone = Arc::new(AtomicBool::new(false));
     let worker_thread = {
         let (gone, handle) = (worker_gone.clone(), signals.handle());
@@ -115,8 +129,9 @@ pub fn run(config: &Config) -> Result<()> {
         thread::sleep(Duration::from_millis(1));
     }
     // A front end that still writes to a VMM which does not read ends with the process; its socket file goes here.
-    for settings in &config.devices {
-        let _ = std::fs::remove_file(&settings.socket);
+    let sockets = config.devices.iter().map(|settings| &settings.socket);
+    for socket in sockets.chain(&config.control) {
+        let _ = std::fs::remove_file(socket);
     }
     waker.stop();
     let _ = worker_thread.join();

@@ -8,8 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tracing::{debug, error, info, warn};
+use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::time::Instant;
-use vrnic_engine::{Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
+use vrnic_engine::{Cause, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
 use vrnic_wire::command::{self, Command, CommandCode, CommandHeader, ReplyHeader, Status};
 use vrnic_wire::config::{
     ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
@@ -19,7 +20,8 @@ use vrnic_wire::event::{AsyncEvent, EventType};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::config;
-use crate::guest_memory::{GuestMemory, RegionTable};
+use crate::control::answer::explanation;
+use crate::guest_memory::{DeviceMemory, GuestMemory, RegionTable};
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec, Notifier};
@@ -29,6 +31,8 @@ use crate::waker::Waker;
 const COMMANDS_PER_TURN: usize = 16;
 /// Units of work (entries, segments) done before other devices get their turn.
 const WORK_PER_TURN: u32 = 64;
+/// Explanations that are kept, also when the driver resets the device.
+const EXPLANATIONS: usize = 4096;
 /// Largest virtqueue.
 const MAX_QUEUE_SIZE: u16 = 256;
 
@@ -56,12 +60,12 @@ struct Session {
 struct Queues {
     control: Option<Virtqueue>,
     control_notified: bool,
+    /// A command that takes long, of which a part is done.
+    begun: Option<Chain>,
     events: Vec<EventQueue>,
 }
 
 /// An event queue.
-    /// A command that takes long, of which a part is done.
-    begun: Option<Chain>,
 #[derive(Default)]
 struct EventQueue {
     queue: Option<Virtqueue>,
@@ -81,6 +85,9 @@ pub struct Device {
     config: RnicConfig,
     mailbox: Arc<Mailbox>,
     session: Option<Session>,
+    record: Record,
+    /// Time of the last turn.
+    now: Instant,
 }
 
 impl Device {
@@ -108,12 +115,45 @@ impl Device {
             config,
             mailbox,
             session: None,
+            record: Record::new(EXPLANATIONS),
+            now: Instant::default(),
         }
     }
 
     /// Name in logs.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What it is made with.
+    pub fn config(&self) -> &RnicConfig {
+        &self.config
+    }
+
+    /// `down` without a driver, `up`, or `failed` until the driver resets it.
+    pub fn state(&self) -> &'static str {
+        match &self.session {
+            None => "down",
+            Some(session) if session.rnic.is_none() => "failed",
+            Some(_) => "up",
+        }
+    }
+
+    /// What went wrong lately.
+    pub fn record(&self) -> impl Iterator<Item = (u64, &Explanation)> {
+        self.record.iter()
+    }
+
+    /// Calls `look` with the engine, if there is one, and the memory of its guest.
+    pub fn with_memory<R>(
+        &mut self,
+        shared: &mut Shared,
+        look: impl FnOnce(&Rnic, &DeviceMemory<'_>) -> R,
+    ) -> Option<R> {
+        let session = self.session.as_ref()?;
+        let rnic = session.rnic.as_ref()?;
+        let memory = shared.regions.device(self.index, &session.memory);
+        Some(look(rnic, &memory))
     }
 
     /// Where front ends leave messages.
@@ -156,13 +196,14 @@ impl Device {
         let result = catch_unwind(AssertUnwindSafe(|| work(self, shared))).ok();
         if result.is_none() {
             error!(device = %self.name, "the engine panicked; the device fails until its driver resets it");
-            self.fail(shared);
+            self.fail(shared, Cause::InternalFault);
         }
         result
     }
 
     /// Executes requests and commands. Nothing may be in the outbox. True if there was anything to do.
     pub fn control(&mut self, shared: &mut Shared, now: Instant) -> bool {
+        self.now = now;
         let mut worked = false;
         while let Some(request) = self.mailbox.next_request() {
             worked = true;
@@ -259,6 +300,7 @@ impl Device {
 
     /// Hands events to the driver as far as it has given buffers.
     pub fn publish_events(&mut self, shared: &mut Shared) {
+        self.take_explanations();
         let Some(session) = &mut self.session else {
             return;
         };
@@ -330,6 +372,7 @@ impl Device {
         let mut queues = Queues {
             control: None,
             control_notified: true,
+            begun: None,
             events: Vec::new(),
         };
         queues.events.resize_with(
@@ -372,25 +415,32 @@ impl Device {
         if let Some(session) = self.session.take() {
             let memory = session.memory.clone();
             drop(session);
-            begun: None,
             memory.release_unused();
         }
     }
 
     fn broken_queue(&mut self, shared: &mut Shared, queue: u16, bad: BadQueue) {
         warn!(device = %self.name, queue, reason = bad.0, "the driver broke a virtqueue; the device needs a reset");
-        self.fail(shared);
+        self.fail(shared, Cause::VirtqueueBroken);
     }
 
     /// Takes the engine down, tells the driver, and waits for its reset.
-    fn fail(&mut self, shared: &mut Shared) {
+    fn fail(&mut self, shared: &mut Shared, cause: Cause) {
         self.drop_rnic();
         shared.regions.release(self.index);
+        if self.session.is_some() {
+            let happening = Happening::Event(EventType::DeviceFatal);
+            self.explain(Explanation {
+                time: self.now,
+                ..Explanation::new(happening, 0, Some(cause))
+            });
+        }
         let Some(session) = &mut self.session else {
             return;
         };
         let event = AsyncEvent {
             event_type: EventType::DeviceFatal.raw().into(),
+            vendor_error: cause.code().into(),
             ..AsyncEvent::default()
         };
         if let Some(events) = session.queues.events.first_mut() {
@@ -403,7 +453,23 @@ impl Device {
         session.notifier.needs_reset();
     }
 
+    /// Keeps what the engine has to tell of what went wrong, and logs it.
+    pub fn take_explanations(&mut self) {
+        while let Some(what) = self.rnic().and_then(Rnic::next_explanation) {
+            self.explain(what);
+        }
+    }
+
+    fn explain(&mut self, what: Explanation) {
+        debug!(device = %self.name, "{}", explanation(self.record.next(), &what));
+        self.record.add(what);
+    }
+
     fn drop_rnic(&mut self) {
+        let told = catch_unwind(AssertUnwindSafe(|| self.take_explanations()));
+        if told.is_err() {
+            error!(device = %self.name, "the engine panicked again and tells no more");
+        }
         let rnic = self
             .session
             .as_mut()

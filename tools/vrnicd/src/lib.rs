@@ -24,6 +24,7 @@
 )]
 
 pub mod config;
+pub mod control;
 pub mod daemon;
 pub mod device;
 pub mod fabric;

@@ -1,25 +1,73 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Structured logs on standard error.
 
+use std::sync::OnceLock;
+
 use anyhow::{Context, Result};
 use tracing::error;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::reload::Handle;
 
 use crate::config::LogFormat;
 
+/// How the filter is read and changed while the daemon runs.
+struct Control {
+    get: Box<dyn Fn() -> String + Send + Sync>,
+    set: Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>,
+}
+
+static CONTROL: OnceLock<Control> = OnceLock::new();
+
+impl Control {
+    fn new<S: 'static>(handle: Handle<EnvFilter, S>) -> Self {
+        let reader = handle.clone();
+        Self {
+            get: Box::new(move || reader.with_current(ToString::to_string).unwrap_or_default()),
+            set: Box::new(move |filter| Ok(handle.reload(filter)?)),
+        }
+    }
+}
+
+fn parse(filter: &str) -> Result<EnvFilter> {
+    EnvFilter::try_new(filter).with_context(|| format!("{filter:?} is not a log filter"))
+}
+
+/// The filter in use; empty if logging was not started.
+pub fn filter() -> String {
+    CONTROL
+        .get()
+        .map(|control| (control.get)())
+        .unwrap_or_default()
+}
+
+/// Changes the filter.
+pub fn set_filter(filter: &str) -> Result<()> {
+    let filter = parse(filter)?;
+    let control = CONTROL.get().context("logging was not started")?;
+    (control.set)(filter)
+}
+
 /// Starts logging. Panics are logged like everything else.
 pub fn start(filter: &str, format: LogFormat) -> Result<()> {
-    let filter = EnvFilter::try_new(filter)
-        .with_context(|| format!("log = \"{filter}\" is not a log filter"))?;
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(parse(filter).context("log")?)
         .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => builder
-            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .init(),
-        LogFormat::Json => builder.json().init(),
-    }
+    let control = match format {
+        LogFormat::Text => {
+            let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            let builder = builder.with_ansi(ansi).with_filter_reloading();
+            let control = Control::new(builder.reload_handle());
+            builder.init();
+            control
+        }
+        LogFormat::Json => {
+            let builder = builder.json().with_filter_reloading();
+            let control = Control::new(builder.reload_handle());
+            builder.init();
+            control
+        }
+    };
+    let _ = CONTROL.set(control);
     std::panic::set_hook(Box::new(|panic| {
         let message = panic.payload_as_str().unwrap_or("no message");
         let place = panic

@@ -41,6 +41,10 @@ struct Arguments {
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
 
+    /// Control socket, for vrnicctl. Overrides the file.
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
     /// Microseconds to go on polling after the last work. Overrides the file.
     #[arg(long, value_name = "N")]
     poll_us: Option<u32>,
@@ -87,6 +91,9 @@ fn serve(arguments: Arguments) -> Result<()> {
     };
     if let Some(log) = arguments.log {
         config.log = log;
+    }
+    if arguments.control.is_some() {
+        config.control = arguments.control;
     }
     if let Some(poll_us) = arguments.poll_us {
         config.poll_us = poll_us;

@@ -14,6 +14,8 @@ use tracing::debug;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Outbox, Segment};
 
+use crate::control::answer::answer;
+use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
 use crate::fabric::{Fabric, Local, Route};
 use crate::guest_memory::RegionTable;
@@ -29,6 +31,7 @@ pub struct Worker {
     /// Segments on the network, each with the index of its sender.
     in_flight: VecDeque<(usize, Segment)>,
     waker: Arc<Waker>,
+    inspector: Arc<Inspector>,
     poll_time: Duration,
     clock: Clock,
     lost: u64,
@@ -36,7 +39,13 @@ pub struct Worker {
 
 impl Worker {
     /// A worker for `devices`, which goes on looking for `poll_time` after the last work.
-    pub fn new(devices: Vec<Device>, waker: Arc<Waker>, poll_time: Duration) -> Self {
+    /// In each turn it answers one question that came through `inspector`.
+    pub fn new(
+        devices: Vec<Device>,
+        waker: Arc<Waker>,
+        inspector: Arc<Inspector>,
+        poll_time: Duration,
+    ) -> Self {
         Self {
             gid_generations: vec![None; devices.len()],
             devices,
@@ -47,6 +56,7 @@ impl Worker {
             fabric: Box::new(Local::new()),
             in_flight: VecDeque::new(),
             waker,
+            inspector,
             poll_time,
             clock: Clock::new(),
             lost: 0,
@@ -100,6 +110,11 @@ impl Worker {
                 .unwrap_or(true);
             worked |= self.deliver(index, now);
         }
+        if let Some(question) = self.inspector.next() {
+            let reply = answer(&question.request, &mut self.devices, &mut self.shared);
+            question.answer(reply);
+            worked = true;
+        }
         if worked {
             for device in &mut self.devices {
                 device.contained(&mut self.shared, |device, shared| {
@@ -149,7 +164,7 @@ impl Worker {
 
     /// Whether there is work after all. Every device gets ready for the sleep; what that raised goes out.
     fn has_work(&mut self, now: Instant) -> bool {
-        let mut work = false;
+        let mut work = self.inspector.is_asked();
         for index in 0..self.devices.len() {
             let device = &mut self.devices[index];
             work |= device.has_messages();

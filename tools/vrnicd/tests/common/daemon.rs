@@ -26,9 +26,10 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
         let config = format!(
-            "log = \"debug\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
+            "log = \"debug\"\ncontrol = \"{}\"\ntest_panic_on_sigusr1 = [\"a\"]\n\
              [[device]]\nname = \"a\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:01\"\n\
              [[device]]\nname = \"b\"\nsocket = \"{}\"\nmac = \"52:54:00:00:00:02\"\n",
+            path("control"),
             path("a.sock"),
             path("b.sock"),
         );
@@ -122,7 +123,7 @@ impl Driver {
         self.client.reset();
         self.control = Queue::new(0x10000, 64);
         self.events = Queue::new(0x20000, 64);
-        self.ram.view.write(0x10000, &[0; 0x20000]).unwrap();
+        self.ram.view.write(0x10000, &vec![0; 0x20000]).unwrap();
         assert!(
             self.client
                 .accept_features(F_VERSION_1 | F_ACCESS_PLATFORM | F_DOORBELL)

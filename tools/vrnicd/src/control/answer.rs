@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What the worker answers. Runs in its thread, so each answer is about a bounded number of objects.
+
+use std::net::Ipv6Addr;
+
+use vrnic_engine::explain::Happening;
+use vrnic_engine::{CqSnapshot, Explanation, MrSnapshot, QpSnapshot, Rnic};
+use vrnic_wire::command::CommandCode;
+use vrnic_wire::counter::Counter;
+use vrnic_wire::memory::access;
+use vrnic_wire::port::{GidType, Mtu, NO_VLAN, PortState};
+use vrnic_wire::qp::{QpState, QpType};
+
+use super::protocol::{self};
+use super::protocol::{Access, Cq, Device, Gid, Mr, Page, Port, Qp, Reply, Request};
+use crate::config::Mac;
+use crate::device::{self, Shared};
+
+/// Objects of one answer.
+const PAGE: usize = 256;
+/// Memory regions that are listed at most: finding one takes time in proportion to those before.
+const MAX_REGIONS: usize = 1 << 16;
+
+/// Answers a question about `devices`.
+pub fn answer(request: &Request, devices: &mut [device::Device], shared: &mut Shared) -> Reply {
+    let name = match request {
+        Request::Devices => {
+            let devices = devices.iter_mut().map(|device| describe(device, shared));
+            return Reply::Devices(devices.collect());
+        }
+        Request::Log { .. } => return Reply::Error("the worker knows nothing of the log".into()),
+        Request::Gids { device }
+        | Request::Qps { device, .. }
+        | Request::Cqs { device, .. }
+        | Request::Mrs { device, .. }
+        | Request::Explain { device, .. } => device,
+    };
+    let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
+        return Reply::Error(format!("no device is named {name:?}"));
+    };
+    // An engine with a fault may panic here as anywhere.
+    let reply = device.contained(shared, |device, shared| about(request, device, shared));
+    reply.unwrap_or_else(|| Reply::Error(format!("device {name:?} failed just now")))
+}
+
+fn about(request: &Request, device: &mut device::Device, shared: &mut Shared) -> Reply {
+    match *request {
+        Request::Gids { .. } => {
+            let gids = device.rnic().map(|rnic| rnic.gids().map(gid).collect());
+            Reply::Gids(gids.unwrap_or_default())
+        }
+        Request::Qps { from, .. } => {
+            let found = device.with_memory(shared, |rnic, memory| rnic.qp_page(from, PAGE, memory));
+            Reply::Qps(page(found.flatten(), from, qp))
+        }
+        Request::Cqs { from, .. } => {
+            let found = device.with_memory(shared, |rnic, memory| rnic.cq_page(from, PAGE, memory));
+            Reply::Cqs(page(found.flatten(), from, cq))
+        }
+        Request::Mrs { from, .. } if from < MAX_REGIONS => {
+            let found = device.rnic().and_then(|rnic| rnic.mr_page(from, PAGE));
+            Reply::Mrs(page(found, from, mr))
+        }
+        Request::Mrs { from, .. } => Reply::Mrs(page(None, from, mr)),
+        Request::Explain { from, .. } => Reply::Explanations(
+            device
+                .record()
+                .filter(|(number, _)| *number >= from)
+                .take(PAGE)
+                .map(|(number, what)| explanation(number, what))
+                .collect(),
+        ),
+        Request::Devices | Request::Log { .. } => Reply::Error("not about a device".into()),
+    }
+}
+
+/// The page that begins at `from`, of [`PAGE`] places.
+fn page<T, U>(found: Option<Vec<T>>, from: usize, view: impl Fn(T) -> U) -> Page<U> {
+    let next = found.as_ref().map(|_| from + PAGE);
+    Page {
+        items: found.unwrap_or_default().into_iter().map(view).collect(),
+        next,
+    }
+}
+
+fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
+    let (name, state) = (device.name().to_owned(), device.state().to_owned());
+    let config = device.config();
+    let (mac, node_guid) = (Mac(config.mac).to_string(), guid(config.node_guid));
+    let seen = device.contained(shared, |device, _| {
+        let rnic = device.rnic()?;
+        Some((rnic.snapshot(), port(rnic)))
+    });
+    let (counts, port) = seen.flatten().unzip();
+    let counts = counts.unwrap_or_default();
+    Device {
+        name,
+        mac,
+        node_guid,
+        state,
+        contexts: counts.contexts,
+        pds: counts.pds,
+        mrs: counts.mrs,
+        cqs: counts.cqs,
+        qps: counts.qps,
+        translations: counts.translations,
+        port,
+    }
+}
+
+fn port(rnic: &Rnic) -> Port {
+    let attributes = rnic.port_attributes();
+    let active = attributes.state == PortState::Active.raw();
+    let names = Counter::ALL.iter().map(|counter| counter.name());
+    Port {
+        state: if active { "active" } else { "down" }.into(),
+        mtu: Mtu::try_from(attributes.active_mtu).map_or(0, Mtu::bytes),
+        gids: rnic.gids().count(),
+        bad_pkeys: attributes.bad_pkey_count.get(),
+        bad_qkeys: attributes.qkey_violation_count.get(),
+        counters: names
+            .zip(rnic.counters())
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), *value))
+            .collect(),
+    }
+}
+
+fn guid(guid: u64) -> String {
+    let groups = guid.to_be_bytes();
+    let groups = groups
+        .chunks_exact(2)
+        .map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]));
+    groups.collect::<Vec<_>>().join(":")
+}
+
+fn gid(entry: &vrnic_wire::port::GidEntry) -> Gid {
+    let kind = GidType::try_from(entry.gid_type);
+    Gid {
+        gid: Ipv6Addr::from(entry.gid).to_string(),
+        kind: kind.map_or_else(|_| "?".into(), |kind| format!("{kind:?}")),
+        mac: Mac(entry.mac).to_string(),
+        vlan: (entry.vlan.get() != NO_VLAN).then(|| entry.vlan.get()),
+    }
+}
+
+fn qp(qp: QpSnapshot) -> Qp {
+    let kind = match qp.qp_type {
+        QpType::Gsi => "GSI",
+        QpType::ReliableConnection => "RC",
+        QpType::UnreliableConnection => "UC",
+        QpType::UnreliableDatagram => "UD",
+    };
+    let state = match qp.state {
+        QpState::Reset => "RESET",
+        QpState::Init => "INIT",
+        QpState::ReadyToReceive => "RTR",
+        QpState::ReadyToSend => "RTS",
+        QpState::SendQueueDrain => "SQD",
+        QpState::SendQueueError => "SQE",
+        QpState::Error => "ERR",
+    };
+    let peer = qp.path.destination;
+    Qp {
+        qpn: qp.number,
+        kind: kind.into(),
+        state: state.into(),
+        context: qp.context,
+        pd: qp.pd,
+        peer_qpn: qp.destination_qpn,
+        peer_gid: (peer != [0; 16]).then(|| Ipv6Addr::from(peer).to_string()),
+        mtu: qp.mtu,
+        send_psn: qp.send_psn,
+        unacknowledged_psn: qp.unacknowledged_psn,
+        receive_psn: qp.receive_psn,
+        sends_posted: qp.sends_posted,
+        sends_in_flight: qp.sends_in_flight,
+        send_entries: qp.send_entries,
+        receives_posted: qp.receives_posted,
+        receive_entries: qp.receive_entries,
+        responses_waiting: qp.responses_waiting,
+        send_cqn: qp.send_cqn,
+        receive_cqn: qp.receive_cqn,
+    }
+}
+
+fn cq(cq: CqSnapshot) -> Cq {
+    Cq {
+        cqn: cq.number,
+        context: cq.context,
+        vector: cq.vector,
+        entries: cq.entries,
+        unread: cq.unread,
+        queue_pairs: cq.queue_pairs,
+        failed: cq.failed,
+    }
+}
+
+fn mr(mr: MrSnapshot) -> Mr {
+    Mr {
+        key: mr.key,
+        pd: mr.pd,
+        access: rights(mr.access),
+        iova: mr.iova,
+        length: mr.length,
+        translations: mr.translations,
+    }
+}
+
+fn rights(bits: u32) -> Vec<String> {
+    let names = [
+        (access::LOCAL_WRITE, "local write"),
+        (access::REMOTE_WRITE, "remote write"),
+        (access::REMOTE_READ, "remote read"),
+        (access::REMOTE_ATOMIC, "remote atomic"),
+    ];
+    let given = names.iter().filter(|(bit, _)| bits & bit != 0);
+    given.map(|(_, name)| (*name).to_owned()).collect()
+}
+
+/// Something that went wrong, in words.
+pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
+    let (what, wr_id) = match told.happening {
+        Happening::NakSent(syndrome) => (format!("sent {syndrome:?}"), None),
+        Happening::NakReceived(syndrome) => (format!("received {syndrome:?}"), None),
+        Happening::Completion {
+            wr_id,
+            opcode,
+            status,
+        } => (format!("{opcode:?} completed with {status:?}"), Some(wr_id)),
+        Happening::Event(event) => (format!("event {event:?}"), None),
+        Happening::Command { code, status } => {
+            let command = match CommandCode::try_from(code) {
+                Ok(code) => format!("{code:?}"),
+                Err(_) => format!("{code}"),
+            };
+            (format!("command {command} refused with {status:?}"), None)
+        }
+    };
+    protocol::Explanation {
+        number,
+        nanoseconds: told.time.as_nanos(),
+        object: told.number,
+        peer_qpn: told.peer_qpn,
+        what,
+        why: told.cause.map(|cause| cause.text().to_owned()),
+        cause: told.cause.map(vrnic_engine::Cause::code),
+        wr_id,
+        psn: told.psn,
+        packet: told
+            .packet
+            .map(|packet| (packet.name.to_owned(), packet.psn)),
+        access: told.access.map(|access| Access {
+            key: access.key,
+            pd: access.pd,
+            rights: rights(access.rights),
+            address: access.address,
+            length: access.length,
+        }),
+        count: told.count,
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A client of the control socket.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::protocol::{Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request};
+
+/// Longer than the daemon waits for its worker.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection to a daemon.
+pub struct Client {
+    input: BufReader<UnixStream>,
+}
+
+/// Asks, and takes the one kind of reply that fits.
+macro_rules! ask {
+    ($client:expr, $request:expr, $reply:path) => {
+        match $client.ask(&$request)? {
+            $reply(content) => anyhow::Ok(content),
+            other => bail!("the daemon answered something else: {other:?}"),
+        }
+    };
+}
+
+impl Client {
+    /// Connects to the socket at `path`.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let socket = UnixStream::connect(path)
+            .with_context(|| format!("cannot reach vrnicd at {}", path.display()))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            input: BufReader::new(socket),
+        })
+    }
+
+    /// Sends a request and waits for the reply. An error of the daemon is an error here.
+    pub fn ask(&mut self, request: &Request) -> Result<Reply> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        self.input.get_mut().write_all(&line)?;
+        line.clear();
+        (&mut self.input)
+            .take(MAX_REPLY as u64)
+            .read_until(b'\n', &mut line)
+            .context("vrnicd does not answer")?;
+        if line.is_empty() {
+            bail!("vrnicd closed the connection");
+        }
+        match serde_json::from_slice(&line).context("vrnicd's answer makes no sense")? {
+            Reply::Error(error) => bail!("{error}"),
+            reply => Ok(reply),
+        }
+    }
+
+    /// All devices.
+    pub fn devices(&mut self) -> Result<Vec<Device>> {
+        ask!(self, Request::Devices, Reply::Devices)
+    }
+
+    /// The GIDs of a device.
+    pub fn gids(&mut self, device: &str) -> Result<Vec<Gid>> {
+        let device = device.to_owned();
+        ask!(self, Request::Gids { device }, Reply::Gids)
+    }
+
+    /// All queue pairs of a device.
+    pub fn qps(&mut self, device: &str) -> Result<Vec<Qp>> {
+        self.pages(device, |client, device, from| {
+            ask!(client, Request::Qps { device, from }, Reply::Qps)
+        })
+    }
+
+    /// All completion queues of a device.
+    pub fn cqs(&mut self, device: &str) -> Result<Vec<Cq>> {
+        self.pages(device, |client, device, from| {
+            ask!(client, Request::Cqs { device, from }, Reply::Cqs)
+        })
+    }
+
+    /// The memory regions of a device, as many as the daemon lists.
+    pub fn mrs(&mut self, device: &str) -> Result<Vec<Mr>> {
+        self.pages(device, |client, device, from| {
+            ask!(client, Request::Mrs { device, from }, Reply::Mrs)
+        })
+    }
+
+    /// What went wrong on a device from number `from` on.
+    pub fn explanations(&mut self, device: &str, mut from: u64) -> Result<Vec<Explanation>> {
+        let mut all: Vec<Explanation> = Vec::new();
+        loop {
+            let device = device.to_owned();
+            let page = ask!(self, Request::Explain { device, from }, Reply::Explanations)?;
+            let Some(last) = page.last() else {
+                return Ok(all);
+            };
+            from = last.number + 1;
+            all.extend(page);
+        }
+    }
+
+    /// The filter of the daemon's log, after it was set to `filter` if one is given.
+    pub fn log(&mut self, filter: Option<String>) -> Result<String> {
+        ask!(self, Request::Log { filter }, Reply::Log)
+    }
+
+    /// Asks for page after page.
+    fn pages<T>(
+        &mut self,
+        device: &str,
+        mut ask: impl FnMut(&mut Self, String, usize) -> Result<Page<T>>,
+    ) -> Result<Vec<T>> {
+        let (mut all, mut next) = (Vec::new(), Some(0));
+        while let Some(from) = next {
+            let page = ask(self, device.to_owned(), from)?;
+            all.extend(page.items);
+            next = page.next.filter(|&next| next > from);
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Questions to the worker, and its answers.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::protocol::{Reply, Request};
+use crate::waker::Waker;
+
+/// How long a client waits for the worker.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Questions that may wait.
+const MAX_WAITING: usize = 64;
+
+/// A question, and where the answer goes.
+pub struct Question {
+    /// What is asked.
+    pub request: Request,
+    reply: SyncSender<Reply>,
+}
+
+impl Question {
+    /// Answers. Whoever asked may have gone away.
+    pub fn answer(self, reply: Reply) {
+        let _ = self.reply.try_send(reply);
+    }
+}
+
+/// Where questions wait for the worker's next turn.
+pub struct Inspector {
+    waiting: Mutex<VecDeque<Question>>,
+    any: AtomicBool,
+    waker: Arc<Waker>,
+}
+
+impl Inspector {
+    /// No questions. The worker is woken through `waker`.
+    pub fn new(waker: Arc<Waker>) -> Self {
+        Self {
+            waiting: Mutex::new(VecDeque::new()),
+            any: AtomicBool::new(false),
+            waker,
+        }
+    }
+
+    /// Asks the worker and waits for its answer.
+    pub fn ask(&self, request: Request) -> Reply {
+        let (reply, answer) = sync_channel(1);
+        {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            if waiting.len() >= MAX_WAITING {
+                return Reply::Error("too many questions wait already".into());
+            }
+            waiting.push_back(Question { request, reply });
+            self.any.store(true, Ordering::SeqCst);
+        }
+        self.waker.wake();
+        answer
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|_| Reply::Error("the worker does not answer".into()))
+    }
+
+    /// Whether a question waits.
+    pub fn is_asked(&self) -> bool {
+        self.any.load(Ordering::SeqCst)
+    }
+
+    /// The next question.
+    pub fn next(&self) -> Option<Question> {
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let question = waiting.pop_front();
+        self.any.store(!waiting.is_empty(), Ordering::SeqCst);
+        question
+    }
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Requests and replies of the control socket: one JSON object a line, a reply for each request, in order.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest line of a client in bytes.
+pub const MAX_REQUEST: usize = 4096;
+/// Longest line of the daemon in bytes.
+pub const MAX_REPLY: usize = 8 << 20;
+
+/// What a client asks.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    /// All devices: [`Reply::Devices`].
+    Devices,
+    /// The GID table of a device: [`Reply::Gids`].
+    Gids {
+        /// Name of the device.
+        device: String,
+    },
+    /// Some queue pairs of a device: [`Reply::Qps`].
+    Qps {
+        /// Name of the device.
+        device: String,
+        /// Where the page begins: 0, or what the reply before gave.
+        #[serde(default)]
+        from: usize,
+    },
+    /// Some completion queues of a device: [`Reply::Cqs`].
+    Cqs {
+        /// Name of the device.
+        device: String,
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
+    /// Some memory regions of a device: [`Reply::Mrs`].
+    Mrs {
+        /// Name of the device.
+        device: String,
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
+    /// Some of what went wrong lately: [`Reply::Explanations`].
+    Explain {
+        /// Name of the device.
+        device: String,
+        /// Only what has this number or a later one.
+        #[serde(default)]
+        from: u64,
+    },
+    /// Reads or sets the filter of the log: [`Reply::Log`].
+    Log {
+        /// The new filter, as in the configuration.
+        #[serde(default)]
+        filter: Option<String>,
+    },
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// The request cannot be answered; why.
+    Error(String),
+    /// All devices.
+    Devices(Vec<Device>),
+    /// All GIDs.
+    Gids(Vec<Gid>),
+    /// A page of queue pairs.
+    Qps(Page<Qp>),
+    /// A page of completion queues.
+    Cqs(Page<Cq>),
+    /// A page of memory regions.
+    Mrs(Page<Mr>),
+    /// What went wrong, oldest first.
+    Explanations(Vec<Explanation>),
+    /// The filter of the log.
+    Log(String),
+}
+
+/// A part of a list.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Page<T> {
+    /// The objects.
+    pub items: Vec<T>,
+    /// Where the next page begins; none behind the last one.
+    pub next: Option<usize>,
+}
+
+/// A device.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Device {
+    /// Name.
+    pub name: String,
+    /// MAC address.
+    pub mac: String,
+    /// GUID of the node.
+    pub node_guid: String,
+    /// `down` without a driver, `up`, or `failed` until the driver resets it.
+    pub state: String,
+    /// Contexts.
+    pub contexts: u32,
+    /// Protection domains.
+    pub pds: u32,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Completion queues.
+    pub cqs: u32,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Host ranges that page lists need.
+    pub translations: usize,
+    /// Its port; none if it is not up.
+    pub port: Option<Port>,
+}
+
+/// A port.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Port {
+    /// `active` or `down`.
+    pub state: String,
+    /// Bytes.
+    pub mtu: u32,
+    /// GIDs in use.
+    pub gids: usize,
+    /// Packets with a wrong P_Key.
+    pub bad_pkeys: u32,
+    /// Packets with a wrong Q_Key.
+    pub bad_qkeys: u32,
+    /// Counters by the names that `rdma statistic` has for them.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// An entry of a GID table.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Gid {
+    /// The GID.
+    pub gid: String,
+    /// Network protocol.
+    pub kind: String,
+    /// MAC address that packets of it have.
+    pub mac: String,
+    /// VLAN.
+    pub vlan: Option<u16>,
+}
+
+/// A queue pair.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Qp {
+    /// Number.
+    pub qpn: u32,
+    /// RC, UC, UD or GSI.
+    pub kind: String,
+    /// State, as the verbs name it.
+    pub state: String,
+    /// Context.
+    pub context: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Number of the peer; 0 if not connected.
+    pub peer_qpn: u32,
+    /// GID of the peer; none if not connected.
+    pub peer_gid: Option<String>,
+    /// Most payload bytes of a packet.
+    pub mtu: u32,
+    /// PSN of the next request.
+    pub send_psn: u32,
+    /// Oldest PSN that is not acknowledged.
+    pub unacknowledged_psn: u32,
+    /// Next PSN of the peer.
+    pub receive_psn: u32,
+    /// Sends posted and not completed; none if the ring is broken.
+    pub sends_posted: Option<u32>,
+    /// Of these, those the device works on.
+    pub sends_in_flight: usize,
+    /// Places of the send queue.
+    pub send_entries: u32,
+    /// Receives posted and not used; none if the ring is broken.
+    pub receives_posted: Option<u32>,
+    /// Places of the receive queue.
+    pub receive_entries: u32,
+    /// Reads and atomics of the peer that wait for their answer.
+    pub responses_waiting: usize,
+    /// Completion queue of sends.
+    pub send_cqn: u32,
+    /// Completion queue of receives.
+    pub receive_cqn: u32,
+}
+
+/// A completion queue.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Cq {
+    /// Number.
+    pub cqn: u32,
+    /// Context.
+    pub context: u32,
+    /// Completion vector.
+    pub vector: u16,
+    /// Places.
+    pub entries: u32,
+    /// Completions that nobody has polled; none if the consumer index cannot be.
+    pub unread: Option<u32>,
+    /// Queue pairs that use it.
+    pub queue_pairs: usize,
+    /// Whether it overran or lost its memory.
+    pub failed: bool,
+}
+
+/// A memory region.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Mr {
+    /// Its key.
+    pub key: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Rights, in words.
+    pub access: Vec<String>,
+    /// Address of its first byte.
+    pub iova: u64,
+    /// Bytes; none if it covers all memory.
+    pub length: Option<u64>,
+    /// Host ranges that it needs.
+    pub translations: usize,
+}
+
+/// Something that went wrong.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Explanation {
+    /// Counts from 0 for each device.
+    pub number: u64,
+    /// Nanoseconds of the devices' clock.
+    pub nanoseconds: u64,
+    /// The queue pair, or the completion queue of a `CqError` event; 0 if it is about neither.
+    pub object: u32,
+    /// The queue pair's peer; 0 if there is none.
+    pub peer_qpn: u32,
+    /// What happened, in words.
+    pub what: String,
+    /// The check that failed, in words.
+    pub why: Option<String>,
+    /// The `vendor_error` of the check that failed.
+    pub cause: Option<u32>,
+    /// Name of the work request.
+    pub wr_id: Option<u64>,
+    /// PSN of the request or the acknowledgement.
+    pub psn: Option<u32>,
+    /// Kind and PSN of the packet that was refused.
+    pub packet: Option<(String, u32)>,
+    /// The access to memory that was refused.
+    pub access: Option<Access>,
+    /// How often it happened in a row.
+    pub count: u64,
+}
+
+/// An access that was refused.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Access {
+    /// The key.
+    pub key: u32,
+    /// Protection domain of the queue pair.
+    pub pd: u32,
+    /// Rights that it needs, in words.
+    pub rights: Vec<String>,
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl Explanation {
+    /// What `object` is a number of: `QP`, or `CQ`.
+    pub fn object_kind(&self) -> &'static str {
+        if self.what == "event CqError" {
+            "CQ"
+        } else {
+            "QP"
+        }
+    }
+}
+
+impl fmt::Display for Explanation {
+    /// One sentence.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.object, self.peer_qpn) {
+            (0, _) => {}
+            (object, 0) => write!(f, "{} {object}: ", self.object_kind())?,
+            (object, peer) => write!(f, "QP {object} (peer {peer}): ")?,
+        }
+        write!(f, "{}", self.what)?;
+        if let Some((packet, psn)) = &self.packet {
+            write!(f, " to {packet} with PSN {psn}")?;
+        }
+        match (self.wr_id, self.psn) {
+            (Some(wr_id), Some(psn)) => write!(f, ", wr_id {wr_id:#x}, PSN {psn}")?,
+            (Some(wr_id), None) => write!(f, ", wr_id {wr_id:#x}")?,
+            (None, Some(psn)) => match &self.packet {
+                Some((_, came)) if *came == psn => {}
+                Some(_) => write!(f, ", PSN {psn} was expected")?,
+                None => write!(f, ", PSN {psn}")?,
+            },
+            (None, None) => {}
+        }
+        if let Some(why) = &self.why {
+            write!(f, ": {why}")?;
+        }
+        if let Some(access) = &self.access {
+            write!(
+                f,
+                "; key {:#x}, {} bytes at {:#x}, PD {}",
+                access.key, access.length, access.address, access.pd
+            )?;
+            if !access.rights.is_empty() {
+                write!(f, ", needs {}", access.rights.join(", "))?;
+            }
+        }
+        if self.count > 1 {
+            write!(f, " [{} times]", self.count)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_what_a_person_would_type() {
+        for (text, request) in [
+            (r#"{"request":"devices"}"#, Request::Devices),
+            (
+                r#"{"request":"qps","device":"a"}"#,
+                Request::Qps {
+                    device: "a".into(),
+                    from: 0,
+                },
+            ),
+            (r#"{"request":"log"}"#, Request::Log { filter: None }),
+        ] {
+            assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
+        }
+        assert!(serde_json::from_str::<Request>(r#"{"request":"format"}"#).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The control socket of a running daemon: what it shows, and clients that misbehave.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use common::daemon::{Daemon, Driver, QUERY_DEVICE};
+use rustix::process::Signal;
+use vrnic_wire::command::Status;
+use vrnicd::control::client::Client;
+use vrnicd::control::protocol::{MAX_REQUEST, Reply};
+
+fn path(daemon: &Daemon) -> PathBuf {
+    daemon.directory.path().join("control")
+}
+
+fn client(daemon: &Daemon) -> Client {
+    // Its devices listen after the control socket, so this one is there when they are.
+    drop(daemon.connect("b"));
+    Client::connect(&path(daemon)).unwrap()
+}
+
+#[test]
+fn the_socket_is_the_users_alone_and_goes_with_the_daemon() {
+    let mut daemon = Daemon::start();
+    client(&daemon);
+    let mode = std::fs::metadata(path(&daemon))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.process.wait().unwrap().success());
+    assert!(!path(&daemon).exists());
+}
+
+#[test]
+fn devices_are_shown_as_they_are() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
+    driver.works();
+    let devices = client.devices().unwrap();
+    let states: Vec<_> = devices
+        .iter()
+        .map(|device| (device.name.as_str(), device.state.as_str()))
+        .collect();
+    assert_eq!(states, [("a", "up"), ("b", "down")]);
+    assert_eq!(devices[0].mac, "52:54:00:00:00:01");
+    assert_eq!(devices[0].node_guid, "5054:00ff:fe00:0001");
+    let port = devices[0].port.as_ref().unwrap();
+    let commands = port.counters.iter().find(|(name, _)| name == "commands");
+    assert!(commands.unwrap().1 >= 1, "{:?}", port.counters);
+    assert!(client.qps("a").unwrap().is_empty());
+    assert!(client.cqs("a").unwrap().is_empty());
+    assert!(client.mrs("a").unwrap().is_empty());
+    assert!(client.gids("b").unwrap().is_empty());
+    let error = client.qps("c").unwrap_err().to_string();
+    assert!(error.contains("no device is named"), "{error}");
+}
+
+#[test]
+fn refused_commands_and_failures_are_explained_also_after_the_reset() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
+    driver.works();
+    assert_eq!(
+        driver.execute(QUERY_DEVICE, &[0; 4], 512).0,
+        Status::Malformed.raw()
+    );
+    // A descriptor that is not there.
+    driver.control.offer(&driver.ram, 64);
+    driver.client.notify(0);
+    driver.wait_needs_reset();
+    assert_eq!(client.devices().unwrap()[0].state, "failed");
+    driver.bring_up();
+    driver.works();
+    daemon.signal(Signal::USR1);
+    driver.wait_needs_reset();
+    driver.bring_up();
+    driver.works();
+    let told: Vec<String> = client
+        .explanations("a", 0)
+        .unwrap()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "command QueryDevice refused with Malformed: command has the wrong length",
+            "event DeviceFatal: driver broke a virtqueue",
+            "event DeviceFatal: internal fault of the device",
+        ]
+    );
+    let last = client.explanations("a", 2).unwrap();
+    assert_eq!(last.len(), 1, "only what was asked for");
+    assert!(client.explanations("b", 0).unwrap().is_empty());
+    assert!(
+        daemon.log().contains("command has the wrong length"),
+        "the log at level debug says it too"
+    );
+}
+
+#[test]
+fn the_log_filter_changes_while_the_daemon_runs() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    assert_eq!(client.log(None).unwrap(), "debug");
+    let mut driver = Driver::start(daemon.connect("a"));
+    client.log(Some("error".into())).unwrap();
+    driver.works();
+    let before = daemon.log().len();
+    driver.execute(QUERY_DEVICE, &[0; 4], 512);
+    client.devices().unwrap();
+    assert_eq!(daemon.log().len(), before, "silence");
+    client.log(Some("vrnicd=debug".into())).unwrap();
+    driver.execute(QUERY_DEVICE, &[0; 4], 512);
+    client.devices().unwrap();
+    assert!(daemon.log()[before..].contains("wrong length"));
+    assert!(client.log(Some("no such=filter=at all".into())).is_err());
+    assert_eq!(client.log(None).unwrap(), "vrnicd=debug");
+}
+
+#[test]
+fn nonsense_gets_an_error_and_the_conversation_goes_on() {
+    let daemon = Daemon::start();
+    client(&daemon);
+    let socket = UnixStream::connect(path(&daemon)).unwrap();
+    let mut input = BufReader::new(&socket);
+    let mut ask = |line: &[u8]| {
+        (&socket).write_all(line).unwrap();
+        let mut reply = String::new();
+        input.read_line(&mut reply).unwrap();
+        serde_json::from_str::<Reply>(&reply).unwrap()
+    };
+    for line in [
+        &b"\n"[..],
+        b"{}\n",
+        b"[1]\n",
+        b"{\"request\":\"reboot\"}\n",
+        b"{\"request\":\"qps\"}\n",
+        b"{\"request\":\"qps\",\"device\":7}\n",
+        b"{\"request\":\"qps\",\"device\":\"a\",\"from\":-1}\n",
+        b"\xff\xfe\0\n",
+    ] {
+        assert!(matches!(ask(line), Reply::Error(_)), "{line:?}");
+    }
+    let far = b"{\"request\":\"mrs\",\"device\":\"a\",\"from\":18446744073709551615}\n";
+    assert!(matches!(ask(far), Reply::Mrs(page) if page.items.is_empty() && page.next.is_none()));
+    assert!(matches!(
+        ask(b"{\"request\":\"devices\"}\n"),
+        Reply::Devices(_)
+    ));
+    // A line without an end.
+    let long = vec![b'['; MAX_REQUEST];
+    assert!(matches!(ask(&long), Reply::Error(_)));
+    assert_eq!((&socket).read(&mut [0]).unwrap(), 0, "and that was it");
+}
+
+#[test]
+fn clients_that_hang_about_keep_nobody_else_out_for_long_and_the_worker_goes_on() {
+    let daemon = Daemon::start();
+    let mut friend = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
+    // One that asks and asks and never reads, and many with half a request each.
+    let deaf = UnixStream::connect(path(&daemon)).unwrap();
+    deaf.set_nonblocking(true).unwrap();
+    while (&deaf).write_all(b"{\"request\":\"devices\"}\n").is_ok() {}
+    let mut idle: Vec<_> = (0..40)
+        .map(|_| {
+            let mut socket = UnixStream::connect(path(&daemon)).unwrap();
+            let _ = socket.write_all(b"{\"requ");
+            socket
+        })
+        .collect();
+    driver.works();
+    friend.devices().unwrap();
+    let mut refused = String::new();
+    let last = idle.pop().unwrap();
+    BufReader::new(&last).read_line(&mut refused).unwrap();
+    assert!(refused.contains("too many clients"), "{refused}");
+    // Places come back when clients go.
+    drop((idle, last, deaf));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while Client::connect(&path(&daemon))
+        .and_then(|mut client| client.devices())
+        .is_err()
+    {
+        assert!(std::time::Instant::now() < deadline, "no place comes back");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
