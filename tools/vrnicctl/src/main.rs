@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! `vrnicctl`: what the devices of a `vrnicd` do, and why something went wrong on them.
+
+#![forbid(unsafe_code)]
+
+mod table;
+mod watch;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
+use vrnicd::control::client::Client;
+use vrnicd::control::protocol::Device;
+
+use table::{Row, print};
+
+/// Shows what the devices of a running vrnicd do, and explains what went wrong on them.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Control socket of vrnicd.
+    #[arg(
+        long,
+        short,
+        value_name = "PATH",
+        env = "VRNIC_CONTROL",
+        default_value = "/run/vrnic/control.sock",
+        global = true
+    )]
+    socket: PathBuf,
+
+    /// Print JSON: an array, one object for each thing.
+    #[arg(long, short, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Devices and how many objects they have.
+    Devices,
+    /// Ports.
+    Ports(Choice),
+    /// GIDs.
+    Gids(Choice),
+    /// Queue pairs: state, PSNs, outstanding work.
+    Qps {
+        #[command(flatten)]
+        choice: Choice,
+        /// Only this queue pair.
+        #[arg(long, short, value_name = "N")]
+        qpn: Option<u32>,
+    },
+    /// Completion queues.
+    Cqs(Choice),
+    /// Memory regions. Lists the first 65536 of a device.
+    Mrs(Choice),
+    /// Counters of ports, by the names that `rdma statistic` has for them.
+    Counters {
+        #[command(flatten)]
+        choice: Choice,
+        /// Also those that are 0.
+        #[arg(long, short)]
+        all: bool,
+    },
+    /// Why requests, packets and commands failed: the last few thousand of each device.
+    Explain {
+        #[command(flatten)]
+        choice: Choice,
+        /// Only what is about this queue pair.
+        #[arg(long, short, value_name = "N")]
+        qpn: Option<u32>,
+        /// Only the last so many.
+        #[arg(long, short = 'n', value_name = "COUNT")]
+        last: Option<usize>,
+    },
+    /// A view that follows what happens, until interrupted.
+    Watch {
+        #[command(flatten)]
+        choice: Choice,
+        /// Seconds between two looks.
+        #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+        interval: Duration,
+        /// Looks, then ends.
+        #[arg(long, short = 'n', value_name = "COUNT")]
+        count: Option<u64>,
+    },
+    /// Prints the filter of the daemon's log, or sets it: `debug`, `info,vrnicd::vfio_user=trace`, …
+    Log {
+        /// The new filter.
+        filter: Option<String>,
+    },
+}
+
+/// Which devices.
+#[derive(Args)]
+struct Choice {
+    /// Only this device.
+    #[arg(long, short, value_name = "NAME")]
+    device: Option<String>,
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(interval) if interval >= Duration::from_millis(50) => Ok(interval),
+        _ => Err("at least 0.05 seconds".into()),
+    }
+}
+
+/// Something of a device.
+#[derive(Serialize)]
+struct Of<T> {
+    device: String,
+    #[serde(flatten)]
+    item: T,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "vrnicctl: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain();
+    causes.any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>();
+        io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let mut client = Client::connect(&arguments.socket)?;
+    let client = &mut client;
+    let json = arguments.json;
+    match &arguments.command {
+        Command::Devices => print(&chosen(client, None)?, json),
+        Command::Ports(choice) => {
+            let devices = chosen(client, choice.device.as_deref())?;
+            let ports = devices.into_iter().filter_map(|device| {
+                Some(Of {
+                    device: device.name,
+                    item: device.port?,
+                })
+            });
+            print(&ports.collect::<Vec<_>>(), json)
+        }
+        Command::Gids(choice) => list(client, choice, json, Client::gids),
+        Command::Qps { choice, qpn } => list(client, choice, json, |client, device| {
+            let mut qps = client.qps(device)?;
+            qps.retain(|qp| qpn.is_none_or(|qpn| qp.qpn == qpn));
+            Ok(qps)
+        }),
+        Command::Cqs(choice) => list(client, choice, json, Client::cqs),
+        Command::Mrs(choice) => list(client, choice, json, Client::mrs),
+        Command::Counters { choice, all } => {
+            let devices = chosen(client, choice.device.as_deref())?;
+            let mut counters = Vec::new();
+            for Device { name, port, .. } in devices {
+                for (counter, value) in port.map(|port| port.counters).unwrap_or_default() {
+                    if *all || value != 0 {
+                        counters.push(Of {
+                            device: name.clone(),
+                            item: table::Counter { counter, value },
+                        });
+                    }
+                }
+            }
+            print(&counters, json)
+        }
+        Command::Explain { choice, qpn, last } => list_with(client, choice, |client, device| {
+            let mut all = client.explanations(device, 0)?;
+            all.retain(|one| qpn.is_none_or(|qpn| one.object == qpn && one.object_kind() == "QP"));
+            let skip = last.map_or(0, |last| all.len().saturating_sub(last));
+            all.drain(..skip);
+            Ok(all)
+        })
+        .and_then(|all| {
+            if json {
+                return print(&all, true);
+            }
+            let mut out = std::io::stdout().lock();
+            for Of { device, item } in &all {
+                writeln!(out, "{}", table::sentence(device, item))?;
+            }
+            Ok(())
+        }),
+        Command::Watch {
+            choice,
+            interval,
+            count,
+        } => watch::run(client, choice.device.as_deref(), *interval, *count, json),
+        Command::Log { filter } => {
+            let filter = client.log(filter.clone())?;
+            if json {
+                writeln!(
+                    std::io::stdout(),
+                    "{}",
+                    serde_json::json!({ "filter": filter })
+                )?;
+            } else {
+                writeln!(std::io::stdout(), "{filter}")?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The devices, or the one that is named.
+fn chosen(client: &mut Client, name: Option<&str>) -> Result<Vec<Device>> {
+    let mut devices = client.devices()?;
+    if let Some(name) = name {
+        devices.retain(|device| device.name == name);
+        if devices.is_empty() {
+            bail!("no device is named {name:?}");
+        }
+    }
+    Ok(devices)
+}
+
+/// What `ask` gives for each chosen device.
+fn list_with<T>(
+    client: &mut Client,
+    choice: &Choice,
+    mut ask: impl FnMut(&mut Client, &str) -> Result<Vec<T>>,
+) -> Result<Vec<Of<T>>> {
+    let mut all = Vec::new();
+    for device in chosen(client, choice.device.as_deref())? {
+        let items = ask(client, &device.name).with_context(|| format!("device {}", device.name))?;
+        all.extend(items.into_iter().map(|item| Of {
+            device: device.name.clone(),
+            item,
+        }));
+    }
+    Ok(all)
+}
+
+/// Prints what `ask` gives for each chosen device.
+fn list<T: Row + Serialize>(
+    client: &mut Client,
+    choice: &Choice,
+    json: bool,
+    ask: impl FnMut(&mut Client, &str) -> Result<Vec<T>>,
+) -> Result<()> {
+    print(&list_with(client, choice, ask)?, json)
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Things as rows of tables, or as JSON.
+
+use std::io::Write;
+
+use anyhow::Result;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use vrnicd::control::protocol::{Cq, Device, Explanation, Gid, Mr, Port, Qp};
+
+use crate::Of;
+
+/// A kind of thing that a table shows.
+pub trait Row {
+    /// Heads of its columns.
+    const HEADS: &'static [&'static str];
+
+    /// Its cells.
+    fn cells(&self) -> Vec<String>;
+}
+
+/// A counter of a port.
+#[derive(Serialize)]
+pub struct Counter {
+    /// Name.
+    pub counter: String,
+    /// Value.
+    pub value: u64,
+}
+
+/// Prints a table, or a JSON array.
+pub fn print<T: Serialize + Row>(rows: &[T], json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, rows)?;
+        writeln!(out)?;
+    } else {
+        writeln!(out, "{}", render(rows))?;
+    }
+    Ok(())
+}
+
+/// A table of rows; heads alone if there are none.
+pub fn render<T: Row>(rows: &[T]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(T::HEADS);
+    table.add_rows(rows.iter().map(Row::cells));
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
+}
+
+/// What went wrong on a device, in a sentence.
+pub fn sentence(device: &str, what: &Explanation) -> String {
+    let (seconds, rest) = (
+        what.nanoseconds / 1_000_000_000,
+        what.nanoseconds % 1_000_000_000,
+    );
+    format!(
+        "{device} #{} at {seconds}.{:06} s: {what}",
+        what.number,
+        rest / 1000
+    )
+}
+
+/// A number that may be unknown.
+fn known(number: Option<u32>) -> String {
+    number.map_or_else(|| "?".into(), |number| number.to_string())
+}
+
+impl<T: Row> Row for Of<T> {
+    const HEADS: &'static [&'static str] = T::HEADS;
+
+    fn cells(&self) -> Vec<String> {
+        let mut cells = vec![self.device.clone()];
+        cells.extend(self.item.cells());
+        cells
+    }
+}
+
+impl Row for Device {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE",
+        "STATE",
+        "MAC",
+        "NODE GUID",
+        "CONTEXTS",
+        "PDS",
+        "MRS",
+        "CQS",
+        "QPS",
+        "RANGES",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.name.clone(),
+            self.state.clone(),
+            self.mac.clone(),
+            self.node_guid.clone(),
+            self.contexts.to_string(),
+            self.pds.to_string(),
+            self.mrs.to_string(),
+            self.cqs.to_string(),
+            self.qps.to_string(),
+            self.translations.to_string(),
+        ]
+    }
+}
+
+impl Row for Port {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE",
+        "PORT",
+        "STATE",
+        "MTU",
+        "GIDS",
+        "BAD PKEYS",
+        "BAD QKEYS",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            "1".into(),
+            self.state.clone(),
+            self.mtu.to_string(),
+            self.gids.to_string(),
+            self.bad_pkeys.to_string(),
+            self.bad_qkeys.to_string(),
+        ]
+    }
+}
+
+impl Row for Gid {
+    const HEADS: &'static [&'static str] = &["DEVICE", "GID", "TYPE", "MAC", "VLAN"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.gid.clone(),
+            self.kind.clone(),
+            self.mac.clone(),
+            self.vlan
+                .map_or_else(|| "-".into(), |vlan| vlan.to_string()),
+        ]
+    }
+}
+
+impl Row for Qp {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE",
+        "QPN",
+        "TYPE",
+        "STATE",
+        "PEER",
+        "PEER GID",
+        "MTU",
+        "SQ PSN",
+        "UNACKED",
+        "RQ PSN",
+        "SENDS",
+        "IN FLIGHT",
+        "RECVS",
+        "READS",
+        "SCQ",
+        "RCQ",
+        "PD",
+        "CONTEXT",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let of = |posted, entries: u32| format!("{}/{entries}", known(posted));
+        vec![
+            self.qpn.to_string(),
+            self.kind.clone(),
+            self.state.clone(),
+            self.peer_qpn.to_string(),
+            self.peer_gid.clone().unwrap_or_else(|| "-".into()),
+            self.mtu.to_string(),
+            self.send_psn.to_string(),
+            self.unacknowledged_psn.to_string(),
+            self.receive_psn.to_string(),
+            of(self.sends_posted, self.send_entries),
+            self.sends_in_flight.to_string(),
+            of(self.receives_posted, self.receive_entries),
+            self.responses_waiting.to_string(),
+            self.send_cqn.to_string(),
+            self.receive_cqn.to_string(),
+            self.pd.to_string(),
+            self.context.to_string(),
+        ]
+    }
+}
+
+impl Row for Cq {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE", "CQN", "UNREAD", "ENTRIES", "QPS", "VECTOR", "CONTEXT", "STATE",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.cqn.to_string(),
+            known(self.unread),
+            self.entries.to_string(),
+            self.queue_pairs.to_string(),
+            self.vector.to_string(),
+            self.context.to_string(),
+            if self.failed { "failed" } else { "ok" }.into(),
+        ]
+    }
+}
+
+impl Row for Mr {
+    const HEADS: &'static [&'static str] =
+        &["DEVICE", "KEY", "PD", "IOVA", "LENGTH", "RANGES", "ACCESS"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            format!("{:#010x}", self.key),
+            self.pd.to_string(),
+            format!("{:#x}", self.iova),
+            self.length
+                .map_or_else(|| "all".into(), |length| length.to_string()),
+            self.translations.to_string(),
+            if self.access.is_empty() {
+                "local read".into()
+            } else {
+                self.access.join(", ")
+            },
+        ]
+    }
+}
+
+impl Row for Explanation {
+    const HEADS: &'static [&'static str] = &["DEVICE", "WHAT"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.to_string()]
+    }
+}
+
+impl Row for Counter {
+    const HEADS: &'static [&'static str] = &["DEVICE", "COUNTER", "VALUE"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.counter.clone(), self.value.to_string()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_has_a_cell_for_each_head() {
+        let explanation = Explanation {
+            number: 3,
+            nanoseconds: 1_500_000_000,
+            object: 17,
+            peer_qpn: 18,
+            what: "sent Nak(RemoteAccess)".into(),
+            why: Some("no memory region has the remote key".into()),
+            cause: Some(90),
+            wr_id: None,
+            psn: Some(5),
+            packet: Some(("RDMA WRITE".into(), 6)),
+            access: None,
+            count: 1,
+        };
+        assert_eq!(
+            sentence("a", &explanation),
+            "a #3 at 1.500000 s: QP 17 (peer 18): sent Nak(RemoteAccess) to RDMA WRITE with PSN 6, PSN 5 was expected: \
+             no memory region has the remote key"
+        );
+        let mr = Of {
+            device: "a".into(),
+            item: Mr {
+                key: 0x1234,
+                pd: 1,
+                access: vec!["local write".into(), "remote read".into()],
+                iova: 0x1000,
+                length: None,
+                translations: 2,
+            },
+        };
+        assert_eq!(mr.cells().len(), Of::<Mr>::HEADS.len());
+        let shown = render(&[mr]);
+        let lines: Vec<_> = shown.lines().collect();
+        assert!(lines[0].starts_with("DEVICE  KEY"), "{shown}");
+        assert!(lines[1].contains("0x00001234") && lines[1].ends_with("local write, remote read"));
+        assert_eq!(lines.len(), 2);
+    }
+}
