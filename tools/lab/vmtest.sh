@@ -20,6 +20,9 @@ lab() { "$LAB_BIN" ctl "$@"; }
 # perf CLIENT SERVER PROGRAM ARGS...: a perftest or pingpong pair; prints the client's output.
 perf() { "$LAB_BIN" ctl perf "$@"; }
 
+# vrnicctl ARGS...: asks the lab's vrnicd, on the host.
+vrnicctl() { "$VRNICCTL" "$@"; }
+
 # fail TEXT...: ends the test.
 fail() {
 	printf 'FAIL: %s\n' "$*" >&2

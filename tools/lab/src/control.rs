@@ -31,7 +31,8 @@ pub enum Ask {
         /// Seconds until it is killed.
         timeout: u64,
     },
-    /// A fact about the lab: `pid vrnicd`, `pid qemu-a`, `console a`, `log`, `config`, `sockets`, `device`.
+    /// A fact about the lab: `pid vrnicd`, `pid qemu-a`, `console a`, `log`, `config`, `sockets`, `device`,
+    /// `control` (vrnicd's control socket).
     Fact(Vec<String>),
     /// Sends a QMP command.
     Qmp {
@@ -71,7 +72,7 @@ impl Ask {
         let own = str::to_owned;
         Ok(match list.as_slice() {
             [
-                "pid" | "console" | "log" | "config" | "sockets" | "device",
+                "pid" | "console" | "log" | "config" | "sockets" | "device" | "control",
                 ..,
             ] => Self::Fact(words.to_vec()),
             ["qmp", vm, command] => Self::Qmp {
@@ -185,6 +186,7 @@ fn fact(lab: &Lab, words: &[String]) -> Result<String> {
         ["log"] => path(lab.with_daemon(|daemon| Ok(daemon.log().to_path_buf()))?),
         ["config"] => path(daemon::config(lab.sockets())),
         ["sockets"] => path(lab.sockets().to_path_buf()),
+        ["control"] => path(daemon::control(lab.sockets())),
         ["device"] => lab.device().name().to_owned(),
         _ => bail!("unknown fact `{}`", words.join(" ")),
     })

@@ -34,6 +34,12 @@ pub fn config(sockets: &Path) -> PathBuf {
     sockets.join("vrnicd.toml")
 }
 
+/// vrnicd's control socket, for vrnicctl.
+#[must_use]
+pub fn control(sockets: &Path) -> PathBuf {
+    sockets.join("vrnicd-control")
+}
+
 /// The socket of a VM's RNIC.
 #[must_use]
 pub fn socket(sockets: &Path, vm: &str) -> PathBuf {
@@ -61,6 +67,7 @@ impl Daemon {
         for line in &extra.daemon {
             writeln!(text, "{line}")?;
         }
+        writeln!(text, "control = \"{}\"", control(sockets).display())?;
         for name in NAMES {
             let socket = socket(sockets, name);
             let _ = fs::remove_file(&socket);

@@ -106,7 +106,7 @@ enum Command {
     },
     /// Ask or steer a running lab: of the VM test this runs in ($LAB_CONTROL), else the one that `shell` started
     ///
-    /// pid vrnicd|qemu-a|qemu-b, console VM, log, config, sockets, device: facts.
+    /// pid vrnicd|qemu-a|qemu-b, console VM, log, config, sockets, control, device: facts.
     /// qmp VM JSON: sends a QMP command. wait VM: waits until the guest has rebooted. ready VM: waits for the RDMA
     /// device, prints the GID index. boot VM, kill VM, restart-vrnicd.
     /// perf CLIENT SERVER PROGRAM ARGS…: runs a two-ended program, prints the client's output.

@@ -13,6 +13,7 @@ use regex_lite::Regex;
 use serde::Serialize;
 
 use crate::control;
+use crate::daemon;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::process::tail;
 use crate::settings::Settings;
@@ -599,6 +600,8 @@ fn one(
         .current_dir(&settings.tree)
         .env("LAB_CONTROL", lab.sockets().join("control"))
         .env("LAB_BIN", std::env::current_exe()?)
+        .env("VRNIC_CONTROL", daemon::control(lab.sockets()))
+        .env("VRNICCTL", settings.programs().join("vrnicctl"))
         .env("LAB_LIB", settings.tree.join("tools/lab/vmtest.sh"))
         .env("LAB_DIR", scratch.path())
         .env("DEV", lab.device().ibdev())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# vrnicctl shows the queue pairs of programs that run, and explains errors that are provoked: bad keys, bounds, rights, RNR, lengths; at both ends. The log filter changes while vrnicd runs.
+# lab: timeout=300
+. "$LAB_LIB"
+
+[ "$(stat -c %a "$VRNIC_CONTROL")" = 600 ] || fail "others may talk to the control socket"
+vrnicctl devices
+for device in a b; do
+	vrnicctl devices | grep -Eq "^$device +up " || fail "device $device is not up"
+done
+vrnicctl gids -d a | grep -q "${IP_a}" || fail "no GID with the address of VM a"
+vrnicctl ports | grep -Eq '^a +1 +active +4096' || fail "port of a"
+if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was shown"; fi
+
+# Programs that run.
+on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 15 --qps 4 &
+server=$!
+sleep 1
+on -t 120 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds 15 --qps 4 &
+client=$!
+for _ in $(seq 50); do
+	[ "$(vrnicctl qps -d a | grep -Ec ' RC +RTS ')" -ge 4 ] && break
+	sleep 0.2
+done
+vrnicctl qps
+[ "$(vrnicctl qps -d a | grep -Ec ' RC +RTS ')" -ge 4 ] || fail "the queue pairs of a program are not shown"
+# Each names its peer, which names it, and they get on.
+vrnicctl --json qps > "$LAB_DIR/qps"
+sleep 1
+vrnicctl --json qps > "$LAB_DIR/later"
+python3 - "$LAB_DIR/qps" "$LAB_DIR/later" <<'PY' || fail "the queue pairs are not as they should be"
+import json, sys
+qps, later = (json.load(open(path)) for path in sys.argv[1:])
+a = {qp["qpn"]: qp for qp in qps if qp["device"] == "a" and qp["kind"] == "RC" and qp["state"] == "RTS"}
+b = {qp["qpn"]: qp for qp in qps if qp["device"] == "b" and qp["kind"] == "RC"}
+assert len(a) >= 4 and all(b[qp["peer_qpn"]]["peer_qpn"] == qpn for qpn, qp in a.items())
+assert any(qp["receives_posted"] for qp in a.values()), "no receives"
+assert all(qp["sends_posted"] <= qp["send_entries"] and qp["receives_posted"] <= qp["receive_entries"] for qp in a.values())
+moved = [qp for qp in later if qp["device"] == "a" and a.get(qp["qpn"], qp)["send_psn"] != qp["send_psn"]]
+assert moved, "no PSN moved"
+PY
+vrnicctl cqs -d a | grep -Eq '^a +[0-9]+ .* ok$' || fail "no completion queue"
+vrnicctl mrs -d b | grep -q 'remote write' || fail "no memory region that a peer may write"
+vrnicctl watch -i 0.5 -n 3 > "$LAB_DIR/watch"
+cat "$LAB_DIR/watch"
+grep -Eq 'tx_bytes +[0-9]{4,} /s' "$LAB_DIR/watch" || fail "the live view shows no traffic"
+wait $client
+wait $server
+vrnicctl counters -d a | grep -Eq '^a +completions +[1-9]' || fail "no completions were counted"
+
+# Errors that are provoked.
+old=$(vrnicctl log)
+vrnicctl log debug | grep -qi debug || fail "the filter of the log"
+provoke() {
+	on -t 120 b vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --server &
+	server=$!
+	sleep 1
+	on -t 120 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" "$1"
+	wait $server
+	vrnicctl explain -d a -n 200 > "$LAB_DIR/a"
+	vrnicctl explain -d b -n 200 > "$LAB_DIR/b"
+}
+explained() {
+	grep -Eq "$2" "$LAB_DIR/$1" && return
+	cat "$LAB_DIR/a" "$LAB_DIR/b"
+	fail "$1 does not explain: $2"
+}
+provoke remote-key-unknown
+explained b 'sent Nak\(RemoteAccess\) to .* with PSN [0-9]+.*: no memory region has the remote key; key 0x[0-9a-f]+, [0-9]+ bytes at 0x[0-9a-f]+, PD [0-9]+, needs remote'
+explained a 'received Nak\(RemoteAccess\), PSN [0-9]+'
+explained a 'QP [0-9]+ \(peer [0-9]+\): .* completed with RemoteAccess, wr_id 0x[0-9a-f]+, PSN [0-9]+: peer does not allow the access'
+provoke remote-range-out-of-bounds
+explained b 'remote access exceeds its memory region; key 0x'
+provoke remote-key-without-permission
+explained b 'lacks the access right; key 0x.*needs remote'
+provoke rnr-retries-run-out
+explained b 'sent RnrNak .*: no receive is posted'
+explained a 'completed with RnrRetryExceeded, wr_id 0x[0-9a-f]+.*: peer had no receive within all retries'
+provoke receive-too-short
+explained b 'message is longer than the receive'
+provoke local-key-bad
+explained a 'completed with LocalProtection, wr_id .*: no memory region has the local key; key 0x'
+provoke flush-both-queues
+explained a 'completed with Flushed.*queue pair is in the error state'
+grep -q 'no memory region has the remote key; key 0x' "$(lab log)" || fail "the log at level debug does not say why"
+vrnicctl log "$old" >/dev/null
+if vrnicctl log 'no such=filter=at all' 2>/dev/null; then fail "a filter that makes no sense was taken"; fi
