@@ -4,6 +4,8 @@
 //! Lives in the worker's thread. A panic anywhere in here is caught by the worker's calls of
 //! [`contained`](Device::contained) and fails this device alone.
 
+mod session;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -11,24 +13,22 @@ use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Cause, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
-use vrnic_wire::command::{self, Command, CommandCode, CommandHeader, ReplyHeader, Status};
 use vrnic_wire::config::{
     ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
     VIRTIO_ID_RDMA,
 };
 use vrnic_wire::event::{AsyncEvent, EventType};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::config;
 use crate::control::answer::explanation;
-use crate::guest_memory::{DeviceMemory, GuestMemory, RegionTable};
+use crate::guest_memory::{DeviceMemory, RegionTable};
 use crate::virtio::mailbox::{Mailbox, Request};
-use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
-use crate::virtio::{Activation, DeviceSpec, Notifier};
+use crate::virtio::queue::{BadQueue, Virtqueue};
+use crate::virtio::{Activation, DeviceSpec};
 use crate::waker::Waker;
+use session::{EventQueue, Queues, Session};
 
-/// Commands executed before other devices get their turn.
-const COMMANDS_PER_TURN: usize = 16;
 /// Units of work (entries, segments) done before other devices get their turn.
 const WORK_PER_TURN: u32 = 64;
 /// Explanations that are kept, also when the driver resets the device.
@@ -45,37 +45,6 @@ pub struct Shared {
     pub regions: RegionTable,
     /// Segments on their way.
     pub outbox: Outbox,
-}
-
-/// The driver is up.
-struct Session {
-    memory: Arc<GuestMemory>,
-    notifier: Arc<dyn Notifier>,
-    queues: Queues,
-    /// `None` after a failure, until the driver resets the device.
-    rnic: Option<Rnic>,
-}
-
-/// Virtqueues by their index.
-struct Queues {
-    control: Option<Virtqueue>,
-    control_notified: bool,
-    /// A command that takes long, of which a part is done.
-    begun: Option<Chain>,
-    events: Vec<EventQueue>,
-}
-
-/// An event queue.
-#[derive(Default)]
-struct EventQueue {
-    queue: Option<Virtqueue>,
-    /// A buffer that waits for an event. Events themselves wait in the engine, which drops those of objects that are
-    /// destroyed meanwhile.
-    buffer: Option<Chain>,
-    /// An event that goes out even if the engine is gone.
-    last: Option<Vec<u8>>,
-    /// There was no buffer and no notification since.
-    dry: bool,
 }
 
 /// One device.
@@ -479,131 +448,6 @@ impl Device {
             error!(device = %self.name, "the engine panicked once more while it was taken down");
         }
     }
-}
-
-impl Session {
-    fn execute_commands(
-        &mut self,
-        index: usize,
-        shared: &mut Shared,
-        now: Instant,
-    ) -> Result<(), BadQueue> {
-        let Some(queue) = &mut self.queues.control else {
-            return Ok(());
-        };
-        let mut interrupt = false;
-        for _ in 0..COMMANDS_PER_TURN {
-            let chain = match self.queues.begun.take() {
-                Some(chain) => chain,
-                None => match queue.pop(command::MAX_REQUEST)? {
-                    Some(chain) => chain,
-                    None => {
-                        self.queues.control_notified = false;
-                        break;
-                    }
-                },
-            };
-            let mut reply = Vec::with_capacity(command::MAX_REPLY);
-            match &mut self.rnic {
-                Some(_) if chain.reply_capacity() < reply_length(&chain.request) => {
-                    // Executing it first would leave the driver with an object whose number it never learned.
-                    refuse(Status::Malformed, &mut reply);
-                }
-                Some(rnic) => {
-                    let memory = shared.regions.device(index, &self.memory);
-                    let mut io = Io {
-                        memory: &memory,
-                        now,
-                        outbox: &mut shared.outbox,
-                    };
-                    if !rnic.execute(&chain.request, &mut reply, &mut io) {
-                        self.queues.begun = Some(chain);
-                        break;
-                    }
-                }
-                None => refuse(Status::DeviceFailed, &mut reply),
-            }
-            interrupt |= queue.complete(&chain, &reply)?;
-        }
-        if interrupt {
-            self.notifier.queue_used(CONTROL_QUEUE);
-        }
-        Ok(())
-    }
-}
-
-impl EventQueue {
-    /// Writes events into buffers until one of both is used up. True if the driver wants an interrupt.
-    fn publish(&mut self, next: &mut dyn FnMut() -> Option<Vec<u8>>) -> Result<bool, BadQueue> {
-        let mut interrupt = false;
-        if self.dry {
-            return Ok(false);
-        }
-        let Some(queue) = &mut self.queue else {
-            return Ok(false);
-        };
-        loop {
-            if self.buffer.is_none() {
-                self.buffer = queue.pop(0)?;
-            }
-            let Some(chain) = &self.buffer else {
-                self.dry = true;
-                break;
-            };
-            let Some(event) = self.last.take().or_else(&mut *next) else {
-                break;
-            };
-            if chain.reply_capacity() < event.len() {
-                return Err(BadQueue("buffer is too small for an event"));
-            }
-            interrupt |= queue.complete(chain, &event)?;
-            self.buffer = None;
-        }
-        Ok(interrupt)
-    }
-}
-
-/// Appends the reply to a command that was not executed.
-fn refuse(status: Status, reply: &mut Vec<u8>) {
-    let header = ReplyHeader {
-        status: status.raw().into(),
-        length: 0.into(),
-        vendor_error: 0.into(),
-        reserved: 0.into(),
-    };
-    reply.extend_from_slice(header.as_bytes());
-}
-
-/// Bytes of the reply that the command in `request` gets if it succeeds, header included.
-fn reply_length(request: &[u8]) -> usize {
-    fn of<C: Command>() -> usize {
-        size_of::<C::Reply>()
-    }
-    let code = CommandHeader::read_from_prefix(request).map(|(header, _)| header.code.get());
-    let body = match code.map(CommandCode::try_from) {
-        Ok(Ok(code)) => match code {
-            CommandCode::QueryDevice => of::<command::QueryDevice>(),
-            CommandCode::QueryPort => of::<command::QueryPort>(),
-            CommandCode::SetGid => of::<command::SetGid>(),
-            CommandCode::ClearGid => of::<command::ClearGid>(),
-            CommandCode::QueryCounters => of::<command::QueryCounters>(),
-            CommandCode::CreateContext => of::<command::CreateContext>(),
-            CommandCode::DestroyContext => of::<command::DestroyContext>(),
-            CommandCode::RingDoorbell => of::<command::RingDoorbell>(),
-            CommandCode::CreatePd => of::<command::CreatePd>(),
-            CommandCode::DestroyPd => of::<command::DestroyPd>(),
-            CommandCode::RegisterMr => of::<command::RegisterMr>(),
-            CommandCode::DeregisterMr => of::<command::DeregisterMr>(),
-            CommandCode::CreateCq => of::<command::CreateCq>(),
-            CommandCode::DestroyCq => of::<command::DestroyCq>(),
-            CommandCode::CreateQp => of::<command::CreateQp>(),
-            CommandCode::ModifyQp => of::<command::ModifyQp>(),
-            CommandCode::QueryQp => of::<command::QueryQp>(),
-            CommandCode::DestroyQp => of::<command::DestroyQp>(),
-        },
-        _ => 0,
-    };
-    size_of::<ReplyHeader>() + body
 }
 
 /// A seed that no guest can guess: keys are made from it.

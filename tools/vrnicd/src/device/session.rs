@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What exists while the driver is up: virtqueues, and commands and events on their way through them.
+
+use std::sync::Arc;
+
+use vrnic_engine::time::Instant;
+use vrnic_engine::{Io, Rnic};
+use vrnic_wire::command::{self, Command, CommandCode, CommandHeader, ReplyHeader, Status};
+use vrnic_wire::config::CONTROL_QUEUE;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Shared;
+use crate::guest_memory::GuestMemory;
+use crate::virtio::Notifier;
+use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
+
+/// Commands executed before other devices get their turn.
+const COMMANDS_PER_TURN: usize = 16;
+
+/// The driver is up.
+pub(super) struct Session {
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) notifier: Arc<dyn Notifier>,
+    pub(super) queues: Queues,
+    /// `None` after a failure, until the driver resets the device.
+    pub(super) rnic: Option<Rnic>,
+}
+
+/// Virtqueues by their index.
+pub(super) struct Queues {
+    pub(super) control: Option<Virtqueue>,
+    pub(super) control_notified: bool,
+    /// A command that takes long, of which a part is done.
+    pub(super) begun: Option<Chain>,
+    pub(super) events: Vec<EventQueue>,
+}
+
+/// An event queue.
+#[derive(Default)]
+pub(super) struct EventQueue {
+    pub(super) queue: Option<Virtqueue>,
+    /// A buffer that waits for an event. Events themselves wait in the engine, which drops those of objects that are
+    /// destroyed meanwhile.
+    pub(super) buffer: Option<Chain>,
+    /// An event that goes out even if the engine is gone.
+    pub(super) last: Option<Vec<u8>>,
+    /// There was no buffer and no notification since.
+    pub(super) dry: bool,
+}
+
+impl Session {
+    /// Executes commands, up to a limit or to the first that takes long.
+    pub(super) fn execute_commands(
+        &mut self,
+        index: usize,
+        shared: &mut Shared,
+        now: Instant,
+    ) -> Result<(), BadQueue> {
+        let Some(queue) = &mut self.queues.control else {
+            return Ok(());
+        };
+        let mut interrupt = false;
+        for _ in 0..COMMANDS_PER_TURN {
+            let next = match self.queues.begun.take() {
+                Some(begun) => Some(begun),
+                None => queue.pop(command::MAX_REQUEST)?,
+            };
+            let Some(chain) = next else {
+                self.queues.control_notified = false;
+                break;
+            };
+            let mut reply = Vec::with_capacity(command::MAX_REPLY);
+            match &mut self.rnic {
+                Some(_) if chain.reply_capacity() < reply_length(&chain.request) => {
+                    // Executing it first would leave the driver with an object whose number it never learned.
+                    refuse(Status::Malformed, &mut reply);
+                }
+                Some(rnic) => {
+                    let memory = shared.regions.device(index, &self.memory);
+                    let mut io = Io {
+                        memory: &memory,
+                        now,
+                        outbox: &mut shared.outbox,
+                    };
+                    if !rnic.execute(&chain.request, &mut reply, &mut io) {
+                        self.queues.begun = Some(chain);
+                        break;
+                    }
+                }
+                None => refuse(Status::DeviceFailed, &mut reply),
+            }
+            interrupt |= queue.complete(&chain, &reply)?;
+        }
+        if interrupt {
+            self.notifier.queue_used(CONTROL_QUEUE);
+        }
+        Ok(())
+    }
+}
+
+impl EventQueue {
+    /// Writes events into buffers until one of both is used up. True if the driver wants an interrupt.
+    pub(super) fn publish(
+        &mut self,
+        next: &mut dyn FnMut() -> Option<Vec<u8>>,
+    ) -> Result<bool, BadQueue> {
+        let mut interrupt = false;
+        if self.dry {
+            return Ok(false);
+        }
+        let Some(queue) = &mut self.queue else {
+            return Ok(false);
+        };
+        loop {
+            if self.buffer.is_none() {
+                self.buffer = queue.pop(0)?;
+            }
+            let Some(chain) = &self.buffer else {
+                self.dry = true;
+                break;
+            };
+            let Some(event) = self.last.take().or_else(&mut *next) else {
+                break;
+            };
+            if chain.reply_capacity() < event.len() {
+                return Err(BadQueue("buffer is too small for an event"));
+            }
+            interrupt |= queue.complete(chain, &event)?;
+            self.buffer = None;
+        }
+        Ok(interrupt)
+    }
+}
+
+/// Appends the reply to a command that was not executed.
+fn refuse(status: Status, reply: &mut Vec<u8>) {
+    let header = ReplyHeader {
+        status: status.raw().into(),
+        length: 0.into(),
+        vendor_error: 0.into(),
+        reserved: 0.into(),
+    };
+    reply.extend_from_slice(header.as_bytes());
+}
+
+/// Bytes of the reply that the command in `request` gets if it succeeds, header included.
+fn reply_length(request: &[u8]) -> usize {
+    fn of<C: Command>() -> usize {
+        size_of::<C::Reply>()
+    }
+    let code = CommandHeader::read_from_prefix(request).map(|(header, _)| header.code.get());
+    let body = match code.map(CommandCode::try_from) {
+        Ok(Ok(code)) => match code {
+            CommandCode::QueryDevice => of::<command::QueryDevice>(),
+            CommandCode::QueryPort => of::<command::QueryPort>(),
+            CommandCode::SetGid => of::<command::SetGid>(),
+            CommandCode::ClearGid => of::<command::ClearGid>(),
+            CommandCode::QueryCounters => of::<command::QueryCounters>(),
+            CommandCode::CreateContext => of::<command::CreateContext>(),
+            CommandCode::DestroyContext => of::<command::DestroyContext>(),
+            CommandCode::RingDoorbell => of::<command::RingDoorbell>(),
+            CommandCode::CreatePd => of::<command::CreatePd>(),
+            CommandCode::DestroyPd => of::<command::DestroyPd>(),
+            CommandCode::RegisterMr => of::<command::RegisterMr>(),
+            CommandCode::DeregisterMr => of::<command::DeregisterMr>(),
+            CommandCode::CreateCq => of::<command::CreateCq>(),
+            CommandCode::DestroyCq => of::<command::DestroyCq>(),
+            CommandCode::CreateQp => of::<command::CreateQp>(),
+            CommandCode::ModifyQp => of::<command::ModifyQp>(),
+            CommandCode::QueryQp => of::<command::QueryQp>(),
+            CommandCode::DestroyQp => of::<command::DestroyQp>(),
+        },
+        _ => 0,
+    };
+    size_of::<ReplyHeader>() + body
+}
