@@ -3,7 +3,8 @@
 //! Doorbells and the notify area, by which a context tells the device which rings have work.
 //!
 //! Each context shares one *notify area* with the device: a bit per doorbell slot in the `pending`
-//! words, a bit per `pending` word in the `summary` words, and a flags word that the device writes.
+//! words, a bit per `pending` word in the `summary` words, a flags word that the device writes, and
+//! one that the driver writes.
 //! To ring, the driver side sets the two bits, executes a full fence, reads the flags word, and
 //! writes the slot number to its doorbell page unless the word has [`flags::POLLING`]. To sleep,
 //! the device clears `POLLING`, executes a full fence, and looks at the summary words once more.
@@ -20,6 +21,9 @@ pub const SUMMARY_OFFSET: usize = 64;
 /// Summary words.
 pub const SUMMARY_WORDS: usize = 16;
 
+/// Byte offset of the driver's flags word (le32, written by the driver, read by posters).
+pub const DRIVER_FLAGS_OFFSET: usize = 192;
+
 /// Byte offset of the first pending word (le64). Bit `b` of pending word `w` says that slot
 /// `64 * w + b` has work.
 pub const PENDING_OFFSET: usize = 256;
@@ -34,6 +38,12 @@ pub const MAX_SLOTS: u32 = 65536;
 pub mod flags {
     /// The device looks at the summary words by itself: the doorbell write may be skipped.
     pub const POLLING: u32 = 1 << 0;
+}
+
+/// Bits of the driver's flags word.
+pub mod driver_flags {
+    /// The device has failed or is gone: nothing will be completed any more.
+    pub const FAILED: u32 = 1 << 0;
 }
 
 /// Bytes of a notify area with `slots` slots.
@@ -81,7 +91,8 @@ mod tests {
         let last = SlotBits::new(MAX_SLOTS - 1);
         assert_eq!(last.pending_offset + 8, area_length(MAX_SLOTS));
         assert_eq!(last.summary_offset + 8, SUMMARY_OFFSET + SUMMARY_WORDS * 8);
-        const { assert!(SUMMARY_OFFSET + SUMMARY_WORDS * 8 <= PENDING_OFFSET) };
+        const { assert!(SUMMARY_OFFSET + SUMMARY_WORDS * 8 <= DRIVER_FLAGS_OFFSET) };
+        const { assert!(DRIVER_FLAGS_OFFSET + 64 <= PENDING_OFFSET) };
         assert_eq!(
             SlotBits::new(64 * 65 + 3).summary_offset,
             SUMMARY_OFFSET + 8

@@ -14,8 +14,9 @@ use std::{
 };
 use vrnic_wire::{
     command, command::mr_flags, command::qp_flags, completion, completion::flags as cqe_flags,
-    config, counter, event, memory, memory::access, notify, notify::flags as notify_flags, port,
-    qp, qp::attribute, ring, ring::flags as ring_flags, work, work::send_flags,
+    config, counter, event, memory, memory::access, notify,
+    notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port, qp,
+    qp::attribute, ring, ring::flags as ring_flags, work, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
@@ -247,7 +248,6 @@ fn layouts() -> BTreeMap<String, Layout> {
     };
 
     // The notify area has no fixed size, so the crate has offsets where the standard has members.
-    let summary_end = notify::SUMMARY_OFFSET + notify::SUMMARY_WORDS * 8;
     let member = |name: &str, ty: String, offset| (name.into(), ty, offset);
     layouts.insert(
         "virtio_rdma_notify_area".into(),
@@ -260,10 +260,11 @@ fn layouts() -> BTreeMap<String, Layout> {
                     format!("le64[{}]", notify::SUMMARY_WORDS),
                     notify::SUMMARY_OFFSET,
                 ),
+                member("driver_flags", "le32".into(), notify::DRIVER_FLAGS_OFFSET),
                 member(
-                    "reserved_summary",
-                    format!("u8[{}]", notify::PENDING_OFFSET - summary_end),
-                    summary_end,
+                    "reserved_driver",
+                    "u8[60]".into(),
+                    notify::DRIVER_FLAGS_OFFSET + 4,
                 ),
                 member("pending", "le64[]".into(), notify::PENDING_OFFSET),
             ],
@@ -389,9 +390,11 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         }
         "VIRTIO_RDMA_": port { NO_VLAN }
         "VIRTIO_RDMA_NOTIFY_": notify {
-            FLAGS_OFFSET, SUMMARY_OFFSET, SUMMARY_WORDS, PENDING_OFFSET, MIN_SLOTS, MAX_SLOTS,
+            FLAGS_OFFSET, SUMMARY_OFFSET, SUMMARY_WORDS, DRIVER_FLAGS_OFFSET, PENDING_OFFSET,
+            MIN_SLOTS, MAX_SLOTS,
         }
         "VIRTIO_RDMA_NOTIFY_FLAG_": notify_flags { POLLING }
+        "VIRTIO_RDMA_NOTIFY_DRIVER_FLAG_": notify_driver_flags { FAILED }
         "VIRTIO_RDMA_RING_": ring { MAX_ENTRIES, MIN_STRIDE, MAX_STRIDE, HEADER_ALIGN }
         "VIRTIO_RDMA_RING_FLAG_": ring_flags { NEED_DOORBELL, OVERRUN }
         "VIRTIO_RDMA_SEND_FLAG_": send_flags { SIGNALED, SOLICITED, FENCE, INLINE }
