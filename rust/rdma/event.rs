@@ -195,6 +195,21 @@ impl<T> Table<T> {
         let tree = self.tree.lock();
         tree.get(&number).map(|live| f(live.object.0))
     }
+
+    /// Runs `f` for each object, one after the other, as [`with_locked`](Self::with_locked) does.
+    fn each_locked(&self, f: impl Fn(NonNull<T>)) {
+        let mut next = Some(0);
+
+        while let Some(number) = next {
+            // The lock is given back in between, since there may be thousands.
+            let tree = self.tree.lock();
+            next = tree.cursor_lower_bound(&number).and_then(|cursor| {
+                let (number, live) = cursor.current();
+                f(live.object.0);
+                number.checked_add(1)
+            });
+        }
+    }
 }
 
 /// Hands events to the objects of a device.
@@ -289,18 +304,31 @@ impl Dispatcher {
         let Some(table) = self.vector(vector) else {
             return false;
         };
-        table
-            .with_locked(cqn, |cq| {
-                // SAFETY: The queue is in the table, so it is constructed; the table is locked, so
-                // it is not destroyed meanwhile. The handler was set before.
-                unsafe {
-                    let cq = cq.as_ptr();
-                    if let Some(handler) = (*cq).comp_handler {
-                        handler(cq, (*cq).cq_context);
-                    }
-                }
-            })
-            .is_some()
+        // SAFETY: The queue is in the table, and that is locked.
+        let handle = |cq| unsafe { Self::run_completion_handler(cq) };
+        table.with_locked(cqn, handle).is_some()
+    }
+
+    /// Runs the completion handlers of all queues. Must not be called by such a handler.
+    pub fn complete_all(&self) {
+        for table in &self.vectors {
+            // SAFETY: The queue is in the table, and that is locked.
+            table.each_locked(|cq| unsafe { Self::run_completion_handler(cq) });
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `cq` must be in a table, whose lock is held: so it is constructed, and is not destroyed
+    /// meanwhile.
+    unsafe fn run_completion_handler(cq: NonNull<bindings::ib_cq>) {
+        let cq = cq.as_ptr();
+        // SAFETY: Guaranteed by the caller. The handler was set before the queue was inserted.
+        unsafe {
+            if let Some(handler) = (*cq).comp_handler {
+                handler(cq, (*cq).cq_context);
+            }
+        }
     }
 
     /// Runs the event handler of queue `cqn`. Returns whether there is such a queue. May sleep.

@@ -310,6 +310,30 @@ mod events {
     }
 
     #[test]
+    fn every_queue_is_completed_once() -> Result {
+        let dispatcher = Dispatcher::new(2)?;
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        let cq = NonNull::from(&mut *cq);
+
+        events();
+        dispatcher.complete_all();
+        assert_eq!(events(), 0);
+        let queues = [(0, 0), (0, 1), (0, 900), (0, u32::MAX), (1, 5)];
+        for (vector, number) in queues {
+            dispatcher.insert_cq(vector, number, cq, Room::new()?);
+        }
+        dispatcher.complete_all();
+        assert_eq!(events(), 5);
+        for (vector, number) in queues {
+            dispatcher.remove_cq(vector, number, cq);
+        }
+        dispatcher.complete_all();
+        assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
     fn a_number_may_come_back_early() -> Result {
         let dispatcher = Dispatcher::new(1)?;
         let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);

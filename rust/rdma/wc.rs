@@ -72,6 +72,13 @@ c_enum! {
     }
 }
 
+impl Opcode {
+    /// Whether it tells of a receive.
+    pub const fn is_receive(self) -> bool {
+        matches!(self, Self::Receive | Self::ReceiveWriteWithImmediate)
+    }
+}
+
 /// What came with a received message besides the payload.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Extra {

@@ -19,7 +19,7 @@ pub trait Watch: Send + Sync {
     fn look(&self) -> bool;
 }
 
-/// Looks at something again and again, until it is dropped.
+/// Looks at something again and again until there is no need to, and whenever it is asked to.
 ///
 /// # Invariants
 ///
@@ -70,6 +70,20 @@ impl<W: Watch> Watchdog<W> {
                 unsafe { this.as_ref() }.schedule();
             },
         })
+    }
+
+    /// Looks as soon as possible: any look that begins after this call has seen what came before
+    /// it. May be called in any context.
+    pub fn look_now(&self) {
+        // SAFETY: The work is initialised, by the type invariant, and cancelled before it is freed.
+        unsafe {
+            bindings::mod_delayed_work_on(
+                bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                bindings::system_dfl_wq,
+                self.work.get(),
+                0,
+            )
+        };
     }
 
     /// Has the work done after the interval.
