@@ -321,7 +321,7 @@ impl Control {
     }
 
     /// Whether the device is in order, and if not, since when.
-    pub(crate) fn health(&self) -> &Health {
+    pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
     }
 

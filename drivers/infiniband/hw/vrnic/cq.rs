@@ -4,8 +4,13 @@
 
 use kernel::{
     prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    },
     sync::{
         new_spinlock_irq,
+        Arc,
         SpinLockIrq, //
     }, //
 };
@@ -66,17 +71,113 @@ use crate::{
         CreateCqRequest,
         CreateCqResponse, //
     },
+    work::{
+        KernelRings,
+        Name,
+        Side,
+        WorkRing, //
+    }, //
 };
 
 /// Completions have a time stamp in any case, so asking for it changes nothing.
 const FLAG_TIMESTAMP: u32 = 1 << 0;
 
-/// The ring of a queue of the kernel.
+/// A queue pair of the kernel whose completions come here.
+pub(crate) struct Poster {
+    rings: Arc<KernelRings>,
+    send: bool,
+    receive: bool,
+}
+
+impl Poster {
+    fn new(rings: &Arc<KernelRings>, side: Side) -> Self {
+        Self {
+            rings: rings.clone(),
+            send: side == Side::Send,
+            receive: side == Side::Receive,
+        }
+    }
+
+    fn has(&self, side: Side) -> bool {
+        match side {
+            Side::Send => self.send,
+            Side::Receive => self.receive,
+        }
+    }
+
+    /// Its rings whose completions come here.
+    fn rings(&self) -> impl Iterator<Item = (Side, &SpinLockIrq<WorkRing>)> {
+        [Side::Send, Side::Receive]
+            .into_iter()
+            .filter(|&side| self.has(side))
+            .map(|side| (side, self.rings.ring(side)))
+    }
+}
+
+/// Memory for a queue pair's place in the table of a completion queue.
+pub(crate) type Room = RBTreeNodeReservation<u32, Poster>;
+
+/// What the kernel polls.
+struct Polled {
+    ring: CompletionRing,
+    /// Who posts requests whose completions come here, by number of the queue pair.
+    posters: RBTree<u32, Poster>,
+}
+
+impl Polled {
+    /// Says what a completion tells, and of which request. `EIO` if there is no such request.
+    fn resolve(&self, cqe: &Cqe) -> Result<Completion> {
+        let name = Name::from_wire(cqe.wr_id.get())?;
+        let poster = self.posters.get(&cqe.qpn.get()).ok_or(EIO)?;
+        let mut completion = decode(cqe);
+
+        if completion.status != Status::Success {
+            completion.opcode = opcode_of(name.side);
+        }
+        if !poster.has(name.side) || completion.opcode.is_receive() != (name.side == Side::Receive)
+        {
+            return Err(EIO);
+        }
+        completion.wr_id = poster.rings.ring(name.side).lock().complete(name.index)?;
+        Ok(completion)
+    }
+
+    /// Flushes requests until there are none or `out` is full. The device must have stopped.
+    fn flush(&self, out: &mut Completions<'_>) {
+        for (&qpn, poster) in self.posters.iter() {
+            for (side, ring) in poster.rings() {
+                while !out.is_full() {
+                    let Some(wr_id) = ring.lock().flush() else {
+                        break;
+                    };
+                    out.push(&Completion {
+                        wr_id,
+                        qpn,
+                        status: Status::Flushed,
+                        opcode: opcode_of(side),
+                        vendor_error: 0,
+                        byte_length: 0,
+                        extra: None,
+                        source: None,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Whether there are requests that have not completed.
+    fn has_outstanding(&self) -> bool {
+        let mut rings = self.posters.values().flat_map(Poster::rings);
+        rings.any(|(_, ring)| ring.lock().outstanding() != 0)
+    }
+}
+
+/// A queue that the kernel polls.
 #[pin_data]
-struct KernelRing {
-    /// May be taken in any context, and before the locks of the dispatcher.
+struct KernelQueue {
+    /// May be taken in any context, and before the locks of the dispatcher and of work rings.
     #[pin]
-    ring: SpinLockIrq<CompletionRing>,
+    polled: SpinLockIrq<Polled>,
 }
 
 /// Whose ring it is.
@@ -84,7 +185,7 @@ enum Ring {
     /// A process polls it; the memory is pinned.
     User { _umem: Umem },
     /// The kernel polls it.
-    Kernel(Pin<KBox<KernelRing>>),
+    Kernel(Pin<KBox<KernelQueue>>),
 }
 
 /// A completion queue.
@@ -97,21 +198,74 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// Has the kernel forget completions of a queue pair that is gone. What is in the rings of
-    /// processes is their provider's business.
-    pub(crate) fn forget(&self, qpn: u32) -> Result {
-        match &self.ring {
-            Ring::User { .. } => Ok(()),
-            Ring::Kernel(kernel) => kernel.ring.lock().forget(qpn),
+    /// Expects completions of one side of queue pair `qpn`, whose rings these are. `EOPNOTSUPP` if
+    /// a process polls the queue.
+    pub(crate) fn attach(
+        &self,
+        qpn: u32,
+        side: Side,
+        rings: &Arc<KernelRings>,
+        room: Room,
+    ) -> Result {
+        let mut guard = self.kernel()?.lock();
+        let polled = &mut *guard;
+
+        match polled.posters.get_mut(&qpn) {
+            Some(poster) if Arc::ptr_eq(&poster.rings, rings) => match side {
+                Side::Send => poster.send = true,
+                Side::Receive => poster.receive = true,
+            },
+            Some(poster) => {
+                // The device gave the number of a queue pair that is just being destroyed.
+                *poster = Poster::new(rings, side);
+                polled.ring.forget(qpn)?;
+            }
+            None => {
+                let node = room.into_node(qpn, Poster::new(rings, side));
+                polled.posters.insert(node);
+            }
         }
+        Ok(())
     }
 
-    /// The ring, if it is the kernel's.
-    fn kernel(&self) -> Result<&SpinLockIrq<CompletionRing>> {
+    /// Has the kernel forget queue pair `qpn`, whose rings these are: it is gone.
+    pub(crate) fn detach(&self, qpn: u32, rings: &Arc<KernelRings>) {
+        let Ok(kernel) = self.kernel() else {
+            return;
+        };
+        let mut polled = kernel.lock();
+        let found = polled.posters.get(&qpn);
+        if !found.is_some_and(|poster| Arc::ptr_eq(&poster.rings, rings)) {
+            return;
+        }
+        let node = polled.posters.remove_node(&qpn);
+        let forgotten = polled.ring.forget(qpn);
+        drop(polled);
+        drop(node);
+        // Its memory has room for all its entries.
+        debug_assert!(forgotten.is_ok());
+    }
+
+    /// Has the kernel forget completions of queue pair `qpn`, which was reset. What is in the rings
+    /// of processes is their provider's business.
+    pub(crate) fn forget(&self, qpn: u32) -> Result {
+        self.kernel()?.lock().ring.forget(qpn)
+    }
+
+    /// What the kernel polls, if it does.
+    fn kernel(&self) -> Result<&SpinLockIrq<Polled>> {
         match &self.ring {
             Ring::User { .. } => Err(EOPNOTSUPP),
-            Ring::Kernel(kernel) => Ok(&kernel.ring),
+            Ring::Kernel(kernel) => Ok(&kernel.polled),
         }
+    }
+}
+
+/// What a completion of an error says that the request did.
+fn opcode_of(side: Side) -> Opcode {
+    match side {
+        Side::Send => Opcode::Send,
+        Side::Receive => Opcode::Receive,
     }
 }
 
@@ -191,8 +345,11 @@ impl CompletionQueue for Cq {
         let memory = SharedMemory::new(call.data.dma, usize::try_from(buffer.length())?)?;
         let pages = PageListBuffer::of_shared(call.data.dma, &memory)?;
         let ring = KBox::pin_init(
-            pin_init!(KernelRing {
-                ring <- new_spinlock_irq!(CompletionRing::new(memory, layout)),
+            pin_init!(KernelQueue {
+                polled <- new_spinlock_irq!(Polled {
+                    ring: CompletionRing::new(memory, layout),
+                    posters: RBTree::new(),
+                }),
             }),
             GFP_KERNEL,
         )?;
@@ -225,28 +382,48 @@ impl CompletionQueue for Cq {
         cq.object.destroy()
     }
 
-    fn poll(cq: &rdma::Cq<Self>, _call: &Call<'_>, out: &mut Completions<'_>) -> Result {
-        let mut ring = cq.kernel()?.lock();
+    fn poll(cq: &rdma::Cq<Self>, call: &Call<'_>, out: &mut Completions<'_>) -> Result {
+        // Looked at before the ring: what is not there afterwards will not come.
+        let has_stopped = call.data.health.has_stopped();
+        let mut polled = cq.kernel()?.lock();
+        let mut in_order = true;
 
-        while !out.is_full() {
-            let Some(cqe) = ring.take()? else {
+        while in_order && !out.is_full() {
+            let Some(cqe) = polled.ring.take()? else {
                 break;
             };
-            out.push(&decode(&cqe));
+            match polled.resolve(&cqe) {
+                Ok(completion) => {
+                    out.push(&completion);
+                }
+                Err(_) => in_order = false,
+            }
         }
-        ring.release()
+        polled.ring.release()?;
+        if in_order && has_stopped {
+            polled.flush(out);
+        }
+        drop(polled);
+        if !in_order {
+            call.data.health.fail("it completed what nobody had posted");
+        }
+        Ok(())
     }
 
-    fn request_notify(cq: &rdma::Cq<Self>, _call: &Call<'_>, solicited_only: bool) -> Result<bool> {
-        cq.kernel()?.lock().arm(solicited_only)
+    fn request_notify(cq: &rdma::Cq<Self>, call: &Call<'_>, solicited_only: bool) -> Result<bool> {
+        let mut polled = cq.kernel()?.lock();
+        let missed = polled.ring.arm(solicited_only)?;
+        // Arming ends with a fence: either this sees that the device has stopped, or the handler
+        // that runs because of that comes after.
+        Ok(missed || call.data.health.has_stopped() && polled.has_outstanding())
     }
 
     fn fill_details(cq: &rdma::Cq<Self>, details: &mut Details<'_>) -> Result {
         details.number(c"cqn", cq.number())?;
         details.number(c"entries", cq.entries)?;
         details.number(c"vector", cq.vector())?;
-        if let Ok(ring) = cq.kernel() {
-            let consumer = ring.lock().consumer();
+        if let Ok(polled) = cq.kernel() {
+            let consumer = polled.lock().ring.consumer();
             details.hex(c"consumer", consumer)?;
         }
         Ok(())

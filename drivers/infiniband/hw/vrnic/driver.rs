@@ -34,8 +34,7 @@ use virtio::{
     DeviceId,
     Feature,
     IdTable,
-    Virtqueues,
-    Watchdog, //
+    Virtqueues, //
 };
 use vrnic_wire::{
     command::{
@@ -66,7 +65,7 @@ use crate::{
     health::{
         supervise,
         Health,
-        Supervision, //
+        Supervised, //
     }, //
 };
 
@@ -108,8 +107,7 @@ impl virtio::Driver for Driver {
 
 /// What the driver keeps for a device.
 pub(crate) struct Data<'bound> {
-    // Fields are dropped in declaration order: nobody looks at a device that is let go.
-    _watchdog: Pin<KBox<Watchdog<Supervision>>>,
+    // Fields are dropped in declaration order.
     _registration: Registration<'bound, Vrnic>,
     health: Arc<Health>,
 }
@@ -118,11 +116,8 @@ impl<'bound> Data<'bound> {
     fn new(dev: &'bound Device<Core<'_>>) -> Result<Self> {
         let (resources, dispatcher) = Resources::new(dev)?;
         let health = resources.health.clone();
-        let control = resources.control.clone();
-        let registration = register(dispatcher, resources)?;
         Ok(Self {
-            _watchdog: supervise(control)?,
-            _registration: registration,
+            _registration: register(dispatcher, resources)?,
             health,
         })
     }
@@ -169,6 +164,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) dma: &'bound device::Device<Bound>,
     /// Its doorbells, unless they are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
+    /// As long as there are users: they wait for what was posted.
+    _supervised: Supervised,
     _queues: Virtqueues<'bound>,
 }
 
@@ -211,6 +208,7 @@ impl<'bound> Resources<'bound> {
         let limits = control.execute(&QueryDevice {})?;
         let dma = dev.parent();
         let resources = Self {
+            _supervised: supervise(control.clone())?,
             context: KernelContext::new(dma, &control, doorbells.as_ref())?,
             control,
             health,

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Whether the device still works.
+//! Whether the device still works, and what is to be done when it does not.
+//!
+//! A device that fails is given no commands any more, and its users are told. Then a work item
+//! stops it. From there on it writes no completions, so what was posted can be flushed: processes
+//! find a flag in their notify areas, and every completion queue gets an event.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -9,10 +13,14 @@ use core::sync::atomic::{
 
 use kernel::{
     device::Device,
+    new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
-        Arc, //
+        new_spinlock_irq,
+        Arc,
+        Mutex,
+        SpinLockIrq, //
     }, //
 };
 use rdma::event::Dispatcher;
@@ -21,28 +29,39 @@ use virtio::{
     Watchdog, //
 };
 
-use crate::control::Control;
+use crate::{
+    control::Control,
+    ucontext::NotifyArea, //
+};
 
-/// Remembers that the device has failed, and tells the users of the RDMA device of it once.
-///
-/// A failed device is given no commands any more, and is stopped by whoever wants to next, or by
-/// its [`Supervision`].
+/// Remembers that the device has failed, and tells its users.
+#[pin_data]
 pub(crate) struct Health {
     dev: ARef<Device>,
     dispatcher: Arc<Dispatcher>,
     failed: AtomicBool,
+    stopped: AtomicBool,
+    /// Notify areas of all processes. Held while processes are told.
+    #[pin]
+    processes: Mutex<KVec<Arc<NotifyArea>>>,
+    /// Stops the device. There is none before [`supervise`] and after [`Supervised`].
+    #[pin]
+    watchdog: SpinLockIrq<Option<Arc<Watchdog<Supervision>>>>,
 }
 
 impl Health {
     pub(crate) fn new(dev: &Device, dispatcher: Arc<Dispatcher>) -> Result<Arc<Self>> {
-        Ok(Arc::new(
-            Self {
+        Arc::pin_init(
+            pin_init!(Self {
                 dev: dev.into(),
                 dispatcher,
                 failed: AtomicBool::new(false),
-            },
+                stopped: AtomicBool::new(false),
+                processes <- new_mutex!(KVec::new()),
+                watchdog <- new_spinlock_irq!(None),
+            }),
             GFP_KERNEL,
-        )?)
+        )
     }
 
     /// The device, for messages about it.
@@ -55,6 +74,7 @@ impl Health {
         if !self.failed.swap(true, Ordering::Relaxed) {
             dev_err!(self.dev, "device failed: {}\n", reason);
             self.dispatcher.device_fatal();
+            self.look_now();
         }
     }
 
@@ -62,22 +82,96 @@ impl Health {
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
+
+    /// Whether the device has failed and writes no completions any more: those that are not there
+    /// will not come.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// The kernel has posted requests. If they can only be flushed, it is told to poll. May be
+    /// called in any context.
+    ///
+    /// Whoever polls before the requests are there had seen that the device has stopped, and took
+    /// the lock of the ring before the poster did; so the poster sees it too.
+    pub(crate) fn posted(&self) {
+        if self.has_failed() {
+            self.look_now();
+        }
+    }
+
+    fn look_now(&self) {
+        if let Some(watchdog) = &*self.watchdog.lock() {
+            watchdog.look_now();
+        }
+    }
+
+    /// The device has failed and has stopped: has everybody flush what was posted.
+    fn flush_all(&self) {
+        self.stopped.store(true, Ordering::Release);
+        for area in &*self.processes.lock() {
+            self.tell(area);
+        }
+        self.dispatcher.complete_all();
+    }
+
+    /// Remembers a process that is to be told when the device fails.
+    pub(crate) fn add_process(&self, area: &Arc<NotifyArea>) -> Result {
+        let mut processes = self.processes.lock();
+        processes.push(area.clone(), GFP_KERNEL)?;
+        if self.has_stopped() {
+            self.tell(area);
+        }
+        Ok(())
+    }
+
+    /// Tells a process that its context is gone from the device, and forgets it.
+    pub(crate) fn remove_process(&self, area: &Arc<NotifyArea>) {
+        self.tell(area);
+        let is_other = |other: &mut Arc<NotifyArea>| !Arc::ptr_eq(other, area);
+        self.processes.lock().retain(is_other);
+    }
+
+    fn tell(&self, area: &NotifyArea) {
+        if let Err(err) = area.set_failed() {
+            dev_err!(self.dev, "cannot tell a process of the end: {:?}\n", err);
+        }
+    }
 }
 
 /// Milliseconds after which the device's status is looked at again. A register read is cheap
 /// enough, and it is how one learns that a device is gone while no command waits for it.
 const INTERVAL_MS: u32 = 1000;
 
-/// Notices that the device failed though nobody gives it commands.
-pub(crate) struct Supervision(Arc<Control>);
+/// Notices that the device failed though nobody gives it commands, and stops a device that failed.
+struct Supervision(Arc<Control>);
 
 impl Watch for Supervision {
     fn look(&self) -> bool {
-        !self.0.check()
+        let stopped = self.0.check();
+        if stopped {
+            self.0.health().flush_all();
+        }
+        !stopped
     }
 }
 
-/// Supervises the device as long as the result exists.
-pub(crate) fn supervise(control: Arc<Control>) -> Result<Pin<KBox<Watchdog<Supervision>>>> {
-    KBox::pin_init(Watchdog::new(INTERVAL_MS, Supervision(control)), GFP_KERNEL)
+/// Supervision of a device, until this is dropped.
+pub(crate) struct Supervised(Arc<Health>);
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        let watchdog = self.0.watchdog.lock().take();
+        // Waits for the work, so not under the lock.
+        drop(watchdog);
+    }
+}
+
+/// Supervises the device that `control` gives commands.
+pub(crate) fn supervise(control: Arc<Control>) -> Result<Supervised> {
+    let health = control.health().clone();
+    let watchdog = Watchdog::new(INTERVAL_MS, Supervision(control));
+    let watchdog = Arc::pin_init(watchdog, GFP_KERNEL)?;
+    *health.watchdog.lock() = Some(watchdog);
+    Ok(Supervised(health))
 }

@@ -25,7 +25,8 @@
 //! | [`cq`]       | completion queues                                             |
 //! | [`qp`]       | queue pairs                                                   |
 //! | [`ah`]       | address handles                                               |
-//! | [`ring`]     | rings of the kernel                                           |
+//! | [`ring`]     | where rings of the kernel stand, completion rings             |
+//! | [`work`]     | work rings of the kernel, and what was posted to them         |
 //! | [`wqe`]      | work queue entries of the kernel                              |
 
 #![deny(unsafe_code)]
@@ -50,6 +51,7 @@ mod qp;
 mod ring;
 mod ucontext;
 mod udata;
+mod work;
 mod wqe;
 
 virtio::module_virtio_driver! {

@@ -6,9 +6,8 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::{
-        new_spinlock_irq,
-        Mutex,
-        SpinLockIrq, //
+        Arc,
+        Mutex, //
     }, //
 };
 use rdma::{
@@ -34,6 +33,7 @@ use rdma::{
     restrack::Details,
     wr::{
         ReceiveRequests,
+        SendFlag,
         SendRequests, //
     },
     CompletionQueue,
@@ -78,6 +78,7 @@ use crate::{
         Object,
         PageListBuffer, //
     },
+    cq,
     device::{
         Call,
         Vrnic, //
@@ -86,43 +87,21 @@ use crate::{
     pd::Pd,
     ring::{
         entries_for,
-        Layout,
-        WorkRing, //
+        Layout, //
     },
     udata::{
         CreateQpRequest,
         CreateQpResponse, //
+    },
+    work::{
+        KernelRings,
+        Side, //
     },
     wqe, //
 };
 
 /// Bytes of a scatter/gather element.
 const SGE: u32 = size_of::<vrnic_wire::work::Sge>() as u32;
-
-/// The rings of a queue pair of the kernel.
-#[pin_data]
-struct KernelRings {
-    /// [`None`] if there are no rings at all.
-    memory: Option<SharedMemory>,
-    /// May be taken in any context. No other lock is taken while it is held.
-    #[pin]
-    send: SpinLockIrq<WorkRing>,
-    /// As [`send`](Self::send); the two are never held together.
-    #[pin]
-    recv: SpinLockIrq<WorkRing>,
-}
-
-impl KernelRings {
-    fn memory(&self) -> Result<&SharedMemory> {
-        self.memory.as_ref().ok_or(EINVAL)
-    }
-
-    /// Permits or forbids posting.
-    fn set_open(&self, open: bool) {
-        self.send.lock().set_open(open);
-        self.recv.lock().set_open(open);
-    }
-}
 
 /// Whose rings they are.
 enum Rings {
@@ -133,7 +112,7 @@ enum Rings {
         context: u32,
     },
     /// The kernel posts to them.
-    Kernel(Pin<KBox<KernelRings>>),
+    Kernel(Arc<KernelRings>),
 }
 
 /// A queue pair.
@@ -145,6 +124,8 @@ pub(crate) struct Qp {
     /// Doorbell slot in the context.
     doorbell: u32,
     ty: Type,
+    /// Whether each send raises a completion, as opposed to those that ask for it.
+    signal_all: bool,
     capabilities: Capabilities,
     /// State that the queue pair was put into last; the device may have gone on to an error state.
     /// Held while the state changes.
@@ -284,19 +265,13 @@ impl QueuePair for Qp {
                     pages = Some(PageListBuffer::of_shared(call.data.dma, &shared)?);
                     memory = Some(shared);
                 }
-                let rings = KBox::pin_init(
-                    pin_init!(KernelRings {
-                        memory,
-                        send <- new_spinlock_irq!(WorkRing::new(send)),
-                        recv <- new_spinlock_irq!(WorkRing::new(recv)),
-                    }),
-                    GFP_KERNEL,
-                )?;
+                let rings = Arc::pin_init(KernelRings::new(memory, send, recv)?, GFP_KERNEL)?;
                 let context = call.data.context.number();
                 (context, send, recv, given, Rings::Kernel(rings))
             }
         };
 
+        let room = [cq::Room::new(GFP_KERNEL)?, cq::Room::new(GFP_KERNEL)?];
         let (object, doorbell) = create_qp(
             &call.data.control,
             &CreateQp {
@@ -327,6 +302,15 @@ impl QueuePair for Qp {
             ..Default::default()
         };
         let ty = attributes.ty;
+        let signal_all = attributes.signal_all;
+        if let Rings::Kernel(rings) = &rings {
+            let [send, recv] = room;
+            attributes.send_cq.attach(number, Side::Send, rings, send)?;
+            (attributes
+                .recv_cq
+                .attach(number, Side::Receive, rings, recv))
+            .inspect_err(|_| attributes.send_cq.detach(number, rings))?;
+        }
 
         Ok(New {
             init: pin_init!(Self {
@@ -334,6 +318,7 @@ impl QueuePair for Qp {
                 rings,
                 doorbell,
                 ty,
+                signal_all,
                 capabilities: given,
                 state <- new_mutex!(State::Reset),
             }),
@@ -372,28 +357,54 @@ impl QueuePair for Qp {
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
             rings.set_open(false);
         }
-        let result = call.data.control.execute(&command);
+        let mut result = call.data.control.execute(&command).map(|_| ());
+        // A queue pair of a device that failed is as good as in error. Who goes there to see all
+        // requests flushed must not be stopped.
+        if matches!(to, State::Error | State::Reset) && call.data.control.is_stopped() {
+            result = Ok(());
+        }
         if result.is_ok() {
             *state = to;
         }
         if let Rings::Kernel(rings) = &qp.rings {
+            if result.is_ok() && to == State::Reset {
+                qp.send_cq().forget(qp.number())?;
+                qp.recv_cq().forget(qp.number())?;
+                rings.forget();
+            }
             rings.set_open(*state != State::Reset);
         }
-        result.map(|_| ())
+        result
     }
 
     fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<(Attributes, Capabilities)> {
         let reply = call.data.control.execute(&QueryQp {
             qpn: qp.object.number().into(),
             ..Default::default()
-        })?;
-        Ok((from_wire(&reply)?, qp.capabilities))
+        });
+        if reply.is_err() && call.data.control.is_stopped() {
+            // As good as in error; who asks may be about to destroy it.
+            let state = match *qp.state.lock() {
+                State::Reset => State::Reset,
+                _ => State::Error,
+            };
+            let attributes = Attributes {
+                state,
+                current_state: state,
+                ..Default::default()
+            };
+            return Ok((attributes, qp.capabilities));
+        }
+        Ok((from_wire(&reply?)?, qp.capabilities))
     }
 
     fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) -> Result {
         qp.object.destroy()?;
-        qp.send_cq().forget(qp.number())?;
-        qp.recv_cq().forget(qp.number())
+        if let Rings::Kernel(rings) = &qp.rings {
+            qp.send_cq().detach(qp.number(), rings);
+            qp.recv_cq().detach(qp.number(), rings);
+        }
+        Ok(())
     }
 
     fn post_send(
@@ -408,19 +419,22 @@ impl QueuePair for Qp {
             Rings::Kernel(rings) => rings,
         };
         let memory = rings.memory()?;
-        let mut ring = rings.send.lock();
+        let mut ring = rings.ring(Side::Send).lock();
         let before = ring.producer();
 
         let result = requests.try_for_each(|request| {
-            let entry = ring.next_entry(memory)?;
-            wqe::write_send(memory, entry, &request?, qp.capabilities.max_send_sge)?;
-            ring.advance();
+            let request = request?;
+            let (entry, name) = ring.next_entry()?;
+            wqe::write_send(memory, entry, name, &request, qp.capabilities.max_send_sge)?;
+            let signaled = qp.signal_all || request.flags.contains(SendFlag::Signaled);
+            ring.advance(request.wr_id, signaled);
             Ok(())
         });
         if ring.producer() != before {
             ring.publish(memory)?;
             drop(ring);
             call.data.context.ring(qp.doorbell)?;
+            call.data.health.posted();
         }
         result
     }
@@ -437,21 +451,24 @@ impl QueuePair for Qp {
             Rings::Kernel(rings) => rings,
         };
         let memory = rings.memory()?;
-        let mut ring = rings.recv.lock();
+        let mut ring = rings.ring(Side::Receive).lock();
         let before = ring.producer();
 
         let result = requests.try_for_each(|request| {
-            let entry = ring.next_entry(memory)?;
-            wqe::write_receive(memory, entry, &request?, qp.capabilities.max_recv_sge)?;
-            ring.advance();
+            let request = request?;
+            let (entry, name) = ring.next_entry()?;
+            wqe::write_receive(memory, entry, name, &request, qp.capabilities.max_recv_sge)?;
+            ring.advance(request.wr_id, true);
             Ok(())
         });
         if ring.producer() != before {
             ring.publish(memory)?;
-            if ring.needs_doorbell(memory)? {
-                drop(ring);
+            let needs_doorbell = ring.needs_doorbell(memory)?;
+            drop(ring);
+            if needs_doorbell {
                 call.data.context.ring(qp.doorbell)?;
             }
+            call.data.health.posted();
         }
         result
     }
@@ -461,9 +478,15 @@ impl QueuePair for Qp {
         details.number(c"sq_entries", qp.capabilities.max_send_wr)?;
         details.number(c"rq_entries", qp.capabilities.max_recv_wr)?;
         if let Rings::Kernel(rings) = &qp.rings {
-            let (send, recv) = (rings.send.lock().producer(), rings.recv.lock().producer());
+            let look = |side| {
+                let ring = rings.ring(side).lock();
+                (ring.producer(), ring.outstanding())
+            };
+            let ((send, sends), (recv, receives)) = (look(Side::Send), look(Side::Receive));
             details.hex(c"sq_producer", send)?;
             details.hex(c"rq_producer", recv)?;
+            details.number(c"sq_outstanding", sends)?;
+            details.number(c"rq_outstanding", receives)?;
         }
         Ok(())
     }

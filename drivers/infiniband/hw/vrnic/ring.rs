@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rings of the kernel: the driver side of `Documentation/virtio-rdma.rst`, section "Rings".
+//! Where rings of the kernel stand, and completion rings: the driver side of
+//! `Documentation/virtio-rdma.rst`, section "Rings". Work rings are in [`crate::work`].
 //!
 //! The rings of processes are written by their provider; the driver only tells the device where
 //! they are.
 //!
-//! The device is not trusted: what it writes is read once, and an index that cannot be means that a
-//! ring is full or empty.
+//! The device is not trusted: what it writes is read once.
 
 use core::sync::atomic::Ordering;
 
@@ -22,10 +22,8 @@ use vrnic_wire::{
         PHASE_OFFSET, //
     },
     ring::{
-        flags,
         offset,
         phase,
-        used,
         Arm,
         RingHeader,
         RingLayout,
@@ -94,81 +92,12 @@ impl Layout {
 }
 
 /// Byte offset of the header's word `word`.
-fn header_word(layout: &RingLayout, word: usize) -> usize {
+pub(crate) fn header_word(layout: &RingLayout, word: usize) -> usize {
     layout.header_offset.get() as usize + word
 }
 
-/// A send or receive ring, whose producer is the driver.
-pub(crate) struct WorkRing {
-    layout: RingLayout,
-    producer: u32,
-    /// Whether entries may be posted: not while the queue pair is in the reset state.
-    open: bool,
-}
-
-impl WorkRing {
-    /// A ring in zeroed memory.
-    pub(crate) fn new(layout: RingLayout) -> Self {
-        Self {
-            layout,
-            producer: 0,
-            open: false,
-        }
-    }
-
-    /// Entries of the ring.
-    pub(crate) fn entries(&self) -> u32 {
-        self.layout.entries.get()
-    }
-
-    /// Index of the next entry.
-    pub(crate) fn producer(&self) -> u32 {
-        self.producer
-    }
-
-    /// Permits or forbids posting.
-    pub(crate) fn set_open(&mut self, open: bool) {
-        self.open = open;
-    }
-
-    /// Offset in the memory of the entry that is posted next. `ENOMEM` if the ring is full,
-    /// `EINVAL` if nothing may be posted.
-    pub(crate) fn next_entry(&self, memory: &SharedMemory) -> Result<usize> {
-        if !self.open {
-            return Err(EINVAL);
-        }
-        let word = memory.u32(header_word(&self.layout, offset::DEVICE_INDEX))?;
-        let consumer = u32::from_le(word.load(Ordering::Acquire));
-
-        match used(self.producer, consumer, self.entries()) {
-            Some(used) if used < self.entries() => {
-                Ok(usize::try_from(self.layout.entry_offset(self.producer))?)
-            }
-            _ => Err(ENOMEM),
-        }
-    }
-
-    /// Counts the entry at [`next_entry`](Self::next_entry) as written.
-    pub(crate) fn advance(&mut self) {
-        self.producer = self.producer.wrapping_add(1);
-    }
-
-    /// Shows the device all entries that were written.
-    pub(crate) fn publish(&self, memory: &SharedMemory) -> Result {
-        memory
-            .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
-            .store(self.producer.to_le(), Ordering::Release);
-        Ok(())
-    }
-
-    /// Whether the device wants to be rung for receives that were just published.
-    pub(crate) fn needs_doorbell(&self, memory: &SharedMemory) -> Result<bool> {
-        let word = memory.u32(header_word(&self.layout, offset::DEVICE_FLAGS))?;
-        // Pairs with the fence of the device between setting the flag and reading the index.
-        full_fence();
-        Ok(u32::from_le(word.load(Ordering::Relaxed)) & flags::NEED_DOORBELL != 0)
-    }
-}
+/// Stands for the queue pair in completions that were dropped: none has this number.
+const NOBODY: u32 = u32::MAX;
 
 /// A completion ring, whose consumer is the driver.
 pub(crate) struct CompletionRing {
@@ -212,13 +141,17 @@ impl CompletionRing {
 
     /// Takes the next completion, if any. It stays in the ring until [`release`](Self::release).
     pub(crate) fn take(&mut self) -> Result<Option<Cqe>> {
-        let Some(entry) = self.valid_entry(self.consumer)? else {
-            return Ok(None);
-        };
-        let mut bytes = [0; CQE_STRIDE as usize];
-        self.memory.read(entry, &mut bytes)?;
-        self.consumer = self.consumer.wrapping_add(1);
-        Ok(Some(zerocopy::transmute!(bytes)))
+        while let Some(entry) = self.valid_entry(self.consumer)? {
+            let mut bytes = [0; CQE_STRIDE as usize];
+            self.memory.read(entry, &mut bytes)?;
+            self.consumer = self.consumer.wrapping_add(1);
+
+            let cqe: Cqe = zerocopy::transmute!(bytes);
+            if cqe.qpn.get() != NOBODY {
+                return Ok(Some(cqe));
+            }
+        }
+        Ok(None)
     }
 
     /// Gives the device the entries of all completions that were taken.
@@ -246,12 +179,10 @@ impl CompletionRing {
         Ok(self.valid_entry(self.consumer)?.is_some())
     }
 
-    /// Makes completions of queue pair `qpn` that are in the ring name none: the queue pair is gone
-    /// and its number may come back.
+    /// Drops completions of queue pair `qpn` that are in the ring: the queue pair is gone or was
+    /// reset, and what they tell of with it.
     pub(crate) fn forget(&self, qpn: u32) -> Result {
         const QPN: usize = core::mem::offset_of!(Cqe, qpn);
-        /// No queue pair has this number.
-        const NOBODY: u32 = u32::MAX;
 
         for i in 0..self.entries() {
             let Some(entry) = self.valid_entry(self.consumer.wrapping_add(i))? else {
@@ -276,12 +207,6 @@ mod tests {
         Device, //
     };
     use virtio::with_test_device;
-
-    fn store(memory: &SharedMemory, layout: &RingLayout, word: usize, value: u32) -> Result {
-        let word = memory.u32(header_word(layout, word))?;
-        word.store(value.to_le(), Ordering::Relaxed);
-        Ok(())
-    }
 
     fn load(memory: &SharedMemory, layout: &RingLayout, word: usize) -> Result<u32> {
         let word = memory.u32(header_word(layout, word))?;
@@ -331,40 +256,6 @@ mod tests {
         assert_eq!(second.end(), buffer.length());
         assert!(buffer.place(MAX_ENTRIES, 1024).is_ok());
         Ok(())
-    }
-
-    #[test]
-    fn a_work_ring_fills_and_empties() -> Result {
-        with_test_device(|dev| {
-            let mut buffer = Layout::new();
-            let layout = buffer.place(2, 64)?;
-            let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
-            let mut ring = WorkRing::new(layout);
-
-            assert_eq!(ring.next_entry(&memory), Err(EINVAL));
-            ring.set_open(true);
-            let first = ring.next_entry(&memory)?;
-            ring.advance();
-            let second = ring.next_entry(&memory)?;
-            assert_eq!(second - first, 64);
-            ring.advance();
-            assert_eq!(ring.next_entry(&memory), Err(ENOMEM));
-
-            assert_eq!(load(&memory, &layout, offset::DRIVER_INDEX)?, 0);
-            ring.publish(&memory)?;
-            assert_eq!(load(&memory, &layout, offset::DRIVER_INDEX)?, 2);
-
-            store(&memory, &layout, offset::DEVICE_INDEX, 1)?;
-            assert_eq!(ring.next_entry(&memory)?, first);
-            // A consumer that overtook the producer cannot be.
-            store(&memory, &layout, offset::DEVICE_INDEX, 3)?;
-            assert_eq!(ring.next_entry(&memory), Err(ENOMEM));
-
-            assert!(!ring.needs_doorbell(&memory)?);
-            store(&memory, &layout, offset::DEVICE_FLAGS, flags::NEED_DOORBELL)?;
-            assert!(ring.needs_doorbell(&memory)?);
-            Ok(())
-        })
     }
 
     #[test]
@@ -421,9 +312,7 @@ mod tests {
             complete(&ring, 1, 2, 8)?;
             complete(&ring, 2, 3, 7)?;
             ring.forget(7)?;
-            assert_eq!(ring.take()?.ok_or(ENOENT)?.qpn.get(), u32::MAX);
             assert_eq!(ring.take()?.ok_or(ENOENT)?.qpn.get(), 8);
-            assert_eq!(ring.take()?.ok_or(ENOENT)?.qpn.get(), u32::MAX);
             assert!(ring.take()?.is_none());
             Ok(())
         })

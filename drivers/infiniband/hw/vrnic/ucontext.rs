@@ -2,7 +2,10 @@
 
 //! Contexts of processes.
 
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 use rdma::{
     access::Access,
     ucontext::{
@@ -22,7 +25,9 @@ use vrnic_wire::{
     config::DOORBELL_PAGE_SIZE,
     notify::{
         area_length,
-        is_valid_slot_count, //
+        driver_flags,
+        is_valid_slot_count,
+        DRIVER_FLAGS_OFFSET, //
     }, //
 };
 
@@ -42,12 +47,24 @@ use crate::{
     },
 };
 
+/// The notify area of a process.
+pub(crate) struct NotifyArea(Umem);
+
+impl NotifyArea {
+    /// Tells the process that nothing will be completed any more. The device must have stopped, or
+    /// forgotten the context.
+    pub(crate) fn set_failed(&self) -> Result {
+        let flags = driver_flags::FAILED.to_le_bytes();
+        self.0.write(DRIVER_FLAGS_OFFSET, &flags)
+    }
+}
+
 /// The context of a process: its doorbell page and its notify area.
 #[pin_data]
 pub(crate) struct UserContext {
     // Fields are dropped in declaration order: the device lets go of the notify area first.
     object: Object<DestroyContext>,
-    _notify: Umem,
+    notify: Arc<NotifyArea>,
 }
 
 impl UserContext {
@@ -103,14 +120,16 @@ impl rdma::UserContext for UserContext {
             response.doorbell_length = DOORBELL_PAGE_SIZE;
         }
 
-        let this = pin_init!(Self {
-            object,
-            _notify: notify,
-        });
+        let notify = Arc::new(NotifyArea(notify), GFP_KERNEL)?;
+        call.data.health.add_process(&notify)?;
+        let this = pin_init!(Self { object, notify });
         Ok((this, AllocContextResponse(response)))
     }
 
-    fn dealloc(context: &Ucontext<Self>, _call: &Call<'_>) -> Result {
-        context.object.destroy()
+    fn dealloc(context: &Ucontext<Self>, call: &Call<'_>) -> Result {
+        context.object.destroy()?;
+        // The process may live on, if it is the device that goes away.
+        call.data.health.remove_process(&context.notify);
+        Ok(())
     }
 }

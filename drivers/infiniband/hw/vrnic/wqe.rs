@@ -27,13 +27,17 @@ use vrnic_wire::work::{
     TARGET_OFFSET, //
 };
 
-use crate::device::Vrnic;
+use crate::{
+    device::Vrnic,
+    work::Name, //
+};
 
-/// Writes a send entry at `at`. `EINVAL` for what the device does not do: inline data of the kernel
-/// and checksums, or more than `max_sge` elements.
+/// Writes a send entry at `at` for the request `name`. `EINVAL` for what the device does not do:
+/// inline data of the kernel and checksums, or more than `max_sge` elements.
 pub(crate) fn write_send(
     memory: &SharedMemory,
     at: usize,
+    name: Name,
     request: &SendRequest<'_, Vrnic>,
     max_sge: u32,
 ) -> Result {
@@ -61,7 +65,7 @@ pub(crate) fn write_send(
         opcode: opcode.raw(),
         flags,
         num_sge: count(request.elements, max_sge)?.into(),
-        wr_id: request.wr_id.into(),
+        wr_id: name.to_wire().into(),
         immediate: immediate.into(),
         pkey_index: pkey_index.into(),
         ..Default::default()
@@ -71,15 +75,17 @@ pub(crate) fn write_send(
     write_elements(memory, at + SEND_DATA_OFFSET, request.elements)
 }
 
-/// Writes a receive entry at `at`. `EINVAL` if it has more than `max_sge` elements.
+/// Writes a receive entry at `at` for the request `name`. `EINVAL` if it has more than `max_sge`
+/// elements.
 pub(crate) fn write_receive(
     memory: &SharedMemory,
     at: usize,
+    name: Name,
     request: &ReceiveRequest<'_>,
     max_sge: u32,
 ) -> Result {
     let header = ReceiveHeader {
-        wr_id: request.wr_id.into(),
+        wr_id: name.to_wire().into(),
         num_sge: count(request.elements, max_sge)?.into(),
         ..Default::default()
     };
@@ -185,6 +191,13 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Encoded {
 mod tests {
     use super::*;
 
+    use crate::work::Side;
+
+    const NAME: Name = Name {
+        side: Side::Send,
+        index: 41,
+    };
+
     fn with_memory(test: impl FnOnce(&SharedMemory) -> Result) -> Result {
         virtio::with_test_device(|dev| test(&SharedMemory::new(dev, 256)?))
     }
@@ -217,12 +230,12 @@ mod tests {
                 compare: 11,
                 swap: 12,
             };
-            write_send(memory, 128, &request(operation), 1)?;
+            write_send(memory, 128, NAME, &request(operation), 1)?;
 
             let header: SendHeader = read(memory, 128)?;
             assert_eq!(header.opcode, SendOpcode::CompareSwap.raw());
             assert_eq!(header.flags, send_flags::SIGNALED | send_flags::SOLICITED);
-            assert_eq!(header.wr_id.get(), 42);
+            assert_eq!(header.wr_id.get(), NAME.to_wire());
             assert_eq!(header.num_sge.get(), 0);
             let target: AtomicTarget = read(memory, 128 + TARGET_OFFSET)?;
             assert_eq!(target.address.get(), 0x1000);
@@ -239,6 +252,7 @@ mod tests {
             write_send(
                 memory,
                 0,
+                NAME,
                 &request(Operation::SendWithImmediate(0x0102_0304)),
                 1,
             )?;
@@ -254,11 +268,12 @@ mod tests {
         with_memory(|memory| {
             let mut inline = request(Operation::Send);
             inline.flags |= SendFlag::Inline;
-            assert_eq!(write_send(memory, 0, &inline, 1), Err(EINVAL));
+            assert_eq!(write_send(memory, 0, NAME, &inline, 1), Err(EINVAL));
 
             // The entry must lie in the memory.
             let plain = request(Operation::Send);
-            assert_eq!(write_send(memory, 4096 - 32, &plain, 1), Err(EINVAL));
+            let outside = write_send(memory, 4096 - 32, NAME, &plain, 1);
+            assert_eq!(outside, Err(EINVAL));
             Ok(())
         })
     }

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work rings of the kernel, and what was posted to them.
+//!
+//! The driver remembers each request until its completion was polled, and gives the device nothing
+//! but a [`Name`] for it. So the device cannot make up what a completion tells the poster, and when
+//! the device fails, the driver knows what to flush.
+
+use core::sync::atomic::Ordering;
+
+use kernel::{
+    prelude::*,
+    sync::{
+        new_spinlock_irq,
+        SpinLockIrq, //
+    }, //
+};
+use virtio::{
+    full_fence,
+    SharedMemory, //
+};
+use vrnic_wire::ring::{
+    flags,
+    offset,
+    RingLayout, //
+};
+
+use crate::ring::header_word;
+
+/// One of the two queues of a queue pair.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The send queue.
+    Send,
+    /// The receive queue.
+    Receive,
+}
+
+/// What the device knows a request by, and names in its completion: the index of its entry and,
+/// in bit 32, whether it is a receive.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    /// Queue that it was posted to.
+    pub(crate) side: Side,
+    /// Index of its entry.
+    pub(crate) index: u32,
+}
+
+impl Name {
+    const RECEIVE: u64 = 1 << 32;
+
+    /// The name as `wr_id` of an entry.
+    pub(crate) fn to_wire(self) -> u64 {
+        let side = match self.side {
+            Side::Send => 0,
+            Side::Receive => Self::RECEIVE,
+        };
+        side | u64::from(self.index)
+    }
+
+    /// The name that `wr_id` of a completion is; `EIO` if it is none.
+    pub(crate) fn from_wire(wr_id: u64) -> Result<Self> {
+        let side = match wr_id & !u64::from(u32::MAX) {
+            0 => Side::Send,
+            Self::RECEIVE => Side::Receive,
+            _ => return Err(EIO),
+        };
+        Ok(Self {
+            side,
+            // CAST: The lower half.
+            index: wr_id as u32,
+        })
+    }
+}
+
+/// A request that was posted and not completed.
+#[derive(Copy, Clone, Default)]
+struct Posted {
+    /// The poster's name for it.
+    wr_id: u64,
+    /// Whether it completes in any case; otherwise it may pass in silence.
+    signaled: bool,
+}
+
+/// A send or receive ring, whose producer is the driver.
+pub(crate) struct WorkRing {
+    side: Side,
+    layout: RingLayout,
+    /// Requests by their index modulo the entries; those from `done` to `producer` count.
+    posted: KVVec<Posted>,
+    done: u32,
+    producer: u32,
+    /// Whether entries may be posted: not while the queue pair is in the reset state.
+    open: bool,
+}
+
+impl WorkRing {
+    /// A ring in zeroed memory.
+    pub(crate) fn new(side: Side, layout: RingLayout) -> Result<Self> {
+        let entries = layout.entries.get() as usize;
+        Ok(Self {
+            side,
+            layout,
+            posted: KVVec::from_elem(Posted::default(), entries, GFP_KERNEL)?,
+            done: 0,
+            producer: 0,
+            open: false,
+        })
+    }
+
+    /// Index of the next entry.
+    pub(crate) fn producer(&self) -> u32 {
+        self.producer
+    }
+
+    /// Requests that were posted and not completed.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.producer.wrapping_sub(self.done)
+    }
+
+    /// Offset in the memory of the entry that is posted next, and the name of the request. `ENOMEM`
+    /// if the ring is full, `EINVAL` if nothing may be posted.
+    pub(crate) fn next_entry(&self) -> Result<(usize, Name)> {
+        if !self.open {
+            return Err(EINVAL);
+        }
+        if self.outstanding() >= self.layout.entries.get() {
+            return Err(ENOMEM);
+        }
+        let name = Name {
+            side: self.side,
+            index: self.producer,
+        };
+        Ok((
+            usize::try_from(self.layout.entry_offset(self.producer))?,
+            name,
+        ))
+    }
+
+    /// Counts the entry at [`next_entry`](Self::next_entry) as written.
+    pub(crate) fn advance(&mut self, wr_id: u64, signaled: bool) {
+        let slot = self.slot(self.producer);
+        if let Some(posted) = self.posted.get_mut(slot) {
+            *posted = Posted { wr_id, signaled };
+            self.producer = self.producer.wrapping_add(1);
+        }
+    }
+
+    /// Place of the request `index` in `posted`.
+    fn slot(&self, index: u32) -> usize {
+        (index & self.layout.entries.get().wrapping_sub(1)) as usize
+    }
+
+    /// Shows the device all entries that were written.
+    pub(crate) fn publish(&self, memory: &SharedMemory) -> Result {
+        memory
+            .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
+            .store(self.producer.to_le(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the device wants to be rung for receives that were just published.
+    pub(crate) fn needs_doorbell(&self, memory: &SharedMemory) -> Result<bool> {
+        let word = memory.u32(header_word(&self.layout, offset::DEVICE_FLAGS))?;
+        // Pairs with the fence of the device between setting the flag and reading the index.
+        full_fence();
+        Ok(u32::from_le(word.load(Ordering::Relaxed)) & flags::NEED_DOORBELL != 0)
+    }
+
+    /// The request `index` has completed, and with it those before, which must not have asked for
+    /// a completion of their own. Returns the poster's name for it.
+    ///
+    /// `EIO` if there is no such request, or one before was skipped; then nothing has completed.
+    pub(crate) fn complete(&mut self, index: u32) -> Result<u64> {
+        let ahead = index.wrapping_sub(self.done);
+        if ahead >= self.outstanding() {
+            return Err(EIO);
+        }
+        for before in 0..ahead {
+            let slot = self.slot(self.done.wrapping_add(before));
+            if self.posted.get(slot).ok_or(EIO)?.signaled {
+                return Err(EIO);
+            }
+        }
+        let wr_id = self.posted.get(self.slot(index)).ok_or(EIO)?.wr_id;
+        self.done = index.wrapping_add(1);
+        Ok(wr_id)
+    }
+
+    /// Ends the oldest request that has not completed and returns the poster's name for it.
+    pub(crate) fn flush(&mut self) -> Option<u64> {
+        if self.outstanding() == 0 {
+            return None;
+        }
+        let wr_id = self.posted.get(self.slot(self.done))?.wr_id;
+        self.done = self.done.wrapping_add(1);
+        Some(wr_id)
+    }
+}
+
+/// The rings of a queue pair of the kernel.
+#[pin_data]
+pub(crate) struct KernelRings {
+    /// [`None`] if there are no rings at all.
+    memory: Option<SharedMemory>,
+    /// May be taken in any context. No other lock is taken while it is held.
+    #[pin]
+    send: SpinLockIrq<WorkRing>,
+    /// As [`send`](Self::send); the two are never held together.
+    #[pin]
+    recv: SpinLockIrq<WorkRing>,
+}
+
+impl KernelRings {
+    /// Rings in `memory`, which is zeroed.
+    pub(crate) fn new(
+        memory: Option<SharedMemory>,
+        send: RingLayout,
+        recv: RingLayout,
+    ) -> Result<impl PinInit<Self>> {
+        let send = WorkRing::new(Side::Send, send)?;
+        let recv = WorkRing::new(Side::Receive, recv)?;
+        Ok(pin_init!(Self {
+            memory,
+            send <- new_spinlock_irq!(send),
+            recv <- new_spinlock_irq!(recv),
+        }))
+    }
+
+    /// The memory of the rings; `EINVAL` if there are none.
+    pub(crate) fn memory(&self) -> Result<&SharedMemory> {
+        self.memory.as_ref().ok_or(EINVAL)
+    }
+
+    /// One of the rings.
+    pub(crate) fn ring(&self, side: Side) -> &SpinLockIrq<WorkRing> {
+        match side {
+            Side::Send => &self.send,
+            Side::Receive => &self.recv,
+        }
+    }
+
+    /// Permits or forbids posting.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.send.lock().open = open;
+        self.recv.lock().open = open;
+    }
+
+    /// Forgets all requests, as the device did: the queue pair was reset.
+    pub(crate) fn forget(&self) {
+        for side in [Side::Send, Side::Receive] {
+            let mut ring = self.ring(side).lock();
+            ring.done = ring.producer;
+        }
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_work)]
+mod tests {
+    use super::*;
+
+    use crate::ring::Layout;
+    use virtio::with_test_device;
+
+    fn ring(side: Side, entries: u32) -> Result<(WorkRing, Layout)> {
+        let mut buffer = Layout::new();
+        let layout = buffer.place(entries, 64)?;
+        let mut ring = WorkRing::new(side, layout)?;
+        ring.open = true;
+        Ok((ring, buffer))
+    }
+
+    fn post(ring: &mut WorkRing, wr_id: u64, signaled: bool) -> Result<u32> {
+        let (_, name) = ring.next_entry()?;
+        ring.advance(wr_id, signaled);
+        Ok(name.index)
+    }
+
+    #[test]
+    fn names_survive_the_wire() {
+        for side in [Side::Send, Side::Receive] {
+            for index in [0, 7, u32::MAX] {
+                let name = Name { side, index };
+                assert_eq!(Name::from_wire(name.to_wire()), Ok(name));
+            }
+        }
+        assert_eq!(Name::from_wire(1 << 33), Err(EIO));
+    }
+
+    #[test]
+    fn a_ring_fills_and_empties() -> Result {
+        with_test_device(|dev| {
+            let (mut ring, buffer) = ring(Side::Send, 2)?;
+            let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
+            let word = |offset| memory.u32(header_word(&ring.layout, offset));
+            let (produced, flags_word) = (word(offset::DRIVER_INDEX)?, word(offset::DEVICE_FLAGS)?);
+
+            let (first, _) = ring.next_entry()?;
+            ring.advance(1, true);
+            let (second, _) = ring.next_entry()?;
+            assert_eq!(second - first, 64);
+            ring.advance(2, true);
+            assert_eq!(ring.next_entry(), Err(ENOMEM));
+
+            assert_eq!(produced.load(Ordering::Relaxed), 0);
+            ring.publish(&memory)?;
+            assert_eq!(u32::from_le(produced.load(Ordering::Relaxed)), 2);
+
+            assert_eq!(ring.complete(0), Ok(1));
+            assert_eq!(ring.next_entry()?.0, first);
+
+            assert!(!ring.needs_doorbell(&memory)?);
+            flags_word.store(flags::NEED_DOORBELL.to_le(), Ordering::Relaxed);
+            assert!(ring.needs_doorbell(&memory)?);
+
+            ring.open = false;
+            assert_eq!(ring.next_entry(), Err(EINVAL));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn requests_complete_once_and_in_order() -> Result {
+        let (mut ring, _) = ring(Side::Receive, 4)?;
+
+        // Through the end of the ring several times.
+        for round in 0..5_u64 {
+            let first = post(&mut ring, 10 * round, true)?;
+            let second = post(&mut ring, 10 * round + 1, true)?;
+            let third = post(&mut ring, 10 * round + 2, true)?;
+            assert_eq!(ring.complete(second), Err(EIO));
+            assert_eq!(ring.complete(third.wrapping_add(1)), Err(EIO));
+            assert_eq!(ring.complete(first), Ok(10 * round));
+            assert_eq!(ring.complete(first), Err(EIO));
+            assert_eq!(ring.complete(second), Ok(10 * round + 1));
+            assert_eq!(ring.complete(third), Ok(10 * round + 2));
+            assert_eq!(ring.outstanding(), 0);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn silent_requests_complete_with_a_later_one() -> Result {
+        let (mut ring, _) = ring(Side::Send, 4)?;
+
+        let silent = post(&mut ring, 1, false)?;
+        post(&mut ring, 2, false)?;
+        let loud = post(&mut ring, 3, true)?;
+        assert_eq!(ring.complete(loud), Ok(3));
+        assert_eq!(ring.complete(silent), Err(EIO));
+
+        // One that fails is heard all the same.
+        let failing = post(&mut ring, 4, false)?;
+        assert_eq!(ring.complete(failing), Ok(4));
+        Ok(())
+    }
+
+    #[test]
+    fn what_has_not_completed_is_flushed_once() -> Result {
+        let (mut ring, _) = ring(Side::Send, 4)?;
+
+        for wr_id in 1..=4 {
+            post(&mut ring, wr_id, wr_id % 2 == 0)?;
+        }
+        assert_eq!(ring.complete(1), Ok(2));
+        assert_eq!(ring.flush(), Some(3));
+        post(&mut ring, 5, false)?;
+        assert_eq!(ring.flush(), Some(4));
+        assert_eq!(ring.flush(), Some(5));
+        assert_eq!(ring.flush(), None);
+        assert_eq!(ring.complete(3), Err(EIO));
+        Ok(())
+    }
+
+    #[test]
+    fn a_reset_queue_pair_has_no_requests() -> Result {
+        let mut buffer = Layout::new();
+        let (send, recv) = (buffer.place(2, 64)?, buffer.place(2, 64)?);
+        let rings = KBox::pin_init(KernelRings::new(None, send, recv)?, GFP_KERNEL)?;
+
+        rings.set_open(true);
+        for side in [Side::Send, Side::Receive] {
+            post(&mut rings.ring(side).lock(), 1, true)?;
+        }
+        rings.forget();
+        for side in [Side::Send, Side::Receive] {
+            let mut ring = rings.ring(side).lock();
+            assert_eq!(ring.flush(), None);
+            assert_eq!(post(&mut ring, 2, true), Ok(1));
+            assert_eq!(ring.complete(1), Ok(2));
+        }
+        Ok(())
+    }
+}
