@@ -10,15 +10,16 @@ use crate::doorbell::{Doorbell, Rung};
 use crate::memory::Buffer;
 use crate::ring::WorkRing;
 use crate::ring::completion::CompletionQueue;
+use crate::ring::outstanding::{Name, Outstanding};
 use crate::ring::send::{Limits, Request, SendQueue, Target};
 use crate::ring::tests::ring;
 use crate::spinlock::SpinLock;
 use core::hint::black_box;
 use core::sync::atomic::Ordering;
 use std::time::Instant;
-use vrnic_wire::completion::{Cqe, PHASE_OFFSET};
+use vrnic_wire::completion::{Cqe, Opcode, PHASE_OFFSET};
 use vrnic_wire::notify::{self, SlotBits, flags};
-use vrnic_wire::ring::{offset, phase};
+use vrnic_wire::ring::phase;
 use vrnic_wire::work::{SendOpcode, Sge, send_flags};
 
 const ENTRIES: u32 = 64;
@@ -42,10 +43,14 @@ fn cost_of_a_request_and_a_completion() {
         max_sge: 1,
         max_inline: 64,
     };
-    let mut queue = SendQueue::new(WorkRing::new(memory, layout), limits);
+    let outstanding = Outstanding::new(ENTRIES, Opcode::Send).unwrap();
+    let mut completions = CompletionQueue::new(cq_memory, cq_layout);
+    let number = completions.attach(outstanding.clone()).unwrap();
+    let completions = SpinLock::new(completions);
+    let ring = WorkRing::new(memory, layout, outstanding, number);
+    let mut queue = SendQueue::new(ring, limits);
     queue.set_accepts(true);
     let queue = SpinLock::new(queue);
-    let completions = SpinLock::new(CompletionQueue::new(cq_memory, cq_layout));
     let (mut posting, mut polling) = (0, 0);
     let mut index = 0_u32;
 
@@ -81,10 +86,14 @@ fn cost_of_a_request_and_a_completion() {
 
         for _ in 0..ENTRIES {
             let at = 1024 + (index & (ENTRIES - 1)) as usize * 64;
+            let name = Name {
+                queue: number,
+                index,
+            };
             cq_memory.write(
                 at,
                 &Cqe {
-                    wr_id: u64::from(index).into(),
+                    wr_id: name.to_wire().into(),
                     ..Cqe::default()
                 },
             );
@@ -93,9 +102,6 @@ fn cost_of_a_request_and_a_completion() {
                 .store(phase(index, ENTRIES), Ordering::Release);
             index += 1;
         }
-        memory
-            .word(offset::DEVICE_INDEX)
-            .store(index, Ordering::Release);
 
         let start = Instant::now();
         for _ in 0..ENTRIES {

@@ -6,7 +6,7 @@
 
 use crate::memory::{DoorbellPage, Shared, full_fence};
 use core::sync::atomic::Ordering;
-use vrnic_wire::notify::{self, SlotBits, flags};
+use vrnic_wire::notify::{self, SlotBits, driver_flags, flags};
 
 /// What is left to do for who rang.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,14 @@ impl Doorbell {
     /// Rings through `area`, which holds a whole notify area, and through `page`.
     pub fn new(area: Shared, page: Option<DoorbellPage>) -> Self {
         Self { area, page }
+    }
+
+    /// Whether the device has failed or is gone: completions that are not there will not come.
+    #[inline]
+    pub fn device_failed(&self) -> bool {
+        // Acquire: completions that were written before are visible.
+        let flags = self.area.word(notify::DRIVER_FLAGS_OFFSET);
+        u32::from_le(flags.load(Ordering::Acquire)) & driver_flags::FAILED != 0
     }
 
     /// Tells the device of work that was published in a ring of `slot` before.
@@ -112,6 +120,16 @@ mod tests {
             1 << 3
         );
         assert_eq!(area.long(notify::SUMMARY_OFFSET).load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn the_driver_says_that_the_device_failed() {
+        let (_buffer, area) = area();
+        let doorbell = Doorbell::new(area, None);
+        assert!(!doorbell.device_failed());
+        area.word(notify::DRIVER_FLAGS_OFFSET)
+            .store(driver_flags::FAILED, Ordering::Release);
+        assert!(doorbell.device_failed());
     }
 
     /// The device's side of the protocol: takes all work there is, and says how much it was.

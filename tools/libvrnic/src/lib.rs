@@ -23,10 +23,14 @@
 // Without a private ABI there is nobody who calls.
 #![cfg_attr(not(any(feature = "pabi34", feature = "pabi65")), allow(dead_code))]
 
+extern crate alloc;
+
 #[cfg(test)]
 mod cost;
 mod doorbell;
 mod ffi;
+#[cfg(all(any(feature = "pabi34", feature = "pabi65"), not(test)))]
+mod heap;
 mod memory;
 mod patience;
 mod ring;

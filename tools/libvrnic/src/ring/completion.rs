@@ -2,7 +2,10 @@
 
 //! The completion queue.
 
+use super::outstanding::{Name, Outstanding};
 use crate::memory::{Shared, full_fence};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use vrnic_wire::abi::Ring;
 use vrnic_wire::completion::{CQE_STRIDE, Cqe, PHASE_OFFSET};
@@ -26,6 +29,10 @@ pub struct CompletionQueue {
     arm: Arm,
     /// An event for any completion was asked for and did not come yet.
     any_wanted: bool,
+    /// The queues whose completions come here, by their numbers.
+    queues: Vec<Option<Arc<Outstanding>>>,
+    /// Numbers of no queue.
+    free: Vec<u32>,
 }
 
 impl CompletionQueue {
@@ -39,6 +46,29 @@ impl CompletionQueue {
             published: 0,
             arm: Arm::default(),
             any_wanted: false,
+            queues: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Expects completions of a queue, which gets a number. `None` if there is no memory.
+    pub fn attach(&mut self, queue: Arc<Outstanding>) -> Option<u32> {
+        if let Some(number) = self.free.pop() {
+            self.queues[number as usize] = Some(queue);
+            return Some(number);
+        }
+        let number = u32::try_from(self.queues.len()).ok()?;
+        self.queues.try_reserve(1).ok()?;
+        // So that there is room when the queue goes.
+        self.free.try_reserve(self.queues.len() + 1).ok()?;
+        self.queues.push(Some(queue));
+        Some(number)
+    }
+
+    /// Expects no more completions of a queue, which is gone from the device.
+    pub fn detach(&mut self, number: u32) {
+        if self.queues[number as usize].take().is_some() {
+            self.free.push(number);
         }
     }
 
@@ -61,12 +91,27 @@ impl CompletionQueue {
     #[inline]
     pub fn pop(&mut self) -> Option<Cqe> {
         loop {
-            let cqe: Cqe = self.memory.read(self.written(self.next)?);
+            let mut cqe: Cqe = self.memory.read(self.written(self.next)?);
             self.next = self.next.wrapping_add(1);
-            if cqe.qpn.get() != FORGOTTEN {
+            if cqe.qpn.get() == FORGOTTEN {
+                continue;
+            }
+            let name = Name::from_wire(cqe.wr_id.get());
+            let queue = self.queues.get(name.queue as usize);
+            // A completion of nothing that was posted tells of nothing.
+            if let Some(wr_id) = queue.and_then(|queue| queue.as_ref()?.complete(name.index)) {
+                cqe.wr_id = wr_id.into();
                 return Some(cqe);
             }
         }
+    }
+
+    /// The next completion of a device that writes none any more: what is outstanding is flushed.
+    #[cold]
+    pub fn flush(&mut self) -> Option<Cqe> {
+        // There may be more than when the ring was last found empty.
+        self.pop()
+            .or_else(|| self.queues.iter().flatten().find_map(|queue| queue.flush()))
     }
 
     /// Takes out the completions of a queue pair.
@@ -122,11 +167,13 @@ mod tests {
     use super::super::tests::ring;
     use super::*;
     use std::sync::atomic::AtomicBool;
+    use vrnic_wire::completion::{Opcode, Status};
 
-    fn put(memory: &Shared, index: u32, entries: u32, wr_id: u64) {
+    fn put(memory: &Shared, index: u32, entries: u32, name: Name, qpn: u32) {
         let at = 1024 + (index & (entries - 1)) as usize * 64;
         let cqe = Cqe {
-            wr_id: wr_id.into(),
+            wr_id: name.to_wire().into(),
+            qpn: qpn.into(),
             byte_length: index.into(),
             phase: 1 - phase(index, entries),
             ..Cqe::default()
@@ -137,19 +184,31 @@ mod tests {
             .store(phase(index, entries), Ordering::Release);
     }
 
+    /// A queue of `count` requests, of which the request `n` is called `base + n`, and its number.
+    fn requests(queue: &mut CompletionQueue, base: u64, count: u32) -> (Arc<Outstanding>, u32) {
+        let requests = Outstanding::new(count.next_power_of_two(), Opcode::Send).unwrap();
+        for index in 0..count {
+            requests.remember(index, base + u64::from(index)).unwrap();
+        }
+        requests.set_posted(count);
+        let number = queue.attach(requests.clone()).unwrap();
+        (requests, number)
+    }
+
     #[test]
     fn completions_are_seen_once_in_each_pass() {
         let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
-        let mut queue = CompletionQueue::new(memory, layout);
+        let mut polled = CompletionQueue::new(memory, layout);
+        let (_requests, queue) = requests(&mut polled, 100, 13);
         for index in 0..13 {
-            assert!(queue.pop().is_none());
-            put(&memory, index, 4, u64::from(index) * 3);
-            let cqe = queue.pop().unwrap();
+            assert!(polled.pop().is_none());
+            put(&memory, index, 4, Name { queue, index }, 1);
+            let cqe = polled.pop().unwrap();
             assert_eq!(
                 (cqe.wr_id.get(), cqe.byte_length.get()),
-                (u64::from(index) * 3, index)
+                (100 + u64::from(index), index)
             );
-            queue.publish();
+            polled.publish();
             assert_eq!(
                 memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed),
                 index + 1
@@ -160,29 +219,121 @@ mod tests {
     #[test]
     fn a_full_queue_is_read_whole() {
         let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
-        let mut queue = CompletionQueue::new(memory, layout);
-        (0..4).for_each(|index| put(&memory, index, 4, 1));
-        assert_eq!(core::iter::from_fn(|| queue.pop()).count(), 4);
+        let mut polled = CompletionQueue::new(memory, layout);
+        let (_requests, queue) = requests(&mut polled, 0, 4);
+        (0..4).for_each(|index| put(&memory, index, 4, Name { queue, index }, 1));
+        assert_eq!(core::iter::from_fn(|| polled.pop()).count(), 4);
     }
 
     #[test]
     fn completions_of_a_queue_pair_that_is_gone_are_skipped() {
         let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
-        let mut queue = CompletionQueue::new(memory, layout);
-        for index in 0..4 {
-            put(&memory, index, 4, index.into());
-            memory
-                .word(1024 + index as usize * 64 + QPN_OFFSET)
-                .store(index % 2, Ordering::Relaxed);
-        }
-        queue.pop().unwrap();
-        queue.forget(1);
-        assert_eq!(queue.pop().unwrap().wr_id.get(), 2);
-        assert!(queue.pop().is_none());
-        queue.publish();
+        let mut polled = CompletionQueue::new(memory, layout);
+        let (_gone, gone) = requests(&mut polled, 100, 4);
+        let (_staying, staying) = requests(&mut polled, 200, 4);
+        put(
+            &memory,
+            0,
+            4,
+            Name {
+                queue: staying,
+                index: 0,
+            },
+            2,
+        );
+        put(
+            &memory,
+            1,
+            4,
+            Name {
+                queue: gone,
+                index: 0,
+            },
+            1,
+        );
+        put(
+            &memory,
+            2,
+            4,
+            Name {
+                queue: staying,
+                index: 1,
+            },
+            2,
+        );
+        put(
+            &memory,
+            3,
+            4,
+            Name {
+                queue: gone,
+                index: 1,
+            },
+            1,
+        );
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 200);
+        polled.forget(1);
+        polled.detach(gone);
+        let (_new, new) = requests(&mut polled, 300, 4);
+        assert_eq!(new, gone, "numbers come back");
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 201);
+        assert!(polled.pop().is_none());
+        polled.publish();
         assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 4);
-        put(&memory, 4, 4, 9);
-        assert_eq!(queue.pop().unwrap().wr_id.get(), 9);
+        put(
+            &memory,
+            4,
+            4,
+            Name {
+                queue: new,
+                index: 0,
+            },
+            1,
+        );
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 300);
+    }
+
+    #[test]
+    fn what_nobody_posted_does_not_complete() {
+        let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+        let mut polled = CompletionQueue::new(memory, layout);
+        let (_requests, queue) = requests(&mut polled, 100, 1);
+        put(&memory, 0, 4, Name { queue, index: 1 }, 1);
+        let other = queue + 1;
+        put(
+            &memory,
+            1,
+            4,
+            Name {
+                queue: other,
+                index: 0,
+            },
+            1,
+        );
+        put(&memory, 2, 4, Name { queue, index: 0 }, 1);
+        put(&memory, 3, 4, Name { queue, index: 0 }, 1);
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 100);
+        assert!(polled.pop().is_none());
+    }
+
+    #[test]
+    fn what_is_outstanding_is_flushed_after_what_completed() {
+        let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+        let mut polled = CompletionQueue::new(memory, layout);
+        let (first, number) = requests(&mut polled, 100, 3);
+        let (second, _) = requests(&mut polled, 200, 2);
+        let name = Name {
+            queue: number,
+            index: 1,
+        };
+        put(&memory, 0, 4, name, 1);
+        let taken: Vec<_> = core::iter::from_fn(|| polled.flush())
+            .map(|cqe| (cqe.wr_id.get(), cqe.status))
+            .collect();
+        let flushed = Status::Flushed.raw();
+        let expected = [(101, 0), (102, flushed), (200, flushed), (201, flushed)];
+        assert_eq!(taken, expected);
+        assert_eq!((first.done(), second.done()), (3, 2));
     }
 
     #[test]
@@ -206,6 +357,7 @@ mod tests {
         const COUNT: u32 = 30_000;
         let (_buffer, memory, layout) = ring(8, CQE_STRIDE);
         let mut queue = CompletionQueue::new(memory, layout);
+        let (_requests, number) = requests(&mut queue, 0, COUNT);
         let torn = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -214,7 +366,16 @@ mod tests {
                     while index.wrapping_sub(consumer.load(Ordering::Acquire)) >= 8 {
                         std::thread::yield_now();
                     }
-                    put(&memory, index, 8, u64::from(index) << 32 | u64::from(index));
+                    put(
+                        &memory,
+                        index,
+                        8,
+                        Name {
+                            queue: number,
+                            index,
+                        },
+                        index,
+                    );
                 }
             });
             for index in 0..COUNT {
@@ -224,8 +385,10 @@ mod tests {
                         None => std::thread::yield_now(),
                     }
                 };
-                let expected = u64::from(index) << 32 | u64::from(index);
-                if cqe.wr_id.get() != expected || cqe.byte_length.get() != index {
+                if cqe.wr_id.get() != u64::from(index)
+                    || cqe.qpn.get() != index
+                    || cqe.byte_length.get() != index
+                {
                     torn.store(true, Ordering::Relaxed);
                 }
                 queue.publish();

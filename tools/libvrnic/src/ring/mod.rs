@@ -3,11 +3,14 @@
 //! Rings in memory shared with the device, from the driver's side.
 
 pub mod completion;
+pub mod outstanding;
 pub mod receive;
 pub mod send;
 
 use crate::memory::Shared;
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
+use outstanding::{Name, Outstanding};
 use vrnic_wire::abi::Ring;
 use vrnic_wire::ring::offset;
 
@@ -29,19 +32,26 @@ pub struct WorkRing {
     next: u32,
     /// `next` as the device knows it.
     published: u32,
-    /// The device's consumer index when it was last looked at: entries before it are free.
-    consumed: u32,
+    /// Requests that were completed when it was last looked at: their entries are free.
+    done: u32,
+    /// What was posted and not completed.
+    outstanding: Arc<Outstanding>,
+    /// Number of the queue at its completion queue.
+    number: u32,
 }
 
 impl WorkRing {
-    /// The ring described by `layout` in `memory`, which is zeroed.
-    pub fn new(memory: Shared, layout: Ring) -> Self {
+    /// The ring described by `layout` in `memory`, which is zeroed. Its requests are remembered in
+    /// `outstanding`, which the completion queue knows as `number`.
+    pub fn new(memory: Shared, layout: Ring, outstanding: Arc<Outstanding>, number: u32) -> Self {
         Self {
             memory,
             layout,
             next: 0,
             published: 0,
-            consumed: 0,
+            done: 0,
+            outstanding,
+            number,
         }
     }
 
@@ -55,29 +65,30 @@ impl WorkRing {
             .word(self.layout.header_offset as usize + offset)
     }
 
-    /// The next free entry, which becomes used.
+    /// The next free entry, which becomes used for the request `wr_id`, and the request's name.
     #[inline]
-    pub fn take(&mut self) -> Result<Shared, Refused> {
+    pub fn take(&mut self, wr_id: u64) -> Result<(Shared, Name), Refused> {
         let entries = self.layout.entries;
-        if self.next.wrapping_sub(self.consumed) >= entries && !self.look_for_room() {
+        if self.next.wrapping_sub(self.done) >= entries && !self.look_for_room() {
             return Err(Refused::Full);
         }
+        self.outstanding.remember(self.next, wr_id)?;
+        let name = Name {
+            queue: self.number,
+            index: self.next,
+        };
         let slot = (self.next & entries.wrapping_sub(1)) as usize;
         self.next = self.next.wrapping_add(1);
 
         let stride = self.layout.stride as usize;
         let offset = self.layout.entries_offset as usize + slot * stride;
-        Ok(self.memory.part(offset, stride))
+        Ok((self.memory.part(offset, stride), name))
     }
 
-    /// Asks the device what it consumed; whether there is a free entry now.
+    /// Looks what was completed; whether there is a free entry now.
     fn look_for_room(&mut self) -> bool {
-        if self.layout.entries == 0 {
-            return false;
-        }
-        // Acquire: an entry is written again only after the device has read it.
-        self.consumed = u32::from_le(self.word(offset::DEVICE_INDEX).load(Ordering::Acquire));
-        self.next.wrapping_sub(self.consumed) < self.layout.entries
+        self.done = self.outstanding.done();
+        self.next.wrapping_sub(self.done) < self.layout.entries
     }
 
     /// Entries taken and not published yet.
@@ -93,6 +104,7 @@ impl WorkRing {
             return false;
         }
         self.published = self.next;
+        self.outstanding.set_posted(self.next);
         // Release: the device sees the entries before the index.
         self.word(offset::DRIVER_INDEX)
             .store(self.next.to_le(), Ordering::Release);
@@ -118,14 +130,20 @@ impl WorkRing {
         u32::from_le(self.word(offset::DEVICE_FLAGS).load(Ordering::Relaxed))
     }
 
-    /// Begins anew, as the device does when its queue pair is reset.
+    /// What was posted and not completed.
+    pub fn outstanding(&self) -> &Arc<Outstanding> {
+        &self.outstanding
+    }
+
+    /// Begins anew, as the device does when its queue pair is reset. Nobody polls meanwhile.
     pub fn reset(&mut self) {
+        self.outstanding.reset();
         if self.layout.entries == 0 {
             return;
         }
         self.next = 0;
         self.published = 0;
-        self.consumed = 0;
+        self.done = 0;
         self.word(offset::DRIVER_INDEX).store(0, Ordering::Release);
     }
 }
@@ -134,6 +152,7 @@ impl WorkRing {
 pub(crate) mod tests {
     use super::*;
     use crate::memory::Buffer;
+    use vrnic_wire::completion::Opcode;
     use vrnic_wire::ring::RingLayout;
 
     /// A ring of `entries` entries in a buffer of its own.
@@ -151,81 +170,94 @@ pub(crate) mod tests {
         (buffer, memory, layout)
     }
 
+    /// A work ring, whose completion queue knows it by the number 3.
+    pub(crate) fn work_ring(memory: Shared, layout: Ring) -> WorkRing {
+        let outstanding = Outstanding::new(layout.entries, Opcode::Send).unwrap();
+        WorkRing::new(memory, layout, outstanding, 3)
+    }
+
     #[test]
     fn a_ring_holds_its_entries_and_no_more() {
         let (_buffer, memory, layout) = ring(4, 64);
-        let mut ring = WorkRing::new(memory, layout);
-        for _ in 0..4 {
-            ring.take().unwrap();
+        let mut ring = work_ring(memory, layout);
+        for index in 0..4 {
+            let (_, name) = ring.take(100).unwrap();
+            assert_eq!(name, Name { queue: 3, index });
         }
-        assert_eq!(ring.take().unwrap_err(), Refused::Full);
+        assert_eq!(ring.take(100).unwrap_err(), Refused::Full);
         assert!(ring.publish());
         assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 4);
         assert!(!ring.publish());
 
+        assert_eq!(ring.outstanding().complete(0), Some(100));
+        ring.take(101).unwrap();
+        assert_eq!(ring.take(102).unwrap_err(), Refused::Full);
+    }
+
+    #[test]
+    fn an_entry_is_not_used_again_before_its_completion_was_seen() {
+        let (_buffer, memory, layout) = ring(2, 64);
+        let mut ring = work_ring(memory, layout);
+        ring.take(1).unwrap();
+        ring.take(2).unwrap();
+        ring.publish();
         memory
             .word(offset::DEVICE_INDEX)
-            .store(1, Ordering::Relaxed);
-        ring.take().unwrap();
-        assert_eq!(ring.take().unwrap_err(), Refused::Full);
+            .store(2, Ordering::Relaxed);
+        assert_eq!(ring.take(3).unwrap_err(), Refused::Full);
+        assert_eq!(ring.outstanding().complete(1), Some(2));
+        ring.take(3).unwrap();
+        ring.take(4).unwrap();
+        assert_eq!(ring.take(5).unwrap_err(), Refused::Full);
     }
 
     #[test]
     fn indices_run_over_the_end() {
         let (_buffer, memory, layout) = ring(2, 64);
-        let mut ring = WorkRing::new(memory, layout);
-        ring.next = u32::MAX;
-        ring.published = u32::MAX;
-        ring.consumed = u32::MAX;
-        memory
-            .word(offset::DEVICE_INDEX)
-            .store(u32::MAX, Ordering::Relaxed);
-        ring.take().unwrap();
-        ring.take().unwrap();
-        assert_eq!(ring.take().unwrap_err(), Refused::Full);
+        let mut ring = work_ring(memory, layout);
+        // As after so many requests.
+        ring.next = u32::MAX - 1;
+        ring.published = u32::MAX - 1;
+        ring.done = u32::MAX - 1;
+        ring.outstanding.set_posted(u32::MAX - 1);
+        ring.outstanding.complete(u32::MAX - 2).unwrap();
+        ring.take(1).unwrap();
+        ring.publish();
+        assert_eq!(ring.outstanding().complete(u32::MAX - 1), Some(1));
+        ring.take(2).unwrap();
+        ring.take(3).unwrap();
+        assert_eq!(ring.take(4).unwrap_err(), Refused::Full);
         ring.publish();
         assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 1);
-        memory
-            .word(offset::DEVICE_INDEX)
-            .store(1, Ordering::Relaxed);
-        ring.take().unwrap();
-        ring.take().unwrap();
-        assert_eq!(ring.take().unwrap_err(), Refused::Full);
-    }
-
-    #[test]
-    fn a_wild_consumer_index_makes_no_room() {
-        let (_buffer, memory, layout) = ring(2, 64);
-        let mut ring = WorkRing::new(memory, layout);
-        ring.take().unwrap();
-        ring.take().unwrap();
-        memory
-            .word(offset::DEVICE_INDEX)
-            .store(77, Ordering::Relaxed);
-        assert_eq!(ring.take().unwrap_err(), Refused::Full);
+        assert_eq!(ring.outstanding().complete(u32::MAX), Some(2));
+        assert_eq!(ring.outstanding().complete(0), Some(3));
+        ring.take(4).unwrap();
+        ring.take(5).unwrap();
+        assert_eq!(ring.take(6).unwrap_err(), Refused::Full);
     }
 
     #[test]
     fn an_absent_ring_is_always_full() {
         let (_buffer, memory, _) = ring(2, 64);
-        let mut ring = WorkRing::new(memory, Ring::default());
-        assert_eq!(ring.take().unwrap_err(), Refused::Full);
+        let mut ring = work_ring(memory, Ring::default());
+        assert_eq!(ring.take(1).unwrap_err(), Refused::Full);
         ring.reset();
     }
 
     #[test]
     fn entries_are_given_back() {
         let (_buffer, memory, layout) = ring(4, 64);
-        let mut ring = WorkRing::new(memory, layout);
-        ring.take().unwrap();
+        let mut ring = work_ring(memory, layout);
+        ring.take(1).unwrap();
         ring.publish();
-        ring.take().unwrap();
-        ring.take().unwrap();
+        ring.take(2).unwrap();
+        ring.take(3).unwrap();
         ring.give_back_one();
         assert_eq!(ring.unpublished(), 1);
         ring.give_back();
         assert!(!ring.publish());
         ring.give_back_one();
         assert_eq!(ring.next, 1, "what is published stays");
+        assert_eq!(ring.outstanding().complete(1), None, "what is not does not");
     }
 }

@@ -37,6 +37,11 @@ impl ReceiveQueue {
         self.max_sge = max_sge.min(room / size_of::<Sge>() as u32);
     }
 
+    /// The ring of the queue.
+    pub fn ring(&self) -> &WorkRing {
+        &self.ring
+    }
+
     /// Whether requests may be posted from now on.
     pub fn set_accepts(&mut self, accepts: bool) {
         self.accepts = accepts;
@@ -59,9 +64,9 @@ impl ReceiveQueue {
         if !self.accepts || count > self.max_sge as usize {
             return Err(Refused::Invalid);
         }
-        let entry = self.ring.take()?;
+        let (entry, name) = self.ring.take(wr_id)?;
         let header = ReceiveHeader {
-            wr_id: wr_id.into(),
+            wr_id: name.to_wire().into(),
             num_sge: (count as u16).into(),
             ..ReceiveHeader::default()
         };
@@ -87,7 +92,8 @@ impl ReceiveQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::ring;
+    use super::super::outstanding::Name;
+    use super::super::tests::{ring, work_ring};
     use super::*;
     use core::sync::atomic::Ordering;
     use vrnic_wire::ring::offset;
@@ -103,7 +109,7 @@ mod tests {
     #[test]
     fn receives_are_encoded_and_bounded() {
         let (_buffer, memory, layout) = ring(2, 64);
-        let mut queue = ReceiveQueue::new(WorkRing::new(memory, layout), 2);
+        let mut queue = ReceiveQueue::new(work_ring(memory, layout), 2);
         assert_eq!(
             queue.push(1, core::iter::empty()),
             Err(Refused::Invalid),
@@ -120,16 +126,17 @@ mod tests {
         assert!(!queue.publish());
         assert_eq!(memory.word(offset::DRIVER_INDEX).load(Ordering::Relaxed), 2);
         let first: ReceiveHeader = memory.read(1024);
-        assert_eq!((first.wr_id.get(), first.num_sge.get()), (5, 2));
+        let name = |index| Name { queue: 3, index }.to_wire();
+        assert_eq!((first.wr_id.get(), first.num_sge.get()), (name(0), 2));
         assert_eq!(memory.read::<Sge>(1024 + RECEIVE_DATA_OFFSET + 16), sge(2));
         let second: ReceiveHeader = memory.read(1024 + 64);
-        assert_eq!((second.wr_id.get(), second.num_sge.get()), (7, 0));
+        assert_eq!((second.wr_id.get(), second.num_sge.get()), (name(1), 0));
     }
 
     #[test]
     fn a_queue_in_error_is_rung() {
         let (_buffer, memory, layout) = ring(4, 64);
-        let mut queue = ReceiveQueue::new(WorkRing::new(memory, layout), 1);
+        let mut queue = ReceiveQueue::new(work_ring(memory, layout), 1);
         queue.set_accepts(true);
         memory
             .word(offset::DEVICE_FLAGS)

@@ -98,6 +98,11 @@ impl SendQueue {
         queue
     }
 
+    /// The ring of the queue.
+    pub fn ring(&self) -> &WorkRing {
+        &self.ring
+    }
+
     /// The limits of the queue.
     pub fn limits(&self) -> Limits {
         self.limits
@@ -129,11 +134,11 @@ impl SendQueue {
         if !self.accepts || self.limits.opcodes & (1 << request.opcode.raw()) == 0 {
             return Err(Refused::Invalid);
         }
-        let entry = self.ring.take()?;
+        let (entry, name) = self.ring.take(request.wr_id)?;
         let header = SendHeader {
             opcode: request.opcode.raw(),
             flags: request.flags & !send_flags::INLINE,
-            wr_id: request.wr_id.into(),
+            wr_id: name.to_wire().into(),
             immediate: request.immediate.into(),
             ..SendHeader::default()
         };
@@ -354,7 +359,8 @@ fn write_target(entry: &Shared, target: &Target<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::ring;
+    use super::super::outstanding::Name;
+    use super::super::tests::{ring, work_ring};
     use super::*;
     use crate::memory::Buffer;
     use core::sync::atomic::Ordering;
@@ -376,7 +382,7 @@ mod tests {
             max_sge: 2,
             max_inline: 64,
         };
-        let mut queue = SendQueue::new(WorkRing::new(memory, layout), limits);
+        let mut queue = SendQueue::new(work_ring(memory, layout), limits);
         queue.set_accepts(true);
         (buffer, memory, queue)
     }
@@ -418,7 +424,8 @@ mod tests {
         assert_eq!(first.opcode, SendOpcode::WriteWithImmediate.raw());
         assert_eq!(first.flags, send_flags::FENCE, "not inline");
         assert_eq!((first.num_sge.get(), first.immediate.get()), (2, 5));
-        assert_eq!(first.wr_id.get(), SEND.wr_id);
+        let name = Name { queue: 3, index: 0 };
+        assert_eq!(first.wr_id.get(), name.to_wire());
         let target: RdmaTarget = memory.read(1024 + TARGET_OFFSET);
         assert_eq!((target.address.get(), target.rkey.get()), (6, 7));
         assert_eq!(memory.read::<Sge>(1024 + SEND_DATA_OFFSET + 16), sge(2));
@@ -437,9 +444,7 @@ mod tests {
             queue.push_inline(&SEND, [&b"x"[..]].into_iter()).unwrap();
         }
         queue.publish();
-        memory
-            .word(offset::DEVICE_INDEX)
-            .store(4, Ordering::Relaxed);
+        queue.ring().outstanding().complete(3).unwrap();
         queue.push(&SEND, core::iter::empty()).unwrap();
         let again = header(&memory, 0);
         assert_eq!(

@@ -5,6 +5,7 @@
 use super::context::Context;
 use super::pd::Pd;
 use super::{allocate, fail, poll, release};
+use crate::doorbell::Doorbell;
 use crate::ffi::command::*;
 use crate::ffi::driver::verbs_cq;
 use crate::ffi::functions::*;
@@ -32,8 +33,10 @@ pub struct Cq {
     pub(super) queue: SpinLock<CompletionQueue>,
     /// How long it is polled in vain before others get the processor.
     pub(super) patience: Patience,
+    /// Of the context, which outlives the completion queue.
+    doorbell: *const Doorbell,
     /// Holds the ring; must outlive it.
-    buffer: Buffer,
+    _buffer: Buffer,
 }
 
 impl Cq {
@@ -48,6 +51,17 @@ impl Cq {
         unsafe { &*cq.cast::<Self>() }
     }
 
+    /// Takes the next completion out of `queue`, which is that of this completion queue, locked.
+    #[inline]
+    pub(super) fn next(&self, queue: &mut CompletionQueue) -> Option<Cqe> {
+        let next = queue.pop();
+        // SAFETY: The context is open as long as it has completion queues.
+        if next.is_none() && unsafe { &*self.doorbell }.device_failed() {
+            return queue.flush();
+        }
+        next
+    }
+
     /// The queue as the extended interface shows it.
     #[inline]
     pub(super) fn extended(&self) -> *mut ibv_cq_ex {
@@ -56,10 +70,14 @@ impl Cq {
 }
 
 /// A completion queue for `cqe` completions that the kernel does not know yet, and its ring.
-fn prepare(
+///
+/// # Safety
+///
+/// The verbs contract: an open context.
+unsafe fn prepare(
+    context: *mut ibv_context,
     cqe: u32,
     single_threaded: bool,
-    patience: Patience,
 ) -> Result<(*mut Cq, CreateCqRequest), c_int> {
     if cqe == 0 || cqe > MAX_ENTRIES {
         return Err(libc::EINVAL);
@@ -91,8 +109,11 @@ fn prepare(
         } else {
             SpinLock::new(queue)
         },
-        patience,
-        buffer,
+        // SAFETY: By contract; the context outlives the completion queue.
+        patience: unsafe { Context::patience(context) },
+        // SAFETY: As above.
+        doorbell: unsafe { Context::doorbell(context) },
+        _buffer: buffer,
     });
     if cq.is_null() {
         return Err(libc::ENOMEM);
@@ -108,8 +129,8 @@ pub unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: The verbs contract.
-    let patience = unsafe { Context::patience(context) };
-    let (cq, request) = match prepare(u32::try_from(cqe).unwrap_or(0), false, patience) {
+    let prepared = unsafe { prepare(context, u32::try_from(cqe).unwrap_or(0), false) };
+    let (cq, request) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };
@@ -162,8 +183,7 @@ pub unsafe extern "C" fn create_cq_ex(
     }
 
     // SAFETY: The verbs contract.
-    let patience = unsafe { Context::patience(context) };
-    let (cq, request) = match prepare(attr.cqe, single_threaded, patience) {
+    let (cq, request) = match unsafe { prepare(context, attr.cqe, single_threaded) } {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };

@@ -53,7 +53,9 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let mut polled = 0;
 
     while polled < count {
-        let Some(cqe) = queue.pop() else { break };
+        let Some(cqe) = cq.next(&mut queue) else {
+            break;
+        };
         let completion = ibv_wc {
             wr_id: cqe.wr_id.get(),
             status: status(&cqe),
@@ -114,7 +116,7 @@ pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
 #[inline]
 unsafe fn advance(cq: &Cq) -> bool {
     // SAFETY: By contract.
-    let Some(cqe) = (unsafe { cq.queue.held() }).pop() else {
+    let Some(cqe) = cq.next(unsafe { cq.queue.held() }) else {
         return false;
     };
     let extended = cq.extended();

@@ -13,6 +13,7 @@ use crate::ffi::functions::*;
 use crate::ffi::verbs::*;
 use crate::memory::Buffer;
 use crate::ring::WorkRing;
+use crate::ring::outstanding::Outstanding;
 use crate::ring::receive::ReceiveQueue;
 use crate::ring::send::{Limits, SendQueue};
 use crate::spinlock::SpinLock;
@@ -21,6 +22,7 @@ use core::ffi::c_int;
 use core::mem::{self, size_of};
 use core::ptr;
 use vrnic_wire::abi::{CreateQpRequest, CreateQpResponse, Ring};
+use vrnic_wire::completion::Opcode;
 use vrnic_wire::notify::SlotBits;
 use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
 use vrnic_wire::work::{SendOpcode, receive_stride, send_stride};
@@ -35,9 +37,12 @@ pub struct Qp {
     pub(super) receive: SpinLock<ReceiveQueue>,
     /// Of the context, which outlives the queue pair.
     doorbell: *const Doorbell,
-    /// Completion queues of this provider, which outlive the queue pair, or null.
+    /// Completion queues of this provider, which outlive the queue pair.
     send_cq: *const Cq,
     receive_cq: *const Cq,
+    /// Numbers of the two queues at their completion queues.
+    send_number: u32,
+    receive_number: u32,
     slot: u32,
     slot_bits: SlotBits,
     /// Holds the rings; must outlive them.
@@ -74,14 +79,17 @@ impl Qp {
         unsafe { ibv_cmd_post_send(self.qp.get().cast(), ptr::null_mut(), &raw mut bad) };
     }
 
+    /// The completion queues: of sends, and of receives.
+    fn completion_queues(&self) -> [&Cq; 2] {
+        // SAFETY: The verbs contract: a completion queue outlives its queue pairs.
+        unsafe { [&*self.send_cq, &*self.receive_cq] }
+    }
+
     /// Takes completions that were not polled yet out of the completion queues: what they tell of
     /// is forgotten, or gone with its identifiers.
     fn forget_completions(&self) {
-        for cq in [self.send_cq, self.receive_cq] {
-            // SAFETY: The verbs contract: a completion queue outlives its queue pairs.
-            if let Some(cq) = unsafe { cq.as_ref() } {
-                cq.queue.lock().forget(self.number());
-            }
+        for cq in self.completion_queues() {
+            cq.queue.lock().forget(self.number());
         }
     }
 
@@ -94,14 +102,28 @@ impl Qp {
     fn state_changed(&self, state: c_int) {
         let (mut send, mut receive) = (self.send.lock(), self.receive.lock());
         if state == IBV_QPS_RESET {
+            // Nothing completes any more. What did, and was not polled, must not be taken for a
+            // request of the same index that is posted later.
+            let [send_cq, receive_cq] = self.completion_queues();
+            let mut polled = send_cq.queue.lock();
+            polled.forget(self.number());
             send.reset();
+            drop(polled);
+            let mut polled = receive_cq.queue.lock();
+            polled.forget(self.number());
             receive.reset();
-            drop((send, receive));
-            self.forget_completions();
         } else {
             send.set_accepts(state >= IBV_QPS_RTS);
             receive.set_accepts(true);
         }
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        let [send_cq, receive_cq] = self.completion_queues();
+        send_cq.queue.lock().detach(self.send_number);
+        receive_cq.queue.lock().detach(self.receive_number);
     }
 }
 
@@ -185,7 +207,7 @@ fn lay_out(cap: &ibv_qp_cap, max_inline: u32) -> Result<(Ring, Ring, usize), c_i
 ///
 /// # Safety
 ///
-/// The verbs contract: an open context, and a domain of it.
+/// The verbs contract: an open context, and domain and completion queues of it.
 unsafe fn prepare(
     context: *mut ibv_context,
     attr: &ibv_qp_init_attr_ex,
@@ -193,6 +215,9 @@ unsafe fn prepare(
 ) -> Result<(*mut Qp, CreateQpRequest), c_int> {
     // SAFETY: By contract.
     let max_inline = unsafe { Context::max_inline(context) };
+    if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+        return Err(libc::EINVAL);
+    }
     let (sq, rq, length) = lay_out(&attr.cap, max_inline)?;
     let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
     let request = CreateQpRequest {
@@ -211,8 +236,21 @@ unsafe fn prepare(
         max_sge: attr.cap.max_send_sge,
         max_inline: attr.cap.max_inline_data,
     };
-    let send = SendQueue::new(WorkRing::new(memory, sq), limits);
-    let receive = ReceiveQueue::new(WorkRing::new(memory, rq), attr.cap.max_recv_sge);
+    let sends = Outstanding::new(sq.entries, Opcode::Send).ok_or(libc::ENOMEM)?;
+    let receives = Outstanding::new(rq.entries, Opcode::Receive).ok_or(libc::ENOMEM)?;
+    // SAFETY: By contract.
+    let (send_cq, receive_cq) = unsafe { (Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
+    let send_number = send_cq.queue.lock().attach(sends.clone());
+    let receive_number = receive_cq.queue.lock().attach(receives.clone());
+    let (Some(send_number), Some(receive_number)) = (send_number, receive_number) else {
+        send_number.inspect(|&number| send_cq.queue.lock().detach(number));
+        receive_number.inspect(|&number| receive_cq.queue.lock().detach(number));
+        return Err(libc::ENOMEM);
+    };
+    let send = WorkRing::new(memory, sq, sends, send_number);
+    let send = SendQueue::new(send, limits);
+    let receive = WorkRing::new(memory, rq, receives, receive_number);
+    let receive = ReceiveQueue::new(receive, attr.cap.max_recv_sge);
     // SAFETY: By contract. If it is so, the application said that one thread at a time uses the
     // queue pair.
     let (send, receive) = unsafe {
@@ -232,13 +270,17 @@ unsafe fn prepare(
         receive,
         // SAFETY: By contract; the context outlives the queue pair.
         doorbell: unsafe { Context::doorbell(context) },
-        send_cq: attr.send_cq.cast_const().cast(),
-        receive_cq: attr.recv_cq.cast_const().cast(),
+        send_cq,
+        receive_cq,
+        send_number,
+        receive_number,
         slot: 0,
         slot_bits: SlotBits::new(0),
         _buffer: buffer,
     });
     if qp.is_null() {
+        send_cq.queue.lock().detach(send_number);
+        receive_cq.queue.lock().detach(receive_number);
         return Err(libc::ENOMEM);
     }
     Ok((qp, request))
@@ -312,12 +354,14 @@ pub unsafe extern "C" fn create_qp_ex(
         }
         (*qp).slot = resp.driver.slot;
         (*qp).slot_bits = SlotBits::new(resp.driver.slot);
+        let number = (*qp).number();
+        let (mut send, mut receive) = ((*qp).send.lock(), (*qp).receive.lock());
+        send.ring().outstanding().set_qpn(number);
+        receive.ring().outstanding().set_qpn(number);
         // The strides may hold more than was asked for, and the kernel says how much of it is given.
-        (*qp)
-            .send
-            .lock()
-            .set_limits(attr.cap.max_send_sge, attr.cap.max_inline_data);
-        (*qp).receive.lock().set_max_sge(attr.cap.max_recv_sge);
+        send.set_limits(attr.cap.max_send_sge, attr.cap.max_inline_data);
+        receive.set_max_sge(attr.cap.max_recv_sge);
+        drop((send, receive));
         if asked.is_some() {
             let verbs = (*qp).qp.get();
             (*verbs).comp_mask |= VERBS_QP_EX;

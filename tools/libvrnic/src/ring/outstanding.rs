@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What was posted to a queue and not completed.
+//!
+//! An entry of a ring names its request by a [`Name`]; what the application calls it is kept here,
+//! until its completion is polled. So it is known what to flush when the device fails, and an entry
+//! is not used again before its completion was seen.
+
+use super::Refused;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use vrnic_wire::completion::{Cqe, Opcode, Status};
+
+/// What the device knows a request by: the number of its queue at the completion queue, and the
+/// index of its entry.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// Number that the completion queue gave the queue.
+    pub queue: u32,
+    /// Index of the entry.
+    pub index: u32,
+}
+
+impl Name {
+    /// The name as `wr_id` of an entry.
+    #[inline]
+    pub fn to_wire(self) -> u64 {
+        u64::from(self.queue) << 32 | u64::from(self.index)
+    }
+
+    /// The name that `wr_id` of a completion is.
+    #[inline]
+    pub fn from_wire(wr_id: u64) -> Self {
+        Self {
+            queue: (wr_id >> 32) as u32,
+            index: wr_id as u32,
+        }
+    }
+}
+
+/// The requests of a send or receive queue that are not completed.
+///
+/// Whoever posts writes `posted` and the identifiers of free places, whoever polls writes `done`;
+/// each holds the lock of its own queue. A reset holds both.
+#[derive(Debug)]
+pub struct Outstanding {
+    /// Identifiers of the requests `done` to `posted`, by their index modulo the length.
+    wr_ids: Box<[AtomicU64]>,
+    posted: AtomicU32,
+    done: AtomicU32,
+    /// Number of the queue pair.
+    qpn: AtomicU32,
+    /// Operation of a completion that tells of no success.
+    opcode: Opcode,
+}
+
+impl Outstanding {
+    /// For a ring of `entries` entries, a power of two or 0, of sends or of receives. `None` if
+    /// there is no memory.
+    pub fn new(entries: u32, opcode: Opcode) -> Option<Arc<Self>> {
+        let mut wr_ids = Vec::new();
+        wr_ids.try_reserve_exact(entries as usize).ok()?;
+        wr_ids.resize_with(entries as usize, AtomicU64::default);
+        Some(Arc::new(Self {
+            wr_ids: wr_ids.into_boxed_slice(),
+            posted: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            qpn: AtomicU32::new(0),
+            opcode,
+        }))
+    }
+
+    /// Sets the number of the queue pair.
+    pub fn set_qpn(&self, qpn: u32) {
+        self.qpn.store(qpn, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn wr_id(&self, index: u32) -> &AtomicU64 {
+        &self.wr_ids[index as usize & (self.wr_ids.len() - 1)]
+    }
+
+    /// Requests before this index are completed: their entries and places are free.
+    #[inline]
+    pub fn done(&self) -> u32 {
+        // Acquire: who polled has read the identifiers before this index.
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Remembers what request `index` is called. Its place must be free.
+    #[inline]
+    pub fn remember(&self, index: u32, wr_id: u64) -> Result<(), Refused> {
+        if self.wr_ids.is_empty() {
+            return Err(Refused::Full);
+        }
+        self.wr_id(index).store(wr_id, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Requests before this index are posted.
+    #[inline]
+    pub fn set_posted(&self, index: u32) {
+        // Release: who flushes sees the identifiers.
+        self.posted.store(index, Ordering::Release);
+    }
+
+    /// The request `index` completed, and those before it. What it is called; `None` if it is not
+    /// outstanding.
+    #[inline]
+    pub fn complete(&self, index: u32) -> Option<u64> {
+        let done = self.done.load(Ordering::Relaxed);
+        let outstanding = self.posted.load(Ordering::Acquire).wrapping_sub(done);
+        if index.wrapping_sub(done) >= outstanding {
+            return None;
+        }
+        let wr_id = self.wr_id(index).load(Ordering::Relaxed);
+        self.done.store(index.wrapping_add(1), Ordering::Release);
+        Some(wr_id)
+    }
+
+    /// Flushes the oldest request: a completion as the device would have written it.
+    pub fn flush(&self) -> Option<Cqe> {
+        let wr_id = self.complete(self.done.load(Ordering::Relaxed))?;
+        Some(Cqe {
+            wr_id: wr_id.into(),
+            qpn: self.qpn.load(Ordering::Relaxed).into(),
+            opcode: self.opcode.raw(),
+            status: Status::Flushed.raw(),
+            ..Cqe::default()
+        })
+    }
+
+    /// Begins anew. Nobody posts or polls meanwhile.
+    pub fn reset(&self) {
+        self.posted.store(0, Ordering::Relaxed);
+        self.done.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn post(outstanding: &Outstanding, indices: core::ops::Range<u32>) {
+        for index in indices.clone() {
+            outstanding
+                .remember(index, u64::from(index) * 10)
+                .expect("there is room");
+        }
+        outstanding.set_posted(indices.end);
+    }
+
+    #[test]
+    fn names_survive_the_wire() {
+        let name = Name {
+            queue: 70_000,
+            index: u32::MAX,
+        };
+        assert_eq!(Name::from_wire(name.to_wire()), name);
+    }
+
+    #[test]
+    fn a_completion_covers_the_silent_ones_before_it() {
+        let outstanding = Outstanding::new(4, Opcode::Send).unwrap();
+        post(&outstanding, 0..3);
+        assert_eq!(outstanding.complete(3), None, "not posted");
+        assert_eq!(outstanding.complete(1), Some(10));
+        assert_eq!(outstanding.complete(1), None, "completed");
+        assert_eq!(outstanding.complete(0), None, "covered");
+        assert_eq!(outstanding.done(), 2);
+        post(&outstanding, 3..6);
+        assert_eq!(outstanding.complete(5), Some(50));
+        assert_eq!(outstanding.flush().map(|cqe| cqe.wr_id.get()), None);
+    }
+
+    #[test]
+    fn what_is_outstanding_is_flushed_once_and_in_order() {
+        let outstanding = Outstanding::new(4, Opcode::Receive).unwrap();
+        outstanding.set_qpn(17);
+        post(&outstanding, 0..4);
+        assert_eq!(outstanding.complete(0), Some(0));
+        let flushed: Vec<_> = core::iter::from_fn(|| outstanding.flush()).collect();
+        let wr_ids: Vec<_> = flushed.iter().map(|cqe| cqe.wr_id.get()).collect();
+        assert_eq!(wr_ids, [10, 20, 30]);
+        assert!(flushed.iter().all(|cqe| cqe.qpn.get() == 17
+            && cqe.status == Status::Flushed.raw()
+            && cqe.opcode == Opcode::Receive.raw()));
+        post(&outstanding, 4..5);
+        assert_eq!(outstanding.flush().map(|cqe| cqe.wr_id.get()), Some(40));
+        assert!(outstanding.flush().is_none());
+    }
+
+    #[test]
+    fn an_absent_ring_has_no_requests() {
+        let outstanding = Outstanding::new(0, Opcode::Send).unwrap();
+        assert_eq!(outstanding.remember(0, 1), Err(Refused::Full));
+        assert_eq!(outstanding.complete(0), None);
+        assert!(outstanding.flush().is_none());
+    }
+}
