@@ -335,7 +335,7 @@ mod tests {
         let (header, body) = reply(&mut qemu_end);
         assert_eq!(
             (header.id, header.result(), body[16..].to_vec()),
-            (7, Ok(()), vec![0xff])
+            (7, Ok(()), vec![0x40])
         );
         assert_eq!(
             rustix::io::read(&vector, &mut [0; 8]),

@@ -186,7 +186,7 @@ fn kill_under_load_leaves_a_dead_device() {
     daemon.process.kill().unwrap();
     daemon.process.wait().unwrap();
     // Without the holder this would be ECONNRESET, upon which QEMU aborts.
-    assert_eq!(driver.client.reply().unwrap()[16..], [0xff]);
+    assert_eq!(driver.client.reply().unwrap()[16..], [NEEDS_RESET]);
     wait_signal(&driver.vectors[0]);
     for _ in 0..10_000 {
         driver.client.post(BAR4, 0, &[0; 4]);

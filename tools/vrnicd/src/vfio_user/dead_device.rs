@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
+use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
 
 use super::message::{DmaMap, DmaUnmap, IrqSet};
 use super::session::Device;
@@ -12,9 +13,9 @@ use crate::pci::{VIRTIO_BAR, layout};
 /// Reads as all ones, swallows writes, and agrees to everything else, so that the VMM can go on, reset its machine and
 /// change its memory.
 ///
-/// With one exception: a driver that resets the device sees it reset, and any other status that it then sets is
-/// refused. Drivers wait for the end of a reset, and virtio core complains about a device that its driver left
-/// without one.
+/// With one exception: the device status says that the device needs a reset, and after one it stays 0. For a driver
+/// that resets the device waits until that is done, and virtio core complains of a driver that leaves a device
+/// without having reset it, which it cannot do with one that seems to be gone.
 #[derive(Default)]
 pub struct DeadDevice {
     was_reset: bool,
@@ -45,8 +46,13 @@ impl Device for DeadDevice {
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
-        let reset = self.was_reset && Self::is_status(region, offset, data.len());
-        data.fill(if reset { 0 } else { 0xff });
+        const NEEDS_RESET: u8 = VIRTIO_CONFIG_S_NEEDS_RESET as u8;
+
+        data.fill(match Self::is_status(region, offset, data.len()) {
+            true if self.was_reset => 0,
+            true => NEEDS_RESET,
+            false => 0xff,
+        });
         Ok(())
     }
 
@@ -65,5 +71,32 @@ impl Device for DeadDevice {
 
     fn reset(&mut self) -> Result<(), Errno> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(device: &mut DeadDevice, offset: u64, length: usize) -> Vec<u8> {
+        let mut data = vec![0x55; length];
+        device
+            .read(VIRTIO_BAR.into(), offset, &mut data)
+            .expect("reads are answered");
+        data
+    }
+
+    #[test]
+    fn the_status_asks_for_a_reset_and_then_stays_0() {
+        const STATUS: u64 = layout::COMMON + layout::STATUS;
+        let mut device = DeadDevice::default();
+        assert_eq!(read(&mut device, STATUS, 1), [0x40]);
+        assert_eq!(read(&mut device, STATUS, 2), [0xff; 2]);
+        assert_eq!(read(&mut device, layout::COMMON, 4), [0xff; 4]);
+        for status in [0, 1, 3] {
+            device.write(VIRTIO_BAR.into(), STATUS, &[status]).unwrap();
+            assert_eq!(read(&mut device, STATUS, 1), [0]);
+        }
+        assert_eq!(read(&mut device, layout::COMMON, 4), [0xff; 4]);
     }
 }

@@ -169,7 +169,7 @@ impl Driver {
 
     /// The device is gone, and the VMM can go on without it.
     pub fn is_dead(&mut self) {
-        assert_eq!(self.client.status(), 0xff);
+        assert_eq!(self.client.status(), NEEDS_RESET);
         self.client
             .request(command::DEVICE_RESET, &[], &[])
             .unwrap();
