@@ -15,7 +15,7 @@ kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
 kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
 	BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
 
-.PHONY: help run shell attach test bench check build module kunit-module userspace setup clean
+.PHONY: help run shell attach test bench check build module kunit-module test-modules userspace setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,7 +30,7 @@ shell: build ## the same two VMs with a prompt in each
 attach: ## join this terminal to VM=a or VM=b of a running `make shell`
 	$(LAB) attach --vm $(or $(VM),a)
 
-test: build kunit-module ## all tests: host, KUnit in a VM, VM tests
+test: build kunit-module test-modules ## all tests: host, KUnit in a VM, VM tests
 	$(LAB) test $(if $(T),--only $(T))
 
 bench: build ## measure beside rxe; tables, build/bench/report.json, charts
@@ -55,6 +55,10 @@ module: setup ## build/module/vrnic.ko
 
 kunit-module: setup
 	$(call build-module,kunit,CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y)
+
+test-modules: setup # users of RDMA devices inside the kernel, for tests/vm
+	@mkdir -p build && rsync -rt tests/kernel/ build/test-modules
+	+@$(kbuild) M=$(CURDIR)/build/test-modules $(if $(V),V=$(V)) modules
 
 userspace: setup ## vrnicd, the provider (build/provider), the test programs and the lab
 	cd tools && cargo build --release --workspace

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnicd killed by SIGKILL under traffic: QEMU and the VMs live on, programs get errors and the device-fatal event, and the driver unbinds cleanly.
+# vrnicd killed by SIGKILL under traffic: QEMU and the VMs live on, programs get errors and the device-fatal event, all that they and the kernel posted is flushed, and the driver unbinds cleanly.
 # lab: timeout=240
 # lab: fresh
 # lab: allow-leaks
-# The virtio core reads the status of a device that is gone, all ones, and takes it for a driver's fault.
-# lab: allow-kernel-messages virtio_dev_remove
 . "$LAB_LIB"
 
 on -t 120 a sh -c "ibv_asyncwatch -d $DEV > /tmp/events 2>&1 & echo; sleep 100" &
@@ -13,11 +11,25 @@ on -t 90 b sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --server --seconds
 server=$!
 on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --client $IP_b --seconds 60 --patience 20; echo client exit \$?" > "$LAB_DIR/client" &
 client=$!
-sleep 8
+on -t 150 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
+poller=$!
+for i in $(seq 60); do
+	grep -q 'kill the device' "$LAB_DIR/poller" && break
+	sleep 0.5
+done
+grep -q 'kill the device' "$LAB_DIR/poller" || fail "the program that polls is not ready"
+# A user in the kernel, which drains when the device goes. It and the connection manager have receives waiting.
+on a modprobe vrnic-drain
+outstanding() { on a rdma resource show qp type GSI -dd | grep -o 'rq_outstanding [0-9]*' | cut -d' ' -f2; }
+[ "$(outstanding)" -gt 0 ] || fail "the kernel posted no receives"
+sleep 4
 kill -9 "$(lab pid vrnicd)"
 wait $client || fail "the client does not end"
 wait $server || fail "the server does not end"
-cat "$LAB_DIR/client" "$LAB_DIR/server"
+wait $poller || fail "the program that only polls does not end"
+cat "$LAB_DIR/client" "$LAB_DIR/server" "$LAB_DIR/poller"
+grep -q 'poller exit 0' "$LAB_DIR/poller" || fail "not everything was flushed"
+[ "$(outstanding)" = 0 ] || fail "receives of the kernel were not flushed"
 grep -q 'client exit 1' "$LAB_DIR/client" || fail "the client did not see an error"
 for vm in a b; do
 	kill -0 "$(lab pid qemu-$vm)" || fail "QEMU $vm died with vrnicd"
@@ -28,4 +40,6 @@ on a grep -qi 'fatal' /tmp/events || fail "no device-fatal event"
 kill $watch || true
 virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
 on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind" || fail "the driver does not unbind"
+on a dmesg | grep -o "drained: .*" | grep -F "drained: 16 receives flushed, 16 of them before, 0 others" ||
+	fail "the user in the kernel was not told of its receives: $(on a dmesg | grep drained)"
 on a true

@@ -11,11 +11,20 @@ on -t 60 a sh -c "timeout 40 ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
 watch=$!
 on -t 90 a sh -c "vrnic-stress --device $DEV --seconds 60 --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
 victim=$!
-sleep 8
+on -t 150 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
+poller=$!
+for i in $(seq 60); do
+	grep -q 'kill the device' "$LAB_DIR/poller" && break
+	sleep 0.5
+done
+sleep 4
 kill -USR1 "$(lab pid vrnicd)"
 wait $victim || fail "the program on the failed device does not end"
 cat "$LAB_DIR/victim"
 grep -q 'exit 1' "$LAB_DIR/victim" || fail "the program on the failed device did not see an error"
+wait $poller || fail "the program that only polls does not end"
+cat "$LAB_DIR/poller"
+grep -q 'poller exit 0' "$LAB_DIR/poller" || fail "not everything was flushed"
 kill -0 "$(lab pid vrnicd)" || fail "vrnicd died of a panic in one engine"
 on a cat /tmp/events
 on a grep -q DEVICE_FATAL /tmp/events || fail "no device-fatal event"

@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod errors;
+pub mod failure;
 pub mod limits;
 pub mod peer;
 pub mod queues;

@@ -7,7 +7,7 @@
 //! bin/              executables of the cargo workspace
 //! lib/libvrnic-…    providers
 //! userland/         libraries and programs of a newer release; bin/…-65 runs them
-//! lib/modules/REL/  vrnic.ko and every module of the kernel tree, with depmod's tables
+//! lib/modules/REL/  vrnic.ko, every module of the kernel tree, those of tests; with depmod's tables
 //! tests/            the source tree's tests/
 //! ```
 
@@ -134,6 +134,18 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
             bail!("{} is missing: run `make build`", driver.display());
         }
         copy(driver, &dir.join("vrnic.ko"))?;
+    }
+    // Those of tests are built for tests only.
+    let tests = settings.tree.join("build/test-modules");
+    for entry in fs::read_dir(tests).into_iter().flatten() {
+        let entry = entry?;
+        if entry
+            .path()
+            .extension()
+            .is_some_and(|extension| extension == "ko")
+        {
+            copy(&entry.path(), &dir.join(entry.file_name()))?;
+        }
     }
     for list in [
         "modules.builtin",

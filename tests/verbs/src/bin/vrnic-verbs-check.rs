@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use verbs_tests::args::Args;
 use verbs_tests::check::errors::survive;
+use verbs_tests::check::failure::outlive;
 use verbs_tests::check::peer::{self, Peer};
 use verbs_tests::check::{Env, cases};
 use verbs_tests::control::Control;
@@ -24,6 +25,7 @@ Runs the cases whose name contains one of the NAMEs, or all.
   --port N          TCP port of the control connection (default 18601)
   --slow            also what takes minutes: every limit to its last object
   --survivor        connect, say so, and expect the peer's machine to vanish
+  --outlive         post, say so, and expect the device to fail or to go away
   --list            print the names of the cases
 ";
 
@@ -53,6 +55,12 @@ fn run(args: &Args) -> Outcome<usize> {
         survive(&mut env)?;
         env.finish()?;
         println!("the peer's disappearance was reported as the standard says");
+        return Ok(0);
+    }
+    if args.flag("outlive") {
+        let mut env = Env::new(device.as_deref(), gid, false, peer).during("connecting")?;
+        outlive(&mut env)?;
+        println!("all requests were flushed");
         return Ok(0);
     }
     let mut failures = 0;
@@ -97,7 +105,7 @@ fn main() -> ExitCode {
     let args = Args::parse(
         USAGE,
         &["device", "gid", "port", "client"],
-        &["server", "slow", "list", "survivor"],
+        &["server", "slow", "list", "survivor", "outlive"],
     );
     if args.flag("list") {
         for (name, _) in cases() {
