@@ -4,10 +4,6 @@
 
 use kernel::{
     prelude::*,
-    rbtree::{
-        RBTree,
-        RBTreeNodeReservation, //
-    },
     sync::{
         new_spinlock_irq,
         Arc,
@@ -22,15 +18,7 @@ use rdma::{
         New, //
     },
     restrack::Details,
-    wc::{
-        Completion,
-        Completions,
-        Extra,
-        NetworkHeader,
-        Opcode,
-        Source,
-        Status, //
-    },
+    wc::Completions,
     CompletionQueue,
     Umem,
     User, //
@@ -42,12 +30,7 @@ use vrnic_wire::{
         CreateCq,
         DestroyCq, //
     },
-    completion::{
-        self,
-        flags,
-        Cqe,
-        CQE_STRIDE, //
-    },
+    completion::CQE_STRIDE,
     ring::RingLayout, //
 };
 
@@ -62,6 +45,10 @@ use crate::{
         Vrnic, //
     },
     memory::ring_pages,
+    polled::{
+        Polled,
+        Room, //
+    },
     ring::{
         entries_for,
         CompletionRing,
@@ -73,104 +60,12 @@ use crate::{
     },
     work::{
         KernelRings,
-        Name,
-        Side,
-        WorkRing, //
+        Side, //
     }, //
 };
 
 /// Completions have a time stamp in any case, so asking for it changes nothing.
 const FLAG_TIMESTAMP: u32 = 1 << 0;
-
-/// A queue pair of the kernel whose completions come here.
-pub(crate) struct Poster {
-    rings: Arc<KernelRings>,
-    send: bool,
-    receive: bool,
-}
-
-impl Poster {
-    fn new(rings: &Arc<KernelRings>, side: Side) -> Self {
-        Self {
-            rings: rings.clone(),
-            send: side == Side::Send,
-            receive: side == Side::Receive,
-        }
-    }
-
-    fn has(&self, side: Side) -> bool {
-        match side {
-            Side::Send => self.send,
-            Side::Receive => self.receive,
-        }
-    }
-
-    /// Its rings whose completions come here.
-    fn rings(&self) -> impl Iterator<Item = (Side, &SpinLockIrq<WorkRing>)> {
-        [Side::Send, Side::Receive]
-            .into_iter()
-            .filter(|&side| self.has(side))
-            .map(|side| (side, self.rings.ring(side)))
-    }
-}
-
-/// Memory for a queue pair's place in the table of a completion queue.
-pub(crate) type Room = RBTreeNodeReservation<u32, Poster>;
-
-/// What the kernel polls.
-struct Polled {
-    ring: CompletionRing,
-    /// Who posts requests whose completions come here, by number of the queue pair.
-    posters: RBTree<u32, Poster>,
-}
-
-impl Polled {
-    /// Says what a completion tells, and of which request. `EIO` if there is no such request.
-    fn resolve(&self, cqe: &Cqe) -> Result<Completion> {
-        let name = Name::from_wire(cqe.wr_id.get())?;
-        let poster = self.posters.get(&cqe.qpn.get()).ok_or(EIO)?;
-        let mut completion = decode(cqe);
-
-        if completion.status != Status::Success {
-            completion.opcode = opcode_of(name.side);
-        }
-        if !poster.has(name.side) || completion.opcode.is_receive() != (name.side == Side::Receive)
-        {
-            return Err(EIO);
-        }
-        completion.wr_id = poster.rings.ring(name.side).lock().complete(name.index)?;
-        Ok(completion)
-    }
-
-    /// Flushes requests until there are none or `out` is full. The device must have stopped.
-    fn flush(&self, out: &mut Completions<'_>) {
-        for (&qpn, poster) in self.posters.iter() {
-            for (side, ring) in poster.rings() {
-                while !out.is_full() {
-                    let Some(wr_id) = ring.lock().flush() else {
-                        break;
-                    };
-                    out.push(&Completion {
-                        wr_id,
-                        qpn,
-                        status: Status::Flushed,
-                        opcode: opcode_of(side),
-                        vendor_error: 0,
-                        byte_length: 0,
-                        extra: None,
-                        source: None,
-                    });
-                }
-            }
-        }
-    }
-
-    /// Whether there are requests that have not completed.
-    fn has_outstanding(&self) -> bool {
-        let mut rings = self.posters.values().flat_map(Poster::rings);
-        rings.any(|(_, ring)| ring.lock().outstanding() != 0)
-    }
-}
 
 /// A queue that the kernel polls.
 #[pin_data]
@@ -207,25 +102,7 @@ impl Cq {
         rings: &Arc<KernelRings>,
         room: Room,
     ) -> Result {
-        let mut guard = self.kernel()?.lock();
-        let polled = &mut *guard;
-
-        match polled.posters.get_mut(&qpn) {
-            Some(poster) if Arc::ptr_eq(&poster.rings, rings) => match side {
-                Side::Send => poster.send = true,
-                Side::Receive => poster.receive = true,
-            },
-            Some(poster) => {
-                // The device gave the number of a queue pair that is just being destroyed.
-                *poster = Poster::new(rings, side);
-                polled.ring.forget(qpn)?;
-            }
-            None => {
-                let node = room.into_node(qpn, Poster::new(rings, side));
-                polled.posters.insert(node);
-            }
-        }
-        Ok(())
+        self.kernel()?.lock().attach(qpn, side, rings, room)
     }
 
     /// Has the kernel forget queue pair `qpn`, whose rings these are: it is gone.
@@ -233,17 +110,9 @@ impl Cq {
         let Ok(kernel) = self.kernel() else {
             return;
         };
-        let mut polled = kernel.lock();
-        let found = polled.posters.get(&qpn);
-        if !found.is_some_and(|poster| Arc::ptr_eq(&poster.rings, rings)) {
-            return;
-        }
-        let node = polled.posters.remove_node(&qpn);
-        let forgotten = polled.ring.forget(qpn);
-        drop(polled);
+        let node = kernel.lock().detach(qpn, rings);
+        // Freed only here, without the lock.
         drop(node);
-        // Its memory has room for all its entries.
-        debug_assert!(forgotten.is_ok());
     }
 
     /// Has the kernel forget completions of queue pair `qpn`, which was reset. What is in the rings
@@ -258,14 +127,6 @@ impl Cq {
             Ring::User { .. } => Err(EOPNOTSUPP),
             Ring::Kernel(kernel) => Ok(&kernel.polled),
         }
-    }
-}
-
-/// What a completion of an error says that the request did.
-fn opcode_of(side: Side) -> Opcode {
-    match side {
-        Side::Send => Opcode::Send,
-        Side::Receive => Opcode::Receive,
     }
 }
 
@@ -346,10 +207,7 @@ impl CompletionQueue for Cq {
         let pages = PageListBuffer::of_shared(call.data.dma, &memory)?;
         let ring = KBox::pin_init(
             pin_init!(KernelQueue {
-                polled <- new_spinlock_irq!(Polled {
-                    ring: CompletionRing::new(memory, layout),
-                    posters: RBTree::new(),
-                }),
+                polled <- new_spinlock_irq!(Polled::new(CompletionRing::new(memory, layout))),
             }),
             GFP_KERNEL,
         )?;
@@ -430,124 +288,10 @@ impl CompletionQueue for Cq {
     }
 }
 
-/// Translates a completion. What the device must not write is a general error.
-fn decode(cqe: &Cqe) -> Completion {
-    let (status, opcode) = match (
-        Status::try_from(u32::from(cqe.status)),
-        Opcode::try_from(u32::from(cqe.opcode)),
-    ) {
-        (Ok(Status::Success), Ok(opcode)) => (Status::Success, opcode),
-        (Ok(Status::Success), Err(_)) | (Err(_), _) => (Status::General, Opcode::Send),
-        (Ok(status), _) => (status, Opcode::Send),
-    };
-    let has = |flag| cqe.flags & flag != 0;
-    let extra = if has(flags::IMMEDIATE) {
-        Some(Extra::Immediate(cqe.immediate.get()))
-    } else if has(flags::INVALIDATED) {
-        Some(Extra::Invalidated(cqe.immediate.get()))
-    } else {
-        None
-    };
-    let source = has(flags::GRH).then(|| Source {
-        qpn: cqe.source_qpn.get(),
-        pkey_index: cqe.pkey_index.get(),
-        service_level: cqe.service_level,
-        header: Some(if has(flags::IPV4) {
-            NetworkHeader::Ipv4
-        } else {
-            NetworkHeader::Ipv6
-        }),
-        mac: has(flags::SOURCE_MAC).then_some(cqe.source_mac),
-        vlan: has(flags::VLAN).then_some(cqe.vlan.get()),
-    });
-    let success = status == Status::Success;
-
-    Completion {
-        wr_id: cqe.wr_id.get(),
-        qpn: cqe.qpn.get(),
-        status,
-        opcode,
-        vendor_error: cqe.vendor_error.get(),
-        byte_length: if success { cqe.byte_length.get() } else { 0 },
-        extra: extra.filter(|_| success),
-        source: source.filter(|_| success),
-    }
-}
-
-// The wire numbers completions as the verbs do.
-const _: () = {
-    assert!(completion::Status::General.raw() as u32 == Status::General.raw());
-    assert!(completion::Opcode::Receive.raw() as u32 == Opcode::Receive.raw());
-};
-
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 #[kunit_tests(vrnic_cq)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_status_and_opcode_has_a_name() {
-        for status in completion::Status::ALL {
-            let raw = u32::from(status.raw());
-            assert_eq!(Status::try_from(raw).map(Status::raw), Ok(raw));
-        }
-        for opcode in completion::Opcode::ALL {
-            let raw = u32::from(opcode.raw());
-            assert_eq!(Opcode::try_from(raw).map(Opcode::raw), Ok(raw));
-        }
-    }
-
-    #[test]
-    fn a_datagram_is_decoded() {
-        let completion = decode(&Cqe {
-            wr_id: 0x1234_5678_9abc_def0.into(),
-            qpn: 1.into(),
-            opcode: completion::Opcode::Receive.raw(),
-            status: completion::Status::Success.raw(),
-            flags: flags::GRH | flags::IPV4 | flags::IMMEDIATE | flags::SOURCE_MAC,
-            service_level: 3,
-            byte_length: 296.into(),
-            immediate: 0x0102_0304.into(),
-            source_qpn: 0x00ab_cdef.into(),
-            source_mac: [1, 2, 3, 4, 5, 6],
-            vlan: 7.into(),
-            ..Default::default()
-        });
-        assert_eq!(completion.wr_id, 0x1234_5678_9abc_def0);
-        assert_eq!(completion.opcode, Opcode::Receive);
-        assert_eq!(completion.byte_length, 296);
-        assert_eq!(completion.extra, Some(Extra::Immediate(0x0102_0304)));
-        assert_eq!(
-            completion.source,
-            Some(Source {
-                qpn: 0x00ab_cdef,
-                pkey_index: 0,
-                service_level: 3,
-                header: Some(NetworkHeader::Ipv4),
-                mac: Some([1, 2, 3, 4, 5, 6]),
-                vlan: None,
-            })
-        );
-    }
-
-    #[test]
-    fn nonsense_of_the_device_is_an_error() {
-        let decoded = |opcode, status| {
-            decode(&Cqe {
-                opcode,
-                status,
-                flags: !0,
-                byte_length: 9.into(),
-                ..Default::default()
-            })
-        };
-        assert_eq!(decoded(99, 0).status, Status::General);
-        assert_eq!(decoded(0, 99).status, Status::General);
-        assert_eq!(decoded(99, 5).status, Status::Flushed);
-        assert_eq!(decoded(128, 12).extra, None);
-        assert_eq!(decoded(128, 12).source, None);
-        assert_eq!(decoded(128, 12).byte_length, 0);
-    }
 
     #[test]
     fn rings_of_processes_are_checked() {

@@ -23,7 +23,9 @@
 //! | [`pd`]       | protection domains                                            |
 //! | [`mr`]       | memory regions                                                |
 //! | [`cq`]       | completion queues                                             |
+//! | [`polled`]   | what the kernel polls                                         |
 //! | [`qp`]       | queue pairs                                                   |
+//! | [`attr`]     | attributes of queue pairs                                     |
 //! | [`ah`]       | address handles                                               |
 //! | [`ring`]     | where rings of the kernel stand, completion rings             |
 //! | [`work`]     | work rings of the kernel, and what was posted to them         |
@@ -33,6 +35,7 @@
 #![recursion_limit = "256"]
 
 mod ah;
+mod attr;
 mod commands;
 mod context;
 mod control;
@@ -46,6 +49,7 @@ mod health;
 mod memory;
 mod mr;
 mod pd;
+mod polled;
 mod port;
 mod qp;
 mod ring;

@@ -11,14 +11,7 @@ use kernel::{
     }, //
 };
 use rdma::{
-    access::{
-        Access,
-        AccessFlags, //
-    },
-    port::{
-        Mtu,
-        Port, //
-    },
+    access::Access,
     qp::{
         modify_is_ok,
         Attribute,
@@ -53,15 +46,7 @@ use vrnic_wire::{
         QueryQp,
         RingDoorbell, //
     },
-    memory::{
-        access,
-        PageList, //
-    },
-    qp::{
-        attribute,
-        QpAttributes,
-        QpState, //
-    },
+    memory::PageList,
     ring::RingLayout,
     work::{
         receive_stride,
@@ -72,19 +57,19 @@ use vrnic_wire::{
 };
 
 use crate::{
-    ah,
+    attr,
     commands::{
         create_qp,
         Object,
         PageListBuffer, //
     },
-    cq,
     device::{
         Call,
         Vrnic, //
     },
     memory::ring_pages,
     pd::Pd,
+    polled::Room,
     ring::{
         entries_for,
         Layout, //
@@ -227,11 +212,6 @@ impl QueuePair for Qp {
     ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data.limits;
         let asked = &attributes.capabilities;
-        // A device may leave out unreliable connections, and so far each does. It cannot say so
-        // but by refusing them as it refuses a bad argument.
-        if attributes.ty == Type::UnreliableConnection {
-            return Err(EOPNOTSUPP);
-        }
         check_limits(asked, limits)?;
 
         let mut pages = None;
@@ -271,7 +251,7 @@ impl QueuePair for Qp {
             }
         };
 
-        let room = [cq::Room::new(GFP_KERNEL)?, cq::Room::new(GFP_KERNEL)?];
+        let room = [Room::new(GFP_KERNEL)?, Room::new(GFP_KERNEL)?];
         let (object, doorbell) = create_qp(
             &call.data.control,
             &CreateQp {
@@ -352,7 +332,7 @@ impl QueuePair for Qp {
         let command = ModifyQp {
             qpn: qp.object.number().into(),
             reserved: 0.into(),
-            attributes: to_wire(mask, attributes)?,
+            attributes: attr::to_wire(mask, attributes)?,
         };
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
             rings.set_open(false);
@@ -395,7 +375,7 @@ impl QueuePair for Qp {
             };
             return Ok((attributes, qp.capabilities));
         }
-        Ok((from_wire(&reply?)?, qp.capabilities))
+        Ok((attr::from_wire(&reply?)?, qp.capabilities))
     }
 
     fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) -> Result {
@@ -504,72 +484,7 @@ fn ring_for_user(call: &Call<'_>, context: u32, slot: u32, has_requests: bool) -
     Ok(())
 }
 
-/// Attributes that the device knows.
-const KNOWN: u32 = (attribute::DEST_QPN << 1)
-    - 1
-    - attribute::ALTERNATE_PATH
-    - attribute::PATH_MIGRATION_STATE
-    - attribute::CAPACITIES;
-
-/// Translates attributes for the device. `EOPNOTSUPP` for those that it does not know.
-fn to_wire(mask: AttributeMask, attributes: &Attributes) -> Result<QpAttributes> {
-    if mask.bits() & !KNOWN != 0 {
-        return Err(EOPNOTSUPP);
-    }
-    Ok(QpAttributes {
-        mask: mask.bits().into(),
-        // CAST: The wire numbers states and payload sizes as the verbs do; see below.
-        state: attributes.state.raw() as u8,
-        current_state: attributes.current_state.raw() as u8,
-        path_mtu: attributes.path_mtu.raw() as u8,
-        sqd_async_notify: attributes.drain_notify.into(),
-        qkey: attributes.qkey.into(),
-        rq_psn: attributes.rq_psn.into(),
-        sq_psn: attributes.sq_psn.into(),
-        dest_qpn: attributes.dest_qpn.into(),
-        // Rights to operations that the device does not have are rights to nothing.
-        access: (attributes.access.bits() & access::QUEUE_PAIR).into(),
-        pkey_index: attributes.pkey_index.into(),
-        port: u8::try_from(attributes.port.number())?,
-        max_rd_atomic: attributes.max_rd_atomic,
-        max_dest_rd_atomic: attributes.max_dest_rd_atomic,
-        min_rnr_timer: attributes.min_rnr_timer,
-        timeout: attributes.timeout,
-        retry_count: attributes.retry_count,
-        rnr_retry: attributes.rnr_retry,
-        sq_draining: 0,
-        reserved: [0; 26],
-        address: ah::to_wire(&attributes.path),
-    })
-}
-
-/// Translates attributes of the device; `EINVAL` if it says what it must not.
-fn from_wire(wire: &QpAttributes) -> Result<Attributes> {
-    Ok(Attributes {
-        state: State::try_from(u32::from(wire.state))?,
-        current_state: State::try_from(u32::from(wire.current_state))?,
-        // A queue pair that has no path yet has no payload size.
-        path_mtu: Mtu::try_from(u32::from(wire.path_mtu)).unwrap_or(Mtu::Mtu256),
-        qkey: wire.qkey.get(),
-        rq_psn: wire.rq_psn.get(),
-        sq_psn: wire.sq_psn.get(),
-        dest_qpn: wire.dest_qpn.get(),
-        access: AccessFlags::from_bits(wire.access.get()),
-        pkey_index: wire.pkey_index.get(),
-        port: Port::try_from(u32::from(wire.port)).unwrap_or(Port::FIRST),
-        max_rd_atomic: wire.max_rd_atomic,
-        max_dest_rd_atomic: wire.max_dest_rd_atomic,
-        min_rnr_timer: wire.min_rnr_timer,
-        timeout: wire.timeout,
-        retry_count: wire.retry_count,
-        rnr_retry: wire.rnr_retry,
-        drain_notify: wire.sqd_async_notify != 0,
-        draining: wire.sq_draining != 0,
-        path: ah::from_wire(&wire.address),
-    })
-}
-
-// The wire numbers types, states and attributes as the verbs do.
+// The wire numbers types as the verbs do.
 const _: () = {
     use vrnic_wire::qp::QpType;
 
@@ -577,10 +492,6 @@ const _: () = {
     assert!(QpType::ReliableConnection.raw() as u32 == Type::ReliableConnection.raw());
     assert!(QpType::UnreliableConnection.raw() as u32 == Type::UnreliableConnection.raw());
     assert!(QpType::UnreliableDatagram.raw() as u32 == Type::UnreliableDatagram.raw());
-    assert!(QpState::Reset.raw() as u32 == State::Reset.raw());
-    assert!(QpState::Error.raw() as u32 == State::Error.raw());
-    assert!(attribute::STATE == Attribute::State as u32);
-    assert!(attribute::DEST_QPN == Attribute::DestQpn as u32);
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -696,40 +607,6 @@ mod tests {
         assert!(send.is_valid(length) && recv.is_valid(length));
         assert_eq!((given.max_send_wr, given.max_recv_wr), (64, 8));
         assert_eq!((send.stride.get(), recv.stride.get()), (128, 32));
-        Ok(())
-    }
-
-    #[test]
-    fn attributes_survive_the_translation() -> Result {
-        let attributes = Attributes {
-            state: State::ReadyToReceive,
-            current_state: State::Init,
-            path_mtu: Mtu::Mtu2048,
-            qkey: 1,
-            rq_psn: 2,
-            sq_psn: 3,
-            dest_qpn: 4,
-            access: Access::RemoteWrite | Access::RemoteAtomic,
-            pkey_index: 0,
-            port: Port::FIRST,
-            max_rd_atomic: 5,
-            max_dest_rd_atomic: 6,
-            min_rnr_timer: 7,
-            timeout: 8,
-            retry_count: 3,
-            rnr_retry: 2,
-            drain_notify: true,
-            draining: false,
-            ..Default::default()
-        };
-        let mask = Attribute::State | Attribute::PathMtu;
-        let wire = to_wire(mask, &attributes)?;
-        assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
-        assert_eq!(from_wire(&wire)?, attributes);
-        assert_eq!(
-            to_wire(mask | Attribute::AlternatePath, &attributes).err(),
-            Some(EOPNOTSUPP)
-        );
         Ok(())
     }
 

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Attributes of queue pairs as the device is told of them.
+
+use kernel::prelude::*;
+use rdma::{
+    access::AccessFlags,
+    port::{
+        Mtu,
+        Port, //
+    },
+    qp::{
+        Attribute,
+        AttributeMask,
+        Attributes,
+        State, //
+    }, //
+};
+use vrnic_wire::{
+    memory::access,
+    qp::{
+        attribute,
+        QpAttributes,
+        QpState, //
+    }, //
+};
+
+use crate::ah;
+
+/// Attributes that the device knows.
+const KNOWN: u32 = (attribute::DEST_QPN << 1)
+    - 1
+    - attribute::ALTERNATE_PATH
+    - attribute::PATH_MIGRATION_STATE
+    - attribute::CAPACITIES;
+
+/// Translates attributes for the device. `EOPNOTSUPP` for those that it does not know.
+pub(crate) fn to_wire(mask: AttributeMask, attributes: &Attributes) -> Result<QpAttributes> {
+    if mask.bits() & !KNOWN != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(QpAttributes {
+        mask: mask.bits().into(),
+        // CAST: The wire numbers states and payload sizes as the verbs do; see below.
+        state: attributes.state.raw() as u8,
+        current_state: attributes.current_state.raw() as u8,
+        path_mtu: attributes.path_mtu.raw() as u8,
+        sqd_async_notify: attributes.drain_notify.into(),
+        qkey: attributes.qkey.into(),
+        rq_psn: attributes.rq_psn.into(),
+        sq_psn: attributes.sq_psn.into(),
+        dest_qpn: attributes.dest_qpn.into(),
+        // Rights to operations that the device does not have are rights to nothing.
+        access: (attributes.access.bits() & access::QUEUE_PAIR).into(),
+        pkey_index: attributes.pkey_index.into(),
+        port: u8::try_from(attributes.port.number())?,
+        max_rd_atomic: attributes.max_rd_atomic,
+        max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+        min_rnr_timer: attributes.min_rnr_timer,
+        timeout: attributes.timeout,
+        retry_count: attributes.retry_count,
+        rnr_retry: attributes.rnr_retry,
+        sq_draining: 0,
+        reserved: [0; 26],
+        address: ah::to_wire(&attributes.path),
+    })
+}
+
+/// Translates attributes of the device; `EINVAL` if it says what it must not.
+pub(crate) fn from_wire(wire: &QpAttributes) -> Result<Attributes> {
+    Ok(Attributes {
+        state: State::try_from(u32::from(wire.state))?,
+        current_state: State::try_from(u32::from(wire.current_state))?,
+        // A queue pair that has no path yet has no payload size.
+        path_mtu: Mtu::try_from(u32::from(wire.path_mtu)).unwrap_or(Mtu::Mtu256),
+        qkey: wire.qkey.get(),
+        rq_psn: wire.rq_psn.get(),
+        sq_psn: wire.sq_psn.get(),
+        dest_qpn: wire.dest_qpn.get(),
+        access: AccessFlags::from_bits(wire.access.get()),
+        pkey_index: wire.pkey_index.get(),
+        port: Port::try_from(u32::from(wire.port)).unwrap_or(Port::FIRST),
+        max_rd_atomic: wire.max_rd_atomic,
+        max_dest_rd_atomic: wire.max_dest_rd_atomic,
+        min_rnr_timer: wire.min_rnr_timer,
+        timeout: wire.timeout,
+        retry_count: wire.retry_count,
+        rnr_retry: wire.rnr_retry,
+        drain_notify: wire.sqd_async_notify != 0,
+        draining: wire.sq_draining != 0,
+        path: ah::from_wire(&wire.address),
+    })
+}
+
+// The wire numbers states and attributes as the verbs do.
+const _: () = {
+    assert!(QpState::Reset.raw() as u32 == State::Reset.raw());
+    assert!(QpState::Error.raw() as u32 == State::Error.raw());
+    assert!(attribute::STATE == Attribute::State as u32);
+    assert!(attribute::DEST_QPN == Attribute::DestQpn as u32);
+};
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_attr)]
+mod tests {
+    use super::*;
+
+    use rdma::access::Access;
+
+    #[test]
+    fn attributes_survive_the_translation() -> Result {
+        let attributes = Attributes {
+            state: State::ReadyToReceive,
+            current_state: State::Init,
+            path_mtu: Mtu::Mtu2048,
+            qkey: 1,
+            rq_psn: 2,
+            sq_psn: 3,
+            dest_qpn: 4,
+            access: Access::RemoteWrite | Access::RemoteAtomic,
+            pkey_index: 0,
+            port: Port::FIRST,
+            max_rd_atomic: 5,
+            max_dest_rd_atomic: 6,
+            min_rnr_timer: 7,
+            timeout: 8,
+            retry_count: 3,
+            rnr_retry: 2,
+            drain_notify: true,
+            draining: false,
+            ..Default::default()
+        };
+        let mask = Attribute::State | Attribute::PathMtu;
+        let wire = to_wire(mask, &attributes)?;
+        assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
+        assert_eq!(from_wire(&wire)?, attributes);
+        assert_eq!(
+            to_wire(mask | Attribute::AlternatePath, &attributes).err(),
+            Some(EOPNOTSUPP)
+        );
+        Ok(())
+    }
+}

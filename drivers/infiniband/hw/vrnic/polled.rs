@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the kernel polls: completions that the device wrote, and requests that it did not complete.
+
+use kernel::{
+    prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode,
+        RBTreeNodeReservation, //
+    },
+    sync::{
+        Arc,
+        SpinLockIrq, //
+    }, //
+};
+use rdma::wc::{
+    Completion,
+    Completions,
+    Extra,
+    NetworkHeader,
+    Opcode,
+    Source,
+    Status, //
+};
+use vrnic_wire::completion::{
+    self,
+    flags,
+    Cqe, //
+};
+
+use crate::{
+    ring::CompletionRing,
+    work::{
+        KernelRings,
+        Name,
+        Side,
+        WorkRing, //
+    }, //
+};
+
+/// A queue pair of the kernel whose completions come here.
+pub(crate) struct Poster {
+    rings: Arc<KernelRings>,
+    send: bool,
+    receive: bool,
+}
+
+impl Poster {
+    fn new(rings: &Arc<KernelRings>, side: Side) -> Self {
+        Self {
+            rings: rings.clone(),
+            send: side == Side::Send,
+            receive: side == Side::Receive,
+        }
+    }
+
+    fn has(&self, side: Side) -> bool {
+        match side {
+            Side::Send => self.send,
+            Side::Receive => self.receive,
+        }
+    }
+
+    /// Its rings whose completions come here.
+    fn rings(&self) -> impl Iterator<Item = (Side, &SpinLockIrq<WorkRing>)> {
+        [Side::Send, Side::Receive]
+            .into_iter()
+            .filter(|&side| self.has(side))
+            .map(|side| (side, self.rings.ring(side)))
+    }
+}
+
+/// Memory for a queue pair's place in the table of a completion queue.
+pub(crate) type Room = RBTreeNodeReservation<u32, Poster>;
+
+/// What the kernel polls.
+pub(crate) struct Polled {
+    pub(crate) ring: CompletionRing,
+    /// Who posts requests whose completions come here, by number of the queue pair.
+    posters: RBTree<u32, Poster>,
+}
+
+impl Polled {
+    /// What comes into `ring`. Nobody posts yet.
+    pub(crate) fn new(ring: CompletionRing) -> Self {
+        Self {
+            ring,
+            posters: RBTree::new(),
+        }
+    }
+
+    /// Expects completions of one side of queue pair `qpn`, whose rings these are.
+    pub(crate) fn attach(
+        &mut self,
+        qpn: u32,
+        side: Side,
+        rings: &Arc<KernelRings>,
+        room: Room,
+    ) -> Result {
+        match self.posters.get_mut(&qpn) {
+            Some(poster) if Arc::ptr_eq(&poster.rings, rings) => match side {
+                Side::Send => poster.send = true,
+                Side::Receive => poster.receive = true,
+            },
+            Some(poster) => {
+                // The device gave the number of a queue pair that is just being destroyed.
+                *poster = Poster::new(rings, side);
+                self.ring.forget(qpn)?;
+            }
+            None => {
+                let node = room.into_node(qpn, Poster::new(rings, side));
+                self.posters.insert(node);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets queue pair `qpn`, whose rings these are, and returns its place in the table.
+    pub(crate) fn detach(
+        &mut self,
+        qpn: u32,
+        rings: &Arc<KernelRings>,
+    ) -> Option<RBTreeNode<u32, Poster>> {
+        if !Arc::ptr_eq(&self.posters.get(&qpn)?.rings, rings) {
+            return None;
+        }
+        let forgotten = self.ring.forget(qpn);
+        // The memory of the ring has room for all its entries.
+        debug_assert!(forgotten.is_ok());
+        self.posters.remove_node(&qpn)
+    }
+
+    /// Says what a completion tells, and of which request. `EIO` if there is no such request.
+    pub(crate) fn resolve(&self, cqe: &Cqe) -> Result<Completion> {
+        let name = Name::from_wire(cqe.wr_id.get())?;
+        let poster = self.posters.get(&cqe.qpn.get()).ok_or(EIO)?;
+        let mut completion = decode(cqe);
+
+        if completion.status != Status::Success {
+            completion.opcode = opcode_of(name.side);
+        }
+        if !poster.has(name.side) || completion.opcode.is_receive() != (name.side == Side::Receive)
+        {
+            return Err(EIO);
+        }
+        completion.wr_id = poster.rings.ring(name.side).lock().complete(name.index)?;
+        Ok(completion)
+    }
+
+    /// Flushes requests until there are none or `out` is full. The device must have stopped.
+    pub(crate) fn flush(&self, out: &mut Completions<'_>) {
+        for (&qpn, poster) in self.posters.iter() {
+            for (side, ring) in poster.rings() {
+                while !out.is_full() {
+                    let Some(wr_id) = ring.lock().flush() else {
+                        break;
+                    };
+                    out.push(&Completion {
+                        wr_id,
+                        qpn,
+                        status: Status::Flushed,
+                        opcode: opcode_of(side),
+                        vendor_error: 0,
+                        byte_length: 0,
+                        extra: None,
+                        source: None,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Whether there are requests that have not completed.
+    pub(crate) fn has_outstanding(&self) -> bool {
+        let mut rings = self.posters.values().flat_map(Poster::rings);
+        rings.any(|(_, ring)| ring.lock().outstanding() != 0)
+    }
+}
+
+/// What a completion of an error says that the request did.
+fn opcode_of(side: Side) -> Opcode {
+    match side {
+        Side::Send => Opcode::Send,
+        Side::Receive => Opcode::Receive,
+    }
+}
+
+/// Translates a completion. What the device must not write is a general error.
+fn decode(cqe: &Cqe) -> Completion {
+    let (status, opcode) = match (
+        Status::try_from(u32::from(cqe.status)),
+        Opcode::try_from(u32::from(cqe.opcode)),
+    ) {
+        (Ok(Status::Success), Ok(opcode)) => (Status::Success, opcode),
+        (Ok(Status::Success), Err(_)) | (Err(_), _) => (Status::General, Opcode::Send),
+        (Ok(status), _) => (status, Opcode::Send),
+    };
+    let has = |flag| cqe.flags & flag != 0;
+    let extra = if has(flags::IMMEDIATE) {
+        Some(Extra::Immediate(cqe.immediate.get()))
+    } else if has(flags::INVALIDATED) {
+        Some(Extra::Invalidated(cqe.immediate.get()))
+    } else {
+        None
+    };
+    let source = has(flags::GRH).then(|| Source {
+        qpn: cqe.source_qpn.get(),
+        pkey_index: cqe.pkey_index.get(),
+        service_level: cqe.service_level,
+        header: Some(if has(flags::IPV4) {
+            NetworkHeader::Ipv4
+        } else {
+            NetworkHeader::Ipv6
+        }),
+        mac: has(flags::SOURCE_MAC).then_some(cqe.source_mac),
+        vlan: has(flags::VLAN).then_some(cqe.vlan.get()),
+    });
+    let success = status == Status::Success;
+
+    Completion {
+        wr_id: cqe.wr_id.get(),
+        qpn: cqe.qpn.get(),
+        status,
+        opcode,
+        vendor_error: cqe.vendor_error.get(),
+        byte_length: if success { cqe.byte_length.get() } else { 0 },
+        extra: extra.filter(|_| success),
+        source: source.filter(|_| success),
+    }
+}
+
+// The wire numbers completions as the verbs do.
+const _: () = {
+    assert!(completion::Status::General.raw() as u32 == Status::General.raw());
+    assert!(completion::Opcode::Receive.raw() as u32 == Opcode::Receive.raw());
+};
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_polled)]
+mod tests {
+    use super::*;
+
+    use crate::ring::Layout;
+    use virtio::SharedMemory;
+    use vrnic_wire::completion::CQE_STRIDE;
+
+    #[test]
+    fn every_status_and_opcode_has_a_name() {
+        for status in completion::Status::ALL {
+            let raw = u32::from(status.raw());
+            assert_eq!(Status::try_from(raw).map(Status::raw), Ok(raw));
+        }
+        for opcode in completion::Opcode::ALL {
+            let raw = u32::from(opcode.raw());
+            assert_eq!(Opcode::try_from(raw).map(Opcode::raw), Ok(raw));
+        }
+    }
+
+    #[test]
+    fn a_datagram_is_decoded() {
+        let completion = decode(&Cqe {
+            wr_id: 0x1234_5678_9abc_def0.into(),
+            qpn: 1.into(),
+            opcode: completion::Opcode::Receive.raw(),
+            status: completion::Status::Success.raw(),
+            flags: flags::GRH | flags::IPV4 | flags::IMMEDIATE | flags::SOURCE_MAC,
+            service_level: 3,
+            byte_length: 296.into(),
+            immediate: 0x0102_0304.into(),
+            source_qpn: 0x00ab_cdef.into(),
+            source_mac: [1, 2, 3, 4, 5, 6],
+            vlan: 7.into(),
+            ..Default::default()
+        });
+        assert_eq!(completion.wr_id, 0x1234_5678_9abc_def0);
+        assert_eq!(completion.opcode, Opcode::Receive);
+        assert_eq!(completion.byte_length, 296);
+        assert_eq!(completion.extra, Some(Extra::Immediate(0x0102_0304)));
+        assert_eq!(
+            completion.source,
+            Some(Source {
+                qpn: 0x00ab_cdef,
+                pkey_index: 0,
+                service_level: 3,
+                header: Some(NetworkHeader::Ipv4),
+                mac: Some([1, 2, 3, 4, 5, 6]),
+                vlan: None,
+            })
+        );
+    }
+
+    #[test]
+    fn nonsense_of_the_device_is_an_error() {
+        let decoded = |opcode, status| {
+            decode(&Cqe {
+                opcode,
+                status,
+                flags: !0,
+                byte_length: 9.into(),
+                ..Default::default()
+            })
+        };
+        assert_eq!(decoded(99, 0).status, Status::General);
+        assert_eq!(decoded(0, 99).status, Status::General);
+        assert_eq!(decoded(99, 5).status, Status::Flushed);
+        assert_eq!(decoded(128, 12).extra, None);
+        assert_eq!(decoded(128, 12).source, None);
+        assert_eq!(decoded(128, 12).byte_length, 0);
+    }
+
+    /// A queue of the kernel, and the rings of queue pair 5, whose receives complete there.
+    fn with_polled(test: impl FnOnce(&mut Polled, &Arc<KernelRings>) -> Result) -> Result {
+        virtio::with_test_device(|dev| {
+            let mut buffer = Layout::new();
+            let layout = buffer.place(4, CQE_STRIDE)?;
+            let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
+            let mut polled = Polled::new(CompletionRing::new(memory, layout));
+
+            let mut buffer = Layout::new();
+            let (send, recv) = (buffer.place(4, 64)?, buffer.place(4, 64)?);
+            let rings = Arc::pin_init(KernelRings::new(None, send, recv)?, GFP_KERNEL)?;
+            rings.set_open(true);
+            polled.attach(5, Side::Receive, &rings, Room::new(GFP_KERNEL)?)?;
+            test(&mut polled, &rings)
+        })
+    }
+
+    fn post(rings: &Arc<KernelRings>, side: Side, wr_id: u64) -> Result<Name> {
+        let mut ring = rings.ring(side).lock();
+        let (_, name) = ring.next_entry()?;
+        ring.advance(wr_id, true);
+        Ok(name)
+    }
+
+    fn received(name: Name) -> Cqe {
+        Cqe {
+            wr_id: name.to_wire().into(),
+            qpn: 5.into(),
+            opcode: completion::Opcode::Receive.raw(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_completion_tells_what_the_poster_said() -> Result {
+        with_polled(|polled, rings| {
+            let name = post(rings, Side::Receive, 77)?;
+            let mut cqe = received(name);
+
+            // Of a queue pair that posts elsewhere, or of a send.
+            cqe.qpn = 6.into();
+            assert_eq!(polled.resolve(&cqe).err(), Some(EIO));
+            cqe = received(name);
+            cqe.opcode = completion::Opcode::Send.raw();
+            assert_eq!(polled.resolve(&cqe).err(), Some(EIO));
+            let send = post(rings, Side::Send, 78)?;
+            assert_eq!(polled.resolve(&received(send)).err(), Some(EIO));
+
+            assert!(polled.has_outstanding());
+            let completion = polled.resolve(&received(name))?;
+            assert_eq!((completion.wr_id, completion.qpn), (77, 5));
+            assert_eq!(polled.resolve(&received(name)).err(), Some(EIO));
+            // Sends complete elsewhere.
+            assert!(!polled.has_outstanding());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_failure_is_one_of_the_queue_that_was_posted_to() -> Result {
+        with_polled(|polled, rings| {
+            let mut cqe = received(post(rings, Side::Receive, 1)?);
+            cqe.opcode = 0;
+            cqe.status = completion::Status::Flushed.raw();
+            let completion = polled.resolve(&cqe)?;
+            assert_eq!(completion.opcode, Opcode::Receive);
+            assert_eq!(completion.status, Status::Flushed);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn only_the_queue_pair_itself_is_detached() -> Result {
+        with_polled(|polled, rings| {
+            let layout = Layout::new().place(0, 64)?;
+            let other = Arc::pin_init(KernelRings::new(None, layout, layout)?, GFP_KERNEL)?;
+
+            assert!(polled.detach(5, &other).is_none());
+            // The number came back before its old owner was gone.
+            polled.attach(5, Side::Send, &other, Room::new(GFP_KERNEL)?)?;
+            assert!(polled.detach(5, rings).is_none());
+            assert!(polled.detach(5, &other).is_some());
+            assert!(polled.detach(5, &other).is_none());
+            Ok(())
+        })
+    }
+}
