@@ -30,6 +30,8 @@ wire_enum! {
         ClearGid = 0x0004,
         /// [`QueryCounters`].
         QueryCounters = 0x0005,
+        /// [`SetMtu`].
+        SetMtu = 0x0006,
         /// [`CreateContext`].
         CreateContext = 0x0010,
         /// [`DestroyContext`].
@@ -64,7 +66,8 @@ wire_enum! {
     pub enum Status: u32 {
         /// Done. Errno 0.
         Ok = 0,
-        /// The code is unknown or needs a feature that was not negotiated. `EOPNOTSUPP`.
+        /// The code is unknown, or the device does not have what the command asks for.
+        /// `EOPNOTSUPP`.
         Unsupported = 1,
         /// The request has not exactly the size of its code, a reserved field is not 0, or the
         /// reply does not fit. `EINVAL`.
@@ -260,6 +263,19 @@ pub struct QueryCounters {
     pub reserved: U32,
 }
 command!(QueryCounters => Counters, QueryCounters, 8);
+
+/// Sets the largest path MTU of a port.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetMtu {
+    /// Port, 1.
+    pub port: U32,
+    /// A [`Mtu`](crate::port::Mtu), at most `max_mtu` of the port.
+    pub mtu: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 3],
+}
+command!(SetMtu => Empty, SetMtu, 8);
 
 /// Room for counters in a reply.
 pub const MAX_COUNTERS: usize = 48;

@@ -190,6 +190,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::SetGid { index, reserved, entry }
         command::ClearGid { index, reserved }
         command::QueryCounters { port, reserved }
+        command::SetMtu { port, mtu, reserved }
         command::Counters { values }
         command::CreateContext { kind, reserved, slots, area }
         command::ContextCreated { context, doorbell_page }
@@ -539,6 +540,7 @@ fn commands_agree() {
             row::<command::SetGid>(),
             row::<command::ClearGid>(),
             row::<command::QueryCounters>(),
+            row::<command::SetMtu>(),
             row::<command::CreateContext>(),
             row::<command::DestroyContext>(),
             row::<command::RingDoorbell>(),

@@ -77,8 +77,10 @@ causes! {
     CompletionVector = 28 => "completion vector is out of range",
     /// The ring does not have a valid layout or does not lie in its buffer.
     RingLayout = 29 => "ring layout is not valid",
-    /// Queue pair type means nothing or is not supported.
-    QpType = 30 => "queue pair type is not supported",
+    /// Queue pair type means nothing.
+    QpType = 30 => "unknown queue pair type",
+    /// The device does not have queue pairs of the type.
+    QpTypeMissing = 39 => "queue pair type is not supported",
     /// More entries, elements or inline bytes than the device does.
     QueueCapacity = 31 => "queue capacities exceed the limits",
     /// The stride does not hold the capacities asked for.
@@ -93,6 +95,8 @@ causes! {
     GsiExists = 36 => "GSI queue pair exists already",
     /// The GID type is not supported.
     GidType = 37 => "GID type is not supported",
+    /// Not an MTU of the port.
+    Mtu = 38 => "MTU is not one of the port",
     /// The page list contradicts itself.
     PageListShape = 40 => "page list contradicts itself",
     /// A page list chunk is misaligned, empty or too full.

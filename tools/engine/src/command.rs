@@ -19,7 +19,7 @@ use vrnic_wire::{
         self, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq, CreatePd,
         CreateQp, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp,
         QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, ReplyHeader, RingDoorbell,
-        SetGid, Status,
+        SetGid, SetMtu, Status,
     },
     counter::Counter,
     memory::PageList,
@@ -115,6 +115,7 @@ fn dispatch<M: Memory>(
         CommandCode::SetGid => run::<SetGid, M>,
         CommandCode::ClearGid => run::<ClearGid, M>,
         CommandCode::QueryCounters => run::<QueryCounters, M>,
+        CommandCode::SetMtu => run::<SetMtu, M>,
         CommandCode::CreateContext => run::<CreateContext, M>,
         CommandCode::DestroyContext => run::<DestroyContext, M>,
         CommandCode::RingDoorbell => run::<RingDoorbell, M>,
@@ -156,7 +157,7 @@ fn reserved(field: impl IntoBytes + zerocopy::Immutable) -> Result<(), Cause> {
 fn status_of(cause: Cause) -> Status {
     match cause {
         Cause::CommandLength | Cause::ReservedField => Status::Malformed,
-        Cause::CommandCode => Status::Unsupported,
+        Cause::CommandCode | Cause::QpTypeMissing => Status::Unsupported,
         Cause::UnknownContext
         | Cause::UnknownPd
         | Cause::UnknownCq

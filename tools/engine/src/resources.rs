@@ -20,6 +20,7 @@ use vrnic_wire::{
     completion::{Cqe, Status},
     counter::Counter,
     event::EventType,
+    port::Mtu,
 };
 
 /// What one call of the device works with: memory of the guest, the time, and where segments go.
@@ -40,6 +41,8 @@ pub(crate) struct Resources {
     /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
     pub(crate) fabric_mtu: Option<u32>,
     pub(crate) port_active: bool,
+    /// Largest path MTU, and length of a datagram.
+    pub(crate) mtu: Mtu,
     pub(crate) regions: Regions,
     pub(crate) cqs: Table<Cq>,
     pub(crate) gids: GidTable,
@@ -73,6 +76,7 @@ impl Resources {
             limits,
             fabric_mtu,
             port_active: true,
+            mtu: Mtu::Mtu4096,
             regions: Regions::new(limits.mr, seed),
             cqs: Table::new(1, limits.cq),
             gids: GidTable::new(limits.gid_table),

@@ -446,7 +446,7 @@ impl Rnic {
         PortAttributes {
             state: state.raw(),
             max_mtu: Mtu::Mtu4096.raw(),
-            active_mtu: Mtu::Mtu4096.raw(),
+            active_mtu: self.resources.mtu.raw(),
             active_width: WIDTH_4X,
             active_speed: SPEED_EDR.into(),
             pkey_table_length: 1.into(),

@@ -7,9 +7,10 @@ use vrnic_engine::{
     testing::{Cq, Mr, Qp, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
-    command::{ContextKind, Status as CommandStatus},
+    command::{ContextKind, SetMtu, Status as CommandStatus},
     completion::{Opcode, Status, flags},
     counter::Counter,
+    port::Mtu,
     qp::{GSI_QPN, QpAttributes, QpState, QpType, attribute},
     work::{AddressVector, SendOpcode, send_flags},
 };
@@ -148,6 +149,49 @@ fn what_does_not_fit_is_dropped_and_the_receive_stays() {
     assert_eq!(got.len(), 1);
     assert_eq!((got[0].wr_id, got[0].status), (7, Status::Success));
     assert_eq!(world.state(1, b.qp.qpn), QpState::ReadyToSend);
+}
+
+#[test]
+fn a_datagram_holds_what_the_driver_set() {
+    let mut world = World::pair(11);
+    let mut a = End::new(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = End::new(&mut world, 1, QpType::UnreliableDatagram);
+    let set = |world: &mut World, node: usize, mtu: Mtu| {
+        let node = &mut world.nodes[node];
+        let request = SetMtu {
+            port: 1.into(),
+            mtu: mtu.raw(),
+            ..SetMtu::default()
+        };
+        node.guest.command(&mut node.rnic, request).expect("an MTU");
+    };
+    let send = |a: &End, b: &End, wr_id, length| {
+        Send::new(wr_id, SendOpcode::Send)
+            .element(a.mr.sge(0, length))
+            .datagram(to(1), b.qp.qpn, QKEY)
+    };
+    set(&mut world, 0, Mtu::Mtu1024);
+    b.receive(&mut world, 7, 0, 4136);
+    let most = send(&a, &b, 1, 1024);
+    a.send(&mut world, &most);
+    world.settle();
+    assert_eq!(a.send_cq.drain()[0].status, Status::Success);
+    assert_eq!(b.recv_cq.drain()[0].length, 1064);
+
+    // A receiver takes no more than it would send.
+    b.receive(&mut world, 8, 0, 4136);
+    set(&mut world, 1, Mtu::Mtu512);
+    let dropped_before = dropped(&world, 1);
+    let most = send(&a, &b, 2, 1024);
+    a.send(&mut world, &most);
+    world.settle();
+    assert_eq!(a.send_cq.drain()[0].status, Status::Success);
+    assert_eq!(dropped(&world, 1), dropped_before + 1);
+
+    let more = send(&a, &b, 3, 1025);
+    a.send(&mut world, &more);
+    world.settle();
+    assert_eq!(a.send_cq.drain()[0].status, Status::LocalLength);
 }
 
 #[test]

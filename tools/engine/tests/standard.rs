@@ -14,7 +14,7 @@ use vrnic_wire::{
     command::{
         ClearGid, Command, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp, DeregisterMr,
         DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice,
-        QueryPort, QueryQp, RegisterMr, RingDoorbell, SetGid, Status, mr_flags,
+        QueryPort, QueryQp, RegisterMr, RingDoorbell, SetGid, SetMtu, Status, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -481,7 +481,9 @@ fn headers_are_checked_as_the_standard_says() {
 
 #[test]
 fn each_fault_of_a_command_has_its_status() {
-    use Status::{BadAddress, Busy, InvalidArgument, Malformed, NotFound, NotPermitted};
+    use Status::{
+        BadAddress, Busy, InvalidArgument, Malformed, NotFound, NotPermitted, Unsupported,
+    };
     let mut commands = Commands::new(&RnicConfig::default());
     let Commands {
         context,
@@ -507,6 +509,21 @@ fn each_fault_of_a_command_has_its_status() {
         ..Default::default()
     };
     c.refuses(counters, NotFound, "port 2");
+
+    let mtu = |port: u32, mtu: u8| SetMtu {
+        port: port.into(),
+        mtu,
+        ..Default::default()
+    };
+    c.refuses(mtu(2, 1), NotFound, "port 2");
+    for unknown in [0, 6, 255] {
+        c.refuses(mtu(1, unknown), InvalidArgument, "MTU");
+    }
+    for known in 1..=5 {
+        c.run(mtu(1, known)).expect("an MTU of the port");
+        let found = c.run(port(1)).unwrap();
+        assert_eq!((found.active_mtu, found.max_mtu), (known, 5));
+    }
 
     let gids = limits.gid_table_length;
     let clear = |index: u32| ClearGid {
@@ -648,7 +665,7 @@ fn each_fault_of_a_command_has_its_status() {
         (|r| r.qp_type = 0, InvalidArgument),
         (
             |r| r.qp_type = QpType::UnreliableConnection.raw(),
-            InvalidArgument,
+            Unsupported,
         ),
         (|r| r.flags = 2, InvalidArgument),
         (|r| r.max_send_sge = 61.into(), InvalidArgument),

@@ -2,8 +2,8 @@
 
 //! The port.
 //!
-//! Its state and payload size are the smaller of what the device says and of what the network
-//! device allows that shares the port.
+//! Its state and payload size are the smaller of what the device can and of what the network device
+//! allows that shares the port. The device is told of the payload size when anybody asks for it.
 
 use kernel::prelude::*;
 use rdma::port::{
@@ -15,7 +15,10 @@ use rdma::port::{
     State, //
 };
 use vrnic_wire::{
-    command::QueryPort,
+    command::{
+        QueryPort,
+        SetMtu, //
+    },
     port::PortState, //
 };
 
@@ -52,9 +55,18 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
     let max_mtu = Mtu::try_from(u32::from(reply.max_mtu))?;
     let device_mtu = Mtu::try_from(u32::from(reply.active_mtu))?;
     let active_mtu = match &netdev {
-        Some(netdev) => smaller(device_mtu, payload(netdev.mtu())),
+        Some(netdev) => smaller(max_mtu, payload(netdev.mtu())),
         None => device_mtu,
     };
+    if active_mtu != device_mtu {
+        // The device must hold datagrams to what their senders are told.
+        call.data.control.execute(&SetMtu {
+            port: port.number().into(),
+            // CAST: The wire numbers payload sizes as the verbs do; see below.
+            mtu: active_mtu.raw() as u8,
+            ..Default::default()
+        })?;
+    }
 
     Ok(Attributes {
         state: if active { State::Active } else { State::Down },

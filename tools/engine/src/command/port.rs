@@ -8,8 +8,9 @@ use vrnic_wire::{
     U32,
     command::{
         ClearGid, Counters, DeviceLimits, Empty, QueryCounters, QueryDevice, QueryPort, SetGid,
+        SetMtu,
     },
-    port::PortAttributes,
+    port::{Mtu, PortAttributes},
 };
 
 /// Checks the number of a port.
@@ -44,6 +45,18 @@ impl Execute for QueryCounters {
         reserved(self.reserved)?;
         check_port(self.port)?;
         Ok(rnic.resources.counters.report())
+    }
+}
+
+impl Execute for SetMtu {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        if self.reserved != [0; 3] {
+            return Err(Cause::ReservedField);
+        }
+        check_port(self.port)?;
+        // The largest that there is is the largest of the port.
+        rnic.resources.mtu = Mtu::try_from(self.mtu).map_err(|_| Cause::Mtu)?;
+        done()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     cause::Cause,
     memory::{HostRange, Memory},
     resources::{Io, Resources},
-    segment::{Body, DATAGRAM_MTU, Path, Payload, Segment},
+    segment::{Body, Path, Payload, Segment},
     work::{self, SendRequest, Source, Target},
 };
 use vrnic_wire::{
@@ -100,7 +100,7 @@ impl Qp {
         let Target::Datagram(target) = &request.target else {
             return Err((Status::LocalQueuePairOperation, Cause::WqeOpcode));
         };
-        if request.length > DATAGRAM_MTU {
+        if request.length > resources.mtu.bytes() {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
         let path = path_of(&target.address, resources)
@@ -223,7 +223,7 @@ impl Qp {
             }
         }
         let total = GRH_LENGTH as u64 + length;
-        if length > DATAGRAM_MTU.into() || total > self.receive.capacity() {
+        if length > resources.mtu.bytes().into() || total > self.receive.capacity() {
             return resources.counters.count(Counter::Dropped);
         }
         if let Err(cause) = self.store_datagram(segment, length, resources, io) {

@@ -156,6 +156,7 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::SetGid => of::<command::SetGid>(),
             CommandCode::ClearGid => of::<command::ClearGid>(),
             CommandCode::QueryCounters => of::<command::QueryCounters>(),
+            CommandCode::SetMtu => of::<command::SetMtu>(),
             CommandCode::CreateContext => of::<command::CreateContext>(),
             CommandCode::DestroyContext => of::<command::DestroyContext>(),
             CommandCode::RingDoorbell => of::<command::RingDoorbell>(),
