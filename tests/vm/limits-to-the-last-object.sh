@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Every count that the device reports can be created, one more is refused, and all can be created again.
+# Exactly as many objects as the device reports can be created, one more is refused, and all can be created again.
 # lab: timeout=240
 # Fewer than by default, which would take minutes and gigabytes of the guest.
 # lab: vrnicd-device limits = { qp = 2000, cq = 3000, mr = 5000, pd = 1000 }
 . "$LAB_LIB"
 
-on -t 230 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow object-counts
+on -t 230 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow count-at-its-limit

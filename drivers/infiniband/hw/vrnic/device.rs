@@ -47,6 +47,14 @@ pub(crate) type Call<'a> = rdma::Call<'a, Vrnic>;
 /// this, 134 ms, for its processor may be busy elsewhere.
 const ACK_DELAY: u8 = 15;
 
+/// Objects that users can have of a kind of which the device has `all`.
+///
+/// `ib_core` makes one of each kind itself, for the management datagrams of the port: queue pair 1,
+/// its completion queue, its protection domain, and the memory region of that.
+fn left_for_users(all: u32) -> u32 {
+    all.saturating_sub(1)
+}
+
 #[vtable]
 impl Operations for Vrnic {
     type RegistrationData<'a> = Resources<'a>;
@@ -80,15 +88,15 @@ impl Operations for Vrnic {
                 | Capability::RcRnrNak,
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
-            max_qp: limits.max_qp.get(),
+            max_qp: left_for_users(limits.max_qp.get()),
             max_qp_wr: limits.max_qp_entries.get(),
             max_send_sge: limits.max_send_sge.get(),
             max_recv_sge: limits.max_recv_sge.get(),
             max_sge_rd: limits.max_send_sge.get(),
-            max_cq: limits.max_cq.get(),
+            max_cq: left_for_users(limits.max_cq.get()),
             max_cqe: limits.max_cq_entries.get(),
-            max_mr: limits.max_mr.get(),
-            max_pd: limits.max_pd.get(),
+            max_mr: left_for_users(limits.max_mr.get()),
+            max_pd: left_for_users(limits.max_pd.get()),
             // The device does not know of address handles: memory is the limit.
             max_ah: i32::MAX.unsigned_abs(),
             max_qp_rd_atomic: limits.max_dest_rd_atomic.get(),

@@ -9,18 +9,22 @@ use crate::ffi::ibv_qp_cap;
 use crate::memory::Memory;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Cq, Errno, Mr, Pd, Qp, QpConfig,
-    SendOp, WC_SUCCESS,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Context, Cq, Errno, Mr, Pd, Qp,
+    QpConfig, SendOp, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
     ("attributes-are-plausible", attributes),
+    ("queue-pairs-of-other-types", other_types),
     ("queue-sizes-at-their-limits", queue_sizes),
     ("cq-sizes-at-their-limits", cq_sizes),
     ("scatter-gather-at-its-limit", most_sges),
     ("regions-of-bad-memory", bad_regions),
     ("regions-of-every-shape", region_shapes),
-    ("object-counts-at-their-limits", counts),
+    ("pd-count-at-its-limit", pd_count),
+    ("cq-count-at-its-limit", cq_count),
+    ("mr-count-at-its-limit", mr_count),
+    ("qp-count-at-its-limit", qp_count),
     ("a-thousand-qps", thousand),
 ];
 
@@ -72,6 +76,27 @@ fn create(env: &Env, cap: ibv_qp_cap) -> Result<Qp, Errno> {
             ..Default::default()
         },
     )
+}
+
+/// Types that the device does not have: unreliable connections, raw packets, both ends of extended connections, and
+/// one that is the driver's own.
+fn other_types(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic {
+        return Ok(());
+    }
+    let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
+    for kind in [3, 8, 9, 10, 0xff] {
+        let config = QpConfig {
+            kind,
+            ..Default::default()
+        };
+        let refused = Qp::new(&env.pd, &cq, &cq, &config);
+        ensure!(
+            matches!(refused, Err(e) if e.0 == libc::EOPNOTSUPP),
+            "a QP of type {kind}: {refused:?}"
+        );
+    }
+    Ok(())
 }
 
 /// Sets one size.
@@ -268,62 +293,110 @@ fn region_shapes(env: &mut Env) -> Outcome<()> {
     Ok(())
 }
 
-/// Creates objects until one is refused; at most `limit`, at least all but what others may hold.
+/// Objects of a kind (`pd`, `cq`, `mr`, `qp`) that processes have, as the kernel counts them.
+fn of_processes(env: &Env, kind: &str) -> Outcome<usize> {
+    let output = std::process::Command::new("rdma")
+        .args(["resource", "show", kind])
+        .output()
+        .during("running rdma")?;
+    ensure!(output.status.success(), "rdma resource show {kind} failed");
+    let device = format!("dev {} ", env.context.name());
+    let link = format!("link {}/", env.context.name());
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter(|line| line.contains(" pid "))
+        .filter(|line| line.contains(&device) || line.contains(&link))
+        .count())
+}
+
+/// Creates objects until one is refused, the `n`th by `make(n)`. Together with those that processes have already these
+/// are `limit`, or nearly so on a device that counts otherwise.
 fn fill_up<T>(
     env: &Env,
-    what: &str,
+    kind: &str,
     limit: i32,
-    make: impl Fn() -> Result<T, Errno>,
+    make: impl Fn(usize) -> Result<T, Errno>,
 ) -> Outcome<()> {
     const OTHERS: usize = 64;
     let limit = limit as usize;
+    let before = of_processes(env, kind)?;
     let mut held = Vec::new();
     let error = loop {
-        match make() {
+        match make(held.len()) {
             Ok(object) => held.push(object),
             Err(e) => break e,
         }
-        ensure!(held.len() <= limit, "more than {limit} {what}s exist");
+        ensure!(held.len() <= limit, "more than {limit} of {kind} exist");
     };
-    println!("    {} of {limit} {what}s, then {error}", held.len());
+    println!(
+        "    {} and {before} of {limit} {kind}, then {error}",
+        held.len()
+    );
     ensure!(
-        held.len() + OTHERS >= limit,
-        "only {} of {limit} {what}s: {error}",
+        held.len() + before == limit || !env.vrnic && held.len() + OTHERS >= limit,
+        "{} and {before} of {limit} {kind}: {error}",
         held.len()
     );
     ensure!(
         error.0 == libc::ENOMEM || !env.vrnic,
-        "{what} one too many: {error}"
+        "{kind} one too many: {error}"
     );
     drop(held);
-    make().during(format!("a {what} after all were destroyed"))?;
+    make(0).during(format!("a {kind} after all were destroyed"))?;
     Ok(())
 }
 
-fn counts(env: &mut Env) -> Outcome<()> {
+fn pd_count(env: &mut Env) -> Outcome<()> {
     if !env.slow {
         return Ok(());
     }
-    fill_up(env, "PD", env.attr.max_pd, || Pd::new(&env.context))?;
-    fill_up(env, "CQ", env.attr.max_cq, || Cq::new(&env.context, 1))?;
+    fill_up(env, "pd", env.attr.max_pd, |_| Pd::new(&env.context))
+}
+
+fn cq_count(env: &mut Env) -> Outcome<()> {
+    if !env.slow {
+        return Ok(());
+    }
+    fill_up(env, "cq", env.attr.max_cq, |_| Cq::new(&env.context, 1))
+}
+
+fn mr_count(env: &mut Env) -> Outcome<()> {
+    if !env.slow {
+        return Ok(());
+    }
     let memory = Arc::new(Memory::new(4096).during("mmap")?);
-    fill_up(env, "MR", env.attr.max_mr, || {
+    fill_up(env, "mr", env.attr.max_mr, |_| {
         Mr::of(&env.pd, &memory, 0, 4096, 0)
-    })?;
-    let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
-    let cap = ibv_qp_cap {
-        max_send_wr: 1,
-        max_recv_wr: 1,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline_data: 0,
-    };
+    })
+}
+
+fn qp_count(env: &mut Env) -> Outcome<()> {
+    /// Fewer than a context has doorbells for.
+    const OF_A_CONTEXT: usize = 16_000;
+
+    if !env.slow {
+        return Ok(());
+    }
     let config = QpConfig {
-        cap,
+        cap: ibv_qp_cap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        },
         ..Default::default()
     };
-    fill_up(env, "QP", env.attr.max_qp, || {
-        Qp::new(&env.pd, &cq, &cq, &config)
+    let places = (0..=env.attr.max_qp as usize / OF_A_CONTEXT)
+        .map(|_| {
+            let context = Context::open(Some(env.context.name()))?;
+            Ok((Pd::new(&context)?, Cq::new(&context, 16)?))
+        })
+        .collect::<Result<Vec<_>, Errno>>()
+        .during("opening the device again")?;
+    fill_up(env, "qp", env.attr.max_qp, |n| {
+        let (pd, cq) = &places[n / OF_A_CONTEXT];
+        Qp::new(pd, cq, cq, &config)
     })
 }
 
