@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Unbinding the driver with open contexts under traffic: programs get errors, the driver leaves, and comes back.
+# Unbinding the driver with open contexts under traffic: programs get errors, what they posted is flushed, the driver leaves, and comes back.
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"
@@ -12,9 +12,17 @@ for round in 1 2 3; do
 	server=$!
 	on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --client $IP_b --seconds 60 && exit 9; true" &
 	client=$!
-	sleep 6
+	on -t 90 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
+	poller=$!
+	for i in $(seq 60); do
+		grep -q 'kill the device' "$LAB_DIR/poller" && break
+		sleep 0.5
+	done
+	sleep 3
 	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
 	on a sh -c "test ! -e /sys/class/infiniband/$DEV" || fail "the device is still there"
+	wait $poller || fail "round $round: a program polls for ever"
+	grep -q 'poller exit 0' "$LAB_DIR/poller" || fail "round $round: not everything was flushed: $(cat "$LAB_DIR/poller")"
 	wait $client || fail "round $round: traffic went on without a device"
 	wait $server || fail "round $round: the peer hangs"
 	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
