@@ -44,6 +44,8 @@ wire_enum! {
         RegisterMr = 0x0030,
         /// [`DeregisterMr`].
         DeregisterMr = 0x0031,
+        /// [`AllocateMr`].
+        AllocateMr = 0x0032,
         /// [`CreateCq`].
         CreateCq = 0x0040,
         /// [`DestroyCq`].
@@ -209,11 +211,14 @@ pub struct DeviceLimits {
     pub firmware_version: U64,
     /// Frequency of the clock that completions are stamped with, in kilohertz.
     pub clock_khz: U32,
+    /// Pages of a fast registration; 0 without the feature.
+    pub max_fast_registration_pages: U32,
     /// Reserved; 0.
-    pub reserved: [U32; 9],
+    pub reserved: [U32; 8],
 }
 assert_layout!(DeviceLimits, 120, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
-    max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80);
+    max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
+    max_fast_registration_pages @ 84);
 
 /// Asks for the attributes of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -402,7 +407,8 @@ pub struct MrRegistered {
 }
 assert_layout!(MrRegistered, 8, key @ 0);
 
-/// Deregisters a memory region. Work in progress that names the key fails.
+/// Deregisters a memory region. Work in progress that names the key fails. The lowest byte of the
+/// key of a region for fast registration is not looked at.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeregisterMr {
@@ -412,6 +418,21 @@ pub struct DeregisterMr {
     pub key: U32,
 }
 command!(DeregisterMr => Empty, DeregisterMr, 8);
+
+/// Allocates a memory region for fast registration, which has no memory until a work request
+/// [`RegisterRegion`](crate::work::SendOpcode::RegisterRegion) gives it some. Only for protection
+/// domains of a kernel context.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AllocateMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Pages that a registration may have.
+    pub max_pages: U32,
+    /// The table: room for the bus addresses of `max_pages` pages, each a [`U64`]; offset 0.
+    pub table: PageList,
+}
+command!(AllocateMr => MrRegistered, AllocateMr, 40);
 
 /// Creates a completion queue.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

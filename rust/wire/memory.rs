@@ -59,6 +59,17 @@ pub const MIN_PAGE_SHIFT: u8 = 12;
 /// Largest page that a page list may use.
 pub const MAX_PAGE_SHIFT: u8 = 48;
 
+/// Bits of a key that name its object; the others are the owner's to choose where the object can be
+/// invalidated.
+pub const KEY_INDEX_MASK: u32 = 0xffff_ff00;
+
+/// Local key by which a queue pair of a kernel context names all memory that the device can reach.
+/// Addresses are bus addresses. No object has a key with the same index.
+pub const LOCAL_DMA_KEY: u32 = 1;
+
+/// Bytes of a page address in the table of a region for fast registration.
+pub const TABLE_ENTRY_LENGTH: usize = 8;
+
 /// Rights of a memory region or of a queue pair; numerically the verbs access flags.
 pub mod access {
     /// The owner's receive and read data may be written here.

@@ -183,7 +183,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_mr_size, page_sizes, max_qp, max_qp_entries, max_send_sge, max_recv_sge,
             max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
-            reserved,
+            max_fast_registration_pages, reserved,
         }
         command::QueryPort { port, reserved }
         command::SetGid { index, reserved, entry }
@@ -200,6 +200,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::RegisterMr { pd, access, flags, reserved, iova, pages }
         command::MrRegistered { key, reserved }
         command::DeregisterMr { pd, key }
+        command::AllocateMr { pd, max_pages, table }
         command::CreateCq { context, vector, ring, pages }
         command::CqCreated { cqn, reserved }
         command::DestroyCq { cqn, reserved }
@@ -232,6 +233,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         }
         work::RdmaTarget { address, rkey, reserved }
         work::AtomicTarget { address, rkey, reserved, compare_add, swap, reserved_tail }
+        work::RegisterTarget { iova, length, key, access, page_count, page_shift, reserved }
         work::DatagramTarget { address, remote_qpn, qkey }
         work::AddressVector {
             dgid, dmac, sgid_index, hop_limit, traffic_class, service_level, reserved, flow_label,
@@ -376,13 +378,16 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "": config { VIRTIO_ID_RDMA }
         "VIRTIO_": config { PCI_CAP_DOORBELL_CFG }
         "VIRTIO_RDMA_": config {
-            PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, CONTROL_QUEUE,
-            ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
+            PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
+            CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY }
         "VIRTIO_RDMA_QP_FLAG_": qp_flags { SIGNAL_ALL }
-        "VIRTIO_RDMA_": memory { CHUNK_SIZE, CHUNK_PAGES, MIN_PAGE_SHIFT, MAX_PAGE_SHIFT }
+        "VIRTIO_RDMA_": memory {
+            CHUNK_SIZE, CHUNK_PAGES, MIN_PAGE_SHIFT, MAX_PAGE_SHIFT, KEY_INDEX_MASK, LOCAL_DMA_KEY,
+            TABLE_ENTRY_LENGTH,
+        }
         "VIRTIO_RDMA_ACCESS_": access {
             LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, MW_BIND, ZERO_BASED,
             RELAXED_ORDERING,
@@ -543,6 +548,7 @@ fn commands_agree() {
             row::<command::DestroyPd>(),
             row::<command::RegisterMr>(),
             row::<command::DeregisterMr>(),
+            row::<command::AllocateMr>(),
             row::<command::CreateCq>(),
             row::<command::DestroyCq>(),
             row::<command::CreateQp>(),

@@ -10,7 +10,7 @@ mod queue;
 use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
 use vrnic_wire::{
     command::{
-        self, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq, CreatePd,
+        self, AllocateMr, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq, CreatePd,
         CreateQp, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp,
         QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, ReplyHeader, RingDoorbell,
         SetGid, Status,
@@ -86,6 +86,7 @@ fn dispatch<M: Memory>(
         CommandCode::DestroyPd => run::<DestroyPd, M>,
         CommandCode::RegisterMr => run::<RegisterMr, M>,
         CommandCode::DeregisterMr => run::<DeregisterMr, M>,
+        CommandCode::AllocateMr => run::<AllocateMr, M>,
         CommandCode::CreateCq => run::<CreateCq, M>,
         CommandCode::DestroyCq => run::<DestroyCq, M>,
         CommandCode::CreateQp => run::<CreateQp, M>,

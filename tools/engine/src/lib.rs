@@ -33,6 +33,7 @@ mod counter;
 mod cq;
 mod event;
 mod gid;
+mod keys;
 pub mod limits;
 pub mod memory;
 mod page_list;
@@ -51,7 +52,7 @@ mod timer;
 mod work;
 
 pub use cause::Cause;
-pub use limits::Limits;
+pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
 pub use rnic::{Io, Rnic, RnicConfig, Segmentation, Snapshot};
 pub use segment::{Outbox, Segment};

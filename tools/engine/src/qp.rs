@@ -12,6 +12,7 @@ mod transition;
 
 use crate::{
     cause::Cause,
+    keys::Accessor,
     memory::Memory,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
@@ -172,6 +173,14 @@ impl Qp {
     /// What it was created with.
     pub(crate) fn created(&self) -> &Creation {
         &self.created
+    }
+
+    /// In whose name it accesses memory.
+    fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.created.pd,
+            kernel: self.created.capacities.kernel,
+        }
     }
 
     /// Whether it may not send or receive.

@@ -7,9 +7,9 @@ use crate::{
     cq::{Cq, Pushed},
     event::{AsyncEvents, CompletionEvents},
     gid::GidTable,
-    limits::Limits,
+    keys::Keys,
+    limits::{Features, Limits},
     memory::{HostRange, Memory},
-    region::Regions,
     segment::{Outbox, Payload, Segment},
     table::Table,
     time::Instant,
@@ -39,7 +39,7 @@ pub(crate) struct Resources {
     /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
     pub(crate) fabric_mtu: Option<u32>,
     pub(crate) port_active: bool,
-    pub(crate) regions: Regions,
+    pub(crate) keys: Keys,
     pub(crate) cqs: Table<Cq>,
     pub(crate) gids: GidTable,
     pub(crate) counters: Counters,
@@ -60,6 +60,7 @@ impl Resources {
     /// Nothing yet.
     pub(crate) fn new(
         limits: Limits,
+        features: Features,
         fabric_mtu: Option<u32>,
         vectors: u16,
         seed: [u8; 32],
@@ -68,7 +69,7 @@ impl Resources {
             limits,
             fabric_mtu,
             port_active: true,
-            regions: Regions::new(limits.mr, seed),
+            keys: Keys::new(limits.mr, features.memory_extensions, seed),
             cqs: Table::new(1, limits.cq),
             gids: GidTable::new(limits.gid_table),
             counters: Counters::default(),

@@ -6,7 +6,7 @@ pub use crate::resources::Io;
 use crate::{
     cause::Cause,
     context::Context,
-    limits::Limits,
+    limits::{Features, Limits},
     memory::Memory,
     qp::{Qp, QpSnapshot, Turn},
     resources::Resources,
@@ -47,6 +47,8 @@ pub struct RnicConfig {
     pub doorbell_pages: u32,
     /// How messages are cut into segments.
     pub segmentation: Segmentation,
+    /// Features that were negotiated.
+    pub features: Features,
     /// Limits.
     pub limits: Limits,
     /// What keys are derived from. Never use one twice, and never let a guest know it.
@@ -62,6 +64,7 @@ impl Default for RnicConfig {
             completion_vectors: 4,
             doorbell_pages: 4096,
             segmentation: Segmentation::Local,
+            features: Features::ALL,
             limits: Limits::default(),
             seed: [0; 32],
         }
@@ -175,7 +178,13 @@ impl Rnic {
             Segmentation::Local => Some(LOCAL_MTU),
             Segmentation::PathMtu => None,
         };
-        let resources = Resources::new(*limits, mtu, config.completion_vectors, config.seed);
+        let resources = Resources::new(
+            *limits,
+            config.features,
+            mtu,
+            config.completion_vectors,
+            config.seed,
+        );
         config.seed = [0; 32];
         Self {
             resources,
@@ -459,7 +468,7 @@ impl Rnic {
             contexts: self.contexts.len(),
             polled_contexts: self.polled.len(),
             pds: self.pds.len(),
-            mrs: self.resources.regions.len(),
+            mrs: self.resources.keys.len(),
             cqs: self.resources.cqs.len(),
             qps: self.qps.len(),
             ready_qps: self.qps.ready.len(),

@@ -8,13 +8,15 @@ use crate::{
     cause::Cause,
     memory::Memory,
     page_list,
-    region::{Region, RegionMemory},
+    region::{Region, RegionMemory, check_extent, check_rights},
     resources::Io,
     rnic::Rnic,
 };
 use vrnic_wire::{
-    command::{ContextKind, DeregisterMr, Empty, MrRegistered, RegisterMr, mr_flags},
-    memory::{PageList, access},
+    command::{
+        AllocateMr, ContextKind, DeregisterMr, Empty, MrRegistered, RegisterMr, mr_flags,
+    },
+    memory::{PageList, TABLE_ENTRY_LENGTH},
 };
 use zerocopy::IntoBytes;
 
@@ -26,7 +28,22 @@ impl Rnic {
         page_list::resolve(list, limits.mr_size, left, io.memory)
     }
 
-    /// Resolves the page list of rings or of a notify area, which begin with a page.
+    /// Adds a region to its protection domain.
+    fn add_region(&mut self, region: Region) -> Result<MrRegistered, Cause> {
+        let (pd, translations) = (region.pd, region.translations());
+        let keys = &mut self.resources.keys;
+        let key = keys.insert(region).ok_or(Cause::LimitReached)?;
+        self.translations += translations;
+        if let Some(pd) = self.pds.get_mut(pd) {
+            pd.users += 1;
+        }
+        Ok(MrRegistered {
+            key: key.into(),
+            reserved: 0.into(),
+        })
+    }
+
+    /// Resolves the page list of rings, of a table or of a notify area, which begin with a page.
     pub(super) fn resolve_ring_buffer<M: Memory>(
         &self,
         list: &PageList,
@@ -52,12 +69,9 @@ impl Execute for RegisterMr {
         if flags & !mr_flags::ALL_MEMORY != 0 {
             return Err(Cause::Flags);
         }
-        let unlawful = rights & access::REMOTE_CHANGES != 0 && rights & access::LOCAL_WRITE == 0;
-        if rights & !access::REGION != 0 || unlawful {
-            return Err(Cause::AccessRights);
-        }
+        check_rights(rights)?;
         let kind = rnic.pds.get(self.pd.get()).ok_or(Cause::UnknownPd)?.kind;
-        if rnic.resources.regions.is_full() {
+        if rnic.resources.keys.is_full() {
             return Err(Cause::LimitReached);
         }
         let memory = if flags & mr_flags::ALL_MEMORY != 0 {
@@ -69,32 +83,15 @@ impl Execute for RegisterMr {
             }
             RegionMemory::All
         } else {
-            // The last byte must have an address too.
-            let length = self.pages.length.get();
-            if length == 0 || iova.checked_add(length - 1).is_none() {
-                return Err(Cause::RegionLength);
-            }
+            check_extent(iova, self.pages.length.get())?;
             RegionMemory::Buffer(rnic.resolve_buffer(&self.pages, io)?)
         };
-        let region = Region {
+        rnic.add_region(Region {
             pd: self.pd.get(),
             access: rights,
             iova,
             memory,
-        };
-        let translations = region.translations();
-        let key = rnic
-            .resources
-            .regions
-            .insert(region)
-            .ok_or(Cause::LimitReached)?;
-        rnic.translations += translations;
-        if let Some(pd) = rnic.pds.get_mut(self.pd.get()) {
-            pd.users += 1;
-        }
-        Ok(MrRegistered {
-            key: key.into(),
-            reserved: 0.into(),
+            fast: None,
         })
     }
 }
@@ -102,8 +99,8 @@ impl Execute for RegisterMr {
 impl Execute for DeregisterMr {
     fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let key = self.key.get();
-        let regions = &mut rnic.resources.regions;
-        let region = regions.get(key).ok_or(Cause::UnknownKey)?;
+        let keys = &mut rnic.resources.keys;
+        let region = keys.named(key).ok_or(Cause::UnknownKey)?;
         if region.pd != self.pd.get() {
             return Err(Cause::PdMismatch);
         }
@@ -111,7 +108,40 @@ impl Execute for DeregisterMr {
         if let Some(pd) = rnic.pds.get_mut(region.pd) {
             pd.users -= 1;
         }
-        regions.remove(key);
+        keys.remove(key);
         done()
+    }
+}
+
+impl Execute for AllocateMr {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Rnic,
+        io: &mut Io<'_, M>,
+    ) -> Result<MrRegistered, Cause> {
+        if !rnic.config.features.memory_extensions {
+            return Err(Cause::CommandCode);
+        }
+        let pages = self.max_pages.get();
+        if pages == 0 || pages > rnic.config.limits.fast_registration_pages {
+            return Err(Cause::TableLength);
+        }
+        if self.table.length.get() != u64::from(pages) * TABLE_ENTRY_LENGTH as u64 {
+            return Err(Cause::PageListShape);
+        }
+        let kind = rnic.pds.get(self.pd.get()).ok_or(Cause::UnknownPd)?.kind;
+        if kind != ContextKind::Kernel {
+            return Err(Cause::KernelOnly);
+        }
+        if rnic.resources.keys.is_full() {
+            return Err(Cause::LimitReached);
+        }
+        let table = rnic.resolve_ring_buffer(&self.table, io)?;
+        let region = Region::free(self.pd.get(), table, pages);
+        // The pages that it will have are paid for now, so that no registration lacks room.
+        if rnic.translations + region.translations() > rnic.config.limits.translations {
+            return Err(Cause::TranslationsExhausted);
+        }
+        rnic.add_region(region)
     }
 }
