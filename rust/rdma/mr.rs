@@ -3,11 +3,16 @@
 //! Memory regions.
 
 use kernel::{
+    dma::DmaAddress,
     error::{
         from_result,
         Error, //
     },
     prelude::*,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
     types::Opaque, //
 };
 
@@ -79,6 +84,25 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         access: AccessFlags,
     ) -> Result<New<impl PinInit<Self>, ()>>;
 
+    /// Allocates a region of the kernel for fast registration of up to `max_pages` pages. It has no
+    /// memory before it is registered by a work request
+    /// ([`Operation::Register`](crate::wr::Operation::Register)).
+    fn allocate_fast(
+        _call: &Call<'_, Self::Driver>,
+        _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        _max_pages: u32,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    }
+
+    /// Notes page `index` of the memory that the region will be registered with; the pages come in
+    /// order, beginning with 0. `ENOMEM` if it has no room for so many.
+    ///
+    /// Nobody registers the region meanwhile. May be called in any context.
+    fn set_page(_mr: &Mr<Self>, _index: u32, _address: DmaAddress) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
     /// Makes the hardware forget the region; on success it is dropped.
     ///
     /// Errors mean that the hardware still owns the region, which therefore stays.
@@ -87,6 +111,37 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
     /// Adds what only the driver knows to the description of a region (`rdma resource show -dd`).
     fn fill_details(_mr: &Mr<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+/// The memory that a region for fast registration is registered with: pages of one size, which the
+/// driver was told of by [`MemoryRegion::set_page`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Address by which work requests name the first byte. It is as far from the beginning of a
+    /// page as the memory is from that of its first page.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Pages.
+    pub pages: u32,
+    /// Binary logarithm of the size of a page.
+    pub page_shift: u32,
+}
+
+impl Mapping {
+    /// Takes over what `ib_map_mr_sg` left in a region, for which `pages` pages were noted.
+    /// `EINVAL` if it was not called, or with a bad page size.
+    pub(crate) fn from_raw(raw: &bindings::ib_mr, pages: u32) -> Result<Self> {
+        if !raw.page_size.is_power_of_two() {
+            return Err(EINVAL);
+        }
+        Ok(Self {
+            iova: raw.iova,
+            length: raw.length,
+            pages,
+            page_shift: raw.page_size.ilog2(),
+        })
     }
 }
 
@@ -101,6 +156,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
 #[repr(C)]
 pub struct Mr<T: MemoryRegion> {
     raw: Opaque<bindings::ib_mr>,
+    /// Pages that were noted for the next fast registration.
+    mapped: Atomic<u32>,
     #[pin]
     data: T,
 }
@@ -116,6 +173,25 @@ impl<T: MemoryRegion> Mr<T> {
         const { assert!(core::mem::offset_of!(Self, raw) == 0) };
         // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
         unsafe { &*ptr.cast() }
+    }
+
+    /// Borrows a region for fast registration that a work request names, and says what it is
+    /// registered with.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be null, or a region of a device of the driver which does not go away and whose
+    /// mapping nobody changes during `'a`.
+    pub(crate) unsafe fn mapped_from_raw<'a>(
+        ptr: *mut bindings::ib_mr,
+    ) -> Result<(&'a Self, Mapping)> {
+        if ptr.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: Guaranteed by the caller.
+        let (this, raw) = unsafe { (Self::from_raw(ptr), &*ptr) };
+        let mapping = Mapping::from_raw(raw, this.mapped.load(Relaxed))?;
+        Ok((this, mapping))
     }
 
     /// Gives a region to the core.
@@ -152,6 +228,7 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
     let new = register()?;
     let init = pin_init!(Mr {
         raw: Opaque::zeroed(),
+        mapped: Atomic::new(0),
         data <- new.init,
     });
     let mr = match room.write_pin_init::<core::convert::Infallible>(init) {
@@ -242,6 +319,65 @@ pub(crate) unsafe extern "C" fn get_dma_callback<T: Operations>(
                 T::MemoryRegion::register_dma(call, Pd::from_raw(pd), access)
             })
         })
+    })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`.
+pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    ty: bindings::ib_mr_type,
+    max_pages: u32,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The core set the device of the domain.
+    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+
+    // SAFETY: Verbs run only while the device is registered.
+    from_region_result(unsafe {
+        device.with(|call| {
+            if ty != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
+                return Err(EOPNOTSUPP);
+            }
+            create(call, pd, None, || {
+                T::MemoryRegion::allocate_fast(call, Pd::from_raw(pd), max_pages)
+            })
+        })
+    })
+}
+
+/// # Safety
+///
+/// `mr` must be a region of a device of `T` that nobody else maps or registers meanwhile; `list` a
+/// list of `count` elements mapped for its DMA device, and `offset` null or valid.
+pub(crate) unsafe extern "C" fn map_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    list: *mut bindings::scatterlist,
+    count: c_int,
+    offset: *mut c_uint,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        let this = Mr::<T::MemoryRegion>::from_raw(mr);
+        this.mapped.store(0, Relaxed);
+        bindings::ib_sg_to_pages(mr, list, count, offset, Some(set_page_callback::<T>))
+    }
+}
+
+/// # Safety
+///
+/// As for [`map_callback`], which calls this.
+unsafe extern "C" fn set_page_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    address: u64,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let this = unsafe { Mr::<T::MemoryRegion>::from_raw(mr) };
+    from_result(|| {
+        let index = this.mapped.load(Relaxed);
+        T::MemoryRegion::set_page(this, index, address)?;
+        this.mapped.store(index + 1, Relaxed);
+        Ok(0)
     })
 }
 

@@ -18,6 +18,7 @@ use crate::{
         AccessFlags, //
     },
     ah, bindings,
+    device::Capability,
     event::{
         CqEvent,
         Dispatcher,
@@ -25,6 +26,7 @@ use crate::{
         Room, //
     },
     gid::Gid,
+    mr::Mapping,
     port::{
         Mtu,
         Port, //
@@ -202,6 +204,40 @@ mod attributes {
             rc,
             Attribute::State.into()
         ));
+        Ok(())
+    }
+
+    #[test]
+    fn capabilities_are_numbered_as_in_c() {
+        assert_eq!(
+            Capability::RcRnrNak as u64,
+            u64::from(bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN)
+        );
+        assert_eq!(
+            Capability::MemoryExtensions as u64,
+            u64::from(bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS)
+        );
+    }
+
+    #[test]
+    fn a_mapping_is_what_the_core_left() -> Result {
+        let mut raw = boxed::<bindings::ib_mr>()?;
+        assert_eq!(Mapping::from_raw(&raw, 0).err(), Some(EINVAL));
+
+        raw.iova = 0x1_2345;
+        raw.length = 0x3000;
+        raw.page_size = 4096;
+        assert_eq!(
+            Mapping::from_raw(&raw, 4)?,
+            Mapping {
+                iova: 0x1_2345,
+                length: 0x3000,
+                pages: 4,
+                page_shift: 12,
+            }
+        );
+        raw.page_size = 6144;
+        assert_eq!(Mapping::from_raw(&raw, 4).err(), Some(EINVAL));
         Ok(())
     }
 

@@ -10,10 +10,10 @@ mod queue;
 use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
 use vrnic_wire::{
     command::{
-        self, AllocateMr, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq, CreatePd,
-        CreateQp, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp,
-        QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, ReplyHeader, RingDoorbell,
-        SetGid, Status,
+        self, AllocateMr, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq,
+        CreatePd, CreateQp, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp,
+        ModifyQp, QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, ReplyHeader,
+        RingDoorbell, SetGid, Status,
     },
     counter::Counter,
 };

@@ -139,8 +139,7 @@ impl Region {
             return Err(Cause::RegionLength);
         }
         let count = wanted.page_count.get();
-        if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&wanted.page_shift)
-            || count > fast.max_pages
+        if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&wanted.page_shift) || count > fast.max_pages
         {
             return Err(Cause::RegisterPages);
         }

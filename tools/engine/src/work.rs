@@ -309,7 +309,9 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
                 swap: target.swap.get(),
             }
         }
-        SendOpcode::RegisterRegion => Target::Register(RegisterTarget::read_from_bytes(bytes).ok()?),
+        SendOpcode::RegisterRegion => {
+            Target::Register(RegisterTarget::read_from_bytes(bytes).ok()?)
+        }
         SendOpcode::Send
         | SendOpcode::SendWithImmediate
         | SendOpcode::SendWithInvalidate

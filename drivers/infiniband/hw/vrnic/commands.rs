@@ -19,6 +19,7 @@ use kernel::{
 use virtio::SharedMemory;
 use vrnic_wire::{
     command::{
+        AllocateMr,
         Command,
         CreateContext,
         CreateCq,
@@ -198,6 +199,19 @@ pub(crate) fn create_qp(
 pub(crate) fn register_mr(
     control: &Arc<Control>,
     request: &RegisterMr,
+) -> Result<Object<DeregisterMr>> {
+    let reply = control.execute(request)?;
+    let destroy = DeregisterMr {
+        pd: request.pd,
+        key: reply.key,
+    };
+    Ok(Object::new(control, destroy))
+}
+
+/// Allocates a memory region for fast registration; its number is its first key.
+pub(crate) fn allocate_mr(
+    control: &Arc<Control>,
+    request: &AllocateMr,
 ) -> Result<Object<DeregisterMr>> {
     let reply = control.execute(request)?;
     let destroy = DeregisterMr {

@@ -7,6 +7,7 @@ use rdma::{
     device::{
         Atomicity,
         Attributes,
+        Capabilities,
         Capability, //
     },
     gid,
@@ -20,6 +21,7 @@ use rdma::{
 };
 use vrnic_wire::{
     abi,
+    command::DeviceLimits,
     config::{
         PCI_DEVICE_ID,
         PCI_VENDOR_ID, //
@@ -47,6 +49,20 @@ pub(crate) type Call<'a> = rdma::Call<'a, Vrnic>;
 /// this, 134 ms, for its processor may be busy elsewhere.
 const ACK_DELAY: u8 = 15;
 
+/// What a device with these limits can do.
+fn capabilities(limits: &DeviceLimits) -> Capabilities {
+    let mut capabilities = Capability::BadPkeyCounter
+        | Capability::BadQkeyCounter
+        | Capability::CurrentQpState
+        | Capability::PortActiveEvent
+        | Capability::SystemImageGuid
+        | Capability::RcRnrNak;
+    if limits.max_fast_registration_pages.get() != 0 {
+        capabilities |= Capability::MemoryExtensions;
+    }
+    capabilities
+}
+
 #[vtable]
 impl Operations for Vrnic {
     type RegistrationData<'a> = Resources<'a>;
@@ -72,12 +88,7 @@ impl Operations for Vrnic {
             vendor_id: PCI_VENDOR_ID.into(),
             vendor_part_id: PCI_DEVICE_ID.into(),
             hardware_version: 1,
-            capabilities: Capability::BadPkeyCounter
-                | Capability::BadQkeyCounter
-                | Capability::CurrentQpState
-                | Capability::PortActiveEvent
-                | Capability::SystemImageGuid
-                | Capability::RcRnrNak,
+            capabilities: capabilities(limits),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
             max_qp: limits.max_qp.get(),
@@ -88,6 +99,7 @@ impl Operations for Vrnic {
             max_cq: limits.max_cq.get(),
             max_cqe: limits.max_cq_entries.get(),
             max_mr: limits.max_mr.get(),
+            max_fast_registration_pages: limits.max_fast_registration_pages.get(),
             max_pd: limits.max_pd.get(),
             // The device does not know of address handles: memory is the limit.
             max_ah: i32::MAX.unsigned_abs(),

@@ -46,9 +46,11 @@ use vrnic_wire::{
         Config,
         DOORBELL_PAGE_SIZE,
         F_DOORBELL,
+        F_MEMORY_EXTENSIONS,
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
-    }, //
+    },
+    memory::LOCAL_DMA_KEY, //
 };
 
 use crate::{
@@ -73,6 +75,9 @@ use crate::{
 /// The device has a doorbell region.
 const DOORBELL: Feature = Feature::device(F_DOORBELL);
 
+/// The device registers memory by work requests.
+const MEMORY_EXTENSIONS: Feature = Feature::device(F_MEMORY_EXTENSIONS);
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -83,9 +88,9 @@ impl virtio::Driver for Driver {
     const ID_TABLE: IdTable = &VIRTIO_TABLE;
     // A process must not be given more than its own doorbell page.
     const FEATURES: &'static [Feature] = if PAGE_SIZE == DOORBELL_PAGE_SIZE as usize {
-        &[DOORBELL]
+        &[DOORBELL, MEMORY_EXTENSIONS]
     } else {
-        &[]
+        &[MEMORY_EXTENSIONS]
     };
 
     fn probe<'bound>(
@@ -143,6 +148,7 @@ fn register<'bound>(
         ports: config.ports.get(),
         node_guid: config.node_guid.get(),
         user_posts_by_verb: resources.doorbells.is_none(),
+        local_dma_key: resources.local_dma_key,
     };
     let device = UnregisteredDevice::new(parent, &properties, dispatcher)?;
     let data = Ok::<_, Error>(resources);
@@ -169,6 +175,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) dma: &'bound device::Device<Bound>,
     /// Its doorbells, unless they are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
+    /// Key of the kernel for all memory.
+    local_dma_key: Option<u32>,
     _queues: Virtqueues<'bound>,
 }
 
@@ -218,6 +226,7 @@ impl<'bound> Resources<'bound> {
             config,
             dma,
             doorbells,
+            local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             _queues: queues,
         };
         Ok((resources, dispatcher))

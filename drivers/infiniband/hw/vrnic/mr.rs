@@ -2,7 +2,14 @@
 
 //! Memory regions.
 
-use kernel::prelude::*;
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::DmaAddress,
+    prelude::*, //
+};
 use rdma::{
     access::{
         Access,
@@ -17,19 +24,26 @@ use rdma::{
     Umem,
     User, //
 };
+use virtio::SharedMemory;
 use vrnic_wire::{
     command::{
         mr_flags,
+        AllocateMr,
         DeregisterMr,
         RegisterMr, //
     },
-    memory::access, //
+    memory::{
+        access,
+        TABLE_ENTRY_LENGTH, //
+    }, //
 };
 
 use crate::{
     commands::{
+        allocate_mr,
         register_mr,
-        Object, //
+        Object,
+        PageListBuffer, //
     },
     device::{
         Call,
@@ -44,16 +58,55 @@ use crate::{
 pub(crate) struct Mr {
     // Fields are dropped in declaration order: the device lets go of the memory first.
     object: Object<DeregisterMr>,
-    /// Memory of the region; [`None`] if it is all memory there is.
-    umem: Option<Umem>,
-    /// Pages that the device was told of, and the binary logarithm of their size.
-    pages: (u32, u8),
+    memory: Memory,
+}
+
+/// What a region covers.
+enum Memory {
+    /// Memory of a process.
+    User {
+        _umem: Umem,
+        /// Pages that the device was told of, and the binary logarithm of their size.
+        pages: (u32, u8),
+    },
+    /// All memory there is.
+    All,
+    /// What work requests register.
+    Fast(Table),
+}
+
+/// The pages of a region for fast registration, as the device reads them.
+struct Table {
+    memory: SharedMemory,
+    max_pages: u32,
+}
+
+impl Table {
+    /// A table for that many pages, at least 1.
+    fn new(dev: &Device<Bound>, max_pages: u32) -> Result<Self> {
+        let length = (max_pages as usize)
+            .checked_mul(TABLE_ENTRY_LENGTH)
+            .ok_or(EINVAL)?;
+        Ok(Self {
+            memory: SharedMemory::new(dev, length)?,
+            max_pages,
+        })
+    }
+
+    /// Writes an entry; `ENOMEM` if the table is not that long.
+    fn set(&self, index: u32, address: DmaAddress) -> Result {
+        if index >= self.max_pages {
+            return Err(ENOMEM);
+        }
+        let entry = address.to_le_bytes();
+        self.memory.write(index as usize * TABLE_ENTRY_LENGTH, &entry)
+    }
 }
 
 /// The rights that the device knows; `EOPNOTSUPP` if there are others.
 ///
 /// That memory is made of huge pages is no right but a hint, and seen anyway.
-fn rights(access: AccessFlags) -> Result<u32> {
+pub(crate) fn rights(access: AccessFlags) -> Result<u32> {
     let bits = access.bits() & !(Access::HugeTlb as u32);
     if bits & !access::REGION != 0 {
         return Err(EOPNOTSUPP);
@@ -101,8 +154,10 @@ impl MemoryRegion for Mr {
         Ok(New {
             init: pin_init!(Self {
                 object,
-                umem: Some(umem),
-                pages: (list.page_count.get(), list.page_shift),
+                memory: Memory::User {
+                    _umem: umem,
+                    pages: (list.page_count.get(), list.page_shift),
+                },
             }),
             response: (),
             lkey: key,
@@ -129,8 +184,7 @@ impl MemoryRegion for Mr {
         Ok(New {
             init: pin_init!(Self {
                 object,
-                umem: None,
-                pages: (0, 0),
+                memory: Memory::All,
             }),
             response: (),
             lkey: key,
@@ -138,17 +192,60 @@ impl MemoryRegion for Mr {
         })
     }
 
+    fn allocate_fast(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        max_pages: u32,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        if max_pages > call.data.limits.max_fast_registration_pages.get() {
+            return Err(EINVAL);
+        }
+        let table = Table::new(call.data.dma, max_pages)?;
+        let list = PageListBuffer::of_shared(call.data.dma, &table.memory)?;
+        let object = allocate_mr(
+            &call.data.control,
+            &AllocateMr {
+                pd: pd.number().into(),
+                max_pages: max_pages.into(),
+                table: list.list(),
+            },
+        )?;
+        let key = object.number();
+
+        Ok(New {
+            init: pin_init!(Self {
+                object,
+                memory: Memory::Fast(table),
+            }),
+            response: (),
+            lkey: key,
+            rkey: key,
+        })
+    }
+
+    fn set_page(mr: &rdma::Mr<Self>, index: u32, address: DmaAddress) -> Result {
+        match &mr.memory {
+            Memory::Fast(table) => table.set(index, address),
+            Memory::User { .. } | Memory::All => Err(EINVAL),
+        }
+    }
+
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {
         mr.object.destroy()
     }
 
     fn fill_details(mr: &rdma::Mr<Self>, details: &mut Details<'_>) -> Result {
-        if mr.umem.is_some() {
-            let (count, shift) = mr.pages;
-            details.number(c"pages", count)?;
-            details.number(c"page_shift", shift.into())?;
+        match &mr.memory {
+            Memory::User {
+                pages: (count, shift),
+                ..
+            } => {
+                details.number(c"pages", *count)?;
+                details.number(c"page_shift", (*shift).into())
+            }
+            Memory::Fast(table) => details.number(c"max_pages", table.max_pages),
+            Memory::All => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -164,6 +261,24 @@ mod tests {
         assert_eq!(Access::RemoteRead as u32, access::REMOTE_READ);
         assert_eq!(Access::RemoteAtomic as u32, access::REMOTE_ATOMIC);
         assert_eq!(Access::RelaxedOrdering as u32, access::RELAXED_ORDERING);
+    }
+
+    #[test]
+    fn a_table_holds_as_many_pages_as_it_says() -> Result {
+        virtio::with_test_device(|dev| {
+            let table = Table::new(dev, 600)?;
+            table.set(0, 0x1_2000)?;
+            table.set(599, 0xfedc_ba98_7654_3000)?;
+            assert_eq!(table.set(600, 0), Err(ENOMEM));
+
+            let mut entry = [0; TABLE_ENTRY_LENGTH];
+            table.memory.read(0, &mut entry)?;
+            assert_eq!(u64::from_le_bytes(entry), 0x1_2000);
+            table.memory.read(599 * TABLE_ENTRY_LENGTH, &mut entry)?;
+            assert_eq!(u64::from_le_bytes(entry), 0xfedc_ba98_7654_3000);
+            assert_eq!(Table::new(dev, 0).err(), Some(EINVAL));
+            Ok(())
+        })
     }
 
     #[test]

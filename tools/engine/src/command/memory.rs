@@ -13,9 +13,7 @@ use crate::{
     rnic::Rnic,
 };
 use vrnic_wire::{
-    command::{
-        AllocateMr, ContextKind, DeregisterMr, Empty, MrRegistered, RegisterMr, mr_flags,
-    },
+    command::{AllocateMr, ContextKind, DeregisterMr, Empty, MrRegistered, RegisterMr, mr_flags},
     memory::{PageList, TABLE_ENTRY_LENGTH},
 };
 use zerocopy::IntoBytes;

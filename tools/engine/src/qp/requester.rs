@@ -458,15 +458,9 @@ impl Qp {
                 offset,
                 length,
                 |key, address, length| {
-                    resources.keys.resolve(
-                        key,
-                        self.accessor(),
-                        0,
-                        address,
-                        length,
-                        memory,
-                        ranges,
-                    )
+                    resources
+                        .keys
+                        .resolve(key, self.accessor(), 0, address, length, memory, ranges)
                 },
             ),
         }
