@@ -32,6 +32,7 @@ use crate::{
     event::Dispatcher,
     gid,
     mr::MemoryRegion,
+    mw::MemoryWindow,
     netdev::{
         Netdev,
         Pairing, //
@@ -69,8 +70,12 @@ impl_flags!(
         SystemImageGuid = bit_u64(11),
         /// Sends RNR NAKs for reliable connections.
         RcRnrNak = bit_u64(12),
+        /// Has memory windows of type 1.
+        MemoryWindow = bit_u64(17),
         /// Registers memory by work requests, and invalidates keys, here and at peers.
         MemoryExtensions = bit_u64(21),
+        /// Has memory windows of type 2B.
+        MemoryWindowType2B = bit_u64(24),
     }
 );
 
@@ -122,6 +127,8 @@ pub struct Attributes {
     pub max_mr: u32,
     /// Pages of a fast registration.
     pub max_fast_registration_pages: u32,
+    /// Memory windows.
+    pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// Address handles.
@@ -163,6 +170,7 @@ impl Attributes {
         raw.max_cq = self.max_cq;
         raw.max_cqe = self.max_cqe;
         raw.max_mr = self.max_mr;
+        raw.max_mw = self.max_mw;
         raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;
         raw.max_pd = self.max_pd;
         raw.max_ah = self.max_ah;
@@ -224,6 +232,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type QueuePair: QueuePair<Driver = Self>;
     /// Its memory regions.
     type MemoryRegion: MemoryRegion<Driver = Self>;
+    /// Its memory windows.
+    type MemoryWindow: MemoryWindow<Driver = Self>;
     /// Its address handles.
     type AddressHandle: AddressHandle<Driver = Self>;
 

@@ -25,7 +25,10 @@ use crate::{
         Operations, //
     },
     object::respond_or_undo,
-    pd::Pd,
+    pd::{
+        Pd,
+        ProtectionDomain, //
+    },
     restrack::Details,
     udata::{
         Request,
@@ -44,6 +47,16 @@ pub struct Range {
     pub length: u64,
     /// Address by which work requests name the first byte.
     pub iova: u64,
+}
+
+/// What becomes of a region.
+pub struct Change<'a, P: ProtectionDomain> {
+    /// The memory that it gets.
+    pub range: Option<Range>,
+    /// The rights that it gets.
+    pub access: Option<AccessFlags>,
+    /// The protection domain that it moves to, which stays at least as long as the region is there.
+    pub pd: Option<&'a Pd<P>>,
 }
 
 /// A new region.
@@ -100,6 +113,18 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
     ///
     /// Nobody registers the region meanwhile. May be called in any context.
     fn set_page(_mr: &Mr<Self>, _index: u32, _address: DmaAddress) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Changes a region of a process as `change` says, and returns its keys, local and remote, which
+    /// may be others than before. On an error the region is as before.
+    ///
+    /// Nobody else changes the region meanwhile.
+    fn reregister(
+        _mr: &Mr<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _change: &Change<'_, <Self::Driver as Operations>::ProtectionDomain>,
+    ) -> Result<(u32, u32)> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
@@ -379,6 +404,55 @@ unsafe extern "C" fn set_page_callback<T: Operations>(
         this.mapped.store(index + 1, Relaxed);
         Ok(0)
     })
+}
+
+/// Changes a region in place, which is what null says.
+///
+/// # Safety
+///
+/// `mr` must be a region of a process of a device of `T` that nobody else changes; `pd` a constructed
+/// domain of the device if `flags` name it, and `udata` the udata of the call.
+#[expect(clippy::too_many_arguments, reason = "the prototype is that of C")]
+pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    flags: c_int,
+    start: u64,
+    length: u64,
+    iova: u64,
+    access: c_int,
+    pd: *mut bindings::ib_pd,
+    udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_mr {
+    // CAST: A set of bits that C keeps in an `int`.
+    let has = |flag| flags as u32 & flag != 0;
+    // SAFETY: The device was set by `create`; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
+
+    // SAFETY: Verbs run only while the device is registered; the region came from `into_raw`, the
+    // domain is valid if it is named. The core reads the keys after the call.
+    let result = unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            let change = Change {
+                range: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS).then_some(Range {
+                    start,
+                    length,
+                    iova,
+                }),
+                access: if has(bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS) {
+                    Some(AccessFlags::from_raw(access)?)
+                } else {
+                    None
+                },
+                pd: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_PD).then(|| Pd::from_raw(pd)),
+            };
+            let (lkey, rkey) = T::MemoryRegion::reregister(Mr::from_raw(mr), call, &change)?;
+            (*mr).lkey = lkey;
+            (*mr).rkey = rkey;
+            Ok(core::ptr::null_mut())
+        })
+    };
+    from_region_result(result)
 }
 
 /// # Safety

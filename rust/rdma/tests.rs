@@ -27,6 +27,7 @@ use crate::{
     },
     gid::Gid,
     mr::Mapping,
+    mw,
     port::{
         Mtu,
         Port, //
@@ -209,14 +210,27 @@ mod attributes {
 
     #[test]
     fn capabilities_are_numbered_as_in_c() {
-        assert_eq!(
-            Capability::RcRnrNak as u64,
-            u64::from(bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN)
-        );
-        assert_eq!(
-            Capability::MemoryExtensions as u64,
-            u64::from(bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS)
-        );
+        // CAST: bindgen chooses the type of the constants by their values.
+        for (ours, theirs) in [
+            (
+                Capability::RcRnrNak,
+                bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN as u64,
+            ),
+            (
+                Capability::MemoryWindow,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW as u64,
+            ),
+            (
+                Capability::MemoryExtensions,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64,
+            ),
+            (
+                Capability::MemoryWindowType2B,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B as u64,
+            ),
+        ] {
+            assert_eq!(ours as u64, theirs);
+        }
     }
 
     #[test]
@@ -239,6 +253,13 @@ mod attributes {
         raw.page_size = 6144;
         assert_eq!(Mapping::from_raw(&raw, 4).err(), Some(EINVAL));
         Ok(())
+    }
+
+    #[test]
+    fn windows_have_two_types() {
+        assert_eq!(mw::Type::try_from(1), Ok(mw::Type::Type1));
+        assert_eq!(mw::Type::try_from(2), Ok(mw::Type::Type2));
+        assert!(mw::Type::try_from(0).is_err() && mw::Type::try_from(3).is_err());
     }
 
     #[test]

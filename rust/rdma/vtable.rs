@@ -33,6 +33,10 @@ use crate::{
         self,
         MemoryRegion, //
     },
+    mw::{
+        self,
+        Mw, //
+    },
     object::kmalloc_aligned_size,
     pd::{
         self,
@@ -124,6 +128,11 @@ impl<T: Operations> VTable<T> {
         } else {
             None
         },
+        rereg_user_mr: if T::MemoryRegion::HAS_REREGISTER {
+            Some(mr::rereg_callback::<T>)
+        } else {
+            None
+        },
         dereg_mr: Some(mr::dereg_callback::<T>),
         fill_res_mr_entry: if T::MemoryRegion::HAS_FILL_DETAILS {
             Some(mr::fill_callback::<T>)
@@ -131,8 +140,12 @@ impl<T: Operations> VTable<T> {
             None
         },
 
+        alloc_mw: Some(mw::alloc_callback::<T>),
+        dealloc_mw: Some(mw::dealloc_callback::<T>),
+
         size_ib_ah: Ah::<T::AddressHandle>::SIZE,
         size_ib_cq: Cq::<T::CompletionQueue>::SIZE,
+        size_ib_mw: Mw::<T::MemoryWindow>::SIZE,
         size_ib_pd: Pd::<T::ProtectionDomain>::SIZE,
         size_ib_qp: Qp::<T::QueuePair>::SIZE,
         size_ib_ucontext: Ucontext::<T::UserContext>::SIZE,

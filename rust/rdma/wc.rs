@@ -65,6 +65,8 @@ c_enum! {
         CompareSwap = bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
         /// A fetch and add.
         FetchAdd = bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
+        /// A bind of a memory window.
+        BindWindow = bindings::ib_wc_opcode_IB_WC_BIND_MW,
         /// An invalidation of a key of this side.
         LocalInvalidate = bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
         /// A fast registration.

@@ -58,6 +58,8 @@ wire_enum! {
         CompareSwap = 3,
         /// A fetch and add of this side.
         FetchAdd = 4,
+        /// A bind of a memory window of this side.
+        BindWindow = 5,
         /// A local invalidation of this side.
         LocalInvalidate = 6,
         /// A fast registration of this side.

@@ -31,6 +31,12 @@ pub const F_DOORBELL: u32 = 0;
 /// local and remote invalidation, and the local DMA key.
 pub const F_MEMORY_EXTENSIONS: u32 = 1;
 
+/// Feature bit: the device has memory windows of type 1 and of type 2B.
+pub const F_MEMORY_WINDOWS: u32 = 2;
+
+/// Feature bit: the device changes memory regions in place.
+pub const F_REREGISTRATION: u32 = 3;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

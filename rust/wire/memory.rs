@@ -89,8 +89,17 @@ pub mod access {
     /// Rights that let a peer change memory, and so need [`LOCAL_WRITE`].
     pub const REMOTE_CHANGES: u32 = REMOTE_WRITE | REMOTE_ATOMIC;
     /// Rights that a region may have.
-    pub const REGION: u32 =
-        LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | RELAXED_ORDERING;
+    pub const REGION: u32 = LOCAL_WRITE
+        | REMOTE_WRITE
+        | REMOTE_READ
+        | REMOTE_ATOMIC
+        | MW_BIND
+        | ZERO_BASED
+        | RELAXED_ORDERING;
+    /// Rights of a region that have to do with memory windows.
+    pub const WINDOWS: u32 = MW_BIND | ZERO_BASED;
+    /// Rights that a window may have.
+    pub const WINDOW: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | ZERO_BASED;
     /// Rights that a queue pair may grant its peer.
     pub const QUEUE_PAIR: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 }

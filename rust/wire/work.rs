@@ -3,7 +3,7 @@
 //! Work queue entries.
 //!
 //! A send entry is a [`SendHeader`], then the operation's 40 bytes ([`RdmaTarget`],
-//! [`AtomicTarget`], [`RegisterTarget`] or [`DatagramTarget`], else zero), then either `num_sge`
+//! [`AtomicTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`], else zero), then either `num_sge`
 //! [`Sge`]s or `inline_length` bytes of payload. A receive entry is a [`ReceiveHeader`] and its
 //! [`Sge`]s. The ring's stride bounds both.
 
@@ -29,6 +29,8 @@ wire_enum! {
         FetchAdd = 6,
         /// Makes a key of this side unusable.
         LocalInvalidate = 7,
+        /// Gives a memory window a part of a region.
+        BindWindow = 8,
         /// Send that invalidates a key of the peer.
         SendWithInvalidate = 9,
         /// Gives a region for fast registration its memory; for the driver's own queue pairs.
@@ -139,6 +141,26 @@ pub struct RegisterTarget {
 }
 assert_layout!(RegisterTarget, TARGET_LENGTH, iova @ 0, length @ 8, key @ 16, access @ 20,
     page_count @ 24, page_shift @ 28);
+
+/// What a memory window becomes.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BindTarget {
+    /// Address of the first byte in the region.
+    pub address: U64,
+    /// Bytes; with 0 a window of type 1 is unbound.
+    pub length: U64,
+    /// The key that the window has from now on: that of the window, with any lowest byte.
+    pub window: U32,
+    /// Key of the region.
+    pub region: U32,
+    /// [`access`](crate::memory::access) rights.
+    pub access: U32,
+    /// Reserved; 0.
+    pub reserved: [u8; 12],
+}
+assert_layout!(BindTarget, TARGET_LENGTH, address @ 0, length @ 8, window @ 16, region @ 20,
+    access @ 24);
 
 /// Where datagrams go, or the path of a connection.
 #[derive(

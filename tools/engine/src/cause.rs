@@ -155,6 +155,8 @@ causes! {
     LocalUnmapped = 84 => "memory of the local region is not mapped",
     /// The region of the local key is free.
     LocalFree = 85 => "memory region of the local key is not registered",
+    /// The window of the key was bound by another queue pair.
+    LocalKeyQp = 87 => "memory window was bound by another queue pair",
     /// The key may not be invalidated.
     LocalInvalidate = 86 => "key cannot be invalidated",
     /// No region has the remote key.
@@ -171,6 +173,8 @@ causes! {
     RemoteInvalidate = 95 => "key cannot be invalidated by a peer",
     /// The region of the remote key is free.
     RemoteFree = 96 => "memory region of the remote key is not registered",
+    /// The window of the remote key was bound by another queue pair.
+    RemoteKeyQp = 97 => "memory window of the remote key was bound by another queue pair",
     /// A packet does not fit the message that it belongs to.
     PacketSequence = 100 => "packet does not continue the message",
     /// The payload of a packet has the wrong length.
@@ -207,6 +211,16 @@ causes! {
     RegisterTable = 133 => "table of the memory region is not mapped any more",
     /// A region for fast registration has no pages or too many.
     TableLength = 134 => "number of pages of the memory region is out of range",
+    /// The key names no memory window.
+    WindowKey = 140 => "no memory window has this key",
+    /// A window of type 2 that is bound cannot be bound.
+    WindowBound = 141 => "memory window is bound",
+    /// Not a type of memory windows.
+    WindowType = 142 => "unknown type of memory window",
+    /// Windows are bound to the region.
+    RegionBound = 143 => "memory windows are bound to the memory region",
+    /// The region cannot be changed.
+    RegionFixed = 144 => "memory region is not one that can be reregistered",
 }
 
 impl Cause {
@@ -220,6 +234,7 @@ impl Cause {
             Self::LocalBounds => Self::RemoteBounds,
             Self::LocalUnmapped => Self::RemoteUnmapped,
             Self::LocalFree => Self::RemoteFree,
+            Self::LocalKeyQp => Self::RemoteKeyQp,
             Self::LocalInvalidate => Self::RemoteInvalidate,
             other => other,
         }

@@ -10,10 +10,10 @@ mod queue;
 use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
 use vrnic_wire::{
     command::{
-        self, AllocateMr, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq,
-        CreatePd, CreateQp, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp,
-        ModifyQp, QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, ReplyHeader,
-        RingDoorbell, SetGid, Status,
+        self, AllocateMr, AllocateMw, ClearGid, Command, CommandCode, CommandHeader, CreateContext,
+        CreateCq, CreatePd, CreateQp, DeallocateMw, DeregisterMr, DestroyContext, DestroyCq,
+        DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr,
+        ReplyHeader, ReregisterMr, RingDoorbell, SetGid, Status,
     },
     counter::Counter,
 };
@@ -87,6 +87,9 @@ fn dispatch<M: Memory>(
         CommandCode::RegisterMr => run::<RegisterMr, M>,
         CommandCode::DeregisterMr => run::<DeregisterMr, M>,
         CommandCode::AllocateMr => run::<AllocateMr, M>,
+        CommandCode::ReregisterMr => run::<ReregisterMr, M>,
+        CommandCode::AllocateMw => run::<AllocateMw, M>,
+        CommandCode::DeallocateMw => run::<DeallocateMw, M>,
         CommandCode::CreateCq => run::<CreateCq, M>,
         CommandCode::DestroyCq => run::<DestroyCq, M>,
         CommandCode::CreateQp => run::<CreateQp, M>,
@@ -127,8 +130,9 @@ fn status_of(cause: Cause) -> Status {
         | Cause::UnknownCq
         | Cause::UnknownQp
         | Cause::UnknownKey
+        | Cause::WindowKey
         | Cause::UnknownPort => Status::NotFound,
-        Cause::InUse | Cause::GsiExists => Status::Busy,
+        Cause::InUse | Cause::GsiExists | Cause::RegionBound => Status::Busy,
         Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {
             Status::NoResources
         }
@@ -138,7 +142,9 @@ fn status_of(cause: Cause) -> Status {
         | Cause::PageMisaligned
         | Cause::PageUnmapped => Status::BadAddress,
         Cause::Transition | Cause::CurrentState => Status::BadState,
-        Cause::ContextMismatch | Cause::PdMismatch | Cause::KernelOnly => Status::NotPermitted,
+        Cause::ContextMismatch | Cause::PdMismatch | Cause::KernelOnly | Cause::RegionFixed => {
+            Status::NotPermitted
+        }
         _ => Status::InvalidArgument,
     }
 }

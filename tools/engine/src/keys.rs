@@ -4,8 +4,10 @@
 
 use crate::{
     cause::Cause,
+    limits::{Features, Limits},
     memory::{GuestAddress, HostRange, Memory},
-    region::{Region, RegionMemory},
+    region::{Region, RegionMemory, check_extent},
+    window::{Binding, Window},
 };
 use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -13,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 use vrnic_wire::{
     memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, access},
-    work::RegisterTarget,
+    work::{BindTarget, RegisterTarget},
 };
 
 /// Indices that stay unused for a while before one is used again.
@@ -25,6 +27,8 @@ const ALL_MEMORY: &RegionMemory = &RegionMemory::All;
 /// The queue pair on whose behalf memory is accessed.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Accessor {
+    /// Its number.
+    pub(crate) qpn: u32,
     /// Its protection domain.
     pub(crate) pd: u32,
     /// Whether it belongs to a kernel context.
@@ -36,15 +40,22 @@ fn index_of(key: u32) -> u32 {
     key & KEY_INDEX_MASK
 }
 
-/// A region and its key.
+/// What a key names.
+#[derive(Debug)]
+enum Object {
+    Region(Region),
+    Window(Window),
+}
+
+/// An object and its key.
 #[derive(Debug)]
 struct Entry {
     /// The whole key: the lowest byte must match too.
     key: u32,
-    region: Region,
+    object: Object,
 }
 
-/// All regions of a device by their keys.
+/// All regions and windows of a device by their keys.
 #[derive(Debug)]
 pub(crate) struct Keys {
     by_index: FxHashMap<u32, Entry>,
@@ -52,39 +63,44 @@ pub(crate) struct Keys {
     resting: VecDeque<u32>,
     rests: FxHashSet<u32>,
     random: ChaCha12Rng,
-    limit: u32,
-    /// Whether there is a local DMA key.
-    has_local_dma: bool,
+    features: Features,
+    max_regions: u32,
+    max_windows: u32,
+    windows: u32,
 }
 
 impl Keys {
-    /// No regions, room for `limit`, and keys that follow from `seed`.
-    pub(crate) fn new(limit: u32, has_local_dma: bool, seed: [u8; 32]) -> Self {
+    /// Nothing, room for as much as `limits` say, and keys that follow from `seed`.
+    pub(crate) fn new(limits: &Limits, features: Features, seed: [u8; 32]) -> Self {
         Self {
             by_index: FxHashMap::default(),
             resting: VecDeque::new(),
             rests: FxHashSet::default(),
             random: ChaCha12Rng::from_seed(seed),
-            limit,
-            has_local_dma,
+            features,
+            max_regions: limits.mr,
+            max_windows: limits.mw,
+            windows: 0,
         }
     }
 
     /// Number of regions.
-    pub(crate) fn len(&self) -> usize {
-        self.by_index.len()
+    pub(crate) fn regions(&self) -> usize {
+        self.by_index.len() - self.windows as usize
+    }
+
+    /// Number of windows.
+    pub(crate) fn windows(&self) -> u32 {
+        self.windows
     }
 
     /// Whether there is no room for another region.
     pub(crate) fn is_full(&self) -> bool {
-        self.by_index.len() >= self.limit as usize
+        self.regions() >= self.max_regions as usize
     }
 
-    /// Adds a region and gives it a key whose index no other has; `None` if there is no room.
-    pub(crate) fn insert(&mut self, region: Region) -> Option<u32> {
-        if self.is_full() {
-            return None;
-        }
+    /// Adds an object and gives it a key whose index no other has.
+    fn insert(&mut self, object: Object) -> u32 {
         // Far less than half of all indices are in use, so this ends soon.
         let key = loop {
             let key = self.random.next_u32();
@@ -94,21 +110,12 @@ impl Keys {
                 break key;
             }
         };
-        self.by_index.insert(index_of(key), Entry { key, region });
-        Some(key)
+        self.by_index.insert(index_of(key), Entry { key, object });
+        key
     }
 
-    /// The region that a command names by that key. The lowest byte is the poster's where work
-    /// requests change it, and means nothing to commands there.
-    pub(crate) fn named(&self, key: u32) -> Option<&Region> {
-        let entry = self.by_index.get(&index_of(key))?;
-        (entry.key == key || entry.region.fast.is_some()).then_some(&entry.region)
-    }
-
-    /// Takes out the region that a command names by that key.
-    pub(crate) fn remove(&mut self, key: u32) -> Option<Region> {
-        self.named(key)?;
-        let index = index_of(key);
+    /// Takes out an object.
+    fn remove(&mut self, index: u32) -> Option<Object> {
         let entry = self.by_index.remove(&index)?;
         if self.resting.len() >= RESTING
             && let Some(oldest) = self.resting.pop_front()
@@ -117,22 +124,101 @@ impl Keys {
         }
         self.resting.push_back(index);
         self.rests.insert(index);
-        Some(entry.region)
+        Some(entry.object)
     }
 
-    /// The region that a work request names by that key.
-    fn get_mut(&mut self, key: u32) -> Option<&mut Region> {
-        let entry = self.by_index.get_mut(&index_of(key))?;
-        (entry.key == key).then_some(&mut entry.region)
+    /// Adds a region and gives it a key; `None` if there is no room.
+    pub(crate) fn insert_region(&mut self, region: Region) -> Option<u32> {
+        (!self.is_full()).then(|| self.insert(Object::Region(region)))
     }
 
-    /// Makes the region with that key free. Failures are named as those of a local operation.
-    pub(crate) fn invalidate(&mut self, key: u32, by: Accessor) -> Result<(), Cause> {
-        let region = self.get_mut(key).ok_or(Cause::LocalKey)?;
-        if region.pd != by.pd {
-            return Err(Cause::LocalKeyPd);
+    /// Adds a window and gives it a key; `None` if there is no room.
+    pub(crate) fn insert_window(&mut self, window: Window) -> Option<u32> {
+        if self.windows >= self.max_windows {
+            return None;
         }
-        region.invalidate()
+        self.windows += 1;
+        Some(self.insert(Object::Window(window)))
+    }
+
+    /// The region that a command names by that key. The lowest byte is the poster's where work
+    /// requests change it, and means nothing to commands there.
+    pub(crate) fn region(&self, key: u32) -> Option<&Region> {
+        match self.by_index.get(&index_of(key))? {
+            Entry {
+                key: own,
+                object: Object::Region(region),
+            } if *own == key || region.fast.is_some() => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The window that a command names by that key.
+    pub(crate) fn window(&self, key: u32) -> Option<&Window> {
+        match &self.by_index.get(&index_of(key))?.object {
+            Object::Window(window) => Some(window),
+            Object::Region(_) => None,
+        }
+    }
+
+    /// Takes out the region that a command names by that key.
+    pub(crate) fn remove_region(&mut self, key: u32) -> Option<Region> {
+        self.region(key)?;
+        match self.remove(index_of(key))? {
+            Object::Region(region) => Some(region),
+            Object::Window(_) => None,
+        }
+    }
+
+    /// Takes out the window that a command names by that key.
+    pub(crate) fn remove_window(&mut self, key: u32) -> Option<Window> {
+        self.window(key)?;
+        self.unbind(index_of(key));
+        self.windows -= 1;
+        match self.remove(index_of(key))? {
+            Object::Window(window) => Some(window),
+            Object::Region(_) => None,
+        }
+    }
+
+    /// The region that a command names by that key, to be changed.
+    pub(crate) fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
+        self.region(key)?;
+        self.region_at(index_of(key))
+    }
+
+    fn region_at(&mut self, index: u32) -> Option<&mut Region> {
+        match &mut self.by_index.get_mut(&index)?.object {
+            Object::Region(region) => Some(region),
+            Object::Window(_) => None,
+        }
+    }
+
+    /// Ends the binding of a window, if it has one.
+    fn unbind(&mut self, index: u32) {
+        let binding = match self.by_index.get_mut(&index).map(|entry| &mut entry.object) {
+            Some(Object::Window(window)) => window.binding.take(),
+            _ => None,
+        };
+        if let Some(binding) = binding
+            && let Some(region) = self.region_at(binding.region)
+        {
+            region.windows -= 1;
+        }
+    }
+
+    /// Makes the region or window with that key free. Failures are named as those of a local
+    /// operation.
+    pub(crate) fn invalidate(&mut self, key: u32, by: Accessor) -> Result<(), Cause> {
+        let entry = self.by_index.get_mut(&index_of(key));
+        let entry = entry.filter(|entry| entry.key == key);
+        match &mut entry.ok_or(Cause::LocalKey)?.object {
+            Object::Region(region) if region.pd != by.pd => return Err(Cause::LocalKeyPd),
+            Object::Region(region) => return region.invalidate(),
+            Object::Window(window) => window.check_invalidate(by.pd, by.qpn)?,
+        }
+        self.unbind(index_of(key));
+        Ok(())
     }
 
     /// Registers a free region, which gets a new key with the index of the old one.
@@ -144,13 +230,81 @@ impl Keys {
         memory: &M,
     ) -> Result<(), Cause> {
         let key = wanted.key.get();
+        let features = self.features;
         let entry = self.by_index.get_mut(&index_of(key));
-        let entry = entry.ok_or(Cause::RegisterKey)?;
-        if entry.region.pd != by.pd {
+        let Some(Entry {
+            key: own,
+            object: Object::Region(region),
+        }) = entry
+        else {
+            return Err(Cause::RegisterKey);
+        };
+        if region.pd != by.pd {
             return Err(Cause::LocalKeyPd);
         }
-        entry.region.register(wanted, max_length, memory)?;
-        entry.key = key;
+        region.register(wanted, max_length, features, memory)?;
+        *own = key;
+        Ok(())
+    }
+
+    /// Binds a window, or ends its binding; it gets a new key with the index of the old one.
+    pub(crate) fn bind(&mut self, wanted: &BindTarget, by: Accessor) -> Result<(), Cause> {
+        let key = wanted.window.get();
+        let (address, length) = (wanted.address.get(), wanted.length.get());
+        let rights = wanted.access.get();
+        let window = self.window(key).ok_or(Cause::WindowKey)?;
+        window.check_bind(by.pd, length, rights)?;
+        let mut binding = None;
+        if length > 0 {
+            let region_key = wanted.region.get();
+            let entry = self.by_index.get(&index_of(region_key));
+            let Some(Entry {
+                object: Object::Region(region),
+                ..
+            }) = entry.filter(|entry| entry.key == region_key)
+            else {
+                return Err(Cause::LocalKey);
+            };
+            if region.is_free() {
+                return Err(Cause::LocalFree);
+            }
+            if region.pd != by.pd {
+                return Err(Cause::LocalKeyPd);
+            }
+            let changes = rights & access::REMOTE_CHANGES != 0;
+            if region.access & access::WINDOWS != access::MW_BIND
+                || (changes && region.access & access::LOCAL_WRITE == 0)
+            {
+                return Err(Cause::LocalRights);
+            }
+            // Its last byte must have an address, also in a region over all memory.
+            check_extent(address, length).map_err(|_| Cause::LocalBounds)?;
+            let offset = region.offset_of(address, length);
+            binding = Some(Binding {
+                region: index_of(region_key),
+                offset: offset.ok_or(Cause::LocalBounds)?,
+                first: if rights & access::ZERO_BASED != 0 {
+                    0
+                } else {
+                    address
+                },
+                length,
+                access: rights,
+                qpn: by.qpn,
+            });
+        }
+        self.unbind(index_of(key));
+        if let Some(region) = binding.and_then(|binding| self.region_at(binding.region)) {
+            region.windows += 1;
+        }
+        if let Some(Entry {
+            key: own,
+            object: Object::Window(window),
+        }) = self.by_index.get_mut(&index_of(key))
+        {
+            *own = key;
+            window.binding = binding;
+        }
         Ok(())
     }
 
@@ -165,26 +319,42 @@ impl Keys {
         address: u64,
         length: u64,
     ) -> Result<(&RegionMemory, u64), Cause> {
+        let is_local = rights & !access::LOCAL_WRITE == 0;
         if key == LOCAL_DMA_KEY {
-            let permitted = self.has_local_dma && by.kernel && rights & !access::LOCAL_WRITE == 0;
+            let permitted = self.features.memory_extensions && by.kernel && is_local;
             return permitted
                 .then_some((ALL_MEMORY, address))
                 .ok_or(Cause::LocalKey);
         }
         let entry = self.by_index.get(&index_of(key));
         let entry = entry.filter(|entry| entry.key == key);
-        let region = &entry.ok_or(Cause::LocalKey)?.region;
-        if region.is_free() {
-            return Err(Cause::LocalFree);
+        match &entry.ok_or(Cause::LocalKey)?.object {
+            Object::Region(region) => {
+                if region.is_free() {
+                    return Err(Cause::LocalFree);
+                }
+                if region.pd != by.pd {
+                    return Err(Cause::LocalKeyPd);
+                }
+                if region.access & rights != rights {
+                    return Err(Cause::LocalRights);
+                }
+                let offset = region.offset_of(address, length);
+                Ok((&region.memory, offset.ok_or(Cause::LocalBounds)?))
+            }
+            Object::Window(_) if is_local => Err(Cause::LocalKey),
+            Object::Window(window) => {
+                let (binding, offset) = window.covering(by.pd, by.qpn, rights, address, length)?;
+                match self
+                    .by_index
+                    .get(&binding.region)
+                    .map(|entry| &entry.object)
+                {
+                    Some(Object::Region(region)) => Ok((&region.memory, offset)),
+                    _ => Err(Cause::LocalKey),
+                }
+            }
         }
-        if region.pd != by.pd {
-            return Err(Cause::LocalKeyPd);
-        }
-        if region.access & rights != rights {
-            return Err(Cause::LocalRights);
-        }
-        let offset = region.offset_of(address, length);
-        Ok((&region.memory, offset.ok_or(Cause::LocalBounds)?))
     }
 
     /// Appends the host ranges of `length` bytes at `address` to `ranges`, after all checks.
@@ -254,21 +424,23 @@ mod tests {
 
     #[test]
     fn no_two_keys_share_an_index_and_none_returns_soon() {
-        let mut keys = Keys::new(1 << 16, true, [7; 32]);
+        let mut keys = Keys::new(&Limits::default(), Features::ALL, [7; 32]);
         let mut seen = FxHashSet::default();
         for _ in 0..RESTING / 4 {
-            let batch: Vec<u32> = (0..4).filter_map(|_| keys.insert(region())).collect();
+            let batch: Vec<u32> = (0..4)
+                .filter_map(|_| keys.insert_region(region()))
+                .collect();
             for key in batch {
                 assert!(seen.insert(index_of(key)), "{key:#x}");
                 assert_ne!(index_of(key), index_of(LOCAL_DMA_KEY));
-                assert!(keys.remove(key).is_some() && keys.named(key).is_none());
+                assert!(keys.remove_region(key).is_some() && keys.region(key).is_none());
             }
         }
-        assert_eq!(keys.len(), 0);
+        assert_eq!(keys.regions(), 0);
         // What rests is bounded.
         for _ in 0..1000 {
-            let key = keys.insert(region()).expect("room");
-            keys.remove(key);
+            let key = keys.insert_region(region()).expect("room");
+            keys.remove_region(key);
         }
         assert_eq!((keys.resting.len(), keys.rests.len()), (RESTING, RESTING));
     }

@@ -49,6 +49,7 @@ mod table;
 pub mod testing;
 pub mod time;
 mod timer;
+mod window;
 mod work;
 
 pub use cause::Cause;

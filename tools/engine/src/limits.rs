@@ -27,6 +27,8 @@ pub struct Limits {
     pub mr: u32,
     /// Pages of a fast registration; at most 4096.
     pub fast_registration_pages: u32,
+    /// Memory windows; at most 4194304.
+    pub mw: u32,
     /// Protection domains; at most 65536.
     pub pd: u32,
     /// Contexts, the driver's own included; at most 65536.
@@ -54,6 +56,7 @@ impl Default for Limits {
             cq_entries: 1 << 20,
             mr: 1 << 20,
             fast_registration_pages: 512,
+            mw: 1 << 20,
             pd: 65536,
             contexts: 4096,
             dest_rd_atomic: 128,
@@ -69,24 +72,34 @@ impl Default for Limits {
 pub struct Features {
     /// [`config::F_MEMORY_EXTENSIONS`].
     pub memory_extensions: bool,
+    /// [`config::F_MEMORY_WINDOWS`].
+    pub memory_windows: bool,
+    /// [`config::F_REREGISTRATION`].
+    pub reregistration: bool,
 }
 
 impl Features {
     /// All that there are.
     pub const ALL: Self = Self {
         memory_extensions: true,
+        memory_windows: true,
+        reregistration: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
     pub const fn from_bits(bits: u64) -> Self {
         Self {
             memory_extensions: bits & 1 << config::F_MEMORY_EXTENSIONS != 0,
+            memory_windows: bits & 1 << config::F_MEMORY_WINDOWS != 0,
+            reregistration: bits & 1 << config::F_REREGISTRATION != 0,
         }
     }
 
     /// The feature bits.
     pub const fn bits(self) -> u64 {
         (self.memory_extensions as u64) << config::F_MEMORY_EXTENSIONS
+            | (self.memory_windows as u64) << config::F_MEMORY_WINDOWS
+            | (self.reregistration as u64) << config::F_REREGISTRATION
     }
 }
 
@@ -118,6 +131,7 @@ impl Limits {
             // Keys have 24 bits that name the region, and most of them have to be free.
             mr: self.mr.clamp(1, 1 << 22),
             fast_registration_pages: self.fast_registration_pages.clamp(1, 4096),
+            mw: self.mw.clamp(1, 1 << 22),
             pd: self.pd.clamp(1, 65536),
             contexts: self.contexts.clamp(1, 65536),
             dest_rd_atomic: self.dest_rd_atomic.min(255),
@@ -152,6 +166,11 @@ impl Limits {
             clock_khz: CLOCK_KHZ.into(),
             max_fast_registration_pages: if features.memory_extensions {
                 self.fast_registration_pages.into()
+            } else {
+                0.into()
+            },
+            max_mw: if features.memory_windows {
+                self.mw.into()
             } else {
                 0.into()
             },

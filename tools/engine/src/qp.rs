@@ -178,6 +178,7 @@ impl Qp {
     /// In whose name it accesses memory.
     fn accessor(&self) -> Accessor {
         Accessor {
+            qpn: self.number,
             pd: self.created.pd,
             kernel: self.created.capacities.kernel,
         }

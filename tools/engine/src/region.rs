@@ -5,6 +5,7 @@
 use crate::{
     buffer::{Buffer, BufferBuilder},
     cause::Cause,
+    limits::Features,
     memory::{GuestAddress, HostRange, Memory},
 };
 use vrnic_wire::{
@@ -50,12 +51,20 @@ pub(crate) struct Region {
     pub(crate) memory: RegionMemory,
     /// Set for regions for fast registration.
     pub(crate) fast: Option<Fast>,
+    /// Memory windows that are bound to it.
+    pub(crate) windows: u32,
 }
 
-/// Checks rights that a region is asked to give.
-pub(crate) fn check_rights(rights: u32) -> Result<(), Cause> {
+/// Checks rights that a region at `iova` is asked to give.
+pub(crate) fn check_rights(rights: u32, iova: u64, features: Features) -> Result<(), Cause> {
+    let known = if features.memory_windows {
+        access::REGION
+    } else {
+        access::REGION & !access::WINDOWS
+    };
     let unlawful = rights & access::REMOTE_CHANGES != 0 && rights & access::LOCAL_WRITE == 0;
-    if rights & !access::REGION != 0 || unlawful {
+    let misplaced = rights & access::ZERO_BASED != 0 && iova != 0;
+    if rights & !known != 0 || unlawful || misplaced {
         return Err(Cause::AccessRights);
     }
     Ok(())
@@ -82,6 +91,7 @@ impl Region {
                 max_pages,
                 valid: false,
             }),
+            windows: 0,
         }
     }
 
@@ -110,6 +120,9 @@ impl Region {
 
     /// Makes a region for fast registration free; it must be valid.
     pub(crate) fn invalidate(&mut self) -> Result<(), Cause> {
+        if self.windows > 0 {
+            return Err(Cause::RegionBound);
+        }
         match &mut self.fast {
             Some(fast) if fast.valid => {
                 fast.valid = false;
@@ -126,6 +139,7 @@ impl Region {
         &mut self,
         wanted: &RegisterTarget,
         max_length: u64,
+        features: Features,
         memory: &M,
     ) -> Result<(), Cause> {
         let (iova, length) = (wanted.iova.get(), wanted.length.get());
@@ -133,7 +147,7 @@ impl Region {
         if fast.valid {
             return Err(Cause::RegisterValid);
         }
-        check_rights(wanted.access.get())?;
+        check_rights(wanted.access.get(), iova, features)?;
         check_extent(iova, length)?;
         if length > max_length {
             return Err(Cause::RegionLength);

@@ -69,7 +69,7 @@ impl Resources {
             limits,
             fabric_mtu,
             port_active: true,
-            keys: Keys::new(limits.mr, features.memory_extensions, seed),
+            keys: Keys::new(&limits, features, seed),
             cqs: Table::new(1, limits.cq),
             gids: GidTable::new(limits.gid_table),
             counters: Counters::default(),

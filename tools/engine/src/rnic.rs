@@ -76,7 +76,7 @@ impl Default for RnicConfig {
 pub(crate) struct Pd {
     pub(crate) context: u32,
     pub(crate) kind: ContextKind,
-    /// Regions and queue pairs that belong to it.
+    /// Regions, windows and queue pairs that belong to it.
     pub(crate) users: u32,
 }
 
@@ -139,6 +139,8 @@ pub struct Snapshot {
     pub pds: u32,
     /// Memory regions.
     pub mrs: usize,
+    /// Memory windows.
+    pub mws: u32,
     /// Completion queues.
     pub cqs: u32,
     /// Queue pairs.
@@ -468,7 +470,8 @@ impl Rnic {
             contexts: self.contexts.len(),
             polled_contexts: self.polled.len(),
             pds: self.pds.len(),
-            mrs: self.resources.keys.len(),
+            mrs: self.resources.keys.regions(),
+            mws: self.resources.keys.windows(),
             cqs: self.resources.cqs.len(),
             qps: self.qps.len(),
             ready_qps: self.qps.ready.len(),

@@ -9,6 +9,6 @@ mod memory;
 mod world;
 
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send};
-pub use keys::{FastMr, next_key};
+pub use keys::{FastMr, Mw, next_key};
 pub use memory::{GuestView, Memories};
 pub use world::{Connection, Faults, Node, World, gid_of};

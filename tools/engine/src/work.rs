@@ -12,8 +12,8 @@ use vrnic_wire::{
     qp::QpType,
     ring,
     work::{
-        self, AtomicTarget, DatagramTarget, RdmaTarget, ReceiveHeader, RegisterTarget, SendHeader,
-        SendOpcode, Sge, send_flags,
+        self, AtomicTarget, BindTarget, DatagramTarget, RdmaTarget, ReceiveHeader, RegisterTarget,
+        SendHeader, SendOpcode, Sge, send_flags,
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -116,6 +116,8 @@ pub(crate) enum Target {
     },
     /// Changes a region of this side.
     Register(RegisterTarget),
+    /// Changes a window of this side.
+    Bind(BindTarget),
     /// Goes to any queue pair.
     Datagram(DatagramTarget),
 }
@@ -155,6 +157,7 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
         SendOpcode::CompareSwap => completion::Opcode::CompareSwap,
         SendOpcode::FetchAdd => completion::Opcode::FetchAdd,
         SendOpcode::LocalInvalidate => completion::Opcode::LocalInvalidate,
+        SendOpcode::BindWindow => completion::Opcode::BindWindow,
         SendOpcode::RegisterRegion => completion::Opcode::RegisterRegion,
     }
 }
@@ -163,7 +166,7 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
 pub(crate) fn is_local(opcode: SendOpcode) -> bool {
     matches!(
         opcode,
-        SendOpcode::LocalInvalidate | SendOpcode::RegisterRegion
+        SendOpcode::LocalInvalidate | SendOpcode::BindWindow | SendOpcode::RegisterRegion
     )
 }
 
@@ -179,7 +182,11 @@ pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
 fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) -> bool {
     match qp_type {
         QpType::ReliableConnection => match opcode {
-            SendOpcode::LocalInvalidate => capacities.features.memory_extensions,
+            SendOpcode::LocalInvalidate => {
+                let features = capacities.features;
+                features.memory_extensions || features.memory_windows
+            }
+            SendOpcode::BindWindow => capacities.features.memory_windows,
             SendOpcode::RegisterRegion => {
                 capacities.features.memory_extensions && capacities.kernel
             }
@@ -309,6 +316,7 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
                 swap: target.swap.get(),
             }
         }
+        SendOpcode::BindWindow => Target::Bind(BindTarget::read_from_bytes(bytes).ok()?),
         SendOpcode::RegisterRegion => {
             Target::Register(RegisterTarget::read_from_bytes(bytes).ok()?)
         }

@@ -265,10 +265,7 @@ fn opcode(raw: u8) -> Result<Opcode> {
 
 /// Translates a completion. What the device must not write is a general error.
 fn decode(cqe: &Cqe) -> Completion {
-    let (status, opcode) = match (
-        Status::try_from(u32::from(cqe.status)),
-        opcode(cqe.opcode),
-    ) {
+    let (status, opcode) = match (Status::try_from(u32::from(cqe.status)), opcode(cqe.opcode)) {
         (Ok(Status::Success), Ok(opcode)) => (Status::Success, opcode),
         (Ok(Status::Success), Err(_)) | (Err(_), _) => (Status::General, Opcode::Send),
         (Ok(status), _) => (status, Opcode::Send),

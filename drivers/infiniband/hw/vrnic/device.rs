@@ -34,6 +34,7 @@ use crate::{
     cq::Cq,
     driver::Resources,
     mr::Mr,
+    mw::Mw,
     pd::Pd,
     qp::Qp,
     ucontext::UserContext, //
@@ -60,6 +61,9 @@ fn capabilities(limits: &DeviceLimits) -> Capabilities {
     if limits.max_fast_registration_pages.get() != 0 {
         capabilities |= Capability::MemoryExtensions;
     }
+    if limits.max_mw.get() != 0 {
+        capabilities |= Capability::MemoryWindow | Capability::MemoryWindowType2B;
+    }
     capabilities
 }
 
@@ -71,6 +75,7 @@ impl Operations for Vrnic {
     type CompletionQueue = Cq;
     type QueuePair = Qp;
     type MemoryRegion = Mr;
+    type MemoryWindow = Mw;
     type AddressHandle = Ah;
 
     // Provisional: `enum rdma_driver_id` has no value for this driver yet.
@@ -99,6 +104,7 @@ impl Operations for Vrnic {
             max_cq: limits.max_cq.get(),
             max_cqe: limits.max_cq_entries.get(),
             max_mr: limits.max_mr.get(),
+            max_mw: limits.max_mw.get(),
             max_fast_registration_pages: limits.max_fast_registration_pages.get(),
             max_pd: limits.max_pd.get(),
             // The device does not know of address handles: memory is the limit.

@@ -47,6 +47,8 @@ use vrnic_wire::{
         DOORBELL_PAGE_SIZE,
         F_DOORBELL,
         F_MEMORY_EXTENSIONS,
+        F_MEMORY_WINDOWS,
+        F_REREGISTRATION,
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
     },
@@ -78,6 +80,12 @@ const DOORBELL: Feature = Feature::device(F_DOORBELL);
 /// The device registers memory by work requests.
 const MEMORY_EXTENSIONS: Feature = Feature::device(F_MEMORY_EXTENSIONS);
 
+/// The device has memory windows.
+const MEMORY_WINDOWS: Feature = Feature::device(F_MEMORY_WINDOWS);
+
+/// The device changes memory regions in place.
+const REREGISTRATION: Feature = Feature::device(F_REREGISTRATION);
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -88,9 +96,9 @@ impl virtio::Driver for Driver {
     const ID_TABLE: IdTable = &VIRTIO_TABLE;
     // A process must not be given more than its own doorbell page.
     const FEATURES: &'static [Feature] = if PAGE_SIZE == DOORBELL_PAGE_SIZE as usize {
-        &[DOORBELL, MEMORY_EXTENSIONS]
+        &[DOORBELL, MEMORY_EXTENSIONS, MEMORY_WINDOWS, REREGISTRATION]
     } else {
-        &[MEMORY_EXTENSIONS]
+        &[MEMORY_EXTENSIONS, MEMORY_WINDOWS, REREGISTRATION]
     };
 
     fn probe<'bound>(

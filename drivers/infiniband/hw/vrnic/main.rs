@@ -22,6 +22,7 @@
 //! | [`ucontext`] | contexts of processes                                         |
 //! | [`pd`]       | protection domains                                            |
 //! | [`mr`]       | memory regions                                                |
+//! | [`mw`]       | memory windows                                                |
 //! | [`cq`]       | completion queues                                             |
 //! | [`qp`]       | queue pairs                                                   |
 //! | [`ah`]       | address handles                                               |
@@ -44,6 +45,7 @@ mod gid;
 mod health;
 mod memory;
 mod mr;
+mod mw;
 mod pd;
 mod port;
 mod qp;

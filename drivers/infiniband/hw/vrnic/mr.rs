@@ -8,7 +8,9 @@ use kernel::{
         Device, //
     },
     dma::DmaAddress,
-    prelude::*, //
+    new_mutex,
+    prelude::*,
+    sync::Mutex, //
 };
 use rdma::{
     access::{
@@ -16,6 +18,7 @@ use rdma::{
         AccessFlags, //
     },
     mr::{
+        Change,
         New,
         Range, //
     },
@@ -28,9 +31,12 @@ use virtio::SharedMemory;
 use vrnic_wire::{
     command::{
         mr_flags,
+        reregister_flags,
         AllocateMr,
         DeregisterMr,
-        RegisterMr, //
+        DeviceLimits,
+        RegisterMr,
+        ReregisterMr, //
     },
     memory::{
         access,
@@ -42,6 +48,7 @@ use crate::{
     commands::{
         allocate_mr,
         register_mr,
+        reregister_mr,
         Object,
         PageListBuffer, //
     },
@@ -56,23 +63,77 @@ use crate::{
 /// A memory region.
 #[pin_data]
 pub(crate) struct Mr {
-    // Fields are dropped in declaration order: the device lets go of the memory first.
-    object: Object<DeregisterMr>,
-    memory: Memory,
+    /// What a process may have changed. Held during commands about the region.
+    #[pin]
+    registered: Mutex<Registered>,
+    /// What work requests register, if they do.
+    table: Option<Table>,
 }
 
-/// What a region covers.
-enum Memory {
-    /// Memory of a process.
-    User {
-        _umem: Umem,
-        /// Pages that the device was told of, and the binary logarithm of their size.
-        pages: (u32, u8),
-    },
-    /// All memory there is.
-    All,
-    /// What work requests register.
-    Fast(Table),
+/// A region as the device knows it.
+struct Registered {
+    // Fields are dropped in declaration order: the device lets go of the memory first.
+    object: Object<DeregisterMr>,
+    /// Memory of a process; [`None`] if it is that of the kernel.
+    user: Option<UserMemory>,
+}
+
+/// What a process registered.
+struct UserMemory {
+    umem: Umem,
+    iova: u64,
+    access: AccessFlags,
+    /// Pages that the device was told of, and the binary logarithm of their size.
+    pages: (u32, u8),
+}
+
+impl UserMemory {
+    /// Pins memory and lists its pages.
+    fn get(call: &Call<'_>, range: &Range, access: AccessFlags) -> Result<(Self, PageListBuffer)> {
+        if range.length > call.data.limits.max_mr_size.get() {
+            return Err(EINVAL);
+        }
+        let length = usize::try_from(range.length)?;
+        let umem = Umem::get(call.device, range.start, length, access)?;
+        let pages = region_pages(call, &umem, range.iova)?;
+        let list = pages.list();
+        let memory = Self {
+            umem,
+            iova: range.iova,
+            access,
+            pages: (list.page_count.get(), list.page_shift),
+        };
+        Ok((memory, pages))
+    }
+
+    /// Where it is.
+    fn range(&self) -> Range {
+        Range {
+            start: self.umem.address(),
+            length: self.umem.len() as u64,
+            iova: self.iova,
+        }
+    }
+}
+
+impl Mr {
+    /// A region whose only key is that of `object`.
+    fn new(
+        object: Object<DeregisterMr>,
+        user: Option<UserMemory>,
+        table: Option<Table>,
+    ) -> New<impl PinInit<Self>, ()> {
+        let key = object.number();
+        New {
+            init: pin_init!(Self {
+                registered <- new_mutex!(Registered { object, user }),
+                table,
+            }),
+            response: (),
+            lkey: key,
+            rkey: key,
+        }
+    }
 }
 
 /// The pages of a region for fast registration, as the device reads them.
@@ -99,7 +160,8 @@ impl Table {
             return Err(ENOMEM);
         }
         let entry = address.to_le_bytes();
-        self.memory.write(index as usize * TABLE_ENTRY_LENGTH, &entry)
+        self.memory
+            .write(index as usize * TABLE_ENTRY_LENGTH, &entry)
     }
 }
 
@@ -112,6 +174,21 @@ pub(crate) fn rights(access: AccessFlags) -> Result<u32> {
         return Err(EOPNOTSUPP);
     }
     Ok(bits)
+}
+
+/// As [`rights`], for a device that may be without memory windows.
+fn device_rights(access: AccessFlags, limits: &DeviceLimits) -> Result<u32> {
+    let bits = rights(access)?;
+    if limits.max_mw.get() == 0 && bits & access::WINDOWS != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(bits)
+}
+
+/// Whether memory that is pinned for these rights is pinned to be written.
+fn pins_for_writing(access: AccessFlags) -> bool {
+    let writing = access::LOCAL_WRITE | access::REMOTE_CHANGES | access::MW_BIND;
+    access.bits() & writing != 0
 }
 
 #[vtable]
@@ -127,42 +204,19 @@ impl MemoryRegion for Mr {
         access: AccessFlags,
         _user: User<'_, Vrnic, ()>,
     ) -> Result<New<impl PinInit<Self>, ()>> {
-        let rights = rights(access)?;
-        if range.length > call.data.limits.max_mr_size.get() {
-            return Err(EINVAL);
-        }
-        let umem = Umem::get(
-            call.device,
-            range.start,
-            usize::try_from(range.length)?,
-            access,
-        )?;
-        let pages = region_pages(call, &umem, range.iova)?;
-        let list = pages.list();
+        let rights = device_rights(access, &call.data.limits)?;
+        let (memory, pages) = UserMemory::get(call, range, access)?;
         let object = register_mr(
             &call.data.control,
             &RegisterMr {
                 pd: pd.number().into(),
                 access: rights.into(),
                 iova: range.iova.into(),
-                pages: list,
+                pages: pages.list(),
                 ..Default::default()
             },
         )?;
-        let key = object.number();
-
-        Ok(New {
-            init: pin_init!(Self {
-                object,
-                memory: Memory::User {
-                    _umem: umem,
-                    pages: (list.page_count.get(), list.page_shift),
-                },
-            }),
-            response: (),
-            lkey: key,
-            rkey: key,
-        })
+        Ok(Self::new(object, Some(memory), None))
     }
 
     fn register_dma(
@@ -179,17 +233,7 @@ impl MemoryRegion for Mr {
                 ..Default::default()
             },
         )?;
-        let key = object.number();
-
-        Ok(New {
-            init: pin_init!(Self {
-                object,
-                memory: Memory::All,
-            }),
-            response: (),
-            lkey: key,
-            rkey: key,
-        })
+        Ok(Self::new(object, None, None))
     }
 
     fn allocate_fast(
@@ -210,42 +254,71 @@ impl MemoryRegion for Mr {
                 table: list.list(),
             },
         )?;
-        let key = object.number();
-
-        Ok(New {
-            init: pin_init!(Self {
-                object,
-                memory: Memory::Fast(table),
-            }),
-            response: (),
-            lkey: key,
-            rkey: key,
-        })
+        Ok(Self::new(object, None, Some(table)))
     }
 
     fn set_page(mr: &rdma::Mr<Self>, index: u32, address: DmaAddress) -> Result {
-        match &mr.memory {
-            Memory::Fast(table) => table.set(index, address),
-            Memory::User { .. } | Memory::All => Err(EINVAL),
+        mr.table.as_ref().ok_or(EINVAL)?.set(index, address)
+    }
+
+    fn reregister(
+        mr: &rdma::Mr<Self>,
+        call: &Call<'_>,
+        change: &Change<'_, Pd>,
+    ) -> Result<(u32, u32)> {
+        let mut registered = mr.registered.lock();
+        let Registered { object, user } = &mut *registered;
+        let user = user.as_mut().ok_or(EINVAL)?;
+        let mut request = ReregisterMr::default();
+        let mut flags = 0;
+
+        if let Some(pd) = change.pd {
+            flags |= reregister_flags::PD;
+            request.new_pd = pd.number().into();
         }
+        let access = change.access.unwrap_or(user.access);
+        if change.access.is_some() {
+            flags |= reregister_flags::ACCESS;
+            request.access = device_rights(access, &call.data.limits)?.into();
+        }
+        // Memory that was pinned to be read has to be pinned anew to be written, and may be other
+        // memory then.
+        let repins = pins_for_writing(access) && !pins_for_writing(user.access);
+        let range = change.range.or_else(|| repins.then(|| user.range()));
+        let mut memory = None;
+        if let Some(range) = range {
+            flags |= reregister_flags::TRANSLATION;
+            let (new, pages) = UserMemory::get(call, &range, access)?;
+            request.iova = range.iova.into();
+            request.pages = pages.list();
+            memory = Some((new, pages));
+        }
+        if flags != 0 {
+            request.flags = flags.into();
+            reregister_mr(object, &request)?;
+        }
+        // The device has let go of the old memory, and remembers the new.
+        if let Some((new, _)) = memory {
+            *user = new;
+        }
+        user.access = access;
+        Ok((object.number(), object.number()))
     }
 
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {
-        mr.object.destroy()
+        mr.registered.lock().object.destroy()
     }
 
     fn fill_details(mr: &rdma::Mr<Self>, details: &mut Details<'_>) -> Result {
-        match &mr.memory {
-            Memory::User {
-                pages: (count, shift),
-                ..
-            } => {
-                details.number(c"pages", *count)?;
-                details.number(c"page_shift", (*shift).into())
-            }
-            Memory::Fast(table) => details.number(c"max_pages", table.max_pages),
-            Memory::All => Ok(()),
+        if let Some(table) = &mr.table {
+            return details.number(c"max_pages", table.max_pages);
         }
+        if let Some(user) = &mr.registered.lock().user {
+            let (count, shift) = user.pages;
+            details.number(c"pages", count)?;
+            details.number(c"page_shift", shift.into())?;
+        }
+        Ok(())
     }
 }
 
@@ -260,7 +333,17 @@ mod tests {
         assert_eq!(Access::RemoteWrite as u32, access::REMOTE_WRITE);
         assert_eq!(Access::RemoteRead as u32, access::REMOTE_READ);
         assert_eq!(Access::RemoteAtomic as u32, access::REMOTE_ATOMIC);
+        assert_eq!(Access::MwBind as u32, access::MW_BIND);
+        assert_eq!(Access::ZeroBased as u32, access::ZERO_BASED);
         assert_eq!(Access::RelaxedOrdering as u32, access::RELAXED_ORDERING);
+    }
+
+    #[test]
+    fn rights_to_change_pin_for_writing() {
+        assert!(!pins_for_writing(Access::RemoteRead.into()));
+        assert!(!pins_for_writing(Access::RelaxedOrdering.into()));
+        assert!(pins_for_writing(Access::LocalWrite.into()));
+        assert!(pins_for_writing(Access::MwBind.into()));
     }
 
     #[test]
@@ -286,7 +369,11 @@ mod tests {
         assert_eq!(rights(AccessFlags::default()), Ok(0));
         assert_eq!(rights(Access::LocalWrite | Access::RemoteRead), Ok(5));
         assert_eq!(rights(Access::LocalWrite | Access::HugeTlb), Ok(1));
-        assert_eq!(rights(Access::MwBind.into()), Err(EOPNOTSUPP));
+        let mut limits = DeviceLimits::default();
+        let bind = Access::MwBind.into();
+        assert_eq!(device_rights(bind, &limits), Err(EOPNOTSUPP));
+        limits.max_mw = 1.into();
+        assert_eq!(device_rights(bind, &limits), Ok(access::MW_BIND));
         assert_eq!(
             rights(Access::LocalWrite | Access::OnDemand),
             Err(EOPNOTSUPP)

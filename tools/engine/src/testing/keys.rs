@@ -5,9 +5,9 @@
 use super::guest::{Arena, Guest, Mr, Send};
 use crate::rnic::Rnic;
 use vrnic_wire::{
-    command::AllocateMr,
+    command::{AllocateMr, AllocateMw, MwType},
     memory::TABLE_ENTRY_LENGTH,
-    work::{RegisterTarget, SendOpcode},
+    work::{BindTarget, RegisterTarget, SendOpcode},
 };
 use zerocopy::IntoBytes;
 
@@ -34,6 +34,46 @@ impl Guest {
         let key = self.command(rnic, request).expect("fast mr").key.get();
         self.free(chunks);
         FastMr { table, key }
+    }
+}
+
+/// A memory window.
+#[derive(Clone, Debug)]
+pub struct Mw {
+    /// Its key, as it was bound last.
+    pub key: u32,
+}
+
+impl Guest {
+    /// Allocates a memory window.
+    pub fn mw(&mut self, rnic: &mut Rnic, mw_type: MwType) -> Mw {
+        let request = AllocateMw {
+            pd: self.pd.into(),
+            mw_type: mw_type.raw().into(),
+        };
+        let key = self.command(rnic, request).expect("mw").key.get();
+        Mw { key }
+    }
+}
+
+impl Mw {
+    /// A request to bind the window to `length` bytes of `mr` from `offset` on. It has the next key
+    /// from here on.
+    pub fn bind(&mut self, wr_id: u64, mr: &Mr, offset: usize, length: usize, rights: u32) -> Send {
+        self.key = next_key(self.key);
+        Send::new(wr_id, SendOpcode::BindWindow).target(&BindTarget {
+            address: (mr.iova + offset as u64).into(),
+            length: (length as u64).into(),
+            window: self.key.into(),
+            region: mr.key.into(),
+            access: rights.into(),
+            ..Default::default()
+        })
+    }
+
+    /// A request to make the window free.
+    pub fn invalidate(&self, wr_id: u64) -> Send {
+        Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(self.key)
     }
 }
 

@@ -168,7 +168,9 @@ impl Qp {
                 Opcode::Write => Counter::WriteRequests,
                 Opcode::Read => Counter::ReadRequests,
                 Opcode::CompareSwap | Opcode::FetchAdd => Counter::AtomicRequests,
-                Opcode::LocalInvalidate | Opcode::RegisterRegion => Counter::LocalRequests,
+                Opcode::LocalInvalidate | Opcode::BindWindow | Opcode::RegisterRegion => {
+                    Counter::LocalRequests
+                }
                 _ => Counter::SendRequests,
             });
             if self.created.signal_all || done.request.flags & send_flags::SIGNALED != 0 {
