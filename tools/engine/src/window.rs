@@ -77,10 +77,12 @@ impl Window {
         length: u64,
     ) -> Result<(&Binding, u64), Cause> {
         let binding = self.binding.as_ref().ok_or(Cause::LocalFree)?;
-        match self.mw_type {
-            MwType::Type1 if self.pd != pd => return Err(Cause::LocalKeyPd),
-            MwType::Type2 if binding.qpn != qpn => return Err(Cause::LocalKeyQp),
-            _ => {}
+        if self.pd != pd {
+            return Err(Cause::LocalKeyPd);
+        }
+        // Numbers of queue pairs return in the end, so the number alone would not do.
+        if self.mw_type == MwType::Type2 && binding.qpn != qpn {
+            return Err(Cause::LocalKeyQp);
         }
         if binding.access & rights != rights {
             return Err(Cause::LocalRights);

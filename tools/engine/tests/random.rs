@@ -8,8 +8,9 @@
 //! and do atomics only on the words. What remains is exact: each byte, each completion, their order.
 //!
 //! Each side has two regions for fast registration over all of its memory. One it registers anew now
-//! and then, between requests that name their local memory by it. The other it gives to its peer,
-//! which names remote memory by it until it invalidates the key with a send.
+//! and then, between requests that name their local memory by it. The other, or a memory window in its
+//! place, it gives to its peer, which names remote memory by it until it invalidates the key with a
+//! send.
 
 use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use vrnic_engine::{
     testing::{Completion, Connection, FastMr, Faults, Mr, Node, QpOptions, Send, World},
 };
 use vrnic_wire::{
+    command::MwType,
     completion::{Opcode, Status, flags},
     memory::access,
     qp::QpState,
@@ -163,8 +165,11 @@ struct Model {
     own_iova: u64,
     /// Whether it was registered.
     is_valid: bool,
-    /// Region for fast registration that the peer uses, until it invalidates the key.
+    /// Region for fast registration that the peer may use.
     given: FastMr,
+    /// What the peer uses, until it invalidates the key.
+    given_key: u32,
+    given_iova: u64,
     is_given: bool,
 }
 
@@ -203,6 +208,8 @@ impl Model {
             own,
             own_iova: 0,
             is_valid: false,
+            given_key: given.key,
+            given_iova: GIVEN_IOVA,
             given,
             is_given: true,
         }
@@ -253,8 +260,8 @@ fn plan(
     let mr = if by_given {
         Mr {
             arena: c.mrs[1 - side].arena.clone(),
-            iova: GIVEN_IOVA,
-            key: peer.given.key,
+            iova: peer.given_iova,
+            key: peer.given_key,
         }
     } else {
         c.mrs[1 - side].clone()
@@ -314,7 +321,7 @@ fn plan(
         let extra = if op.has_immediate() {
             Extra::Immediate(op.value)
         } else if op.opcode == SendOpcode::SendWithInvalidate && peer.is_given {
-            Extra::Invalidated(peer.given.key)
+            Extra::Invalidated(peer.given_key)
         } else {
             Extra::None
         };
@@ -324,7 +331,7 @@ fn plan(
     send = send.immediate(op.value);
     if op.opcode == SendOpcode::SendWithInvalidate {
         if std::mem::take(&mut peer.is_given) {
-            send = send.immediate(peer.given.key);
+            send = send.immediate(peer.given_key);
         } else {
             send.header.opcode = SendOpcode::Send.raw();
         }
@@ -361,14 +368,26 @@ fn plan(
 }
 
 /// Registers what each side gives to its peer.
-fn give_keys(world: &mut World, c: &mut Connection, models: &mut [Model; 2]) {
+fn give_keys(world: &mut World, c: &mut Connection, models: &mut [Model; 2], windows: bool) {
     for (side, model) in models.iter_mut().enumerate() {
         let register = model.given.register(0, &c.mrs[side], RIGHTS, GIVEN_IOVA);
         c.send(world, side, &register);
+        model.given_key = model.given.key;
+        if windows {
+            let Node { rnic, guest } = &mut world.nodes[c.nodes[side]];
+            let arena = c.mrs[side].arena.clone();
+            let rights = access::LOCAL_WRITE | access::MW_BIND;
+            let mr = guest.register(rnic, arena, REGION, rights);
+            let mut mw = guest.mw(rnic, MwType::Type2);
+            let bind = mw.bind(1, &mr, 0, REGION, RIGHTS);
+            c.send(world, side, &bind);
+            (model.given_key, model.given_iova) = (mw.key, mr.iova);
+        }
     }
     world.settle();
     for cq in &mut c.send_cqs {
-        assert_eq!(cq.drain()[0].status, Status::Success);
+        let done = cq.drain();
+        assert!(done.iter().all(|done| done.status == Status::Success));
     }
 }
 
@@ -411,6 +430,8 @@ struct Setting {
     loopback: bool,
     /// Receives that are posted late, in parts of 256.
     late: u8,
+    /// Whether peers are given windows.
+    windows: bool,
 }
 
 fn setting() -> impl Strategy<Value = Setting> {
@@ -429,14 +450,18 @@ fn setting() -> impl Strategy<Value = Setting> {
         segmentation,
         any::<bool>(),
         any::<u8>(),
+        any::<bool>(),
     )
-        .prop_map(|(seed, faults, segmentation, loopback, late)| Setting {
-            seed,
-            faults,
-            segmentation,
-            loopback,
-            late,
-        })
+        .prop_map(
+            |(seed, faults, segmentation, loopback, late, windows)| Setting {
+                seed,
+                faults,
+                segmentation,
+                loopback,
+                late,
+                windows,
+            },
+        )
 }
 
 fn new_world(setting: &Setting) -> World {
@@ -460,7 +485,7 @@ fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
     let nodes = if setting.loopback { [0, 0] } else { [0, 1] };
     let mut c = world.connect(nodes, &options(), REGION, |_, _| {});
     let mut models = [0, 1].map(|side| Model::new(side, &mut world, nodes[usize::from(side)]));
-    give_keys(&mut world, &mut c, &mut models);
+    give_keys(&mut world, &mut c, &mut models, setting.windows);
     world.faults = setting.faults;
     for (mr, model) in c.mrs.iter().zip(&models) {
         mr.arena.put(0, &model.memory);
@@ -556,9 +581,11 @@ impl Wrong {
             }
             Self::ReceiveTooShort => Send::new(wr_id, SendOpcode::Send).element(good),
             Self::StaleKey => {
-                let given = models[1].given.key;
+                let given = models[1].given_key;
                 let stale = given & !0xff | given.wrapping_sub(1) & 0xff;
-                write.rdma(GIVEN_IOVA + WINDOW as u64, stale).element(good)
+                write
+                    .rdma(models[1].given_iova + WINDOW as u64, stale)
+                    .element(good)
             }
             // The region is not one for fast registration.
             Self::Invalidate => Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(own.key),
@@ -593,7 +620,7 @@ fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op]) {
     let mut world = new_world(setting);
     let mut c = world.connect([0, 1], &options(), REGION, |_, _| {});
     let mut models = [0, 1].map(|side| Model::new(side, &mut world, usize::from(side)));
-    give_keys(&mut world, &mut c, &mut models);
+    give_keys(&mut world, &mut c, &mut models, setting.windows);
     world.faults = setting.faults;
     for (mr, model) in c.mrs.iter().zip(&models) {
         mr.arena.put(0, &model.memory);

@@ -155,8 +155,7 @@ pub mod op {
     pub type alloc_td =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
     pub type attach_mcast = unsafe extern "C" fn(*mut ibv_qp, *const c_void, u16) -> c_int;
-    pub type bind_mw =
-        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
+    pub type bind_mw = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
     pub type cq_event = unsafe extern "C" fn(*mut ibv_cq);
     pub type create_ah = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
     pub type create_cq =

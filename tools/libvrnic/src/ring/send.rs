@@ -5,8 +5,8 @@
 use super::{Refused, WorkRing};
 use crate::memory::Shared;
 use vrnic_wire::work::{
-    AddressVector, AtomicTarget, BindTarget, DatagramTarget, RdmaTarget, SEND_DATA_OFFSET, SendHeader,
-    SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
+    AddressVector, AtomicTarget, BindTarget, DatagramTarget, RdmaTarget, SEND_DATA_OFFSET,
+    SendHeader, SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
 };
 
 /// What a request is aimed at.
@@ -97,10 +97,7 @@ impl Limits {
 /// Whether the operation has no data.
 #[inline]
 fn is_local(opcode: SendOpcode) -> bool {
-    matches!(
-        opcode,
-        SendOpcode::LocalInvalidate | SendOpcode::BindWindow
-    )
+    matches!(opcode, SendOpcode::LocalInvalidate | SendOpcode::BindWindow)
 }
 
 /// The send queue of a queue pair.
