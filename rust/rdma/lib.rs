@@ -6,9 +6,10 @@
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`CompletionQueue`], [`QueuePair`], [`MemoryRegion`],
-//! [`MemoryWindow`] and [`AddressHandle`]. The implementing type *is* the object: the core allocates the C structure
-//! with room for it, a create verb constructs it there, and a destroy verb ends it in two steps, a
-//! fallible one in which the driver makes the hardware let go, and [`Drop`].
+//! [`MemoryWindow`] and [`AddressHandle`]. The implementing type *is* the object: the core
+//! allocates the C structure with room for it, a create verb constructs it there, and a destroy
+//! verb ends it in two steps, a fallible one in which the driver makes the hardware let go, and
+//! [`Drop`].
 //!
 //! ```text
 //!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them

@@ -116,8 +116,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Changes a region of a process as `change` says, and returns its keys, local and remote, which
-    /// may be others than before. On an error the region is as before.
+    /// Changes a region of a process as `change` says, and returns its keys, local and remote,
+    /// which may be others than before. On an error the region is as before.
     ///
     /// Nobody else changes the region meanwhile.
     fn reregister(
@@ -410,8 +410,8 @@ unsafe extern "C" fn set_page_callback<T: Operations>(
 ///
 /// # Safety
 ///
-/// `mr` must be a region of a process of a device of `T` that nobody else changes; `pd` a constructed
-/// domain of the device if `flags` name it, and `udata` the udata of the call.
+/// `mr` must be a region of a process of a device of `T` that nobody else changes; `pd` a
+/// constructed domain of the device if `flags` name it, and `udata` the udata of the call.
 #[expect(clippy::too_many_arguments, reason = "the prototype is that of C")]
 pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
     mr: *mut bindings::ib_mr,

@@ -47,8 +47,8 @@ pub struct New<I, R> {
     pub rkey: u32,
 }
 
-/// A memory window (`struct ib_mw`): rights to a part of a region, which a process gives to peers by
-/// work requests.
+/// A memory window (`struct ib_mw`): rights to a part of a region, which a process gives to peers
+/// by work requests.
 pub trait MemoryWindow: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<MemoryWindow = Self>;

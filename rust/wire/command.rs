@@ -415,8 +415,9 @@ pub struct MrRegistered {
 }
 assert_layout!(MrRegistered, 8, key @ 0);
 
-/// Deregisters a memory region; `Busy` while memory windows are bound to it. Work in progress that names the key fails. The lowest byte of the
-/// key of a region for fast registration is not looked at.
+/// Deregisters a memory region; `Busy` while memory windows are bound to it. Work in progress that
+/// names the key fails. The lowest byte of the key of a region for fast registration is not looked
+/// at.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeregisterMr {

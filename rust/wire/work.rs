@@ -3,9 +3,9 @@
 //! Work queue entries.
 //!
 //! A send entry is a [`SendHeader`], then the operation's 40 bytes ([`RdmaTarget`],
-//! [`AtomicTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`], else zero), then either `num_sge`
-//! [`Sge`]s or `inline_length` bytes of payload. A receive entry is a [`ReceiveHeader`] and its
-//! [`Sge`]s. The ring's stride bounds both.
+//! [`AtomicTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`], else zero), then
+//! either `num_sge` [`Sge`]s or `inline_length` bytes of payload. A receive entry is a
+//! [`ReceiveHeader`] and its [`Sge`]s. The ring's stride bounds both.
 
 use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};

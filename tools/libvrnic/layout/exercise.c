@@ -532,7 +532,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	wr[1].num_sge = -1;
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 13 && !take_bits());
 	wr[1].num_sge = 0;
-	wr[1].opcode = IBV_WR_LOCAL_INV;
+	wr[1].opcode = IBV_WR_TSO;
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL);
 	sge[0].length = 65;
 	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 1,

@@ -253,8 +253,8 @@ impl CompletionQueue for Cq {
     }
 }
 
-/// Translates what a completion tells of. The wire numbers it as the verbs do, but for what only the
-/// kernel does, which the verbs renumber as they like.
+/// Translates what a completion tells of. The wire numbers it as the verbs do, but for what only
+/// the kernel does, which the verbs renumber as they like.
 fn opcode(raw: u8) -> Result<Opcode> {
     match completion::Opcode::try_from(raw) {
         Ok(completion::Opcode::RegisterRegion) => Ok(Opcode::Register),
