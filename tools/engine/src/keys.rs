@@ -14,12 +14,16 @@ use rand_core::{RngCore, SeedableRng};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 use vrnic_wire::{
+    command::MwType,
     memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, access},
     work::{BindTarget, RegisterTarget},
 };
 
 /// Indices that stay unused for a while before one is used again.
 const RESTING: usize = 1 << 16;
+
+/// No queue pair has this number.
+const NOBODY: u32 = 0;
 
 /// What the local DMA key names.
 const ALL_MEMORY: &RegionMemory = &RegionMemory::All;
@@ -67,6 +71,8 @@ pub(crate) struct Keys {
     max_regions: u32,
     max_windows: u32,
     windows: u32,
+    /// Indices of the windows of type 2 that each queue pair bound.
+    bound_by: FxHashMap<u32, FxHashSet<u32>>,
 }
 
 impl Keys {
@@ -81,6 +87,7 @@ impl Keys {
             max_regions: limits.mr,
             max_windows: limits.mw,
             windows: 0,
+            bound_by: FxHashMap::default(),
         }
     }
 
@@ -200,10 +207,32 @@ impl Keys {
             Some(Object::Window(window)) => window.binding.take(),
             _ => None,
         };
-        if let Some(binding) = binding
-            && let Some(region) = self.region_at(binding.region)
-        {
+        let Some(binding) = binding else {
+            return;
+        };
+        if let Some(region) = self.region_at(binding.region) {
             region.windows -= 1;
+        }
+        if let Some(bound) = self.bound_by.get_mut(&binding.qpn)
+            && bound.remove(&index)
+            && bound.is_empty()
+        {
+            self.bound_by.remove(&binding.qpn);
+        }
+    }
+
+    /// A queue pair is gone: nobody can use the windows of type 2 that it bound, though its number
+    /// returns in the end.
+    pub(crate) fn forget_queue_pair(&mut self, qpn: u32) {
+        for index in self.bound_by.remove(&qpn).unwrap_or_default() {
+            if let Some(Entry {
+                object: Object::Window(window),
+                ..
+            }) = self.by_index.get_mut(&index)
+                && let Some(binding) = &mut window.binding
+            {
+                binding.qpn = NOBODY;
+            }
         }
     }
 
@@ -304,6 +333,12 @@ impl Keys {
         {
             *own = key;
             window.binding = binding;
+            if binding.is_some() && window.mw_type == MwType::Type2 {
+                self.bound_by
+                    .entry(by.qpn)
+                    .or_default()
+                    .insert(index_of(key));
+            }
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ pub(crate) struct Binding {
     pub(crate) length: u64,
     /// [`access`] rights.
     pub(crate) access: u32,
-    /// Queue pair that bound it.
+    /// Queue pair that bound it; 0 once it is gone.
     pub(crate) qpn: u32,
 }
 
@@ -80,7 +80,6 @@ impl Window {
         if self.pd != pd {
             return Err(Cause::LocalKeyPd);
         }
-        // Numbers of queue pairs return in the end, so the number alone would not do.
         if self.mw_type == MwType::Type2 && binding.qpn != qpn {
             return Err(Cause::LocalKeyQp);
         }

@@ -3,7 +3,7 @@
 //! Memory windows, and regions that are changed in place.
 
 use vrnic_engine::{
-    Cause, Features, RnicConfig,
+    Cause, Features, Limits, RnicConfig,
     testing::{Completion, Connection, Mr, Mw, Node, QpOptions, Send, World},
 };
 use vrnic_wire::{
@@ -425,6 +425,55 @@ fn a_region_with_windows_stays_as_it_is() {
     assert_eq!(deregister(&mut world, &mr), Ok(()));
     let snapshot = world.nodes[1].rnic.snapshot();
     assert_eq!(snapshot.mws, 0);
+}
+
+#[test]
+fn a_number_that_returns_opens_no_window() {
+    let config = RnicConfig {
+        limits: Limits {
+            qp: 2,
+            ..Limits::default()
+        },
+        ..RnicConfig::default()
+    };
+    let mut world = World::new(2, 2048, &config, 19);
+    let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
+    let Node { rnic, guest } = &mut world.nodes[1];
+    let mr = guest.mr(rnic, MR, access::LOCAL_WRITE | access::MW_BIND);
+    let mut mw = window(&mut world, MwType::Type2);
+    let bind = mw.bind(1, &mr, 0, 64, RW);
+    assert_eq!(do_locally(&mut world, &mut c, &bind).0, Status::Success);
+    let number = c.qps[1].qpn;
+    let destroy = |world: &mut World, node: usize, qpn: u32| {
+        let Node { rnic, guest } = &mut world.nodes[node];
+        let request = DestroyQp {
+            qpn: qpn.into(),
+            ..Default::default()
+        };
+        guest.command(rnic, request).expect("destroy");
+    };
+    destroy(&mut world, 0, c.qps[0].qpn);
+    destroy(&mut world, 1, number);
+    loop {
+        let Node { rnic, guest } = &mut world.nodes[1];
+        let cqns = (c.send_cqs[1].cqn, c.recv_cqs[1].cqn);
+        let qp = guest.try_qp(rnic, &QpOptions::default(), cqns.0, cqns.1);
+        let qp = qp.expect("qp");
+        destroy(&mut world, 1, qp.qpn);
+        let arena = qp.sq.arena;
+        world.nodes[1].guest.free(arena);
+        // There are two places, which take turns; the last generation of the other one was seen.
+        if qp.qpn >> 17 == 0x7f && qp.qpn & 0x1_ffff != number {
+            break;
+        }
+    }
+    let mut again = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
+    assert_eq!(again.qps[1].qpn, number, "the number returned");
+    assert_eq!(
+        write(&mut world, &mut again, mr.iova, mw.key),
+        Status::RemoteAccess
+    );
+    assert_eq!(refusal(&mut world), Some(Cause::RemoteKeyQp));
 }
 
 #[test]
