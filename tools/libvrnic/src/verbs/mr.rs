@@ -62,7 +62,7 @@ pub unsafe extern "C" fn rereg_mr(
     unsafe {
         ibv_cmd_rereg_mr(
             mr,
-            flags as u32,
+            u32::from_ne_bytes(flags.to_ne_bytes()),
             address,
             length,
             address as u64,
