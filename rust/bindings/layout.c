@@ -17,6 +17,7 @@ void vrnic_layout(void)
 	DEFINE(SIZEOF_IB_DEVICE, sizeof(struct ib_device));
 	DEFINE(SIZEOF_IB_DEVICE_OPS, sizeof(struct ib_device_ops));
 	DEFINE(SIZEOF_IB_MR, sizeof(struct ib_mr));
+	DEFINE(SIZEOF_IB_MW, sizeof(struct ib_mw));
 	DEFINE(SIZEOF_IB_PD, sizeof(struct ib_pd));
 	DEFINE(SIZEOF_IB_QP, sizeof(struct ib_qp));
 	DEFINE(SIZEOF_IB_SRQ, sizeof(struct ib_srq));
@@ -28,6 +29,7 @@ void vrnic_layout(void)
 	DEFINE(SIZEOF_IB_QP_INIT_ATTR, sizeof(struct ib_qp_init_attr));
 	DEFINE(SIZEOF_IB_WC, sizeof(struct ib_wc));
 	DEFINE(SIZEOF_IB_SEND_WR, sizeof(struct ib_send_wr));
+	DEFINE(SIZEOF_IB_REG_WR, sizeof(struct ib_reg_wr));
 	DEFINE(SIZEOF_IB_RECV_WR, sizeof(struct ib_recv_wr));
 	DEFINE(SIZEOF_IB_BLOCK_ITER, sizeof(struct ib_block_iter));
 	DEFINE(SIZEOF_RDMA_AH_ATTR, sizeof(struct rdma_ah_attr));

@@ -32,6 +32,7 @@ use crate::{
     event::Dispatcher,
     gid,
     mr::MemoryRegion,
+    mw::MemoryWindow,
     netdev::{
         Netdev,
         Pairing, //
@@ -69,6 +70,12 @@ impl_flags!(
         SystemImageGuid = bit_u64(11),
         /// Sends RNR NAKs for reliable connections.
         RcRnrNak = bit_u64(12),
+        /// Has memory windows of type 1.
+        MemoryWindow = bit_u64(17),
+        /// Registers memory by work requests, and invalidates keys, here and at peers.
+        MemoryExtensions = bit_u64(21),
+        /// Has memory windows of type 2B.
+        MemoryWindowType2B = bit_u64(24),
     }
 );
 
@@ -118,6 +125,10 @@ pub struct Attributes {
     pub max_cqe: u32,
     /// Memory regions.
     pub max_mr: u32,
+    /// Pages of a fast registration.
+    pub max_fast_registration_pages: u32,
+    /// Memory windows.
+    pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// Address handles.
@@ -159,6 +170,8 @@ impl Attributes {
         raw.max_cq = self.max_cq;
         raw.max_cqe = self.max_cqe;
         raw.max_mr = self.max_mr;
+        raw.max_mw = self.max_mw;
+        raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;
         raw.max_pd = self.max_pd;
         raw.max_ah = self.max_ah;
         raw.max_qp_rd_atom = self.max_qp_rd_atomic;
@@ -219,6 +232,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type QueuePair: QueuePair<Driver = Self>;
     /// Its memory regions.
     type MemoryRegion: MemoryRegion<Driver = Self>;
+    /// Its memory windows.
+    type MemoryWindow: MemoryWindow<Driver = Self>;
     /// Its address handles.
     type AddressHandle: AddressHandle<Driver = Self>;
 
@@ -357,6 +372,8 @@ pub struct Properties {
     pub node_guid: u64,
     /// Whether processes post through the verbs POST_SEND and POST_RECV.
     pub user_posts_by_verb: bool,
+    /// Key, not 0, by which local work requests of the kernel name all memory, by DMA addresses.
+    pub local_dma_key: Option<u32>,
 }
 
 /// The verbs that a device has to ask for if processes shall post through the kernel.
@@ -403,6 +420,7 @@ impl<T: Operations> UnregisteredDevice<T> {
             (*raw).node_guid = properties.node_guid.to_be();
             // CAST: Constants that C keeps in a byte, and far fewer vectors than an `int` counts.
             (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
+            (*raw).local_dma_lkey = properties.local_dma_key.unwrap_or(0);
             (*raw).num_comp_vectors = dispatcher.vectors() as c_int;
             let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
             (*generic).parent = compat::device_as_raw(parent);

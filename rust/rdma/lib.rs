@@ -5,10 +5,11 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
-//! [`UserContext`], [`ProtectionDomain`], [`CompletionQueue`], [`QueuePair`], [`MemoryRegion`] and
-//! [`AddressHandle`]. The implementing type *is* the object: the core allocates the C structure
-//! with room for it, a create verb constructs it there, and a destroy verb ends it in two steps, a
-//! fallible one in which the driver makes the hardware let go, and [`Drop`].
+//! [`UserContext`], [`ProtectionDomain`], [`CompletionQueue`], [`QueuePair`], [`MemoryRegion`],
+//! [`MemoryWindow`] and [`AddressHandle`]. The implementing type *is* the object: the core
+//! allocates the C structure with room for it, a create verb constructs it there, and a destroy
+//! verb ends it in two steps, a fallible one in which the driver makes the hardware let go, and
+//! [`Drop`].
 //!
 //! ```text
 //!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them
@@ -87,6 +88,7 @@ pub mod device;
 pub mod event;
 pub mod gid;
 pub mod mr;
+pub mod mw;
 mod netdev;
 pub mod pd;
 pub mod port;
@@ -120,6 +122,10 @@ pub use device::{
 pub use mr::{
     MemoryRegion,
     Mr, //
+};
+pub use mw::{
+    MemoryWindow,
+    Mw, //
 };
 pub use netdev::Netdev;
 pub use pd::{

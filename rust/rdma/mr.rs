@@ -3,11 +3,16 @@
 //! Memory regions.
 
 use kernel::{
+    dma::DmaAddress,
     error::{
         from_result,
         Error, //
     },
     prelude::*,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
     types::Opaque, //
 };
 
@@ -20,7 +25,10 @@ use crate::{
         Operations, //
     },
     object::respond_or_undo,
-    pd::Pd,
+    pd::{
+        Pd,
+        ProtectionDomain, //
+    },
     restrack::Details,
     udata::{
         Request,
@@ -39,6 +47,16 @@ pub struct Range {
     pub length: u64,
     /// Address by which work requests name the first byte.
     pub iova: u64,
+}
+
+/// What becomes of a region.
+pub struct Change<'a, P: ProtectionDomain> {
+    /// The memory that it gets.
+    pub range: Option<Range>,
+    /// The rights that it gets.
+    pub access: Option<AccessFlags>,
+    /// The protection domain that it moves to, which stays at least as long as the region is there.
+    pub pd: Option<&'a Pd<P>>,
 }
 
 /// A new region.
@@ -79,6 +97,37 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         access: AccessFlags,
     ) -> Result<New<impl PinInit<Self>, ()>>;
 
+    /// Allocates a region of the kernel for fast registration of up to `max_pages` pages. It has no
+    /// memory before it is registered by a work request
+    /// ([`Operation::Register`](crate::wr::Operation::Register)).
+    fn allocate_fast(
+        _call: &Call<'_, Self::Driver>,
+        _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        _max_pages: u32,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    }
+
+    /// Notes page `index` of the memory that the region will be registered with; the pages come in
+    /// order, beginning with 0. `ENOMEM` if it has no room for so many.
+    ///
+    /// Nobody registers the region meanwhile. May be called in any context.
+    fn set_page(_mr: &Mr<Self>, _index: u32, _address: DmaAddress) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Changes a region of a process as `change` says, and returns its keys, local and remote,
+    /// which may be others than before. On an error the region is as before.
+    ///
+    /// Nobody else changes the region meanwhile.
+    fn reregister(
+        _mr: &Mr<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _change: &Change<'_, <Self::Driver as Operations>::ProtectionDomain>,
+    ) -> Result<(u32, u32)> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
     /// Makes the hardware forget the region; on success it is dropped.
     ///
     /// Errors mean that the hardware still owns the region, which therefore stays.
@@ -87,6 +136,37 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
     /// Adds what only the driver knows to the description of a region (`rdma resource show -dd`).
     fn fill_details(_mr: &Mr<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+/// The memory that a region for fast registration is registered with: pages of one size, which the
+/// driver was told of by [`MemoryRegion::set_page`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Address by which work requests name the first byte. It is as far from the beginning of a
+    /// page as the memory is from that of its first page.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Pages.
+    pub pages: u32,
+    /// Binary logarithm of the size of a page.
+    pub page_shift: u32,
+}
+
+impl Mapping {
+    /// Takes over what `ib_map_mr_sg` left in a region, for which `pages` pages were noted.
+    /// `EINVAL` if it was not called, or with a bad page size.
+    pub(crate) fn from_raw(raw: &bindings::ib_mr, pages: u32) -> Result<Self> {
+        if !raw.page_size.is_power_of_two() {
+            return Err(EINVAL);
+        }
+        Ok(Self {
+            iova: raw.iova,
+            length: raw.length,
+            pages,
+            page_shift: raw.page_size.ilog2(),
+        })
     }
 }
 
@@ -101,6 +181,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
 #[repr(C)]
 pub struct Mr<T: MemoryRegion> {
     raw: Opaque<bindings::ib_mr>,
+    /// Pages that were noted for the next fast registration.
+    mapped: Atomic<u32>,
     #[pin]
     data: T,
 }
@@ -116,6 +198,25 @@ impl<T: MemoryRegion> Mr<T> {
         const { assert!(core::mem::offset_of!(Self, raw) == 0) };
         // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
         unsafe { &*ptr.cast() }
+    }
+
+    /// Borrows a region for fast registration that a work request names, and says what it is
+    /// registered with.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be null, or a region of a device of the driver which does not go away and whose
+    /// mapping nobody changes during `'a`.
+    pub(crate) unsafe fn mapped_from_raw<'a>(
+        ptr: *mut bindings::ib_mr,
+    ) -> Result<(&'a Self, Mapping)> {
+        if ptr.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: Guaranteed by the caller.
+        let (this, raw) = unsafe { (Self::from_raw(ptr), &*ptr) };
+        let mapping = Mapping::from_raw(raw, this.mapped.load(Relaxed))?;
+        Ok((this, mapping))
     }
 
     /// Gives a region to the core.
@@ -152,6 +253,7 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
     let new = register()?;
     let init = pin_init!(Mr {
         raw: Opaque::zeroed(),
+        mapped: Atomic::new(0),
         data <- new.init,
     });
     let mr = match room.write_pin_init::<core::convert::Infallible>(init) {
@@ -243,6 +345,114 @@ pub(crate) unsafe extern "C" fn get_dma_callback<T: Operations>(
             })
         })
     })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`.
+pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    ty: bindings::ib_mr_type,
+    max_pages: u32,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The core set the device of the domain.
+    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+
+    // SAFETY: Verbs run only while the device is registered.
+    from_region_result(unsafe {
+        device.with(|call| {
+            if ty != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
+                return Err(EOPNOTSUPP);
+            }
+            create(call, pd, None, || {
+                T::MemoryRegion::allocate_fast(call, Pd::from_raw(pd), max_pages)
+            })
+        })
+    })
+}
+
+/// # Safety
+///
+/// `mr` must be a region of a device of `T` that nobody else maps or registers meanwhile; `list` a
+/// list of `count` elements mapped for its DMA device, and `offset` null or valid.
+pub(crate) unsafe extern "C" fn map_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    list: *mut bindings::scatterlist,
+    count: c_int,
+    offset: *mut c_uint,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        let this = Mr::<T::MemoryRegion>::from_raw(mr);
+        this.mapped.store(0, Relaxed);
+        bindings::ib_sg_to_pages(mr, list, count, offset, Some(set_page_callback::<T>))
+    }
+}
+
+/// # Safety
+///
+/// As for [`map_callback`], which calls this.
+unsafe extern "C" fn set_page_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    address: u64,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let this = unsafe { Mr::<T::MemoryRegion>::from_raw(mr) };
+    from_result(|| {
+        let index = this.mapped.load(Relaxed);
+        T::MemoryRegion::set_page(this, index, address)?;
+        this.mapped.store(index + 1, Relaxed);
+        Ok(0)
+    })
+}
+
+/// Changes a region in place, which is what null says.
+///
+/// # Safety
+///
+/// `mr` must be a region of a process of a device of `T` that nobody else changes; `pd` a
+/// constructed domain of the device if `flags` name it, and `udata` the udata of the call.
+#[expect(clippy::too_many_arguments, reason = "the prototype is that of C")]
+pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
+    mr: *mut bindings::ib_mr,
+    flags: c_int,
+    start: u64,
+    length: u64,
+    iova: u64,
+    access: c_int,
+    pd: *mut bindings::ib_pd,
+    udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_mr {
+    // CAST: A set of bits that C keeps in an `int`.
+    let has = |flag| flags as u32 & flag != 0;
+    // SAFETY: The device was set by `create`; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
+
+    // SAFETY: Verbs run only while the device is registered; the region came from `into_raw`, the
+    // domain is valid if it is named. The core reads the keys after the call.
+    let result = unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            let change = Change {
+                range: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS).then_some(Range {
+                    start,
+                    length,
+                    iova,
+                }),
+                access: if has(bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS) {
+                    Some(AccessFlags::from_raw(access)?)
+                } else {
+                    None
+                },
+                pd: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_PD).then(|| Pd::from_raw(pd)),
+            };
+            let (lkey, rkey) = T::MemoryRegion::reregister(Mr::from_raw(mr), call, &change)?;
+            (*mr).lkey = lkey;
+            (*mr).rkey = rkey;
+            Ok(core::ptr::null_mut())
+        })
+    };
+    from_region_result(result)
 }
 
 /// # Safety

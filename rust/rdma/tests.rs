@@ -18,6 +18,7 @@ use crate::{
         AccessFlags, //
     },
     ah, bindings,
+    device::Capability,
     event::{
         CqEvent,
         Dispatcher,
@@ -25,6 +26,8 @@ use crate::{
         Room, //
     },
     gid::Gid,
+    mr::Mapping,
+    mw,
     port::{
         Mtu,
         Port, //
@@ -203,6 +206,60 @@ mod attributes {
             Attribute::State.into()
         ));
         Ok(())
+    }
+
+    #[test]
+    fn capabilities_are_numbered_as_in_c() {
+        // CAST: bindgen chooses the type of the constants by their values.
+        for (ours, theirs) in [
+            (
+                Capability::RcRnrNak,
+                bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN as u64,
+            ),
+            (
+                Capability::MemoryWindow,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW as u64,
+            ),
+            (
+                Capability::MemoryExtensions,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64,
+            ),
+            (
+                Capability::MemoryWindowType2B,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B as u64,
+            ),
+        ] {
+            assert_eq!(ours as u64, theirs);
+        }
+    }
+
+    #[test]
+    fn a_mapping_is_what_the_core_left() -> Result {
+        let mut raw = boxed::<bindings::ib_mr>()?;
+        assert_eq!(Mapping::from_raw(&raw, 0).err(), Some(EINVAL));
+
+        raw.iova = 0x1_2345;
+        raw.length = 0x3000;
+        raw.page_size = 4096;
+        assert_eq!(
+            Mapping::from_raw(&raw, 4)?,
+            Mapping {
+                iova: 0x1_2345,
+                length: 0x3000,
+                pages: 4,
+                page_shift: 12,
+            }
+        );
+        raw.page_size = 6144;
+        assert_eq!(Mapping::from_raw(&raw, 4).err(), Some(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn windows_have_two_types() {
+        assert_eq!(mw::Type::try_from(1), Ok(mw::Type::Type1));
+        assert_eq!(mw::Type::try_from(2), Ok(mw::Type::Type2));
+        assert!(mw::Type::try_from(0).is_err() && mw::Type::try_from(3).is_err());
     }
 
     #[test]

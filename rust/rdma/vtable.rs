@@ -33,6 +33,10 @@ use crate::{
         self,
         MemoryRegion, //
     },
+    mw::{
+        self,
+        Mw, //
+    },
     object::kmalloc_aligned_size,
     pd::{
         self,
@@ -114,6 +118,21 @@ impl<T: Operations> VTable<T> {
 
         reg_user_mr: Some(mr::reg_user_callback::<T>),
         get_dma_mr: Some(mr::get_dma_callback::<T>),
+        alloc_mr: if T::MemoryRegion::HAS_ALLOCATE_FAST {
+            Some(mr::alloc_callback::<T>)
+        } else {
+            None
+        },
+        map_mr_sg: if T::MemoryRegion::HAS_SET_PAGE {
+            Some(mr::map_callback::<T>)
+        } else {
+            None
+        },
+        rereg_user_mr: if T::MemoryRegion::HAS_REREGISTER {
+            Some(mr::rereg_callback::<T>)
+        } else {
+            None
+        },
         dereg_mr: Some(mr::dereg_callback::<T>),
         fill_res_mr_entry: if T::MemoryRegion::HAS_FILL_DETAILS {
             Some(mr::fill_callback::<T>)
@@ -121,8 +140,12 @@ impl<T: Operations> VTable<T> {
             None
         },
 
+        alloc_mw: Some(mw::alloc_callback::<T>),
+        dealloc_mw: Some(mw::dealloc_callback::<T>),
+
         size_ib_ah: Ah::<T::AddressHandle>::SIZE,
         size_ib_cq: Cq::<T::CompletionQueue>::SIZE,
+        size_ib_mw: Mw::<T::MemoryWindow>::SIZE,
         size_ib_pd: Pd::<T::ProtectionDomain>::SIZE,
         size_ib_qp: Qp::<T::QueuePair>::SIZE,
         size_ib_ucontext: Ucontext::<T::UserContext>::SIZE,
@@ -146,6 +169,10 @@ impl<T: Operations> VTable<T> {
             Device::<T>::from_raw(device).with(|call| {
                 Udata::no_io(Udata::from_raw(udata).as_ref())?;
                 T::query_device(call)?.write(&mut *attr);
+                if (*device).local_dma_lkey != 0 {
+                    (*attr).kernel_cap_flags |=
+                        u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
+                }
                 Ok(0)
             })
         })

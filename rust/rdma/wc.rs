@@ -25,8 +25,8 @@ c_enum! {
         LocalProtection = bindings::ib_wc_status_IB_WC_LOC_PROT_ERR,
         /// Flushed.
         Flushed = bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
-        /// Memory window bind error.
-        MemoryWindowBind = bindings::ib_wc_status_IB_WC_MW_BIND_ERR,
+        /// Memory management operation error.
+        MemoryManagement = bindings::ib_wc_status_IB_WC_MW_BIND_ERR,
         /// Bad response.
         BadResponse = bindings::ib_wc_status_IB_WC_BAD_RESP_ERR,
         /// Local access error.
@@ -65,6 +65,12 @@ c_enum! {
         CompareSwap = bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
         /// A fetch and add.
         FetchAdd = bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
+        /// A bind of a memory window.
+        BindWindow = bindings::ib_wc_opcode_IB_WC_BIND_MW,
+        /// An invalidation of a key of this side.
+        LocalInvalidate = bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
+        /// A fast registration.
+        Register = bindings::ib_wc_opcode_IB_WC_REG_MR,
         /// A receive.
         Receive = bindings::ib_wc_opcode_IB_WC_RECV,
         /// A receive that an RDMA write with immediate data consumed.

@@ -14,9 +14,14 @@ use kernel::{
 };
 
 use crate::{
+    access::AccessFlags,
     ah::Ah,
     bindings,
     device::Operations,
+    mr::{
+        Mapping,
+        Mr, //
+    },
     qp::Type, //
 };
 
@@ -133,6 +138,19 @@ pub enum Operation<'a, T: Operations> {
         /// Value to add.
         add: u64,
     },
+    /// Makes a key of this side unusable, when all earlier requests are done.
+    LocalInvalidate(u32),
+    /// Registers a region for fast registration, before any later request begins.
+    Register {
+        /// The region.
+        mr: &'a Mr<T::MemoryRegion>,
+        /// The memory that it gets.
+        mapping: Mapping,
+        /// The key that it gets: its own, but for the lowest byte.
+        key: u32,
+        /// The rights that it gives.
+        access: AccessFlags,
+    },
     /// Send of a datagram.
     Datagram {
         /// Path to the destination.
@@ -232,6 +250,22 @@ impl<'a, T: Operations> SendRequest<'a, T> {
                 bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
                     let (remote, add, _) = atomic();
                     Operation::FetchAdd { remote, add }
+                }
+                bindings::ib_wr_opcode_IB_WR_LOCAL_INV => Operation::LocalInvalidate(extra),
+                bindings::ib_wr_opcode_IB_WR_REG_MR => {
+                    // SAFETY: Registrations are part of a `struct ib_reg_wr`. Their region is of
+                    // the same device, and its owner leaves it alone until they are done.
+                    let (register, mr) = unsafe {
+                        let register = &*raw.cast::<bindings::ib_reg_wr>();
+                        (register, Mr::mapped_from_raw(register.mr)?)
+                    };
+                    let (mr, mapping) = mr;
+                    Operation::Register {
+                        mr,
+                        mapping,
+                        key: register.key,
+                        access: AccessFlags::from_raw(register.access)?,
+                    }
                 }
                 _ => return Err(EOPNOTSUPP),
             }

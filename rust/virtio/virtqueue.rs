@@ -134,6 +134,9 @@ pub trait Handler: Send + Sync + Sized + 'static {
     /// What accompanies a buffer through the queue.
     type Context: Send + 'static;
 
+    /// Whether [`deferred`](Self::deferred) is of use: without, [`Virtqueue::defer`] does nothing.
+    const DEFERS: bool = false;
+
     /// The device has used buffers: [`Virtqueue::pop`] gets them.
     ///
     /// Called in interrupt context, and for one queue by one processor at a time.
@@ -154,6 +157,45 @@ pub trait Handler: Send + Sync + Sized + 'static {
         drop(chain);
     }
 }
+
+/// Where work of a queue runs.
+///
+/// Who frees memory may wait for that work, as storage stacks do when they destroy queue pairs of a
+/// device to set up a connection anew: hence `WQ_MEM_RECLAIM`.
+///
+/// # Invariants
+///
+/// The pointer is valid and owned.
+struct Workqueue(NonNull<bindings::workqueue_struct>);
+
+impl Workqueue {
+    fn new(name: &'static CStr) -> Result<Self> {
+        // SAFETY: The format takes a string, which is copied.
+        let raw = unsafe {
+            bindings::alloc_workqueue_noprof(
+                c"%s".as_char_ptr(),
+                bindings::wq_flags_WQ_MEM_RECLAIM | bindings::wq_flags_WQ_UNBOUND,
+                1,
+                name.as_char_ptr(),
+            )
+        };
+        // INVARIANT: Just allocated.
+        NonNull::new(raw).map(Self).ok_or(ENOMEM)
+    }
+}
+
+impl Drop for Workqueue {
+    fn drop(&mut self) {
+        // SAFETY: Owned by the type invariant.
+        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+    }
+}
+
+// SAFETY: A workqueue may be used and destroyed by any thread.
+unsafe impl Send for Workqueue {}
+
+// SAFETY: Work may be queued by any thread.
+unsafe impl Sync for Workqueue {}
 
 /// The C side of a queue.
 ///
@@ -183,6 +225,8 @@ pub struct Virtqueue<H: Handler> {
     /// Runs [`Handler::deferred`]; only queued while the queue is open, and under its lock.
     #[pin]
     work: Opaque<bindings::work_struct>,
+    /// Where it runs; dropped when it does not any more.
+    workqueue: Option<Workqueue>,
     #[pin]
     handler: H,
 }
@@ -200,6 +244,11 @@ impl<H: Handler> Virtqueue<H> {
     where
         Error: From<E>,
     {
+        let workqueue = if H::DEFERS {
+            Some(Workqueue::new(name)?)
+        } else {
+            None
+        };
         Arc::pin_init::<Error>(
             // INVARIANT: `raw` is null.
             try_pin_init!(Self {
@@ -220,6 +269,7 @@ impl<H: Handler> Virtqueue<H> {
                         )
                     }
                 }),
+                workqueue,
                 handler <- handler,
             }? Error),
             GFP_KERNEL,
@@ -324,6 +374,9 @@ impl<H: Handler> Virtqueue<H> {
 
     /// Has [`Handler::deferred`] called, soon and at least once. May be called in any context.
     pub fn defer(&self) {
+        let Some(workqueue) = &self.workqueue else {
+            return;
+        };
         let queue = self.queue.lock();
         if queue.open {
             // SAFETY: `work` was initialised by `new`. `detach` waits for it, which comes before
@@ -332,7 +385,7 @@ impl<H: Handler> Virtqueue<H> {
             unsafe {
                 bindings::queue_work_on(
                     bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                    bindings::system_dfl_wq,
+                    workqueue.0.as_ptr(),
                     self.work.get(),
                 )
             };

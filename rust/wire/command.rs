@@ -46,6 +46,14 @@ wire_enum! {
         RegisterMr = 0x0030,
         /// [`DeregisterMr`].
         DeregisterMr = 0x0031,
+        /// [`AllocateMr`].
+        AllocateMr = 0x0032,
+        /// [`ReregisterMr`].
+        ReregisterMr = 0x0033,
+        /// [`AllocateMw`].
+        AllocateMw = 0x0034,
+        /// [`DeallocateMw`].
+        DeallocateMw = 0x0035,
         /// [`CreateCq`].
         CreateCq = 0x0040,
         /// [`DestroyCq`].
@@ -212,11 +220,16 @@ pub struct DeviceLimits {
     pub firmware_version: U64,
     /// Frequency of the clock that completions are stamped with, in kilohertz.
     pub clock_khz: U32,
+    /// Pages of a fast registration; 0 without the feature.
+    pub max_fast_registration_pages: U32,
+    /// Memory windows; 0 without the feature.
+    pub max_mw: U32,
     /// Reserved; 0.
-    pub reserved: [U32; 9],
+    pub reserved: [U32; 7],
 }
 assert_layout!(DeviceLimits, 120, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
-    max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80);
+    max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
+    max_fast_registration_pages @ 84, max_mw @ 88);
 
 /// Asks for the attributes of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -418,7 +431,9 @@ pub struct MrRegistered {
 }
 assert_layout!(MrRegistered, 8, key @ 0);
 
-/// Deregisters a memory region. Work in progress that names the key fails.
+/// Deregisters a memory region; `Busy` while memory windows are bound to it. Work in progress that
+/// names the key fails. The lowest byte of the key of a region for fast registration is not looked
+/// at.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeregisterMr {
@@ -428,6 +443,97 @@ pub struct DeregisterMr {
     pub key: U32,
 }
 command!(DeregisterMr => Empty, DeregisterMr, 8);
+
+/// Allocates a memory region for fast registration, which has no memory until a work request
+/// [`RegisterRegion`](crate::work::SendOpcode::RegisterRegion) gives it some. Only for protection
+/// domains of a kernel context.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AllocateMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Pages that a registration may have.
+    pub max_pages: U32,
+    /// The table: room for the bus addresses of `max_pages` pages, each a [`U64`]; offset 0.
+    pub table: PageList,
+}
+command!(AllocateMr => MrRegistered, AllocateMr, 40);
+
+/// Bits of [`ReregisterMr::flags`].
+pub mod reregister_flags {
+    /// The region gets other memory, and another key.
+    pub const TRANSLATION: u32 = 1 << 0;
+    /// The region moves to another protection domain.
+    pub const PD: u32 = 1 << 1;
+    /// The region gets other rights.
+    pub const ACCESS: u32 = 1 << 2;
+}
+
+/// Changes a memory region that [`RegisterMr`] made; `Busy` while memory windows are bound to it.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReregisterMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Key of the region.
+    pub key: U32,
+    /// [`reregister_flags`]: which of the following count.
+    pub flags: U32,
+    /// Protection domain to move to.
+    pub new_pd: U32,
+    /// [`access`](crate::memory::access) rights.
+    pub access: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// Address by which work requests name the first byte.
+    pub iova: U64,
+    /// Memory of the region.
+    pub pages: PageList,
+}
+command!(ReregisterMr => MrRegistered, ReregisterMr, 64);
+
+wire_enum! {
+    /// Type of a memory window (IBTA volume 1, 10.6.7.2).
+    pub enum MwType: u32 {
+        /// Bound for its protection domain, again and again.
+        Type1 = 1,
+        /// Type 2B: bound for the queue pair that does it, until it is invalidated.
+        Type2 = 2,
+    }
+}
+
+/// Allocates a memory window, which is not bound.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AllocateMw {
+    /// Protection domain of the window.
+    pub pd: U32,
+    /// A [`MwType`].
+    pub mw_type: U32,
+}
+command!(AllocateMw => MwAllocated, AllocateMw, 8);
+
+/// Reply to [`AllocateMw`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MwAllocated {
+    /// Key of the window, of no use before it is bound.
+    pub key: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(MwAllocated, 8, key @ 0);
+
+/// Deallocates a memory window, bound or not. The lowest byte of the key is not looked at.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DeallocateMw {
+    /// Protection domain of the window.
+    pub pd: U32,
+    /// Key of the window.
+    pub key: U32,
+}
+command!(DeallocateMw => Empty, DeallocateMw, 8);
 
 /// Creates a completion queue.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -18,8 +18,8 @@ wire_enum! {
         LocalProtection = 4,
         /// The queue pair went to the error state before the request was done.
         Flushed = 5,
-        /// Binding a memory window failed.
-        MemoryWindowBind = 6,
+        /// A memory management operation failed.
+        MemoryManagement = 6,
         /// The peer answered with something that was not asked for.
         BadResponse = 7,
         /// The peer's write with immediate hit a protection error in the receive.
@@ -58,6 +58,12 @@ wire_enum! {
         CompareSwap = 3,
         /// A fetch and add of this side.
         FetchAdd = 4,
+        /// A bind of a memory window of this side.
+        BindWindow = 5,
+        /// A local invalidation of this side.
+        LocalInvalidate = 6,
+        /// A fast registration of this side.
+        RegisterRegion = 32,
         /// A receive.
         Receive = 128,
         /// A receive consumed by the peer's RDMA write with immediate.

@@ -27,6 +27,16 @@ pub const DOORBELL_PAGE_SIZE: u32 = 4096;
 /// Without it the driver rings with [`command::RingDoorbell`](crate::command::RingDoorbell).
 pub const F_DOORBELL: u32 = 0;
 
+/// Feature bit: the device has the base memory management extensions of IBTA: fast registration,
+/// local and remote invalidation, and the local DMA key.
+pub const F_MEMORY_EXTENSIONS: u32 = 1;
+
+/// Feature bit: the device has memory windows of type 1 and of type 2B.
+pub const F_MEMORY_WINDOWS: u32 = 2;
+
+/// Feature bit: the device changes memory regions in place.
+pub const F_REREGISTRATION: u32 = 3;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -92,4 +92,6 @@ counters! {
     Commands => c"commands",
     /// Control commands refused.
     CommandErrors => c"command_errors",
+    /// Local operations done: invalidations, fast registrations and binds.
+    LocalRequests => c"local_requests",
 }

@@ -59,6 +59,17 @@ pub const MIN_PAGE_SHIFT: u8 = 12;
 /// Largest page that a page list may use.
 pub const MAX_PAGE_SHIFT: u8 = 48;
 
+/// Bits of a key that name its object; the others are the owner's to choose where the object can be
+/// invalidated.
+pub const KEY_INDEX_MASK: u32 = 0xffff_ff00;
+
+/// Local key by which a queue pair of a kernel context names all memory that the device can reach.
+/// Addresses are bus addresses. No object has a key with the same index.
+pub const LOCAL_DMA_KEY: u32 = 1;
+
+/// Bytes of a page address in the table of a region for fast registration.
+pub const TABLE_ENTRY_LENGTH: usize = 8;
+
 /// Rights of a memory region or of a queue pair; numerically the verbs access flags.
 pub mod access {
     /// The owner's receive and read data may be written here.
@@ -78,8 +89,17 @@ pub mod access {
     /// Rights that let a peer change memory, and so need [`LOCAL_WRITE`].
     pub const REMOTE_CHANGES: u32 = REMOTE_WRITE | REMOTE_ATOMIC;
     /// Rights that a region may have.
-    pub const REGION: u32 =
-        LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | RELAXED_ORDERING;
+    pub const REGION: u32 = LOCAL_WRITE
+        | REMOTE_WRITE
+        | REMOTE_READ
+        | REMOTE_ATOMIC
+        | MW_BIND
+        | ZERO_BASED
+        | RELAXED_ORDERING;
+    /// Rights of a region that have to do with memory windows.
+    pub const WINDOWS: u32 = MW_BIND | ZERO_BASED;
+    /// Rights that a window may have.
+    pub const WINDOW: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | ZERO_BASED;
     /// Rights that a queue pair may grant its peer.
     pub const QUEUE_PAIR: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 }

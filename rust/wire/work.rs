@@ -3,9 +3,9 @@
 //! Work queue entries.
 //!
 //! A send entry is a [`SendHeader`], then the operation's 40 bytes ([`RdmaTarget`],
-//! [`AtomicTarget`] or [`DatagramTarget`], zero for plain sends), then either `num_sge`
-//! [`Sge`]s or `inline_length` bytes of payload. A receive entry is a [`ReceiveHeader`] and its
-//! [`Sge`]s. The ring's stride bounds both.
+//! [`AtomicTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`], else zero), then
+//! either `num_sge` [`Sge`]s or `inline_length` bytes of payload. A receive entry is a
+//! [`ReceiveHeader`] and its [`Sge`]s. The ring's stride bounds both.
 
 use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -27,8 +27,14 @@ wire_enum! {
         CompareSwap = 5,
         /// Atomic fetch and add on 8 bytes.
         FetchAdd = 6,
+        /// Makes a key of this side unusable.
+        LocalInvalidate = 7,
+        /// Gives a memory window a part of a region.
+        BindWindow = 8,
         /// Send that invalidates a key of the peer.
         SendWithInvalidate = 9,
+        /// Gives a region for fast registration its memory; for the driver's own queue pairs.
+        RegisterRegion = 32,
     }
 }
 
@@ -60,8 +66,8 @@ pub struct SendHeader {
     pub inline_length: U32,
     /// The poster's name for the request; comes back in the completion.
     pub wr_id: U64,
-    /// Immediate data as a number (most significant byte first on the network), or the key that
-    /// the peer shall invalidate.
+    /// Immediate data as a number (most significant byte first on the network), or the key to
+    /// invalidate, here or at the peer.
     pub immediate: U32,
     /// P_Key index of a GSI send; otherwise 0.
     pub pkey_index: U16,
@@ -111,6 +117,50 @@ pub struct AtomicTarget {
     pub reserved_tail: U64,
 }
 assert_layout!(AtomicTarget, TARGET_LENGTH, address @ 0, rkey @ 8, compare_add @ 16, swap @ 24);
+
+/// What a region for fast registration becomes. The addresses of its pages stand in the table of
+/// the region.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RegisterTarget {
+    /// Address by which work requests name the first byte; it is as far from the beginning of a
+    /// page as the memory.
+    pub iova: U64,
+    /// Bytes; at least 1.
+    pub length: U64,
+    /// The key that the region has from now on: that of the region, with any lowest byte.
+    pub key: U32,
+    /// [`access`](crate::memory::access) rights.
+    pub access: U32,
+    /// Pages, from the beginning of the table on.
+    pub page_count: U32,
+    /// Binary logarithm of the page size.
+    pub page_shift: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 11],
+}
+assert_layout!(RegisterTarget, TARGET_LENGTH, iova @ 0, length @ 8, key @ 16, access @ 20,
+    page_count @ 24, page_shift @ 28);
+
+/// What a memory window becomes.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BindTarget {
+    /// Address of the first byte in the region.
+    pub address: U64,
+    /// Bytes; with 0 a window of type 1 is unbound.
+    pub length: U64,
+    /// The key that the window has from now on: that of the window, with any lowest byte.
+    pub window: U32,
+    /// Key of the region.
+    pub region: U32,
+    /// [`access`](crate::memory::access) rights.
+    pub access: U32,
+    /// Reserved; 0.
+    pub reserved: [u8; 12],
+}
+assert_layout!(BindTarget, TARGET_LENGTH, address @ 0, length @ 8, window @ 16, region @ 20,
+    access @ 24);
 
 /// Where datagrams go, or the path of a connection.
 #[derive(

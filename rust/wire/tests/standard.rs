@@ -13,8 +13,8 @@ use std::{
     mem::{offset_of, size_of},
 };
 use vrnic_wire::{
-    command, command::mr_flags, command::qp_flags, completion, completion::flags as cqe_flags,
-    config, counter, event, memory, memory::access, notify,
+    command, command::mr_flags, command::qp_flags, command::reregister_flags, completion,
+    completion::flags as cqe_flags, config, counter, event, memory, memory::access, notify,
     notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port, qp,
     qp::attribute, ring, ring::flags as ring_flags, work, work::send_flags,
 };
@@ -184,7 +184,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_mr_size, page_sizes, max_qp, max_qp_entries, max_send_sge, max_recv_sge,
             max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
-            reserved,
+            max_fast_registration_pages, max_mw, reserved,
         }
         command::QueryPort { port, reserved }
         command::SetGid { index, reserved, entry }
@@ -202,6 +202,11 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::RegisterMr { pd, access, flags, reserved, iova, pages }
         command::MrRegistered { key, reserved }
         command::DeregisterMr { pd, key }
+        command::AllocateMr { pd, max_pages, table }
+        command::ReregisterMr { pd, key, flags, new_pd, access, reserved, iova, pages }
+        command::AllocateMw { pd, mw_type }
+        command::MwAllocated { key, reserved }
+        command::DeallocateMw { pd, key }
         command::CreateCq { context, vector, ring, pages }
         command::CqCreated { cqn, reserved }
         command::DestroyCq { cqn, reserved }
@@ -234,6 +239,8 @@ fn layouts() -> BTreeMap<String, Layout> {
         }
         work::RdmaTarget { address, rkey, reserved }
         work::AtomicTarget { address, rkey, reserved, compare_add, swap, reserved_tail }
+        work::BindTarget { address, length, window, region, access, reserved }
+        work::RegisterTarget { iova, length, key, access, page_count, page_shift, reserved }
         work::DatagramTarget { address, remote_qpn, qkey }
         work::AddressVector {
             dgid, dmac, sgid_index, hop_limit, traffic_class, service_level, reserved, flow_label,
@@ -351,6 +358,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "CMD": command::CommandCode;
         "STATUS": command::Status;
         "CONTEXT": command::ContextKind;
+        "MW": command::MwType;
         "PORT_STATE": port::PortState;
         "GID_TYPE": port::GidType;
         "SEND_OP": work::SendOpcode;
@@ -378,13 +386,18 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "": config { VIRTIO_ID_RDMA }
         "VIRTIO_": config { PCI_CAP_DOORBELL_CFG }
         "VIRTIO_RDMA_": config {
-            PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, CONTROL_QUEUE,
-            ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
+            PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
+            F_MEMORY_WINDOWS, F_REREGISTRATION,
+            CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY }
+        "VIRTIO_RDMA_REREGISTER_FLAG_": reregister_flags { TRANSLATION, PD, ACCESS }
         "VIRTIO_RDMA_QP_FLAG_": qp_flags { SIGNAL_ALL }
-        "VIRTIO_RDMA_": memory { CHUNK_SIZE, CHUNK_PAGES, MIN_PAGE_SHIFT, MAX_PAGE_SHIFT }
+        "VIRTIO_RDMA_": memory {
+            CHUNK_SIZE, CHUNK_PAGES, MIN_PAGE_SHIFT, MAX_PAGE_SHIFT, KEY_INDEX_MASK, LOCAL_DMA_KEY,
+            TABLE_ENTRY_LENGTH,
+        }
         "VIRTIO_RDMA_ACCESS_": access {
             LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, MW_BIND, ZERO_BASED,
             RELAXED_ORDERING,
@@ -436,10 +449,12 @@ fn constants_agree() {
 #[test]
 fn every_constant_of_the_crate_is_compared() {
     // Sums and names for what the standard has as members.
-    const DERIVED: [&str; 9] = [
+    const DERIVED: [&str; 11] = [
         "ALL",
         "NAMES",
         "REGION",
+        "WINDOWS",
+        "WINDOW",
         "QUEUE_PAIR",
         "REMOTE_CHANGES",
         "DRIVER_INDEX",
@@ -548,6 +563,10 @@ fn commands_agree() {
             row::<command::DestroyPd>(),
             row::<command::RegisterMr>(),
             row::<command::DeregisterMr>(),
+            row::<command::AllocateMr>(),
+            row::<command::ReregisterMr>(),
+            row::<command::AllocateMw>(),
+            row::<command::DeallocateMw>(),
             row::<command::CreateCq>(),
             row::<command::DestroyCq>(),
             row::<command::CreateQp>(),

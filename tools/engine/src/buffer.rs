@@ -16,9 +16,9 @@ struct Extent {
 }
 
 /// A buffer in guest memory as the host ranges that make it up, the fewest possible.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Buffer {
-    extents: Box<[Extent]>,
+    extents: Vec<Extent>,
     length: u64,
 }
 
@@ -100,6 +100,16 @@ pub(crate) struct BufferBuilder {
 }
 
 impl BufferBuilder {
+    /// A builder that uses the memory of a buffer for another.
+    pub(crate) fn reusing(buffer: Buffer) -> Self {
+        let mut extents = buffer.extents;
+        extents.clear();
+        Self {
+            extents,
+            ..Self::default()
+        }
+    }
+
     /// Appends a range that is not empty.
     pub(crate) fn push(&mut self, range: HostRange) {
         match &mut self.last {
@@ -121,10 +131,16 @@ impl BufferBuilder {
         self.extents.len()
     }
 
-    /// The buffer.
-    pub(crate) fn finish(self) -> Buffer {
+    /// The buffer, which takes no more memory than it needs.
+    pub(crate) fn finish(mut self) -> Buffer {
+        self.extents.shrink_to_fit();
+        self.finish_for_reuse()
+    }
+
+    /// The buffer, which keeps its memory for [`reusing`](Self::reusing).
+    pub(crate) fn finish_for_reuse(self) -> Buffer {
         Buffer {
-            extents: self.extents.into_boxed_slice(),
+            extents: self.extents,
             length: self.length,
         }
     }

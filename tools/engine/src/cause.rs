@@ -157,6 +157,12 @@ causes! {
     LocalBounds = 83 => "scatter/gather element exceeds its memory region",
     /// The memory of the region is gone.
     LocalUnmapped = 84 => "memory of the local region is not mapped",
+    /// The region of the local key is free.
+    LocalFree = 85 => "memory region of the local key is not registered",
+    /// The window of the key was bound by another queue pair.
+    LocalKeyQp = 87 => "memory window was bound by another queue pair",
+    /// The key may not be invalidated.
+    LocalInvalidate = 86 => "key cannot be invalidated",
     /// No region has the remote key.
     RemoteKey = 90 => "no memory region has the remote key",
     /// The remote key belongs to another protection domain.
@@ -169,6 +175,10 @@ causes! {
     RemoteUnmapped = 94 => "memory of the remote region is not mapped",
     /// The key may not be invalidated.
     RemoteInvalidate = 95 => "key cannot be invalidated by a peer",
+    /// The region of the remote key is free.
+    RemoteFree = 96 => "memory region of the remote key is not registered",
+    /// The window of the remote key was bound by another queue pair.
+    RemoteKeyQp = 97 => "memory window of the remote key was bound by another queue pair",
     /// A packet does not fit the message that it belongs to.
     PacketSequence = 100 => "packet does not continue the message",
     /// The payload of a packet has the wrong length.
@@ -198,11 +208,31 @@ causes! {
     /// The peer says that it could not do it.
     PeerOperation = 114 => "peer could not do the operation",
     /// The driver put something impossible into a virtqueue.
-    VirtqueueBroken = 130 => "driver broke a virtqueue",
+    VirtqueueBroken = 150 => "driver broke a virtqueue",
     /// The device found itself in a state that cannot be.
-    InternalFault = 131 => "internal fault of the device",
+    InternalFault = 151 => "internal fault of the device",
     /// The driver moved the queue pair to the error state, or an earlier request failed.
     QpInError = 120 => "queue pair is in the error state",
+    /// The key names no region for fast registration.
+    RegisterKey = 130 => "no memory region for fast registration has this key",
+    /// A fast registration of a region that is valid.
+    RegisterValid = 131 => "memory region for fast registration is not free",
+    /// The pages of a fast registration do not fit its length or its table.
+    RegisterPages = 132 => "pages do not fit the fast registration",
+    /// The table of a region for fast registration is gone.
+    RegisterTable = 133 => "table of the memory region is not mapped any more",
+    /// A region for fast registration has no pages or too many.
+    TableLength = 134 => "number of pages of the memory region is out of range",
+    /// The key names no memory window.
+    WindowKey = 140 => "no memory window has this key",
+    /// A window of type 2 that is bound cannot be bound.
+    WindowBound = 141 => "memory window is bound",
+    /// Not a type of memory windows.
+    WindowType = 142 => "unknown type of memory window",
+    /// Windows are bound to the region.
+    RegionBound = 143 => "memory windows are bound to the memory region",
+    /// The region cannot be changed.
+    RegionFixed = 144 => "memory region is not one that can be reregistered",
 }
 
 impl Cause {
@@ -215,6 +245,9 @@ impl Cause {
             Self::LocalRights => Self::RemoteRights,
             Self::LocalBounds => Self::RemoteBounds,
             Self::LocalUnmapped => Self::RemoteUnmapped,
+            Self::LocalFree => Self::RemoteFree,
+            Self::LocalKeyQp => Self::RemoteKeyQp,
+            Self::LocalInvalidate => Self::RemoteInvalidate,
             other => other,
         }
     }

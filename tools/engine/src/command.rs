@@ -16,10 +16,10 @@ use crate::{
 };
 use vrnic_wire::{
     command::{
-        self, ClearGid, Command, CommandCode, CommandHeader, CreateContext, CreateCq, CreatePd,
-        CreateQp, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp,
-        QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, ReplyHeader, RingDoorbell,
-        SetGid, SetMtu, Status,
+        self, AllocateMr, AllocateMw, ClearGid, Command, CommandCode, CommandHeader, CreateContext,
+        CreateCq, CreatePd, CreateQp, DeallocateMw, DeregisterMr, DestroyContext, DestroyCq,
+        DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr,
+        ReplyHeader, ReregisterMr, RingDoorbell, SetGid, SetMtu, Status,
     },
     counter::Counter,
     memory::PageList,
@@ -86,6 +86,8 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
     let list = match CommandCode::try_from(header.code.get()).ok()? {
         CommandCode::CreateContext => CreateContext::read_from_bytes(body).ok()?.area,
         CommandCode::RegisterMr => RegisterMr::read_from_bytes(body).ok()?.pages,
+        CommandCode::ReregisterMr => ReregisterMr::read_from_bytes(body).ok()?.pages,
+        CommandCode::AllocateMr => AllocateMr::read_from_bytes(body).ok()?.table,
         CommandCode::CreateCq => CreateCq::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateQp => CreateQp::read_from_bytes(body).ok()?.pages,
         _ => return None,
@@ -123,6 +125,10 @@ fn dispatch<M: Memory>(
         CommandCode::DestroyPd => run::<DestroyPd, M>,
         CommandCode::RegisterMr => run::<RegisterMr, M>,
         CommandCode::DeregisterMr => run::<DeregisterMr, M>,
+        CommandCode::AllocateMr => run::<AllocateMr, M>,
+        CommandCode::ReregisterMr => run::<ReregisterMr, M>,
+        CommandCode::AllocateMw => run::<AllocateMw, M>,
+        CommandCode::DeallocateMw => run::<DeallocateMw, M>,
         CommandCode::CreateCq => run::<CreateCq, M>,
         CommandCode::DestroyCq => run::<DestroyCq, M>,
         CommandCode::CreateQp => run::<CreateQp, M>,
@@ -163,8 +169,9 @@ fn status_of(cause: Cause) -> Status {
         | Cause::UnknownCq
         | Cause::UnknownQp
         | Cause::UnknownKey
+        | Cause::WindowKey
         | Cause::UnknownPort => Status::NotFound,
-        Cause::InUse | Cause::GsiExists => Status::Busy,
+        Cause::InUse | Cause::GsiExists | Cause::RegionBound => Status::Busy,
         Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {
             Status::NoResources
         }
@@ -174,7 +181,9 @@ fn status_of(cause: Cause) -> Status {
         | Cause::PageMisaligned
         | Cause::PageUnmapped => Status::BadAddress,
         Cause::Transition | Cause::CurrentState => Status::BadState,
-        Cause::ContextMismatch | Cause::PdMismatch | Cause::KernelOnly => Status::NotPermitted,
+        Cause::ContextMismatch | Cause::PdMismatch | Cause::KernelOnly | Cause::RegionFixed => {
+            Status::NotPermitted
+        }
         _ => Status::InvalidArgument,
     }
 }

@@ -79,11 +79,12 @@ impl Rnic {
         )
     }
 
-    /// Up to `limit` memory regions from the one at `first` on, in no order; `None` behind the last.
+    /// The memory regions among up to `limit` objects that have keys, from the one at `first` on, in
+    /// no order; `None` behind the last.
     /// Takes time in proportion to `first`.
     pub fn mr_page(&self, first: usize, limit: usize) -> Option<Vec<MrSnapshot>> {
-        let page = self.resources.regions.page(first, limit);
-        let regions: Vec<_> = page
+        let page = self.resources.keys.page(first, limit)?;
+        let regions = page
             .map(|(key, region)| MrSnapshot {
                 key,
                 pd: region.pd,
@@ -96,7 +97,7 @@ impl Rnic {
                 translations: region.translations(),
             })
             .collect();
-        (!regions.is_empty()).then_some(regions)
+        Some(regions)
     }
 
     /// Takes the oldest thing that went wrong. The device keeps a few hundred.

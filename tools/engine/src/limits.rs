@@ -2,7 +2,7 @@
 
 //! Limits of a device.
 
-use vrnic_wire::{command::DeviceLimits, memory, notify, ring};
+use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
 
 /// Limits of a device, each held at exactly this value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -23,8 +23,12 @@ pub struct Limits {
     pub cq: u32,
     /// Entries of a completion queue.
     pub cq_entries: u32,
-    /// Memory regions.
+    /// Memory regions; at most 4194304.
     pub mr: u32,
+    /// Pages of a fast registration; at most 4096.
+    pub fast_registration_pages: u32,
+    /// Memory windows; at most 4194304.
+    pub mw: u32,
     /// Protection domains; at most 65536.
     pub pd: u32,
     /// Contexts, the driver's own included; at most 65536.
@@ -51,6 +55,8 @@ impl Default for Limits {
             cq: 65536,
             cq_entries: 1 << 20,
             mr: 1 << 20,
+            fast_registration_pages: 512,
+            mw: 1 << 20,
             pd: 65536,
             contexts: 4096,
             dest_rd_atomic: 128,
@@ -58,6 +64,42 @@ impl Default for Limits {
             gid_table: 256,
             translations: 1 << 23,
         }
+    }
+}
+
+/// Features that a driver may do without, as they were negotiated.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// [`config::F_MEMORY_EXTENSIONS`].
+    pub memory_extensions: bool,
+    /// [`config::F_MEMORY_WINDOWS`].
+    pub memory_windows: bool,
+    /// [`config::F_REREGISTRATION`].
+    pub reregistration: bool,
+}
+
+impl Features {
+    /// All that there are.
+    pub const ALL: Self = Self {
+        memory_extensions: true,
+        memory_windows: true,
+        reregistration: true,
+    };
+
+    /// Takes feature bits as the transport negotiates them; others have no meaning here.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self {
+            memory_extensions: bits & 1 << config::F_MEMORY_EXTENSIONS != 0,
+            memory_windows: bits & 1 << config::F_MEMORY_WINDOWS != 0,
+            reregistration: bits & 1 << config::F_REREGISTRATION != 0,
+        }
+    }
+
+    /// The feature bits.
+    pub const fn bits(self) -> u64 {
+        (self.memory_extensions as u64) << config::F_MEMORY_EXTENSIONS
+            | (self.memory_windows as u64) << config::F_MEMORY_WINDOWS
+            | (self.reregistration as u64) << config::F_REREGISTRATION
     }
 }
 
@@ -86,7 +128,10 @@ impl Limits {
                 .min(ring::MAX_STRIDE - vrnic_wire::work::SEND_DATA_OFFSET as u32),
             cq: self.cq.clamp(1, 65536),
             cq_entries: self.cq_entries.clamp(1, ring::MAX_ENTRIES),
-            mr: self.mr.clamp(1, 1 << 24),
+            // Keys have 24 bits that name the region, and most of them have to be free.
+            mr: self.mr.clamp(1, 1 << 22),
+            fast_registration_pages: self.fast_registration_pages.clamp(1, 4096),
+            mw: self.mw.clamp(1, 1 << 22),
             pd: self.pd.clamp(1, 65536),
             contexts: self.contexts.clamp(1, 65536),
             dest_rd_atomic: self.dest_rd_atomic.min(255),
@@ -97,7 +142,7 @@ impl Limits {
     }
 
     /// The limits as the device reports them.
-    pub(crate) fn report(&self) -> DeviceLimits {
+    pub(crate) fn report(&self, features: Features) -> DeviceLimits {
         let page_sizes = (u64::MAX << memory::MIN_PAGE_SHIFT)
             & (u64::MAX >> (63 - u32::from(memory::MAX_PAGE_SHIFT)));
         DeviceLimits {
@@ -119,6 +164,16 @@ impl Limits {
             gid_table_length: self.gid_table.into(),
             firmware_version: firmware_version().into(),
             clock_khz: CLOCK_KHZ.into(),
+            max_fast_registration_pages: if features.memory_extensions {
+                self.fast_registration_pages.into()
+            } else {
+                0.into()
+            },
+            max_mw: if features.memory_windows {
+                self.mw.into()
+            } else {
+                0.into()
+            },
             reserved: Default::default(),
         }
     }
@@ -139,6 +194,12 @@ mod tests {
     #[test]
     fn defaults_need_no_clamping() {
         assert_eq!(Limits::default().clamped(), Limits::default());
+    }
+
+    #[test]
+    fn features_survive_the_transport() {
+        assert_eq!(Features::from_bits(Features::ALL.bits()), Features::ALL);
+        assert_eq!(Features::from_bits(0).bits(), 0);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod transition;
 use crate::{
     cause::Cause,
     explain::{Access, Explanation, Happening},
+    keys::Accessor,
     memory::Memory,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
@@ -177,6 +178,15 @@ impl Qp {
     /// What it was created with.
     pub(crate) fn created(&self) -> &Creation {
         &self.created
+    }
+
+    /// In whose name it accesses memory.
+    fn accessor(&self) -> Accessor {
+        Accessor {
+            qpn: self.number,
+            pd: self.created.pd,
+            kernel: self.created.capacities.kernel,
+        }
     }
 
     /// Whether it may not send or receive.

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Memory regions and their keys.
+//! Memory regions.
 
-use crate::explain::Access;
 use crate::{
-    buffer::Buffer,
+    buffer::{Buffer, BufferBuilder},
     cause::Cause,
+    limits::Features,
     memory::{GuestAddress, HostRange, Memory},
 };
-use rand_chacha::ChaCha12Rng;
-use rand_core::{RngCore, SeedableRng};
-use rustc_hash::FxHashMap;
-use std::cell::Cell;
+use vrnic_wire::{
+    U64,
+    memory::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, TABLE_ENTRY_LENGTH, access},
+    work::RegisterTarget,
+};
+use zerocopy::IntoBytes;
+
+/// Entries of a table that are read at a time.
+const TABLE_PIECE: usize = 64;
 
 /// What a region covers.
 #[derive(Debug)]
@@ -22,209 +27,202 @@ pub(crate) enum RegionMemory {
     All,
 }
 
+/// What makes a region one for fast registration.
+#[derive(Debug)]
+pub(crate) struct Fast {
+    /// Where the driver lists pages.
+    pub(crate) table: Buffer,
+    /// Pages that the table has room for.
+    pub(crate) max_pages: u32,
+    /// Whether the region is valid, not free.
+    pub(crate) valid: bool,
+}
+
 /// A memory region.
 #[derive(Debug)]
 pub(crate) struct Region {
     /// Protection domain.
     pub(crate) pd: u32,
-    /// [`access`](vrnic_wire::memory::access) rights.
+    /// [`access`] rights.
     pub(crate) access: u32,
     /// Address of the first byte in work requests.
     pub(crate) iova: u64,
     /// What it covers.
     pub(crate) memory: RegionMemory,
+    /// Set for regions for fast registration.
+    pub(crate) fast: Option<Fast>,
+    /// Memory windows that are bound to it.
+    pub(crate) windows: u32,
+}
+
+/// Checks rights that a region at `iova` is asked to give.
+pub(crate) fn check_rights(rights: u32, iova: u64, features: Features) -> Result<(), Cause> {
+    let known = if features.memory_windows {
+        access::REGION
+    } else {
+        access::REGION & !access::WINDOWS
+    };
+    let unlawful = rights & access::REMOTE_CHANGES != 0 && rights & access::LOCAL_WRITE == 0;
+    let misplaced = rights & access::ZERO_BASED != 0 && iova != 0;
+    if rights & !known != 0 || unlawful || misplaced {
+        return Err(Cause::AccessRights);
+    }
+    Ok(())
+}
+
+/// Checks that each byte of a region has an address, and that there is one.
+pub(crate) fn check_extent(iova: u64, length: u64) -> Result<(), Cause> {
+    if length == 0 || iova.checked_add(length - 1).is_none() {
+        return Err(Cause::RegionLength);
+    }
+    Ok(())
 }
 
 impl Region {
-    /// Host ranges that the region holds on to.
-    pub(crate) fn translations(&self) -> usize {
-        match &self.memory {
-            RegionMemory::Buffer(buffer) => buffer.translations(),
-            RegionMemory::All => 0,
-        }
-    }
-}
-
-/// All regions of a device by their keys.
-#[derive(Debug)]
-pub(crate) struct Regions {
-    by_key: FxHashMap<u32, Region>,
-    random: ChaCha12Rng,
-    limit: u32,
-    /// The access that was refused last, until somebody tells of it.
-    refused: Cell<Option<(Cause, Access)>>,
-}
-
-impl Regions {
-    /// No regions, room for `limit`, and keys that follow from `seed`.
-    pub(crate) fn new(limit: u32, seed: [u8; 32]) -> Self {
+    /// A free region for fast registration.
+    pub(crate) fn free(pd: u32, table: Buffer, max_pages: u32) -> Self {
         Self {
-            by_key: FxHashMap::default(),
-            random: ChaCha12Rng::from_seed(seed),
-            limit,
-            refused: Cell::new(None),
+            pd,
+            access: 0,
+            iova: 0,
+            memory: RegionMemory::Buffer(Buffer::default()),
+            fast: Some(Fast {
+                table,
+                max_pages,
+                valid: false,
+            }),
+            windows: 0,
         }
     }
 
-    /// Number of regions.
-    pub(crate) fn len(&self) -> usize {
-        self.by_key.len()
+    /// Whether it waits for a fast registration.
+    pub(crate) fn is_free(&self) -> bool {
+        self.fast.as_ref().is_some_and(|fast| !fast.valid)
     }
 
-    /// Whether there is no room for another region.
-    pub(crate) fn is_full(&self) -> bool {
-        self.by_key.len() >= self.limit as usize
-    }
-
-    /// Adds a region and gives it a key that no other has; `None` if there is no room.
-    pub(crate) fn insert(&mut self, region: Region) -> Option<u32> {
-        if self.is_full() {
-            return None;
+    /// Host ranges that the region holds on to, or may.
+    pub(crate) fn translations(&self) -> usize {
+        match (&self.fast, &self.memory) {
+            (Some(fast), _) => fast.table.translations() + fast.max_pages as usize,
+            (None, RegionMemory::Buffer(buffer)) => buffer.translations(),
+            (None, RegionMemory::All) => 0,
         }
-        // Far less than half of all keys are in use, so this ends soon.
-        let key = loop {
-            let key = self.random.next_u32();
-            if key != 0 && !self.by_key.contains_key(&key) {
-                break key;
-            }
+    }
+
+    /// Where the `length` bytes at `address` are in the memory of the region, if it has them.
+    pub(crate) fn offset_of(&self, address: u64, length: u64) -> Option<u64> {
+        let RegionMemory::Buffer(buffer) = &self.memory else {
+            return Some(address);
         };
-        self.by_key.insert(key, region);
-        Some(key)
+        let offset = address.checked_sub(self.iova)?;
+        (offset.checked_add(length)? <= buffer.length()).then_some(offset)
     }
 
-    /// The region with that key.
-    pub(crate) fn get(&self, key: u32) -> Option<&Region> {
-        self.by_key.get(&key)
-    }
-
-    /// Takes out the region with that key.
-    pub(crate) fn remove(&mut self, key: u32) -> Option<Region> {
-        self.by_key.remove(&key)
-    }
-
-    /// What was refused last, and why; once.
-    pub(crate) fn take_refused(&self) -> Option<(Cause, Access)> {
-        self.refused.take()
-    }
-
-    /// Remembers that an access was refused for that reason, which it gives back.
-    pub(crate) fn refuse(&self, cause: Cause, access: Access) -> Cause {
-        self.refused.set(Some((cause, access)));
-        cause
-    }
-
-    /// Up to `limit` regions with their keys, from the one at `position` on, in no order.
-    pub(crate) fn page(
-        &self,
-        position: usize,
-        limit: usize,
-    ) -> impl Iterator<Item = (u32, &Region)> {
-        let all = self.by_key.iter().skip(position).take(limit);
-        all.map(|(key, region)| (*key, region))
-    }
-
-    /// The region that covers `length` bytes at `address`, provided that it belongs to `pd` and
-    /// gives all of `rights`. Failures are named as those of a local access.
-    fn covering(
-        &self,
-        key: u32,
-        pd: u32,
-        rights: u32,
-        address: u64,
-        length: u64,
-    ) -> Result<(&Region, u64), Cause> {
-        let region = self.by_key.get(&key).ok_or(Cause::LocalKey)?;
-        if region.pd != pd {
-            return Err(Cause::LocalKeyPd);
+    /// Makes a region for fast registration free; it must be valid.
+    pub(crate) fn invalidate(&mut self) -> Result<(), Cause> {
+        if self.windows > 0 {
+            return Err(Cause::RegionBound);
         }
-        if region.access & rights != rights {
-            return Err(Cause::LocalRights);
-        }
-        let offset = match &region.memory {
-            RegionMemory::Buffer(buffer) => {
-                let offset = address.checked_sub(region.iova).ok_or(Cause::LocalBounds)?;
-                let end = offset.checked_add(length).ok_or(Cause::LocalBounds)?;
-                if end > buffer.length() {
-                    return Err(Cause::LocalBounds);
-                }
-                offset
+        match &mut self.fast {
+            Some(fast) if fast.valid => {
+                fast.valid = false;
+                Ok(())
             }
-            RegionMemory::All => address,
-        };
-        Ok((region, offset))
-    }
-
-    /// Appends the host ranges of `length` bytes at `address` to `ranges`, after all checks.
-    /// Failures are named as those of a local access and append nothing.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "an access is described by that much"
-    )]
-    pub(crate) fn resolve<M: Memory>(
-        &self,
-        key: u32,
-        pd: u32,
-        rights: u32,
-        address: u64,
-        length: u64,
-        memory: &M,
-        ranges: &mut Vec<HostRange>,
-    ) -> Result<(), Cause> {
-        if length == 0 {
-            return Ok(());
+            Some(_) => Err(Cause::LocalFree),
+            None => Err(Cause::LocalInvalidate),
         }
-        let resolved =
-            self.covering(key, pd, rights, address, length)
-                .and_then(|(region, offset)| match &region.memory {
-                    RegionMemory::Buffer(buffer) => buffer
-                        .ranges(offset, length, ranges)
-                        .ok_or(Cause::LocalBounds),
-                    RegionMemory::All => memory
-                        .resolve(GuestAddress(offset), length)
-                        .map(|range| ranges.push(range))
-                        .ok_or(Cause::LocalUnmapped),
-                });
-        resolved.map_err(|cause| {
-            let access = Access {
-                key,
-                pd,
-                rights,
-                address,
-                length,
-            };
-            self.refuse(cause, access)
-        })
     }
 
-    /// Checks an access as [`resolve`](Self::resolve) does, without resolving it.
-    pub(crate) fn check<M: Memory>(
-        &self,
-        key: u32,
-        pd: u32,
-        rights: u32,
-        address: u64,
-        length: u64,
+    /// Gives a free region for fast registration the memory that its table lists. It is as before
+    /// if that fails.
+    pub(crate) fn register<M: Memory>(
+        &mut self,
+        wanted: &RegisterTarget,
+        max_length: u64,
+        features: Features,
         memory: &M,
     ) -> Result<(), Cause> {
-        if length == 0 {
-            return Ok(());
+        let (iova, length) = (wanted.iova.get(), wanted.length.get());
+        let fast = self.fast.as_mut().ok_or(Cause::RegisterKey)?;
+        if fast.valid {
+            return Err(Cause::RegisterValid);
         }
-        let covered = self.covering(key, pd, rights, address, length);
-        let checked = covered.and_then(|(region, offset)| match &region.memory {
-            RegionMemory::All if memory.resolve(GuestAddress(offset), length).is_none() => {
-                Err(Cause::LocalUnmapped)
-            }
-            _ => Ok(()),
+        check_rights(wanted.access.get(), iova, features)?;
+        check_extent(iova, length)?;
+        if length > max_length {
+            return Err(Cause::RegionLength);
+        }
+        let count = wanted.page_count.get();
+        if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&wanted.page_shift) || count > fast.max_pages
+        {
+            return Err(Cause::RegisterPages);
+        }
+        let page_size = 1u64 << wanted.page_shift;
+        let skip = iova & (page_size - 1);
+        // The table has few pages, so the length is far from what could overflow once it fits.
+        if skip.checked_add(length).map(|end| end.div_ceil(page_size)) != Some(count.into()) {
+            return Err(Cause::RegisterPages);
+        }
+        let old = match &mut self.memory {
+            RegionMemory::Buffer(buffer) => std::mem::take(buffer),
+            RegionMemory::All => return Err(Cause::RegisterKey),
+        };
+        let mut builder = BufferBuilder::reusing(old);
+        let read = read_table(fast, count, page_size, skip, length, memory, |range| {
+            builder.push(range);
         });
-        checked.map_err(|cause| {
-            let access = Access {
-                key,
-                pd,
-                rights,
-                address,
-                length,
-            };
-            self.refuse(cause, access)
-        })
+        self.memory = RegionMemory::Buffer(builder.finish_for_reuse());
+        read?;
+        fast.valid = true;
+        self.access = wanted.access.get();
+        self.iova = iova;
+        Ok(())
     }
+}
+
+/// Reads the first `count` entries of a table, and passes on what `length` bytes use of the pages,
+/// from byte `skip` of the first on.
+fn read_table<M: Memory>(
+    fast: &Fast,
+    count: u32,
+    page_size: u64,
+    mut skip: u64,
+    length: u64,
+    memory: &M,
+    mut push: impl FnMut(HostRange),
+) -> Result<(), Cause> {
+    let mut entries = [U64::ZERO; TABLE_PIECE];
+    let mut ranges = Vec::new();
+    let mut missing = length;
+    let mut done = 0;
+    while done < count as usize {
+        let entries = &mut entries[..TABLE_PIECE.min(count as usize - done)];
+        ranges.clear();
+        let at = (done * TABLE_ENTRY_LENGTH) as u64;
+        fast.table
+            .ranges(at, size_of_val(entries) as u64, &mut ranges)
+            .ok_or(Cause::RegisterTable)?;
+        let mut bytes = entries.as_mut_bytes();
+        for range in &ranges {
+            let (part, rest) = bytes.split_at_mut(range.length as usize);
+            memory
+                .read(*range, part)
+                .map_err(|_| Cause::RegisterTable)?;
+            bytes = rest;
+        }
+        for page in entries.iter().map(|page| page.get()) {
+            if page & (page_size - 1) != 0 {
+                return Err(Cause::PageMisaligned);
+            }
+            let used = missing.min(page_size - skip);
+            let range = memory
+                .resolve(GuestAddress(page + skip), used)
+                .ok_or(Cause::PageUnmapped)?;
+            push(range);
+            missing -= used;
+            skip = 0;
+        }
+        done += entries.len();
+    }
+    Ok(())
 }

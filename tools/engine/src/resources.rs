@@ -8,9 +8,9 @@ use crate::{
     event::{AsyncEvents, CompletionEvents},
     explain::{Explanation, Happening, Record},
     gid::GidTable,
-    limits::Limits,
+    keys::Keys,
+    limits::{Features, Limits},
     memory::{HostRange, Memory},
-    region::Regions,
     segment::{Outbox, Payload, Segment},
     table::Table,
     time::Instant,
@@ -43,7 +43,7 @@ pub(crate) struct Resources {
     pub(crate) port_active: bool,
     /// Largest path MTU, and length of a datagram.
     pub(crate) mtu: Mtu,
-    pub(crate) regions: Regions,
+    pub(crate) keys: Keys,
     pub(crate) cqs: Table<Cq>,
     pub(crate) gids: GidTable,
     pub(crate) counters: Counters,
@@ -68,6 +68,7 @@ impl Resources {
     /// Nothing yet.
     pub(crate) fn new(
         limits: Limits,
+        features: Features,
         fabric_mtu: Option<u32>,
         vectors: u16,
         seed: [u8; 32],
@@ -77,7 +78,7 @@ impl Resources {
             fabric_mtu,
             port_active: true,
             mtu: Mtu::Mtu4096,
-            regions: Regions::new(limits.mr, seed),
+            keys: Keys::new(&limits, features, seed),
             cqs: Table::new(1, limits.cq),
             gids: GidTable::new(limits.gid_table),
             counters: Counters::default(),

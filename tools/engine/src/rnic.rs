@@ -7,7 +7,7 @@ use crate::{
     cause::Cause,
     command::memory::Resolution,
     context::Context,
-    limits::Limits,
+    limits::{Features, Limits},
     memory::Memory,
     qp::{Qp, Turn},
     resources::Resources,
@@ -48,6 +48,8 @@ pub struct RnicConfig {
     pub doorbell_pages: u32,
     /// How messages are cut into segments.
     pub segmentation: Segmentation,
+    /// Features that were negotiated.
+    pub features: Features,
     /// Limits.
     pub limits: Limits,
     /// What keys are derived from. Never use one twice, and never let a guest know it.
@@ -63,6 +65,7 @@ impl Default for RnicConfig {
             completion_vectors: 4,
             doorbell_pages: 4096,
             segmentation: Segmentation::Local,
+            features: Features::ALL,
             limits: Limits::default(),
             seed: [0; 32],
         }
@@ -74,7 +77,7 @@ impl Default for RnicConfig {
 pub(crate) struct Pd {
     pub(crate) context: u32,
     pub(crate) kind: ContextKind,
-    /// Regions and queue pairs that belong to it.
+    /// Regions, windows and queue pairs that belong to it.
     pub(crate) users: u32,
 }
 
@@ -131,6 +134,8 @@ pub struct Snapshot {
     pub pds: u32,
     /// Memory regions.
     pub mrs: usize,
+    /// Memory windows.
+    pub mws: u32,
     /// Completion queues.
     pub cqs: u32,
     /// Queue pairs.
@@ -172,7 +177,13 @@ impl Rnic {
             Segmentation::Local => Some(LOCAL_MTU),
             Segmentation::PathMtu => None,
         };
-        let resources = Resources::new(*limits, mtu, config.completion_vectors, config.seed);
+        let resources = Resources::new(
+            *limits,
+            config.features,
+            mtu,
+            config.completion_vectors,
+            config.seed,
+        );
         config.seed = [0; 32];
         Self {
             resources,
@@ -469,7 +480,8 @@ impl Rnic {
             contexts: self.contexts.len(),
             polled_contexts: self.polled.len(),
             pds: self.pds.len(),
-            mrs: self.resources.regions.len(),
+            mrs: self.resources.keys.regions(),
+            mws: self.resources.keys.windows(),
             cqs: self.resources.cqs.len(),
             qps: self.qps.len(),
             ready_qps: self.qps.ready.len(),

@@ -4,9 +4,11 @@
 //! seeded faults, all in virtual time. Panics wherever a test has to fail.
 
 mod guest;
+mod keys;
 mod memory;
 mod world;
 
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send};
+pub use keys::{FastMr, Mw, next_key};
 pub use memory::{GuestView, Memories};
 pub use world::{Connection, Faults, Node, World, gid_of};

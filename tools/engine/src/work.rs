@@ -4,7 +4,7 @@
 
 use crate::{
     cause::Cause,
-    limits::MAX_MESSAGE,
+    limits::{Features, MAX_MESSAGE},
     memory::{HostRange, Memory, Unmapped},
 };
 use vrnic_wire::{
@@ -12,8 +12,8 @@ use vrnic_wire::{
     qp::QpType,
     ring,
     work::{
-        self, AtomicTarget, DatagramTarget, RdmaTarget, ReceiveHeader, SendHeader, SendOpcode, Sge,
-        send_flags,
+        self, AtomicTarget, BindTarget, DatagramTarget, RdmaTarget, ReceiveHeader, RegisterTarget,
+        SendHeader, SendOpcode, Sge, send_flags,
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -76,6 +76,10 @@ pub(crate) struct Capacities {
     pub(crate) recv_sge: u32,
     /// Inline bytes of a send.
     pub(crate) inline: u32,
+    /// Whether the queue pair belongs to a kernel context.
+    pub(crate) kernel: bool,
+    /// What was negotiated.
+    pub(crate) features: Features,
 }
 
 /// Where the payload of a send work request is.
@@ -110,6 +114,10 @@ pub(crate) enum Target {
         /// Value to store.
         swap: u64,
     },
+    /// Changes a region of this side.
+    Register(RegisterTarget),
+    /// Changes a window of this side.
+    Bind(BindTarget),
     /// Goes to any queue pair.
     Datagram(DatagramTarget),
 }
@@ -148,7 +156,18 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
         SendOpcode::Read => completion::Opcode::Read,
         SendOpcode::CompareSwap => completion::Opcode::CompareSwap,
         SendOpcode::FetchAdd => completion::Opcode::FetchAdd,
+        SendOpcode::LocalInvalidate => completion::Opcode::LocalInvalidate,
+        SendOpcode::BindWindow => completion::Opcode::BindWindow,
+        SendOpcode::RegisterRegion => completion::Opcode::RegisterRegion,
     }
+}
+
+/// Whether requests with this opcode send nothing.
+pub(crate) fn is_local(opcode: SendOpcode) -> bool {
+    matches!(
+        opcode,
+        SendOpcode::LocalInvalidate | SendOpcode::BindWindow | SendOpcode::RegisterRegion
+    )
 }
 
 /// Whether requests with this opcode bring data back.
@@ -159,10 +178,20 @@ pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
     )
 }
 
-/// Whether a queue pair of that type does the operation.
-fn is_supported(opcode: SendOpcode, qp_type: QpType) -> bool {
+/// Whether such a queue pair does the operation.
+fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) -> bool {
     match qp_type {
-        QpType::ReliableConnection => true,
+        QpType::ReliableConnection => match opcode {
+            SendOpcode::LocalInvalidate => {
+                let features = capacities.features;
+                features.memory_extensions || features.memory_windows
+            }
+            SendOpcode::BindWindow => capacities.features.memory_windows,
+            SendOpcode::RegisterRegion => {
+                capacities.features.memory_extensions && capacities.kernel
+            }
+            _ => true,
+        },
         QpType::UnreliableDatagram | QpType::Gsi => {
             matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate)
         }
@@ -195,11 +224,15 @@ pub(crate) fn read_send<M: Memory>(
     };
     let invalid = |cause| bad(Status::LocalQueuePairOperation, cause);
 
-    let Some(opcode) = opcode.ok().filter(|&opcode| is_supported(opcode, qp_type)) else {
+    let Some(opcode) = opcode
+        .ok()
+        .filter(|&opcode| is_supported(opcode, qp_type, capacities))
+    else {
         return invalid(Cause::WqeOpcode);
     };
     let inline = header.flags & send_flags::INLINE != 0;
-    if header.flags & !send_flags::ALL != 0 || (inline && is_fetching(opcode)) {
+    let sends = !is_fetching(opcode) && !is_local(opcode);
+    if header.flags & !send_flags::ALL != 0 || (inline && !sends) {
         return invalid(Cause::WqeFlags);
     }
     if header.reserved.get() != 0 {
@@ -213,7 +246,12 @@ pub(crate) fn read_send<M: Memory>(
         }
         (Source::Inline, 0)
     } else {
-        if inline_length != 0 || u32::from(count) > capacities.send_sge {
+        let max_sge = if is_local(opcode) {
+            0
+        } else {
+            capacities.send_sge
+        };
+        if inline_length != 0 || u32::from(count) > max_sge {
             return invalid(Cause::WqeCapacity);
         }
         (
@@ -226,7 +264,7 @@ pub(crate) fn read_send<M: Memory>(
         return invalid(Cause::WqeCapacity);
     }
     let Some(target) = read_target(&copy, opcode, qp_type) else {
-        return invalid(Cause::WqeReserved);
+        return Err(Unmapped);
     };
     copy.extend(entry, end, memory)?;
     let mut length = copy.elements(work::SEND_DATA_OFFSET, usize::from(count), push);
@@ -254,37 +292,39 @@ pub(crate) fn read_send<M: Memory>(
     }))
 }
 
-/// Interprets the operation's part of a send entry; `None` if a reserved field, or a part without a
-/// use, is not 0.
+/// Interprets the operation's part of a send entry. Reserved members are not looked at.
 fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<Target> {
     let bytes = &copy.bytes[work::TARGET_OFFSET..work::SEND_DATA_OFFSET];
     if qp_type != QpType::ReliableConnection {
         let target = DatagramTarget::read_from_bytes(bytes).ok()?;
-        return (target.address.reserved.get() == 0).then_some(Target::Datagram(target));
+        return Some(Target::Datagram(target));
     }
-    match opcode {
+    Some(match opcode {
         SendOpcode::Write | SendOpcode::WriteWithImmediate | SendOpcode::Read => {
             let target = RdmaTarget::read_from_bytes(bytes).ok()?;
-            (target.reserved == [0; 28]).then(|| Target::Rdma {
+            Target::Rdma {
                 address: target.address.get(),
                 rkey: target.rkey.get(),
-            })
+            }
         }
         SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
             let target = AtomicTarget::read_from_bytes(bytes).ok()?;
-            (target.reserved.get() == 0 && target.reserved_tail.get() == 0).then(|| {
-                Target::Atomic {
-                    address: target.address.get(),
-                    rkey: target.rkey.get(),
-                    compare_add: target.compare_add.get(),
-                    swap: target.swap.get(),
-                }
-            })
+            Target::Atomic {
+                address: target.address.get(),
+                rkey: target.rkey.get(),
+                compare_add: target.compare_add.get(),
+                swap: target.swap.get(),
+            }
         }
-        SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
-            bytes.iter().all(|&byte| byte == 0).then_some(Target::None)
+        SendOpcode::BindWindow => Target::Bind(BindTarget::read_from_bytes(bytes).ok()?),
+        SendOpcode::RegisterRegion => {
+            Target::Register(RegisterTarget::read_from_bytes(bytes).ok()?)
         }
-    }
+        SendOpcode::Send
+        | SendOpcode::SendWithImmediate
+        | SendOpcode::SendWithInvalidate
+        | SendOpcode::LocalInvalidate => Target::None,
+    })
 }
 
 /// What a flushed entry of a send queue was: its `wr_id` and the opcode of its completion.

@@ -663,7 +663,7 @@ fn the_longest_message_is_two_gibibytes() {
         let node = &mut world.nodes[index];
         let arena = node.guest.arena(65536).repeated(LONGEST / 65536 + 1);
         node.guest
-            .register(&mut node.rnic, arena, LONGEST + 1, access::REGION)
+            .register(&mut node.rnic, arena, LONGEST + 1, access::QUEUE_PAIR)
     });
     let data = pattern(65536, 9);
     big[0].arena.put(0, &data);
@@ -761,7 +761,7 @@ fn the_longest_read_in_the_smallest_packets() {
         let node = &mut world.nodes[index];
         let arena = node.guest.arena(65536).repeated(LONGEST / 65536);
         node.guest
-            .register(&mut node.rnic, arena, LONGEST, access::REGION)
+            .register(&mut node.rnic, arena, LONGEST, access::QUEUE_PAIR)
     });
     let data = pattern(65536, 3);
     big[1].arena.put(0, &data);

@@ -12,9 +12,10 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        ClearGid, Command, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp, DeregisterMr,
-        DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice,
-        QueryPort, QueryQp, RegisterMr, RingDoorbell, SetGid, SetMtu, Status, mr_flags,
+        AllocateMw, ClearGid, Command, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
+        DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp, MwType,
+        QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, RingDoorbell, SetGid, SetMtu,
+        Status, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -370,7 +371,7 @@ impl Commands {
             ..Default::default()
         };
         let mr = RegisterMr {
-            access: access::REGION.into(),
+            access: (access::REGION & !access::ZERO_BASED).into(),
             iova: 0x1000.into(),
             pages: list(8192),
             ..Default::default()
@@ -580,8 +581,8 @@ fn each_fault_of_a_command_has_its_status() {
     for rights in [
         access::REMOTE_WRITE,
         access::REMOTE_ATOMIC,
-        access::MW_BIND,
         access::ZERO_BASED,
+        1 << 9,
     ] {
         let bad = with(mr, |r| r.access = rights.into());
         c.refuses(bad, InvalidArgument, "rights");
@@ -726,6 +727,7 @@ fn limits_hold_at_their_values() {
         qp: 3,
         cq: 3,
         mr: 3,
+        mw: 3,
         pd: 3,
         contexts: 3,
         ..Limits::default()
@@ -758,6 +760,12 @@ fn limits_hold_at_their_values() {
     c.refuses(new_cq, Status::NoResources, "completion queues");
     (0..reported.max_mr.get()).for_each(|_| assert!(c.run(mr).is_ok()));
     c.refuses(mr, Status::NoResources, "memory regions");
+    let mw = AllocateMw {
+        pd: mr.pd,
+        mw_type: MwType::Type2.raw().into(),
+    };
+    (0..reported.max_mw.get()).for_each(|_| assert!(c.run(mw).is_ok()));
+    c.refuses(mw, Status::NoResources, "memory windows");
     (0..reported.max_qp.get()).for_each(|_| assert!(c.run(qp).is_ok()));
     c.refuses(qp, Status::NoResources, "queue pairs");
 }

@@ -128,7 +128,32 @@ int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va
 	return fail_next;
 }
 
+int ibv_cmd_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t length, uint64_t hca_va, int access,
+		     struct ibv_pd *pd, struct ibv_rereg_mr *cmd, size_t cmd_size, struct ib_uverbs_rereg_mr_resp *resp,
+		     size_t resp_size)
+{
+	CHECK(flags == 7 && hca_va == (uintptr_t)addr && length == 16 && access == 1 && pd);
+	CHECK(cmd_size == sizeof(*cmd) && resp_size == sizeof(*resp));
+	vmr->ibv_mr.lkey = 6;
+	return fail_next;
+}
+
 int ibv_cmd_dereg_mr(struct verbs_mr *vmr)
+{
+	return 0;
+}
+
+int ibv_cmd_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw *mw, struct ibv_alloc_mw *cmd,
+		     size_t cmd_size, struct ib_uverbs_alloc_mw_resp *resp, size_t resp_size)
+{
+	CHECK(cmd_size == sizeof(*cmd) && resp_size == sizeof(*resp));
+	mw->pd = pd;
+	mw->type = type;
+	mw->rkey = 0x112233ff;
+	return fail_next;
+}
+
+int ibv_cmd_dealloc_mw(struct ibv_mw *mw)
 {
 	return 0;
 }
@@ -507,7 +532,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	wr[1].num_sge = -1;
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL && sent() == 13 && !take_bits());
 	wr[1].num_sge = 0;
-	wr[1].opcode = IBV_WR_LOCAL_INV;
+	wr[1].opcode = IBV_WR_TSO;
 	CHECK(ibv_post_send(qp, &wr[1], &bad) == EINVAL);
 	sge[0].length = 65;
 	wr[1] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = sge, .num_sge = 1,
@@ -571,7 +596,7 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 		.cap = { .max_send_wr = 4, .max_send_sge = 2, .max_inline_data = 16 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.pd = pd,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_BIND_MW,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
 	};
 	char text[] = "abcdefgh";
 	struct ibv_data_buf pieces[2] = { { text, 3 }, { text + 3, 2 } };
@@ -652,6 +677,67 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(!ops.destroy_ah(ah) && !ops.destroy_qp(qp));
 }
 
+static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_send_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = pd,
+		.send_ops_flags = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV,
+	};
+	struct ibv_qp *qp = ops.create_qp_ex(pd->context, &attr);
+	struct ibv_mw *mw = ops.alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_mr *mr = ops.reg_mr(pd, &attr, 8, 0, 0);
+	struct ibv_mw_bind bind = { .wr_id = 9, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr *bad, wr = { .wr_id = 10, .opcode = IBV_WR_BIND_MW };
+	struct ibv_sge sge = { 1, 2, 3 };
+	struct ibv_qp_ex *ex;
+
+	CHECK(qp && mw && mr && mw->type == IBV_MW_TYPE_1 && mw->rkey == 0x112233ff);
+	to_rts(qp);
+	/* The next key differs in the lowest byte alone. */
+	bind.bind_info = (struct ibv_mw_bind_info){ mr, 1, 2, 3 };
+	CHECK(!ops.bind_mw(qp, mw, &bind) && sent() == 1 && mw->rkey == 0x11223300);
+	CHECK(send_entry(0)[0] == 8 && send_entry(0)[1] == 1 && get64(send_entry(0) + 8) == 9);
+	CHECK(get64(send_entry(0) + 24) == 1 && get64(send_entry(0) + 32) == 2);
+	CHECK(get32(send_entry(0) + 40) == 0x11223300 && get32(send_entry(0) + 44) == 5 && get32(send_entry(0) + 48) == 3);
+	bind.bind_info = (struct ibv_mw_bind_info){};
+	CHECK(!ops.bind_mw(qp, mw, &bind) && mw->rkey == 0x11223301 && !get32(send_entry(1) + 44));
+
+	wr.bind_mw.mw = mw;
+	wr.bind_mw.rkey = 0xffffff77;
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, 4, 5, 6 };
+	CHECK(!ibv_post_send(qp, &wr, &bad) && mw->rkey == 0x11223377 && get32(send_entry(2) + 40) == 0x11223377);
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	wr.bind_mw.rkey = 0;
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && mw->rkey == 0x11223377 && sent() == 3);
+	wr = (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = 0x11223377 };
+	CHECK(!ibv_post_send(qp, &wr, &bad) && send_entry(3)[0] == 7 && get32(send_entry(3) + 16) == 0x11223377);
+	wr.opcode = 0x20;
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && sent() == 4);
+
+	ex = &((struct verbs_qp *)qp)->qp_ex;
+	ibv_wr_start(ex);
+	ibv_wr_bind_mw(ex, mw, 0x80, &(struct ibv_mw_bind_info){ mr, 7, 8, 9 });
+	ibv_wr_local_inv(ex, 0x11223380);
+	CHECK(!ibv_wr_complete(ex) && sent() == 6 && mw->rkey == 0x11223380);
+	CHECK(send_entry(4)[0] == 8 && get32(send_entry(4) + 40) == 0x11223380 && get64(send_entry(4) + 32) == 8);
+	CHECK(send_entry(5)[0] == 7 && get32(send_entry(5) + 16) == 0x11223380);
+	ibv_wr_start(ex);
+	ibv_wr_local_inv(ex, 1);
+	ibv_wr_set_sge(ex, 1, 2, 3);
+	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 6);
+	take_bits();
+	CHECK(!ops.dereg_mr((struct verbs_mr *)mr) && !ops.dealloc_mw(mw) && !ops.destroy_qp(qp));
+	fail_next = ENOMEM;
+	CHECK(!ops.alloc_mw(pd, IBV_MW_TYPE_2) && errno == ENOMEM);
+	fail_next = 0;
+}
+
 static void domains(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_td_init_attr td_attr = {};
@@ -664,7 +750,9 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(ops.dealloc_pd(pd) == EBUSY && ops.dealloc_td(td) == EBUSY);
 	CHECK(!ops.dealloc_pd(parent) && !ops.dealloc_td(td));
 	mr = ops.reg_mr(pd, &td, 8, 0, 0);
-	CHECK(mr && mr->lkey == 5 && !ops.dereg_mr((struct verbs_mr *)mr));
+	CHECK(mr && mr->lkey == 5);
+	CHECK(!ops.rereg_mr((struct verbs_mr *)mr, 7, pd, &td, 16, 1) && mr->lkey == 6);
+	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));
 	fail_next = EFAULT;
 	CHECK(!ops.reg_mr(pd, &td, 8, 0, 0) && errno == EFAULT);
 	fail_next = 0;
@@ -692,6 +780,7 @@ void exercise(void)
 		cq = ops.create_cq(context, 5, NULL, 0);
 		send_and_receive(context, pd, cq);
 		extended_posting(context, pd, cq);
+		windows(pd, cq);
 		domains(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));
 		ops.free_context(context);

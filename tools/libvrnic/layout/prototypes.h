@@ -34,7 +34,13 @@ int ibv_cmd_alloc_pd(struct ibv_context *context, struct ibv_pd *pd, struct ibv_
 int ibv_cmd_dealloc_pd(struct ibv_pd *pd);
 int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access, struct verbs_mr *vmr,
 		   struct ibv_reg_mr *cmd, size_t cmd_size, struct ib_uverbs_reg_mr_resp *resp, size_t resp_size);
+int ibv_cmd_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t length, uint64_t hca_va, int access,
+		     struct ibv_pd *pd, struct ibv_rereg_mr *cmd, size_t cmd_size, struct ib_uverbs_rereg_mr_resp *resp,
+		     size_t resp_size);
 int ibv_cmd_dereg_mr(struct verbs_mr *vmr);
+int ibv_cmd_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw *mw, struct ibv_alloc_mw *cmd,
+		     size_t cmd_size, struct ib_uverbs_alloc_mw_resp *resp, size_t resp_size);
+int ibv_cmd_dealloc_mw(struct ibv_mw *mw);
 int ibv_cmd_create_ah(struct ibv_pd *pd, struct ibv_ah *ah, struct ibv_ah_attr *attr,
 		      struct ib_uverbs_create_ah_resp *resp, size_t resp_size);
 int ibv_cmd_destroy_ah(struct ibv_ah *ah);
@@ -57,16 +63,19 @@ int ibv_dontfork_range(void *base, size_t size);
 int ibv_dofork_range(void *base, size_t size);
 
 /* Operations: each initialiser is of the type that the Rust signature stands for. */
+struct ibv_mw *op_alloc_mw(struct ibv_pd *, enum ibv_mw_type);
 struct ibv_pd *op_alloc_parent_domain(struct ibv_context *, struct ibv_parent_domain_init_attr *);
 struct ibv_pd *op_alloc_pd(struct ibv_context *);
 struct ibv_td *op_alloc_td(struct ibv_context *, struct ibv_td_init_attr *);
 int op_attach_mcast(struct ibv_qp *, const union ibv_gid *, uint16_t);
+int op_bind_mw(struct ibv_qp *, struct ibv_mw *, struct ibv_mw_bind *);
 void op_cq_event(struct ibv_cq *);
 struct ibv_ah *op_create_ah(struct ibv_pd *, struct ibv_ah_attr *);
 struct ibv_cq *op_create_cq(struct ibv_context *, int, struct ibv_comp_channel *, int);
 struct ibv_cq_ex *op_create_cq_ex(struct ibv_context *, struct ibv_cq_init_attr_ex *);
 struct ibv_qp *op_create_qp(struct ibv_pd *, struct ibv_qp_init_attr *);
 struct ibv_qp *op_create_qp_ex(struct ibv_context *, struct ibv_qp_init_attr_ex *);
+int op_dealloc_mw(struct ibv_mw *);
 int op_dealloc_pd(struct ibv_pd *);
 int op_dealloc_td(struct ibv_td *);
 int op_dereg_mr(struct verbs_mr *);
@@ -84,21 +93,25 @@ int op_query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *);
 int op_query_qp(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *);
 struct ibv_mr *op_reg_mr(struct ibv_pd *, void *, size_t, uint64_t, int);
 int op_req_notify_cq(struct ibv_cq *, int);
+int op_rereg_mr(struct verbs_mr *, int, struct ibv_pd *, void *, size_t, int);
 
 #define SAME_TYPE(member, function)                                                                                    \
 	_Static_assert(__builtin_types_compatible_p(__typeof__(((struct verbs_context_ops *)0)->member),               \
 						    __typeof__(&function)),                                            \
 		       #member)
+SAME_TYPE(alloc_mw, op_alloc_mw);
 SAME_TYPE(alloc_parent_domain, op_alloc_parent_domain);
 SAME_TYPE(alloc_pd, op_alloc_pd);
 SAME_TYPE(alloc_td, op_alloc_td);
 SAME_TYPE(attach_mcast, op_attach_mcast);
+SAME_TYPE(bind_mw, op_bind_mw);
 SAME_TYPE(cq_event, op_cq_event);
 SAME_TYPE(create_ah, op_create_ah);
 SAME_TYPE(create_cq, op_create_cq);
 SAME_TYPE(create_cq_ex, op_create_cq_ex);
 SAME_TYPE(create_qp, op_create_qp);
 SAME_TYPE(create_qp_ex, op_create_qp_ex);
+SAME_TYPE(dealloc_mw, op_dealloc_mw);
 SAME_TYPE(dealloc_pd, op_dealloc_pd);
 SAME_TYPE(dealloc_td, op_dealloc_td);
 SAME_TYPE(dereg_mr, op_dereg_mr);
@@ -116,6 +129,7 @@ SAME_TYPE(query_port, op_query_port);
 SAME_TYPE(query_qp, op_query_qp);
 SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
+SAME_TYPE(rereg_mr, op_rereg_mr);
 
 /* The first bytes of the device's attributes are the firmware version. */
 _Static_assert(offsetof(struct ibv_device_attr_ex, orig_attr.fw_ver) == 0, "fw_ver");

@@ -132,6 +132,8 @@ pub struct LimitOverrides {
     pub cq_entries: Option<u32>,
     /// Memory regions.
     pub mr: Option<u32>,
+    /// Memory windows.
+    pub mw: Option<u32>,
     /// Bytes of a memory region.
     pub mr_size: Option<u64>,
     /// Protection domains.
@@ -150,6 +152,7 @@ impl LimitOverrides {
             cq: self.cq.unwrap_or(default.cq),
             cq_entries: self.cq_entries.unwrap_or(default.cq_entries),
             mr: self.mr.unwrap_or(default.mr),
+            mw: self.mw.unwrap_or(default.mw),
             mr_size: self.mr_size.unwrap_or(default.mr_size),
             pd: self.pd.unwrap_or(default.pd),
             contexts: self.contexts.unwrap_or(default.contexts),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::time::Instant;
-use vrnic_engine::{Cause, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
+use vrnic_engine::{Cause, Features, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
 use vrnic_wire::config::{
     ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
     VIRTIO_ID_RDMA,
@@ -72,6 +72,7 @@ impl Device {
             } else {
                 0
             },
+            features: Features::ALL,
             limits,
             segmentation: Segmentation::Local,
             seed: [0; 32],
@@ -137,7 +138,7 @@ impl Device {
         DeviceSpec {
             virtio_id: VIRTIO_ID_RDMA,
             pci_class: [0x00, 0x80, 0x02],
-            offered_features: required | doorbell,
+            offered_features: required | doorbell | Features::ALL.bits(),
             required_features: required,
             config: Rnic::new(self.config.clone())
                 .config_space()
@@ -365,6 +366,7 @@ impl Device {
         if activation.features & 1 << F_DOORBELL == 0 {
             config.doorbell_pages = 0;
         }
+        config.features = Features::from_bits(activation.features);
         config.seed = random_seed();
         self.session = Some(Session {
             memory,

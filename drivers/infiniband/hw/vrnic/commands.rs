@@ -19,18 +19,23 @@ use kernel::{
 use virtio::SharedMemory;
 use vrnic_wire::{
     command::{
+        reregister_flags,
+        AllocateMr,
+        AllocateMw,
         Command,
         CreateContext,
         CreateCq,
         CreatePd,
         CreateQp,
+        DeallocateMw,
         DeregisterMr,
         DestroyContext,
         DestroyCq,
         DestroyPd,
         DestroyQp,
         Empty,
-        RegisterMr, //
+        RegisterMr,
+        ReregisterMr, //
     },
     memory::{
         PageList,
@@ -73,6 +78,7 @@ destroy! {
     DestroyCq { cqn } "completion queue", events: true;
     DestroyQp { qpn } "queue pair", events: true;
     DeregisterMr { key } "memory region", events: false;
+    DeallocateMw { key } "memory window", events: false;
 }
 
 /// An object on the device, which exists as long as this value: dropping it destroys the object.
@@ -198,6 +204,47 @@ pub(crate) fn create_qp(
 pub(crate) fn register_mr(
     control: &Arc<Control>,
     request: &RegisterMr,
+) -> Result<Object<DeregisterMr>> {
+    let reply = control.execute(request)?;
+    let destroy = DeregisterMr {
+        pd: request.pd,
+        key: reply.key,
+    };
+    Ok(Object::new(control, destroy))
+}
+
+/// Changes a memory region, whose number may be another afterwards. `request` names the region by
+/// nothing yet.
+pub(crate) fn reregister_mr(mr: &mut Object<DeregisterMr>, request: &ReregisterMr) -> Result {
+    let reply = mr.control.execute(&ReregisterMr {
+        pd: mr.command.pd,
+        key: mr.command.key,
+        ..*request
+    })?;
+    mr.command.key = reply.key;
+    if request.flags.get() & reregister_flags::PD != 0 {
+        mr.command.pd = request.new_pd;
+    }
+    Ok(())
+}
+
+/// Allocates a memory window; its number is its first key.
+pub(crate) fn allocate_mw(
+    control: &Arc<Control>,
+    request: &AllocateMw,
+) -> Result<Object<DeallocateMw>> {
+    let reply = control.execute(request)?;
+    let destroy = DeallocateMw {
+        pd: request.pd,
+        key: reply.key,
+    };
+    Ok(Object::new(control, destroy))
+}
+
+/// Allocates a memory region for fast registration; its number is its first key.
+pub(crate) fn allocate_mr(
+    control: &Arc<Control>,
+    request: &AllocateMr,
 ) -> Result<Object<DeregisterMr>> {
     let reply = control.execute(request)?;
     let destroy = DeregisterMr {

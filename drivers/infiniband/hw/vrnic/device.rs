@@ -7,6 +7,7 @@ use rdma::{
     device::{
         Atomicity,
         Attributes,
+        Capabilities,
         Capability, //
     },
     gid,
@@ -20,6 +21,7 @@ use rdma::{
 };
 use vrnic_wire::{
     abi,
+    command::DeviceLimits,
     config::{
         PCI_DEVICE_ID,
         PCI_VENDOR_ID, //
@@ -32,6 +34,7 @@ use crate::{
     cq::Cq,
     driver::Resources,
     mr::Mr,
+    mw::Mw,
     pd::Pd,
     qp::Qp,
     ucontext::UserContext, //
@@ -53,6 +56,21 @@ const ACK_DELAY: u8 = 15;
 /// its completion queue, its protection domain, and the memory region of that.
 fn left_for_users(all: u32) -> u32 {
     all.saturating_sub(1)
+/// What a device with these limits can do.
+fn capabilities(limits: &DeviceLimits) -> Capabilities {
+    let mut capabilities = Capability::BadPkeyCounter
+        | Capability::BadQkeyCounter
+        | Capability::CurrentQpState
+        | Capability::PortActiveEvent
+        | Capability::SystemImageGuid
+        | Capability::RcRnrNak;
+    if limits.max_fast_registration_pages.get() != 0 {
+        capabilities |= Capability::MemoryExtensions;
+    }
+    if limits.max_mw.get() != 0 {
+        capabilities |= Capability::MemoryWindow | Capability::MemoryWindowType2B;
+    }
+    capabilities
 }
 
 #[vtable]
@@ -63,6 +81,7 @@ impl Operations for Vrnic {
     type CompletionQueue = Cq;
     type QueuePair = Qp;
     type MemoryRegion = Mr;
+    type MemoryWindow = Mw;
     type AddressHandle = Ah;
 
     // Provisional: `enum rdma_driver_id` has no value for this driver yet.
@@ -80,12 +99,7 @@ impl Operations for Vrnic {
             vendor_id: PCI_VENDOR_ID.into(),
             vendor_part_id: PCI_DEVICE_ID.into(),
             hardware_version: 1,
-            capabilities: Capability::BadPkeyCounter
-                | Capability::BadQkeyCounter
-                | Capability::CurrentQpState
-                | Capability::PortActiveEvent
-                | Capability::SystemImageGuid
-                | Capability::RcRnrNak,
+            capabilities: capabilities(limits),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
             max_qp: left_for_users(limits.max_qp.get()),
@@ -96,6 +110,8 @@ impl Operations for Vrnic {
             max_cq: left_for_users(limits.max_cq.get()),
             max_cqe: limits.max_cq_entries.get(),
             max_mr: left_for_users(limits.max_mr.get()),
+            max_mw: limits.max_mw.get(),
+            max_fast_registration_pages: limits.max_fast_registration_pages.get(),
             max_pd: left_for_users(limits.max_pd.get()),
             // The device does not know of address handles: memory is the limit.
             max_ah: i32::MAX.unsigned_abs(),

@@ -45,9 +45,13 @@ use vrnic_wire::{
         Config,
         DOORBELL_PAGE_SIZE,
         F_DOORBELL,
+        F_MEMORY_EXTENSIONS,
+        F_MEMORY_WINDOWS,
+        F_REREGISTRATION,
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
-    }, //
+    },
+    memory::LOCAL_DMA_KEY, //
 };
 
 use crate::{
@@ -72,6 +76,15 @@ use crate::{
 /// The device has a doorbell region.
 const DOORBELL: Feature = Feature::device(F_DOORBELL);
 
+/// The device registers memory by work requests.
+const MEMORY_EXTENSIONS: Feature = Feature::device(F_MEMORY_EXTENSIONS);
+
+/// The device has memory windows.
+const MEMORY_WINDOWS: Feature = Feature::device(F_MEMORY_WINDOWS);
+
+/// The device changes memory regions in place.
+const REREGISTRATION: Feature = Feature::device(F_REREGISTRATION);
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -82,9 +95,9 @@ impl virtio::Driver for Driver {
     const ID_TABLE: IdTable = &VIRTIO_TABLE;
     // A process must not be given more than its own doorbell page.
     const FEATURES: &'static [Feature] = if PAGE_SIZE == DOORBELL_PAGE_SIZE as usize {
-        &[DOORBELL]
+        &[DOORBELL, MEMORY_EXTENSIONS, MEMORY_WINDOWS, REREGISTRATION]
     } else {
-        &[]
+        &[MEMORY_EXTENSIONS, MEMORY_WINDOWS, REREGISTRATION]
     };
 
     fn probe<'bound>(
@@ -138,6 +151,7 @@ fn register<'bound>(
         ports: config.ports.get(),
         node_guid: config.node_guid.get(),
         user_posts_by_verb: resources.doorbells.is_none(),
+        local_dma_key: resources.local_dma_key,
     };
     let device = UnregisteredDevice::new(parent, &properties, dispatcher)?;
     let data = Ok::<_, Error>(resources);
@@ -166,6 +180,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) doorbells: Option<Region<'bound>>,
     /// As long as there are users: they wait for what was posted.
     _supervised: Supervised,
+    /// Key of the kernel for all memory.
+    local_dma_key: Option<u32>,
     _queues: Virtqueues<'bound>,
 }
 
@@ -216,6 +232,7 @@ impl<'bound> Resources<'bound> {
             config,
             dma,
             doorbells,
+            local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             _queues: queues,
         };
         Ok((resources, dispatcher))

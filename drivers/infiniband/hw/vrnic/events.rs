@@ -92,6 +92,8 @@ impl AsyncEvents {
 impl Handler for AsyncEvents {
     type Context = ();
 
+    const DEFERS: bool = true;
+
     fn used(&self, queue: &Virtqueue<Self>) {
         queue.defer();
     }

@@ -22,6 +22,7 @@
 //! | [`ucontext`] | contexts of processes                                         |
 //! | [`pd`]       | protection domains                                            |
 //! | [`mr`]       | memory regions                                                |
+//! | [`mw`]       | memory windows                                                |
 //! | [`cq`]       | completion queues                                             |
 //! | [`polled`]   | what the kernel polls                                         |
 //! | [`qp`]       | queue pairs                                                   |
@@ -48,6 +49,7 @@ mod gid;
 mod health;
 mod memory;
 mod mr;
+mod mw;
 mod pd;
 mod polled;
 mod port;

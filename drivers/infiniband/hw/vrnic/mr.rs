@@ -2,13 +2,23 @@
 
 //! Memory regions.
 
-use kernel::prelude::*;
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::DmaAddress,
+    new_mutex,
+    prelude::*,
+    sync::Mutex, //
+};
 use rdma::{
     access::{
         Access,
         AccessFlags, //
     },
     mr::{
+        Change,
         New,
         Range, //
     },
@@ -17,19 +27,30 @@ use rdma::{
     Umem,
     User, //
 };
+use virtio::SharedMemory;
 use vrnic_wire::{
     command::{
         mr_flags,
+        reregister_flags,
+        AllocateMr,
         DeregisterMr,
-        RegisterMr, //
+        DeviceLimits,
+        RegisterMr,
+        ReregisterMr, //
     },
-    memory::access, //
+    memory::{
+        access,
+        TABLE_ENTRY_LENGTH, //
+    }, //
 };
 
 use crate::{
     commands::{
+        allocate_mr,
         register_mr,
-        Object, //
+        reregister_mr,
+        Object,
+        PageListBuffer, //
     },
     device::{
         Call,
@@ -42,23 +63,132 @@ use crate::{
 /// A memory region.
 #[pin_data]
 pub(crate) struct Mr {
+    /// What a process may have changed. Held during commands about the region.
+    #[pin]
+    registered: Mutex<Registered>,
+    /// What work requests register, if they do.
+    table: Option<Table>,
+}
+
+/// A region as the device knows it.
+struct Registered {
     // Fields are dropped in declaration order: the device lets go of the memory first.
     object: Object<DeregisterMr>,
-    /// Memory of the region; [`None`] if it is all memory there is.
-    umem: Option<Umem>,
+    /// Memory of a process; [`None`] if it is that of the kernel.
+    user: Option<UserMemory>,
+}
+
+/// What a process registered.
+struct UserMemory {
+    umem: Umem,
+    iova: u64,
+    access: AccessFlags,
     /// Pages that the device was told of, and the binary logarithm of their size.
     pages: (u32, u8),
+}
+
+impl UserMemory {
+    /// Pins memory and lists its pages.
+    fn get(call: &Call<'_>, range: &Range, access: AccessFlags) -> Result<(Self, PageListBuffer)> {
+        if range.length > call.data.limits.max_mr_size.get() {
+            return Err(EINVAL);
+        }
+        let length = usize::try_from(range.length)?;
+        let umem = Umem::get(call.device, range.start, length, access)?;
+        let pages = region_pages(call, &umem, range.iova)?;
+        let list = pages.list();
+        let memory = Self {
+            umem,
+            iova: range.iova,
+            access,
+            pages: (list.page_count.get(), list.page_shift),
+        };
+        Ok((memory, pages))
+    }
+
+    /// Where it is.
+    fn range(&self) -> Range {
+        Range {
+            start: self.umem.address(),
+            length: self.umem.len() as u64,
+            iova: self.iova,
+        }
+    }
+}
+
+impl Mr {
+    /// A region whose only key is that of `object`.
+    fn new(
+        object: Object<DeregisterMr>,
+        user: Option<UserMemory>,
+        table: Option<Table>,
+    ) -> New<impl PinInit<Self>, ()> {
+        let key = object.number();
+        New {
+            init: pin_init!(Self {
+                registered <- new_mutex!(Registered { object, user }),
+                table,
+            }),
+            response: (),
+            lkey: key,
+            rkey: key,
+        }
+    }
+}
+
+/// The pages of a region for fast registration, as the device reads them.
+struct Table {
+    memory: SharedMemory,
+    max_pages: u32,
+}
+
+impl Table {
+    /// A table for that many pages, at least 1.
+    fn new(dev: &Device<Bound>, max_pages: u32) -> Result<Self> {
+        let length = (max_pages as usize)
+            .checked_mul(TABLE_ENTRY_LENGTH)
+            .ok_or(EINVAL)?;
+        Ok(Self {
+            memory: SharedMemory::new(dev, length)?,
+            max_pages,
+        })
+    }
+
+    /// Writes an entry; `ENOMEM` if the table is not that long.
+    fn set(&self, index: u32, address: DmaAddress) -> Result {
+        if index >= self.max_pages {
+            return Err(ENOMEM);
+        }
+        let entry = address.to_le_bytes();
+        self.memory
+            .write(index as usize * TABLE_ENTRY_LENGTH, &entry)
+    }
 }
 
 /// The rights that the device knows; `EOPNOTSUPP` if there are others.
 ///
 /// That memory is made of huge pages is no right but a hint, and seen anyway.
-fn rights(access: AccessFlags) -> Result<u32> {
+pub(crate) fn rights(access: AccessFlags) -> Result<u32> {
     let bits = access.bits() & !(Access::HugeTlb as u32);
     if bits & !access::REGION != 0 {
         return Err(EOPNOTSUPP);
     }
     Ok(bits)
+}
+
+/// As [`rights`], for a device that may be without memory windows.
+fn device_rights(access: AccessFlags, limits: &DeviceLimits) -> Result<u32> {
+    let bits = rights(access)?;
+    if limits.max_mw.get() == 0 && bits & access::WINDOWS != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(bits)
+}
+
+/// Whether memory that is pinned for these rights is pinned to be written.
+fn pins_for_writing(access: AccessFlags) -> bool {
+    let writing = access::LOCAL_WRITE | access::REMOTE_CHANGES | access::MW_BIND;
+    access.bits() & writing != 0
 }
 
 #[vtable]
@@ -74,40 +204,19 @@ impl MemoryRegion for Mr {
         access: AccessFlags,
         _user: User<'_, Vrnic, ()>,
     ) -> Result<New<impl PinInit<Self>, ()>> {
-        let rights = rights(access)?;
-        if range.length > call.data.limits.max_mr_size.get() {
-            return Err(EINVAL);
-        }
-        let umem = Umem::get(
-            call.device,
-            range.start,
-            usize::try_from(range.length)?,
-            access,
-        )?;
-        let pages = region_pages(call, &umem, range.iova)?;
-        let list = pages.list();
+        let rights = device_rights(access, &call.data.limits)?;
+        let (memory, pages) = UserMemory::get(call, range, access)?;
         let object = register_mr(
             &call.data.control,
             &RegisterMr {
                 pd: pd.number().into(),
                 access: rights.into(),
                 iova: range.iova.into(),
-                pages: list,
+                pages: pages.list(),
                 ..Default::default()
             },
         )?;
-        let key = object.number();
-
-        Ok(New {
-            init: pin_init!(Self {
-                object,
-                umem: Some(umem),
-                pages: (list.page_count.get(), list.page_shift),
-            }),
-            response: (),
-            lkey: key,
-            rkey: key,
-        })
+        Ok(Self::new(object, Some(memory), None))
     }
 
     fn register_dma(
@@ -124,27 +233,88 @@ impl MemoryRegion for Mr {
                 ..Default::default()
             },
         )?;
-        let key = object.number();
+        Ok(Self::new(object, None, None))
+    }
 
-        Ok(New {
-            init: pin_init!(Self {
-                object,
-                umem: None,
-                pages: (0, 0),
-            }),
-            response: (),
-            lkey: key,
-            rkey: key,
-        })
+    fn allocate_fast(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        max_pages: u32,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        if max_pages > call.data.limits.max_fast_registration_pages.get() {
+            return Err(EINVAL);
+        }
+        let table = Table::new(call.data.dma, max_pages)?;
+        let list = PageListBuffer::of_shared(call.data.dma, &table.memory)?;
+        let object = allocate_mr(
+            &call.data.control,
+            &AllocateMr {
+                pd: pd.number().into(),
+                max_pages: max_pages.into(),
+                table: list.list(),
+            },
+        )?;
+        Ok(Self::new(object, None, Some(table)))
+    }
+
+    fn set_page(mr: &rdma::Mr<Self>, index: u32, address: DmaAddress) -> Result {
+        mr.table.as_ref().ok_or(EINVAL)?.set(index, address)
+    }
+
+    fn reregister(
+        mr: &rdma::Mr<Self>,
+        call: &Call<'_>,
+        change: &Change<'_, Pd>,
+    ) -> Result<(u32, u32)> {
+        let mut registered = mr.registered.lock();
+        let Registered { object, user } = &mut *registered;
+        let user = user.as_mut().ok_or(EINVAL)?;
+        let mut request = ReregisterMr::default();
+        let mut flags = 0;
+
+        if let Some(pd) = change.pd {
+            flags |= reregister_flags::PD;
+            request.new_pd = pd.number().into();
+        }
+        let access = change.access.unwrap_or(user.access);
+        if change.access.is_some() {
+            flags |= reregister_flags::ACCESS;
+            request.access = device_rights(access, &call.data.limits)?.into();
+        }
+        // Memory that was pinned to be read has to be pinned anew to be written, and may be other
+        // memory then.
+        let repins = pins_for_writing(access) && !pins_for_writing(user.access);
+        let range = change.range.or_else(|| repins.then(|| user.range()));
+        let mut memory = None;
+        if let Some(range) = range {
+            flags |= reregister_flags::TRANSLATION;
+            let (new, pages) = UserMemory::get(call, &range, access)?;
+            request.iova = range.iova.into();
+            request.pages = pages.list();
+            memory = Some((new, pages));
+        }
+        if flags != 0 {
+            request.flags = flags.into();
+            reregister_mr(object, &request)?;
+        }
+        // The device has let go of the old memory, and remembers the new.
+        if let Some((new, _)) = memory {
+            *user = new;
+        }
+        user.access = access;
+        Ok((object.number(), object.number()))
     }
 
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {
-        mr.object.destroy()
+        mr.registered.lock().object.destroy()
     }
 
     fn fill_details(mr: &rdma::Mr<Self>, details: &mut Details<'_>) -> Result {
-        if mr.umem.is_some() {
-            let (count, shift) = mr.pages;
+        if let Some(table) = &mr.table {
+            return details.number(c"max_pages", table.max_pages);
+        }
+        if let Some(user) = &mr.registered.lock().user {
+            let (count, shift) = user.pages;
             details.number(c"pages", count)?;
             details.number(c"page_shift", shift.into())?;
         }
@@ -163,7 +333,35 @@ mod tests {
         assert_eq!(Access::RemoteWrite as u32, access::REMOTE_WRITE);
         assert_eq!(Access::RemoteRead as u32, access::REMOTE_READ);
         assert_eq!(Access::RemoteAtomic as u32, access::REMOTE_ATOMIC);
+        assert_eq!(Access::MwBind as u32, access::MW_BIND);
+        assert_eq!(Access::ZeroBased as u32, access::ZERO_BASED);
         assert_eq!(Access::RelaxedOrdering as u32, access::RELAXED_ORDERING);
+    }
+
+    #[test]
+    fn rights_to_change_pin_for_writing() {
+        assert!(!pins_for_writing(Access::RemoteRead.into()));
+        assert!(!pins_for_writing(Access::RelaxedOrdering.into()));
+        assert!(pins_for_writing(Access::LocalWrite.into()));
+        assert!(pins_for_writing(Access::MwBind.into()));
+    }
+
+    #[test]
+    fn a_table_holds_as_many_pages_as_it_says() -> Result {
+        virtio::with_test_device(|dev| {
+            let table = Table::new(dev, 600)?;
+            table.set(0, 0x1_2000)?;
+            table.set(599, 0xfedc_ba98_7654_3000)?;
+            assert_eq!(table.set(600, 0), Err(ENOMEM));
+
+            let mut entry = [0; TABLE_ENTRY_LENGTH];
+            table.memory.read(0, &mut entry)?;
+            assert_eq!(u64::from_le_bytes(entry), 0x1_2000);
+            table.memory.read(599 * TABLE_ENTRY_LENGTH, &mut entry)?;
+            assert_eq!(u64::from_le_bytes(entry), 0xfedc_ba98_7654_3000);
+            assert_eq!(Table::new(dev, 0).err(), Some(EINVAL));
+            Ok(())
+        })
     }
 
     #[test]
@@ -171,7 +369,11 @@ mod tests {
         assert_eq!(rights(AccessFlags::default()), Ok(0));
         assert_eq!(rights(Access::LocalWrite | Access::RemoteRead), Ok(5));
         assert_eq!(rights(Access::LocalWrite | Access::HugeTlb), Ok(1));
-        assert_eq!(rights(Access::MwBind.into()), Err(EOPNOTSUPP));
+        let mut limits = DeviceLimits::default();
+        let bind = Access::MwBind.into();
+        assert_eq!(device_rights(bind, &limits), Err(EOPNOTSUPP));
+        limits.max_mw = 1.into();
+        assert_eq!(device_rights(bind, &limits), Ok(access::MW_BIND));
         assert_eq!(
             rights(Access::LocalWrite | Access::OnDemand),
             Err(EOPNOTSUPP)

@@ -186,12 +186,19 @@ fn opcode_of(side: Side) -> Opcode {
     }
 }
 
+/// Translates what a completion tells of. The wire numbers it as the verbs do, but for what only
+/// the kernel does, which the verbs renumber as they like.
+fn opcode(raw: u8) -> Result<Opcode> {
+    match completion::Opcode::try_from(raw) {
+        Ok(completion::Opcode::RegisterRegion) => Ok(Opcode::Register),
+        Ok(opcode) => Opcode::try_from(u32::from(opcode.raw())),
+        Err(_) => Err(EINVAL),
+    }
+}
+
 /// Translates a completion. What the device must not write is a general error.
 fn decode(cqe: &Cqe) -> Completion {
-    let (status, opcode) = match (
-        Status::try_from(u32::from(cqe.status)),
-        Opcode::try_from(u32::from(cqe.opcode)),
-    ) {
+    let (status, opcode) = match (Status::try_from(u32::from(cqe.status)), opcode(cqe.opcode)) {
         (Ok(Status::Success), Ok(opcode)) => (Status::Success, opcode),
         (Ok(Status::Success), Err(_)) | (Err(_), _) => (Status::General, Opcode::Send),
         (Ok(status), _) => (status, Opcode::Send),
@@ -251,10 +258,17 @@ mod tests {
             let raw = u32::from(status.raw());
             assert_eq!(Status::try_from(raw).map(Status::raw), Ok(raw));
         }
-        for opcode in completion::Opcode::ALL {
-            let raw = u32::from(opcode.raw());
-            assert_eq!(Opcode::try_from(raw).map(Opcode::raw), Ok(raw));
+        for wire in completion::Opcode::ALL {
+            let raw = u32::from(wire.raw());
+            match wire {
+                completion::Opcode::RegisterRegion => {
+                    assert_eq!(opcode(wire.raw()), Ok(Opcode::Register));
+                }
+                _ => assert_eq!(opcode(wire.raw()).map(Opcode::raw), Ok(raw)),
+            }
         }
+        // The number that the verbs give to a registration is not that of the wire.
+        assert!(opcode(10).is_err());
     }
 
     #[test]

@@ -3,13 +3,17 @@
 //! Work queue entries of the kernel's own requests.
 
 use kernel::prelude::*;
-use rdma::wr::{
-    Operation,
-    ReceiveRequest,
-    Remote,
-    SendFlag,
-    SendRequest,
-    Sge, //
+use rdma::{
+    access::AccessFlags,
+    mr::Mapping,
+    wr::{
+        Operation,
+        ReceiveRequest,
+        Remote,
+        SendFlag,
+        SendRequest,
+        Sge, //
+    }, //
 };
 use virtio::SharedMemory;
 use vrnic_wire::work::{
@@ -19,6 +23,7 @@ use vrnic_wire::work::{
     DatagramTarget,
     RdmaTarget,
     ReceiveHeader,
+    RegisterTarget,
     SendHeader,
     SendOpcode,
     RECEIVE_DATA_OFFSET,
@@ -29,6 +34,7 @@ use vrnic_wire::work::{
 
 use crate::{
     device::Vrnic,
+    mr::rights,
     work::Name, //
 };
 
@@ -60,7 +66,7 @@ pub(crate) fn write_send(
         immediate,
         pkey_index,
         target,
-    } = encode(&request.operation);
+    } = encode(&request.operation)?;
     let header = SendHeader {
         opcode: opcode.raw(),
         flags,
@@ -123,7 +129,7 @@ struct Encoded {
 }
 
 /// Translates an operation.
-fn encode(operation: &Operation<'_, Vrnic>) -> Encoded {
+fn encode(operation: &Operation<'_, Vrnic>) -> Result<Encoded> {
     let plain = |opcode, immediate| Encoded {
         opcode,
         immediate,
@@ -149,7 +155,7 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Encoded {
         ..plain(opcode, 0)
     };
 
-    match operation {
+    Ok(match operation {
         Operation::Send => plain(SendOpcode::Send, 0),
         Operation::SendWithImmediate(data) => plain(SendOpcode::SendWithImmediate, *data),
         Operation::SendWithInvalidate(key) => plain(SendOpcode::SendWithInvalidate, *key),
@@ -164,6 +170,16 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Encoded {
             swap,
         } => atomic(SendOpcode::CompareSwap, remote, *compare, *swap),
         Operation::FetchAdd { remote, add } => atomic(SendOpcode::FetchAdd, remote, *add, 0),
+        Operation::LocalInvalidate(key) => plain(SendOpcode::LocalInvalidate, *key),
+        Operation::Register {
+            mapping,
+            key,
+            access,
+            ..
+        } => Encoded {
+            target: zerocopy::transmute!(register_target(mapping, *key, *access)?),
+            ..plain(SendOpcode::RegisterRegion, 0)
+        },
         Operation::Datagram {
             ah,
             remote_qpn,
@@ -183,7 +199,20 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Encoded {
                 qkey: (*remote_qkey).into(),
             }),
         },
-    }
+    })
+}
+
+/// What a region becomes whose table has been filled.
+fn register_target(mapping: &Mapping, key: u32, access: AccessFlags) -> Result<RegisterTarget> {
+    Ok(RegisterTarget {
+        iova: mapping.iova.into(),
+        length: mapping.length.into(),
+        key: key.into(),
+        access: rights(access)?.into(),
+        page_count: mapping.pages.into(),
+        page_shift: u8::try_from(mapping.page_shift)?,
+        ..Default::default()
+    })
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -259,6 +288,41 @@ mod tests {
             let header: SendHeader = read(memory, 0)?;
             assert_eq!(header.opcode, SendOpcode::SendWithImmediate.raw());
             assert_eq!(header.immediate.get(), 0x0102_0304);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_registration_is_encoded() -> Result {
+        let mapping = Mapping {
+            iova: 0x7000_0123,
+            length: 0x2000,
+            pages: 3,
+            page_shift: 12,
+        };
+        let access = rdma::access::Access::LocalWrite | rdma::access::Access::RemoteRead;
+        let target = register_target(&mapping, 0x1234_5602, access)?;
+        assert_eq!(target.iova.get(), 0x7000_0123);
+        assert_eq!(target.length.get(), 0x2000);
+        assert_eq!(target.key.get(), 0x1234_5602);
+        assert_eq!(target.access.get(), 0b101);
+        assert_eq!(target.page_count.get(), 3);
+        assert_eq!(target.page_shift, 12);
+        let on_demand = rdma::access::Access::OnDemand.into();
+        assert_eq!(
+            register_target(&mapping, 1, on_demand).err(),
+            Some(EOPNOTSUPP)
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn an_invalidation_names_the_key() -> Result {
+        with_memory(|memory| {
+            write_send(memory, 0, &request(Operation::LocalInvalidate(77)), 1)?;
+            let header: SendHeader = read(memory, 0)?;
+            assert_eq!(header.opcode, SendOpcode::LocalInvalidate.raw());
+            assert_eq!(header.immediate.get(), 77);
             Ok(())
         })
     }

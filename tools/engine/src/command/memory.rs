@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Commands about memory regions, and the page lists of all commands.
+//! Commands about memory regions and windows, and the page lists of all commands.
 
 use super::{Execute, done, reserved};
 use crate::{
@@ -8,13 +8,17 @@ use crate::{
     cause::Cause,
     memory::Memory,
     page_list::Resolver,
-    region::{Region, RegionMemory},
+    region::{Region, RegionMemory, check_extent, check_rights},
     resources::Io,
     rnic::Rnic,
+    window::Window,
 };
 use vrnic_wire::{
-    command::{ContextKind, DeregisterMr, Empty, MrRegistered, RegisterMr, mr_flags},
-    memory::{PageList, access},
+    command::{
+        AllocateMr, AllocateMw, ContextKind, DeallocateMw, DeregisterMr, Empty, MrRegistered,
+        MwAllocated, MwType, RegisterMr, ReregisterMr, mr_flags, reregister_flags,
+    },
+    memory::{PageList, TABLE_ENTRY_LENGTH},
 };
 use zerocopy::IntoBytes;
 
@@ -90,7 +94,54 @@ impl Rnic {
         limit.saturating_sub(self.translations)
     }
 
-    /// Resolves the page list of rings or of a notify area, which begin with a page.
+    /// Adds a region to its protection domain.
+    fn add_region(&mut self, region: Region) -> Result<MrRegistered, Cause> {
+        let (pd, translations) = (region.pd, region.translations());
+        let keys = &mut self.resources.keys;
+        let key = keys.insert_region(region).ok_or(Cause::LimitReached)?;
+        self.translations += translations;
+        if let Some(pd) = self.pds.get_mut(pd) {
+            pd.users += 1;
+        }
+        Ok(MrRegistered {
+            key: key.into(),
+            reserved: 0.into(),
+        })
+    }
+
+    /// Changes a region, which gets another key if it gets other memory; gives the key.
+    fn change_region(
+        &mut self,
+        key: u32,
+        pd: u32,
+        access: u32,
+        iova: u64,
+        buffer: Option<Buffer>,
+    ) -> Result<u32, Cause> {
+        let keys = &mut self.resources.keys;
+        let region = keys.region_mut(key).ok_or(Cause::UnknownKey)?;
+        let old_pd = std::mem::replace(&mut region.pd, pd);
+        region.access = access;
+        region.iova = iova;
+        let mut new_key = key;
+        if let Some(buffer) = buffer {
+            self.translations -= region.translations();
+            region.memory = RegionMemory::Buffer(buffer);
+            self.translations += region.translations();
+            // There is room: the region leaves what it takes.
+            let region = keys.remove_region(key).ok_or(Cause::UnknownKey)?;
+            new_key = keys.insert_region(region).ok_or(Cause::LimitReached)?;
+        }
+        if let Some(old) = self.pds.get_mut(old_pd) {
+            old.users -= 1;
+        }
+        if let Some(new) = self.pds.get_mut(pd) {
+            new.users += 1;
+        }
+        Ok(new_key)
+    }
+
+    /// Resolves the page list of rings, of a table or of a notify area, which begin with a page.
     pub(super) fn resolve_ring_buffer<M: Memory>(
         &mut self,
         list: &PageList,
@@ -116,12 +167,9 @@ impl Execute for RegisterMr {
         if flags & !mr_flags::ALL_MEMORY != 0 {
             return Err(Cause::Flags);
         }
-        let unlawful = rights & access::REMOTE_CHANGES != 0 && rights & access::LOCAL_WRITE == 0;
-        if rights & !access::REGION != 0 || unlawful {
-            return Err(Cause::AccessRights);
-        }
+        check_rights(rights, iova, rnic.config.features)?;
         let kind = rnic.pds.get(self.pd.get()).ok_or(Cause::UnknownPd)?.kind;
-        if rnic.resources.regions.is_full() {
+        if rnic.resources.keys.is_full() {
             return Err(Cause::LimitReached);
         }
         let memory = if flags & mr_flags::ALL_MEMORY != 0 {
@@ -133,32 +181,16 @@ impl Execute for RegisterMr {
             }
             RegionMemory::All
         } else {
-            // The last byte must have an address too.
-            let length = self.pages.length.get();
-            if length == 0 || iova.checked_add(length - 1).is_none() {
-                return Err(Cause::RegionLength);
-            }
+            check_extent(iova, self.pages.length.get())?;
             RegionMemory::Buffer(rnic.resolve_buffer(&self.pages, io)?)
         };
-        let region = Region {
+        rnic.add_region(Region {
             pd: self.pd.get(),
             access: rights,
             iova,
             memory,
-        };
-        let translations = region.translations();
-        let key = rnic
-            .resources
-            .regions
-            .insert(region)
-            .ok_or(Cause::LimitReached)?;
-        rnic.translations += translations;
-        if let Some(pd) = rnic.pds.get_mut(self.pd.get()) {
-            pd.users += 1;
-        }
-        Ok(MrRegistered {
-            key: key.into(),
-            reserved: 0.into(),
+            fast: None,
+            windows: 0,
         })
     }
 }
@@ -166,16 +198,153 @@ impl Execute for RegisterMr {
 impl Execute for DeregisterMr {
     fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let key = self.key.get();
-        let regions = &mut rnic.resources.regions;
-        let region = regions.get(key).ok_or(Cause::UnknownKey)?;
+        let keys = &mut rnic.resources.keys;
+        let region = keys.region(key).ok_or(Cause::UnknownKey)?;
         if region.pd != self.pd.get() {
             return Err(Cause::PdMismatch);
+        }
+        if region.windows > 0 {
+            return Err(Cause::RegionBound);
         }
         rnic.translations -= region.translations();
         if let Some(pd) = rnic.pds.get_mut(region.pd) {
             pd.users -= 1;
         }
-        regions.remove(key);
+        keys.remove_region(key);
+        done()
+    }
+}
+
+impl Execute for AllocateMr {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Rnic,
+        io: &mut Io<'_, M>,
+    ) -> Result<MrRegistered, Cause> {
+        if !rnic.config.features.memory_extensions {
+            return Err(Cause::CommandCode);
+        }
+        let pages = self.max_pages.get();
+        if pages == 0 || pages > rnic.config.limits.fast_registration_pages {
+            return Err(Cause::TableLength);
+        }
+        if self.table.length.get() != u64::from(pages) * TABLE_ENTRY_LENGTH as u64 {
+            return Err(Cause::PageListShape);
+        }
+        let kind = rnic.pds.get(self.pd.get()).ok_or(Cause::UnknownPd)?.kind;
+        if kind != ContextKind::Kernel {
+            return Err(Cause::KernelOnly);
+        }
+        if rnic.resources.keys.is_full() {
+            return Err(Cause::LimitReached);
+        }
+        let table = rnic.resolve_ring_buffer(&self.table, io)?;
+        let region = Region::free(self.pd.get(), table, pages);
+        // The pages that it will have are paid for now, so that no registration lacks room.
+        if rnic.translations + region.translations() > rnic.config.limits.translations {
+            return Err(Cause::TranslationsExhausted);
+        }
+        rnic.add_region(region)
+    }
+}
+
+impl Execute for ReregisterMr {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Rnic,
+        io: &mut Io<'_, M>,
+    ) -> Result<MrRegistered, Cause> {
+        let features = rnic.config.features;
+        if !features.reregistration {
+            return Err(Cause::CommandCode);
+        }
+        reserved(self.reserved)?;
+        let (pd, key, flags) = (self.pd.get(), self.key.get(), self.flags.get());
+        let has = |flag| flags & flag != 0;
+        let known = reregister_flags::TRANSLATION | reregister_flags::PD | reregister_flags::ACCESS;
+        if flags == 0 || flags & !known != 0 {
+            return Err(Cause::Flags);
+        }
+        let region = rnic.resources.keys.region(key).ok_or(Cause::UnknownKey)?;
+        if region.pd != pd {
+            return Err(Cause::PdMismatch);
+        }
+        if region.fast.is_some() || matches!(region.memory, RegionMemory::All) {
+            return Err(Cause::RegionFixed);
+        }
+        if region.windows > 0 {
+            return Err(Cause::RegionBound);
+        }
+        let new_pd = if has(reregister_flags::PD) {
+            self.new_pd.get()
+        } else {
+            pd
+        };
+        let context_of = |pd| rnic.pds.get(pd).map(|pd| pd.context);
+        if context_of(new_pd).ok_or(Cause::UnknownPd)? != context_of(pd).ok_or(Cause::UnknownPd)? {
+            return Err(Cause::ContextMismatch);
+        }
+        let rights = if has(reregister_flags::ACCESS) {
+            self.access.get()
+        } else {
+            region.access
+        };
+        let iova = if has(reregister_flags::TRANSLATION) {
+            self.iova.get()
+        } else {
+            region.iova
+        };
+        check_rights(rights, iova, features)?;
+        let buffer = if has(reregister_flags::TRANSLATION) {
+            check_extent(iova, self.pages.length.get())?;
+            Some(rnic.resolve_buffer(&self.pages, io)?)
+        } else {
+            None
+        };
+        let key = rnic.change_region(key, new_pd, rights, iova, buffer)?;
+        Ok(MrRegistered {
+            key: key.into(),
+            reserved: 0.into(),
+        })
+    }
+}
+
+impl Execute for AllocateMw {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<MwAllocated, Cause> {
+        if !rnic.config.features.memory_windows {
+            return Err(Cause::CommandCode);
+        }
+        let mw_type = MwType::try_from(self.mw_type.get()).map_err(|_| Cause::WindowType)?;
+        let pd = rnic.pds.get_mut(self.pd.get()).ok_or(Cause::UnknownPd)?;
+        let window = Window {
+            pd: self.pd.get(),
+            mw_type,
+            binding: None,
+        };
+        let key = rnic.resources.keys.insert_window(window);
+        let key = key.ok_or(Cause::LimitReached)?;
+        pd.users += 1;
+        Ok(MwAllocated {
+            key: key.into(),
+            reserved: 0.into(),
+        })
+    }
+}
+
+impl Execute for DeallocateMw {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        if !rnic.config.features.memory_windows {
+            return Err(Cause::CommandCode);
+        }
+        let keys = &mut rnic.resources.keys;
+        let window = keys.window(self.key.get()).ok_or(Cause::WindowKey)?;
+        if window.pd != self.pd.get() {
+            return Err(Cause::PdMismatch);
+        }
+        keys.remove_window(self.key.get());
+        if let Some(pd) = rnic.pds.get_mut(self.pd.get()) {
+            pd.users -= 1;
+        }
         done()
     }
 }

@@ -24,7 +24,7 @@ fn check_port(port: U32) -> Result<(), Cause> {
 
 impl Execute for QueryDevice {
     fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<DeviceLimits, Cause> {
-        Ok(rnic.config.limits.report())
+        Ok(rnic.config.limits.report(rnic.config.features))
     }
 }
 

@@ -138,6 +138,8 @@ fn check_request(request: &CreateQp, rnic: &Rnic) -> Result<(QpType, Capacities)
         send_sge: request.max_send_sge.get().into(),
         recv_sge: request.max_recv_sge.get().into(),
         inline: request.max_inline.get().into(),
+        kernel: false,
+        features: rnic.config.features,
     };
     if capacities.send_sge > limits.send_sge
         || capacities.recv_sge > limits.recv_sge
@@ -183,7 +185,7 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Rnic) -> Result<(),
 
 impl Execute for CreateQp {
     fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<QpCreated, Cause> {
-        let (qp_type, capacities) = check_request(&self, rnic)?;
+        let (qp_type, mut capacities) = check_request(&self, rnic)?;
         check_objects(&self, qp_type, rnic)?;
         // A queue pair without rings has no buffer.
         let buffer = if self.send_ring.is_present() || self.recv_ring.is_present() {
@@ -200,6 +202,7 @@ impl Execute for CreateQp {
         let translations = buffer.as_ref().map_or(0, |buffer| buffer.translations());
         let number = self.context.get();
         let context = rnic.contexts.get_mut(number).ok_or(Cause::UnknownContext)?;
+        capacities.kernel = context.kind == ContextKind::Kernel;
         // Nothing fails after a slot was found.
         let slot = context.take_slot().ok_or(Cause::SlotsExhausted)?;
         let created = Creation {
@@ -275,6 +278,7 @@ impl Execute for DestroyQp {
         let created = qp.created();
         rnic.resources.async_events.forget(qpn, names_qp);
         rnic.resources.timers.forget(qpn, qp.reminder);
+        rnic.resources.keys.forget_queue_pair(qpn);
         rnic.translations -= created.translations;
         if let Some(context) = rnic.contexts.get_mut(created.context) {
             context.free_slot(created.slot);

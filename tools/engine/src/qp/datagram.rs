@@ -151,7 +151,7 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<(), Cause> {
-        let pd = self.created.pd;
+        let accessor = self.accessor();
         resources.with_scratch(|resources, ranges| {
             match request.source {
                 Source::Inline => {
@@ -159,9 +159,9 @@ impl Qp {
                 }
                 Source::Elements(_) => {
                     for sge in elements {
-                        resources.regions.resolve(
+                        resources.keys.resolve(
                             sge.lkey.get(),
-                            pd,
+                            accessor,
                             0,
                             sge.address.get(),
                             sge.length.get().into(),

@@ -39,7 +39,7 @@ impl Qp {
     /// An access was refused for that reason just now: keeps what it was until it is told of, which
     /// may be after other queue pairs had their turns.
     pub(super) fn note_refused(&mut self, cause: Cause, resources: &Resources) {
-        if let Some((why, access)) = resources.regions.take_refused()
+        if let Some((why, access)) = resources.keys.take_refused()
             && why.as_remote() == cause.as_remote()
         {
             self.refused = Some((why, access));

@@ -136,7 +136,7 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<(), Cause> {
-        let pd = self.created.pd;
+        let accessor = self.accessor();
         let elements = &self.receive.elements;
         resources.with_scratch(|resources, ranges| {
             pieces(
@@ -144,9 +144,9 @@ impl Qp {
                 offset,
                 payload.len(),
                 |key, address, length| {
-                    resources.regions.resolve(
+                    resources.keys.resolve(
                         key,
-                        pd,
+                        accessor,
                         access::LOCAL_WRITE,
                         address,
                         length,

@@ -5,9 +5,11 @@
 //! Work requests are taken from the ring into [`Requester::queue`], where they stay until they
 //! complete; a cursor says which packet of which request is sent next. Whatever goes wrong, the
 //! cursor goes back to the oldest packet that was not acknowledged. This file sends, [`completer`]
-//! takes responses, [`retry`] decides how often and when to try again.
+//! takes responses, [`retry`] decides how often and when to try again, [`local`] does what needs no
+//! peer.
 
 mod completer;
+mod local;
 mod retry;
 
 use super::{DEFAULT_PKEY, Qp, Turn, receive::pieces};
@@ -54,10 +56,13 @@ struct Request {
     first_element: u64,
     /// PSN of the first packet.
     first_psn: Psn,
-    /// Packets that it takes: of the message, or of the response if it fetches.
+    /// Packets that it takes: of the message, or of the response if it fetches. None for local
+    /// operations.
     packets: u32,
     /// Packets of the response that arrived.
     fetched: u32,
+    /// Whether a local operation took effect.
+    executed: bool,
     /// Why it cannot be done.
     failure: Option<(Status, Cause)>,
 }
@@ -67,8 +72,14 @@ impl Request {
         work::is_fetching(self.request.opcode)
     }
 
-    fn last_psn(&self) -> Psn {
-        self.first_psn.add(self.packets - 1)
+    /// Whether it is done without the peer.
+    fn is_local(&self) -> bool {
+        work::is_local(self.request.opcode)
+    }
+
+    /// First PSN of the next request.
+    fn end_psn(&self) -> Psn {
+        self.first_psn.add(self.packets)
     }
 
     fn elements(&self) -> usize {
@@ -336,6 +347,7 @@ impl Qp {
         };
         let packets = match request.opcode {
             SendOpcode::CompareSwap | SendOpcode::FetchAdd => 1,
+            opcode if work::is_local(opcode) => 0,
             _ => request.length.div_ceil(self.mtu).max(1),
         };
         requester.queue.push_back(Request {
@@ -345,6 +357,7 @@ impl Qp {
             first_psn: requester.next,
             packets,
             fetched: 0,
+            executed: false,
             failure,
         });
         requester.packet = 0;
@@ -365,6 +378,9 @@ impl Qp {
         let fenced = begins && request.request.flags & send_flags::FENCE != 0;
         if fenced && requester.fetching > 0 {
             return Sent::Blocked;
+        }
+        if request.is_local() {
+            return self.execute_local(resources, io);
         }
         let in_flight = requester.unsent.packets_since(requester.unacked);
         if in_flight >= MAX_UNACKED {
@@ -403,9 +419,9 @@ impl Qp {
         io: &Io<'_, M>,
     ) -> Result<(), Cause> {
         for sge in self.requester.elements_of(request) {
-            resources.regions.check(
+            resources.keys.check(
                 sge.lkey.get(),
-                self.created.pd,
+                self.accessor(),
                 rights,
                 sge.address.get(),
                 sge.length.get().into(),
@@ -443,15 +459,9 @@ impl Qp {
                 offset,
                 length,
                 |key, address, length| {
-                    resources.regions.resolve(
-                        key,
-                        self.created.pd,
-                        0,
-                        address,
-                        length,
-                        memory,
-                        ranges,
-                    )
+                    resources
+                        .keys
+                        .resolve(key, self.accessor(), 0, address, length, memory, ranges)
                 },
             ),
         }
@@ -568,7 +578,7 @@ impl Qp {
             body,
             payload: Payload::Empty,
         };
-        let next = request.last_psn().add(1);
+        let next = request.end_psn();
         let requester = &mut self.requester;
         requester.sending += 1;
         requester.packet = 0;

@@ -366,15 +366,11 @@ impl Qp {
             return Ok(Outcome::Done(1));
         }
         if let SendTail::Invalidate(key) = tail {
-            // Regions are no memory windows: they are not for the peer to invalidate.
-            let cause = match resources.regions.get(key) {
-                Some(_) => Cause::RemoteInvalidate,
-                None => Cause::RemoteKey,
-            };
-            return Err(Fault {
+            let invalidated = resources.keys.invalidate(key, self.accessor());
+            invalidated.map_err(|cause| Fault {
                 status: Status::RemoteInvalidRequest,
                 ..Fault::access(cause)
-            });
+            })?;
         }
         self.responder.message = Message::None;
         self.responder.count_message();
@@ -387,9 +383,16 @@ impl Qp {
                 if segment.solicited {
                     cqe.flags |= completion::flags::SOLICITED;
                 }
-                if let SendTail::Immediate(immediate) = tail {
-                    cqe.flags |= completion::flags::IMMEDIATE;
-                    cqe.immediate = immediate.into();
+                match tail {
+                    SendTail::Plain => {}
+                    SendTail::Immediate(immediate) => {
+                        cqe.flags |= completion::flags::IMMEDIATE;
+                        cqe.immediate = immediate.into();
+                    }
+                    SendTail::Invalidate(key) => {
+                        cqe.flags |= completion::flags::INVALIDATED;
+                        cqe.immediate = key.into();
+                    }
                 }
             },
             resources,
@@ -436,10 +439,10 @@ impl Qp {
         let address = reth.address.wrapping_add(received.into());
         resources.with_scratch(|resources, ranges| {
             resources
-                .regions
+                .keys
                 .resolve(
                     reth.rkey,
-                    self.created.pd,
+                    self.accessor(),
                     access::REMOTE_WRITE,
                     address,
                     length,
@@ -499,14 +502,14 @@ impl Qp {
                 address: reth.address,
                 length: reth.length.into(),
             };
-            let cause = resources.regions.refuse(Cause::RemoteRights, access);
+            let cause = resources.keys.refuse(Cause::RemoteRights, access);
             return Err(Fault::invalid(cause));
         }
         resources
-            .regions
+            .keys
             .check(
                 reth.rkey,
-                self.created.pd,
+                self.accessor(),
                 right,
                 reth.address,
                 reth.length.into(),
@@ -551,10 +554,10 @@ impl Qp {
         }
         let original = resources.with_scratch(|resources, ranges| {
             resources
-                .regions
+                .keys
                 .resolve(
                     request.rkey,
-                    self.created.pd,
+                    self.accessor(),
                     access::REMOTE_ATOMIC,
                     request.address,
                     8,

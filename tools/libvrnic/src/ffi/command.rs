@@ -51,6 +51,14 @@ opaque! {
     ibv_reg_mr = [u64; 6],
     /// Response of `REG_MR`.
     ib_uverbs_reg_mr_resp = [u32; 3],
+    /// Request of `REREG_MR`.
+    ibv_rereg_mr = [u64; 7],
+    /// Response of `REREG_MR`.
+    ib_uverbs_rereg_mr_resp = [u64; 1],
+    /// Request of `ALLOC_MW`.
+    ibv_alloc_mw = [u64; 3],
+    /// Response of `ALLOC_MW`.
+    ib_uverbs_alloc_mw_resp = [u64; 1],
     /// Request of `CREATE_CQ`.
     ibv_create_cq = [u64; 5],
     /// Response of `CREATE_CQ`.

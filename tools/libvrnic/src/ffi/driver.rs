@@ -148,12 +148,14 @@ impl verbs_cq {
 pub mod op {
     use super::*;
 
+    pub type alloc_mw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
     pub type alloc_parent_domain =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
     pub type alloc_pd = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd;
     pub type alloc_td =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
     pub type attach_mcast = unsafe extern "C" fn(*mut ibv_qp, *const c_void, u16) -> c_int;
+    pub type bind_mw = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
     pub type cq_event = unsafe extern "C" fn(*mut ibv_cq);
     pub type create_ah = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
     pub type create_cq =
@@ -163,6 +165,7 @@ pub mod op {
     pub type create_qp = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub type create_qp_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+    pub type dealloc_mw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
     pub type dealloc_pd = unsafe extern "C" fn(*mut ibv_pd) -> c_int;
     pub type dealloc_td = unsafe extern "C" fn(*mut ibv_td) -> c_int;
     pub type dereg_mr = unsafe extern "C" fn(*mut verbs_mr) -> c_int;
@@ -189,6 +192,8 @@ pub mod op {
     pub type reg_mr =
         unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     pub type req_notify_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+    pub type rereg_mr =
+        unsafe extern "C" fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
 }
 
 /// `struct ibv_device_attr_ex`, of which only the beginning concerns us.

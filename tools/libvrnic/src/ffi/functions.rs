@@ -86,7 +86,31 @@ unsafe extern "C" {
         resp: *mut ib_uverbs_reg_mr_resp,
         resp_size: usize,
     ) -> c_int;
+    pub fn ibv_cmd_rereg_mr(
+        vmr: *mut verbs_mr,
+        flags: u32,
+        addr: *mut c_void,
+        length: usize,
+        hca_va: u64,
+        access: c_int,
+        pd: *mut ibv_pd,
+        cmd: *mut ibv_rereg_mr,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_rereg_mr_resp,
+        resp_size: usize,
+    ) -> c_int;
     pub fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int;
+
+    pub fn ibv_cmd_alloc_mw(
+        pd: *mut ibv_pd,
+        mw_type: c_int,
+        mw: *mut ibv_mw,
+        cmd: *mut ibv_alloc_mw,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_alloc_mw_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_dealloc_mw(mw: *mut ibv_mw) -> c_int;
 
     pub fn ibv_cmd_create_ah(
         pd: *mut ibv_pd,

@@ -56,6 +56,52 @@ c_struct!(
     }
 );
 
+/// Memory window.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_mw {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub mw_type: c_int,
+}
+
+impl ibv_mw {
+    /// For comparison with the C header.
+    pub const LAYOUT: super::Layout = super::Layout {
+        name: "struct ibv_mw",
+        size: size_of::<Self>(),
+        align: align_of::<Self>(),
+        members: &[
+            ("context", core::mem::offset_of!(Self, context)),
+            ("pd", core::mem::offset_of!(Self, pd)),
+            ("rkey", core::mem::offset_of!(Self, rkey)),
+            ("handle", core::mem::offset_of!(Self, handle)),
+            ("type", core::mem::offset_of!(Self, mw_type)),
+        ],
+    };
+}
+
+c_struct!(
+    /// What a memory window becomes.
+    ibv_mw_bind_info {
+        mr: *mut ibv_mr,
+        addr: u64,
+        length: u64,
+        mw_access_flags: c_uint,
+    }
+);
+
+c_struct!(
+    /// Request to bind a memory window of type 1.
+    ibv_mw_bind {
+        wr_id: u64,
+        send_flags: c_uint,
+        bind_info: ibv_mw_bind_info,
+    }
+);
+
 c_struct!(
     /// Address handle.
     ibv_ah {
@@ -223,8 +269,10 @@ c_struct!(
         wr_flags: c_uint,
         wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64, u64)>,
         wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64)>,
-        wr_bind_mw: super::Unused,
-        wr_local_inv: super::Unused,
+        wr_bind_mw: Option<
+            unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info),
+        >,
+        wr_local_inv: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         wr_rdma_read: WriteRemote,
         wr_rdma_write: WriteRemote,
         wr_rdma_write_imm: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32)>,
@@ -379,6 +427,15 @@ pub struct wr_ud {
     pub remote_qkey: u32,
 }
 
+/// `bind_mw` of [`ibv_send_wr`].
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct wr_bind_mw {
+    pub mw: *mut ibv_mw,
+    pub rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
+}
+
 /// `wr` of [`ibv_send_wr`].
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -400,7 +457,7 @@ c_struct!(
         imm_data: u32,
         wr: wr_union,
         qp_type: u32,
-        bind_mw: [u64; 6],
+        bind_mw: wr_bind_mw,
     }
 );
 
@@ -476,6 +533,8 @@ c_constants! {
     IBV_WR_RDMA_READ: c_int = 4;
     IBV_WR_ATOMIC_CMP_AND_SWP: c_int = 5;
     IBV_WR_ATOMIC_FETCH_AND_ADD: c_int = 6;
+    IBV_WR_LOCAL_INV: c_int = 7;
+    IBV_WR_BIND_MW: c_int = 8;
     IBV_WR_SEND_WITH_INV: c_int = 9;
 
     IBV_SEND_FENCE: c_uint = 1 << 0;
@@ -506,6 +565,8 @@ c_constants! {
     IBV_WC_RDMA_READ: c_int = 2;
     IBV_WC_COMP_SWAP: c_int = 3;
     IBV_WC_FETCH_ADD: c_int = 4;
+    IBV_WC_BIND_MW: c_int = 5;
+    IBV_WC_LOCAL_INV: c_int = 6;
     IBV_WC_RECV: c_int = 128;
     IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
 
@@ -539,6 +600,8 @@ c_constants! {
     IBV_QP_EX_WITH_RDMA_READ: u64 = 1 << 4;
     IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: u64 = 1 << 5;
     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: u64 = 1 << 6;
+    IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
+    IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
     IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
 
     IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
@@ -551,6 +614,9 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_context::LAYOUT,
     ibv_pd::LAYOUT,
     ibv_mr::LAYOUT,
+    ibv_mw::LAYOUT,
+    ibv_mw_bind_info::LAYOUT,
+    ibv_mw_bind::LAYOUT,
     ibv_ah::LAYOUT,
     ibv_global_route::LAYOUT,
     ibv_ah_attr::LAYOUT,
@@ -587,4 +653,7 @@ pub const NESTED: &[(&str, &str, usize)] = &[
     nested!(ibv_send_wr, wr, wr_ud, "wr.ud.", ah),
     nested!(ibv_send_wr, wr, wr_ud, "wr.ud.", remote_qpn),
     nested!(ibv_send_wr, wr, wr_ud, "wr.ud.", remote_qkey),
+    nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", mw),
+    nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", rkey),
+    nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", bind_info),
 ];

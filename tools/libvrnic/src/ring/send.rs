@@ -5,8 +5,8 @@
 use super::{Refused, WorkRing};
 use crate::memory::Shared;
 use vrnic_wire::work::{
-    AddressVector, AtomicTarget, DatagramTarget, RdmaTarget, SEND_DATA_OFFSET, SendHeader,
-    SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
+    AddressVector, AtomicTarget, BindTarget, DatagramTarget, RdmaTarget, SEND_DATA_OFFSET,
+    SendHeader, SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
 };
 
 /// What a request is aimed at.
@@ -31,6 +31,19 @@ pub enum Target<'a> {
         compare_add: u64,
         /// What to store.
         swap: u64,
+    },
+    /// A memory window of this side.
+    Window {
+        /// Address of its first byte in the region.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// The key that it gets.
+        window: u32,
+        /// Key of the region.
+        region: u32,
+        /// What peers may do.
+        access: u32,
     },
     /// Another queue pair, by datagram.
     Datagram {
@@ -69,6 +82,22 @@ pub struct Limits {
     pub max_sge: u32,
     /// Inline bytes of a request.
     pub max_inline: u32,
+}
+
+impl Limits {
+    /// Whether the operation is valid.
+    #[inline]
+    pub fn has(&self, opcode: SendOpcode) -> bool {
+        // Operations of the kernel have no bit.
+        let bit = 1_u32.checked_shl(opcode.raw().into());
+        bit.is_some_and(|bit| self.opcodes & bit != 0)
+    }
+}
+
+/// Whether the operation has no data.
+#[inline]
+fn is_local(opcode: SendOpcode) -> bool {
+    matches!(opcode, SendOpcode::LocalInvalidate | SendOpcode::BindWindow)
 }
 
 /// The send queue of a queue pair.
@@ -131,7 +160,7 @@ impl SendQueue {
     /// [`SendQueue::inline`], else the message is empty.
     #[inline]
     fn begin(&mut self, request: &Request<'_>) -> Result<Shared, Refused> {
-        if !self.accepts || self.limits.opcodes & (1 << request.opcode.raw()) == 0 {
+        if !self.accepts || !self.limits.has(request.opcode) {
             return Err(Refused::Invalid);
         }
         let (entry, name) = self.ring.take(request.wr_id)?;
@@ -152,10 +181,11 @@ impl SendQueue {
     fn elements(
         &self,
         entry: &Shared,
+        opcode: SendOpcode,
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
         let count = elements.len();
-        if count > self.limits.max_sge as usize {
+        if count > self.limits.max_sge as usize || (count > 0 && is_local(opcode)) {
             return Err(Refused::Invalid);
         }
         entry.write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
@@ -177,7 +207,8 @@ impl SendQueue {
         if matches!(
             opcode,
             SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
-        ) {
+        ) || is_local(opcode)
+        {
             return Err(Refused::Invalid);
         }
         let mut length = 0_usize;
@@ -203,7 +234,7 @@ impl SendQueue {
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
         let entry = self.begin(request)?;
-        self.elements(&entry, elements)
+        self.elements(&entry, request.opcode, elements)
             .inspect_err(|_| self.ring.give_back_one())
     }
 
@@ -260,7 +291,7 @@ impl SendQueue {
     /// Names the data of the request begun last by memory regions.
     #[inline]
     pub fn set_elements(&mut self, elements: impl ExactSizeIterator<Item = Sge>) {
-        self.with_entry(|queue, entry, _| queue.elements(entry, elements));
+        self.with_entry(|queue, entry, opcode| queue.elements(entry, opcode, elements));
     }
 
     /// Puts the data of the request begun last into it. `flags` are those of the request.
@@ -340,6 +371,23 @@ fn write_target(entry: &Shared, target: &Target<'_>) {
                 compare_add: compare_add.into(),
                 swap: swap.into(),
                 ..AtomicTarget::default()
+            },
+        ),
+        Target::Window {
+            address,
+            length,
+            window,
+            region,
+            access,
+        } => entry.write(
+            TARGET_OFFSET,
+            &BindTarget {
+                address: address.into(),
+                length: length.into(),
+                window: window.into(),
+                region: region.into(),
+                access: access.into(),
+                ..BindTarget::default()
             },
         ),
         Target::Datagram {
@@ -435,6 +483,46 @@ mod tests {
         assert_eq!((second.num_sge.get(), second.inline_length.get()), (0, 5));
         let data: [u8; 8] = memory.read(1024 + 128 + SEND_DATA_OFFSET);
         assert_eq!(&data[..5], b"abcde");
+    }
+
+    #[test]
+    fn a_bind_is_encoded_and_has_no_data() {
+        let (_buffer, memory, mut queue) = queue();
+        let bind = Request {
+            opcode: SendOpcode::BindWindow,
+            target: Target::Window {
+                address: 1,
+                length: 2,
+                window: 3,
+                region: 4,
+                access: 5,
+            },
+            ..SEND
+        };
+        queue.push(&bind, core::iter::empty()).unwrap();
+        assert_eq!(
+            queue.push(&bind, [sge(0)].into_iter()),
+            Err(Refused::Invalid)
+        );
+        assert_eq!(
+            queue.push_inline(&bind, core::iter::empty()),
+            Err(Refused::Invalid)
+        );
+        assert_eq!(header(&memory, 0).opcode, SendOpcode::BindWindow.raw());
+        let target: BindTarget = memory.read(1024 + TARGET_OFFSET);
+        assert_eq!((target.address.get(), target.length.get()), (1, 2));
+        assert_eq!((target.window.get(), target.region.get()), (3, 4));
+        assert_eq!(target.access.get(), 5);
+
+        // What only the kernel may do has no bit.
+        let register = Request {
+            opcode: SendOpcode::RegisterRegion,
+            ..SEND
+        };
+        assert_eq!(
+            queue.push(&register, core::iter::empty()),
+            Err(Refused::Invalid)
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod ah;
 pub mod context;
 pub mod cq;
 pub mod mr;
+pub mod mw;
 pub mod pd;
 pub mod poll;
 pub mod post;
@@ -25,16 +26,19 @@ use core::ptr;
 
 /// Operations of every context.
 pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
+    alloc_mw: Some(mw::alloc_mw),
     alloc_parent_domain: Some(pd::alloc_parent_domain),
     alloc_pd: Some(pd::alloc_pd),
     alloc_td: Some(pd::alloc_td),
     attach_mcast: Some(crate::ffi::functions::ibv_cmd_attach_mcast),
+    bind_mw: Some(mw::bind_mw),
     cq_event: Some(cq::cq_event),
     create_ah: Some(ah::create_ah),
     create_cq: Some(cq::create_cq),
     create_cq_ex: Some(cq::create_cq_ex),
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
+    dealloc_mw: Some(mw::dealloc_mw),
     dealloc_pd: Some(pd::dealloc_pd),
     dealloc_td: Some(pd::dealloc_td),
     dereg_mr: Some(mr::dereg_mr),
@@ -52,6 +56,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     query_qp: Some(qp::query_qp),
     reg_mr: Some(mr::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
+    rereg_mr: Some(mr::rereg_mr),
     ..verbs_context_ops::EMPTY
 };
 

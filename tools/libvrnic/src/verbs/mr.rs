@@ -47,6 +47,35 @@ pub unsafe extern "C" fn reg_mr(
     }
 }
 
+/// Changes a region as `flags` say. Its keys may be others afterwards.
+pub unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let mut cmd = ibv_rereg_mr::default();
+    let mut resp = ib_uverbs_rereg_mr_resp::default();
+    // SAFETY: The verbs contract: a region of this provider; the sizes are those of the structures.
+    unsafe {
+        ibv_cmd_rereg_mr(
+            mr,
+            u32::from_ne_bytes(flags.to_ne_bytes()),
+            address,
+            length,
+            address as u64,
+            access,
+            pd,
+            &raw mut cmd,
+            size_of_val(&cmd),
+            &raw mut resp,
+            size_of_val(&resp),
+        )
+    }
+}
+
 /// Deregisters memory.
 pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: The verbs contract: a region of this provider, and its last use.

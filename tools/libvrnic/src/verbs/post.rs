@@ -4,6 +4,7 @@
 
 use super::ah::Ah;
 use super::errno_of;
+use super::mw::bind_target;
 use super::qp::Qp;
 use crate::ffi::verbs::*;
 use crate::ring::Refused;
@@ -74,9 +75,10 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
     let opcode = u8::try_from(wr.opcode).map_err(|_| Refused::Invalid)?;
     let opcode = SendOpcode::try_from(opcode).map_err(|_| Refused::Invalid)?;
     // Before the union below is looked at: what it holds depends on opcode and type.
-    if queue.limits().opcodes & (1 << opcode.raw()) == 0 {
+    if !queue.limits().has(opcode) {
         return Err(Refused::Invalid);
     }
+    let mut bound = None;
     // SAFETY: The opcode is valid for the queue pair, which decides what the union holds, by the
     // verbs contract.
     let target = unsafe {
@@ -97,6 +99,12 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
                     _ => 0,
                 },
             },
+            SendOpcode::BindWindow => {
+                let mw = wr.bind_mw.mw.as_mut().ok_or(Refused::Invalid)?;
+                let (target, key) = bind_target(mw, wr.bind_mw.rkey, &wr.bind_mw.bind_info);
+                bound = Some((mw, key));
+                target
+            }
             _ if queue.limits().datagrams => {
                 let ud = wr.wr.ud;
                 if ud.ah.is_null() {
@@ -112,7 +120,7 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
         }
     };
     let immediate = match opcode {
-        SendOpcode::SendWithInvalidate => wr.imm_data,
+        SendOpcode::SendWithInvalidate | SendOpcode::LocalInvalidate => wr.imm_data,
         SendOpcode::SendWithImmediate | SendOpcode::WriteWithImmediate => u32::from_be(wr.imm_data),
         _ => 0,
     };
@@ -126,15 +134,20 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
     // SAFETY: By contract.
     let elements = unsafe { elements(wr.sg_list, wr.num_sge) }?;
     if wr.send_flags & IBV_SEND_INLINE == 0 {
-        return queue.push(&request, elements.iter().map(element));
+        queue.push(&request, elements.iter().map(element))?;
+    } else {
+        queue.push_inline(
+            &request,
+            elements.iter().map(|sge| {
+                // SAFETY: By contract: with the inline flag an element names memory of the caller.
+                unsafe { list(sge.addr as usize as *const u8, sge.length as usize) }
+            }),
+        )?;
     }
-    queue.push_inline(
-        &request,
-        elements.iter().map(|sge| {
-            // SAFETY: By contract: with the inline flag an element names memory of the caller.
-            unsafe { list(sge.addr as usize as *const u8, sge.length as usize) }
-        }),
-    )
+    if let Some((mw, key)) = bound {
+        mw.rkey = key;
+    }
+    Ok(())
 }
 
 /// Posts a list of send requests.

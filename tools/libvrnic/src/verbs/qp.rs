@@ -145,13 +145,17 @@ fn operations(qp_type: c_int) -> Option<(u32, u64)> {
         SendOpcode::CompareSwap,
         SendOpcode::FetchAdd,
         SendOpcode::SendWithInvalidate,
+        SendOpcode::LocalInvalidate,
+        SendOpcode::BindWindow,
     ]);
     const SENDS_EX: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const WRITES_EX: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     const RELIABLE_EX: u64 = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-        | IBV_QP_EX_WITH_SEND_WITH_INV;
+        | IBV_QP_EX_WITH_SEND_WITH_INV
+        | IBV_QP_EX_WITH_LOCAL_INV
+        | IBV_QP_EX_WITH_BIND_MW;
 
     match qp_type {
         IBV_QPT_RC => Some((

@@ -8,6 +8,7 @@
 
 use super::ah::Ah;
 use super::errno_of;
+use super::mw::bind_target;
 use super::post::{element, flags, list};
 use super::qp::Qp;
 use crate::ffi::verbs::*;
@@ -46,6 +47,8 @@ pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
         qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
         qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
         qp.wr_send_inv = Some(wr_send_inv);
+        qp.wr_bind_mw = Some(wr_bind_mw);
+        qp.wr_local_inv = Some(wr_local_inv);
     }
 }
 
@@ -130,6 +133,25 @@ unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: The verbs contract.
     unsafe { add(qp, SendOpcode::SendWithInvalidate, rkey, Target::Peer) }
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: The verbs contract.
+    unsafe {
+        let (target, key) = bind_target(&*mw, rkey, &*info);
+        add(qp, SendOpcode::BindWindow, 0, target);
+        (*mw).rkey = key;
+    }
+}
+
+unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::LocalInvalidate, rkey, Target::Peer) }
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {

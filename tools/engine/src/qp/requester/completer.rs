@@ -133,7 +133,12 @@ impl Qp {
                 }
                 break;
             }
-            if psn.distance_from(request.last_psn()) < 0 {
+            let done = if request.is_local() {
+                request.executed
+            } else {
+                acknowledged.distance_from(request.end_psn()) >= 0
+            };
+            if !done {
                 break;
             }
             count += 1;
@@ -166,6 +171,9 @@ impl Qp {
                 Opcode::Write => Counter::WriteRequests,
                 Opcode::Read => Counter::ReadRequests,
                 Opcode::CompareSwap | Opcode::FetchAdd => Counter::AtomicRequests,
+                Opcode::LocalInvalidate | Opcode::BindWindow | Opcode::RegisterRegion => {
+                    Counter::LocalRequests
+                }
                 _ => Counter::SendRequests,
             });
             if self.created.signal_all || done.request.flags & send_flags::SIGNALED != 0 {
@@ -282,9 +290,9 @@ impl Qp {
                 offset,
                 payload.len(),
                 |key, address, length| {
-                    resources.regions.resolve(
+                    resources.keys.resolve(
                         key,
-                        self.created.pd,
+                        self.accessor(),
                         access::LOCAL_WRITE,
                         address,
                         length,
@@ -310,6 +318,7 @@ impl Qp {
         self.note_progress(io.now);
         if complete {
             self.complete_sends(1, resources, io);
+            self.complete_local(resources, io);
             self.requester.skip_acknowledged();
         }
     }

@@ -138,9 +138,9 @@ impl Qp {
             (true, true) => Position::Last,
         };
         let mut ranges = io.outbox.ranges();
-        let resolved = resources.regions.resolve(
+        let resolved = resources.keys.resolve(
             left.rkey,
-            self.created.pd,
+            self.accessor(),
             access::REMOTE_READ,
             left.address,
             length.into(),

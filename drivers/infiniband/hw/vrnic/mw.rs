@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory windows.
+
+use kernel::prelude::*;
+use rdma::{
+    mw::{
+        New,
+        Type, //
+    },
+    MemoryWindow,
+    User, //
+};
+use vrnic_wire::command::{
+    AllocateMw,
+    DeallocateMw,
+    MwType, //
+};
+
+use crate::{
+    commands::{
+        allocate_mw,
+        Object, //
+    },
+    device::{
+        Call,
+        Vrnic, //
+    },
+    pd::Pd, //
+};
+
+/// A memory window. Processes bind and invalidate it by work requests, of which the driver knows
+/// nothing.
+#[pin_data]
+pub(crate) struct Mw {
+    object: Object<DeallocateMw>,
+}
+
+impl MemoryWindow for Mw {
+    type Driver = Vrnic;
+    type Request = ();
+    type Response = ();
+
+    fn alloc(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        ty: Type,
+        _user: User<'_, Vrnic, ()>,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        let ty = match ty {
+            Type::Type1 => MwType::Type1,
+            Type::Type2 => MwType::Type2,
+        };
+        let object = allocate_mw(
+            &call.data.control,
+            &AllocateMw {
+                pd: pd.number().into(),
+                mw_type: ty.raw().into(),
+            },
+        )?;
+        let rkey = object.number();
+
+        Ok(New {
+            init: pin_init!(Self { object }),
+            response: (),
+            rkey,
+        })
+    }
+
+    fn dealloc(mw: &rdma::Mw<Self>, _call: &Call<'_>) -> Result {
+        mw.object.destroy()
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory windows.
+
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
+
+use crate::{
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    object::{
+        core_object,
+        respond_or_undo, //
+    },
+    pd::Pd,
+    udata::{
+        Request,
+        Response,
+        Udata,
+        User, //
+    },
+};
+
+c_enum! {
+    /// Type of a memory window (`enum ib_mw_type`; IBTA volume 1, 10.6.7.2).
+    pub enum Type: bindings::ib_mw_type {
+        /// Bound for its protection domain, again and again.
+        Type1 = bindings::ib_mw_type_IB_MW_TYPE_1,
+        /// Bound until its key is invalidated.
+        Type2 = bindings::ib_mw_type_IB_MW_TYPE_2,
+    }
+}
+
+/// A new window.
+pub struct New<I, R> {
+    /// Constructs the window.
+    pub init: I,
+    /// Answer to the provider.
+    pub response: R,
+    /// Key by which peers name the window.
+    pub rkey: u32,
+}
+
+/// A memory window (`struct ib_mw`): rights to a part of a region, which a process gives to peers
+/// by work requests.
+pub trait MemoryWindow: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<MemoryWindow = Self>;
+    /// The driver's part of the request.
+    type Request: Request;
+    /// The driver's part of the response.
+    type Response: Response;
+
+    /// Allocates a window, which is not bound. `EOPNOTSUPP` if the device has none of that type.
+    fn alloc(
+        call: &Call<'_, Self::Driver>,
+        pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        ty: Type,
+        user: User<'_, Self::Driver, Self::Request>,
+    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+
+    /// Makes the hardware forget the window, bound or not; on success it is dropped.
+    ///
+    /// Errors mean that the hardware still owns the window, which therefore stays.
+    fn dealloc(mw: &Mw<Self>, call: &Call<'_, Self::Driver>) -> Result;
+}
+
+core_object! {
+    /// A memory window: `struct ib_mw` and the driver's part.
+    Mw<MemoryWindow>, ib_mw
+}
+
+/// # Safety
+///
+/// `mw` must be a new window of a device of `T`, and `udata` the udata of the call.
+pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
+    mw: *mut bindings::ib_mw,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the window; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*mw).device), Udata::from_raw(udata)) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered; only processes have windows, and they have
+    //   contexts. The core set the domain and the type.
+    // - The core allocated room for the data, which is constructed here and reachable by nobody
+    //   before the call returns.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let ty = Type::try_from((*mw).type_)?;
+            let udata = udata.as_ref().ok_or(EINVAL)?;
+            let user = udata.user::<T, _>()?;
+            let new = T::MemoryWindow::alloc(call, Pd::from_raw((*mw).pd), ty, user)?;
+            let data = Mw::<T::MemoryWindow>::data_of(mw);
+
+            pin_init::raw_init(data, new.init);
+            (*mw).rkey = new.rkey;
+            respond_or_undo(data, &new.response, Some(udata), || {
+                T::MemoryWindow::dealloc(Mw::from_raw(mw), call)
+            })?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `mw` must be a constructed window of a device of `T` that nobody uses any more.
+pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(mw: *mut bindings::ib_mw) -> c_int {
+    // SAFETY: The core set the device of the window.
+    let device = unsafe { Device::<T>::from_raw((*mw).device) };
+
+    // SAFETY: Verbs run only while the device is registered; the data is constructed and, if it is
+    // dropped here, the core frees the object.
+    from_result(|| unsafe {
+        device.with(|call| {
+            T::MemoryWindow::dealloc(Mw::from_raw(mw), call)?;
+            core::ptr::drop_in_place(Mw::<T::MemoryWindow>::data_of(mw));
+            Ok(0)
+        })
+    })
+}

@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Keys, and what may be accessed by them.
+
+use crate::{
+    cause::Cause,
+    explain::Access,
+    limits::{Features, Limits},
+    memory::{GuestAddress, HostRange, Memory},
+    region::{Region, RegionMemory, check_extent},
+    window::{Binding, Window},
+};
+use rand_chacha::ChaCha12Rng;
+use rand_core::{RngCore, SeedableRng};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::{cell::Cell, collections::VecDeque};
+use vrnic_wire::{
+    command::MwType,
+    memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, access},
+    work::{BindTarget, RegisterTarget},
+};
+
+/// Indices that stay unused for a while before one is used again.
+const RESTING: usize = 1 << 16;
+
+/// No queue pair has this number.
+const NOBODY: u32 = 0;
+
+/// What the local DMA key names.
+const ALL_MEMORY: &RegionMemory = &RegionMemory::All;
+
+/// The queue pair on whose behalf memory is accessed.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Accessor {
+    /// Its number.
+    pub(crate) qpn: u32,
+    /// Its protection domain.
+    pub(crate) pd: u32,
+    /// Whether it belongs to a kernel context.
+    pub(crate) kernel: bool,
+}
+
+/// The bits of a key that name its object.
+fn index_of(key: u32) -> u32 {
+    key & KEY_INDEX_MASK
+}
+
+/// What a key names.
+#[derive(Debug)]
+enum Object {
+    Region(Region),
+    Window(Window),
+}
+
+/// An object and its key.
+#[derive(Debug)]
+struct Entry {
+    /// The whole key: the lowest byte must match too.
+    key: u32,
+    object: Object,
+}
+
+/// All regions and windows of a device by their keys.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    by_index: FxHashMap<u32, Entry>,
+    /// Indices of objects that are gone, oldest first; none of them is in use.
+    resting: VecDeque<u32>,
+    rests: FxHashSet<u32>,
+    random: ChaCha12Rng,
+    features: Features,
+    max_regions: u32,
+    max_windows: u32,
+    windows: u32,
+    /// Indices of the windows of type 2 that each queue pair bound.
+    bound_by: FxHashMap<u32, FxHashSet<u32>>,
+    /// The access that was refused last, until somebody tells of it.
+    refused: Cell<Option<(Cause, Access)>>,
+}
+
+impl Keys {
+    /// Nothing, room for as much as `limits` say, and keys that follow from `seed`.
+    pub(crate) fn new(limits: &Limits, features: Features, seed: [u8; 32]) -> Self {
+        Self {
+            by_index: FxHashMap::default(),
+            resting: VecDeque::new(),
+            rests: FxHashSet::default(),
+            random: ChaCha12Rng::from_seed(seed),
+            features,
+            max_regions: limits.mr,
+            max_windows: limits.mw,
+            windows: 0,
+            bound_by: FxHashMap::default(),
+            refused: Cell::new(None),
+        }
+    }
+
+    /// What was refused last, and why; once.
+    pub(crate) fn take_refused(&self) -> Option<(Cause, Access)> {
+        self.refused.take()
+    }
+
+    /// Remembers that an access was refused for that reason, which it gives back.
+    pub(crate) fn refuse(&self, cause: Cause, access: Access) -> Cause {
+        self.refused.set(Some((cause, access)));
+        cause
+    }
+
+    /// The regions among up to `limit` objects, with their keys, from the object at `position` on,
+    /// in no order; `None` behind the last object.
+    pub(crate) fn page(
+        &self,
+        position: usize,
+        limit: usize,
+    ) -> Option<impl Iterator<Item = (u32, &Region)>> {
+        let all = self.by_index.values().skip(position).take(limit);
+        let regions = all.filter_map(|entry| match &entry.object {
+            Object::Region(region) => Some((entry.key, region)),
+            Object::Window(_) => None,
+        });
+        (position < self.by_index.len()).then_some(regions)
+    }
+
+    /// Number of regions.
+    pub(crate) fn regions(&self) -> usize {
+        self.by_index.len() - self.windows as usize
+    }
+
+    /// Number of windows.
+    pub(crate) fn windows(&self) -> u32 {
+        self.windows
+    }
+
+    /// Whether there is no room for another region.
+    pub(crate) fn is_full(&self) -> bool {
+        self.regions() >= self.max_regions as usize
+    }
+
+    /// Adds an object and gives it a key whose index no other has.
+    fn insert(&mut self, object: Object) -> u32 {
+        // Far less than half of all indices are in use, so this ends soon.
+        let key = loop {
+            let key = self.random.next_u32();
+            let index = index_of(key);
+            let taken = self.by_index.contains_key(&index) || self.rests.contains(&index);
+            if index != index_of(LOCAL_DMA_KEY) && !taken {
+                break key;
+            }
+        };
+        self.by_index.insert(index_of(key), Entry { key, object });
+        key
+    }
+
+    /// Takes out an object.
+    fn remove(&mut self, index: u32) -> Option<Object> {
+        let entry = self.by_index.remove(&index)?;
+        if self.resting.len() >= RESTING
+            && let Some(oldest) = self.resting.pop_front()
+        {
+            self.rests.remove(&oldest);
+        }
+        self.resting.push_back(index);
+        self.rests.insert(index);
+        Some(entry.object)
+    }
+
+    /// Adds a region and gives it a key; `None` if there is no room.
+    pub(crate) fn insert_region(&mut self, region: Region) -> Option<u32> {
+        (!self.is_full()).then(|| self.insert(Object::Region(region)))
+    }
+
+    /// Adds a window and gives it a key; `None` if there is no room.
+    pub(crate) fn insert_window(&mut self, window: Window) -> Option<u32> {
+        if self.windows >= self.max_windows {
+            return None;
+        }
+        self.windows += 1;
+        Some(self.insert(Object::Window(window)))
+    }
+
+    /// The region that a command names by that key. The lowest byte is the poster's where work
+    /// requests change it, and means nothing to commands there.
+    pub(crate) fn region(&self, key: u32) -> Option<&Region> {
+        match self.by_index.get(&index_of(key))? {
+            Entry {
+                key: own,
+                object: Object::Region(region),
+            } if *own == key || region.fast.is_some() => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The window that a command names by that key.
+    pub(crate) fn window(&self, key: u32) -> Option<&Window> {
+        match &self.by_index.get(&index_of(key))?.object {
+            Object::Window(window) => Some(window),
+            Object::Region(_) => None,
+        }
+    }
+
+    /// Takes out the region that a command names by that key.
+    pub(crate) fn remove_region(&mut self, key: u32) -> Option<Region> {
+        self.region(key)?;
+        match self.remove(index_of(key))? {
+            Object::Region(region) => Some(region),
+            Object::Window(_) => None,
+        }
+    }
+
+    /// Takes out the window that a command names by that key.
+    pub(crate) fn remove_window(&mut self, key: u32) -> Option<Window> {
+        self.window(key)?;
+        self.unbind(index_of(key));
+        self.windows -= 1;
+        match self.remove(index_of(key))? {
+            Object::Window(window) => Some(window),
+            Object::Region(_) => None,
+        }
+    }
+
+    /// The region that a command names by that key, to be changed.
+    pub(crate) fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
+        self.region(key)?;
+        self.region_at(index_of(key))
+    }
+
+    fn region_at(&mut self, index: u32) -> Option<&mut Region> {
+        match &mut self.by_index.get_mut(&index)?.object {
+            Object::Region(region) => Some(region),
+            Object::Window(_) => None,
+        }
+    }
+
+    /// Ends the binding of a window, if it has one.
+    fn unbind(&mut self, index: u32) {
+        let binding = match self.by_index.get_mut(&index).map(|entry| &mut entry.object) {
+            Some(Object::Window(window)) => window.binding.take(),
+            _ => None,
+        };
+        let Some(binding) = binding else {
+            return;
+        };
+        if let Some(region) = self.region_at(binding.region) {
+            region.windows -= 1;
+        }
+        if let Some(bound) = self.bound_by.get_mut(&binding.qpn)
+            && bound.remove(&index)
+            && bound.is_empty()
+        {
+            self.bound_by.remove(&binding.qpn);
+        }
+    }
+
+    /// A queue pair is gone: nobody can use the windows of type 2 that it bound, though its number
+    /// returns in the end.
+    pub(crate) fn forget_queue_pair(&mut self, qpn: u32) {
+        for index in self.bound_by.remove(&qpn).unwrap_or_default() {
+            if let Some(Entry {
+                object: Object::Window(window),
+                ..
+            }) = self.by_index.get_mut(&index)
+                && let Some(binding) = &mut window.binding
+            {
+                binding.qpn = NOBODY;
+            }
+        }
+    }
+
+    /// Makes the region or window with that key free. Failures are named as those of a local
+    /// operation.
+    pub(crate) fn invalidate(&mut self, key: u32, by: Accessor) -> Result<(), Cause> {
+        let entry = self.by_index.get_mut(&index_of(key));
+        let entry = entry.filter(|entry| entry.key == key);
+        match &mut entry.ok_or(Cause::LocalKey)?.object {
+            Object::Region(region) if region.pd != by.pd => return Err(Cause::LocalKeyPd),
+            Object::Region(region) => return region.invalidate(),
+            Object::Window(window) => window.check_invalidate(by.pd, by.qpn)?,
+        }
+        self.unbind(index_of(key));
+        Ok(())
+    }
+
+    /// Registers a free region, which gets a new key with the index of the old one.
+    pub(crate) fn register<M: Memory>(
+        &mut self,
+        wanted: &RegisterTarget,
+        by: Accessor,
+        max_length: u64,
+        memory: &M,
+    ) -> Result<(), Cause> {
+        let key = wanted.key.get();
+        let features = self.features;
+        let entry = self.by_index.get_mut(&index_of(key));
+        let Some(Entry {
+            key: own,
+            object: Object::Region(region),
+        }) = entry
+        else {
+            return Err(Cause::RegisterKey);
+        };
+        if region.pd != by.pd {
+            return Err(Cause::LocalKeyPd);
+        }
+        region.register(wanted, max_length, features, memory)?;
+        *own = key;
+        Ok(())
+    }
+
+    /// Binds a window, or ends its binding; it gets a new key with the index of the old one.
+    pub(crate) fn bind(&mut self, wanted: &BindTarget, by: Accessor) -> Result<(), Cause> {
+        let key = wanted.window.get();
+        let (address, length) = (wanted.address.get(), wanted.length.get());
+        let rights = wanted.access.get();
+        let window = self.window(key).ok_or(Cause::WindowKey)?;
+        window.check_bind(by.pd, length, rights)?;
+        let mut binding = None;
+        if length > 0 {
+            let region_key = wanted.region.get();
+            let entry = self.by_index.get(&index_of(region_key));
+            let Some(Entry {
+                object: Object::Region(region),
+                ..
+            }) = entry.filter(|entry| entry.key == region_key)
+            else {
+                return Err(Cause::LocalKey);
+            };
+            if region.is_free() {
+                return Err(Cause::LocalFree);
+            }
+            if region.pd != by.pd {
+                return Err(Cause::LocalKeyPd);
+            }
+            let changes = rights & access::REMOTE_CHANGES != 0;
+            if region.access & access::WINDOWS != access::MW_BIND
+                || (changes && region.access & access::LOCAL_WRITE == 0)
+            {
+                return Err(Cause::LocalRights);
+            }
+            // Its last byte must have an address, also in a region over all memory.
+            check_extent(address, length).map_err(|_| Cause::LocalBounds)?;
+            let offset = region.offset_of(address, length);
+            binding = Some(Binding {
+                region: index_of(region_key),
+                offset: offset.ok_or(Cause::LocalBounds)?,
+                first: if rights & access::ZERO_BASED != 0 {
+                    0
+                } else {
+                    address
+                },
+                length,
+                access: rights,
+                qpn: by.qpn,
+            });
+        }
+        self.unbind(index_of(key));
+        if let Some(region) = binding.and_then(|binding| self.region_at(binding.region)) {
+            region.windows += 1;
+        }
+        if let Some(Entry {
+            key: own,
+            object: Object::Window(window),
+        }) = self.by_index.get_mut(&index_of(key))
+        {
+            *own = key;
+            window.binding = binding;
+            if binding.is_some() && window.mw_type == MwType::Type2 {
+                self.bound_by
+                    .entry(by.qpn)
+                    .or_default()
+                    .insert(index_of(key));
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory with `length` bytes at `address`, and where they are in it, provided that the
+    /// key belongs to the accessor and gives all of `rights`. Failures are named as those of a
+    /// local access.
+    fn covering(
+        &self,
+        key: u32,
+        by: Accessor,
+        rights: u32,
+        address: u64,
+        length: u64,
+    ) -> Result<(&RegionMemory, u64), Cause> {
+        let is_local = rights & !access::LOCAL_WRITE == 0;
+        if key == LOCAL_DMA_KEY {
+            let permitted = self.features.memory_extensions && by.kernel && is_local;
+            return permitted
+                .then_some((ALL_MEMORY, address))
+                .ok_or(Cause::LocalKey);
+        }
+        let entry = self.by_index.get(&index_of(key));
+        let entry = entry.filter(|entry| entry.key == key);
+        match &entry.ok_or(Cause::LocalKey)?.object {
+            Object::Region(region) => {
+                if region.is_free() {
+                    return Err(Cause::LocalFree);
+                }
+                if region.pd != by.pd {
+                    return Err(Cause::LocalKeyPd);
+                }
+                if region.access & rights != rights {
+                    return Err(Cause::LocalRights);
+                }
+                let offset = region.offset_of(address, length);
+                Ok((&region.memory, offset.ok_or(Cause::LocalBounds)?))
+            }
+            Object::Window(_) if is_local => Err(Cause::LocalKey),
+            Object::Window(window) => {
+                let (binding, offset) = window.covering(by.pd, by.qpn, rights, address, length)?;
+                match self
+                    .by_index
+                    .get(&binding.region)
+                    .map(|entry| &entry.object)
+                {
+                    Some(Object::Region(region)) => Ok((&region.memory, offset)),
+                    _ => Err(Cause::LocalKey),
+                }
+            }
+        }
+    }
+
+    /// Appends the host ranges of `length` bytes at `address` to `ranges`, after all checks.
+    /// Failures are named as those of a local access and append nothing.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "an access is described by that much"
+    )]
+    pub(crate) fn resolve<M: Memory>(
+        &self,
+        key: u32,
+        by: Accessor,
+        rights: u32,
+        address: u64,
+        length: u64,
+        memory: &M,
+        ranges: &mut Vec<HostRange>,
+    ) -> Result<(), Cause> {
+        if length == 0 {
+            return Ok(());
+        }
+        let covered = self.covering(key, by, rights, address, length);
+        let resolved = covered.and_then(|(place, offset)| match place {
+            RegionMemory::Buffer(buffer) => buffer
+                .ranges(offset, length, ranges)
+                .ok_or(Cause::LocalBounds),
+            RegionMemory::All => memory
+                .resolve(GuestAddress(offset), length)
+                .map(|range| ranges.push(range))
+                .ok_or(Cause::LocalUnmapped),
+        });
+        resolved.map_err(|cause| {
+            let access = Access {
+                key,
+                pd: by.pd,
+                rights,
+                address,
+                length,
+            };
+            self.refuse(cause, access)
+        })
+    }
+
+    /// Checks an access as [`resolve`](Self::resolve) does, without resolving it.
+    pub(crate) fn check<M: Memory>(
+        &self,
+        key: u32,
+        by: Accessor,
+        rights: u32,
+        address: u64,
+        length: u64,
+        memory: &M,
+    ) -> Result<(), Cause> {
+        if length == 0 {
+            return Ok(());
+        }
+        let covered = self.covering(key, by, rights, address, length);
+        let checked = covered.and_then(|(place, offset)| match place {
+            RegionMemory::All if memory.resolve(GuestAddress(offset), length).is_none() => {
+                Err(Cause::LocalUnmapped)
+            }
+            _ => Ok(()),
+        });
+        checked.map_err(|cause| {
+            let access = Access {
+                key,
+                pd: by.pd,
+                rights,
+                address,
+                length,
+            };
+            self.refuse(cause, access)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Buffer;
+
+    fn region() -> Region {
+        Region::free(1, Buffer::default(), 1)
+    }
+
+    #[test]
+    fn no_two_keys_share_an_index_and_none_returns_soon() {
+        let mut keys = Keys::new(&Limits::default(), Features::ALL, [7; 32]);
+        let mut seen = FxHashSet::default();
+        for _ in 0..RESTING / 4 {
+            let batch: Vec<u32> = (0..4)
+                .filter_map(|_| keys.insert_region(region()))
+                .collect();
+            for key in batch {
+                assert!(seen.insert(index_of(key)), "{key:#x}");
+                assert_ne!(index_of(key), index_of(LOCAL_DMA_KEY));
+                assert!(keys.remove_region(key).is_some() && keys.region(key).is_none());
+            }
+        }
+        assert_eq!(keys.regions(), 0);
+        // What rests is bounded.
+        for _ in 0..1000 {
+            let key = keys.insert_region(region()).expect("room");
+            keys.remove_region(key);
+        }
+        assert_eq!((keys.resting.len(), keys.rests.len()), (RESTING, RESTING));
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Keys that work requests change: what the driver of a guest does with them.
+
+use super::guest::{Arena, Guest, Mr, Send};
+use crate::rnic::Rnic;
+use vrnic_wire::{
+    command::{AllocateMr, AllocateMw, MwType},
+    memory::TABLE_ENTRY_LENGTH,
+    work::{BindTarget, RegisterTarget, SendOpcode},
+};
+use zerocopy::IntoBytes;
+
+/// A memory region for fast registration.
+#[derive(Clone, Debug)]
+pub struct FastMr {
+    /// Its table.
+    pub table: Arena,
+    /// Its key, as it was registered last.
+    pub key: u32,
+}
+
+impl Guest {
+    /// Allocates a region for fast registration.
+    pub fn fast_mr(&mut self, rnic: &mut Rnic, max_pages: u32) -> FastMr {
+        let length = max_pages as usize * TABLE_ENTRY_LENGTH;
+        let table = self.arena(length);
+        let (list, chunks) = self.page_list(&table, 0, length);
+        let request = AllocateMr {
+            pd: self.pd.into(),
+            max_pages: max_pages.into(),
+            table: list,
+        };
+        let key = self.command(rnic, request).expect("fast mr").key.get();
+        self.free(chunks);
+        FastMr { table, key }
+    }
+}
+
+/// A memory window.
+#[derive(Clone, Debug)]
+pub struct Mw {
+    /// Its key, as it was bound last.
+    pub key: u32,
+}
+
+impl Guest {
+    /// Allocates a memory window.
+    pub fn mw(&mut self, rnic: &mut Rnic, mw_type: MwType) -> Mw {
+        let request = AllocateMw {
+            pd: self.pd.into(),
+            mw_type: mw_type.raw().into(),
+        };
+        let key = self.command(rnic, request).expect("mw").key.get();
+        Mw { key }
+    }
+}
+
+impl Mw {
+    /// A request to bind the window to `length` bytes of `mr` from `offset` on. It has the next key
+    /// from here on.
+    pub fn bind(&mut self, wr_id: u64, mr: &Mr, offset: usize, length: usize, rights: u32) -> Send {
+        self.key = next_key(self.key);
+        Send::new(wr_id, SendOpcode::BindWindow).target(&BindTarget {
+            address: (mr.iova + offset as u64).into(),
+            length: (length as u64).into(),
+            window: self.key.into(),
+            region: mr.key.into(),
+            access: rights.into(),
+            ..Default::default()
+        })
+    }
+
+    /// A request to make the window free.
+    pub fn invalidate(&self, wr_id: u64) -> Send {
+        Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(self.key)
+    }
+}
+
+/// The key with the next lowest byte.
+pub fn next_key(key: u32) -> u32 {
+    key & !0xff | key.wrapping_add(1) & 0xff
+}
+
+impl FastMr {
+    /// Lists the pages of `arena` in the table, and describes the registration of `length` bytes
+    /// from `offset` on at `iova`, whose last 12 bits are those of `offset`. The key is the next
+    /// one.
+    pub fn target(&self, arena: &Arena, offset: usize, length: usize, iova: u64) -> RegisterTarget {
+        assert_eq!(iova % 4096, offset as u64 % 4096);
+        let pages: Vec<usize> = (offset / 4096..(offset + length).div_ceil(4096)).collect();
+        for (index, page) in pages.iter().enumerate() {
+            let address = arena.address(page * 4096).to_le_bytes();
+            self.table.put(index * TABLE_ENTRY_LENGTH, &address);
+        }
+        RegisterTarget {
+            iova: iova.into(),
+            length: (length as u64).into(),
+            key: next_key(self.key).into(),
+            page_count: (pages.len() as u32).into(),
+            page_shift: 12,
+            ..Default::default()
+        }
+    }
+
+    /// A request to register all of `mr` anew, with `rights`, at `iova`, a multiple of the page
+    /// size. The region has the new key from here on.
+    pub fn register(&mut self, wr_id: u64, mr: &Mr, rights: u32, iova: u64) -> Send {
+        let mut target = self.target(&mr.arena, 0, mr.arena.length(), iova);
+        target.access = rights.into();
+        self.key = target.key.get();
+        Send::new(wr_id, SendOpcode::RegisterRegion).target(&target)
+    }
+
+    /// A request to make the region free.
+    pub fn invalidate(&self, wr_id: u64) -> Send {
+        Send::new(wr_id, SendOpcode::LocalInvalidate).immediate(self.key)
+    }
+}
+
+impl Send {
+    /// Sets the operation's part of the entry.
+    #[must_use]
+    pub fn target(mut self, target: &(impl IntoBytes + zerocopy::Immutable)) -> Self {
+        self.target.copy_from_slice(target.as_bytes());
+        self
+    }
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Memory windows.
+
+use crate::cause::Cause;
+use vrnic_wire::{command::MwType, memory::access};
+
+/// What a window is bound to.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Binding {
+    /// Index of the key of the region.
+    pub(crate) region: u32,
+    /// Where the window begins in the memory of the region.
+    pub(crate) offset: u64,
+    /// Address of the first byte for peers.
+    pub(crate) first: u64,
+    /// Bytes.
+    pub(crate) length: u64,
+    /// [`access`] rights.
+    pub(crate) access: u32,
+    /// Queue pair that bound it; 0 once it is gone.
+    pub(crate) qpn: u32,
+}
+
+/// A memory window.
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// Protection domain.
+    pub(crate) pd: u32,
+    /// Type.
+    pub(crate) mw_type: MwType,
+    /// What it is bound to, if it is.
+    pub(crate) binding: Option<Binding>,
+}
+
+impl Window {
+    /// Checks that it may be bound by a queue pair of protection domain `pd` to `length` bytes with
+    /// these rights.
+    pub(crate) fn check_bind(&self, pd: u32, length: u64, rights: u32) -> Result<(), Cause> {
+        if self.pd != pd {
+            return Err(Cause::LocalKeyPd);
+        }
+        let unbinds = length == 0;
+        let permitted = match self.mw_type {
+            MwType::Type1 => access::WINDOW & !access::ZERO_BASED,
+            MwType::Type2 if self.binding.is_some() => return Err(Cause::WindowBound),
+            MwType::Type2 if unbinds => return Err(Cause::RegionLength),
+            MwType::Type2 => access::WINDOW,
+        };
+        if rights & !permitted != 0 {
+            return Err(Cause::AccessRights);
+        }
+        Ok(())
+    }
+
+    /// Checks that the queue pair may make it free.
+    pub(crate) fn check_invalidate(&self, pd: u32, qpn: u32) -> Result<(), Cause> {
+        if self.pd != pd {
+            return Err(Cause::LocalKeyPd);
+        }
+        match (self.mw_type, &self.binding) {
+            (MwType::Type1, _) => Err(Cause::LocalInvalidate),
+            (MwType::Type2, None) => Err(Cause::LocalFree),
+            (MwType::Type2, Some(binding)) if binding.qpn != qpn => Err(Cause::LocalKeyQp),
+            (MwType::Type2, Some(_)) => Ok(()),
+        }
+    }
+
+    /// What it is bound to, and where the `length` bytes at `address` are there, provided that the
+    /// peer of the queue pair may access them so.
+    pub(crate) fn covering(
+        &self,
+        pd: u32,
+        qpn: u32,
+        rights: u32,
+        address: u64,
+        length: u64,
+    ) -> Result<(&Binding, u64), Cause> {
+        let binding = self.binding.as_ref().ok_or(Cause::LocalFree)?;
+        if self.pd != pd {
+            return Err(Cause::LocalKeyPd);
+        }
+        if self.mw_type == MwType::Type2 && binding.qpn != qpn {
+            return Err(Cause::LocalKeyQp);
+        }
+        if binding.access & rights != rights {
+            return Err(Cause::LocalRights);
+        }
+        let offset = address.checked_sub(binding.first);
+        let offset = offset.ok_or(Cause::LocalBounds)?;
+        let end = offset.checked_add(length).ok_or(Cause::LocalBounds)?;
+        if end > binding.length {
+            return Err(Cause::LocalBounds);
+        }
+        Ok((binding, binding.offset + offset))
+    }
+}
