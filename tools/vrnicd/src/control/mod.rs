@@ -8,8 +8,8 @@
 //! * [`client`]: the other end.
 //!
 //! The socket's permissions say who may ask. A client can neither keep the worker busy (it answers one question a turn,
-//! each about a page of objects) nor fill memory (lines, clients and replies are bounded), and one that does not read or
-//! write is dropped.
+//! each about a page of objects) nor fill memory (lines, clients and replies are bounded). One that neither reads nor
+//! writes is dropped.
 
 pub mod answer;
 pub mod client;
