@@ -8,5 +8,5 @@ mod memory;
 mod world;
 
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send};
-pub use memory::{GuestView, Memories};
+pub use memory::{BASE, GuestView, Memories};
 pub use world::{Connection, Faults, Node, World, gid_of};

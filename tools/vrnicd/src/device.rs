@@ -236,7 +236,7 @@ impl Device {
     }
 
     /// A segment arrived.
-    pub fn receive(&mut self, shared: &mut Shared, segment: Segment, now: Instant) {
+    pub fn receive(&mut self, shared: &mut Shared, segment: Segment<'_>, now: Instant) {
         let index = self.index;
         if let Some(session) = &mut self.session
             && let Some(rnic) = &mut session.rnic

@@ -27,7 +27,7 @@ pub struct Worker {
     shared: Shared,
     fabric: Box<dyn Fabric>,
     /// Segments on the network, each with the index of its sender.
-    in_flight: VecDeque<(usize, Segment)>,
+    in_flight: VecDeque<(usize, Segment<'static>)>,
     waker: Arc<Waker>,
     poll_time: Duration,
     clock: Clock,

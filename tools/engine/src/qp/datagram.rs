@@ -102,7 +102,8 @@ impl Qp {
         if request.length > DATAGRAM_MTU {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
-        let path = path_of(&target.address, resources)
+        let remote_qpn = target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN;
+        let path = path_of(&target.address, self.number, remote_qpn, resources)
             .ok_or((Status::LocalQueuePairOperation, Cause::WqeAddress))?;
 
         // The work request completes before the datagram arrives, and its memory may be used for
@@ -124,7 +125,7 @@ impl Qp {
         let psn = self.requester.take_psn();
         let segment = Segment {
             path,
-            destination_qpn: target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN,
+            destination_qpn: remote_qpn,
             pkey: DEFAULT_PKEY,
             psn,
             solicited: request.flags & send_flags::SOLICITED != 0,

@@ -579,7 +579,7 @@ impl Qp {
     /// Sends a packet after which `next` is the next PSN.
     fn send_request<M: Memory>(
         &mut self,
-        segment: Segment,
+        segment: Segment<'static>,
         next: Psn,
         resources: &mut Resources,
         io: &mut Io<'_, M>,

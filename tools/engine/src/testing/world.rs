@@ -68,7 +68,7 @@ pub struct World {
     pub filter: Option<fn(&Segment) -> bool>,
     random: ChaCha8Rng,
     outbox: Outbox,
-    travelling: Vec<(Instant, Segment)>,
+    travelling: Vec<(Instant, Segment<'static>)>,
 }
 
 /// A connected queue pair of each of two nodes, with completion queues and a region.

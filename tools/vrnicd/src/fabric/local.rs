@@ -43,7 +43,7 @@ impl Fabric for Local {
         }
     }
 
-    fn route(&self, from: usize, segment: &Segment) -> Route {
+    fn route(&self, from: usize, segment: &Segment<'_>) -> Route {
         let destination = &segment.path.destination;
         if self
             .devices
@@ -64,7 +64,7 @@ mod tests {
     use vrnic_engine::psn::Psn;
     use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail};
 
-    fn to(destination: Gid) -> Segment {
+    fn to(destination: Gid) -> Segment<'static> {
         Segment {
             path: Path {
                 destination,

@@ -26,5 +26,5 @@ pub trait Fabric: Send {
     fn set_gids(&mut self, device: usize, gids: &mut dyn Iterator<Item = [u8; 16]>);
 
     /// Where `segment`, sent by device `from`, goes.
-    fn route(&self, from: usize, segment: &Segment) -> Route;
+    fn route(&self, from: usize, segment: &Segment<'_>) -> Route;
 }

@@ -187,7 +187,7 @@ impl Qp {
         &mut self,
         psn: Psn,
         body: Body,
-        payload: Payload,
+        payload: Payload<'static>,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
