@@ -342,6 +342,15 @@ impl Rnic {
         io.outbox.recycle(segment.payload);
     }
 
+    /// Counts a packet that arrived but is no segment, or not for a GID of this device.
+    pub fn count_bad_packet(&mut self, wrong_crc: bool) {
+        self.resources.counters.count(if wrong_crc {
+            Counter::IcrcErrors
+        } else {
+            Counter::MalformedPackets
+        });
+    }
+
     /// Acts on the timers that are due.
     pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         while let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) {

@@ -9,4 +9,4 @@ mod world;
 
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send};
 pub use memory::{BASE, GuestView, Memories};
-pub use world::{Connection, Faults, Node, World, gid_of};
+pub use world::{Connection, Faults, Node, Wire, World, gid_of};

@@ -245,7 +245,7 @@ proptest! {
             c.send(&mut world, 0, &read);
         }
         // Real answers are lost now and then, so that made up ones can take their place.
-        world.faults = Faults { drop: 500, duplicate: 0, delay: 0 };
+        world.faults = Faults { drop: 500, ..Faults::default() };
         for mut forged in forged {
             if let Some(offset) = forged.aimed {
                 aim(&mut forged.body, &c, offset.into());

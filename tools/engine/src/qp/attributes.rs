@@ -2,7 +2,7 @@
 
 //! Attributes of a queue pair and how they are modified.
 
-use super::{Qp, Requester, Responder, Turn, transition};
+use super::{Congestion, Qp, Requester, Responder, Turn, transition};
 use crate::{
     cause::Cause,
     memory::Memory,
@@ -275,6 +275,7 @@ impl Qp {
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.receive = Receive::default();
+        self.congestion = Congestion::default();
         self.created.sq.restart(io.memory);
         self.created.rq.restart(io.memory);
     }
