@@ -84,9 +84,11 @@ pub enum LogFormat {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FabricKind {
-    /// The network inside this process.
+    /// Memory of this process: payload is copied straight from guest to guest.
     #[default]
     Local,
+    /// RoCE frames.
+    Roce,
 }
 
 /// Limits of a device that differ from the default.
@@ -380,12 +382,13 @@ mod tests {
     fn everything_can_be_set() {
         let config = Config::parse(&format!(
             "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
-             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"local\"\ndoorbells = false\n\
+             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\ndoorbells = false\n\
              [device.limits]\nqp = 100\ncontexts = 16\n"
         ))
         .unwrap();
         let device = &config.devices[0];
         assert_eq!(device.guid(), Guid(0x0011_2233_4455_6677));
+        assert_eq!(device.fabric, FabricKind::Roce);
         assert_eq!(device.limits.apply().qp, 100);
         assert_eq!(device.limits.apply().contexts, 16);
         assert_eq!(config.log_format, LogFormat::Json);

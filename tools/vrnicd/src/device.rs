@@ -18,7 +18,8 @@ use vrnic_wire::config::{
 use vrnic_wire::event::{AsyncEvent, EventType};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::config;
+use crate::config::{self, FabricKind};
+use crate::fabric::{Refused, RoceEnd, Wire};
 use crate::guest_memory::{GuestMemory, RegionTable};
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
@@ -78,6 +79,8 @@ pub struct Device {
     index: usize,
     config: RnicConfig,
     mailbox: Arc<Mailbox>,
+    /// Its end of the wire, if it is on one.
+    roce: Option<RoceEnd>,
     session: Option<Session>,
 }
 
@@ -95,7 +98,10 @@ impl Device {
                 0
             },
             limits,
-            segmentation: Segmentation::Local,
+            segmentation: match settings.fabric {
+                FabricKind::Local => Segmentation::Local,
+                FabricKind::Roce => Segmentation::PathMtu,
+            },
             seed: [0; 32],
         };
         let queues = FIRST_COMPLETION_QUEUE + config.completion_vectors;
@@ -105,6 +111,7 @@ impl Device {
             index,
             config,
             mailbox,
+            roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
         }
     }
@@ -112,6 +119,16 @@ impl Device {
     /// Name in logs.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// MAC address.
+    pub fn mac(&self) -> [u8; 6] {
+        self.config.mac
+    }
+
+    /// Its end of the wire, if it is on one.
+    pub fn roce(&mut self) -> Option<&mut RoceEnd> {
+        self.roce.as_mut()
     }
 
     /// Where front ends leave messages.
@@ -252,6 +269,41 @@ impl Device {
             );
         } else {
             shared.outbox.recycle(segment.payload);
+        }
+    }
+
+    /// Sends all segments in the outbox, which are this device's, as frames.
+    pub fn send_frames(&mut self, shared: &mut Shared, wire: &mut Wire) {
+        let Shared { regions, outbox } = shared;
+        let mut segments = std::mem::take(&mut outbox.segments);
+        for segment in segments.drain(..) {
+            if let (Some(end), Some(session)) = (&mut self.roce, &self.session) {
+                let memory = regions.device(self.index, &session.memory);
+                let mut frame = wire.buffer();
+                if end.write(&segment, &memory, &mut frame) {
+                    wire.send(frame);
+                } else {
+                    wire.recycle(frame);
+                }
+            }
+            outbox.recycle(segment.payload);
+        }
+        outbox.segments = segments;
+    }
+
+    /// A frame arrived.
+    pub fn receive_frame(&mut self, shared: &mut Shared, frame: &[u8], now: Instant) {
+        let Some(end) = &mut self.roce else {
+            return;
+        };
+        let refused = match end.read(frame) {
+            Ok(segment) => return self.receive(shared, segment, now),
+            Err(refused) => refused,
+        };
+        if refused != Refused::Other
+            && let Some(rnic) = self.rnic()
+        {
+            rnic.count_bad_packet(refused == Refused::Crc);
         }
     }
 
