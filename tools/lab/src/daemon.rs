@@ -66,9 +66,10 @@ impl Daemon {
             let _ = fs::remove_file(&socket);
             writeln!(
                 text,
-                "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"",
+                "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"\nfabric = \"{}\"",
                 socket.display(),
-                mac(name)
+                mac(name),
+                settings.fabric.name()
             )?;
             for line in &extra.device {
                 writeln!(text, "{line}")?;

@@ -174,7 +174,7 @@ fn devinfo(lab: &Lab, name: &str, device: Device) -> (String, Entry) {
         args: "-v".into(),
         device: device.name().into(),
         path: format!("vm {name}"),
-        fabric: device.fabric().into(),
+        fabric: device.fabric(lab.settings.fabric).name().into(),
         exit,
         seconds: start.elapsed().as_secs_f64(),
         error: (exit != 0).then(|| summary.clone()),
