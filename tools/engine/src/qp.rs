@@ -334,6 +334,7 @@ impl Qp {
     fn segment(&self, psn: Psn, body: Body, payload: Payload<'static>) -> Segment<'static> {
         Segment {
             path: self.path,
+            source_qpn: self.number,
             destination_qpn: self.attributes.dest_qpn,
             pkey: DEFAULT_PKEY,
             psn,

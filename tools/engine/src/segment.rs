@@ -359,6 +359,8 @@ fn copy_ranges<M: Memory>(
 pub struct Segment<'a> {
     /// Where it comes from and where it goes.
     pub path: Path,
+    /// Queue pair that sent it, for people; 0 if that is not known, for frames do not tell.
+    pub source_qpn: u32,
     /// Queue pair at the destination, 24 bits.
     pub destination_qpn: u32,
     /// P_Key.

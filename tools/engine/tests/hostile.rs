@@ -263,6 +263,7 @@ proptest! {
                     destination: gid_of(to),
                     ..Path::default()
                 },
+                source_qpn: c.qps[1 - to].qpn,
                 destination_qpn: c.qps[to].qpn,
                 pkey: 0xffff,
                 psn: Psn::new(psn.wrapping_add_signed(forged.psn)),

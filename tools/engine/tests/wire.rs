@@ -130,7 +130,10 @@ fn marks_slow_the_sender_down() {
         assert!(counter(&world, to, Counter::MarkedPackets) > 1000);
         let sent = counter(&world, to, Counter::NotificationsSent);
         assert!(sent > 2, "{sent}");
-        assert!(u128::from(sent) <= slow.as_micros() / 50 + 1, "at most one in 50 us");
+        assert!(
+            u128::from(sent) <= slow.as_micros() / 50 + 1,
+            "at most one in 50 us"
+        );
         assert!(counter(&world, from, Counter::NotificationsHandled) > 2);
         assert!(slow > 4 * fast, "{slow:?} against {fast:?}");
     }
@@ -140,10 +143,13 @@ fn marks_slow_the_sender_down() {
 fn only_connections_take_part_in_congestion_control() {
     fn capable(segment: &Segment<'_>) -> bool {
         let ecn = segment.path.traffic_class & ECN_MASK;
-        assert_eq!(ecn, match segment.body {
-            Body::Datagram { .. } => 0,
-            _ => ECN_CAPABLE,
-        });
+        assert_eq!(
+            ecn,
+            match segment.body {
+                Body::Datagram { .. } => 0,
+                _ => ECN_CAPABLE,
+            }
+        );
         true
     }
     let mut world = world();

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! A frame has no FCS, as is usual where software hands frames around. There is no input and output
-//! in here, and nothing is allocated.
+//! in here, and `encode` and `parse` allocate nothing.
 
 #![forbid(unsafe_code)]
 
@@ -24,11 +24,13 @@ mod header;
 mod icrc;
 mod opcode;
 mod parse;
+mod split;
 
 pub use encode::encode;
 pub use error::{EncodeError, FrameError, FrameErrors};
 pub use opcode::opcode_name;
 pub use parse::parse;
+pub use split::split;
 
 /// UDP port of RoCE version 2.
 pub const UDP_PORT: u16 = 4791;

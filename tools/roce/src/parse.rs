@@ -16,7 +16,7 @@ use etherparse::{
 use vrnic_engine::{
     Segment,
     psn::Psn,
-    segment::{Path, Payload},
+    segment::{Body, Path, Payload},
 };
 use vrnic_wire::port::NO_VLAN;
 
@@ -216,6 +216,10 @@ fn read_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
     }
     Ok(Segment {
         path,
+        source_qpn: match body {
+            Body::Datagram { source_qpn, .. } => source_qpn,
+            _ => 0,
+        },
         destination_qpn: bth.destination.get() & LOW_24,
         pkey: bth.pkey.get(),
         psn: Psn::new(bth.psn.get()),

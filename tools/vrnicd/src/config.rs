@@ -11,6 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use vrnic_engine::Limits;
 
+use crate::capture;
+
 /// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
 /// Longest path that fits the address of a UNIX socket.
@@ -37,6 +39,9 @@ pub struct Config {
     /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
     #[serde(default)]
     pub test_panic_on_sigusr1: Vec<String>,
+    /// A capture that begins with the daemon.
+    #[serde(default)]
+    pub capture: Option<capture::Settings>,
     /// The devices.
     #[serde(default, rename = "device")]
     pub devices: Vec<Device>,
@@ -252,6 +257,7 @@ impl Config {
             poll_us: default_poll_us(),
             holder: default_holder(),
             test_panic_on_sigusr1: Vec::new(),
+            capture: None,
             devices: vec![device],
         }
     }
@@ -301,6 +307,9 @@ impl Config {
                 "two devices have the MAC address {}",
                 device.mac
             );
+        }
+        if let Some(capture) = &self.capture {
+            capture.check(names.iter().map(|name| name.as_str()))?;
         }
         for name in &self.test_panic_on_sigusr1 {
             ensure!(
@@ -439,6 +448,9 @@ mod tests {
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         assert!(error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("no device"));
+        let capture = |line: &str| error(&format!("[capture]\nfile = \"c\"\n{line}\n{ONE}"));
+        assert!(capture("device = \"b\"").contains("no device"));
+        assert!(capture("qp = 17").contains("needs its device"));
         assert!(error(&format!("{ONE}node_guid = \"1:2:3:4\"")).contains("not a GUID"));
     }
 }

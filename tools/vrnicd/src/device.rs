@@ -18,6 +18,7 @@ use vrnic_wire::config::{
 use vrnic_wire::event::{AsyncEvent, EventType};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::capture::{Capture, Direction};
 use crate::config::{self, FabricKind};
 use crate::fabric::{Refused, RoceEnd, Wire};
 use crate::guest_memory::{GuestMemory, RegionTable};
@@ -42,6 +43,8 @@ pub struct Shared {
     pub regions: RegionTable,
     /// Segments on their way.
     pub outbox: Outbox,
+    /// A capture, if one is under way.
+    pub capture: Option<Capture>,
 }
 
 /// The driver is up.
@@ -274,13 +277,20 @@ impl Device {
 
     /// Sends all segments in the outbox, which are this device's, as frames.
     pub fn send_frames(&mut self, shared: &mut Shared, wire: &mut Wire) {
-        let Shared { regions, outbox } = shared;
+        let Shared {
+            regions,
+            outbox,
+            capture,
+        } = shared;
         let mut segments = std::mem::take(&mut outbox.segments);
         for segment in segments.drain(..) {
             if let (Some(end), Some(session)) = (&mut self.roce, &self.session) {
                 let memory = regions.device(self.index, &session.memory);
                 let mut frame = wire.buffer();
                 if end.write(&segment, &memory, &mut frame) {
+                    if let Some(capture) = capture {
+                        capture.frame(self.index, Direction::Out, &segment, &frame);
+                    }
                     wire.send(frame);
                 } else {
                     wire.recycle(frame);
@@ -297,13 +307,26 @@ impl Device {
             return;
         };
         let refused = match end.read(frame) {
-            Ok(segment) => return self.receive(shared, segment, now),
+            Ok(segment) => {
+                if let Some(capture) = &mut shared.capture {
+                    capture.frame(self.index, Direction::In, &segment, frame);
+                }
+                return self.receive(shared, segment, now);
+            }
             Err(refused) => refused,
         };
         if refused != Refused::Other
             && let Some(rnic) = self.rnic()
         {
             rnic.count_bad_packet(refused == Refused::Crc);
+        }
+    }
+
+    /// A segment that travels without frames leaves or reaches this device: shows it to the capture.
+    pub fn capture(&self, shared: &mut Shared, direction: Direction, segment: &Segment<'_>) {
+        if let (Some(capture), Some(session)) = (&mut shared.capture, &self.session) {
+            let memory = shared.regions.device(self.index, &session.memory);
+            capture.segment(self.index, direction, segment, &memory);
         }
     }
 

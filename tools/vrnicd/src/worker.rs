@@ -15,6 +15,7 @@ use vrnic_engine::time::Instant;
 use vrnic_engine::{Outbox, Segment};
 use vrnic_wire::port::GidEntry;
 
+use crate::capture::{Capture, Direction};
 use crate::device::{Device, Shared};
 use crate::fabric::{Local, Route, Wire};
 use crate::guest_memory::RegionTable;
@@ -39,7 +40,12 @@ pub struct Worker {
 
 impl Worker {
     /// A worker for `devices`, which goes on looking for `poll_time` after the last work.
-    pub fn new(mut devices: Vec<Device>, waker: Arc<Waker>, poll_time: Duration) -> Self {
+    pub fn new(
+        mut devices: Vec<Device>,
+        waker: Arc<Waker>,
+        poll_time: Duration,
+        capture: Option<Capture>,
+    ) -> Self {
         let mut wire = Wire::new();
         for (index, device) in devices.iter_mut().enumerate() {
             if device.roce().is_some() {
@@ -52,6 +58,7 @@ impl Worker {
             shared: Shared {
                 regions: RegionTable::new(),
                 outbox: Outbox::new(),
+                capture,
             },
             fabric: Local::new(),
             wire,
@@ -161,8 +168,15 @@ impl Worker {
 
     /// Carries a segment to where it goes.
     fn deliver_segment(&mut self, from: usize, segment: Segment<'static>, now: Instant) {
+        let capturing = self.shared.capture.is_some();
+        if capturing {
+            self.devices[from].capture(&mut self.shared, Direction::Out, &segment);
+        }
         match self.fabric.route(from, &segment) {
             Route::Device(to) => {
+                if capturing {
+                    self.devices[to].capture(&mut self.shared, Direction::In, &segment);
+                }
                 self.devices[to].contained(&mut self.shared, |device, shared| {
                     device.receive(shared, segment, now);
                 });

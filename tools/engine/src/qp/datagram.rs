@@ -125,6 +125,7 @@ impl Qp {
         let psn = self.requester.take_psn();
         let segment = Segment {
             path,
+            source_qpn: self.number,
             destination_qpn: remote_qpn,
             pkey: DEFAULT_PKEY,
             psn,

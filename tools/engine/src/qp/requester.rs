@@ -540,6 +540,7 @@ impl Qp {
         };
         let segment = Segment {
             path: self.path,
+            source_qpn: self.number,
             destination_qpn: self.attributes.dest_qpn,
             pkey: DEFAULT_PKEY,
             psn: request.first_psn.add(packet),
@@ -597,6 +598,7 @@ impl Qp {
         };
         let segment = Segment {
             path: self.path,
+            source_qpn: self.number,
             destination_qpn: self.attributes.dest_qpn,
             pkey: DEFAULT_PKEY,
             psn: request.first_psn.add(request.fetched),

@@ -196,6 +196,7 @@ fn some_segment() -> Segment<'static> {
             hop_limit: 1,
             ..Path::default()
         },
+        source_qpn: 0,
         destination_qpn: 2,
         pkey: 0xffff,
         psn: vrnic_engine::psn::Psn::new(3),

@@ -171,6 +171,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
             |(path, body, payload, (destination_qpn, pkey, psn), (solicited, ack_request))| {
                 Segment {
                     path,
+                    source_qpn: 0,
                     destination_qpn,
                     pkey,
                     psn: Psn::new(psn),

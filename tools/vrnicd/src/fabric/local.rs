@@ -70,6 +70,7 @@ mod tests {
                 destination,
                 ..Path::default()
             },
+            source_qpn: 0,
             destination_qpn: 2,
             pkey: 0xffff,
             psn: Psn::default(),

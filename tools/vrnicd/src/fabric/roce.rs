@@ -127,6 +127,7 @@ mod tests {
                 vlan,
                 ..Path::default()
             },
+            source_qpn: 0,
             destination_qpn: 5,
             pkey: 0xffff,
             psn: Psn::new(7),
