@@ -19,6 +19,7 @@ use vrnic_wire::{
     completion::{Cqe, Status},
     counter::Counter,
     event::EventType,
+    port::Mtu,
 };
 
 /// What one call of the device works with: memory of the guest, the time, and where segments go.
@@ -38,6 +39,8 @@ pub(crate) struct Resources {
     pub(crate) limits: Limits,
     /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
     pub(crate) fabric_mtu: Option<u32>,
+    /// Largest path MTU, which is also the longest datagram.
+    pub(crate) active_mtu: Mtu,
     pub(crate) port_active: bool,
     pub(crate) regions: Regions,
     pub(crate) cqs: Table<Cq>,
@@ -67,6 +70,7 @@ impl Resources {
         Self {
             limits,
             fabric_mtu,
+            active_mtu: Mtu::Mtu4096,
             port_active: true,
             regions: Regions::new(limits.mr, seed),
             cqs: Table::new(1, limits.cq),

@@ -45,6 +45,8 @@ pub struct RnicConfig {
     pub completion_vectors: u16,
     /// Doorbell pages; 0 if there is no doorbell region. Bounds the number of contexts if not 0.
     pub doorbell_pages: u32,
+    /// Largest path MTU, which is also the longest datagram.
+    pub active_mtu: Mtu,
     /// How messages are cut into segments.
     pub segmentation: Segmentation,
     /// Limits.
@@ -62,6 +64,7 @@ impl Default for RnicConfig {
             completion_vectors: 4,
             doorbell_pages: 4096,
             segmentation: Segmentation::Local,
+            active_mtu: Mtu::Mtu4096,
             limits: Limits::default(),
             seed: [0; 32],
         }
@@ -175,7 +178,8 @@ impl Rnic {
             Segmentation::Local => Some(LOCAL_MTU),
             Segmentation::PathMtu => None,
         };
-        let resources = Resources::new(*limits, mtu, config.completion_vectors, config.seed);
+        let mut resources = Resources::new(*limits, mtu, config.completion_vectors, config.seed);
+        resources.active_mtu = config.active_mtu;
         config.seed = [0; 32];
         Self {
             resources,
@@ -445,7 +449,7 @@ impl Rnic {
         PortAttributes {
             state: state.raw(),
             max_mtu: Mtu::Mtu4096.raw(),
-            active_mtu: Mtu::Mtu4096.raw(),
+            active_mtu: self.resources.active_mtu.raw(),
             active_width: WIDTH_4X,
             active_speed: SPEED_EDR.into(),
             pkey_table_length: 1.into(),

@@ -113,7 +113,7 @@ fn body() -> impl Strategy<Value = Body> {
         Syndrome::Nak(NakCode::RemoteOperation),
     ]);
     (
-        0u8..8,
+        0u8..9,
         position,
         syndrome,
         reth(),
@@ -167,6 +167,7 @@ fn body() -> impl Strategy<Value = Body> {
                         aeth,
                         original: numbers[0],
                     },
+                    7 => Body::CongestionNotification,
                     _ => Body::Datagram {
                         qkey: rkey,
                         source_qpn: length,
@@ -261,6 +262,8 @@ proptest! {
                 path: Path {
                     source: gid_of(1 - to),
                     destination: gid_of(to),
+                    // Marked by a switch, or not.
+                    traffic_class: if forged.bits[0] { 3 } else { 0 },
                     ..Path::default()
                 },
                 source_qpn: c.qps[1 - to].qpn,

@@ -4,11 +4,18 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    RnicConfig, Segment, Segmentation,
+    Cause, RnicConfig, Segment, Segmentation,
     segment::{Body, ECN_CAPABLE, ECN_MASK},
     testing::{Connection, Faults, QpOptions, Send, World},
 };
-use vrnic_wire::{completion::Status, counter::Counter, work::SendOpcode};
+use vrnic_wire::{
+    command::ModifyQp,
+    completion::Status,
+    counter::Counter,
+    port::Mtu,
+    qp::{QpAttributes, QpState, attribute},
+    work::SendOpcode,
+};
 
 const MR: usize = 8 << 20;
 
@@ -160,4 +167,66 @@ fn only_connections_take_part_in_congestion_control() {
     world.settle();
     assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
     assert!(world.delivered > 0);
+}
+
+#[test]
+fn the_active_mtu_bounds_paths_and_datagrams() {
+    let config = RnicConfig {
+        segmentation: Segmentation::PathMtu,
+        active_mtu: Mtu::Mtu1024,
+        ..RnicConfig::default()
+    };
+    let mut world = World::new(2, 8192, &config, 6);
+    // Its paths have 1024 bytes.
+    let mut c = connected(&mut world);
+    let write = write(&c, 1, 5000);
+    c.send(&mut world, 0, &write);
+    world.settle();
+    assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
+    let mut attributes = World::attributes(1, 5);
+    attributes.path_mtu = Mtu::Mtu2048.raw();
+    attributes.mask = (attribute::STATE
+        | attribute::ADDRESS_VECTOR
+        | attribute::PATH_MTU
+        | attribute::DEST_QPN
+        | attribute::RQ_PSN
+        | attribute::MAX_DEST_RD_ATOMIC
+        | attribute::MIN_RNR_TIMER)
+        .into();
+    attributes.state = QpState::ReadyToReceive.raw();
+    let node = &mut world.nodes[0];
+    let cq = node.guest.cq(&mut node.rnic, 16, 0);
+    let qp = node
+        .guest
+        .try_qp(&mut node.rnic, &QpOptions::default(), cq.cqn, cq.cqn)
+        .expect("qp");
+    world.modify(
+        0,
+        qp.qpn,
+        QpAttributes {
+            state: QpState::Init.raw(),
+            mask: (attribute::STATE
+                | attribute::PKEY_INDEX
+                | attribute::PORT
+                | attribute::ACCESS_FLAGS)
+                .into(),
+            port: 1,
+            ..QpAttributes::default()
+        },
+    );
+    let node = &mut world.nodes[0];
+    let mut try_path = |path_mtu: Mtu| {
+        attributes.path_mtu = path_mtu.raw();
+        let request = ModifyQp {
+            qpn: qp.qpn.into(),
+            reserved: 0.into(),
+            attributes,
+        };
+        node.guest
+            .command(&mut node.rnic, request)
+            .map(|_| ())
+            .map_err(|(_, cause)| cause)
+    };
+    assert_eq!(try_path(Mtu::Mtu2048), Err(Cause::AttributeValue));
+    assert_eq!(try_path(Mtu::Mtu1024), Ok(()));
 }

@@ -97,6 +97,7 @@ impl Attributes {
         }
         if mask & attribute::PATH_MTU != 0 {
             let mtu = Mtu::try_from(wanted.path_mtu).map_err(|_| Cause::AttributeValue)?;
+            valid(mtu.bytes() <= resources.active_mtu.bytes())?;
             self.path_mtu = Some(mtu);
         }
         if mask & attribute::TIMEOUT != 0 {

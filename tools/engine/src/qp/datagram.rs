@@ -99,7 +99,7 @@ impl Qp {
         let Target::Datagram(target) = &request.target else {
             return Err((Status::LocalQueuePairOperation, Cause::WqeOpcode));
         };
-        if request.length > DATAGRAM_MTU {
+        if request.length > resources.active_mtu.bytes() {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
         let remote_qpn = target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN;

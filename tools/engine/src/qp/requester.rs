@@ -381,10 +381,11 @@ impl Qp {
         if fenced && requester.fetching > 0 {
             return Sent::Blocked;
         }
-        let psn = match request.fetches() {
-            true => request.first_psn.add(request.fetched),
-            false => request.first_psn.add(requester.packet),
-        };
+        let psn = request.first_psn.add(if request.fetches() {
+            request.fetched
+        } else {
+            requester.packet
+        });
         let ahead = psn.packets_since(requester.unacked);
         let window = match resources.fabric_mtu {
             Some(_) => MAX_UNACKED,
