@@ -59,6 +59,7 @@ impl Daemon {
             writeln!(text, "{line}")?;
         }
         for line in &extra.daemon {
+            let line = line.replace("{lab}", &sockets.to_string_lossy());
             writeln!(text, "{line}")?;
         }
         for name in NAMES {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab run`: unmodified distribution programs between two VMs and on one, one table, one report.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -93,6 +94,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let report = Report {
         results,
         host: host::describe(lab.accelerator, &lab, load)?,
+        wire_packet: BTreeMap::new(),
     };
     report.write(&out.join("report.json"))?;
     println!("\n{}", report.table());
