@@ -106,6 +106,7 @@ impl Device {
                 FabricKind::Roce => Segmentation::PathMtu,
             },
             seed: [0; 32],
+            ..RnicConfig::default()
         };
         let queues = FIRST_COMPLETION_QUEUE + config.completion_vectors;
         let mailbox = Arc::new(Mailbox::new(queues, config.doorbell_pages, waker));

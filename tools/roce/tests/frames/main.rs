@@ -260,6 +260,7 @@ fn what_does_not_fit_is_not_sent() {
 fn errors_are_named() {
     const IP: usize = 14;
     const UDP: usize = 34;
+    const BTH: usize = UDP + 8;
     let good = frame(&some_segment());
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut frame = good.clone();
@@ -325,7 +326,6 @@ fn errors_are_named() {
             f[end..].copy_from_slice(&crc.to_le_bytes());
         })
     };
-    const BTH: usize = UDP + 8;
     assert_eq!(sealed(&|f| f[BTH + 1] |= 1), FrameError::Version);
     assert_eq!(sealed(&|f| f[BTH] = 0x15), FrameError::Opcode);
     assert_eq!(sealed(&|f| f[BTH] = 0x24), FrameError::Opcode, "UC");

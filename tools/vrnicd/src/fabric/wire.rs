@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 /// Most frames that are on the wire at once; what comes on top is lost, as at a switch with full queues.
-const MAX_FRAMES: usize = 65536;
+const MAX_FRAMES: usize = 4096;
 
 /// Most buffers that are kept for reuse.
 const MAX_SPARE: usize = 1024;
