@@ -37,4 +37,5 @@ done
 complaints=$(dissect -Y '_ws.malformed || _ws.expert.severity >= 0x400000')
 [ -z "$complaints" ] || fail "tshark complains: $complaints"
 [ "$(fields frame.interface_name | sort -u | tr '\n' ' ')" = "a b " ] || fail "not the interfaces a and b"
-fields frame.comment | grep -q '^a QP 0x[0-9a-f]* -> .*: RDMA WRITE First$' || fail "no comment names VM and QP"
+named=$(fields frame.comment | grep -c '^a QP 0x[0-9a-f]* -> .*: RDMA WRITE First$') || fail "no comment names VM and QP"
+echo "$named comments"
