@@ -100,7 +100,7 @@ fn main() {
     let mut buffer = vec![0; MAX_FRAME];
     let copy = cost(|| {
         view.read(from, black_box(&mut buffer[..usize::from(PAYLOAD)]))
-            .expect("copy")
+            .expect("copy");
     });
     let bytes = buffer[..usize::from(PAYLOAD)].to_vec();
     let icrc = cost(|| {

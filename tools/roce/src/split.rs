@@ -167,7 +167,7 @@ mod tests {
             let mut seen = Vec::new();
             let payload = Payload::Bytes(vec![0; 8]);
             split(&segment(body(position), payload), 4, |packet| {
-                seen.push(packet.body)
+                seen.push(packet.body);
             });
             seen
         };

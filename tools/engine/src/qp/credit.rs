@@ -42,7 +42,7 @@ impl Credit {
     }
 
     /// Whether there is a receive for message `number`; the first message has number 1.
-    pub(super) fn covers(&self, number: u32) -> bool {
+    pub(super) fn covers(self, number: u32) -> bool {
         // As with sequence numbers, less than half of the circle ahead is ahead.
         self.limit
             .is_none_or(|limit| limit.wrapping_sub(number) & MAX_PSN <= MAX_PSN / 2)

@@ -129,7 +129,7 @@ fn path() -> impl Strategy<Value = Path> {
             let (source_mac, destination_mac, vlan, hop_limit, traffic_class, level, flow, port) =
                 rest;
             let mapped = |gid: &mut Gid| {
-                gid[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
+                gid[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
             };
             let (ipv4, roce_v1) = (kind % 3 == 0, kind % 3 == 1);
             if ipv4 {
@@ -206,8 +206,11 @@ pub fn bytes(payload: &Payload) -> Vec<u8> {
     }
 }
 
+/// Path, kind, payload; destination, P_Key, PSN, and the two flags.
+pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, bool, bool));
+
 /// Everything of a segment, to be compared.
-pub fn parts(segment: &Segment) -> (Path, Body, Vec<u8>, (u32, u16, u32, bool, bool)) {
+pub fn parts(segment: &Segment) -> Parts {
     (
         segment.path,
         segment.body,

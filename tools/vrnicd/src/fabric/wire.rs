@@ -58,7 +58,7 @@ impl Wire {
     }
 
     /// The next frame that arrives, and at which RNIC.
-    pub fn next(&mut self) -> Option<(usize, Vec<u8>)> {
+    pub fn take(&mut self) -> Option<(usize, Vec<u8>)> {
         self.frames.pop_front()
     }
 
@@ -81,8 +81,8 @@ mod tests {
         wire.send(frame.clone());
         wire.send(vec![2, 0, 0, 0, 0, 2, 9]);
         wire.send(vec![2, 0]);
-        assert_eq!(wire.next(), Some((3, frame)));
-        assert_eq!(wire.next(), None);
+        assert_eq!(wire.take(), Some((3, frame)));
+        assert_eq!(wire.take(), None);
         assert_eq!(wire.lost(), 2);
     }
 }
