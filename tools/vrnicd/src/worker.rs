@@ -127,8 +127,8 @@ impl Worker {
         worked
     }
 
-    /// Carries segments and frames to where they go, and the answers back, until the network is empty. `from` sent what is
-    /// in the outbox now. True if there was any.
+    /// Carries segments and frames to where they go, and the answers back, until the network is empty. `from` sent what
+    /// is in the outbox now. True if there was any.
     fn deliver(&mut self, from: usize, now: Instant) -> bool {
         let mut worked = self.send(from);
         loop {

@@ -2,11 +2,11 @@
 //! Capture: what the RNICs send and receive, as a pcapng file that Wireshark and tshark dissect.
 //!
 //! RNICs on a wire send frames anyway. Between RNICs that copy from guest to guest there are none: what would have been
-//! sent is written then, cut into packets of [`RENDERED_MTU`] bytes. There a sequence number stands for a segment, so the
-//! packets of one segment have the same.
+//! sent is written then, cut into packets of [`RENDERED_MTU`] bytes. There a sequence number stands for a segment, so
+//! the packets of one segment have the same.
 //!
-//! The worker only copies frames into a bounded queue. A thread of its own writes the file; when it cannot keep up, packets are
-//! missing in the file, and the next one that is not says how many.
+//! The worker only copies frames into a bounded queue. A thread of its own writes the file; when it cannot keep up,
+//! packets are missing in the file, and the next one that is not says how many.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};

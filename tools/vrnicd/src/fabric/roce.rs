@@ -45,8 +45,8 @@ impl RoceEnd {
         }));
     }
 
-    /// Writes a segment as a frame to the empty `frame`. False, and it stays empty, if that cannot be: then the segment is
-    /// lost, as on any network.
+    /// Writes a segment as a frame to the empty `frame`. False, and it stays empty, if that cannot be: then the segment
+    /// is lost, as on any network.
     pub fn write<M: Memory>(
         &mut self,
         segment: &Segment<'_>,
