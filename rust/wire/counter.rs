@@ -94,4 +94,14 @@ counters! {
     CommandErrors => c"command_errors",
     /// Local operations done: invalidations, fast registrations and binds.
     LocalRequests => c"local_requests",
+    /// Packets dropped because their invariant CRC was wrong.
+    IcrcErrors => c"rx_icrc_encapsulated",
+    /// Packets dropped because their headers made no sense, or were for none of the GIDs.
+    MalformedPackets => c"rx_malformed",
+    /// Packets received that a switch had marked because of congestion.
+    MarkedPackets => c"np_ecn_marked_roce_packets",
+    /// Congestion notifications sent.
+    NotificationsSent => c"np_cnp_sent",
+    /// Congestion notifications received and obeyed.
+    NotificationsHandled => c"rp_cnp_handled",
 }

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The kernel's own queue pairs work: connections are made by ib_cm and rdma_cm, whose datagrams go over QP1.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=300
 . "$LAB_LIB"
 

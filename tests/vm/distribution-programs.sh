@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Unmodified programs of the distribution run between two VMs and in loopback.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=400
 . "$LAB_LIB"
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # A thousand QPs between two VMs carry verified traffic at the same time.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=200
 . "$LAB_LIB"
 

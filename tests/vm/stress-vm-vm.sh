@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Random traffic of all operations between two VMs, both ways: every byte, completion and event is right.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=240
 . "$LAB_LIB"
 

@@ -5,9 +5,17 @@
 use vrnic_wire::{command, counter::Counter};
 
 /// Values of all counters.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Counters {
     values: [u64; Counter::ALL.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            values: [0; Counter::ALL.len()],
+        }
+    }
 }
 
 impl Counters {

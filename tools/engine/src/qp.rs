@@ -3,6 +3,8 @@
 //! Queue pairs.
 
 mod attributes;
+mod congestion;
+mod credit;
 mod datagram;
 mod explain;
 mod flush;
@@ -16,13 +18,15 @@ use crate::{
     explain::{Access, Explanation, Happening},
     keys::Accessor,
     memory::Memory,
+    psn::Psn,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
-    segment::{Body, Path, Segment},
+    segment::{Body, Path, Payload, Segment},
     time::Instant,
     work::Capacities,
 };
 use attributes::Attributes;
+use congestion::Congestion;
 use receive::Receive;
 use requester::Requester;
 use responder::Responder;
@@ -150,6 +154,7 @@ pub(crate) struct Qp {
     receive: Receive,
     /// The last access of this queue pair or its peer that was refused, and why.
     refused: Option<(Cause, Access)>,
+    congestion: Congestion,
     /// Whether it waits for its turn.
     pub(crate) scheduled: bool,
     /// When it will be reminded to look at its timer.
@@ -170,6 +175,7 @@ impl Qp {
             responder: Responder::default(),
             receive: Receive::default(),
             refused: None,
+            congestion: Congestion::default(),
             scheduled: false,
             reminder: None,
         }
@@ -260,7 +266,11 @@ impl Qp {
         resources
             .counters
             .add(Counter::ReceiveBytes, segment.payload.len());
+        if self.created.qp_type == QpType::ReliableConnection {
+            self.note_mark(segment, resources, io);
+        }
         match segment.body {
+            Body::CongestionNotification => self.take_notification(resources, io.now),
             Body::Datagram { .. } => self.receive_datagram(segment, resources, io),
             ref body if body.is_response() => {
                 if self.state == QpState::ReadyToReceive {
@@ -284,13 +294,15 @@ impl Qp {
         if self.reminder == Some(reminder) {
             self.reminder = None;
         }
+        self.congestion.forget_deadline(io.now);
         self.requester_timer(resources, io);
         self.arm_timer(resources);
     }
 
     /// Asks to be reminded of the timer, if it runs.
     fn arm_timer(&mut self, resources: &mut Resources) {
-        if let Some(deadline) = self.requester.deadline() {
+        let deadlines = [self.requester.deadline(), self.congestion.deadline()];
+        if let Some(deadline) = deadlines.into_iter().flatten().min() {
             resources
                 .timers
                 .remind(self.number, deadline, &mut self.reminder);
@@ -331,6 +343,21 @@ impl Qp {
             Broken::Unmapped => Cause::RingUnmapped,
         };
         self.fail(cause, resources, io);
+    }
+
+    /// A packet to the peer of a connection.
+    fn segment(&self, psn: Psn, body: Body, payload: Payload<'static>) -> Segment<'static> {
+        Segment {
+            path: self.path,
+            source_qpn: self.number,
+            destination_qpn: self.attributes.dest_qpn,
+            pkey: DEFAULT_PKEY,
+            psn,
+            solicited: false,
+            ack_request: false,
+            body,
+            payload,
+        }
     }
 
     /// Raises an event of this queue pair.

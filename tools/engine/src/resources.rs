@@ -166,7 +166,7 @@ impl Resources {
     }
 
     /// Sends a segment, unless the port is down.
-    pub(crate) fn send<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+    pub(crate) fn send<M: Memory>(&mut self, segment: Segment<'static>, io: &mut Io<'_, M>) {
         if !self.port_active {
             io.outbox.recycle(segment.payload);
             return;
@@ -191,7 +191,10 @@ impl Resources {
 }
 
 /// Payload of the ranges, or none.
-pub(crate) fn payload_of<M: Memory>(ranges: Vec<HostRange>, io: &mut Io<'_, M>) -> Payload {
+pub(crate) fn payload_of<M: Memory>(
+    ranges: Vec<HostRange>,
+    io: &mut Io<'_, M>,
+) -> Payload<'static> {
     if ranges.is_empty() {
         io.outbox.recycle(Payload::Ranges(ranges));
         Payload::Empty

@@ -178,6 +178,17 @@ impl WorkQueue {
         found
     }
 
+    /// Entries that are posted and not taken; 0 if the queue is broken.
+    pub(crate) fn posted<M: Memory>(&self, memory: &M) -> u32 {
+        let ring = self.ring.as_ref().filter(|_| !self.broken);
+        ring.and_then(|ring| {
+            let producer = ring.driver_index(memory).ok()?;
+            let used = ring::used(producer, self.released, ring.entries())?;
+            used.checked_sub(self.taken.wrapping_sub(self.released))
+        })
+        .unwrap_or(0)
+    }
+
     /// Takes the entry that [`peek`](Self::peek) gave.
     pub(crate) fn take(&mut self) {
         self.taken = self.taken.wrapping_add(1);

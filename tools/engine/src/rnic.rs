@@ -46,6 +46,8 @@ pub struct RnicConfig {
     pub completion_vectors: u16,
     /// Doorbell pages; 0 if there is no doorbell region. Bounds the number of contexts if not 0.
     pub doorbell_pages: u32,
+    /// Largest path MTU, which is also the longest datagram.
+    pub max_mtu: Mtu,
     /// How messages are cut into segments.
     pub segmentation: Segmentation,
     /// Features that were negotiated.
@@ -66,6 +68,7 @@ impl Default for RnicConfig {
             doorbell_pages: 4096,
             segmentation: Segmentation::Local,
             features: Features::ALL,
+            max_mtu: Mtu::Mtu4096,
             limits: Limits::default(),
             seed: [0; 32],
         }
@@ -177,13 +180,14 @@ impl Rnic {
             Segmentation::Local => Some(LOCAL_MTU),
             Segmentation::PathMtu => None,
         };
-        let resources = Resources::new(
+        let mut resources = Resources::new(
             *limits,
             config.features,
             mtu,
             config.completion_vectors,
             config.seed,
         );
+        resources.mtu = config.max_mtu;
         config.seed = [0; 32];
         Self {
             resources,
@@ -362,6 +366,15 @@ impl Rnic {
         io.outbox.recycle(segment.payload);
     }
 
+    /// Counts a packet that arrived but is no segment, or not for a GID of this device.
+    pub fn count_bad_packet(&mut self, wrong_crc: bool) {
+        self.resources.counters.count(if wrong_crc {
+            Counter::IcrcErrors
+        } else {
+            Counter::MalformedPackets
+        });
+    }
+
     /// Acts on the timers that are due.
     pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
@@ -456,7 +469,7 @@ impl Rnic {
         };
         PortAttributes {
             state: state.raw(),
-            max_mtu: Mtu::Mtu4096.raw(),
+            max_mtu: self.config.max_mtu.raw(),
             active_mtu: self.resources.mtu.raw(),
             active_width: WIDTH_4X,
             active_speed: SPEED_EDR.into(),

@@ -21,7 +21,7 @@ pub const DATAGRAM_MTU: u32 = 4096;
 /// A GID, most significant byte first.
 pub type Gid = [u8; 16];
 
-/// Where a segment comes from and where it goes: what the IP and Ethernet headers would say.
+/// Where a segment comes from and where it goes: what Ethernet, IP and UDP headers say.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// GID of the sender.
@@ -42,7 +42,18 @@ pub struct Path {
     pub service_level: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
+    /// UDP port that the packets of one flow come from, so that switches spread flows, not packets.
+    pub source_port: u16,
+    /// Whether frames are of RoCE version 1, which has no UDP.
+    pub roce_v1: bool,
 }
+
+/// ECN field of a traffic class (RFC 3168).
+pub const ECN_MASK: u8 = 3;
+/// ECN field: the sender reacts to marks.
+pub const ECN_CAPABLE: u8 = 2;
+/// ECN field: a switch marked the packet because of congestion.
+pub const ECN_MARKED: u8 = 3;
 
 /// Where a packet stands in its message.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -222,6 +233,8 @@ pub enum Body {
         /// Immediate data.
         immediate: Option<u32>,
     },
+    /// Congestion notification packet: packets of the connection were marked (annex A17, 9).
+    CongestionNotification,
 }
 
 impl Body {
@@ -236,22 +249,25 @@ impl Body {
 
 /// Payload of a segment.
 #[derive(Clone, Debug)]
-pub enum Payload {
+pub enum Payload<'a> {
     /// Nothing.
     Empty,
     /// Memory of the sender's guest.
     Ranges(Vec<HostRange>),
     /// The bytes themselves.
     Bytes(Vec<u8>),
+    /// The bytes where they arrived.
+    Frame(&'a [u8]),
 }
 
-impl Payload {
+impl Payload<'_> {
     /// Bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Empty => 0,
             Self::Ranges(ranges) => ranges.iter().map(|range| range.length).sum(),
             Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Frame(bytes) => bytes.len() as u64,
         }
     }
 
@@ -270,21 +286,30 @@ impl Payload {
         match self {
             Self::Empty => Ok(()),
             Self::Ranges(from) => copy_ranges(from, skip, to, memory),
-            Self::Bytes(bytes) => {
-                let skip = usize::try_from(skip).map_err(|_| Unmapped)?;
-                let mut rest = bytes.get(skip..).unwrap_or_default();
-                for range in to {
-                    let length = rest
-                        .len()
-                        .min(usize::try_from(range.length).unwrap_or(usize::MAX));
-                    let (head, tail) = rest.split_at(length);
-                    memory.write(*range, head)?;
-                    rest = tail;
-                }
-                Ok(())
-            }
+            Self::Bytes(bytes) => copy_bytes(bytes, skip, to, memory),
+            Self::Frame(bytes) => copy_bytes(bytes, skip, to, memory),
         }
     }
+}
+
+/// Copies `bytes`, without the first `skip`, to `to`, until one of both ends.
+fn copy_bytes<M: Memory>(
+    bytes: &[u8],
+    skip: u64,
+    to: &[HostRange],
+    memory: &M,
+) -> Result<(), Unmapped> {
+    let skip = usize::try_from(skip).map_err(|_| Unmapped)?;
+    let mut rest = bytes.get(skip..).unwrap_or_default();
+    for range in to {
+        let length = rest
+            .len()
+            .min(usize::try_from(range.length).unwrap_or(usize::MAX));
+        let (head, tail) = rest.split_at(length);
+        memory.write(*range, head)?;
+        rest = tail;
+    }
+    Ok(())
 }
 
 /// Copies `from`, without its first `skip` bytes, to `to`, until one of both ends.
@@ -331,9 +356,11 @@ fn copy_ranges<M: Memory>(
 
 /// A packet.
 #[derive(Clone, Debug)]
-pub struct Segment {
+pub struct Segment<'a> {
     /// Where it comes from and where it goes.
     pub path: Path,
+    /// Queue pair that sent it, for people; 0 if that is not known, for frames do not tell.
+    pub source_qpn: u32,
     /// Queue pair at the destination, 24 bits.
     pub destination_qpn: u32,
     /// P_Key.
@@ -347,10 +374,10 @@ pub struct Segment {
     /// What it is.
     pub body: Body,
     /// Payload.
-    pub payload: Payload,
+    pub payload: Payload<'a>,
 }
 
-impl Segment {
+impl Segment<'_> {
     /// Replaces ranges of guest memory by a copy of the bytes in them.
     ///
     /// Ranges hold only until the device that sent the segment executes its next command, after
@@ -383,7 +410,7 @@ const MAX_SPARE: usize = 256;
 #[derive(Debug, Default)]
 pub struct Outbox {
     /// Segments in the order in which they were sent; the fabric drains them.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<Segment<'static>>,
     spare_ranges: Vec<Vec<HostRange>>,
     spare_bytes: Vec<Vec<u8>>,
 }
@@ -407,7 +434,7 @@ impl Outbox {
     /// Takes back what a payload was made of.
     pub fn recycle(&mut self, payload: Payload) {
         match payload {
-            Payload::Empty => {}
+            Payload::Empty | Payload::Frame(_) => {}
             Payload::Ranges(mut ranges) => {
                 if self.spare_ranges.len() < MAX_SPARE {
                     ranges.clear();

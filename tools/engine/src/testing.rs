@@ -10,5 +10,5 @@ mod world;
 
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send};
 pub use keys::{FastMr, Mw, next_key};
-pub use memory::{GuestView, Memories};
-pub use world::{Connection, Faults, Node, World, gid_of};
+pub use memory::{BASE, GuestView, Memories};
+pub use world::{Connection, Faults, Node, Wire, World, gid_of};

@@ -113,7 +113,7 @@ fn body() -> impl Strategy<Value = Body> {
         Syndrome::Nak(NakCode::RemoteOperation),
     ]);
     (
-        0u8..8,
+        0u8..9,
         position,
         syndrome,
         reth(),
@@ -167,6 +167,7 @@ fn body() -> impl Strategy<Value = Body> {
                         aeth,
                         original: numbers[0],
                     },
+                    7 => Body::CongestionNotification,
                     _ => Body::Datagram {
                         qkey: rkey,
                         source_qpn: length,
@@ -245,7 +246,7 @@ proptest! {
             c.send(&mut world, 0, &read);
         }
         // Real answers are lost now and then, so that made up ones can take their place.
-        world.faults = Faults { drop: 500, duplicate: 0, delay: 0 };
+        world.faults = Faults { drop: 500, ..Faults::default() };
         for mut forged in forged {
             if let Some(offset) = forged.aimed {
                 aim(&mut forged.body, &c, offset.into());
@@ -262,8 +263,11 @@ proptest! {
                 path: Path {
                     source: gid_of(1 - to),
                     destination: gid_of(to),
+                    // Marked by a switch, or not.
+                    traffic_class: if forged.bits[0] { 3 } else { 0 },
                     ..Path::default()
                 },
+                source_qpn: c.qps[1 - to].qpn,
                 destination_qpn: c.qps[to].qpn,
                 pkey: 0xffff,
                 psn: Psn::new(psn.wrapping_add_signed(forged.psn)),

@@ -623,6 +623,7 @@ fn many_segments_survive_a_bad_fabric() {
             drop: 30,
             duplicate: 40,
             delay: 40,
+            ..Faults::default()
         };
         let data = pattern(100_000, seed as u8);
         c.mrs[0].arena.put(0, &data);

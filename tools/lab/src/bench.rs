@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab bench`: vrnic beside rxe in the same two VMs in the same run, ratios, and the cost of many QPs.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::chart;
 use crate::host;
@@ -13,7 +15,7 @@ use crate::perf::{self, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report, align, bandwidth, scaled};
 use crate::settings::Settings;
-use crate::vm::{Device, NAMES};
+use crate::vm::{Device, Fabric, NAMES};
 
 /// How long one pair of programs may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -81,7 +83,62 @@ const fn contest(
     }
 }
 
-const CONTESTS: [Contest; 11] = [
+/// How often wire must beat rxe with writes of 64 KiB.
+const WIRE_GOAL: f64 = 10.0;
+
+/// What a contest came to.
+struct Line {
+    contest: &'static Contest,
+    path: String,
+    /// Copied from guest to guest.
+    vrnic: Option<f64>,
+    /// In RoCE frames; between two VMs only.
+    wire: Option<f64>,
+    rxe: Option<f64>,
+}
+
+impl Line {
+    fn row(&self) -> [String; 9] {
+        let figure = self.contest.figure;
+        let show = |value: Option<f64>| {
+            value.map_or_else(|| "failed".to_owned(), |value| figure.show(value))
+        };
+        let ratio = |value: Option<f64>| {
+            value
+                .zip(self.rxe)
+                .map(|(value, rxe)| figure.ratio(value, rxe))
+        };
+        let times = |ratio: Option<f64>| {
+            ratio
+                .map(|ratio| format!("{ratio:.1}x"))
+                .unwrap_or_default()
+        };
+        let asked = |goal: Option<f64>, ratio: Option<f64>| {
+            goal.map(|goal| {
+                let met = ratio.is_some_and(|ratio| ratio >= goal);
+                format!("{goal:.0}x {}", if met { "(met)" } else { "(MISSED)" })
+            })
+            .unwrap_or_default()
+        };
+        // The goals are about two VMs.
+        let two = self.path == "vm-vm";
+        let large_write = (self.contest.program, self.contest.args) == ("ib_write_bw", "-s 65536");
+        let (ours, wire) = (ratio(self.vrnic), ratio(self.wire));
+        [
+            format!("{} {}", self.contest.program, self.contest.args),
+            self.path.clone(),
+            show(self.vrnic),
+            if two { show(self.wire) } else { String::new() },
+            show(self.rxe),
+            times(ours),
+            times(wire),
+            asked(self.contest.goal.filter(|_| two), ours),
+            asked((two && large_write).then_some(WIRE_GOAL), wire),
+        ]
+    }
+}
+
+static CONTESTS: [Contest; 11] = [
     contest(
         "ib_write_bw",
         "-s 65536",
@@ -176,6 +233,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let repeated = host::memcpy_repeated(&[65_536, 1_048_576]);
     let streamed = host::memcpy_streamed(&[65_536, 1_048_576]);
     memory.done();
+    let wire_packet = wire_packet(settings)?;
     let lab = Lab::boot(
         settings,
         Options {
@@ -207,9 +265,8 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     }
 
     let mut results = Vec::new();
-    let mut rows =
-        vec![["program", "path", "vrnic", "rxe", "ratio", "asked for"].map(str::to_owned)];
-    let step = Step::of("programs", CONTESTS.len() * 4 + QPS.len());
+    let mut lines = Vec::new();
+    let step = Step::of("programs", CONTESTS.len() * 5 + QPS.len());
     let mut measure = |program: &str, args: &str, server: &str, device: Device| {
         step.at(&format!(
             "{} {program} {args} ({})",
@@ -251,27 +308,13 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
                 Device::Rxe,
             );
             let (ours, theirs) = (contest.figure.of(&vrnic), contest.figure.of(&rxe));
-            let show = |value: Option<f64>| {
-                value.map_or_else(|| "failed".to_owned(), |value| contest.figure.show(value))
-            };
-            let ratio = ours
-                .zip(theirs)
-                .map(|(ours, theirs)| contest.figure.ratio(ours, theirs));
-            // The goals are about two VMs.
-            let goal = contest.goal.filter(|_| server == "b").map(|goal| {
-                let met = ratio.is_some_and(|ratio| ratio >= goal);
-                format!("{goal:.0}x {}", if met { "(met)" } else { "(MISSED)" })
+            lines.push(Line {
+                contest,
+                path: vrnic.path.clone(),
+                vrnic: ours,
+                wire: None,
+                rxe: theirs,
             });
-            rows.push([
-                format!("{} {}", contest.program, contest.args),
-                vrnic.path.clone(),
-                show(ours),
-                show(theirs),
-                ratio
-                    .map(|ratio| format!("{ratio:.1}x"))
-                    .unwrap_or_default(),
-                goal.unwrap_or_default(),
-            ]);
         }
     }
     let mut costs = Vec::new();
@@ -282,17 +325,46 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             costs.push((qps, 1e6 / rate));
         }
     }
-    step.done();
-
     let mut host = host::describe(lab.accelerator, &lab, load)?;
     host.memcpy_bytes_per_s = repeated;
     host.memcpy_streamed_bytes_per_s = streamed;
-    let report = Report { results, host };
+    let mut clean = lab.shut_down();
+    for (line, entry) in lines
+        .iter_mut()
+        .zip(on_the_wire(settings, out, &step, &mut clean)?)
+    {
+        line.wire = line.contest.figure.of(&entry);
+        results.push(entry);
+    }
+    step.done();
+    let report = Report {
+        results,
+        host,
+        wire_packet,
+    };
     report.write(&out.join("report.json"))?;
-    let clean = lab.shut_down();
 
+    let mut rows = vec![
+        [
+            "program",
+            "path",
+            "vrnic",
+            "wire",
+            "rxe",
+            "ratio",
+            "wire's",
+            "asked for",
+            "of the wire",
+        ]
+        .map(str::to_owned),
+    ];
+    rows.extend(lines.iter().map(Line::row));
     println!("\n{}", align(&rows));
     println!("{}", against_memcpy(&report));
+    println!(
+        "a packet on the wire, sender and receiver together: {}\n",
+        parts(&report)
+    );
     let mut table = vec![["QPs", "cost per message (2-byte writes, two VMs)"].map(str::to_owned)];
     table.extend(
         costs
@@ -326,11 +398,78 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     Ok(())
 }
 
+/// What a full packet costs on a wire, part by part: the benchmark of the crate that writes and reads frames.
+fn wire_packet(settings: &Settings) -> Result<BTreeMap<String, f64>> {
+    let output = Command::new("cargo")
+        .args(["bench", "-q", "-p", "vrnic-roce", "--bench", "frames"])
+        .current_dir(settings.tree.join("tools"))
+        .output()
+        .context("running cargo")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find(|line| line.starts_with('{'));
+    let line = line.with_context(|| {
+        format!(
+            "cargo bench ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )
+    })?;
+    Ok(serde_json::from_str(line)?)
+}
+
+/// The same in a line.
+fn parts(report: &Report) -> String {
+    let nanoseconds = report
+        .wire_packet
+        .iter()
+        .filter_map(|(name, value)| Some((name.strip_suffix("_ns")?, value)));
+    nanoseconds
+        .map(|(name, value)| format!("{} {value:.0} ns", name.replace('_', " ")))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// The contests between two VMs over RoCE frames, in their order.
+fn on_the_wire(
+    settings: &Settings,
+    out: &Path,
+    step: &Step,
+    clean: &mut bool,
+) -> Result<Vec<Entry>> {
+    let lab = Lab::boot(
+        &settings.with_fabric(Fabric::Roce),
+        Options {
+            device: Device::Vrnic,
+            logs: out.join("logs-roce"),
+            vrnicd: Extra::default(),
+            no_rnic: false,
+            module: Module::Plain,
+        },
+    )?;
+    let gid = lab.wait_rdma("a", Device::Vrnic)?;
+    lab.wait_rdma("b", Device::Vrnic)?;
+    let mut results = Vec::new();
+    for contest in &CONTESTS {
+        let args = format!("{} -n {}", contest.args, contest.iterations.0);
+        step.at(&format!("{} {args} (wire)", contest.program));
+        let pair = Pair::new(contest.program, &args, "a", "b");
+        let entry = perf::run(&lab, &pair, Device::Vrnic, gid, PATIENCE);
+        if let Some(error) = &entry.error {
+            step.note(&format!("{} {args}: {error}", contest.program));
+        }
+        step.advance();
+        results.push(entry);
+    }
+    *clean &= lab.shut_down();
+    Ok(results)
+}
+
 /// The absolute goals: what the copy costs at least, from a cache and from memory.
 fn against_memcpy(report: &Report) -> String {
     let find = |program: &str, bytes: u64| {
         report.results.iter().find(|entry| {
             entry.device == "vrnic"
+                && entry.fabric == "local"
                 && entry.path == "vm-vm"
                 && entry.program == program
                 && entry.bytes == Some(bytes)
@@ -355,9 +494,7 @@ fn against_memcpy(report: &Report) -> String {
             continue;
         };
         let host = &report.host;
-        let copy = |figures: &std::collections::BTreeMap<u64, f64>| {
-            figures.get(&bytes).copied().unwrap_or(f64::NAN)
-        };
+        let copy = |figures: &BTreeMap<u64, f64>| figures.get(&bytes).copied().unwrap_or(f64::NAN);
         let (repeated, streamed) = (
             copy(&host.memcpy_bytes_per_s),
             copy(&host.memcpy_streamed_bytes_per_s),

@@ -13,6 +13,7 @@ use crate::report::Report;
 const SIZE: (u32, u32) = (960, 540);
 const FONT: &str = "sans-serif";
 const VRNIC: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
+const WIRE: RGBColor = RGBColor(0x6b, 0xae, 0xd6);
 const RXE: RGBColor = RGBColor(0xbb, 0xbb, 0xbb);
 
 /// Where Debian has a sans-serif font (fonts-dejavu-core).
@@ -58,12 +59,12 @@ pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
     Ok(())
 }
 
-/// Bandwidth of each bandwidth program between two VMs, vrnic above rxe, on a logarithmic axis.
+/// Bandwidth of each bandwidth program between two VMs, vrnic above its wire above rxe, on a logarithmic axis.
 fn bars<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Report) -> Result<()>
 where
     B::ErrorType: 'static,
 {
-    let mut groups: Vec<(String, Option<f64>, Option<f64>)> = Vec::new();
+    let mut groups: Vec<(String, [Option<f64>; 3])> = Vec::new();
     for entry in report
         .results
         .iter()
@@ -74,28 +75,28 @@ where
         };
         let name = format!("{} {bytes} B", entry.program);
         if !groups.iter().any(|group| group.0 == name) {
-            groups.push((name.clone(), None, None));
+            groups.push((name.clone(), [None; 3]));
         }
         for group in groups.iter_mut().filter(|group| group.0 == name) {
-            let slot = if entry.device == "vrnic" {
-                &mut group.1
-            } else {
-                &mut group.2
+            let slot = match (entry.device.as_str(), entry.fabric.as_str()) {
+                ("vrnic", "roce") => &mut group.1[1],
+                ("vrnic", _) => &mut group.1[0],
+                _ => &mut group.1[2],
             };
             *slot = Some(slot.unwrap_or(0.0_f64).max(bandwidth));
         }
     }
-    groups.retain(|group| group.1.is_some() && group.2.is_some());
+    groups.retain(|group| group.1[0].is_some() && group.1[2].is_some());
     area.fill(&WHITE)?;
     let top = groups
         .iter()
-        .filter_map(|group| group.1)
+        .filter_map(|group| group.1[0])
         .fold(1e9, f64::max)
         * 20.0;
     let mut chart = ChartBuilder::on(area)
         .caption(
             format!(
-                "Bandwidth between two VMs, vrnic and rxe ({} guests)",
+                "Bandwidth between two VMs ({} guests)",
                 report.host.accelerator
             ),
             (FONT, 22),
@@ -103,7 +104,7 @@ where
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(8)
-        .build_cartesian_2d((1e3..top).log_scale(), 0.0..2.0 * to_f64(groups.len()))?;
+        .build_cartesian_2d((1e3..top).log_scale(), 0.0..3.0 * to_f64(groups.len()))?;
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -112,13 +113,16 @@ where
         .x_desc("bytes per second, logarithmic")
         .label_style((FONT, 15))
         .draw()?;
-    for (number, (name, vrnic, rxe)) in groups.iter().rev().enumerate() {
-        let base = 2.0 * to_f64(number);
+    for (number, (name, [vrnic, wire, rxe])) in groups.iter().rev().enumerate() {
+        let base = 3.0 * to_f64(number);
         for (low, value, color, who) in [
-            (base + 0.9, vrnic, VRNIC, "vrnic"),
-            (base + 0.2, rxe, RXE, "rxe"),
+            (base + 1.9, vrnic, VRNIC, "vrnic"),
+            (base + 1.1, wire, WIRE, "vrnic, wire"),
+            (base + 0.3, rxe, RXE, "rxe"),
         ] {
-            let value = value.unwrap_or(1e3);
+            let Some(value) = *value else {
+                continue;
+            };
             chart.draw_series([Rectangle::new(
                 [(1e3, low), (value, low + 0.65)],
                 color.filled(),
@@ -129,7 +133,7 @@ where
         // Which program stands inside vrnic's bar, the longer one.
         chart.draw_series([Text::new(
             name.clone(),
-            (1.2e3, base + 1.45),
+            (1.2e3, base + 2.45),
             (FONT, 14).into_font().color(&WHITE),
         )])?;
     }
@@ -235,6 +239,7 @@ mod tests {
                 memcpy_bytes_per_s: std::collections::BTreeMap::new(),
                 memcpy_streamed_bytes_per_s: std::collections::BTreeMap::new(),
             },
+            wire_packet: std::collections::BTreeMap::new(),
         }
     }
 }

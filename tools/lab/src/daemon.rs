@@ -65,6 +65,7 @@ impl Daemon {
             writeln!(text, "{line}")?;
         }
         for line in &extra.daemon {
+            let line = line.replace("{lab}", &sockets.to_string_lossy());
             writeln!(text, "{line}")?;
         }
         writeln!(text, "control = \"{}\"", control(sockets).display())?;
@@ -73,9 +74,10 @@ impl Daemon {
             let _ = fs::remove_file(&socket);
             writeln!(
                 text,
-                "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"",
+                "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"\nfabric = \"{}\"",
                 socket.display(),
-                mac(name)
+                mac(name),
+                settings.fabric.name()
             )?;
             for line in &extra.device {
                 writeln!(text, "{line}")?;

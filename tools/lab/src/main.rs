@@ -32,7 +32,7 @@ use clap::{Parser, Subcommand};
 use crate::control::Ask;
 use crate::lab::{Extra, Lab, Module, Options};
 use crate::settings::Settings;
-use crate::vm::Device;
+use crate::vm::{Device, Fabric};
 
 /// Two VMs with one RNIC each, and what runs in them.
 ///
@@ -41,6 +41,9 @@ use crate::vm::Device;
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
+    /// How messages travel between the VMs' RNICs
+    #[arg(long, global = true, value_enum, default_value = "local")]
+    fabric: Fabric,
     #[command(subcommand)]
     command: Command,
 }
@@ -119,7 +122,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = process::stop_children_on_signals().and_then(|()| command(Cli::parse().command));
+    let result = process::stop_children_on_signals().and_then(|()| command(Cli::parse()));
     match result {
         Ok(code) => code,
         Err(error) => {
@@ -129,26 +132,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn command(command: Command) -> Result<ExitCode> {
-    match command {
+fn command(cli: Cli) -> Result<ExitCode> {
+    let load = || Settings::load().map(|settings| settings.with_fabric(cli.fabric));
+    match cli.command {
         Command::Run { device, out } => {
-            let settings = Settings::load()?;
+            let settings = load()?;
             run::run(&settings, &settings.tree.join(out), device)?;
         }
-        Command::Shell { device, plain } => shell::shell(&Settings::load()?, device, plain)?,
+        Command::Shell { device, plain } => shell::shell(&load()?, device, plain)?,
         Command::Attach { vm } => shell::attach(&Settings::load()?, &vm)?,
         Command::Exec {
             vm,
             timeout,
             device,
             argv,
-        } => return exec(vm, timeout, device, argv),
+        } => return exec(&load()?, vm, timeout, device, argv),
         Command::Bench { out } => {
-            let settings = Settings::load()?;
+            let settings = load()?;
             bench::run(&settings, &settings.tree.join(out))?;
         }
         Command::Test { only, device, out } => {
-            let settings = Settings::load()?;
+            let settings = load()?;
             let only = only.filter(|only| !only.is_empty());
             suite::run(
                 &settings,
@@ -173,16 +177,21 @@ fn command(command: Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn exec(vm: String, timeout: u64, device: Device, argv: Vec<String>) -> Result<ExitCode> {
-    let settings = Settings::load()?;
-    let socket = control_socket(&settings);
+fn exec(
+    settings: &Settings,
+    vm: String,
+    timeout: u64,
+    device: Device,
+    argv: Vec<String>,
+) -> Result<ExitCode> {
+    let socket = control_socket(settings);
     let request = Ask::Exec { vm, argv, timeout };
     if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
         return Ok(exit(control::ask(&socket, &request)?.0));
     }
     let logs = settings.tree.join("build/exec/logs");
     let lab = Arc::new(Lab::boot(
-        &settings,
+        settings,
         Options {
             device,
             logs,

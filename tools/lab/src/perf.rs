@@ -64,7 +64,7 @@ pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration)
         args: pair.args.clone(),
         device: device.name().to_owned(),
         path: pair.path().to_owned(),
-        fabric: device.fabric().to_owned(),
+        fabric: device.fabric(lab.settings.fabric).name().to_owned(),
         ..Entry::default()
     };
     match ends(lab, pair, device, gid, patience) {

@@ -81,6 +81,9 @@ pub struct Report {
     pub results: Vec<Entry>,
     /// Where.
     pub host: Host,
+    /// What a full packet costs on a wire, part by part, in nanoseconds.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub wire_packet: BTreeMap<String, f64>,
 }
 
 impl Report {

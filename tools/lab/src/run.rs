@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab run`: unmodified distribution programs between two VMs and on one, one table, one report.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -93,6 +94,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let report = Report {
         results,
         host: host::describe(lab.accelerator, &lab, load)?,
+        wire_packet: BTreeMap::new(),
     };
     report.write(&out.join("report.json"))?;
     println!("\n{}", report.table());
@@ -174,7 +176,7 @@ fn devinfo(lab: &Lab, name: &str, device: Device) -> (String, Entry) {
         args: "-v".into(),
         device: device.name().into(),
         path: format!("vm {name}"),
-        fabric: device.fabric().into(),
+        fabric: device.fabric(lab.settings.fabric).name().into(),
         exit,
         seconds: start.elapsed().as_secs_f64(),
         error: (exit != 0).then(|| summary.clone()),

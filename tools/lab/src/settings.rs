@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::vm::Fabric;
+
 /// Paths every subcommand needs.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -17,6 +19,8 @@ pub struct Settings {
     pub qemu: PathBuf,
     /// Root directory of the guests.
     pub guest_root: PathBuf,
+    /// How messages travel between the VMs.
+    pub fabric: Fabric,
     /// RDMA programs of a newer release than the guests', if the setup fetched them.
     pub userland: Option<PathBuf>,
 }
@@ -55,6 +59,7 @@ impl Settings {
                 .get("VRNIC_USERLAND")
                 .map(PathBuf::from)
                 .filter(|dir| dir.is_dir()),
+            fabric: Fabric::default(),
             tree,
         };
         if !settings.bzimage().is_file() {
@@ -64,6 +69,15 @@ impl Settings {
             );
         }
         Ok(settings)
+    }
+
+    /// The same with another fabric.
+    #[must_use]
+    pub fn with_fabric(&self, fabric: Fabric) -> Self {
+        Self {
+            fabric,
+            ..self.clone()
+        }
     }
 
     /// The guests' kernel.

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::ValueEnum as _;
 use regex_lite::Regex;
 use serde::Serialize;
 
@@ -17,7 +18,7 @@ use crate::daemon;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::process::tail;
 use crate::settings::Settings;
-use crate::vm::{Device, NAMES, ipv4, ipv6};
+use crate::vm::{Device, Fabric, NAMES, ipv4, ipv6};
 
 /// What to test.
 #[derive(Debug, Clone)]
@@ -380,6 +381,8 @@ struct Script {
     allow_leaks: bool,
     allowed: Option<Regex>,
     vrnicd: Extra,
+    /// Fabrics that it runs on, one after the other; if none, the one that was asked for.
+    fabrics: Vec<Fabric>,
 }
 
 impl Script {
@@ -398,6 +401,7 @@ impl Script {
             allow_leaks: false,
             allowed: None,
             vrnicd: Extra::default(),
+            fabrics: Vec::new(),
         };
         for directive in text.lines().filter_map(|line| line.strip_prefix("# lab: ")) {
             let (word, rest) = directive
@@ -414,6 +418,10 @@ impl Script {
                 }
                 "fresh" => script.fresh = true,
                 "allow-leaks" => script.allow_leaks = true,
+                "fabric" => script.fabrics.push(
+                    Fabric::from_str(rest.trim(), false)
+                        .map_err(|error| anyhow!("{}: {error}", path.display()))?,
+                ),
                 "allow-kernel-messages" => script.allowed = Some(Regex::new(rest)?),
                 "vrnicd" => {
                     script.vrnicd.daemon.push(rest.to_owned());
@@ -427,6 +435,14 @@ impl Script {
             }
         }
         Ok(script)
+    }
+
+    /// Name of the test on that fabric.
+    fn run_name(&self, fabric: Fabric) -> String {
+        match fabric {
+            Fabric::Local => self.name.clone(),
+            Fabric::Roce => format!("{}-roce", self.name),
+        }
     }
 }
 
@@ -507,12 +523,26 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             .as_ref()
             .is_none_or(|only| script.name.contains(only.as_str()))
     });
-    // Tests that share a lab first: one boot serves them all.
-    scripts.sort_by_key(|script| script.fresh);
-    let mut shared: Option<Shared> = None;
+    let mut runs: Vec<(Fabric, &Script)> = Vec::new();
     for script in &scripts {
+        match &script.fabrics[..] {
+            [] => runs.push((settings.fabric, script)),
+            fabrics => runs.extend(fabrics.iter().map(|&fabric| (fabric, script))),
+        }
+    }
+    // Tests that share a lab first: one boot serves them all.
+    runs.sort_by_key(|(fabric, script)| (script.fresh, *fabric));
+    let mut shared: Option<Shared> = None;
+    for (fabric, script) in runs {
         let start = Instant::now();
-        let name = format!("vm: {}", script.name);
+        let name = format!("vm: {}", script.run_name(fabric));
+        let settings = &settings.with_fabric(fabric);
+        if shared
+            .as_ref()
+            .is_some_and(|shared| shared.lab.settings.fabric != fabric)
+        {
+            shared = None;
+        }
         let own;
         let lab = if script.fresh {
             // Two labs at once would only slow each other down.
@@ -520,7 +550,7 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             match Shared::boot(
                 settings,
                 choice,
-                &format!("vm/{}.lab", script.name),
+                &format!("vm/{}.lab", script.run_name(fabric)),
                 script.vrnicd.clone(),
             ) {
                 Ok(lab) => {
@@ -534,7 +564,8 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             }
         } else {
             if shared.is_none() {
-                match Shared::boot(settings, choice, "vm/shared.lab", Extra::default()) {
+                let logs = format!("vm/shared-{}.lab", fabric.name());
+                match Shared::boot(settings, choice, &logs, Extra::default()) {
                     Ok(lab) => shared = Some(lab),
                     Err(error) => {
                         tally.add(name, Verdict::Failed, start, format!("{error:#}"));
@@ -553,7 +584,7 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             && let Err(error) = lab.usable()
         {
             tally.add(
-                format!("vm: lab after {}", script.name),
+                format!("vm: lab after {}", script.run_name(fabric)),
                 Verdict::Failed,
                 start,
                 format!("{error:#}"),
@@ -582,7 +613,10 @@ fn one(
         .collect();
     let before: Vec<Option<String>> = NAMES.iter().map(|name| shared.resources(name)).collect();
 
-    let log_path = choice.out.join("vm").join(format!("{}.log", script.name));
+    let log_path = choice
+        .out
+        .join("vm")
+        .join(format!("{}.log", script.run_name(settings.fabric)));
     fs::create_dir_all(choice.out.join("vm"))?;
     let log = fs::File::create(&log_path)?;
     let scratch = tempfile::tempdir()?;
@@ -605,6 +639,7 @@ fn one(
         .env("LAB_LIB", settings.tree.join("tools/lab/vmtest.sh"))
         .env("LAB_DIR", scratch.path())
         .env("DEV", lab.device().ibdev())
+        .env("FABRIC", settings.fabric.name())
         .env("NETDEV", "eth0")
         .env("GID_INDEX", shared.gid.to_string())
         .env("VMS", NAMES.join(" "))
@@ -732,7 +767,13 @@ not ok 1 vrnic_rings
             (30, true, "kill")
         );
         assert_eq!(script.vrnicd.daemon, ["poll_us = 0"]);
+        assert!(script.fabrics.is_empty());
         assert!(script.allowed.unwrap().is_match("axxb"));
+        fs::write(&path, "# lab: fabric=local\n# lab: fabric=roce\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        assert_eq!(script.fabrics, [Fabric::Local, Fabric::Roce]);
+        fs::write(&path, "# lab: fabric=token-ring\n").unwrap();
+        assert!(Script::read(&path).is_err());
         fs::write(&path, "# lab: tiemout=30\n").unwrap();
         assert!(Script::read(&path).is_err());
     }

@@ -44,12 +44,33 @@ impl Device {
         }
     }
 
-    /// Which fabric its packets take between two VMs, as in reports.
+    /// What its packets travel as, if vrnicd's RNICs are on `fabric`.
     #[must_use]
-    pub fn fabric(self) -> &'static str {
+    pub fn fabric(self, fabric: Fabric) -> Fabric {
         match self {
-            Self::Vrnic => "local",
-            Self::Rxe => "roce",
+            Self::Vrnic => fabric,
+            Self::Rxe => Fabric::Roce,
+        }
+    }
+}
+
+/// How messages travel from one VM to the other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Fabric {
+    /// Copied from guest to guest by vrnicd.
+    #[default]
+    Local,
+    /// In RoCE frames.
+    Roce,
+}
+
+impl Fabric {
+    /// As in vrnicd's configuration and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Roce => "roce",
         }
     }
 }

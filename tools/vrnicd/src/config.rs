@@ -11,6 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use vrnic_engine::Limits;
 
+use crate::capture;
+
 /// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
 /// Longest path that fits the address of a UNIX socket.
@@ -43,6 +45,9 @@ pub struct Config {
     /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
     #[serde(default)]
     pub test_panic_on_sigusr1: Vec<String>,
+    /// A capture that begins with the daemon.
+    #[serde(default)]
+    pub capture: Option<capture::Settings>,
     /// The devices.
     #[serde(default, rename = "device")]
     pub devices: Vec<Device>,
@@ -90,9 +95,11 @@ pub enum LogFormat {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FabricKind {
-    /// The network inside this process.
+    /// Memory of this process: payload is copied straight from guest to guest.
     #[default]
     Local,
+    /// RoCE frames.
+    Roce,
 }
 
 /// Permissions of a socket.
@@ -284,6 +291,7 @@ impl Config {
             control: None,
             control_mode: SocketMode::default(),
             test_panic_on_sigusr1: Vec::new(),
+            capture: None,
             devices: vec![device],
         }
     }
@@ -333,6 +341,9 @@ impl Config {
                 "two devices have the MAC address {}",
                 device.mac
             );
+        }
+        if let Some(capture) = &self.capture {
+            capture.check(names.iter().map(|name| name.as_str()))?;
         }
         for name in &self.test_panic_on_sigusr1 {
             ensure!(
@@ -414,12 +425,13 @@ mod tests {
     fn everything_can_be_set() {
         let config = Config::parse(&format!(
             "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
-             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"local\"\ndoorbells = false\n\
+             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\ndoorbells = false\n\
              [device.limits]\nqp = 100\ncontexts = 16\n"
         ))
         .unwrap();
         let device = &config.devices[0];
         assert_eq!(device.guid(), Guid(0x0011_2233_4455_6677));
+        assert_eq!(device.fabric, FabricKind::Roce);
         assert_eq!(device.limits.apply().qp, 100);
         assert_eq!(device.limits.apply().contexts, 16);
         assert_eq!(config.log_format, LogFormat::Json);
@@ -471,6 +483,9 @@ mod tests {
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         assert!(error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("no device"));
+        let capture = |line: &str| error(&format!("[capture]\nfile = \"c\"\n{line}\n{ONE}"));
+        assert!(capture("device = \"b\"").contains("no device"));
+        assert!(capture("qp = 17").contains("needs its device"));
         assert!(error(&format!("{ONE}node_guid = \"1:2:3:4\"")).contains("not a GUID"));
     }
 }

@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use tracing::{debug, info, info_span, warn};
 
+use crate::capture::Capture;
 use crate::config::Config;
 use crate::control::inspector::Inspector;
 use crate::control::server::Server;
@@ -92,7 +93,22 @@ pub fn run(config: &Config) -> Result<()> {
         front_ends.push(thread);
     }
 
-    let mut worker = Worker::new(devices, waker.clone(), inspector, config.poll_time());
+    let names: Vec<String> = devices
+        .iter()
+        .map(|device| device.name().to_owned())
+        .collect();
+    let capture = config
+        .capture
+        .as_ref()
+        .map(|settings| Capture::start(settings, &names))
+        .transpose()?;
+    let mut worker = Worker::new(
+        devices,
+        waker.clone(),
+        inspector,
+        config.poll_time(),
+        capture,
+    );
     let worker_gone = Arc::new(AtomicBool::new(false));
     let worker_thread = {
         let (gone, handle) = (worker_gone.clone(), signals.handle());

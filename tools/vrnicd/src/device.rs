@@ -20,8 +20,10 @@ use vrnic_wire::config::{
 use vrnic_wire::event::{AsyncEvent, EventType};
 use zerocopy::IntoBytes;
 
-use crate::config;
+use crate::capture::{Capture, Direction};
+use crate::config::{self, FabricKind};
 use crate::control::answer::explanation;
+use crate::fabric::{Refused, RoceEnd, Wire};
 use crate::guest_memory::{DeviceMemory, RegionTable};
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
@@ -45,6 +47,8 @@ pub struct Shared {
     pub regions: RegionTable,
     /// Segments on their way.
     pub outbox: Outbox,
+    /// A capture, if one is under way.
+    pub capture: Option<Capture>,
 }
 
 /// One device.
@@ -53,6 +57,8 @@ pub struct Device {
     index: usize,
     config: RnicConfig,
     mailbox: Arc<Mailbox>,
+    /// Its end of the wire, if it is on one.
+    roce: Option<RoceEnd>,
     session: Option<Session>,
     record: Record,
     /// Time of the last turn.
@@ -74,8 +80,12 @@ impl Device {
             },
             features: Features::ALL,
             limits,
-            segmentation: Segmentation::Local,
+            segmentation: match settings.fabric {
+                FabricKind::Local => Segmentation::Local,
+                FabricKind::Roce => Segmentation::PathMtu,
+            },
             seed: [0; 32],
+            ..RnicConfig::default()
         };
         let queues = FIRST_COMPLETION_QUEUE + config.completion_vectors;
         let mailbox = Arc::new(Mailbox::new(queues, config.doorbell_pages, waker));
@@ -84,6 +94,7 @@ impl Device {
             index,
             config,
             mailbox,
+            roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
             record: Record::new(EXPLANATIONS),
             now: Instant::default(),
@@ -124,6 +135,16 @@ impl Device {
         let rnic = session.rnic.as_ref()?;
         let memory = shared.regions.device(self.index, &session.memory);
         Some(look(rnic, &memory))
+    }
+
+    /// MAC address.
+    pub fn mac(&self) -> [u8; 6] {
+        self.config.mac
+    }
+
+    /// Its end of the wire, if it is on one.
+    pub fn roce(&mut self) -> Option<&mut RoceEnd> {
+        self.roce.as_mut()
     }
 
     /// Where front ends leave messages.
@@ -249,7 +270,7 @@ impl Device {
     }
 
     /// A segment arrived.
-    pub fn receive(&mut self, shared: &mut Shared, segment: Segment, now: Instant) {
+    pub fn receive(&mut self, shared: &mut Shared, segment: Segment<'_>, now: Instant) {
         let index = self.index;
         if let Some(session) = &mut self.session
             && let Some(rnic) = &mut session.rnic
@@ -265,6 +286,61 @@ impl Device {
             );
         } else {
             shared.outbox.recycle(segment.payload);
+        }
+    }
+
+    /// Sends all segments in the outbox, which are this device's, as frames.
+    pub fn send_frames(&mut self, shared: &mut Shared, wire: &mut Wire) {
+        let Shared {
+            regions,
+            outbox,
+            capture,
+        } = shared;
+        let mut segments = std::mem::take(&mut outbox.segments);
+        for segment in segments.drain(..) {
+            if let (Some(end), Some(session)) = (&mut self.roce, &self.session) {
+                let memory = regions.device(self.index, &session.memory);
+                let mut frame = wire.buffer();
+                if end.write(&segment, &memory, &mut frame) {
+                    if let Some(capture) = capture {
+                        capture.frame(self.index, Direction::Out, &segment, &frame);
+                    }
+                    wire.send(frame);
+                } else {
+                    wire.recycle(frame);
+                }
+            }
+            outbox.recycle(segment.payload);
+        }
+        outbox.segments = segments;
+    }
+
+    /// A frame arrived.
+    pub fn receive_frame(&mut self, shared: &mut Shared, frame: &[u8], now: Instant) {
+        let Some(end) = &mut self.roce else {
+            return;
+        };
+        let refused = match end.read(frame) {
+            Ok(segment) => {
+                if let Some(capture) = &mut shared.capture {
+                    capture.frame(self.index, Direction::In, &segment, frame);
+                }
+                return self.receive(shared, segment, now);
+            }
+            Err(refused) => refused,
+        };
+        if refused != Refused::Other
+            && let Some(rnic) = self.rnic()
+        {
+            rnic.count_bad_packet(refused == Refused::Crc);
+        }
+    }
+
+    /// A segment that travels without frames leaves or reaches this device: shows it to the capture.
+    pub fn capture(&self, shared: &mut Shared, direction: Direction, segment: &Segment<'_>) {
+        if let (Some(capture), Some(session)) = (&mut shared.capture, &self.session) {
+            let memory = shared.regions.device(self.index, &session.memory);
+            capture.segment(self.index, direction, segment, &memory);
         }
     }
 

@@ -23,6 +23,7 @@
     reason = "bytes of an array have no better names"
 )]
 
+pub mod capture;
 pub mod config;
 pub mod control;
 pub mod daemon;

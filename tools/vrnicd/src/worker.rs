@@ -13,11 +13,13 @@ use std::time::Duration;
 use tracing::debug;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Outbox, Segment};
+use vrnic_wire::port::GidEntry;
 
+use crate::capture::{Capture, Direction};
 use crate::control::answer::answer;
 use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
-use crate::fabric::{Fabric, Local, Route};
+use crate::fabric::{Local, Route, Wire};
 use crate::guest_memory::RegionTable;
 use crate::waker::Waker;
 
@@ -27,9 +29,11 @@ pub struct Worker {
     /// Generation of each device's GIDs that the fabric knows; `None` if the device has no engine.
     gid_generations: Vec<Option<u64>>,
     shared: Shared,
-    fabric: Box<dyn Fabric>,
-    /// Segments on the network, each with the index of its sender.
-    in_flight: VecDeque<(usize, Segment)>,
+    /// Joins the devices that are on no wire.
+    fabric: Local,
+    wire: Wire,
+    /// Segments between devices that are on no wire, each with the index of its sender.
+    in_flight: VecDeque<(usize, Segment<'static>)>,
     waker: Arc<Waker>,
     inspector: Arc<Inspector>,
     poll_time: Duration,
@@ -41,19 +45,28 @@ impl Worker {
     /// A worker for `devices`, which goes on looking for `poll_time` after the last work.
     /// In each turn it answers one question that came through `inspector`.
     pub fn new(
-        devices: Vec<Device>,
+        mut devices: Vec<Device>,
         waker: Arc<Waker>,
         inspector: Arc<Inspector>,
         poll_time: Duration,
+        capture: Option<Capture>,
     ) -> Self {
+        let mut wire = Wire::new();
+        for (index, device) in devices.iter_mut().enumerate() {
+            if device.roce().is_some() {
+                wire.join(index, device.mac());
+            }
+        }
         Self {
             gid_generations: vec![None; devices.len()],
             devices,
             shared: Shared {
                 regions: RegionTable::new(),
                 outbox: Outbox::new(),
+                capture,
             },
-            fabric: Box::new(Local::new()),
+            fabric: Local::new(),
+            wire,
             in_flight: VecDeque::new(),
             waker,
             inspector,
@@ -125,41 +138,69 @@ impl Worker {
         worked
     }
 
-    /// Carries segments to where they go, and the answers back, until the network is empty. `from` sent what is in the
-    /// outbox now. True if there was any.
+    /// Carries segments and frames to where they go, and the answers back, until the network is empty. `from` sent what
+    /// is in the outbox now. True if there was any.
     fn deliver(&mut self, from: usize, now: Instant) -> bool {
-        self.in_flight.extend(
-            self.shared
-                .outbox
-                .segments
-                .drain(..)
-                .map(|segment| (from, segment)),
-        );
-        let worked = !self.in_flight.is_empty();
-        while let Some((from, segment)) = self.in_flight.pop_front() {
-            match self.fabric.route(from, &segment) {
-                Route::Device(to) => {
-                    self.devices[to].contained(&mut self.shared, |device, shared| {
-                        device.receive(shared, segment, now);
-                    });
-                    self.in_flight.extend(
-                        self.shared
-                            .outbox
-                            .segments
-                            .drain(..)
-                            .map(|answer| (to, answer)),
-                    );
+        let mut worked = self.send(from);
+        loop {
+            if let Some((from, segment)) = self.in_flight.pop_front() {
+                self.deliver_segment(from, segment, now);
+            } else if let Some((to, frame)) = self.wire.take() {
+                self.devices[to].contained(&mut self.shared, |device, shared| {
+                    device.receive_frame(shared, &frame, now);
+                });
+                self.wire.recycle(frame);
+                self.send(to);
+            } else {
+                return worked;
+            }
+            worked = true;
+        }
+    }
+
+    /// Puts what is in the outbox, which `from` sent, on the network. True if there was anything.
+    fn send(&mut self, from: usize) -> bool {
+        if self.shared.outbox.segments.is_empty() {
+            return false;
+        }
+        let device = &mut self.devices[from];
+        if device.roce().is_some() {
+            let wire = &mut self.wire;
+            device.contained(&mut self.shared, |device, shared| {
+                device.send_frames(shared, wire);
+            });
+        } else {
+            let segments = self.shared.outbox.segments.drain(..);
+            self.in_flight
+                .extend(segments.map(|segment| (from, segment)));
+        }
+        true
+    }
+
+    /// Carries a segment to where it goes.
+    fn deliver_segment(&mut self, from: usize, segment: Segment<'static>, now: Instant) {
+        let capturing = self.shared.capture.is_some();
+        if capturing {
+            self.devices[from].capture(&mut self.shared, Direction::Out, &segment);
+        }
+        match self.fabric.route(from, &segment) {
+            Route::Device(to) => {
+                if capturing {
+                    self.devices[to].capture(&mut self.shared, Direction::In, &segment);
                 }
-                Route::Nowhere => {
-                    self.lost += 1;
-                    if self.lost.is_power_of_two() {
-                        debug!(lost = self.lost, gid = ?segment.path.destination, "no device has this GID");
-                    }
-                    self.shared.outbox.recycle(segment.payload);
+                self.devices[to].contained(&mut self.shared, |device, shared| {
+                    device.receive(shared, segment, now);
+                });
+                self.send(to);
+            }
+            Route::Nowhere => {
+                self.lost += 1;
+                if self.lost.is_power_of_two() {
+                    debug!(lost = self.lost, gid = ?segment.path.destination, "no device has this GID");
                 }
+                self.shared.outbox.recycle(segment.payload);
             }
         }
-        worked
     }
 
     /// Whether there is work after all. Every device gets ready for the sleep; what that raised goes out.
@@ -180,17 +221,22 @@ impl Worker {
         work
     }
 
+    /// Tells the network when a device has other GIDs.
     fn update_gids(&mut self, index: usize) {
-        let rnic = self.devices[index].rnic();
-        let generation = rnic.as_ref().map(|rnic| rnic.gid_generation());
-        if generation != self.gid_generations[index] {
-            self.gid_generations[index] = generation;
-            match rnic {
-                Some(rnic) => self
-                    .fabric
-                    .set_gids(index, &mut rnic.gids().map(|entry| entry.gid)),
-                None => self.fabric.set_gids(index, &mut std::iter::empty()),
-            }
+        let device = &mut self.devices[index];
+        let generation = device.rnic().map(|rnic| rnic.gid_generation());
+        if generation == self.gid_generations[index] {
+            return;
+        }
+        self.gid_generations[index] = generation;
+        let entries: Vec<GidEntry> = device
+            .rnic()
+            .map_or_else(Vec::new, |rnic| rnic.gids().copied().collect());
+        match device.roce() {
+            Some(end) => end.set_gids(entries.iter()),
+            None => self
+                .fabric
+                .set_gids(index, entries.iter().map(|entry| entry.gid)),
         }
     }
 }

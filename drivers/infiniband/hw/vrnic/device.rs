@@ -56,6 +56,8 @@ const ACK_DELAY: u8 = 15;
 /// its completion queue, its protection domain, and the memory region of that.
 fn left_for_users(all: u32) -> u32 {
     all.saturating_sub(1)
+}
+
 /// What a device with these limits can do.
 fn capabilities(limits: &DeviceLimits) -> Capabilities {
     let mut capabilities = Capability::BadPkeyCounter

@@ -54,8 +54,11 @@ impl Execute for SetMtu {
             return Err(Cause::ReservedField);
         }
         check_port(self.port)?;
-        // The largest that there is is the largest of the port.
-        rnic.resources.mtu = Mtu::try_from(self.mtu).map_err(|_| Cause::Mtu)?;
+        let mtu = Mtu::try_from(self.mtu).map_err(|_| Cause::Mtu)?;
+        if mtu.raw() > rnic.config.max_mtu.raw() {
+            return Err(Cause::Mtu);
+        }
+        rnic.resources.mtu = mtu;
         done()
     }
 }

@@ -2,18 +2,18 @@
 
 //! Attributes of a queue pair and how they are modified.
 
-use super::{Qp, Requester, Responder, Turn, transition};
+use super::{Congestion, Qp, Requester, Responder, Turn, transition};
 use crate::{
     cause::Cause,
     memory::Memory,
     psn::Psn,
     qp::receive::Receive,
     resources::{Io, Resources},
-    segment::Path,
+    segment::{ECN_CAPABLE, ECN_MASK, Path},
 };
 use vrnic_wire::{
     memory::access,
-    port::Mtu,
+    port::{GidType, Mtu},
     qp::{MAX_PSN, MAX_QPN, QpAttributes, QpState, QpType, attribute},
     work::AddressVector,
 };
@@ -140,9 +140,16 @@ impl Attributes {
     }
 }
 
-/// The path that an address vector describes, or `None` if it does not name a local GID.
-pub(super) fn path_of(address: &AddressVector, resources: &Resources) -> Option<Path> {
+/// The path from queue pair `local_qpn` to `remote_qpn` that an address vector describes, or `None`
+/// if it does not name a local GID.
+pub(super) fn path_of(
+    address: &AddressVector,
+    local_qpn: u32,
+    remote_qpn: u32,
+    resources: &Resources,
+) -> Option<Path> {
     let local = resources.gids.get(address.sgid_index)?;
+    let flow_label = address.flow_label.get() & 0xf_ffff;
     Some(Path {
         source: local.gid,
         destination: address.dgid,
@@ -152,8 +159,25 @@ pub(super) fn path_of(address: &AddressVector, resources: &Resources) -> Option<
         hop_limit: address.hop_limit,
         traffic_class: address.traffic_class,
         service_level: address.service_level,
-        flow_label: address.flow_label.get() & 0xf_ffff,
+        flow_label,
+        source_port: source_port(flow_label, local_qpn, remote_qpn),
+        roce_v1: local.gid_type == GidType::RoceV1.raw(),
     })
+}
+
+/// The UDP port that packets of a flow come from, one of the 2^14 dynamic ports. Whoever cares about
+/// the way that a flow takes through the network sets its flow label; else the queue pairs tell
+/// flows apart (annex A17, 3.1).
+fn source_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u16 {
+    let flow = match flow_label {
+        0 => {
+            // Spreads numbers that differ only in a few bits: the constant is 2^32 / golden ratio.
+            let both = local_qpn ^ remote_qpn.rotate_left(12);
+            both.wrapping_mul(0x9e37_79b9) >> 12
+        }
+        label => label,
+    };
+    0xc000 | ((flow ^ flow >> 14) & 0x3fff) as u16
 }
 
 impl Qp {
@@ -182,9 +206,18 @@ impl Qp {
         self.attributes = self.attributes.updated(wanted, resources)?;
 
         if mask & attribute::ADDRESS_VECTOR != 0
-            && let Some(path) = path_of(&self.attributes.address, resources)
+            && let Some(path) = path_of(
+                &self.attributes.address,
+                self.number,
+                self.attributes.dest_qpn,
+                resources,
+            )
         {
             self.path = path;
+            if resources.fabric_mtu.is_none() {
+                // Switches may mark packets rather than drop them: marks are reacted to.
+                self.path.traffic_class = path.traffic_class & !ECN_MASK | ECN_CAPABLE;
+            }
         }
         self.mtu = match (self.created.qp_type, resources.fabric_mtu) {
             (QpType::ReliableConnection | QpType::UnreliableConnection, Some(mtu)) => mtu,
@@ -243,6 +276,7 @@ impl Qp {
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.receive = Receive::default();
+        self.congestion = Congestion::default();
         self.created.sq.restart(io.memory);
         self.created.rq.restart(io.memory);
     }

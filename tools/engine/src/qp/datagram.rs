@@ -103,7 +103,8 @@ impl Qp {
         if request.length > resources.mtu.bytes() {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
-        let path = path_of(&target.address, resources)
+        let remote_qpn = target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN;
+        let path = path_of(&target.address, self.number, remote_qpn, resources)
             .ok_or((Status::LocalQueuePairOperation, Cause::WqeAddress))?;
 
         // The work request completes before the datagram arrives, and its memory may be used for
@@ -125,7 +126,8 @@ impl Qp {
         let psn = self.requester.take_psn();
         let segment = Segment {
             path,
-            destination_qpn: target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN,
+            source_qpn: self.number,
+            destination_qpn: remote_qpn,
             pkey: DEFAULT_PKEY,
             psn,
             solicited: request.flags & send_flags::SOLICITED != 0,

@@ -12,7 +12,7 @@ mod completer;
 mod local;
 mod retry;
 
-use super::{DEFAULT_PKEY, Qp, Turn, receive::pieces};
+use super::{DEFAULT_PKEY, Qp, Turn, credit::Credit, receive::pieces};
 use crate::{
     cause::Cause,
     memory::{HostRange, Memory},
@@ -28,7 +28,7 @@ use vrnic_wire::{
     counter::Counter,
     event::EventType,
     memory::access,
-    qp::QpState,
+    qp::{MAX_PSN, QpState},
     work::{SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
 };
 
@@ -43,6 +43,9 @@ const MAX_ELEMENTS: usize = 256;
 /// new ones can be told apart.
 const MAX_UNACKED: u32 = 1 << 22;
 
+/// The same on a wire: more would only be lost with the first that is.
+const WIRE_WINDOW: u32 = 256;
+
 /// An acknowledgement is asked for at least every so many packets of a message.
 const ACK_INTERVAL: u32 = 16;
 
@@ -52,6 +55,8 @@ struct Request {
     request: SendRequest,
     /// Index of the ring entry.
     index: u32,
+    /// Number of the message, 24 bits, as the peer counts them.
+    message: u32,
     /// Number of the first element, counted over the lifetime of the queue.
     first_element: u64,
     /// PSN of the first packet.
@@ -87,6 +92,11 @@ impl Request {
             Source::Elements(count) => usize::from(count),
             Source::Inline => 0,
         }
+    }
+
+    /// Whether the message takes a receive of the peer.
+    fn takes_receive(&self) -> bool {
+        !self.fetches() && self.request.opcode != SendOpcode::Write
     }
 
     fn opcode(&self) -> Opcode {
@@ -125,6 +135,10 @@ pub(super) struct Requester {
     unsent: Psn,
     /// First PSN of the next request.
     next: Psn,
+    /// Requests so far, 24 bits.
+    messages: u32,
+    /// Receives that the peer has.
+    credit: Credit,
     /// Requests before `sending` that wait for data.
     fetching: u32,
     /// Timeouts and sequence errors left.
@@ -354,6 +368,7 @@ impl Qp {
             request,
             index,
             first_element: requester.first_element + elements_before as u64,
+            message: requester.messages.wrapping_add(1) & MAX_PSN,
             first_psn: requester.next,
             packets,
             fetched: 0,
@@ -363,6 +378,7 @@ impl Qp {
         requester.packet = 0;
         if failure.is_none() {
             requester.next = requester.next.add(packets);
+            requester.messages = requester.messages.wrapping_add(1) & MAX_PSN;
         }
         true
     }
@@ -382,18 +398,30 @@ impl Qp {
         if request.is_local() {
             return self.execute_local(resources, io);
         }
-        let in_flight = requester.unsent.packets_since(requester.unacked);
-        if in_flight >= MAX_UNACKED {
+        let psn = request.first_psn.add(if request.fetches() {
+            request.fetched
+        } else {
+            requester.packet
+        });
+        let ahead = psn.packets_since(requester.unacked);
+        let window = match resources.fabric_mtu {
+            Some(_) => MAX_UNACKED,
+            None => WIRE_WINDOW,
+        };
+        if ahead >= window || (ahead > 0 && self.is_short_of_credit(request)) {
             return Sent::Blocked;
         }
+        if !self.congestion.may_send(io.now) {
+            return Sent::Blocked;
+        }
+        let requester = &self.requester;
+        let request = &requester.queue[requester.sending];
         let sent = if request.fetches() {
             let depth = u32::from(self.attributes.max_rd_atomic);
             if depth == 0 {
                 return Sent::Failed(Status::LocalQueuePairOperation, Cause::WqeReadDepth);
             }
-            if requester.fetching >= depth
-                || (in_flight > 0 && in_flight + request.packets > MAX_UNACKED)
-            {
+            if requester.fetching >= depth || (ahead > 0 && ahead + request.packets > MAX_UNACKED) {
                 return Sent::Blocked;
             }
             self.send_fetch(resources, io)
@@ -404,10 +432,19 @@ impl Qp {
             Ok(bytes) => bytes,
             Err(cause) => return Sent::Failed(Status::LocalProtection, cause),
         };
+        self.congestion.sent(bytes, io.now);
         if matches!(self.requester.timer, Timer::Idle) {
             self.restart_ack_timer(io.now);
         }
         Sent::Packet(bytes)
+    }
+
+    /// Whether the peer is not known to have a receive for a message. Then its first packet waits until
+    /// all before it were acknowledged, and the others until that one was.
+    fn is_short_of_credit(&self, request: &Request) -> bool {
+        request.takes_receive()
+            && self.requester.unacked.distance_from(request.first_psn) <= 0
+            && !self.requester.credit.covers(request.message)
     }
 
     /// Checks all elements of a request.
@@ -515,11 +552,14 @@ impl Qp {
         };
         let segment = Segment {
             path: self.path,
+            source_qpn: self.number,
             destination_qpn: self.attributes.dest_qpn,
             pkey: DEFAULT_PKEY,
             psn: request.first_psn.add(packet),
             solicited: position.ends() && wanted.flags & send_flags::SOLICITED != 0,
-            ack_request: position.ends() || (packet + 1).is_multiple_of(ACK_INTERVAL),
+            ack_request: position.ends()
+                || (packet + 1).is_multiple_of(ACK_INTERVAL)
+                || self.is_short_of_credit(request),
             body,
             payload: payload_of(ranges, io),
         };
@@ -570,6 +610,7 @@ impl Qp {
         };
         let segment = Segment {
             path: self.path,
+            source_qpn: self.number,
             destination_qpn: self.attributes.dest_qpn,
             pkey: DEFAULT_PKEY,
             psn: request.first_psn.add(request.fetched),
@@ -590,7 +631,7 @@ impl Qp {
     /// Sends a packet after which `next` is the next PSN.
     fn send_request<M: Memory>(
         &mut self,
-        segment: Segment,
+        segment: Segment<'static>,
         next: Psn,
         resources: &mut Resources,
         io: &mut Io<'_, M>,

@@ -4,12 +4,12 @@
 
 use super::{
     guest::{Cq, Guest, Mr, Qp, QpOptions},
-    memory::Memories,
+    memory::{GuestView, Memories},
 };
 use crate::{
     resources::Io,
     rnic::{Rnic, RnicConfig},
-    segment::{Outbox, Segment},
+    segment::{ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Segment},
     time::Instant,
 };
 use rand_chacha::ChaCha8Rng;
@@ -40,6 +40,33 @@ pub struct Faults {
     pub duplicate: u32,
     /// Segments that take longer, and so are overtaken.
     pub delay: u32,
+    /// Segments that a switch marks because of congestion, if they allow it.
+    pub mark: u32,
+    /// Frames of which a bit changes. Segments have no bits.
+    pub damage: u32,
+}
+
+impl Faults {
+    /// Whether nothing goes wrong.
+    fn are_none(self) -> bool {
+        self.drop + self.duplicate + self.delay + self.mark + self.damage == 0
+    }
+}
+
+/// How segments travel as bytes.
+#[derive(Copy, Clone, Debug)]
+pub struct Wire {
+    /// The frame of a segment.
+    pub encode: fn(&Segment<'_>, &GuestView) -> Vec<u8>,
+    /// The segment in a frame, or `None` if the frame is damaged.
+    pub parse: for<'a> fn(&'a [u8]) -> Option<Segment<'a>>,
+}
+
+/// What is on its way.
+#[derive(Clone, Debug)]
+enum Parcel {
+    Segment(Segment<'static>),
+    Frame(Vec<u8>),
 }
 
 /// A guest and its device.
@@ -66,9 +93,11 @@ pub struct World {
     pub delivered: u64,
     /// If set, every segment but those it accepts is lost.
     pub filter: Option<fn(&Segment) -> bool>,
+    /// Whether, and how, segments travel as frames.
+    pub wire: Option<Wire>,
     random: ChaCha8Rng,
     outbox: Outbox,
-    travelling: Vec<(Instant, Segment)>,
+    travelling: Vec<(Instant, Parcel)>,
 }
 
 /// A connected queue pair of each of two nodes, with completion queues and a region.
@@ -121,6 +150,7 @@ impl World {
             memories,
             delivered: 0,
             filter: None,
+            wire: None,
             random,
             outbox: Outbox::new(),
             travelling: Vec::new(),
@@ -254,51 +284,85 @@ impl World {
             }
             worked |= node.rnic.poll(16, &mut io);
         }
-        let faults = self.faults;
-        let perfect = faults.drop + faults.duplicate + faults.delay == 0;
         let mut sent = std::mem::take(&mut self.outbox.segments);
-        for mut segment in sent.drain(..) {
+        for segment in sent.drain(..) {
             worked = true;
-            if self.filter.is_some_and(|accepts| !accepts(&segment)) {
-                continue;
+            if self.filter.is_none_or(|accepts| accepts(&segment)) {
+                self.send(segment);
             }
-            if perfect && self.travelling.is_empty() {
-                self.deliver(segment);
-                continue;
-            }
-            let mut hit = |parts| self.random.next_u32() % 1024 < parts;
-            if hit(faults.drop) {
-                continue;
-            }
-            let twice = hit(faults.duplicate);
-            let late = hit(faults.delay);
-            if segment.detach(&self.nodes[0].guest.view).is_err() {
-                continue;
-            }
-            if twice {
-                let delay = Duration::from_nanos(u64::from(self.random.next_u32() % 200_000));
-                self.travelling.push((self.now + delay, segment.clone()));
-            }
-            let delay = if late {
-                self.random.next_u32() % 20_000
-            } else {
-                0
-            };
-            let delay = Duration::from_nanos(u64::from(delay));
-            self.travelling.push((self.now + delay, segment));
         }
         self.outbox.segments = sent;
         let mut index = 0;
         while index < self.travelling.len() {
             if self.travelling[index].0 <= self.now {
-                let (_, segment) = self.travelling.remove(index);
-                self.deliver(segment);
+                let (_, parcel) = self.travelling.remove(index);
+                self.arrive(parcel);
                 worked = true;
             } else {
                 index += 1;
             }
         }
         worked
+    }
+
+    /// Puts a segment on its way, on which things may go wrong.
+    fn send(&mut self, mut segment: Segment<'static>) {
+        let faults = self.faults;
+        let view = self.nodes[0].guest.view.clone();
+        if self.wire.is_none() && faults.are_none() && self.travelling.is_empty() {
+            return self.deliver(segment);
+        }
+        let mut hit = |parts| self.random.next_u32() % 1024 < parts;
+        let (lost, twice, late) = (hit(faults.drop), hit(faults.duplicate), hit(faults.delay));
+        let class = &mut segment.path.traffic_class;
+        if hit(faults.mark) && *class & ECN_MASK == ECN_CAPABLE {
+            *class |= ECN_MARKED;
+        }
+        let damaged = hit(faults.damage);
+        let parcel = match self.wire {
+            Some(wire) => {
+                let mut frame = (wire.encode)(&segment, &view);
+                if damaged {
+                    let bit = self.random.next_u32() as usize % (frame.len() * 8);
+                    frame[bit / 8] ^= 1 << (bit % 8);
+                }
+                self.outbox.recycle(segment.payload);
+                Parcel::Frame(frame)
+            }
+            None if segment.detach(&view).is_err() => return,
+            None => Parcel::Segment(segment),
+        };
+        if lost {
+            return;
+        }
+        if twice {
+            let delay = self.delay(200_000);
+            self.travelling.push((self.now + delay, parcel.clone()));
+        }
+        let delay = if late {
+            self.delay(20_000)
+        } else {
+            Duration::ZERO
+        };
+        self.travelling.push((self.now + delay, parcel));
+    }
+
+    /// A random time of less than so many nanoseconds.
+    fn delay(&mut self, limit: u32) -> Duration {
+        Duration::from_nanos(u64::from(self.random.next_u32() % limit))
+    }
+
+    /// Something has come to the end of its way.
+    fn arrive(&mut self, parcel: Parcel) {
+        match (parcel, self.wire) {
+            (Parcel::Segment(segment), _) => self.deliver(segment),
+            (Parcel::Frame(frame), Some(wire)) => {
+                if let Some(segment) = (wire.parse)(&frame) {
+                    self.deliver(segment);
+                }
+            }
+            (Parcel::Frame(_), None) => {}
+        }
     }
 
     /// Delivers a segment to the device that has its GID.

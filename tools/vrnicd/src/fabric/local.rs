@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use vrnic_engine::Segment;
 use vrnic_engine::segment::Gid;
 
-use super::{Fabric, Route};
+use super::Route;
 
 /// Joins all RNICs of this process by their GIDs.
 ///
@@ -25,10 +25,9 @@ impl Local {
     pub fn new() -> Self {
         Self::default()
     }
-}
 
-impl Fabric for Local {
-    fn set_gids(&mut self, device: usize, gids: &mut dyn Iterator<Item = Gid>) {
+    /// Device `device` has these GIDs from now on.
+    pub fn set_gids(&mut self, device: usize, gids: impl Iterator<Item = Gid>) {
         if self.devices.len() <= device {
             self.devices.resize(device + 1, Vec::new());
         }
@@ -43,7 +42,8 @@ impl Fabric for Local {
         }
     }
 
-    fn route(&self, from: usize, segment: &Segment) -> Route {
+    /// Where `segment`, sent by device `from`, goes.
+    pub fn route(&self, from: usize, segment: &Segment<'_>) -> Route {
         let destination = &segment.path.destination;
         if self
             .devices
@@ -64,12 +64,13 @@ mod tests {
     use vrnic_engine::psn::Psn;
     use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail};
 
-    fn to(destination: Gid) -> Segment {
+    fn to(destination: Gid) -> Segment<'static> {
         Segment {
             path: Path {
                 destination,
                 ..Path::default()
             },
+            source_qpn: 0,
             destination_qpn: 2,
             pkey: 0xffff,
             psn: Psn::default(),
@@ -86,8 +87,8 @@ mod tests {
     #[test]
     fn routes_follow_the_gid_tables() {
         let mut local = Local::new();
-        local.set_gids(1, &mut [[1; 16], [2; 16]].into_iter());
-        local.set_gids(0, &mut [[2; 16], [3; 16]].into_iter());
+        local.set_gids(1, [[1; 16], [2; 16]].into_iter());
+        local.set_gids(0, [[2; 16], [3; 16]].into_iter());
         assert_eq!(local.route(0, &to([1; 16])), Route::Device(1));
         assert_eq!(
             local.route(0, &to([2; 16])),
@@ -105,7 +106,7 @@ mod tests {
             "first owner"
         );
         assert_eq!(local.route(1, &to([9; 16])), Route::Nowhere);
-        local.set_gids(1, &mut std::iter::empty());
+        local.set_gids(1, std::iter::empty());
         assert_eq!(local.route(1, &to([1; 16])), Route::Nowhere);
         assert_eq!(
             local.route(1, &to([2; 16])),

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Where segments go when they leave an RNIC.
 //!
-//! A fabric decides which RNIC a segment reaches; the engine neither knows nor cares. [`Local`] joins all RNICs of this
-//! process: a segment names its payload by ranges of guest memory, and the receiver copies it once, straight
-//! from guest to guest.
-
-use vrnic_engine::Segment;
+//! A fabric decides which RNIC a segment reaches; the engine neither knows nor cares. [`Local`] joins the RNICs of this
+//! process that want it: a segment names its payload by ranges of guest memory, and the receiver copies it once,
+//! straight from guest to guest. RNICs on a wire send RoCE frames instead: a [`RoceEnd`] makes them of segments, and
+//! segments of them.
 
 mod local;
+mod roce;
+mod wire;
 
 pub use local::Local;
+pub use roce::{Refused, RoceEnd};
+pub use wire::Wire;
 
 /// What becomes of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,13 +21,4 @@ pub enum Route {
     Device(usize),
     /// Nobody has its destination GID: it is lost, as on any network.
     Nowhere,
-}
-
-/// A network that joins RNICs.
-pub trait Fabric: Send {
-    /// Device `device` has these GIDs from now on.
-    fn set_gids(&mut self, device: usize, gids: &mut dyn Iterator<Item = [u8; 16]>);
-
-    /// Where `segment`, sent by device `from`, goes.
-    fn route(&self, from: usize, segment: &Segment) -> Route;
 }

@@ -33,6 +33,14 @@ impl Qp {
         if psn.distance_from(requester.unacked) < 0 || psn.distance_from(requester.unsent) >= 0 {
             return;
         }
+        if let Body::Acknowledge(aeth)
+        | Body::AtomicAcknowledge { aeth, .. }
+        | Body::ReadResponse {
+            aeth: Some(aeth), ..
+        } = segment.body
+        {
+            self.requester.credit.note(aeth);
+        }
         match segment.body {
             Body::Acknowledge(aeth) => self.take_acknowledge(psn, aeth, resources, io),
             _ if !self.acknowledge_before(psn, resources, io) => {}

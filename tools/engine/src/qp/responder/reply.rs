@@ -6,7 +6,7 @@ use super::{Answer, Fault, Reply, Response};
 use crate::{
     memory::Memory,
     psn::Psn,
-    qp::{DEFAULT_PKEY, Qp, Turn},
+    qp::{Qp, Turn},
     resources::{Io, Resources, payload_of},
     segment::{Aeth, Body, NakCode, Payload, Position, Reth, Segment, Syndrome},
 };
@@ -91,31 +91,29 @@ impl Qp {
                 Answer::Original(original) => {
                     self.responder.responses.pop_front();
                     let body = Body::AtomicAcknowledge {
-                        aeth: Aeth {
-                            syndrome: Syndrome::ACK,
-                            msn: response.msn,
-                        },
+                        aeth: self.ack(response.msn, io.memory),
                         original,
                     };
                     self.send_response(response.psn, body, Payload::Empty, resources, io);
                     turn.spend(0);
                 }
                 Answer::Data { left, begun } => {
+                    if !self.congestion.may_send(io.now) {
+                        return;
+                    }
                     let bytes = self.send_data(&response, left, begun, resources, io);
+                    self.congestion.sent(bytes, io.now);
                     turn.spend(bytes);
                 }
             }
         }
         if let Some(reply) = self.responder.reply.take() {
-            let (psn, syndrome) = match reply {
-                Reply::Ack => (self.responder.expected.previous(), Syndrome::ACK),
-                Reply::Nak(psn, syndrome) => (psn, syndrome),
+            let msn = self.responder.msn;
+            let (psn, aeth) = match reply {
+                Reply::Ack => (self.responder.expected.previous(), self.ack(msn, io.memory)),
+                Reply::Nak(psn, syndrome) => (psn, Aeth { syndrome, msn }),
             };
-            let body = Body::Acknowledge(Aeth {
-                syndrome,
-                msn: self.responder.msn,
-            });
-            self.send_response(psn, body, Payload::Empty, resources, io);
+            self.send_response(psn, Body::Acknowledge(aeth), Payload::Empty, resources, io);
             turn.spend(0);
         }
     }
@@ -160,10 +158,7 @@ impl Qp {
         }
         let body = Body::ReadResponse {
             position,
-            aeth: (position != Position::Middle).then_some(Aeth {
-                syndrome: Syndrome::ACK,
-                msn: response.msn,
-            }),
+            aeth: (position != Position::Middle).then(|| self.ack(response.msn, io.memory)),
         };
         let responses = &mut self.responder.responses;
         if ends {
@@ -188,20 +183,10 @@ impl Qp {
         &mut self,
         psn: Psn,
         body: Body,
-        payload: Payload,
+        payload: Payload<'static>,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        let segment = Segment {
-            path: self.path,
-            destination_qpn: self.attributes.dest_qpn,
-            pkey: DEFAULT_PKEY,
-            psn,
-            solicited: false,
-            ack_request: false,
-            body,
-            payload,
-        };
-        resources.send(segment, io);
+        resources.send(self.segment(psn, body, payload), io);
     }
 }

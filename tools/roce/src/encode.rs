@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Segments to frames.
+
+use crate::{
+    ETHERNET_TYPE, UDP_PORT,
+    error::EncodeError,
+    header::{Bth, ICRC_LENGTH, LOW_24, Writer},
+    icrc::{Network, icrc},
+    opcode,
+};
+use etherparse::{
+    EtherType, Ethernet2Header, IpDscp, IpEcn, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header,
+    SingleVlanHeader, UdpHeader, VlanId, VlanPcp,
+};
+use vrnic_engine::{
+    Segment,
+    memory::Memory,
+    segment::{Body, Gid, Path, Payload},
+};
+use vrnic_wire::port::NO_VLAN;
+
+/// Next header of a GRH: a base transport header.
+pub(crate) const GRH_NEXT_HEADER: IpNumber = IpNumber(0x1b);
+
+/// Hop limit of packets whose address vector says 0.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// First 12 bytes of a GID that stands for an IPv4 address.
+const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// The GID of an IPv4 address.
+pub(crate) fn gid_of_ipv4(address: [u8; 4]) -> Gid {
+    let mut gid = [0; 16];
+    gid[..12].copy_from_slice(&IPV4_MAPPED);
+    gid[12..].copy_from_slice(&address);
+    gid
+}
+
+/// The IPv4 address that a GID stands for.
+fn ipv4_of_gid(gid: &Gid) -> Option<[u8; 4]> {
+    let [.., a, b, c, d] = *gid;
+    gid.starts_with(&IPV4_MAPPED).then_some([a, b, c, d])
+}
+
+/// Writes `segment` as a frame to the beginning of `buffer`, of which [`MAX_FRAME`](crate::MAX_FRAME)
+/// bytes are enough for any path MTU. Payload in guest memory is read exactly once. Gives the
+/// length of the frame.
+///
+/// The UDP checksum is 0, as the standard asks for. The VLAN tag carries the service level as
+/// priority. A hop limit of 0 becomes 64.
+///
+/// # Errors
+///
+/// The segment cannot be sent; what the buffer holds then means nothing.
+pub fn encode<M: Memory>(
+    segment: &Segment<'_>,
+    memory: &M,
+    buffer: &mut [u8],
+) -> Result<usize, EncodeError> {
+    let payload = usize::try_from(segment.payload.len()).map_err(|_| EncodeError::TooLong)?;
+    let pad = payload.wrapping_neg() & 3;
+    let transport = size_of::<Bth>() + opcode::extended_length(&segment.body) + payload + pad;
+    let mut writer = Writer::new(buffer);
+    let network = write_network(&segment.path, transport + ICRC_LENGTH, &mut writer)?;
+    let start = writer.length() - network.length();
+    writer.header(bth(segment, pad))?;
+    opcode::write_extended(&segment.body, &mut writer)?;
+    match &segment.payload {
+        Payload::Empty => {}
+        Payload::Bytes(bytes) => writer.put(bytes)?,
+        Payload::Frame(bytes) => writer.put(bytes)?,
+        Payload::Ranges(ranges) => {
+            for range in ranges {
+                let length = usize::try_from(range.length).map_err(|_| EncodeError::TooLong)?;
+                let room = writer.room(length)?;
+                memory
+                    .read(*range, room)
+                    .map_err(|_| EncodeError::Unmapped)?;
+            }
+        }
+    }
+    writer.room(pad)?.fill(0);
+    let crc = icrc(network, writer.written(start));
+    writer.put(&crc)?;
+    Ok(writer.length())
+}
+
+fn bth(segment: &Segment<'_>, pad: usize) -> Bth {
+    let notification = matches!(segment.body, Body::CongestionNotification);
+    let mut flags = (pad as u8) << Bth::PAD_SHIFT;
+    if segment.solicited {
+        flags |= Bth::SOLICITED;
+    }
+    if !notification {
+        flags |= Bth::MIGRATED;
+    }
+    let mut destination = segment.destination_qpn & LOW_24;
+    if notification {
+        destination |= Bth::BECN;
+    }
+    let mut psn = segment.psn.raw();
+    if segment.ack_request {
+        psn |= Bth::ACK_REQUEST;
+    }
+    Bth {
+        opcode: opcode::opcode_of(&segment.body),
+        flags,
+        pkey: segment.pkey.into(),
+        destination: destination.into(),
+        psn: psn.into(),
+    }
+}
+
+/// Writes everything before the base transport header. `length` is that of all behind it.
+fn write_network(
+    path: &Path,
+    length: usize,
+    writer: &mut Writer<'_>,
+) -> Result<Network, EncodeError> {
+    let too_long = |_| EncodeError::TooLong;
+    let length = u16::try_from(length).map_err(too_long)?;
+    let udp_length = length.checked_add(8).ok_or(EncodeError::TooLong)?;
+    let hop_limit = match path.hop_limit {
+        0 => DEFAULT_HOP_LIMIT,
+        limit => limit,
+    };
+    let ipv6 = |payload_length, next_header| Ipv6Header {
+        traffic_class: path.traffic_class,
+        flow_label: Ipv6FlowLabel::try_new(path.flow_label & 0xf_ffff).unwrap_or_default(),
+        payload_length,
+        next_header,
+        hop_limit,
+        source: path.source,
+        destination: path.destination,
+    };
+    let udp = UdpHeader {
+        source_port: path.source_port,
+        destination_port: UDP_PORT,
+        length: udp_length,
+        checksum: 0,
+    };
+    if path.roce_v1 {
+        write_ethernet(path, EtherType(ETHERNET_TYPE), writer)?;
+        writer.put(&ipv6(length, GRH_NEXT_HEADER).to_bytes())?;
+        return Ok(Network::Grh);
+    }
+    match (ipv4_of_gid(&path.source), ipv4_of_gid(&path.destination)) {
+        (Some(source), Some(destination)) => {
+            write_ethernet(path, EtherType::IPV4, writer)?;
+            let total_len = udp_length.checked_add(20).ok_or(EncodeError::TooLong)?;
+            let mut header = Ipv4Header {
+                dscp: IpDscp::try_new(path.traffic_class >> 2).unwrap_or_default(),
+                ecn: IpEcn::try_new(path.traffic_class & 3).unwrap_or_default(),
+                total_len,
+                dont_fragment: true,
+                time_to_live: hop_limit,
+                protocol: IpNumber::UDP,
+                source,
+                destination,
+                ..Ipv4Header::default()
+            };
+            header.header_checksum = header.calc_header_checksum();
+            writer.put(&header.to_bytes())?;
+            writer.put(&udp.to_bytes())?;
+            Ok(Network::Ipv4)
+        }
+        (None, None) => {
+            write_ethernet(path, EtherType::IPV6, writer)?;
+            writer.put(&ipv6(udp_length, IpNumber::UDP).to_bytes())?;
+            writer.put(&udp.to_bytes())?;
+            Ok(Network::Ipv6)
+        }
+        _ => Err(EncodeError::MixedAddresses),
+    }
+}
+
+fn write_ethernet(
+    path: &Path,
+    ether_type: EtherType,
+    writer: &mut Writer<'_>,
+) -> Result<(), EncodeError> {
+    let tagged = path.vlan != NO_VLAN;
+    let ethernet = Ethernet2Header {
+        source: path.source_mac,
+        destination: path.destination_mac,
+        ether_type: if tagged {
+            EtherType::VLAN_TAGGED_FRAME
+        } else {
+            ether_type
+        },
+    };
+    writer.put(&ethernet.to_bytes())?;
+    if tagged {
+        let tag = SingleVlanHeader {
+            pcp: VlanPcp::try_new(path.service_level & 7).unwrap_or_default(),
+            drop_eligible_indicator: false,
+            vlan_id: VlanId::try_new(path.vlan & 0xfff).unwrap_or_default(),
+            ether_type,
+        };
+        writer.put(&tag.to_bytes())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! RoCE frames: [`Segment`](vrnic_engine::Segment)s as bytes on Ethernet, and back.
+//!
+//! [`encode`] writes a segment as a frame of RoCE version 2 (IBTA volume 1, annex A17: Ethernet,
+//! IPv4 or IPv6, UDP port 4791) or version 1 (annex A16: Ethernet type 0x8915 and a GRH), with or
+//! without a VLAN tag; [`parse`] makes a segment of a frame or says what is wrong with it. Frames
+//! come from anybody, so `parse` believes nothing: every length is checked, and nothing behind the
+//! addresses is looked at before the invariant CRC is right.
+//!
+//! ```text
+//! Ethernet  [802.1Q]  IPv4 or IPv6   UDP   BTH  extended headers  payload  pad  ICRC
+//! Ethernet  [802.1Q]  GRH                  BTH  extended headers  payload  pad  ICRC
+//! ```
+//!
+//! A frame has no FCS, as is usual where software hands frames around. There is no input and output
+//! in here, and `encode` and `parse` allocate nothing.
+
+#![forbid(unsafe_code)]
+
+mod encode;
+mod error;
+mod header;
+mod icrc;
+mod opcode;
+mod parse;
+mod split;
+
+pub use encode::encode;
+pub use error::{EncodeError, FrameError, FrameErrors};
+pub use opcode::opcode_name;
+pub use parse::parse;
+pub use split::split;
+
+/// UDP port of RoCE version 2.
+pub const UDP_PORT: u16 = 4791;
+
+/// Ethernet type of RoCE version 1.
+pub const ETHERNET_TYPE: u16 = 0x8915;
+
+/// Bytes of the longest headers and trailers around a payload: Ethernet with a VLAN tag, IPv6, UDP,
+/// BTH, the extended headers of an atomic, pad and ICRC.
+pub const MAX_OVERHEAD: usize = 14 + 4 + 40 + 8 + 12 + 28 + 3 + 4;
+
+/// Bytes of the longest frame with a payload of the largest path MTU.
+pub const MAX_FRAME: usize = vrnic_engine::segment::DATAGRAM_MTU as usize + MAX_OVERHEAD;

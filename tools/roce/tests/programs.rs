@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The engine's random verb programs over frames: on a wire that loses, repeats, overtakes, marks and
+//! damages them, completions and memory are those of the model, which are those of the local fabric.
+
+#[path = "../../engine/tests/programs/mod.rs"]
+mod programs;
+
+use programs::{Setting, config, op, run_program, setting};
+use proptest::{collection::vec, prelude::*};
+use vrnic_engine::{
+    Segment, Segmentation,
+    testing::{Faults, GuestView, Wire},
+};
+use vrnic_roce::{MAX_FRAME, encode, parse};
+
+fn frame(segment: &Segment<'_>, view: &GuestView) -> Vec<u8> {
+    let mut frame = vec![0; MAX_FRAME];
+    let length = encode(segment, view, &mut frame).expect("frame");
+    frame.truncate(length);
+    frame
+}
+
+fn segment(frame: &[u8]) -> Option<Segment<'_>> {
+    parse(frame).ok()
+}
+
+fn on_the_wire() -> impl Strategy<Value = Setting> {
+    (setting(), 0u32..40, 0u32..200).prop_map(|(setting, damage, mark)| Setting {
+        segmentation: Segmentation::PathMtu,
+        wire: Some(Wire {
+            encode: frame,
+            parse: segment,
+        }),
+        faults: Faults {
+            damage,
+            mark,
+            ..setting.faults
+        },
+        ..setting
+    })
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn programs_do_what_the_model_does(
+        setting in on_the_wire(),
+        first in vec(op(), 0..40),
+        second in vec(op(), 0..20),
+    ) {
+        run_program(&setting, &[first, second]);
+    }
+}

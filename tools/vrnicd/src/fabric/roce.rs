@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! An RNIC's end of a wire: segments that leave it become frames, frames that reach it become segments.
+
+use std::collections::HashSet;
+
+use tracing::debug;
+use vrnic_engine::Segment;
+use vrnic_engine::memory::Memory;
+use vrnic_engine::segment::Gid;
+use vrnic_roce::{EncodeError, FrameError, FrameErrors, MAX_FRAME, encode, parse};
+use vrnic_wire::port::{GidEntry, GidType};
+
+/// What a frame must be sent to for an entry of the GID table: GID, VLAN, RoCE version 1.
+type Address = (Gid, u16, bool);
+
+/// The end of a wire at one RNIC.
+#[derive(Default)]
+pub struct RoceEnd {
+    addresses: HashSet<Address>,
+    errors: FrameErrors,
+    /// Frames to GIDs that the RNIC does not have.
+    strangers: u64,
+    /// Segments that could not become frames.
+    unsent: u64,
+}
+
+/// A frame that is not for the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// Another protocol's: no fault of anybody.
+    Other,
+    /// The invariant CRC is wrong.
+    Crc,
+    /// Anything else.
+    Malformed,
+}
+
+impl RoceEnd {
+    /// The RNIC has these GIDs from now on.
+    pub fn set_gids<'a>(&mut self, entries: impl Iterator<Item = &'a GidEntry>) {
+        self.addresses.clear();
+        self.addresses.extend(entries.map(|entry| {
+            let roce_v1 = entry.gid_type == GidType::RoceV1.raw();
+            (entry.gid, entry.vlan.get(), roce_v1)
+        }));
+    }
+
+    /// Writes a segment as a frame to the empty `frame`. False, and it stays empty, if that cannot be: then the segment
+    /// is lost, as on any network.
+    pub fn write<M: Memory>(
+        &mut self,
+        segment: &Segment<'_>,
+        memory: &M,
+        frame: &mut Vec<u8>,
+    ) -> bool {
+        frame.resize(MAX_FRAME, 0);
+        let written = encode(segment, memory, frame);
+        frame.truncate(*written.as_ref().unwrap_or(&0));
+        if let Err(error) = written {
+            self.note_unsent(error);
+        }
+        written.is_ok()
+    }
+
+    /// Reads a frame that reached the RNIC.
+    pub fn read<'a>(&mut self, frame: &'a [u8]) -> Result<Segment<'a>, Refused> {
+        let segment = parse(frame).map_err(|error| {
+            let count = self.errors.count(error);
+            if error != FrameError::NotRoce && count.is_power_of_two() {
+                debug!(error = error.name(), count, "{error}");
+            }
+            match error {
+                FrameError::NotRoce => Refused::Other,
+                FrameError::Icrc => Refused::Crc,
+                _ => Refused::Malformed,
+            }
+        })?;
+        let path = &segment.path;
+        if !self
+            .addresses
+            .contains(&(path.destination, path.vlan, path.roce_v1))
+        {
+            self.strangers += 1;
+            if self.strangers.is_power_of_two() {
+                debug!(count = self.strangers, gid = ?path.destination, "a frame to a GID that is not here");
+            }
+            return Err(Refused::Malformed);
+        }
+        Ok(segment)
+    }
+
+    /// How many frames each error hit.
+    pub fn errors(&self) -> &FrameErrors {
+        &self.errors
+    }
+
+    fn note_unsent(&mut self, error: EncodeError) {
+        self.unsent += 1;
+        if self.unsent.is_power_of_two() {
+            debug!(count = self.unsent, "a segment is lost: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vrnic_engine::psn::Psn;
+    use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail};
+    use vrnic_engine::testing::{Memories, gid_of};
+    use vrnic_wire::port::NO_VLAN;
+
+    fn entry(index: usize, vlan: u16) -> GidEntry {
+        GidEntry {
+            gid: gid_of(index),
+            vlan: vlan.into(),
+            gid_type: GidType::RoceV2.raw(),
+            ..GidEntry::default()
+        }
+    }
+
+    fn to(destination: usize, vlan: u16) -> Segment<'static> {
+        Segment {
+            path: Path {
+                source: gid_of(9),
+                destination: gid_of(destination),
+                vlan,
+                ..Path::default()
+            },
+            source_qpn: 0,
+            destination_qpn: 5,
+            pkey: 0xffff,
+            psn: Psn::new(7),
+            solicited: false,
+            ack_request: false,
+            body: Body::Send {
+                position: Position::Only,
+                tail: SendTail::Plain,
+            },
+            payload: Payload::Bytes(b"abc".to_vec()),
+        }
+    }
+
+    #[test]
+    fn only_frames_to_a_gid_and_its_vlan_are_taken() {
+        let memory = Memories::new().add(0);
+        let mut end = RoceEnd::default();
+        end.set_gids([entry(1, NO_VLAN), entry(2, 5)].iter());
+        let mut frame = Vec::new();
+        let mut arrives = |segment: &Segment<'_>| {
+            frame.clear();
+            assert!(end.write(segment, &memory, &mut frame));
+            end.read(&frame).map(|segment| segment.destination_qpn)
+        };
+        assert_eq!(arrives(&to(1, NO_VLAN)), Ok(5));
+        assert_eq!(arrives(&to(2, 5)), Ok(5));
+        assert_eq!(arrives(&to(2, NO_VLAN)), Err(Refused::Malformed));
+        assert_eq!(arrives(&to(3, NO_VLAN)), Err(Refused::Malformed));
+        end.set_gids([].iter());
+        assert_eq!(end.read(&frame).err(), Some(Refused::Malformed));
+    }
+
+    #[test]
+    fn damage_is_counted_by_its_kind() {
+        let memory = Memories::new().add(0);
+        let mut end = RoceEnd::default();
+        end.set_gids([entry(1, NO_VLAN)].iter());
+        let mut frame = Vec::new();
+        assert!(end.write(&to(1, NO_VLAN), &memory, &mut frame));
+        let last = frame.len() - 1;
+        frame[last] ^= 1;
+        assert_eq!(end.read(&frame).err(), Some(Refused::Crc));
+        assert_eq!(end.read(&frame[..50]).err(), Some(Refused::Malformed));
+        frame[12] = 0x86;
+        assert_eq!(end.read(&frame).err(), Some(Refused::Other));
+        assert_eq!(end.errors().of(FrameError::Icrc), 1);
+        assert_eq!(end.errors().of(FrameError::Truncated), 1);
+        assert_eq!(end.errors().of(FrameError::NotRoce), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_a_frame_is_lost() {
+        let memory = Memories::new().add(0);
+        let mut end = RoceEnd::default();
+        let mut segment = to(1, NO_VLAN);
+        segment.path.source = [0xfe; 16];
+        let mut frame = Vec::new();
+        assert!(!end.write(&segment, &memory, &mut frame));
+        assert!(frame.is_empty());
+    }
+}
