@@ -116,6 +116,7 @@ impl Packet {
             Body::Acknowledge(_) => "ACK",
             Body::AtomicAcknowledge { .. } => "atomic ACK",
             Body::Datagram { .. } => "UD SEND",
+            Body::CongestionNotification => "CNP",
         };
         Self { name, psn }
     }

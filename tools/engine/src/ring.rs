@@ -179,7 +179,7 @@ impl WorkQueue {
     }
 
     /// Entries that are posted and not taken; 0 if the queue is broken.
-    pub(crate) fn posted<M: Memory>(&self, memory: &M) -> u32 {
+    pub(crate) fn untaken<M: Memory>(&self, memory: &M) -> u32 {
         let ring = self.ring.as_ref().filter(|_| !self.broken);
         ring.and_then(|ring| {
             let producer = ring.driver_index(memory).ok()?;

@@ -56,7 +56,7 @@ impl Qp {
         let taken = u32::from(self.receive.is_taken());
         Aeth {
             syndrome: Syndrome::Ack {
-                credits: encode(self.created.rq.posted(memory) + taken),
+                credits: encode(self.created.rq.untaken(memory) + taken),
             },
             msn,
         }
