@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn an_invalidation_names_the_key() -> Result {
         with_memory(|memory| {
-            write_send(memory, 0, &request(Operation::LocalInvalidate(77)), 1)?;
+            write_send(memory, 0, NAME, &request(Operation::LocalInvalidate(77)), 1)?;
             let header: SendHeader = read(memory, 0)?;
             assert_eq!(header.opcode, SendOpcode::LocalInvalidate.raw());
             assert_eq!(header.immediate.get(), 77);
