@@ -29,8 +29,8 @@ impl Mac {
 
 impl fmt::Debug for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+        let groups = self.0.map(|byte| format!("{byte:02x}"));
+        f.write_str(&groups.join(":"))
     }
 }
 

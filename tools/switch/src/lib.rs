@@ -39,7 +39,7 @@ pub use address::Mac;
 pub use counter::{Counters, Drop};
 pub use impair::Impairment;
 pub use port::{Endpoint, Member, PortConfig, PortId};
-pub use queue::QueueLimits;
+pub use queue::{Queue, QueueLimits};
 pub use switch::Switch;
 pub use vlan::{Vlan, VlanSet, Vlans};
 

@@ -22,7 +22,7 @@ impl Default for QueueLimits {
     }
 }
 
-/// Frames that wait for an endpoint.
+/// Frames that wait, in order. Who pushes asks for room first.
 #[derive(Debug, Default)]
 pub struct Queue {
     frames: VecDeque<Vec<u8>>,
@@ -35,6 +35,12 @@ impl Queue {
         self.frames.len() < limits.frames && self.bytes + length <= limits.bytes
     }
 
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Adds a frame at the end.
     pub fn push(&mut self, frame: Vec<u8>) {
         self.bytes += frame.len();
         self.frames.push_back(frame);
@@ -46,6 +52,7 @@ impl Queue {
         self.frames.push_front(frame);
     }
 
+    /// Takes the first frame.
     pub fn pop(&mut self) -> Option<Vec<u8>> {
         let frame = self.frames.pop_front()?;
         self.bytes -= frame.len();
