@@ -9,8 +9,8 @@ use anyhow::{Result, bail};
 
 use crate::process::{Process, tail};
 
-/// Makes the second namespace, the cable and its addresses, tells the process that stands for the second one, and stays to stand for the first.
-/// The MTU has room for a frame of 9000 bytes with what a link puts around it.
+/// Makes the second namespace, the cable and its addresses, tells the process that stands for the second one, and
+/// stays to stand for the first. The MTU has room for a frame of 9000 bytes with what a link puts around it.
 const SCRIPT: &str = r#"
 set -e
 unshare --net sleep infinity &
