@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What happened at a port, in numbers.
 
-/// Why a frame went no further. Counted at the port that it came from, but for those marked "leaving", which count at the
-/// port that it would have left by.
+/// Why a frame went no further. Counted at the port that it came from, but for those marked "leaving", which count at
+/// the port that it would have left by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Drop {
     /// No whole Ethernet header, or a source that is no unicast address.
@@ -17,7 +17,8 @@ pub enum Drop {
     Spoofed,
     /// The source is new and the port has as many addresses as it may.
     Addresses,
-    /// To an address that switches do not forward to (01-80-C2-00-00-00 to -0F): flow control, spanning tree and the like.
+    /// To an address that switches do not forward to (01-80-C2-00-00-00 to -0F): flow control, spanning tree and the
+    /// like.
     Reserved,
     /// Its destination is where it came from, or there is nobody else it could be for.
     Nowhere,

@@ -7,22 +7,22 @@
 //!                                    source                        bounded
 //! ```
 //!
-//! There is no thread, socket or clock in here. Time is the [`Duration`](std::time::Duration) since a beginning that the owner chooses.
-//! Frames start at the destination address and have neither padding nor frame check sequence.
+//! There is no thread, socket or clock in here. Time is the [`Duration`](std::time::Duration) since a beginning that
+//! the owner chooses. Frames start at the destination address and have neither padding nor frame check sequence.
 //!
 //! # Ports and endpoints
 //!
-//! A [port](PortConfig) is a place in the network. It has one or two [endpoints](Endpoint): a network device (or whatever else
-//! takes plain frames: an uplink, a link to another switch), and an RNIC. As on a real NIC, both have one MAC address and
-//! one wire. Of what reaches the port, the RNIC gets RoCE frames to its address, the network device everything else;
-//! RoCE multicast goes to both. They reach each other without anybody else noticing, and an RNIC reaches itself.
-//! An RNIC that is down gets nothing: then RoCE is UDP like any other.
+//! A [port](PortConfig) is a place in the network. It has one or two [endpoints](Endpoint): a network device (or
+//! whatever else takes plain frames: an uplink, a link to another switch), and an RNIC. As on a real NIC, both have
+//! one MAC address and one wire. Of what reaches the port, the RNIC gets RoCE frames to its address, the network
+//! device everything else; RoCE multicast goes to both. They reach each other without anybody else noticing, and an
+//! RNIC reaches itself. An RNIC that is down gets nothing: then RoCE is UDP like any other.
 //!
 //! # What hostile endpoints can do
 //!
 //! Nothing to others but send to them. Memory is bounded: queues by [`QueueLimits`], learned addresses by
-//! [`PortConfig::addresses`]. The address of a port that has one ([`PortConfig::mac`]) cannot be taken by another port, and an
-//! endpoint that fills its queue loses its own frames only.
+//! [`PortConfig::addresses`]. The address of a port that has one ([`PortConfig::mac`]) cannot be taken by another
+//! port, and an endpoint that fills its queue loses its own frames only.
 
 #![forbid(unsafe_code)]
 

@@ -48,7 +48,8 @@ impl Switch {
         Some(port)
     }
 
-    /// Brings an endpoint up or down. What waits for an endpoint that goes down is lost, and so is what was learned from a network device.
+    /// Brings an endpoint up or down. What waits for an endpoint that goes down is lost, and so is what was learned
+    /// from a network device.
     pub fn set_up(&mut self, endpoint: Endpoint, up: bool) {
         let port = &mut self.ports[endpoint.port.0];
         let Some(station) = port.station(endpoint.member) else {

@@ -81,7 +81,8 @@ impl FromIterator<Vlan> for VlanSet {
 /// VLANs of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vlans {
-    /// In one VLAN, of which the endpoint knows nothing: frames leave untagged, and come untagged or with a priority tag.
+    /// In one VLAN, of which the endpoint knows nothing: frames leave untagged, and come untagged or with a priority
+    /// tag.
     Access(Vlan),
     /// In several, told apart by tags.
     Trunk {

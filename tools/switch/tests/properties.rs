@@ -262,7 +262,8 @@ proptest! {
         for (number, mut sent) in traffic.into_iter().enumerate() {
             sent.port %= ids.len();
             sent.rnic &= model.ports[sent.port].rnic;
-            // The table looks for expired addresses once a second: an address that expired in this second may still count.
+            // The table looks for expired addresses once a second: an address that expired in this second may still
+            // count.
             now += sent.after_seconds.max(1);
             let member = if sent.rnic { Member::Rnic } else { Member::Netdev };
             let bytes = frame(sent.destination, sent.source, sent.tag, sent.roce, number as u32);

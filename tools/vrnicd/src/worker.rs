@@ -134,8 +134,8 @@ impl Worker {
         self.carry(now) || sent
     }
 
-    /// Carries segments and frames to where they go, and the answers back, until the network is empty. True if there were
-    /// any.
+    /// Carries segments and frames to where they go, and the answers back, until the network is empty. True if there
+    /// were any.
     fn carry(&mut self, now: Instant) -> bool {
         let mut worked = false;
         loop {

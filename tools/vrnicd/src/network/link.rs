@@ -2,7 +2,8 @@
 //! A link to a switch elsewhere: each frame is a UDP datagram behind a VXLAN header (RFC 7348).
 //!
 //! Why datagrams: one that is lost delays no other, a peer that comes back needs nothing to be set up, and RoCE brings
-//! its own reliability, which a stream below it would fight. Why VXLAN: other switches, the kernel's and analysers know it.
+//! its own reliability, which a stream below it would fight. Why VXLAN: other switches, the kernel's and analysers
+//! know it.
 //!
 //! The socket is connected, so the kernel drops what comes from any other address or port than the peer's. That is all
 //! the authentication there is: the network between both must be trusted, or protected (WireGuard, IPsec).

@@ -249,3 +249,77 @@ fn is_on_network(device: &config::Device) -> bool {
 fn since_start(now: Instant) -> Duration {
     now - Instant::default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Devices 0 and 1 on the network, the first with a virtio-net, and device 2 that copies.
+    fn network(directory: &std::path::Path) -> (Network, Option<NetworkThread>) {
+        let device = |number: usize, fabric: &str| {
+            format!(
+                "[[device]]\nname = \"{number}\"\nsocket = \"{number}.sock\"\nmac = \"02:00:00:00:00:0{number}\"\n\
+                 fabric = \"{fabric}\"\n"
+            )
+        };
+        let config = format!(
+            "{}{}{}[[switch.port]]\nname = \"vm\"\ndevice = \"0\"\nstream = \"{}\"\n",
+            device(0, "roce"),
+            device(1, "roce"),
+            device(2, "local"),
+            directory.join("net").display()
+        );
+        let config = Config::parse(&config).unwrap();
+        Network::new(&config, Arc::new(Waker::new().unwrap())).unwrap()
+    }
+
+    fn roce(to: u8, from: u8) -> Vec<u8> {
+        vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x89, 0x15, 1]
+    }
+
+    #[test]
+    fn rnics_on_the_network_reach_each_other_and_themselves() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, thread) = network(directory.path());
+        assert!(thread.is_some());
+        let now = Instant::default();
+        network.send(0, roce(1, 0), now);
+        assert_eq!(network.next(), None, "both are down");
+        for device in 0..3 {
+            network.set_rnic_up(device, true);
+        }
+        network.send(0, roce(1, 0), now);
+        network.send(1, roce(1, 1), now);
+        network.send(0, roce(2, 0), now);
+        network.send(2, roce(1, 2), now);
+        assert_eq!(network.next(), Some((1, roce(1, 0))));
+        assert_eq!(network.next(), Some((1, roce(1, 1))));
+        assert_eq!(network.next(), None, "device 2 is elsewhere");
+        assert_eq!(network.next_deadline(), None);
+    }
+
+    #[test]
+    fn what_comes_from_outside_finds_the_rnic_and_answers_leave() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        let now = Instant::default();
+        network.set_rnic_up(1, true);
+        let hub = network.hub.clone();
+        hub.port(0).set_up(true);
+        hub.port(0).deliver(&mut vec![roce(1, 0), roce(1, 9)]);
+        assert!(!network.has_messages());
+        hub.tell_worker();
+        assert!(network.has_messages() && network.turn(now) && !network.turn(now));
+        assert_eq!(network.next(), Some((1, roce(1, 0))));
+        assert_eq!(
+            network.next(),
+            None,
+            "no VM may send from an address of its choice"
+        );
+        // The driver of RNIC 0 is not up: RoCE is for the VM's other programs.
+        network.send(1, roce(0, 1), now);
+        assert_eq!(network.next(), None);
+        assert!(hub.take_outbound());
+        assert_eq!(hub.port(0).take_outbound().0.pop(), Some(roce(0, 1)));
+    }
+}

@@ -47,8 +47,8 @@ impl Tap {
     /// # Errors
     /// There is none with this number, or it is no TAP device that carries bare frames.
     pub fn inherited(fd: i32) -> Result<Self> {
-        // SAFETY: if nothing is open under the number, the call below says so and nothing else happens. If something is, it
-        // stays so: this is called before there are other threads, and only a duplicate is kept.
+        // SAFETY: if nothing is open under the number, the call below says so and nothing else happens. If something
+        // is, it stays so: this is called before there are other threads, and only a duplicate is kept.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         let file = File::from(
             fcntl_dupfd_cloexec(borrowed, 0)
