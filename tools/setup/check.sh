@@ -73,7 +73,7 @@ leftovers() {
 # `unsafe` stays where it is expected: the abstractions, and named modules of the daemon and the provider.
 # The driver has one: its registration.
 unsafe_code() {
-	! tracked 'drivers/*.rs' 'tools/engine/*.rs' 'tools/lab/*.rs' 'rust/wire/*.rs' |
+	! tracked 'drivers/*.rs' 'tools/engine/*.rs' 'tools/switch/*.rs' 'tools/lab/*.rs' 'rust/wire/*.rs' |
 		xargs grep -nE '\bunsafe\b *(\{|fn|impl|trait|extern)' -- | grep -v 'Registration::new('
 }
 

@@ -5,7 +5,7 @@
 # What the kernel build, the guest image and the lab need on both releases.
 HOST_PACKAGES=(
 	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 python3-docutils xz-utils kmod pkg-config rsync
-	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev fonts-dejavu-core tshark
+	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev fonts-dejavu-core tshark iproute2
 )
 # The Rust toolchain: kernel 7.3 needs 1.85 or newer with matching rust-src.
 RUST_PACKAGES_12=(rustc-web rust-web-src cargo-web rust-web-clippy rustfmt-web clang-19 libclang-19-dev)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! One vrnicd with an RNIC per VM.
+//! One vrnicd with an RNIC per VM, or one for each VM, each in a network of its own.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,31 +10,51 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::lab::Extra;
+use crate::namespaces::Namespaces;
 use crate::process::{Process, tail};
 use crate::settings::Settings;
 use crate::vm::{NAMES, mac};
 
-/// Arguments of setpriv: every run of the lab shows that vrnicd needs no capability, whoever runs the lab.
-const WITHOUT_PRIVILEGES: [&str; 2] = ["--inh-caps=-all", "--no-new-privs"];
+/// Arguments of setpriv: every run of the lab shows that vrnicd needs no capability, whoever runs the lab. Entering a
+/// namespace may make the kernel forget that a process shall die with its parent.
+const WITHOUT_PRIVILEGES: [&str; 5] = [
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "--inh-caps=-all",
+    "--no-new-privs",
+];
 
 /// Whether this process is root, who alone may (and must) shrink the bounding set to be without capabilities.
 fn is_root() -> Result<bool> {
     Ok(fs::metadata("/proc/self")?.uid() == 0)
 }
 
-/// A running vrnicd. Dropping it ends it.
+/// How long it may take until a process has made what it shall make.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running vrnicd, or two. Dropping it ends them.
 pub struct Daemon {
-    process: Process,
-    log: PathBuf,
+    // Order matters: they end before their networks.
+    parts: Vec<Part>,
+    _namespaces: Option<Namespaces>,
 }
 
-/// The configuration file of a lab.
+/// One process.
+struct Part {
+    process: Process,
+    log: PathBuf,
+    /// The sockets that it makes.
+    sockets: Vec<PathBuf>,
+}
+
+/// The configuration file of a lab's first or only vrnicd.
 #[must_use]
 pub fn config(sockets: &Path) -> PathBuf {
     sockets.join("vrnicd.toml")
 }
 
-/// vrnicd's control socket, for vrnicctl.
+/// The control socket of a lab's first or only vrnicd, for vrnicctl.
 #[must_use]
 pub fn control(sockets: &Path) -> PathBuf {
     sockets.join("vrnicd-control")
@@ -46,95 +66,195 @@ pub fn socket(sockets: &Path, vm: &str) -> PathBuf {
     sockets.join(format!("rnic-{vm}"))
 }
 
+/// The socket of the switch's port for a VM's virtio-net.
+#[must_use]
+pub fn switch_socket(sockets: &Path, vm: &str) -> PathBuf {
+    sockets.join(format!("net-{vm}"))
+}
+
 impl Daemon {
     /// Writes the configuration and starts vrnicd; returns once the sockets are there. `extra` is added
-    /// to it.
+    /// to it. Without `rnics` it is a switch only.
     ///
     /// # Errors
     /// vrnicd is not built, ends, or opens no sockets; the message has the end of its log.
-    pub fn start(settings: &Settings, sockets: &Path, logs: &Path, extra: &Extra) -> Result<Self> {
+    pub fn start(
+        settings: &Settings,
+        sockets: &Path,
+        logs: &Path,
+        extra: &Extra,
+        rnics: bool,
+    ) -> Result<Self> {
         let program = settings.programs().join("vrnicd");
         if !program.is_file() {
             bail!("{} is missing: run `make build`", program.display());
         }
         fs::create_dir_all(logs)?;
-        let log = logs.join("vrnicd.log");
-        let mut text = String::new();
-        // For experiments: one more line for the daemon.
-        if let Ok(line) = std::env::var("VRNIC_VRNICD") {
-            writeln!(text, "{line}")?;
-        }
-        for line in &extra.daemon {
-            let line = line.replace("{lab}", &sockets.to_string_lossy());
-            writeln!(text, "{line}")?;
-        }
-        writeln!(text, "control = \"{}\"", control(sockets).display())?;
-        for name in NAMES {
-            let socket = socket(sockets, name);
-            let _ = fs::remove_file(&socket);
-            writeln!(
-                text,
-                "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"\nfabric = \"{}\"",
-                socket.display(),
-                mac(name),
-                settings.fabric.name()
-            )?;
-            for line in &extra.device {
-                writeln!(text, "{line}")?;
+        let namespaces = extra
+            .two_daemons
+            .then(|| Namespaces::start(sockets, logs))
+            .transpose()?;
+        let mut parts = Vec::new();
+        let groups: &[&[&str]] = match &namespaces {
+            Some(_) => &[&NAMES[..1], &NAMES[1..]],
+            None => &[&NAMES],
+        };
+        for (index, names) in groups.iter().enumerate() {
+            let (config, control, log) = if index == 0 {
+                (config(sockets), control(sockets), logs.join("vrnicd.log"))
+            } else {
+                (
+                    sockets.join("vrnicd-2.toml"),
+                    sockets.join("vrnicd-2-control"),
+                    logs.join("vrnicd-2.log"),
+                )
+            };
+            let mut text = text(settings, sockets, extra, &control, names, rnics)?;
+            if namespaces.is_some() {
+                write!(
+                    text,
+                    "\n[[switch.port]]\nname = \"link\"\nlink = {{ local = \"{}:4789\", peer = \"{}:4789\" }}\n",
+                    Namespaces::ADDRESSES[index],
+                    Namespaces::ADDRESSES[1 - index]
+                )?;
             }
-        }
-        fs::write(config(sockets), text)?;
-        let mut args: Vec<String> = WITHOUT_PRIVILEGES.map(str::to_owned).into();
-        if is_root()? {
-            args.push("--bounding-set=-all".to_owned());
-        }
-        args.extend([
-            "--".to_owned(),
-            program.to_string_lossy().into_owned(),
-            "--config".to_owned(),
-            config(sockets).to_string_lossy().into_owned(),
-        ]);
-        let mut process = Process::start("vrnicd", Path::new("setpriv"), &args, &[], &log)?;
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !NAMES.iter().all(|name| socket(sockets, name).exists()) {
-            if let Some(status) = process.ended() {
-                bail!(
-                    "vrnicd ended at once ({status}); {} says:\n{}",
-                    log.display(),
-                    tail(&log, 15)
+            fs::write(&config, text)?;
+            let mut made = Vec::new();
+            for name in *names {
+                made.extend(rnics.then(|| socket(sockets, name)));
+                made.extend(
+                    extra
+                        .switched(settings)
+                        .then(|| switch_socket(sockets, name)),
                 );
             }
-            if Instant::now() > deadline {
-                bail!(
-                    "vrnicd opened no sockets within 20 s; {} says:\n{}",
-                    log.display(),
-                    tail(&log, 15)
-                );
+            for socket in &made {
+                let _ = fs::remove_file(socket);
             }
-            std::thread::sleep(Duration::from_millis(5));
+            let mut words = match &namespaces {
+                Some(namespaces) => namespaces.enter(index),
+                None => Vec::new(),
+            };
+            words.extend(WITHOUT_PRIVILEGES.map(str::to_owned));
+            if namespaces.is_some() || is_root()? {
+                words.push("--bounding-set=-all".to_owned());
+            }
+            words.push("--".to_owned());
+            for word in [program.as_path(), Path::new("--config"), &config] {
+                words.push(word.to_string_lossy().into_owned());
+            }
+            let process = Process::start("vrnicd", Path::new(&words[0]), &words[1..], &[], &log)?;
+            parts.push(Part {
+                process,
+                log,
+                sockets: made,
+            });
         }
-        Ok(Self { process, log })
+        let mut daemon = Self {
+            parts,
+            _namespaces: namespaces,
+        };
+        daemon.wait()?;
+        Ok(daemon)
     }
 
-    /// Host process id.
+    /// Waits for the sockets.
+    fn wait(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        for part in &mut self.parts {
+            while !part.sockets.iter().all(|socket| socket.exists()) {
+                if let Some(status) = part.process.ended() {
+                    bail!(
+                        "vrnicd ended at once ({status}); {} says:\n{}",
+                        part.log.display(),
+                        tail(&part.log, 15)
+                    );
+                }
+                if Instant::now() > deadline {
+                    bail!(
+                        "vrnicd opened no sockets within 20 s; {} says:\n{}",
+                        part.log.display(),
+                        tail(&part.log, 15)
+                    );
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
+    }
+
+    /// Host process id; of two, the one that has VM a.
     #[must_use]
     pub fn pid(&self) -> i32 {
-        self.process.pid()
+        self.parts[0].process.pid()
     }
 
     /// Its log file.
     #[must_use]
     pub fn log(&self) -> &Path {
-        &self.log
+        &self.parts[0].log
     }
 
-    /// Whether it still runs.
+    /// Whether it still runs; of two, whether both do.
     pub fn alive(&mut self) -> bool {
-        self.process.ended().is_none()
+        self.parts
+            .iter_mut()
+            .all(|part| part.process.ended().is_none())
     }
 
     /// SIGTERM and a clean end. False when it had to be killed or reported a failure.
     pub fn stop(&mut self) -> bool {
-        self.process.stop(Duration::from_secs(5))
+        self.parts.iter_mut().fold(true, |clean, part| {
+            part.process.stop(Duration::from_secs(5)) && clean
+        })
     }
+}
+
+/// The configuration for some VMs.
+fn text(
+    settings: &Settings,
+    sockets: &Path,
+    extra: &Extra,
+    control: &Path,
+    names: &[&str],
+    rnics: bool,
+) -> Result<String> {
+    let mut text = String::new();
+    // For experiments: one more line for the daemon.
+    if let Ok(line) = std::env::var("VRNIC_VRNICD") {
+        writeln!(text, "{line}")?;
+    }
+    for line in &extra.daemon {
+        let line = line.replace("{lab}", &sockets.to_string_lossy());
+        writeln!(text, "{line}")?;
+    }
+    writeln!(text, "control = \"{}\"", control.display())?;
+    for name in names.iter().filter(|_| rnics) {
+        writeln!(
+            text,
+            "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"\nfabric = \"{}\"",
+            socket(sockets, name).display(),
+            mac(name),
+            settings.fabric.name()
+        )?;
+        for line in &extra.device {
+            writeln!(text, "{line}")?;
+        }
+    }
+    for name in names.iter().filter(|_| extra.switched(settings)) {
+        writeln!(
+            text,
+            "\n[[switch.port]]\nname = \"{name}\"\nstream = \"{}\"",
+            switch_socket(sockets, name).display()
+        )?;
+        if rnics {
+            writeln!(text, "device = \"{name}\"")?;
+        } else {
+            writeln!(text, "mac = \"{}\"", mac(name))?;
+        }
+        for line in &extra.port {
+            writeln!(text, "{line}")?;
+        }
+    }
+    Ok(text)
 }

@@ -15,7 +15,7 @@ use crate::process::scratch;
 use crate::progress::Step;
 use crate::settings::Settings;
 use crate::share;
-use crate::vm::{Device, NAMES, Spec, Vm};
+use crate::vm::{Device, Fabric, NAMES, Spec, Vm};
 
 /// How long a guest may take to boot. TCG on a busy machine is slow.
 const BOOT: Duration = Duration::from_secs(180);
@@ -42,13 +42,27 @@ impl Module {
     }
 }
 
-/// Lines of TOML added to vrnicd's configuration.
+/// What is special about vrnicd: lines of TOML added to its configuration, and how the VMs' network is made.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
     /// For the daemon.
     pub daemon: Vec<String>,
     /// For each device.
     pub device: Vec<String>,
+    /// For each VM's port of the switch.
+    pub port: Vec<String>,
+    /// The VMs' network goes through the switch though the RNICs' does not.
+    pub switch: bool,
+    /// Each VM has a vrnicd of its own, in a network of its own, with a link between them.
+    pub two_daemons: bool,
+}
+
+impl Extra {
+    /// Whether the VMs' network goes through vrnicd's switch: where RNICs send frames, their virtio-nets do so too.
+    #[must_use]
+    pub fn switched(&self, settings: &Settings) -> bool {
+        self.switch || self.two_daemons || !self.port.is_empty() || settings.fabric == Fabric::Roce
+    }
 }
 
 /// How to build a lab.
@@ -93,7 +107,7 @@ impl Lab {
             .with_context(|| format!("making {}", options.logs.display()))?;
         let driver = (options.device == Device::Vrnic).then(|| options.module.path(settings));
         share::stage(settings, &sockets.path().join("share"), driver.as_deref())?;
-        let daemon = if options.no_rnic {
+        let daemon = if options.no_rnic && !options.vrnicd.switched(settings) {
             None
         } else {
             Some(Daemon::start(
@@ -101,6 +115,7 @@ impl Lab {
                 sockets.path(),
                 &options.logs,
                 &options.vrnicd,
+                !options.no_rnic,
             )?)
         };
         let lab = Self {
@@ -127,6 +142,11 @@ impl Lab {
             accelerator: self.accelerator,
             device: self.options.device,
             rnic: (!self.options.no_rnic).then(|| daemon::socket(self.sockets.path(), name)),
+            switch: self
+                .options
+                .vrnicd
+                .switched(&self.settings)
+                .then(|| daemon::switch_socket(self.sockets.path(), name)),
             sockets: self.sockets.path().to_path_buf(),
             share: self.sockets.path().join("share"),
             logs: self.options.logs.clone(),
@@ -263,6 +283,7 @@ impl Lab {
             self.sockets.path(),
             &self.options.logs,
             &self.options.vrnicd,
+            !self.options.no_rnic,
         )?);
         Ok(())
     }

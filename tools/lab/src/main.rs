@@ -11,6 +11,7 @@ mod control;
 mod daemon;
 mod host;
 mod lab;
+mod namespaces;
 mod perf;
 mod process;
 mod progress;

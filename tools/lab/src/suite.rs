@@ -427,6 +427,18 @@ impl Script {
                     script.vrnicd.daemon.push(rest.to_owned());
                     script.fresh = true;
                 }
+                "vrnicd-port" => {
+                    script.vrnicd.port.push(rest.to_owned());
+                    script.fresh = true;
+                }
+                "switch" => {
+                    script.vrnicd.switch = true;
+                    script.fresh = true;
+                }
+                "two-daemons" => {
+                    script.vrnicd.two_daemons = true;
+                    script.fresh = true;
+                }
                 "vrnicd-device" => {
                     script.vrnicd.device.push(rest.to_owned());
                     script.fresh = true;

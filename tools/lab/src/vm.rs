@@ -115,6 +115,8 @@ pub struct Spec {
     pub device: Device,
     /// vrnicd's socket, when the VM has an RNIC.
     pub rnic: Option<PathBuf>,
+    /// The switch's socket for the virtio-net; without it the virtio-nets of both VMs are joined directly.
+    pub switch: Option<PathBuf>,
     /// Sockets of this lab.
     pub sockets: PathBuf,
     /// Served as /vrnic.
@@ -238,24 +240,25 @@ impl Spec {
             "-qmp",
             &format!("unix:{},server=on,wait=off", self.socket("qmp").display()),
         ]);
-        // VM a listens, VM b connects and reconnects: either may start first or be started again.
         let wire = self.sockets.join("wire");
-        let end = if self.name == "a" {
-            "server=on".to_owned()
-        } else {
-            "server=off,reconnect-ms=200".to_owned()
+        // At the switch the MTU has room for RoCE's largest packets. Without it VM a listens, VM b connects and
+        // reconnects: either may start first or be started again.
+        let (end, path, mtu) = match (&self.switch, self.name.as_str()) {
+            (Some(socket), _) => ("server=off,reconnect-ms=200", socket, ",host_mtu=9000"),
+            (None, "a") => ("server=on", &wire, ""),
+            (None, _) => ("server=off,reconnect-ms=200", &wire, ""),
         };
         add(&[
             "-netdev",
             &format!(
                 "stream,id=net0,{end},addr.type=unix,addr.path={}",
-                wire.display()
+                path.display()
             ),
         ]);
         add(&[
             "-device",
             &format!(
-                "virtio-net-pci,netdev=net0,mac={},romfile=",
+                "virtio-net-pci,netdev=net0,mac={},romfile={mtu}",
                 mac(&self.name)
             ),
         ]);

@@ -13,6 +13,10 @@ use vrnic_engine::Limits;
 
 use crate::capture;
 
+pub mod switch;
+
+pub use switch::Switch;
+
 /// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
 /// Longest path that fits the address of a UNIX socket.
@@ -51,6 +55,9 @@ pub struct Config {
     /// The devices.
     #[serde(default, rename = "device")]
     pub devices: Vec<Device>,
+    /// The switch.
+    #[serde(default)]
+    pub switch: Option<Switch>,
 }
 
 /// One RNIC.
@@ -293,6 +300,7 @@ impl Config {
             test_panic_on_sigusr1: Vec::new(),
             capture: None,
             devices: vec![device],
+            switch: None,
         }
     }
 
@@ -313,7 +321,7 @@ impl Config {
     /// Checks what the types do not express.
     pub fn check(&self) -> Result<()> {
         ensure!(
-            !self.devices.is_empty(),
+            !self.devices.is_empty() || self.switch.is_some(),
             "no devices: add a [[device]] section with name, socket and mac"
         );
         ensure!(
@@ -344,6 +352,22 @@ impl Config {
         }
         if let Some(capture) = &self.capture {
             capture.check(names.iter().map(|name| name.as_str()))?;
+        }
+        if let Some(switch) = &self.switch {
+            switch.check(&self.devices)?;
+            for path in switch.ports.iter().filter_map(|port| port.stream.as_ref()) {
+                ensure!(
+                    sockets.insert(path),
+                    "two devices or switch ports use the socket {}",
+                    path.display()
+                );
+            }
+            for mac in switch.ports.iter().filter_map(|port| port.mac) {
+                ensure!(
+                    macs.insert(mac),
+                    "a switch port has the MAC address {mac} of a device; name the device instead"
+                );
+            }
         }
         for name in &self.test_panic_on_sigusr1 {
             ensure!(
@@ -382,12 +406,7 @@ impl Device {
 
     fn check(&self) -> Result<()> {
         ensure!(!self.name.is_empty(), "the name is empty");
-        let length = self.socket.as_os_str().len();
-        ensure!(length > 0, "the socket path is empty");
-        ensure!(
-            length <= MAX_SOCKET_PATH,
-            "the socket path has {length} bytes; UNIX sockets allow {MAX_SOCKET_PATH}"
-        );
+        check_socket_path(&self.socket)?;
         if !(1..=MAX_COMPLETION_VECTORS).contains(&self.completion_vectors) {
             bail!(
                 "completion_vectors = {}: must be 1 to {MAX_COMPLETION_VECTORS}",
@@ -396,6 +415,17 @@ impl Device {
         }
         Ok(())
     }
+}
+
+/// Whether a UNIX socket can have this path.
+fn check_socket_path(path: &Path) -> Result<()> {
+    let length = path.as_os_str().len();
+    ensure!(length > 0, "the socket path is empty");
+    ensure!(
+        length <= MAX_SOCKET_PATH,
+        "the socket path has {length} bytes; UNIX sockets allow {MAX_SOCKET_PATH}"
+    );
+    Ok(())
 }
 
 #[cfg(test)]

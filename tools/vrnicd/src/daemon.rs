@@ -17,6 +17,7 @@ use crate::control::inspector::Inspector;
 use crate::control::server::Server;
 use crate::device::Device;
 use crate::holder::Holder;
+use crate::network::Network;
 use crate::scheduling::prefer_short_waits;
 use crate::stop::Stop;
 use crate::vfio_user::listener::Listener;
@@ -46,6 +47,7 @@ pub fn run(config: &Config) -> Result<()> {
     let stop = Arc::new(Stop::new()?);
     let waker = Arc::new(Waker::new()?);
 
+    let (network, network_thread) = Network::new(config, waker.clone()).context("the switch")?;
     let devices: Vec<Device> = config
         .devices
         .iter()
@@ -104,24 +106,31 @@ pub fn run(config: &Config) -> Result<()> {
         .transpose()?;
     let mut worker = Worker::new(
         devices,
+        network,
         waker.clone(),
         inspector,
         config.poll_time(),
         capture,
     );
-    let worker_gone = Arc::new(AtomicBool::new(false));
-    let worker_thread = {
-        let (gone, handle) = (worker_gone.clone(), signals.handle());
-        thread::Builder::new()
-            .name("worker".into())
-            .spawn(move || {
-                short_waits();
-                let outcome =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
-                gone.store(outcome.is_err(), Ordering::SeqCst);
+    let thread_gone = Arc::new(AtomicBool::new(false));
+    let start = |name: &str, mut work: Box<dyn FnMut() + Send>| {
+        let (gone, handle) = (thread_gone.clone(), signals.handle());
+        thread::Builder::new().name(name.into()).spawn(move || {
+            short_waits();
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut work));
+            if outcome.is_err() {
+                gone.store(true, Ordering::SeqCst);
                 handle.close();
-            })?
+            }
+        })
     };
+    let worker_thread = start("worker", Box::new(move || worker.run()))?;
+    let network_thread = network_thread
+        .map(|mut network| {
+            let stop = stop.clone();
+            start("network", Box::new(move || network.run(&stop)))
+        })
+        .transpose()?;
 
     for signal in &mut signals {
         match signal {
@@ -151,8 +160,11 @@ pub fn run(config: &Config) -> Result<()> {
     }
     waker.stop();
     let _ = worker_thread.join();
-    if worker_gone.load(Ordering::SeqCst) {
-        anyhow::bail!("the worker ended unexpectedly");
+    if let Some(thread) = network_thread {
+        let _ = thread.join();
+    }
+    if thread_gone.load(Ordering::SeqCst) {
+        anyhow::bail!("a thread ended unexpectedly");
     }
     Ok(())
 }

@@ -23,8 +23,9 @@ use zerocopy::IntoBytes;
 use crate::capture::{Capture, Direction};
 use crate::config::{self, FabricKind};
 use crate::control::answer::explanation;
-use crate::fabric::{Refused, RoceEnd, Wire};
+use crate::fabric::{Refused, RoceEnd};
 use crate::guest_memory::{DeviceMemory, RegionTable};
+use crate::network::Network;
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec};
@@ -135,11 +136,6 @@ impl Device {
         let rnic = session.rnic.as_ref()?;
         let memory = shared.regions.device(self.index, &session.memory);
         Some(look(rnic, &memory))
-    }
-
-    /// MAC address.
-    pub fn mac(&self) -> [u8; 6] {
-        self.config.mac
     }
 
     /// Its end of the wire, if it is on one.
@@ -290,7 +286,7 @@ impl Device {
     }
 
     /// Sends all segments in the outbox, which are this device's, as frames.
-    pub fn send_frames(&mut self, shared: &mut Shared, wire: &mut Wire) {
+    pub fn send_frames(&mut self, shared: &mut Shared, network: &mut Network, now: Instant) {
         let Shared {
             regions,
             outbox,
@@ -300,14 +296,14 @@ impl Device {
         for segment in segments.drain(..) {
             if let (Some(end), Some(session)) = (&mut self.roce, &self.session) {
                 let memory = regions.device(self.index, &session.memory);
-                let mut frame = wire.buffer();
+                let mut frame = network.buffer();
                 if end.write(&segment, &memory, &mut frame) {
                     if let Some(capture) = capture {
                         capture.frame(self.index, Direction::Out, &segment, &frame);
                     }
-                    wire.send(frame);
+                    network.send(self.index, frame, now);
                 } else {
-                    wire.recycle(frame);
+                    network.recycle(frame);
                 }
             }
             outbox.recycle(segment.payload);

@@ -33,9 +33,11 @@ pub mod fabric;
 pub mod guest_memory;
 pub mod holder;
 pub mod logging;
+pub mod network;
 pub mod pci;
 #[allow(unsafe_code, reason = "system calls that no safe crate has")]
 pub mod scheduling;
+mod socket;
 pub mod stop;
 pub mod vfio_user;
 pub mod virtio;

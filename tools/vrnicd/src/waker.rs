@@ -2,7 +2,7 @@
 //! Sleep and wake-up of the worker.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
@@ -59,6 +59,17 @@ impl Waker {
         self.sleeping.store(false, Ordering::SeqCst);
     }
 
+    /// For a sleeper that waits for other descriptors too: its own is readable when it is woken.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+
+    /// Ends a sleep in which [`descriptor`](Self::descriptor) was waited for.
+    pub fn slept(&self) {
+        self.cancel();
+        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
+    }
+
     /// Sleeps until woken, at most `timeout`.
     pub fn sleep(&self, timeout: Option<Duration>) {
         if !self.is_stopping() {
@@ -72,8 +83,7 @@ impl Waker {
                 timeout.as_ref(),
             );
         }
-        self.cancel();
-        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
+        self.slept();
     }
 }
 

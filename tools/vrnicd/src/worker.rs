@@ -19,8 +19,9 @@ use crate::capture::{Capture, Direction};
 use crate::control::answer::answer;
 use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
-use crate::fabric::{Local, Route, Wire};
+use crate::fabric::{Local, Route};
 use crate::guest_memory::RegionTable;
+use crate::network::Network;
 use crate::waker::Waker;
 
 /// All devices and what joins them.
@@ -29,10 +30,10 @@ pub struct Worker {
     /// Generation of each device's GIDs that the fabric knows; `None` if the device has no engine.
     gid_generations: Vec<Option<u64>>,
     shared: Shared,
-    /// Joins the devices that are on no wire.
+    /// Joins the devices that are on no network.
     fabric: Local,
-    wire: Wire,
-    /// Segments between devices that are on no wire, each with the index of its sender.
+    network: Network,
+    /// Segments between devices that are on no network, each with the index of its sender.
     in_flight: VecDeque<(usize, Segment<'static>)>,
     waker: Arc<Waker>,
     inspector: Arc<Inspector>,
@@ -42,21 +43,16 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for `devices`, which goes on looking for `poll_time` after the last work.
-    /// In each turn it answers one question that came through `inspector`.
+    /// A worker for `devices` and the `network` that some of them are on, which goes on looking for `poll_time` after
+    /// the last work. In each turn it answers one question that came through `inspector`.
     pub fn new(
-        mut devices: Vec<Device>,
+        devices: Vec<Device>,
+        network: Network,
         waker: Arc<Waker>,
         inspector: Arc<Inspector>,
         poll_time: Duration,
         capture: Option<Capture>,
     ) -> Self {
-        let mut wire = Wire::new();
-        for (index, device) in devices.iter_mut().enumerate() {
-            if device.roce().is_some() {
-                wire.join(index, device.mac());
-            }
-        }
         Self {
             gid_generations: vec![None; devices.len()],
             devices,
@@ -66,7 +62,7 @@ impl Worker {
                 capture,
             },
             fabric: Local::new(),
-            wire,
+            network,
             in_flight: VecDeque::new(),
             waker,
             inspector,
@@ -96,17 +92,20 @@ impl Worker {
                 self.waker.cancel();
                 continue;
             }
-            let deadline = self.devices.iter().filter_map(Device::next_deadline).min();
+            let devices = self.devices.iter().filter_map(Device::next_deadline);
+            let deadline = devices.chain(self.network.next_deadline()).min();
             let timeout = deadline.map(|deadline| deadline - now);
             self.waker.sleep(timeout);
             self.clock.slept(timeout);
             idle_since = None;
         }
+        self.network.log_counters();
     }
 
     /// Gives every device a turn. True if any did something.
     fn turn(&mut self, now: Instant) -> bool {
-        let mut worked = false;
+        let mut worked = self.network.turn(now);
+        self.carry(now);
         for index in 0..self.devices.len() {
             let device = &mut self.devices[index];
             // Commands may take memory away that segments name, so the network is empty when they run.
@@ -138,19 +137,26 @@ impl Worker {
         worked
     }
 
-    /// Carries segments and frames to where they go, and the answers back, until the network is empty. `from` sent what
-    /// is in the outbox now. True if there was any.
+    /// Sends what is in the outbox, which is from `from`, and carries everything to where it goes. True if there was
+    /// anything.
     fn deliver(&mut self, from: usize, now: Instant) -> bool {
-        let mut worked = self.send(from);
+        let sent = self.send(from, now);
+        self.carry(now) || sent
+    }
+
+    /// Carries segments and frames to where they go, and the answers back, until the network is empty. True if there
+    /// were any.
+    fn carry(&mut self, now: Instant) -> bool {
+        let mut worked = false;
         loop {
             if let Some((from, segment)) = self.in_flight.pop_front() {
                 self.deliver_segment(from, segment, now);
-            } else if let Some((to, frame)) = self.wire.take() {
+            } else if let Some((to, frame)) = self.network.next() {
                 self.devices[to].contained(&mut self.shared, |device, shared| {
                     device.receive_frame(shared, &frame, now);
                 });
-                self.wire.recycle(frame);
-                self.send(to);
+                self.network.recycle(frame);
+                self.send(to, now);
             } else {
                 return worked;
             }
@@ -159,15 +165,15 @@ impl Worker {
     }
 
     /// Puts what is in the outbox, which `from` sent, on the network. True if there was anything.
-    fn send(&mut self, from: usize) -> bool {
+    fn send(&mut self, from: usize, now: Instant) -> bool {
         if self.shared.outbox.segments.is_empty() {
             return false;
         }
         let device = &mut self.devices[from];
         if device.roce().is_some() {
-            let wire = &mut self.wire;
+            let network = &mut self.network;
             device.contained(&mut self.shared, |device, shared| {
-                device.send_frames(shared, wire);
+                device.send_frames(shared, network, now);
             });
         } else {
             let segments = self.shared.outbox.segments.drain(..);
@@ -191,7 +197,7 @@ impl Worker {
                 self.devices[to].contained(&mut self.shared, |device, shared| {
                     device.receive(shared, segment, now);
                 });
-                self.send(to);
+                self.send(to, now);
             }
             Route::Nowhere => {
                 self.lost += 1;
@@ -205,7 +211,7 @@ impl Worker {
 
     /// Whether there is work after all. Every device gets ready for the sleep; what that raised goes out.
     fn has_work(&mut self, now: Instant) -> bool {
-        let mut work = self.inspector.is_asked();
+        let mut work = self.inspector.is_asked() || self.network.has_messages();
         for index in 0..self.devices.len() {
             let device = &mut self.devices[index];
             work |= device.has_messages();
@@ -229,6 +235,7 @@ impl Worker {
             return;
         }
         self.gid_generations[index] = generation;
+        self.network.set_rnic_up(index, generation.is_some());
         let entries: Vec<GidEntry> = device
             .rnic()
             .map_or_else(Vec::new, |rnic| rnic.gids().copied().collect());

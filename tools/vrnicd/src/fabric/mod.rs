@@ -3,16 +3,14 @@
 //!
 //! A fabric decides which RNIC a segment reaches; the engine neither knows nor cares. [`Local`] joins the RNICs of this
 //! process that want it: a segment names its payload by ranges of guest memory, and the receiver copies it once,
-//! straight from guest to guest. RNICs on a wire send RoCE frames instead: a [`RoceEnd`] makes them of segments, and
-//! segments of them.
+//! straight from guest to guest. RNICs on a wire send RoCE frames instead: a [`RoceEnd`] makes them of segments and
+//! segments of them, and a [`Network`](crate::network::Network) carries them.
 
 mod local;
 mod roce;
-mod wire;
 
 pub use local::Local;
 pub use roce::{Refused, RoceEnd};
-pub use wire::Wire;
 
 /// What becomes of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +17,7 @@ use super::stream::MessageStream;
 use crate::guest_memory::GuestMemory;
 use crate::holder::Holder;
 use crate::pci::Function;
+use crate::socket;
 use crate::stop::Stop;
 use crate::virtio::{Backend, DeviceSpec};
 
@@ -33,23 +33,8 @@ pub struct Listener {
 impl Listener {
     /// Binds `path`. Replaces a socket that nobody listens on any more; refuses anything else that is there.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        if let Ok(metadata) = std::fs::symlink_metadata(path) {
-            if !metadata.file_type().is_socket() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "the path exists and is not a socket",
-                ));
-            }
-            if UnixStream::connect(path).is_ok() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AddrInUse,
-                    "another process listens on this socket",
-                ));
-            }
-            std::fs::remove_file(path)?;
-        }
         Ok(Self {
-            socket: UnixListener::bind(path)?,
+            socket: socket::bind(path)?,
             path: path.to_owned(),
         })
     }

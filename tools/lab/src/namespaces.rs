@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Two hosts for the network's sake: two network namespaces with a cable between them, without privileges.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::process::{Process, tail};
+
+/// Makes the second namespace, the cable and its addresses, tells the process that stands for the second one, and
+/// stays to stand for the first. The MTU has room for a frame of 9000 bytes with what a link puts around it.
+const SCRIPT: &str = r#"
+set -e
+unshare --net sleep infinity &
+other=$!
+while [ "$(readlink /proc/$other/ns/net)" = "$(readlink /proc/$$/ns/net)" ]; do sleep 0.01; done
+ip link add cable mtu 9100 type veth peer name cable mtu 9100 netns $other
+ip address add $2/24 dev cable
+ip link set cable up
+nsenter --target $other --net sh -c "ip address add $3/24 dev cable && ip link set cable up"
+echo $other >"$1.new"
+mv "$1.new" "$1"
+exec sleep infinity
+"#;
+
+/// The namespaces. Dropping it ends them when nobody is in them any more.
+pub struct Namespaces {
+    first: Process,
+    second: i32,
+}
+
+impl Namespaces {
+    /// The addresses of both ends of the cable.
+    pub const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+
+    /// Makes them. `scratch` is for a file.
+    ///
+    /// # Errors
+    /// This host does not let users make namespaces; the message has the tools' words.
+    pub fn start(scratch: &Path, logs: &Path) -> Result<Self> {
+        let (told, log) = (scratch.join("namespace"), logs.join("namespaces.log"));
+        let _ = fs::remove_file(&told);
+        let told_text = told.to_string_lossy();
+        let words = [
+            "--user",
+            "--map-root-user",
+            "--net",
+            "sh",
+            "-c",
+            SCRIPT,
+            "sh",
+        ];
+        let words = words
+            .into_iter()
+            .chain([&*told_text])
+            .chain(Self::ADDRESSES);
+        let words: Vec<String> = words.map(str::to_owned).collect();
+        let mut first = Process::start("namespaces", Path::new("unshare"), &words, &[], &log)?;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Ok(second) = fs::read_to_string(&told) {
+                let second = second.trim().parse()?;
+                return Ok(Self { first, second });
+            }
+            if first.ended().is_some() || Instant::now() > deadline {
+                bail!("cannot make network namespaces: {}", tail(&log, 5));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The words before a command that run it in the first (0) or second (1) of them.
+    #[must_use]
+    pub fn enter(&self, which: usize) -> Vec<String> {
+        let target = [self.first.pid(), self.second][which].to_string();
+        [
+            "nsenter",
+            "--target",
+            &target,
+            "--user",
+            "--net",
+            "--preserve-credentials",
+        ]
+        .into_iter()
+        // Entering may make the kernel forget that the process shall die with its parent.
+        .map(str::to_owned)
+        .collect()
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Frames that wait for an endpoint, and buffers that wait for frames.
+
+use std::collections::VecDeque;
+
+/// How much may wait for an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Frames.
+    pub frames: usize,
+    /// Bytes of all frames together.
+    pub bytes: usize,
+}
+
+impl Default for QueueLimits {
+    /// 4096 frames, 8 MiB: the messages that an RNIC may have under way at once, not much more.
+    fn default() -> Self {
+        Self {
+            frames: 4096,
+            bytes: 8 << 20,
+        }
+    }
+}
+
+/// Frames that wait, in order. Who pushes asks for room first.
+#[derive(Debug, Default)]
+pub struct Queue {
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Queue {
+    /// Whether a frame of `length` bytes fits.
+    pub fn has_room(&self, limits: QueueLimits, length: usize) -> bool {
+        self.frames.len() < limits.frames && self.bytes + length <= limits.bytes
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Adds a frame at the end.
+    pub fn push(&mut self, frame: Vec<u8>) {
+        self.bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    /// Puts a frame back that was taken and not wanted.
+    pub fn put_back(&mut self, frame: Vec<u8>) {
+        self.bytes += frame.len();
+        self.frames.push_front(frame);
+    }
+
+    /// Takes the first frame.
+    pub fn pop(&mut self) -> Option<Vec<u8>> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= frame.len();
+        Some(frame)
+    }
+}
+
+impl IntoIterator for Queue {
+    type Item = Vec<u8>;
+    type IntoIter = std::collections::vec_deque::IntoIter<Vec<u8>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.frames.into_iter()
+    }
+}
+
+/// Buffers for frames, kept so that frames need no allocation.
+#[derive(Debug, Default)]
+pub struct Pool(Vec<Vec<u8>>);
+
+impl Pool {
+    /// Most buffers kept.
+    const BUFFERS: usize = 1024;
+    /// Buffers larger than this are not kept.
+    const CAPACITY: usize = 16 << 10;
+
+    /// An empty buffer.
+    pub fn get(&mut self) -> Vec<u8> {
+        self.0.pop().unwrap_or_default()
+    }
+
+    /// Takes a buffer back.
+    pub fn put(&mut self, mut buffer: Vec<u8>) {
+        if self.0.len() < Self::BUFFERS && (1..=Self::CAPACITY).contains(&buffer.capacity()) {
+            buffer.clear();
+            self.0.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_bounded_in_frames_and_bytes() {
+        let limits = QueueLimits {
+            frames: 2,
+            bytes: 100,
+        };
+        let mut queue = Queue::default();
+        assert!(queue.has_room(limits, 100) && !queue.has_room(limits, 101));
+        queue.push(vec![1; 60]);
+        assert!(queue.has_room(limits, 40) && !queue.has_room(limits, 41));
+        queue.push(vec![2; 1]);
+        assert!(!queue.has_room(limits, 0));
+        let first = queue.pop().unwrap();
+        queue.put_back(first);
+        assert!(!queue.has_room(limits, 0));
+        assert_eq!(queue.pop(), Some(vec![1; 60]));
+        assert_eq!(queue.pop(), Some(vec![2]));
+        assert!(queue.pop().is_none() && queue.has_room(limits, 100));
+    }
+
+    #[test]
+    fn a_pool_keeps_what_is_worth_it() {
+        let mut pool = Pool::default();
+        pool.put(Vec::with_capacity(Pool::CAPACITY + 1));
+        assert_eq!(pool.get().capacity(), 0);
+        pool.put(vec![1, 2, 3]);
+        let buffer = pool.get();
+        assert!(buffer.is_empty() && buffer.capacity() >= 3);
+        for _ in 0..2 * Pool::BUFFERS {
+            pool.put(vec![0]);
+        }
+        assert_eq!(pool.0.len(), Pool::BUFFERS);
+    }
+}

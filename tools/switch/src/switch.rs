@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The switch: joins ports.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::time::Duration;
+
+use crate::address::{Learned, Mac, Table};
+use crate::counter::{Counters, Drop};
+use crate::frame::Header;
+use crate::port::{Endpoint, Member, Port, PortConfig, PortId};
+use crate::queue::Pool;
+use crate::vlan::Vlan;
+
+/// A learning Ethernet switch. The crate's documentation says what it does.
+#[derive(Debug)]
+pub struct Switch {
+    ports: Vec<Port>,
+    table: Table,
+    /// Endpoints with something to take.
+    ready: VecDeque<Endpoint>,
+    pool: Pool,
+    /// Where the frame at hand goes; kept for its allocation.
+    targets: Vec<Endpoint>,
+}
+
+impl Switch {
+    /// A switch without ports that forgets an address when nothing came from it for `age`.
+    pub fn new(age: Duration) -> Self {
+        Self {
+            ports: Vec::new(),
+            table: Table::new(age),
+            ready: VecDeque::new(),
+            pool: Pool::default(),
+            targets: Vec::new(),
+        }
+    }
+
+    /// Adds a port with all its members up. `None` if it has an RNIC and no address, or another port's address.
+    pub fn add_port(&mut self, config: PortConfig) -> Option<PortId> {
+        let port = PortId(self.ports.len());
+        let unicast = config.mac.is_none_or(|mac| !mac.is_multicast());
+        if !unicast || config.rnic && config.mac.is_none() || !self.table.add_port(port, config.mac)
+        {
+            return None;
+        }
+        self.ports.push(Port::new(config));
+        Some(port)
+    }
+
+    /// Brings an endpoint up or down. What waits for an endpoint that goes down is lost, and so is what was learned
+    /// from a network device.
+    pub fn set_up(&mut self, endpoint: Endpoint, up: bool) {
+        let port = &mut self.ports[endpoint.port.0];
+        let Some(station) = port.station(endpoint.member) else {
+            return;
+        };
+        station.up = up;
+        if up {
+            return;
+        }
+        let queue = mem::take(&mut station.queue);
+        for frame in queue {
+            port.counters.dropped(Drop::DownLeaving);
+            self.pool.put(frame);
+        }
+        if endpoint.member == Member::Netdev {
+            self.table.forget(endpoint.port);
+        }
+    }
+
+    /// Whether the endpoint exists and is up.
+    pub fn is_up(&self, endpoint: Endpoint) -> bool {
+        self.ports[endpoint.port.0].is_up(endpoint.member)
+    }
+
+    /// An empty buffer for a frame.
+    pub fn buffer(&mut self) -> Vec<u8> {
+        self.pool.get()
+    }
+
+    /// Takes a buffer back that is not needed any more.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        self.pool.put(buffer);
+    }
+
+    /// A frame comes from an endpoint. What it leads to waits for [`drain`](Self::drain).
+    pub fn receive(&mut self, from: Endpoint, frame: Vec<u8>, now: Duration) {
+        self.ports[from.port.0].counters.received(frame.len());
+        match self.admit(from, &frame, now) {
+            Ok((header, vlan)) => self.forward(from, header, vlan, frame, now),
+            Err(reason) => self.lose(from.port, reason, frame),
+        }
+    }
+
+    /// Gives waiting frames to `deliver`, which may refuse one by handing it back: then that endpoint's frames wait on,
+    /// and the others get theirs. True if any was taken.
+    pub fn drain(
+        &mut self,
+        mut deliver: impl FnMut(Endpoint, Vec<u8>) -> Result<(), Vec<u8>>,
+    ) -> bool {
+        let mut any = false;
+        for _ in 0..self.ready.len() {
+            let Some(endpoint) = self.ready.pop_front() else {
+                break;
+            };
+            let port = &mut self.ports[endpoint.port.0];
+            while let Some(frame) = port.pop(endpoint.member) {
+                let length = frame.len();
+                match deliver(endpoint, frame) {
+                    Ok(()) => {
+                        any = true;
+                        port.counters.sent(length);
+                    }
+                    Err(frame) => {
+                        port.put_back(endpoint.member, frame);
+                        self.ready.push_back(endpoint);
+                        break;
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// Whether [`drain`](Self::drain) has something to give.
+    pub fn has_output(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Lets time pass: frames on [impaired](PortConfig::impairment) lines arrive.
+    pub fn advance(&mut self, now: Duration) {
+        for index in 0..self.ports.len() {
+            while let Some(arrived) = self.ports[index].line.arrived(now) {
+                let endpoint = Endpoint {
+                    port: PortId(index),
+                    member: arrived.member,
+                };
+                self.queue(endpoint, arrived.frame);
+            }
+        }
+    }
+
+    /// When [`advance`](Self::advance) has something to do.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let lines = self.ports.iter().map(|port| &port.line);
+        lines.filter_map(crate::impair::Line::next_arrival).min()
+    }
+
+    /// The counters of a port.
+    pub fn counters(&self, port: PortId) -> &Counters {
+        &self.ports[port.0].counters
+    }
+
+    /// The settings of a port.
+    pub fn config(&self, port: PortId) -> &PortConfig {
+        &self.ports[port.0].config
+    }
+
+    /// All ports.
+    pub fn ports(&self) -> impl Iterator<Item = PortId> + use<> {
+        (0..self.ports.len()).map(PortId)
+    }
+
+    /// Addresses that are known by learning, with their VLAN and port.
+    pub fn learned(&self, now: Duration) -> impl Iterator<Item = (Vlan, Mac, PortId)> + '_ {
+        self.table.learned(now)
+    }
+
+    /// Whether the frame may enter, in which VLAN it is then.
+    fn admit(
+        &mut self,
+        from: Endpoint,
+        frame: &[u8],
+        now: Duration,
+    ) -> Result<(Header, Vlan), Drop> {
+        let port = &self.ports[from.port.0];
+        if !port.is_up(from.member) {
+            return Err(Drop::Down);
+        }
+        let header = Header::parse(frame).ok_or(Drop::Malformed)?;
+        if header.payload_length(frame.len()) > port.config.mtu {
+            return Err(Drop::Oversize);
+        }
+        let vlan = port.config.vlans.classify(header.vlan).ok_or(Drop::Vlan)?;
+        let limit = port.config.addresses;
+        match self.table.learn(vlan, header.source, from.port, limit, now) {
+            Learned::Yes => {}
+            Learned::Spoofed => return Err(Drop::Spoofed),
+            Learned::Full => return Err(Drop::Addresses),
+        }
+        if header.destination.is_reserved() {
+            return Err(Drop::Reserved);
+        }
+        Ok((header, vlan))
+    }
+
+    fn forward(
+        &mut self,
+        from: Endpoint,
+        header: Header,
+        vlan: Vlan,
+        frame: Vec<u8>,
+        now: Duration,
+    ) {
+        let mut targets = mem::take(&mut self.targets);
+        targets.clear();
+        let outcome = self.find_targets(from, &header, vlan, now, &mut targets);
+        if let Err(reason) = outcome {
+            self.lose(from.port, reason, frame);
+        } else if let Some((last, others)) = targets.split_last() {
+            for target in others {
+                let mut copy = self.pool.get();
+                copy.extend_from_slice(&frame);
+                self.leave(from, *target, header, vlan, copy, now);
+            }
+            self.leave(from, *last, header, vlan, frame, now);
+        } else {
+            self.lose(from.port, Drop::Nowhere, frame);
+        }
+        self.targets = targets;
+    }
+
+    /// Where a frame goes.
+    fn find_targets(
+        &self,
+        from: Endpoint,
+        header: &Header,
+        vlan: Vlan,
+        now: Duration,
+        targets: &mut Vec<Endpoint>,
+    ) -> Result<(), Drop> {
+        let multicast = header.destination.is_multicast();
+        let known = if multicast {
+            None
+        } else {
+            self.table.find(vlan, header.destination, now)
+        };
+        if let Some(port) = known {
+            if self.ports[port.0].config.vlans.egress_tag(vlan).is_none() {
+                return Err(Drop::Vlan);
+            }
+            if self.exchanges(from.port, port) {
+                self.add_members(from, port, header, targets);
+            }
+            return Ok(());
+        }
+        for (index, port) in self.ports.iter().enumerate() {
+            // Where no unknown address can be, none is looked for.
+            let possible = multicast || port.config.addresses > 0;
+            let id = PortId(index);
+            if possible
+                && port.config.vlans.egress_tag(vlan).is_some()
+                && self.exchanges(from.port, id)
+            {
+                let first = targets.len();
+                self.add_members(from, id, header, targets);
+                // Who is not there does not miss what was not meant for it alone.
+                let mut place = first;
+                while let Some(endpoint) = targets.get(place) {
+                    if port.is_up(endpoint.member) {
+                        place += 1;
+                    } else {
+                        targets.remove(place);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether frames go from one port to the other; within a port they do.
+    fn exchanges(&self, from: PortId, to: PortId) -> bool {
+        let group = |port: PortId| self.ports[port.0].config.group;
+        from == to || group(from).is_none() || group(from) != group(to)
+    }
+
+    /// Adds the members of `port` that the frame is for.
+    fn add_members(
+        &self,
+        from: Endpoint,
+        port: PortId,
+        header: &Header,
+        targets: &mut Vec<Endpoint>,
+    ) {
+        let (netdev, rnic) = self.ports[port.0].members(header);
+        // Only an RNIC sends to itself, and its own multicast it copies without help.
+        let to_itself = !header.destination.is_multicast();
+        let (netdev, rnic) = (
+            netdev.then_some(Member::Netdev),
+            rnic.then_some(Member::Rnic),
+        );
+        targets.extend(
+            netdev
+                .into_iter()
+                .chain(rnic)
+                .map(|member| Endpoint { port, member })
+                .filter(|&to| to != from || to_itself && to.member == Member::Rnic),
+        );
+    }
+
+    /// A frame leaves for an endpoint.
+    fn leave(
+        &mut self,
+        from: Endpoint,
+        to: Endpoint,
+        header: Header,
+        vlan: Vlan,
+        mut frame: Vec<u8>,
+        now: Duration,
+    ) {
+        let port = &mut self.ports[to.port.0];
+        if header.payload_length(frame.len()) > port.config.mtu {
+            return self.lose(to.port, Drop::OversizeLeaving, frame);
+        }
+        let tagged = port.config.vlans.egress_tag(vlan) == Some(true);
+        header.retag(&mut frame, vlan, tagged);
+        if from.port == to.port {
+            return self.queue(to, frame);
+        }
+        let copies = port.line.copies();
+        if copies == 0 {
+            return self.lose(to.port, Drop::Impaired, frame);
+        }
+        for _ in 1..copies {
+            let mut copy = self.pool.get();
+            copy.extend_from_slice(&frame);
+            self.travel(to, copy, now);
+        }
+        self.travel(to, frame, now);
+    }
+
+    /// A frame goes over the line of a port.
+    fn travel(&mut self, to: Endpoint, frame: Vec<u8>, now: Duration) {
+        let port = &mut self.ports[to.port.0];
+        let Some(due) = port.line.arrival(now) else {
+            return self.queue(to, frame);
+        };
+        let (frames, bytes) = port.line.load();
+        let limits = port.config.queue;
+        if frames < limits.frames && bytes + frame.len() <= limits.bytes {
+            port.line.send(due, to.member, frame);
+        } else {
+            self.lose(to.port, Drop::QueueFull, frame);
+        }
+    }
+
+    /// A frame gets in the queue of an endpoint.
+    fn queue(&mut self, to: Endpoint, frame: Vec<u8>) {
+        let port = &mut self.ports[to.port.0];
+        let limits = port.config.queue;
+        let reason = match port.station(to.member).filter(|station| station.up) {
+            None => Drop::DownLeaving,
+            Some(station) if !station.queue.has_room(limits, frame.len()) => Drop::QueueFull,
+            Some(station) => {
+                station.queue.push(frame);
+                if !mem::replace(&mut station.listed, true) {
+                    self.ready.push_back(to);
+                }
+                return;
+            }
+        };
+        self.lose(to.port, reason, frame);
+    }
+
+    fn lose(&mut self, port: PortId, reason: Drop, frame: Vec<u8>) {
+        self.ports[port.0].counters.dropped(reason);
+        self.pool.put(frame);
+    }
+}

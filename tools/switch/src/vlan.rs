@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! VLANs: which a frame belongs to, and which a port is in (IEEE 802.1Q).
+
+use std::fmt;
+
+/// A VLAN, 1 to 4094.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vlan(u16);
+
+impl Vlan {
+    /// VLAN 1, in which untagged frames are unless a port says otherwise.
+    pub const DEFAULT: Self = Self(1);
+
+    /// The VLAN with this identifier; `None` for 0 (no VLAN) and from 4095 (reserved).
+    pub const fn new(identifier: u16) -> Option<Self> {
+        if identifier >= 1 && identifier <= 4094 {
+            Some(Self(identifier))
+        } else {
+            None
+        }
+    }
+
+    /// The identifier.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Vlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// A set of VLANs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct VlanSet(Box<[u64; 64]>);
+
+impl VlanSet {
+    /// No VLAN.
+    pub fn none() -> Self {
+        Self(Box::new([0; 64]))
+    }
+
+    /// All VLANs.
+    pub fn all() -> Self {
+        Self(Box::new([u64::MAX; 64]))
+    }
+
+    /// Adds one.
+    pub fn insert(&mut self, vlan: Vlan) {
+        self.0[usize::from(vlan.0 / 64)] |= 1 << (vlan.0 % 64);
+    }
+
+    /// Whether `vlan` is in it.
+    pub fn contains(&self, vlan: Vlan) -> bool {
+        self.0[usize::from(vlan.0 / 64)] & 1 << (vlan.0 % 64) != 0
+    }
+}
+
+impl fmt::Debug for VlanSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::all() {
+            return f.write_str("all");
+        }
+        let vlans = (0..4095).filter_map(Vlan::new);
+        f.debug_set()
+            .entries(vlans.filter(|&vlan| self.contains(vlan)))
+            .finish()
+    }
+}
+
+impl FromIterator<Vlan> for VlanSet {
+    fn from_iter<I: IntoIterator<Item = Vlan>>(vlans: I) -> Self {
+        let mut set = Self::none();
+        vlans.into_iter().for_each(|vlan| set.insert(vlan));
+        set
+    }
+}
+
+/// VLANs of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Vlans {
+    /// In one VLAN, of which the endpoint knows nothing: frames leave untagged, and come untagged or with a priority
+    /// tag.
+    Access(Vlan),
+    /// In several, told apart by tags.
+    Trunk {
+        /// Frames of this VLAN are untagged; `None`: untagged frames are not accepted.
+        native: Option<Vlan>,
+        /// Frames of these VLANs are tagged.
+        tagged: VlanSet,
+    },
+}
+
+impl Default for Vlans {
+    /// In all VLANs; those without a tag are in [`Vlan::DEFAULT`].
+    fn default() -> Self {
+        Self::Trunk {
+            native: Some(Vlan::DEFAULT),
+            tagged: VlanSet::all(),
+        }
+    }
+}
+
+impl Vlans {
+    /// The VLAN of a frame that came with this identifier in its tag (0: a priority tag) or without a tag. `None` if it
+    /// is not to be accepted.
+    pub fn classify(&self, identifier: Option<u16>) -> Option<Vlan> {
+        let tag = match identifier {
+            None | Some(0) => None,
+            Some(identifier) => Some(Vlan::new(identifier)?),
+        };
+        match (self, tag) {
+            (Self::Access(vlan), None) => Some(*vlan),
+            (Self::Access(vlan), Some(tag)) => (*vlan == tag).then_some(tag),
+            (Self::Trunk { native, .. }, None) => *native,
+            (Self::Trunk { native, tagged }, Some(tag)) => {
+                (*native == Some(tag) || tagged.contains(tag)).then_some(tag)
+            }
+        }
+    }
+
+    /// Whether frames of `vlan` leave with a tag; `None` if they do not leave.
+    pub fn egress_tag(&self, vlan: Vlan) -> Option<bool> {
+        match self {
+            Self::Access(own) => (*own == vlan).then_some(false),
+            Self::Trunk { native, .. } if *native == Some(vlan) => Some(false),
+            Self::Trunk { tagged, .. } => tagged.contains(vlan).then_some(true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vlan(identifier: u16) -> Vlan {
+        Vlan::new(identifier).unwrap()
+    }
+
+    #[test]
+    fn identifiers_have_a_range() {
+        assert_eq!(Vlan::new(0), None);
+        assert_eq!(Vlan::new(4095), None);
+        assert_eq!(vlan(4094).get(), 4094);
+    }
+
+    #[test]
+    fn an_access_port_is_in_one_vlan() {
+        let port = Vlans::Access(vlan(5));
+        assert_eq!(port.classify(None), Some(vlan(5)));
+        assert_eq!(port.classify(Some(0)), Some(vlan(5)), "priority tag");
+        assert_eq!(port.classify(Some(5)), Some(vlan(5)));
+        assert_eq!(port.classify(Some(6)), None);
+        assert_eq!(port.egress_tag(vlan(5)), Some(false));
+        assert_eq!(port.egress_tag(vlan(1)), None);
+    }
+
+    #[test]
+    fn a_trunk_tells_vlans_apart_by_tags() {
+        let port = Vlans::Trunk {
+            native: Some(vlan(1)),
+            tagged: [vlan(7), vlan(4094)].into_iter().collect(),
+        };
+        assert_eq!(port.classify(None), Some(vlan(1)));
+        assert_eq!(port.classify(Some(0)), Some(vlan(1)));
+        assert_eq!(port.classify(Some(1)), Some(vlan(1)));
+        assert_eq!(port.classify(Some(4094)), Some(vlan(4094)));
+        assert_eq!(port.classify(Some(4095)), None);
+        assert_eq!(port.classify(Some(8)), None);
+        assert_eq!(port.egress_tag(vlan(1)), Some(false));
+        assert_eq!(port.egress_tag(vlan(7)), Some(true));
+        assert_eq!(port.egress_tag(vlan(8)), None);
+        let closed = Vlans::Trunk {
+            native: None,
+            tagged: VlanSet::all(),
+        };
+        assert_eq!(closed.classify(None), None);
+        assert_eq!(closed.egress_tag(vlan(1)), Some(true));
+    }
+}

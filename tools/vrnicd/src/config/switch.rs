@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The `[switch]` section: which ports the switch has and what is behind them.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use vrnic_switch::{Impairment, PortConfig, QueueLimits, Vlan, VlanSet, Vlans};
+
+use super::{Device, FabricKind, Mac, check_socket_path};
+
+/// Addresses that a port may have beside its own, unless the file says otherwise: of a VM, and of a network.
+const VM_ADDRESSES: usize = 64;
+const NETWORK_ADDRESSES: usize = 16384;
+/// Group of links that name none: frames from one link do not leave by another.
+const LINK_GROUP: u32 = 0;
+/// Least MTU: what every IPv4 station must be able to receive.
+const MIN_MTU: usize = 576;
+/// Greatest MTU: with its headers a frame then fits a UDP datagram.
+const MAX_MTU: usize = 65000;
+/// Longest delay of an impairment.
+const MAX_DELAY_US: u64 = 60_000_000;
+
+/// The switch.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Switch {
+    /// Seconds after which an address is forgotten from which nothing came.
+    #[serde(default = "default_age")]
+    pub address_age_s: u64,
+    /// Its ports. RNICs on the fabric "roce" that none of them names get one each.
+    #[serde(default, rename = "port")]
+    pub ports: Vec<Port>,
+}
+
+impl Default for Switch {
+    /// No ports but those of RNICs.
+    fn default() -> Self {
+        Self {
+            address_age_s: default_age(),
+            ports: Vec::new(),
+        }
+    }
+}
+
+/// A port of the switch: an RNIC, something that carries plain frames, or both.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// Name in logs.
+    pub name: String,
+    /// The RNIC, by the name of its device. The port then has its MAC address.
+    pub device: Option<String>,
+    /// UNIX socket on which QEMU's `-netdev stream` is awaited.
+    pub stream: Option<PathBuf>,
+    /// Name of a TAP device.
+    pub tap: Option<String>,
+    /// Number of an open descriptor of a TAP (or macvtap) device that vrnicd inherited.
+    pub tap_fd: Option<i32>,
+    /// A switch elsewhere.
+    pub link: Option<Link>,
+    /// The address of what is behind a port without an RNIC; no other port can take it.
+    pub mac: Option<Mac>,
+    /// Most bytes of a frame behind its Ethernet header and tag.
+    #[serde(default = "default_mtu")]
+    pub mtu: usize,
+    /// The one VLAN that the port is in; its frames have no tag.
+    pub vlan: Option<u16>,
+    /// VLANs whose frames have tags; all if neither `vlan` nor `trunk` is there.
+    pub trunk: Option<Vec<VlanRange>>,
+    /// The VLAN of frames without tag beside tagged ones; 1 if there is no `trunk`, and none if there is.
+    pub native: Option<u16>,
+    /// Most addresses that are learned at the port beside its own.
+    pub addresses: Option<usize>,
+    /// Ports of one group do not exchange frames.
+    pub group: Option<u32>,
+    /// Most frames that wait for the port.
+    #[serde(default = "default_queue_frames")]
+    pub queue_frames: usize,
+    /// Most bytes that wait for the port.
+    #[serde(default = "default_queue_bytes")]
+    pub queue_bytes: usize,
+    /// What happens to frames on their way to the port.
+    #[serde(default)]
+    pub impairment: Impair,
+}
+
+/// A link to another switch: frames in VXLAN (RFC 7348) over UDP.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Own address and port.
+    pub local: SocketAddr,
+    /// The other's. Datagrams from elsewhere are not accepted.
+    pub peer: SocketAddr,
+    /// VXLAN network identifier, 24 bits.
+    #[serde(default = "default_vni")]
+    pub vni: u32,
+}
+
+/// One VLAN, or a range such as `"100-199"`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub enum VlanRange {
+    /// One.
+    One(u16),
+    /// From the first to the last.
+    Range(String),
+}
+
+/// A bad line on purpose.
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Impair {
+    /// Where chance starts.
+    pub seed: u64,
+    /// Probability that a frame is lost.
+    pub loss: f64,
+    /// Probability that it comes twice.
+    pub duplicate: f64,
+    /// Microseconds that every frame takes.
+    pub delay_us: u64,
+    /// Probability that a frame is late, so that others overtake it.
+    pub reorder: f64,
+    /// By how many microseconds.
+    pub reorder_delay_us: u64,
+}
+
+fn default_age() -> u64 {
+    300
+}
+
+fn default_mtu() -> usize {
+    9000
+}
+
+fn default_vni() -> u32 {
+    1
+}
+
+fn default_queue_frames() -> usize {
+    QueueLimits::default().frames
+}
+
+fn default_queue_bytes() -> usize {
+    QueueLimits::default().bytes
+}
+
+impl Switch {
+    /// Checks what the types do not express.
+    pub fn check(&self, devices: &[Device]) -> Result<()> {
+        ensure!(
+            (1..=1_000_000).contains(&self.address_age_s),
+            "address_age_s = {}: must be 1 to 1000000",
+            self.address_age_s
+        );
+        let (mut names, mut joined, mut macs) = (HashSet::new(), HashSet::new(), HashSet::new());
+        for port in &self.ports {
+            port.check()
+                .with_context(|| format!("in switch port `{}`", port.name))?;
+            ensure!(
+                names.insert(&port.name),
+                "two switch ports are named `{}`",
+                port.name
+            );
+            if let Some(device) = &port.device {
+                let found = devices.iter().find(|known| known.name == *device);
+                let found = found.with_context(|| {
+                    format!(
+                        "switch port `{}` names the device `{device}`, which does not exist",
+                        port.name
+                    )
+                })?;
+                ensure!(
+                    found.fabric == FabricKind::Roce || port.has_medium(),
+                    "nothing is behind switch port `{}`: the device `{device}` is not on the fabric \"roce\"",
+                    port.name
+                );
+                ensure!(
+                    joined.insert(device),
+                    "two switch ports name the device `{device}`"
+                );
+            }
+            if let Some(mac) = port.mac {
+                ensure!(
+                    macs.insert(mac),
+                    "two switch ports have the MAC address {mac}"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Port {
+    fn check(&self) -> Result<()> {
+        ensure!(!self.name.is_empty(), "the name is empty");
+        let media = [
+            self.stream.is_some(),
+            self.tap.is_some(),
+            self.tap_fd.is_some(),
+            self.link.is_some(),
+        ];
+        let media = media.into_iter().filter(|&given| given).count();
+        ensure!(
+            media <= 1,
+            "only one of stream, tap, tap_fd and link can be behind a port"
+        );
+        ensure!(
+            media == 1 || self.device.is_some(),
+            "nothing is behind it: give device, stream, tap, tap_fd or link"
+        );
+        ensure!(
+            self.mac.is_none() || self.device.is_none(),
+            "with a device the port has that device's MAC address; leave mac out"
+        );
+        if let Some(path) = &self.stream {
+            check_socket_path(path)?;
+        }
+        if let Some(name) = &self.tap {
+            ensure!(
+                (1..=15).contains(&name.len()) && !name.contains(['/', '%', '\0']),
+                "tap = \"{name}\" is no name of a network device (1 to 15 bytes)"
+            );
+        }
+        if let Some(fd) = self.tap_fd {
+            ensure!(fd > 2, "tap_fd = {fd}: must be 3 or greater");
+        }
+        if let Some(link) = &self.link {
+            link.check()?;
+        }
+        ensure!(
+            (MIN_MTU..=MAX_MTU).contains(&self.mtu),
+            "mtu = {}: must be {MIN_MTU} to {MAX_MTU}",
+            self.mtu
+        );
+        ensure!(
+            (1..=1 << 20).contains(&self.queue_frames),
+            "queue_frames = {}: must be 1 to 1048576",
+            self.queue_frames
+        );
+        ensure!(
+            (1 << 16..=1 << 30).contains(&self.queue_bytes),
+            "queue_bytes = {}: must be 65536 to 1073741824",
+            self.queue_bytes
+        );
+        self.impairment.check()?;
+        self.vlans().map(|_| ())
+    }
+
+    /// VLANs of the port.
+    fn vlans(&self) -> Result<Vlans> {
+        let native = self.native.map(vlan).transpose()?;
+        match (self.vlan, &self.trunk) {
+            (Some(_), Some(_)) => {
+                bail!("vlan is for one VLAN, trunk for several: give one of both")
+            }
+            (Some(_), None) if native.is_some() => bail!("native goes with trunk, not with vlan"),
+            (Some(access), None) => Ok(Vlans::Access(vlan(access)?)),
+            (None, Some(ranges)) => {
+                let mut tagged = VlanSet::none();
+                for range in ranges {
+                    range.add_to(&mut tagged)?;
+                }
+                Ok(Vlans::Trunk { native, tagged })
+            }
+            (None, None) => Ok(Vlans::Trunk {
+                native: native.or(Some(Vlan::DEFAULT)),
+                tagged: VlanSet::all(),
+            }),
+        }
+    }
+
+    /// What the switch is told. `mac` is that of the device, which is on the switch if `rnic`.
+    pub fn settings(&self, mac: Option<Mac>, rnic: bool) -> Result<PortConfig> {
+        let mac = mac.or(self.mac);
+        let is_network = self.stream.is_none() && self.device.is_none();
+        let addresses = match mac {
+            Some(_) => 0,
+            None if is_network => NETWORK_ADDRESSES,
+            None => VM_ADDRESSES,
+        };
+        Ok(PortConfig {
+            netdev: self.has_medium(),
+            rnic,
+            mac: mac.map(|mac| vrnic_switch::Mac(mac.0)),
+            addresses: self.addresses.unwrap_or(addresses),
+            vlans: self.vlans()?,
+            mtu: self.mtu,
+            group: self.group.or(self.link.map(|_| LINK_GROUP)),
+            queue: QueueLimits {
+                frames: self.queue_frames,
+                bytes: self.queue_bytes,
+            },
+            impairment: self.impairment.settings(),
+        })
+    }
+
+    /// Whether something other than an RNIC is behind it.
+    pub fn has_medium(&self) -> bool {
+        self.stream.is_some() || self.tap.is_some() || self.tap_fd.is_some() || self.link.is_some()
+    }
+}
+
+impl Link {
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.local.is_ipv4() == self.peer.is_ipv4(),
+            "link: local and peer must both be IPv4 or both IPv6"
+        );
+        ensure!(
+            self.local.port() != 0 && self.peer.port() != 0,
+            "link: local and peer need a port, such as 4789"
+        );
+        ensure!(
+            !self.peer.ip().is_unspecified() && !self.peer.ip().is_multicast(),
+            "link: peer must be the address of one host"
+        );
+        ensure!(
+            self.vni < 1 << 24,
+            "link: vni = {}: must be less than 16777216",
+            self.vni
+        );
+        Ok(())
+    }
+}
+
+impl VlanRange {
+    fn add_to(&self, set: &mut VlanSet) -> Result<()> {
+        let (first, last) = match self {
+            Self::One(one) => (*one, *one),
+            Self::Range(text) => text
+                .split_once('-')
+                .and_then(|(first, last)| {
+                    Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
+                })
+                .with_context(|| format!("`{text}` is not a range of VLANs such as \"100-199\""))?,
+        };
+        ensure!(first <= last, "the range of VLANs {first}-{last} is empty");
+        for identifier in first..=last {
+            set.insert(vlan(identifier)?);
+        }
+        Ok(())
+    }
+}
+
+impl Impair {
+    fn check(&self) -> Result<()> {
+        for (name, value) in [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("reorder", self.reorder),
+        ] {
+            ensure!(
+                (0.0..=1.0).contains(&value),
+                "impairment: {name} = {value}: must be 0 to 1"
+            );
+        }
+        ensure!(
+            self.delay_us <= MAX_DELAY_US && self.reorder_delay_us <= MAX_DELAY_US,
+            "impairment: a delay is at most {MAX_DELAY_US} microseconds"
+        );
+        ensure!(
+            self.reorder <= 0.0 || self.reorder_delay_us > 0,
+            "impairment: reorder needs reorder_delay_us"
+        );
+        Ok(())
+    }
+
+    fn settings(&self) -> Impairment {
+        Impairment {
+            seed: self.seed,
+            loss: self.loss,
+            duplicate: self.duplicate,
+            delay: Duration::from_micros(self.delay_us),
+            reorder: self.reorder,
+            reorder_delay: Duration::from_micros(self.reorder_delay_us),
+        }
+    }
+}
+
+fn vlan(identifier: u16) -> Result<Vlan> {
+    Vlan::new(identifier).with_context(|| format!("VLAN {identifier} does not exist: 1 to 4094"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    const DEVICE: &str =
+        "[[device]]\nname = \"a\"\nsocket = \"a.sock\"\nmac = \"52:54:00:12:34:56\"\n";
+    const PORT: &str = "[[switch.port]]\nname = \"p\"\nstream = \"p.sock\"\n";
+
+    fn error(port: &str) -> String {
+        format!(
+            "{:#}",
+            Config::parse(&format!("{DEVICE}{port}")).unwrap_err()
+        )
+    }
+
+    fn settings(port: &str) -> PortConfig {
+        let config = Config::parse(port).unwrap();
+        config.switch.unwrap().ports[0]
+            .settings(None, false)
+            .unwrap()
+    }
+
+    #[test]
+    fn a_switch_needs_no_devices() {
+        let port = settings(PORT);
+        assert_eq!((port.mtu, port.addresses), (9000, VM_ADDRESSES));
+        assert_eq!(port.vlans, Vlans::default());
+        assert!(port.impairment.is_none() && port.group.is_none() && port.netdev && !port.rnic);
+    }
+
+    #[test]
+    fn everything_can_be_set() {
+        let port = settings(&format!(
+            "{PORT}mac = \"52:54:00:12:34:56\"\nmtu = 1500\ntrunk = [5, \"7-9\"]\nnative = 2\naddresses = 3\ngroup = 4\n\
+             queue_frames = 10\nqueue_bytes = 100000\n\
+             [switch.port.impairment]\nseed = 1\nloss = 0.5\nduplicate = 0.25\ndelay_us = 10\nreorder = 1.0\nreorder_delay_us = 20\n"
+        ));
+        let vlan = |identifier| Vlan::new(identifier).unwrap();
+        assert_eq!(
+            port.vlans,
+            Vlans::Trunk {
+                native: Some(vlan(2)),
+                tagged: [5, 7, 8, 9].map(vlan).into_iter().collect(),
+            }
+        );
+        assert_eq!((port.mtu, port.addresses, port.group), (1500, 3, Some(4)));
+        assert_eq!((port.queue.frames, port.queue.bytes), (10, 100_000));
+        assert_eq!(port.impairment.reorder_delay, Duration::from_micros(20));
+        let link = settings(
+            "[[switch.port]]\nname = \"l\"\nlink = { local = \"[::1]:4789\", peer = \"[::2]:4789\", vni = 9 }\nvlan = 7\n",
+        );
+        assert_eq!(link.vlans, Vlans::Access(vlan(7)));
+        assert_eq!(
+            (link.group, link.addresses),
+            (Some(LINK_GROUP), NETWORK_ADDRESSES)
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let with = |line: &str| error(&format!("{PORT}{line}\n"));
+        assert!(error("[[switch.port]]\nname = \"p\"\n").contains("nothing is behind it"));
+        assert!(error(&format!("{PORT}{PORT}")).contains("two switch ports are named `p`"));
+        assert!(with("tap = \"tap0\"").contains("only one of"));
+        let local = "[[switch.port]]\nname = \"p\"\ndevice = \"a\"\n";
+        assert!(error(local).contains("not on the fabric \"roce\""));
+        assert!(with("device = \"b\"").contains("`b`, which does not exist"));
+        assert!(with("device = \"a\"\nmac = \"52:54:00:12:34:56\"").contains("leave mac out"));
+        assert!(with("mtu = 100").contains("576 to 65000"));
+        assert!(with("vlan = 0").contains("1 to 4094"));
+        assert!(with("vlan = 1\ntrunk = [1]").contains("one of both"));
+        assert!(with("vlan = 1\nnative = 1").contains("native goes with trunk"));
+        assert!(with("trunk = [\"9-7\"]").contains("empty"));
+        assert!(with("trunk = [\"nine\"]").contains("not a range"));
+        assert!(with("impairment = { loss = 1.5 }").contains("loss = 1.5"));
+        assert!(with("impairment = { reorder = 0.5 }").contains("reorder_delay_us"));
+        assert!(with("colour = 1").contains("colour"));
+        assert!(error(&PORT.replace("p.sock", "a.sock")).contains("use the socket a.sock"));
+        let link = |text: &str| {
+            error(&format!(
+                "[[switch.port]]\nname = \"l\"\nlink = {{ {text} }}\n"
+            ))
+        };
+        assert!(link("local = \"1.2.3.4:1\", peer = \"[::1]:1\"").contains("both"));
+        assert!(link("local = \"1.2.3.4:0\", peer = \"1.2.3.5:1\"").contains("need a port"));
+        assert!(link("local = \"1.2.3.4:1\", peer = \"0.0.0.0:1\"").contains("one host"));
+        assert!(
+            link("local = \"1.2.3.4:1\", peer = \"1.2.3.5:1\", vni = 16777216").contains("vni")
+        );
+        let tap = |text: &str| error(&format!("[[switch.port]]\nname = \"t\"\n{text}\n"));
+        assert!(tap("tap = \"a-name-that-is-long\"").contains("1 to 15"));
+        assert!(tap("tap_fd = 1").contains("3 or greater"));
+        assert!(error("[switch]\naddress_age_s = 0\n").contains("address_age_s"));
+    }
+}

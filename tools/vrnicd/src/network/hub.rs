@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What the worker and the network thread hand each other.
+
+use std::io;
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vrnic_switch::{Queue, QueueLimits};
+
+use crate::waker::Waker;
+
+/// What may wait between the threads, each way, for each port.
+const LIMITS: QueueLimits = QueueLimits {
+    frames: 1024,
+    bytes: 4 << 20,
+};
+
+/// The ports, and how each thread learns that there is something for it.
+pub struct Hub {
+    ports: Vec<HubPort>,
+    worker: Arc<Waker>,
+    /// Something came from outside, a port went up or down, or there is room again.
+    news: AtomicBool,
+    /// Wakes the network thread.
+    pub network: Waker,
+    /// Something goes outside.
+    outbound: AtomicBool,
+}
+
+impl Hub {
+    /// A hub of this many ports, all down.
+    pub fn new(ports: usize, worker: Arc<Waker>) -> io::Result<Self> {
+        Ok(Self {
+            ports: (0..ports).map(|_| HubPort::default()).collect(),
+            worker,
+            news: AtomicBool::new(false),
+            network: Waker::new()?,
+            outbound: AtomicBool::new(false),
+        })
+    }
+
+    /// A port.
+    pub fn port(&self, index: usize) -> &HubPort {
+        &self.ports[index]
+    }
+
+    /// For the network thread: there is something for the worker.
+    pub fn tell_worker(&self) {
+        self.news.store(true, Ordering::SeqCst);
+        self.worker.wake();
+    }
+
+    /// For the worker: whether there was something. What is told after this counts for the next time.
+    pub fn take_news(&self) -> bool {
+        self.news.load(Ordering::SeqCst) && self.news.swap(false, Ordering::SeqCst)
+    }
+
+    /// For the worker: whether there is something.
+    pub fn has_news(&self) -> bool {
+        self.news.load(Ordering::SeqCst)
+    }
+
+    /// For the worker: there is something for the network thread.
+    pub fn tell_network(&self) {
+        self.outbound.store(true, Ordering::SeqCst);
+        self.network.wake();
+    }
+
+    /// For the network thread: whether there was something.
+    pub fn take_outbound(&self) -> bool {
+        self.outbound.swap(false, Ordering::SeqCst)
+    }
+
+    /// For the network thread: whether there is something.
+    pub fn has_outbound(&self) -> bool {
+        self.outbound.load(Ordering::SeqCst)
+    }
+}
+
+/// One port.
+#[derive(Default)]
+pub struct HubPort {
+    up: AtomicBool,
+    inbound: Mutex<Queue>,
+    overruns: AtomicU64,
+    outbound: Mutex<Outbound>,
+}
+
+#[derive(Default)]
+struct Outbound {
+    queue: Queue,
+    /// The worker had a frame for which there was no room.
+    refused: bool,
+}
+
+/// The data behind a lock is whole at any time: a panic of the other thread does not make it wrong.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl HubPort {
+    /// Whether something is behind the port.
+    pub fn is_up(&self) -> bool {
+        self.up.load(Ordering::SeqCst)
+    }
+
+    /// Says whether something is behind the port. What waited for whoever was there before is lost.
+    pub fn set_up(&self, up: bool) {
+        self.up.store(up, Ordering::SeqCst);
+        *lock(&self.outbound) = Outbound::default();
+    }
+
+    /// Leaves frames for the worker; those that find no room are lost and counted.
+    pub fn deliver(&self, frames: &mut Vec<Vec<u8>>) {
+        let mut inbound = lock(&self.inbound);
+        for frame in frames.drain(..) {
+            if inbound.has_room(LIMITS, frame.len()) {
+                inbound.push(frame);
+            } else {
+                self.overruns.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Frames from outside that the worker was too slow for.
+    pub fn overruns(&self) -> u64 {
+        self.overruns.load(Ordering::Relaxed)
+    }
+
+    /// Everything that came from outside.
+    pub fn take_inbound(&self) -> Queue {
+        mem::take(&mut lock(&self.inbound))
+    }
+
+    /// Leaves a frame for the outside; gives it back if there is no room.
+    pub fn offer(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
+        let mut outbound = lock(&self.outbound);
+        if outbound.queue.has_room(LIMITS, frame.len()) {
+            outbound.queue.push(frame);
+            Ok(())
+        } else {
+            outbound.refused = true;
+            Err(frame)
+        }
+    }
+
+    /// Everything that goes outside, and whether the worker has more.
+    pub fn take_outbound(&self) -> (Queue, bool) {
+        let Outbound { queue, refused } = mem::take(&mut *lock(&self.outbound));
+        (queue, refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_bounded_both_ways() {
+        let worker = Arc::new(Waker::new().unwrap());
+        let hub = Hub::new(1, worker).unwrap();
+        let port = hub.port(0);
+        let mut frames = vec![vec![0; 60]; LIMITS.frames + 5];
+        port.deliver(&mut frames);
+        assert!(frames.is_empty());
+        assert_eq!(port.overruns(), 5);
+        let mut taken = port.take_inbound();
+        assert_eq!(std::iter::from_fn(|| taken.pop()).count(), LIMITS.frames);
+        assert!(port.take_inbound().is_empty());
+
+        assert!(port.offer(vec![1; LIMITS.bytes]).is_ok());
+        assert_eq!(port.offer(vec![2]), Err(vec![2]));
+        let (mut queue, refused) = port.take_outbound();
+        assert!(refused);
+        assert_eq!(queue.pop().unwrap().len(), LIMITS.bytes);
+        assert!(!port.take_outbound().1);
+        port.set_up(true);
+        assert!(port.is_up() && port.offer(vec![3]).is_ok());
+        port.set_up(false);
+        assert!(!port.is_up() && port.take_outbound().0.is_empty());
+    }
+
+    #[test]
+    fn news_is_told_once() {
+        let hub = Hub::new(0, Arc::new(Waker::new().unwrap())).unwrap();
+        assert!(!hub.take_news() && !hub.take_outbound());
+        hub.tell_worker();
+        hub.tell_network();
+        assert!(hub.has_news() && hub.has_outbound());
+        assert!(hub.take_news() && hub.take_outbound());
+        assert!(!hub.take_news() && !hub.has_outbound());
+    }
+}

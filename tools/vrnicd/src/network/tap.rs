@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A TAP device: the host's network, or what is bridged to it.
+//!
+//! A device that was made for this user before (`ip tuntap add vrnic0 mode tap user …`) needs no privilege.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::fcntl_dupfd_cloexec;
+
+use super::medium::{FRAMES_PER_TURN, MAX_FRAME, Medium, not_now};
+
+/// Flags that say what is read and written.
+const MODE: libc::c_int = libc::IFF_TUN | libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+/// Ethernet frames and nothing before them.
+const BARE_FRAMES: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI;
+
+/// An open TAP device.
+pub struct Tap {
+    file: Option<File>,
+    scratch: Vec<u8>,
+}
+
+impl Tap {
+    /// Opens the device `name`, and makes it if there is none and the process may.
+    ///
+    /// # Errors
+    /// No such device and no right to make it, or it is another user's or in use.
+    pub fn open(name: &str) -> Result<Self> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun")
+            .context("cannot open /dev/net/tun")?;
+        interface(&file, libc::TUNSETIFF, name, BARE_FRAMES).with_context(|| {
+            format!("cannot use the TAP device {name}; `ip tuntap add {name} mode tap user …` makes it for a user")
+        })?;
+        Self::new(file)
+    }
+
+    /// Uses a descriptor that the process got from whoever started it.
+    ///
+    /// # Errors
+    /// There is none with this number, or it is no TAP device that carries bare frames.
+    pub fn inherited(fd: i32) -> Result<Self> {
+        // SAFETY: if nothing is open under the number, the call below says so and nothing else happens. If something
+        // is, it stays so: this is called before there are other threads, and only a duplicate is kept.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        let file = File::from(
+            fcntl_dupfd_cloexec(borrowed, 0)
+                .with_context(|| format!("tap_fd = {fd} is not open"))?,
+        );
+        let flags = interface(&file, libc::TUNGETIFF, "", 0)
+            .with_context(|| format!("tap_fd = {fd} is no TAP device"))?;
+        ensure!(
+            flags & MODE == BARE_FRAMES,
+            "tap_fd = {fd}: the device must be a TAP without packet information and without virtio headers"
+        );
+        Self::new(file)
+    }
+
+    fn new(file: File) -> Result<Self> {
+        let flags = fcntl_getfl(&file)?;
+        fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
+        Ok(Self {
+            file: Some(file),
+            scratch: vec![0; MAX_FRAME],
+        })
+    }
+}
+
+/// Asks for (TUNGETIFF) or sets (TUNSETIFF) the device behind an open `/dev/net/tun`. Gives its flags.
+fn interface(
+    file: &File,
+    operation: libc::Ioctl,
+    name: &str,
+    flags: libc::c_int,
+) -> io::Result<libc::c_int> {
+    // SAFETY: all bytes zero are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero: the configuration allows no longer names.
+    for (to, from) in request.ifr_name.iter_mut().take(15).zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: both operations read and write one ifreq, which `request` is, and no other is used.
+    if unsafe { libc::ioctl(file.as_raw_fd(), operation, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has set the flags, and any bits are a number.
+    Ok(libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags }))
+}
+
+impl Medium for Tap {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    fn read(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let Some(file) = &mut self.file else {
+            return Ok(());
+        };
+        for _ in 0..FRAMES_PER_TURN {
+            match file.read(&mut self.scratch) {
+                Ok(length) => take(&self.scratch[..length]),
+                Err(error) if not_now(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// A frame that the device does not take, because it is down for example, is lost.
+    fn write(
+        &mut self,
+        frames: &mut VecDeque<Vec<u8>>,
+        spent: &mut dyn FnMut(Vec<u8>),
+    ) -> io::Result<bool> {
+        while let (Some(file), Some(frame)) = (&mut self.file, frames.front()) {
+            match file.write(frame) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Ok(_) | Err(_) => {}
+            }
+            frames.pop_front().map(&mut *spent);
+        }
+        Ok(false)
+    }
+
+    fn close(&mut self) {
+        self.file = None;
+    }
+}
