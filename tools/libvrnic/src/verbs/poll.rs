@@ -136,10 +136,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if attr.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
     }
-    let guard = cq.queue.lock();
-    // SAFETY: The lock was just taken; the guard is not used for access.
+    let mut guard = cq.queue.lock();
+    // SAFETY: The lock was just taken; the guard is not used for access meanwhile.
     let found = unsafe { advance(cq) };
     if !found {
+        // `end_poll` does not follow, and completions may have been skipped.
+        guard.publish();
         drop(guard);
         cq.patience.polled(false);
         return libc::ENOENT;
