@@ -31,6 +31,8 @@ static struct vrnic_create_cq_req cq_req;
 static struct vrnic_create_qp_req qp_req;
 static uint32_t *doorbell;
 static int has_doorbells, kernel_rings, fail_next;
+/* What the next queue pair is called, and the completions that the device wrote to the queue of cq_req. */
+static uint32_t next_qpn = 17, completions;
 
 static void *driver_part(void *cmd, size_t core, size_t size, size_t expected)
 {
@@ -177,6 +179,7 @@ static int create_cq(struct ibv_context *context, struct ibv_cq *cq, int cqe, vo
 	if (fail_next)
 		return fail_next;
 	memcpy(&cq_req, req, sizeof(cq_req));
+	completions = 0;
 	cq->context = context;
 	cq->cqe = cqe;
 	return 0;
@@ -216,7 +219,7 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 	memcpy(&qp_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(qp_req)), sizeof(qp_req));
 	out->slot = 130;
 	qp->qp.context = context;
-	qp->qp.qp_num = 17;
+	qp->qp.qp_num = next_qpn;
 	/* As the driver does: the rings give what they have room for. */
 	attr->cap.max_send_wr = qp_req.sq.entries;
 	attr->cap.max_recv_wr = qp_req.rq.entries;
@@ -249,7 +252,7 @@ int ibv_cmd_destroy_qp(struct ibv_qp *qp)
 
 int ibv_cmd_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
-	CHECK(!wr && qp->qp_num == 17);
+	CHECK(!wr && (qp->qp_num == 17 || qp->qp_num == 18));
 	kernel_rings++;
 	return 0;
 }
@@ -325,14 +328,32 @@ static uint8_t *send_entry(uint32_t index)
 	return entry(qp_req.buf_addr, &qp_req.sq, index);
 }
 
-/* One completion of everything, with a value of its own in each member. */
-static void complete(uint32_t index, uint8_t opcode, uint8_t flags)
+/* What the device knows a request by: a number of the queue, and the index of the entry. */
+static uint64_t send_name(struct vrnic_create_qp_req *req, uint32_t index)
 {
-	uint8_t *cqe = entry(cq_req.buf_addr, &cq_req.ring, index);
+	uint64_t name = get64(entry(req->buf_addr, &req->sq, index) + 8);
 
+	CHECK((uint32_t)name == index);
+	return name;
+}
+
+static uint64_t receive_name(struct vrnic_create_qp_req *req, uint32_t index)
+{
+	uint64_t name = get64(entry(req->buf_addr, &req->rq, index));
+
+	CHECK((uint32_t)name == index);
+	return name;
+}
+
+/* The next completion, of everything, with a value of its own in each member. */
+static void complete(uint32_t qpn, uint64_t name, uint8_t opcode, uint8_t flags)
+{
+	uint8_t *cqe = entry(cq_req.buf_addr, &cq_req.ring, completions);
+
+	CHECK(completions - *header(cq_req.buf_addr, &cq_req.ring) < cq_req.ring.entries);
 	memset(cqe, 0, 63);
-	*(uint64_t *)cqe = 1000 + index;
-	*(uint32_t *)(cqe + 8) = 17;
+	*(uint64_t *)cqe = name;
+	*(uint32_t *)(cqe + 8) = qpn;
 	cqe[12] = opcode;
 	cqe[13] = 0;
 	cqe[14] = flags;
@@ -343,7 +364,14 @@ static void complete(uint32_t index, uint8_t opcode, uint8_t flags)
 	*(uint16_t *)(cqe + 28) = 66;
 	*(uint32_t *)(cqe + 32) = 77;
 	*(uint64_t *)(cqe + 48) = 88;
-	__atomic_store_n(&cqe[63], !(index & cq_req.ring.entries), __ATOMIC_RELEASE);
+	__atomic_store_n(&cqe[63], !(completions & cq_req.ring.entries), __ATOMIC_RELEASE);
+	completions++;
+}
+
+/* The completions that were given back to the device. */
+static uint32_t polled(void)
+{
+	return *header(cq_req.buf_addr, &cq_req.ring);
 }
 
 /* Takes the bits that say that the slot has work; whether they were there. */
@@ -384,7 +412,40 @@ static struct ibv_context *open_device(void)
 	return &context->context;
 }
 
-static void completion_queues(struct ibv_context *context)
+/* A queue pair for 8 sends and 4 receives. */
+static struct ibv_qp *connected(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq, uint32_t qpn)
+{
+	struct ibv_qp_init_attr attr = {
+		.send_cq = send_cq,
+		.recv_cq = recv_cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct ibv_qp *qp;
+
+	next_qpn = qpn;
+	qp = ops.create_qp(pd, &attr);
+	next_qpn = 17;
+	CHECK(qp && qp->qp_num == qpn && qp_req.sq.entries == 8 && qp_req.rq.entries == 4);
+	to_rts(qp);
+	return qp;
+}
+
+static int post_send(struct ibv_qp *qp, uint64_t wr_id)
+{
+	struct ibv_send_wr *bad, wr = { .wr_id = wr_id, .opcode = IBV_WR_SEND };
+
+	return ibv_post_send(qp, &wr, &bad);
+}
+
+static int post_receive(struct ibv_qp *qp, uint64_t wr_id)
+{
+	struct ibv_recv_wr *bad, wr = { .wr_id = wr_id };
+
+	return ibv_post_recv(qp, &wr, &bad);
+}
+
+static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_cq_init_attr_ex attr = {
 		.cqe = 3,
@@ -394,6 +455,7 @@ static void completion_queues(struct ibv_context *context)
 	struct ibv_wc wc[8];
 	struct ibv_cq_ex *ex;
 	struct ibv_cq *cq;
+	struct ibv_qp *qp;
 	uint32_t *arm;
 
 	CHECK(!ops.create_cq(context, 0, NULL, 0) && errno == EINVAL);
@@ -405,19 +467,24 @@ static void completion_queues(struct ibv_context *context)
 	cq = ops.create_cq(context, 5, NULL, 0);
 	CHECK(cq && cq_req.ring.entries == 8 && cq_req.ring.stride == 64);
 	CHECK(ibv_poll_cq(cq, 8, wc) == 0);
+	qp = connected(pd, cq, cq, 17);
 	for (uint32_t i = 0; i < 20; i++) {
-		complete(i, IBV_WC_RECV, i % 2 ? 1 << 0 | 1 << 1 : 1 << 2);
+		CHECK(!post_receive(qp, 1000 + i) && ibv_poll_cq(cq, 8, wc) == 0);
+		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, i % 2 ? 1 << 0 | 1 << 1 : 1 << 2);
 		CHECK(ibv_poll_cq(cq, 8, wc) == 1);
 		CHECK(wc->wr_id == 1000 + i && wc->status == IBV_WC_SUCCESS && wc->opcode == IBV_WC_RECV);
 		CHECK(wc->qp_num == 17 && wc->byte_len == 44 && wc->src_qp == 55 && wc->pkey_index == 66);
 		CHECK(wc->vendor_err == 77 && wc->sl == 3 && !wc->slid && !wc->dlid_path_bits);
 		CHECK(wc->wc_flags == (i % 2 ? IBV_WC_GRH | IBV_WC_WITH_IMM : IBV_WC_WITH_INV));
 		CHECK(i % 2 ? wc->imm_data == htobe32(0x01020304) : wc->invalidated_rkey == 0x01020304);
-		CHECK(*header(cq_req.buf_addr, &cq_req.ring) == i + 1);
+		CHECK(polled() == i + 1);
 	}
-	for (uint32_t i = 20; i < 28; i++)
-		complete(i, IBV_WC_SEND, 0);
-	CHECK(ibv_poll_cq(cq, 5, wc) == 5 && wc[4].wr_id == 1024);
+	for (uint32_t i = 0; i < 8; i++) {
+		CHECK(!post_send(qp, 1020 + i));
+		complete(17, send_name(&qp_req, i), IBV_WC_SEND, 0);
+	}
+	CHECK(send_name(&qp_req, 0) >> 32 != receive_name(&qp_req, 19) >> 32);
+	CHECK(ibv_poll_cq(cq, 5, wc) == 5 && wc[0].wr_id == 1020 && wc[4].wr_id == 1024);
 	CHECK(ibv_poll_cq(cq, 5, wc) == 3 && wc[2].wr_id == 1027);
 
 	arm = header(cq_req.buf_addr, &cq_req.ring) + 1;
@@ -425,30 +492,89 @@ static void completion_queues(struct ibv_context *context)
 	CHECK(!ibv_req_notify_cq(cq, 1) && *arm == (2 << 2 | 3));
 	ops.cq_event(cq);
 	CHECK(!ibv_req_notify_cq(cq, 1) && *arm == (3 << 2 | 2));
-	CHECK(!ops.destroy_cq(cq));
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
 
 	attr.wc_flags |= IBV_WC_EX_WITH_TM_INFO;
 	CHECK(!ops.create_cq_ex(context, &attr) && errno == EOPNOTSUPP);
 	attr.wc_flags &= ~(uint64_t)IBV_WC_EX_WITH_TM_INFO;
 	ex = ops.create_cq_ex(context, &attr);
 	CHECK(ex && cq_req.ring.entries == 4);
+	qp = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 17);
 	for (uint32_t round = 0; round < 6; round++) {
 		CHECK(ibv_start_poll(ex, &poll) == ENOENT);
-		for (uint32_t i = 3 * round; i < 3 * round + 3; i++)
-			complete(i, IBV_WC_RECV_RDMA_WITH_IMM, 1 << 1);
+		for (uint32_t i = 3 * round; i < 3 * round + 3; i++) {
+			CHECK(!post_receive(qp, 1000 + i));
+			complete(17, receive_name(&qp_req, i), IBV_WC_RECV_RDMA_WITH_IMM, 1 << 1);
+		}
 		CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 1000 + 3 * round && ex->status == IBV_WC_SUCCESS);
 		CHECK(ibv_wc_read_opcode(ex) == IBV_WC_RECV_RDMA_WITH_IMM && ibv_wc_read_byte_len(ex) == 44);
 		CHECK(ibv_wc_read_imm_data(ex) == htobe32(0x01020304) && ibv_wc_read_qp_num(ex) == 17);
 		CHECK(ibv_wc_read_src_qp(ex) == 55 && ibv_wc_read_vendor_err(ex) == 77 && ibv_wc_read_sl(ex) == 3);
 		CHECK(ibv_wc_read_wc_flags(ex) == IBV_WC_WITH_IMM && !ibv_wc_read_slid(ex));
 		CHECK(!ibv_wc_read_dlid_path_bits(ex) && ibv_wc_read_completion_ts(ex) == 88);
-		CHECK(!ibv_next_poll(ex) && !ibv_next_poll(ex) && ibv_next_poll(ex) == ENOENT);
+		CHECK(!ibv_next_poll(ex) && ex->wr_id == 1001 + 3 * round);
+		CHECK(!ibv_next_poll(ex) && ex->wr_id == 1002 + 3 * round && ibv_next_poll(ex) == ENOENT);
 		ibv_end_poll(ex);
-		CHECK(*header(cq_req.buf_addr, &cq_req.ring) == 3 * round + 3);
+		CHECK(polled() == 3 * round + 3);
 	}
 	poll.comp_mask = 1;
 	CHECK(ibv_start_poll(ex, &poll) == EINVAL);
-	CHECK(!ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
+}
+
+/*
+ * Four completions of nothing that is posted: of the send with that name, which is done, of one that is to come, of a
+ * queue that there is not, and of what was never a name.
+ */
+static void complete_nothing(uint64_t send)
+{
+	complete(17, send, IBV_WC_SEND, 0);
+	complete(17, send + 2, IBV_WC_SEND, 0);
+	complete(17, send + (9ULL << 32), IBV_WC_SEND, 0);
+	complete(17, ~0ULL, IBV_WC_RECV, 0);
+}
+
+static void nothing_completes(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 4, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_cq_ex *ex;
+	struct ibv_wc wc[8];
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+
+	/* The entries of what is skipped go back to the device, whether or not something else is found. */
+	cq = ops.create_cq(context, 4, NULL, 0);
+	qp = connected(pd, cq, cq, 17);
+	CHECK(!post_send(qp, 100) && !post_send(qp, 101) && !post_send(qp, 102) && !post_receive(qp, 200));
+	complete(17, send_name(&qp_req, 1), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 101);
+	complete_nothing(send_name(&qp_req, 1));
+	CHECK(ibv_poll_cq(cq, 8, wc) == 0 && polled() == 5);
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	complete(17, receive_name(&qp_req, 0) + 1, IBV_WC_RECV, 0);
+	complete(17, receive_name(&qp_req, 0), IBV_WC_RECV, 0);
+	complete(17, send_name(&qp_req, 2), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 1, wc) == 1 && wc->wr_id == 200 && polled() == 8);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 102 && polled() == 9);
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
+
+	ex = ops.create_cq_ex(context, &attr);
+	qp = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 17);
+	CHECK(!post_send(qp, 100) && !post_receive(qp, 200));
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	complete(17, receive_name(&qp_req, 0), IBV_WC_RECV, 0);
+	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 100 && !ibv_next_poll(ex) && ex->wr_id == 200);
+	CHECK(ibv_next_poll(ex) == ENOENT);
+	ibv_end_poll(ex);
+	CHECK(polled() == 3);
+	complete_nothing(send_name(&qp_req, 0));
+	CHECK(ibv_start_poll(ex, NULL) == ENOENT && polled() == 7);
+	CHECK(!post_send(qp, 101));
+	complete(17, send_name(&qp_req, 1), IBV_WC_SEND, 0);
+	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 101);
+	ibv_end_poll(ex);
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 
 static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
@@ -464,9 +590,10 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	struct ibv_sge sge[5] = { { (uintptr_t)text, 4, 9 }, { (uintptr_t)text + 4, 6, 9 }, { 1, 2, 3 } };
 	struct ibv_send_wr wr[9] = {}, *bad = NULL;
 	struct ibv_recv_wr recv[5] = {}, *bad_recv = NULL;
+	struct ibv_qp *qp, *other = connected(pd, cq, cq, 18);
+	struct vrnic_create_qp_req other_req = qp_req;
 	struct ibv_qp_attr qp_attr;
 	struct ibv_wc wc[8];
-	struct ibv_qp *qp;
 
 	attr.cap.max_inline_data = 513;
 	CHECK(!ops.create_qp(pd, &attr) && errno == EINVAL);
@@ -485,6 +612,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 		wr[i].opcode = IBV_WR_SEND;
 		wr[i].next = i < 8 ? &wr[i + 1] : NULL;
 	}
+	wr[6].send_flags = IBV_SEND_SIGNALED;
 	CHECK(ibv_post_send(qp, wr, &bad) == EINVAL && bad == wr);
 	CHECK(ibv_post_recv(qp, recv, &bad_recv) == EINVAL && bad_recv == recv);
 	CHECK(!modify(qp, IBV_QPS_INIT) && ibv_post_send(qp, wr, &bad) == EINVAL);
@@ -494,9 +622,16 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	/* As many as there is room for; the rest comes back. */
 	CHECK(ibv_post_send(qp, wr, &bad) == ENOMEM && bad == &wr[8] && sent() == 8);
 	CHECK(take_bits() && (has_doorbells ? *doorbell == 130 : kernel_rings == 1));
-	CHECK(get64(send_entry(7) + 8) == 507);
+	for (int i = 0; i < 8; i++)
+		CHECK(send_name(&qp_req, i) == send_name(&qp_req, 0) + i && send_entry(i)[1] == (i == 6));
 	CHECK(ibv_post_send(qp, &wr[8], &bad) == ENOMEM && !take_bits());
-	header(qp_req.buf_addr, &qp_req.sq)[16] = 7;
+
+	/* There is room when a completion was polled, also for those before it that do not complete. */
+	header(qp_req.buf_addr, &qp_req.sq)[16] = 8;
+	CHECK(ibv_post_send(qp, &wr[8], &bad) == ENOMEM);
+	complete(17, send_name(&qp_req, 6), IBV_WC_SEND, 0);
+	CHECK(ibv_post_send(qp, &wr[8], &bad) == ENOMEM && bad == &wr[8] && sent() == 8 && !take_bits());
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 506 && wc->qp_num == 17);
 
 	/* Every kind of request, byte by byte. */
 	memset(wr, 0, sizeof(wr));
@@ -511,7 +646,7 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 				      .invalidate_rkey = 0x0a0b0c0d };
 	CHECK(!ibv_post_send(qp, wr, &bad) && sent() == 11);
 	CHECK(send_entry(8)[0] == 1 && send_entry(8)[1] == (1 | 4) && send_entry(8)[2] == 2);
-	CHECK(get64(send_entry(8) + 8) == 1 && get32(send_entry(8) + 16) == 0x0a0b0c0d);
+	CHECK(send_name(&qp_req, 8) == send_name(&qp_req, 7) + 1 && get32(send_entry(8) + 16) == 0x0a0b0c0d);
 	CHECK(get64(send_entry(8) + 24) == 0x1111 && get32(send_entry(8) + 32) == 0x2222);
 	CHECK(!memcmp(send_entry(8) + 64, sge, 32));
 	CHECK(send_entry(9)[0] == 5 && get64(send_entry(9) + 24) == 3 && get32(send_entry(9) + 32) == 6);
@@ -551,6 +686,19 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(!ibv_post_send(qp, wr + 2, &bad) && take_bits() && !*doorbell && !kernel_rings);
 	*(uint32_t *)(uintptr_t)context_req.notify_addr = 0;
 
+	/* What the application called its requests comes back, whatever they are. */
+	CHECK(sent() == 14 && !post_send(qp, 4) && post_send(qp, 5) == ENOMEM);
+	complete(17, send_name(&qp_req, 8), IBV_WC_RDMA_WRITE, 0);
+	complete(17, send_name(&qp_req, 9), IBV_WC_COMP_SWAP, 0);
+	complete(17, send_name(&qp_req, 10), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 3 && wc[0].wr_id == 1 && wc[1].wr_id == 2 && wc[2].wr_id == 3);
+	CHECK(wc[0].opcode == IBV_WC_RDMA_WRITE && wc[1].opcode == IBV_WC_COMP_SWAP);
+	complete(17, send_name(&qp_req, 14), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 4);
+	for (int i = 0; i < 8; i++)
+		CHECK(!post_send(qp, 600 + i));
+	CHECK(post_send(qp, 5) == ENOMEM && take_bits());
+
 	/* Receives: one was posted above, three more fit. */
 	for (int i = 0; i < 5; i++)
 		recv[i] = (struct ibv_recv_wr){ .wr_id = 900 + i, .next = &recv[i + 1], .sg_list = sge, .num_sge = 1 };
@@ -559,32 +707,64 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(ibv_post_recv(qp, recv, &bad_recv) == EINVAL && bad_recv == recv);
 	CHECK(ibv_post_recv(qp, recv + 1, &bad_recv) == ENOMEM && bad_recv == &recv[4]);
 	CHECK(*header(qp_req.buf_addr, &qp_req.rq) == 4 && !take_bits());
-	CHECK(get64(entry(qp_req.buf_addr, &qp_req.rq, 2)) == 902 && entry(qp_req.buf_addr, &qp_req.rq, 2)[8] == 1);
+	CHECK(receive_name(&qp_req, 2) == receive_name(&qp_req, 0) + 2);
+	CHECK(receive_name(&qp_req, 0) >> 32 != send_name(&qp_req, 15) >> 32);
+	CHECK(entry(qp_req.buf_addr, &qp_req.rq, 2)[8] == 1);
 	CHECK(!memcmp(entry(qp_req.buf_addr, &qp_req.rq, 2) + 16, sge, 16));
-	header(qp_req.buf_addr, &qp_req.rq)[16] = 2;
+	header(qp_req.buf_addr, &qp_req.rq)[16] = 4;
 	header(qp_req.buf_addr, &qp_req.rq)[17] = 1;
 	recv[4].sg_list = sge;
+	CHECK(ibv_post_recv(qp, recv + 4, &bad_recv) == ENOMEM && bad_recv == &recv[4]);
+	complete(17, receive_name(&qp_req, 0), IBV_WC_RECV, 0);
+	complete(17, receive_name(&qp_req, 1), IBV_WC_RECV, 0);
+	CHECK(ibv_post_recv(qp, recv + 4, &bad_recv) == ENOMEM && !take_bits());
+	CHECK(ibv_poll_cq(cq, 8, wc) == 2 && !wc[0].wr_id && wc[1].wr_id == 901);
 	CHECK(!ibv_post_recv(qp, recv + 4, &bad_recv) && take_bits());
+	for (int i = 2; i < 5; i++)
+		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 3 && wc[0].wr_id == 902 && wc[1].wr_id == 903 && wc[2].wr_id == 904);
 
 	/* Completions that nobody polled go with what they tell of. */
-	complete(0, IBV_WC_SEND, 0);
-	complete(1, IBV_WC_RECV, 0);
-	*(uint32_t *)(entry(cq_req.buf_addr, &cq_req.ring, 1) + 8) = 18;
+	CHECK(!post_receive(other, 1001));
+	complete(17, send_name(&qp_req, 15), IBV_WC_SEND, 0);
+	complete(18, receive_name(&other_req, 0), IBV_WC_RECV, 0);
 
 	/* In RESET nothing is taken, and everything begins anew. */
 	CHECK(!modify(qp, IBV_QPS_RESET) && !sent() && ibv_post_send(qp, wr, &bad) == EINVAL);
 	header(qp_req.buf_addr, &qp_req.sq)[16] = 0;
 	header(qp_req.buf_addr, &qp_req.rq)[16] = 0;
-	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 1001);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 1001 && wc->qp_num == 18);
 	to_rts(qp);
-	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 1 && get64(send_entry(0) + 8) == 3);
+	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 1);
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 3);
 	fail_next = EINVAL;
 	CHECK(modify(qp, IBV_QPS_RESET) == EINVAL);
 	fail_next = 0;
 	CHECK(!ibv_post_send(qp, wr + 2, &bad) && sent() == 2);
+
+	/* What completed before is not taken for what has its name now. */
+	CHECK(!modify(qp, IBV_QPS_RESET));
+	to_rts(qp);
+	CHECK(!post_send(qp, 699) && !post_receive(qp, 800));
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	complete(17, receive_name(&qp_req, 0), IBV_WC_RECV, 0);
+	CHECK(!modify(qp, IBV_QPS_RESET));
+	to_rts(qp);
+	CHECK(!post_send(qp, 700) && !post_receive(qp, 801) && sent() == 1 && ibv_poll_cq(cq, 8, wc) == 0);
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	complete(17, receive_name(&qp_req, 0), IBV_WC_RECV, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 2 && wc[0].wr_id == 700 && wc[1].wr_id == 801);
+
 	take_bits();
-	complete(2, IBV_WC_SEND, 0);
+	CHECK(!post_send(qp, 701));
+	complete(17, send_name(&qp_req, 1), IBV_WC_SEND, 0);
 	CHECK(!ops.destroy_qp(qp) && ibv_poll_cq(cq, 8, wc) == 0);
+	CHECK(!post_receive(other, 1002));
+	complete(18, receive_name(&other_req, 1), IBV_WC_RECV, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 1002);
+	take_bits();
+	CHECK(!ops.destroy_qp(other));
 }
 
 static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
@@ -602,6 +782,7 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 	struct ibv_data_buf pieces[2] = { { text, 3 }, { text + 3, 2 } };
 	struct ibv_sge sge[2] = { { 1, 2, 3 }, { 4, 5, 6 } };
 	struct ibv_qp_ex *ex;
+	struct ibv_wc wc[8];
 	struct ibv_ah *ah;
 	struct ibv_qp *qp;
 
@@ -631,7 +812,8 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(!sent() && !ibv_wr_complete(ex) && sent() == 3 && take_bits());
 	CHECK(send_entry(0)[0] == 1 && send_entry(0)[1] == 1 && send_entry(0)[2] == 2);
 	CHECK(get64(send_entry(0) + 24) == 8 && get32(send_entry(0) + 32) == 7 && get32(send_entry(0) + 16) == 9);
-	CHECK(!memcmp(send_entry(0) + 64, sge, 32) && get64(send_entry(0) + 8) == 1);
+	CHECK(!memcmp(send_entry(0) + 64, sge, 32));
+	CHECK(send_name(&qp_req, 1) == send_name(&qp_req, 0) + 1 && send_name(&qp_req, 2));
 	CHECK(send_entry(1)[0] == 9 && send_entry(1)[1] == 8 && get32(send_entry(1) + 16) == 10);
 	CHECK(get32(send_entry(1) + 4) == 5 && !memcmp(send_entry(1) + 64, "abcde", 5));
 	CHECK(send_entry(2)[0] == 6 && get64(send_entry(2) + 24) == 12 && get32(send_entry(2) + 32) == 11);
@@ -639,6 +821,7 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 
 	/* A group that does not fit, and one that is dropped, leave nothing. */
 	ibv_wr_start(ex);
+	ex->wr_id = 99;
 	ibv_wr_rdma_read(ex, 1, 2);
 	ibv_wr_atomic_cmp_swp(ex, 1, 2, 3, 4);
 	CHECK(ibv_wr_complete(ex) == ENOMEM && sent() == 3 && !take_bits());
@@ -649,6 +832,19 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 	ibv_wr_rdma_write(ex, 1, 2);
 	ibv_wr_set_inline_data(ex, text, SIZE_MAX);
 	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 3);
+	complete(17, send_name(&qp_req, 2) + 1, IBV_WC_RDMA_READ, 0);
+	complete(17, send_name(&qp_req, 0), IBV_WC_RDMA_WRITE, 0);
+	complete(17, send_name(&qp_req, 1), IBV_WC_SEND, 0);
+	complete(17, send_name(&qp_req, 2), IBV_WC_FETCH_ADD, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 3 && wc[0].wr_id == 1 && wc[1].wr_id == 2 && wc[2].wr_id == 3);
+
+	/* Now there is room for as many as the ring has entries. */
+	ibv_wr_start(ex);
+	for (ex->wr_id = 4; ex->wr_id < 8; ex->wr_id++)
+		ibv_wr_send(ex);
+	CHECK(!ibv_wr_complete(ex) && sent() == 7 && take_bits());
+	complete(17, send_name(&qp_req, 6), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 1 && wc->wr_id == 7);
 	CHECK(!ops.destroy_qp(qp));
 
 	attr.qp_type = IBV_QPT_UD;
@@ -695,13 +891,14 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	struct ibv_send_wr *bad, wr = { .wr_id = 10, .opcode = IBV_WR_BIND_MW };
 	struct ibv_sge sge = { 1, 2, 3 };
 	struct ibv_qp_ex *ex;
+	struct ibv_wc wc[8];
 
 	CHECK(qp && mw && mr && mw->type == IBV_MW_TYPE_1 && mw->rkey == 0x112233ff);
 	to_rts(qp);
 	/* The next key differs in the lowest byte alone. */
 	bind.bind_info = (struct ibv_mw_bind_info){ mr, 1, 2, 3 };
 	CHECK(!ops.bind_mw(qp, mw, &bind) && sent() == 1 && mw->rkey == 0x11223300);
-	CHECK(send_entry(0)[0] == 8 && send_entry(0)[1] == 1 && get64(send_entry(0) + 8) == 9);
+	CHECK(send_entry(0)[0] == 8 && send_entry(0)[1] == 1);
 	CHECK(get64(send_entry(0) + 24) == 1 && get64(send_entry(0) + 32) == 2);
 	CHECK(get32(send_entry(0) + 40) == 0x11223300 && get32(send_entry(0) + 44) == 5 && get32(send_entry(0) + 48) == 3);
 	bind.bind_info = (struct ibv_mw_bind_info){};
@@ -731,11 +928,139 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	ibv_wr_local_inv(ex, 1);
 	ibv_wr_set_sge(ex, 1, 2, 3);
 	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 6);
+	for (int i = 0; i < 3; i++)
+		complete(17, send_name(&qp_req, i), IBV_WC_BIND_MW, 0);
+	CHECK(ibv_poll_cq(cq, 8, wc) == 3 && wc[0].wr_id == 9 && wc[1].wr_id == 9 && wc[2].wr_id == 10);
 	take_bits();
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr) && !ops.dealloc_mw(mw) && !ops.destroy_qp(qp));
 	fail_next = ENOMEM;
 	CHECK(!ops.alloc_mw(pd, IBV_MW_TYPE_2) && errno == ENOMEM);
 	fail_next = 0;
+}
+
+/* Ends what is posted as the kernel does it when the device is gone. */
+static void set_failed(int failed)
+{
+	__atomic_store_n((uint32_t *)(uintptr_t)context_req.notify_addr + 48, failed, __ATOMIC_RELEASE);
+}
+
+/* Requests that must be flushed yet, by their queue: request n of queue q is called 100 * q + n. */
+static struct {
+	uint32_t next, end, qpn;
+	enum ibv_wc_opcode opcode;
+} expected[5];
+
+static void expect(uint32_t queue, uint32_t next, uint32_t end, uint32_t qpn, enum ibv_wc_opcode opcode)
+{
+	expected[queue].next = next;
+	expected[queue].end = end;
+	expected[queue].qpn = qpn;
+	expected[queue].opcode = opcode;
+}
+
+static void flushed(uint64_t wr_id, enum ibv_wc_status status, enum ibv_wc_opcode opcode, uint32_t qpn)
+{
+	uint32_t queue = wr_id / 100;
+
+	CHECK(queue < 5 && expected[queue].next < expected[queue].end && wr_id % 100 == expected[queue].next);
+	CHECK(status == IBV_WC_WR_FLUSH_ERR && opcode == expected[queue].opcode && qpn == expected[queue].qpn);
+	expected[queue].next++;
+}
+
+static int all_flushed(void)
+{
+	for (int i = 0; i < 5; i++)
+		if (expected[i].next != expected[i].end)
+			return 0;
+	return 1;
+}
+
+static void failure(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 4, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_cq_ex *ex = ops.create_cq_ex(context, &attr);
+	struct vrnic_create_cq_req ex_req = cq_req;
+	struct ibv_cq *cq = ops.create_cq(context, 4, NULL, 0);
+	struct vrnic_create_qp_req req[2];
+	struct ibv_qp *qp[2];
+	struct ibv_wc wc[3];
+	int count;
+
+	/* A queue pair sends to the one and receives from the other, another the other way round. */
+	qp[0] = connected(pd, cq, ibv_cq_ex_to_cq(ex), 17);
+	req[0] = qp_req;
+	qp[1] = connected(pd, ibv_cq_ex_to_cq(ex), cq, 18);
+	req[1] = qp_req;
+	for (int i = 0; i < 8; i++)
+		CHECK(!post_send(qp[0], 100 + i) && !post_send(qp[1], 200 + i));
+	for (int i = 0; i < 4; i++)
+		CHECK(!post_receive(qp[0], 300 + i) && !post_receive(qp[1], 400 + i));
+	CHECK(post_send(qp[0], 108) == ENOMEM && post_receive(qp[1], 404) == ENOMEM);
+
+	/* What completed comes first, and what was silent before it does not come. */
+	complete(17, send_name(&req[0], 0), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 3, wc) == 1 && wc->wr_id == 100 && ibv_poll_cq(cq, 3, wc) == 0);
+	CHECK(ibv_start_poll(ex, NULL) == ENOENT);
+	complete(17, send_name(&req[0], 0), IBV_WC_SEND, 0);
+	complete(18, receive_name(&req[1], 0), IBV_WC_RECV, 0);
+	complete(17, send_name(&req[0], 2), IBV_WC_SEND, 0);
+	set_failed(1);
+	expect(1, 3, 8, 17, IBV_WC_SEND);
+	expect(4, 1, 4, 18, IBV_WC_RECV);
+	CHECK(ibv_poll_cq(cq, 3, wc) == 3 && wc[0].wr_id == 400 && wc[1].wr_id == 102);
+	CHECK(wc[0].status == IBV_WC_SUCCESS && wc[1].status == IBV_WC_SUCCESS);
+	flushed(wc[2].wr_id, wc[2].status, wc[2].opcode, wc[2].qp_num);
+	while ((count = ibv_poll_cq(cq, 3, wc)))
+		for (int i = 0; i < count; i++)
+			flushed(wc[i].wr_id, wc[i].status, wc[i].opcode, wc[i].qp_num);
+	CHECK(all_flushed() && ibv_poll_cq(cq, 3, wc) == 0 && polled() == 4);
+
+	/* The other completion queue has lost nothing. */
+	cq_req = ex_req;
+	completions = 0;
+	complete(17, receive_name(&req[0], 0), IBV_WC_RECV, 0);
+	complete(17, receive_name(&req[0], 0), IBV_WC_RECV, 0);
+	expect(2, 0, 8, 18, IBV_WC_SEND);
+	expect(3, 1, 4, 17, IBV_WC_RECV);
+	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 300 && ex->status == IBV_WC_SUCCESS);
+	for (int i = 0; i < 4; i++) {
+		CHECK(!ibv_next_poll(ex));
+		flushed(ex->wr_id, ex->status, ibv_wc_read_opcode(ex), ibv_wc_read_qp_num(ex));
+	}
+	ibv_end_poll(ex);
+	CHECK(!ibv_start_poll(ex, NULL));
+	do {
+		flushed(ex->wr_id, ex->status, ibv_wc_read_opcode(ex), ibv_wc_read_qp_num(ex));
+	} while (!ibv_next_poll(ex));
+	ibv_end_poll(ex);
+	CHECK(all_flushed() && ibv_start_poll(ex, NULL) == ENOENT && polled() == 2);
+
+	/* All entries are free again, and what is posted now ends as well. */
+	for (int i = 10; i < 18; i++)
+		CHECK(!post_send(qp[0], 100 + i) && !post_send(qp[1], 200 + i));
+	for (int i = 10; i < 14; i++)
+		CHECK(!post_receive(qp[0], 300 + i) && !post_receive(qp[1], 400 + i));
+	CHECK(post_send(qp[0], 118) == ENOMEM && post_receive(qp[1], 414) == ENOMEM);
+	expect(1, 10, 18, 17, IBV_WC_SEND);
+	expect(4, 10, 14, 18, IBV_WC_RECV);
+	while (ibv_poll_cq(cq, 1, wc))
+		flushed(wc->wr_id, wc->status, wc->opcode, wc->qp_num);
+	CHECK(all_flushed());
+	expect(2, 10, 18, 18, IBV_WC_SEND);
+	expect(3, 10, 14, 17, IBV_WC_RECV);
+	while (!ibv_start_poll(ex, NULL)) {
+		flushed(ex->wr_id, ex->status, ibv_wc_read_opcode(ex), ibv_wc_read_qp_num(ex));
+		ibv_end_poll(ex);
+	}
+	CHECK(all_flushed());
+
+	/* A queue pair that was reset or destroyed has nothing to end. */
+	CHECK(!post_send(qp[0], 120) && !post_receive(qp[0], 320) && !modify(qp[0], IBV_QPS_RESET));
+	CHECK(!post_send(qp[1], 220) && !post_receive(qp[1], 420) && !ops.destroy_qp(qp[1]));
+	CHECK(ibv_poll_cq(cq, 3, wc) == 0 && ibv_start_poll(ex, NULL) == ENOENT);
+	set_failed(0);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp[0]) && !ops.destroy_cq(cq) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 
 static void domains(struct ibv_context *context, struct ibv_pd *pd)
@@ -775,13 +1100,17 @@ void exercise(void)
 
 		CHECK(device && pd && !ops.query_device_ex(context, NULL, &attr, sizeof(attr)));
 		CHECK(!strcmp(attr.orig_attr.fw_ver, "3.2.1"));
+		completion_queues(context, pd);
+		nothing_completes(context, pd);
+		take_bits();
 		kernel_rings = 0;
-		completion_queues(context);
+		*doorbell = 0;
 		cq = ops.create_cq(context, 5, NULL, 0);
 		send_and_receive(context, pd, cq);
 		extended_posting(context, pd, cq);
 		windows(pd, cq);
 		domains(context, pd);
+		failure(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));
 		ops.free_context(context);
 		provider->uninit_device(device);
