@@ -255,10 +255,6 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
             e[4..8].copy_from_slice(&[255; 4]);
         }),
         ("reserved in the header", operation, |e, _| e[22] = 1),
-        ("reserved in the target", operation, |e, _| e[63] = 1),
-        ("target of a plain send", operation, |e, _| {
-            e[0] = SendOpcode::Send.raw();
-        }),
         ("unknown local key", Status::LocalProtection, |e, f| {
             e[76..80].copy_from_slice(&(f.key ^ 0x10).to_le_bytes());
         }),
@@ -313,6 +309,16 @@ fn bad_send_entries(range: &Range) -> Outcome<()> {
         field.renew()?;
         field.transfers(1).during(name)?;
     }
+    // What an operation has no use for is not looked at (DEV-WQE-5).
+    let mut entry = field.write(1);
+    entry[63] = 1;
+    field.a.put_send(&entry);
+    field.a.publish(&field.context);
+    let cqe = field.complete().during("reserved in the target")?;
+    ensure!(
+        cqe.status == Status::Success.raw() && cqe.wr_id.get() == 1,
+        "reserved in the target: {cqe:?}"
+    );
     Ok(())
 }
 

@@ -283,8 +283,7 @@ unsafe fn prepare(
         _buffer: buffer,
     });
     if qp.is_null() {
-        send_cq.queue.lock().detach(send_number);
-        receive_cq.queue.lock().detach(receive_number);
+        // What was to be placed there is dropped, which detaches it.
         return Err(libc::ENOMEM);
     }
     Ok((qp, request))
