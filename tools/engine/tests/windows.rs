@@ -627,9 +627,9 @@ fn a_region_gets_other_memory_and_another_key() {
 
 #[test]
 fn each_fault_of_a_change_leaves_the_region_as_it_was() {
+    type Change = fn(&mut ReregisterMr);
     let (mut world, mut c, _) = connected(17);
     let mr = c.mrs[1].clone();
-    type Change = fn(&mut ReregisterMr);
     let faults: [(Change, CommandStatus); 10] = [
         (|r| r.flags = 0.into(), CommandStatus::InvalidArgument),
         (|r| r.flags = 8.into(), CommandStatus::InvalidArgument),

@@ -204,9 +204,11 @@ impl Daemon {
 
     /// SIGTERM and a clean end. False when it had to be killed or reported a failure.
     pub fn stop(&mut self) -> bool {
-        self.parts.iter_mut().fold(true, |clean, part| {
-            part.process.stop(Duration::from_secs(5)) && clean
-        })
+        let mut clean = true;
+        for part in &mut self.parts {
+            clean &= part.process.stop(Duration::from_secs(5));
+        }
+        clean
     }
 }
 

@@ -159,6 +159,10 @@ impl Model {
     }
 
     /// The tag with which frames of `id` leave by `port`; `None` if they do not.
+    #[expect(
+        clippy::option_option,
+        reason = "whether it leaves, and whether tagged"
+    )]
     fn tag_of(&self, port: usize, id: u16) -> Option<Option<u16>> {
         match &self.ports[port].vlans {
             Vlans::Access(own) => (own.get() == id).then_some(None),

@@ -151,7 +151,7 @@ impl Worker {
         loop {
             if let Some((from, segment)) = self.in_flight.pop_front() {
                 self.deliver_segment(from, segment, now);
-            } else if let Some((to, frame)) = self.network.next() {
+            } else if let Some((to, frame)) = self.network.next_frame() {
                 self.devices[to].contained(&mut self.shared, |device, shared| {
                     device.receive_frame(shared, &frame, now);
                 });

@@ -176,7 +176,7 @@ impl Network {
     }
 
     /// The next frame for an RNIC, with the index of its device. Frames for the outside leave on the way.
-    pub fn next(&mut self) -> Option<(usize, Vec<u8>)> {
+    pub fn next_frame(&mut self) -> Option<(usize, Vec<u8>)> {
         if self.arrived.is_empty() && self.switch.has_output() {
             self.drain();
         }
@@ -284,7 +284,7 @@ mod tests {
         assert!(thread.is_some());
         let now = Instant::default();
         network.send(0, roce(1, 0), now);
-        assert_eq!(network.next(), None, "both are down");
+        assert_eq!(network.next_frame(), None, "both are down");
         for device in 0..3 {
             network.set_rnic_up(device, true);
         }
@@ -292,9 +292,9 @@ mod tests {
         network.send(1, roce(1, 1), now);
         network.send(0, roce(2, 0), now);
         network.send(2, roce(1, 2), now);
-        assert_eq!(network.next(), Some((1, roce(1, 0))));
-        assert_eq!(network.next(), Some((1, roce(1, 1))));
-        assert_eq!(network.next(), None, "device 2 is elsewhere");
+        assert_eq!(network.next_frame(), Some((1, roce(1, 0))));
+        assert_eq!(network.next_frame(), Some((1, roce(1, 1))));
+        assert_eq!(network.next_frame(), None, "device 2 is elsewhere");
         assert_eq!(network.next_deadline(), None);
     }
 
@@ -310,15 +310,15 @@ mod tests {
         assert!(!network.has_messages());
         hub.tell_worker();
         assert!(network.has_messages() && network.turn(now) && !network.turn(now));
-        assert_eq!(network.next(), Some((1, roce(1, 0))));
+        assert_eq!(network.next_frame(), Some((1, roce(1, 0))));
         assert_eq!(
-            network.next(),
+            network.next_frame(),
             None,
             "no VM may send from an address of its choice"
         );
         // The driver of RNIC 0 is not up: RoCE is for the VM's other programs.
         network.send(1, roce(0, 1), now);
-        assert_eq!(network.next(), None);
+        assert_eq!(network.next_frame(), None);
         assert!(hub.take_outbound());
         assert_eq!(hub.port(0).take_outbound().0.pop(), Some(roce(0, 1)));
     }

@@ -84,7 +84,7 @@ fn interface(
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays zero: the configuration allows no longer names.
     for (to, from) in request.ifr_name.iter_mut().take(15).zip(name.bytes()) {
-        *to = from as libc::c_char;
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: both operations read and write one ifreq, which `request` is, and no other is used.
