@@ -7,7 +7,7 @@
 //! that is being sent. Nothing is lost and nothing is done twice, at whatever instruction the daemon is killed:
 //!
 //! * *Received bytes.* They are received straight into the ring, and how many is noted by the kernel within the same
-//!   system call ([`noted_io`]). Both happen or neither.
+//!   system call (`noted_io`). Both happen or neither.
 //! * *How many bytes went so far*, in each direction, is the larger one of two sums, base + noted length. Before a
 //!   call the smaller one gets the noted length 0 and then the larger sum as its base. Neither store changes the
 //!   larger one, so the total is right after each, and only the kernel's note raises it.

@@ -5,7 +5,7 @@
 //! * [`stream`]: bytes and file descriptors over a UNIX socket.
 //! * [`session`]: one connection: negotiation and dispatch to a [`Device`].
 //! * [`pci_device`]: a [`pci::Function`](crate::pci::Function) as a [`Device`].
-//! * [`journal`], [`noted_io`] and [`dead_device`]: what the holder process needs to stand in for a daemon that died.
+//! * [`journal`], `noted_io` and [`dead_device`]: what the holder process needs to stand in for a daemon that died.
 //! * [`listener`]: a socket that serves one VMM after the other.
 //!
 //! The thread that reads the socket never waits for anything but the socket: QEMU queues posted writes without a limit
