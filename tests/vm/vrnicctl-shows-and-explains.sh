@@ -9,7 +9,8 @@ for device in a b; do
 	vrnicctl devices | grep -Eq "^$device +up " || fail "device $device is not up"
 done
 vrnicctl gids -d a | grep -q "${IP_a}" || fail "no GID with the address of VM a"
-vrnicctl ports | grep -Eq '^a +1 +active +4096' || fail "port of a"
+mtu=$(on a ibv_devinfo -d "$DEV" | sed -n 's/.*active_mtu:\s*\([0-9]*\).*/\1/p')
+vrnicctl ports | grep -Eq "^a +1 +active +$mtu " || fail "port of a, whose MTU is $mtu"
 if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was shown"; fi
 
 # Programs that run.
