@@ -53,7 +53,8 @@ const ACK_DELAY: u8 = 15;
 /// Objects that users can have of a kind of which the device has `all`.
 ///
 /// `ib_core` makes one of each kind itself, for the management datagrams of the port: queue pair 1,
-/// its completion queue, its protection domain, and the memory region of that.
+/// its completion queue, its protection domain, and, without a local DMA key, the memory region of
+/// that.
 fn left_for_users(all: u32) -> u32 {
     all.saturating_sub(1)
 }
@@ -111,7 +112,12 @@ impl Operations for Vrnic {
             max_sge_rd: limits.max_send_sge.get(),
             max_cq: left_for_users(limits.max_cq.get()),
             max_cqe: limits.max_cq_entries.get(),
-            max_mr: left_for_users(limits.max_mr.get()),
+            // The local DMA key comes with fast registration.
+            max_mr: if limits.max_fast_registration_pages.get() != 0 {
+                limits.max_mr.get()
+            } else {
+                left_for_users(limits.max_mr.get())
+            },
             max_mw: limits.max_mw.get(),
             max_fast_registration_pages: limits.max_fast_registration_pages.get(),
             max_pd: left_for_users(limits.max_pd.get()),
