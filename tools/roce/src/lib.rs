@@ -2,9 +2,9 @@
 
 //! RoCE frames: [`Segment`](vrnic_engine::Segment)s as bytes on Ethernet, and back.
 //!
-//! [`encode`] writes a segment as a frame of RoCE version 2 (IBTA volume 1, annex A17: Ethernet,
+//! [`encode()`] writes a segment as a frame of RoCE version 2 (IBTA volume 1, annex A17: Ethernet,
 //! IPv4 or IPv6, UDP port 4791) or version 1 (annex A16: Ethernet type 0x8915 and a GRH), with or
-//! without a VLAN tag; [`parse`] makes a segment of a frame or says what is wrong with it. Frames
+//! without a VLAN tag; [`parse()`] makes a segment of a frame or says what is wrong with it. Frames
 //! come from anybody, so `parse` believes nothing: every length is checked, and nothing behind the
 //! addresses is looked at before the invariant CRC is right.
 //!
