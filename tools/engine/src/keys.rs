@@ -451,16 +451,14 @@ impl Keys {
                 .map(|range| ranges.push(range))
                 .ok_or(Cause::LocalUnmapped),
         });
-        resolved.map_err(|cause| {
-            let access = Access {
-                key,
-                pd: by.pd,
-                rights,
-                address,
-                length,
-            };
-            self.refuse(cause, access)
-        })
+        let access = Access {
+            key,
+            pd: by.pd,
+            rights,
+            address,
+            length,
+        };
+        resolved.map_err(|cause| self.refuse(cause, access))
     }
 
     /// Checks an access as [`resolve`](Self::resolve) does, without resolving it.
@@ -483,16 +481,14 @@ impl Keys {
             }
             _ => Ok(()),
         });
-        checked.map_err(|cause| {
-            let access = Access {
-                key,
-                pd: by.pd,
-                rights,
-                address,
-                length,
-            };
-            self.refuse(cause, access)
-        })
+        let access = Access {
+            key,
+            pd: by.pd,
+            rights,
+            address,
+            length,
+        };
+        checked.map_err(|cause| self.refuse(cause, access))
     }
 }
 

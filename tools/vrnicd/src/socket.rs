@@ -8,6 +8,13 @@ use std::path::Path;
 
 /// Binds `path`. Replaces a socket that nobody listens on any more; refuses anything else that is there.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    make_room(path)?;
+    UnixListener::bind(path)
+}
+
+/// Removes a socket at `path` that nobody listens on any more. `AddrInUse` if somebody does, `AlreadyExists` if something
+/// else is there.
+pub fn make_room(path: &Path) -> io::Result<()> {
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             return Err(io::Error::new(
@@ -23,5 +30,5 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
         }
         std::fs::remove_file(path)?;
     }
-    UnixListener::bind(path)
+    Ok(())
 }

@@ -77,7 +77,6 @@ impl Cq {
 unsafe fn prepare(
     context: *mut ibv_context,
     cqe: u32,
-    single_threaded: bool,
 ) -> Result<(*mut Cq, CreateCqRequest), c_int> {
     if cqe == 0 || cqe > MAX_ENTRIES {
         return Err(libc::EINVAL);
@@ -103,12 +102,9 @@ unsafe fn prepare(
         // SAFETY: Integers, pointers, and mutexes that libibverbs initialises.
         cq: UnsafeCell::new(unsafe { mem::zeroed() }),
         current: UnsafeCell::new(Cqe::default()),
-        queue: if single_threaded {
-            // SAFETY: The application said that one thread at a time uses the queue.
-            unsafe { SpinLock::without_lock(queue) }
-        } else {
-            SpinLock::new(queue)
-        },
+        // A real lock also where the application says that one thread polls: queue pairs that other
+        // threads create and destroy come and go in the table of the queue.
+        queue: SpinLock::new(queue),
         // SAFETY: By contract; the context outlives the completion queue.
         patience: unsafe { Context::patience(context) },
         // SAFETY: As above.
@@ -129,7 +125,7 @@ pub unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: The verbs contract.
-    let prepared = unsafe { prepare(context, u32::try_from(cqe).unwrap_or(0), false) };
+    let prepared = unsafe { prepare(context, u32::try_from(cqe).unwrap_or(0)) };
     let (cq, request) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
@@ -176,14 +172,8 @@ pub unsafe extern "C" fn create_cq_ex(
     if flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
         return fail(libc::EOPNOTSUPP);
     }
-    let mut single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
-    if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
-        // SAFETY: The verbs contract.
-        single_threaded |= unsafe { Pd::is_single_threaded(attr.parent_domain) };
-    }
-
     // SAFETY: The verbs contract.
-    let (cq, request) = match unsafe { prepare(context, attr.cqe, single_threaded) } {
+    let (cq, request) = match unsafe { prepare(context, attr.cqe) } {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };

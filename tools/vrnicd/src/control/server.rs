@@ -3,7 +3,6 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use tracing::{debug, info, warn};
 use super::inspector::Inspector;
 use super::protocol::{MAX_REQUEST, Reply, Request};
 use crate::logging;
+use crate::socket::make_room;
 use crate::stop::Stop;
 
 /// Clients at a time.
@@ -54,21 +54,7 @@ impl Server {
     /// Binds `path` with permissions `mode`, less what the process's mask takes away. Replaces a socket that nobody
     /// listens on any more; refuses anything else that is there.
     pub fn bind(path: &Path, mode: u32, inspector: Arc<Inspector>) -> io::Result<Self> {
-        if let Ok(metadata) = std::fs::symlink_metadata(path) {
-            if !metadata.file_type().is_socket() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "the path exists and is not a socket",
-                ));
-            }
-            if UnixStream::connect(path).is_ok() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AddrInUse,
-                    "another process listens on this socket",
-                ));
-            }
-            std::fs::remove_file(path)?;
-        }
+        make_room(path)?;
         let socket: OwnedFd = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,
