@@ -3,7 +3,6 @@
 //! Completion queues: their life and their events. Polling is in [`super::poll`].
 
 use super::context::Context;
-use super::pd::Pd;
 use super::{allocate, fail, poll, release};
 use crate::doorbell::Doorbell;
 use crate::ffi::command::*;
