@@ -96,6 +96,26 @@ kernel_clippy() {
 	! grep -E '^(warning|error)' "$logs/kernel-clippy.log"
 }
 
+# The crates of the module as clippy just compiled them; a kernel tree documents only its own.
+kernel_docs() {
+	local crate saved flag flags bad=0
+	for crate in rust/wire/vrnic_wire rust/bindings/lib rust/virtio/lib rust/rdma/lib drivers/infiniband/hw/vrnic/main; do
+		echo "$crate"
+		saved=$(sed -n '1s/^savedcmd_[^ ]* := //p' "build/clippy/${crate%/*}/.${crate##*/}.o.cmd")
+		flags=()
+		eval "set -- $saved"
+		for flag in "$@"; do
+			case $flag in
+			[A-Z]*=* | clippy-driver | -[AW]clippy::* | --emit=* | --out-dir | "${crate%/*}/") ;;
+			*) flags+=("$flag") ;;
+			esac
+		done
+		(cd build/clippy && RUSTC_BOOTSTRAP=1 OBJTREE=$kdir VRNIC_OBJTREE=$PWD RUST_MODFILE=./vrnic rustdoc "${flags[@]}" \
+			--document-private-items -Dwarnings -Arustdoc::private_intra_doc_links -o ../doc) || bad=1
+	done
+	return $bad
+}
+
 userspace_docs() { (cd tools && RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items); }
 
 # Pedantic, without the lints that are about taste, and without the one on `as` that shortens: rings, PSNs and
@@ -126,6 +146,7 @@ check kernel-rustfmt kernel_rustfmt
 check userspace-clippy userspace_clippy
 check userspace-docs userspace_docs
 check kernel-clippy kernel_clippy
+check kernel-docs kernel_docs
 
 if [ ${#failed[@]} -gt 0 ]; then
 	echo "failed: ${failed[*]} (logs in $logs)"
