@@ -24,7 +24,7 @@ fields() { dissect -T fields -E occurrence=f -e "$1"; }
 
 # The file is written behind the traffic.
 opcodes=
-for _ in $(seq 20); do
+for _ in $(seq 60); do
 	opcodes=$(fields infiniband.bth.opcode | sort -n | uniq -c | awk '{ print $2 }' | tr '\n' ' ') || true
 	case " $opcodes" in *" 100 "*) break ;; esac
 	sleep 0.5

@@ -13,11 +13,7 @@ on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --client $IP_b --s
 client=$!
 on -t 150 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
 poller=$!
-for i in $(seq 60); do
-	grep -q 'kill the device' "$LAB_DIR/poller" && break
-	sleep 0.5
-done
-grep -q 'kill the device' "$LAB_DIR/poller" || fail "the program that polls is not ready"
+within 60 grep -sq 'kill the device' "$LAB_DIR/poller" || fail "the program that polls is not ready"
 # A user in the kernel, which drains when the device goes. It and the connection manager have receives waiting.
 on a modprobe vrnic-drain
 outstanding() { on a rdma resource show qp type GSI -dd | grep -o 'rq_outstanding [0-9]*' | cut -d' ' -f2; }

@@ -13,10 +13,7 @@ on -t 90 a sh -c "vrnic-stress --device $DEV --seconds 60 --patience 15; echo ex
 victim=$!
 on -t 150 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
 poller=$!
-for i in $(seq 60); do
-	grep -q 'kill the device' "$LAB_DIR/poller" && break
-	sleep 0.5
-done
+within 60 grep -sq 'kill the device' "$LAB_DIR/poller" || fail "the program that polls is not ready"
 sleep 4
 kill -USR1 "$(lab pid vrnicd)"
 wait $victim || fail "the program on the failed device does not end"
@@ -33,9 +30,6 @@ wait $watch
 virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
 on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
 on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
-for i in $(seq 50); do
-	on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
-	sleep 0.2
-done
+active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 3
 wait $bystander || fail "the other VM noticed"

@@ -7,9 +7,6 @@
 for round in $(seq 8); do
 	on -t 60 a rmmod vrnic
 	on -t 60 a modprobe vrnic
-	for i in $(seq 50); do
-		on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
-		sleep 0.2
-	done
+	active a
 	on -t 60 a vrnic-stress --device "$DEV" --batches 3
 done

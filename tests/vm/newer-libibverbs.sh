@@ -25,6 +25,6 @@ done
 # One end of each release: what they exchange is the same.
 on -t 60 b ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 &
 server=$!
-sleep 3
+listening b 18950
 on -t 60 a ibv_rc_pingpong-65 -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 "$IP_b"
 wait $server || fail "the end of rdma-core 56 failed"

@@ -8,10 +8,7 @@ on -t 90 b sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --server; tru
 server=$!
 on -t 120 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --survivor > "$LAB_DIR/survivor" &
 survivor=$!
-for i in $(seq 100); do
-	grep -q 'kill the peer now' "$LAB_DIR/survivor" 2>/dev/null && break
-	sleep 0.2
-done
+within 60 grep -sq 'kill the peer now' "$LAB_DIR/survivor" || fail "the survivor is not ready"
 lab kill b
 wait $server || true
 wait $survivor || { cat "$LAB_DIR/survivor"; fail "the survivor did not get what it should"; }

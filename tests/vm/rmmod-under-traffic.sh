@@ -14,8 +14,5 @@ else
 fi
 wait $client
 on -t 60 a sh -c 'lsmod | grep -q "^vrnic " && rmmod vrnic; modprobe vrnic'
-for i in $(seq 50); do
-	on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
-	sleep 0.2
-done
+active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 3

@@ -16,7 +16,7 @@ perf b a ib_write_bw -s 65536 -n 200 >/dev/null
 perf a b ib_read_bw -s 65536 -n 100 >/dev/null
 on -t 60 b rping -s -a "$IP_b" -C 20 -V &
 server=$!
-sleep 2
+listening b 7174
 on -t 60 a rping -c -a "$IP_b" -C 20 -V >/dev/null || fail "rping fails"
 wait $server || fail "rping's server fails"
 on -t 90 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 6 --qps 4 &

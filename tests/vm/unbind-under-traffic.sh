@@ -14,10 +14,7 @@ for round in 1 2 3; do
 	client=$!
 	on -t 90 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
 	poller=$!
-	for i in $(seq 60); do
-		grep -q 'kill the device' "$LAB_DIR/poller" && break
-		sleep 0.5
-	done
+	within 60 grep -sq 'kill the device' "$LAB_DIR/poller" || fail "round $round: the program that polls is not ready"
 	sleep 3
 	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
 	on a sh -c "test ! -e /sys/class/infiniband/$DEV" || fail "the device is still there"
@@ -26,9 +23,6 @@ for round in 1 2 3; do
 	wait $client || fail "round $round: traffic went on without a device"
 	wait $server || fail "round $round: the peer hangs"
 	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
-	for i in $(seq 50); do
-		on a ibv_devinfo -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE && break
-		sleep 0.2
-	done
+	active a
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 done

@@ -14,10 +14,9 @@ vrnicctl ports | grep -Eq "^a +1 +active +$mtu " || fail "port of a, whose MTU i
 if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was shown"; fi
 
 # Programs that run.
-on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 20 --qps 4 &
+on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 25 --qps 4 &
 server=$!
-sleep 1
-on -t 120 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds 20 --qps 4 &
+on -t 120 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds 25 --qps 4 &
 client=$!
 # Each names its peer, which names it, has work posted and gets on. Programs take their time to start, so one good look among many is enough.
 look() {
@@ -36,15 +35,10 @@ assert any(qp["receives_posted"] for qp in a.values()), "no receives"
 assert any(qp["device"] == "a" and a.get(qp["qpn"], qp)["send_psn"] != qp["send_psn"] for qp in later), "no PSN moved"
 PY
 }
-seen=
-for _ in $(seq 20); do
-	if look 2> "$LAB_DIR/why"; then
-		seen=yes
-		break
-	fi
-done
+code=0
+within 15 look 2> "$LAB_DIR/why" || code=$?
 vrnicctl qps
-[ "$seen" ] || fail "the queue pairs are not as they should be: $(tail -n 1 "$LAB_DIR/why")"
+[ $code = 0 ] || fail "the queue pairs are not as they should be: $(tail -n 1 "$LAB_DIR/why")"
 vrnicctl cqs -d a | grep -Eq '^a +[0-9]+ .* ok$' || fail "no completion queue"
 vrnicctl mrs -d b | grep -q 'remote write' || fail "no memory region that a peer may write"
 vrnicctl watch -i 0.5 -n 3 > "$LAB_DIR/watch"
@@ -60,7 +54,6 @@ vrnicctl log debug | grep -qi debug || fail "the filter of the log"
 provoke() {
 	on -t 120 b vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --server &
 	server=$!
-	sleep 1
 	on -t 120 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" "$1"
 	wait $server
 	vrnicctl explain -d a -n 200 > "$LAB_DIR/a"
@@ -88,6 +81,6 @@ provoke local-key-bad
 explained a 'completed with LocalProtection, wr_id .*: no memory region has the local key; key 0x'
 provoke flush-both-queues
 explained a 'completed with Flushed.*queue pair is in the error state'
-grep -q 'no memory region has the remote key; key 0x' "$(lab log)" || fail "the log at level debug does not say why"
+within 20 grep -q 'no memory region has the remote key; key 0x' "$(lab log)" || fail "the log at level debug does not say why"
 vrnicctl log "$old" >/dev/null
 if vrnicctl log 'no such=filter=at all' 2>/dev/null; then fail "a filter that makes no sense was taken"; fi

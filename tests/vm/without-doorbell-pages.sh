@@ -10,6 +10,6 @@ perf a b ibv_rc_pingpong -n 100
 perf a b ib_send_bw -s 65536 -n 100
 on -t 60 b sh -c "rping -s -a $IP_b -p 18710 -C 5" &
 server=$!
-sleep 1
+listening b 18710
 on -t 60 a rping -c -a "$IP_b" -p 18710 -C 5 -V
 wait $server || fail "the server of rping failed"

@@ -20,6 +20,27 @@ lab() { "$LAB_BIN" ctl "$@"; }
 # perf CLIENT SERVER PROGRAM ARGS...: a perftest or pingpong pair; prints the client's output.
 perf() { "$LAB_BIN" ctl perf "$@"; }
 
+# within SECONDS COMMAND...: repeats the command until it succeeds; fails when it did not in that time.
+within() {
+	local end=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		[ $SECONDS -lt $end ] || return 1
+		sleep 0.2
+	done
+}
+
+# listening VM PORT: waits until a program in the VM listens there, through rdma_cm or TCP.
+listening() {
+	within 40 on "$1" sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:$2 ' || ss -Hltn sport = :$2 | grep -q ." ||
+		fail "nobody listens on port $2 of VM $1"
+}
+
+# active VM: waits until the RNIC's port is active.
+active() {
+	within 40 on "$1" sh -c "ibv_devinfo -d $DEV 2>/dev/null | grep -q PORT_ACTIVE" || fail "the port of VM $1 is not active"
+}
+
 # vrnicctl ARGS...: asks the lab's vrnicd, on the host.
 vrnicctl() { "$VRNICCTL" "$@"; }
 

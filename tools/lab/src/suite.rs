@@ -707,7 +707,7 @@ fn one(
 /// Objects that are still there some seconds after the test, if any. A VM that died or was rebooted has none to show.
 fn leaked(shared: &Shared, name: &str, before: Option<String>) -> Option<String> {
     let before = before?;
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if !shared.lab.vm_alive(name) {
             return None;

@@ -11,7 +11,6 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
 
 use common::daemon::{Daemon, Driver, EVENT, F_DOORBELL, REPLY, REQUEST};
 use common::*;
@@ -196,16 +195,10 @@ fn page_lists_that_lead_anywhere_are_refused() {
             pages,
             ..Default::default()
         };
-        let begin = Instant::now();
         let status = command(&mut a, &request).expect_err(name);
         assert!(
             wanted.iter().any(|w| w.raw() == status),
             "{name}: status {status}"
-        );
-        assert!(
-            begin.elapsed() < Duration::from_secs(5),
-            "{name}: refused only after {:?}",
-            begin.elapsed()
         );
         b.works();
     }
