@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Two hosts for the network's sake: two network namespaces with a cable between them, without privileges.
+//! Two hosts for the network's sake: two network namespaces with a cable between them. Root makes them as they are;
+//! others, who may not, make a user namespace around them.
 
 use std::fs;
 use std::path::Path;
@@ -43,18 +44,14 @@ impl Namespaces {
         let (told, log) = (scratch.join("namespace"), logs.join("namespaces.log"));
         let _ = fs::remove_file(&told);
         let told_text = told.to_string_lossy();
-        let words = [
-            "--user",
-            "--map-root-user",
-            "--net",
-            "sh",
-            "-c",
-            SCRIPT,
-            "sh",
-        ];
-        let words = words
-            .into_iter()
-            .chain([&*told_text])
+        let around: &[&str] = match user() {
+            Some(user) => &[user, "--map-root-user"],
+            None => &[],
+        };
+        let words = around
+            .iter()
+            .copied()
+            .chain(["--net", "sh", "-c", SCRIPT, "sh", &*told_text])
             .chain(Self::ADDRESSES);
         let words: Vec<String> = words.map(str::to_owned).collect();
         let mut first = Process::start("namespaces", Path::new("unshare"), &words, &[], &log)?;
@@ -75,17 +72,17 @@ impl Namespaces {
     #[must_use]
     pub fn enter(&self, which: usize) -> Vec<String> {
         let target = [self.first.pid(), self.second][which].to_string();
-        [
-            "nsenter",
-            "--target",
-            &target,
-            "--user",
-            "--net",
-            "--preserve-credentials",
-        ]
-        .into_iter()
-        // Entering may make the kernel forget that the process shall die with its parent.
-        .map(str::to_owned)
-        .collect()
+        ["nsenter", "--target", &target]
+            .into_iter()
+            .chain(user())
+            .chain(["--net", "--preserve-credentials"])
+            // Entering may make the kernel forget that the process shall die with its parent.
+            .map(str::to_owned)
+            .collect()
     }
+}
+
+/// What makes or enters a user namespace, for who is not root. A root in a chroot may not make one.
+fn user() -> Option<&'static str> {
+    (!nix::unistd::geteuid().is_root()).then_some("--user")
 }

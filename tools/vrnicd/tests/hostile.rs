@@ -11,7 +11,6 @@
 
 mod common;
 
-
 use common::daemon::{Daemon, Driver, EVENT, F_DOORBELL, REPLY, REQUEST};
 use common::*;
 use vrnic_wire::command::{
