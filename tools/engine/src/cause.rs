@@ -79,8 +79,6 @@ causes! {
     RingLayout = 29 => "ring layout is not valid",
     /// Queue pair type means nothing.
     QpType = 30 => "unknown queue pair type",
-    /// The device does not have queue pairs of the type.
-    QpTypeMissing = 39 => "queue pair type is not supported",
     /// More entries, elements or inline bytes than the device does.
     QueueCapacity = 31 => "queue capacities exceed the limits",
     /// The stride does not hold the capacities asked for.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A bounded record of what went wrong, and why: every negative acknowledgement, error completion,
-//! fatal event and refused command, with the check that failed and what it was about.
+//! A bounded record of what went wrong, and why: every negative acknowledgement, dropped message of
+//! an unreliable connection, error completion, fatal event and refused command, with the check that
+//! failed and what it was about.
 
 use crate::{
     cause::Cause,
@@ -28,6 +29,8 @@ pub enum Happening {
     NakSent(Syndrome),
     /// The queue pair got a negative acknowledgement.
     NakReceived(Syndrome),
+    /// The queue pair of an unreliable connection dropped a message.
+    Dropped,
     /// A work request completed with an error; of a row of flushed ones the first.
     Completion {
         /// Chosen by whoever posted it.
@@ -56,6 +59,7 @@ impl Happening {
             Self::NakSent(syndrome) | Self::NakReceived(syndrome) => {
                 matches!(syndrome, Syndrome::RnrNak { .. })
             }
+            Self::Dropped => true,
             Self::Event(_) | Self::Command { .. } => false,
         }
     }

@@ -195,6 +195,16 @@ impl Qp {
         }
     }
 
+    /// Whether it is an unreliable connection.
+    fn is_unreliable(&self) -> bool {
+        self.created.qp_type == QpType::UnreliableConnection
+    }
+
+    /// Whether it has one peer.
+    fn is_connection(&self) -> bool {
+        self.is_unreliable() || self.created.qp_type == QpType::ReliableConnection
+    }
+
     /// Whether it may not send or receive.
     fn is_quiet(&self) -> bool {
         matches!(self.state, QpState::Reset | QpState::Init)
@@ -214,11 +224,12 @@ impl Qp {
         turn.half(|part| self.respond(part, resources, io));
         if matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             match self.created.qp_type {
-                QpType::ReliableConnection => self.request(turn, resources, io),
+                QpType::ReliableConnection | QpType::UnreliableConnection => {
+                    self.request(turn, resources, io);
+                }
                 QpType::Gsi | QpType::UnreliableDatagram => {
                     self.send_datagrams(turn, resources, io);
                 }
-                QpType::UnreliableConnection => {}
             }
         }
         match self.state {
@@ -239,14 +250,14 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        let expected = match (self.created.qp_type, &segment.body) {
-            (QpType::ReliableConnection, Body::Datagram { .. }) => false,
-            (QpType::ReliableConnection, _) => {
-                segment.path.source == self.path.destination
-                    && segment.path.destination == self.path.source
-            }
-            (QpType::Gsi | QpType::UnreliableDatagram, Body::Datagram { .. }) => true,
-            _ => false,
+        let from_peer = self.is_connection()
+            && segment.path.source == self.path.destination
+            && segment.path.destination == self.path.source;
+        let expected = match segment.body {
+            Body::Datagram { .. } => !self.is_connection(),
+            // It does not tell the service.
+            Body::CongestionNotification => from_peer,
+            _ => from_peer && segment.unreliable == self.is_unreliable(),
         };
         let receives = matches!(
             self.state,
@@ -266,12 +277,13 @@ impl Qp {
         resources
             .counters
             .add(Counter::ReceiveBytes, segment.payload.len());
-        if self.created.qp_type == QpType::ReliableConnection {
+        if self.is_connection() {
             self.note_mark(segment, resources, io);
         }
         match segment.body {
             Body::CongestionNotification => self.take_notification(resources, io.now),
             Body::Datagram { .. } => self.receive_datagram(segment, resources, io),
+            _ if self.is_unreliable() => self.take_unacknowledged(segment, resources, io),
             ref body if body.is_response() => {
                 if self.state == QpState::ReadyToReceive {
                     resources.counters.count(Counter::Dropped);
@@ -355,6 +367,7 @@ impl Qp {
             psn,
             solicited: false,
             ack_request: false,
+            unreliable: self.is_unreliable(),
             body,
             payload,
         }

@@ -10,7 +10,7 @@ use crate::{
     gid::GidTable,
     keys::Keys,
     limits::{Features, Limits},
-    memory::{HostRange, Memory},
+    memory::{HostRange, Memory, Unmapped},
     segment::{Outbox, Payload, Segment},
     table::Table,
     time::Instant,
@@ -200,5 +200,30 @@ pub(crate) fn payload_of<M: Memory>(
         Payload::Empty
     } else {
         Payload::Ranges(ranges)
+    }
+}
+
+/// A payload of the bytes that are in those ranges of guest memory now.
+pub(crate) fn copy_of<M: Memory>(
+    ranges: Vec<HostRange>,
+    io: &mut Io<'_, M>,
+) -> Result<Payload<'static>, Unmapped> {
+    if ranges.is_empty() {
+        return Ok(payload_of(ranges, io));
+    }
+    let mut bytes = io.outbox.bytes();
+    let copied = ranges.iter().try_for_each(|range| {
+        let start = bytes.len();
+        bytes.resize(start + range.length as usize, 0);
+        io.memory.read(*range, &mut bytes[start..])
+    });
+    io.outbox.recycle(Payload::Ranges(ranges));
+    let payload = Payload::Bytes(bytes);
+    match copied {
+        Ok(()) => Ok(payload),
+        Err(unmapped) => {
+            io.outbox.recycle(payload);
+            Err(unmapped)
+        }
     }
 }

@@ -371,6 +371,9 @@ pub struct Segment<'a> {
     pub solicited: bool,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
+    /// Whether it belongs to an unreliable connection. Only sends without a key to invalidate and
+    /// writes do.
+    pub unreliable: bool,
     /// What it is.
     pub body: Body,
     /// Payload.

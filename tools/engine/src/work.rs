@@ -195,7 +195,13 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
         QpType::UnreliableDatagram | QpType::Gsi => {
             matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate)
         }
-        QpType::UnreliableConnection => false,
+        QpType::UnreliableConnection => matches!(
+            opcode,
+            SendOpcode::Send
+                | SendOpcode::SendWithImmediate
+                | SendOpcode::Write
+                | SendOpcode::WriteWithImmediate
+        ),
     }
 }
 
@@ -295,7 +301,7 @@ pub(crate) fn read_send<M: Memory>(
 /// Interprets the operation's part of a send entry. Reserved members are not looked at.
 fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<Target> {
     let bytes = &copy.bytes[work::TARGET_OFFSET..work::SEND_DATA_OFFSET];
-    if qp_type != QpType::ReliableConnection {
+    if matches!(qp_type, QpType::UnreliableDatagram | QpType::Gsi) {
         let target = DatagramTarget::read_from_bytes(bytes).ok()?;
         return Some(Target::Datagram(target));
     }

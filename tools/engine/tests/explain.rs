@@ -13,6 +13,7 @@ use vrnic_wire::{
     completion::{Opcode, Status},
     event::EventType,
     memory::access,
+    qp::QpType,
     work::SendOpcode,
 };
 
@@ -310,4 +311,43 @@ fn nothing_is_told_of_what_works() {
     assert!(
         node.rnic.mr_page(1, 100).is_none() && node.rnic.cq_page(2, 1, &node.guest.view).is_none()
     );
+}
+
+/// Messages that nobody answers are explained at the receiver.
+#[test]
+fn dropped_messages_of_unreliable_connections_are_explained() {
+    let mut world = World::pair(9);
+    let options = QpOptions {
+        qp_type: QpType::UnreliableConnection,
+        ..QpOptions::default()
+    };
+    let mut c = world.connect([0, 1], &options, MR, |_, _| {});
+    let send = Send::new(1, SendOpcode::Send).inline(b"nobody waits");
+    for _ in 0..5 {
+        c.send(&mut world, 0, &send);
+    }
+    let (address, rkey) = (c.mrs[1].iova, c.mrs[1].key ^ 0x5a5a_0000);
+    let write = Send::new(2, SendOpcode::Write)
+        .rdma(address, rkey)
+        .element(c.mrs[0].sge(0, 100));
+    c.send(&mut world, 0, &write);
+    world.settle();
+    assert_eq!(told(&mut world, 0), []);
+    let there = told(&mut world, 1);
+    assert!(
+        there
+            .iter()
+            .all(|one| one.happening == Happening::Dropped && one.number == c.qps[1].qpn)
+    );
+    let [unexpected, refused] = &there[..] else {
+        panic!("{there:#?}");
+    };
+    assert_eq!(
+        (unexpected.cause, unexpected.count),
+        (Some(Cause::NoReceive), 5)
+    );
+    assert_eq!(refused.cause, Some(Cause::RemoteKey));
+    assert_eq!(refused.packet.map(|packet| packet.name), Some("RDMA WRITE"));
+    let access = refused.access.expect("access");
+    assert_eq!((access.key, access.address), (rkey, address));
 }

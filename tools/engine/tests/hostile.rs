@@ -22,7 +22,7 @@ use vrnic_wire::{
     completion,
     memory::{PageList, access},
     notify,
-    qp::QpState,
+    qp::{QpState, QpType},
     work::SendOpcode,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -79,8 +79,14 @@ fn destroy(world: &mut World, c: &Connection) {
 /// Four guests: a connection between the first two, and one between the others that must not
 /// notice.
 fn crowd(seed: u64) -> (World, Connection, Connection) {
+    crowd_of(seed, QpType::ReliableConnection)
+}
+
+/// The same with another type of connection.
+fn crowd_of(seed: u64, qp_type: QpType) -> (World, Connection, Connection) {
     let mut world = World::new(4, 256, &RnicConfig::default(), seed);
     let options = QpOptions {
+        qp_type,
         entries: 16,
         ..QpOptions::default()
     };
@@ -89,6 +95,14 @@ fn crowd(seed: u64) -> (World, Connection, Connection) {
     });
     let bystander = world.connect([2, 3], &options, MR, |_, _| {});
     (world, victim, bystander)
+}
+
+/// Types of connections.
+fn connection() -> impl Strategy<Value = QpType> {
+    prop::sample::select(vec![
+        QpType::ReliableConnection,
+        QpType::UnreliableConnection,
+    ])
 }
 
 fn reth() -> impl Strategy<Value = (u64, u32, u32)> {
@@ -203,6 +217,7 @@ struct Forged {
     psn: i32,
     payload: usize,
     to_requester: bool,
+    unreliable: bool,
     aimed: Option<u16>,
     bits: [bool; 2],
 }
@@ -216,24 +231,28 @@ fn forged() -> impl Strategy<Value = Forged> {
         psn,
         payload,
         any::<bool>(),
+        any::<bool>(),
         aimed,
         any::<[bool; 2]>(),
     )
-        .prop_map(|(body, psn, payload, to_requester, aimed, bits)| Forged {
-            body,
-            psn,
-            payload,
-            to_requester,
-            aimed,
-            bits,
-        })
+        .prop_map(
+            |(body, psn, payload, to_requester, unreliable, aimed, bits)| Forged {
+                body,
+                psn,
+                payload,
+                to_requester,
+                unreliable,
+                aimed,
+                bits,
+            },
+        )
 }
 
 proptest! {
     /// A peer that speaks the protocol, but says anything in it.
     #[test]
-    fn forged_segments(seed in any::<u64>(), forged in vec(forged(), 1..60)) {
-        let (mut world, mut c, mut bystander) = crowd(seed);
+    fn forged_segments(seed in any::<u64>(), kind in connection(), forged in vec(forged(), 1..60)) {
+        let (mut world, mut c, mut bystander) = crowd_of(seed, kind);
         for wr_id in 0..4 {
             let sge = c.mrs[1].sge(0, 300);
             c.receive(&mut world, 1, wr_id, &[sge]);
@@ -273,6 +292,7 @@ proptest! {
                 psn: Psn::new(psn.wrapping_add_signed(forged.psn)),
                 solicited: forged.bits[0],
                 ack_request: forged.bits[1],
+                unreliable: forged.unreliable,
                 body: forged.body,
                 payload: match forged.payload {
                     0 => Payload::Empty,
@@ -299,10 +319,11 @@ proptest! {
     #[test]
     fn garbage_in_rings(
         seed in any::<u64>(),
+        kind in connection(),
         garbage in vec((any::<u16>(), vec(any::<u8>(), 1..100), any::<u8>()), 1..40),
         bits in vec(any::<(u16, u64)>(), 0..10),
     ) {
-        let (mut world, mut c, mut bystander) = crowd(seed);
+        let (mut world, mut c, mut bystander) = crowd_of(seed, kind);
         for wr_id in 0..8 {
             let sge = c.mrs[0].sge(0, 50);
             c.receive(&mut world, 0, wr_id, &[sge]);

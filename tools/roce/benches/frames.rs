@@ -48,6 +48,7 @@ fn segment(payload: Payload<'static>) -> Segment<'static> {
         psn: Psn::new(7),
         solicited: false,
         ack_request: false,
+        unreliable: false,
         body: Body::Send {
             position: Position::Middle,
             tail: SendTail::Plain,

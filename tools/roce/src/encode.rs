@@ -64,7 +64,7 @@ pub fn encode<M: Memory>(
     let mut writer = Writer::new(buffer);
     let network = write_network(&segment.path, transport + ICRC_LENGTH, &mut writer)?;
     let start = writer.length() - network.length();
-    writer.header(bth(segment, pad))?;
+    writer.header(bth(segment, pad)?)?;
     opcode::write_extended(&segment.body, &mut writer)?;
     match &segment.payload {
         Payload::Empty => {}
@@ -86,7 +86,7 @@ pub fn encode<M: Memory>(
     Ok(writer.length())
 }
 
-fn bth(segment: &Segment<'_>, pad: usize) -> Bth {
+fn bth(segment: &Segment<'_>, pad: usize) -> Result<Bth, EncodeError> {
     let notification = matches!(segment.body, Body::CongestionNotification);
     let mut flags = (pad as u8) << Bth::PAD_SHIFT;
     if segment.solicited {
@@ -103,13 +103,13 @@ fn bth(segment: &Segment<'_>, pad: usize) -> Bth {
     if segment.ack_request {
         psn |= Bth::ACK_REQUEST;
     }
-    Bth {
-        opcode: opcode::opcode_of(&segment.body),
+    Ok(Bth {
+        opcode: opcode::opcode_of(segment)?,
         flags,
         pkey: segment.pkey.into(),
         destination: destination.into(),
         psn: psn.into(),
-    }
+    })
 }
 
 /// Writes everything before the base transport header. `length` is that of all behind it.

@@ -6,7 +6,10 @@ use crate::{
     error::{EncodeError, FrameError},
     header::{Aeth, AtomicEth, Deth, LOW_24, Reader, Reth, Writer},
 };
-use vrnic_engine::segment::{self, AtomicKind, Body, Position, SendTail};
+use vrnic_engine::{
+    Segment,
+    segment::{self, AtomicKind, Body, Position, SendTail},
+};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 const SEND_FIRST: u8 = 0x00;
@@ -32,6 +35,8 @@ const COMPARE_SWAP: u8 = 0x13;
 const FETCH_ADD: u8 = 0x14;
 const SEND_LAST_INVALIDATE: u8 = 0x16;
 const SEND_ONLY_INVALIDATE: u8 = 0x17;
+/// What the opcodes of an unreliable connection have more than those of a reliable one.
+const UNRELIABLE: u8 = 0x20;
 const DATAGRAM: u8 = 0x64;
 const DATAGRAM_IMMEDIATE: u8 = 0x65;
 const CONGESTION_NOTIFICATION: u8 = 0x81;
@@ -39,8 +44,29 @@ const CONGESTION_NOTIFICATION: u8 = 0x81;
 /// Reserved bytes of a congestion notification packet.
 type CongestionReserved = [u8; 16];
 
+/// Whether packets with this opcode belong to an unreliable connection, and the opcode that they
+/// would have in a reliable one.
+pub(crate) fn split_service(opcode: u8) -> (bool, u8) {
+    const LAST: u8 = UNRELIABLE + WRITE_ONLY_IMMEDIATE;
+    match opcode {
+        UNRELIABLE..=LAST => (true, opcode - UNRELIABLE),
+        _ => (false, opcode),
+    }
+}
+
 /// Opcode of a packet.
-pub(crate) fn opcode_of(body: &Body) -> u8 {
+pub(crate) fn opcode_of(segment: &Segment<'_>) -> Result<u8, EncodeError> {
+    let opcode = reliable_opcode_of(&segment.body);
+    match opcode {
+        _ if !segment.unreliable => Ok(opcode),
+        SEND_FIRST..=WRITE_ONLY_IMMEDIATE => Ok(UNRELIABLE + opcode),
+        CONGESTION_NOTIFICATION => Ok(opcode),
+        _ => Err(EncodeError::Headers),
+    }
+}
+
+/// Opcode of a packet that does not belong to an unreliable connection.
+fn reliable_opcode_of(body: &Body) -> u8 {
     match *body {
         Body::Send { position, tail } => match (position, tail) {
             (Position::First, _) => SEND_FIRST,
@@ -86,8 +112,17 @@ pub(crate) fn opcode_of(body: &Body) -> u8 {
 }
 
 /// Name of what a packet is, for people.
-pub fn opcode_name(body: &Body) -> &'static str {
-    match opcode_of(body) {
+pub fn opcode_name(segment: &Segment<'_>) -> String {
+    let name = reliable_opcode_name(&segment.body);
+    if segment.unreliable {
+        format!("UC {name}")
+    } else {
+        name.to_owned()
+    }
+}
+
+fn reliable_opcode_name(body: &Body) -> &'static str {
+    match reliable_opcode_of(body) {
         SEND_FIRST => "SEND First",
         SEND_MIDDLE => "SEND Middle",
         SEND_LAST => "SEND Last",

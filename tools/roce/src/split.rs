@@ -110,6 +110,7 @@ mod tests {
             psn: Psn::new(9),
             solicited: true,
             ack_request: true,
+            unreliable: false,
             body,
             payload,
         }

@@ -125,11 +125,7 @@ fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Ca
 
 /// Checks the request on its own, against the limits of the device.
 fn check_request(request: &CreateQp, rnic: &Rnic) -> Result<(QpType, Capacities), Cause> {
-    let qp_type = match QpType::try_from(request.qp_type) {
-        Ok(QpType::UnreliableConnection) => return Err(Cause::QpTypeMissing),
-        Err(_) => return Err(Cause::QpType),
-        Ok(qp_type) => qp_type,
-    };
+    let qp_type = QpType::try_from(request.qp_type).map_err(|_| Cause::QpType)?;
     if request.flags & !qp_flags::SIGNAL_ALL != 0 {
         return Err(Cause::Flags);
     }

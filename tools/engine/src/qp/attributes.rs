@@ -14,7 +14,7 @@ use crate::{
 use vrnic_wire::{
     memory::access,
     port::{GidType, Mtu},
-    qp::{MAX_PSN, MAX_QPN, QpAttributes, QpState, QpType, attribute},
+    qp::{MAX_PSN, MAX_QPN, QpAttributes, QpState, attribute},
     work::AddressVector,
 };
 
@@ -219,12 +219,10 @@ impl Qp {
                 self.path.traffic_class = path.traffic_class & !ECN_MASK | ECN_CAPABLE;
             }
         }
-        self.mtu = match (self.created.qp_type, resources.fabric_mtu) {
-            (QpType::ReliableConnection | QpType::UnreliableConnection, Some(mtu)) => mtu,
-            (QpType::ReliableConnection | QpType::UnreliableConnection, None) => {
-                self.attributes.path_mtu.unwrap_or(Mtu::Mtu256).bytes()
-            }
-            _ => crate::segment::DATAGRAM_MTU,
+        self.mtu = match resources.fabric_mtu {
+            _ if !self.is_connection() => crate::segment::DATAGRAM_MTU,
+            Some(mtu) => mtu,
+            None => self.attributes.path_mtu.unwrap_or(Mtu::Mtu256).bytes(),
         };
         match (from, to) {
             (_, QpState::Reset) => self.reset(io),
@@ -250,6 +248,9 @@ impl Qp {
                 // What was posted before this is flushed yet, at most a ring of it.
                 self.flush_sends(&mut Turn::endless(), resources, io);
                 if self.state == QpState::SendQueueError {
+                    if self.is_unreliable() {
+                        self.requester.resume();
+                    }
                     self.state = to;
                 }
             }

@@ -132,6 +132,7 @@ impl Qp {
             psn,
             solicited: request.flags & send_flags::SOLICITED != 0,
             ack_request: false,
+            unreliable: false,
             body: Body::Datagram {
                 qkey,
                 source_qpn: self.number,

@@ -82,6 +82,24 @@ impl Qp {
         );
     }
 
+    /// A message of an unreliable connection is dropped.
+    pub(super) fn explain_dropped(
+        &mut self,
+        cause: Cause,
+        segment: &Segment,
+        resources: &mut Resources,
+    ) {
+        let packet = Packet::new(&segment.body, segment.psn.raw());
+        let expected = Some(self.responder.expected());
+        self.explain(
+            Happening::Dropped,
+            Some(cause),
+            expected,
+            Some(packet),
+            resources,
+        );
+    }
+
     /// Data that a read asked for cannot be sent any more.
     pub(super) fn explain_read_refused(
         &mut self,

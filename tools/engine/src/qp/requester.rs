@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The requester half of a reliable connection (IBTA volume 1, 9.7).
+//! The requester half of a connection (IBTA volume 1, 9.7 and 9.8.2).
 //!
 //! Work requests are taken from the ring into [`Requester::queue`], where they stay until they
 //! complete; a cursor says which packet of which request is sent next. Whatever goes wrong, the
-//! cursor goes back to the oldest packet that was not acknowledged. This file sends, [`completer`]
+//! cursor goes back to the oldest packet that was not acknowledged. A packet of an unreliable
+//! connection is as good as acknowledged when it was sent. This file sends, [`completer`]
 //! takes responses, [`retry`] decides how often and when to try again, [`local`] does what needs no
 //! peer.
 
@@ -12,12 +13,12 @@ mod completer;
 mod local;
 mod retry;
 
-use super::{DEFAULT_PKEY, Qp, Turn, credit::Credit, receive::pieces};
+use super::{Qp, Turn, credit::Credit, receive::pieces};
 use crate::{
     cause::Cause,
     memory::{HostRange, Memory},
     psn::Psn,
-    resources::{Io, Resources, payload_of},
+    resources::{Io, Resources, copy_of, payload_of},
     segment::{AtomicKind, AtomicRequest, Body, Payload, Position, Reth, Segment, SendTail},
     time::Instant,
     work::{self, SendRequest, Source, Target},
@@ -203,6 +204,12 @@ impl Requester {
     /// The end of draining is ahead.
     pub(super) fn begin_draining(&mut self) {
         self.drained = false;
+    }
+
+    /// Sends again after a request failed, from the first PSN on that was not used.
+    pub(super) fn resume(&mut self) {
+        self.next = self.unsent;
+        self.stopped = false;
     }
 
     /// Sends nothing any more.
@@ -550,20 +557,23 @@ impl Qp {
                 },
             },
         };
-        let segment = Segment {
-            path: self.path,
-            source_qpn: self.number,
-            destination_qpn: self.attributes.dest_qpn,
-            pkey: DEFAULT_PKEY,
-            psn: request.first_psn.add(packet),
-            solicited: position.ends() && wanted.flags & send_flags::SOLICITED != 0,
-            ack_request: position.ends()
-                || (packet + 1).is_multiple_of(ACK_INTERVAL)
-                || self.is_short_of_credit(request),
-            body,
-            payload: payload_of(ranges, io),
+        let unreliable = self.is_unreliable();
+        let payload = if unreliable {
+            // The request completes before the packet arrives.
+            copy_of(ranges, io).map_err(|_| Cause::LocalUnmapped)?
+        } else {
+            payload_of(ranges, io)
         };
-        let next = segment.psn.add(1);
+        let psn = request.first_psn.add(packet);
+        let segment = Segment {
+            solicited: position.ends() && wanted.flags & send_flags::SOLICITED != 0,
+            ack_request: !unreliable
+                && (position.ends()
+                    || (packet + 1).is_multiple_of(ACK_INTERVAL)
+                    || self.is_short_of_credit(request)),
+            ..self.segment(psn, body, payload)
+        };
+        let next = psn.add(1);
         let requester = &mut self.requester;
         requester.packet += 1;
         if position.ends() {
@@ -571,6 +581,10 @@ impl Qp {
             requester.packet = 0;
         }
         self.send_request(segment, next, resources, io);
+        if unreliable {
+            self.acknowledge(psn, resources, io);
+            self.note_drained(resources);
+        }
         Ok(length)
     }
 
@@ -608,16 +622,10 @@ impl Qp {
             }),
             _ => return Err(Cause::WqeOpcode),
         };
+        let psn = request.first_psn.add(request.fetched);
         let segment = Segment {
-            path: self.path,
-            source_qpn: self.number,
-            destination_qpn: self.attributes.dest_qpn,
-            pkey: DEFAULT_PKEY,
-            psn: request.first_psn.add(request.fetched),
-            solicited: false,
             ack_request: true,
-            body,
-            payload: Payload::Empty,
+            ..self.segment(psn, body, Payload::Empty)
         };
         let next = request.end_psn();
         let requester = &mut self.requester;

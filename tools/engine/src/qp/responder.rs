@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The responder half of a reliable connection (IBTA volume 1, 9.7 and 9.9.3).
+//! The responder half of a connection (IBTA volume 1, 9.7 to 9.9). What differs where nothing is
+//! acknowledged is in [`unreliable`].
 //!
 //! Requests are executed when they arrive. Data of reads and results of atomics wait in
 //! [`Responder::responses`] for a turn of the queue pair; acknowledgements wait behind them, and
 //! the last one stands for all.
 
 mod reply;
+mod unreliable;
 
 use super::{Qp, receive::Took};
 use crate::{
@@ -201,10 +203,7 @@ impl Qp {
             }
             return;
         }
-        if self.state == QpState::ReadyToReceive && !self.responder.established {
-            self.responder.established = true;
-            self.raise(EventType::CommunicationEstablished, None, resources);
-        }
+        self.note_established(resources);
         if ahead < 0 {
             resources.counters.count(Counter::DuplicateRequests);
             self.repeat(segment, resources, io);
@@ -234,6 +233,14 @@ impl Qp {
                 self.explain_nak_sent(syndrome, fault.cause, segment, resources);
                 self.refuse(&fault, resources, io);
             }
+        }
+    }
+
+    /// A message came: if it is the first one and this side does not send yet, the owner is told.
+    fn note_established(&mut self, resources: &mut Resources) {
+        if self.state == QpState::ReadyToReceive && !self.responder.established {
+            self.responder.established = true;
+            self.raise(EventType::CommunicationEstablished, None, resources);
         }
     }
 
@@ -329,6 +336,24 @@ impl Qp {
         }
     }
 
+    /// Takes a receive, unless a message that was dropped left one. Whether there is one.
+    fn has_receive<M: Memory>(
+        &mut self,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<bool, Fault> {
+        if self.receive.is_taken() {
+            return Ok(true);
+        }
+        match self.take_receive(resources, io) {
+            Took::Yes => Ok(true),
+            Took::None => Ok(false),
+            Took::Invalid(cause) | Took::Broken(cause) => {
+                Err(Fault::local(Status::LocalQueuePairOperation, cause))
+            }
+        }
+    }
+
     fn execute_send<M: Memory>(
         &mut self,
         position: Position,
@@ -343,14 +368,8 @@ impl Qp {
             _ => return Err(Fault::invalid(Cause::PacketSequence)),
         };
         let length = self.check_length(position, &segment.payload)?;
-        if position.begins() {
-            match self.take_receive(resources, io) {
-                Took::Yes => {}
-                Took::None => return Ok(Outcome::NotReady),
-                Took::Invalid(cause) | Took::Broken(cause) => {
-                    return Err(Fault::local(Status::LocalQueuePairOperation, cause));
-                }
-            }
+        if position.begins() && !self.has_receive(resources, io)? {
+            return Ok(Outcome::NotReady);
         }
         let total = received + length;
         if total > self.receive.capacity() || total > MAX_MESSAGE.into() {
@@ -428,12 +447,8 @@ impl Qp {
             if !position.ends() {
                 return Err(Fault::invalid(Cause::PacketSequence));
             }
-            match self.take_receive(resources, io) {
-                Took::Yes => {}
-                Took::None => return Ok(Outcome::NotReady),
-                Took::Invalid(cause) | Took::Broken(cause) => {
-                    return Err(Fault::local(Status::LocalQueuePairOperation, cause));
-                }
+            if !self.has_receive(resources, io)? {
+                return Ok(Outcome::NotReady);
             }
         }
         let address = reth.address.wrapping_add(received.into());

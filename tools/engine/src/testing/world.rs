@@ -220,8 +220,13 @@ impl World {
                 ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
                 TIMEOUT | RETRY_COUNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC,
             ],
+            QpType::UnreliableConnection => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN,
+                SQ_PSN,
+            ],
             QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
-            _ => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
+            QpType::UnreliableDatagram => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
         };
         let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
         for (state, mask) in states.into_iter().zip(masks) {

@@ -10,7 +10,7 @@ use segments::{bytes, frame, has_payload, no_memory, parts, segment};
 use vrnic_engine::{
     Segment,
     memory::{HostRange, RegionId},
-    segment::{Path, Payload},
+    segment::{Body, Path, Payload, Position, SendTail},
     testing::Memories,
 };
 use vrnic_roce::{EncodeError, FrameError, MAX_FRAME, encode, parse};
@@ -202,9 +202,10 @@ fn some_segment() -> Segment<'static> {
         psn: vrnic_engine::psn::Psn::new(3),
         solicited: false,
         ack_request: true,
-        body: vrnic_engine::segment::Body::Send {
-            position: vrnic_engine::segment::Position::Only,
-            tail: vrnic_engine::segment::SendTail::Plain,
+        unreliable: false,
+        body: Body::Send {
+            position: Position::Only,
+            tail: SendTail::Plain,
         },
         payload: Payload::Bytes(b"payload".to_vec()),
     }
@@ -252,6 +253,17 @@ fn what_does_not_fit_is_not_sent() {
     assert_eq!(
         encode(&segment, &no_memory(), &mut large),
         Err(EncodeError::MixedAddresses)
+    );
+    segment = some_segment();
+    segment.unreliable = true;
+    assert!(encode(&segment, &no_memory(), &mut large).is_ok());
+    segment.body = Body::Send {
+        position: Position::Only,
+        tail: SendTail::Invalidate(1),
+    };
+    assert_eq!(
+        encode(&segment, &no_memory(), &mut large),
+        Err(EncodeError::Headers)
     );
 }
 
@@ -328,7 +340,8 @@ fn errors_are_named() {
     };
     assert_eq!(sealed(&|f| f[BTH + 1] |= 1), FrameError::Version);
     assert_eq!(sealed(&|f| f[BTH] = 0x15), FrameError::Opcode);
-    assert_eq!(sealed(&|f| f[BTH] = 0x24), FrameError::Opcode, "UC");
+    assert_eq!(sealed(&|f| f[BTH] = 0x2c), FrameError::Opcode, "UC READ");
+    assert_eq!(sealed(&|f| f[BTH] = 0x37), FrameError::Opcode, "UC, a key");
     assert_eq!(
         sealed(&|f| f[BTH] = 0x13),
         FrameError::Truncated,

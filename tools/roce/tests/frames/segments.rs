@@ -119,6 +119,14 @@ pub fn has_payload(body: &Body) -> bool {
     )
 }
 
+/// Whether unreliable connections have packets of this kind.
+fn may_be_unreliable(body: &Body) -> bool {
+    match body {
+        Body::Send { tail, .. } => !matches!(tail, SendTail::Invalidate(_)),
+        body => matches!(body, Body::Write { .. }),
+    }
+}
+
 fn path() -> impl Strategy<Value = Path> {
     let addresses = any::<(u8, [u8; 16], [u8; 16])>();
     (
@@ -165,10 +173,16 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
         body(),
         payload,
         (0u32..1 << 24, any::<u16>(), 0u32..1 << 24),
-        any::<(bool, bool)>(),
+        any::<(bool, bool, bool)>(),
     )
         .prop_map(
-            |(path, body, payload, (destination_qpn, pkey, psn), (solicited, ack_request))| {
+            |(
+                path,
+                body,
+                payload,
+                (destination_qpn, pkey, psn),
+                (solicited, ack_request, unreliable),
+            )| {
                 Segment {
                     path,
                     source_qpn: 0,
@@ -177,6 +191,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
                     psn: Psn::new(psn),
                     solicited,
                     ack_request,
+                    unreliable: unreliable && may_be_unreliable(&body),
                     body,
                     payload: if has_payload(&body) && !payload.is_empty() {
                         Payload::Bytes(payload)
@@ -206,8 +221,8 @@ pub fn bytes(payload: &Payload) -> Vec<u8> {
     }
 }
 
-/// Path, kind, payload; destination, P_Key, PSN, and the two flags.
-pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, bool, bool));
+/// Path, kind, payload; destination, P_Key, PSN, and the three flags.
+pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, [bool; 3]));
 
 /// Everything of a segment, to be compared.
 pub fn parts(segment: &Segment) -> Parts {
@@ -219,8 +234,7 @@ pub fn parts(segment: &Segment) -> Parts {
             segment.destination_qpn,
             segment.pkey,
             segment.psn.raw(),
-            segment.solicited,
-            segment.ack_request,
+            [segment.solicited, segment.ack_request, segment.unreliable],
         ),
     )
 }

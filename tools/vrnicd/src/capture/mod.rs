@@ -219,7 +219,7 @@ fn comment(name: &str, direction: Direction, segment: &Segment<'_>) -> String {
     };
     format!(
         "{name} QP {own:#x} {arrow} {peer}: {}",
-        opcode_name(&segment.body)
+        opcode_name(segment)
     )
 }
 

@@ -37,6 +37,7 @@ fn segment(body: Body, payload: usize) -> Segment<'static> {
         psn: Psn::new(77),
         solicited: false,
         ack_request: true,
+        unreliable: false,
         body,
         payload: match payload {
             0 => Payload::Empty,
@@ -75,7 +76,7 @@ fn kinds() -> Vec<(Segment<'static>, u8)> {
             swap: 2,
         })
     };
-    vec![
+    let mut kinds = vec![
         (segment(send(Position::First, SendTail::Plain), 256), 0),
         (segment(send(Position::Middle, SendTail::Plain), 256), 1),
         (segment(send(Position::Last, SendTail::Plain), 7), 2),
@@ -120,7 +121,19 @@ fn kinds() -> Vec<(Segment<'static>, u8)> {
             100,
         ),
         (segment(Body::CongestionNotification, 0), 129),
-    ]
+    ];
+    let unreliable: Vec<_> = kinds[..12]
+        .iter()
+        .map(|(packet, opcode)| {
+            let packet = Segment {
+                unreliable: true,
+                ..packet.clone()
+            };
+            (packet, opcode + 32)
+        })
+        .collect();
+    kinds.extend(unreliable);
+    kinds
 }
 
 fn names() -> Vec<String> {

@@ -222,6 +222,7 @@ pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
     let (what, wr_id) = match told.happening {
         Happening::NakSent(syndrome) => (format!("sent {syndrome:?}"), None),
         Happening::NakReceived(syndrome) => (format!("received {syndrome:?}"), None),
+        Happening::Dropped => ("dropped a message, and answered nothing".to_owned(), None),
         Happening::Completion {
             wr_id,
             opcode,

@@ -76,6 +76,7 @@ mod tests {
             psn: Psn::default(),
             solicited: false,
             ack_request: false,
+            unreliable: false,
             body: Body::Send {
                 position: Position::Only,
                 tail: SendTail::Plain,

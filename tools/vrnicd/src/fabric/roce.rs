@@ -133,6 +133,7 @@ mod tests {
             psn: Psn::new(7),
             solicited: false,
             ack_request: false,
+            unreliable: false,
             body: Body::Send {
                 position: Position::Only,
                 tail: SendTail::Plain,

@@ -192,7 +192,8 @@ impl Qp {
         }
     }
 
-    /// Completes the oldest request with an error, and goes to the error state.
+    /// Completes the oldest request with an error, and goes to the error state; an unreliable
+    /// connection to that of the send queue.
     pub(super) fn fail_front<M: Memory>(
         &mut self,
         status: Status,
@@ -214,7 +215,11 @@ impl Qp {
             self.explain_completion(what, status, cause, Some(psn), resources);
             resources.complete(self.created.send_cqn, cqe, true, io);
         }
-        self.enter_error(io);
+        if self.is_unreliable() {
+            self.state = QpState::SendQueueError;
+        } else {
+            self.enter_error(io);
+        }
     }
 
     /// If the oldest request cannot be done, fails it.

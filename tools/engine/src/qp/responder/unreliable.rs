@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Unreliable connections: what cannot be received is dropped, message by message, and nobody is told
+//! (IBTA volume 1, 9.8.2).
+
+use super::{Fault, Message, Outcome};
+use crate::{
+    cause::Cause,
+    memory::Memory,
+    qp::Qp,
+    resources::{Io, Resources},
+    segment::{Body, Segment, SendTail},
+};
+use vrnic_wire::{completion::Status, counter::Counter};
+
+impl Fault {
+    /// Whether the receive itself is at fault, which is its owner's doing.
+    fn is_of_receive(&self) -> bool {
+        matches!(
+            self.status,
+            Status::LocalProtection | Status::LocalQueuePairOperation
+        )
+    }
+}
+
+impl Qp {
+    /// A packet of the peer of an unreliable connection came.
+    pub(in crate::qp) fn take_unacknowledged<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        let (Body::Send {
+            position,
+            tail: SendTail::Plain | SendTail::Immediate(_),
+        }
+        | Body::Write { position, .. }) = segment.body
+        else {
+            return self.drop_message(Cause::PacketSequence, segment, resources);
+        };
+        self.note_established(resources);
+        let in_order = segment.psn == self.responder.expected;
+        let continues = in_order && self.responder.message != Message::None;
+        if position.begins() && self.responder.message != Message::None {
+            // The rest of the one before will not come any more.
+            self.drop_message(Cause::PacketMissing, segment, resources);
+        }
+        self.responder.expected = segment.psn.add(1);
+        if !position.begins() && !continues {
+            if in_order {
+                // More of a message that was dropped.
+                resources.counters.count(Counter::Dropped);
+            } else {
+                self.drop_message(Cause::PacketMissing, segment, resources);
+            }
+            return;
+        }
+        match self.execute(segment, resources, io) {
+            Ok(Outcome::Done(_)) => {}
+            Ok(Outcome::NotReady) => self.drop_message(Cause::NoReceive, segment, resources),
+            Err(fault) => {
+                self.drop_message(fault.cause, segment, resources);
+                if fault.is_of_receive() {
+                    self.fail_receive(fault.status, fault.cause, resources, io);
+                    self.enter_error(io);
+                }
+            }
+        }
+    }
+
+    /// Drops the message that is under way, or that begins with this packet. A receive that was
+    /// taken for it waits for another one.
+    fn drop_message(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) {
+        resources.counters.count(Counter::Dropped);
+        self.explain_dropped(cause, segment, resources);
+        self.responder.message = Message::None;
+    }
+}
