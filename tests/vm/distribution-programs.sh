@@ -11,14 +11,17 @@ done
 for peer in b a; do
 	perf a $peer ibv_rc_pingpong -n 200
 	perf a $peer ibv_rc_pingpong -n 200 -e
+	perf a $peer ibv_uc_pingpong -n 200
 	perf a $peer ibv_ud_pingpong -n 200
 	perf a $peer ib_send_bw -n 200 -s 65536
 	perf a $peer ib_send_bw -n 200 -s 65536 -b
 	perf a $peer ib_send_lat -n 200
 	perf a $peer ib_send_lat -n 200 -c UD
+	perf a $peer ib_send_lat -n 200 -c UC
 	perf a $peer ib_write_bw -n 200 -s 65536 -q 8
 	perf a $peer ib_write_bw -n 100 -a
 	perf a $peer ib_write_lat -n 200
+	perf a $peer ib_write_bw -n 200 -s 65536 -c UC
 	perf a $peer ib_read_bw -n 200 -s 65536
 	perf a $peer ib_read_lat -n 200
 	perf a $peer ib_atomic_bw -n 200 -A FETCH_AND_ADD

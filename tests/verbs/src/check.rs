@@ -10,6 +10,7 @@ pub mod limits;
 pub mod peer;
 pub mod queues;
 pub mod states;
+pub mod unreliable;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +61,7 @@ pub fn cases() -> Vec<Case> {
         errors::CASES,
         queues::CASES,
         states::CASES,
+        unreliable::CASES,
         limits::CASES,
     ]
     .concat()
@@ -158,6 +160,7 @@ impl Env {
             .max(1) as u8;
         let words = Words::default()
             .with("qpn", qp.number())
+            .with("kind", config.qp.kind)
             .with("gid", self.gid.gid)
             .with("psn", 0x00ff_fff0)
             .with("access", config.peer_access)

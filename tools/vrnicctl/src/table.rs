@@ -272,6 +272,18 @@ mod tests {
             "a #3 at 1.500000 s: QP 17 (peer 18): sent Nak(RemoteAccess) to RDMA WRITE with PSN 6, PSN 5 was expected: \
              no memory region has the remote key"
         );
+        let dropped = Explanation {
+            what: "dropped a message, and answered nothing".into(),
+            psn: None,
+            packet: Some(("SEND".into(), 6)),
+            why: Some("no receive is posted".into()),
+            ..explanation
+        };
+        assert_eq!(
+            sentence("a", &dropped),
+            "a #3 at 1.500000 s: QP 17 (peer 18): dropped a message, and answered nothing to SEND with PSN 6: no \
+             receive is posted"
+        );
         let mr = Of {
             device: "a".into(),
             item: Mr {

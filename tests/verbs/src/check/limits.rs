@@ -78,14 +78,14 @@ fn create(env: &Env, cap: ibv_qp_cap) -> Result<Qp, Errno> {
     )
 }
 
-/// Types that the device does not have: unreliable connections, raw packets, both ends of extended connections, and
-/// one that is the driver's own.
+/// Types that the device does not have: raw packets, both ends of extended connections, and one that is the driver's
+/// own.
 fn other_types(env: &mut Env) -> Outcome<()> {
     if !env.vrnic {
         return Ok(());
     }
     let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
-    for kind in [3, 8, 9, 10, 0xff] {
+    for kind in [8, 9, 10, 0xff] {
         let config = QpConfig {
             kind,
             ..Default::default()

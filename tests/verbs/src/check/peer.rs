@@ -342,6 +342,7 @@ impl Objects {
         match order.text("do")? {
             "connect" => {
                 let config = QpConfig {
+                    kind: order.number("kind")? as i32,
                     cap: ibv_qp_cap {
                         max_send_wr: 16,
                         max_recv_wr: 64,

@@ -52,6 +52,7 @@ pub const WC_WITH_IMM: u32 = 2;
 pub const WC_WITH_INV: u32 = 8;
 
 pub const QPT_RC: i32 = 2;
+pub const QPT_UC: i32 = 3;
 pub const QPT_UD: i32 = 4;
 
 pub const ACCESS_LOCAL_WRITE: i32 = 1;

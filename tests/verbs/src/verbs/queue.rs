@@ -429,7 +429,7 @@ impl From<PostError> for Errno {
 /// Sizes and kind of a QP to be created.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// `QPT_RC` or `QPT_UD`
+    /// `QPT_RC`, `QPT_UC` or `QPT_UD`
     pub kind: i32,
     /// Requested sizes
     pub cap: ibv_qp_cap,
@@ -532,7 +532,7 @@ impl Qp {
             }
             Interface::Extended => {
                 let extended = pd.context.extended().ok_or(Errno(libc::EOPNOTSUPP))?;
-                let rc_ops = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x20 | 0x40;
+                let (writes, sends) = (0x01 | 0x02, 0x04 | 0x08);
                 let mut attr = ibv_qp_init_attr_ex {
                     qp_context: base.qp_context,
                     send_cq: base.send_cq,
@@ -552,10 +552,10 @@ impl Qp {
                     rx_hash_key: ptr::null_mut(),
                     rx_hash_fields_mask: 0,
                     source_qpn: 0,
-                    send_ops_flags: if config.kind == consts::QPT_UD {
-                        0x04 | 0x08
-                    } else {
-                        rc_ops
+                    send_ops_flags: match config.kind {
+                        consts::QPT_UD => sends,
+                        consts::QPT_UC => writes | sends,
+                        _ => writes | sends | 0x10 | 0x20 | 0x40,
                     },
                 };
                 // SAFETY: the extended context contains the open one; PD, CQs live and `attr` is complete.
@@ -613,7 +613,7 @@ impl Qp {
         Ok(attr)
     }
 
-    /// RESET to INIT, for RC.
+    /// RESET to INIT, for RC and UC.
     pub fn to_init(&self, access: i32) -> Result<()> {
         let attr = ibv_qp_attr {
             qp_state: QPS_INIT,
@@ -627,17 +627,27 @@ impl Qp {
         )
     }
 
-    /// INIT to RTR, for RC.
+    /// Those of the attributes in `mask` that its type has.
+    fn known(&self, mask: i32) -> i32 {
+        // SAFETY: the QP lives.
+        if unsafe { (*self.raw).qp_type } == consts::QPT_UC {
+            mask & !RELIABLE_MASK
+        } else {
+            mask
+        }
+    }
+
+    /// INIT to RTR, for RC and UC.
     pub fn to_rtr(&self, path: &Path) -> Result<()> {
-        self.modify(&rtr_attr(path), RTR_MASK)
+        self.modify(&rtr_attr(path), self.known(RTR_MASK))
     }
 
-    /// RTR to RTS, for RC.
+    /// RTR to RTS, for RC and UC.
     pub fn to_rts(&self, path: &Path) -> Result<()> {
-        self.modify(&rts_attr(path), RTS_MASK)
+        self.modify(&rts_attr(path), self.known(RTS_MASK))
     }
 
-    /// RESET to RTS, for RC.
+    /// RESET to RTS, for RC and UC.
     pub fn connect(&self, path: &Path) -> Result<()> {
         self.to_init(path.access)?;
         self.to_rtr(path)?;
@@ -933,6 +943,14 @@ pub const RTS_MASK: i32 = consts::QP_STATE
     | consts::QP_RETRY_CNT
     | consts::QP_RNR_RETRY
     | consts::QP_SQ_PSN
+    | consts::QP_MAX_QP_RD_ATOMIC;
+
+/// Attributes that only RC has.
+pub const RELIABLE_MASK: i32 = consts::QP_MAX_DEST_RD_ATOMIC
+    | consts::QP_MIN_RNR_TIMER
+    | consts::QP_TIMEOUT
+    | consts::QP_RETRY_CNT
+    | consts::QP_RNR_RETRY
     | consts::QP_MAX_QP_RD_ATOMIC;
 
 /// The attributes of [`RTR_MASK`] for `path`.
