@@ -32,6 +32,8 @@ pub use opcode::opcode_name;
 pub use parse::parse;
 pub use split::split;
 
+use vrnic_wire::port::Mtu;
+
 /// UDP port of RoCE version 2.
 pub const UDP_PORT: u16 = 4791;
 
@@ -42,5 +44,36 @@ pub const ETHERNET_TYPE: u16 = 0x8915;
 /// BTH, the extended headers of an atomic, pad and ICRC.
 pub const MAX_OVERHEAD: usize = 14 + 4 + 40 + 8 + 12 + 28 + 3 + 4;
 
+/// Most bytes of a packet behind the Ethernet header that are not payload, as RoCE drivers reckon them: IPv6, UDP, BTH,
+/// the extended headers of an atomic, those of an immediate, ICRC.
+const PACKET_OVERHEAD: usize = 40 + 8 + 12 + 28 + 4 + 4;
+
+/// The largest path MTU whose packets fit frames with `link` bytes behind the Ethernet header; the least there is if none
+/// does.
+pub const fn path_mtu(link: usize) -> Mtu {
+    match link.saturating_sub(PACKET_OVERHEAD) {
+        4096.. => Mtu::Mtu4096,
+        2048.. => Mtu::Mtu2048,
+        1024.. => Mtu::Mtu1024,
+        512.. => Mtu::Mtu512,
+        _ => Mtu::Mtu256,
+    }
+}
+
 /// Bytes of the longest frame with a payload of the largest path MTU.
 pub const MAX_FRAME: usize = vrnic_engine::segment::DATAGRAM_MTU as usize + MAX_OVERHEAD;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_the_path_mtu_fit_the_link() {
+        assert_eq!(path_mtu(9000), Mtu::Mtu4096);
+        assert_eq!(path_mtu(4192), Mtu::Mtu4096);
+        assert_eq!(path_mtu(4191), Mtu::Mtu2048);
+        assert_eq!(path_mtu(1500), Mtu::Mtu1024);
+        assert_eq!(path_mtu(576), Mtu::Mtu256);
+        assert_eq!(path_mtu(0), Mtu::Mtu256);
+    }
+}

@@ -52,7 +52,9 @@ pub fn run(config: &Config) -> Result<()> {
         .devices
         .iter()
         .enumerate()
-        .map(|(index, settings)| Device::new(index, settings, waker.clone()))
+        .map(|(index, settings)| {
+            Device::new(index, settings, network.path_mtu(index), waker.clone())
+        })
         .collect();
     let to_panic: Vec<(String, Arc<Mailbox>)> = devices
         .iter()

@@ -18,6 +18,7 @@ use vrnic_wire::config::{
     VIRTIO_ID_RDMA,
 };
 use vrnic_wire::event::{AsyncEvent, EventType};
+use vrnic_wire::port::Mtu;
 use zerocopy::IntoBytes;
 
 use crate::capture::{Capture, Direction};
@@ -67,8 +68,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device that waits for its driver; `index` is its place in the worker.
-    pub fn new(index: usize, settings: &config::Device, waker: Arc<Waker>) -> Self {
+    /// A device that waits for its driver; `index` is its place in the worker, `max_mtu` what its frames can carry.
+    pub fn new(index: usize, settings: &config::Device, max_mtu: Mtu, waker: Arc<Waker>) -> Self {
         let limits = settings.limits.apply();
         let config = RnicConfig {
             mac: settings.mac.0,
@@ -81,6 +82,7 @@ impl Device {
             },
             features: Features::ALL,
             limits,
+            max_mtu,
             segmentation: match settings.fabric {
                 FabricKind::Local => Segmentation::Local,
                 FabricKind::Roce => Segmentation::PathMtu,

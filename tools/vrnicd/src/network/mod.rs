@@ -19,6 +19,7 @@ use anyhow::{Context, Result};
 use tracing::info;
 use vrnic_engine::time::Instant;
 use vrnic_switch::{Endpoint, Member, PortConfig, Switch};
+use vrnic_wire::port::Mtu;
 
 use crate::config::{self, Config, FabricKind};
 use crate::waker::Waker;
@@ -124,6 +125,12 @@ impl Network {
         self.names.push(name.to_owned());
         self.owners.push(owners);
         Ok(())
+    }
+
+    /// Largest path MTU of a device: what the frames of its port can carry.
+    pub fn path_mtu(&self, device: usize) -> Mtu {
+        let link = self.rnics[device].map(|endpoint| self.switch.config(endpoint.port).mtu);
+        link.map_or(Mtu::Mtu4096, vrnic_roce::path_mtu)
     }
 
     /// Brings the RNIC of a device up or down.
@@ -263,7 +270,7 @@ mod tests {
             )
         };
         let config = format!(
-            "{}{}{}[[switch.port]]\nname = \"vm\"\ndevice = \"0\"\nstream = \"{}\"\n",
+            "{}{}{}[[switch.port]]\nname = \"vm\"\ndevice = \"0\"\nstream = \"{}\"\nmtu = 1500\n",
             device(0, "roce"),
             device(1, "roce"),
             device(2, "local"),
@@ -296,6 +303,15 @@ mod tests {
         assert_eq!(network.next_frame(), Some((1, roce(1, 1))));
         assert_eq!(network.next_frame(), None, "device 2 is elsewhere");
         assert_eq!(network.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_ports_mtu_bounds_the_path_mtu_of_its_rnic() {
+        let directory = tempfile::tempdir().unwrap();
+        let (network, _thread) = network(directory.path());
+        assert_eq!(network.path_mtu(0), Mtu::Mtu1024);
+        assert_eq!(network.path_mtu(1), Mtu::Mtu4096, "the default");
+        assert_eq!(network.path_mtu(2), Mtu::Mtu4096, "no port");
     }
 
     #[test]
