@@ -45,6 +45,19 @@ pub enum Learned {
     Full,
 }
 
+/// An address that was learned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearnedAddress {
+    /// The VLAN that it was seen in.
+    pub vlan: Vlan,
+    /// The address.
+    pub mac: Mac,
+    /// The port that it is behind.
+    pub port: PortId,
+    /// Time since the last frame from it.
+    pub age: Duration,
+}
+
 #[derive(Debug)]
 struct Entry {
     port: PortId,
@@ -142,12 +155,19 @@ impl Table {
         self.counts[port.0] = 0;
     }
 
-    /// Learned addresses with their VLAN and port, those that expired left out.
-    pub fn learned(&self, now: Duration) -> impl Iterator<Item = (Vlan, Mac, PortId)> + '_ {
+    /// Learned addresses, those that expired left out.
+    pub fn learned(&self, now: Duration) -> impl Iterator<Item = LearnedAddress> + '_ {
         self.learned
             .iter()
-            .filter(move |(_, entry)| now.saturating_sub(entry.seen) < self.age)
-            .map(|(&(vlan, mac), entry)| (vlan, mac, entry.port))
+            .filter_map(move |(&(vlan, mac), entry)| {
+                let age = now.saturating_sub(entry.seen);
+                (age < self.age).then_some(LearnedAddress {
+                    vlan,
+                    mac,
+                    port: entry.port,
+                    age,
+                })
+            })
     }
 
     fn sweep(&mut self, now: Duration) {
@@ -197,6 +217,13 @@ mod tests {
         assert_eq!(table.find(Vlan::new(2).unwrap(), mac(1), at(0)), None);
         assert_eq!(table.learn(ONE, mac(1), PortId(1), 9, at(1)), Learned::Yes);
         assert_eq!(table.find(ONE, mac(1), at(300)), Some(PortId(1)));
+        let known = LearnedAddress {
+            vlan: ONE,
+            mac: mac(1),
+            port: PortId(1),
+            age: at(299),
+        };
+        assert_eq!(table.learned(at(300)).collect::<Vec<_>>(), [known]);
         assert_eq!(table.find(ONE, mac(1), at(301)), None);
         assert_eq!(table.learned(at(301)).count(), 0);
         assert_eq!(table.counts, [0, 1]);

@@ -35,7 +35,7 @@ mod queue;
 mod switch;
 mod vlan;
 
-pub use address::Mac;
+pub use address::{LearnedAddress, Mac};
 pub use counter::{Counters, Drop};
 pub use impair::Impairment;
 pub use port::{Endpoint, Member, PortConfig, PortId};

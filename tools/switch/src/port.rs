@@ -151,11 +151,20 @@ impl Port {
     }
 
     pub(crate) fn is_up(&self, member: Member) -> bool {
-        let station = match member {
-            Member::Netdev => &self.netdev,
-            Member::Rnic => &self.rnic,
-        };
-        station.as_ref().is_some_and(|station| station.up)
+        self.look_at(member).is_some_and(|station| station.up)
+    }
+
+    /// Frames that wait for a member.
+    pub(crate) fn waiting(&self, member: Member) -> usize {
+        self.look_at(member)
+            .map_or(0, |station| station.queue.len())
+    }
+
+    fn look_at(&self, member: Member) -> Option<&Station> {
+        match member {
+            Member::Netdev => self.netdev.as_ref(),
+            Member::Rnic => self.rnic.as_ref(),
+        }
     }
 
     /// Which members a frame on this port is for: the network device, the RNIC.

@@ -35,6 +35,11 @@ impl Queue {
         self.frames.len() < limits.frames && self.bytes + length <= limits.bytes
     }
 
+    /// Frames that wait.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
 
-use crate::address::{Learned, Mac, Table};
+use crate::address::{Learned, LearnedAddress, Table};
 use crate::counter::{Counters, Drop};
 use crate::frame::Header;
 use crate::port::{Endpoint, Member, Port, PortConfig, PortId};
@@ -162,8 +162,13 @@ impl Switch {
         (0..self.ports.len()).map(PortId)
     }
 
-    /// Addresses that are known by learning, with their VLAN and port.
-    pub fn learned(&self, now: Duration) -> impl Iterator<Item = (Vlan, Mac, PortId)> + '_ {
+    /// Frames that wait for an endpoint.
+    pub fn waiting(&self, endpoint: Endpoint) -> usize {
+        self.ports[endpoint.port.0].waiting(endpoint.member)
+    }
+
+    /// Addresses that are known by learning.
+    pub fn learned(&self, now: Duration) -> impl Iterator<Item = LearnedAddress> + '_ {
         self.table.learned(now)
     }
 

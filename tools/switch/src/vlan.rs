@@ -70,6 +70,26 @@ impl fmt::Debug for VlanSet {
     }
 }
 
+impl fmt::Display for VlanSet {
+    /// As ranges: `7,20-39`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::all() {
+            return f.write_str("all");
+        }
+        let has = |identifier| Vlan::new(identifier).is_some_and(|vlan| self.contains(vlan));
+        let mut separator = "";
+        for first in (1..4095).filter(|&first| has(first) && !has(first - 1)) {
+            let last = (first..4095).take_while(|&last| has(last)).last();
+            write!(f, "{separator}{first}")?;
+            if let Some(last) = last.filter(|&last| last > first) {
+                write!(f, "-{last}")?;
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
 impl FromIterator<Vlan> for VlanSet {
     fn from_iter<I: IntoIterator<Item = Vlan>>(vlans: I) -> Self {
         let mut set = Self::none();
@@ -99,6 +119,19 @@ impl Default for Vlans {
         Self::Trunk {
             native: Some(Vlan::DEFAULT),
             tagged: VlanSet::all(),
+        }
+    }
+}
+
+impl fmt::Display for Vlans {
+    /// As the configuration has them: `5`, or `tagged 7,20-39, untagged 1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Access(vlan) => write!(f, "{vlan:?}"),
+            Self::Trunk { native, tagged } => {
+                write!(f, "tagged {tagged}")?;
+                native.map_or(Ok(()), |native| write!(f, ", untagged {native:?}"))
+            }
         }
     }
 }
@@ -144,6 +177,19 @@ mod tests {
         assert_eq!(Vlan::new(0), None);
         assert_eq!(Vlan::new(4095), None);
         assert_eq!(vlan(4094).get(), 4094);
+    }
+
+    #[test]
+    fn vlans_are_shown_as_ranges() {
+        let tagged: VlanSet = [1, 2, 7, 20, 21, 22, 4094].map(vlan).into_iter().collect();
+        assert_eq!(tagged.to_string(), "1-2,7,20-22,4094");
+        assert_eq!(Vlans::Access(vlan(5)).to_string(), "5");
+        assert_eq!(Vlans::default().to_string(), "tagged all, untagged 1");
+        let native = None;
+        assert_eq!(
+            Vlans::Trunk { native, tagged }.to_string(),
+            "tagged 1-2,7,20-22,4094"
+        );
     }
 
     #[test]

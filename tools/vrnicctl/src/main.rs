@@ -70,6 +70,10 @@ enum Command {
         #[arg(long, short)]
         all: bool,
     },
+    /// Ports of the switch: what is behind them, frames, and frames that were dropped and why.
+    Switch,
+    /// Addresses that the switch knows: those of ports, then learned ones. Lists the first 65536.
+    Addresses,
     /// Why requests, packets and commands failed: the last few thousand of each device.
     Explain {
         #[command(flatten)]
@@ -182,6 +186,8 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             print(&counters, json)
         }
+        Command::Switch => print(&client.switch()?, json),
+        Command::Addresses => print(&client.addresses()?, json),
         Command::Explain { choice, qpn, last } => list_with(client, choice, |client, device| {
             let mut all = client.explanations(device, 0)?;
             all.retain(|one| qpn.is_none_or(|qpn| one.object == qpn && one.object_kind() == "QP"));

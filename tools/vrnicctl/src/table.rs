@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use vrnicd::control::protocol::{Cq, Device, Explanation, Gid, Mr, Port, Qp};
+use vrnicd::control::protocol::{Address, Cq, Device, Explanation, Gid, Mr, Port, Qp, SwitchPort};
 
 use crate::Of;
 
@@ -227,6 +227,67 @@ impl Row for Mr {
             } else {
                 self.access.join(", ")
             },
+        ]
+    }
+}
+
+impl Row for SwitchPort {
+    const HEADS: &'static [&'static str] = &[
+        "PORT",
+        "RNIC",
+        "BEHIND",
+        "MAC",
+        "MTU",
+        "VLANS",
+        "RX FRAMES",
+        "RX BYTES",
+        "TX FRAMES",
+        "TX BYTES",
+        "WAITING",
+        "DROPS",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let state = |name: &Option<String>, up: bool| match name {
+            None => "-".to_owned(),
+            Some(name) => format!("{name} {}", if up { "up" } else { "down" }),
+        };
+        let drops: Vec<_> = self
+            .drops()
+            .map(|(reason, count)| format!("{reason}={count}"))
+            .collect();
+        vec![
+            self.name.clone(),
+            state(&self.device, self.rnic_up),
+            state(&self.medium, self.medium_up),
+            self.mac.clone().unwrap_or_else(|| "-".into()),
+            self.mtu.to_string(),
+            self.vlans.clone(),
+            self.counter("rx_frames").to_string(),
+            self.counter("rx_bytes").to_string(),
+            self.counter("tx_frames").to_string(),
+            self.counter("tx_bytes").to_string(),
+            self.waiting.to_string(),
+            if drops.is_empty() {
+                "-".into()
+            } else {
+                drops.join(" ")
+            },
+        ]
+    }
+}
+
+impl Row for Address {
+    const HEADS: &'static [&'static str] = &["MAC", "VLAN", "PORT", "AGE"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.mac.clone(),
+            self.vlan
+                .map_or_else(|| "all".into(), |vlan| vlan.to_string()),
+            self.port.clone(),
+            self.age_s
+                .map_or_else(|| "own".into(), |age| format!("{age} s")),
         ]
     }
 }

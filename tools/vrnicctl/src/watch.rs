@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The live view: counters as rates, the queue pairs with work, and what went wrong since the last look.
+//! The live view: counters of devices and of the switch as rates, the queue pairs with work, and what went wrong since the
+//! last look.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 use vrnicd::control::client::Client;
-use vrnicd::control::protocol::{Device, Explanation, Qp};
+use vrnicd::control::protocol::{Device, Explanation, Qp, SwitchPort};
 
 use crate::table::{render, sentence};
 use crate::{Of, chosen};
@@ -33,10 +34,55 @@ struct Look {
     explanations: Vec<Explanation>,
 }
 
+/// What one look at a port of the switch sees.
+#[derive(Serialize)]
+struct PortLook {
+    #[serde(flatten)]
+    port: SwitchPort,
+    /// Counters per second since the last look.
+    rates: BTreeMap<String, f64>,
+}
+
+/// What one look sees.
+#[derive(Serialize)]
+struct View {
+    devices: Vec<Look>,
+    switch: Vec<PortLook>,
+}
+
+/// Counters at the last look.
+struct Counted {
+    at: Instant,
+    values: BTreeMap<String, u64>,
+}
+
+impl Counted {
+    fn new(counters: &[(String, u64)]) -> Self {
+        Self {
+            at: Instant::now(),
+            values: counters.iter().cloned().collect(),
+        }
+    }
+
+    /// Changes per second since `last`, of those counters that changed.
+    fn rates(&self, last: Option<&Self>) -> BTreeMap<String, f64> {
+        let Some(last) = last else {
+            return BTreeMap::new();
+        };
+        let seconds = (self.at - last.at).as_secs_f64().max(1e-3);
+        let changed = self.values.iter().filter_map(|(name, value)| {
+            // After a reset of the device they count from 0.
+            let change = value.saturating_sub(last.values.get(name).copied().unwrap_or(0));
+            #[allow(clippy::cast_precision_loss, reason = "for people")]
+            (change > 0).then(|| (name.clone(), change as f64 / seconds))
+        });
+        changed.collect()
+    }
+}
+
 /// What the look before saw of a device.
 struct Before {
-    at: Instant,
-    counters: BTreeMap<String, u64>,
+    counted: Counted,
     /// Number of the next explanation.
     next: u64,
 }
@@ -49,15 +95,21 @@ pub fn run(
     count: Option<u64>,
     json: bool,
 ) -> Result<()> {
-    let mut before = BTreeMap::new();
+    let (mut before, mut ports_before) = (BTreeMap::new(), BTreeMap::new());
     let mut left = count.unwrap_or(u64::MAX);
     while left > 0 {
         left -= 1;
-        let mut looks = Vec::new();
+        let mut devices = Vec::new();
         for device in chosen(client, device)? {
-            looks.push(look(client, device, &mut before)?);
+            devices.push(look(client, device, &mut before)?);
         }
-        show(&looks, json)?;
+        let mut switch = client.switch()?;
+        switch.retain(|port| device.is_none() || port.device.as_deref() == device);
+        let switch = switch
+            .into_iter()
+            .map(|port| look_at_port(port, &mut ports_before))
+            .collect();
+        show(&View { devices, switch }, json)?;
         if left > 0 {
             std::thread::sleep(interval);
         }
@@ -70,22 +122,10 @@ fn look(
     device: Device,
     before: &mut BTreeMap<String, Before>,
 ) -> Result<Look> {
-    let now = Instant::now();
     let last = before.remove(&device.name);
-    let counters = device.port.as_ref().map(|port| port.counters.clone());
-    let counters: BTreeMap<String, u64> = counters.unwrap_or_default().into_iter().collect();
-    let mut rates = BTreeMap::new();
-    if let Some(last) = &last {
-        let seconds = (now - last.at).as_secs_f64().max(1e-3);
-        for (name, value) in &counters {
-            // After a reset of the device they count from 0.
-            let change = value.saturating_sub(last.counters.get(name).copied().unwrap_or(0));
-            if change > 0 {
-                #[allow(clippy::cast_precision_loss, reason = "for people")]
-                rates.insert(name.clone(), change as f64 / seconds);
-            }
-        }
-    }
+    let counters = device.port.as_ref().map(|port| port.counters.as_slice());
+    let counted = Counted::new(counters.unwrap_or_default());
+    let rates = counted.rates(last.as_ref().map(|last| &last.counted));
     let mut busy = if device.qps <= QPS_ASKED {
         client.qps(&device.name)?
     } else {
@@ -100,14 +140,7 @@ fn look(
     let next = explanations.last().map_or(from, |last| last.number + 1);
     let skip = explanations.len().saturating_sub(EXPLANATIONS_SHOWN);
     explanations.drain(..skip);
-    before.insert(
-        device.name.clone(),
-        Before {
-            at: now,
-            counters,
-            next,
-        },
-    );
+    before.insert(device.name.clone(), Before { counted, next });
     Ok(Look {
         device,
         rates,
@@ -116,10 +149,17 @@ fn look(
     })
 }
 
-fn show(looks: &[Look], json: bool) -> Result<()> {
+fn look_at_port(port: SwitchPort, before: &mut BTreeMap<String, Counted>) -> PortLook {
+    let counted = Counted::new(&port.counters);
+    let rates = counted.rates(before.get(&port.name));
+    before.insert(port.name.clone(), counted);
+    PortLook { port, rates }
+}
+
+fn show(view: &View, json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
-        serde_json::to_writer(&mut out, looks)?;
+        serde_json::to_writer(&mut out, view)?;
         writeln!(out)?;
         return Ok(out.flush()?);
     }
@@ -127,16 +167,14 @@ fn show(looks: &[Look], json: bool) -> Result<()> {
         // Home, and clear.
         write!(out, "\x1b[H\x1b[2J")?;
     }
-    for look in looks {
+    for look in &view.devices {
         let device = &look.device;
         writeln!(
             out,
             "{} {}: {} contexts, {} QPs, {} CQs, {} MRs",
             device.name, device.state, device.contexts, device.qps, device.cqs, device.mrs
         )?;
-        for (name, rate) in &look.rates {
-            writeln!(out, "  {name:28} {rate:16.0} /s")?;
-        }
+        show_rates(&mut out, &look.rates)?;
         let busy: Vec<_> = look
             .busy
             .iter()
@@ -152,6 +190,17 @@ fn show(looks: &[Look], json: bool) -> Result<()> {
             writeln!(out, "  {}", sentence(&device.name, what))?;
         }
     }
+    for look in view.switch.iter().filter(|look| !look.rates.is_empty()) {
+        writeln!(out, "switch port {}", look.port.name)?;
+        show_rates(&mut out, &look.rates)?;
+    }
     writeln!(out)?;
     Ok(out.flush()?)
+}
+
+fn show_rates(out: &mut impl Write, rates: &BTreeMap<String, f64>) -> Result<()> {
+    for (name, rate) in rates {
+        writeln!(out, "  {name:28} {rate:16.0} /s")?;
+    }
+    Ok(())
 }

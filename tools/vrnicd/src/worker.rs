@@ -123,7 +123,8 @@ impl Worker {
             worked |= self.deliver(index, now);
         }
         if let Some(question) = self.inspector.next() {
-            let reply = answer(&question.request, &mut self.devices, &mut self.shared);
+            let (devices, shared) = (&mut self.devices, &mut self.shared);
+            let reply = answer(&question.request, devices, &self.network, shared, now);
             question.answer(reply);
             worked = true;
         }

@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use vrnicd::control::client;
+use vrnicd::control::protocol::Address;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 /// Long enough that only a frame that never comes takes it.
@@ -53,7 +55,7 @@ impl Daemon {
 
     /// With a stream port for each of `names`, each with more lines.
     fn with_ports(names: &[(&str, &str)]) -> Self {
-        let mut config = String::from("log = \"debug\"\nholder = false\n");
+        let mut config = String::from("log = \"debug\"\nholder = false\ncontrol = \"@/control\"\n");
         for (name, lines) in names {
             writeln!(
                 config,
@@ -192,6 +194,45 @@ fn frames_pass_between_stream_ports() {
     assert_eq!(b.receive(), frame(BROADCAST, 1, "for all"));
     let log = daemon.stop();
     assert!(log.contains("switch port counters"), "{log}");
+}
+
+#[test]
+fn ports_and_addresses_are_shown_while_it_runs() {
+    let daemon = Daemon::with_ports(&[("a", ""), ("b", "mtu = 1500"), ("c", "vlan = 7")]);
+    let (mut a, mut b) = (daemon.connect("a"), daemon.connect("b"));
+    meet(&mut a, 1, &mut b, 2);
+    a.send(&frame(mac(2), 1, &"x".repeat(1501)));
+    a.send(&frame(mac(2), 1, &"y".repeat(1500)));
+    assert_eq!(
+        b.receive_after_meeting(),
+        frame(mac(2), 1, &"y".repeat(1500))
+    );
+    let mut control = client::Client::connect(&daemon.directory.path().join("control")).unwrap();
+    let ports = control.switch().unwrap();
+    let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!((ports[0].mtu, ports[1].mtu), (9000, 1500));
+    assert_eq!(ports[1].vlans, "tagged all, untagged 1");
+    assert_eq!(ports[2].vlans, "7");
+    assert!(ports[0].medium_up && ports[1].medium_up && !ports[2].medium_up);
+    assert_eq!(ports[0].medium.as_deref(), Some("stream"));
+    assert_eq!(ports[1].counter("tx_oversize"), 1, "{:?}", ports[1]);
+    assert_eq!(ports[1].drops().collect::<Vec<_>>(), [("tx_oversize", 1)]);
+    assert!(ports[0].counter("rx_bytes") >= 1501 + 1500);
+    assert!(ports[1].counter("tx_frames") >= 1);
+    let mut addresses = control.addresses().unwrap();
+    addresses.sort_by(|one, other| one.mac.cmp(&other.mac));
+    let learned = |number: u8, port: &str, age_s| Address {
+        mac: format!("52:54:00:00:00:0{number}"),
+        vlan: Some(1),
+        port: port.into(),
+        age_s,
+    };
+    let ages: Vec<_> = addresses.iter().map(|address| address.age_s).collect();
+    assert_eq!(
+        addresses,
+        [learned(1, "a", ages[0]), learned(2, "b", ages[1])]
+    );
 }
 
 #[test]

@@ -301,7 +301,16 @@ impl Port {
 
     /// Whether something other than an RNIC is behind it.
     pub fn has_medium(&self) -> bool {
-        self.stream.is_some() || self.tap.is_some() || self.tap_fd.is_some() || self.link.is_some()
+        self.medium().is_some()
+    }
+
+    /// What is behind it other than an RNIC, in words.
+    pub fn medium(&self) -> Option<String> {
+        let stream = self.stream.as_ref().map(|_| "stream".to_owned());
+        let tap = self.tap.as_ref().map(|name| format!("tap {name}"));
+        let tap_fd = self.tap_fd.map(|fd| format!("tap at descriptor {fd}"));
+        let link = self.link.map(|link| format!("link {}", link.peer));
+        stream.or(tap).or(tap_fd).or(link)
     }
 }
 

@@ -4,6 +4,7 @@
 use std::net::Ipv6Addr;
 
 use vrnic_engine::explain::Happening;
+use vrnic_engine::time::Instant;
 use vrnic_engine::{CqSnapshot, Explanation, MrSnapshot, QpSnapshot, Rnic};
 use vrnic_wire::command::CommandCode;
 use vrnic_wire::counter::Counter;
@@ -15,18 +16,34 @@ use super::protocol::{self};
 use super::protocol::{Access, Cq, Device, Gid, Mr, Page, Port, Qp, Reply, Request};
 use crate::config::Mac;
 use crate::device::{self, Shared};
+use crate::network::Network;
+
+mod switch;
 
 /// Objects of one answer.
 const PAGE: usize = 256;
 /// Memory regions that are listed at most: finding one takes time in proportion to those before.
 const MAX_REGIONS: usize = 1 << 16;
+/// Likewise addresses that the switch learned.
+const MAX_ADDRESSES: usize = 1 << 16;
 
-/// Answers a question about `devices`.
-pub fn answer(request: &Request, devices: &mut [device::Device], shared: &mut Shared) -> Reply {
+/// Answers a question about `devices` or the `network`.
+pub fn answer(
+    request: &Request,
+    devices: &mut [device::Device],
+    network: &Network,
+    shared: &mut Shared,
+    now: Instant,
+) -> Reply {
     let name = match request {
         Request::Devices => {
             let devices = devices.iter_mut().map(|device| describe(device, shared));
             return Reply::Devices(devices.collect());
+        }
+        Request::Switch => return Reply::Switch(switch::ports(devices, network)),
+        Request::Addresses { from } => {
+            let found = (*from < MAX_ADDRESSES).then(|| network.addresses(now, *from, PAGE));
+            return Reply::Addresses(page(found.flatten(), *from, switch::address));
         }
         Request::Log { .. } => return Reply::Error("the worker knows nothing of the log".into()),
         Request::Gids { device }
@@ -70,7 +87,9 @@ fn about(request: &Request, device: &mut device::Device, shared: &mut Shared) ->
                 .map(|(number, what)| explanation(number, what))
                 .collect(),
         ),
-        Request::Devices | Request::Log { .. } => Reply::Error("not about a device".into()),
+        Request::Devices | Request::Switch | Request::Addresses { .. } | Request::Log { .. } => {
+            Reply::Error("not about a device".into())
+        }
     }
 }
 

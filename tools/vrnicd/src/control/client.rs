@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::protocol::{Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request};
+use super::protocol::{
+    Address, Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request, SwitchPort,
+};
 
 /// Longer than the daemon waits for its worker.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -88,6 +90,18 @@ impl Client {
     pub fn mrs(&mut self, device: &str) -> Result<Vec<Mr>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Mrs { device, from }, Reply::Mrs)
+        })
+    }
+
+    /// All ports of the switch.
+    pub fn switch(&mut self) -> Result<Vec<SwitchPort>> {
+        ask!(self, Request::Switch, Reply::Switch)
+    }
+
+    /// The addresses that the switch knows, as many as the daemon lists.
+    pub fn addresses(&mut self) -> Result<Vec<Address>> {
+        self.pages("", |client, _, from| {
+            ask!(client, Request::Addresses { from }, Reply::Addresses)
         })
     }
 

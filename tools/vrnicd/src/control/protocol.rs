@@ -45,6 +45,14 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// All ports of the switch: [`Reply::Switch`].
+    Switch,
+    /// Some addresses that the switch knows: [`Reply::Addresses`].
+    Addresses {
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
     /// Some of what went wrong lately: [`Reply::Explanations`].
     Explain {
         /// Name of the device.
@@ -77,6 +85,10 @@ pub enum Reply {
     Cqs(Page<Cq>),
     /// A page of memory regions.
     Mrs(Page<Mr>),
+    /// All ports of the switch.
+    Switch(Vec<SwitchPort>),
+    /// A page of addresses.
+    Addresses(Page<Address>),
     /// What went wrong, oldest first.
     Explanations(Vec<Explanation>),
     /// The filter of the log.
@@ -226,6 +238,61 @@ pub struct Mr {
     pub length: Option<u64>,
     /// Host ranges that it needs.
     pub translations: usize,
+}
+
+/// A port of the switch.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SwitchPort {
+    /// Name.
+    pub name: String,
+    /// Device whose RNIC is behind it.
+    pub device: Option<String>,
+    /// Whether the RNIC's driver is up.
+    pub rnic_up: bool,
+    /// What else is behind it: `stream`, `tap vrnic0`, `link 192.0.2.2:4789`, …
+    pub medium: Option<String>,
+    /// Whether that is there.
+    pub medium_up: bool,
+    /// Its own address, which no other port can take.
+    pub mac: Option<String>,
+    /// Most bytes of a frame behind its Ethernet header and tag.
+    pub mtu: usize,
+    /// VLANs.
+    pub vlans: String,
+    /// Frames that wait for it in the switch.
+    pub waiting: usize,
+    /// Frames and bytes in (`rx`) and out (`tx`), then frames dropped, by reason.
+    pub counters: Vec<(String, u64)>,
+}
+
+impl SwitchPort {
+    /// A counter; 0 if there is none of that name.
+    pub fn counter(&self, name: &str) -> u64 {
+        let found = self.counters.iter().find(|(known, _)| known == name);
+        found.map_or(0, |(_, value)| *value)
+    }
+
+    /// Frames dropped, and why; reasons that did not occur are left out.
+    pub fn drops(&self) -> impl Iterator<Item = (&str, u64)> {
+        let traffic = |name: &str| name.ends_with("_frames") || name.ends_with("_bytes");
+        self.counters
+            .iter()
+            .filter(move |(name, value)| *value > 0 && !traffic(name))
+            .map(|(name, value)| (name.as_str(), *value))
+    }
+}
+
+/// An address that the switch knows.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Address {
+    /// The address.
+    pub mac: String,
+    /// The VLAN that it was seen in; none if it is a port's own, which it is in all VLANs of the port.
+    pub vlan: Option<u16>,
+    /// Name of the port that it is behind.
+    pub port: String,
+    /// Seconds since the last frame from it; none if it is the port's own.
+    pub age_s: Option<u64>,
 }
 
 /// Something that went wrong.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tracing::info;
 use vrnic_engine::time::Instant;
-use vrnic_switch::{Endpoint, Member, PortConfig, Switch};
+use vrnic_switch::{Counters, Endpoint, Member, PortConfig, Switch, Vlan};
 use vrnic_wire::port::Mtu;
 
 use crate::config::{self, Config, FabricKind};
@@ -42,6 +42,8 @@ pub struct Network {
     rnics: Vec<Option<Endpoint>>,
     /// Names of the ports.
     names: Vec<String>,
+    /// What is behind each port beside an RNIC, in words.
+    media: Vec<Option<String>>,
     /// Which device an RNIC's endpoint is of, and which of the hub's ports a network device's is, by port.
     owners: Vec<Owners>,
     /// The endpoint of each port of the hub.
@@ -55,6 +57,40 @@ pub struct Network {
 struct Owners {
     device: Option<usize>,
     outside: Option<usize>,
+}
+
+/// What a port is like now.
+pub struct PortView<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Index of the device whose RNIC is behind it.
+    pub device: Option<usize>,
+    /// Whether the RNIC is up.
+    pub rnic_up: bool,
+    /// What else is behind it, in words.
+    pub medium: Option<&'a str>,
+    /// Whether that is there.
+    pub medium_up: bool,
+    /// Settings.
+    pub config: &'a PortConfig,
+    /// Counters.
+    pub counters: &'a Counters,
+    /// Frames from outside that the worker was too slow for.
+    pub overruns: u64,
+    /// Frames that wait for it in the switch.
+    pub waiting: usize,
+}
+
+/// An address that the switch knows.
+pub struct KnownAddress<'a> {
+    /// The address.
+    pub mac: vrnic_switch::Mac,
+    /// The VLAN that it was learned in; none if it is the port's own.
+    pub vlan: Option<Vlan>,
+    /// Name of the port that it is behind.
+    pub port: &'a str,
+    /// Time since the last frame from it; none if it is the port's own.
+    pub age: Option<Duration>,
 }
 
 impl Network {
@@ -76,6 +112,7 @@ impl Network {
             switch: Switch::new(Duration::from_secs(settings.address_age_s)),
             rnics: vec![None; config.devices.len()],
             names: Vec::new(),
+            media: Vec::new(),
             owners: Vec::new(),
             outside: Vec::new(),
             hub: hub.clone(),
@@ -87,6 +124,7 @@ impl Network {
             let mac = device.map(|index| config.devices[index].mac);
             let rnic = device.filter(|&index| is_on_network(&config.devices[index]));
             network.add_port(&port.name, port.settings(mac, rnic.is_some())?, rnic)?;
+            network.media.push(port.medium());
         }
         for (index, device) in config.devices.iter().enumerate() {
             if is_on_network(device) && network.rnics[index].is_none() {
@@ -95,6 +133,7 @@ impl Network {
                     ..PortConfig::nic(vrnic_switch::Mac(device.mac.0))
                 };
                 network.add_port(&device.name, port, Some(index))?;
+                network.media.push(None);
             }
         }
         let thread = (!media.is_empty()).then(|| NetworkThread::new(hub, media));
@@ -108,7 +147,7 @@ impl Network {
             .switch
             .add_port(port)
             .with_context(|| format!("switch port `{name}`: its address is another port's"))?;
-        info!(port = name, mtu, ?vlans, "switch port");
+        info!(port = name, mtu, %vlans, "switch port");
         let mut owners = Owners::default();
         if let Some(device) = device {
             let member = Member::Rnic;
@@ -217,24 +256,67 @@ impl Network {
         self.hub.has_news()
     }
 
+    /// All ports.
+    pub fn ports(&self) -> impl Iterator<Item = PortView<'_>> {
+        self.switch.ports().map(|port| {
+            let Owners { device, outside } = self.owners[port.index()];
+            let of = |member| Endpoint { port, member };
+            let (rnic, netdev) = (of(Member::Rnic), of(Member::Netdev));
+            PortView {
+                name: &self.names[port.index()],
+                device,
+                rnic_up: self.switch.is_up(rnic),
+                medium: self.media[port.index()].as_deref(),
+                medium_up: self.switch.is_up(netdev),
+                config: self.switch.config(port),
+                counters: self.switch.counters(port),
+                overruns: outside.map_or(0, |outside| self.hub.port(outside).overruns()),
+                waiting: self.switch.waiting(rnic) + self.switch.waiting(netdev),
+            }
+        })
+    }
+
+    /// At most `count` addresses that are known, ports' own first, from number `from` on; none if there are not so many.
+    pub fn addresses(
+        &self,
+        now: Instant,
+        from: usize,
+        count: usize,
+    ) -> Option<Vec<KnownAddress<'_>>> {
+        let own = self.ports().filter_map(|port| {
+            Some(KnownAddress {
+                mac: port.config.mac?,
+                vlan: None,
+                port: port.name,
+                age: None,
+            })
+        });
+        let learned = self.switch.learned(since_start(now));
+        let learned = learned.map(|learned| KnownAddress {
+            mac: learned.mac,
+            vlan: Some(learned.vlan),
+            port: &self.names[learned.port.index()],
+            age: Some(learned.age),
+        });
+        let page: Vec<_> = own.chain(learned).skip(from).take(count).collect();
+        (!page.is_empty()).then_some(page)
+    }
+
     /// Writes the counters of all ports to the log.
     pub fn log_counters(&self) {
-        for (id, name) in self.switch.ports().zip(&self.names) {
-            let counters = self.switch.counters(id);
-            let overruns = self.owners[id.index()]
-                .outside
-                .map_or(0, |outside| self.hub.port(outside).overruns());
+        for port in self.ports() {
+            let counters = port.counters;
             let drops: Vec<String> = counters
                 .all_drops()
                 .map(|(reason, count)| format!("{}={count}", reason.name()))
                 .collect();
             info!(
-                port = name,
+                port = port.name,
                 rx_frames = counters.rx_frames,
                 rx_bytes = counters.rx_bytes,
                 tx_frames = counters.tx_frames,
                 tx_bytes = counters.tx_bytes,
-                overruns,
+                overruns = port.overruns,
                 drops = drops.join(" "),
                 "switch port counters"
             );

@@ -1,0 +1,64 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# RNICs obey the MTU of their ports of the switch; connections over IPv4, IPv6 and a VLAN; vrnicctl shows ports, drops and addresses.
+# lab: fabric=roce
+# lab: timeout=240
+# lab: vrnicd-port mtu = 1500
+. "$LAB_LIB"
+
+# gid VM ADDRESS: index of the RoCE v2 GID of an address.
+gid() { on "$1" ibv_devinfo -v -d "$DEV" | sed -n "s/.*GID\[ *\([0-9]*\)\]:[[:space:]]*$2, RoCE v2\$/\1/p"; }
+
+# same ADDRESS-IN-A ADDRESS-IN-B: the index that the GIDs of both have, when both are there.
+same() {
+	local a= b=
+	for _ in $(seq 100); do
+		a=$(gid a "$1") b=$(gid b "$2")
+		[ -n "$a" ] && [ "$a" = "$b" ] && break
+		sleep 0.2
+	done
+	[ -n "$a" ] && [ "$a" = "$b" ] || fail "GIDs of $1 and $2 have the indices ${a:-none} and ${b:-none}"
+	echo "$a"
+}
+
+# drops PORT REASON: how often, by vrnicctl.
+drops() {
+	vrnicctl --json switch | python3 -c "
+import json, sys
+port, reason = sys.argv[1:]
+print(next(dict(found['counters'])[reason] for found in json.load(sys.stdin) if found['name'] == port))" "$1" "$2"
+}
+
+# The network device takes 9000 bytes, the port 1500.
+for vm in a b; do
+	on $vm ibv_devinfo -v -d "$DEV" | grep -Eq 'max_mtu: +1024 ' || fail "the largest MTU of $vm is not what fits 1500 bytes"
+	on $vm ibv_devinfo -v -d "$DEV" | grep -Eq 'active_mtu: +1024 ' || fail "the MTU of $vm is not what fits 1500 bytes"
+done
+perf a b ib_write_bw -s 65536 -n 100 >/dev/null
+perf b a ib_read_bw -s 65536 -n 100 >/dev/null
+perf a b ibv_ud_pingpong -s 1024 -n 100 >/dev/null
+[ "$(drops a rx_oversize)" = 0 ] || fail "a sent frames that its port does not take"
+on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
+! on a ping -c 1 -W 1 -M do -s 8000 "$IP_b" >/dev/null || fail "a long frame passed"
+[ "$(drops a rx_oversize)" -ge 1 ] || fail "a frame above the MTU was not counted"
+
+perf a b ib_send_bw -x "$(same "$IP6_a" "$IP6_b")" -s 65536 -n 100 >/dev/null
+
+# A VLAN on both network devices.
+for vm in a b; do
+	on $vm ip link add link "$NETDEV" name tagged type vlan id 7
+	on $vm ip address add "10.78.0.$([ $vm = a ] && echo 1 || echo 2)/24" dev tagged
+	on $vm ip link set tagged up
+done
+on a sh -c 'for i in $(seq 50); do ping -c 1 -W 1 10.78.0.2 && exit 0; sleep 0.1; done; exit 1' >/dev/null || fail "no VLAN"
+index=$(same ::ffff:10.78.0.1 ::ffff:10.78.0.2)
+vrnicctl gids -d a | grep -Eq '::ffff:10.78.0.1 +RoceV2 .* 7$' || fail "the GID of a has no VLAN"
+perf a b ib_write_bw -x "$index" -s 65536 -n 100 >/dev/null
+perf b a ib_atomic_bw -x "$index" -n 100 -A FETCH_AND_ADD >/dev/null
+for vm in a b; do on $vm ip link del tagged; done
+
+vrnicctl switch
+vrnicctl addresses
+[ "$(vrnicctl switch | grep -Ec "^[ab] +[ab] up +stream up +52:54:00:76:72:0[ab] +1500 +tagged all, untagged 1 ")" = 2 ] || fail "the ports are not as they should be"
+vrnicctl addresses | grep -Eq '^52:54:00:76:72:0a +all +a +own$' || fail "the address of a"
+vrnicctl watch -n 2 -i 0.2 | grep -q '^a up' || fail "no live view"
