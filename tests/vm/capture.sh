@@ -1,41 +1,97 @@
+#!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What two VMs send each other can be captured on either fabric, and tshark dissects every packet of it.
+# What two VMs send each other can be captured on either fabric while vrnicd runs, all of it or that of one queue pair, and tshark dissects every packet.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=200
-# lab: vrnicd capture = { file = "{lab}/capture.pcapng" }
 . "$LAB_LIB"
 
-file=$(dirname "$(lab config)")/capture.pcapng
+# What tshark takes payload for, by its looks.
+guesses=(ethertype fcoib infiniband.eoib infiniband_sdp iser lnet nvme-rdma rpcordma smb_direct smc)
+
+# dissect FILE ARGUMENTS...: tshark of a file.
+dissect() { tshark -n -r "$1" "${guesses[@]/#/--disable-protocol=}" "${@:2}" 2>/dev/null; }
+
+# fields FILE FIELD: this field of each packet.
+fields() { dissect "$1" -T fields -E occurrence=f -e "$2"; }
+
+# ended ID: why that capture ended; waits for it.
+ended() {
+	local why=
+	for _ in $(seq 300); do
+		why=$(vrnicctl --json capture list | python3 -c "
+import json, sys
+print(next(one['ended'] or '' for one in json.load(sys.stdin) if one['id'] == int(sys.argv[1])))" "$1")
+		[ -z "$why" ] || break
+		sleep 0.1
+	done
+	echo "$why"
+}
+
+# start ARGUMENTS...: begins a capture and gives its number.
+start() { vrnicctl --json capture start "$@" | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])'; }
+
+all=$LAB_DIR/all.pcapng
+id=$(start "$all")
 perf a b ib_write_bw -s 9000 -n 20
 perf a b ib_send_bw -s 100 -n 20
 perf a b ib_read_bw -s 9000 -n 20
 perf a b ib_atomic_bw -n 20 -A FETCH_AND_ADD
 perf a b ibv_ud_pingpong -n 20
+vrnicctl capture list
+vrnicctl capture stop "$id" | grep -q ' stopped ' || fail "the capture does not end"
 
-# What tshark takes payload for, by its looks.
-guesses=(ethertype fcoib infiniband.eoib infiniband_sdp iser lnet nvme-rdma rpcordma smb_direct smc)
-
-# dissect ARGUMENTS...: tshark of the file.
-dissect() { tshark -n -r "$file" "${guesses[@]/#/--disable-protocol=}" "$@" 2>/dev/null; }
-
-# fields FIELD: this field of each packet.
-fields() { dissect -T fields -E occurrence=f -e "$1"; }
-
-# The file is written behind the traffic.
-opcodes=
-for _ in $(seq 60); do
-	opcodes=$(fields infiniband.bth.opcode | sort -n | uniq -c | awk '{ print $2 }' | tr '\n' ' ') || true
-	case " $opcodes" in *" 100 "*) break ;; esac
-	sleep 0.5
-done
+opcodes=$(fields "$all" infiniband.bth.opcode | sort -n | uniq -c | awk '{ print $2 }' | tr '\n' ' ')
 echo "opcodes: $opcodes"
 for opcode in 4 6 8 12 13 15 17 18 20 100; do
 	case " $opcodes" in *" $opcode "*) ;; *) fail "no packet with opcode $opcode" ;; esac
 done
 # Notes, warnings and errors; what stands below are our own comments.
-complaints=$(dissect -Y '_ws.malformed || _ws.expert.severity >= 0x400000')
+complaints=$(dissect "$all" -Y '_ws.malformed || _ws.expert.severity >= 0x400000')
 [ -z "$complaints" ] || fail "tshark complains: $complaints"
-[ "$(fields frame.interface_name | sort -u | tr '\n' ' ')" = "a b " ] || fail "not the interfaces a and b"
-named=$(fields frame.comment | grep -c '^a QP 0x[0-9a-f]* -> .*: RDMA WRITE First$') || fail "no comment names VM and QP"
+[ "$(fields "$all" frame.interface_name | sort -u | tr '\n' ' ')" = "a b " ] || fail "not the interfaces a and b"
+named=$(fields "$all" frame.comment | grep -c '^a QP 0x[0-9a-f]* -> .*: RDMA WRITE First$') || fail "no comment names VM and QP"
 echo "$named comments"
+
+# One queue pair of several that are busy.
+on -t 150 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 120 --qps 3 >/dev/null 2>&1 &
+busy=$!
+qpn=
+for _ in $(seq 300); do
+	qpn=$(vrnicctl --json qps -d a | python3 -c "
+import json, sys
+busy = [qp['qpn'] for qp in json.load(sys.stdin) if qp['kind'] == 'RC' and qp['state'] == 'RTS']
+print(busy[1] if len(busy) >= 3 else '')")
+	[ -z "$qpn" ] || break
+	sleep 0.1
+done
+[ -n "$qpn" ] || fail "no queue pairs"
+one=$LAB_DIR/one.pcapng
+id=$(start -d a -q "$qpn" -c 50 "$one")
+[ "$(ended "$id")" = full ] || fail "the capture of a queue pair did not get its packets"
+[ "$(fields "$one" frame.number | wc -l)" = 50 ] || fail "not as many packets as were asked for"
+others=$(fields "$one" frame.comment | grep -vc "^a QP $(printf '0x%x' "$qpn") \(->\|<-\) ") || true
+[ "$others" = 0 ] || fail "$others packets are of other queue pairs"
+
+# Files that take nothing stop their capture, and nothing else.
+id=$(start /dev/full)
+ended "$id" | grep -q 'No space left' || fail "a full disk does not end a capture"
+id=$(start -b 100000 "$LAB_DIR/bounded.pcapng")
+[ "$(ended "$id")" = full ] || fail "the capture of a bounded size does not end"
+[ "$(stat -c %s "$LAB_DIR/bounded.pcapng")" -le 100000 ] || fail "the file is too long"
+vrnicctl capture start - | head -c 4096 >"$LAB_DIR/piped.pcapng"
+[ "$(stat -c %s "$LAB_DIR/piped.pcapng")" = 4096 ] || fail "nothing came through a pipe"
+if vrnicctl capture start -d nobody "$LAB_DIR/none.pcapng" 2>/dev/null; then fail "a device that does not exist was captured"; fi
+on a pkill -x vrnic-stress
+wait $busy || true
+
+# The switch has the VMs' other frames too, if it has the VMs' networks.
+if [ "$FABRIC" = roce ]; then
+	id=$(start --switch "$LAB_DIR/switch.pcapng")
+	perf a b ib_write_bw -s 9000 -n 5
+	on a ping -c 2 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
+	vrnicctl capture stop "$id"
+	[ -n "$(dissect "$LAB_DIR/switch.pcapng" -Y 'icmp && frame.interface_name == "switch port a"')" ] || fail "no ping at the switch"
+	[ -n "$(dissect "$LAB_DIR/switch.pcapng" -Y 'infiniband && frame.interface_name == "a"')" ] || fail "no RoCE at the switch"
+fi
+vrnicctl capture list

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# RNICs obey the MTU of their ports of the switch; connections over IPv4, IPv6 and a VLAN; vrnicctl shows ports, drops and addresses.
+# RNICs obey the MTU of their ports of the switch; frames of IPv4, IPv6, a VLAN and a traffic class are on the wire; vrnicctl shows ports, drops and addresses.
 # lab: fabric=roce
 # lab: timeout=240
 # lab: vrnicd-port mtu = 1500
@@ -31,9 +31,10 @@ print(next(dict(found['counters'])[reason] for found in json.load(sys.stdin) if 
 
 # The network device takes 9000 bytes, the port 1500.
 for vm in a b; do
-	on $vm ibv_devinfo -v -d "$DEV" | grep -Eq 'max_mtu: +1024 ' || fail "the largest MTU of $vm is not what fits 1500 bytes"
-	on $vm ibv_devinfo -v -d "$DEV" | grep -Eq 'active_mtu: +1024 ' || fail "the MTU of $vm is not what fits 1500 bytes"
+	mtus=$(on $vm ibv_devinfo -v -d "$DEV" | sed -n 's/.*_mtu:[[:space:]]*\([0-9]*\) .*/\1/p' | tr '\n' ' ')
+	[ "$mtus" = "1024 1024 " ] || fail "largest and active MTU of $vm, which should fit 1500 bytes: $mtus"
 done
+vrnicctl capture start "$LAB_DIR/wire.pcapng"
 perf a b ib_write_bw -s 65536 -n 100 >/dev/null
 perf b a ib_read_bw -s 65536 -n 100 >/dev/null
 perf a b ibv_ud_pingpong -s 1024 -n 100 >/dev/null
@@ -43,6 +44,7 @@ on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
 [ "$(drops a rx_oversize)" -ge 1 ] || fail "a frame above the MTU was not counted"
 
 perf a b ib_send_bw -x "$(same "$IP6_a" "$IP6_b")" -s 65536 -n 100 >/dev/null
+perf a b ib_write_bw --tclass=104 -s 65536 -n 100 >/dev/null
 
 # A VLAN on both network devices.
 for vm in a b; do
@@ -56,6 +58,15 @@ vrnicctl gids -d a | grep -Eq '::ffff:10.78.0.1 +RoceV2 .* 7$' || fail "the GID 
 perf a b ib_write_bw -x "$index" -s 65536 -n 100 >/dev/null
 perf b a ib_atomic_bw -x "$index" -n 100 -A FETCH_AND_ADD >/dev/null
 for vm in a b; do on $vm ip link del tagged; done
+
+# on_wire FILTER: packets in the capture that tshark finds by it.
+on_wire() { tshark -n -r "$LAB_DIR/wire.pcapng" -Y "$1" 2>/dev/null | wc -l; }
+vrnicctl capture stop
+for filter in 'infiniband && ip && !vlan' 'infiniband && ipv6' 'infiniband && vlan.id == 7' \
+	'infiniband && ip.dsfield.dscp == 26' 'infiniband && ip.dsfield.ecn == 2'; do
+	[ "$(on_wire "$filter")" -ge 100 ] || fail "the wire has no frames with $filter"
+done
+[ "$(on_wire 'frame.len > 1518')" = 0 ] || fail "frames are longer than the MTU allows"
 
 vrnicctl switch
 vrnicctl addresses

@@ -15,7 +15,7 @@ use crate::vm::{Device, ipv4};
 pub struct Pair {
     /// Such as `ib_write_bw`.
     pub program: String,
-    /// Its arguments, without those that name device, GID, port and peer.
+    /// Its arguments, without those that name device, port and peer; the GID if it is not the usual one.
     pub args: String,
     /// VM of the server.
     pub server: String,
@@ -120,12 +120,12 @@ pub fn output(lab: &Lab, pair: &Pair, device: Device, gid: u32) -> Result<String
 fn command(pair: &Pair, device: Device, gid: u32, port: u16, peer: Option<&str>) -> Vec<String> {
     let pingpong = pair.is_pingpong();
     let mut argv = vec![pair.program.clone(), "-d".into(), device.ibdev().into()];
-    argv.extend([
-        if pingpong { "-g" } else { "-x" }.into(),
-        gid.to_string(),
-        "-p".into(),
-        port.to_string(),
-    ]);
+    argv.extend(["-p".into(), port.to_string()]);
+    let choice = if pingpong { "-g" } else { "-x" };
+    // perftest takes no option twice.
+    if !pair.args.split_whitespace().any(|word| word == choice) {
+        argv.extend([choice.into(), gid.to_string()]);
+    }
     if !pingpong {
         // Under TCG the clock's rate is not the one /proc/cpuinfo names: do not stop because of that.
         argv.push("-F".into());

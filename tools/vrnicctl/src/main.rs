@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod capture;
 mod table;
 mod watch;
 
@@ -96,6 +97,9 @@ enum Command {
         #[arg(long, short = 'n', value_name = "COUNT")]
         count: Option<u64>,
     },
+    /// Captures packets to a pcapng file, ends that, and lists captures.
+    #[command(subcommand)]
+    Capture(capture::Command),
     /// Prints the filter of the daemon's log, or sets it: `debug`, `info,vrnicd::vfio_user=trace`, …
     Log {
         /// The new filter.
@@ -210,6 +214,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             interval,
             count,
         } => watch::run(client, choice.device.as_deref(), *interval, *count, json),
+        Command::Capture(command) => capture::run(client, command, json),
         Command::Log { filter } => {
             let filter = client.log(filter.clone())?;
             if json {

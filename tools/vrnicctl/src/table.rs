@@ -6,7 +6,9 @@ use std::io::Write;
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use vrnicd::control::protocol::{Address, Cq, Device, Explanation, Gid, Mr, Port, Qp, SwitchPort};
+use vrnicd::control::protocol::{
+    Address, Capture, Cq, Device, Explanation, Gid, Mr, Port, Qp, SwitchPort,
+};
 
 use crate::Of;
 
@@ -288,6 +290,23 @@ impl Row for Address {
             self.port.clone(),
             self.age_s
                 .map_or_else(|| "own".into(), |age| format!("{age} s")),
+        ]
+    }
+}
+
+impl Row for Capture {
+    const HEADS: &'static [&'static str] =
+        &["ID", "OF", "PACKETS", "BYTES", "MISSING", "STATE", "FILE"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.id.to_string(),
+            self.scope(),
+            self.packets.to_string(),
+            self.bytes.to_string(),
+            self.missing.to_string(),
+            self.ended.clone().unwrap_or_else(|| "running".into()),
+            self.file.clone(),
         ]
     }
 }

@@ -351,7 +351,9 @@ impl Config {
             );
         }
         if let Some(capture) = &self.capture {
-            capture.check(names.iter().map(|name| name.as_str()))?;
+            capture
+                .choice()
+                .check(names.iter().map(|name| name.as_str()))?;
         }
         if let Some(switch) = &self.switch {
             switch.check(&self.devices)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Joins the parts: holder, listeners with their threads, worker, signals.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,7 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use tracing::{debug, info, info_span, warn};
 
-use crate::capture::Capture;
+use crate::capture::{Captures, Center};
 use crate::config::Config;
 use crate::control::inspector::Inspector;
 use crate::control::server::Server;
@@ -42,8 +43,9 @@ pub fn run(config: &Config) -> Result<()> {
         None
     };
     // SIGHUP comes when a terminal closes; there is nothing to reload.
-    let mut signals =
-        Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot catch signals")?;
+    // SIGXFSZ comes when a file may not grow, which its writer is told anyway.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, libc::SIGXFSZ])
+        .context("cannot catch signals")?;
     let stop = Arc::new(Stop::new()?);
     let waker = Arc::new(Waker::new()?);
 
@@ -67,12 +69,27 @@ pub fn run(config: &Config) -> Result<()> {
         .map(|device| (device.name().to_owned(), device.mailbox().clone()))
         .collect();
 
+    let names: Vec<String> = devices
+        .iter()
+        .map(|device| device.name().to_owned())
+        .collect();
+    let ports = network.ports().map(|port| port.name.to_owned());
+    let center = Arc::new(Center::new(names.clone(), ports));
+    let mut captures = Captures::new(names);
+    if let Some(settings) = &config.capture {
+        let name = settings.file.display().to_string();
+        let file =
+            File::create(&settings.file).with_context(|| format!("cannot capture to {name}"))?;
+        captures.add(center.start(settings.choice(), file, &name)?);
+    }
+
     let mut front_ends = Vec::new();
     let inspector = Arc::new(Inspector::new(waker.clone()));
     if let Some(path) = &config.control {
-        let server = Server::bind(path, config.control_mode.0, inspector.clone())
+        let mode = config.control_mode.0;
+        let server = Server::bind(path, mode, inspector.clone(), center.clone())
             .with_context(|| format!("cannot listen on {}", path.display()))?;
-        info!(socket = %path.display(), mode = format_args!("{:o}", config.control_mode.0), "control");
+        info!(socket = %path.display(), mode = format_args!("{mode:o}"), "control");
         let stop = stop.clone();
         let thread = thread::Builder::new()
             .name("control".into())
@@ -97,22 +114,13 @@ pub fn run(config: &Config) -> Result<()> {
         front_ends.push(thread);
     }
 
-    let names: Vec<String> = devices
-        .iter()
-        .map(|device| device.name().to_owned())
-        .collect();
-    let capture = config
-        .capture
-        .as_ref()
-        .map(|settings| Capture::start(settings, &names))
-        .transpose()?;
     let mut worker = Worker::new(
         devices,
         network,
         waker.clone(),
         inspector,
         config.poll_time(),
-        capture,
+        captures,
     );
     let thread_gone = Arc::new(AtomicBool::new(false));
     let start = |name: &str, mut work: Box<dyn FnMut() + Send>| {
@@ -142,7 +150,7 @@ pub fn run(config: &Config) -> Result<()> {
                     mailbox.request_panic();
                 }
             }
-            SIGHUP => {}
+            SIGHUP | libc::SIGXFSZ => {}
             _ => {
                 info!(signal, "stopping");
                 break;
@@ -164,6 +172,10 @@ pub fn run(config: &Config) -> Result<()> {
     let _ = worker_thread.join();
     if let Some(thread) = network_thread {
         let _ = thread.join();
+    }
+    // The worker took its ends of the captures with it.
+    if !center.wait(None, STOP_TIME) {
+        warn!("a capture does not end");
     }
     if thread_gone.load(Ordering::SeqCst) {
         anyhow::bail!("a thread ended unexpectedly");

@@ -21,7 +21,7 @@ use vrnic_wire::event::{AsyncEvent, EventType};
 use vrnic_wire::port::Mtu;
 use zerocopy::IntoBytes;
 
-use crate::capture::{Capture, Direction};
+use crate::capture::{Captures, Direction};
 use crate::config::{self, FabricKind};
 use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd};
@@ -49,8 +49,8 @@ pub struct Shared {
     pub regions: RegionTable,
     /// Segments on their way.
     pub outbox: Outbox,
-    /// A capture, if one is under way.
-    pub capture: Option<Capture>,
+    /// The captures under way.
+    pub captures: Captures,
 }
 
 /// One device.
@@ -88,7 +88,6 @@ impl Device {
                 FabricKind::Roce => Segmentation::PathMtu,
             },
             seed: [0; 32],
-            ..RnicConfig::default()
         };
         let queues = FIRST_COMPLETION_QUEUE + config.completion_vectors;
         let mailbox = Arc::new(Mailbox::new(queues, config.doorbell_pages, waker));
@@ -292,7 +291,7 @@ impl Device {
         let Shared {
             regions,
             outbox,
-            capture,
+            captures,
         } = shared;
         let mut segments = std::mem::take(&mut outbox.segments);
         for segment in segments.drain(..) {
@@ -300,9 +299,7 @@ impl Device {
                 let memory = regions.device(self.index, &session.memory);
                 let mut frame = network.buffer();
                 if end.write(&segment, &memory, &mut frame) {
-                    if let Some(capture) = capture {
-                        capture.frame(self.index, Direction::Out, &segment, &frame);
-                    }
+                    captures.frame(self.index, Direction::Out, &segment, &frame);
                     network.send(self.index, frame, now);
                 } else {
                     network.recycle(frame);
@@ -320,9 +317,8 @@ impl Device {
         };
         let refused = match end.read(frame) {
             Ok(segment) => {
-                if let Some(capture) = &mut shared.capture {
-                    capture.frame(self.index, Direction::In, &segment, frame);
-                }
+                let captures = &mut shared.captures;
+                captures.frame(self.index, Direction::In, &segment, frame);
                 return self.receive(shared, segment, now);
             }
             Err(refused) => refused,
@@ -334,11 +330,12 @@ impl Device {
         }
     }
 
-    /// A segment that travels without frames leaves or reaches this device: shows it to the capture.
+    /// A segment that travels without frames leaves or reaches this device: shows it to the captures.
     pub fn capture(&self, shared: &mut Shared, direction: Direction, segment: &Segment<'_>) {
-        if let (Some(capture), Some(session)) = (&mut shared.capture, &self.session) {
+        if let Some(session) = &self.session {
             let memory = shared.regions.device(self.index, &session.memory);
-            capture.segment(self.index, direction, segment, &memory);
+            let captures = &mut shared.captures;
+            captures.segment(self.index, direction, segment, &memory);
         }
     }
 

@@ -15,7 +15,7 @@ use vrnic_engine::time::Instant;
 use vrnic_engine::{Outbox, Segment};
 use vrnic_wire::port::GidEntry;
 
-use crate::capture::{Capture, Direction};
+use crate::capture::{Captures, Direction};
 use crate::control::answer::answer;
 use crate::control::inspector::Inspector;
 use crate::device::{Device, Shared};
@@ -51,7 +51,7 @@ impl Worker {
         waker: Arc<Waker>,
         inspector: Arc<Inspector>,
         poll_time: Duration,
-        capture: Option<Capture>,
+        captures: Captures,
     ) -> Self {
         Self {
             gid_generations: vec![None; devices.len()],
@@ -59,7 +59,7 @@ impl Worker {
             shared: Shared {
                 regions: RegionTable::new(),
                 outbox: Outbox::new(),
-                capture,
+                captures,
             },
             fabric: Local::new(),
             network,
@@ -104,7 +104,7 @@ impl Worker {
 
     /// Gives every device a turn. True if any did something.
     fn turn(&mut self, now: Instant) -> bool {
-        let mut worked = self.network.turn(now);
+        let mut worked = self.network.turn(now, &mut self.shared.captures);
         self.carry(now);
         for index in 0..self.devices.len() {
             let device = &mut self.devices[index];
@@ -122,9 +122,9 @@ impl Worker {
                 .unwrap_or(true);
             worked |= self.deliver(index, now);
         }
-        if let Some(question) = self.inspector.next() {
+        if let Some(mut question) = self.inspector.next() {
             let (devices, shared) = (&mut self.devices, &mut self.shared);
-            let reply = answer(&question.request, devices, &self.network, shared, now);
+            let reply = answer(&mut question.topic, devices, &self.network, shared, now);
             question.answer(reply);
             worked = true;
         }
@@ -186,7 +186,7 @@ impl Worker {
 
     /// Carries a segment to where it goes.
     fn deliver_segment(&mut self, from: usize, segment: Segment<'static>, now: Instant) {
-        let capturing = self.shared.capture.is_some();
+        let capturing = !self.shared.captures.is_empty();
         if capturing {
             self.devices[from].capture(&mut self.shared, Direction::Out, &segment);
         }

@@ -3,16 +3,20 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use common::daemon::{Daemon, Driver, QUERY_DEVICE};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
 use vrnic_wire::command::Status;
+use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
-use vrnicd::control::protocol::{MAX_REQUEST, Reply};
+use vrnicd::control::protocol::{MAX_REQUEST, Reply, Request};
 
 fn path(daemon: &Daemon) -> PathBuf {
     daemon.directory.path().join("control")
@@ -195,4 +199,121 @@ fn clients_that_hang_about_keep_nobody_else_out_for_long_and_the_worker_goes_on(
         assert!(std::time::Instant::now() < deadline, "no place comes back");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
+}
+
+fn choice(device: &str) -> Choice {
+    Choice {
+        device: Some(device.into()),
+        ..Choice::default()
+    }
+}
+
+#[test]
+fn captures_start_and_stop_while_the_daemon_runs() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    assert!(client.captures().unwrap().is_empty());
+    let path = daemon.directory.path().join("capture");
+    let file = File::create(&path).unwrap();
+    let started = client
+        .start_capture(choice("a"), "capture", file.as_fd())
+        .unwrap();
+    drop(file);
+    assert_eq!((started.id, started.ended.as_deref()), (1, None));
+    assert_eq!(client.captures().unwrap().len(), 1);
+    let stopped = client.stop_capture(1).unwrap();
+    assert_eq!(stopped.ended.as_deref(), Some("stopped"));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), stopped.bytes);
+    assert_eq!(client.captures().unwrap().last(), Some(&stopped));
+    assert_eq!(client.stop_capture(1).unwrap(), stopped, "nothing changes");
+    let error = client.stop_capture(2).unwrap_err().to_string();
+    assert!(error.contains("no capture has the number 2"), "{error}");
+}
+
+#[test]
+fn a_capture_writes_where_its_client_may_and_nowhere_else() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let precious = daemon.directory.path().join("precious");
+    std::fs::write(&precious, "data").unwrap();
+    // The name of a file gives no access to it.
+    let name = precious.to_str().unwrap();
+    let request = Request::CaptureStart {
+        name: name.into(),
+        choice: Choice::default(),
+    };
+    let error = client.ask(&request).unwrap_err().to_string();
+    assert!(error.contains("no descriptor"), "{error}");
+    let readable = File::open(&precious).unwrap();
+    let error = client.start_capture(Choice::default(), name, readable.as_fd());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("not open for writing"), "{error}");
+    let error = client.start_capture(choice("nobody"), name, readable.as_fd());
+    assert!(error.unwrap_err().to_string().contains("no device"));
+    assert_eq!(std::fs::read(&precious).unwrap(), b"data");
+    assert!(client.captures().unwrap().is_empty());
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed() {
+    let daemon = Daemon::start();
+    client(&daemon);
+    let open = || {
+        let path = format!("/proc/{}/fd", daemon.process.id());
+        std::fs::read_dir(path).unwrap().count()
+    };
+    let socket = UnixStream::connect(path(&daemon)).unwrap();
+    let mut input = BufReader::new(&socket);
+    let (reader, writer) = std::io::pipe().unwrap();
+    let ask = |line: &[u8]| {
+        let descriptors = [writer.as_fd(); 3];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let bytes = [std::io::IoSlice::new(line)];
+        let flags = SendFlags::NOSIGNAL;
+        assert_eq!(
+            sendmsg(&socket, &bytes, &mut control, flags).unwrap(),
+            line.len()
+        );
+    };
+    let mut reply = String::new();
+    for _ in 0..100 {
+        ask(b"{\"request\":\"cap");
+        ask(b"tures\"}\n");
+        reply.clear();
+        input.read_line(&mut reply).unwrap();
+        assert_eq!(reply, "{\"captures\":[]}\n");
+    }
+    assert!(open() < 60, "{}", open());
+    drop((writer, reader));
+}
+
+#[test]
+fn a_file_that_may_not_grow_ends_its_capture_and_the_daemon_goes_on() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let pid = rustix::process::Pid::from_child(&daemon.process);
+    let limit = rustix::process::Rlimit {
+        current: Some(100),
+        maximum: Some(100),
+    };
+    rustix::process::prlimit(Some(pid), rustix::process::Resource::Fsize, limit).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let id = client
+        .start_capture(Choice::default(), "file", file.as_fd())
+        .unwrap()
+        .id;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let captures = client.captures().unwrap();
+        if let Some(why) = &captures[0].ended {
+            assert!(why.contains("File too large"), "{why}");
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{captures:?}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(client.stop_capture(id).is_ok());
+    Driver::start(daemon.connect("a")).works();
 }

@@ -1,62 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Capture: what the RNICs send and receive, as a pcapng file that Wireshark and tshark dissect.
+//! Capture: what RNICs send and receive and what passes the switch, as pcapng files that Wireshark and tshark dissect.
 //!
 //! RNICs on a wire send frames anyway. Between RNICs that copy from guest to guest there are none: what would have been
 //! sent is written then, cut into packets of [`RENDERED_MTU`] bytes. There a sequence number stands for a segment, so
 //! the packets of one segment have the same.
 //!
-//! The worker only copies frames into a bounded queue. A thread of its own writes the file; when it cannot keep up,
-//! packets are missing in the file, and the next one that is not says how many.
+//! The worker only copies frames into bounded queues ([`Captures`]). A thread for each capture writes its file; when it
+//! cannot keep up, packets are missing in the file, and the next one that is not says how many. [`Center`] starts them
+//! and knows what became of them.
 
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, bail};
-use serde::Deserialize;
-use tracing::{info, warn};
 use vrnic_engine::Segment;
 use vrnic_engine::memory::Memory;
 use vrnic_roce::{MAX_FRAME, encode, opcode_name, split};
 
+mod center;
+mod settings;
+mod sink;
 mod writer;
+
+pub use center::{Center, Known, MAX_RUNNING};
+use settings::Scope;
+pub use settings::{Choice, Settings};
 
 /// Payload bytes of packets that are rendered of longer segments.
 pub const RENDERED_MTU: u64 = 4096;
 
 /// Packets that wait to be written.
 const QUEUE: usize = 8192;
-
-/// What to capture, and where to.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Settings {
-    /// The file; what was in it is lost.
-    pub file: PathBuf,
-    /// Name of the one device whose packets, in both directions, are captured. Without, every packet that any device
-    /// sends is, once.
-    #[serde(default)]
-    pub device: Option<String>,
-    /// Number of the one queue pair of that device.
-    #[serde(default)]
-    pub qp: Option<u32>,
-}
-
-impl Settings {
-    /// Checks that the settings go together, for devices of these names.
-    pub fn check<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
-        match &self.device {
-            Some(device) if !names.any(|name| name == device) => {
-                bail!("capture names `{device}`, which is no device")
-            }
-            None if self.qp.is_some() => {
-                bail!("capture of a QP needs its device: QP numbers are those of a device")
-            }
-            _ => Ok(()),
-        }
-    }
-}
+/// Bytes of their frames.
+const QUEUE_BYTES: usize = 32 << 20;
 
 /// Which way a packet goes, as seen by the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +46,7 @@ pub enum Direction {
 
 /// A packet on its way to the file.
 struct Packet {
-    /// Index of the device.
+    /// Index of the device; behind all devices, of the port.
     interface: u32,
     direction: Direction,
     /// Since the epoch.
@@ -80,55 +57,123 @@ struct Packet {
     missing: u64,
 }
 
-/// A capture under way. It ends when this is dropped; the file is whole then.
+/// How far a capture is.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Packets written.
+    packets: AtomicU64,
+    /// Bytes written.
+    bytes: AtomicU64,
+    /// Packets that found no room.
+    missing: AtomicU64,
+    /// Bytes of frames that wait to be written.
+    queued: AtomicUsize,
+}
+
+impl Progress {
+    fn dequeued(&self, length: usize) {
+        self.queued.fetch_sub(length, Ordering::Relaxed);
+    }
+}
+
+/// The worker's end of a capture. The file is finished some time after this is dropped.
 pub struct Capture {
-    names: Vec<String>,
-    device: Option<usize>,
-    qp: Option<u32>,
-    packets: Option<SyncSender<Packet>>,
-    thread: Option<JoinHandle<()>>,
+    id: u64,
+    scope: Scope,
+    packets: SyncSender<Packet>,
+    progress: Arc<Progress>,
+    /// Packets that are missing since the last that is not.
     missing: u64,
+    /// Nobody writes any more.
+    over: bool,
+}
+
+impl Capture {
+    fn new(id: u64, scope: Scope, packets: SyncSender<Packet>, progress: Arc<Progress>) -> Self {
+        Self {
+            id,
+            scope,
+            packets,
+            progress,
+            missing: 0,
+            over: false,
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn put(&mut self, interface: usize, direction: Direction, frame: &[u8], comment: String) {
+        let queued = &self.progress.queued;
+        let room = queued.load(Ordering::Relaxed) + frame.len() <= QUEUE_BYTES;
+        let sent = room.then(|| {
+            queued.fetch_add(frame.len(), Ordering::Relaxed);
+            self.packets.try_send(Packet {
+                interface: interface as u32,
+                direction,
+                time: SystemTime::now()
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .unwrap_or_default(),
+                frame: frame.to_vec(),
+                comment,
+                missing: self.missing,
+            })
+        });
+        match sent {
+            Some(Ok(())) => {
+                self.missing = 0;
+                return;
+            }
+            Some(Err(TrySendError::Full(packet))) => self.progress.dequeued(packet.frame.len()),
+            Some(Err(TrySendError::Disconnected(_))) => {
+                self.over = true;
+                return;
+            }
+            None => {}
+        }
+        self.missing += 1;
+        self.progress.missing.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The captures under way, as the worker has them.
+pub struct Captures {
+    /// Names of the devices.
+    devices: Vec<String>,
+    captures: Vec<Capture>,
     /// A frame in the making.
     buffer: Vec<u8>,
 }
 
-impl Capture {
-    /// Starts to capture packets of devices with these names.
-    ///
-    /// # Errors
-    /// The settings make no sense, or the file cannot be written.
-    pub fn start(settings: &Settings, names: &[String]) -> Result<Self> {
-        settings.check(names.iter().map(String::as_str))?;
-        let (sender, receiver) = sync_channel(QUEUE);
-        let writer = writer::Writer::create(&settings.file, names)
-            .with_context(|| format!("cannot capture to {}", settings.file.display()))?;
-        let path = settings.file.clone();
-        let thread = std::thread::Builder::new()
-            .name("capture".into())
-            .spawn(move || end(&path, writer.run(&receiver)))?;
-        info!(file = %settings.file.display(), device = ?settings.device, qp = ?settings.qp, "capture starts");
-        let named = |wanted: &String| names.iter().position(|name| name == wanted);
-        Ok(Self {
-            names: names.to_vec(),
-            device: settings.device.as_ref().and_then(named),
-            qp: settings.qp,
-            packets: Some(sender),
-            thread: Some(thread),
-            missing: 0,
+impl Captures {
+    /// None, for devices of these names.
+    pub fn new(devices: Vec<String>) -> Self {
+        Self {
+            devices,
+            captures: Vec::new(),
             buffer: vec![0; MAX_FRAME],
-        })
+        }
     }
 
-    /// Whether a packet that passes a device is to be captured.
-    fn wants(&self, device: usize, direction: Direction, segment: &Segment<'_>) -> bool {
-        let qp = match direction {
-            Direction::In => segment.destination_qpn,
-            Direction::Out => segment.source_qpn,
-        };
-        match self.device {
-            None => direction == Direction::Out,
-            Some(wanted) => wanted == device && self.qp.is_none_or(|wanted| wanted == qp),
-        }
+    /// Takes one up.
+    pub fn add(&mut self, capture: Capture) {
+        // Those that ended by themselves went unnoticed if nothing was sent since.
+        self.captures.retain(|capture| !capture.over);
+        self.captures.push(capture);
+    }
+
+    /// Ends one. What was given to it will be written. False if there is none of that number.
+    pub fn remove(&mut self, id: u64) -> bool {
+        let before = self.captures.len();
+        self.captures.retain(|capture| capture.id != id);
+        self.captures.len() < before
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.captures.is_empty()
     }
 
     /// A frame with `segment` passes a device.
@@ -139,8 +184,16 @@ impl Capture {
         segment: &Segment<'_>,
         frame: &[u8],
     ) {
-        if self.wants(device, direction, segment) {
-            self.put(device, direction, segment, frame.to_vec());
+        let mut over = false;
+        for capture in &mut self.captures {
+            if capture.scope.has(device, direction, segment) {
+                let comment = comment(&self.devices[device], direction, segment);
+                capture.put(device, direction, frame, comment);
+                over |= capture.over;
+            }
+        }
+        if over {
+            self.captures.retain(|capture| !capture.over);
         }
     }
 
@@ -152,57 +205,28 @@ impl Capture {
         segment: &Segment<'_>,
         memory: &M,
     ) {
-        if !self.wants(device, direction, segment) {
+        let wanted = |capture: &Capture| capture.scope.has(device, direction, segment);
+        if !self.captures.iter().any(wanted) {
             return;
         }
         let mut buffer = std::mem::take(&mut self.buffer);
         split(segment, RENDERED_MTU, |packet| {
             if let Ok(length) = encode(packet, memory, &mut buffer) {
-                self.put(device, direction, packet, buffer[..length].to_vec());
+                self.frame(device, direction, packet, &buffer[..length]);
             }
         });
         self.buffer = buffer;
     }
 
-    fn put(&mut self, device: usize, direction: Direction, segment: &Segment<'_>, frame: Vec<u8>) {
-        let packet = Packet {
-            interface: device as u32,
-            direction,
-            time: SystemTime::now()
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .unwrap_or_default(),
-            frame,
-            comment: comment(&self.names[device], direction, segment),
-            missing: self.missing,
-        };
-        self.missing = match self
-            .packets
-            .as_ref()
-            .map(|packets| packets.try_send(packet))
-        {
-            Some(Ok(())) => 0,
-            Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) | None => {
-                self.missing + 1
+    /// A frame comes to the port of the switch with this index and name, from something that is no RNIC of ours.
+    pub fn outside(&mut self, port: usize, name: &str, frame: &[u8]) {
+        let interface = self.devices.len() + port;
+        for capture in &mut self.captures {
+            if matches!(capture.scope, Scope::Switch) {
+                let comment = format!("switch port {name}");
+                capture.put(interface, Direction::In, frame, comment);
             }
-        };
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        // Without sender the thread writes what waits, and ends.
-        self.packets = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
-    }
-}
-
-/// The file is finished, one way or the other.
-fn end(path: &Path, outcome: Result<u64>) {
-    match outcome {
-        Ok(packets) => info!(file = %path.display(), packets, "capture ends"),
-        Err(error) => warn!(file = %path.display(), "capture stops: {error:#}"),
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Files of captures, read by others.
 
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use vrnic_engine::psn::Psn;
@@ -140,13 +142,22 @@ fn names() -> Vec<String> {
     vec!["a".into(), "b".into()]
 }
 
-fn settings(dir: &tempfile::TempDir, device: Option<&str>, qp: Option<u32>) -> Settings {
-    Settings {
-        file: dir.path().join("capture.pcapng"),
-        device: device.map(str::to_owned),
-        qp,
-    }
+/// A capture to a file: `feed` gives it packets.
+fn capture(choice: Choice, feed: impl FnOnce(&mut Captures)) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("capture.pcapng");
+    let center = Center::new(names(), ["p".to_owned()].into_iter());
+    let mut captures = Captures::new(names());
+    let file = File::create(&path).unwrap();
+    captures.add(center.start(choice, file, "capture.pcapng").unwrap());
+    feed(&mut captures);
+    drop(captures);
+    assert!(center.wait(None, PATIENCE));
+    (dir, path)
 }
+
+/// Long enough that only what never happens takes it.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Protocols that tshark takes payload for, by its looks.
 const GUESSES: [&str; 10] = [
@@ -194,27 +205,30 @@ fn dissect(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
         .collect()
 }
 
+const SEND: Body = Body::Send {
+    position: Position::Only,
+    tail: SendTail::Plain,
+};
+
 #[test]
 fn tshark_dissects_every_kind_of_packet() {
-    let dir = tempfile::tempdir().unwrap();
-    let settings = settings(&dir, None, None);
-    let mut capture = Capture::start(&settings, &names()).unwrap();
     let mut expected = Vec::new();
-    for family in 0..4 {
-        for (mut segment, opcode) in kinds() {
-            match family {
-                1 => (segment.path.source, segment.path.destination) = ([0xfd; 16], [0xfe; 16]),
-                2 => segment.path.roce_v1 = true,
-                3 => segment.path.vlan = 7,
-                _ => {}
+    let (_dir, path) = capture(Choice::default(), |captures| {
+        for family in 0..4 {
+            for (mut segment, opcode) in kinds() {
+                match family {
+                    1 => (segment.path.source, segment.path.destination) = ([0xfd; 16], [0xfe; 16]),
+                    2 => segment.path.roce_v1 = true,
+                    3 => segment.path.vlan = 7,
+                    _ => {}
+                }
+                captures.segment(0, Direction::Out, &segment, &memory());
+                expected.push(opcode.to_string());
             }
-            capture.segment(0, Direction::Out, &segment, &memory());
-            expected.push(opcode.to_string());
         }
-    }
-    drop(capture);
+    });
     let packets = dissect(
-        &settings.file,
+        &path,
         &[
             "infiniband.bth.opcode",
             "frame.comment",
@@ -229,74 +243,209 @@ fn tshark_dissects_every_kind_of_packet() {
 
 #[test]
 fn long_segments_become_packets() {
-    let dir = tempfile::tempdir().unwrap();
-    let settings = settings(&dir, None, None);
-    let mut capture = Capture::start(&settings, &names()).unwrap();
-    let body = Body::Send {
-        position: Position::Only,
-        tail: SendTail::Plain,
-    };
-    capture.segment(1, Direction::Out, &segment(body, 65536), &memory());
-    drop(capture);
-    let packets = dissect(&settings.file, &["infiniband.bth.opcode", "frame.len"]);
+    let (_dir, path) = capture(Choice::default(), |captures| {
+        captures.segment(1, Direction::Out, &segment(SEND, 65536), &memory());
+    });
+    let packets = dissect(&path, &["infiniband.bth.opcode", "frame.len"]);
     assert_eq!(packets.len(), 16);
     assert_eq!(packets[0], ["0", "4154"]);
     assert_eq!(packets[7], ["1", "4154"]);
     assert_eq!(packets[15], ["2", "4154"]);
 }
 
+/// A capture of a device, or of one of its queue pairs.
+fn of(device: &str, qp: Option<u32>) -> Choice {
+    Choice {
+        device: Some(device.to_owned()),
+        qp,
+        ..Choice::default()
+    }
+}
+
 #[test]
-fn a_device_or_a_queue_pair_is_picked_out() {
-    let count = |device, qp| {
-        let dir = tempfile::tempdir().unwrap();
-        let settings = settings(&dir, device, qp);
-        let mut capture = Capture::start(&settings, &names()).unwrap();
-        let body = Body::Send {
-            position: Position::Only,
-            tail: SendTail::Plain,
-        };
-        // From QP 0x11 of a to QP 0x12 of b, and an answer.
-        capture.segment(0, Direction::Out, &segment(body, 10), &memory());
-        capture.segment(1, Direction::In, &segment(body, 10), &memory());
-        let mut answer = segment(body, 10);
-        (answer.source_qpn, answer.destination_qpn) = (0x12, 0x11);
-        capture.segment(1, Direction::Out, &answer, &memory());
-        capture.segment(0, Direction::In, &answer, &memory());
-        drop(capture);
-        dissect(&settings.file, &["frame.comment"])
+fn a_device_a_queue_pair_or_the_switch_is_picked_out() {
+    let seen = |choice: Choice| {
+        let (_dir, path) = capture(choice, |captures| {
+            // From QP 0x11 of a to QP 0x12 of b, and an answer.
+            captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
+            captures.segment(1, Direction::In, &segment(SEND, 10), &memory());
+            let mut answer = segment(SEND, 10);
+            (answer.source_qpn, answer.destination_qpn) = (0x12, 0x11);
+            captures.segment(1, Direction::Out, &answer, &memory());
+            captures.segment(0, Direction::In, &answer, &memory());
+            // The type is one for experiments.
+            let mut frame = [[2; 6], [6; 6]].concat();
+            frame.extend(b"\x88\xb5something else");
+            captures.outside(0, "p", &frame);
+        });
+        dissect(&path, &["frame.interface_name", "frame.comment"])
             .into_iter()
-            .map(|mut fields| fields.remove(0))
+            .map(|fields| fields.join(": "))
             .collect::<Vec<_>>()
     };
-    let all = count(None, None);
-    assert_eq!(
-        all,
-        [
-            "a QP 0x11 -> QP 0x12: SEND Only",
-            "b QP 0x12 -> QP 0x11: SEND Only"
-        ]
-    );
-    let a = [
-        "a QP 0x11 -> QP 0x12: SEND Only",
-        "a QP 0x11 <- QP 0x12: SEND Only",
+    let all = [
+        "a: a QP 0x11 -> QP 0x12: SEND Only",
+        "b: b QP 0x12 -> QP 0x11: SEND Only",
     ];
-    assert_eq!(count(Some("a"), None), a);
-    assert_eq!(count(Some("a"), Some(0x11)), a);
-    assert!(count(Some("a"), Some(0x12)).is_empty());
+    assert_eq!(seen(Choice::default()), all);
+    let switch = Choice {
+        switch: true,
+        ..Choice::default()
+    };
+    let outside = "switch port p: switch port p";
+    assert_eq!(seen(switch), [all[0], all[1], outside]);
+    let a = [
+        "a: a QP 0x11 -> QP 0x12: SEND Only",
+        "a: a QP 0x11 <- QP 0x12: SEND Only",
+    ];
+    assert_eq!(seen(of("a", None)), a);
+    assert_eq!(seen(of("a", Some(0x11))), a);
+    assert!(seen(of("a", Some(0x12))).is_empty());
+}
+
+#[test]
+fn captures_run_beside_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let center = Center::new(names(), std::iter::empty());
+    let mut captures = Captures::new(names());
+    let start = |captures: &mut Captures, name: &str, choice| {
+        let file = File::create(dir.path().join(name)).unwrap();
+        let capture = center.start(choice, file, name).unwrap();
+        let id = capture.id();
+        captures.add(capture);
+        id
+    };
+    let first = start(&mut captures, "a", of("a", None));
+    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
+    let second = start(&mut captures, "all", Choice::default());
+    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
+    captures.segment(1, Direction::Out, &segment(SEND, 10), &memory());
+    assert!(captures.remove(first) && !captures.remove(first));
+    assert!(center.wait(Some(first), PATIENCE));
+    assert!(!center.wait(Some(second), Duration::ZERO));
+    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
+    assert!(captures.remove(second) && captures.is_empty());
+    assert!(center.wait(None, PATIENCE));
+    let count = |name: &str| dissect(&dir.path().join(name), &["frame.len"]).len() as u64;
+    assert_eq!((count("a"), count("all")), (2, 3));
+    let known = center.known();
+    let counts: Vec<_> = known.iter().map(|known| known.counts().0).collect();
+    assert_eq!(counts, [2, 3]);
+    assert_eq!(known[0].ended().as_deref(), Some("stopped"));
+    let length = std::fs::metadata(dir.path().join("all")).unwrap().len();
+    assert_eq!(known[1].counts().1, length, "bytes of the file");
+}
+
+#[test]
+fn limits_are_held() {
+    let feed = |captures: &mut Captures| {
+        for _ in 0..20 {
+            captures.segment(0, Direction::Out, &segment(SEND, 100), &memory());
+        }
+    };
+    let packets = Choice {
+        max_packets: Some(7),
+        ..Choice::default()
+    };
+    let (_dir, path) = capture(packets, feed);
+    assert_eq!(dissect(&path, &["frame.len"]).len(), 7);
+    let bytes = Choice {
+        max_bytes: Some(2000),
+        ..Choice::default()
+    };
+    let (_dir, path) = capture(bytes, feed);
+    let count = dissect(&path, &["frame.len"]).len();
+    assert!((5..20).contains(&count), "{count}");
+    let length = std::fs::metadata(&path).unwrap().len();
+    assert!((1500..=2000).contains(&length), "{length}");
+}
+
+#[test]
+fn a_file_that_takes_nothing_stops_its_capture_only() {
+    let center = Center::new(names(), std::iter::empty());
+    let mut captures = Captures::new(names());
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    captures.add(center.start(Choice::default(), full, "full").unwrap());
+    let (reader, writer) = std::io::pipe().unwrap();
+    let pipe = File::from(std::os::fd::OwnedFd::from(writer));
+    let patience = Duration::from_millis(100);
+    let stuck = center.start_with(Choice::default(), pipe, "stuck\x1b[2J", patience);
+    captures.add(stuck.unwrap());
+    let good = tempfile::tempfile().unwrap();
+    let good = center.start(Choice::default(), good, "good").unwrap();
+    let good_id = good.id();
+    captures.add(good);
+    // More than a pipe takes, and then until the stuck ones are gone.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let ended = |center: &Center| {
+        let known = center.known();
+        known.iter().filter(|known| known.ended().is_some()).count()
+    };
+    while ended(&center) < 2 {
+        captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory());
+        assert!(std::time::Instant::now() < deadline);
+    }
+    captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory());
+    assert!(captures.remove(good_id), "the good one goes on");
+    assert!(center.wait(None, PATIENCE));
+    assert!(captures.is_empty(), "the others were noticed");
+    let known = center.known();
+    assert!(known[0].ended().unwrap().contains("No space left"));
+    assert!(known[1].ended().unwrap().contains("nobody reads it"));
+    assert_eq!(known[1].file, "stuck\\u{1b}[2J");
+    assert_eq!(known[2].ended().as_deref(), Some("stopped"));
+    assert!(known[2].counts().0 > 0);
+    drop(reader);
+}
+
+#[test]
+fn what_waits_to_be_written_is_bounded() {
+    let center = Center::new(names(), std::iter::empty());
+    let mut captures = Captures::new(names());
+    let (reader, writer) = std::io::pipe().unwrap();
+    let pipe = File::from(std::os::fd::OwnedFd::from(writer));
+    captures.add(center.start(Choice::default(), pipe, "pipe").unwrap());
+    let all = 2 * QUEUE;
+    for _ in 0..all {
+        captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory());
+    }
+    let known = &center.known()[0];
+    let (_, _, missing) = known.counts();
+    assert!(missing >= (all - QUEUE - 100) as u64, "{missing}");
+    drop(reader);
+    assert!(center.wait(None, PATIENCE), "a closed pipe ends it");
+    assert!(known.ended().unwrap().contains("Broken pipe"), "{known:?}");
 }
 
 #[test]
 fn mistakes_are_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let start = |settings: &Settings| {
-        Capture::start(settings, &names())
-            .map(|_| ())
-            .unwrap_err()
-            .to_string()
+    let center = Center::new(names(), std::iter::empty());
+    let start = |choice| {
+        let outcome = center.start(choice, tempfile::tempfile().unwrap(), "file");
+        format!("{:#}", outcome.map(|_| ()).unwrap_err())
     };
-    assert!(start(&settings(&dir, Some("c"), None)).contains("no device"));
-    assert!(start(&settings(&dir, None, Some(3))).contains("needs its device"));
-    let mut nowhere = settings(&dir, None, None);
-    nowhere.file = dir.path().join("none/capture");
-    assert!(start(&nowhere).contains("cannot capture"));
+    assert!(start(of("c", None)).contains("no device"));
+    let mut qp = of("a", Some(3));
+    qp.device = None;
+    assert!(start(qp).contains("needs its device"));
+    let mut both = of("a", None);
+    both.switch = true;
+    assert!(start(both).contains("not of both"));
+    let readable = File::open("/dev/null").unwrap();
+    let error = center.start(Choice::default(), readable, "file");
+    assert!(format!("{:#}", error.map(|_| ()).unwrap_err()).contains("not open for writing"));
+    assert!(center.known().is_empty());
+    let running: Vec<_> = (0..MAX_RUNNING)
+        .map(|_| center.start(Choice::default(), tempfile::tempfile().unwrap(), "file"))
+        .collect();
+    assert!(running.iter().all(Result::is_ok));
+    assert!(start(Choice::default()).contains("under way already"));
+    drop(running);
+    assert!(center.wait(None, PATIENCE));
+    for _ in 0..100 {
+        let capture = center.start(Choice::default(), tempfile::tempfile().unwrap(), "file");
+        drop(capture.unwrap());
+        assert!(center.wait(None, PATIENCE));
+    }
+    assert!(center.known().len() <= 32);
 }

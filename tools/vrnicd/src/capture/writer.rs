@@ -2,9 +2,9 @@
 //! Writes the file of a capture.
 
 use std::borrow::Cow;
-use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use anyhow::Result;
@@ -15,7 +15,8 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 
-use super::{Direction, Packet};
+use super::sink::Sink;
+use super::{Direction, Packet, Progress};
 
 /// Negative power of 10 that is the unit of timestamps: nanoseconds.
 const NANOSECONDS: u8 = 9;
@@ -23,51 +24,88 @@ const NANOSECONDS: u8 = 9;
 /// Flags of a packet that was received, and of one that was sent.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
+/// Most bytes of a block that are neither frame nor comment: headers, lengths, other options, padding.
+const BLOCK_OVERHEAD: u64 = 80;
+
+/// Why a capture ends that nobody ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// There will be no more packets.
+    Stopped,
+    /// It has as much as it may have.
+    Full,
+}
 
 /// An open file.
 pub struct Writer {
-    file: PcapNgWriter<BufWriter<File>>,
+    file: PcapNgWriter<BufWriter<Sink>>,
+    progress: Arc<Progress>,
+    max_packets: u64,
+    max_bytes: u64,
 }
 
 impl Writer {
-    /// Opens the file, with an interface for each device.
-    pub fn create(path: &Path, names: &[String]) -> Result<Self> {
-        let mut file = PcapNgWriter::new(BufWriter::new(File::create(path)?))?;
-        for name in names {
-            file.write_pcapng_block(InterfaceDescriptionBlock {
+    /// Begins the file, with an interface for each name.
+    pub fn begin(
+        sink: Sink,
+        interfaces: &[String],
+        progress: Arc<Progress>,
+        max_packets: Option<u64>,
+        max_bytes: Option<u64>,
+    ) -> Result<Self> {
+        let mut file = PcapNgWriter::new(BufWriter::new(sink))?;
+        // The section header, which the line above wrote, has no options.
+        let mut bytes = 28;
+        for name in interfaces {
+            bytes += file.write_pcapng_block(InterfaceDescriptionBlock {
                 linktype: DataLink::ETHERNET,
                 snaplen: 0,
                 options: vec![
-                    InterfaceDescriptionOption::IfName(Cow::Owned(name.clone())),
+                    InterfaceDescriptionOption::IfName(Cow::Borrowed(name)),
                     InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
                 ],
             })?;
         }
         file.get_mut().flush()?;
-        Ok(Self { file })
+        progress.bytes.store(bytes as u64, Ordering::Relaxed);
+        Ok(Self {
+            file,
+            progress,
+            max_packets: max_packets.unwrap_or(u64::MAX),
+            max_bytes: max_bytes.unwrap_or(u64::MAX),
+        })
     }
 
-    /// Writes packets until there will be no more; how many.
-    pub fn run(mut self, packets: &Receiver<Packet>) -> Result<u64> {
-        let mut count = 0;
-        loop {
+    /// Writes packets until there will be no more, or there are enough.
+    pub fn run(mut self, packets: &Receiver<Packet>) -> Result<End> {
+        let end = loop {
             let packet = match packets.try_recv() {
                 Ok(packet) => packet,
-                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Disconnected) => break End::Stopped,
                 Err(TryRecvError::Empty) => {
                     // What is there can be read while nothing happens.
                     self.file.get_mut().flush()?;
                     match packets.recv() {
                         Ok(packet) => packet,
-                        Err(_) => break,
+                        Err(_) => break End::Stopped,
                     }
                 }
             };
+            self.progress.dequeued(packet.frame.len());
+            if self.is_full(&packet) {
+                break End::Full;
+            }
             self.write(packet)?;
-            count += 1;
-        }
+        };
         self.file.get_mut().flush()?;
-        Ok(count)
+        Ok(end)
+    }
+
+    /// Whether there is no room for that packet.
+    fn is_full(&self, packet: &Packet) -> bool {
+        let more = packet.frame.len() + packet.comment.len();
+        let bytes = self.progress.bytes.load(Ordering::Relaxed) + more as u64 + BLOCK_OVERHEAD;
+        self.progress.packets.load(Ordering::Relaxed) >= self.max_packets || bytes > self.max_bytes
     }
 
     fn write(&mut self, packet: Packet) -> Result<()> {
@@ -81,13 +119,17 @@ impl Writer {
         if packet.missing > 0 {
             options.push(EnhancedPacketOption::DropCount(packet.missing));
         }
-        self.file.write_pcapng_block(EnhancedPacketBlock {
+        let bytes = self.file.write_pcapng_block(EnhancedPacketBlock {
             interface_id: packet.interface,
             timestamp: packet.time,
             original_len: packet.frame.len() as u32,
             data: Cow::Owned(packet.frame),
             options,
         })?;
+        self.progress.packets.fetch_add(1, Ordering::Relaxed);
+        self.progress
+            .bytes
+            .fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
     }
 }

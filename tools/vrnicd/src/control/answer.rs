@@ -12,6 +12,7 @@ use vrnic_wire::memory::access;
 use vrnic_wire::port::{GidType, Mtu, NO_VLAN, PortState};
 use vrnic_wire::qp::{QpState, QpType};
 
+use super::inspector::Topic;
 use super::protocol::{self};
 use super::protocol::{Access, Cq, Device, Gid, Mr, Page, Port, Qp, Reply, Request};
 use crate::config::Mac;
@@ -29,6 +30,28 @@ const MAX_ADDRESSES: usize = 1 << 16;
 
 /// Answers a question about `devices` or the `network`.
 pub fn answer(
+    topic: &mut Topic,
+    devices: &mut [device::Device],
+    network: &Network,
+    shared: &mut Shared,
+    now: Instant,
+) -> Reply {
+    match topic {
+        Topic::Request(request) => about_all(request, devices, network, shared, now),
+        Topic::Capture(capture) => {
+            if let Some(capture) = capture.take() {
+                shared.captures.add(capture);
+            }
+            Reply::Done
+        }
+        Topic::EndOfCapture(id) => {
+            shared.captures.remove(*id);
+            Reply::Done
+        }
+    }
+}
+
+fn about_all(
     request: &Request,
     devices: &mut [device::Device],
     network: &Network,
@@ -45,7 +68,10 @@ pub fn answer(
             let found = (*from < MAX_ADDRESSES).then(|| network.addresses(now, *from, PAGE));
             return Reply::Addresses(page(found.flatten(), *from, switch::address));
         }
-        Request::Log { .. } => return Reply::Error("the worker knows nothing of the log".into()),
+        Request::Log { .. }
+        | Request::CaptureStart { .. }
+        | Request::CaptureStop { .. }
+        | Request::Captures => return Reply::Error("the worker knows nothing of that".into()),
         Request::Gids { device }
         | Request::Qps { device, .. }
         | Request::Cqs { device, .. }
@@ -87,9 +113,7 @@ fn about(request: &Request, device: &mut device::Device, shared: &mut Shared) ->
                 .map(|(number, what)| explanation(number, what))
                 .collect(),
         ),
-        Request::Devices | Request::Switch | Request::Addresses { .. } | Request::Log { .. } => {
-            Reply::Error("not about a device".into())
-        }
+        _ => Reply::Error("not about a device".into()),
     }
 }
 

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A client of the control socket.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::protocol::{
-    Address, Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request, SwitchPort,
+    Address, Capture, Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request,
+    SwitchPort,
 };
+use crate::capture::Choice;
 
 /// Longer than the daemon waits for its worker.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -44,9 +49,27 @@ impl Client {
 
     /// Sends a request and waits for the reply. An error of the daemon is an error here.
     pub fn ask(&mut self, request: &Request) -> Result<Reply> {
+        self.ask_with(request, None)
+    }
+
+    fn ask_with(&mut self, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Reply> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
-        self.input.get_mut().write_all(&line)?;
+        let mut sent = 0;
+        if let Some(descriptor) = descriptor {
+            let descriptors = [descriptor];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+            let bytes = [IoSlice::new(&line)];
+            sent = sendmsg(
+                self.input.get_ref(),
+                &bytes,
+                &mut control,
+                SendFlags::NOSIGNAL,
+            )?;
+        }
+        self.input.get_mut().write_all(&line[sent..])?;
         line.clear();
         (&mut self.input)
             .take(MAX_REPLY as u64)
@@ -117,6 +140,30 @@ impl Client {
             from = last.number + 1;
             all.extend(page);
         }
+    }
+
+    /// Captures to an open file, which is called `name` from now on.
+    pub fn start_capture(
+        &mut self,
+        choice: Choice,
+        name: &str,
+        file: BorrowedFd<'_>,
+    ) -> Result<Capture> {
+        let name = name.to_owned();
+        match self.ask_with(&Request::CaptureStart { name, choice }, Some(file))? {
+            Reply::Capture(capture) => Ok(capture),
+            other => bail!("the daemon answered something else: {other:?}"),
+        }
+    }
+
+    /// Ends a capture. If it is not at its end then, its file takes nothing.
+    pub fn stop_capture(&mut self, id: u64) -> Result<Capture> {
+        ask!(self, Request::CaptureStop { id }, Reply::Capture)
+    }
+
+    /// All captures that run, and some that ran.
+    pub fn captures(&mut self) -> Result<Vec<Capture>> {
+        ask!(self, Request::Captures, Reply::Captures)
     }
 
     /// The filter of the daemon's log, after it was set to `filter` if one is given.

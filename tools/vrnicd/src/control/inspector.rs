@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::protocol::{Reply, Request};
+use crate::capture::Capture;
 use crate::waker::Waker;
 
 /// How long a client waits for the worker.
@@ -15,10 +16,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Questions that may wait.
 const MAX_WAITING: usize = 64;
 
+/// What the worker is asked, or told.
+pub enum Topic {
+    /// A request of a client.
+    Request(Request),
+    /// A capture that begins. The worker takes it, and answers nothing of interest.
+    Capture(Option<Capture>),
+    /// The number of a capture that ends.
+    EndOfCapture(u64),
+}
+
 /// A question, and where the answer goes.
 pub struct Question {
     /// What is asked.
-    pub request: Request,
+    pub topic: Topic,
     reply: SyncSender<Reply>,
 }
 
@@ -47,14 +58,14 @@ impl Inspector {
     }
 
     /// Asks the worker and waits for its answer.
-    pub fn ask(&self, request: Request) -> Reply {
+    pub fn ask(&self, topic: Topic) -> Reply {
         let (reply, answer) = sync_channel(1);
         {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             if waiting.len() >= MAX_WAITING {
                 return Reply::Error("too many questions wait already".into());
             }
-            waiting.push_back(Question { request, reply });
+            waiting.push_back(Question { topic, reply });
             self.any.store(true, Ordering::SeqCst);
         }
         self.waker.wake();

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::capture::Choice;
+
 /// Longest line of a client in bytes.
 pub const MAX_REQUEST: usize = 4096;
 /// Longest line of the daemon in bytes.
@@ -61,6 +63,21 @@ pub enum Request {
         #[serde(default)]
         from: u64,
     },
+    /// Captures to the file whose descriptor comes with the request, in an `SCM_RIGHTS` message: [`Reply::Capture`].
+    CaptureStart {
+        /// What the file is to be called.
+        name: String,
+        /// What to capture.
+        #[serde(default)]
+        choice: Choice,
+    },
+    /// Ends a capture: [`Reply::Capture`], when its file is finished or takes long.
+    CaptureStop {
+        /// Its number.
+        id: u64,
+    },
+    /// All captures that run, and some that ran: [`Reply::Captures`].
+    Captures,
     /// Reads or sets the filter of the log: [`Reply::Log`].
     Log {
         /// The new filter, as in the configuration.
@@ -75,6 +92,8 @@ pub enum Request {
 pub enum Reply {
     /// The request cannot be answered; why.
     Error(String),
+    /// There is nothing to tell.
+    Done,
     /// All devices.
     Devices(Vec<Device>),
     /// All GIDs.
@@ -91,6 +110,10 @@ pub enum Reply {
     Addresses(Page<Address>),
     /// What went wrong, oldest first.
     Explanations(Vec<Explanation>),
+    /// A capture.
+    Capture(Capture),
+    /// Captures, oldest first.
+    Captures(Vec<Capture>),
     /// The filter of the log.
     Log(String),
 }
@@ -293,6 +316,38 @@ pub struct Address {
     pub port: String,
     /// Seconds since the last frame from it; none if it is the port's own.
     pub age_s: Option<u64>,
+}
+
+/// A capture.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Capture {
+    /// Its number.
+    pub id: u64,
+    /// The file, as whoever asked for it called it.
+    pub file: String,
+    /// What is captured.
+    pub choice: Choice,
+    /// Packets in the file.
+    pub packets: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Packets that are missing because the file was too slow.
+    pub missing: u64,
+    /// Why it ended: `stopped`, `full`, or what went wrong; none while it runs.
+    pub ended: Option<String>,
+}
+
+impl Capture {
+    /// What is captured, in words.
+    pub fn scope(&self) -> String {
+        let choice = &self.choice;
+        match (&choice.device, choice.qp, choice.switch) {
+            (Some(device), Some(qp), _) => format!("QP {qp} of {device}"),
+            (Some(device), None, _) => device.clone(),
+            (None, _, true) => "switch".into(),
+            (None, ..) => "all RNICs".into(),
+        }
+    }
 }
 
 /// Something that went wrong.

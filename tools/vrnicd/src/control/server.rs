@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The control socket.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -10,11 +12,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{Mode, fchmod};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, recvmsg,
+};
 use tracing::{debug, info, warn};
 
-use super::inspector::Inspector;
-use super::protocol::{MAX_REQUEST, Reply, Request};
+use super::inspector::{Inspector, Topic};
+use super::protocol::{self, MAX_REQUEST, Reply, Request};
+use crate::capture::{Capture, Center, Known};
 use crate::logging;
 use crate::socket::make_room;
 use crate::stop::Stop;
@@ -25,12 +31,21 @@ const MAX_CLIENTS: usize = 16;
 const BACKLOG: i32 = 16;
 /// How long a client may think, and how long it may take to read.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a client waits for the end of a capture.
+const FINISH: Duration = Duration::from_secs(5);
 
 /// The bound socket, removed when dropped.
 pub struct Server {
     socket: UnixListener,
     path: PathBuf,
+    office: Office,
+}
+
+/// Who knows the answers.
+#[derive(Clone)]
+struct Office {
     inspector: Arc<Inspector>,
+    captures: Arc<Center>,
 }
 
 /// A client's place among [`MAX_CLIENTS`], given back when dropped.
@@ -53,7 +68,12 @@ impl Drop for Place {
 impl Server {
     /// Binds `path` with permissions `mode`, less what the process's mask takes away. Replaces a socket that nobody
     /// listens on any more; refuses anything else that is there.
-    pub fn bind(path: &Path, mode: u32, inspector: Arc<Inspector>) -> io::Result<Self> {
+    pub fn bind(
+        path: &Path,
+        mode: u32,
+        inspector: Arc<Inspector>,
+        captures: Arc<Center>,
+    ) -> io::Result<Self> {
         make_room(path)?;
         let socket: OwnedFd = rustix::net::socket_with(
             AddressFamily::UNIX,
@@ -68,7 +88,10 @@ impl Server {
         Ok(Self {
             socket: UnixListener::from(socket),
             path: path.to_owned(),
-            inspector,
+            office: Office {
+                inspector,
+                captures,
+            },
         })
     }
 
@@ -90,11 +113,11 @@ impl Server {
                 let _ = send(&client, &refusal);
                 continue;
             };
-            let inspector = self.inspector.clone();
+            let office = self.office.clone();
             let thread = std::thread::Builder::new().name("control".into());
             let spawned = thread.spawn(move || {
                 let _place = place;
-                if let Err(error) = converse(&client, &inspector) {
+                if let Err(error) = converse(&client, &office) {
                     debug!(%error, "control client dropped");
                 }
             });
@@ -111,11 +134,40 @@ impl Drop for Server {
     }
 }
 
+/// What a client sends: bytes, and at most one descriptor at a time.
+struct Input<'a> {
+    socket: &'a UnixStream,
+    /// The last that came.
+    descriptor: Option<OwnedFd>,
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(
+            self.socket,
+            &mut [IoSliceMut::new(buffer)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                self.descriptor = rights.last().or(self.descriptor.take());
+            }
+        }
+        Ok(received.bytes)
+    }
+}
+
 /// Answers one client until it goes away.
-fn converse(client: &UnixStream, inspector: &Inspector) -> io::Result<()> {
+fn converse(client: &UnixStream, office: &Office) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
-    let mut input = BufReader::new(client);
+    let mut input = BufReader::new(Input {
+        socket: client,
+        descriptor: None,
+    });
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -128,15 +180,16 @@ fn converse(client: &UnixStream, inspector: &Inspector) -> io::Result<()> {
             }
             return Ok(());
         }
+        let descriptor = input.get_mut().descriptor.take();
         let reply = match serde_json::from_slice(&line) {
-            Ok(request) => execute(request, inspector),
+            Ok(request) => execute(request, descriptor, office),
             Err(error) => Reply::Error(format!("bad request: {error}")),
         };
         send(client, &reply)?;
     }
 }
 
-fn execute(request: Request, inspector: &Inspector) -> Reply {
+fn execute(request: Request, descriptor: Option<OwnedFd>, office: &Office) -> Reply {
     match request {
         Request::Log { filter: None } => Reply::Log(logging::filter()),
         Request::Log {
@@ -148,7 +201,64 @@ fn execute(request: Request, inspector: &Inspector) -> Reply {
             }
             Err(error) => Reply::Error(format!("{error:#}")),
         },
-        request => inspector.ask(request),
+        Request::CaptureStart { name, choice } => {
+            let Some(descriptor) = descriptor else {
+                return Reply::Error("no descriptor came with the request".into());
+            };
+            match office.captures.start(choice, File::from(descriptor), &name) {
+                Ok(capture) => begin(capture, office),
+                Err(error) => Reply::Error(format!("{error:#}")),
+            }
+        }
+        Request::CaptureStop { id } => end(id, office),
+        Request::Captures => {
+            let known = office.captures.known();
+            Reply::Captures(known.iter().map(|known| describe(known)).collect())
+        }
+        request => office.inspector.ask(Topic::Request(request)),
+    }
+}
+
+/// Gives a capture to the worker.
+fn begin(capture: Capture, office: &Office) -> Reply {
+    let id = capture.id();
+    match office.inspector.ask(Topic::Capture(Some(capture))) {
+        // If the worker never takes it up it ends at once, by being dropped.
+        Reply::Error(error) => Reply::Error(error),
+        _ => found(id, office),
+    }
+}
+
+/// Takes a capture from the worker, and waits until the file is finished unless that takes long.
+fn end(id: u64, office: &Office) -> Reply {
+    if let Reply::Error(error) = found(id, office) {
+        return Reply::Error(error);
+    }
+    if let Reply::Error(error) = office.inspector.ask(Topic::EndOfCapture(id)) {
+        return Reply::Error(error);
+    }
+    office.captures.wait(Some(id), FINISH);
+    found(id, office)
+}
+
+fn found(id: u64, office: &Office) -> Reply {
+    let known = office.captures.known();
+    match known.iter().find(|known| known.id == id) {
+        Some(known) => Reply::Capture(describe(known)),
+        None => Reply::Error(format!("no capture has the number {id}")),
+    }
+}
+
+fn describe(known: &Known) -> protocol::Capture {
+    let (packets, bytes, missing) = known.counts();
+    protocol::Capture {
+        id: known.id,
+        file: known.file.clone(),
+        choice: known.choice.clone(),
+        packets,
+        bytes,
+        missing,
+        ended: known.ended(),
     }
 }
 

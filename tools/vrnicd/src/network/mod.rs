@@ -21,6 +21,7 @@ use vrnic_engine::time::Instant;
 use vrnic_switch::{Counters, Endpoint, Member, PortConfig, Switch, Vlan};
 use vrnic_wire::port::Mtu;
 
+use crate::capture::Captures;
 use crate::config::{self, Config, FabricKind};
 use crate::waker::Waker;
 
@@ -197,8 +198,9 @@ impl Network {
         }
     }
 
-    /// Takes up what came from outside, and what arrived after a delay. True if there was anything.
-    pub fn turn(&mut self, now: Instant) -> bool {
+    /// Takes up what came from outside, which it shows to the captures, and what arrived after a delay. True if there was
+    /// anything.
+    pub fn turn(&mut self, now: Instant, captures: &mut Captures) -> bool {
         let time = since_start(now);
         let late = self.switch.next_deadline().is_some_and(|due| due <= time);
         if late {
@@ -213,7 +215,9 @@ impl Network {
                     self.switch.set_up(endpoint, up);
                 }
                 let mut frames = port.take_inbound();
+                let port = endpoint.port.index();
                 while let Some(frame) = frames.pop() {
+                    captures.outside(port, &self.names[port], &frame);
                     self.switch.receive(endpoint, frame, time);
                 }
             }
@@ -400,6 +404,7 @@ mod tests {
     fn what_comes_from_outside_finds_the_rnic_and_answers_leave() {
         let directory = tempfile::tempdir().unwrap();
         let (mut network, _thread) = network(directory.path());
+        let mut captures = Captures::new(Vec::new());
         let now = Instant::default();
         network.set_rnic_up(1, true);
         let hub = network.hub.clone();
@@ -407,7 +412,8 @@ mod tests {
         hub.port(0).deliver(&mut vec![roce(1, 0), roce(1, 9)]);
         assert!(!network.has_messages());
         hub.tell_worker();
-        assert!(network.has_messages() && network.turn(now) && !network.turn(now));
+        assert!(network.has_messages() && network.turn(now, &mut captures));
+        assert!(!network.turn(now, &mut captures));
         assert_eq!(network.next_frame(), Some((1, roce(1, 0))));
         assert_eq!(
             network.next_frame(),

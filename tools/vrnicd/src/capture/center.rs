@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Starts captures and knows what became of them.
+//!
+//! The file of a capture is open already: whoever asks for one opens it with rights of their own. Writing it is the
+//! business of a thread of its own, for which nobody waits for long: a file that takes nothing holds up nothing else.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tracing::{info, warn};
+
+use super::settings::{Choice, Scope};
+use super::sink::Sink;
+use super::writer::{End, Writer};
+use super::{Capture, Progress, QUEUE};
+
+/// Captures whose threads run, at most.
+pub const MAX_RUNNING: usize = 8;
+/// Captures that are remembered.
+const MAX_KNOWN: usize = 32;
+/// How long a file may take nothing before it is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at whether a capture has ended.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A capture that runs or ran.
+#[derive(Debug)]
+pub struct Known {
+    /// Counts from 1.
+    pub id: u64,
+    /// Name of the file, as whoever asked for it put it; control characters are escaped.
+    pub file: String,
+    /// What is captured.
+    pub choice: Choice,
+    progress: Arc<Progress>,
+    /// Why it ended; none while it runs.
+    ended: Mutex<Option<String>>,
+}
+
+impl Known {
+    /// Packets and bytes written, packets missing.
+    pub fn counts(&self) -> (u64, u64, u64) {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Progress {
+            packets,
+            bytes,
+            missing,
+            ..
+        } = &*self.progress;
+        (value(packets), value(bytes), value(missing))
+    }
+
+    /// Why it ended; none while it runs.
+    pub fn ended(&self) -> Option<String> {
+        lock(&self.ended).clone()
+    }
+}
+
+/// All captures of a daemon.
+#[derive(Debug)]
+pub struct Center {
+    /// Names of the devices.
+    devices: Vec<String>,
+    /// Names of interfaces: of devices, then of ports of the switch.
+    interfaces: Vec<String>,
+    known: Mutex<Knowledge>,
+}
+
+#[derive(Debug, Default)]
+struct Knowledge {
+    captures: VecDeque<Arc<Known>>,
+    last_id: u64,
+}
+
+/// The data behind a lock is whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Center {
+    /// No captures, for devices and ports of these names.
+    pub fn new(devices: Vec<String>, ports: impl Iterator<Item = String>) -> Self {
+        let ports = ports.map(|name| format!("switch port {name}"));
+        Self {
+            interfaces: devices.iter().cloned().chain(ports).collect(),
+            devices,
+            known: Mutex::default(),
+        }
+    }
+
+    /// Starts a capture, which the worker is to be given.
+    ///
+    /// # Errors
+    /// The choice makes no sense, the file is not open for writing, or there are too many captures.
+    pub fn start(&self, choice: Choice, file: File, name: &str) -> Result<Capture> {
+        self.start_with(choice, file, name, PATIENCE)
+    }
+
+    pub(super) fn start_with(
+        &self,
+        choice: Choice,
+        file: File,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Capture> {
+        choice.check(self.devices.iter().map(String::as_str))?;
+        let name = name.escape_debug().to_string();
+        let sink =
+            Sink::new(file, patience).with_context(|| format!("cannot capture to {name}"))?;
+        let progress = Arc::new(Progress::default());
+        let mut knowledge = lock(&self.known);
+        let running = |known: &&Arc<Known>| known.ended().is_none();
+        ensure!(
+            knowledge.captures.iter().filter(running).count() < MAX_RUNNING,
+            "{MAX_RUNNING} captures are under way already"
+        );
+        knowledge.last_id += 1;
+        let known = Arc::new(Known {
+            id: knowledge.last_id,
+            file: name,
+            choice,
+            progress: progress.clone(),
+            ended: Mutex::new(None),
+        });
+        let (sender, receiver) = sync_channel(QUEUE);
+        let (thread_known, interfaces) = (known.clone(), self.interfaces.clone());
+        std::thread::Builder::new()
+            .name("capture".into())
+            .spawn(move || {
+                let Choice {
+                    max_packets,
+                    max_bytes,
+                    ..
+                } = thread_known.choice;
+                let writer = Writer::begin(sink, &interfaces, progress, max_packets, max_bytes);
+                let end = writer.and_then(|writer| writer.run(&receiver));
+                thread_known.end(end);
+            })?;
+        info!(id = known.id, file = known.file, choice = ?known.choice, "capture starts");
+        knowledge.captures.push_back(known.clone());
+        if knowledge.captures.len() > MAX_KNOWN {
+            let old = knowledge.captures.iter().position(|known| !running(&known));
+            old.map(|old| knowledge.captures.remove(old));
+        }
+        let scope = Scope::new(&known.choice, &self.devices);
+        Ok(Capture::new(
+            known.id,
+            scope,
+            sender,
+            known.progress.clone(),
+        ))
+    }
+
+    /// All captures that are remembered, oldest first.
+    pub fn known(&self) -> Vec<Arc<Known>> {
+        lock(&self.known).captures.iter().cloned().collect()
+    }
+
+    /// Waits for the end of captures that the worker has let go of: of one, or of all. False if that takes longer than
+    /// `patience`.
+    pub fn wait(&self, id: Option<u64>, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let awaited = |known: &Arc<Known>| id.is_none_or(|id| known.id == id);
+        while self
+            .known()
+            .iter()
+            .any(|known| awaited(known) && known.ended().is_none())
+        {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
+    }
+}
+
+impl Known {
+    /// The file is finished, one way or the other.
+    fn end(&self, outcome: Result<End>) {
+        let (packets, ..) = self.counts();
+        let why = match outcome {
+            Ok(End::Stopped) => "stopped".to_owned(),
+            Ok(End::Full) => "full".to_owned(),
+            Err(error) => {
+                let error = error.root_cause().to_string();
+                warn!(id = self.id, file = self.file, error, "capture stops");
+                error
+            }
+        };
+        info!(id = self.id, file = self.file, packets, why, "capture ends");
+        *lock(&self.ended) = Some(why);
+    }
+}
