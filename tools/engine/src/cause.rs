@@ -189,6 +189,8 @@ causes! {
     ReceiveTooShort = 104 => "message is longer than the receive",
     /// The receive entry is not valid.
     ReceiveEntry = 105 => "receive entry is not valid",
+    /// The opcode of a packet is reserved, or of an operation that there is not.
+    PacketOpcode = 109 => "packet has an opcode that is reserved or not supported",
     /// A packet before this one is missing.
     PacketMissing = 107 => "a packet before this one did not come",
     /// No receive is posted.

@@ -120,6 +120,7 @@ impl Packet {
             Body::Acknowledge(_) => "ACK",
             Body::AtomicAcknowledge { .. } => "atomic ACK",
             Body::Datagram { .. } => "UD SEND",
+            Body::Unknown(_) => "unknown request",
             Body::CongestionNotification => "CNP",
         };
         Self { name, psn }

@@ -233,6 +233,8 @@ pub enum Body {
         /// Immediate data.
         immediate: Option<u32>,
     },
+    /// A packet with this opcode of the reliable connection, which is reserved or of an operation that there is not.
+    Unknown(u8),
     /// Congestion notification packet: packets of the connection were marked (annex A17, 9).
     CongestionNotification,
 }

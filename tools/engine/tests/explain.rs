@@ -3,17 +3,18 @@
 //! Each thing that goes wrong is explained at both ends: the check, the work request, the packet, the key.
 
 use vrnic_engine::{
-    Cause, Explanation,
+    Cause, Explanation, Segment,
     explain::{Access, Happening},
-    segment::{NakCode, Syndrome},
-    testing::{Connection, QpOptions, Send, World},
+    psn::Psn,
+    segment::{Body, NakCode, Path, Payload, Syndrome},
+    testing::{Connection, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
     command::{self, DeregisterMr},
     completion::{Opcode, Status},
     event::EventType,
     memory::access,
-    qp::QpType,
+    qp::{QpState, QpType},
     work::SendOpcode,
 };
 
@@ -350,4 +351,77 @@ fn dropped_messages_of_unreliable_connections_are_explained() {
     assert_eq!(refused.packet.map(|packet| packet.name), Some("RDMA WRITE"));
     let access = refused.access.expect("access");
     assert_eq!((access.key, access.address), (rkey, address));
+}
+
+/// The queue pair of side 1 gets a packet with opcode 0x1d, `ahead` of the one that it expects.
+fn deliver_unknown(world: &mut World, c: &Connection, ahead: i32) {
+    let node = &world.nodes[1];
+    let psn = (0..)
+        .map_while(|place| node.rnic.qp_page(place, 1, &node.guest.view))
+        .flatten()
+        .find(|qp| qp.number == c.qps[1].qpn)
+        .expect("qp")
+        .receive_psn;
+    world.deliver(Segment {
+        path: Path {
+            source: gid_of(0),
+            destination: gid_of(1),
+            ..Path::default()
+        },
+        source_qpn: c.qps[0].qpn,
+        destination_qpn: c.qps[1].qpn,
+        pkey: 0xffff,
+        psn: Psn::new(psn.wrapping_add_signed(ahead)),
+        solicited: false,
+        ack_request: true,
+        unreliable: false,
+        body: Body::Unknown(0x1d),
+        payload: Payload::Bytes(vec![0; 8]),
+    });
+}
+
+#[test]
+fn a_request_with_an_unknown_opcode_is_refused_where_it_is_expected() {
+    let (mut world, mut c) = connection(9);
+    let write = Send::new(77, SendOpcode::Write)
+        .rdma(c.mrs[1].iova, c.mrs[1].key)
+        .element(c.mrs[0].sge(0, 100));
+    c.send(&mut world, 0, &write);
+    world.settle();
+    assert_eq!(c.send_cqs[0].drain()[0].status, Status::Success);
+    // One that came before, for all that its PSN says, is not answered.
+    deliver_unknown(&mut world, &c, -1);
+    world.settle();
+    assert!(told(&mut world, 1).is_empty() && told(&mut world, 0).is_empty());
+    assert_eq!(world.state(1, c.qps[1].qpn), QpState::ReadyToSend);
+    // The next request is replaced on its way.
+    world.filter = Some(|_| false);
+    c.send(&mut world, 0, &write);
+    world.run(std::time::Duration::from_micros(10));
+    world.filter = None;
+    deliver_unknown(&mut world, &c, 0);
+    world.settle();
+    let there = told(&mut world, 1);
+    let nak = only(&there, |what| {
+        *what == Happening::NakSent(Syndrome::Nak(NakCode::InvalidRequest))
+    });
+    assert_eq!(nak.cause, Some(Cause::PacketOpcode));
+    assert_eq!(nak.packet.unwrap().name, "unknown request");
+    let event = only(&there, |what| matches!(what, Happening::Event(_)));
+    assert_eq!(event.happening, Happening::Event(EventType::QpRequestError));
+    assert_eq!(world.state(1, c.qps[1].qpn), QpState::Error);
+    let done = c.send_cqs[0].drain();
+    assert_eq!(done[0].status, Status::RemoteInvalidRequest);
+}
+
+#[test]
+fn a_request_with_an_unknown_opcode_ahead_of_others_waits_for_them() {
+    let (mut world, c) = connection(10);
+    deliver_unknown(&mut world, &c, 1);
+    world.settle();
+    let there = told(&mut world, 1);
+    only(&there, |what| {
+        *what == Happening::NakSent(Syndrome::Nak(NakCode::SequenceError))
+    });
+    assert_eq!(world.state(1, c.qps[1].qpn), QpState::ReadyToSend);
 }

@@ -127,7 +127,7 @@ fn body() -> impl Strategy<Value = Body> {
         Syndrome::Nak(NakCode::RemoteOperation),
     ]);
     (
-        0u8..9,
+        0u8..10,
         position,
         syndrome,
         reth(),
@@ -182,6 +182,7 @@ fn body() -> impl Strategy<Value = Body> {
                         original: numbers[0],
                     },
                     7 => Body::CongestionNotification,
+                    8 => Body::Unknown(numbers[0] as u8 & 0x1f),
                     _ => Body::Datagram {
                         qkey: rkey,
                         source_qpn: length,

@@ -41,6 +41,10 @@ const DATAGRAM: u8 = 0x64;
 const DATAGRAM_IMMEDIATE: u8 = 0x65;
 const CONGESTION_NOTIFICATION: u8 = 0x81;
 
+/// Place of the transport in an opcode, and the number of the one whose requests are answered if they make no sense.
+const TRANSPORT_SHIFT: u32 = 5;
+const RELIABLE_CONNECTION: u8 = 0;
+
 /// Reserved bytes of a congestion notification packet.
 type CongestionReserved = [u8; 16];
 
@@ -107,6 +111,7 @@ fn reliable_opcode_of(body: &Body) -> u8 {
             None => DATAGRAM,
             Some(_) => DATAGRAM_IMMEDIATE,
         },
+        Body::Unknown(opcode) => opcode,
         Body::CongestionNotification => CONGESTION_NOTIFICATION,
     }
 }
@@ -148,7 +153,8 @@ fn reliable_opcode_name(body: &Body) -> &'static str {
         FETCH_ADD => "Fetch and Add",
         DATAGRAM => "UD SEND Only",
         DATAGRAM_IMMEDIATE => "UD SEND Only with Immediate",
-        _ => "Congestion Notification",
+        CONGESTION_NOTIFICATION => "Congestion Notification",
+        _ => "reserved opcode",
     }
 }
 
@@ -169,6 +175,7 @@ pub(crate) fn extended_length(body: &Body) -> usize {
         Body::Acknowledge(_) => size_of::<Aeth>(),
         Body::AtomicAcknowledge { .. } => size_of::<Aeth>() + size_of::<U64>(),
         Body::Datagram { immediate: i, .. } => size_of::<Deth>() + immediate(i),
+        Body::Unknown(_) => 0,
         Body::CongestionNotification => size_of::<CongestionReserved>(),
     }
 }
@@ -224,6 +231,7 @@ pub(crate) fn write_extended(body: &Body, writer: &mut Writer<'_>) -> Result<(),
             })?;
             optional(immediate, writer)
         }
+        Body::Unknown(_) => Ok(()),
         Body::CongestionNotification => writer.header(CongestionReserved::default()),
     }
 }
@@ -299,6 +307,7 @@ pub(crate) fn read_body(opcode: u8, reader: &mut Reader<'_>) -> Result<Body, Fra
             reader.take::<CongestionReserved>()?;
             Ok(Body::CongestionNotification)
         }
+        _ if opcode >> TRANSPORT_SHIFT == RELIABLE_CONNECTION => Ok(Body::Unknown(opcode)),
         _ => Err(FrameError::Opcode),
     }
 }
@@ -307,6 +316,10 @@ pub(crate) fn read_body(opcode: u8, reader: &mut Reader<'_>) -> Result<Body, Fra
 pub(crate) fn has_payload(body: &Body) -> bool {
     matches!(
         body,
-        Body::Send { .. } | Body::Write { .. } | Body::ReadResponse { .. } | Body::Datagram { .. }
+        Body::Send { .. }
+            | Body::Write { .. }
+            | Body::ReadResponse { .. }
+            | Body::Datagram { .. }
+            | Body::Unknown(_)
     )
 }

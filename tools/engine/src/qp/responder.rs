@@ -299,6 +299,7 @@ impl Qp {
                 self.check_reads()?;
                 self.execute_atomic(&request, segment.psn, resources, io)
             }
+            Body::Unknown(_) => Err(Fault::invalid(Cause::PacketOpcode)),
             _ => Err(Fault::invalid(Cause::PacketSequence)),
         }
     }

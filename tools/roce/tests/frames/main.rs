@@ -339,7 +339,7 @@ fn errors_are_named() {
         })
     };
     assert_eq!(sealed(&|f| f[BTH + 1] |= 1), FrameError::Version);
-    assert_eq!(sealed(&|f| f[BTH] = 0x15), FrameError::Opcode);
+    assert_eq!(sealed(&|f| f[BTH] = 0x66), FrameError::Opcode, "UD");
     assert_eq!(sealed(&|f| f[BTH] = 0x2c), FrameError::Opcode, "UC READ");
     assert_eq!(sealed(&|f| f[BTH] = 0x37), FrameError::Opcode, "UC, a key");
     assert_eq!(

@@ -107,6 +107,7 @@ pub fn body() -> impl Strategy<Value = Body> {
         1 => aeth().prop_map(Body::Acknowledge),
         1 => (aeth(), any::<u64>()).prop_map(|(aeth, original)| Body::AtomicAcknowledge { aeth, original }),
         1 => datagram,
+        1 => prop_oneof![Just(0x15), 0x18u8..0x20].prop_map(Body::Unknown),
         1 => Just(Body::CongestionNotification),
     ]
 }
@@ -115,7 +116,11 @@ pub fn body() -> impl Strategy<Value = Body> {
 pub fn has_payload(body: &Body) -> bool {
     matches!(
         body,
-        Body::Send { .. } | Body::Write { .. } | Body::ReadResponse { .. } | Body::Datagram { .. }
+        Body::Send { .. }
+            | Body::Write { .. }
+            | Body::ReadResponse { .. }
+            | Body::Datagram { .. }
+            | Body::Unknown(_)
     )
 }
 

@@ -48,6 +48,8 @@ impl Qp {
                     answer: Answer::Original(result.original),
                 }
             }
+            // None was ever executed.
+            Body::Unknown(_) => return,
             _ => {
                 if self.responder.reply.is_none() {
                     self.responder.reply = Some(Reply::Ack);
