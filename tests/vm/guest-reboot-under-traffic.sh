@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # A VM is reset amid traffic: its peer gets errors, nobody else notices, and the VM works again after its boot.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The peer's VM vanishes (QEMU killed): the survivor's requests end with RETRY_EXC, and it can talk to the VM once it is back.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

@@ -36,6 +36,14 @@ listening() {
 		fail "nobody listens on port $2 of VM $1"
 }
 
+# busy VM PORT: traffic in loopback, every byte verified, until `enough VM PORT`. Fails when any fails.
+busy() {
+	on -t 280 "$1" sh -c "until [ -e /tmp/enough-$$-$2 ]; do
+		vrnic-stress --device $DEV --gid $GID_INDEX --port $2 --seconds 3 --qps 2 || exit 1
+	done"
+}
+enough() { on "$1" touch "/tmp/enough-$$-$2"; }
+
 # active VM: waits until the RNIC's port is active.
 active() {
 	within 40 on "$1" sh -c "ibv_devinfo -d $DEV 2>/dev/null | grep -q PORT_ACTIVE" || fail "the port of VM $1 is not active"
