@@ -399,7 +399,7 @@ impl Segment<'_> {
                 let start = bytes.len();
                 let length = usize::try_from(range.length).map_err(|_| Unmapped)?;
                 bytes.resize(start + length, 0);
-                memory.read(*range, &mut bytes[start..])?;
+                memory.read_payload(*range, &mut bytes[start..])?;
             }
             self.payload = Payload::Bytes(bytes);
         }

@@ -75,7 +75,7 @@ pub fn encode<M: Memory>(
                 let length = usize::try_from(range.length).map_err(|_| EncodeError::TooLong)?;
                 let room = writer.room(length)?;
                 memory
-                    .read(*range, room)
+                    .read_payload(*range, room)
                     .map_err(|_| EncodeError::Unmapped)?;
             }
         }

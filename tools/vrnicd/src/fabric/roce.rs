@@ -22,6 +22,9 @@ pub struct RoceEnd {
     strangers: u64,
     /// Segments that could not become frames.
     unsent: u64,
+    /// Where frames are written before their length is known. Room in a buffer for the longest would have to be
+    /// cleared for each.
+    draft: Vec<u8>,
 }
 
 /// A frame that is not for the engine.
@@ -53,13 +56,17 @@ impl RoceEnd {
         memory: &M,
         frame: &mut Vec<u8>,
     ) -> bool {
-        frame.resize(MAX_FRAME, 0);
-        let written = encode(segment, memory, frame);
-        frame.truncate(*written.as_ref().unwrap_or(&0));
-        if let Err(error) = written {
-            self.note_unsent(error);
+        self.draft.resize(MAX_FRAME, 0);
+        match encode(segment, memory, &mut self.draft) {
+            Ok(length) => {
+                frame.extend_from_slice(&self.draft[..length]);
+                true
+            }
+            Err(error) => {
+                self.note_unsent(error);
+                false
+            }
         }
-        written.is_ok()
     }
 
     /// Reads a frame that reached the RNIC.

@@ -135,6 +135,13 @@ impl Memory for DeviceMemory<'_> {
             })
     }
 
+    fn read_payload(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        self.table
+            .with(from, 0, buffer.len() as u64, |mapping, at| {
+                mapping.read_payload(at, buffer)
+            })
+    }
+
     fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
         self.table.with(to, 0, bytes.len() as u64, |mapping, at| {
             mapping.write(at, bytes)
