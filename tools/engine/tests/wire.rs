@@ -230,3 +230,64 @@ fn the_active_mtu_bounds_paths_and_datagrams() {
     assert_eq!(try_path(Mtu::Mtu2048), Err(Cause::AttributeValue));
     assert_eq!(try_path(Mtu::Mtu1024), Ok(()));
 }
+
+#[test]
+fn one_acknowledgement_stands_for_many_requests() {
+    let mut world = world();
+    let mut c = connected(&mut world);
+    for wr_id in 0..16 {
+        let write = write(&c, wr_id, 100);
+        c.send(&mut world, 0, &write);
+    }
+    world.settle();
+    let done = c.send_cqs[0].drain();
+    assert_eq!(done.len(), 16);
+    assert!(done.iter().all(|one| one.status == Status::Success));
+    let acknowledgements = counter(&world, 0, Counter::ReceivePackets);
+    assert!((1..=4).contains(&acknowledgements), "{acknowledgements}");
+}
+
+/// Reads and atomics of side 0, which may have `asked` outstanding where side 1 has room for `granted`.
+fn fetch(asked: u8, granted: u8) -> (World, Vec<Status>) {
+    let mut world = world();
+    let mut c = world.connect([0, 1], &QpOptions::default(), MR, |side, attributes| {
+        if side == 0 {
+            attributes.max_rd_atomic = asked;
+        } else {
+            attributes.max_dest_rd_atomic = granted;
+        }
+    });
+    for wr_id in 0..12 {
+        let kind = if wr_id % 3 == 2 {
+            Send::new(wr_id, SendOpcode::FetchAdd)
+                .atomic(c.mrs[1].iova, c.mrs[1].key, 1, 0)
+                .element(c.mrs[0].sge(0, 8))
+        } else {
+            Send::new(wr_id, SendOpcode::Read)
+                .rdma(c.mrs[1].iova, c.mrs[1].key)
+                .element(c.mrs[0].sge(4096, 100_000))
+        };
+        c.send(&mut world, 0, &kind);
+    }
+    world.settle();
+    let statuses = c.send_cqs[0].drain().iter().map(|one| one.status).collect();
+    (world, statuses)
+}
+
+#[test]
+fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
+    for depth in [1, 2, 4] {
+        let (_, statuses) = fetch(depth, depth);
+        assert_eq!(statuses, [Status::Success; 12], "{depth}");
+    }
+    // A peer that has more than there is room for breaks the agreement.
+    let (mut world, statuses) = fetch(4, 1);
+    assert!(
+        statuses.contains(&Status::RemoteInvalidRequest),
+        "{statuses:?}"
+    );
+    assert_eq!(statuses.len(), 12);
+    let rnic = &mut world.nodes[1].rnic;
+    let mut told = std::iter::from_fn(|| rnic.next_explanation());
+    assert!(told.any(|one| one.cause == Some(Cause::TooManyReads)));
+}

@@ -134,7 +134,12 @@ fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
         let rnic = device.rnic()?;
         Some((rnic.snapshot(), port(rnic)))
     });
-    let (counts, port) = seen.flatten().unzip();
+    let (counts, mut port) = seen.flatten().unzip();
+    if let (Some(port), Some(end)) = (&mut port, device.roce()) {
+        let lost = end.counters();
+        let named = lost.map(|(reason, count)| (format!("frames_{reason}"), count));
+        port.counters.extend(named);
+    }
     let counts = counts.unwrap_or_default();
     Device {
         name,

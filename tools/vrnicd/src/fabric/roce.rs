@@ -96,9 +96,13 @@ impl RoceEnd {
         Ok(segment)
     }
 
-    /// How many frames each error hit.
-    pub fn errors(&self) -> &FrameErrors {
-        &self.errors
+    /// Frames that were lost here, by what was wrong with them.
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let errors = self.errors.iter();
+        errors
+            .filter(|(error, _)| *error != FrameError::NotRoce)
+            .map(|(error, count)| (error.name(), count))
+            .chain([("stranger", self.strangers), ("unsent", self.unsent)])
     }
 
     fn note_unsent(&mut self, error: EncodeError) {
@@ -181,9 +185,12 @@ mod tests {
         assert_eq!(end.read(&frame[..50]).err(), Some(Refused::Malformed));
         frame[12] = 0x86;
         assert_eq!(end.read(&frame).err(), Some(Refused::Other));
-        assert_eq!(end.errors().of(FrameError::Icrc), 1);
-        assert_eq!(end.errors().of(FrameError::Truncated), 1);
-        assert_eq!(end.errors().of(FrameError::NotRoce), 1);
+        end.set_gids([].iter());
+        frame[12] = 8;
+        frame[last] ^= 1;
+        assert_eq!(end.read(&frame).err(), Some(Refused::Malformed));
+        let counted: Vec<_> = end.counters().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [("truncated", 1), ("icrc", 1), ("stranger", 1)]);
     }
 
     #[test]
