@@ -51,7 +51,9 @@ pub fn set_filter(filter: &str) -> Result<()> {
 pub fn start(filter: &str, format: LogFormat) -> Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(parse(filter).context("log")?)
-        .with_writer(std::io::stderr);
+        .with_writer(std::io::stderr)
+        // They would be printed where the event could not be, and failing to print panics.
+        .log_internal_errors(false);
     let control = match format {
         LogFormat::Text => {
             let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());

@@ -293,6 +293,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
 fn a_file_that_may_not_grow_ends_its_capture_and_the_daemon_goes_on() {
     let daemon = Daemon::start();
     let mut client = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
     let pid = rustix::process::Pid::from_child(&daemon.process);
     let limit = rustix::process::Rlimit {
         current: Some(100),
@@ -315,5 +316,5 @@ fn a_file_that_may_not_grow_ends_its_capture_and_the_daemon_goes_on() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert!(client.stop_capture(id).is_ok());
-    Driver::start(daemon.connect("a")).works();
+    driver.works();
 }
