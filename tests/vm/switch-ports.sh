@@ -1,19 +1,29 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# RNICs obey the MTU of their ports of the switch; frames of IPv4, IPv6, a VLAN and a traffic class are on the wire; vrnicctl shows ports, drops and addresses.
+# RNICs obey the MTU of their ports of the switch; frames of RoCE v2 over IPv4 and IPv6, of RoCE v1, of a VLAN and of a traffic class are on the wire; vrnicctl shows ports, drops and addresses.
 # lab: fabric=roce
 # lab: timeout=240
 # lab: vrnicd-port mtu = 1500
 . "$LAB_LIB"
 
-# gid VM ADDRESS: index of the RoCE v2 GID of an address.
-gid() { on "$1" ibv_devinfo -v -d "$DEV" | sed -n "s/.*GID\[ *\([0-9]*\)\]:[[:space:]]*$2, RoCE v2\$/\1/p"; }
+# gid VM ADDRESS VERSION: index of the GID of an address, of that version of RoCE.
+gid() {
+	on "$1" sh -c "cd /sys/class/infiniband/$DEV/ports/1 && grep -H . gids/* gid_attrs/types/* 2>/dev/null; true" | python3 -c "
+import ipaddress, sys
+address, version = ipaddress.ip_address(sys.argv[1]), sys.argv[2]
+gids, types = {}, {}
+for line in sys.stdin:
+    path, value = line.strip().split(':', 1)
+    (gids if path.startswith('gids/') else types)[path.rsplit('/', 1)[1]] = value
+for index, kind in types.items():
+    if kind.endswith('v' + version) and ipaddress.ip_address(gids[index]) == address: print(index)" "$2" "$3"
+}
 
-# same ADDRESS-IN-A ADDRESS-IN-B: the index that the GIDs of both have, when both are there.
+# same ADDRESS-IN-A ADDRESS-IN-B [VERSION]: the index that the GIDs of both have, when both are there.
 same() {
 	local a= b=
 	for _ in $(seq 100); do
-		a=$(gid a "$1") b=$(gid b "$2")
+		a=$(gid a "$1" "${3:-2}") b=$(gid b "$2" "${3:-2}")
 		[ -n "$a" ] && [ "$a" = "$b" ] && break
 		sleep 0.2
 	done
@@ -44,6 +54,8 @@ on a ping -c 1 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
 [ "$(drops a rx_oversize)" -ge 1 ] || fail "a frame above the MTU was not counted"
 
 perf a b ib_send_bw -x "$(same "$IP6_a" "$IP6_b")" -s 65536 -n 100 >/dev/null
+perf a b ib_write_bw -x "$(same "$IP6_a" "$IP6_b" 1)" -s 65536 -n 100 >/dev/null
+perf b a ib_read_bw -x "$(same "::ffff:$IP_a" "::ffff:$IP_b" 1)" -s 65536 -n 100 >/dev/null
 perf a b ib_write_bw --tclass=104 -s 65536 -n 100 >/dev/null
 
 # A VLAN on both network devices.
@@ -62,7 +74,7 @@ for vm in a b; do on $vm ip link del tagged; done
 # on_wire FILTER: packets in the capture that tshark finds by it.
 on_wire() { tshark -n -r "$LAB_DIR/wire.pcapng" -Y "$1" 2>/dev/null | wc -l; }
 vrnicctl capture stop
-for filter in 'infiniband && ip && !vlan' 'infiniband && ipv6' 'infiniband && vlan.id == 7' \
+for filter in 'infiniband && ip && !vlan' 'infiniband && ipv6' 'infiniband.grh' 'infiniband && vlan.id == 7' \
 	'infiniband && ip.dsfield.dscp == 26' 'infiniband && ip.dsfield.ecn == 2'; do
 	[ "$(on_wire "$filter")" -ge 100 ] || fail "the wire has no frames with $filter"
 done

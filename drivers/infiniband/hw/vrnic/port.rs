@@ -37,7 +37,7 @@ const OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4 + 4;
 /// Returns what never changes about the port.
 pub(crate) fn immutable(call: &Call<'_>) -> Result<Immutable> {
     Ok(Immutable {
-        protocol: Protocol::RoceV2,
+        protocol: Protocol::RoceV1AndV2,
         pkey_table_length: PKEY_TABLE_LENGTH,
         gid_table_length: call.data.limits.gid_table_length.get(),
     })
