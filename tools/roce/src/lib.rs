@@ -25,6 +25,8 @@ mod icrc;
 mod opcode;
 mod parse;
 mod split;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use encode::encode;
 pub use error::{EncodeError, FrameError, FrameErrors};
