@@ -216,6 +216,7 @@ impl Inner {
         let known = self
             .mappings
             .iter()
+            .filter(|m| !m.is_lost())
             .find(|m| m.file() == file && m.is_writable() == writable && m.len() >= end);
         if let Some(mapping) = known {
             return Ok(mapping.clone());

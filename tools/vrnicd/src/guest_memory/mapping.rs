@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{FileType, fstat};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, munmap};
 
 use super::sigbus;
@@ -73,14 +73,7 @@ impl Mapping {
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        // A sealed memfd can never shrink. For any other file a guard stands ready.
-        let sealed = fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        let guard = if sealed {
-            None
-        } else {
-            Some(sigbus::Guard::new(base.as_ptr() as usize, len))
-        };
-        let mapping = Self {
+        let mut mapping = Self {
             base,
             len,
             writable,
@@ -88,8 +81,11 @@ impl Mapping {
                 device: stat.st_dev,
                 inode: stat.st_ino,
             },
-            guard,
+            guard: None,
         };
+        // A sealed memfd cannot shrink, but huge pages may still run out.
+        let guard = sigbus::Guard::new(base.as_ptr() as usize, len);
+        mapping.guard = Some(guard.ok_or(io::ErrorKind::OutOfMemory)?);
         // SAFETY: the range is the one just mapped; DONTDUMP changes no contents.
         let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         Ok(mapping)
@@ -115,9 +111,9 @@ impl Mapping {
         self.file
     }
 
-    /// Whether the file cannot shrink under the mapping.
-    pub fn is_sealed(&self) -> bool {
-        self.guard.is_none()
+    /// Whether a page of the file was not there: nothing can be accessed any more.
+    pub fn is_lost(&self) -> bool {
+        self.guard.as_ref().is_some_and(sigbus::Guard::is_lost)
     }
 
     /// Keeps `length` bytes at `offset` in memory while the mapping lives.
@@ -129,10 +125,11 @@ impl Mapping {
         Ok(unsafe { mlock(from.cast(), length as usize) }?)
     }
 
-    /// Pointer to `length` bytes at `offset`, or `None` if they are not all inside. Valid while `self` lives.
+    /// Pointer to `length` bytes at `offset`, or `None` if they are not all inside or the file is lost. Valid while
+    /// `self` lives.
     pub(crate) fn pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
         let end = offset.checked_add(length)?;
-        if end > self.len() {
+        if end > self.len() || self.is_lost() {
             return None;
         }
         // SAFETY: offset <= len, so the result points into the mapping or one past its end.
@@ -259,7 +256,7 @@ impl Drop for Mapping {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
     use std::os::fd::OwnedFd;
 
     pub(crate) fn memfd(len: u64) -> OwnedFd {
@@ -326,17 +323,67 @@ pub(crate) mod tests {
         assert!(Mapping::new(std::fs::File::open("/dev/zero").unwrap()).is_err());
     }
 
+    /// Mappings of the kernel's that lie in ours.
+    fn pieces(mapping: &Mapping) -> usize {
+        let start = mapping.base.as_ptr() as usize;
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let begins = maps.lines().map(|line| line.split('-').next().unwrap());
+        let begins = begins.map(|begin| usize::from_str_radix(begin, 16).unwrap());
+        let inside = start..start + mapping.len;
+        begins.filter(|begin| inside.contains(begin)).count()
+    }
+
     #[test]
-    fn a_file_that_shrinks_reads_as_zeros() {
+    fn a_file_that_shrinks_is_lost() {
         sigbus::install().unwrap();
-        let fd = memfd(8192);
+        let fd = memfd(64 << 12);
         let mapping = Mapping::new(&fd).unwrap();
-        assert!(!mapping.is_sealed());
+        assert!(!mapping.is_lost());
         mapping.write(4096, &[7]).unwrap();
         ftruncate(&fd, 4096).unwrap();
         let mut byte = [1];
         mapping.read(4096, &mut byte).unwrap();
-        assert_eq!(byte, [0]);
-        mapping.write(4096, &[9]).unwrap();
+        assert_eq!(byte, [0], "whoever finds out reads zeros");
+        assert!(mapping.is_lost());
+        // Nobody else gets at it, so that it costs no memory, and one mapping, whatever is accessed.
+        for page in (0..64).step_by(2) {
+            assert!(mapping.read(page << 12, &mut byte).is_none());
+            assert!(mapping.write(page << 12, &[9]).is_none());
+        }
+        assert_eq!(pieces(&mapping), 1);
+    }
+
+    #[test]
+    fn huge_pages_that_run_out_end_no_one_else() {
+        sigbus::install().unwrap();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let Ok(fd) = memfd_create("test", flags) else {
+            return;
+        };
+        ftruncate(&fd, 2 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let mapping = Mapping::new(&fd).unwrap();
+        let free =
+            std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+        if free.is_ok_and(|free| free.trim() == "0") {
+            mapping.write(0, &[1]).unwrap();
+            assert!(mapping.is_lost());
+        }
+    }
+
+    #[test]
+    fn a_hundred_machines_may_shrink_all_their_files() {
+        sigbus::install().unwrap();
+        let files = (0..3000).map(|_| {
+            let fd = memfd(4096);
+            let mapping = Mapping::new(&fd).unwrap();
+            ftruncate(&fd, 0).unwrap();
+            mapping
+        });
+        let files: Vec<Mapping> = files.collect();
+        for mapping in &files {
+            mapping.read(0, &mut [1]).unwrap();
+            assert!(mapping.is_lost());
+        }
     }
 }

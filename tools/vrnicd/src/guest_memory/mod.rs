@@ -11,7 +11,7 @@
 //!   `memmove` accesses, so a guest that writes at the same time changes data and nothing else.
 //! * A mapping lives as long as somebody holds its [`Arc`](std::sync::Arc). DMA_UNMAP removes the translation at once,
 //!   the mapping itself goes when the device was reset and no memory region can name it any more.
-//! * A VMM that shrinks a file under us raises SIGBUS; [`sigbus`] turns that into a page of zeros of that VM.
+//! * A page that is not there when we access it raises SIGBUS; [`sigbus`] makes that the end of that file alone.
 
 mod map;
 mod mapping;
