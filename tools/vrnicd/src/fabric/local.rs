@@ -12,7 +12,8 @@ use super::Route;
 /// Joins all RNICs of this process by their GIDs.
 ///
 /// A device reaches itself at any of its own GIDs. If several devices have the same GID, which is an error of whoever
-/// configured the guests, others reach the one that had it first.
+/// configured the guests or an attack, others reach the one that had it first, and nothing comes from the others under
+/// that name.
 #[derive(Default)]
 pub struct Local {
     /// GIDs of each device.
@@ -32,7 +33,9 @@ impl Local {
             self.devices.resize(device + 1, Vec::new());
         }
         self.devices[device] = gids.collect();
-        self.owners.retain(|_, owner| *owner != device);
+        let kept = &self.devices[device];
+        self.owners
+            .retain(|gid, owner| *owner != device || kept.contains(gid));
         for (owner, gids) in self.devices.iter().enumerate() {
             for gid in gids {
                 if let Entry::Vacant(vacant) = self.owners.entry(*gid) {
@@ -51,6 +54,10 @@ impl Local {
             .is_some_and(|gids| gids.contains(destination))
         {
             return Route::Device(from);
+        }
+        let owner = self.owners.get(&segment.path.source);
+        if owner.is_some_and(|&owner| owner != from) {
+            return Route::Nowhere;
         }
         self.owners
             .get(destination)
@@ -114,5 +121,34 @@ mod tests {
             Route::Device(0),
             "the next owner"
         );
+    }
+
+    #[test]
+    fn a_gid_stays_with_who_had_it_first() {
+        let mut local = Local::new();
+        let victims = [[1; 16], [2; 16]];
+        local.set_gids(1, victims[..1].iter().copied());
+        local.set_gids(0, [[1; 16], [3; 16]].into_iter());
+        // The table of the first owner changes, and it keeps what it had.
+        local.set_gids(1, victims.into_iter());
+        assert_eq!(local.route(2, &to([1; 16])), Route::Device(1));
+        local.set_gids(0, [[1; 16]].into_iter());
+        assert_eq!(local.route(2, &to([1; 16])), Route::Device(1));
+    }
+
+    #[test]
+    fn nobody_speaks_under_the_name_of_another() {
+        let mut local = Local::new();
+        local.set_gids(1, [[1; 16]].into_iter());
+        local.set_gids(2, [[2; 16]].into_iter());
+        local.set_gids(0, [[1; 16], [3; 16]].into_iter());
+        let from = |source| {
+            let mut segment = to([2; 16]);
+            segment.path.source = source;
+            segment
+        };
+        assert_eq!(local.route(0, &from([3; 16])), Route::Device(2));
+        assert_eq!(local.route(1, &from([1; 16])), Route::Device(2));
+        assert_eq!(local.route(0, &from([1; 16])), Route::Nowhere);
     }
 }
