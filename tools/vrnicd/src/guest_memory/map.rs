@@ -14,6 +14,9 @@ pub const MAX_TRANSLATIONS: usize = 65535;
 /// Most files of one VM.
 const MAX_MAPPINGS: usize = 512;
 
+/// Most bytes of all files of one VM together: a process has 128 TiB of addresses for all VMs.
+const MAX_BYTES: u64 = 8 << 40;
+
 /// Why a DMA_MAP or DMA_UNMAP was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapError {
@@ -229,6 +232,10 @@ impl Inner {
         if mapping.len() < end {
             return Err(MapError::Invalid);
         }
+        let others: u64 = self.mappings.iter().map(|other| other.len()).sum();
+        if others + mapping.len() > MAX_BYTES {
+            return Err(MapError::NoSpace);
+        }
         self.mappings.push(mapping.clone());
         Ok(mapping)
     }
@@ -287,6 +294,16 @@ mod tests {
         assert_eq!(memory.unmap(0x8000, 0x1000), Ok(()));
         assert_eq!(memory.unmap(0, 0x10000), Ok(()));
         assert_eq!(memory.summary(), (0, 0));
+    }
+
+    #[test]
+    fn addresses_are_left_for_others() {
+        let memory = GuestMemory::new();
+        let map = |at: u64, fd: &OwnedFd| memory.map(at << 12, 0x1000, fd, 0, true);
+        assert_eq!(map(0, &memfd(MAX_BYTES + 0x1000)), Err(MapError::NoSpace));
+        assert_eq!(map(1, &memfd(MAX_BYTES - 0x1000)), Ok(()));
+        assert_eq!(map(2, &memfd(0x2000)), Err(MapError::NoSpace));
+        assert_eq!(map(3, &memfd(0x1000)), Ok(()));
     }
 
     #[test]
