@@ -509,3 +509,18 @@ fn garbage_in_queues_and_registers_ends_with_a_reset() {
     let _ = a.ram.bytes(EVENT, 16);
     assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
 }
+
+#[test]
+fn memory_that_vanishes_ends_its_device_alone() {
+    let daemon = Daemon::start();
+    let mut b = Driver::start(daemon.connect("b"));
+    // More than once, for a process may have lost the handler of the first time.
+    for _ in 0..3 {
+        let mut a = Driver::start(daemon.connect("a"));
+        a.works();
+        rustix::fs::ftruncate(&a.ram.fd, 0).unwrap();
+        a.client.notify(0);
+        a.wait_needs_reset();
+        b.works();
+    }
+}

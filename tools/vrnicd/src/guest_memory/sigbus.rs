@@ -3,15 +3,17 @@
 //!
 //! An access beyond the end of a file that shrank, or to a huge page when there are no more, raises SIGBUS, which would
 //! end all devices for the fault of one VMM. If the address belongs to a guarded mapping, the handler here puts private
-//! zeros in place of all of it and marks it as lost: the access at hand goes on, and there is no other. So however large
-//! the file was, it costs neither memory nor mappings, of which the kernel grants a process few. That VM's device finds
-//! its memory gone, the others notice nothing. Any other SIGBUS ends the process as usual.
+//! zeros in place of all of it and marks it as lost: the access at hand goes on, and there is no other. So the file
+//! costs neither memory nor mappings, of which the kernel grants a process few, however large it was. That VM's device
+//! finds its memory gone, the others notice nothing. Any other SIGBUS ends the process as usual.
 
+use std::io;
+use std::ops::Range;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use libc::siginfo_t;
+use libc::{c_int, c_void, siginfo_t};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 /// Ranges that can be guarded at a time: more than the kernel lets a process map unless it is told to.
@@ -24,6 +26,19 @@ struct Slot {
     lost: AtomicBool,
 }
 
+impl Slot {
+    /// The guarded range; empty if there is none, or if it changes just now, which one that is accessed does not.
+    fn range(&self) -> Range<usize> {
+        let start = self.start.load(Ordering::SeqCst);
+        let end = self.end.load(Ordering::SeqCst);
+        if self.start.load(Ordering::SeqCst) == start {
+            start..end
+        } else {
+            0..0
+        }
+    }
+}
+
 static RANGES: [Slot; SLOTS] = [const {
     Slot {
         start: AtomicUsize::new(0),
@@ -31,7 +46,8 @@ static RANGES: [Slot; SLOTS] = [const {
         lost: AtomicBool::new(false),
     }
 }; SLOTS];
-static INSTALLED: OnceLock<()> = OnceLock::new();
+/// The error of installing the handler, if it failed.
+static INSTALLED: OnceLock<Option<i32>> = OnceLock::new();
 
 /// Keeps an address range guarded while it lives.
 #[derive(Debug)]
@@ -69,41 +85,57 @@ impl Drop for Guard {
 }
 
 /// Installs the handler, once per process.
-pub fn install() -> std::io::Result<()> {
-    if INSTALLED.set(()).is_err() {
-        return Ok(());
-    }
-    // SAFETY: the handler reads atomics and makes one mmap system call; it takes no lock and allocates nothing.
-    unsafe { signal_hook_registry::register_sigaction(signal_hook::consts::SIGBUS, handle) }
-        .map(drop)
+///
+/// It takes the place of the one before and does not call it: that of Rust's runtime, which knows stacks only, would
+/// take any other SIGBUS for the last one and uninstall whatever is installed.
+pub fn install() -> io::Result<()> {
+    let errno = *INSTALLED.get_or_init(|| {
+        let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = handle;
+        // SAFETY: all zeros is a valid `sigaction`: no flags, no signals blocked.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        // SAFETY: `handle` has the signature that SA_SIGINFO asks for. It reads atomics and makes a few system calls;
+        // it takes no lock, allocates nothing and leaves errno alone.
+        match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } {
+            0 => None,
+            _ => io::Error::last_os_error().raw_os_error(),
+        }
+    });
+    errno.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
 }
 
-fn handle(info: &siginfo_t) {
-    // SAFETY: the kernel fills in `si_addr` for every SIGBUS that a memory access raises; for a SIGBUS sent by a
-    // process the field holds other data, which is compared and never dereferenced.
-    let address = unsafe { info.si_addr() } as usize;
-    let range_of = |slot: &Slot| {
-        let start = slot.start.load(Ordering::SeqCst);
-        start..slot.end.load(Ordering::SeqCst)
-    };
-    let found = RANGES.iter().find(|slot| range_of(slot).contains(&address));
-    let replaced = found.is_some_and(|slot| {
-        let range = range_of(slot);
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the range is a guarded mapping, which lives; it stays mapped, and what its contents are was never up
-        // to this process.
-        let zeros = unsafe {
-            mmap_anonymous(
-                ptr::without_provenance_mut(range.start),
-                range.len(),
-                protection,
-                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
-            )
-        };
-        slot.lost.store(zeros.is_ok(), Ordering::SeqCst);
-        zeros.is_ok()
+extern "C" fn handle(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    // SAFETY: the kernel hands a valid `siginfo_t` over. For a SIGBUS that a process sent, what stands for the address
+    // is other data, which is compared and never dereferenced.
+    let (address, sent) = unsafe { ((*info).si_addr() as usize, (*info).si_code <= 0) };
+    let replaced = RANGES.iter().any(|slot| {
+        let range = slot.range();
+        range.contains(&address) && replace(slot, &range)
     });
     if !replaced {
-        let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGBUS);
+        // SAFETY: both are functions that a handler may call. The access at fault is made again, and ends the process.
+        unsafe {
+            libc::signal(libc::SIGBUS, libc::SIG_DFL);
+            if sent {
+                libc::raise(libc::SIGBUS);
+            }
+        }
     }
+}
+
+/// Puts zeros in place of a guarded range. Whether it worked.
+fn replace(slot: &Slot, range: &Range<usize>) -> bool {
+    // SAFETY: the range is a guarded mapping, which lives because it is being accessed; it stays mapped, and what its
+    // contents are was never up to this process.
+    let zeros = unsafe {
+        mmap_anonymous(
+            ptr::without_provenance_mut(range.start),
+            range.len(),
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+        )
+    };
+    slot.lost.store(zeros.is_ok(), Ordering::SeqCst);
+    zeros.is_ok()
 }
