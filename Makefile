@@ -3,7 +3,8 @@
 #
 # KDIR=<built kernel tree>  use that kernel instead of the one the setup builds
 # QEMU=<program>            use that QEMU (10.1 or newer)
-# T=<part of a name>        make test: only tests whose name contains it
+# T=<part of a name>        make test, make fuzz: only tests, or targets, whose name contains it
+# MINUTES=<number>          make fuzz: minutes for each target
 
 export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)
 export KDIR QEMU
@@ -15,7 +16,7 @@ kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
 kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
 	BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
 
-.PHONY: help run shell attach test bench check build module kunit-module test-modules userspace setup clean
+.PHONY: help run shell attach test fuzz bench check build module kunit-module test-modules userspace setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,6 +33,9 @@ attach: ## join this terminal to VM=a or VM=b of a running `make shell`
 
 test: build kunit-module test-modules ## all tests: host, KUnit in a VM, VM tests
 	$(LAB) test $(if $(T),--only $(T))
+
+fuzz: setup ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)
+	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)
 
 bench: build ## measure beside rxe; tables, build/bench/report.json, charts
 	$(LAB) bench

@@ -32,7 +32,7 @@ spdx() {
 	local file bad=0
 	while read -r file; do
 		case $file in
-		*.gitignore | *.lock | *.json | *.driver | *.svg | *.png | *.pcap | *LICENSES/* | *.proptest-regressions) continue ;;
+		*.gitignore | *.lock | *.json | *.driver | *.svg | *.png | *.pcap | *LICENSES/* | *.proptest-regressions | tools/fuzz/corpus/*) continue ;;
 		esac
 		head -n 3 "$file" | grep -q 'SPDX-License-Identifier:' || { echo "$file: no SPDX line"; bad=1; }
 	done < <(tracked .)
@@ -40,7 +40,7 @@ spdx() {
 }
 
 whitespace() {
-	! tracked . | grep -vE '\.(svg|png|pcap|lock)$' | xargs grep -nE '[[:blank:]]+$' -- &&
+	! tracked . | grep -vE '\.(svg|png|pcap|lock)$|^tools/fuzz/corpus/' | xargs grep -nE '[[:blank:]]+$' -- &&
 		! tracked '*.rs' '*.rst' '*.toml' | xargs grep -nP '\t' --
 }
 
@@ -126,7 +126,9 @@ userspace_clippy() {
 		struct_excessive_bools similar_names struct_field_names doc_markdown enum_glob_use wildcard_imports
 		needless_pass_by_value unnecessary_wraps duration_suboptimal_units cast_possible_truncation
 	)
-	(cd tools && cargo clippy --workspace --all-targets --release -- -D warnings -W clippy::pedantic \
+	# The fuzzer's own program needs nothing to be linked for this.
+	(cd tools && cargo clippy --workspace --all-targets --features vrnic-fuzz/libfuzzer --release -- \
+		-D warnings -W clippy::pedantic \
 		$(printf -- '-A clippy::%s ' "${allowed[@]}"))
 }
 userspace_rustfmt() { (cd tools && cargo fmt --all --check); }

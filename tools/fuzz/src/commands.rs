@@ -1,0 +1,641 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Commands of a hostile kernel.
+//!
+//! Commands are made whole first, of objects that exist and page lists that lead somewhere, and then
+//! parts of them are changed. Queue pairs that come of them are brought up, given work and rung. In
+//! the end every object that a reply named can be destroyed, and nothing is left. A command that is
+//! refused changes nothing; every reply has the length that it says, and a cause if it is an error.
+
+use crate::{innocent::check_connection, input::Input, objects::Objects};
+use std::time::Duration;
+use vrnic_engine::{
+    Cause, Limits, RnicConfig,
+    testing::{Arena, Connection, Faults, Node, QpOptions, Send, World, gid_of},
+};
+use vrnic_wire::{
+    command::{
+        AllocateMr, AllocateMw, ClearGid, Command, CommandCode, CommandHeader, CreateContext,
+        CreateCq, CreatePd, CreateQp, DeallocateMw, DeregisterMr, DestroyContext, DestroyCq,
+        DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr,
+        ReplyHeader, ReregisterMr, RingDoorbell, SetGid, SetMtu, Status,
+    },
+    completion::CQE_STRIDE,
+    memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
+    notify,
+    port::{GidEntry, Mtu, NO_VLAN},
+    qp::{QpAttributes, QpState, QpType, attribute},
+    ring::{RingLayout, offset},
+    work::{
+        AddressVector, BindTarget, RegisterTarget, SendOpcode, Sge, receive_stride, send_stride,
+    },
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Pages of the guest's that commands may name.
+const HEAP_PAGES: usize = 40;
+/// Pages for chunks of page lists.
+const CHUNKS: usize = 4;
+/// Operations of one input.
+const MAX_OPERATIONS: usize = 150;
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// A queue pair and where its send queue lies.
+struct MadeQp {
+    qpn: u32,
+    slot: u32,
+    qp_type: u8,
+    /// Byte in the heap where its buffer begins.
+    start: usize,
+    send_ring: RingLayout,
+}
+
+/// Everything that an input acts on.
+struct Scene {
+    world: World,
+    heap: Arena,
+    chunks: Arena,
+    next_chunk: usize,
+    objects: Objects,
+    pages: Vec<u32>,
+    qps: Vec<MadeQp>,
+    innocent: Connection,
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut scene = Scene::new();
+    for _ in 0..MAX_OPERATIONS {
+        if !input.has_more() {
+            break;
+        }
+        scene.operate(&mut input);
+    }
+    scene.end();
+}
+
+/// A command of any bytes, and what the device has to say: the body of the reply if it succeeded.
+fn execute(node: &mut Node, request: &[u8]) -> Option<Vec<u8>> {
+    let count = |node: &Node| {
+        let seen = node.rnic.snapshot();
+        let objects = (seen.contexts, seen.pds, seen.cqs, seen.qps);
+        (objects, seen.mrs, seen.mws, seen.translations)
+    };
+    let before = count(node);
+    let reply = node.guest.raw_command(&mut node.rnic, request);
+    let (header, body) = ReplyHeader::read_from_prefix(&reply).expect("reply header");
+    let status = Status::try_from(header.status.get()).expect("status");
+    assert_eq!(header.length.get() as usize, body.len());
+    if status == Status::Ok {
+        assert_eq!(header.vendor_error.get(), 0);
+        return Some(body.to_vec());
+    }
+    assert!(body.is_empty());
+    assert!(Cause::from_code(header.vendor_error.get()).is_some());
+    assert_eq!(count(node), before, "a refused command changed something");
+    None
+}
+
+fn bytes_of<C: Command>(request: C) -> Vec<u8> {
+    let header = CommandHeader {
+        code: C::CODE.raw().into(),
+        reserved: 0.into(),
+        length: (size_of::<C>() as u32).into(),
+    };
+    [header.as_bytes(), request.as_bytes()].concat()
+}
+
+fn first_word(body: &[u8]) -> u32 {
+    word(body, 0)
+}
+
+fn word(body: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(body[at..at + 4].try_into().expect("4 bytes"))
+}
+
+impl Scene {
+    fn new() -> Self {
+        let config = RnicConfig {
+            limits: Limits {
+                mr_size: 1 << 24,
+                qp: 12,
+                qp_entries: 1024,
+                cq: 12,
+                cq_entries: 4096,
+                mr: 24,
+                mw: 8,
+                pd: 8,
+                contexts: 5,
+                gid_table: 8,
+                fast_registration_pages: 64,
+                translations: 2000,
+                ..Limits::default()
+            },
+            ..RnicConfig::default()
+        };
+        let mut world = World::new(3, 96, &config, 2);
+        let innocent = world.connect([1, 2], &QpOptions::default(), 1000, |_, _| {});
+        let Node { guest, .. } = &mut world.nodes[0];
+        let heap = guest.arena(HEAP_PAGES * PAGE);
+        let chunks = guest.arena(CHUNKS * PAGE);
+        let objects = Objects::of(guest);
+        let pages = vec![guest.page];
+        Self {
+            world,
+            heap,
+            chunks,
+            next_chunk: 0,
+            objects,
+            pages,
+            qps: Vec::new(),
+            innocent,
+        }
+    }
+
+    fn operate(&mut self, input: &mut Input<'_>) {
+        match input.below(17) {
+            0..=9 => self.command(input),
+            10 | 11 => self.bring_up(input),
+            12 | 13 => self.post(input),
+            14 => {
+                let page = input.pick(&[0, 1, 2, u32::MAX]);
+                let page = self.pages.get(page as usize).copied().unwrap_or(page);
+                self.world.nodes[0]
+                    .rnic
+                    .doorbell(page, input.take::<u8>().into());
+            }
+            15 => {
+                // The table of a fast registration, or whatever else lies there.
+                let page = input.below(HEAP_PAGES);
+                let pages = [(); 4].map(|()| self.heap.address(PAGE * input.below(HEAP_PAGES)));
+                self.heap.put(page * PAGE, pages.as_bytes());
+            }
+            _ => {
+                let rnic = &mut self.world.nodes[0].rnic;
+                while rnic.next_async_event().is_some() {}
+                while rnic.next_completion_event(0).is_some() {}
+                let time = Duration::from_micros(1 << input.below(14));
+                self.world.run(time);
+            }
+        }
+        self.world.run(Duration::from_micros(20));
+    }
+
+    /// Executes a command and learns what came of it.
+    fn command(&mut self, input: &mut Input<'_>) {
+        let code = input.pick(CommandCode::ALL);
+        let (mut request, made) = self.request(code, input);
+        let changes = input.below(4);
+        for _ in 0..changes {
+            self.change(&mut request, input);
+        }
+        let header = size_of::<CommandHeader>();
+        let named = |at: usize| word(&request, header + at);
+        let Some(reply) = execute(&mut self.world.nodes[0], &request) else {
+            return;
+        };
+        let code = u16::from_le_bytes([request[0], request[1]]);
+        let code = CommandCode::try_from(code).expect("a command that succeeds has a code");
+        let objects = &mut self.objects;
+        match code {
+            CommandCode::CreateContext => {
+                objects.contexts.push(first_word(&reply));
+                self.pages.push(word(&reply, 4));
+            }
+            CommandCode::DestroyContext => objects.contexts.retain(|&number| number != named(0)),
+            CommandCode::CreatePd => objects.pds.push(first_word(&reply)),
+            CommandCode::DestroyPd => objects.pds.retain(|&number| number != named(0)),
+            CommandCode::RegisterMr | CommandCode::AllocateMr => {
+                objects.mrs.push((named(0), first_word(&reply)));
+            }
+            CommandCode::DeregisterMr => {
+                let index = named(4) >> 8;
+                objects.mrs.retain(|&(_, key)| key >> 8 != index);
+            }
+            CommandCode::ReregisterMr => {
+                let has_pd = named(8) & vrnic_wire::command::reregister_flags::PD != 0;
+                let pd = if has_pd { named(12) } else { named(0) };
+                objects.mrs.retain(|&(_, key)| key >> 8 != named(4) >> 8);
+                objects.mrs.push((pd, first_word(&reply)));
+            }
+            CommandCode::AllocateMw => objects.mws.push((named(0), first_word(&reply))),
+            CommandCode::DeallocateMw => {
+                objects.mws.retain(|&(_, key)| key >> 8 != named(4) >> 8);
+            }
+            CommandCode::CreateCq => objects.cqs.push(first_word(&reply)),
+            CommandCode::DestroyCq => objects.cqs.retain(|&number| number != named(0)),
+            CommandCode::CreateQp => {
+                let qpn = first_word(&reply);
+                objects.qps.push(qpn);
+                self.qps.push(MadeQp {
+                    qpn,
+                    slot: word(&reply, 4),
+                    qp_type: request[header + 8],
+                    start: made,
+                    send_ring: RingLayout::read_from_bytes(&request[header + 24..header + 40])
+                        .expect("16 bytes"),
+                });
+            }
+            CommandCode::DestroyQp => {
+                objects.qps.retain(|&number| number != named(0));
+                self.qps.retain(|qp| qp.qpn != named(0));
+            }
+            _ => {}
+        }
+    }
+
+    /// Changes a part of a request.
+    fn change(&self, request: &mut Vec<u8>, input: &mut Input<'_>) {
+        let at = input.below(160);
+        let value = match input.below(8) {
+            0 => u64::MAX,
+            1 => 1 << input.below(64),
+            2 => input.take::<u8>().into(),
+            3 => self.heap.address(PAGE * input.below(HEAP_PAGES)),
+            4 => self.chunks.address(PAGE * input.below(CHUNKS)),
+            5 => input.take::<u32>().into(),
+            6 => {
+                let length = usize::from(input.take::<u16>()) % 300;
+                let longer = length.saturating_sub(8);
+                request.resize(length, input.take());
+                // Half of the time the header says so.
+                if input.take() && length >= 8 {
+                    request[4..8].copy_from_slice(&(longer as u32).to_le_bytes());
+                }
+                return;
+            }
+            _ => input.take(),
+        };
+        let width = 1 << input.below(4);
+        if let Some(place) = request.get_mut(at..at + width) {
+            place.copy_from_slice(&value.to_le_bytes()[..width]);
+        }
+    }
+
+    /// A page list of `length` bytes in the heap, which begins with a page that the input says; gives
+    /// its first byte there, too.
+    fn list(&mut self, length: usize, input: &mut Input<'_>) -> (PageList, usize) {
+        let start = input.below(HEAP_PAGES);
+        let count = length.div_ceil(PAGE);
+        let chunk = self.next_chunk;
+        self.next_chunk = (chunk + 1) % CHUNKS;
+        let how = input.take::<u8>();
+        let next = match how & 3 {
+            0 => self.chunks.address(chunk * PAGE),
+            1 => self.chunks.address((chunk + 1) % CHUNKS * PAGE),
+            _ => input.take(),
+        };
+        // Some lists go on in other chunks, which may be this one.
+        let here = match how >> 2 & 7 {
+            0 => count.div_ceil(2),
+            1 => input.below(256),
+            _ => count,
+        }
+        .min(CHUNK_PAGES);
+        let mut bytes = next.to_le_bytes().to_vec();
+        bytes.extend((here as u64).to_le_bytes());
+        for index in 0..here {
+            let page = match how >> 5 {
+                0 => (start + input.below(HEAP_PAGES)) % HEAP_PAGES,
+                _ => (start + index) % HEAP_PAGES,
+            };
+            bytes.extend(self.heap.address(page * PAGE).to_le_bytes());
+        }
+        self.chunks.put(chunk * PAGE, &bytes);
+        let list = PageList {
+            first_chunk: self.chunks.address(chunk * PAGE).into(),
+            offset: 0.into(),
+            length: (length as u64).into(),
+            page_count: (count as u32).into(),
+            page_shift: 12,
+            reserved: [0; 3],
+        };
+        (list, start * PAGE)
+    }
+
+    /// A request that the device may well execute; with it where its buffer begins in the heap.
+    fn request(&mut self, code: CommandCode, input: &mut Input<'_>) -> (Vec<u8>, usize) {
+        let any = |numbers: &[u32], input: &mut Input<'_>| {
+            let place = input.below(16);
+            numbers
+                .get(place % numbers.len().max(1))
+                .copied()
+                .unwrap_or(place as u32)
+        };
+        let context = any(&self.objects.contexts, input).into();
+        let reserved = 0.into();
+        let pds = self.objects.pds.clone();
+        let pd = any(&pds, input).into();
+        let key_of = |keys: &[(u32, u32)], input: &mut Input<'_>| {
+            let place = input.below(32) % keys.len().max(1);
+            keys.get(place).copied().unwrap_or_default()
+        };
+        let port = 1.into();
+        let mut start = 0;
+        let request = match code {
+            CommandCode::QueryDevice => bytes_of(QueryDevice {}),
+            CommandCode::QueryPort => bytes_of(QueryPort { port, reserved }),
+            CommandCode::QueryCounters => bytes_of(QueryCounters { port, reserved }),
+            CommandCode::SetGid => bytes_of(SetGid {
+                index: (input.below(10) as u32).into(),
+                reserved,
+                entry: GidEntry {
+                    // Which guest has which addresses is the fabric's business.
+                    gid: gid_of(3 * input.below(3)),
+                    mac: [2, 0, 0, 0, 0, 9],
+                    vlan: NO_VLAN.into(),
+                    gid_type: input.below(3) as u8,
+                    reserved: [0; 7],
+                },
+            }),
+            CommandCode::ClearGid => bytes_of(ClearGid {
+                index: (input.below(10) as u32).into(),
+                reserved,
+            }),
+            CommandCode::SetMtu => bytes_of(SetMtu {
+                port,
+                mtu: input.below(7) as u8,
+                reserved: [0; 3],
+            }),
+            CommandCode::CreateContext => {
+                let slots = input.pick(&[64, 128, 1024, 65536]);
+                let (area, at) = self.list(notify::area_length(slots), input);
+                start = at;
+                bytes_of(CreateContext {
+                    kind: input.below(2) as u8,
+                    reserved: [0; 3],
+                    slots: slots.into(),
+                    area,
+                })
+            }
+            CommandCode::DestroyContext => bytes_of(DestroyContext { context, reserved }),
+            CommandCode::RingDoorbell => bytes_of(RingDoorbell {
+                context,
+                slot: (input.below(8) as u32).into(),
+            }),
+            CommandCode::CreatePd => bytes_of(CreatePd { context, reserved }),
+            CommandCode::DestroyPd => bytes_of(DestroyPd { pd, reserved }),
+            CommandCode::RegisterMr => {
+                let length = 1 + usize::from(input.take::<u16>());
+                bytes_of(RegisterMr {
+                    pd,
+                    access: (access::QUEUE_PAIR | u32::from(input.take::<u8>() & 0x30)).into(),
+                    iova: input.take::<u64>().into(),
+                    pages: self.list(length, input).0,
+                    ..RegisterMr::default()
+                })
+            }
+            CommandCode::DeregisterMr => {
+                let (pd, key) = key_of(&self.objects.mrs, input);
+                let (pd, key) = (pd.into(), key.into());
+                bytes_of(DeregisterMr { pd, key })
+            }
+            CommandCode::AllocateMr => {
+                let pages = 1 + input.below(64) as u32;
+                bytes_of(AllocateMr {
+                    pd,
+                    max_pages: pages.into(),
+                    table: self.list(8 * pages as usize, input).0,
+                })
+            }
+            CommandCode::ReregisterMr => {
+                let (old, key) = key_of(&self.objects.mrs, input);
+                let length = 1 + usize::from(input.take::<u16>());
+                bytes_of(ReregisterMr {
+                    pd: old.into(),
+                    key: key.into(),
+                    flags: (input.below(8) as u32).into(),
+                    new_pd: pd,
+                    access: (access::QUEUE_PAIR & u32::from(input.take::<u8>())).into(),
+                    iova: u64::from(input.take::<u32>()).into(),
+                    pages: self.list(length, input).0,
+                    ..ReregisterMr::default()
+                })
+            }
+            CommandCode::AllocateMw => bytes_of(AllocateMw {
+                pd,
+                mw_type: (1 + input.below(2) as u32).into(),
+            }),
+            CommandCode::DeallocateMw => {
+                let (pd, key) = key_of(&self.objects.mws, input);
+                let (pd, key) = (pd.into(), key.into());
+                bytes_of(DeallocateMw { pd, key })
+            }
+            CommandCode::CreateCq => {
+                let entries = 1 << input.below(9);
+                let (pages, at) = self.list(128 + (entries * CQE_STRIDE) as usize, input);
+                start = at;
+                bytes_of(CreateCq {
+                    context,
+                    vector: (input.below(5) as u32).into(),
+                    ring: layout(0, 128, entries, CQE_STRIDE),
+                    pages,
+                })
+            }
+            CommandCode::DestroyCq => bytes_of(DestroyCq {
+                cqn: any(&self.objects.cqs, input).into(),
+                reserved,
+            }),
+            CommandCode::CreateQp => {
+                let (sges, inline) = (1 + input.below(4) as u32, input.below(128) as u32);
+                let entries = 1 << input.below(7);
+                let (sends, receives) = (send_stride(sges, inline), receive_stride(sges));
+                let send_ring = layout(0, 1024, entries, sends);
+                let second = (send_ring.end() as u32).next_multiple_of(1024);
+                let recv_ring = layout(second, second + 1024, entries, receives);
+                let (pages, at) = self.list(recv_ring.end() as usize, input);
+                start = at;
+                bytes_of(CreateQp {
+                    context,
+                    pd,
+                    qp_type: input.pick(&[2, 2, 4, 1, 3, 0]),
+                    flags: input.below(2) as u8,
+                    max_send_sge: (sges as u16).into(),
+                    max_recv_sge: (sges as u16).into(),
+                    max_inline: (inline as u16).into(),
+                    send_cqn: any(&self.objects.cqs, input).into(),
+                    recv_cqn: any(&self.objects.cqs, input).into(),
+                    send_ring,
+                    recv_ring,
+                    pages,
+                })
+            }
+            CommandCode::ModifyQp => {
+                let qpn = any(&self.objects.qps, input);
+                let dest = any(&self.objects.qps, input);
+                let mask = match input.below(4) {
+                    0 => attribute::STATE,
+                    1 => attribute::STATE | u32::from(input.take::<u16>()) << 1,
+                    _ => MASKS[input.below(MASKS.len())],
+                };
+                bytes_of(ModifyQp {
+                    qpn: qpn.into(),
+                    reserved,
+                    attributes: QpAttributes {
+                        state: input.below(8) as u8,
+                        mask: mask.into(),
+                        ..attributes(dest, input)
+                    },
+                })
+            }
+            CommandCode::QueryQp => bytes_of(QueryQp {
+                qpn: any(&self.objects.qps, input).into(),
+                reserved,
+            }),
+            CommandCode::DestroyQp => bytes_of(DestroyQp {
+                qpn: any(&self.objects.qps, input).into(),
+                reserved,
+            }),
+        };
+        (request, start)
+    }
+
+    /// Takes a queue pair to a state in which it works, connected to one of the same device.
+    fn bring_up(&mut self, input: &mut Input<'_>) {
+        let numbers: Vec<_> = self.qps.iter().map(|qp| (qp.qpn, qp.qp_type)).collect();
+        if numbers.is_empty() {
+            return;
+        }
+        let (qpn, qp_type) = input.pick(&numbers);
+        let (dest, _) = input.pick(&numbers);
+        let masks = if qp_type == QpType::ReliableConnection.raw() {
+            [MASKS[0], MASKS[1], MASKS[2]]
+        } else {
+            [MASKS[3], attribute::STATE, MASKS[4]]
+        };
+        let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
+        let common = attributes(dest, input);
+        for (state, mask) in states.into_iter().zip(masks) {
+            let attributes = QpAttributes {
+                state: state.raw(),
+                mask: mask.into(),
+                ..common
+            };
+            let request = ModifyQp {
+                qpn: qpn.into(),
+                reserved: 0.into(),
+                attributes,
+            };
+            execute(&mut self.world.nodes[0], &bytes_of(request));
+        }
+    }
+
+    /// Posts something to a queue pair and rings.
+    fn post(&mut self, input: &mut Input<'_>) {
+        if self.qps.is_empty() {
+            return;
+        }
+        let qp = &self.qps[input.below(256) % self.qps.len()];
+        let opcode = input.pick(SendOpcode::ALL);
+        let keys = [&[(0, LOCAL_DMA_KEY)], self.objects.mrs.as_slice()].concat();
+        let (_, key) = input.pick(&keys);
+        let sge = Sge {
+            address: u64::from(input.take::<u16>()).into(),
+            length: u32::from(input.take::<u16>()).into(),
+            lkey: key.into(),
+        };
+        let (address, length) = (sge.address, u64::from(sge.length.get()).into());
+        let next = key.wrapping_add(u32::from(input.take::<bool>()));
+        let access = u32::from(input.take::<u8>()).into();
+        let send = Send::new(1, opcode).immediate(key);
+        let send = match opcode {
+            SendOpcode::RegisterRegion => send.target(&RegisterTarget {
+                iova: address,
+                length,
+                key: next.into(),
+                access,
+                page_count: (1 + input.below(4) as u32).into(),
+                page_shift: 12,
+                ..RegisterTarget::default()
+            }),
+            SendOpcode::BindWindow => {
+                let windows = [&[(0, 1)], self.objects.mws.as_slice()].concat();
+                let window = input.pick(&windows).1;
+                send.target(&BindTarget {
+                    address,
+                    length,
+                    window: window.into(),
+                    region: key.into(),
+                    access,
+                    ..BindTarget::default()
+                })
+            }
+            SendOpcode::LocalInvalidate => send,
+            _ => send.element(sge).rdma(address.get(), key),
+        };
+        let heap = HEAP_PAGES * PAGE;
+        let index = qp.start + qp.send_ring.header_offset.get() as usize + offset::DRIVER_INDEX;
+        let old = word(&self.heap.get(index % heap, 4), 0);
+        let entry = qp.start + qp.send_ring.entry_offset(old) as usize;
+        let bytes = send.entry();
+        if entry % heap + bytes.len() <= heap {
+            self.heap.put(entry % heap, &bytes);
+        }
+        let new = old.wrapping_add(input.pick(&[1, 1, 2, 0, 1000]));
+        self.heap.put(index % heap, &new.to_le_bytes());
+        let slot = qp.slot;
+        for page in &self.pages {
+            self.world.nodes[0].rnic.doorbell(*page, slot);
+        }
+    }
+
+    fn end(mut self) {
+        self.world.faults = Faults::default();
+        self.world.run(Duration::from_millis(20));
+        check_connection(&mut self.world, &mut self.innocent);
+        let Node { rnic, guest } = &mut self.world.nodes[0];
+        self.objects.destroy(guest, rnic);
+    }
+}
+
+/// Attributes of common transitions.
+const MASKS: [u32; 5] = [
+    attribute::STATE | attribute::PKEY_INDEX | attribute::PORT | attribute::ACCESS_FLAGS,
+    attribute::STATE
+        | attribute::ADDRESS_VECTOR
+        | attribute::PATH_MTU
+        | attribute::DEST_QPN
+        | attribute::RQ_PSN
+        | attribute::MAX_DEST_RD_ATOMIC
+        | attribute::MIN_RNR_TIMER,
+    attribute::STATE
+        | attribute::SQ_PSN
+        | attribute::TIMEOUT
+        | attribute::RETRY_COUNT
+        | attribute::RNR_RETRY
+        | attribute::MAX_RD_ATOMIC,
+    attribute::STATE | attribute::PKEY_INDEX | attribute::PORT | attribute::QKEY,
+    attribute::STATE | attribute::SQ_PSN,
+];
+
+fn attributes(dest_qpn: u32, input: &mut Input<'_>) -> QpAttributes {
+    QpAttributes {
+        path_mtu: Mtu::Mtu1024.raw(),
+        dest_qpn: dest_qpn.into(),
+        access: access::QUEUE_PAIR.into(),
+        qkey: 1.into(),
+        port: 1,
+        max_rd_atomic: 1 + input.below(4) as u8,
+        max_dest_rd_atomic: 1 + input.below(4) as u8,
+        min_rnr_timer: 1,
+        timeout: 8,
+        retry_count: 1,
+        rnr_retry: 1,
+        address: AddressVector {
+            dgid: gid_of(0),
+            ..AddressVector::default()
+        },
+        ..QpAttributes::default()
+    }
+}
+
+fn layout(header: u32, first: u32, entries: u32, stride: u32) -> RingLayout {
+    RingLayout {
+        header_offset: header.into(),
+        entries_offset: first.into(),
+        entries: entries.into(),
+        stride: stride.into(),
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A hostile client of the control socket.
+//!
+//! The daemon's own server and worker run in threads, with a device that has objects to show. An
+//! input is what one client writes: requests, requests with bytes changed, plain bytes. Each line gets
+//! one reply, which is one object of the protocol, until a line is too long; then the connection
+//! ends. Another client gets its answer all the while.
+
+use crate::{
+    input::Input,
+    machine::{Innocent, Worker},
+};
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+use vrnicd::{
+    control::{
+        client::Client,
+        inspector::Inspector,
+        protocol::{MAX_REQUEST, Reply},
+        server::Server,
+    },
+    stop::Stop,
+    waker::Waker,
+};
+
+/// Longest that an answer may take.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Where the server listens; it runs as long as the process.
+static SOCKET: LazyLock<PathBuf> = LazyLock::new(|| {
+    let directory = std::env::temp_dir().join(format!("vrnic-fuzz-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("directory");
+    let path = directory.join("control");
+    let waker = Arc::new(Waker::new().expect("waker"));
+    let inspector = Arc::new(Inspector::new(waker.clone()));
+    let server = Server::bind(&path, 0o600, inspector.clone()).expect("server");
+    std::thread::spawn(move || server.run(&Stop::new().expect("stop")));
+    std::thread::spawn(move || {
+        let mut worker = Worker::new();
+        let mut machine = Innocent::new(&mut worker, 0);
+        machine.create_objects(&mut worker);
+        loop {
+            waker.announce();
+            match inspector.next() {
+                Some(question) => worker.answer(question),
+                None => waker.sleep(None),
+            }
+        }
+    });
+    path
+});
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut sent = Vec::new();
+    while input.has_more() && sent.len() < 4 * MAX_REQUEST {
+        request(&mut input, &mut sent);
+    }
+    let client = UnixStream::connect(&*SOCKET).expect("server");
+    client.set_read_timeout(Some(PATIENCE)).expect("socket");
+    client.set_write_timeout(Some(PATIENCE)).expect("socket");
+    // The server may hang up before it has read everything.
+    let _ = (&client).write_all(&sent);
+    let _ = client.shutdown(Shutdown::Write);
+    let mut replies = Vec::new();
+    if let Err(error) = BufReader::new(&client).read_to_end(&mut replies) {
+        // Hanging up with bytes unread resets the connection.
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "no answer"
+        );
+    }
+    check(&sent, &replies);
+
+    let mut other = Client::connect(&SOCKET).expect("server");
+    let devices = other.devices().expect("devices");
+    assert_eq!(devices.len(), 2);
+    assert_eq!(devices[0].state, "up");
+}
+
+/// Each line got its reply.
+fn check(sent: &[u8], replies: &[u8]) {
+    let mut lines = 0;
+    let mut too_long = false;
+    for line in sent.split_inclusive(|&byte| byte == b'\n') {
+        if line.len() > MAX_REQUEST || line.len() == MAX_REQUEST && !line.ends_with(b"\n") {
+            too_long = true;
+            break;
+        }
+        lines += usize::from(line.ends_with(b"\n"));
+    }
+    let mut answers = 0;
+    for reply in replies.lines() {
+        let reply = reply.expect("replies are text");
+        let parsed: Result<Reply, _> = serde_json::from_str(&reply);
+        assert!(parsed.is_ok(), "no reply of the protocol: {reply}");
+        answers += 1;
+    }
+    if too_long {
+        // The last replies may be lost with the connection.
+        assert!(answers <= lines + 1);
+    } else {
+        assert_eq!(answers, lines);
+    }
+}
+
+/// Appends a request that is right or nearly so.
+fn request(input: &mut Input<'_>, sent: &mut Vec<u8>) {
+    const NAMES: [&str; 10] = [
+        "devices", "gids", "qps", "cqs", "mrs", "explain", "log", "Devices", "", "format",
+    ];
+    const VALUES: [&str; 12] = [
+        "0",
+        "1",
+        "255",
+        "256",
+        "65536",
+        "18446744073709551615",
+        "18446744073709551616",
+        "-1",
+        "1.5",
+        "null",
+        "\"a\"",
+        "[[[[[[]]]]]]",
+    ];
+    const FILTERS: [&str; 6] = [
+        "info",
+        "trace",
+        "vrnicd=debug",
+        "a[b{c=\\\"d\\\"}]=info",
+        ",",
+        "=\\u0000",
+    ];
+    let start = sent.len();
+    match input.below(8) {
+        0 => sent.extend(input.bytes(255)),
+        1 => {
+            let byte = input.take::<u8>();
+            let length = usize::from(input.take::<u16>()) % (MAX_REQUEST + 10);
+            sent.extend(std::iter::repeat_n(byte, length));
+        }
+        _ => {
+            let mut fields = vec![format!("{{\"request\":\"{}\"", input.pick(&NAMES))];
+            if input.take() {
+                let device = input.pick(&["a", "b", "a", "c", "\\ud800", ""]);
+                fields.push(format!("\"device\":\"{device}\""));
+            }
+            if input.take() {
+                fields.push(format!("\"from\":{}", input.pick(&VALUES)));
+            }
+            if input.below(4) == 0 {
+                fields.push(format!("\"filter\":\"{}\"", input.pick(&FILTERS)));
+            }
+            let text = fields.join(",") + "}";
+            sent.extend(text.as_bytes());
+        }
+    }
+    for _ in 0..input.below(8).saturating_sub(4) {
+        let at = start + usize::from(input.take::<u16>()) % (sent.len() - start).max(1);
+        let value = input.take();
+        if let Some(byte) = sent.get_mut(at) {
+            *byte = value;
+        }
+    }
+    if input.below(16) != 0 {
+        sent.push(b'\n');
+    }
+}

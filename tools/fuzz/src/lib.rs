@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Hostile bytes for every door of the device.
+//!
+//! Each target is a function that takes any bytes and panics if the device does what it must not:
+//! an attack may break what belongs to the attacker, but nothing panics, hangs or grows without a
+//! bound, nobody else notices, no completion is lost, and everything can be destroyed in the end.
+//! Bytes are not taken as they come but as a sequence of operations (see [`input`]), so that a fuzzer
+//! soon gets past the first checks.
+//!
+//! `make fuzz` searches with libFuzzer (feature `libfuzzer`, `src/main.rs`), and what it found worth
+//! keeping is in `corpus/`, which `tests/replay.rs` runs as a plain test.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod commands;
+pub mod control;
+pub mod innocent;
+pub mod input;
+pub mod machine;
+pub mod objects;
+pub mod responder;
+pub mod rings;
+pub mod switch;
+pub mod vfio_user;
+
+/// Runs one input.
+pub type Target = fn(&[u8]);
+
+/// All targets by their names, which are also those of their corpora.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("responder", responder::run),
+    ("commands", commands::run),
+    ("rings", rings::run),
+    ("vfio_user", vfio_user::run),
+    ("control", control::run),
+    ("switch", switch::run),
+];

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Objects of a device, so that all can be destroyed in the end.
+
+use vrnic_engine::{
+    Rnic,
+    testing::{Connection, Guest},
+};
+use vrnic_wire::command::{
+    DeallocateMw, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp,
+};
+
+/// Numbers of objects that exist.
+#[derive(Clone, Debug, Default)]
+pub struct Objects {
+    /// Contexts.
+    pub contexts: Vec<u32>,
+    /// Protection domains.
+    pub pds: Vec<u32>,
+    /// Memory regions: protection domain and key.
+    pub mrs: Vec<(u32, u32)>,
+    /// Memory windows: protection domain and key.
+    pub mws: Vec<(u32, u32)>,
+    /// Completion queues.
+    pub cqs: Vec<u32>,
+    /// Queue pairs.
+    pub qps: Vec<u32>,
+}
+
+impl Objects {
+    /// The context and the protection domain of a guest.
+    pub fn of(guest: &Guest) -> Self {
+        Self {
+            contexts: vec![guest.context],
+            pds: vec![guest.pd],
+            ..Self::default()
+        }
+    }
+
+    /// Adds what one side of a connection consists of. `pd` is that of its region.
+    pub fn add_side(&mut self, pd: u32, c: &Connection, side: usize) {
+        self.qps.push(c.qps[side].qpn);
+        self.cqs
+            .extend([c.send_cqs[side].cqn, c.recv_cqs[side].cqn]);
+        self.mrs.push((pd, c.mrs[side].key));
+    }
+
+    /// Destroys everything, after which the device has nothing left.
+    pub fn destroy(self, guest: &Guest, rnic: &mut Rnic) {
+        let reserved = 0.into();
+        for qpn in self.qps {
+            let qpn = qpn.into();
+            let done = guest.command(rnic, DestroyQp { qpn, reserved });
+            done.expect("queue pair");
+        }
+        for cqn in self.cqs {
+            let cqn = cqn.into();
+            let done = guest.command(rnic, DestroyCq { cqn, reserved });
+            done.expect("completion queue");
+        }
+        for (pd, key) in self.mws {
+            let (pd, key) = (pd.into(), key.into());
+            let done = guest.command(rnic, DeallocateMw { pd, key });
+            done.expect("window");
+        }
+        for (pd, key) in self.mrs {
+            let (pd, key) = (pd.into(), key.into());
+            let done = guest.command(rnic, DeregisterMr { pd, key });
+            done.expect("region");
+        }
+        for pd in self.pds {
+            let pd = pd.into();
+            let done = guest.command(rnic, DestroyPd { pd, reserved });
+            done.expect("protection domain");
+        }
+        for context in self.contexts {
+            let context = context.into();
+            let done = guest.command(rnic, DestroyContext { context, reserved });
+            done.expect("context");
+        }
+        let left = rnic.snapshot();
+        assert_eq!(
+            (
+                left.contexts,
+                left.pds,
+                left.mrs,
+                left.mws,
+                left.cqs,
+                left.qps
+            ),
+            (0, 0, 0, 0, 0, 0)
+        );
+        assert_eq!(left.translations, 0);
+    }
+}
