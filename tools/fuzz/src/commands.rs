@@ -198,6 +198,16 @@ impl Scene {
         };
         let code = u16::from_le_bytes([request[0], request[1]]);
         let code = CommandCode::try_from(code).expect("a command that succeeds has a code");
+        let rnic = &self.world.nodes[0].rnic;
+        if code == CommandCode::SetGid && [1, 2].iter().any(|&other| rnic.has_gid(&gid_of(other))) {
+            // Who has which address is the fabric's business, which keeps guests from taking others'.
+            let index = named(0).into();
+            let reserved = 0.into();
+            execute(
+                &mut self.world.nodes[0],
+                &bytes_of(ClearGid { index, reserved }),
+            );
+        }
         let objects = &mut self.objects;
         match code {
             CommandCode::CreateContext => {
@@ -342,8 +352,7 @@ impl Scene {
                 index: (input.below(10) as u32).into(),
                 reserved,
                 entry: GidEntry {
-                    // Which guest has which addresses is the fabric's business.
-                    gid: gid_of(3 * input.below(3)),
+                    gid: gid_of(input.below(4)),
                     mac: [2, 0, 0, 0, 0, 9],
                     vlan: NO_VLAN.into(),
                     gid_type: input.below(3) as u8,
@@ -500,10 +509,10 @@ impl Scene {
         }
         let (qpn, qp_type) = input.pick(&numbers);
         let (dest, _) = input.pick(&numbers);
-        let masks = if qp_type == QpType::ReliableConnection.raw() {
-            [MASKS[0], MASKS[1], MASKS[2]]
-        } else {
-            [MASKS[3], attribute::STATE, MASKS[4]]
+        let masks = match QpType::try_from(qp_type) {
+            Ok(QpType::ReliableConnection) => [MASKS[0], MASKS[1], MASKS[2]],
+            Ok(QpType::UnreliableConnection) => [MASKS[0], MASKS[5], MASKS[4]],
+            _ => [MASKS[3], attribute::STATE, MASKS[4]],
         };
         let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
         let common = attributes(dest, input);
@@ -591,7 +600,7 @@ impl Scene {
 }
 
 /// Attributes of common transitions.
-const MASKS: [u32; 5] = [
+const MASKS: [u32; 6] = [
     attribute::STATE | attribute::PKEY_INDEX | attribute::PORT | attribute::ACCESS_FLAGS,
     attribute::STATE
         | attribute::ADDRESS_VECTOR
@@ -608,6 +617,11 @@ const MASKS: [u32; 5] = [
         | attribute::MAX_RD_ATOMIC,
     attribute::STATE | attribute::PKEY_INDEX | attribute::PORT | attribute::QKEY,
     attribute::STATE | attribute::SQ_PSN,
+    attribute::STATE
+        | attribute::ADDRESS_VECTOR
+        | attribute::PATH_MTU
+        | attribute::DEST_QPN
+        | attribute::RQ_PSN,
 ];
 
 fn attributes(dest_qpn: u32, input: &mut Input<'_>) -> QpAttributes {

@@ -9,7 +9,7 @@
 
 use crate::{
     input::Input,
-    machine::{Innocent, Worker},
+    machine::{Innocent, NAMES, Worker},
 };
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 use vrnicd::{
+    capture::Center,
     control::{
         client::Client,
         inspector::Inspector,
@@ -40,7 +41,9 @@ static SOCKET: LazyLock<PathBuf> = LazyLock::new(|| {
     let path = directory.join("control");
     let waker = Arc::new(Waker::new().expect("waker"));
     let inspector = Arc::new(Inspector::new(waker.clone()));
-    let server = Server::bind(&path, 0o600, inspector.clone()).expect("server");
+    let captures = Center::new(NAMES.map(str::to_owned).to_vec(), std::iter::empty());
+    let server = Server::bind(&path, 0o600, inspector.clone(), Arc::new(captures));
+    let server = server.expect("server");
     std::thread::spawn(move || server.run(&Stop::new().expect("stop")));
     std::thread::spawn(move || {
         let mut worker = Worker::new();

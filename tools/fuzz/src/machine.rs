@@ -21,11 +21,13 @@ use vrnic_wire::{
     ring::RingLayout,
 };
 use vrnicd::{
+    capture::Captures,
     config::Config,
     control::{answer::answer, inspector::Question},
     device::{Device, Shared},
     fabric::{Local, Route},
     guest_memory::{GuestMemory, Mapping, RegionTable},
+    network::Network,
     pci::Function,
     vfio_user::{
         Device as _,
@@ -37,6 +39,8 @@ use vrnicd::{
 };
 use zerocopy::IntoBytes;
 
+/// Names of the devices.
+pub const NAMES: [&str; 2] = ["a", "b"];
 /// Bytes of a machine's memory.
 pub const RAM: u64 = 64 << 12;
 /// First bytes of the control queue and of the queue of asynchronous events.
@@ -62,6 +66,8 @@ pub struct Worker {
     pub devices: Vec<Device>,
     shared: Shared,
     fabric: Local,
+    /// Empty.
+    network: Network,
     now: Instant,
 }
 
@@ -74,19 +80,24 @@ impl Worker {
                  limits = {{ contexts = 16, qp = 64, cq = 64, mr = 64, mw = 64, pd = 16 }}\n"
             )
         };
-        let config = Config::parse(&(text("a", 1) + &text("b", 2))).expect("configuration");
+        let config =
+            Config::parse(&(text(NAMES[0], 1) + &text(NAMES[1], 2))).expect("configuration");
         let waker = Arc::new(Waker::new().expect("waker"));
+        let (network, _) = Network::new(&config, waker.clone()).expect("network");
         let devices = config.devices.iter().enumerate();
         Self {
             devices: devices
-                .map(|(index, settings)| Device::new(index, settings, waker.clone()))
+                .map(|(index, settings)| {
+                    Device::new(index, settings, network.path_mtu(index), waker.clone())
+                })
                 .collect(),
             shared: Shared {
                 regions: RegionTable::new(),
                 outbox: Outbox::new(),
-                capture: None,
+                captures: Captures::new(NAMES.map(str::to_owned).to_vec()),
             },
             fabric: Local::new(),
+            network,
             now: Instant::default(),
         }
     }
@@ -129,8 +140,10 @@ impl Worker {
     }
 
     /// Answers a question of a client of the control socket.
-    pub fn answer(&mut self, question: Question) {
-        let reply = answer(&question.request, &mut self.devices, &mut self.shared);
+    pub fn answer(&mut self, mut question: Question) {
+        let (devices, shared) = (&mut self.devices, &mut self.shared);
+        let topic = &mut question.topic;
+        let reply = answer(topic, devices, &self.network, shared, self.now);
         question.answer(reply);
     }
 

@@ -104,8 +104,8 @@ impl Posted {
 /// Everything that an input acts on.
 struct Scene {
     world: World,
-    /// Reliable connection, datagrams, general services.
-    posted: [Posted; 3],
+    /// Reliable connection, datagrams, general services, unreliable connection.
+    posted: [Posted; 4],
     /// Both ends of the reliable connection; only the other one's queues are used.
     c: Connection,
     /// A region whose owner gave no rights to the network, and one of another protection domain.
@@ -143,7 +143,7 @@ impl Scene {
             },
             ..RnicConfig::default()
         };
-        let mut world = World::new(3, 64, &config, 1);
+        let mut world = World::new(3, 96, &config, 1);
         // Only frames of the largest MTU fit on a wire.
         if settings & 1 == 0 {
             world.wire = Some(Wire {
@@ -166,9 +166,17 @@ impl Scene {
             attributes.max_dest_rd_atomic = 1 + limit;
             attributes.max_rd_atomic = 1 + limit;
         });
+        let options = QpOptions {
+            qp_type: QpType::UnreliableConnection,
+            ..options
+        };
+        let unreliable = world.connect([0, 1], &options, 4096, |_, attributes| {
+            attributes.path_mtu = mtu.raw();
+        });
         let mut objects = Objects::of(&world.nodes[0].guest);
         let pd = world.nodes[0].guest.pd;
         objects.add_side(pd, &c, 0);
+        objects.add_side(pd, &unreliable, 0);
         objects.add_side(pd, &innocent, 0);
         let datagram = datagram_qp(&mut world, &mut objects, QpType::UnreliableDatagram);
         let services = datagram_qp(&mut world, &mut objects, QpType::Gsi);
@@ -201,11 +209,10 @@ impl Scene {
             (c.mrs[0].key ^ 1, c.mrs[0].iova),
             (0, 0),
         ];
-        let connection = Posted::new(
-            c.qps[0].clone(),
-            c.send_cqs[0].clone(),
-            c.recv_cqs[0].clone(),
-        );
+        let [connection, unreliable] = [&c, &unreliable].map(|c| {
+            let (send_cq, recv_cq) = (c.send_cqs[0].clone(), c.recv_cqs[0].clone());
+            Posted::new(c.qps[0].clone(), send_cq, recv_cq)
+        });
         let path = Path {
             source: gid_of(1),
             destination: gid_of(0),
@@ -217,7 +224,7 @@ impl Scene {
         };
         Self {
             world,
-            posted: [connection, datagram, services],
+            posted: [connection, datagram, services, unreliable],
             c,
             private: [local, foreign],
             keys,
@@ -271,6 +278,7 @@ impl Scene {
         let qpn = match bits & 7 {
             0..=4 if !matches!(body, Body::Datagram { .. }) => self.c.qps[0].qpn,
             0..=3 => self.posted[1].qp.qpn,
+            5 if !matches!(body, Body::Datagram { .. }) => self.posted[3].qp.qpn,
             4 | 5 => GSI_QPN,
             6 => self.c.qps[0].qpn,
             _ => input.take(),
@@ -312,7 +320,14 @@ impl Scene {
             let who = usize::from(input.take::<u8>() & 3);
             path.source = gid_of(who);
         }
+        let may_be_unreliable = match body {
+            Body::Send { tail, .. } => !matches!(tail, SendTail::Invalidate(_)),
+            Body::Write { .. } => true,
+            _ => false,
+        };
         Segment {
+            unreliable: may_be_unreliable
+                && (qpn == self.posted[3].qp.qpn) != (bits & 0xe0 == 0x60),
             path,
             source_qpn: 0,
             destination_qpn: qpn & 0xff_ffff,
@@ -476,7 +491,7 @@ impl Scene {
         self.last_frame = frame;
     }
 
-    /// Node 0 posts a send to its connection.
+    /// Node 0 posts a send to one of its connections.
     fn post_send(&mut self, input: &mut Input<'_>) {
         const OPCODES: [SendOpcode; 8] = [
             SendOpcode::Write,
@@ -491,7 +506,7 @@ impl Scene {
         let opcode = input.pick(&OPCODES);
         let flags = input.take::<u8>();
         let remote = self.c.mrs[1].clone();
-        let posted = &mut self.posted[0];
+        let posted = &mut self.posted[if flags & 0x10 == 0 { 0 } else { 3 }];
         let wr_id = posted.sends.len() as u64;
         let length = match opcode {
             SendOpcode::CompareSwap | SendOpcode::FetchAdd => 8,
@@ -547,7 +562,7 @@ impl Scene {
 
     /// Node 0 posts a receive.
     fn post_receive(&mut self, input: &mut Input<'_>) {
-        let which = input.below(3);
+        let which = input.below(4);
         let posted = &mut self.posted[which];
         let wr_id = posted.receives.len() as u64;
         let sges: Vec<_> = (0..input.below(5))
@@ -592,7 +607,7 @@ impl Scene {
     /// The driver of node 0 does something.
     fn control(&mut self, input: &mut Input<'_>) {
         let Node { rnic, guest } = &mut self.world.nodes[0];
-        let which = input.below(3);
+        let which = input.below(4);
         let qpn = self.posted[which].qp.qpn.into();
         let mut modify = |state: QpState| {
             let attributes = QpAttributes {

@@ -2,7 +2,7 @@
 
 //! A hostile process: garbage in rings, in the notify area and in doorbells.
 //!
-//! The process has a context of its own with a reliable connection to itself, one to another guest,
+//! The process has a context of its own with connections of both kinds to itself, one to another guest,
 //! and a datagram queue pair; regions, windows, and keys of others that it must not use. It writes
 //! work requests that are nearly right, plain garbage, wild indices, and rings everybody's doorbells.
 //! A connection of the same guest's driver does not notice, and memory of another protection domain
@@ -90,7 +90,7 @@ impl Scene {
             },
             ..RnicConfig::default()
         };
-        let mut world = World::new(3, 160, &config, 3);
+        let mut world = World::new(3, 224, &config, 3);
         let options = QpOptions {
             entries: 16,
             ..QpOptions::default()
@@ -146,16 +146,31 @@ impl Scene {
         let loopback = world.connect([0, 0], &options, REGION, change);
         objects.add_side(pd, &loopback, 0);
         objects.add_side(pd, &loopback, 1);
+        let unreliable = QpOptions {
+            qp_type: QpType::UnreliableConnection,
+            ..options
+        };
+        let unreliable = world.connect([0, 0], &unreliable, REGION, change);
+        objects.add_side(pd, &unreliable, 0);
+        objects.add_side(pd, &unreliable, 1);
         let peer = world.connect([0, 1], &options, REGION, change);
         objects.add_side(pd, &peer, 0);
-        let mut qps: Vec<OwnQp> = [(&loopback, 0), (&loopback, 1), (&peer, 0)]
+        let (reliable, datagrams) = (options.qp_type, QpType::UnreliableDatagram);
+        let connected = [
+            (&loopback, 0, reliable),
+            (&loopback, 1, reliable),
+            (&peer, 0, reliable),
+            (&unreliable, 0, QpType::UnreliableConnection),
+            (&unreliable, 1, QpType::UnreliableConnection),
+        ];
+        let mut qps: Vec<OwnQp> = connected
             .into_iter()
-            .map(|(c, side)| {
+            .map(|(c, side, qp_type)| {
                 let mut attributes = World::attributes(c.nodes[1 - side], c.qps[1 - side].qpn);
                 change(side, &mut attributes);
                 OwnQp {
                     qp: c.qps[side].clone(),
-                    qp_type: QpType::ReliableConnection,
+                    qp_type,
                     attributes,
                     written: [0; 2],
                 }
@@ -164,7 +179,7 @@ impl Scene {
         let Node { rnic, guest } = &mut world.nodes[0];
         let cq = guest.cq(rnic, 32, 2);
         let options = QpOptions {
-            qp_type: QpType::UnreliableDatagram,
+            qp_type: datagrams,
             ..options
         };
         let qp = guest.try_qp(rnic, &options, cq.cqn, cq.cqn).expect("qp");
@@ -193,6 +208,7 @@ impl Scene {
             bindable,
             loopback.mrs[0].clone(),
             loopback.mrs[1].clone(),
+            unreliable.mrs[0].clone(),
             peer.mrs[0].clone(),
         ];
         let mut keys: Vec<_> = own
@@ -209,7 +225,7 @@ impl Scene {
                 private[0].arena.address(0),
             ),
         ]);
-        let cqs = [&loopback, &peer]
+        let cqs = [&loopback, &unreliable, &peer]
             .into_iter()
             .flat_map(|c| [&c.send_cqs[0], &c.recv_cqs[0]])
             .chain([&cq])
@@ -305,13 +321,13 @@ impl Scene {
         let remote = self.element(input);
         let (address, key) = (remote.address.get(), remote.lkey.get());
         send = send.immediate(key).flags(input.take::<u8>() & 6);
-        if qp_type != QpType::ReliableConnection {
+        if qp_type == QpType::UnreliableDatagram {
             let vector = AddressVector {
                 dgid: gid_of(input.below(4)),
                 ..AddressVector::default()
             };
             let qpn = input.pick(&[
-                self.qps[3].qp.qpn,
+                self.qps[5].qp.qpn,
                 self.qps[0].qp.qpn,
                 self.innocent.qps[0].qpn,
                 1,
