@@ -3,7 +3,7 @@
 # What two VMs send each other can be captured on either fabric while vrnicd runs, all of it or that of one queue pair, and tshark dissects every packet.
 # lab: fabric=local
 # lab: fabric=roce
-# lab: timeout=200
+# lab: timeout=400
 . "$LAB_LIB"
 
 # What tshark takes payload for, by its looks.
@@ -18,7 +18,7 @@ fields() { dissect "$1" -T fields -E occurrence=f -e "$2"; }
 # ended ID: why that capture ended; waits for it.
 ended() {
 	local why=
-	for _ in $(seq 300); do
+	for _ in $(seq 600); do
 		why=$(vrnicctl --json capture list | python3 -c "
 import json, sys
 print(next(one['ended'] or '' for one in json.load(sys.stdin) if one['id'] == int(sys.argv[1])))" "$1")
@@ -57,7 +57,7 @@ echo "$named comments"
 on -t 150 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 120 --qps 3 >/dev/null 2>&1 &
 busy=$!
 qpn=
-for _ in $(seq 300); do
+for _ in $(seq 600); do
 	qpn=$(vrnicctl --json qps -d a | python3 -c "
 import json, sys
 busy = [qp['qpn'] for qp in json.load(sys.stdin) if qp['kind'] == 'RC' and qp['state'] == 'RTS']
