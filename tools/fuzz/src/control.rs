@@ -118,8 +118,22 @@ fn check(sent: &[u8], replies: &[u8]) {
 
 /// Appends a request that is right or nearly so.
 fn request(input: &mut Input<'_>, sent: &mut Vec<u8>) {
-    const NAMES: [&str; 10] = [
-        "devices", "gids", "qps", "cqs", "mrs", "explain", "log", "Devices", "", "format",
+    const REQUESTS: [&str; 15] = [
+        "devices",
+        "gids",
+        "qps",
+        "cqs",
+        "mrs",
+        "explain",
+        "log",
+        "Devices",
+        "",
+        "format",
+        "switch",
+        "addresses",
+        "captures",
+        "capture_start",
+        "capture_stop",
     ];
     const VALUES: [&str; 12] = [
         "0",
@@ -152,7 +166,7 @@ fn request(input: &mut Input<'_>, sent: &mut Vec<u8>) {
             sent.extend(std::iter::repeat_n(byte, length));
         }
         _ => {
-            let mut fields = vec![format!("{{\"request\":\"{}\"", input.pick(&NAMES))];
+            let mut fields = vec![format!("{{\"request\":\"{}\"", input.pick(&REQUESTS))];
             if input.take() {
                 let device = input.pick(&["a", "b", "a", "c", "\\ud800", ""]);
                 fields.push(format!("\"device\":\"{device}\""));
@@ -162,6 +176,9 @@ fn request(input: &mut Input<'_>, sent: &mut Vec<u8>) {
             }
             if input.below(4) == 0 {
                 fields.push(format!("\"filter\":\"{}\"", input.pick(&FILTERS)));
+            }
+            if input.below(4) == 0 {
+                fields.push(format!("\"id\":{},\"name\":\"x\"", input.pick(&VALUES)));
             }
             let text = fields.join(",") + "}";
             sent.extend(text.as_bytes());
