@@ -4,12 +4,14 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    Cause, Io, Outbox, RnicConfig,
-    segment::{Body, NakCode, Syndrome},
-    testing::{Completion, Connection, Faults, QpOptions, Send, World},
+    Cause, Io, Outbox, RnicConfig, Segment,
+    psn::Psn,
+    segment::{Aeth, Body, NakCode, Path, Payload, Syndrome},
+    testing::{Completion, Connection, Faults, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
     completion::{Opcode, Status, flags},
+    counter::Counter,
     event::EventType,
     memory::access,
     port::Mtu,
@@ -216,6 +218,62 @@ fn receiver_not_ready_is_waited_for() {
     world.settle();
     assert_eq!(statuses(&c.send_cqs[0].drain()), [(1, Status::Success)]);
     assert_eq!(c.mrs[1].arena.get(0, 8), b"patience");
+}
+
+/// Soft-RoCE answers what comes behind a send that it has no receive for with a sequence error, which would have the
+/// requester repeat both at once, or spend its retries when it comes late.
+#[test]
+fn sequence_errors_do_not_shorten_the_wait_for_a_receive() {
+    let mut world = World::pair(44);
+    let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, attributes| {
+        attributes.retry_count = 1;
+        // 67 ms.
+        attributes.timeout = 14;
+        // 3.84 ms.
+        attributes.min_rnr_timer = 17;
+    });
+    let naks = |world: &World| world.nodes[1].rnic.counters()[Counter::RnrNaksSent as usize];
+    for wr_id in 0..2 {
+        c.send(&mut world, 0, &Send::new(wr_id, SendOpcode::Send));
+    }
+    world.run(Duration::from_micros(100));
+    assert_eq!(naks(&world), 1);
+    for round in 0..6 {
+        if round == 3 {
+            // The time is over, and what was sent again is lost.
+            world.filter = Some(|_| false);
+            world.run(Duration::from_millis(4));
+        }
+        world.deliver(Segment {
+            path: Path {
+                source: gid_of(1),
+                destination: gid_of(0),
+                ..Path::default()
+            },
+            source_qpn: c.qps[1].qpn,
+            destination_qpn: c.qps[0].qpn,
+            pkey: 0xffff,
+            psn: Psn::new(0xff_fff0),
+            solicited: false,
+            ack_request: false,
+            body: Body::Acknowledge(Aeth {
+                syndrome: Syndrome::Nak(NakCode::SequenceError),
+                msn: 0,
+            }),
+            payload: Payload::Empty,
+        });
+        world.run(Duration::from_micros(100));
+        assert_eq!(naks(&world), 1, "nothing is sent again before its time");
+    }
+    world.filter = None;
+    for wr_id in 0..2 {
+        c.receive(&mut world, 1, wr_id, &[]);
+    }
+    world.settle();
+    assert_eq!(
+        statuses(&c.send_cqs[0].drain()),
+        [(0, Status::Success), (1, Status::Success)]
+    );
 }
 
 #[test]

@@ -149,6 +149,8 @@ pub(super) struct Requester {
     timer: Timer,
     /// Value of `unacked` for which a missing response was asked for again.
     gap: Option<Psn>,
+    /// PSN of the packet that the peer last had no receive for, until it makes progress.
+    refused: Option<Psn>,
     /// Whether a request that cannot be done is the last of the queue.
     stopped: bool,
     /// Whether the end of draining was noted.
@@ -294,7 +296,7 @@ impl Qp {
         io: &mut Io<'_, M>,
     ) {
         while !turn.is_over() {
-            if matches!(self.requester.timer, Timer::Rnr(_)) {
+            if self.waits_for_receiver() {
                 return;
             }
             if self.requester.sending == self.requester.queue.len() && !self.fetch(resources, io) {

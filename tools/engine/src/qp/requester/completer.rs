@@ -85,7 +85,7 @@ impl Qp {
             Syndrome::Nak(NakCode::SequenceError) => {
                 resources.counters.count(Counter::SequenceNaksReceived);
                 if self.acknowledge_before(psn, resources, io) {
-                    self.retry(resources, io);
+                    self.fill_gap(resources, io);
                 }
                 return;
             }

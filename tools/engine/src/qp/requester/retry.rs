@@ -18,7 +18,8 @@ impl Qp {
     pub(super) fn note_progress(&mut self, now: Instant) {
         self.refresh_retries();
         self.requester.gap = None;
-        if !matches!(self.requester.timer, Timer::Rnr(_)) {
+        self.requester.refused = None;
+        if !self.waits_for_receiver() {
             self.restart_ack_timer(now);
         }
     }
@@ -36,17 +37,35 @@ impl Qp {
         self.requester.timer = timeout.map_or(Timer::Idle, |timeout| Timer::Ack(now + timeout));
     }
 
+    /// The peer misses the oldest packet that was not acknowledged: sends it and all behind it again.
+    ///
+    /// Not if that is the packet that it had no receive for: it is known there, and sent again when the peer's time is
+    /// over. Soft-RoCE says of packets behind such a one that it misses it.
+    pub(super) fn fill_gap<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
+        if self.requester.refused != Some(self.requester.unacked) {
+            self.retry(resources, io);
+        }
+    }
+
     /// A response is missing: asks for it again, once until something else comes.
     pub(super) fn ask_again<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         let unacked = self.requester.unacked;
-        if self.requester.gap != Some(unacked) {
+        if self.requester.gap != Some(unacked) && !self.waits_for_receiver() {
             self.retry(resources, io);
             self.requester.gap = Some(unacked);
         }
     }
 
+    /// Whether everything that was not acknowledged will be sent again when the peer's time is over.
+    pub(super) fn waits_for_receiver(&self) -> bool {
+        matches!(self.requester.timer, Timer::Rnr(_))
+    }
+
     /// Sends everything again that was not acknowledged, or fails if that was done too often.
     pub(super) fn retry<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
+        if self.waits_for_receiver() {
+            return;
+        }
         if self.requester.retries == 0 {
             resources.counters.count(Counter::RetryExceeded);
             self.fail_front(Status::RetryExceeded, Cause::Retries, resources, io);
@@ -64,7 +83,7 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        if matches!(self.requester.timer, Timer::Rnr(_)) {
+        if self.waits_for_receiver() {
             return;
         }
         if self.attributes.rnr_retry != 7 {
@@ -76,6 +95,7 @@ impl Qp {
             self.requester.rnr_retries -= 1;
         }
         self.requester.go_back();
+        self.requester.refused = Some(self.requester.unacked);
         self.requester.timer = Timer::Rnr(io.now + timer::rnr_timeout(timer));
     }
 
