@@ -6,7 +6,11 @@
 #[path = "../../engine/tests/programs/mod.rs"]
 mod programs;
 
-use programs::{Setting, config, op, run_program, setting};
+use programs::{
+    Setting, config,
+    failing::{run_failing, wrong},
+    op, run_program, setting,
+};
 use proptest::{collection::vec, prelude::*};
 use vrnic_engine::{
     Segment, Segmentation,
@@ -51,5 +55,15 @@ proptest! {
         second in vec(op(), 0..20),
     ) {
         run_program(&setting, &[first, second]);
+    }
+
+    #[test]
+    fn failures_end_a_connection_in_order(
+        setting in on_the_wire(),
+        before in vec(op(), 0..15),
+        wrong in wrong(),
+        after in vec(op(), 0..10),
+    ) {
+        run_failing(&setting, &before, wrong, &after);
     }
 }

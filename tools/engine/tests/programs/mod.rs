@@ -12,6 +12,8 @@
 //! place, it gives to its peer, which names remote memory by it until it invalidates the key with a
 //! send.
 
+pub mod failing;
+
 use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
 use vrnic_engine::{
