@@ -67,6 +67,11 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
+/// Whether a device of that name is ours.
+fn is_vrnic(name: &str) -> bool {
+    name.starts_with("vrnic")
+}
+
 /// A connected pair of QPs: ours and, by its number, the peer's.
 pub struct Link {
     /// Our QP
@@ -127,7 +132,7 @@ impl Env {
         let attr = context.device_attr().during("ibv_query_device")?;
         let pd = Pd::new(&context).during("ibv_alloc_pd")?;
         peer.refresh()?;
-        let vrnic = context.name().starts_with("vrnic");
+        let vrnic = is_vrnic(context.name());
         Ok(Env {
             context,
             gid,

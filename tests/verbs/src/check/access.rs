@@ -94,10 +94,11 @@ fn refused(
     let receive = env.peer.wait(super::SOON)?.map(|w| (w.wr_id, w.status));
     // Some devices say in the receive what was wrong with a WRITE that wanted it.
     ensure!(
-        receive == Some((9, WC_WR_FLUSH_ERR)) || (!env.vrnic && receive.is_some_and(|r| r.0 == 9)),
+        receive == Some((9, WC_WR_FLUSH_ERR))
+            || (!env.peer.vrnic && receive.is_some_and(|r| r.0 == 9)),
         "{access:?} of {len} bytes: the receive at the peer completed as {receive:?}"
     );
-    if env.vrnic {
+    if env.peer.vrnic {
         env.peer.expect_event(link.peer_qpn, event).map_err(what)?;
     }
     ensure!(
@@ -268,7 +269,7 @@ fn stale_key(env: &mut Env) -> Outcome<()> {
         );
         access_denied(env, access, *region, 0, 64)?;
     }
-    if env.vrnic {
+    if env.peer.vrnic {
         // Keys are not counted up: their distances differ.
         let steps: std::collections::BTreeSet<u32> = old
             .windows(2)
@@ -346,7 +347,7 @@ fn unaligned(env: &mut Env) -> Outcome<()> {
 }
 
 fn invalidate(env: &mut Env) -> Outcome<()> {
-    if !env.vrnic {
+    if !env.peer.vrnic {
         return Ok(());
     }
     for key in [env.peer.all.rkey, env.peer.other_pd.rkey, 0x1357_9bdf] {

@@ -9,8 +9,9 @@ use crate::ensure;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_REMOTE_READ, Ah, Cq, Mr, Pd, QPS_ERR, QPS_INIT, QPS_RESET, QPS_RTS, QPT_UD, Qp,
-    QpConfig, SendOp, SendWr, Sge, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_REM_INV_REQ_ERR,
-    WC_REM_OP_ERR, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, mtu_bytes,
+    QpConfig, SendOp, SendWr, Sge, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR,
+    WC_REM_INV_REQ_ERR, WC_REM_OP_ERR, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS,
+    WC_WR_FLUSH_ERR, mtu_bytes,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -244,8 +245,14 @@ fn receive_short(env: &mut Env) -> Outcome<()> {
         env.peer.recv(link.peer_qpn, 5, 0, room)?;
         env.peer.recv(link.peer_qpn, 6, 0, 64)?;
         link.send(1, SendOp::Send, &[mr.sge(0, sent)])?;
-        link.expect(1, WC_REM_INV_REQ_ERR)?;
-        env.peer.expect(5, WC_LOC_LEN_ERR)?;
+        if env.peer.vrnic {
+            link.expect(1, WC_REM_INV_REQ_ERR)?;
+            env.peer.expect(5, WC_LOC_LEN_ERR)?;
+        } else {
+            // Soft-RoCE says only that something at its end was wrong.
+            link.expect(1, WC_REM_OP_ERR)?;
+            env.peer.expect(5, WC_LOC_QP_OP_ERR)?;
+        }
         env.peer.expect(6, WC_WR_FLUSH_ERR)?;
         link.expect_state(QPS_ERR)?;
         env.peer.expect_state(link.peer_qpn, QPS_ERR)?;

@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BUFFER, SOON};
+use super::{BUFFER, SOON, is_vrnic};
 use crate::control::{Control, Words};
 use crate::ensure;
 use crate::ffi::{ibv_qp_cap, ibv_wc};
@@ -34,6 +34,8 @@ pub struct Region {
 /// The client of a peer service.
 pub struct Peer {
     control: Control,
+    /// The peer's device is ours: it promises more than the standard
+    pub vrnic: bool,
     /// The peer's GID
     pub gid: Ipv6Addr,
     /// The peer's MTU enumerator
@@ -57,6 +59,7 @@ impl Peer {
         let none = Region { addr: 0, rkey: 0 };
         Peer {
             control,
+            vrnic: false,
             gid: Ipv6Addr::UNSPECIFIED,
             mtu: 1,
             all: none,
@@ -91,6 +94,7 @@ impl Peer {
                 rkey: r.number(&format!("{name}_key"))? as u32,
             })
         };
+        self.vrnic = is_vrnic(r.text("device")?);
         self.gid = r.text("gid")?.parse()?;
         self.mtu = r.number("mtu")? as i32;
         self.all = region("all")?;
@@ -505,14 +509,11 @@ pub fn serve(device: Option<&str>, gid: Option<u8>, mut control: Control) -> Out
         let reply = if order.text("do").is_ok_and(|w| w == "refresh") {
             drop(objects.take());
             Objects::new(device, gid).and_then(|fresh| {
-                let mut reply = Words::default().with("gid", fresh.gid.gid).with(
-                    "mtu",
-                    fresh
-                        .context
-                        .port_attr()
-                        .during("ibv_query_port")?
-                        .active_mtu,
-                );
+                let port = fresh.context.port_attr().during("ibv_query_port")?;
+                let mut reply = Words::default()
+                    .with("device", fresh.context.name())
+                    .with("gid", fresh.gid.gid)
+                    .with("mtu", port.active_mtu);
                 for (name, mr) in &fresh.regions {
                     reply = reply
                         .with(&format!("{name}_addr"), mr.addr(0))
