@@ -17,7 +17,7 @@ on() {
 # lab REQUEST...: asks or steers the lab, see `vrnic-lab ctl --help`.
 lab() { "$LAB_BIN" ctl "$@"; }
 
-# perf CLIENT SERVER PROGRAM ARGS...: a perftest or pingpong pair; prints the client's output.
+# perf [-6] CLIENT SERVER PROGRAM ARGS...: a perftest or pingpong pair, over IPv6; prints the client's output.
 perf() { "$LAB_BIN" ctl perf "$@"; }
 
 # within SECONDS COMMAND...: repeats the command until it succeeds; fails when it did not in that time.

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::chart;
+use crate::goodput;
 use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
-use crate::perf::{self, Pair};
+use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report, align, bandwidth, scaled};
 use crate::settings::Settings;
@@ -244,7 +245,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             module: Module::Plain,
         },
     )?;
-    let mut gids = (0, 0);
+    let mut ends = Vec::new();
     for name in NAMES {
         let agent = lab.agent(name)?;
         agent.check(
@@ -255,36 +256,26 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             ],
             SHORT,
         )?;
-        let found = (
-            lab.wait_rdma(name, Device::Vrnic)?,
-            lab.wait_rdma(name, Device::Rxe)?,
-        );
-        if name == "a" {
-            gids = found;
+        for device in [Device::Vrnic, Device::Rxe] {
+            ends.push(End::new(name, device, lab.wait_rdma(name, device)?));
         }
     }
+    let end = |vm: &str, device: Device| {
+        let found = ends.iter().find(|end| end.vm == vm && end.device == device);
+        found.expect("each VM has both devices").clone()
+    };
 
     let mut results = Vec::new();
     let mut lines = Vec::new();
-    let step = Step::of("programs", CONTESTS.len() * 5 + QPS.len());
+    let step = Step::of("programs", CONTESTS.len() * 5 + QPS.len() + goodput::RUNS);
     let mut measure = |program: &str, args: &str, server: &str, device: Device| {
         step.at(&format!(
             "{} {program} {args} ({})",
             device.name(),
             if server == "a" { "loopback" } else { "vm-vm" }
         ));
-        let gid = if device == Device::Vrnic {
-            gids.0
-        } else {
-            gids.1
-        };
-        let entry = perf::run(
-            &lab,
-            &Pair::new(program, args, "a", server),
-            device,
-            gid,
-            PATIENCE,
-        );
+        let pair = Pair::new(program, args, end("a", device), end(server, device));
+        let entry = perf::run(&lab, &pair, PATIENCE);
         if let Some(error) = &entry.error {
             step.note(&format!("{} {program} {args}: {error}", device.name()));
         }
@@ -336,6 +327,8 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         line.wire = line.contest.figure.of(&entry);
         results.push(entry);
     }
+    let bad_wires = goodput::measure(settings, out, &step, &mut clean)?;
+    results.extend(bad_wires.iter().cloned());
     step.done();
     let report = Report {
         results,
@@ -372,6 +365,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             .map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]),
     );
     println!("{}", align(&table));
+    println!("{}", goodput::table(&bad_wires));
     chart::draw(out, &report, &costs)?;
     println!(
         "host: {} ({} cpus, load {load:.1} at the start), guests on {}\nreport: {}   charts: {}   {:.0} s in all",
@@ -446,14 +440,17 @@ fn on_the_wire(
             module: Module::Plain,
         },
     )?;
-    let gid = lab.wait_rdma("a", Device::Vrnic)?;
-    lab.wait_rdma("b", Device::Vrnic)?;
+    let mut ends = Vec::new();
+    for name in NAMES {
+        let gid = lab.wait_rdma(name, Device::Vrnic)?;
+        ends.push(End::new(name, Device::Vrnic, gid));
+    }
     let mut results = Vec::new();
     for contest in &CONTESTS {
         let args = format!("{} -n {}", contest.args, contest.iterations.0);
         step.at(&format!("{} {args} (wire)", contest.program));
-        let pair = Pair::new(contest.program, &args, "a", "b");
-        let entry = perf::run(&lab, &pair, Device::Vrnic, gid, PATIENCE);
+        let pair = Pair::new(contest.program, &args, ends[0].clone(), ends[1].clone());
+        let entry = perf::run(&lab, &pair, PATIENCE);
         if let Some(error) = &entry.error {
             step.note(&format!("{} {args}: {error}", contest.program));
         }

@@ -8,7 +8,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
-use crate::report::Report;
+use crate::report::{Entry, Report};
 
 const SIZE: (u32, u32) = (960, 540);
 const FONT: &str = "sans-serif";
@@ -22,7 +22,8 @@ const FONT_FILES: [&str; 2] = [
     "/usr/share/fonts/truetype/liberation/LiberationSans-Regular.ttf",
 ];
 
-/// Draws bandwidth.{svg,png} (vrnic beside rxe) and qps.{svg,png} (cost per message by number of QPs) into `out`.
+/// Draws bandwidth.{svg,png} (vrnic beside rxe), qps.{svg,png} (cost per message by number of QPs) and
+/// goodput.{svg,png} (by loss) into `out`.
 ///
 /// # Errors
 /// No font, or a file cannot be written.
@@ -56,6 +57,102 @@ pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
             costs,
         )?;
     }
+    if report.results.iter().any(|entry| entry.loss.is_some()) {
+        losses(
+            &SVGBackend::new(&svg("goodput"), SIZE).into_drawing_area(),
+            report,
+        )?;
+        losses(
+            &BitMapBackend::new(&png("goodput"), SIZE).into_drawing_area(),
+            report,
+        )?;
+    }
+    Ok(())
+}
+
+/// Goodput by loss, on a logarithmic axis; a run whose connection died is a cross at the bottom.
+fn losses<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Report) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let bad_wires: Vec<&Entry> = report
+        .results
+        .iter()
+        .filter(|entry| entry.loss.is_some())
+        .collect();
+    let mut rates: Vec<f64> = bad_wires.iter().filter_map(|entry| entry.loss).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.dedup();
+    let figures = || {
+        bad_wires
+            .iter()
+            .filter_map(|entry| entry.bandwidth_bytes_per_s)
+    };
+    let (low, high) = (
+        figures().fold(1e6, f64::min) / 4.0,
+        figures().fold(1e6, f64::max) * 4.0,
+    );
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(area)
+        .caption(
+            format!("Goodput by loss ({})", crate::goodput::PROGRAM),
+            (FONT, 22),
+        )
+        .margin(16)
+        .x_label_area_size(44)
+        .y_label_area_size(90)
+        .build_cartesian_2d(-0.5..to_f64(rates.len()) - 0.5, (low..high).log_scale())?;
+    // Rates are far apart: each has the same room.
+    let name = |place: &f64| {
+        let mut rates = rates.iter().enumerate();
+        rates
+            .find(|(number, _)| (to_f64(*number) - place).abs() < 0.01)
+            .map(|(_, rate)| crate::goodput::percent(*rate))
+            .unwrap_or_default()
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(2 * rates.len() + 1)
+        .x_label_formatter(&name)
+        .y_label_formatter(&|value| crate::report::bandwidth(*value))
+        .x_desc("frames lost in each direction")
+        .label_style((FONT, 15))
+        .draw()?;
+    for (device, color, above) in [("vrnic", VRNIC, 1.5), ("rxe", RXE, 0.75)] {
+        let runs = bad_wires.iter().filter(|entry| entry.device == device);
+        let mut points = Vec::new();
+        for entry in runs {
+            let place = rates.iter().position(|rate| Some(*rate) == entry.loss);
+            let place = to_f64(place.unwrap_or_default());
+            if let Some(figure) = entry.bandwidth_bytes_per_s.filter(|_| entry.exit == 0) {
+                points.push((place, figure));
+            } else {
+                let at = (place, low * 1.3);
+                chart.draw_series([Cross::new(at, 5, color.stroke_width(2))])?;
+                let label = Text::new(
+                    format!("{device}: connection died"),
+                    (place - 0.4, low * 1.9),
+                    (FONT, 14),
+                );
+                chart.draw_series([label])?;
+            }
+        }
+        chart.draw_series(LineSeries::new(
+            points.iter().copied(),
+            color.stroke_width(2),
+        ))?;
+        chart.draw_series(
+            points
+                .iter()
+                .map(|&point| Circle::new(point, 4, color.filled())),
+        )?;
+        chart.draw_series(points.iter().map(|&(x, y)| {
+            let label = format!("{device} {}", crate::report::bandwidth(y));
+            Text::new(label, (x - 0.25, y * above), (FONT, 14))
+        }))?;
+    }
+    area.present()?;
     Ok(())
 }
 
@@ -65,11 +162,9 @@ where
     B::ErrorType: 'static,
 {
     let mut groups: Vec<(String, [Option<f64>; 3])> = Vec::new();
-    for entry in report
-        .results
-        .iter()
-        .filter(|entry| entry.path == "vm-vm" && !entry.args.contains("-q "))
-    {
+    for entry in report.results.iter().filter(|entry| {
+        entry.path == "vm-vm" && entry.loss.is_none() && !entry.args.contains("-q ")
+    }) {
         let (Some(bandwidth), Some(bytes)) = (entry.bandwidth_bytes_per_s, entry.bytes) else {
             continue;
         };
@@ -194,7 +289,7 @@ fn to_f64(count: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::accelerator::Accelerator;
-    use crate::report::{Entry, Host};
+    use crate::report::Host;
 
     #[test]
     fn every_chart_is_drawn() {
@@ -205,7 +300,14 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         draw(dir.path(), &report(), &[(1, 3.0), (1000, 3.2)]).unwrap();
-        for file in ["bandwidth.svg", "bandwidth.png", "qps.svg", "qps.png"] {
+        for file in [
+            "bandwidth.svg",
+            "bandwidth.png",
+            "qps.svg",
+            "qps.png",
+            "goodput.svg",
+            "goodput.png",
+        ] {
             assert!(
                 std::fs::metadata(dir.path().join(file)).unwrap().len() > 500,
                 "{file}"
@@ -216,6 +318,10 @@ mod tests {
                 .unwrap()
                 .contains("2.50 GB/s")
         );
+        let goodput = std::fs::read_to_string(dir.path().join("goodput.svg")).unwrap();
+        for text in ["vrnic 300.0 MB/s", "rxe: connection died", "0.1 %"] {
+            assert!(goodput.contains(text), "{text}");
+        }
     }
 
     fn report() -> Report {
@@ -229,7 +335,19 @@ mod tests {
             ..Entry::default()
         };
         Report {
-            results: vec![entry("vrnic", 2.5e9), entry("rxe", 17e6)],
+            results: vec![
+                entry("vrnic", 2.5e9),
+                entry("rxe", 17e6),
+                Entry {
+                    loss: Some(0.001),
+                    ..entry("vrnic", 300e6)
+                },
+                Entry {
+                    loss: Some(0.001),
+                    exit: 1,
+                    ..entry("rxe", 1e6)
+                },
+            ],
             host: Host {
                 accelerator: Accelerator::Tcg,
                 cpus: 2,

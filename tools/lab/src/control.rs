@@ -17,6 +17,8 @@ use vrnic_lab::protocol::{Stream, decode, encode};
 use crate::agent::Event;
 use crate::daemon;
 use crate::lab::Lab;
+use crate::perf::{self, End, Pair};
+use crate::vm::Family;
 
 /// What a client may ask.
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,8 +45,8 @@ pub enum Ask {
     },
     /// Waits for a boot of the guest that nobody has waited for yet (the first one does not count).
     Wait(String),
-    /// Waits for the RDMA device and answers with the GID index.
-    Ready(String),
+    /// Waits for the RDMA device and answers with the index of the GID of that address.
+    Ready(String, Family),
     /// Boots the VM anew.
     Boot(String),
     /// Kills the VM's QEMU.
@@ -57,6 +59,8 @@ pub enum Ask {
         client: String,
         /// VM of the server.
         server: String,
+        /// Which addresses the queue pairs use.
+        family: Family,
         /// Program and arguments.
         argv: Vec<String>,
     },
@@ -80,20 +84,31 @@ impl Ask {
                 command: own(command),
             },
             ["wait", vm] => Self::Wait(own(vm)),
-            ["ready", vm] => Self::Ready(own(vm)),
+            ["ready", vm] => Self::Ready(own(vm), Family::V4),
+            ["ready", "-6", vm] => Self::Ready(own(vm), Family::V6),
             ["boot", vm] => Self::Boot(own(vm)),
             ["kill", vm] => Self::Kill(own(vm)),
             ["restart-vrnicd"] => Self::RestartVrnicd,
-            ["perf", client, server, argv @ ..] if !argv.is_empty() => Self::Perf {
-                client: own(client),
-                server: own(server),
-                argv: argv.iter().map(|&word| own(word)).collect(),
-            },
+            ["perf", "-6", client, server, argv @ ..] if !argv.is_empty() => {
+                Self::perf(Family::V6, client, server, argv)
+            }
+            ["perf", client, server, argv @ ..] if !argv.is_empty() => {
+                Self::perf(Family::V4, client, server, argv)
+            }
             _ => bail!(
                 "unknown request `{}`; see vrnic-lab ctl --help",
                 words.join(" ")
             ),
         })
+    }
+
+    fn perf(family: Family, client: &str, server: &str, argv: &[&str]) -> Self {
+        Self::Perf {
+            client: client.to_owned(),
+            server: server.to_owned(),
+            family,
+            argv: argv.iter().map(|&word| word.to_owned()).collect(),
+        }
     }
 }
 
@@ -153,23 +168,23 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream) -> Result<()> 
         Ask::Fact(words) => fact(lab, &words)?,
         Ask::Qmp { vm, command } => lab.with_vm(&vm, |vm| vm.qmp(&command))?.to_string(),
         Ask::Wait(vm) => lab.wait_reboot(&vm).map(|()| String::new())?,
-        Ask::Ready(vm) => lab.wait_rdma(&vm, lab.device())?.to_string(),
+        Ask::Ready(vm, family) => lab.wait_gid(&vm, lab.device(&vm), family)?.to_string(),
         Ask::Boot(vm) => lab.boot_vm(&vm).map(|()| String::new())?,
         Ask::Kill(vm) => lab.kill_vm(&vm).map(|()| String::new())?,
         Ask::RestartVrnicd => lab.restart_daemon().map(|()| String::new())?,
         Ask::Perf {
             client,
             server,
+            family,
             argv,
         } => {
             let (program, args) = argv.split_first().context("which program?")?;
-            let gid = lab.wait_rdma(&client, lab.device())?;
-            crate::perf::output(
-                lab,
-                &crate::perf::Pair::new(program, &args.join(" "), &client, &server),
-                lab.device(),
-                gid,
-            )?
+            let end = |vm: &str| -> Result<End> {
+                let device = lab.device(vm);
+                Ok(End::new(vm, device, lab.wait_gid(vm, device, family)?))
+            };
+            let (client, server) = (end(&client)?, end(&server)?);
+            perf::output(lab, &Pair::new(program, &args.join(" "), client, server))?
         }
     };
     send(writer, &Answer::Done(done))
@@ -187,7 +202,7 @@ fn fact(lab: &Lab, words: &[String]) -> Result<String> {
         ["config"] => path(daemon::config(lab.sockets())),
         ["sockets"] => path(lab.sockets().to_path_buf()),
         ["control"] => path(daemon::control(lab.sockets())),
-        ["device"] => lab.device().name().to_owned(),
+        ["device", vm] => lab.device(vm).name().to_owned(),
         _ => bail!("unknown fact `{}`", words.join(" ")),
     })
 }

@@ -121,7 +121,8 @@ impl Daemon {
             fs::write(&config, text)?;
             let mut made = Vec::new();
             for name in *names {
-                made.extend(rnics.then(|| socket(sockets, name)));
+                let rnic = rnics && extra.has_rnic(name);
+                made.extend(rnic.then(|| socket(sockets, name)));
                 made.extend(
                     extra
                         .switched(settings)
@@ -231,7 +232,8 @@ fn text(
         writeln!(text, "{line}")?;
     }
     writeln!(text, "control = \"{}\"", control.display())?;
-    for name in names.iter().filter(|_| rnics) {
+    let has_rnic = |name: &str| rnics && extra.has_rnic(name);
+    for name in names.iter().filter(|name| has_rnic(name)) {
         writeln!(
             text,
             "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"\nfabric = \"{}\"",
@@ -249,7 +251,7 @@ fn text(
             "\n[[switch.port]]\nname = \"{name}\"\nstream = \"{}\"",
             switch_socket(sockets, name).display()
         )?;
-        if rnics {
+        if has_rnic(name) {
             writeln!(text, "device = \"{name}\"")?;
         } else {
             writeln!(text, "mac = \"{}\"", mac(name))?;

@@ -15,7 +15,7 @@ use crate::process::scratch;
 use crate::progress::Step;
 use crate::settings::Settings;
 use crate::share;
-use crate::vm::{Device, Fabric, NAMES, Spec, Vm};
+use crate::vm::{Device, Fabric, Family, NAMES, Spec, Vm};
 
 /// How long a guest may take to boot. TCG on a busy machine is slow.
 const BOOT: Duration = Duration::from_secs(180);
@@ -55,13 +55,25 @@ pub struct Extra {
     pub switch: bool,
     /// Each VM has a vrnicd of its own, in a network of its own, with a link between them.
     pub two_daemons: bool,
+    /// VMs that have no RNIC but Soft-RoCE on their virtio-net.
+    pub rxe: Vec<String>,
 }
 
 impl Extra {
     /// Whether the VMs' network goes through vrnicd's switch: where RNICs send frames, their virtio-nets do so too.
     #[must_use]
     pub fn switched(&self, settings: &Settings) -> bool {
-        self.switch || self.two_daemons || !self.port.is_empty() || settings.fabric == Fabric::Roce
+        self.switch
+            || self.two_daemons
+            || !self.port.is_empty()
+            || !self.rxe.is_empty()
+            || settings.fabric == Fabric::Roce
+    }
+
+    /// Whether a VM has an RNIC in a lab whose VMs have.
+    #[must_use]
+    pub fn has_rnic(&self, name: &str) -> bool {
+        !self.rxe.iter().any(|vm| vm == name)
     }
 }
 
@@ -140,8 +152,9 @@ impl Lab {
         Spec {
             name: name.to_owned(),
             accelerator: self.accelerator,
-            device: self.options.device,
-            rnic: (!self.options.no_rnic).then(|| daemon::socket(self.sockets.path(), name)),
+            device: self.device(name),
+            rnic: (!self.options.no_rnic && self.options.vrnicd.has_rnic(name))
+                .then(|| daemon::socket(self.sockets.path(), name)),
             switch: self
                 .options
                 .vrnicd
@@ -174,10 +187,14 @@ impl Lab {
         self.with_vm(name, |vm| vm.wait_ready(0, BOOT))
     }
 
-    /// Which device the guests loaded at boot.
+    /// Which device a guest loaded at boot.
     #[must_use]
-    pub fn device(&self) -> Device {
-        self.options.device
+    pub fn device(&self, name: &str) -> Device {
+        if self.options.vrnicd.has_rnic(name) {
+            self.options.device
+        } else {
+            Device::Rxe
+        }
     }
 
     /// Where the logs are.
@@ -293,24 +310,36 @@ impl Lab {
     /// # Errors
     /// It does not within half a minute; the message has the end of the guest's console.
     pub fn wait_rdma(&self, name: &str, device: Device) -> Result<u32> {
+        self.wait_gid(name, device, Family::V4)
+    }
+
+    /// The same with the GID of that address of the VM.
+    ///
+    /// # Errors
+    /// As [`wait_rdma`](Self::wait_rdma).
+    pub fn wait_gid(&self, name: &str, device: Device, family: Family) -> Result<u32> {
         let script = format!(
-            "port=/sys/class/infiniband/{0}/ports/1; mac={1}
+            "port=/sys/class/infiniband/{0}/ports/1
             for i in $(seq 300); do
                 if grep -q ACTIVE $port/state 2>/dev/null; then
-                    for gid in $port/gids/*; do
-                        n=${{gid##*/}}
-                        [ -e $port/gid_attrs/types/$n ] || continue
-                        case $(cat $gid 2>/dev/null):$(cat $port/gid_attrs/types/$n 2>/dev/null) in
-                        0000:0000:0000:0000:0000:ffff:*:*v2) echo $n; exit 0 ;;
+                    # Tables are long, processes slow to start.
+                    n=0
+                    while [ -e $port/gids/$n ]; do
+                        gid= type=
+                        {{ read -r gid <$port/gids/$n; read -r type <$port/gid_attrs/types/$n; }} 2>/dev/null
+                        case $gid:$type in
+                        {1}:*v2) echo $n; exit 0 ;;
                         esac
+                        n=$((n + 1))
                     done
                 fi
                 sleep 0.1
             done
-            echo \"no RDMA device {0} with an active port and an IPv4 GID; devices: $(ls /sys/class/infiniband 2>&1)\"
+            echo \"no RDMA device {0} with an active port and an {2} GID; devices: $(ls /sys/class/infiniband 2>&1)\"
             exit 1",
             device.ibdev(),
-            crate::vm::mac(name)
+            family.gids(),
+            family.name(),
         );
         let output = self
             .agent(name)?

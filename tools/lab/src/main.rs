@@ -9,6 +9,7 @@ mod bench;
 mod chart;
 mod control;
 mod daemon;
+mod goodput;
 mod host;
 mod lab;
 mod namespaces;
@@ -95,6 +96,9 @@ enum Command {
         /// Directory of the report, the charts and the logs
         #[arg(long, default_value = "build/bench")]
         out: PathBuf,
+        /// Only the goodput on wires that lose frames, without report and charts
+        #[arg(long)]
+        goodput: bool,
     },
     /// Run all tests: cargo, KUnit in a VM, tests/vm; the last line counts them
     Test {
@@ -110,10 +114,10 @@ enum Command {
     },
     /// Ask or steer a running lab: of the VM test this runs in ($LAB_CONTROL), else the one that `shell` started
     ///
-    /// pid vrnicd|qemu-a|qemu-b, console VM, log, config, sockets, control, device: facts.
-    /// qmp VM JSON: sends a QMP command. wait VM: waits until the guest has rebooted. ready VM: waits for the RDMA
-    /// device, prints the GID index. boot VM, kill VM, restart-vrnicd.
-    /// perf CLIENT SERVER PROGRAM ARGS…: runs a two-ended program, prints the client's output.
+    /// pid vrnicd|qemu-a|qemu-b, console VM, log, config, sockets, control, device VM: facts.
+    /// qmp VM JSON: sends a QMP command. wait VM: waits until the guest has rebooted. ready [-6] VM: waits for the RDMA
+    /// device, prints the index of its IPv4 (IPv6) GID. boot VM, kill VM, restart-vrnicd.
+    /// perf [-6] CLIENT SERVER PROGRAM ARGS…: runs a two-ended program over IPv4 (IPv6), prints the client's output.
     #[command(verbatim_doc_comment)]
     Ctl {
         /// The request's words
@@ -148,9 +152,14 @@ fn command(cli: Cli) -> Result<ExitCode> {
             device,
             argv,
         } => return exec(&load()?, vm, timeout, device, argv),
-        Command::Bench { out } => {
+        Command::Bench { out, goodput } => {
             let settings = load()?;
-            bench::run(&settings, &settings.tree.join(out))?;
+            let out = settings.tree.join(out);
+            if goodput {
+                goodput::run(&settings, &out)?;
+            } else {
+                bench::run(&settings, &out)?;
+            }
         }
         Command::Test { only, device, out } => {
             let settings = load()?;

@@ -10,6 +10,29 @@ use crate::lab::{Lab, SHORT};
 use crate::report::Entry;
 use crate::vm::{Device, ipv4};
 
+/// Where one of two programs runs, and on what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// The VM.
+    pub vm: String,
+    /// Its RDMA device.
+    pub device: Device,
+    /// Index of the device's GID.
+    pub gid: u32,
+}
+
+impl End {
+    /// An end in that VM.
+    #[must_use]
+    pub fn new(vm: &str, device: Device, gid: u32) -> Self {
+        Self {
+            vm: vm.to_owned(),
+            device,
+            gid,
+        }
+    }
+}
+
 /// A program with a server and a client end.
 #[derive(Debug, Clone)]
 pub struct Pair {
@@ -17,21 +40,21 @@ pub struct Pair {
     pub program: String,
     /// Its arguments, without those that name device, port and peer; the GID if it is not the usual one.
     pub args: String,
-    /// VM of the server.
-    pub server: String,
-    /// VM of the client.
-    pub client: String,
+    /// Where the client runs.
+    pub client: End,
+    /// Where the server runs.
+    pub server: End,
 }
 
 impl Pair {
     /// A pair between two VMs, or on one when `server == client`.
     #[must_use]
-    pub fn new(program: &str, args: &str, client: &str, server: &str) -> Self {
+    pub fn new(program: &str, args: &str, client: End, server: End) -> Self {
         Self {
             program: program.to_owned(),
             args: args.to_owned(),
-            server: server.to_owned(),
-            client: client.to_owned(),
+            client,
+            server,
         }
     }
 
@@ -41,7 +64,7 @@ impl Pair {
     }
 
     fn path(&self) -> &'static str {
-        if self.server == self.client {
+        if self.server.vm == self.client.vm {
             "loopback"
         } else {
             "vm-vm"
@@ -57,7 +80,8 @@ fn port() -> u16 {
 
 /// Runs the pair and reads its figures. What went wrong stands in the entry.
 #[must_use]
-pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration) -> Entry {
+pub fn run(lab: &Lab, pair: &Pair, patience: Duration) -> Entry {
+    let device = pair.client.device;
     let start = Instant::now();
     let mut entry = Entry {
         program: pair.program.clone(),
@@ -67,7 +91,7 @@ pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration)
         fabric: device.fabric(lab.settings.fabric).name().to_owned(),
         ..Entry::default()
     };
-    match ends(lab, pair, device, gid, patience) {
+    match ends(lab, pair, patience) {
         Ok((server, client)) => {
             entry.exit = if client.code == 0 {
                 server.code
@@ -102,8 +126,8 @@ pub fn run(lab: &Lab, pair: &Pair, device: Device, gid: u32, patience: Duration)
 ///
 /// # Errors
 /// Either end failed or took longer than two minutes.
-pub fn output(lab: &Lab, pair: &Pair, device: Device, gid: u32) -> Result<String> {
-    let (server, client) = ends(lab, pair, device, gid, Duration::from_secs(120))?;
+pub fn output(lab: &Lab, pair: &Pair) -> Result<String> {
+    let (server, client) = ends(lab, pair, Duration::from_secs(120))?;
     if client.code != 0 || server.code != 0 {
         bail!(
             "client ({}): {}\nserver ({}): {}",
@@ -117,14 +141,15 @@ pub fn output(lab: &Lab, pair: &Pair, device: Device, gid: u32) -> Result<String
 }
 
 /// The whole command line of one end.
-fn command(pair: &Pair, device: Device, gid: u32, port: u16, peer: Option<&str>) -> Vec<String> {
+fn command(pair: &Pair, end: &End, port: u16, peer: Option<&str>) -> Vec<String> {
     let pingpong = pair.is_pingpong();
-    let mut argv = vec![pair.program.clone(), "-d".into(), device.ibdev().into()];
+    let device = end.device.ibdev().into();
+    let mut argv = vec![pair.program.clone(), "-d".into(), device];
     argv.extend(["-p".into(), port.to_string()]);
     let choice = if pingpong { "-g" } else { "-x" };
     // perftest takes no option twice.
     if !pair.args.split_whitespace().any(|word| word == choice) {
-        argv.extend([choice.into(), gid.to_string()]);
+        argv.extend([choice.into(), end.gid.to_string()]);
     }
     if !pingpong {
         // Under TCG the clock's rate is not the one /proc/cpuinfo names: do not stop because of that.
@@ -138,14 +163,12 @@ fn command(pair: &Pair, device: Device, gid: u32, port: u16, peer: Option<&str>)
 fn ends(
     lab: &Lab,
     pair: &Pair,
-    device: Device,
-    gid: u32,
     patience: Duration,
 ) -> Result<(crate::agent::Output, crate::agent::Output)> {
     let port = port();
-    let server_argv = command(pair, device, gid, port, None);
-    let client_argv = command(pair, device, gid, port, Some(ipv4(&pair.server)));
-    let server_agent = lab.agent(&pair.server)?;
+    let server_argv = command(pair, &pair.server, port, None);
+    let client_argv = command(pair, &pair.client, port, Some(ipv4(&pair.server.vm)));
+    let server_agent = lab.agent(&pair.server.vm)?;
     let server = server_agent.start(
         &server_argv.iter().map(String::as_str).collect::<Vec<_>>(),
         &[],
@@ -168,7 +191,7 @@ fn ends(
             Err(error) => bail!("the server does not listen: {error:#}"),
         }
     }
-    let client = lab.agent(&pair.client)?.start(
+    let client = lab.agent(&pair.client.vm)?.start(
         &client_argv.iter().map(String::as_str).collect::<Vec<_>>(),
         &[],
     )?;
@@ -292,8 +315,14 @@ mod tests {
 8192000 bytes in 0.05 seconds = 1310.72 Mbit/sec
 1000 iters in 0.05 seconds = 50.00 usec/iter\n";
 
+    fn end(vm: &str, device: Device, gid: u32) -> End {
+        End::new(vm, device, gid)
+    }
+
     fn read(program: &str, args: &str, text: &str) -> Result<Entry> {
-        let pair = Pair::new(program, args, "a", "b");
+        let ends = ["a", "b"].map(|vm| end(vm, Device::Vrnic, 1));
+        let [client, server] = ends;
+        let pair = Pair::new(program, args, client, server);
         let mut entry = Entry {
             args: args.into(),
             ..Entry::default()
@@ -336,14 +365,19 @@ mod tests {
 
     #[test]
     fn command_lines() {
-        let pair = Pair::new("ib_read_bw", "-s 64", "a", "b");
+        let ends = (end("a", Device::Vrnic, 1), end("b", Device::Rxe, 2));
+        let pair = Pair::new("ib_read_bw", "-s 64", ends.0, ends.1);
         assert_eq!(
-            command(&pair, Device::Vrnic, 1, 7, Some("10.77.0.2")).join(" "),
+            command(&pair, &pair.client, 7, Some("10.77.0.2")).join(" "),
             "ib_read_bw -d vrnic0 -x 1 -p 7 -F -s 64 10.77.0.2"
         );
-        let pair = Pair::new("ibv_rc_pingpong", "-n 5", "a", "a");
+        let pair = Pair {
+            program: "ibv_rc_pingpong".into(),
+            args: "-n 5".into(),
+            ..pair
+        };
         assert_eq!(
-            command(&pair, Device::Rxe, 2, 7, None).join(" "),
+            command(&pair, &pair.server, 7, None).join(" "),
             "ibv_rc_pingpong -d rxe0 -g 2 -p 7 -n 5"
         );
     }

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
-use crate::perf::{self, Pair};
+use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report};
 use crate::settings::Settings;
@@ -54,9 +54,9 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
             module: Module::Plain,
         },
     )?;
-    let mut gids = [0; 2];
-    for (gid, name) in gids.iter_mut().zip(NAMES) {
-        *gid = lab.wait_rdma(name, device)?;
+    let mut ends = Vec::new();
+    for name in NAMES {
+        ends.push(End::new(name, device, lab.wait_rdma(name, device)?));
     }
     let mut results = Vec::new();
     for name in NAMES {
@@ -66,7 +66,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     }
     let programs = programs(device);
     let step = Step::of("programs", programs.len() * 2);
-    for (client, server, gid) in [("a", "b", gids[0]), ("a", "a", gids[0])] {
+    for (client, server) in [(&ends[0], &ends[1]), (&ends[0], &ends[0])] {
         for (program, args) in &programs {
             step.at(&format!(
                 "{program} {args} ({})",
@@ -78,9 +78,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
             ));
             let entry = perf::run(
                 &lab,
-                &Pair::new(program, args, client, server),
-                device,
-                gid,
+                &Pair::new(program, args, client.clone(), server.clone()),
                 PATIENCE,
             );
             if let Some(error) = &entry.error {

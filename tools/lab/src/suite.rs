@@ -439,6 +439,14 @@ impl Script {
                     script.vrnicd.two_daemons = true;
                     script.fresh = true;
                 }
+                "rxe" => {
+                    let name = rest.trim();
+                    if !NAMES.contains(&name) {
+                        bail!("{}: no VM `{name}`", path.display());
+                    }
+                    script.vrnicd.rxe.push(name.to_owned());
+                    script.fresh = true;
+                }
                 "vrnicd-device" => {
                     script.vrnicd.device.push(rest.to_owned());
                     script.fresh = true;
@@ -478,8 +486,8 @@ impl Shared {
             },
         )?);
         control::serve(&lab, &lab.sockets().join("control"))?;
-        let gid = lab.wait_rdma("a", device)?;
-        lab.wait_rdma("b", device)?;
+        let gid = lab.wait_rdma("a", lab.device("a"))?;
+        lab.wait_rdma("b", lab.device("b"))?;
         Ok(Self { lab, gid })
     }
 
@@ -489,7 +497,7 @@ impl Shared {
             if !self.lab.vm_alive(name) {
                 bail!("VM {name} is dead");
             }
-            self.lab.wait_rdma(name, self.lab.device())?;
+            self.lab.wait_rdma(name, self.lab.device(name))?;
         }
         Ok(())
     }
@@ -650,7 +658,7 @@ fn one(
         .env("VRNICCTL", settings.programs().join("vrnicctl"))
         .env("LAB_LIB", settings.tree.join("tools/lab/vmtest.sh"))
         .env("LAB_DIR", scratch.path())
-        .env("DEV", lab.device().ibdev())
+        .env("DEV", lab.device("a").ibdev())
         .env("FABRIC", settings.fabric.name())
         .env("NETDEV", "eth0")
         .env("GID_INDEX", shared.gid.to_string())
@@ -661,7 +669,8 @@ fn one(
     for name in NAMES {
         command
             .env(format!("IP_{name}"), ipv4(name))
-            .env(format!("IP6_{name}"), ipv6(name));
+            .env(format!("IP6_{name}"), ipv6(name))
+            .env(format!("DEV_{name}"), lab.device(name).ibdev());
     }
     let code = command
         .status()
@@ -784,6 +793,11 @@ not ok 1 vrnic_rings
         fs::write(&path, "# lab: fabric=local\n# lab: fabric=roce\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert_eq!(script.fabrics, [Fabric::Local, Fabric::Roce]);
+        fs::write(&path, "# lab: rxe=b\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        assert!(script.fresh && script.vrnicd.has_rnic("a") && !script.vrnicd.has_rnic("b"));
+        fs::write(&path, "# lab: rxe=c\n").unwrap();
+        assert!(Script::read(&path).is_err());
         fs::write(&path, "# lab: fabric=token-ring\n").unwrap();
         assert!(Script::read(&path).is_err());
         fs::write(&path, "# lab: tiemout=30\n").unwrap();

@@ -75,6 +75,36 @@ impl Fabric {
     }
 }
 
+/// Kind of a VM's address, and with it of a GID.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Family {
+    /// IPv4.
+    #[default]
+    V4,
+    /// IPv6, the address that the lab gave.
+    V6,
+}
+
+impl Family {
+    /// For people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    /// A shell's pattern of such GIDs as sysfs shows them.
+    #[must_use]
+    pub fn gids(self) -> &'static str {
+        match self {
+            Self::V4 => "0000:0000:0000:0000:0000:ffff:*",
+            Self::V6 => "fd77:*",
+        }
+    }
+}
+
 /// The VMs' names. Each has a MAC, IPv4 and IPv6 address that follow from it.
 pub const NAMES: [&str; 2] = ["a", "b"];
 
