@@ -145,12 +145,12 @@ fn command(pair: &Pair, end: &End, port: u16, peer: Option<&str>) -> Vec<String>
     let pingpong = pair.is_pingpong();
     let device = end.device.ibdev().into();
     let mut argv = vec![pair.program.clone(), "-d".into(), device];
-    argv.extend(["-p".into(), port.to_string()]);
     let choice = if pingpong { "-g" } else { "-x" };
     // perftest takes no option twice.
     if !pair.args.split_whitespace().any(|word| word == choice) {
         argv.extend([choice.into(), end.gid.to_string()]);
     }
+    argv.extend(["-p".into(), port.to_string()]);
     if !pingpong {
         // Under TCG the clock's rate is not the one /proc/cpuinfo names: do not stop because of that.
         argv.push("-F".into());

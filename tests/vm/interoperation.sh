@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# vrnic in VM a and the kernel's Soft-RoCE (rxe) in VM b, on one switch: the distribution's programs both ways, every operation that both have, verified, at every path MTU, over IPv4 and IPv6; each frame that either sent is well-formed and has the right ICRC.
+# lab: fabric=roce
+# lab: rxe=b
+# lab: timeout=400
+# lab: vrnicd capture = { file = "{lab}/capture.pcapng", device = "a" }
+. "$LAB_LIB"
+
+# Every pair of programs that libibverbs and perftest have for RC and UD.
+programs() {
+	perf "$@" ibv_rc_pingpong -n 20
+	perf "$@" ibv_ud_pingpong -n 20
+	perf "$@" ib_send_bw -n 20 -s 65536
+	perf "$@" ib_send_bw -n 20 -c UD
+	perf "$@" ib_send_lat -n 20
+	perf "$@" ib_send_lat -n 20 -c UD
+	perf "$@" ib_write_bw -n 20 -s 65536
+	perf "$@" ib_write_lat -n 20
+	perf "$@" ib_read_bw -n 20 -s 65536
+	perf "$@" ib_read_lat -n 20
+	perf "$@" ib_atomic_bw -n 20 -A FETCH_AND_ADD
+	perf "$@" ib_atomic_bw -n 20 -A CMP_AND_SWAP
+	perf "$@" ib_atomic_lat -n 20
+}
+programs a b
+programs -6 b a
+# Both ends send.
+perf a b ib_send_bw -n 20 -s 65536 -b
+perf -6 b a ib_write_bw -n 20 -s 65536 -b
+
+declare -A gid
+for vm in a b; do
+	gid[$vm-4]=$(lab ready $vm)
+	gid[$vm-6]=$(lab ready -6 $vm)
+done
+
+# both VERSION PROGRAM ARGUMENTS...: PROGRAM in both VMs, the server in b.
+both() {
+	local version=$1
+	shift
+	on -t 120 b "$1" --device "$DEV_b" --gid "${gid[b-$version]}" --server "${@:2}" &
+	local server=$!
+	on -t 120 a "$1" --device "$DEV_a" --gid "${gid[a-$version]}" --client "$IP_b" "${@:2}" || fail "$* in a"
+	wait $server || fail "$* in b"
+}
+# Either end is requester and responder at once. The seeds have every opcode in them.
+for mtu in 1 2 3 4 5; do
+	both $((mtu % 2 * 2 + 4)) vrnic-stress --batches 6 --qps 2 --max-size 32768 --mtu $mtu --seed $mtu --port $((18500 + mtu))
+done
+both 4 vrnic-stress --batches 4 --qps 2 --max-size 65536 --rnr --events --seed 7 --port 18507
+both 6 vrnic-stress --seconds 1 --qps 1 --max-size 4096 --ud --seed 8 --port 18508
+
+# What is refused, and what is waited for: the statuses that the standard names, at both ends.
+check() {
+	local server=$1 client=$2 address=IP_$1
+	local -n server_device=DEV_$1 client_device=DEV_$2
+	on -t 120 "$server" vrnic-verbs-check --device "$server_device" --gid "${gid[$server-4]}" --port "$3" --server &
+	local job=$!
+	on -t 120 "$client" vrnic-verbs-check --device "$client_device" --gid "${gid[$client-4]}" --port "$3" --client "${!address}" \
+		write-read remote- qp-without rnr- receive-too flush-both peer-qp datagram-wrong ||
+		fail "checks from $client to $server"
+	wait $job || fail "checks from $client to $server"
+}
+check a b 18521
+check b a 18522
+
+# A window of either, whose key the other takes away.
+window() {
+	local server=$1 client=$2 address=IP_$1
+	local -n server_device=DEV_$1 client_device=DEV_$2
+	on -t 120 "$server" python3 /vrnic/tests/pyverbs/remote_window.py --device "$server_device" --gid "${gid[$server-4]}" --port "$3" --server &
+	local job=$!
+	on -t 120 "$client" python3 /vrnic/tests/pyverbs/remote_window.py --device "$client_device" --gid "${gid[$client-4]}" --port "$3" --client "${!address}" ||
+		fail "a window of $server, used by $client"
+	wait $job || fail "a window of $server"
+}
+window a b 18511
+window b a 18512
+
+# What went over the wire. The file is written behind the traffic.
+file=$(dirname "$(lab config)")/capture.pcapng
+size=
+settled() {
+	local before=$size
+	size=$(stat -c %s "$file")
+	[ "$size" = "$before" ]
+}
+within 60 settled || fail "the capture does not end"
+python3 tests/vm/frames.py "$file" 52:54:00:76:72:0a 52:54:00:76:72:0b || fail "the frames are not as they should be"
+# What tshark takes payload for, by its looks.
+guesses=(ethertype fcoib infiniband.eoib infiniband_sdp iser lnet nvme-rdma rpcordma smb_direct smc)
+complaints=$(tshark -n -r "$file" "${guesses[@]/#/--disable-protocol=}" -Y '_ws.malformed || _ws.expert.severity >= 0x400000' 2>/dev/null)
+[ -z "$complaints" ] || fail "tshark complains: $complaints"
+# What vrnic would not take is not in the capture.
+vrnicctl counters -a -d a >"$LAB_DIR/counters"
+for counter in rx_icrc_encapsulated rx_malformed; do
+	grep -Eq "^a +$counter +0\$" "$LAB_DIR/counters" || fail "$(grep $counter "$LAB_DIR/counters")"
+done
