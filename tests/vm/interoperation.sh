@@ -82,6 +82,7 @@ file=$(dirname "$(lab config)")/capture.pcapng
 size=
 settled() {
 	local before=$size
+	sleep 1
 	size=$(stat -c %s "$file")
 	[ "$size" = "$before" ]
 }

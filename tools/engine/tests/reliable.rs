@@ -256,6 +256,7 @@ fn sequence_errors_do_not_shorten_the_wait_for_a_receive() {
             psn: Psn::new(0xff_fff0),
             solicited: false,
             ack_request: false,
+            unreliable: false,
             body: Body::Acknowledge(Aeth {
                 syndrome: Syndrome::Nak(NakCode::SequenceError),
                 msn: 0,

@@ -50,8 +50,8 @@ pub const MAX_OVERHEAD: usize = 14 + 4 + 40 + 8 + 12 + 28 + 3 + 4;
 /// the extended headers of an atomic, those of an immediate, ICRC.
 const PACKET_OVERHEAD: usize = 40 + 8 + 12 + 28 + 4 + 4;
 
-/// The largest path MTU whose packets fit frames with `link` bytes behind the Ethernet header; the least there is if none
-/// does.
+/// The largest path MTU whose packets fit frames with `link` bytes behind the Ethernet header; the least there is if
+/// none does.
 pub const fn path_mtu(link: usize) -> Mtu {
     match link.saturating_sub(PACKET_OVERHEAD) {
         4096.. => Mtu::Mtu4096,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The live view: counters of devices and of the switch as rates, the queue pairs with work, and what went wrong since the
-//! last look.
+//! The live view: counters of devices and of the switch as rates, the queue pairs with work, and what went wrong since
+//! the last look.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};

@@ -12,8 +12,8 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Removes a socket at `path` that nobody listens on any more. `AddrInUse` if somebody does, `AlreadyExists` if something
-/// else is there.
+/// Removes a socket at `path` that nobody listens on any more. `AddrInUse` if somebody does, `AlreadyExists` if
+/// something else is there.
 pub fn make_room(path: &Path) -> io::Result<()> {
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {

@@ -8,9 +8,9 @@
 //! * [`client`]: the other end.
 //!
 //! The socket's permissions say who may ask, and who may capture: the file of a capture comes as an open descriptor, so
-//! that nobody writes through this process where they could not themselves. A client can neither keep the worker busy (it
-//! answers one question a turn, each about a page of objects) nor fill memory (lines, clients, captures and replies are
-//! bounded). One that neither reads nor writes is dropped.
+//! that nobody writes through this process where they could not themselves. A client can neither keep the worker busy
+//! (it answers one question a turn, each about a page of objects) nor fill memory (lines, clients, captures and replies
+//! are bounded). One that neither reads nor writes is dropped.
 
 pub mod answer;
 pub mod client;

@@ -198,8 +198,8 @@ impl Network {
         }
     }
 
-    /// Takes up what came from outside, which it shows to the captures, and what arrived after a delay. True if there was
-    /// anything.
+    /// Takes up what came from outside, which it shows to the captures, and what arrived after a delay. True if there
+    /// was anything.
     pub fn turn(&mut self, now: Instant, captures: &mut Captures) -> bool {
         let time = since_start(now);
         let late = self.switch.next_deadline().is_some_and(|due| due <= time);
@@ -280,7 +280,8 @@ impl Network {
         })
     }
 
-    /// At most `count` addresses that are known, ports' own first, from number `from` on; none if there are not so many.
+    /// At most `count` addresses that are known, ports' own first, from number `from` on; none if there are not so
+    /// many.
     pub fn addresses(
         &self,
         now: Instant,
