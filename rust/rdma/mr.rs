@@ -412,7 +412,6 @@ unsafe extern "C" fn set_page_callback<T: Operations>(
 ///
 /// `mr` must be a region of a process of a device of `T` that nobody else changes; `pd` a
 /// constructed domain of the device if `flags` name it, and `udata` the udata of the call.
-#[expect(clippy::too_many_arguments, reason = "the prototype is that of C")]
 pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
     mr: *mut bindings::ib_mr,
     flags: c_int,
