@@ -307,6 +307,13 @@ impl Spec {
     }
 }
 
+/// Whether a console tells of a panic, and not before it of the first process.
+fn early_panic(console: &str) -> bool {
+    console
+        .split_once("Kernel panic - not syncing")
+        .is_some_and(|(before, _)| !before.contains(" as init process"))
+}
+
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
@@ -419,6 +426,12 @@ impl Vm {
             .is_ok_and(|text| String::from_utf8_lossy(&text).contains("Kernel panic - not syncing"))
     }
 
+    /// Whether the guest's kernel panicked before its first process, so before any code of ours.
+    #[must_use]
+    pub fn panicked_early(&self) -> bool {
+        fs::read(self.spec.console()).is_ok_and(|text| early_panic(&String::from_utf8_lossy(&text)))
+    }
+
     /// Whether QEMU still runs.
     pub fn alive(&mut self) -> bool {
         self.process.ended().is_none()
@@ -465,5 +478,24 @@ impl Vm {
     /// Kills QEMU as a crash would.
     pub fn kill(&mut self) {
         self.process.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::early_panic;
+
+    #[test]
+    fn a_panic_is_early_before_the_first_process() {
+        let oops = "RIP: 0010:mask_ioapic_irq\nKernel panic - not syncing: Fatal exception\n";
+        assert!(early_panic(oops));
+        assert!(!early_panic(&format!(
+            "Run /sbin/init as init process\n{oops}"
+        )));
+        // The guest boots again by itself after a panic.
+        assert!(early_panic(&format!(
+            "{oops}Run /sbin/init as init process\n"
+        )));
+        assert!(!early_panic("Run /sbin/init as init process\n"));
     }
 }
