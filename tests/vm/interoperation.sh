@@ -88,9 +88,9 @@ settled() {
 }
 within 60 settled || fail "the capture does not end"
 python3 tests/vm/frames.py "$file" 52:54:00:76:72:0a 52:54:00:76:72:0b || fail "the frames are not as they should be"
-# What tshark takes payload for, by its looks.
-guesses=(ethertype fcoib infiniband.eoib infiniband_sdp iser lnet nvme-rdma rpcordma smb_direct smc)
-complaints=$(tshark -n -r "$file" "${guesses[@]/#/--disable-protocol=}" -Y '_ws.malformed || _ws.expert.severity >= 0x400000' 2>/dev/null)
+# RoCE leaves the checksum of UDP 0 over IPv6 as well (annex A17). What tshark takes random payload for, it may complain about.
+complaints=$(tshark -n -r "$file" -o udp.ignore_ipv6_zero_checksum:TRUE -Y '(_ws.malformed || _ws.expert.severity >= 0x400000) &&
+	!(frame.protocols matches "infiniband:(?!_ws)")' 2>"$LAB_DIR/tshark") || fail "tshark: $(cat "$LAB_DIR/tshark")"
 [ -z "$complaints" ] || fail "tshark complains: $complaints"
 # What vrnic would not take is not in the capture.
 vrnicctl counters -a -d a >"$LAB_DIR/counters"
