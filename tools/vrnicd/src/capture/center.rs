@@ -194,6 +194,7 @@ impl Known {
             }
         };
         info!(id = self.id, file = self.file, packets, why, "capture ends");
+        self.progress.over.store(true, Ordering::Relaxed);
         *lock(&self.ended) = Some(why);
     }
 }

@@ -10,7 +10,7 @@
 //! and knows what became of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, SystemTime};
 
@@ -68,6 +68,8 @@ struct Progress {
     missing: AtomicU64,
     /// Bytes of frames that wait to be written.
     queued: AtomicUsize,
+    /// Nobody writes any more.
+    over: AtomicBool,
 }
 
 impl Progress {
@@ -84,8 +86,6 @@ pub struct Capture {
     progress: Arc<Progress>,
     /// Packets that are missing since the last that is not.
     missing: u64,
-    /// Nobody writes any more.
-    over: bool,
 }
 
 impl Capture {
@@ -96,13 +96,17 @@ impl Capture {
             packets,
             progress,
             missing: 0,
-            over: false,
         }
     }
 
     /// Its number.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Whether it ended by itself.
+    fn is_over(&self) -> bool {
+        self.progress.over.load(Ordering::Relaxed)
     }
 
     fn put(&mut self, interface: usize, direction: Direction, frame: &[u8], comment: String) {
@@ -126,10 +130,8 @@ impl Capture {
                 self.missing = 0;
                 return;
             }
-            Some(Err(TrySendError::Full(packet))) => self.progress.dequeued(packet.frame.len()),
-            Some(Err(TrySendError::Disconnected(_))) => {
-                self.over = true;
-                return;
+            Some(Err(TrySendError::Full(packet) | TrySendError::Disconnected(packet))) => {
+                self.progress.dequeued(packet.frame.len());
             }
             None => {}
         }
@@ -159,8 +161,7 @@ impl Captures {
 
     /// Takes one up.
     pub fn add(&mut self, capture: Capture) {
-        // Those that ended by themselves went unnoticed if nothing was sent since.
-        self.captures.retain(|capture| !capture.over);
+        self.drop_ended();
         self.captures.push(capture);
     }
 
@@ -169,6 +170,11 @@ impl Captures {
         let before = self.captures.len();
         self.captures.retain(|capture| capture.id != id);
         self.captures.len() < before
+    }
+
+    /// Drops those that ended by themselves.
+    fn drop_ended(&mut self) {
+        self.captures.retain(|capture| !capture.is_over());
     }
 
     /// Whether there is none.
@@ -184,16 +190,12 @@ impl Captures {
         segment: &Segment<'_>,
         frame: &[u8],
     ) {
-        let mut over = false;
+        self.drop_ended();
         for capture in &mut self.captures {
             if capture.scope.has(device, direction, segment) {
                 let comment = comment(&self.devices[device], direction, segment);
                 capture.put(device, direction, frame, comment);
-                over |= capture.over;
             }
-        }
-        if over {
-            self.captures.retain(|capture| !capture.over);
         }
     }
 
@@ -220,6 +222,7 @@ impl Captures {
 
     /// A frame comes to the port of the switch with this index and name, from something that is no RNIC of ours.
     pub fn outside(&mut self, port: usize, name: &str, frame: &[u8]) {
+        self.drop_ended();
         let interface = self.devices.len() + port;
         for capture in &mut self.captures {
             if matches!(capture.scope, Scope::Switch) {
