@@ -19,6 +19,16 @@ impl<'a> Input<'a> {
         !self.0.is_empty()
     }
 
+    /// Operations as long as there is more, at most `limit` of them.
+    pub fn operations(&mut self, limit: usize, mut operate: impl FnMut(&mut Self)) {
+        for _ in 0..limit {
+            if !self.has_more() {
+                break;
+            }
+            operate(self);
+        }
+    }
+
     /// The next number, or other value of fixed size.
     pub fn take<T: Arbitrary<'a> + Default>(&mut self) -> T {
         self.0.arbitrary().unwrap_or_default()

@@ -162,12 +162,7 @@ struct Scene {
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut scene = Scene::new();
-    for _ in 0..MAX_OPERATIONS {
-        if !input.has_more() {
-            break;
-        }
-        scene.operate(&mut input);
-    }
+    input.operations(MAX_OPERATIONS, |input| scene.operate(input));
     scene.end();
 }
 
