@@ -183,9 +183,8 @@ impl Lab {
         NAMES.iter().try_for_each(|name| self.wait_vm(name))
     }
 
-    /// Whether a kernel panicked before its first process, whose console is kept. Linux 7.3 can be hit by a timer
-    /// interrupt while it sets up its interrupt controller (`mp_irqdomain_alloc()`). It is rare, and that
-    /// says nothing about what is tested, and deserves a second boot.
+    /// Whether a kernel panicked while it set up its interrupts, see [`Vm::panicked_early`], which says nothing about
+    /// what is tested and deserves a second boot. Ends the VMs and keeps the consoles of such panics.
     fn keep_early_panics(&self) -> Result<bool> {
         let mut any = false;
         for name in NAMES {
@@ -194,7 +193,7 @@ impl Lab {
                 let kept = vm.spec.console().with_extension("panic.log");
                 fs::rename(vm.spec.console(), &kept)?;
                 println!(
-                    "VM {name}: Linux panicked before its first process ({}); booting again",
+                    "VM {name}: Linux panicked as it set up its interrupts ({}); booting again",
                     kept.display()
                 );
                 any = true;
