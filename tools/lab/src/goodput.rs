@@ -158,18 +158,21 @@ mod tests {
 
     #[test]
     fn the_table_says_what_died() {
-        let entry = |device: &str, exit| Entry {
+        let entry = |device: &str, error: Option<&str>| Entry {
             device: device.into(),
             loss: Some(0.1),
-            exit,
-            bandwidth_bytes_per_s: (exit == 0).then_some(5e6),
+            exit: i32::from(error.is_some()),
+            error: error.map(str::to_owned),
+            bandwidth_bytes_per_s: error.is_none().then_some(5e6),
             ..Entry::default()
         };
-        let text = table(&[entry("vrnic", 0), entry("rxe", 1)]);
-        let last = text.lines().last().unwrap();
-        assert_eq!(
-            last.split_whitespace().collect::<Vec<_>>().join(" "),
-            "10 % 5.0 MB/s connection died"
-        );
+        let row = |error| {
+            let text = table(&[entry("vrnic", None), entry("rxe", Some(error))]);
+            let words = text.lines().last().unwrap().split_whitespace();
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let died = " Completion with error at client\n Failed status 12: wr_id 0";
+        assert_eq!(row(died), "10 % 5.0 MB/s connection died");
+        assert_eq!(row("Couldn't connect to b"), "10 % 5.0 MB/s no result");
     }
 }
