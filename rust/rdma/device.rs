@@ -76,6 +76,10 @@ impl_flags!(
         MemoryExtensions = bit_u64(21),
         /// Has memory windows of type 2B.
         MemoryWindowType2B = bit_u64(24),
+        /// Flushes what peers wrote to where all of the machine sees it.
+        FlushGlobal = bit_u64(38),
+        /// Writes 8 bytes of peers at once.
+        AtomicWrite = bit_u64(40),
     }
 );
 

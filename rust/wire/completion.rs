@@ -62,6 +62,10 @@ wire_enum! {
         BindWindow = 5,
         /// A local invalidation of this side.
         LocalInvalidate = 6,
+        /// A flush of this side.
+        Flush = 8,
+        /// An atomic write of this side.
+        AtomicWrite = 9,
         /// A fast registration of this side.
         RegisterRegion = 32,
         /// A receive.

@@ -37,6 +37,10 @@ pub const F_MEMORY_WINDOWS: u32 = 2;
 /// Feature bit: the device changes memory regions in place.
 pub const F_REREGISTRATION: u32 = 3;
 
+/// Feature bit: the device has the memory placement extensions of IBTA annex A19: flushes with
+/// global visibility, and atomic writes.
+pub const F_MEMORY_PLACEMENT: u32 = 5;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

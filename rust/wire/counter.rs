@@ -40,7 +40,7 @@ counters! {
     ReceiveBytes => c"rx_bytes",
     /// Send requests done, signalled or not.
     SendRequests => c"send_requests",
-    /// RDMA write requests done.
+    /// RDMA write requests and atomic writes done.
     WriteRequests => c"rdma_write_requests",
     /// RDMA read requests done.
     ReadRequests => c"rdma_read_requests",
@@ -104,4 +104,6 @@ counters! {
     NotificationsSent => c"np_cnp_sent",
     /// Congestion notifications received and obeyed.
     NotificationsHandled => c"rp_cnp_handled",
+    /// Flush requests done.
+    FlushRequests => c"flush_requests",
 }

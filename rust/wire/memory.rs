@@ -84,6 +84,10 @@ pub mod access {
     pub const MW_BIND: u32 = 1 << 4;
     /// Addresses count from 0 at the start of the region.
     pub const ZERO_BASED: u32 = 1 << 5;
+    /// Peers may flush to global visibility.
+    pub const FLUSH_GLOBAL: u32 = 1 << 8;
+    /// Peers may flush to persistence. No region has it yet.
+    pub const FLUSH_PERSISTENT: u32 = 1 << 9;
     /// The order of writes to the region does not matter to its owner.
     pub const RELAXED_ORDERING: u32 = 1 << 20;
     /// Rights that let a peer change memory, and so need [`LOCAL_WRITE`].
@@ -95,11 +99,14 @@ pub mod access {
         | REMOTE_ATOMIC
         | MW_BIND
         | ZERO_BASED
+        | FLUSH_GLOBAL
         | RELAXED_ORDERING;
     /// Rights of a region that have to do with memory windows.
     pub const WINDOWS: u32 = MW_BIND | ZERO_BASED;
+    /// Rights that have to do with the placement of data.
+    pub const PLACEMENT: u32 = FLUSH_GLOBAL | FLUSH_PERSISTENT;
     /// Rights that a window may have.
     pub const WINDOW: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | ZERO_BASED;
-    /// Rights that a queue pair may grant its peer.
+    /// Rights that a queue pair may grant its peer, besides those of [`PLACEMENT`].
     pub const QUEUE_PAIR: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 }

@@ -116,7 +116,8 @@ pub struct QpAttributes {
     pub sq_psn: U32,
     /// Queue pair at the other end, 24 bits.
     pub dest_qpn: U32,
-    /// Rights of the peer: [`access::QUEUE_PAIR`](crate::memory::access::QUEUE_PAIR).
+    /// Rights of the peer: of [`access::QUEUE_PAIR`](crate::memory::access::QUEUE_PAIR) and
+    /// [`access::PLACEMENT`](crate::memory::access::PLACEMENT).
     pub access: U32,
     /// P_Key index.
     pub pkey_index: U16,

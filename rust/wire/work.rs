@@ -3,9 +3,9 @@
 //! Work queue entries.
 //!
 //! A send entry is a [`SendHeader`], then the operation's 40 bytes ([`RdmaTarget`],
-//! [`AtomicTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`], else zero), then
-//! either `num_sge` [`Sge`]s or `inline_length` bytes of payload. A receive entry is a
-//! [`ReceiveHeader`] and its [`Sge`]s. The ring's stride bounds both.
+//! [`AtomicTarget`], [`FlushTarget`], [`RegisterTarget`], [`BindTarget`] or [`DatagramTarget`],
+//! else zero), then either `num_sge` [`Sge`]s or `inline_length` bytes of payload. A receive entry
+//! is a [`ReceiveHeader`] and its [`Sge`]s. The ring's stride bounds both.
 
 use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -33,6 +33,10 @@ wire_enum! {
         BindWindow = 8,
         /// Send that invalidates a key of the peer.
         SendWithInvalidate = 9,
+        /// Returns when the peer placed what was written before (IBTA annex A19).
+        Flush = 14,
+        /// Write of 8 bytes at once (IBTA annex A19).
+        AtomicWrite = 15,
         /// Gives a region for fast registration its memory; for the driver's own queue pairs.
         RegisterRegion = 32,
     }
@@ -44,7 +48,8 @@ pub mod send_flags {
     pub const SIGNALED: u8 = 1 << 0;
     /// Ask for a solicited event at the peer.
     pub const SOLICITED: u8 = 1 << 1;
-    /// Begin only after all earlier reads and atomics of this queue completed.
+    /// Begin only after all earlier reads, atomics, flushes and atomic writes of this queue
+    /// completed.
     pub const FENCE: u8 = 1 << 2;
     /// The payload stands in the entry itself.
     pub const INLINE: u8 = 1 << 3;
@@ -99,7 +104,7 @@ pub struct RdmaTarget {
 }
 assert_layout!(RdmaTarget, TARGET_LENGTH, address @ 0, rkey @ 8);
 
-/// Remote memory and operands of an atomic operation.
+/// Remote memory and operands of an atomic operation or an atomic write.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AtomicTarget {
@@ -109,14 +114,55 @@ pub struct AtomicTarget {
     pub rkey: U32,
     /// Reserved; 0.
     pub reserved: U32,
-    /// Value to compare with (compare and swap) or to add (fetch and add).
+    /// Value to compare with (compare and swap) or to add (fetch and add); ignored by atomic write.
     pub compare_add: U64,
-    /// Value to store if the comparison holds; ignored by fetch and add.
+    /// Value to store, by compare and swap if the comparison holds; ignored by fetch and add.
     pub swap: U64,
     /// Reserved; 0.
     pub reserved_tail: U64,
 }
 assert_layout!(AtomicTarget, TARGET_LENGTH, address @ 0, rkey @ 8, compare_add @ 16, swap @ 24);
+
+/// How far a flush places what was written; bits of [`FlushTarget::placement`], numerically those
+/// of the verbs and of the network.
+pub mod placement {
+    /// All of the peer's machine sees it.
+    pub const GLOBAL: u8 = 1 << 0;
+    /// It survives a loss of power.
+    pub const PERSISTENT: u8 = 1 << 1;
+    /// Every bit with a meaning.
+    pub const ALL: u8 = GLOBAL | PERSISTENT;
+}
+
+wire_enum! {
+    /// How much of a region a flush is about; numerically that of the verbs and of the network.
+    pub enum Selectivity: u8 {
+        /// The bytes that the flush names.
+        Range = 0,
+        /// All of the region; address and length of the flush mean nothing.
+        Region = 1,
+    }
+}
+
+/// Remote memory of a flush.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FlushTarget {
+    /// Virtual address in the peer's region.
+    pub address: U64,
+    /// Key of the peer's region.
+    pub rkey: U32,
+    /// Bytes.
+    pub length: U32,
+    /// [`placement`], at least one bit.
+    pub placement: u8,
+    /// A [`Selectivity`].
+    pub selectivity: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 22],
+}
+assert_layout!(FlushTarget, TARGET_LENGTH, address @ 0, rkey @ 8, length @ 12, placement @ 16,
+    selectivity @ 17);
 
 /// What a region for fast registration becomes. The addresses of its pages stand in the table of
 /// the region.

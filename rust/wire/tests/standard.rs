@@ -16,7 +16,7 @@ use vrnic_wire::{
     command, command::mr_flags, command::qp_flags, command::reregister_flags, completion,
     completion::flags as cqe_flags, config, counter, event, memory, memory::access, notify,
     notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port, qp,
-    qp::attribute, ring, ring::flags as ring_flags, work, work::send_flags,
+    qp::attribute, ring, ring::flags as ring_flags, work, work::placement, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
@@ -239,6 +239,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         }
         work::RdmaTarget { address, rkey, reserved }
         work::AtomicTarget { address, rkey, reserved, compare_add, swap, reserved_tail }
+        work::FlushTarget { address, rkey, length, placement, selectivity, reserved }
         work::BindTarget { address, length, window, region, access, reserved }
         work::RegisterTarget { iova, length, key, access, page_count, page_shift, reserved }
         work::DatagramTarget { address, remote_qpn, qkey }
@@ -362,6 +363,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "PORT_STATE": port::PortState;
         "GID_TYPE": port::GidType;
         "SEND_OP": work::SendOpcode;
+        "FLUSH": work::Selectivity;
         "CQE_STATUS": completion::Status;
         "CQE_OP": completion::Opcode;
         "QP_TYPE": qp::QpType;
@@ -387,7 +389,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_": config { PCI_CAP_DOORBELL_CFG }
         "VIRTIO_RDMA_": config {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
-            F_MEMORY_WINDOWS, F_REREGISTRATION,
+            F_MEMORY_WINDOWS, F_REREGISTRATION, F_MEMORY_PLACEMENT,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -400,7 +402,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         }
         "VIRTIO_RDMA_ACCESS_": access {
             LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, MW_BIND, ZERO_BASED,
-            RELAXED_ORDERING,
+            FLUSH_GLOBAL, FLUSH_PERSISTENT, RELAXED_ORDERING,
         }
         "VIRTIO_RDMA_": port { NO_VLAN }
         "VIRTIO_RDMA_NOTIFY_": notify {
@@ -412,6 +414,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_RING_": ring { MAX_ENTRIES, MIN_STRIDE, MAX_STRIDE, HEADER_ALIGN }
         "VIRTIO_RDMA_RING_FLAG_": ring_flags { NEED_DOORBELL, OVERRUN }
         "VIRTIO_RDMA_SEND_FLAG_": send_flags { SIGNALED, SOLICITED, FENCE, INLINE }
+        "VIRTIO_RDMA_PLACEMENT_": placement { GLOBAL, PERSISTENT }
         "VIRTIO_RDMA_": work {
             TARGET_OFFSET, TARGET_LENGTH, SEND_DATA_OFFSET, RECEIVE_DATA_OFFSET, GRH_LENGTH,
         }
@@ -449,7 +452,7 @@ fn constants_agree() {
 #[test]
 fn every_constant_of_the_crate_is_compared() {
     // Sums and names for what the standard has as members.
-    const DERIVED: [&str; 11] = [
+    const DERIVED: [&str; 12] = [
         "ALL",
         "NAMES",
         "REGION",
@@ -457,6 +460,7 @@ fn every_constant_of_the_crate_is_compared() {
         "WINDOW",
         "QUEUE_PAIR",
         "REMOTE_CHANGES",
+        "PLACEMENT",
         "DRIVER_INDEX",
         "ARM",
         "DEVICE_INDEX",

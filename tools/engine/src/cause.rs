@@ -145,6 +145,8 @@ causes! {
     WqeReadDepth = 76 => "queue pair may not have reads or atomics outstanding",
     /// The local GID of the address vector does not exist.
     WqeAddress = 77 => "address vector names no local GID",
+    /// A flush of no, or of an unknown, placement, or of an unknown selectivity.
+    FlushKind = 78 => "flush does not say how far or how much",
     /// No region has the local key.
     LocalKey = 80 => "no memory region has the local key",
     /// The local key belongs to another protection domain.
@@ -181,9 +183,9 @@ causes! {
     PacketSequence = 100 => "packet does not continue the message",
     /// The payload of a packet has the wrong length.
     PacketLength = 101 => "packet has the wrong length",
-    /// The peer sent more reads and atomics than agreed.
+    /// The peer sent more reads, atomics, atomic writes or flushes than agreed.
     TooManyReads = 102 => "more reads and atomics outstanding than agreed",
-    /// An atomic that is not aligned to 8 bytes.
+    /// An atomic or an atomic write that is not aligned to 8 bytes.
     AtomicAlignment = 103 => "address of an atomic is not a multiple of 8",
     /// The message does not fit the receive.
     ReceiveTooShort = 104 => "message is longer than the receive",

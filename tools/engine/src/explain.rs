@@ -116,6 +116,8 @@ impl Packet {
             Body::Write { .. } => "RDMA WRITE",
             Body::ReadRequest(_) => "RDMA READ request",
             Body::AtomicRequest(_) => "atomic request",
+            Body::FlushRequest(_) => "FLUSH request",
+            Body::AtomicWrite(_) => "atomic write",
             Body::ReadResponse { .. } => "RDMA READ response",
             Body::Acknowledge(_) => "ACK",
             Body::AtomicAcknowledge { .. } => "atomic ACK",

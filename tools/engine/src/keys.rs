@@ -422,6 +422,26 @@ impl Keys {
         }
     }
 
+    /// Checks an access to no byte, but to the object itself, whose address need not be known.
+    pub(crate) fn check_object(&self, key: u32, by: Accessor, rights: u32) -> Result<(), Cause> {
+        let entry = self.by_index.get(&index_of(key));
+        let address = match entry.map(|entry| &entry.object) {
+            Some(Object::Region(region)) => region.iova,
+            Some(Object::Window(window)) => window.binding.map_or(0, |binding| binding.first),
+            None => 0,
+        };
+        let access = Access {
+            key,
+            pd: by.pd,
+            rights,
+            address,
+            length: 0,
+        };
+        let covered = self.covering(key, by, rights, address, 0);
+        covered.map_err(|cause| self.refuse(cause, access))?;
+        Ok(())
+    }
+
     /// Appends the host ranges of `length` bytes at `address` to `ranges`, after all checks.
     /// Failures are named as those of a local access and append nothing.
     #[expect(

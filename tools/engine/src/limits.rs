@@ -76,6 +76,8 @@ pub struct Features {
     pub memory_windows: bool,
     /// [`config::F_REREGISTRATION`].
     pub reregistration: bool,
+    /// [`config::F_MEMORY_PLACEMENT`].
+    pub memory_placement: bool,
 }
 
 impl Features {
@@ -84,6 +86,7 @@ impl Features {
         memory_extensions: true,
         memory_windows: true,
         reregistration: true,
+        memory_placement: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -92,6 +95,7 @@ impl Features {
             memory_extensions: bits & 1 << config::F_MEMORY_EXTENSIONS != 0,
             memory_windows: bits & 1 << config::F_MEMORY_WINDOWS != 0,
             reregistration: bits & 1 << config::F_REREGISTRATION != 0,
+            memory_placement: bits & 1 << config::F_MEMORY_PLACEMENT != 0,
         }
     }
 
@@ -100,6 +104,7 @@ impl Features {
         (self.memory_extensions as u64) << config::F_MEMORY_EXTENSIONS
             | (self.memory_windows as u64) << config::F_MEMORY_WINDOWS
             | (self.reregistration as u64) << config::F_REREGISTRATION
+            | (self.memory_placement as u64) << config::F_MEMORY_PLACEMENT
     }
 }
 

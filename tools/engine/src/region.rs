@@ -57,11 +57,13 @@ pub(crate) struct Region {
 
 /// Checks rights that a region at `iova` is asked to give.
 pub(crate) fn check_rights(rights: u32, iova: u64, features: Features) -> Result<(), Cause> {
-    let known = if features.memory_windows {
-        access::REGION
-    } else {
-        access::REGION & !access::WINDOWS
-    };
+    let mut known = access::REGION;
+    if !features.memory_windows {
+        known &= !access::WINDOWS;
+    }
+    if !features.memory_placement {
+        known &= !access::PLACEMENT;
+    }
     let unlawful = rights & access::REMOTE_CHANGES != 0 && rights & access::LOCAL_WRITE == 0;
     let misplaced = rights & access::ZERO_BASED != 0 && iova != 0;
     if rights & !known != 0 || unlawful || misplaced {

@@ -207,6 +207,11 @@ impl Rnic {
         }
     }
 
+    /// Features that were negotiated.
+    pub fn features(&self) -> Features {
+        self.config.features
+    }
+
     /// Device configuration space.
     pub fn config_space(&self) -> Config {
         Config {

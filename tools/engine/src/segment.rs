@@ -11,6 +11,10 @@ use crate::{
     memory::{HostRange, Memory, Unmapped},
     psn::Psn,
 };
+use vrnic_wire::{
+    memory::access,
+    work::{Selectivity, placement},
+};
 
 /// Most payload of a segment on the local fabric, in bytes.
 pub const LOCAL_MTU: u32 = 64 * 1024;
@@ -136,6 +140,38 @@ pub struct AtomicRequest {
     pub swap: u64,
 }
 
+/// Flush extended transport header, and the memory that it is about (annex A19, 4.1).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// Remote memory; address and length mean nothing if all of the region is meant.
+    pub remote: Reth,
+    /// [`placement`](vrnic_wire::work::placement), 4 bits.
+    pub placement: u8,
+    /// [`Selectivity`](vrnic_wire::work::Selectivity), 2 bits.
+    pub selectivity: u8,
+}
+
+impl Flush {
+    /// Whether it says how far and how much.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.placement != 0
+            && self.placement & !placement::ALL == 0
+            && Selectivity::try_from(self.selectivity).is_ok()
+    }
+
+    /// Whether it is about all of the region.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.selectivity == Selectivity::Region.raw()
+    }
+
+    /// The [`access`] rights that it needs.
+    pub(crate) fn rights(&self) -> u32 {
+        let right = |bit, right| if self.placement & bit != 0 { right } else { 0 };
+        right(placement::GLOBAL, access::FLUSH_GLOBAL)
+            | right(placement::PERSISTENT, access::FLUSH_PERSISTENT)
+    }
+}
+
 /// Reason of a negative acknowledgement.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum NakCode {
@@ -208,7 +244,11 @@ pub enum Body {
     ReadRequest(Reth),
     /// Atomic request.
     AtomicRequest(AtomicRequest),
-    /// Part of the response to a read.
+    /// Flush request.
+    FlushRequest(Flush),
+    /// Atomic write, whose payload is the 8 bytes.
+    AtomicWrite(Reth),
+    /// Part of the response to a read; or, without payload, that to a flush or an atomic write.
     ReadResponse {
         /// Place in the response.
         position: Position,
@@ -240,6 +280,17 @@ pub enum Body {
 }
 
 impl Body {
+    /// Whether this is a request that has a response of its own, which acknowledges it.
+    pub const fn has_response(&self) -> bool {
+        matches!(
+            self,
+            Self::ReadRequest(_)
+                | Self::AtomicRequest(_)
+                | Self::FlushRequest(_)
+                | Self::AtomicWrite(_)
+        )
+    }
+
     /// Whether this is a response, which the requester half of the destination takes.
     pub const fn is_response(&self) -> bool {
         matches!(
@@ -276,6 +327,16 @@ impl Payload<'_> {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The 8 bytes as a little-endian number, if there are 8 and they are not in guest memory.
+    pub fn word(&self) -> Option<u64> {
+        let bytes = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Frame(bytes) => *bytes,
+            Self::Empty | Self::Ranges(_) => return None,
+        };
+        bytes.try_into().ok().map(u64::from_le_bytes)
     }
 
     /// Copies the payload from byte `skip` on into `to`, range after range, until one of both ends.

@@ -6,14 +6,15 @@ use crate::{
     cause::Cause,
     limits::{Features, MAX_MESSAGE},
     memory::{HostRange, Memory, Unmapped},
+    segment::{Flush, Reth},
 };
 use vrnic_wire::{
     completion::{self, Status},
     qp::QpType,
     ring,
     work::{
-        self, AtomicTarget, BindTarget, DatagramTarget, RdmaTarget, ReceiveHeader, RegisterTarget,
-        SendHeader, SendOpcode, Sge, send_flags,
+        self, AtomicTarget, BindTarget, DatagramTarget, FlushTarget, RdmaTarget, ReceiveHeader,
+        RegisterTarget, SendHeader, SendOpcode, Sge, send_flags,
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -103,7 +104,7 @@ pub(crate) enum Target {
         /// Key.
         rkey: u32,
     },
-    /// Changes a word of memory.
+    /// Changes a word of memory, or writes it.
     Atomic {
         /// Virtual address.
         address: u64,
@@ -114,6 +115,8 @@ pub(crate) enum Target {
         /// Value to store.
         swap: u64,
     },
+    /// Has memory placed that was written before.
+    Flush(Flush),
     /// Changes a region of this side.
     Register(RegisterTarget),
     /// Changes a window of this side.
@@ -159,6 +162,8 @@ pub(crate) fn completion_opcode(opcode: SendOpcode) -> completion::Opcode {
         SendOpcode::LocalInvalidate => completion::Opcode::LocalInvalidate,
         SendOpcode::BindWindow => completion::Opcode::BindWindow,
         SendOpcode::RegisterRegion => completion::Opcode::RegisterRegion,
+        SendOpcode::Flush => completion::Opcode::Flush,
+        SendOpcode::AtomicWrite => completion::Opcode::AtomicWrite,
     }
 }
 
@@ -170,12 +175,21 @@ pub(crate) fn is_local(opcode: SendOpcode) -> bool {
     )
 }
 
-/// Whether requests with this opcode bring data back.
+/// Whether requests with this opcode bring back more than an acknowledgement: data, or a response of their own.
 pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
     matches!(
         opcode,
-        SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
+        SendOpcode::Read
+            | SendOpcode::CompareSwap
+            | SendOpcode::FetchAdd
+            | SendOpcode::Flush
+            | SendOpcode::AtomicWrite
     )
+}
+
+/// Whether requests with this opcode name local memory.
+fn has_elements(opcode: SendOpcode) -> bool {
+    !is_local(opcode) && !matches!(opcode, SendOpcode::Flush | SendOpcode::AtomicWrite)
 }
 
 /// Whether such a queue pair does the operation.
@@ -190,6 +204,7 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
             SendOpcode::RegisterRegion => {
                 capacities.features.memory_extensions && capacities.kernel
             }
+            SendOpcode::Flush | SendOpcode::AtomicWrite => capacities.features.memory_placement,
             _ => true,
         },
         QpType::UnreliableDatagram | QpType::Gsi => {
@@ -252,10 +267,10 @@ pub(crate) fn read_send<M: Memory>(
         }
         (Source::Inline, 0)
     } else {
-        let max_sge = if is_local(opcode) {
-            0
-        } else {
+        let max_sge = if has_elements(opcode) {
             capacities.send_sge
+        } else {
+            0
         };
         if inline_length != 0 || u32::from(count) > max_sge {
             return invalid(Cause::WqeCapacity);
@@ -272,6 +287,9 @@ pub(crate) fn read_send<M: Memory>(
     let Some(target) = read_target(&copy, opcode, qp_type) else {
         return Err(Unmapped);
     };
+    if matches!(target, Target::Flush(flush) if !flush.is_valid()) {
+        return invalid(Cause::FlushKind);
+    }
     copy.extend(entry, end, memory)?;
     let mut length = copy.elements(work::SEND_DATA_OFFSET, usize::from(count), push);
     if inline {
@@ -313,7 +331,7 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
                 rkey: target.rkey.get(),
             }
         }
-        SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite => {
             let target = AtomicTarget::read_from_bytes(bytes).ok()?;
             Target::Atomic {
                 address: target.address.get(),
@@ -321,6 +339,18 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
                 compare_add: target.compare_add.get(),
                 swap: target.swap.get(),
             }
+        }
+        SendOpcode::Flush => {
+            let target = FlushTarget::read_from_bytes(bytes).ok()?;
+            Target::Flush(Flush {
+                remote: Reth {
+                    address: target.address.get(),
+                    rkey: target.rkey.get(),
+                    length: target.length.get(),
+                },
+                placement: target.placement,
+                selectivity: target.selectivity,
+            })
         }
         SendOpcode::BindWindow => Target::Bind(BindTarget::read_from_bytes(bytes).ok()?),
         SendOpcode::RegisterRegion => {

@@ -9,8 +9,8 @@ use vrnic_engine::{
     Cause, Limits, RnicConfig, Segment,
     psn::Psn,
     segment::{
-        Aeth, AtomicKind, AtomicRequest, Body, NakCode, Path, Payload, Position, Reth, SendTail,
-        Syndrome,
+        Aeth, AtomicKind, AtomicRequest, Body, Flush, NakCode, Path, Payload, Position, Reth,
+        SendTail, Syndrome,
     },
     testing::{Connection, Faults, QpOptions, Send, World, gid_of},
 };
@@ -127,7 +127,7 @@ fn body() -> impl Strategy<Value = Body> {
         Syndrome::Nak(NakCode::RemoteOperation),
     ]);
     (
-        0u8..10,
+        0u8..12,
         position,
         syndrome,
         reth(),
@@ -182,6 +182,12 @@ fn body() -> impl Strategy<Value = Body> {
                         original: numbers[0],
                     },
                     7 => Body::CongestionNotification,
+                    9 => Body::AtomicWrite(reth),
+                    10 => Body::FlushRequest(Flush {
+                        remote: reth,
+                        placement: numbers[0] as u8 & 0xf,
+                        selectivity: numbers[1] as u8 & 3,
+                    }),
                     8 => Body::Unknown(numbers[0] as u8 & 0x1f),
                     _ => Body::Datagram {
                         qkey: rkey,
@@ -200,7 +206,9 @@ fn aim(body: &mut Body, c: &Connection, offset: u64) {
         Body::Write {
             reth: Some(reth), ..
         }
-        | Body::ReadRequest(reth) => {
+        | Body::ReadRequest(reth)
+        | Body::AtomicWrite(reth)
+        | Body::FlushRequest(Flush { remote: reth, .. }) => {
             reth.address = iova + offset;
             reth.rkey = key;
         }

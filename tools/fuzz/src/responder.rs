@@ -19,8 +19,8 @@ use vrnic_engine::{
     QpSnapshot, RnicConfig, Segment, Segmentation,
     psn::Psn,
     segment::{
-        Aeth, AtomicKind, AtomicRequest, Body, NakCode, Path, Payload, Position, Reth, SendTail,
-        Syndrome,
+        Aeth, AtomicKind, AtomicRequest, Body, Flush, NakCode, Path, Payload, Position, Reth,
+        SendTail, Syndrome,
     },
     testing::{
         Completion, Connection, Cq, Faults, GuestView, Mr, Node, Qp, QpOptions, Send, Wire, World,
@@ -33,7 +33,7 @@ use vrnic_wire::{
     memory::access,
     port::{Mtu, NO_VLAN},
     qp::{GSI_QPN, QpAttributes, QpState, QpType, attribute},
-    work::{AddressVector, SendOpcode},
+    work::{AddressVector, SendOpcode, placement},
 };
 
 /// Bytes of the regions of a connection.
@@ -365,7 +365,7 @@ impl Scene {
                 reth: position.begins().then(|| self.reth(input)),
                 immediate,
             },
-            5 | 6 => Body::ReadRequest(self.reth(input)),
+            5 => Body::ReadRequest(self.reth(input)),
             7 | 8 => {
                 let reth = self.reth(input);
                 Body::AtomicRequest(AtomicRequest {
@@ -384,7 +384,7 @@ impl Scene {
                     swap: input.take(),
                 })
             }
-            9 | 10 => Body::ReadResponse {
+            9 => Body::ReadResponse {
                 position,
                 aeth: (position != Position::Middle).then(|| aeth(input)),
             },
@@ -394,6 +394,15 @@ impl Scene {
                 original: input.take(),
             },
             14 => Body::CongestionNotification,
+            6 => Body::AtomicWrite(self.reth(input)),
+            10 => {
+                let kind = input.take::<u8>();
+                Body::FlushRequest(Flush {
+                    remote: self.reth(input),
+                    placement: kind & 0xf,
+                    selectivity: kind >> 4 & 3,
+                })
+            }
             _ => Body::Datagram {
                 qkey: match how >> 5 & 3 {
                     0 | 1 => QKEY,
@@ -490,7 +499,7 @@ impl Scene {
 
     /// Node 0 posts a send to one of its connections.
     fn post_send(&mut self, input: &mut Input<'_>) {
-        const OPCODES: [SendOpcode; 8] = [
+        const OPCODES: [SendOpcode; 10] = [
             SendOpcode::Write,
             SendOpcode::Read,
             SendOpcode::Send,
@@ -499,6 +508,8 @@ impl Scene {
             SendOpcode::WriteWithImmediate,
             SendOpcode::SendWithImmediate,
             SendOpcode::SendWithInvalidate,
+            SendOpcode::Flush,
+            SendOpcode::AtomicWrite,
         ];
         let opcode = input.pick(&OPCODES);
         let flags = input.take::<u8>();
@@ -519,9 +530,14 @@ impl Scene {
             }
             SendOpcode::Send | SendOpcode::SendWithImmediate => send.immediate(5),
             SendOpcode::SendWithInvalidate => send.immediate(remote.key),
+            SendOpcode::AtomicWrite => send.atomic(remote.iova, remote.key, 0, 2),
+            SendOpcode::Flush => send.flush(remote.iova, remote.key, 1, placement::GLOBAL),
             _ => send.rdma(remote.iova, remote.key),
         };
-        send = if flags & 8 != 0 && length <= 128 && opcode == SendOpcode::Write {
+        let bare = matches!(opcode, SendOpcode::Flush | SendOpcode::AtomicWrite);
+        send = if bare {
+            send
+        } else if flags & 8 != 0 && length <= 128 && opcode == SendOpcode::Write {
             send.inline(&[1; 128][..length])
         } else {
             send.element(self.c.mrs[0].sge(0, length))

@@ -287,7 +287,7 @@ impl Scene {
 
     /// A work request that is right or nearly so.
     fn request(&self, input: &mut Input<'_>, qp_type: QpType) -> Send {
-        const OPCODES: [SendOpcode; 11] = [
+        const OPCODES: [SendOpcode; 13] = [
             SendOpcode::Write,
             SendOpcode::WriteWithImmediate,
             SendOpcode::Send,
@@ -299,12 +299,18 @@ impl Scene {
             SendOpcode::BindWindow,
             SendOpcode::SendWithInvalidate,
             SendOpcode::RegisterRegion,
+            SendOpcode::Flush,
+            SendOpcode::AtomicWrite,
         ];
         let opcode = input.pick(&OPCODES);
         let mut send = Send::new(input.take::<u8>().into(), opcode);
         let local = matches!(
             opcode,
-            SendOpcode::LocalInvalidate | SendOpcode::BindWindow | SendOpcode::RegisterRegion
+            SendOpcode::LocalInvalidate
+                | SendOpcode::BindWindow
+                | SendOpcode::RegisterRegion
+                | SendOpcode::Flush
+                | SendOpcode::AtomicWrite
         );
         match input.below(8) {
             0..=4 if !local => {
@@ -332,8 +338,11 @@ impl Scene {
             return send.datagram(vector, qpn, 1);
         }
         match opcode {
-            SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite => {
                 send.atomic(address, key, 0, input.take())
+            }
+            SendOpcode::Flush => {
+                send.flush(address, key, remote.length.get(), input.take::<u8>() & 7)
             }
             SendOpcode::BindWindow => send.target(&BindTarget {
                 address: address.into(),

@@ -873,6 +873,56 @@ static void extended_posting(struct ibv_context *context, struct ibv_pd *pd, str
 	CHECK(!ops.destroy_ah(ah) && !ops.destroy_qp(qp));
 }
 
+static void placement(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 4, .max_send_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = pd,
+		.send_ops_flags = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE,
+	};
+	struct ibv_qp *qp = ops.create_qp_ex(pd->context, &attr);
+	struct ibv_send_wr *bad, wr = { .opcode = IBV_WR_FLUSH };
+	/* At an odd address: the verb asks for no alignment. */
+	struct { char odd; char value[8]; } __attribute__((packed)) word = { 0, "12345678" };
+	struct ibv_qp_ex *ex;
+	struct ibv_wc wc[2];
+
+	CHECK(qp);
+	to_rts(qp);
+	ex = &((struct verbs_qp *)qp)->qp_ex;
+	ibv_wr_start(ex);
+	ex->wr_id = 21;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_flush(ex, 0x55, 0x1122334455667788, 0x99, IBV_FLUSH_GLOBAL, IBV_FLUSH_MR);
+	ex->wr_id = 22;
+	ibv_wr_atomic_write(ex, 0x66, 0x8877665544332210, word.value);
+	CHECK(!ibv_wr_complete(ex) && sent() == 2);
+	CHECK(send_entry(0)[0] == 14 && send_entry(0)[1] == 1 && get64(send_entry(0) + 24) == 0x1122334455667788);
+	CHECK(get32(send_entry(0) + 32) == 0x55 && get32(send_entry(0) + 36) == 0x99);
+	CHECK(send_entry(0)[40] == 1 && send_entry(0)[41] == 1 && send_entry(0)[42] == 0);
+	CHECK(send_entry(1)[0] == 15 && get64(send_entry(1) + 24) == 0x8877665544332210);
+	CHECK(get32(send_entry(1) + 32) == 0x66 && !memcmp(send_entry(1) + 48, "12345678", 8));
+	/* No local memory, no such length, and not by the other interface. */
+	ibv_wr_start(ex);
+	ibv_wr_flush(ex, 1, 2, 3, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+	ibv_wr_set_sge(ex, 1, 2, 3);
+	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 2);
+	ibv_wr_start(ex);
+	ibv_wr_flush(ex, 1, 2, 1ull << 32, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+	CHECK(ibv_wr_complete(ex) == EINVAL && sent() == 2);
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && sent() == 2);
+	complete(17, send_name(&qp_req, 0), IBV_WC_FLUSH, 0);
+	complete(17, send_name(&qp_req, 1), IBV_WC_ATOMIC_WRITE, 0);
+	CHECK(ibv_poll_cq(cq, 2, wc) == 2 && wc[0].wr_id == 21 && wc[0].opcode == IBV_WC_FLUSH);
+	CHECK(wc[1].wr_id == 22 && wc[1].opcode == IBV_WC_ATOMIC_WRITE);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp));
+}
+
 static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 {
 	struct ibv_qp_init_attr_ex attr = {
@@ -1109,6 +1159,7 @@ void exercise(void)
 		send_and_receive(context, pd, cq);
 		extended_posting(context, pd, cq);
 		windows(pd, cq);
+		placement(pd, cq);
 		domains(context, pd);
 		failure(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));

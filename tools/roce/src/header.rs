@@ -4,7 +4,7 @@
 //! Ethernet, IP and UDP are those of the `etherparse` crate.
 
 use crate::error::{EncodeError, FrameError};
-use vrnic_engine::segment::{self, AtomicKind, AtomicRequest, NakCode, Syndrome};
+use vrnic_engine::segment::{self, AtomicKind, AtomicRequest, Flush, NakCode, Syndrome};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     byteorder::big_endian::{U16, U32, U64},
@@ -130,6 +130,38 @@ impl AtomicEth {
             rkey: self.rkey.get(),
             compare_add,
             swap,
+        }
+    }
+}
+
+/// Flush extended transport header (IBTA volume 1, annex A19, 4.1).
+#[derive(Copy, Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct FlushEth {
+    /// 26 reserved bits, selectivity in 2, placement in 4.
+    pub(crate) kind: U32,
+}
+
+/// Place of the selectivity in a [`FlushEth`].
+const SELECTIVITY_SHIFT: u32 = 4;
+
+impl From<Flush> for FlushEth {
+    fn from(flush: Flush) -> Self {
+        let selectivity = u32::from(flush.selectivity & 3) << SELECTIVITY_SHIFT;
+        Self {
+            kind: (selectivity | u32::from(flush.placement & 0xf)).into(),
+        }
+    }
+}
+
+impl FlushEth {
+    /// The request, about that memory.
+    pub(crate) fn flush(&self, remote: segment::Reth) -> Flush {
+        let kind = self.kind.get() as u8;
+        Flush {
+            remote,
+            placement: kind & 0xf,
+            selectivity: kind >> SELECTIVITY_SHIFT & 3,
         }
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Opcodes and the extended headers that go with them (IBTA volume 1, table 38; annex A17, 9).
+//! Opcodes and the extended headers that go with them (IBTA volume 1, table 38; annex A17, 9; annex A19, 4).
 
 use crate::{
     error::{EncodeError, FrameError},
-    header::{Aeth, AtomicEth, Deth, LOW_24, Reader, Reth, Writer},
+    header::{Aeth, AtomicEth, Deth, FlushEth, LOW_24, Reader, Reth, Writer},
 };
 use vrnic_engine::{
     Segment,
@@ -35,6 +35,8 @@ const COMPARE_SWAP: u8 = 0x13;
 const FETCH_ADD: u8 = 0x14;
 const SEND_LAST_INVALIDATE: u8 = 0x16;
 const SEND_ONLY_INVALIDATE: u8 = 0x17;
+const FLUSH: u8 = 0x1c;
+const ATOMIC_WRITE: u8 = 0x1d;
 /// What the opcodes of an unreliable connection have more than those of a reliable one.
 const UNRELIABLE: u8 = 0x20;
 const DATAGRAM: u8 = 0x64;
@@ -99,6 +101,8 @@ fn reliable_opcode_of(body: &Body) -> u8 {
             AtomicKind::CompareSwap => COMPARE_SWAP,
             AtomicKind::FetchAdd => FETCH_ADD,
         },
+        Body::FlushRequest(_) => FLUSH,
+        Body::AtomicWrite(_) => ATOMIC_WRITE,
         Body::ReadResponse { position, .. } => match position {
             Position::First => READ_RESPONSE_FIRST,
             Position::Middle => READ_RESPONSE_MIDDLE,
@@ -151,6 +155,8 @@ fn reliable_opcode_name(body: &Body) -> &'static str {
         ATOMIC_ACKNOWLEDGE => "Atomic Acknowledge",
         COMPARE_SWAP => "Compare and Swap",
         FETCH_ADD => "Fetch and Add",
+        FLUSH => "FLUSH",
+        ATOMIC_WRITE => "ATOMIC WRITE",
         DATAGRAM => "UD SEND Only",
         DATAGRAM_IMMEDIATE => "UD SEND Only with Immediate",
         CONGESTION_NOTIFICATION => "Congestion Notification",
@@ -169,7 +175,8 @@ pub(crate) fn extended_length(body: &Body) -> usize {
         Body::Write {
             reth, immediate: i, ..
         } => reth.map_or(0, |_| size_of::<Reth>()) + immediate(i),
-        Body::ReadRequest(_) => size_of::<Reth>(),
+        Body::ReadRequest(_) | Body::AtomicWrite(_) => size_of::<Reth>(),
+        Body::FlushRequest(_) => size_of::<FlushEth>() + size_of::<Reth>(),
         Body::AtomicRequest(_) => size_of::<AtomicEth>(),
         Body::ReadResponse { aeth, .. } => aeth.map_or(0, |_| size_of::<Aeth>()),
         Body::Acknowledge(_) => size_of::<Aeth>(),
@@ -206,7 +213,11 @@ pub(crate) fn write_extended(body: &Body, writer: &mut Writer<'_>) -> Result<(),
             }
             optional(immediate, writer)
         }
-        Body::ReadRequest(reth) => writer.header(Reth::from(reth)),
+        Body::ReadRequest(reth) | Body::AtomicWrite(reth) => writer.header(Reth::from(reth)),
+        Body::FlushRequest(flush) => {
+            writer.header(FlushEth::from(flush))?;
+            writer.header(Reth::from(flush.remote))
+        }
         Body::AtomicRequest(request) => writer.header(AtomicEth::from(request)),
         Body::ReadResponse { position, aeth } => match (position, aeth) {
             (Position::Middle, None) => Ok(()),
@@ -276,6 +287,13 @@ pub(crate) fn read_body(opcode: u8, reader: &mut Reader<'_>) -> Result<Body, Fra
         WRITE_ONLY => write(Position::Only, false, reader),
         WRITE_ONLY_IMMEDIATE => write(Position::Only, true, reader),
         READ_REQUEST => Ok(Body::ReadRequest(reader.take::<Reth>()?.into())),
+        ATOMIC_WRITE => Ok(Body::AtomicWrite(reader.take::<Reth>()?.into())),
+        FLUSH => {
+            let header: FlushEth = reader.take()?;
+            Ok(Body::FlushRequest(
+                header.flush(reader.take::<Reth>()?.into()),
+            ))
+        }
         READ_RESPONSE_FIRST => response(Position::First, reader),
         READ_RESPONSE_MIDDLE => response(Position::Middle, reader),
         READ_RESPONSE_LAST => response(Position::Last, reader),
@@ -318,6 +336,7 @@ pub(crate) fn has_payload(body: &Body) -> bool {
         body,
         Body::Send { .. }
             | Body::Write { .. }
+            | Body::AtomicWrite(_)
             | Body::ReadResponse { .. }
             | Body::Datagram { .. }
             | Body::Unknown(_)

@@ -34,8 +34,19 @@ const KNOWN: u32 = (attribute::DEST_QPN << 1)
     - attribute::PATH_MIGRATION_STATE
     - attribute::CAPACITIES;
 
-/// Translates attributes for the device. `EOPNOTSUPP` for those that it does not know.
-pub(crate) fn to_wire(mask: AttributeMask, attributes: &Attributes) -> Result<QpAttributes> {
+/// Translates attributes for a device with or without memory placement. `EOPNOTSUPP` for those that
+/// it does not know.
+pub(crate) fn to_wire(
+    mask: AttributeMask,
+    attributes: &Attributes,
+    memory_placement: bool,
+) -> Result<QpAttributes> {
+    // Rights to operations that the device does not have are rights to nothing.
+    let rights = if memory_placement {
+        access::QUEUE_PAIR | access::PLACEMENT
+    } else {
+        access::QUEUE_PAIR
+    };
     if mask.bits() & !KNOWN != 0 {
         return Err(EOPNOTSUPP);
     }
@@ -50,8 +61,7 @@ pub(crate) fn to_wire(mask: AttributeMask, attributes: &Attributes) -> Result<Qp
         rq_psn: attributes.rq_psn.into(),
         sq_psn: attributes.sq_psn.into(),
         dest_qpn: attributes.dest_qpn.into(),
-        // Rights to operations that the device does not have are rights to nothing.
-        access: (attributes.access.bits() & access::QUEUE_PAIR).into(),
+        access: (attributes.access.bits() & rights).into(),
         pkey_index: attributes.pkey_index.into(),
         port: u8::try_from(attributes.port.number())?,
         max_rd_atomic: attributes.max_rd_atomic,
@@ -131,13 +141,22 @@ mod tests {
             ..Default::default()
         };
         let mask = Attribute::State | Attribute::PathMtu;
-        let wire = to_wire(mask, &attributes)?;
+        let wire = to_wire(mask, &attributes, true)?;
         assert_eq!(wire.mask.get(), attribute::STATE | attribute::PATH_MTU);
         assert_eq!(from_wire(&wire)?, attributes);
         assert_eq!(
-            to_wire(mask | Attribute::AlternatePath, &attributes).err(),
+            to_wire(mask | Attribute::AlternatePath, &attributes, true).err(),
             Some(EOPNOTSUPP)
         );
+        let flush = Attributes {
+            access: attributes.access | Access::FlushGlobal,
+            ..attributes
+        };
+        let access = |memory_placement| -> Result<u32> {
+            Ok(to_wire(mask, &flush, memory_placement)?.access.get())
+        };
+        assert_eq!(access(true)?, flush.access.bits());
+        assert_eq!(access(false)?, attributes.access.bits());
         Ok(())
     }
 }

@@ -59,8 +59,8 @@ fn left_for_users(all: u32) -> u32 {
     all.saturating_sub(1)
 }
 
-/// What a device with these limits can do.
-fn capabilities(limits: &DeviceLimits) -> Capabilities {
+/// What a device with these limits can do, and with or without memory placement.
+fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
     let mut capabilities = Capability::BadPkeyCounter
         | Capability::BadQkeyCounter
         | Capability::CurrentQpState
@@ -72,6 +72,9 @@ fn capabilities(limits: &DeviceLimits) -> Capabilities {
     }
     if limits.max_mw.get() != 0 {
         capabilities |= Capability::MemoryWindow | Capability::MemoryWindowType2B;
+    }
+    if memory_placement {
+        capabilities |= Capability::FlushGlobal | Capability::AtomicWrite;
     }
     capabilities
 }
@@ -102,7 +105,7 @@ impl Operations for Vrnic {
             vendor_id: PCI_VENDOR_ID.into(),
             vendor_part_id: PCI_DEVICE_ID.into(),
             hardware_version: 1,
-            capabilities: capabilities(limits),
+            capabilities: capabilities(limits, call.data.memory_placement),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
             max_qp: left_for_users(limits.max_qp.get()),

@@ -46,6 +46,7 @@ use vrnic_wire::{
         DOORBELL_PAGE_SIZE,
         F_DOORBELL,
         F_MEMORY_EXTENSIONS,
+        F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
         F_REREGISTRATION,
         PCI_CAP_DOORBELL_CFG,
@@ -85,6 +86,9 @@ const MEMORY_WINDOWS: Feature = Feature::device(F_MEMORY_WINDOWS);
 /// The device changes memory regions in place.
 const REREGISTRATION: Feature = Feature::device(F_REREGISTRATION);
 
+/// The device has flushes and atomic writes.
+const MEMORY_PLACEMENT: Feature = Feature::device(F_MEMORY_PLACEMENT);
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -95,9 +99,20 @@ impl virtio::Driver for Driver {
     const ID_TABLE: IdTable = &VIRTIO_TABLE;
     // A process must not be given more than its own doorbell page.
     const FEATURES: &'static [Feature] = if PAGE_SIZE == DOORBELL_PAGE_SIZE as usize {
-        &[DOORBELL, MEMORY_EXTENSIONS, MEMORY_WINDOWS, REREGISTRATION]
+        &[
+            DOORBELL,
+            MEMORY_EXTENSIONS,
+            MEMORY_WINDOWS,
+            REREGISTRATION,
+            MEMORY_PLACEMENT,
+        ]
     } else {
-        &[MEMORY_EXTENSIONS, MEMORY_WINDOWS, REREGISTRATION]
+        &[
+            MEMORY_EXTENSIONS,
+            MEMORY_WINDOWS,
+            REREGISTRATION,
+            MEMORY_PLACEMENT,
+        ]
     };
 
     fn probe<'bound>(
@@ -178,6 +193,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) dma: &'bound device::Device<Bound>,
     /// Its doorbells, unless they are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
+    /// Whether it has flushes and atomic writes.
+    pub(crate) memory_placement: bool,
     /// As long as there are users: they wait for what was posted.
     _supervised: Supervised,
     /// Key of the kernel for all memory.
@@ -232,6 +249,7 @@ impl<'bound> Resources<'bound> {
             config,
             dma,
             doorbells,
+            memory_placement: dev.has_feature(MEMORY_PLACEMENT),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             _queues: queues,
         };

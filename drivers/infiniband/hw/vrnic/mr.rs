@@ -335,6 +335,8 @@ mod tests {
         assert_eq!(Access::RemoteAtomic as u32, access::REMOTE_ATOMIC);
         assert_eq!(Access::MwBind as u32, access::MW_BIND);
         assert_eq!(Access::ZeroBased as u32, access::ZERO_BASED);
+        assert_eq!(Access::FlushGlobal as u32, access::FLUSH_GLOBAL);
+        assert_eq!(Access::FlushPersistent as u32, access::FLUSH_PERSISTENT);
         assert_eq!(Access::RelaxedOrdering as u32, access::RELAXED_ORDERING);
     }
 

@@ -332,7 +332,7 @@ impl QueuePair for Qp {
         let command = ModifyQp {
             qpn: qp.object.number().into(),
             reserved: 0.into(),
-            attributes: attr::to_wire(mask, attributes)?,
+            attributes: attr::to_wire(mask, attributes, call.data.memory_placement)?,
         };
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
             rings.set_open(false);

@@ -5,6 +5,7 @@
 use super::{Congestion, Qp, Requester, Responder, Turn, transition};
 use crate::{
     cause::Cause,
+    limits::Features,
     memory::Memory,
     psn::Psn,
     qp::receive::Receive,
@@ -64,7 +65,12 @@ impl Attributes {
     }
 
     /// These attributes with those that `wanted` names replaced, if all values are valid.
-    fn updated(mut self, wanted: &QpAttributes, resources: &Resources) -> Result<Self, Cause> {
+    fn updated(
+        mut self,
+        wanted: &QpAttributes,
+        features: Features,
+        resources: &Resources,
+    ) -> Result<Self, Cause> {
         let mask = wanted.mask.get();
         let limits = &resources.limits;
         let valid = |ok: bool| ok.then_some(()).ok_or(Cause::AttributeValue);
@@ -75,7 +81,12 @@ impl Attributes {
         }
         if mask & attribute::ACCESS_FLAGS != 0 {
             self.access = wanted.access.get();
-            valid(self.access & !access::QUEUE_PAIR == 0)?;
+            let known = if features.memory_placement {
+                access::QUEUE_PAIR | access::PLACEMENT
+            } else {
+                access::QUEUE_PAIR
+            };
+            valid(self.access & !known == 0)?;
         }
         if mask & attribute::PKEY_INDEX != 0 {
             self.pkey_index = wanted.pkey_index.get();
@@ -203,7 +214,8 @@ impl Qp {
             from
         };
         transition::check(self.created.qp_type, from, to, mask)?;
-        self.attributes = self.attributes.updated(wanted, resources)?;
+        let features = self.created.capacities.features;
+        self.attributes = self.attributes.updated(wanted, features, resources)?;
 
         if mask & attribute::ADDRESS_VECTOR != 0
             && let Some(path) = path_of(

@@ -590,7 +590,7 @@ impl Qp {
         Ok(length)
     }
 
-    /// Sends the request for a read or an atomic.
+    /// Sends a request that has a response of its own.
     fn send_fetch<M: Memory>(
         &mut self,
         resources: &mut Resources,
@@ -601,7 +601,24 @@ impl Qp {
         let wanted = &request.request;
         self.check_elements(request, access::LOCAL_WRITE, resources, io)?;
         let skipped = request.fetched * self.mtu;
+        let mut payload = Payload::Empty;
         let body = match wanted.target {
+            Target::Atomic {
+                address,
+                rkey,
+                swap,
+                ..
+            } if wanted.opcode == SendOpcode::AtomicWrite => {
+                let mut bytes = io.outbox.bytes();
+                bytes.extend_from_slice(&swap.to_le_bytes());
+                payload = Payload::Bytes(bytes);
+                Body::AtomicWrite(Reth {
+                    address,
+                    rkey,
+                    length: 8,
+                })
+            }
+            Target::Flush(flush) => Body::FlushRequest(flush),
             Target::Atomic {
                 address,
                 rkey,
@@ -627,7 +644,7 @@ impl Qp {
         let psn = request.first_psn.add(request.fetched);
         let segment = Segment {
             ack_request: true,
-            ..self.segment(psn, body, Payload::Empty)
+            ..self.segment(psn, body, payload)
         };
         let next = request.end_psn();
         let requester = &mut self.requester;

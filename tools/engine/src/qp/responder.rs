@@ -15,12 +15,12 @@ use crate::{
     cause::Cause,
     explain::Access,
     limits::MAX_MESSAGE,
-    memory::Memory,
+    memory::{HostRange, Memory},
     psn::Psn,
     resources::{Io, Resources},
     segment::{
-        AtomicKind, AtomicRequest, Body, NakCode, Payload, Position, Reth, Segment, SendTail,
-        Syndrome,
+        AtomicKind, AtomicRequest, Body, Flush, NakCode, Payload, Position, Reth, Segment,
+        SendTail, Syndrome,
     },
 };
 use std::collections::VecDeque;
@@ -52,7 +52,11 @@ enum Message {
     },
 }
 
-/// What a read or an atomic is answered with.
+/// Flushes of the peer that wait to be answered. It need not ask how many it may have outstanding, and Soft-RoCE does
+/// not count them.
+const MAX_FLUSHES: usize = 256;
+
+/// What a request that is not only acknowledged is answered with.
 #[derive(Copy, Clone, Debug)]
 enum Answer {
     /// Data from there.
@@ -64,6 +68,8 @@ enum Answer {
     },
     /// The result of an atomic.
     Original(u64),
+    /// That a flush or an atomic write is done.
+    Done,
 }
 
 /// A response that waits.
@@ -78,12 +84,12 @@ struct Response {
     answer: Answer,
 }
 
-/// Result of an atomic, kept in case that the request comes again.
+/// Answer to an atomic or an atomic write, kept in case that the request comes again: it must not be executed again.
 #[derive(Copy, Clone, Debug)]
 struct AtomicResult {
     psn: Psn,
     msn: u32,
-    original: u64,
+    answer: Answer,
 }
 
 /// An acknowledgement that waits.
@@ -183,6 +189,17 @@ impl Responder {
     fn count_message(&mut self) {
         self.msn = self.msn.wrapping_add(1) & MAX_PSN;
     }
+
+    /// Answers the expected packet, which was executed.
+    fn answer(&mut self, answer: Answer) {
+        self.count_message();
+        self.responses.push_back(Response {
+            psn: self.expected,
+            msn: self.msn,
+            repeated: false,
+            answer,
+        });
+    }
 }
 
 impl Qp {
@@ -214,9 +231,8 @@ impl Qp {
                 let responder = &mut self.responder;
                 responder.expected = responder.expected.add(packets);
                 responder.told = false;
-                // Reads and atomics are acknowledged by their responses.
-                let fetches = matches!(segment.body, Body::ReadRequest(_) | Body::AtomicRequest(_));
-                if segment.ack_request && !fetches {
+                // Some are acknowledged by their responses.
+                if segment.ack_request && !segment.body.has_response() {
                     responder.reply = Some(Reply::Ack);
                 }
             }
@@ -297,7 +313,16 @@ impl Qp {
             Body::AtomicRequest(request) => {
                 self.check_no_message()?;
                 self.check_reads()?;
-                self.execute_atomic(&request, segment.psn, resources, io)
+                self.execute_atomic(&request, resources, io)
+            }
+            Body::AtomicWrite(reth) => {
+                self.check_no_message()?;
+                self.check_reads()?;
+                self.execute_atomic_write(&reth, &segment.payload, resources, io)
+            }
+            Body::FlushRequest(flush) => {
+                self.check_no_message()?;
+                self.execute_flush(&flush, resources, io)
             }
             Body::Unknown(_) => Err(Fault::invalid(Cause::PacketOpcode)),
             _ => Err(Fault::invalid(Cause::PacketSequence)),
@@ -510,17 +535,7 @@ impl Qp {
         if reth.length > MAX_MESSAGE {
             return Err(Fault::invalid(Cause::WqeLength));
         }
-        if self.attributes.access & right == 0 {
-            let access = Access {
-                key: reth.rkey,
-                pd: self.created.pd,
-                rights: right,
-                address: reth.address,
-                length: reth.length.into(),
-            };
-            let cause = resources.keys.refuse(Cause::RemoteRights, access);
-            return Err(Fault::invalid(cause));
-        }
+        self.check_granted(reth, right, resources)?;
         resources
             .keys
             .check(
@@ -534,6 +549,22 @@ impl Qp {
             .map_err(Fault::access)
     }
 
+    /// Checks that the queue pair grants its peer `rights`.
+    fn check_granted(&self, reth: &Reth, rights: u32, resources: &Resources) -> Result<(), Fault> {
+        if self.attributes.access & rights == rights {
+            return Ok(());
+        }
+        let access = Access {
+            key: reth.rkey,
+            pd: self.created.pd,
+            rights,
+            address: reth.address,
+            length: reth.length.into(),
+        };
+        let cause = resources.keys.refuse(Cause::RemoteRights, access);
+        Err(Fault::invalid(cause))
+    }
+
     fn execute_read<M: Memory>(
         &mut self,
         reth: Reth,
@@ -541,16 +572,9 @@ impl Qp {
         io: &Io<'_, M>,
     ) -> Result<Outcome, Fault> {
         self.check_remote(&reth, access::REMOTE_READ, resources, io)?;
-        let responder = &mut self.responder;
-        responder.count_message();
-        responder.responses.push_back(Response {
-            psn: responder.expected,
-            msn: responder.msn,
-            repeated: false,
-            answer: Answer::Data {
-                left: reth,
-                begun: false,
-            },
+        self.responder.answer(Answer::Data {
+            left: reth,
+            begun: false,
         });
         Ok(Outcome::Done(reth.length.div_ceil(self.mtu).max(1)))
     }
@@ -558,60 +582,117 @@ impl Qp {
     fn execute_atomic<M: Memory>(
         &mut self,
         request: &AtomicRequest,
-        psn: Psn,
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<Outcome, Fault> {
-        if self.attributes.access & access::REMOTE_ATOMIC == 0 {
+        let AtomicRequest { address, rkey, .. } = *request;
+        let word = self.remote_word(address, rkey, access::REMOTE_ATOMIC, resources, io)?;
+        let original = match request.kind {
+            AtomicKind::CompareSwap => {
+                io.memory
+                    .compare_exchange_u64(word, 0, request.compare_add, request.swap)
+            }
+            AtomicKind::FetchAdd => io.memory.fetch_add_u64(word, 0, request.compare_add),
+        }
+        .map_err(|_| Fault::access(Cause::RemoteUnmapped))?;
+        self.keep_answer(Answer::Original(original));
+        Ok(Outcome::Done(1))
+    }
+
+    fn execute_atomic_write<M: Memory>(
+        &mut self,
+        reth: &Reth,
+        payload: &Payload,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<Outcome, Fault> {
+        let value = payload.word().filter(|_| reth.length == 8);
+        let value = value.ok_or(Fault::invalid(Cause::PacketLength))?;
+        let right = access::REMOTE_WRITE;
+        let word = self.remote_word(reth.address, reth.rkey, right, resources, io)?;
+        io.memory
+            .swap_u64(word, 0, value)
+            .map_err(|_| Fault::access(Cause::RemoteUnmapped))?;
+        self.keep_answer(Answer::Done);
+        Ok(Outcome::Done(1))
+    }
+
+    /// The 8 bytes at `address`, which the peer may access with `right` at once.
+    fn remote_word<M: Memory>(
+        &self,
+        address: u64,
+        rkey: u32,
+        right: u32,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Result<HostRange, Fault> {
+        if self.attributes.access & right == 0 {
             return Err(Fault::invalid(Cause::RemoteRights));
         }
-        if !request.address.is_multiple_of(8) {
+        if !address.is_multiple_of(8) {
             return Err(Fault::invalid(Cause::AtomicAlignment));
         }
-        let original = resources.with_scratch(|resources, ranges| {
-            resources
-                .keys
-                .resolve(
-                    request.rkey,
-                    self.accessor(),
-                    access::REMOTE_ATOMIC,
-                    request.address,
-                    8,
-                    io.memory,
-                    ranges,
-                )
+        resources.with_scratch(|resources, ranges| {
+            let (keys, by) = (&resources.keys, self.accessor());
+            keys.resolve(rkey, by, right, address, 8, io.memory, ranges)
                 .map_err(Fault::access)?;
             // The region may begin in the middle of a word.
-            let [word] = ranges[..] else {
-                return Err(Fault::invalid(Cause::AtomicAlignment));
-            };
-            if !word.offset.is_multiple_of(8) {
-                return Err(Fault::invalid(Cause::AtomicAlignment));
+            match ranges[..] {
+                [word] if word.offset.is_multiple_of(8) => Ok(word),
+                _ => Err(Fault::invalid(Cause::AtomicAlignment)),
             }
-            match request.kind {
-                AtomicKind::CompareSwap => {
-                    io.memory
-                        .compare_exchange_u64(word, 0, request.compare_add, request.swap)
-                }
-                AtomicKind::FetchAdd => io.memory.fetch_add_u64(word, 0, request.compare_add),
-            }
-            .map_err(|_| Fault::access(Cause::RemoteUnmapped))
-        })?;
+        })
+    }
+
+    /// Answers the expected packet, now and when it comes again.
+    fn keep_answer(&mut self, answer: Answer) {
+        let kept = usize::from(self.attributes.max_dest_rd_atomic);
         let responder = &mut self.responder;
-        responder.count_message();
-        let msn = responder.msn;
-        if responder.atomics.len() >= usize::from(self.attributes.max_dest_rd_atomic) {
+        responder.answer(answer);
+        if responder.atomics.len() >= kept {
             responder.atomics.pop_front();
         }
-        responder
-            .atomics
-            .push_back(AtomicResult { psn, msn, original });
-        responder.responses.push_back(Response {
-            psn,
-            msn,
-            repeated: false,
-            answer: Answer::Original(original),
+        responder.atomics.push_back(AtomicResult {
+            psn: responder.expected,
+            msn: responder.msn,
+            answer,
         });
+    }
+
+    /// What was written has been placed: this device stores before it takes the next packet.
+    fn execute_flush<M: Memory>(
+        &mut self,
+        flush: &Flush,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) -> Result<Outcome, Fault> {
+        if self.responder.responses.len() >= MAX_FLUSHES {
+            return Err(Fault::invalid(Cause::TooManyReads));
+        }
+        self.check_flush(flush, resources, io)?;
+        io.memory.fence();
+        self.responder.answer(Answer::Done);
         Ok(Outcome::Done(1))
+    }
+
+    fn check_flush<M: Memory>(
+        &self,
+        flush: &Flush,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) -> Result<(), Fault> {
+        let Flush { remote, .. } = flush;
+        if !flush.is_valid() {
+            return Err(Fault::invalid(Cause::FlushKind));
+        }
+        self.check_granted(remote, flush.rights(), resources)?;
+        let (keys, by, rights) = (&resources.keys, self.accessor(), flush.rights());
+        if flush.is_whole() {
+            keys.check_object(remote.rkey, by, rights)
+        } else {
+            let length = remote.length.into();
+            keys.check(remote.rkey, by, rights, remote.address, length, io.memory)
+        }
+        .map_err(Fault::access)
     }
 }

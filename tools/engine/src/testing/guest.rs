@@ -359,6 +359,18 @@ impl Send {
         self
     }
 
+    /// Sets what a flush is about.
+    #[must_use]
+    pub fn flush(self, address: u64, rkey: u32, length: u32, placement: u8) -> Self {
+        self.target(&work::FlushTarget {
+            address: address.into(),
+            rkey: rkey.into(),
+            length: length.into(),
+            placement,
+            ..Default::default()
+        })
+    }
+
     /// Sets the destination of a datagram.
     #[must_use]
     pub fn datagram(mut self, address: work::AddressVector, qpn: u32, qkey: u32) -> Self {
@@ -378,6 +390,15 @@ impl Send {
         assert_eq!(entry.len(), SEND_DATA_OFFSET);
         entry.extend(&self.data);
         entry
+    }
+}
+
+/// All rights that a region or a queue pair of that device can give to peers.
+pub fn full_rights(rnic: &Rnic) -> u32 {
+    if rnic.features().memory_placement {
+        access::QUEUE_PAIR | access::FLUSH_GLOBAL
+    } else {
+        access::QUEUE_PAIR
     }
 }
 
@@ -587,12 +608,9 @@ impl Guest {
         Mr { arena, iova, key }
     }
 
-    /// Registers memory with all rights.
+    /// Registers memory with all rights of peers.
     pub fn full_mr(&mut self, rnic: &mut Rnic, length: usize) -> Mr {
-        let rights = access::LOCAL_WRITE
-            | access::REMOTE_WRITE
-            | access::REMOTE_READ
-            | access::REMOTE_ATOMIC;
+        let rights = full_rights(rnic);
         self.mr(rnic, length, rights)
     }
 

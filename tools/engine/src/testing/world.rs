@@ -3,7 +3,7 @@
 //! Guests, their devices, and the fabric between them.
 
 use super::{
-    guest::{Cq, Guest, Mr, Qp, QpOptions},
+    guest::{Cq, Guest, Mr, Qp, QpOptions, full_rights},
     memory::{GuestView, Memories},
 };
 use crate::{
@@ -261,6 +261,7 @@ impl World {
         for side in 0..2 {
             let peer = &sides[1 - side].0;
             let mut attributes = Self::attributes(nodes[1 - side], peer.qpn);
+            attributes.access = full_rights(&self.nodes[nodes[side]].rnic).into();
             change(side, &mut attributes);
             let qpn = sides[side].0.qpn;
             self.bring_up(nodes[side], qpn, attributes, options.qp_type);

@@ -25,7 +25,7 @@ use vrnic_wire::{
     completion::{Opcode, Status, flags},
     memory::access,
     qp::QpState,
-    work::{SendOpcode, Sge, send_flags},
+    work::{SendOpcode, Sge, placement, send_flags},
 };
 
 pub const SOURCE: usize = 0;
@@ -77,6 +77,8 @@ pub fn op() -> impl Strategy<Value = Op> {
         SendOpcode::CompareSwap,
         SendOpcode::FetchAdd,
         SendOpcode::SendWithInvalidate,
+        SendOpcode::Flush,
+        SendOpcode::AtomicWrite,
     ]);
     let length = prop_oneof![
         3 => 0usize..100,
@@ -98,6 +100,7 @@ pub fn op() -> impl Strategy<Value = Op> {
                 opcode,
                 length: match opcode {
                     SendOpcode::CompareSwap | SendOpcode::FetchAdd => 8,
+                    SendOpcode::Flush | SendOpcode::AtomicWrite => 0,
                     _ => length,
                 },
                 local,
@@ -126,7 +129,11 @@ impl Op {
     pub fn fetches(&self) -> bool {
         matches!(
             self.opcode,
-            SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
+            SendOpcode::Read
+                | SendOpcode::CompareSwap
+                | SendOpcode::FetchAdd
+                | SendOpcode::Flush
+                | SendOpcode::AtomicWrite
         )
     }
 
@@ -257,8 +264,10 @@ pub fn plan(
         requests.push(register);
         own.is_valid = true;
     }
-    // A read that was not answered before the key is invalidated would fail.
-    let by_given = op.keys.remote && peer.is_given && op.opcode != SendOpcode::Read;
+    // A read that was not answered before the key is invalidated would fail, and so would a flush that is repeated; nor
+    // can windows be flushed.
+    let stays = !matches!(op.opcode, SendOpcode::Read | SendOpcode::Flush);
+    let by_given = op.keys.remote && peer.is_given && stays;
     let mr = if by_given {
         Mr {
             arena: c.mrs[1 - side].arena.clone(),
@@ -310,6 +319,19 @@ pub fn plan(
                 _ => Opcode::CompareSwap,
             };
         }
+        SendOpcode::AtomicWrite => {
+            let remote = WORDS + 8 * scaled(op.remote, WORD_COUNT);
+            let value = u64::from(op.value % 3);
+            peer.memory[remote..remote + 8].copy_from_slice(&value.to_le_bytes());
+            send = send.atomic(mr.iova + remote as u64, mr.key, 7, value);
+            opcode = Opcode::AtomicWrite;
+        }
+        SendOpcode::Flush => {
+            let remote = WINDOW + scaled(op.remote, WINDOW_LENGTH);
+            let length = (WINDOW + WINDOW_LENGTH - remote) as u32;
+            send = send.flush(mr.iova + remote as u64, mr.key, length, placement::GLOBAL);
+            opcode = Opcode::Flush;
+        }
         _ => opcode = Opcode::Send,
     }
     if op.needs_receive() {
@@ -338,7 +360,9 @@ pub fn plan(
             send.header.opcode = SendOpcode::Send.raw();
         }
     }
-    if inline {
+    if matches!(op.opcode, SendOpcode::Flush | SendOpcode::AtomicWrite) {
+        // Names no local memory.
+    } else if inline {
         send = send.inline(&payload);
     } else {
         let local_mr = if op.keys.local {

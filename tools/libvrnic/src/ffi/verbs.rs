@@ -290,8 +290,8 @@ c_struct!(
         wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
         wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
         wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
-        wr_atomic_write: super::Unused,
-        wr_flush: super::Unused,
+        wr_atomic_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const c_void)>,
+        wr_flush: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>,
     }
 );
 
@@ -603,6 +603,8 @@ c_constants! {
     IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
     IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
     IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
+    IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
+    IBV_QP_EX_WITH_ATOMIC_WRITE: u64 = 1 << 12;
 
     IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
     IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;

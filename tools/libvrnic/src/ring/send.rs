@@ -5,8 +5,8 @@
 use super::{Refused, WorkRing};
 use crate::memory::Shared;
 use vrnic_wire::work::{
-    AddressVector, AtomicTarget, BindTarget, DatagramTarget, RdmaTarget, SEND_DATA_OFFSET,
-    SendHeader, SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
+    AddressVector, AtomicTarget, BindTarget, DatagramTarget, FlushTarget, RdmaTarget,
+    SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
 };
 
 /// What a request is aimed at.
@@ -31,6 +31,19 @@ pub enum Target<'a> {
         compare_add: u64,
         /// What to store.
         swap: u64,
+    },
+    /// Memory of the peer, to be placed.
+    Flush {
+        /// Address in the peer's region.
+        address: u64,
+        /// Key of the region.
+        rkey: u32,
+        /// Bytes.
+        length: u32,
+        /// [`placement`](vrnic_wire::work::placement), at least one bit.
+        placement: u8,
+        /// A [`Selectivity`](vrnic_wire::work::Selectivity).
+        selectivity: u8,
     },
     /// A memory window of this side.
     Window {
@@ -94,10 +107,16 @@ impl Limits {
     }
 }
 
-/// Whether the operation has no data.
+/// Whether the operation names no local memory.
 #[inline]
-fn is_local(opcode: SendOpcode) -> bool {
-    matches!(opcode, SendOpcode::LocalInvalidate | SendOpcode::BindWindow)
+fn has_no_elements(opcode: SendOpcode) -> bool {
+    matches!(
+        opcode,
+        SendOpcode::LocalInvalidate
+            | SendOpcode::BindWindow
+            | SendOpcode::Flush
+            | SendOpcode::AtomicWrite
+    )
 }
 
 /// The send queue of a queue pair.
@@ -185,7 +204,7 @@ impl SendQueue {
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
         let count = elements.len();
-        if count > self.limits.max_sge as usize || (count > 0 && is_local(opcode)) {
+        if count > self.limits.max_sge as usize || (count > 0 && has_no_elements(opcode)) {
             return Err(Refused::Invalid);
         }
         entry.write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
@@ -207,7 +226,7 @@ impl SendQueue {
         if matches!(
             opcode,
             SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
-        ) || is_local(opcode)
+        ) || has_no_elements(opcode)
         {
             return Err(Refused::Invalid);
         }
@@ -273,6 +292,12 @@ impl SendQueue {
             Ok(entry) => self.entry = Some((entry, request.opcode)),
             Err(error) => self.error = Some(error),
         }
+    }
+
+    /// Refuses the group for a request that cannot even be begun.
+    #[inline]
+    pub fn refuse(&mut self) {
+        self.error.get_or_insert(Refused::Invalid);
     }
 
     /// Does something to the request begun last. Without one the group fails.
@@ -371,6 +396,23 @@ fn write_target(entry: &Shared, target: &Target<'_>) {
                 compare_add: compare_add.into(),
                 swap: swap.into(),
                 ..AtomicTarget::default()
+            },
+        ),
+        Target::Flush {
+            address,
+            rkey,
+            length,
+            placement,
+            selectivity,
+        } => entry.write(
+            TARGET_OFFSET,
+            &FlushTarget {
+                address: address.into(),
+                rkey: rkey.into(),
+                length: length.into(),
+                placement,
+                selectivity,
+                ..FlushTarget::default()
             },
         ),
         Target::Window {

@@ -99,6 +99,8 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
                     _ => 0,
                 },
             },
+            // The structure has no room for what they name.
+            SendOpcode::Flush | SendOpcode::AtomicWrite => return Err(Refused::Invalid),
             SendOpcode::BindWindow => {
                 let mw = wr.bind_mw.mw.as_mut().ok_or(Refused::Invalid)?;
                 let (target, key) = bind_target(mw, wr.bind_mw.rkey, &wr.bind_mw.bind_info);

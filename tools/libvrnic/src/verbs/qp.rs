@@ -147,6 +147,8 @@ fn operations(qp_type: c_int) -> Option<(u32, u64)> {
         SendOpcode::SendWithInvalidate,
         SendOpcode::LocalInvalidate,
         SendOpcode::BindWindow,
+        SendOpcode::Flush,
+        SendOpcode::AtomicWrite,
     ]);
     const SENDS_EX: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const WRITES_EX: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -155,7 +157,9 @@ fn operations(qp_type: c_int) -> Option<(u32, u64)> {
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
         | IBV_QP_EX_WITH_SEND_WITH_INV
         | IBV_QP_EX_WITH_LOCAL_INV
-        | IBV_QP_EX_WITH_BIND_MW;
+        | IBV_QP_EX_WITH_BIND_MW
+        | IBV_QP_EX_WITH_FLUSH
+        | IBV_QP_EX_WITH_ATOMIC_WRITE;
 
     match qp_type {
         IBV_QPT_RC => Some((

@@ -49,6 +49,8 @@ pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
         qp.wr_send_inv = Some(wr_send_inv);
         qp.wr_bind_mw = Some(wr_bind_mw);
         qp.wr_local_inv = Some(wr_local_inv);
+        qp.wr_flush = Some(wr_flush);
+        qp.wr_atomic_write = Some(wr_atomic_write);
     }
 }
 
@@ -202,6 +204,47 @@ unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address:
     };
     // SAFETY: The verbs contract.
     unsafe { add(qp, SendOpcode::FetchAdd, 0, target) }
+}
+
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    length: usize,
+    placement: u8,
+    selectivity: u8,
+) {
+    let Ok(length) = u32::try_from(length) else {
+        // SAFETY: The verbs contract.
+        return unsafe { queue(qp) }.refuse();
+    };
+    let target = Target::Flush {
+        address,
+        rkey,
+        length,
+        placement,
+        selectivity,
+    };
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::Flush, 0, target) }
+}
+
+unsafe extern "C" fn wr_atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    value: *const c_void,
+) {
+    // SAFETY: The verbs contract: 8 bytes, anywhere.
+    let value = unsafe { value.cast::<[u8; 8]>().read() };
+    let target = Target::Atomic {
+        address,
+        rkey,
+        compare_add: 0,
+        swap: u64::from_le_bytes(value),
+    };
+    // SAFETY: The verbs contract.
+    unsafe { add(qp, SendOpcode::AtomicWrite, 0, target) }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(

@@ -7,7 +7,7 @@ use vrnic_engine::{
     Segment,
     psn::Psn,
     segment::{
-        Aeth, AtomicKind, AtomicRequest, Body, Gid, NakCode, Path, Payload, Position, Reth,
+        Aeth, AtomicKind, AtomicRequest, Body, Flush, Gid, NakCode, Path, Payload, Position, Reth,
         SendTail, Syndrome,
     },
     testing::{GuestView, Memories},
@@ -103,11 +103,15 @@ pub fn body() -> impl Strategy<Value = Body> {
         4 => write,
         1 => reth().prop_map(Body::ReadRequest),
         2 => atomic,
+        1 => reth().prop_map(Body::AtomicWrite),
+        1 => (reth(), 0u8..16, 0u8..4).prop_map(|(remote, placement, selectivity)| {
+            Body::FlushRequest(Flush { remote, placement, selectivity })
+        }),
         2 => response,
         1 => aeth().prop_map(Body::Acknowledge),
         1 => (aeth(), any::<u64>()).prop_map(|(aeth, original)| Body::AtomicAcknowledge { aeth, original }),
         1 => datagram,
-        1 => prop_oneof![Just(0x15), 0x18u8..0x20].prop_map(Body::Unknown),
+        1 => prop_oneof![Just(0x15), 0x18u8..0x1c, 0x1eu8..0x20].prop_map(Body::Unknown),
         1 => Just(Body::CongestionNotification),
     ]
 }

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use vrnic_engine::psn::Psn;
 use vrnic_engine::segment::{
-    Aeth, AtomicKind, AtomicRequest, Body, Path as Way, Payload, Position, Reth, SendTail, Syndrome,
+    Aeth, AtomicKind, AtomicRequest, Body, Flush, Path as Way, Payload, Position, Reth, SendTail,
+    Syndrome,
 };
 use vrnic_engine::testing::{GuestView, Memories, gid_of};
 use vrnic_wire::port::NO_VLAN;
@@ -78,6 +79,11 @@ fn kinds() -> Vec<(Segment<'static>, u8)> {
             swap: 2,
         })
     };
+    let flush = Body::FlushRequest(Flush {
+        remote: reth,
+        placement: 1,
+        selectivity: 0,
+    });
     let mut kinds = vec![
         (segment(send(Position::First, SendTail::Plain), 256), 0),
         (segment(send(Position::Middle, SendTail::Plain), 256), 1),
@@ -103,6 +109,8 @@ fn kinds() -> Vec<(Segment<'static>, u8)> {
         ),
         (segment(atomic(AtomicKind::CompareSwap), 0), 19),
         (segment(atomic(AtomicKind::FetchAdd), 0), 20),
+        (segment(flush, 0), 28),
+        (segment(Body::AtomicWrite(reth), 8), 29),
         (
             segment(send(Position::Last, SendTail::Invalidate(9)), 8),
             22,

@@ -176,7 +176,8 @@ impl Qp {
                 return;
             };
             resources.counters.count(match done.opcode() {
-                Opcode::Write => Counter::WriteRequests,
+                Opcode::Write | Opcode::AtomicWrite => Counter::WriteRequests,
+                Opcode::Flush => Counter::FlushRequests,
                 Opcode::Read => Counter::ReadRequests,
                 Opcode::CompareSwap | Opcode::FetchAdd => Counter::AtomicRequests,
                 Opcode::LocalInvalidate | Opcode::BindWindow | Opcode::RegisterRegion => {
@@ -230,7 +231,7 @@ impl Qp {
         }
     }
 
-    /// Part of the data of a read came.
+    /// Part of the data of a read came, or the response to a flush or an atomic write.
     pub(super) fn take_read_response<M: Memory>(
         &mut self,
         psn: Psn,
@@ -245,10 +246,11 @@ impl Qp {
         let offset = u64::from(front.fetched) * u64::from(self.mtu);
         let length = (u64::from(front.request.length) - offset).min(self.mtu.into());
         let ends = front.fetched + 1 == front.packets;
-        if front.request.opcode != SendOpcode::Read
-            || payload.len() != length
-            || position.ends() != ends
-        {
+        let atomic = matches!(
+            front.request.opcode,
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd
+        );
+        if atomic || payload.len() != length || position.ends() != ends {
             return self.fail_response(resources, io);
         }
         self.store_response(offset, payload, resources, io);

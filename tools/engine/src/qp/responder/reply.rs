@@ -36,7 +36,19 @@ impl Qp {
                     },
                 }
             }
-            Body::AtomicRequest(_) => {
+            // To do it again does no harm.
+            Body::FlushRequest(flush) => {
+                if self.check_flush(&flush, resources, io).is_err() {
+                    return;
+                }
+                Response {
+                    psn: segment.psn,
+                    msn: self.responder.msn,
+                    repeated: true,
+                    answer: Answer::Done,
+                }
+            }
+            Body::AtomicRequest(_) | Body::AtomicWrite(_) => {
                 let results = &self.responder.atomics;
                 let Some(result) = results.iter().find(|result| result.psn == segment.psn) else {
                     return;
@@ -45,7 +57,7 @@ impl Qp {
                     psn: result.psn,
                     msn: result.msn,
                     repeated: true,
-                    answer: Answer::Original(result.original),
+                    answer: result.answer,
                 }
             }
             // None was ever executed.
@@ -95,6 +107,15 @@ impl Qp {
                     let body = Body::AtomicAcknowledge {
                         aeth: self.ack(response.msn, io.memory),
                         original,
+                    };
+                    self.send_response(response.psn, body, Payload::Empty, resources, io);
+                    turn.spend(0);
+                }
+                Answer::Done => {
+                    self.responder.responses.pop_front();
+                    let body = Body::ReadResponse {
+                        position: Position::Only,
+                        aeth: Some(self.ack(response.msn, io.memory)),
                     };
                     self.send_response(response.psn, body, Payload::Empty, resources, io);
                     turn.spend(0);
