@@ -3,7 +3,7 @@
 """Looks at a capture of RoCEv2: frames.py CAPTURE MAC...
 
 Each invariant CRC must be right, computed here anew from IBTA volume 1, 7.8.1, and annex A17. Each MAC must have sent
-every opcode of RC and a datagram, over IPv4 and IPv6, in packets of every path MTU. Says what each sent.
+every opcode of RC, some of UC and a datagram, over IPv4 and IPv6, in packets of every path MTU. Says what each sent.
 """
 import struct
 import sys
@@ -16,7 +16,16 @@ NAMES = (
     "READ Request,READ response First,READ response Middle,READ response Last,READ response Only,"
     "Acknowledge,ATOMIC Acknowledge,CompareSwap,FetchAdd"
 ).split(",")
-OPCODES = dict(enumerate(NAMES)) | {0x17: "SEND Only with Invalidate", 0x64: "UD SEND Only"}
+OPCODES = dict(enumerate(NAMES)) | {
+    0x17: "SEND Only with Invalidate",
+    0x1D: "ATOMIC WRITE",
+    0x20: "UC SEND First",
+    0x21: "UC SEND Middle",
+    0x22: "UC SEND Last",
+    0x24: "UC SEND Only",
+    0x2A: "UC WRITE Only",
+    0x64: "UD SEND Only",
+}
 # Opcodes of packets that fill the path MTU: the first of a message.
 FULL = {0: 0, 6: 16, 13: 4}
 MTUS = {256, 512, 1024, 2048, 4096}

@@ -6,7 +6,7 @@
 # lab: vrnicd capture = { file = "{lab}/capture.pcapng", device = "a" }
 . "$LAB_LIB"
 
-# Every pair of programs that libibverbs and perftest have for RC and UD.
+# Every pair of programs that libibverbs and perftest have for RC, UC and UD.
 programs() {
 	perf "$@" ibv_rc_pingpong -n 20
 	perf "$@" ibv_ud_pingpong -n 20
@@ -21,6 +21,10 @@ programs() {
 	perf "$@" ib_atomic_bw -n 20 -A FETCH_AND_ADD
 	perf "$@" ib_atomic_bw -n 20 -A CMP_AND_SWAP
 	perf "$@" ib_atomic_lat -n 20
+	# Nothing holds back who sends without acknowledgement, so the ends take turns.
+	perf "$@" ibv_uc_pingpong -n 20
+	perf "$@" ib_send_lat -n 20 -c UC
+	perf "$@" ib_write_lat -n 20 -c UC
 }
 programs a b
 programs -6 b a
@@ -64,18 +68,20 @@ check() {
 check a b 18521
 check b a 18522
 
-# A window of either, whose key the other takes away.
-window() {
-	local server=$1 client=$2 address=IP_$1
-	local -n server_device=DEV_$1 client_device=DEV_$2
-	on -t 120 "$server" python3 /vrnic/tests/pyverbs/remote_window.py --device "$server_device" --gid "${gid[$server-4]}" --port "$3" --server &
+# A window of either, whose key the other takes away; and words of either that the other writes at once.
+remote() {
+	local program=/vrnic/tests/pyverbs/remote_$1.py server=$2 client=$3 address=IP_$2
+	local -n server_device=DEV_$2 client_device=DEV_$3
+	on -t 120 "$server" python3 "$program" --device "$server_device" --gid "${gid[$server-4]}" --port "$4" --server &
 	local job=$!
-	on -t 120 "$client" python3 /vrnic/tests/pyverbs/remote_window.py --device "$client_device" --gid "${gid[$client-4]}" --port "$3" --client "${!address}" ||
-		fail "a window of $server, used by $client"
-	wait $job || fail "a window of $server"
+	on -t 120 "$client" python3 "$program" --device "$client_device" --gid "${gid[$client-4]}" --port "$4" --client "${!address}" ||
+		fail "a $1 of $server, used by $client"
+	wait $job || fail "a $1 of $server"
 }
-window a b 18511
-window b a 18512
+remote window a b 18511
+remote window b a 18512
+remote placement a b 18513
+remote placement b a 18514
 
 # What went over the wire. The file is written behind the traffic.
 file=$(dirname "$(lab config)")/capture.pcapng

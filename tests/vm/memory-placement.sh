@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# One VM writes, flushes and writes words at once to memory of the other, by the extended interface of libibverbs.
+# lab: fabric=local
+# lab: fabric=roce
+. "$LAB_LIB"
+
+program=/vrnic/tests/pyverbs/remote_placement.py
+on -t 120 b python3 $program --device "$DEV" --gid "$GID_INDEX" --server &
+server=$!
+on -t 120 a python3 $program --device "$DEV" --gid "$GID_INDEX" --client "$IP_b"
+wait $server
+flushes=$(on a cat "/sys/class/infiniband/$DEV/ports/1/hw_counters/flush_requests")
+[ "$flushes" = 6 ] || fail "$flushes flushes were counted"
