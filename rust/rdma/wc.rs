@@ -69,6 +69,10 @@ c_enum! {
         BindWindow = bindings::ib_wc_opcode_IB_WC_BIND_MW,
         /// An invalidation of a key of this side.
         LocalInvalidate = bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
+        /// A flush.
+        Flush = bindings::ib_wc_opcode_IB_WC_FLUSH,
+        /// An atomic write.
+        AtomicWrite = bindings::ib_wc_opcode_IB_WC_ATOMIC_WRITE,
         /// A fast registration.
         Register = bindings::ib_wc_opcode_IB_WC_REG_MR,
         /// A receive.
