@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Exactly as many objects as the device reports can be created, one more is refused, and all can be created again.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=240
 # Fewer than by default, which would take minutes and gigabytes of the guest.
 # lab: vrnicd-device limits = { qp = 2000, cq = 3000, mr = 5000, pd = 1000 }

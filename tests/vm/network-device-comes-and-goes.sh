@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The network device that shares the port goes away and comes back: port and GIDs follow it, nothing waits for anything.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Removing the module with open contexts under traffic: refused or clean, never a crash; afterwards it loads and works.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

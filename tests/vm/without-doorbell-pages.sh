@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # A device without doorbell pages is rung by commands, of the kernel and, through the verb POST_SEND, of processes.
+# lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=300
 # lab: vrnicd-device doorbells = false
 . "$LAB_LIB"
