@@ -45,6 +45,7 @@ use crate::{
         Port, //
     },
     qp::QueuePair,
+    srq::SharedReceiveQueue,
     stats::Counter,
     ucontext::UserContext,
     vtable::VTable, //
@@ -70,6 +71,8 @@ impl_flags!(
         SystemImageGuid = bit_u64(11),
         /// Sends RNR NAKs for reliable connections.
         RcRnrNak = bit_u64(12),
+        /// Shared receive queues can be resized.
+        SrqResize = bit_u64(13),
         /// Has memory windows of type 1.
         MemoryWindow = bit_u64(17),
         /// Registers memory by work requests, and invalidates keys, here and at peers.
@@ -127,6 +130,12 @@ pub struct Attributes {
     pub max_cq: u32,
     /// Entries of a completion queue.
     pub max_cqe: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Receives that a shared receive queue holds.
+    pub max_srq_wr: u32,
+    /// Scatter/gather elements of a receive of a shared receive queue.
+    pub max_srq_sge: u32,
     /// Memory regions.
     pub max_mr: u32,
     /// Pages of a fast registration.
@@ -173,6 +182,9 @@ impl Attributes {
         raw.max_sge_rd = self.max_sge_rd;
         raw.max_cq = self.max_cq;
         raw.max_cqe = self.max_cqe;
+        raw.max_srq = self.max_srq;
+        raw.max_srq_wr = self.max_srq_wr;
+        raw.max_srq_sge = self.max_srq_sge;
         raw.max_mr = self.max_mr;
         raw.max_mw = self.max_mw;
         raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;
@@ -234,6 +246,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type CompletionQueue: CompletionQueue<Driver = Self>;
     /// Its queue pairs.
     type QueuePair: QueuePair<Driver = Self>;
+    /// Its shared receive queues.
+    type SharedReceiveQueue: SharedReceiveQueue<Driver = Self>;
     /// Its memory regions.
     type MemoryRegion: MemoryRegion<Driver = Self>;
     /// Its memory windows.

@@ -64,6 +64,16 @@ c_enum! {
 }
 
 c_enum! {
+    /// An event that names a shared receive queue.
+    pub enum SrqEvent: bindings::ib_event_type {
+        /// The queue failed.
+        Error = bindings::ib_event_type_IB_EVENT_SRQ_ERR,
+        /// Fewer receives are left than the limit says.
+        LimitReached = bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED,
+    }
+}
+
+c_enum! {
     /// An event that names a port.
     pub enum PortEvent: bindings::ib_event_type {
         /// The port became active.
@@ -222,6 +232,8 @@ pub struct Dispatcher {
     vectors: KVec<Pin<KBox<Table<bindings::ib_cq>>>>,
     #[pin]
     qps: Table<bindings::ib_qp>,
+    #[pin]
+    srqs: Table<bindings::ib_srq>,
     /// The device while it is registered.
     #[pin]
     device: SpinLockIrq<Option<Pointer<bindings::ib_device>>>,
@@ -239,6 +251,7 @@ impl Dispatcher {
             pin_init!(Self {
                 vectors: tables,
                 qps <- Table::new(new_spinlock_irq!(RBTree::new())),
+                srqs <- Table::new(new_spinlock_irq!(RBTree::new())),
                 device <- new_spinlock_irq!(None),
             }),
             GFP_KERNEL,
@@ -285,6 +298,19 @@ impl Dispatcher {
 
     pub(crate) fn remove_qp(&self, number: u32, qp: NonNull<bindings::ib_qp>) {
         self.qps.remove(number, qp);
+    }
+
+    pub(crate) fn insert_srq(
+        &self,
+        number: u32,
+        srq: NonNull<bindings::ib_srq>,
+        room: Room<bindings::ib_srq>,
+    ) {
+        self.srqs.insert(number, srq, room);
+    }
+
+    pub(crate) fn remove_srq(&self, number: u32, srq: NonNull<bindings::ib_srq>) {
+        self.srqs.remove(number, srq);
     }
 
     /// Finds the queue pair that a completion names. Its user keeps it as long as he wants
@@ -373,6 +399,30 @@ impl Dispatcher {
                 *raw.element.qp.as_mut() = qp;
                 if let Some(handler) = (*qp).event_handler {
                     handler(&mut raw, (*qp).qp_context);
+                }
+            }
+        })
+    }
+
+    /// Runs the event handler of shared receive queue `srqn`. Returns whether there is such a queue.
+    /// May sleep.
+    pub fn srq_event(&self, srqn: u32, event: SrqEvent) -> bool {
+        let Some(live) = self.srqs.find(srqn) else {
+            return false;
+        };
+        live.with(|srq| {
+            // SAFETY: The queue lives, and is not destroyed before the handler returns. Handler and
+            // context were set before.
+            unsafe {
+                let srq = srq.as_ptr();
+                let mut raw = bindings::ib_event {
+                    device: (*srq).device,
+                    event: event.raw(),
+                    ..bindings::ib_event::default()
+                };
+                *raw.element.srq.as_mut() = srq;
+                if let Some(handler) = (*srq).event_handler {
+                    handler(&mut raw, (*srq).srq_context);
                 }
             }
         })

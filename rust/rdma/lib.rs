@@ -33,7 +33,8 @@
 //!
 //! Locking: all methods may be called concurrently, hence `&self` everywhere. All may sleep except
 //! those of [`AddressHandle`], [`QueuePair::post_send`], [`QueuePair::post_recv`],
-//! [`CompletionQueue::poll`] and [`CompletionQueue::request_notify`]
+//! [`SharedReceiveQueue::post_recv`], [`CompletionQueue::poll`] and
+//! [`CompletionQueue::request_notify`]
 //! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)).
 
 pub(crate) use vrnic_bindings as bindings;
@@ -94,6 +95,7 @@ pub mod pd;
 pub mod port;
 pub mod qp;
 pub mod restrack;
+pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
@@ -135,6 +137,10 @@ pub use pd::{
 pub use qp::{
     Qp,
     QueuePair, //
+};
+pub use srq::{
+    SharedReceiveQueue,
+    Srq, //
 };
 pub use ucontext::{
     Ucontext,

@@ -31,6 +31,7 @@ use crate::{
         Port, //
     },
     restrack::Details,
+    srq::Srq,
     udata::{
         Request,
         Response,
@@ -376,6 +377,8 @@ pub struct InitAttributes<'a, T: Operations> {
     pub send_cq: &'a Cq<T::CompletionQueue>,
     /// Completion queue of receives.
     pub recv_cq: &'a Cq<T::CompletionQueue>,
+    /// Where receives come from, if the queue pair has no receive queue of its own.
+    pub srq: Option<&'a Srq<T::SharedReceiveQueue>>,
 }
 
 /// A new queue pair.
@@ -498,7 +501,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     from_result(|| unsafe {
         device.with(|call| {
             let attr = &mut *attr;
-            if attr.create_flags != 0 || !attr.srq.is_null() || !attr.rwq_ind_tbl.is_null() {
+            if attr.create_flags != 0 || !attr.rwq_ind_tbl.is_null() {
                 return Err(EOPNOTSUPP);
             }
             if attr.send_cq.is_null() || attr.recv_cq.is_null() {
@@ -510,6 +513,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
                 send_cq: Cq::from_raw(attr.send_cq),
                 recv_cq: Cq::from_raw(attr.recv_cq),
+                srq: (!attr.srq.is_null()).then(|| Srq::from_raw(attr.srq)),
             };
             let room = Room::new()?;
             let user = udata
@@ -583,6 +587,7 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
             (*init).qp_type = (*qp).qp_type;
             (*init).send_cq = (*qp).send_cq;
             (*init).recv_cq = (*qp).recv_cq;
+            (*init).srq = (*qp).srq;
             (*init).port_num = (*qp).port;
             Ok(0)
         })

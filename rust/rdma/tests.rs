@@ -23,7 +23,8 @@ use crate::{
         CqEvent,
         Dispatcher,
         QpEvent,
-        Room, //
+        Room,
+        SrqEvent, //
     },
     gid::Gid,
     mr::Mapping,
@@ -38,6 +39,10 @@ use crate::{
         AttributeMask,
         State,
         Type, //
+    },
+    srq::{
+        self,
+        Change, //
     },
     wc::{
         Completion,
@@ -106,6 +111,36 @@ mod attributes {
         raw.ah_flags = 0;
         assert_eq!(ah::Attributes::from_raw(&raw).err(), Some(EINVAL));
         Ok(())
+    }
+
+    #[test]
+    fn changes_of_a_shared_receive_queue_are_checked() {
+        const MAX_WR: u32 = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR;
+        const LIMIT: u32 = bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
+
+        let attributes = srq::Attributes {
+            max_wr: 5,
+            max_sge: 2,
+            limit: 6,
+        };
+        let mut raw = bindings::ib_srq_attr::default();
+        attributes.write(&mut raw);
+        assert_eq!(srq::Attributes::from_raw(&raw), attributes);
+
+        let change = |mask| Change::from_raw(&attributes, mask);
+        assert_eq!(change(0), Ok(Change::default()));
+        let limit = Change {
+            max_wr: None,
+            limit: Some(6),
+        };
+        assert_eq!(change(LIMIT), Ok(limit));
+        let max_wr = Change {
+            max_wr: Some(5),
+            limit: None,
+        };
+        assert_eq!(change(MAX_WR), Ok(max_wr));
+        assert_eq!(change(MAX_WR | LIMIT), Err(EINVAL));
+        assert_eq!(change(1 << 2), Err(EINVAL));
     }
 
     #[test]
@@ -338,6 +373,24 @@ mod events {
         let events = EVENTS.load(Relaxed);
         EVENTS.store(0, Relaxed);
         events
+    }
+
+    #[test]
+    fn events_reach_the_shared_receive_queue_they_name() -> Result {
+        let dispatcher = Dispatcher::new(1)?;
+        let mut srq = boxed::<bindings::ib_srq>()?;
+        srq.event_handler = Some(count_event);
+        let srq = NonNull::from(&mut *srq);
+
+        events();
+        dispatcher.insert_srq(7, srq, Room::new()?);
+        assert!(dispatcher.srq_event(7, SrqEvent::LimitReached));
+        assert_eq!(events(), 100 + SrqEvent::LimitReached.raw());
+        assert!(!dispatcher.srq_event(8, SrqEvent::Error));
+        dispatcher.remove_srq(7, srq);
+        assert!(!dispatcher.srq_event(7, SrqEvent::Error));
+        assert_eq!(events(), 0);
+        Ok(())
     }
 
     #[test]

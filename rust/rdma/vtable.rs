@@ -48,6 +48,11 @@ use crate::{
         Qp,
         QueuePair, //
     },
+    srq::{
+        self,
+        SharedReceiveQueue,
+        Srq, //
+    },
     stats,
     ucontext::{
         self,
@@ -116,6 +121,21 @@ impl<T: Operations> VTable<T> {
             None
         },
 
+        create_srq: Some(srq::create_callback::<T>),
+        modify_srq: Some(srq::modify_callback::<T>),
+        query_srq: Some(srq::query_callback::<T>),
+        destroy_srq: Some(srq::destroy_callback::<T>),
+        post_srq_recv: if T::SharedReceiveQueue::HAS_POST_RECV {
+            Some(srq::post_recv_callback::<T>)
+        } else {
+            None
+        },
+        fill_res_srq_entry: if T::SharedReceiveQueue::HAS_FILL_DETAILS {
+            Some(srq::fill_callback::<T>)
+        } else {
+            None
+        },
+
         reg_user_mr: Some(mr::reg_user_callback::<T>),
         get_dma_mr: Some(mr::get_dma_callback::<T>),
         alloc_mr: if T::MemoryRegion::HAS_ALLOCATE_FAST {
@@ -148,6 +168,7 @@ impl<T: Operations> VTable<T> {
         size_ib_mw: Mw::<T::MemoryWindow>::SIZE,
         size_ib_pd: Pd::<T::ProtectionDomain>::SIZE,
         size_ib_qp: Qp::<T::QueuePair>::SIZE,
+        size_ib_srq: Srq::<T::SharedReceiveQueue>::SIZE,
         size_ib_ucontext: Ucontext::<T::UserContext>::SIZE,
         // The core allocates these whether or not a driver has a part in them.
         size_rdma_counter: kmalloc_aligned_size::<bindings::rdma_counter>(),

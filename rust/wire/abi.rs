@@ -159,6 +159,34 @@ pub struct CreateQpResponse {
 }
 assert_abi!(CreateQpResponse, 8, slot @ 4);
 
+/// Request of CREATE_SRQ, and of MODIFY_SRQ if that resizes.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateSrqRequest {
+    /// 0.
+    pub comp_mask: u32,
+    /// 0.
+    pub reserved_20: [u8; 4],
+    /// Buffer that holds the ring, a multiple of the page size.
+    pub buf_addr: u64,
+    /// Bytes of the buffer.
+    pub buf_length: u64,
+    /// The ring; entries and stride hold at least what was asked for.
+    pub ring: Ring,
+}
+assert_abi!(CreateSrqRequest, 40, reserved_20 @ 4, buf_addr @ 8, buf_length @ 16, ring @ 24);
+
+/// Response of CREATE_SRQ.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateSrqResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// Number of the shared receive queue.
+    pub srqn: u32,
+}
+assert_abi!(CreateSrqResponse, 8, srqn @ 4);
+
 /// Response of CREATE_AH.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -236,10 +264,13 @@ mod tests {
         check!("vrnic_create_qp_req", CreateQpRequest: comp_mask, reserved_20, buf_addr,
             buf_length, sq, rq);
         check!("vrnic_create_qp_resp", CreateQpResponse: comp_mask, slot);
+        check!("vrnic_create_srq_req", CreateSrqRequest: comp_mask, reserved_20, buf_addr,
+            buf_length, ring);
+        check!("vrnic_create_srq_resp", CreateSrqResponse: comp_mask, srqn);
         check!("vrnic_create_ah_resp", CreateAhResponse: comp_mask, reserved_20, address);
         assert_eq!(
             HEADER.matches("\nstruct ").count(),
-            8,
+            10,
             "every structure is checked"
         );
     }

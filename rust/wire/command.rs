@@ -66,6 +66,16 @@ wire_enum! {
         QueryQp = 0x0052,
         /// [`DestroyQp`].
         DestroyQp = 0x0053,
+        /// [`CreateSrq`].
+        CreateSrq = 0x0060,
+        /// [`ModifySrq`].
+        ModifySrq = 0x0061,
+        /// [`ResizeSrq`].
+        ResizeSrq = 0x0062,
+        /// [`QuerySrq`].
+        QuerySrq = 0x0063,
+        /// [`DestroySrq`].
+        DestroySrq = 0x0064,
     }
 }
 
@@ -224,12 +234,14 @@ pub struct DeviceLimits {
     pub max_fast_registration_pages: U32,
     /// Memory windows; 0 without the feature.
     pub max_mw: U32,
+    /// Shared receive queues; 0 without the feature.
+    pub max_srq: U32,
     /// Reserved; 0.
-    pub reserved: [U32; 7],
+    pub reserved: [U32; 6],
 }
 assert_layout!(DeviceLimits, 120, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
     max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
-    max_fast_registration_pages @ 84, max_mw @ 88);
+    max_fast_registration_pages @ 84, max_mw @ 88, max_srq @ 92);
 
 /// Asks for the attributes of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -576,6 +588,8 @@ command!(DestroyCq => Empty, DestroyCq, 8);
 pub mod qp_flags {
     /// Every send raises a completion.
     pub const SIGNAL_ALL: u8 = 1 << 0;
+    /// Receives are those of a shared receive queue.
+    pub const SHARED_RECEIVE_QUEUE: u8 = 1 << 1;
 }
 
 /// Creates a queue pair, in the reset state.
@@ -606,8 +620,12 @@ pub struct CreateQp {
     pub recv_ring: RingLayout,
     /// Buffer of both rings, zeroed by the driver; offset 0.
     pub pages: PageList,
+    /// The shared receive queue, with [`qp_flags::SHARED_RECEIVE_QUEUE`]; else 0.
+    pub srqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
 }
-command!(CreateQp => QpCreated, CreateQp, 88);
+command!(CreateQp => QpCreated, CreateQp, 96);
 
 /// Reply to [`CreateQp`].
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -654,3 +672,97 @@ pub struct DestroyQp {
     pub reserved: U32,
 }
 command!(DestroyQp => Empty, DestroyQp, 8);
+
+/// Creates a shared receive queue.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateSrq {
+    /// Context that owns it.
+    pub context: U32,
+    /// Protection domain of its elements.
+    pub pd: U32,
+    /// Scatter/gather elements of an entry.
+    pub max_sge: U32,
+    /// Raise an event when fewer receives are left; 0 for none.
+    pub limit: U32,
+    /// The ring.
+    pub ring: RingLayout,
+    /// Buffer of the ring, zeroed by the driver; offset 0.
+    pub pages: PageList,
+}
+command!(CreateSrq => SrqCreated, CreateSrq, 64);
+
+/// Reply to [`CreateSrq`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SrqCreated {
+    /// Number of the shared receive queue.
+    pub srqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(SrqCreated, 8, srqn @ 0);
+
+/// Sets the limit of a shared receive queue.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ModifySrq {
+    /// Number of the shared receive queue.
+    pub srqn: U32,
+    /// Raise an event when fewer receives are left; 0 for none.
+    pub limit: U32,
+}
+command!(ModifySrq => Empty, ModifySrq, 8);
+
+/// Moves a shared receive queue to another ring, in which its entries stand already.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ResizeSrq {
+    /// Number of the shared receive queue.
+    pub srqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// The new ring.
+    pub ring: RingLayout,
+    /// Buffer of the new ring; offset 0.
+    pub pages: PageList,
+}
+command!(ResizeSrq => Empty, ResizeSrq, 56);
+
+/// Asks for the attributes of a shared receive queue.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QuerySrq {
+    /// Number of the shared receive queue.
+    pub srqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(QuerySrq => SrqAttributes, QuerySrq, 8);
+
+/// Attributes of a shared receive queue.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SrqAttributes {
+    /// The limit; 0 if it was reached since it was set.
+    pub limit: U32,
+    /// Entries of the ring.
+    pub entries: U32,
+    /// Scatter/gather elements of an entry.
+    pub max_sge: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(SrqAttributes, 16, limit @ 0, entries @ 4, max_sge @ 8);
+
+/// Destroys a shared receive queue; `Busy` while queue pairs use it. No event of it follows the
+/// reply.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DestroySrq {
+    /// Number of the shared receive queue.
+    pub srqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(DestroySrq => Empty, DestroySrq, 8);

@@ -37,6 +37,9 @@ pub const F_MEMORY_WINDOWS: u32 = 2;
 /// Feature bit: the device changes memory regions in place.
 pub const F_REREGISTRATION: u32 = 3;
 
+/// Feature bit: the device has shared receive queues.
+pub const F_SHARED_RECEIVE_QUEUES: u32 = 4;
+
 /// Feature bit: the device has the memory placement extensions of IBTA annex A19: flushes with
 /// global visibility, and atomic writes.
 pub const F_MEMORY_PLACEMENT: u32 = 5;

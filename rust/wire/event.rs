@@ -28,6 +28,10 @@ wire_enum! {
         PortError = 10,
         /// The P_Key table changed; names the port.
         PkeyChange = 12,
+        /// A shared receive queue failed; names the SRQ.
+        SrqError = 14,
+        /// A shared receive queue has fewer receives than its limit; names the SRQ.
+        SrqLimitReached = 15,
         /// The last receive of a queue pair in error that uses a shared queue; names the QP.
         LastWqeReached = 16,
         /// A GID changed; names the port.

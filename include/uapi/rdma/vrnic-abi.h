@@ -124,6 +124,34 @@ struct vrnic_create_qp_resp {
 };
 
 /**
+ * struct vrnic_create_srq_req - request of CREATE_SRQ, and of MODIFY_SRQ if
+ *	that resizes
+ * @comp_mask: 0
+ * @reserved_20: 0
+ * @buf_addr: buffer that holds the ring, a multiple of the page size
+ * @buf_length: bytes of the buffer
+ * @ring: the ring; entries and stride hold at least what was asked for. If it
+ *	replaces another one, what is not taken stands in it already.
+ */
+struct vrnic_create_srq_req {
+	__u32 comp_mask;
+	__u8 reserved_20[4];
+	__aligned_u64 buf_addr;
+	__aligned_u64 buf_length;
+	struct vrnic_ring ring;
+};
+
+/**
+ * struct vrnic_create_srq_resp - response of CREATE_SRQ
+ * @comp_mask: 0
+ * @srqn: number of the shared receive queue
+ */
+struct vrnic_create_srq_resp {
+	__u32 comp_mask;
+	__u32 srqn;
+};
+
+/**
  * struct vrnic_create_ah_resp - response of CREATE_AH
  * @comp_mask: 0
  * @reserved_20: 0

@@ -184,7 +184,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_mr_size, page_sizes, max_qp, max_qp_entries, max_send_sge, max_recv_sge,
             max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
-            max_fast_registration_pages, max_mw, reserved,
+            max_fast_registration_pages, max_mw, max_srq, reserved,
         }
         command::QueryPort { port, reserved }
         command::SetGid { index, reserved, entry }
@@ -212,12 +212,19 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::DestroyCq { cqn, reserved }
         command::CreateQp {
             context, pd, qp_type, flags, max_send_sge, max_recv_sge, max_inline, send_cqn,
-            recv_cqn, send_ring, recv_ring, pages,
+            recv_cqn, send_ring, recv_ring, pages, srqn, reserved,
         }
         command::QpCreated { qpn, slot }
         command::ModifyQp { qpn, reserved, attributes }
         command::QueryQp { qpn, reserved }
         command::DestroyQp { qpn, reserved }
+        command::CreateSrq { context, pd, max_sge, limit, ring, pages }
+        command::SrqCreated { srqn, reserved }
+        command::ModifySrq { srqn, limit }
+        command::ResizeSrq { srqn, reserved, ring, pages }
+        command::QuerySrq { srqn, reserved }
+        command::SrqAttributes { limit, entries, max_sge, reserved }
+        command::DestroySrq { srqn, reserved }
         memory::PageList { first_chunk, offset, length, page_count, page_shift, reserved }
         memory::PageListChunk { next, count, reserved, pages }
         port::GidEntry { gid, mac, vlan, gid_type, reserved }
@@ -389,13 +396,13 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_": config { PCI_CAP_DOORBELL_CFG }
         "VIRTIO_RDMA_": config {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
-            F_MEMORY_WINDOWS, F_REREGISTRATION, F_MEMORY_PLACEMENT,
+            F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY }
         "VIRTIO_RDMA_REREGISTER_FLAG_": reregister_flags { TRANSLATION, PD, ACCESS }
-        "VIRTIO_RDMA_QP_FLAG_": qp_flags { SIGNAL_ALL }
+        "VIRTIO_RDMA_QP_FLAG_": qp_flags { SIGNAL_ALL, SHARED_RECEIVE_QUEUE }
         "VIRTIO_RDMA_": memory {
             CHUNK_SIZE, CHUNK_PAGES, MIN_PAGE_SHIFT, MAX_PAGE_SHIFT, KEY_INDEX_MASK, LOCAL_DMA_KEY,
             TABLE_ENTRY_LENGTH,
@@ -577,6 +584,11 @@ fn commands_agree() {
             row::<command::ModifyQp>(),
             row::<command::QueryQp>(),
             row::<command::DestroyQp>(),
+            row::<command::CreateSrq>(),
+            row::<command::ModifySrq>(),
+            row::<command::ResizeSrq>(),
+            row::<command::QuerySrq>(),
+            row::<command::DestroySrq>(),
         ]
     };
     assert_eq!(expected.len(), command::CommandCode::ALL.len());

@@ -57,6 +57,8 @@ causes! {
     UnknownPort = 15 => "no such port",
     /// Not the index of a GID.
     GidIndex = 16 => "GID index is outside of the table, or its entry is empty",
+    /// No such shared receive queue.
+    UnknownSrq = 17 => "no such shared receive queue",
     /// Not a kind of context.
     ContextKind = 20 => "unknown kind of context",
     /// A context may not have so many doorbell slots.
@@ -95,6 +97,8 @@ causes! {
     GidType = 37 => "GID type is not supported",
     /// Not an MTU of the port.
     Mtu = 38 => "MTU is not one of the port",
+    /// The limit of a shared receive queue is never met.
+    SrqLimit = 39 => "limit is more than the entries of the shared receive queue",
     /// The page list contradicts itself.
     PageListShape = 40 => "page list contradicts itself",
     /// A page list chunk is misaligned, empty or too full.
@@ -129,6 +133,8 @@ causes! {
     CqConsumer = 64 => "completion queue consumer index is ahead of the device",
     /// The completion queue of the queue pair failed.
     CqFailed = 65 => "completion queue of the queue pair failed",
+    /// The shared receive queue failed before.
+    SrqFailed = 66 => "shared receive queue failed",
     /// The opcode means nothing, or not for this type of queue pair.
     WqeOpcode = 70 => "work request opcode is not valid for the queue pair",
     /// The flags mean nothing, or not for this opcode.

@@ -6,6 +6,7 @@ mod context;
 pub(crate) mod memory;
 mod port;
 mod queue;
+mod srq;
 
 use crate::{
     cause::Cause,
@@ -17,9 +18,10 @@ use crate::{
 use vrnic_wire::{
     command::{
         self, AllocateMr, AllocateMw, ClearGid, Command, CommandCode, CommandHeader, CreateContext,
-        CreateCq, CreatePd, CreateQp, DeallocateMw, DeregisterMr, DestroyContext, DestroyCq,
-        DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr,
-        ReplyHeader, ReregisterMr, RingDoorbell, SetGid, SetMtu, Status,
+        CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr, DestroyContext,
+        DestroyCq, DestroyPd, DestroyQp, DestroySrq, ModifyQp, ModifySrq, QueryCounters,
+        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr,
+        ResizeSrq, RingDoorbell, SetGid, SetMtu, Status,
     },
     counter::Counter,
     memory::PageList,
@@ -90,6 +92,8 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
         CommandCode::AllocateMr => AllocateMr::read_from_bytes(body).ok()?.table,
         CommandCode::CreateCq => CreateCq::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateQp => CreateQp::read_from_bytes(body).ok()?.pages,
+        CommandCode::CreateSrq => CreateSrq::read_from_bytes(body).ok()?.pages,
+        CommandCode::ResizeSrq => ResizeSrq::read_from_bytes(body).ok()?.pages,
         _ => return None,
     };
     (list.page_count.get() > 0).then_some(list)
@@ -135,6 +139,11 @@ fn dispatch<M: Memory>(
         CommandCode::ModifyQp => run::<ModifyQp, M>,
         CommandCode::QueryQp => run::<QueryQp, M>,
         CommandCode::DestroyQp => run::<DestroyQp, M>,
+        CommandCode::CreateSrq => run::<CreateSrq, M>,
+        CommandCode::ModifySrq => run::<ModifySrq, M>,
+        CommandCode::ResizeSrq => run::<ResizeSrq, M>,
+        CommandCode::QuerySrq => run::<QuerySrq, M>,
+        CommandCode::DestroySrq => run::<DestroySrq, M>,
     };
     call(rnic, body, reply, io)
 }
@@ -168,6 +177,7 @@ fn status_of(cause: Cause) -> Status {
         | Cause::UnknownPd
         | Cause::UnknownCq
         | Cause::UnknownQp
+        | Cause::UnknownSrq
         | Cause::UnknownKey
         | Cause::WindowKey
         | Cause::UnknownPort => Status::NotFound,

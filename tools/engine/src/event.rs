@@ -78,6 +78,11 @@ pub(crate) fn names_qp(event_type: EventType) -> bool {
     )
 }
 
+/// Whether events of this type name a shared receive queue.
+pub(crate) fn names_srq(event_type: EventType) -> bool {
+    matches!(event_type, EventType::SrqError | EventType::SrqLimitReached)
+}
+
 /// Whether events of this type name a completion queue.
 pub(crate) fn names_cq(event_type: EventType) -> bool {
     event_type == EventType::CqError

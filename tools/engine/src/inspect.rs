@@ -29,6 +29,27 @@ pub struct CqSnapshot {
     pub failed: bool,
 }
 
+/// A shared receive queue.
+#[derive(Clone, Debug)]
+pub struct SrqSnapshot {
+    /// Number.
+    pub number: u32,
+    /// Context that owns it.
+    pub context: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Places.
+    pub entries: u32,
+    /// Receives that nobody took; `None` if the ring is broken.
+    pub posted: Option<u32>,
+    /// The limit; 0 if none is set or it was reached.
+    pub limit: u32,
+    /// Queue pairs that use it.
+    pub queue_pairs: u32,
+    /// Whether it failed.
+    pub failed: bool,
+}
+
 /// A memory region.
 #[derive(Clone, Debug)]
 pub struct MrSnapshot {
@@ -75,6 +96,21 @@ impl Rnic {
         let page = self.resources.cqs.page(first, limit)?;
         Some(
             page.map(|(number, cq)| cq.snapshot(number, memory))
+                .collect(),
+        )
+    }
+
+    /// Shared receive queues in up to `limit` places from place `first` on; `None` behind the last
+    /// place.
+    pub fn srq_page<M: Memory>(
+        &self,
+        first: usize,
+        limit: usize,
+        memory: &M,
+    ) -> Option<Vec<SrqSnapshot>> {
+        let page = self.resources.srqs.page(first, limit)?;
+        Some(
+            page.map(|(number, srq)| srq.snapshot(number, memory))
                 .collect(),
         )
     }

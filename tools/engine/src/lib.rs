@@ -46,6 +46,7 @@ mod resources;
 mod ring;
 mod rnic;
 pub mod segment;
+mod srq;
 mod table;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -56,7 +57,7 @@ mod work;
 
 pub use cause::Cause;
 pub use explain::Explanation;
-pub use inspect::{CqSnapshot, MrSnapshot};
+pub use inspect::{CqSnapshot, MrSnapshot, SrqSnapshot};
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
 pub use rnic::{Io, Rnic, RnicConfig, Segmentation, Snapshot};

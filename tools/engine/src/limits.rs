@@ -29,6 +29,8 @@ pub struct Limits {
     pub fast_registration_pages: u32,
     /// Memory windows; at most 4194304.
     pub mw: u32,
+    /// Shared receive queues; at most 65536.
+    pub srq: u32,
     /// Protection domains; at most 65536.
     pub pd: u32,
     /// Contexts, the driver's own included; at most 65536.
@@ -57,6 +59,7 @@ impl Default for Limits {
             mr: 1 << 20,
             fast_registration_pages: 512,
             mw: 1 << 20,
+            srq: 65536,
             pd: 65536,
             contexts: 4096,
             dest_rd_atomic: 128,
@@ -76,6 +79,8 @@ pub struct Features {
     pub memory_windows: bool,
     /// [`config::F_REREGISTRATION`].
     pub reregistration: bool,
+    /// [`config::F_SHARED_RECEIVE_QUEUES`].
+    pub shared_receive_queues: bool,
     /// [`config::F_MEMORY_PLACEMENT`].
     pub memory_placement: bool,
 }
@@ -86,6 +91,7 @@ impl Features {
         memory_extensions: true,
         memory_windows: true,
         reregistration: true,
+        shared_receive_queues: true,
         memory_placement: true,
     };
 
@@ -95,6 +101,7 @@ impl Features {
             memory_extensions: bits & 1 << config::F_MEMORY_EXTENSIONS != 0,
             memory_windows: bits & 1 << config::F_MEMORY_WINDOWS != 0,
             reregistration: bits & 1 << config::F_REREGISTRATION != 0,
+            shared_receive_queues: bits & 1 << config::F_SHARED_RECEIVE_QUEUES != 0,
             memory_placement: bits & 1 << config::F_MEMORY_PLACEMENT != 0,
         }
     }
@@ -104,6 +111,7 @@ impl Features {
         (self.memory_extensions as u64) << config::F_MEMORY_EXTENSIONS
             | (self.memory_windows as u64) << config::F_MEMORY_WINDOWS
             | (self.reregistration as u64) << config::F_REREGISTRATION
+            | (self.shared_receive_queues as u64) << config::F_SHARED_RECEIVE_QUEUES
             | (self.memory_placement as u64) << config::F_MEMORY_PLACEMENT
     }
 }
@@ -137,6 +145,7 @@ impl Limits {
             mr: self.mr.clamp(1, 1 << 22),
             fast_registration_pages: self.fast_registration_pages.clamp(1, 4096),
             mw: self.mw.clamp(1, 1 << 22),
+            srq: self.srq.clamp(1, 65536),
             pd: self.pd.clamp(1, 65536),
             contexts: self.contexts.clamp(1, 65536),
             dest_rd_atomic: self.dest_rd_atomic.min(255),
@@ -176,6 +185,11 @@ impl Limits {
             },
             max_mw: if features.memory_windows {
                 self.mw.into()
+            } else {
+                0.into()
+            },
+            max_srq: if features.shared_receive_queues {
+                self.srq.into()
             } else {
                 0.into()
             },

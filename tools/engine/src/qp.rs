@@ -130,6 +130,8 @@ pub(crate) struct Creation {
     pub(crate) pd: u32,
     pub(crate) send_cqn: u32,
     pub(crate) recv_cqn: u32,
+    /// Shared receive queue, whose receives it takes instead of those of `rq`.
+    pub(crate) srqn: Option<u32>,
     pub(crate) signal_all: bool,
     pub(crate) capacities: Capacities,
     pub(crate) translations: usize,
@@ -442,6 +444,7 @@ impl Qp {
             send_entries: self.created.sq.entries(),
             receives_posted: self.created.rq.posted(memory),
             receive_entries: self.created.rq.entries(),
+            srqn: self.created.srqn,
         }
     }
 }
@@ -487,4 +490,6 @@ pub struct QpSnapshot {
     pub receives_posted: Option<u32>,
     /// Places of the receive queue; 0 if there is none.
     pub receive_entries: u32,
+    /// Shared receive queue.
+    pub srqn: Option<u32>,
 }

@@ -3,6 +3,7 @@
 //! What the queue pairs of a device share.
 
 use crate::{
+    cause::Cause,
     counter::Counters,
     cq::{Cq, Pushed},
     event::{AsyncEvents, CompletionEvents},
@@ -12,6 +13,7 @@ use crate::{
     limits::{Features, Limits},
     memory::{HostRange, Memory, Unmapped},
     segment::{Outbox, Payload, Segment},
+    srq::{Entry, Srq},
     table::Table,
     time::Instant,
     timer::Timers,
@@ -21,6 +23,7 @@ use vrnic_wire::{
     counter::Counter,
     event::EventType,
     port::Mtu,
+    work::Sge,
 };
 
 /// What one call of the device works with: memory of the guest, the time, and where segments go.
@@ -45,6 +48,7 @@ pub(crate) struct Resources {
     pub(crate) mtu: Mtu,
     pub(crate) keys: Keys,
     pub(crate) cqs: Table<Cq>,
+    pub(crate) srqs: Table<Srq>,
     pub(crate) gids: GidTable,
     pub(crate) counters: Counters,
     pub(crate) async_events: AsyncEvents,
@@ -80,6 +84,7 @@ impl Resources {
             mtu: Mtu::Mtu4096,
             keys: Keys::new(&limits, features, seed),
             cqs: Table::new(1, limits.cq),
+            srqs: Table::new(1, limits.srq),
             gids: GidTable::new(limits.gid_table),
             counters: Counters::default(),
             async_events: AsyncEvents::default(),
@@ -101,6 +106,39 @@ impl Resources {
             time: self.now,
             ..what
         });
+    }
+
+    /// Takes a receive of the shared receive queue `srqn`, and appends its elements. `None` if there is
+    /// none.
+    pub(crate) fn take_shared_receive<M: Memory>(
+        &mut self,
+        srqn: u32,
+        elements: &mut Vec<Sge>,
+        memory: &M,
+    ) -> Result<Option<Entry>, Cause> {
+        let srq = self.srqs.get_mut(srqn).ok_or(Cause::SrqFailed)?;
+        let taken = srq.take(elements, memory);
+        match taken {
+            Ok(Some(_)) => self.check_srq_limit(srqn, memory),
+            Ok(None) | Err(Cause::SrqFailed) => {}
+            Err(cause) => {
+                let happening = Happening::Event(EventType::SrqError);
+                self.explain(Explanation::new(happening, srqn, Some(cause)));
+                self.async_events
+                    .raise(EventType::SrqError, srqn, Some(cause), &mut self.counters);
+            }
+        }
+        taken
+    }
+
+    /// Raises the event of the limit of a shared receive queue, if it is reached.
+    pub(crate) fn check_srq_limit<M: Memory>(&mut self, srqn: u32, memory: &M) {
+        if let Some(srq) = self.srqs.get_mut(srqn)
+            && srq.take_limit_event(memory)
+        {
+            self.async_events
+                .raise(EventType::SrqLimitReached, srqn, None, &mut self.counters);
+        }
     }
 
     /// Writes a completion to the queue `cqn`.

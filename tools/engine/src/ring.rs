@@ -204,6 +204,26 @@ impl WorkQueue {
         }
     }
 
+    /// Goes on in another ring, in which the driver side put what is not taken yet. Everything that was
+    /// taken has to be released.
+    ///
+    /// # Errors
+    ///
+    /// The producer index of that ring cannot be, or its memory is gone; nothing changed.
+    pub(crate) fn move_to<M: Memory>(&mut self, ring: Ring, memory: &M) -> Result<(), Broken> {
+        let producer = ring.driver_index(memory)?;
+        ring::used(producer, self.released, ring.entries()).ok_or(Broken::Producer)?;
+        ring.set_device_index(self.released, memory)?;
+        self.producer = producer;
+        self.ring = Some(ring);
+        Ok(())
+    }
+
+    /// Host ranges that the ring needs.
+    pub(crate) fn translations(&self) -> usize {
+        self.ring.as_ref().map_or(0, Ring::translations)
+    }
+
     /// Number of entries; 0 without a ring.
     pub(crate) fn entries(&self) -> u32 {
         self.ring.as_ref().map_or(0, Ring::entries)

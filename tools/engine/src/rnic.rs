@@ -141,6 +141,8 @@ pub struct Snapshot {
     pub mws: u32,
     /// Completion queues.
     pub cqs: u32,
+    /// Shared receive queues.
+    pub srqs: u32,
     /// Queue pairs.
     pub qps: u32,
     /// Queue pairs with work.
@@ -501,6 +503,7 @@ impl Rnic {
             mrs: self.resources.keys.regions(),
             mws: self.resources.keys.windows(),
             cqs: self.resources.cqs.len(),
+            srqs: self.resources.srqs.len(),
             qps: self.qps.len(),
             ready_qps: self.qps.ready.len(),
             translations: self.translations,

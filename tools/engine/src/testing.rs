@@ -8,7 +8,7 @@ mod keys;
 mod memory;
 mod world;
 
-pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send};
+pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send, Srq};
 pub use keys::{FastMr, Mw, next_key};
 pub use memory::{BASE, GuestView, Memories};
 pub use world::{Connection, Faults, Node, Wire, World, gid_of};

@@ -378,7 +378,7 @@ pub(crate) fn read_send_name<M: Memory>(
 /// are appended to `elements`.
 pub(crate) fn read_receive<M: Memory>(
     entry: HostRange,
-    capacities: &Capacities,
+    max_sge: u32,
     memory: &M,
     elements: &mut Vec<Sge>,
 ) -> Result<(u64, Result<u64, Cause>), Unmapped> {
@@ -389,10 +389,7 @@ pub(crate) fn read_receive<M: Memory>(
     let wr_id = header.wr_id.get();
     let count = usize::from(header.num_sge.get());
     let end = work::RECEIVE_DATA_OFFSET + count * size_of::<Sge>();
-    if count > capacities.recv_sge as usize
-        || end > entry.length as usize
-        || header.reserved != [0; 6]
-    {
+    if count > max_sge as usize || end > entry.length as usize || header.reserved != [0; 6] {
         return Ok((wr_id, Err(Cause::ReceiveEntry)));
     }
     copy.extend(entry, end, memory)?;

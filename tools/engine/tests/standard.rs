@@ -7,15 +7,15 @@
 //! attribute added. Each fault of a command that the text names is committed.
 
 use vrnic_engine::{
-    Limits, RnicConfig,
+    Features, Limits, RnicConfig,
     testing::{Cq, Node, Qp, QpOptions, Send, World},
 };
 use vrnic_wire::{
     command::{
         AllocateMw, ClearGid, Command, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
-        DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, ModifyQp, MwType,
-        QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr, RingDoorbell, SetGid, SetMtu,
-        Status, mr_flags,
+        CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq,
+        ModifyQp, ModifySrq, MwType, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq,
+        RegisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, Status, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -417,11 +417,11 @@ impl Commands {
     }
 
     /// How many objects there are, and what their page lists take.
-    fn objects(&self) -> [usize; 6] {
+    fn objects(&self) -> [usize; 7] {
         let all = self.world.nodes[0].rnic.snapshot();
-        let counts = [all.contexts, all.pds, all.cqs, all.qps].map(|count| count as usize);
-        let [contexts, pds, cqs, qps] = counts;
-        [contexts, pds, cqs, qps, all.mrs, all.translations]
+        let counts = [all.contexts, all.pds, all.cqs, all.qps, all.srqs];
+        let [contexts, pds, cqs, qps, srqs] = counts.map(|count| count as usize);
+        [contexts, pds, cqs, qps, srqs, all.mrs, all.translations]
     }
 
     /// Checks that the device refuses a command so, and that it changed nothing.
@@ -430,6 +430,117 @@ impl Commands {
         assert_eq!(self.run(request).err(), Some(status), "{why}");
         assert_eq!(before, self.objects(), "{why}");
     }
+}
+
+impl Commands {
+    /// A request for a shared receive queue.
+    fn new_srq(&self) -> CreateSrq {
+        CreateSrq {
+            context: self.qp.context,
+            pd: self.qp.pd,
+            max_sge: 4.into(),
+            ring: self.qp.recv_ring,
+            pages: self.qp.pages,
+            ..Default::default()
+        }
+    }
+}
+
+/// Commits the faults of commands about shared receive queues. Gives one that a queue pair uses.
+fn refused_srqs(c: &mut Commands) -> u32 {
+    let good = c.new_srq();
+    let changes: [Fault<CreateSrq>; 9] = [
+        (|r| r.context = 0xdead.into(), Status::NotFound),
+        (|r| r.pd = 0xdead.into(), Status::NotFound),
+        (|r| r.max_sge = 33.into(), Status::InvalidArgument),
+        (|r| r.max_sge = 8.into(), Status::InvalidArgument),
+        (|r| r.limit = 17.into(), Status::InvalidArgument),
+        (|r| r.ring = RingLayout::default(), Status::InvalidArgument),
+        (|r| r.ring.entries = 1024.into(), Status::InvalidArgument),
+        (|r| r.pages.offset = 64.into(), Status::BadAddress),
+        (|r| r.pages.page_count = 2.into(), Status::BadAddress),
+    ];
+    for (index, (change, status)) in changes.into_iter().enumerate() {
+        let why = format!("shared receive queue {index}");
+        c.refuses(with(good, change), status, &why);
+    }
+    let srqn = c.run(good).expect("shared receive queue").srqn;
+    let modify = |srqn, limit: u32| ModifySrq {
+        srqn,
+        limit: limit.into(),
+    };
+    c.refuses(modify(0xdead.into(), 0), Status::NotFound, "modify");
+    c.refuses(modify(srqn, 17), Status::InvalidArgument, "limit");
+    assert!(c.run(modify(srqn, 16)).is_ok());
+    let query = |srqn| QuerySrq {
+        srqn,
+        ..Default::default()
+    };
+    c.refuses(query(0xdead.into()), Status::NotFound, "query");
+    c.refuses(
+        with(query(srqn), |r| r.reserved = 1.into()),
+        Status::Malformed,
+        "query",
+    );
+    let resize = ResizeSrq {
+        srqn,
+        ring: good.ring,
+        pages: good.pages,
+        ..Default::default()
+    };
+    let changes: [Fault<ResizeSrq>; 4] = [
+        (|r| r.srqn = 0xdead.into(), Status::NotFound),
+        (|r| r.reserved = 1.into(), Status::Malformed),
+        (|r| r.ring.stride = 64.into(), Status::InvalidArgument),
+        (|r| r.ring = RingLayout::default(), Status::InvalidArgument),
+    ];
+    for (index, (change, status)) in changes.into_iter().enumerate() {
+        c.refuses(with(resize, change), status, &format!("resize {index}"));
+    }
+    let user = with(c.qp, |r| {
+        (r.flags, r.recv_ring, r.srqn) = (2, RingLayout::default(), srqn);
+    });
+    let qpn = c.run(user).expect("queue pair").qpn;
+    let destroy = |srqn| DestroySrq {
+        srqn,
+        ..Default::default()
+    };
+    c.refuses(destroy(0xdead.into()), Status::NotFound, "destroy");
+    c.refuses(destroy(srqn), Status::Busy, "a queue pair uses it");
+    let destroy_qp = DestroyQp {
+        qpn,
+        ..Default::default()
+    };
+    assert!(c.run(destroy_qp).is_ok());
+    assert!(c.run(destroy(srqn)).is_ok());
+    let pd = DestroyPd {
+        pd: good.pd,
+        ..Default::default()
+    };
+    let srqn = c.run(good).expect("another").srqn.get();
+    c.refuses(pd, Status::Busy, "a shared receive queue belongs to it");
+    srqn
+}
+
+#[test]
+fn without_the_feature_there_are_no_shared_receive_queues() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            shared_receive_queues: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    let c = &mut commands;
+    assert_eq!(c.run(QueryDevice {}).unwrap().max_srq.get(), 0);
+    let create = c.new_srq();
+    c.refuses(create, Status::Unsupported, "create");
+    c.refuses(ModifySrq::default(), Status::Unsupported, "modify");
+    c.refuses(ResizeSrq::default(), Status::Unsupported, "resize");
+    c.refuses(QuerySrq::default(), Status::Unsupported, "query");
+    c.refuses(DestroySrq::default(), Status::Unsupported, "destroy");
+    let flag = with(c.qp, |r| r.flags = 2);
+    c.refuses(flag, Status::InvalidArgument, "unknown flag");
 }
 
 /// What makes something wrong, and the status that it gets.
@@ -654,14 +765,21 @@ fn each_fault_of_a_command_has_its_status() {
         ..Default::default()
     };
     c.refuses(destroy(0xdead), NotFound, "no such completion queue");
+    let srqn = refused_srqs(c);
 
-    let changes: [Fault<CreateQp>; 12] = [
+    let changes: [Fault<CreateQp>; 15] = [
         (|r| r.context = 0xdead.into(), NotFound),
         (|r| r.pd = 0xdead.into(), NotFound),
         (|r| r.send_cqn = 0xdead.into(), NotFound),
         (|r| r.recv_cqn = 0xdead.into(), NotFound),
         (|r| r.qp_type = 0, InvalidArgument),
+        (|r| r.flags = 4, InvalidArgument),
         (|r| r.flags = 2, InvalidArgument),
+        (|r| r.srqn = 1.into(), Malformed),
+        (
+            |r| (r.flags, r.recv_ring, r.srqn) = (2, RingLayout::default(), 0xdead.into()),
+            NotFound,
+        ),
         (|r| r.max_send_sge = 61.into(), InvalidArgument),
         (|r| r.max_send_sge = 5.into(), InvalidArgument),
         (|r| r.max_recv_sge = 8.into(), InvalidArgument),
@@ -675,6 +793,12 @@ fn each_fault_of_a_command_has_its_status() {
     let user = c.run(context).expect("a context of a process").context;
     let foreign = with(qp, |r| r.context = user);
     c.refuses(foreign, NotPermitted, "objects of another context");
+    let foreign = with(c.new_srq(), |r| r.context = user);
+    c.refuses(
+        foreign,
+        NotPermitted,
+        "protection domain of another context",
+    );
     let create = CreatePd {
         context: user,
         ..Default::default()
@@ -692,6 +816,11 @@ fn each_fault_of_a_command_has_its_status() {
         r.qp_type = Gsi.raw();
     });
     c.refuses(gsi, NotPermitted, "GSI for a process");
+    let foreign = with(gsi, |r| {
+        r.qp_type = ReliableConnection.raw();
+        (r.flags, r.recv_ring, r.srqn) = (2, RingLayout::default(), srqn.into());
+    });
+    c.refuses(foreign, NotPermitted, "receives of another context");
     let gsi = with(qp, |r| r.qp_type = Gsi.raw());
     assert_eq!(c.run(gsi).unwrap().qpn.get(), 1);
     c.refuses(gsi, Busy, "GSI exists");
@@ -721,6 +850,7 @@ fn limits_hold_at_their_values() {
         cq: 3,
         mr: 3,
         mw: 3,
+        srq: 3,
         pd: 3,
         contexts: 3,
         ..Limits::default()
@@ -759,6 +889,9 @@ fn limits_hold_at_their_values() {
     };
     (0..reported.max_mw.get()).for_each(|_| assert!(c.run(mw).is_ok()));
     c.refuses(mw, Status::NoResources, "memory windows");
+    let srq = c.new_srq();
+    (0..reported.max_srq.get()).for_each(|_| assert!(c.run(srq).is_ok()));
+    c.refuses(srq, Status::NoResources, "shared receive queues");
     (0..reported.max_qp.get()).for_each(|_| assert!(c.run(qp).is_ok()));
     c.refuses(qp, Status::NoResources, "queue pairs");
 }

@@ -16,9 +16,10 @@ use vrnic_engine::{
 use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, ClearGid, Command, CommandCode, CommandHeader, CreateContext,
-        CreateCq, CreatePd, CreateQp, DeallocateMw, DeregisterMr, DestroyContext, DestroyCq,
-        DestroyPd, DestroyQp, ModifyQp, QueryCounters, QueryDevice, QueryPort, QueryQp, RegisterMr,
-        ReplyHeader, ReregisterMr, RingDoorbell, SetGid, SetMtu, Status,
+        CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr, DestroyContext,
+        DestroyCq, DestroyPd, DestroyQp, DestroySrq, ModifyQp, ModifySrq, QueryCounters,
+        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr,
+        ResizeSrq, RingDoorbell, SetGid, SetMtu, Status, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -27,7 +28,8 @@ use vrnic_wire::{
     qp::{QpAttributes, QpState, QpType, attribute},
     ring::{RingLayout, offset},
     work::{
-        AddressVector, BindTarget, RegisterTarget, SendOpcode, Sge, receive_stride, send_stride,
+        AddressVector, BindTarget, ReceiveHeader, RegisterTarget, SendOpcode, Sge, receive_stride,
+        send_stride,
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -51,6 +53,14 @@ struct MadeQp {
     send_ring: RingLayout,
 }
 
+/// A shared receive queue and where it lies.
+struct MadeSrq {
+    srqn: u32,
+    /// Byte in the heap where its buffer begins.
+    start: usize,
+    ring: RingLayout,
+}
+
 /// Everything that an input acts on.
 struct Scene {
     world: World,
@@ -60,6 +70,7 @@ struct Scene {
     objects: Objects,
     pages: Vec<u32>,
     qps: Vec<MadeQp>,
+    srqs: Vec<MadeSrq>,
     innocent: Connection,
 }
 
@@ -76,7 +87,7 @@ fn execute(node: &mut Node, request: &[u8]) -> Option<Vec<u8>> {
     let count = |node: &Node| {
         let seen = node.rnic.snapshot();
         let objects = (seen.contexts, seen.pds, seen.cqs, seen.qps);
-        (objects, seen.mrs, seen.mws, seen.translations)
+        (objects, seen.srqs, seen.mrs, seen.mws, seen.translations)
     };
     let before = count(node);
     let reply = node.guest.raw_command(&mut node.rnic, request);
@@ -110,6 +121,10 @@ fn word(body: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(body[at..at + 4].try_into().expect("4 bytes"))
 }
 
+fn ring_at(request: &[u8], at: usize) -> RingLayout {
+    RingLayout::read_from_bytes(&request[at..at + 16]).expect("16 bytes")
+}
+
 impl Scene {
     fn new() -> Self {
         let config = RnicConfig {
@@ -122,6 +137,7 @@ impl Scene {
                 mr: 24,
                 mw: 8,
                 pd: 8,
+                srq: 6,
                 contexts: 5,
                 gid_table: 8,
                 fast_registration_pages: 64,
@@ -145,12 +161,13 @@ impl Scene {
             objects,
             pages,
             qps: Vec::new(),
+            srqs: Vec::new(),
             innocent,
         }
     }
 
     fn operate(&mut self, input: &mut Input<'_>) {
-        match input.below(17) {
+        match input.below(18) {
             0..=9 => self.command(input),
             10 | 11 => self.bring_up(input),
             12 | 13 => self.post(input),
@@ -167,6 +184,7 @@ impl Scene {
                 let pages = [(); 4].map(|()| self.heap.address(PAGE * input.below(HEAP_PAGES)));
                 self.heap.put(page * PAGE, pages.as_bytes());
             }
+            16 => self.post_shared(input),
             _ => {
                 let rnic = &mut self.world.nodes[0].rnic;
                 while rnic.next_async_event().is_some() {}
@@ -239,13 +257,30 @@ impl Scene {
                     slot: word(&reply, 4),
                     qp_type: request[header + 8],
                     start: made,
-                    send_ring: RingLayout::read_from_bytes(&request[header + 24..header + 40])
-                        .expect("16 bytes"),
+                    send_ring: ring_at(&request, header + 24),
                 });
             }
             CommandCode::DestroyQp => {
                 objects.qps.retain(|&number| number != named(0));
                 self.qps.retain(|qp| qp.qpn != named(0));
+            }
+            CommandCode::CreateSrq => {
+                let srqn = first_word(&reply);
+                objects.srqs.push(srqn);
+                let start = made;
+                let ring = ring_at(&request, header + 16);
+                self.srqs.push(MadeSrq { srqn, start, ring });
+            }
+            CommandCode::ResizeSrq => {
+                let srqn = named(0);
+                let ring = ring_at(&request, header + 8);
+                for srq in self.srqs.iter_mut().filter(|srq| srq.srqn == srqn) {
+                    (srq.start, srq.ring) = (made, ring);
+                }
+            }
+            CommandCode::DestroySrq => {
+                objects.srqs.retain(|&number| number != named(0));
+                self.srqs.retain(|srq| srq.srqn != named(0));
             }
             _ => {}
         }
@@ -451,11 +486,22 @@ impl Scene {
                 let recv_ring = layout(second, second + 1024, entries, receives);
                 let (pages, at) = self.list(recv_ring.end() as usize, input);
                 start = at;
+                let shares = !self.objects.srqs.is_empty() && input.take();
+                let (recv_ring, srqn) = if shares {
+                    (RingLayout::absent(), any(&self.objects.srqs, input))
+                } else {
+                    (recv_ring, 0)
+                };
+                let sharing = if shares {
+                    qp_flags::SHARED_RECEIVE_QUEUE
+                } else {
+                    0
+                };
                 bytes_of(CreateQp {
                     context,
                     pd,
                     qp_type: input.pick(&[2, 2, 4, 1, 3, 0]),
-                    flags: input.below(2) as u8,
+                    flags: input.below(2) as u8 | sharing,
                     max_send_sge: (sges as u16).into(),
                     max_recv_sge: (sges as u16).into(),
                     max_inline: (inline as u16).into(),
@@ -464,6 +510,8 @@ impl Scene {
                     send_ring,
                     recv_ring,
                     pages,
+                    srqn: srqn.into(),
+                    reserved,
                 })
             }
             CommandCode::ModifyQp => {
@@ -490,6 +538,51 @@ impl Scene {
             }),
             CommandCode::DestroyQp => bytes_of(DestroyQp {
                 qpn: any(&self.objects.qps, input).into(),
+                reserved,
+            }),
+            CommandCode::CreateSrq | CommandCode::ResizeSrq => {
+                let (sges, entries) = (input.below(5) as u32, 1 << input.below(7));
+                let ring = layout(0, 1024, entries, receive_stride(sges));
+                let (pages, at) = self.list(ring.end() as usize, input);
+                start = at;
+                let limit = (input.below(8) as u32).into();
+                if code == CommandCode::CreateSrq {
+                    bytes_of(CreateSrq {
+                        context,
+                        pd,
+                        max_sge: sges.into(),
+                        limit,
+                        ring,
+                        pages,
+                    })
+                } else {
+                    let srqn = any(&self.objects.srqs, input);
+                    let old = self.srqs.iter().find(|srq| srq.srqn == srqn);
+                    if let Some(old) = old.filter(|_| input.take()) {
+                        // As a driver does it, but for the entries.
+                        let index = old.start + offset::DRIVER_INDEX;
+                        let index = self.heap.get(index % (HEAP_PAGES * PAGE), 4);
+                        self.heap.put(at + offset::DRIVER_INDEX, &index);
+                    }
+                    let srqn = srqn.into();
+                    bytes_of(ResizeSrq {
+                        srqn,
+                        reserved,
+                        ring,
+                        pages,
+                    })
+                }
+            }
+            CommandCode::ModifySrq => bytes_of(ModifySrq {
+                srqn: any(&self.objects.srqs, input).into(),
+                limit: (input.below(64) as u32).into(),
+            }),
+            CommandCode::QuerySrq => bytes_of(QuerySrq {
+                srqn: any(&self.objects.srqs, input).into(),
+                reserved,
+            }),
+            CommandCode::DestroySrq => bytes_of(DestroySrq {
+                srqn: any(&self.objects.srqs, input).into(),
                 reserved,
             }),
         };
@@ -583,6 +676,36 @@ impl Scene {
         for page in &self.pages {
             self.world.nodes[0].rnic.doorbell(*page, slot);
         }
+    }
+
+    /// Puts something that resembles a receive into a shared receive queue.
+    fn post_shared(&mut self, input: &mut Input<'_>) {
+        if self.srqs.is_empty() {
+            return;
+        }
+        let srq = &self.srqs[input.below(256) % self.srqs.len()];
+        let place = input.below(32) % self.objects.mrs.len().max(1);
+        let (_, key) = self.objects.mrs.get(place).copied().unwrap_or_default();
+        let header = ReceiveHeader {
+            wr_id: 1.into(),
+            num_sge: (input.below(4) as u16).into(),
+            reserved: [0; 6],
+        };
+        let sge = Sge {
+            address: u64::from(input.take::<u16>()).into(),
+            length: u32::from(input.take::<u16>()).into(),
+            lkey: key.into(),
+        };
+        let heap = HEAP_PAGES * PAGE;
+        let index = srq.start + srq.ring.header_offset.get() as usize + offset::DRIVER_INDEX;
+        let old = word(&self.heap.get(index % heap, 4), 0);
+        let entry = (srq.start + srq.ring.entry_offset(old) as usize) % heap;
+        let bytes = [header.as_bytes(), sge.as_bytes()].concat();
+        if entry + bytes.len() <= heap {
+            self.heap.put(entry, &bytes);
+        }
+        let new = old.wrapping_add(input.pick(&[1, 1, 2, 4, 1000]));
+        self.heap.put(index % heap, &new.to_le_bytes());
     }
 
     fn end(mut self) {

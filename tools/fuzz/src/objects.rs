@@ -7,7 +7,7 @@ use vrnic_engine::{
     testing::{Connection, Guest},
 };
 use vrnic_wire::command::{
-    DeallocateMw, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp,
+    DeallocateMw, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq,
 };
 
 /// Numbers of objects that exist.
@@ -25,6 +25,8 @@ pub struct Objects {
     pub cqs: Vec<u32>,
     /// Queue pairs.
     pub qps: Vec<u32>,
+    /// Shared receive queues.
+    pub srqs: Vec<u32>,
 }
 
 impl Objects {
@@ -52,6 +54,11 @@ impl Objects {
             let qpn = qpn.into();
             let done = guest.command(rnic, DestroyQp { qpn, reserved });
             done.expect("queue pair");
+        }
+        for srqn in self.srqs {
+            let srqn = srqn.into();
+            let done = guest.command(rnic, DestroySrq { srqn, reserved });
+            done.expect("shared receive queue");
         }
         for cqn in self.cqs {
             let cqn = cqn.into();
@@ -86,9 +93,10 @@ impl Objects {
                 left.mrs,
                 left.mws,
                 left.cqs,
-                left.qps
+                left.qps,
+                left.srqs
             ),
-            (0, 0, 0, 0, 0, 0)
+            (0, 0, 0, 0, 0, 0, 0)
         );
         assert_eq!(left.translations, 0);
     }

@@ -61,6 +61,8 @@ enum Command {
     },
     /// Completion queues.
     Cqs(Choice),
+    /// Shared receive queues.
+    Srqs(Choice),
     /// Memory regions. Lists the first 65536 of a device.
     Mrs(Choice),
     /// Counters of ports, by the names that `rdma statistic` has for them.
@@ -174,6 +176,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             Ok(qps)
         }),
         Command::Cqs(choice) => list(client, choice, json, Client::cqs),
+        Command::Srqs(choice) => list(client, choice, json, Client::srqs),
         Command::Mrs(choice) => list(client, choice, json, Client::mrs),
         Command::Counters { choice, all } => {
             let devices = chosen(client, choice.device.as_deref())?;

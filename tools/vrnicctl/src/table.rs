@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
-    Address, Capture, Cq, Device, Explanation, Gid, Mr, Port, Qp, SwitchPort,
+    Address, Capture, Cq, Device, Explanation, Gid, Mr, Port, Qp, Srq, SwitchPort,
 };
 
 use crate::Of;
@@ -91,6 +91,7 @@ impl Row for Device {
         "PDS",
         "MRS",
         "CQS",
+        "SRQS",
         "QPS",
         "RANGES",
     ];
@@ -105,6 +106,7 @@ impl Row for Device {
             self.pds.to_string(),
             self.mrs.to_string(),
             self.cqs.to_string(),
+            self.srqs.to_string(),
             self.qps.to_string(),
             self.translations.to_string(),
         ]
@@ -166,6 +168,7 @@ impl Row for Qp {
         "READS",
         "SCQ",
         "RCQ",
+        "SRQ",
         "PD",
         "CONTEXT",
     ];
@@ -188,6 +191,8 @@ impl Row for Qp {
             self.responses_waiting.to_string(),
             self.send_cqn.to_string(),
             self.receive_cqn.to_string(),
+            self.srqn
+                .map_or_else(|| "-".into(), |srqn| srqn.to_string()),
             self.pd.to_string(),
             self.context.to_string(),
         ]
@@ -206,6 +211,25 @@ impl Row for Cq {
             self.entries.to_string(),
             self.queue_pairs.to_string(),
             self.vector.to_string(),
+            self.context.to_string(),
+            if self.failed { "failed" } else { "ok" }.into(),
+        ]
+    }
+}
+
+impl Row for Srq {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE", "SRQN", "POSTED", "ENTRIES", "LIMIT", "QPS", "PD", "CONTEXT", "STATE",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.srqn.to_string(),
+            known(self.posted),
+            self.entries.to_string(),
+            self.limit.to_string(),
+            self.queue_pairs.to_string(),
+            self.pd.to_string(),
             self.context.to_string(),
             if self.failed { "failed" } else { "ok" }.into(),
         ]

@@ -148,6 +148,8 @@ pub struct LimitOverrides {
     pub mr: Option<u32>,
     /// Memory windows.
     pub mw: Option<u32>,
+    /// Shared receive queues.
+    pub srq: Option<u32>,
     /// Bytes of a memory region.
     pub mr_size: Option<u64>,
     /// Protection domains.
@@ -167,6 +169,7 @@ impl LimitOverrides {
             cq_entries: self.cq_entries.unwrap_or(default.cq_entries),
             mr: self.mr.unwrap_or(default.mr),
             mw: self.mw.unwrap_or(default.mw),
+            srq: self.srq.unwrap_or(default.srq),
             mr_size: self.mr_size.unwrap_or(default.mr_size),
             pd: self.pd.unwrap_or(default.pd),
             contexts: self.contexts.unwrap_or(default.contexts),

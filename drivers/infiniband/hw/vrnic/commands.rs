@@ -27,12 +27,14 @@ use vrnic_wire::{
         CreateCq,
         CreatePd,
         CreateQp,
+        CreateSrq,
         DeallocateMw,
         DeregisterMr,
         DestroyContext,
         DestroyCq,
         DestroyPd,
         DestroyQp,
+        DestroySrq,
         Empty,
         RegisterMr,
         ReregisterMr, //
@@ -77,6 +79,7 @@ destroy! {
     DestroyPd { pd } "protection domain", events: false;
     DestroyCq { cqn } "completion queue", events: true;
     DestroyQp { qpn } "queue pair", events: true;
+    DestroySrq { srqn } "shared receive queue", events: true;
     DeregisterMr { key } "memory region", events: false;
     DeallocateMw { key } "memory window", events: false;
 }
@@ -198,6 +201,19 @@ pub(crate) fn create_qp(
         ..Default::default()
     };
     Ok((Object::new(control, destroy), reply.slot.get()))
+}
+
+/// Creates a shared receive queue.
+pub(crate) fn create_srq(
+    control: &Arc<Control>,
+    request: &CreateSrq,
+) -> Result<Object<DestroySrq>> {
+    let reply = control.execute(request)?;
+    let destroy = DestroySrq {
+        srqn: reply.srqn,
+        ..Default::default()
+    };
+    Ok(Object::new(control, destroy))
 }
 
 /// Registers a memory region; its number is its key.

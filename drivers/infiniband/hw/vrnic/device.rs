@@ -37,6 +37,7 @@ use crate::{
     mw::Mw,
     pd::Pd,
     qp::Qp,
+    srq::Srq,
     ucontext::UserContext, //
 };
 
@@ -70,6 +71,9 @@ fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
     if limits.max_fast_registration_pages.get() != 0 {
         capabilities |= Capability::MemoryExtensions;
     }
+    if limits.max_srq.get() != 0 {
+        capabilities |= Capability::SrqResize;
+    }
     if limits.max_mw.get() != 0 {
         capabilities |= Capability::MemoryWindow | Capability::MemoryWindowType2B;
     }
@@ -86,6 +90,7 @@ impl Operations for Vrnic {
     type ProtectionDomain = Pd;
     type CompletionQueue = Cq;
     type QueuePair = Qp;
+    type SharedReceiveQueue = Srq;
     type MemoryRegion = Mr;
     type MemoryWindow = Mw;
     type AddressHandle = Ah;
@@ -115,6 +120,15 @@ impl Operations for Vrnic {
             max_sge_rd: limits.max_send_sge.get(),
             max_cq: left_for_users(limits.max_cq.get()),
             max_cqe: limits.max_cq_entries.get(),
+            max_srq: limits.max_srq.get(),
+            max_srq_wr: match limits.max_srq.get() {
+                0 => 0,
+                _ => limits.max_qp_entries.get(),
+            },
+            max_srq_sge: match limits.max_srq.get() {
+                0 => 0,
+                _ => limits.max_recv_sge.get(),
+            },
             // The local DMA key comes with fast registration.
             max_mr: if limits.max_fast_registration_pages.get() != 0 {
                 limits.max_mr.get()

@@ -49,6 +49,7 @@ use vrnic_wire::{
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
         F_REREGISTRATION,
+        F_SHARED_RECEIVE_QUEUES,
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
     },
@@ -86,6 +87,9 @@ const MEMORY_WINDOWS: Feature = Feature::device(F_MEMORY_WINDOWS);
 /// The device changes memory regions in place.
 const REREGISTRATION: Feature = Feature::device(F_REREGISTRATION);
 
+/// The device has shared receive queues.
+const SHARED_RECEIVE_QUEUES: Feature = Feature::device(F_SHARED_RECEIVE_QUEUES);
+
 /// The device has flushes and atomic writes.
 const MEMORY_PLACEMENT: Feature = Feature::device(F_MEMORY_PLACEMENT);
 
@@ -104,6 +108,7 @@ impl virtio::Driver for Driver {
             MEMORY_EXTENSIONS,
             MEMORY_WINDOWS,
             REREGISTRATION,
+            SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
         ]
     } else {
@@ -111,6 +116,7 @@ impl virtio::Driver for Driver {
             MEMORY_EXTENSIONS,
             MEMORY_WINDOWS,
             REREGISTRATION,
+            SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
         ]
     };

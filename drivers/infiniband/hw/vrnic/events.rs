@@ -18,7 +18,8 @@ use rdma::{
         CqEvent,
         Dispatcher,
         PortEvent,
-        QpEvent, //
+        QpEvent,
+        SrqEvent, //
     },
     port::Port, //
 };
@@ -108,6 +109,7 @@ impl Handler for AsyncEvents {
 enum Meaning {
     Cq(CqEvent),
     Qp(QpEvent),
+    Srq(SrqEvent),
     Port(PortEvent),
     Device,
 }
@@ -127,6 +129,8 @@ fn meaning(event_type: EventType) -> Meaning {
         EventType::PkeyChange => Meaning::Port(PortEvent::PkeyChange),
         EventType::GidChange => Meaning::Port(PortEvent::GidChange),
         EventType::DeviceFatal => Meaning::Device,
+        EventType::SrqError => Meaning::Srq(SrqEvent::Error),
+        EventType::SrqLimitReached => Meaning::Srq(SrqEvent::LimitReached),
     }
 }
 
@@ -146,6 +150,7 @@ impl EventHandler for AsyncEvents {
         let known = match meaning(event_type) {
             Meaning::Cq(event) => self.dispatcher.cq_event(number, event),
             Meaning::Qp(event) => self.dispatcher.qp_event(number, event),
+            Meaning::Srq(event) => self.dispatcher.srq_event(number, event),
             Meaning::Port(event) => match Port::try_from(number) {
                 Ok(port) => self.dispatcher.port_event(port, event),
                 Err(_) => false,
@@ -212,6 +217,7 @@ mod tests {
             match meaning(event_type) {
                 Meaning::Cq(event) => assert_eq!(event.raw(), raw),
                 Meaning::Qp(event) => assert_eq!(event.raw(), raw),
+                Meaning::Srq(event) => assert_eq!(event.raw(), raw),
                 Meaning::Port(event) => assert_eq!(event.raw(), raw),
                 Meaning::Device => assert_eq!(event_type, EventType::DeviceFatal),
             }

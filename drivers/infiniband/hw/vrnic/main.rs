@@ -26,6 +26,7 @@
 //! | [`cq`]       | completion queues                                             |
 //! | [`polled`]   | what the kernel polls                                         |
 //! | [`qp`]       | queue pairs                                                   |
+//! | [`srq`]      | shared receive queues                                         |
 //! | [`attr`]     | attributes of queue pairs                                     |
 //! | [`ah`]       | address handles                                               |
 //! | [`ring`]     | where rings of the kernel stand, completion rings             |
@@ -55,6 +56,7 @@ mod polled;
 mod port;
 mod qp;
 mod ring;
+mod srq;
 mod ucontext;
 mod udata;
 mod work;

@@ -31,6 +31,7 @@ use rdma::{
     },
     CompletionQueue,
     QueuePair,
+    SharedReceiveQueue,
     Umem,
     User, //
 };
@@ -211,7 +212,12 @@ impl QueuePair for Qp {
         user: Option<User<'_, Vrnic, CreateQpRequest>>,
     ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data.limits;
-        let asked = &attributes.capabilities;
+        let mut asked = attributes.capabilities;
+        if attributes.srq.is_some() {
+            // Receives are those of the shared queue.
+            (asked.max_recv_wr, asked.max_recv_sge) = (0, 0);
+        }
+        let asked = &asked;
         check_limits(asked, limits)?;
 
         let mut pages = None;
@@ -251,7 +257,18 @@ impl QueuePair for Qp {
             }
         };
 
+        if attributes.srq.is_some() && recv.is_present() {
+            return Err(EINVAL);
+        }
+
         let room = [Room::new(GFP_KERNEL)?, Room::new(GFP_KERNEL)?];
+        let mut flags = 0;
+        if attributes.signal_all {
+            flags |= qp_flags::SIGNAL_ALL;
+        }
+        if attributes.srq.is_some() {
+            flags |= qp_flags::SHARED_RECEIVE_QUEUE;
+        }
         let (object, doorbell) = create_qp(
             &call.data.control,
             &CreateQp {
@@ -259,11 +276,7 @@ impl QueuePair for Qp {
                 pd: pd.number().into(),
                 // CAST: The wire numbers types as the verbs do; see below.
                 qp_type: attributes.ty.raw() as u8,
-                flags: if attributes.signal_all {
-                    qp_flags::SIGNAL_ALL
-                } else {
-                    0
-                },
+                flags,
                 max_send_sge: u16::try_from(given.max_send_sge)?.into(),
                 max_recv_sge: u16::try_from(given.max_recv_sge)?.into(),
                 max_inline: u16::try_from(given.max_inline_data)?.into(),
@@ -274,6 +287,8 @@ impl QueuePair for Qp {
                 pages: pages
                     .as_ref()
                     .map_or(PageList::default(), PageListBuffer::list),
+                srqn: attributes.srq.map_or(0, |srq| srq.number()).into(),
+                ..Default::default()
             },
         )?;
         let number = object.number();

@@ -47,6 +47,8 @@ requests! {
     CreateCqRequest { reserved_20 };
     /// Request of CREATE_QP.
     CreateQpRequest { reserved_20 };
+    /// Request of CREATE_SRQ, and of MODIFY_SRQ if that resizes.
+    CreateSrqRequest { reserved_20 };
 }
 
 /// Defines responses: newtypes of those in `abi`.
@@ -70,6 +72,8 @@ responses! {
     CreateCqResponse;
     /// Response of CREATE_QP.
     CreateQpResponse;
+    /// Response of CREATE_SRQ.
+    CreateSrqResponse;
     /// Response of CREATE_AH.
     CreateAhResponse;
 }
@@ -101,5 +105,6 @@ mod tests {
         assert_eq!(AllocContextRequest::MINIMUM, 16);
         assert_eq!(CreateCqRequest::MINIMUM, 40);
         assert_eq!(CreateQpRequest::MINIMUM, 56);
+        assert_eq!(CreateSrqRequest::MINIMUM, 40);
     }
 }

@@ -89,14 +89,14 @@ impl Execute for DestroyCq {
 }
 
 /// Counts an object that belongs to a context, or no longer does.
-fn change_users(context: Option<&mut Context>, change: i32) {
+pub(super) fn change_users(context: Option<&mut Context>, change: i32) {
     if let Some(context) = context {
         context.users = context.users.saturating_add_signed(change);
     }
 }
 
-/// Checks one ring of a queue pair, which has room for entries of `stride` bytes.
-fn check_ring(
+/// Checks one ring of work requests, which has room for entries of `stride` bytes.
+pub(super) fn check_ring(
     layout: &RingLayout,
     buffer: u64,
     stride: u32,
@@ -126,13 +126,30 @@ fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Ca
 /// Checks the request on its own, against the limits of the device.
 fn check_request(request: &CreateQp, rnic: &Rnic) -> Result<(QpType, Capacities), Cause> {
     let qp_type = QpType::try_from(request.qp_type).map_err(|_| Cause::QpType)?;
-    if request.flags & !qp_flags::SIGNAL_ALL != 0 {
+    reserved(request.reserved)?;
+    let shares = request.flags & qp_flags::SHARED_RECEIVE_QUEUE != 0;
+    let known = if rnic.config.features.shared_receive_queues {
+        qp_flags::SIGNAL_ALL | qp_flags::SHARED_RECEIVE_QUEUE
+    } else {
+        qp_flags::SIGNAL_ALL
+    };
+    if request.flags & !known != 0 {
         return Err(Cause::Flags);
+    }
+    if !shares && request.srqn.get() != 0 {
+        return Err(Cause::ReservedField);
+    }
+    if shares && (request.recv_ring.is_present() || qp_type == QpType::Gsi) {
+        return Err(Cause::RingLayout);
     }
     let limits = &rnic.config.limits;
     let capacities = Capacities {
         send_sge: request.max_send_sge.get().into(),
-        recv_sge: request.max_recv_sge.get().into(),
+        recv_sge: if shares {
+            0
+        } else {
+            request.max_recv_sge.get().into()
+        },
         inline: request.max_inline.get().into(),
         kernel: false,
         features: rnic.config.features,
@@ -151,6 +168,11 @@ fn check_request(request: &CreateQp, rnic: &Rnic) -> Result<(QpType, Capacities)
     Ok((qp_type, capacities))
 }
 
+/// The shared receive queue that a queue pair is to use.
+fn shared_receive_queue(request: &CreateQp) -> Option<u32> {
+    (request.flags & qp_flags::SHARED_RECEIVE_QUEUE != 0).then(|| request.srqn.get())
+}
+
 /// Checks that the objects named go together.
 fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Rnic) -> Result<(), Cause> {
     let number = request.context.get();
@@ -162,7 +184,14 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Rnic) -> Result<(),
         cq(request.send_cqn.get())?.context,
         cq(request.recv_cqn.get())?.context,
     ];
-    if owners.iter().any(|&owner| owner != number) {
+    let srqn = shared_receive_queue(request);
+    let srq = srqn.map(|srqn| rnic.resources.srqs.get(srqn).ok_or(Cause::UnknownSrq));
+    let srq_owner = srq.transpose()?.map(|srq| srq.context);
+    if owners
+        .into_iter()
+        .chain(srq_owner)
+        .any(|owner| owner != number)
+    {
         return Err(Cause::ContextMismatch);
     }
     if qp_type == QpType::Gsi {
@@ -208,6 +237,7 @@ impl Execute for CreateQp {
             pd: self.pd.get(),
             send_cqn: self.send_cqn.get(),
             recv_cqn: self.recv_cqn.get(),
+            srqn: shared_receive_queue(&self),
             signal_all: self.flags & qp_flags::SIGNAL_ALL != 0,
             capacities,
             translations,
@@ -229,6 +259,11 @@ impl Execute for CreateQp {
         rnic.translations += translations;
         if let Some(pd) = rnic.pds.get_mut(self.pd.get()) {
             pd.users += 1;
+        }
+        if let Some(srqn) = shared_receive_queue(&self)
+            && let Some(srq) = rnic.resources.srqs.get_mut(srqn)
+        {
+            srq.users += 1;
         }
         for cqn in [self.send_cqn.get(), self.recv_cqn.get()] {
             if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {
@@ -282,6 +317,11 @@ impl Execute for DestroyQp {
         }
         if let Some(pd) = rnic.pds.get_mut(created.pd) {
             pd.users -= 1;
+        }
+        if let Some(srqn) = created.srqn
+            && let Some(srq) = rnic.resources.srqs.get_mut(srqn)
+        {
+            srq.users -= 1;
         }
         for cqn in [created.send_cqn, created.recv_cqn] {
             if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {

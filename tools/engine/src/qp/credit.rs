@@ -52,6 +52,11 @@ impl Credit {
 impl Qp {
     /// A positive acknowledgement that says how many receives there are.
     pub(super) fn ack<M: Memory>(&self, msn: u32, memory: &M) -> Aeth {
+        if self.created.srqn.is_some() {
+            // Others take receives too, so none can be promised.
+            let syndrome = Syndrome::ACK;
+            return Aeth { syndrome, msn };
+        }
         // The receive of a message under way is still to be counted, for the message is.
         let taken = u32::from(self.receive.is_taken());
         Aeth {

@@ -9,7 +9,10 @@ use crate::{
     resources::{Io, Resources},
     work,
 };
-use vrnic_wire::completion::{Opcode, Status};
+use vrnic_wire::{
+    completion::{Opcode, Status},
+    event::EventType,
+};
 
 impl Qp {
     /// Flushes the send queue, oldest first.
@@ -70,6 +73,12 @@ impl Qp {
         io: &Io<'_, M>,
     ) {
         self.fail_receive(Status::Flushed, Cause::QpInError, resources, io);
+        if self.created.srqn.is_some() {
+            if !std::mem::replace(&mut self.receive.told_last, true) {
+                self.raise(EventType::LastWqeReached, None, resources);
+            }
+            return;
+        }
         while !turn.is_over() {
             let found = self.created.rq.peek(io.memory);
             let named = match found {

@@ -8,7 +8,7 @@ use crate::{
     memory::Memory,
     resources::{Io, Resources},
     segment::Payload,
-    work,
+    srq,
 };
 use vrnic_wire::{
     completion::{Cqe, Opcode, Status},
@@ -23,6 +23,8 @@ use vrnic_wire::{
 pub(super) struct Receive {
     taken: Option<Taken>,
     elements: Vec<Sge>,
+    /// Whether the owner knows that no receive of a shared queue is taken any more.
+    pub(super) told_last: bool,
 }
 
 /// A receive that was taken from its queue.
@@ -30,6 +32,8 @@ pub(super) struct Receive {
 struct Taken {
     wr_id: u64,
     capacity: u64,
+    /// Protection domain of its elements.
+    pd: u32,
 }
 
 /// What came of taking a receive.
@@ -95,29 +99,31 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Took {
-        let entry = match self.created.rq.peek(io.memory) {
-            Ok(Some((_, entry))) => entry,
-            Ok(None) => return Took::None,
-            Err(broken) => {
-                self.fail_ring(broken, Cause::ReceiveProducer, resources, io);
-                return Took::Broken(Cause::ReceiveProducer);
-            }
-        };
         let elements = &mut self.receive.elements;
         elements.clear();
-        let Ok((wr_id, capacity)) =
-            work::read_receive(entry, &self.created.capacities, io.memory, elements)
-        else {
-            self.created.rq.give_up();
-            self.fail(Cause::RingUnmapped, resources, io);
-            return Took::Broken(Cause::RingUnmapped);
+        let created = &mut self.created;
+        let taken = if let Some(srqn) = created.srqn {
+            resources.take_shared_receive(srqn, elements, io.memory)
+        } else {
+            let max_sge = created.capacities.recv_sge;
+            srq::take_entry(&mut created.rq, max_sge, elements, io.memory)
         };
-        self.created.rq.take();
-        self.created.rq.release(1, io.memory);
+        let (wr_id, capacity) = match taken {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return Took::None,
+            Err(cause) => {
+                let cause = created.srqn.map_or(cause, |_| Cause::SrqFailed);
+                self.fail(cause, resources, io);
+                return Took::Broken(cause);
+            }
+        };
+        let shared = created.srqn.and_then(|srqn| resources.srqs.get(srqn));
+        let pd = shared.map_or(created.pd, |srq| srq.pd);
         resources.counters.count(Counter::ReceiveRequests);
         self.receive.taken = Some(Taken {
             wr_id,
             capacity: capacity.unwrap_or(0),
+            pd,
         });
         match capacity {
             Ok(_) => Took::Yes,
@@ -136,7 +142,10 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<(), Cause> {
-        let accessor = self.accessor();
+        let mut accessor = self.accessor();
+        if let Some(taken) = self.receive.taken {
+            accessor.pd = taken.pd;
+        }
         let elements = &self.receive.elements;
         resources.with_scratch(|resources, ranges| {
             pieces(

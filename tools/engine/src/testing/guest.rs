@@ -9,7 +9,7 @@ use rand_core::{RngCore, SeedableRng};
 use vrnic_wire::{
     command::{
         Command, CommandHeader, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
-        RegisterMr, ReplyHeader, Status, qp_flags,
+        CreateSrq, RegisterMr, ReplyHeader, ResizeSrq, Status, qp_flags,
     },
     completion::{self, CQE_STRIDE, Cqe},
     memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, access},
@@ -242,6 +242,8 @@ pub struct QpOptions {
     pub inline: u16,
     /// Whether all sends complete with a CQE.
     pub signal_all: bool,
+    /// Shared receive queue, instead of an own one.
+    pub srqn: Option<u32>,
 }
 
 impl Default for QpOptions {
@@ -252,8 +254,37 @@ impl Default for QpOptions {
             sge: 4,
             inline: 128,
             signal_all: false,
+            srqn: None,
         }
     }
+}
+
+/// A shared receive queue.
+#[derive(Clone, Debug)]
+pub struct Srq {
+    /// Its number.
+    pub srqn: u32,
+    /// Its ring.
+    pub ring: Ring,
+}
+
+impl Srq {
+    /// Posts a receive; `false` if the queue is full.
+    pub fn post(&mut self, wr_id: u64, sges: &[Sge]) -> bool {
+        self.ring.post(&receive_entry(wr_id, sges))
+    }
+}
+
+/// An entry of a receive queue.
+fn receive_entry(wr_id: u64, sges: &[Sge]) -> Vec<u8> {
+    let header = ReceiveHeader {
+        wr_id: wr_id.into(),
+        num_sge: (sges.len() as u16).into(),
+        reserved: [0; 6],
+    };
+    let mut entry = header.as_bytes().to_vec();
+    entry.extend(sges.iter().flat_map(|sge| sge.as_bytes().to_vec()));
+    entry
 }
 
 /// A queue pair.
@@ -646,6 +677,100 @@ impl Guest {
         }
     }
 
+    /// Where the ring of a shared receive queue stands in a buffer of its own.
+    fn srq_layout(entries: u32, sge: u32) -> RingLayout {
+        let stride = work::receive_stride(sge);
+        RingLayout {
+            header_offset: 0.into(),
+            entries_offset: (size_of::<RingHeader>() as u32)
+                .next_multiple_of(stride)
+                .into(),
+            entries: entries.into(),
+            stride: stride.into(),
+        }
+    }
+
+    /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// The device refused it.
+    pub fn try_srq(
+        &mut self,
+        rnic: &mut Rnic,
+        entries: u32,
+        sge: u32,
+        limit: u32,
+    ) -> Result<Srq, (Status, Cause)> {
+        let layout = Self::srq_layout(entries, sge);
+        let length = layout.end() as usize;
+        let arena = self.arena(length);
+        let (pages, chunks) = self.page_list(&arena, 0, length);
+        let request = CreateSrq {
+            context: self.context.into(),
+            pd: self.pd.into(),
+            max_sge: sge.into(),
+            limit: limit.into(),
+            ring: layout,
+            pages,
+        };
+        let result = self.command(rnic, request);
+        self.free(chunks);
+        let srqn = result?.srqn.get();
+        let ring = Ring {
+            arena,
+            layout,
+            index: 0,
+        };
+        Ok(Srq { srqn, ring })
+    }
+
+    /// Moves a shared receive queue to a ring of another size. `change` may change what stands there
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// The device refused it.
+    pub fn resize_srq(
+        &mut self,
+        rnic: &mut Rnic,
+        srq: &mut Srq,
+        (entries, sge): (u32, u32),
+        change: impl FnOnce(&mut Ring),
+    ) -> Result<(), (Status, Cause)> {
+        let layout = Self::srq_layout(entries, sge);
+        let length = layout.end() as usize;
+        let arena = self.arena(length);
+        let old = &srq.ring;
+        let mut ring = Ring {
+            arena,
+            layout,
+            index: old.index,
+        };
+        let mut index = old.device_index();
+        while index != old.index {
+            let from = old.layout.entry_offset(index) as usize;
+            let entry = old.arena.get(from, layout.stride.get() as usize);
+            ring.arena.put(layout.entry_offset(index) as usize, &entry);
+            index = index.wrapping_add(1);
+        }
+        ring.publish();
+        change(&mut ring);
+        let (pages, chunks) = self.page_list(&ring.arena, 0, length);
+        let request = ResizeSrq {
+            srqn: srq.srqn.into(),
+            reserved: 0.into(),
+            ring: layout,
+            pages,
+        };
+        let result = self.command(rnic, request);
+        self.free(chunks);
+        result?;
+        let old = std::mem::replace(&mut srq.ring, ring);
+        self.free(old.arena);
+        Ok(())
+    }
+
     /// Creates a queue pair.
     ///
     /// # Errors
@@ -677,15 +802,22 @@ impl Guest {
         let length = recv_ring.end() as usize;
         let arena = self.arena(length);
         let (pages, chunks) = self.page_list(&arena, 0, length);
+        let recv_ring = match options.srqn {
+            Some(_) => RingLayout::default(),
+            None => recv_ring,
+        };
+        let mut flags = 0;
+        if options.signal_all {
+            flags |= qp_flags::SIGNAL_ALL;
+        }
+        if options.srqn.is_some() {
+            flags |= qp_flags::SHARED_RECEIVE_QUEUE;
+        }
         let request = CreateQp {
             context: self.context.into(),
             pd: self.pd.into(),
             qp_type: options.qp_type.raw(),
-            flags: if options.signal_all {
-                qp_flags::SIGNAL_ALL
-            } else {
-                0
-            },
+            flags,
             max_send_sge: options.sge.into(),
             max_recv_sge: options.sge.into(),
             max_inline: options.inline.into(),
@@ -694,6 +826,8 @@ impl Guest {
             send_ring,
             recv_ring,
             pages,
+            srqn: options.srqn.unwrap_or_default().into(),
+            reserved: 0.into(),
         };
         let result = self.command(rnic, request);
         self.free(chunks);
@@ -722,14 +856,7 @@ impl Guest {
 
     /// Posts a receive; `false` if the queue is full.
     pub fn post_receive(&self, rnic: &mut Rnic, qp: &mut Qp, wr_id: u64, sges: &[Sge]) -> bool {
-        let header = ReceiveHeader {
-            wr_id: wr_id.into(),
-            num_sge: (sges.len() as u16).into(),
-            reserved: [0; 6],
-        };
-        let mut entry = header.as_bytes().to_vec();
-        entry.extend(sges.iter().flat_map(|sge| sge.as_bytes().to_vec()));
-        let posted = qp.rq.post(&entry);
+        let posted = qp.rq.post(&receive_entry(wr_id, sges));
         if posted && qp.rq.device_flags() & ring::flags::NEED_DOORBELL != 0 {
             self.ring(rnic, qp.slot);
         }

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use vrnic_engine::explain::Happening;
 use vrnic_engine::time::Instant;
-use vrnic_engine::{CqSnapshot, Explanation, MrSnapshot, QpSnapshot, Rnic};
+use vrnic_engine::{CqSnapshot, Explanation, MrSnapshot, QpSnapshot, Rnic, SrqSnapshot};
 use vrnic_wire::command::CommandCode;
 use vrnic_wire::counter::Counter;
 use vrnic_wire::memory::access;
@@ -14,7 +14,7 @@ use vrnic_wire::qp::{QpState, QpType};
 
 use super::inspector::Topic;
 use super::protocol::{self};
-use super::protocol::{Access, Cq, Device, Gid, Mr, Page, Port, Qp, Reply, Request};
+use super::protocol::{Access, Cq, Device, Gid, Mr, Page, Port, Qp, Reply, Request, Srq};
 use crate::config::Mac;
 use crate::device::{self, Shared};
 use crate::network::Network;
@@ -75,6 +75,7 @@ fn about_all(
         Request::Gids { device }
         | Request::Qps { device, .. }
         | Request::Cqs { device, .. }
+        | Request::Srqs { device, .. }
         | Request::Mrs { device, .. }
         | Request::Explain { device, .. } => device,
     };
@@ -99,6 +100,11 @@ fn about(request: &Request, device: &mut device::Device, shared: &mut Shared) ->
         Request::Cqs { from, .. } => {
             let found = device.with_memory(shared, |rnic, memory| rnic.cq_page(from, PAGE, memory));
             Reply::Cqs(page(found.flatten(), from, cq))
+        }
+        Request::Srqs { from, .. } => {
+            let found =
+                device.with_memory(shared, |rnic, memory| rnic.srq_page(from, PAGE, memory));
+            Reply::Srqs(page(found.flatten(), from, srq))
         }
         Request::Mrs { from, .. } if from < MAX_REGIONS => {
             let found = device.rnic().and_then(|rnic| rnic.mr_page(from, PAGE));
@@ -150,6 +156,7 @@ fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
         pds: counts.pds,
         mrs: counts.mrs,
         cqs: counts.cqs,
+        srqs: counts.srqs,
         qps: counts.qps,
         translations: counts.translations,
         port,
@@ -228,6 +235,7 @@ fn qp(qp: QpSnapshot) -> Qp {
         responses_waiting: qp.responses_waiting,
         send_cqn: qp.send_cqn,
         receive_cqn: qp.receive_cqn,
+        srqn: qp.srqn,
     }
 }
 
@@ -240,6 +248,19 @@ fn cq(cq: CqSnapshot) -> Cq {
         unread: cq.unread,
         queue_pairs: cq.queue_pairs,
         failed: cq.failed,
+    }
+}
+
+fn srq(srq: SrqSnapshot) -> Srq {
+    Srq {
+        srqn: srq.number,
+        context: srq.context,
+        pd: srq.pd,
+        entries: srq.entries,
+        posted: srq.posted,
+        limit: srq.limit,
+        queue_pairs: srq.queue_pairs,
+        failed: srq.failed,
     }
 }
 

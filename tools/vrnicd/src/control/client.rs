@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::protocol::{
-    Address, Capture, Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request,
+    Address, Capture, Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request, Srq,
     SwitchPort,
 };
 use crate::capture::Choice;
@@ -106,6 +106,13 @@ impl Client {
     pub fn cqs(&mut self, device: &str) -> Result<Vec<Cq>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Cqs { device, from }, Reply::Cqs)
+        })
+    }
+
+    /// All shared receive queues of a device.
+    pub fn srqs(&mut self, device: &str) -> Result<Vec<Srq>> {
+        self.pages(device, |client, device, from| {
+            ask!(client, Request::Srqs { device, from }, Reply::Srqs)
         })
     }
 

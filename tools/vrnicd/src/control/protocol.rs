@@ -39,6 +39,14 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// Some shared receive queues of a device: [`Reply::Srqs`].
+    Srqs {
+        /// Name of the device.
+        device: String,
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
     /// Some memory regions of a device: [`Reply::Mrs`].
     Mrs {
         /// Name of the device.
@@ -102,6 +110,8 @@ pub enum Reply {
     Qps(Page<Qp>),
     /// A page of completion queues.
     Cqs(Page<Cq>),
+    /// A page of shared receive queues.
+    Srqs(Page<Srq>),
     /// A page of memory regions.
     Mrs(Page<Mr>),
     /// All ports of the switch.
@@ -146,6 +156,8 @@ pub struct Device {
     pub mrs: usize,
     /// Completion queues.
     pub cqs: u32,
+    /// Shared receive queues.
+    pub srqs: u32,
     /// Queue pairs.
     pub qps: u32,
     /// Host ranges that page lists need.
@@ -226,6 +238,8 @@ pub struct Qp {
     pub send_cqn: u32,
     /// Completion queue of receives.
     pub receive_cqn: u32,
+    /// Shared receive queue, if it uses one.
+    pub srqn: Option<u32>,
 }
 
 /// A completion queue.
@@ -244,6 +258,27 @@ pub struct Cq {
     /// Queue pairs that use it.
     pub queue_pairs: usize,
     /// Whether it overran or lost its memory.
+    pub failed: bool,
+}
+
+/// A shared receive queue.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Srq {
+    /// Number.
+    pub srqn: u32,
+    /// Context.
+    pub context: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Places.
+    pub entries: u32,
+    /// Receives that nobody took; none if the ring is broken.
+    pub posted: Option<u32>,
+    /// Fewer raise an event; 0 if none is asked for.
+    pub limit: u32,
+    /// Queue pairs that use it.
+    pub queue_pairs: u32,
+    /// Whether its producer index was wild or it lost its memory.
     pub failed: bool,
 }
 
@@ -358,7 +393,8 @@ pub struct Explanation {
     pub number: u64,
     /// Nanoseconds of the devices' clock.
     pub nanoseconds: u64,
-    /// The queue pair, or the completion queue of a `CqError` event; 0 if it is about neither.
+    /// The queue pair, the completion queue of a `CqError` event, or the shared receive queue of a
+    /// `SrqError` event; 0 if it is about none.
     pub object: u32,
     /// The queue pair's peer; 0 if there is none.
     pub peer_qpn: u32,
@@ -396,12 +432,12 @@ pub struct Access {
 }
 
 impl Explanation {
-    /// What `object` is a number of: `QP`, or `CQ`.
+    /// What `object` is a number of: `QP`, `CQ` or `SRQ`.
     pub fn object_kind(&self) -> &'static str {
-        if self.what == "event CqError" {
-            "CQ"
-        } else {
-            "QP"
+        match self.what.as_str() {
+            "event CqError" => "CQ",
+            "event SrqError" => "SRQ",
+            _ => "QP",
         }
     }
 }

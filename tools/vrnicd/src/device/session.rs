@@ -174,6 +174,11 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::ModifyQp => of::<command::ModifyQp>(),
             CommandCode::QueryQp => of::<command::QueryQp>(),
             CommandCode::DestroyQp => of::<command::DestroyQp>(),
+            CommandCode::CreateSrq => of::<command::CreateSrq>(),
+            CommandCode::ModifySrq => of::<command::ModifySrq>(),
+            CommandCode::ResizeSrq => of::<command::ResizeSrq>(),
+            CommandCode::QuerySrq => of::<command::QuerySrq>(),
+            CommandCode::DestroySrq => of::<command::DestroySrq>(),
         },
         _ => 0,
     };

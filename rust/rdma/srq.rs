@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared receive queues.
+
+use core::ptr::NonNull;
+
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
+
+use crate::{
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    event::Room,
+    object::{
+        core_object,
+        respond_or_undo, //
+    },
+    pd::Pd,
+    restrack::Details,
+    udata::{
+        Request,
+        Response,
+        Udata,
+        User, //
+    },
+    wr::ReceiveRequests,
+};
+
+/// Attributes of a shared receive queue (`struct ib_srq_attr`).
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// Receives that may be outstanding.
+    pub max_wr: u32,
+    /// Scatter/gather elements of a receive.
+    pub max_sge: u32,
+    /// An event is raised once fewer receives are left; 0 for none.
+    pub limit: u32,
+}
+
+impl Attributes {
+    /// Takes over the attributes of C.
+    pub(crate) fn from_raw(raw: &bindings::ib_srq_attr) -> Self {
+        Self {
+            max_wr: raw.max_wr,
+            max_sge: raw.max_sge,
+            limit: raw.srq_limit,
+        }
+    }
+
+    /// Writes all attributes.
+    pub(crate) fn write(&self, raw: &mut bindings::ib_srq_attr) {
+        raw.max_wr = self.max_wr;
+        raw.max_sge = self.max_sge;
+        raw.srq_limit = self.limit;
+    }
+}
+
+/// What of a shared receive queue changes (`enum ib_srq_attr_mask`).
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// The number of receives that may be outstanding.
+    pub(crate) max_wr: Option<u32>,
+    /// The limit.
+    pub(crate) limit: Option<u32>,
+}
+
+impl Change {
+    /// What `mask` names. `EINVAL` if it names what cannot change, or a limit that is never met.
+    pub(crate) fn from_raw(
+        attributes: &Attributes,
+        mask: bindings::ib_srq_attr_mask,
+    ) -> Result<Self> {
+        const MAX_WR: bindings::ib_srq_attr_mask = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR;
+        const LIMIT: bindings::ib_srq_attr_mask = bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
+
+        if mask & !(MAX_WR | LIMIT) != 0 {
+            return Err(EINVAL);
+        }
+        let this = Self {
+            max_wr: (mask & MAX_WR != 0).then_some(attributes.max_wr),
+            limit: (mask & LIMIT != 0).then_some(attributes.limit),
+        };
+        match (this.max_wr, this.limit) {
+            (Some(max_wr), Some(limit)) if limit > max_wr => Err(EINVAL),
+            _ => Ok(this),
+        }
+    }
+}
+
+/// A new queue.
+pub struct New<I, R> {
+    /// Constructs the queue.
+    pub init: I,
+    /// Answer to the provider.
+    pub response: R,
+    /// What it holds, at least what was asked for.
+    pub attributes: Attributes,
+}
+
+/// A shared receive queue (`struct ib_srq` of type `IB_SRQT_BASIC`): receives for any number of
+/// queue pairs.
+#[vtable]
+pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<SharedReceiveQueue = Self>;
+    /// The driver's part of the request that creates a queue.
+    type Request: Request;
+    /// The driver's part of the response to that.
+    type Response: Response;
+    /// The driver's part of the request that resizes a queue.
+    type ResizeRequest: Request;
+
+    /// Creates a queue, for a process or, if `user` is `None`, for the kernel. Its limit is 0.
+    fn create(
+        call: &Call<'_, Self::Driver>,
+        pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        attributes: &Attributes,
+        user: Option<User<'_, Self::Driver, Self::Request>>,
+    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+
+    /// Has the queue hold at least `max_wr` receives. Those that are posted stay.
+    fn resize(
+        srq: &Srq<Self>,
+        call: &Call<'_, Self::Driver>,
+        max_wr: u32,
+        user: Option<User<'_, Self::Driver, Self::ResizeRequest>>,
+    ) -> Result;
+
+    /// Asks for an event once fewer than `limit` receives are left; with 0 for none.
+    fn set_limit(srq: &Srq<Self>, call: &Call<'_, Self::Driver>, limit: u32) -> Result;
+
+    /// Returns the attributes as they are.
+    fn query(srq: &Srq<Self>, call: &Call<'_, Self::Driver>) -> Result<Attributes>;
+
+    /// Number by which events name the queue; it does not change.
+    fn number(&self) -> u32;
+
+    /// Makes the hardware forget the queue, which no queue pair uses; on success it is dropped.
+    ///
+    /// Errors mean that the hardware still owns the queue, which therefore stays.
+    fn destroy(srq: &Srq<Self>, call: &Call<'_, Self::Driver>) -> Result;
+
+    /// Posts receives in the order in which `requests` yields them. May not sleep.
+    ///
+    /// On error the request taken last was not posted, and those before it were. Without it there
+    /// are no queues of the kernel.
+    fn post_recv(
+        _srq: &Srq<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _requests: &mut ReceiveRequests<'_>,
+    ) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Adds what only the driver knows to the description of a queue
+    /// (`rdma resource show srq -dd`).
+    fn fill_details(_srq: &Srq<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+core_object! {
+    /// A shared receive queue: `struct ib_srq` and the driver's part.
+    Srq<SharedReceiveQueue>, ib_srq
+}
+
+/// # Safety
+///
+/// `srq` must be a new queue of a device of `T`, `attr` its attributes and `udata` the udata of the
+/// call.
+pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
+    srq: *mut bindings::ib_srq,
+    attr: *mut bindings::ib_srq_init_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered; its users have contexts.
+    // - The attributes are valid during the call. The core set the domain, of the same device.
+    // - The core allocated room for the data, which is constructed once and reachable by nobody but
+    //   the dispatcher before the call returns.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let attr = &mut *attr;
+            let may_post = T::SharedReceiveQueue::HAS_POST_RECV || udata.is_some();
+            if attr.srq_type != bindings::ib_srq_type_IB_SRQT_BASIC || !may_post {
+                return Err(EOPNOTSUPP);
+            }
+            let attributes = Attributes {
+                limit: 0,
+                ..Attributes::from_raw(&attr.attr)
+            };
+            let room = Room::new()?;
+            let user = udata
+                .as_ref()
+                .map(|udata| udata.user::<T, _>())
+                .transpose()?;
+            let pd = Pd::from_raw((*srq).pd);
+            let new = T::SharedReceiveQueue::create(call, pd, &attributes, user)?;
+            let data = Srq::<T::SharedReceiveQueue>::data_of(srq);
+
+            pin_init::raw_init(data, new.init);
+            new.attributes.write(&mut attr.attr);
+            let this = NonNull::new_unchecked(srq);
+            call.dispatcher().insert_srq((*data).number(), this, room);
+            respond_or_undo(data, &new.response, udata.as_ref(), || {
+                call.dispatcher().remove_srq((*data).number(), this);
+                T::SharedReceiveQueue::destroy(Srq::from_raw(srq), call)
+            })?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `srq` must be a constructed queue of a device of `T`, `attr` valid, and `udata` the udata of the
+/// call.
+pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
+    srq: *mut bindings::ib_srq,
+    attr: *mut bindings::ib_srq_attr,
+    mask: bindings::ib_srq_attr_mask,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
+
+    // SAFETY: Verbs run only while the device is registered; its users have contexts; the arguments
+    // are valid.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let change = Change::from_raw(&Attributes::from_raw(&*attr), mask)?;
+            let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
+
+            if let Some(max_wr) = change.max_wr {
+                let user = udata
+                    .as_ref()
+                    .map(|udata| udata.user::<T, _>())
+                    .transpose()?;
+                T::SharedReceiveQueue::resize(this, call, max_wr, user)?;
+                if let Some(udata) = &udata {
+                    udata.respond(&())?;
+                }
+            } else {
+                Udata::no_io(udata.as_ref())?;
+            }
+            if let Some(limit) = change.limit {
+                T::SharedReceiveQueue::set_limit(this, call, limit)?;
+            }
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `srq` must be a constructed queue of a device of `T`, and `attr` valid for writes.
+pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
+    srq: *mut bindings::ib_srq,
+    attr: *mut bindings::ib_srq_attr,
+) -> c_int {
+    // SAFETY: The core set the device of the queue.
+    let device = unsafe { Device::<T>::from_raw((*srq).device) };
+
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+    from_result(|| unsafe {
+        device.with(|call| {
+            T::SharedReceiveQueue::query(Srq::from_raw(srq), call)?.write(&mut *attr);
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `srq` must be a constructed queue of a device of `T` that nobody uses any more, and `udata` the
+/// udata of the call.
+pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
+    srq: *mut bindings::ib_srq,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core set the device of the queue; the call is not over before we return.
+    let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
+
+    // SAFETY:
+    // - Verbs run only while the device is registered.
+    // - The data is constructed. It is dropped after the hardware and the dispatcher forgot the
+    //   queue, then the core frees the object.
+    from_result(|| unsafe {
+        device.with(|call| {
+            Udata::no_io(udata.as_ref())?;
+            let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
+            T::SharedReceiveQueue::destroy(this, call)?;
+            call.dispatcher()
+                .remove_srq(this.number(), NonNull::new_unchecked(srq));
+            core::ptr::drop_in_place(Srq::<T::SharedReceiveQueue>::data_of(srq));
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `srq` must be a constructed queue of a device of `T`, `wr` a list of requests for it, and `bad`
+/// valid for writes.
+pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
+    srq: *mut bindings::ib_srq,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let (device, this) = unsafe { (Device::<T>::from_raw((*srq).device), Srq::from_raw(srq)) };
+
+    // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let mut requests = ReceiveRequests::new(wr);
+            T::SharedReceiveQueue::post_recv(this, call, &mut requests)
+                .inspect_err(|_| *bad = requests.taken())?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `srq` must be a constructed queue of a device of `T`, and `message` a netlink message being
+/// written.
+pub(crate) unsafe extern "C" fn fill_callback<T: Operations>(
+    message: *mut bindings::sk_buff,
+    srq: *mut bindings::ib_srq,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        Details::write(message, |details| {
+            T::SharedReceiveQueue::fill_details(Srq::from_raw(srq), details)
+        })
+    }
+}
