@@ -29,6 +29,7 @@ static struct verbs_context_ops ops;
 static struct vrnic_alloc_context_req context_req;
 static struct vrnic_create_cq_req cq_req;
 static struct vrnic_create_qp_req qp_req;
+static struct vrnic_create_srq_req srq_req;
 static uint32_t *doorbell;
 static int has_doorbells, kernel_rings, fail_next;
 /* What the next queue pair is called, and the completions that the device wrote to the queue of cq_req. */
@@ -72,6 +73,7 @@ void verbs_set_ops(struct verbs_context *context, const struct verbs_context_ops
 	context->context.ops.post_recv = table->post_recv;
 	context->context.ops.poll_cq = table->poll_cq;
 	context->context.ops.req_notify_cq = table->req_notify_cq;
+	context->context.ops.post_srq_recv = table->post_srq_recv;
 	context->create_cq_ex = table->create_cq_ex;
 	context->create_qp_ex = table->create_qp_ex;
 }
@@ -208,6 +210,43 @@ int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_a
 int ibv_cmd_destroy_cq(struct ibv_cq *cq)
 {
 	return 0;
+}
+
+int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_init_attr *attr,
+		       struct ibv_create_srq *cmd, size_t cmd_size, struct ib_uverbs_create_srq_resp *resp,
+		       size_t resp_size)
+{
+	struct vrnic_create_srq_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
+
+	memcpy(&srq_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(srq_req)), sizeof(srq_req));
+	out->srqn = 9;
+	srq->context = pd->context;
+	srq->pd = pd;
+	attr->attr.max_wr = srq_req.ring.entries;
+	attr->attr.max_sge = (srq_req.ring.stride - 16) / 16;
+	return fail_next;
+}
+
+int ibv_cmd_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int srq_attr_mask,
+		       struct ibv_modify_srq *cmd, size_t cmd_size)
+{
+	if (!(srq_attr_mask & IBV_SRQ_MAX_WR))
+		CHECK(cmd_size == sizeof(*cmd));
+	else if (!fail_next)
+		memcpy(&srq_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(srq_req)), sizeof(srq_req));
+	return fail_next;
+}
+
+int ibv_cmd_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, struct ibv_query_srq *cmd, size_t cmd_size)
+{
+	CHECK(cmd_size == sizeof(*cmd));
+	srq_attr->srq_limit = 3;
+	return 0;
+}
+
+int ibv_cmd_destroy_srq(struct ibv_srq *srq)
+{
+	return fail_next;
 }
 
 int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr,
@@ -988,6 +1027,114 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	fail_next = 0;
 }
 
+static int post_shared(struct ibv_srq *srq, uint64_t wr_id)
+{
+	struct ibv_sge sge = { .addr = wr_id, .length = 7, .lkey = 5 };
+	struct ibv_recv_wr *bad, wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
+
+	return ibv_post_srq_recv(srq, &wr, &bad);
+}
+
+/* The device takes the next receive; its name. */
+static uint64_t take_shared(uint64_t wr_id)
+{
+	uint32_t *indices = header(srq_req.buf_addr, &srq_req.ring), index = indices[16];
+	uint8_t *at = entry(srq_req.buf_addr, &srq_req.ring, index);
+
+	CHECK(index != indices[0]);
+	CHECK(*(uint16_t *)(at + 8) == 1 && get64(at + 16) == wr_id && get32(at + 24) == 7 && get32(at + 28) == 5);
+	indices[16] = index + 1;
+	return get64(at);
+}
+
+static void shared_receives(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 3, .max_sge = 1 } };
+	struct ibv_qp_init_attr qp_attr = {
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct ibv_srq_attr change = { .max_wr = 16, .srq_limit = 2 };
+	struct ibv_cq *cq = ops.create_cq(context, 8, NULL, 0);
+	struct vrnic_create_srq_req old;
+	struct ibv_qp *qp[2];
+	struct ibv_srq *srq;
+	uint64_t names[4];
+	struct ibv_wc wc[4];
+
+	attr.attr.max_wr = 0;
+	CHECK(!ops.create_srq(pd, &attr) && errno == EINVAL);
+	attr.attr.max_wr = 3;
+	fail_next = ENOSPC;
+	CHECK(!ops.create_srq(pd, &attr) && errno == ENOSPC);
+	fail_next = 0;
+	srq = ops.create_srq(pd, &attr);
+	CHECK(srq && srq_req.ring.entries == 4 && attr.attr.max_wr == 4 && attr.attr.max_sge >= 1);
+
+	/* Two queue pairs without receive rings of their own. */
+	qp_attr.send_cq = cq;
+	qp_attr.recv_cq = cq;
+	qp_attr.srq = srq;
+	for (int i = 0; i < 2; i++) {
+		next_qpn = 17 + i;
+		qp[i] = ops.create_qp(pd, &qp_attr);
+		CHECK(qp[i] && !qp_req.rq.entries && !qp_req.rq.stride && qp_req.sq.entries == 8);
+		to_rts(qp[i]);
+		qp_attr.cap.max_send_wr = 8;
+		qp_attr.cap.max_recv_wr = 4;
+		qp_attr.cap.max_recv_sge = 1;
+	}
+	next_qpn = 17;
+	CHECK(post_receive(qp[0], 1));
+
+	/* Completions come in any order, and an entry is free when it was taken. */
+	for (int i = 0; i < 4; i++)
+		CHECK(!post_shared(srq, 500 + i));
+	CHECK(post_shared(srq, 504) == ENOMEM);
+	for (int i = 0; i < 4; i++)
+		names[i] = take_shared(500 + i);
+	CHECK(!post_shared(srq, 504) && !post_shared(srq, 505));
+	complete(18, names[2], IBV_WC_RECV, 0);
+	complete(17, names[0], IBV_WC_RECV, 0);
+	complete(18, names[3], IBV_WC_RECV, 0);
+	CHECK(ibv_poll_cq(cq, 4, wc) == 3 && wc[0].wr_id == 502 && wc[1].wr_id == 500 && wc[2].wr_id == 503);
+	CHECK(wc[0].qp_num == 18 && wc[1].qp_num == 17 && wc[0].opcode == IBV_WC_RECV);
+	/* One that completed does not complete again. */
+	complete(18, names[2], IBV_WC_RECV, 0);
+	CHECK(ibv_poll_cq(cq, 4, wc) == 0);
+
+	/* What is left moves to a larger ring, or stays where it was. */
+	old = srq_req;
+	fail_next = EINVAL;
+	CHECK(ops.modify_srq(srq, &change, IBV_SRQ_MAX_WR) == EINVAL);
+	fail_next = 0;
+	CHECK(srq_req.buf_addr == old.buf_addr && !post_shared(srq, 506));
+	CHECK(!ops.modify_srq(srq, &change, IBV_SRQ_LIMIT) && srq_req.buf_addr == old.buf_addr);
+	CHECK(!ops.modify_srq(srq, &change, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	CHECK(srq_req.buf_addr != old.buf_addr && srq_req.ring.entries == 16);
+	header(srq_req.buf_addr, &srq_req.ring)[16] = 4;
+	for (int i = 507; i < 517; i++)
+		CHECK(!post_shared(srq, i));
+	CHECK(!ops.query_srq(srq, &change) && change.srq_limit == 3);
+	for (int i = 504; i < 517; i++) {
+		complete(17, take_shared(i), IBV_WC_RECV, 0);
+		CHECK(ibv_poll_cq(cq, 4, wc) == 1 && wc->wr_id == (unsigned int)i);
+	}
+
+	/* A completion of a queue pair that is gone is no other's. */
+	CHECK(!post_shared(srq, 520) && !post_shared(srq, 521));
+	complete(18, take_shared(520), IBV_WC_RECV, 0);
+	complete(17, take_shared(521), IBV_WC_RECV, 0);
+	CHECK(!ops.destroy_qp(qp[1]));
+	CHECK(ibv_poll_cq(cq, 4, wc) == 1 && wc->wr_id == 521);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp[0]));
+	fail_next = EBUSY;
+	CHECK(ops.destroy_srq(srq) == EBUSY);
+	fail_next = 0;
+	CHECK(!ops.destroy_srq(srq) && !ops.destroy_cq(cq));
+}
+
 /* Ends what is posted as the kernel does it when the device is gone. */
 static void set_failed(int failed)
 {
@@ -1160,6 +1307,7 @@ void exercise(void)
 		extended_posting(context, pd, cq);
 		windows(pd, cq);
 		placement(pd, cq);
+		shared_receives(context, pd);
 		domains(context, pd);
 		failure(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));

@@ -48,6 +48,13 @@ int ibv_cmd_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_chan
 		      struct ibv_cq *cq, struct ibv_create_cq *cmd, size_t cmd_size,
 		      struct ib_uverbs_create_cq_resp *resp, size_t resp_size);
 int ibv_cmd_destroy_cq(struct ibv_cq *cq);
+int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_init_attr *attr,
+		       struct ibv_create_srq *cmd, size_t cmd_size, struct ib_uverbs_create_srq_resp *resp,
+		       size_t resp_size);
+int ibv_cmd_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int srq_attr_mask,
+		       struct ibv_modify_srq *cmd, size_t cmd_size);
+int ibv_cmd_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, struct ibv_query_srq *cmd, size_t cmd_size);
+int ibv_cmd_destroy_srq(struct ibv_srq *srq);
 int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr_ex,
 			 struct ibv_create_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
 			 size_t resp_size);
@@ -75,6 +82,7 @@ struct ibv_cq *op_create_cq(struct ibv_context *, int, struct ibv_comp_channel *
 struct ibv_cq_ex *op_create_cq_ex(struct ibv_context *, struct ibv_cq_init_attr_ex *);
 struct ibv_qp *op_create_qp(struct ibv_pd *, struct ibv_qp_init_attr *);
 struct ibv_qp *op_create_qp_ex(struct ibv_context *, struct ibv_qp_init_attr_ex *);
+struct ibv_srq *op_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
 int op_dealloc_mw(struct ibv_mw *);
 int op_dealloc_pd(struct ibv_pd *);
 int op_dealloc_td(struct ibv_td *);
@@ -82,15 +90,19 @@ int op_dereg_mr(struct verbs_mr *);
 int op_destroy_ah(struct ibv_ah *);
 int op_destroy_cq(struct ibv_cq *);
 int op_destroy_qp(struct ibv_qp *);
+int op_destroy_srq(struct ibv_srq *);
 void op_free_context(struct ibv_context *);
 int op_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
+int op_modify_srq(struct ibv_srq *, struct ibv_srq_attr *, int);
 int op_poll_cq(struct ibv_cq *, int, struct ibv_wc *);
 int op_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **);
 int op_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
+int op_post_srq_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **);
 int op_query_device_ex(struct ibv_context *, const struct ibv_query_device_ex_input *, struct ibv_device_attr_ex *,
 		       size_t);
 int op_query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *);
 int op_query_qp(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *);
+int op_query_srq(struct ibv_srq *, struct ibv_srq_attr *);
 struct ibv_mr *op_reg_mr(struct ibv_pd *, void *, size_t, uint64_t, int);
 int op_req_notify_cq(struct ibv_cq *, int);
 int op_rereg_mr(struct verbs_mr *, int, struct ibv_pd *, void *, size_t, int);
@@ -111,6 +123,7 @@ SAME_TYPE(create_cq, op_create_cq);
 SAME_TYPE(create_cq_ex, op_create_cq_ex);
 SAME_TYPE(create_qp, op_create_qp);
 SAME_TYPE(create_qp_ex, op_create_qp_ex);
+SAME_TYPE(create_srq, op_create_srq);
 SAME_TYPE(dealloc_mw, op_dealloc_mw);
 SAME_TYPE(dealloc_pd, op_dealloc_pd);
 SAME_TYPE(dealloc_td, op_dealloc_td);
@@ -118,15 +131,19 @@ SAME_TYPE(dereg_mr, op_dereg_mr);
 SAME_TYPE(destroy_ah, op_destroy_ah);
 SAME_TYPE(destroy_cq, op_destroy_cq);
 SAME_TYPE(destroy_qp, op_destroy_qp);
+SAME_TYPE(destroy_srq, op_destroy_srq);
 SAME_TYPE(detach_mcast, op_attach_mcast);
 SAME_TYPE(free_context, op_free_context);
 SAME_TYPE(modify_qp, op_modify_qp);
+SAME_TYPE(modify_srq, op_modify_srq);
 SAME_TYPE(poll_cq, op_poll_cq);
 SAME_TYPE(post_recv, op_post_recv);
 SAME_TYPE(post_send, op_post_send);
+SAME_TYPE(post_srq_recv, op_post_srq_recv);
 SAME_TYPE(query_device_ex, op_query_device_ex);
 SAME_TYPE(query_port, op_query_port);
 SAME_TYPE(query_qp, op_query_qp);
+SAME_TYPE(query_srq, op_query_srq);
 SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
 SAME_TYPE(rereg_mr, op_rereg_mr);

@@ -67,6 +67,14 @@ opaque! {
     ibv_create_cq_ex = [u64; 7],
     /// Response of `CREATE_CQ`, extended.
     ib_uverbs_ex_create_cq_resp = [u64; 2],
+    /// Request of `CREATE_SRQ`.
+    ibv_create_srq = [u64; 5],
+    /// Response of `CREATE_SRQ`.
+    ib_uverbs_create_srq_resp = [u32; 4],
+    /// Request of `MODIFY_SRQ`.
+    ibv_modify_srq = [u64; 3],
+    /// Request of `QUERY_SRQ`.
+    ibv_query_srq = [u64; 3],
     /// Request of `CREATE_QP`.
     ibv_create_qp = [u64; 8],
     /// Response of `CREATE_QP`.

@@ -165,6 +165,7 @@ pub mod op {
     pub type create_qp = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub type create_qp_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+    pub type create_srq = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
     pub type dealloc_mw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
     pub type dealloc_pd = unsafe extern "C" fn(*mut ibv_pd) -> c_int;
     pub type dealloc_td = unsafe extern "C" fn(*mut ibv_td) -> c_int;
@@ -172,14 +173,18 @@ pub mod op {
     pub type destroy_ah = unsafe extern "C" fn(*mut ibv_ah) -> c_int;
     pub type destroy_cq = unsafe extern "C" fn(*mut ibv_cq) -> c_int;
     pub type destroy_qp = unsafe extern "C" fn(*mut ibv_qp) -> c_int;
+    pub type destroy_srq = unsafe extern "C" fn(*mut ibv_srq) -> c_int;
     pub type detach_mcast = attach_mcast;
     pub type free_context = unsafe extern "C" fn(*mut ibv_context);
     pub type modify_qp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+    pub type modify_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
     pub type poll_cq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
     pub type post_recv =
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
     pub type post_send =
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
+    pub type post_srq_recv =
+        unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
     pub type query_device_ex = unsafe extern "C" fn(
         *mut ibv_context,
         *const c_void,
@@ -189,6 +194,7 @@ pub mod op {
     pub type query_port = unsafe extern "C" fn(*mut ibv_context, u8, *mut Opaque) -> c_int;
     pub type query_qp =
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
+    pub type query_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int;
     pub type reg_mr =
         unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     pub type req_notify_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;

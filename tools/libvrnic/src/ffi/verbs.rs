@@ -239,6 +239,36 @@ c_struct!(
 );
 
 c_struct!(
+    /// Shared receive queue.
+    ibv_srq {
+        context: *mut ibv_context,
+        srq_context: *mut c_void,
+        pd: *mut ibv_pd,
+        handle: u32,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        events_completed: u32,
+    }
+);
+
+c_struct!(
+    /// Attributes of a shared receive queue.
+    ibv_srq_attr {
+        max_wr: u32,
+        max_sge: u32,
+        srq_limit: u32,
+    }
+);
+
+c_struct!(
+    /// Attributes of a new shared receive queue.
+    ibv_srq_init_attr {
+        srq_context: *mut c_void,
+        attr: ibv_srq_attr,
+    }
+);
+
+c_struct!(
     /// Queue pair.
     ibv_qp {
         context: *mut ibv_context,
@@ -246,7 +276,7 @@ c_struct!(
         pd: *mut ibv_pd,
         send_cq: *mut ibv_cq,
         recv_cq: *mut ibv_cq,
-        srq: *mut Opaque,
+        srq: *mut ibv_srq,
         handle: u32,
         qp_num: u32,
         state: c_int,
@@ -320,7 +350,7 @@ c_struct!(
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,
         recv_cq: *mut ibv_cq,
-        srq: *mut Opaque,
+        srq: *mut ibv_srq,
         cap: ibv_qp_cap,
         qp_type: c_int,
         sq_sig_all: c_int,
@@ -343,7 +373,7 @@ c_struct!(
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,
         recv_cq: *mut ibv_cq,
-        srq: *mut Opaque,
+        srq: *mut ibv_srq,
         cap: ibv_qp_cap,
         qp_type: c_int,
         sq_sig_all: c_int,
@@ -520,6 +550,9 @@ c_constants! {
     IBV_QPT_UC: c_int = 3;
     IBV_QPT_UD: c_int = 4;
 
+    IBV_SRQ_MAX_WR: c_int = 1 << 0;
+    IBV_SRQ_LIMIT: c_int = 1 << 1;
+
     IBV_QPS_RESET: c_int = 0;
     IBV_QPS_INIT: c_int = 1;
     IBV_QPS_RTR: c_int = 2;
@@ -628,6 +661,9 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_poll_cq_attr::LAYOUT,
     ibv_cq_init_attr_ex::LAYOUT,
     ibv_wc::LAYOUT,
+    ibv_srq::LAYOUT,
+    ibv_srq_attr::LAYOUT,
+    ibv_srq_init_attr::LAYOUT,
     ibv_qp::LAYOUT,
     ibv_qp_ex::LAYOUT,
     ibv_data_buf::LAYOUT,

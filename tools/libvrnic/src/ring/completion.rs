@@ -3,6 +3,7 @@
 //! The completion queue.
 
 use super::outstanding::{Name, Outstanding};
+use super::shared::SharedReceives;
 use crate::memory::{Shared, full_fence};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,6 +34,9 @@ pub struct CompletionQueue {
     queues: Vec<Option<Arc<Outstanding>>>,
     /// Numbers of no queue.
     free: Vec<u32>,
+    /// The shared receive queues whose receives complete here, by number, and how many queue pairs
+    /// take some.
+    shared: Vec<(SharedReceives, usize)>,
 }
 
 impl CompletionQueue {
@@ -48,6 +52,7 @@ impl CompletionQueue {
             any_wanted: false,
             queues: Vec::new(),
             free: Vec::new(),
+            shared: Vec::new(),
         }
     }
 
@@ -70,6 +75,46 @@ impl CompletionQueue {
         if self.queues[number as usize].take().is_some() {
             self.free.push(number);
         }
+    }
+
+    /// Place of a shared receive queue in the table, or where it would be.
+    #[inline]
+    fn find_shared(&self, number: u32) -> Result<usize, usize> {
+        self.shared
+            .binary_search_by_key(&number, |(receives, _)| receives.number)
+    }
+
+    /// Expects completions of receives that one more queue pair takes from a shared receive queue.
+    /// Whether there is memory for that.
+    pub fn attach_shared(&mut self, receives: &SharedReceives) -> bool {
+        match self.find_shared(receives.number) {
+            Ok(at) => self.shared[at].1 += 1,
+            Err(_) if self.shared.try_reserve(1).is_err() => return false,
+            Err(at) => self.shared.insert(at, (receives.clone(), 1)),
+        }
+        true
+    }
+
+    /// A queue pair takes no more receives from a shared receive queue.
+    pub fn detach_shared(&mut self, receives: &SharedReceives) {
+        if let Ok(at) = self.find_shared(receives.number) {
+            self.shared[at].1 -= 1;
+            if self.shared[at].1 == 0 {
+                self.shared.remove(at);
+            }
+        }
+    }
+
+    /// The request that a completion tells of, which is completed: what it is called. `None` if it
+    /// is not outstanding.
+    #[inline]
+    fn complete(&self, name: Name) -> Option<u64> {
+        if SharedReceives::has(name) {
+            let (receives, _) = &self.shared[self.find_shared(name.queue).ok()?];
+            return receives.places.lock().take(name.index);
+        }
+        let queue = self.queues.get(name.queue as usize)?;
+        queue.as_ref()?.complete(name.index)
     }
 
     /// Byte offset of the entry with that index, if the device wrote it.
@@ -96,10 +141,8 @@ impl CompletionQueue {
             if cqe.qpn.get() == FORGOTTEN {
                 continue;
             }
-            let name = Name::from_wire(cqe.wr_id.get());
-            let queue = self.queues.get(name.queue as usize);
             // A completion of nothing that was posted tells of nothing.
-            if let Some(wr_id) = queue.and_then(|queue| queue.as_ref()?.complete(name.index)) {
+            if let Some(wr_id) = self.complete(Name::from_wire(cqe.wr_id.get())) {
                 cqe.wr_id = wr_id.into();
                 return Some(cqe);
             }
@@ -124,6 +167,11 @@ impl CompletionQueue {
             let number = self.memory.word(entry + QPN_OFFSET);
             if u32::from_le(number.load(Ordering::Relaxed)) == qpn {
                 number.store(FORGOTTEN.to_le(), Ordering::Relaxed);
+                let name = Name::from_wire(self.memory.read::<Cqe>(entry).wr_id.get());
+                if SharedReceives::has(name) {
+                    // The name can be another receive's.
+                    self.complete(name);
+                }
             }
         }
     }
@@ -164,6 +212,7 @@ impl CompletionQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shared::SharedQueue;
     use super::super::tests::ring;
     use super::*;
     use std::sync::atomic::AtomicBool;
@@ -334,6 +383,37 @@ mod tests {
         let expected = [(101, 0), (102, flushed), (200, flushed), (201, flushed)];
         assert_eq!(taken, expected);
         assert_eq!((first.done(), second.done()), (3, 2));
+    }
+
+    #[test]
+    fn receives_of_a_shared_queue_complete_where_their_queue_pairs_do() {
+        let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+        let mut polled = CompletionQueue::new(memory, layout);
+        let (_srq, srq_memory, srq_layout) = ring(4, 64);
+        let mut srq = SharedQueue::new(srq_memory, srq_layout, 0);
+        for wr_id in 50..53 {
+            srq.push(wr_id, core::iter::empty()).unwrap();
+        }
+        let name = |index| Name {
+            queue: srq.receives().number,
+            index,
+        };
+        put(&memory, 0, 4, name(2), 1);
+        assert!(polled.pop().is_none(), "nobody takes receives there");
+        for _ in 0..2 {
+            assert!(polled.attach_shared(srq.receives()));
+        }
+        put(&memory, 1, 4, name(1), 1);
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 51);
+        polled.detach_shared(srq.receives());
+        put(&memory, 2, 4, name(0), 2);
+        polled.forget(2);
+        assert!(polled.pop().is_none());
+        assert_eq!(srq.receives().places.lock().take(0), None, "forgotten");
+        put(&memory, 3, 4, name(2), 1);
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 52);
+        polled.detach_shared(srq.receives());
+        assert!(polled.shared.is_empty());
     }
 
     #[test]

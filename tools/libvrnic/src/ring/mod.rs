@@ -6,6 +6,7 @@ pub mod completion;
 pub mod outstanding;
 pub mod receive;
 pub mod send;
+pub mod shared;
 
 use crate::memory::Shared;
 use alloc::sync::Arc;

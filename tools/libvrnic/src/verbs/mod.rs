@@ -17,6 +17,7 @@ pub mod poll;
 pub mod post;
 pub mod provider;
 pub mod qp;
+pub mod srq;
 pub mod wr;
 
 use crate::ffi::abi::verbs_context_ops;
@@ -38,6 +39,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     create_cq_ex: Some(cq::create_cq_ex),
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
+    create_srq: Some(srq::create_srq),
     dealloc_mw: Some(mw::dealloc_mw),
     dealloc_pd: Some(pd::dealloc_pd),
     dealloc_td: Some(pd::dealloc_td),
@@ -45,15 +47,19 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     destroy_ah: Some(ah::destroy_ah),
     destroy_cq: Some(cq::destroy_cq),
     destroy_qp: Some(qp::destroy_qp),
+    destroy_srq: Some(srq::destroy_srq),
     detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),
     free_context: Some(context::free_context),
     modify_qp: Some(qp::modify_qp),
+    modify_srq: Some(srq::modify_srq),
     poll_cq: Some(poll::poll_cq),
     post_recv: Some(post::post_recv),
     post_send: Some(post::post_send),
+    post_srq_recv: Some(srq::post_srq_recv),
     query_device_ex: Some(context::query_device_ex),
     query_port: Some(context::query_port),
     query_qp: Some(qp::query_qp),
+    query_srq: Some(srq::query_srq),
     reg_mr: Some(mr::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),

@@ -59,7 +59,10 @@ pub unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
 ///
 /// The verbs contract.
 #[inline]
-unsafe fn elements<'a>(sg_list: *const ibv_sge, num_sge: c_int) -> Result<&'a [ibv_sge], Refused> {
+pub(super) unsafe fn elements<'a>(
+    sg_list: *const ibv_sge,
+    num_sge: c_int,
+) -> Result<&'a [ibv_sge], Refused> {
     let count = usize::try_from(num_sge).map_err(|_| Refused::Invalid)?;
     // SAFETY: By contract.
     Ok(unsafe { list(sg_list, count) })

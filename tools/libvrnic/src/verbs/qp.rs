@@ -5,6 +5,7 @@
 use super::context::Context;
 use super::cq::Cq;
 use super::pd::Pd;
+use super::srq::Srq;
 use super::{allocate, fail, release, wr};
 use crate::doorbell::{Doorbell, Rung};
 use crate::ffi::command::*;
@@ -16,6 +17,7 @@ use crate::ring::WorkRing;
 use crate::ring::outstanding::Outstanding;
 use crate::ring::receive::ReceiveQueue;
 use crate::ring::send::{Limits, SendQueue};
+use crate::ring::shared::SharedReceives;
 use crate::spinlock::SpinLock;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -47,6 +49,8 @@ pub struct Qp {
     slot_bits: SlotBits,
     /// Holds the rings; must outlive them.
     _buffer: Buffer,
+    /// The shared receive queue's, if receives come from one.
+    shared: Option<SharedReceives>,
 }
 
 impl Qp {
@@ -123,7 +127,11 @@ impl Drop for Qp {
     fn drop(&mut self) {
         let [send_cq, receive_cq] = self.completion_queues();
         send_cq.queue.lock().detach(self.send_number);
-        receive_cq.queue.lock().detach(self.receive_number);
+        let mut polled = receive_cq.queue.lock();
+        polled.detach(self.receive_number);
+        if let Some(shared) = &self.shared {
+            polled.detach_shared(shared);
+        }
     }
 }
 
@@ -226,7 +234,12 @@ unsafe fn prepare(
     if attr.send_cq.is_null() || attr.recv_cq.is_null() {
         return Err(libc::EINVAL);
     }
-    let (sq, rq, length) = lay_out(&attr.cap, max_inline)?;
+    let mut cap = attr.cap;
+    if !attr.srq.is_null() {
+        // Receives are those of the shared queue.
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
+    let (sq, rq, length) = lay_out(&cap, max_inline)?;
     let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
     let request = CreateQpRequest {
         comp_mask: 0,
@@ -248,6 +261,8 @@ unsafe fn prepare(
     let receives = Outstanding::new(rq.entries, Opcode::Receive).ok_or(libc::ENOMEM)?;
     // SAFETY: By contract.
     let (send_cq, receive_cq) = unsafe { (Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
+    // SAFETY: By contract: null, or a queue of this provider.
+    let shared = (!attr.srq.is_null()).then(|| unsafe { Srq::of(attr.srq) }.receives().clone());
     let send_number = send_cq.queue.lock().attach(sends.clone());
     let receive_number = receive_cq.queue.lock().attach(receives.clone());
     let (Some(send_number), Some(receive_number)) = (send_number, receive_number) else {
@@ -255,6 +270,13 @@ unsafe fn prepare(
         receive_number.inspect(|&number| receive_cq.queue.lock().detach(number));
         return Err(libc::ENOMEM);
     };
+    if let Some(shared) = &shared
+        && !receive_cq.queue.lock().attach_shared(shared)
+    {
+        send_cq.queue.lock().detach(send_number);
+        receive_cq.queue.lock().detach(receive_number);
+        return Err(libc::ENOMEM);
+    }
     let send = WorkRing::new(memory, sq, sends, send_number);
     let send = SendQueue::new(send, limits);
     let receive = WorkRing::new(memory, rq, receives, receive_number);
@@ -285,6 +307,7 @@ unsafe fn prepare(
         slot: 0,
         slot_bits: SlotBits::new(0),
         _buffer: buffer,
+        shared,
     });
     if qp.is_null() {
         // What was to be placed there is dropped, which detaches it.
@@ -317,9 +340,7 @@ pub unsafe extern "C" fn create_qp_ex(
 ) -> *mut ibv_qp {
     // SAFETY: The verbs contract: the caller's alone for the time of the call.
     let attr = unsafe { &mut *attr };
-    if attr.comp_mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0
-        || !attr.srq.is_null()
-    {
+    if attr.comp_mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
         return fail(libc::EOPNOTSUPP);
     }
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Shared receive queues.
+
+use super::pd::Pd;
+use super::post::{element, elements};
+use super::{allocate, errno_of, fail, release};
+use crate::ffi::command::*;
+use crate::ffi::functions::*;
+use crate::ffi::verbs::*;
+use crate::memory::Buffer;
+use crate::ring::shared::{SharedQueue, SharedReceives};
+use crate::spinlock::SpinLock;
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::mem;
+use vrnic_wire::abi::{CreateSrqRequest, CreateSrqResponse, Ring};
+use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
+use vrnic_wire::work::receive_stride;
+
+/// The ring, and the memory that it stands in.
+struct Place {
+    queue: SharedQueue,
+    /// Holds the ring; must outlive it.
+    buffer: Buffer,
+}
+
+/// A shared receive queue.
+#[repr(C)]
+pub struct Srq {
+    srq: UnsafeCell<ibv_srq>,
+    place: SpinLock<Place>,
+    receives: SharedReceives,
+}
+
+impl Srq {
+    /// The queue that C names.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: one of this provider, not destroyed as long as the result is used.
+    pub(super) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Self {
+        // SAFETY: Every queue of this provider is a `Srq`, and begins with its `ibv_srq`.
+        unsafe { &*srq.cast::<Self>() }
+    }
+
+    /// Its receives, for completion queues.
+    pub(super) fn receives(&self) -> &SharedReceives {
+        &self.receives
+    }
+}
+
+/// A ring for `max_wr` receives in a buffer of its own, and what the kernel is told of it.
+fn prepare(max_wr: u32, stride: u32) -> Result<(Buffer, CreateSrqRequest), c_int> {
+    if max_wr == 0 || max_wr > MAX_ENTRIES || stride > MAX_STRIDE {
+        return Err(libc::EINVAL);
+    }
+    let ring = Ring {
+        header_offset: 0,
+        entries_offset: (size_of::<RingHeader>() as u32).next_multiple_of(stride),
+        entries: max_wr.next_power_of_two(),
+        stride,
+    };
+    let length = ring.entries_offset as usize + ring.entries as usize * stride as usize;
+    let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
+    let request = CreateSrqRequest {
+        comp_mask: 0,
+        reserved_20: [0; 4],
+        buf_addr: buffer.address(),
+        buf_length: buffer.length() as u64,
+        ring,
+    };
+    Ok((buffer, request))
+}
+
+/// Creates a shared receive queue.
+pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    let attr = unsafe { &mut *attr };
+    if attr.attr.max_sge > MAX_STRIDE {
+        return fail(libc::EINVAL);
+    }
+    let max_sge = attr.attr.max_sge;
+    let (buffer, request) = match prepare(attr.attr.max_wr, receive_stride(max_sge)) {
+        Ok(prepared) => prepared,
+        Err(error) => return fail(error),
+    };
+    // SAFETY: The buffer is kept beside the ring and dropped after it.
+    let queue = SharedQueue::new(unsafe { buffer.shared() }, request.ring, max_sge);
+    let receives = queue.receives().clone();
+    let place = Place { queue, buffer };
+    // SAFETY: By contract. If it is so, the application said that one thread at a time uses the
+    // queue.
+    let place = unsafe {
+        if Pd::is_single_threaded(pd) {
+            SpinLock::without_lock(place)
+        } else {
+            SpinLock::new(place)
+        }
+    };
+    let srq = allocate(Srq {
+        // SAFETY: Integers, pointers, and mutexes that libibverbs initialises.
+        srq: UnsafeCell::new(unsafe { mem::zeroed() }),
+        place,
+        receives,
+    });
+    if srq.is_null() {
+        return fail(libc::ENOMEM);
+    }
+    let mut cmd = WithDriver::<ibv_create_srq, _>::new(request);
+    let mut resp = WithDriver::<ib_uverbs_create_srq_resp, CreateSrqResponse>::default();
+    // SAFETY: The verbs contract; command and response are followed by the driver's parts. Nobody
+    // else knows the new queue.
+    unsafe {
+        let error = ibv_cmd_create_srq(
+            pd,
+            srq.cast(),
+            attr,
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            &raw mut resp.core,
+            size_of_val(&resp),
+        );
+        if error != 0 {
+            release(srq);
+            return fail(error);
+        }
+        // The stride may hold more than was asked for, and the kernel says how much of it is given.
+        (*srq).place.lock().queue.set_max_sge(attr.attr.max_sge);
+    }
+    srq.cast()
+}
+
+/// Moves a queue to a ring for `max_wr` receives. Nobody posts meanwhile.
+///
+/// # Safety
+///
+/// The verbs contract.
+unsafe fn resize(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> Result<(), c_int> {
+    // SAFETY: By contract.
+    let (this, max_wr) = unsafe { (Srq::of(srq), (*attr).max_wr) };
+    let mut place = this.place.lock();
+    let (buffer, request) = prepare(max_wr, place.queue.stride())?;
+    // SAFETY: Dropped before the buffer, or kept beside it.
+    let memory = unsafe { buffer.shared() };
+    let ring = request.ring;
+    place
+        .queue
+        .copy_to(&memory, &ring)
+        .map_err(|_| libc::EINVAL)?;
+    let mut cmd = WithDriver::<ibv_modify_srq, _>::new(request);
+    // SAFETY: By contract; the command is followed by the driver's part.
+    let error =
+        unsafe { ibv_cmd_modify_srq(srq, attr, mask, &raw mut cmd.core, size_of_val(&cmd)) };
+    if error != 0 {
+        return Err(error);
+    }
+    place.queue.move_to(memory, ring);
+    // The device has let go of the old one.
+    place.buffer = buffer;
+    Ok(())
+}
+
+/// Changes attributes of a shared receive queue.
+pub unsafe extern "C" fn modify_srq(
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
+) -> c_int {
+    if mask & IBV_SRQ_MAX_WR != 0 {
+        // SAFETY: The verbs contract.
+        return unsafe { resize(srq, attr, mask) }.err().unwrap_or(0);
+    }
+    let mut cmd = ibv_modify_srq::default();
+    // SAFETY: The verbs contract.
+    unsafe { ibv_cmd_modify_srq(srq, attr, mask, &raw mut cmd, size_of_val(&cmd)) }
+}
+
+/// Attributes of a shared receive queue.
+pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    let mut cmd = ibv_query_srq::default();
+    // SAFETY: The verbs contract.
+    unsafe { ibv_cmd_query_srq(srq, attr, &raw mut cmd, size_of_val(&cmd)) }
+}
+
+/// Destroys a shared receive queue.
+pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: The verbs contract: one of this provider, and its last use. The kernel lets go of
+    // the ring before it is unmapped.
+    unsafe {
+        let error = ibv_cmd_destroy_srq(srq);
+        if error == 0 {
+            release(srq.cast::<Srq>());
+        }
+        error
+    }
+}
+
+/// Posts a list of receive requests.
+pub unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: The verbs contract.
+    let srq = unsafe { Srq::of(srq) };
+    let mut error = 0;
+
+    let mut place = srq.place.lock();
+    // SAFETY: The verbs contract: the list ends with null.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        // SAFETY: The verbs contract.
+        let pushed = unsafe { elements(request.sg_list, request.num_sge) }.and_then(|elements| {
+            place
+                .queue
+                .push(request.wr_id, elements.iter().map(element))
+        });
+        if let Err(refused) = pushed {
+            error = errno_of(refused);
+            // SAFETY: The verbs contract.
+            unsafe { *bad_wr = wr };
+            break;
+        }
+        wr = request.next;
+    }
+    // Those before the bad one are posted.
+    place.queue.publish();
+    error
+}
