@@ -12,9 +12,11 @@ for peer in b a; do
 	perf a $peer ibv_rc_pingpong -n 200
 	perf a $peer ibv_rc_pingpong -n 200 -e
 	perf a $peer ibv_uc_pingpong -n 200
+	perf a $peer ibv_srq_pingpong -n 200
 	perf a $peer ibv_ud_pingpong -n 200
 	perf a $peer ib_send_bw -n 200 -s 65536
 	perf a $peer ib_send_bw -n 200 -s 65536 -b
+	perf a $peer ib_send_bw -n 200 -q 4 --use-srq
 	perf a $peer ib_send_lat -n 200
 	perf a $peer ib_send_lat -n 200 -c UD
 	perf a $peer ib_send_lat -n 200 -c UC

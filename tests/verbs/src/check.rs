@@ -9,6 +9,7 @@ pub mod failure;
 pub mod limits;
 pub mod peer;
 pub mod queues;
+pub mod shared;
 pub mod states;
 pub mod unreliable;
 
@@ -60,6 +61,7 @@ pub fn cases() -> Vec<Case> {
         access::CASES,
         errors::CASES,
         queues::CASES,
+        shared::CASES,
         states::CASES,
         unreliable::CASES,
         limits::CASES,

@@ -43,7 +43,9 @@ pub struct ibv_context_ops {
     pub _compat_modify_srq: Unused,
     pub _compat_query_srq: Unused,
     pub _compat_destroy_srq: Unused,
-    pub post_srq_recv: Unused,
+    pub post_srq_recv: Option<
+        unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    >,
     pub _compat_create_qp: Unused,
     pub _compat_query_qp: Unused,
     pub _compat_modify_qp: Unused,
@@ -257,6 +259,31 @@ pub struct ibv_cq_init_attr_ex {
     pub comp_mask: u32,
     pub flags: u32,
     pub parent_domain: *mut ibv_pd,
+}
+
+#[repr(C)]
+pub struct ibv_srq {
+    pub context: *mut ibv_context,
+    pub srq_context: *mut c_void,
+    pub pd: *mut ibv_pd,
+    pub handle: u32,
+    pub mutex: libc::pthread_mutex_t,
+    pub cond: libc::pthread_cond_t,
+    pub events_completed: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct ibv_srq_attr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+
+#[repr(C)]
+pub struct ibv_srq_init_attr {
+    pub srq_context: *mut c_void,
+    pub attr: ibv_srq_attr,
 }
 
 #[repr(C)]
@@ -541,6 +568,10 @@ unsafe extern "C" {
         cq_context: *mut *mut c_void,
     ) -> c_int;
     pub fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
+    pub fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    pub fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int;
+    pub fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int;
+    pub fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
     pub fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
     pub fn ibv_query_qp(

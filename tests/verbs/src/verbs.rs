@@ -6,6 +6,7 @@
 
 mod consts;
 mod queue;
+mod srq;
 
 use std::net::Ipv6Addr;
 use std::os::fd::RawFd;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 pub use consts::*;
 pub use queue::*;
+pub use srq::*;
 
 use crate::ffi::{
     _ibv_query_gid_ex, VERBS_ABI_IS_EXTENDED, ibv_ack_async_event, ibv_ah_attr, ibv_alloc_pd,
@@ -23,7 +25,7 @@ use crate::ffi::{
     ibv_dereg_mr, ibv_destroy_ah, ibv_device, ibv_device_attr, ibv_free_device_list,
     ibv_get_async_event, ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_mr,
     ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device, ibv_query_port, ibv_reg_mr,
-    ibv_sge, verbs_context,
+    ibv_sge, ibv_srq, verbs_context,
 };
 use crate::memory::Memory;
 
@@ -319,6 +321,10 @@ impl Context {
                 // SAFETY: likewise for a CQ.
                 EventObject::Cq(unsafe { (*event.element.cast::<ibv_cq>()).cq_context.addr() })
             }
+            EVENT_SRQ_ERR | EVENT_SRQ_LIMIT_REACHED => {
+                // SAFETY: likewise for an SRQ.
+                EventObject::Srq(unsafe { (*event.element.cast::<ibv_srq>()).handle })
+            }
             _ => EventObject::Device,
         };
         // SAFETY: the event was just received and is acknowledged once.
@@ -370,6 +376,8 @@ pub enum EventObject {
     Qp(u32),
     /// The CQ of this id.
     Cq(usize),
+    /// The SRQ of this handle.
+    Srq(u32),
     /// The port or the whole device.
     Device,
 }

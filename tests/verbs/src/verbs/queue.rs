@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    Ah, Context, Errno, Pd, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, Result, consts, destroyed,
+    Ah, Context, Errno, Pd, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, Result, Srq, consts, destroyed,
     object, poll_fds, status,
 };
 use crate::ffi::{
@@ -468,6 +468,8 @@ pub struct Qp {
     /// Its receive CQ.
     pub recv_cq: Arc<Cq>,
     pd: Arc<Pd>,
+    /// Where its receives come from, if not from a queue of its own.
+    srq: Option<Arc<Srq>>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread.
@@ -512,11 +514,31 @@ impl Qp {
         recv_cq: &Arc<Cq>,
         config: &QpConfig,
     ) -> Result<Self> {
+        Self::create(pd, send_cq, recv_cq, config, None)
+    }
+
+    /// Creates a QP that takes its receives from `srq`.
+    pub fn with_srq(
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        config: &QpConfig,
+        srq: &Arc<Srq>,
+    ) -> Result<Self> {
+        Self::create(srq.pd(), send_cq, recv_cq, config, Some(srq))
+    }
+
+    fn create(
+        pd: &Arc<Pd>,
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        config: &QpConfig,
+        srq: Option<&Arc<Srq>>,
+    ) -> Result<Self> {
         let base = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: send_cq.raw,
             recv_cq: recv_cq.raw,
-            srq: ptr::null_mut(),
+            srq: srq.map_or(ptr::null_mut(), |srq| srq.raw.cast()),
             cap: config.cap,
             qp_type: config.kind,
             sq_sig_all: i32::from(config.signal_all),
@@ -573,6 +595,7 @@ impl Qp {
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
             pd: pd.clone(),
+            srq: srq.cloned(),
         })
     }
 
@@ -870,34 +893,15 @@ impl Qp {
 
     /// Posts receive requests in one call: each a `wr_id` and its memory.
     pub fn post_recv(&self, wrs: &[(u64, &[Sge<'_>])]) -> std::result::Result<(), PostError> {
-        let mut sges: Vec<ibv_sge> = wrs.iter().flat_map(|w| w.1.iter().map(|s| s.raw)).collect();
-        let mut list: Vec<ibv_recv_wr> = Vec::with_capacity(wrs.len());
-        let mut first_sge = 0;
-        for (wr_id, memory) in wrs {
-            list.push(ibv_recv_wr {
-                wr_id: *wr_id,
-                next: ptr::null_mut(),
-                sg_list: sges.as_mut_ptr().wrapping_add(first_sge),
-                num_sge: memory.len() as i32,
-            });
-            first_sge += memory.len();
-        }
-        let base = list.as_mut_ptr();
-        for i in 1..list.len() {
-            list[i - 1].next = base.wrapping_add(i);
-        }
-        let mut bad = ptr::null_mut();
-        // SAFETY: the QP lives; the list and its scatter/gather entries live across the call; the operation belongs
-        // to the QP's context.
-        let rc = unsafe {
-            match (*self.pd.context.raw).ops.post_recv {
-                Some(post) => post(self.raw, base, &raw mut bad),
-                None => libc::EOPNOTSUPP,
+        post_receives(wrs, |list, bad| {
+            // SAFETY: the QP lives; the list and its scatter/gather entries live across the call; the operation belongs
+            // to the QP's context.
+            unsafe {
+                match (*self.pd.context.raw).ops.post_recv {
+                    Some(post) => post(self.raw, list, bad),
+                    None => libc::EOPNOTSUPP,
+                }
             }
-        };
-        status(rc).map_err(|error| PostError {
-            taken: (bad.addr().wrapping_sub(base.addr())) / size_of::<ibv_recv_wr>(),
-            error,
         })
     }
 
@@ -913,6 +917,7 @@ impl Qp {
                     ptr::read(&raw const this.send_cq),
                     ptr::read(&raw const this.recv_cq),
                     ptr::read(&raw const this.pd),
+                    ptr::read(&raw const this.srq),
                 ),
             )
         };
@@ -926,6 +931,35 @@ impl Drop for Qp {
         // SAFETY: the QP lives and is given up here.
         destroyed("QP", unsafe { ibv_destroy_qp(self.raw) });
     }
+}
+
+/// Makes a list of receive requests and posts it with `post`.
+pub(super) fn post_receives(
+    wrs: &[(u64, &[Sge<'_>])],
+    post: impl FnOnce(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
+) -> std::result::Result<(), PostError> {
+    let mut sges: Vec<ibv_sge> = wrs.iter().flat_map(|w| w.1.iter().map(|s| s.raw)).collect();
+    let mut list: Vec<ibv_recv_wr> = Vec::with_capacity(wrs.len());
+    let mut first_sge = 0;
+    for (wr_id, memory) in wrs {
+        list.push(ibv_recv_wr {
+            wr_id: *wr_id,
+            next: ptr::null_mut(),
+            sg_list: sges.as_mut_ptr().wrapping_add(first_sge),
+            num_sge: memory.len() as i32,
+        });
+        first_sge += memory.len();
+    }
+    let base = list.as_mut_ptr();
+    for i in 1..list.len() {
+        list[i - 1].next = base.wrapping_add(i);
+    }
+    let mut bad = ptr::null_mut();
+    let rc = post(base, &raw mut bad);
+    status(rc).map_err(|error| PostError {
+        taken: (bad.addr().wrapping_sub(base.addr())) / size_of::<ibv_recv_wr>(),
+        error,
+    })
 }
 
 /// Attributes that INIT to RTR needs for RC.
