@@ -17,6 +17,7 @@ for peer in b a; do
 	perf a $peer ib_send_bw -n 200 -s 65536
 	perf a $peer ib_send_bw -n 200 -s 65536 -b
 	perf a $peer ib_send_bw -n 200 -q 4 --use-srq
+	perf a $peer ib_send_lat -n 200 -c UD --use-srq
 	perf a $peer ib_send_lat -n 200
 	perf a $peer ib_send_lat -n 200 -c UD
 	perf a $peer ib_send_lat -n 200 -c UC

@@ -4,7 +4,7 @@
 # lab: fabric=roce
 # lab: timeout=240
 # Fewer than by default, which would take minutes and gigabytes of the guest.
-# lab: vrnicd-device limits = { qp = 2000, cq = 3000, mr = 5000, pd = 1000 }
+# lab: vrnicd-device limits = { qp = 2000, cq = 3000, mr = 5000, pd = 1000, srq = 1500 }
 . "$LAB_LIB"
 
 on -t 230 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow count-at-its-limit

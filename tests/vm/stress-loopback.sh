@@ -9,3 +9,4 @@ on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 8
 on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 6 --events --qps 6 --ud
 on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 6 --rnr --max-size 65536
 on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 6 --threads 3 --cqs 1 --sges 16
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 5 --srq --qps 6 --max-size 65536

@@ -15,3 +15,4 @@ pair --seconds 8 --qps 8
 pair --seconds 6 --events --qps 4 --ud
 pair --seconds 6 --rnr --max-size 65536
 pair --seconds 6 --threads 2 --max-size 8388608 --qps 1
+pair --seconds 5 --srq --events --qps 6 --max-size 65536

@@ -2,6 +2,8 @@
 //! The attacks. Each leaves a defined outcome for the attacked object, and afterwards a well-formed transfer of the
 //! same process must still work.
 
+mod shared;
+
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +26,8 @@ use crate::provider::{
 
 /// How long something that must happen may take.
 const SOON: Duration = Duration::from_secs(20);
+/// How long to wait for what must not come.
+const QUIET: Duration = Duration::from_millis(200);
 /// Bytes of the data region.
 const DATA: usize = 64 * 1024;
 /// User handle of the attacked QP.
@@ -53,7 +57,11 @@ type SpoilEntry = fn(&mut [u8], &Field);
 pub type Attack = (&'static str, fn(&Range) -> Outcome<()>);
 
 /// All attacks.
-pub const ATTACKS: &[Attack] = &[
+pub fn attacks() -> impl Iterator<Item = &'static Attack> {
+    ATTACKS.iter().chain(shared::ATTACKS)
+}
+
+const ATTACKS: &[Attack] = &[
     ("well-behaved", |range| Field::new(range)?.transfers(3)),
     ("bad-send-entries", bad_send_entries),
     ("garbage-send-entries", garbage_send_entries),
@@ -929,7 +937,7 @@ fn bad_requests(range: &Range) -> Outcome<()> {
     for (what, spoil) in qp {
         let mut request = Qp::request(&rings);
         spoil(&mut request);
-        let result = context.create_qp_raw(1, handle, handle, request.as_bytes());
+        let result = context.create_qp_raw(1, handle, handle, None, request.as_bytes());
         if what.starts_with("rings over") || what.contains("header") {
             // Harmless to others: only a ring of one's own is spoilt. Either answer will do.
             if let Ok((handle, ..)) = result {
@@ -942,7 +950,7 @@ fn bad_requests(range: &Range) -> Outcome<()> {
     refused(
         "QP with unknown CQs",
         &[libc::EINVAL, libc::ENOENT],
-        &context.create_qp_raw(1, 999, 999, Qp::request(&rings).as_bytes()),
+        &context.create_qp_raw(1, 999, 999, None, Qp::request(&rings).as_bytes()),
     )?;
     field.transfers(2)
 }

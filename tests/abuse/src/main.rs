@@ -16,7 +16,7 @@ mod uverbs;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use attacks::{ATTACKS, Range};
+use attacks::{Range, attacks};
 use provider::Port;
 use verbs_tests::args::Args;
 use verbs_tests::rng::fresh_seed;
@@ -36,7 +36,7 @@ Attacks a vrnic device from a process's side: rings, notify area, doorbell page 
 fn main() -> ExitCode {
     let args = Args::parse(USAGE, &["device", "seed", "seconds", "only"], &["list"]);
     if args.flag("list") {
-        for (name, _) in ATTACKS {
+        for (name, _) in attacks() {
             println!("{name}");
         }
         return ExitCode::SUCCESS;
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     };
     let only: Option<String> = args.get("only");
     let mut failures = 0;
-    for (name, attack) in ATTACKS {
+    for (name, attack) in attacks() {
         if only
             .as_ref()
             .is_some_and(|word| !name.contains(word.as_str()))

@@ -127,6 +127,21 @@ impl Context {
         }
     }
 
+    /// Waits for several events, each of the object with a user handle and of a kind, in any order.
+    pub fn wait_events(&mut self, wanted: &[(u64, i32)], patience: Duration) -> bool {
+        let mut missing = wanted.to_vec();
+        let end = Instant::now() + patience;
+        while !missing.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.events.next(left) {
+                Some(event) => missing.retain(|&other| other != event),
+                None if left.is_zero() => return false,
+                None => {}
+            }
+        }
+        true
+    }
+
     /// Registers memory; its keys are equal.
     pub fn register(&self, memory: &Memory, access: i32) -> Result<(u32, u32)> {
         let core = Bytes::default()
@@ -163,12 +178,61 @@ impl Context {
         Ok(word(&reply, 0))
     }
 
+    /// `CREATE_SRQ` with any driver request.
+    pub fn create_srq_raw(&self, id: u64, max_wr: u32, driver: &[u8]) -> Result<u32> {
+        let core = Bytes::default()
+            .u64(id)
+            .u32(self.pd)
+            .u32(max_wr)
+            .u32(2)
+            .u32(0);
+        let reply = self.uverbs.execute(
+            Command::CreateSrq,
+            &core,
+            driver,
+            16 + size_of::<abi::CreateSrqResponse>(),
+        )?;
+        Ok(word(&reply, 0))
+    }
+
+    /// `MODIFY_SRQ` with any driver request.
+    pub fn modify_srq(
+        &self,
+        handle: u32,
+        mask: i32,
+        max_wr: u32,
+        limit: u32,
+        driver: &[u8],
+    ) -> Result<()> {
+        let core = Bytes::default()
+            .u32(handle)
+            .u32(mask as u32)
+            .u32(max_wr)
+            .u32(limit);
+        self.uverbs
+            .execute(Command::ModifySrq, &core, driver, 0)
+            .map(|_| ())
+    }
+
+    /// Destroys the SRQ `handle`.
+    pub fn destroy_srq(&self, handle: u32) -> Result<()> {
+        self.uverbs
+            .execute(
+                Command::DestroySrq,
+                &Bytes::default().u32(handle).u32(0),
+                &[],
+                4,
+            )
+            .map(|_| ())
+    }
+
     /// `CREATE_QP` with any driver request: handle, number and slot.
     pub fn create_qp_raw(
         &self,
         id: u64,
         send_cq: u32,
         recv_cq: u32,
+        srq: Option<u32>,
         driver: &[u8],
     ) -> Result<(u32, u32, u32)> {
         let core = Bytes::default()
@@ -176,7 +240,7 @@ impl Context {
             .u32(self.pd)
             .u32(send_cq)
             .u32(recv_cq)
-            .u32(0)
+            .u32(srq.unwrap_or(0))
             .u32(ENTRIES)
             .u32(ENTRIES)
             .u32(4)
@@ -184,7 +248,7 @@ impl Context {
             .u32(0)
             .u8(0)
             .u8(2)
-            .u8(0)
+            .u8(u8::from(srq.is_some()))
             .u8(0);
         let reply = self.uverbs.execute(
             Command::CreateQp,
@@ -387,10 +451,22 @@ impl Qp {
 
     /// An RC QP in RESET with user handle `id`.
     pub fn new(context: &Context, id: u64, cq: &Cq) -> Result<Self> {
+        Self::with(context, id, cq, None)
+    }
+
+    /// An RC QP in RESET with user handle `id` that takes its receives from the SRQ `srq`.
+    pub fn with_srq(context: &Context, id: u64, cq: &Cq, srq: u32) -> Result<Self> {
+        Self::with(context, id, cq, Some(srq))
+    }
+
+    fn with(context: &Context, id: u64, cq: &Cq, srq: Option<u32>) -> Result<Self> {
         let buffer = Self::rings()?;
-        let request = Self::request(&buffer);
+        let mut request = Self::request(&buffer);
+        if srq.is_some() {
+            request.rq = abi::Ring::default();
+        }
         let (handle, number, slot) =
-            context.create_qp_raw(id, cq.handle, cq.handle, request.as_bytes())?;
+            context.create_qp_raw(id, cq.handle, cq.handle, srq, request.as_bytes())?;
         Ok(Qp {
             handle,
             number,
@@ -425,6 +501,23 @@ impl Qp {
         Ok(())
     }
 
+    /// To ERR.
+    pub fn to_error(&self, context: &Context) -> Result<()> {
+        context.modify(
+            self.handle,
+            &Change {
+                port: Port {
+                    index: 0,
+                    gid: Ipv6Addr::UNSPECIFIED,
+                },
+                mask: 1,
+                state: 6,
+                peer: 0,
+                psn: 0,
+            },
+        )
+    }
+
     /// Places one send entry of any bytes; [`Qp::publish`] makes it seen.
     pub fn put_send(&mut self, bytes: &[u8]) {
         let at = PAGE + ((self.sent & (ENTRIES - 1)) * SEND_STRIDE) as usize;
@@ -453,6 +546,68 @@ impl Qp {
     pub fn publish(&self, context: &Context) {
         self.buffer.store32(offset::DRIVER_INDEX, self.sent);
         context.ring(self.slot);
+    }
+}
+
+/// A shared receive queue with its ring.
+pub struct Srq {
+    /// Handle of the kernel
+    pub handle: u32,
+    /// Ring header at 0, entries from [`PAGE`] on
+    pub buffer: Memory,
+    /// Producer
+    received: u32,
+}
+
+impl Srq {
+    /// The driver's request for a ring of `entries` in `buffer`.
+    #[must_use]
+    pub fn request(buffer: &Memory, entries: u32) -> abi::CreateSrqRequest {
+        abi::CreateSrqRequest {
+            buf_addr: buffer.addr(0),
+            buf_length: buffer.len() as u64,
+            ring: abi::Ring {
+                header_offset: 0,
+                entries_offset: PAGE as u32,
+                entries,
+                stride: RECEIVE_STRIDE,
+            },
+            ..Default::default()
+        }
+    }
+
+    /// A buffer as [`Srq::request`] describes, for [`ENTRIES`].
+    pub fn ring() -> Result<Memory> {
+        Memory::new(PAGE + (ENTRIES * RECEIVE_STRIDE) as usize)
+    }
+
+    /// An SRQ of [`ENTRIES`] with user handle `id`.
+    pub fn new(context: &Context, id: u64) -> Result<Self> {
+        let buffer = Self::ring()?;
+        let request = Self::request(&buffer, ENTRIES);
+        let handle = context.create_srq_raw(id, ENTRIES, request.as_bytes())?;
+        Ok(Srq {
+            handle,
+            buffer,
+            received: 0,
+        })
+    }
+
+    /// Entries that nobody took.
+    #[must_use]
+    pub fn posted(&self) -> u32 {
+        self.received
+            .wrapping_sub(self.buffer.load32(offset::DEVICE_INDEX))
+    }
+
+    /// Places one entry of any bytes and makes it seen.
+    pub fn put(&mut self, bytes: &[u8]) {
+        let at = PAGE + ((self.received & (ENTRIES - 1)) * RECEIVE_STRIDE) as usize;
+        self.buffer
+            .write(at, &bytes[..bytes.len().min(RECEIVE_STRIDE as usize)]);
+        self.received = self.received.wrapping_add(1);
+        fence(Ordering::SeqCst);
+        self.buffer.store32(offset::DRIVER_INDEX, self.received);
     }
 }
 

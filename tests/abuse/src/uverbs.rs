@@ -37,6 +37,12 @@ pub enum Command {
     ModifyQp = 26,
     /// `DESTROY_QP`
     DestroyQp = 27,
+    /// `CREATE_SRQ`
+    CreateSrq = 32,
+    /// `MODIFY_SRQ`
+    ModifySrq = 33,
+    /// `DESTROY_SRQ`
+    DestroySrq = 35,
 }
 
 /// Bytes of a command under construction, native byte order.
@@ -121,7 +127,10 @@ impl Uverbs {
         response_len: usize,
     ) -> Result<Vec<u8>> {
         let mut response = vec![0_u8; response_len.next_multiple_of(8)];
-        let has_response = !matches!(command, Command::DeregMr | Command::ModifyQp);
+        let has_response = !matches!(
+            command,
+            Command::DeregMr | Command::ModifyQp | Command::ModifySrq
+        );
         let mut body = Bytes::default();
         if has_response {
             body = body.u64(response.as_mut_ptr().expose_provenance() as u64);

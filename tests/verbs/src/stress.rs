@@ -6,6 +6,7 @@ pub mod datagrams;
 pub mod endpoint;
 mod initiator;
 pub mod plan;
+mod pool;
 mod responder;
 
 use std::fmt::Display;

@@ -38,6 +38,7 @@ Both ends need the same --threads and --ud; everything else is decided by the cl
   --patience N      fail after N seconds without progress (default 60)
   --events          sleep on completion events instead of polling
   --rnr             leave receive queues short now and then
+  --srq             all QPs of a thread take their receives from one queue, which is resized meanwhile
   --no-atomics      leave atomics out
   --interface X     legacy, extended (ibv_wr_*, ibv_start_poll) or mixed (default)
   --ud              also send datagrams
@@ -63,7 +64,15 @@ const VALUES: &[&str] = &[
     "interface",
     "client",
 ];
-const FLAGS: &[&str] = &["events", "rnr", "no-atomics", "ud", "ud-loss", "server"];
+const FLAGS: &[&str] = &[
+    "events",
+    "rnr",
+    "srq",
+    "no-atomics",
+    "ud",
+    "ud-loss",
+    "server",
+];
 
 /// One end's share: its device and what it runs on each control connection.
 struct Side {
@@ -140,6 +149,7 @@ fn options(args: &Args, seed: u64, mtu: i32) -> Options {
         cqs: args.get("cqs").unwrap_or(3),
         events: args.flag("events"),
         rnr: args.flag("rnr"),
+        srq: args.flag("srq"),
         no_atomics: args.flag("no-atomics"),
         interface: match args.get::<String>("interface").as_deref() {
             Some("legacy") => Some(Interface::Legacy),

@@ -10,7 +10,7 @@ use crate::memory::Memory;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Context, Cq, Errno, Mr, Pd, Qp,
-    QpConfig, SendOp, WC_SUCCESS,
+    QpConfig, SendOp, Srq, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -25,6 +25,8 @@ pub(super) const CASES: &[Case] = &[
     ("cq-count-at-its-limit", cq_count),
     ("mr-count-at-its-limit", mr_count),
     ("qp-count-at-its-limit", qp_count),
+    ("srq-sizes-at-their-limits", srq_sizes),
+    ("srq-count-at-its-limit", srq_count),
     ("a-thousand-qps", thousand),
 ];
 
@@ -358,6 +360,41 @@ fn cq_count(env: &mut Env) -> Outcome<()> {
         return Ok(());
     }
     fill_up(env, "cq", env.attr.max_cq, |_| Cq::new(&env.context, 1))
+}
+
+fn srq_sizes(env: &mut Env) -> Outcome<()> {
+    let (wr, sge) = (env.attr.max_srq_wr as u32, env.attr.max_srq_sge as u32);
+    ensure!(
+        env.attr.max_srq > 0 && wr >= 1024 && sge >= 16 || !env.vrnic,
+        "SRQs: {}, of {wr} receives with {sge} elements",
+        env.attr.max_srq
+    );
+    for (max_wr, max_sge) in [(1, 1), (wr, 1), (1, sge), (wr, sge)] {
+        let srq = Srq::new(&env.pd, max_wr, max_sge).during(format!(
+            "an SRQ of {max_wr} receives with {max_sge} elements"
+        ))?;
+        let given = srq.query().during("ibv_query_srq")?;
+        ensure!(
+            given.max_wr >= max_wr && given.max_sge >= max_sge,
+            "{given:?}, not {max_wr} with {max_sge}"
+        );
+    }
+    let most = u32::MAX;
+    for (max_wr, max_sge) in [(0, 1), (wr + 1, 1), (1, sge + 1), (most, 1), (1, most)] {
+        let refused = Srq::new(&env.pd, max_wr, max_sge);
+        ensure!(
+            matches!(refused, Err(e) if e.0 == libc::EINVAL || !env.vrnic),
+            "an SRQ of {max_wr} receives with {max_sge} elements: {refused:?}"
+        );
+    }
+    Ok(())
+}
+
+fn srq_count(env: &mut Env) -> Outcome<()> {
+    if !env.slow {
+        return Ok(());
+    }
+    fill_up(env, "srq", env.attr.max_srq, |_| Srq::new(&env.pd, 1, 1))
 }
 
 fn mr_count(env: &mut Env) -> Outcome<()> {

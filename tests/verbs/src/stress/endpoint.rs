@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::initiator::{Initiator, Remote, SLOTS, qp_of};
 use super::plan::{Limits, WORDS, source_key};
+use super::pool::Pool;
 use super::responder::{RECEIVE, Responder};
 use super::{During, Failure, Outcome};
 use crate::control::{Control, Words, wait_readable};
@@ -39,6 +40,8 @@ pub struct Options {
     pub events: bool,
     /// Let senders run into empty receive queues
     pub rnr: bool,
+    /// Take receives from a shared receive queue
+    pub srq: bool,
     /// Leave atomics out
     pub no_atomics: bool,
     /// Interface for QP or CQ number n: `None` alternates
@@ -82,6 +85,7 @@ struct Endpoint {
     qps: Vec<Qp>,
     initiators: Vec<Initiator>,
     responders: Vec<Responder>,
+    pool: Option<Pool>,
     atomics: Mr,
     _source: Mr,
     hesitation: Rng,
@@ -137,6 +141,7 @@ impl Endpoint {
                 "atomics",
                 u64::from(device.atomic_cap != 0 && !options.no_atomics),
             )
+            .with("srq", u64::from(options.srq))
             .with("mtu", options.mtu)
             .with("rd_atomic", rd_atomic)
             .with("gid", gid.gid);
@@ -170,7 +175,12 @@ impl Endpoint {
             .then(|| Channel::new(context))
             .transpose()
             .during("ibv_create_comp_channel")?;
-        let per_qp = limits.sq_depth + SLOTS * limits.receives();
+        // Fewer receives than the senders could use, so that they meet an empty queue too.
+        let shared = (decided("srq")? == 1).then(|| (2 * count).clamp(8, 64));
+        let pool = shared
+            .map(|receives| Pool::new(&pd, limits, side, receives))
+            .transpose()?;
+        let per_qp = limits.sq_depth + (SLOTS * limits.receives()).max(shared.unwrap_or(0));
         let cq_count = options.cqs.clamp(1, 2 * count);
         // Queue n serves sends of QPs = n and receives of QPs = 3n+1, modulo the number of queues.
         let cqe = (count.div_ceil(cq_count) * per_qp + per_qp) as u32;
@@ -201,9 +211,12 @@ impl Endpoint {
                 interface: interface(n / 2),
                 ..Default::default()
             };
-            let qp = Qp::new(&pd, &cqs[n % cq_count], &cqs[(n + 1) % cq_count], &config)
-                .during(format!("creating QP {n}"))?;
-            qps.push(qp);
+            let (send_cq, recv_cq) = (&cqs[n % cq_count], &cqs[(n + 1) % cq_count]);
+            let qp = match &pool {
+                Some(pool) => Qp::with_srq(send_cq, recv_cq, &config, pool.srq()),
+                None => Qp::new(&pd, send_cq, recv_cq, &config),
+            };
+            qps.push(qp.during(format!("creating QP {n}"))?);
         }
         let inline = qps
             .iter()
@@ -261,7 +274,9 @@ impl Endpoint {
                 access: ACCESS_ALL,
             };
             qp.to_init(path.access).during(format!("QP {n} to INIT"))?;
-            responder.post(qp, false)?;
+            if pool.is_none() {
+                responder.post(qp, false)?;
+            }
             qp.to_rtr(&path).during(format!("QP {n} to RTR"))?;
             qp.to_rts(&path).during(format!("QP {n} to RTS"))?;
             let (words, words_key) = (
@@ -292,6 +307,7 @@ impl Endpoint {
             qps,
             initiators,
             responders,
+            pool,
             atomics,
             _source: source,
             totals: Totals::default(),
@@ -319,8 +335,13 @@ impl Endpoint {
                         .batches
                         .is_none_or(|b| self.initiators[n].started() < b);
                 progress |= self.initiators[n].post(qp, wanted)?;
-                let hesitate = self.options.rnr && self.hesitation.one_in(4);
-                progress |= self.responders[n].post(qp, hesitate)?;
+                if self.pool.is_none() {
+                    let hesitate = self.options.rnr && self.hesitation.one_in(4);
+                    progress |= self.responders[n].post(qp, hesitate)?;
+                }
+            }
+            if let Some(pool) = &mut self.pool {
+                progress |= pool.post(self.options.rnr && self.hesitation.one_in(4))?;
             }
             let over = !more
                 || self
@@ -394,34 +415,44 @@ impl Endpoint {
             let got = self.cqs[n].poll(&mut wcs[..most]).during("polling a CQ")?;
             for wc in &wcs[..got] {
                 any = true;
-                if wc.wr_id & RECEIVE == 0 {
-                    let index = qp_of(wc.wr_id);
-                    ensure!(
-                        index < self.qps.len(),
-                        "completion of an unknown request {:#x}: {wc:?}",
-                        wc.wr_id
-                    );
-                    self.initiators[index].complete(wc, &self.qps[index])?;
-                } else {
-                    let index = qp_of(wc.wr_id & !RECEIVE);
-                    ensure!(
-                        index < self.qps.len(),
-                        "completion of an unknown receive {:#x}: {wc:?}",
-                        wc.wr_id
-                    );
-                    if self.responders[index].complete(wc, &self.qps[index])? {
-                        // In the RNR mode the sender may go on before there are receives for it.
-                        if !self.options.rnr {
-                            self.responders[index].post(&self.qps[index], false)?;
-                        }
-                        let mut ack = (index as u32).to_le_bytes().to_vec();
-                        ack.extend_from_slice(&self.responders[index].checked.to_le_bytes());
-                        self.control.send(&ack).during("acknowledging a batch")?;
-                    }
-                }
+                self.handle(wc)?;
             }
         }
         Ok(any)
+    }
+
+    /// Hands a completion to whom it concerns.
+    fn handle(&mut self, wc: &ibv_wc) -> Outcome<()> {
+        if wc.wr_id & RECEIVE == 0 {
+            let index = qp_of(wc.wr_id);
+            ensure!(
+                index < self.qps.len(),
+                "completion of an unknown request {:#x}: {wc:?}",
+                wc.wr_id
+            );
+            return self.initiators[index].complete(wc, &self.qps[index]);
+        }
+        let index = match &self.pool {
+            Some(_) => self.qps.iter().position(|qp| qp.number() == wc.qp_num),
+            None => Some(qp_of(wc.wr_id & !RECEIVE)).filter(|&index| index < self.qps.len()),
+        };
+        let index = index.ok_or_else(|| {
+            Failure(format!(
+                "completion of an unknown receive {:#x}: {wc:?}",
+                wc.wr_id
+            ))
+        })?;
+        let pool = self.pool.as_mut();
+        if self.responders[index].complete(wc, &self.qps[index], pool)? {
+            // In the RNR mode the sender may go on before there are receives for it.
+            if !self.options.rnr && self.pool.is_none() {
+                self.responders[index].post(&self.qps[index], false)?;
+            }
+            let mut ack = (index as u32).to_le_bytes().to_vec();
+            ack.extend_from_slice(&self.responders[index].checked.to_le_bytes());
+            self.control.send(&ack).during("acknowledging a batch")?;
+        }
+        Ok(())
     }
 
     fn read_control(&mut self) -> Outcome<bool> {
@@ -502,20 +533,8 @@ impl Endpoint {
         if self.cqs[n].poll(wc).during("polling a CQ")? == 0 {
             return Ok(false);
         }
-        let index = qp_of(wc[0].wr_id & !RECEIVE);
-        ensure!(
-            index < self.qps.len(),
-            "completion of an unknown request {:#x}",
-            wc[0].wr_id
-        );
-        if wc[0].wr_id & RECEIVE == 0 {
-            self.initiators[index].complete(&wc[0], &self.qps[index])?;
-        } else if self.responders[index].complete(&wc[0], &self.qps[index])? {
-            self.responders[index].post(&self.qps[index], false)?;
-            let mut ack = (index as u32).to_le_bytes().to_vec();
-            ack.extend_from_slice(&self.responders[index].checked.to_le_bytes());
-            self.control.send(&ack).during("acknowledging a batch")?;
-        }
+        let [wc] = *wc;
+        self.handle(&wc)?;
         Ok(true)
     }
 

@@ -218,13 +218,29 @@ pub fn source_key(seed: u64, side: u64) -> u64 {
 
 /// Hands out memory upwards. Messages may take two full sizes in all; gaps, slack and small operands come out of the
 /// overhead that [`Limits::arena`] adds.
-struct Arena {
+pub struct Arena {
     budget: usize,
     used: usize,
     spent: usize,
 }
 
 impl Arena {
+    /// Memory for messages of `budget` bytes in all.
+    #[must_use]
+    pub fn new(budget: usize) -> Self {
+        Arena {
+            budget,
+            used: 0,
+            spent: 0,
+        }
+    }
+
+    /// Bytes handed out, gaps counted.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
     /// Longest message that the budget allows.
     fn room(&self) -> usize {
         self.budget.saturating_sub(self.spent)
@@ -237,7 +253,8 @@ impl Arena {
         offset
     }
 
-    fn pieces(&mut self, rng: &mut Rng, len: usize, most: usize) -> Vec<Piece> {
+    /// Memory for a message of `len` bytes, in at most `most` pieces with gaps before them.
+    pub fn pieces(&mut self, rng: &mut Rng, len: usize, most: usize) -> Vec<Piece> {
         let count = if len == 0 {
             rng.below(2) as usize
         } else {
@@ -291,11 +308,7 @@ impl Planner {
     /// The next batch.
     pub fn next_batch(&mut self) -> Batch {
         let limits = self.limits;
-        let arena = || Arena {
-            budget: 2 * limits.max_size,
-            used: 0,
-            spent: 0,
-        };
+        let arena = || Arena::new(2 * limits.max_size);
         let (mut local, mut recv, mut remote) = (arena(), arena(), arena());
         let mut ops: Vec<Op> = Vec::new();
         let mut shared = 0_u64;

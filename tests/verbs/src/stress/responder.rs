@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::initiator::{SLOTS, gaps_are_poison};
 use super::plan::{Batch, GAP, Kind, Limits, Planner};
+use super::pool::Pool;
 use super::{During, Failure, Outcome};
 use crate::ensure;
 use crate::ffi::ibv_wc;
@@ -164,8 +165,9 @@ impl Responder {
         RECEIVE | (self.index as u64) << 40 | (batch & 0xff_ffff) << 16 | receive as u64
     }
 
-    /// Checks one receive completion; true when it closed a batch and all of that was right.
-    pub fn complete(&mut self, wc: &ibv_wc, qp: &Qp) -> Outcome<bool> {
+    /// Checks one receive completion; true when it closed a batch and all of that was right. The receive is one of
+    /// `pool` if there is one.
+    pub fn complete(&mut self, wc: &ibv_wc, qp: &Qp, pool: Option<&mut Pool>) -> Outcome<bool> {
         let index = self.index;
         let expected = self
             .expected
@@ -190,7 +192,7 @@ impl Responder {
             wc.vendor_err
         );
         ensure!(
-            wc.wr_id == want,
+            wc.wr_id == want || pool.is_some(),
             "QP {index}: receive {:#x} completed where {want:#x} was next",
             wc.wr_id
         );
@@ -215,6 +217,7 @@ impl Responder {
             op.len,
             wc.byte_len
         );
+        let shared = pool.is_some();
         match op.kind.imm() {
             Some(imm) => ensure!(
                 wc.wc_flags & WC_WITH_IMM != 0 && wc.imm_data == imm.to_be(),
@@ -228,7 +231,10 @@ impl Responder {
                 "QP {index}: immediate data from nowhere"
             ),
         }
-        if send {
+        if let Some(pool) = pool {
+            pool.complete(wc.wr_id, op.len, send.then_some(op.payload))
+                .map_err(|e| Failure(format!("QP {index} batch {number} op {op_index}: {e}")))?;
+        } else if send {
             let mut from = op.payload.from;
             let end = from + op.len;
             for piece in &op.recv {
@@ -254,13 +260,14 @@ impl Responder {
         self.expected[0].passed = op_index + 1;
         self.expected[0].received += 1;
         if closes {
-            self.check_batch()?;
+            self.check_batch(shared)?;
         }
         Ok(closes)
     }
 
     /// Checks all memory that the first expected batch could have touched, and makes room for the next one.
-    fn check_batch(&mut self) -> Outcome<()> {
+    /// Messages went elsewhere if the receives were `shared`.
+    fn check_batch(&mut self, shared: bool) -> Outcome<()> {
         let done = self
             .expected
             .pop_front()
@@ -270,7 +277,7 @@ impl Responder {
         let mut written = Vec::new();
         for (i, op) in done.batch.ops.iter().enumerate() {
             match op.kind {
-                Kind::Send(_) => {
+                Kind::Send(_) if !shared => {
                     let mut left = op.len;
                     for piece in &op.recv {
                         let len = piece.len.min(left);
