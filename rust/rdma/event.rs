@@ -206,6 +206,25 @@ impl<T> Table<T> {
         tree.get(&number).map(|live| f(live.object.0))
     }
 
+    /// Runs `handler`, which may sleep, for each object that lives.
+    fn each(&self, handler: impl Fn(NonNull<T>)) {
+        let mut next = Some(0);
+
+        while let Some(number) = next {
+            let tree = self.tree.lock();
+            let found = tree.cursor_lower_bound(&number).map(|cursor| {
+                let (number, live) = cursor.current();
+                (number.checked_add(1), live.clone())
+            });
+            drop(tree);
+
+            next = found.and_then(|(next, live)| {
+                live.with(&handler);
+                next
+            });
+        }
+    }
+
     /// Runs `f` for each object, one after the other, as [`with_locked`](Self::with_locked) does.
     fn each_locked(&self, f: impl Fn(NonNull<T>)) {
         let mut next = Some(0);
@@ -386,22 +405,39 @@ impl Dispatcher {
         let Some(live) = self.qps.find(qpn) else {
             return false;
         };
-        live.with(|qp| {
-            // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
-            // Handler and context were set before.
-            unsafe {
-                let qp = qp.as_ptr();
-                let mut raw = bindings::ib_event {
-                    device: (*qp).device,
-                    event: event.raw(),
-                    ..bindings::ib_event::default()
-                };
-                *raw.element.qp.as_mut() = qp;
-                if let Some(handler) = (*qp).event_handler {
-                    handler(&mut raw, (*qp).qp_context);
-                }
+        // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
+        live.with(|qp| unsafe { Self::run_qp_handler(qp, event) })
+    }
+
+    /// The hardware takes no receives any more: has everybody know whose queue pairs had theirs from
+    /// a shared receive queue. May sleep.
+    pub fn last_receive_all(&self) {
+        // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
+        self.qps.each(|qp| unsafe {
+            if !(*qp.as_ptr()).srq.is_null() {
+                Self::run_qp_handler(qp, QpEvent::LastWqeReached);
             }
-        })
+        });
+    }
+
+    /// # Safety
+    ///
+    /// `qp` must be constructed, and must not be destroyed meanwhile.
+    unsafe fn run_qp_handler(qp: NonNull<bindings::ib_qp>, event: QpEvent) {
+        let qp = qp.as_ptr();
+        // SAFETY: Guaranteed by the caller. Handler and context were set before the queue pair came
+        // into the table.
+        unsafe {
+            let mut raw = bindings::ib_event {
+                device: (*qp).device,
+                event: event.raw(),
+                ..bindings::ib_event::default()
+            };
+            *raw.element.qp.as_mut() = qp;
+            if let Some(handler) = (*qp).event_handler {
+                handler(&mut raw, (*qp).qp_context);
+            }
+        }
     }
 
     /// Runs the event handler of shared receive queue `srqn`. Returns whether there is such a queue.

@@ -420,6 +420,32 @@ mod events {
     }
 
     #[test]
+    fn all_who_share_receives_are_told_of_the_last() -> Result {
+        let dispatcher = Dispatcher::new(1)?;
+        let mut srq = boxed::<bindings::ib_srq>()?;
+        let mut own = boxed::<bindings::ib_qp>()?;
+        own.event_handler = Some(count_event);
+        let mut sharing = boxed::<bindings::ib_qp>()?;
+        sharing.event_handler = Some(count_event);
+        sharing.srq = &mut *srq;
+        let (own, sharing) = (NonNull::from(&mut *own), NonNull::from(&mut *sharing));
+
+        events();
+        let qps = [(1, own), (2, sharing), (3, own), (u32::MAX, sharing)];
+        for (number, qp) in qps {
+            dispatcher.insert_qp(number, qp, Room::new()?);
+        }
+        dispatcher.last_receive_all();
+        assert_eq!(events(), 2 * (100 + QpEvent::LastWqeReached.raw()));
+        for (number, qp) in qps {
+            dispatcher.remove_qp(number, qp);
+        }
+        dispatcher.last_receive_all();
+        assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
     fn every_queue_is_completed_once() -> Result {
         let dispatcher = Dispatcher::new(2)?;
         let mut cq = boxed::<bindings::ib_cq>()?;

@@ -16,8 +16,9 @@ client=$!
 on -t 150 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
 poller=$!
 within 60 grep -sq 'kill the device' "$LAB_DIR/poller" || fail "the program that polls is not ready"
-# A user in the kernel, which drains when the device goes. It and the connection manager have receives waiting.
+# Users in the kernel, which drain when the device goes. One and the connection manager have receives waiting.
 on a modprobe vrnic-drain
+on -t 80 a modprobe vrnic-shared
 outstanding() { on a rdma resource show qp type GSI -dd | grep -o 'rq_outstanding [0-9]*' | cut -d' ' -f2; }
 [ "$(outstanding)" -gt 0 ] || fail "the kernel posted no receives"
 sleep 4
@@ -40,4 +41,6 @@ virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xar
 on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind" || fail "the driver does not unbind"
 on a dmesg | grep -o "drained: .*" | grep -F "drained: 16 receives flushed, 16 of them before, 0 others" ||
 	fail "the user in the kernel was not told of its receives: $(on a dmesg | grep drained)"
+on a dmesg | grep -q "shared: drained, 2 of 2 told of the last receive" ||
+	fail "who shares receives was not told of the last: $(on a dmesg | grep shared:)"
 on a true

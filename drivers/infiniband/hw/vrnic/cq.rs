@@ -118,7 +118,7 @@ impl Cq {
     /// Has the kernel forget completions of queue pair `qpn`, which was reset. What is in the rings
     /// of processes is their provider's business.
     pub(crate) fn forget(&self, qpn: u32) -> Result {
-        self.kernel()?.lock().ring.forget(qpn)
+        self.kernel()?.lock().forget(qpn)
     }
 
     /// What the kernel polls, if it does.

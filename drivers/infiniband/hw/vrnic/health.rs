@@ -113,6 +113,8 @@ impl Health {
             self.tell(area);
         }
         self.dispatcher.complete_all();
+        // Who drains a queue pair waits for that.
+        self.dispatcher.last_receive_all();
     }
 
     /// Remembers a process that is to be told when the device fails.

@@ -31,6 +31,7 @@
 //! | [`ah`]       | address handles                                               |
 //! | [`ring`]     | where rings of the kernel stand, completion rings             |
 //! | [`work`]     | work rings of the kernel, and what was posted to them         |
+//! | [`shared`]   | rings of shared receive queues of the kernel                  |
 //! | [`wqe`]      | work queue entries of the kernel                              |
 
 #![deny(unsafe_code)]
@@ -56,6 +57,7 @@ mod polled;
 mod port;
 mod qp;
 mod ring;
+mod shared;
 mod srq;
 mod ucontext;
 mod udata;

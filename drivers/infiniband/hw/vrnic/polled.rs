@@ -62,6 +62,17 @@ impl Poster {
         }
     }
 
+    /// Forgets its completions in `ring`, where it is known as `qpn`.
+    fn forget(&self, qpn: u32, ring: &CompletionRing) -> Result {
+        ring.forget(qpn, |wr_id| {
+            let name = Name::from_wire(wr_id);
+            // The device may have made up the name.
+            if let Some(name) = name.ok().filter(|name| self.has(name.side)) {
+                self.rings.drop_completion(name);
+            }
+        })
+    }
+
     /// Its rings whose completions come here.
     fn rings(&self) -> impl Iterator<Item = (Side, &SpinLockIrq<WorkRing>)> {
         [Side::Send, Side::Receive]
@@ -105,8 +116,8 @@ impl Polled {
             },
             Some(poster) => {
                 // The device gave the number of a queue pair that is just being destroyed.
+                poster.forget(qpn, &self.ring)?;
                 *poster = Poster::new(rings, side);
-                self.ring.forget(qpn)?;
             }
             None => {
                 let node = room.into_node(qpn, Poster::new(rings, side));
@@ -125,10 +136,18 @@ impl Polled {
         if !Arc::ptr_eq(&self.posters.get(&qpn)?.rings, rings) {
             return None;
         }
-        let forgotten = self.ring.forget(qpn);
+        let forgotten = self.forget(qpn);
         // The memory of the ring has room for all its entries.
         debug_assert!(forgotten.is_ok());
         self.posters.remove_node(&qpn)
+    }
+
+    /// Forgets completions of queue pair `qpn`, which was reset or is gone.
+    pub(crate) fn forget(&self, qpn: u32) -> Result {
+        match self.posters.get(&qpn) {
+            Some(poster) => poster.forget(qpn, &self.ring),
+            None => Ok(()),
+        }
     }
 
     /// Says what a completion tells, and of which request. `EIO` if there is no such request.
@@ -144,7 +163,7 @@ impl Polled {
         {
             return Err(EIO);
         }
-        completion.wr_id = poster.rings.ring(name.side).lock().complete(name.index)?;
+        completion.wr_id = poster.rings.complete(name)?;
         Ok(completion)
     }
 
@@ -333,7 +352,7 @@ mod tests {
 
             let mut buffer = Layout::new();
             let (send, recv) = (buffer.place(4, 64)?, buffer.place(4, 64)?);
-            let rings = Arc::pin_init(KernelRings::new(None, send, recv)?, GFP_KERNEL)?;
+            let rings = Arc::pin_init(KernelRings::new(None, send, recv, None)?, GFP_KERNEL)?;
             rings.set_open(true);
             polled.attach(5, Side::Receive, &rings, Room::new(GFP_KERNEL)?)?;
             test(&mut polled, &rings)
@@ -398,7 +417,8 @@ mod tests {
     fn only_the_queue_pair_itself_is_detached() -> Result {
         with_polled(|polled, rings| {
             let layout = Layout::new().place(0, 64)?;
-            let other = Arc::pin_init(KernelRings::new(None, layout, layout)?, GFP_KERNEL)?;
+            let other = KernelRings::new(None, layout, layout, None)?;
+            let other = Arc::pin_init(other, GFP_KERNEL)?;
 
             assert!(polled.detach(5, &other).is_none());
             // The number came back before its old owner was gone.

@@ -251,7 +251,9 @@ impl QueuePair for Qp {
                     pages = Some(PageListBuffer::of_shared(call.data.dma, &shared)?);
                     memory = Some(shared);
                 }
-                let rings = Arc::pin_init(KernelRings::new(memory, send, recv)?, GFP_KERNEL)?;
+                let shared = attributes.srq.map(|srq| srq.receives()).transpose()?;
+                let rings = KernelRings::new(memory, send, recv, shared.cloned())?;
+                let rings = Arc::pin_init(rings, GFP_KERNEL)?;
                 let context = call.data.context.number();
                 (context, send, recv, given, Rings::Kernel(rings))
             }

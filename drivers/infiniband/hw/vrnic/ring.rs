@@ -180,9 +180,10 @@ impl CompletionRing {
     }
 
     /// Drops completions of queue pair `qpn` that are in the ring: the queue pair is gone or was
-    /// reset, and what they tell of with it.
-    pub(crate) fn forget(&self, qpn: u32) -> Result {
+    /// reset, and what they tell of with it. Calls `dropped` with the `wr_id` of each.
+    pub(crate) fn forget(&self, qpn: u32, mut dropped: impl FnMut(u64)) -> Result {
         const QPN: usize = core::mem::offset_of!(Cqe, qpn);
+        const WR_ID: usize = core::mem::offset_of!(Cqe, wr_id);
 
         for i in 0..self.entries() {
             let Some(entry) = self.valid_entry(self.consumer.wrapping_add(i))? else {
@@ -191,6 +192,9 @@ impl CompletionRing {
             let word = self.memory.u32(entry + QPN)?;
             if u32::from_le(word.load(Ordering::Relaxed)) == qpn {
                 word.store(NOBODY.to_le(), Ordering::Relaxed);
+                let mut bytes = [0; size_of::<u64>()];
+                self.memory.read(entry + WR_ID, &mut bytes)?;
+                dropped(u64::from_le_bytes(bytes));
             }
         }
         Ok(())
@@ -311,7 +315,9 @@ mod tests {
             complete(&ring, 0, 1, 7)?;
             complete(&ring, 1, 2, 8)?;
             complete(&ring, 2, 3, 7)?;
-            ring.forget(7)?;
+            let mut dropped = 0;
+            ring.forget(7, |wr_id| dropped = 10 * dropped + wr_id)?;
+            assert_eq!(dropped, 13);
             assert_eq!(ring.take()?.ok_or(ENOENT)?.qpn.get(), 8);
             assert!(ring.take()?.is_none());
             Ok(())

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Shared receive queues. Processes have them; the kernel's users get along without.
+//! Shared receive queues.
 
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::Mutex, //
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 use rdma::{
     access::Access,
@@ -14,10 +17,12 @@ use rdma::{
         Attributes,
         New, //
     },
+    wr::ReceiveRequests,
     SharedReceiveQueue,
     Umem,
     User, //
 };
+use virtio::SharedMemory;
 use vrnic_wire::{
     abi,
     command::{
@@ -29,7 +34,10 @@ use vrnic_wire::{
         ResizeSrq, //
     },
     ring::RingLayout,
-    work::RECEIVE_DATA_OFFSET, //
+    work::{
+        receive_stride,
+        RECEIVE_DATA_OFFSET, //
+    }, //
 };
 
 use crate::{
@@ -44,10 +52,16 @@ use crate::{
     },
     memory::ring_pages,
     pd::Pd,
+    ring::{
+        entries_for,
+        Layout, //
+    },
+    shared::SharedReceives,
     udata::{
         CreateSrqRequest,
         CreateSrqResponse, //
-    }, //
+    },
+    wqe, //
 };
 
 /// Bytes of a scatter/gather element.
@@ -59,9 +73,18 @@ pub(crate) struct Srq {
     // Fields are dropped in declaration order: the device lets go of the ring first.
     object: Object<DestroySrq>,
     max_sge: u32,
-    /// The ring's memory, pinned. Held while the queue is moved to another.
+    /// The ring that the kernel posts to, if no process does.
+    kernel: Option<Arc<SharedReceives>>,
+    /// The pinned memory of a ring that a process posts to. Held while the queue is moved to another.
     #[pin]
-    memory: Mutex<Umem>,
+    memory: Mutex<Option<Umem>>,
+}
+
+impl Srq {
+    /// What the kernel posted; `EOPNOTSUPP` if a process posts.
+    pub(crate) fn receives(&self) -> Result<&Arc<SharedReceives>> {
+        self.kernel.as_ref().ok_or(EOPNOTSUPP)
+    }
 }
 
 /// Checks the ring that a process asks for, and says what it holds.
@@ -96,6 +119,19 @@ fn user_layout(
     Ok((ring, given))
 }
 
+/// Builds the ring of a queue of the kernel, and says what it holds.
+fn kernel_layout(asked: &Attributes, limits: &DeviceLimits) -> Result<(RingLayout, Attributes)> {
+    if asked.max_wr == 0 || asked.max_sge > limits.max_recv_sge.get() {
+        return Err(EINVAL);
+    }
+    let given = Attributes {
+        max_wr: entries_for(asked.max_wr, limits.max_qp_entries.get())?,
+        ..*asked
+    };
+    let ring = Layout::new().place(given.max_wr, receive_stride(given.max_sge))?;
+    Ok((ring, given))
+}
+
 /// Pins the ring of a process, and lists its pages.
 fn pin(call: &Call<'_>, request: &abi::CreateSrqRequest) -> Result<(Umem, PageListBuffer)> {
     let umem = Umem::get(
@@ -125,14 +161,29 @@ impl SharedReceiveQueue for Srq {
         if limits.max_srq.get() == 0 {
             return Err(EOPNOTSUPP);
         }
-        let user = user.ok_or(EOPNOTSUPP)?;
-        let CreateSrqRequest(request) = user.request;
-        let (ring, given) = user_layout(&request, attributes.max_wr, attributes.max_sge, limits)?;
-        let (umem, pages) = pin(call, &request)?;
+        let (mut kernel, mut memory) = (None, None);
+        let (context, ring, given, pages) = match user {
+            Some(user) => {
+                let CreateSrqRequest(request) = user.request;
+                let (ring, given) =
+                    user_layout(&request, attributes.max_wr, attributes.max_sge, limits)?;
+                let (umem, pages) = pin(call, &request)?;
+                memory = Some(umem);
+                (user.context.number(), ring, given, pages)
+            }
+            None => {
+                let (ring, given) = kernel_layout(attributes, limits)?;
+                let shared = SharedMemory::new(call.data.dma, usize::try_from(ring.end())?)?;
+                let pages = PageListBuffer::of_shared(call.data.dma, &shared)?;
+                let receives = SharedReceives::new(shared, ring)?;
+                kernel = Some(Arc::pin_init(receives, GFP_KERNEL)?);
+                (call.data.context.number(), ring, given, pages)
+            }
+        };
         let object = create_srq(
             &call.data.control,
             &CreateSrq {
-                context: user.context.number().into(),
+                context: context.into(),
                 pd: pd.number().into(),
                 max_sge: given.max_sge.into(),
                 ring,
@@ -149,7 +200,8 @@ impl SharedReceiveQueue for Srq {
             init: pin_init!(Self {
                 object,
                 max_sge: given.max_sge,
-                memory <- new_mutex!(umem),
+                kernel,
+                memory <- new_mutex!(memory),
             }),
             response: CreateSrqResponse(response),
             attributes: given,
@@ -174,7 +226,7 @@ impl SharedReceiveQueue for Srq {
             ..Default::default()
         })?;
         // The device has let go of the old ring.
-        *memory = umem;
+        *memory = Some(umem);
         Ok(())
     }
 
@@ -206,9 +258,35 @@ impl SharedReceiveQueue for Srq {
         srq.object.destroy()
     }
 
+    fn post_recv(
+        srq: &rdma::Srq<Self>,
+        _call: &Call<'_>,
+        requests: &mut ReceiveRequests<'_>,
+    ) -> Result {
+        let receives = srq.receives()?;
+        let memory = &receives.memory;
+        let mut ring = receives.ring.lock();
+
+        let result = requests.try_for_each(|request| {
+            let request = request?;
+            let (entry, name) = ring.next_entry()?;
+            wqe::write_receive(memory, entry, name, &request, srq.max_sge)?;
+            ring.advance(request.wr_id);
+            Ok(())
+        });
+        // Those before a bad one are posted. The device looks when a message needs one.
+        ring.publish(memory)?;
+        result
+    }
+
     fn fill_details(srq: &rdma::Srq<Self>, details: &mut Details<'_>) -> Result {
         details.number(c"srqn", srq.number())?;
-        details.number(c"max_sge", srq.max_sge)
+        details.number(c"max_sge", srq.max_sge)?;
+        if let Ok(receives) = srq.receives() {
+            let producer = receives.ring.lock().producer();
+            details.hex(c"producer", producer)?;
+        }
+        Ok(())
     }
 }
 
@@ -216,6 +294,36 @@ impl SharedReceiveQueue for Srq {
 #[kunit_tests(vrnic_srq)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rings_of_the_kernel_hold_what_was_asked_for() -> Result {
+        let limits = DeviceLimits {
+            max_qp_entries: 64.into(),
+            max_recv_sge: 4.into(),
+            ..Default::default()
+        };
+        let asked = Attributes {
+            max_wr: 33,
+            max_sge: 3,
+            limit: 0,
+        };
+        let with = |max_wr, max_sge| {
+            let asked = Attributes {
+                max_wr,
+                max_sge,
+                ..asked
+            };
+            kernel_layout(&asked, &limits)
+        };
+
+        let (ring, given) = with(33, 3)?;
+        assert_eq!((given.max_wr, given.max_sge), (64, 3));
+        assert!(ring.is_valid(ring.end()) && ring.entries.get() == 64);
+        assert_eq!(with(0, 3).err(), Some(EINVAL));
+        assert_eq!(with(65, 3).err(), Some(EINVAL));
+        assert_eq!(with(8, 5).err(), Some(EINVAL));
+        Ok(())
+    }
 
     #[test]
     fn rings_of_processes_are_checked() {

@@ -12,6 +12,7 @@ use kernel::{
     prelude::*,
     sync::{
         new_spinlock_irq,
+        Arc,
         SpinLockIrq, //
     }, //
 };
@@ -25,7 +26,10 @@ use vrnic_wire::ring::{
     RingLayout, //
 };
 
-use crate::ring::header_word;
+use crate::{
+    ring::header_word,
+    shared::SharedReceives, //
+};
 
 /// One of the two queues of a queue pair.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -36,13 +40,13 @@ pub(crate) enum Side {
     Receive,
 }
 
-/// What the device knows a request by, and names in its completion: the index of its entry and,
-/// in bit 32, whether it is a receive.
+/// What the device knows a request by, and names in its completion: the index of its entry, or of
+/// the place of a receive of a shared queue, and, in bit 32, whether it is a receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     /// Queue that it was posted to.
     pub(crate) side: Side,
-    /// Index of its entry.
+    /// Index of its entry or place.
     pub(crate) index: u32,
 }
 
@@ -209,14 +213,17 @@ pub(crate) struct KernelRings {
     /// As [`send`](Self::send); the two are never held together.
     #[pin]
     recv: SpinLockIrq<WorkRing>,
+    /// Where receives come from if the queue pair has no ring for them.
+    shared: Option<Arc<SharedReceives>>,
 }
 
 impl KernelRings {
-    /// Rings in `memory`, which is zeroed.
+    /// Rings in `memory`, which is zeroed. Receives are those of `shared` if there is such a queue.
     pub(crate) fn new(
         memory: Option<SharedMemory>,
         send: RingLayout,
         recv: RingLayout,
+        shared: Option<Arc<SharedReceives>>,
     ) -> Result<impl PinInit<Self>> {
         let send = WorkRing::new(Side::Send, send)?;
         let recv = WorkRing::new(Side::Receive, recv)?;
@@ -224,6 +231,7 @@ impl KernelRings {
             memory,
             send <- new_spinlock_irq!(send),
             recv <- new_spinlock_irq!(recv),
+            shared,
         }))
     }
 
@@ -237,6 +245,24 @@ impl KernelRings {
         match side {
             Side::Send => &self.send,
             Side::Receive => &self.recv,
+        }
+    }
+
+    /// The request of that name has completed. Returns the poster's name for it; `EIO` if there is
+    /// no such request.
+    pub(crate) fn complete(&self, name: Name) -> Result<u64> {
+        match (&self.shared, name.side) {
+            (Some(shared), Side::Receive) => shared.ring.lock().complete(name.index),
+            _ => self.ring(name.side).lock().complete(name.index),
+        }
+    }
+
+    /// Nobody polls the completion of the request of that name any more: the queue pair is gone, or
+    /// was reset. Receives of others have room again.
+    pub(crate) fn drop_completion(&self, name: Name) {
+        if let (Some(shared), Side::Receive) = (&self.shared, name.side) {
+            // The device may have made up the name.
+            let _ = shared.ring.lock().complete(name.index);
         }
     }
 
@@ -377,7 +403,7 @@ mod tests {
     fn a_reset_queue_pair_has_no_requests() -> Result {
         let mut buffer = Layout::new();
         let (send, recv) = (buffer.place(2, 64)?, buffer.place(2, 64)?);
-        let rings = KBox::pin_init(KernelRings::new(None, send, recv)?, GFP_KERNEL)?;
+        let rings = KBox::pin_init(KernelRings::new(None, send, recv, None)?, GFP_KERNEL)?;
 
         rings.set_open(true);
         for side in [Side::Send, Side::Receive] {

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rings of shared receive queues of the kernel, and what was posted to them.
+//!
+//! Receives complete in any order, so each has a place of its own until its completion was polled,
+//! and its [`Name`] is the number of that place. There are as many places as entries: an entry is
+//! written again only when one of the receives posted before has completed, whatever the device says
+//! it took.
+//!
+//! A queue pair that is destroyed while a message is under way can take its receive with it (IBTA
+//! volume 1, 10.3.1); the place of that is lost until the queue is destroyed.
+
+use core::sync::atomic::Ordering;
+
+use kernel::{
+    prelude::*,
+    sync::{
+        new_spinlock_irq,
+        SpinLockIrq, //
+    }, //
+};
+use virtio::SharedMemory;
+use vrnic_wire::ring::{
+    offset,
+    RingLayout, //
+};
+
+use crate::{
+    ring::header_word,
+    work::{
+        Name,
+        Side, //
+    }, //
+};
+
+/// Where a receive is remembered.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// The poster's name for the receive that is here.
+    Posted(u64),
+    /// No receive is here; the next place that is free, if any.
+    Free(Option<u32>),
+}
+
+/// A receive ring whose receives complete in any order.
+pub(crate) struct SharedRing {
+    layout: RingLayout,
+    places: KVVec<Place>,
+    /// The first place that is free.
+    free: Option<u32>,
+    producer: u32,
+}
+
+impl SharedRing {
+    /// A ring in zeroed memory.
+    pub(crate) fn new(layout: RingLayout) -> Result<Self> {
+        let entries = layout.entries.get();
+        let mut places = KVVec::with_capacity(entries as usize, GFP_KERNEL)?;
+        for place in 1..=entries {
+            let next = (place != entries).then_some(place);
+            places.push(Place::Free(next), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            layout,
+            places,
+            free: (entries != 0).then_some(0),
+            producer: 0,
+        })
+    }
+
+    /// Index of the next entry.
+    pub(crate) fn producer(&self) -> u32 {
+        self.producer
+    }
+
+    /// Offset in the memory of the entry that is posted next, and the name of the receive. `ENOMEM`
+    /// if the ring is full.
+    pub(crate) fn next_entry(&self) -> Result<(usize, Name)> {
+        let name = Name {
+            side: Side::Receive,
+            index: self.free.ok_or(ENOMEM)?,
+        };
+        Ok((
+            usize::try_from(self.layout.entry_offset(self.producer))?,
+            name,
+        ))
+    }
+
+    /// Counts the entry at [`next_entry`](Self::next_entry) as written.
+    pub(crate) fn advance(&mut self, wr_id: u64) {
+        let place = self
+            .free
+            .and_then(|free| self.places.get_mut(free as usize));
+        if let Some(place) = place {
+            if let Place::Free(next) = *place {
+                *place = Place::Posted(wr_id);
+                self.free = next;
+                self.producer = self.producer.wrapping_add(1);
+            }
+        }
+    }
+
+    /// Shows the device all entries that were written.
+    pub(crate) fn publish(&self, memory: &SharedMemory) -> Result {
+        memory
+            .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
+            .store(self.producer.to_le(), Ordering::Release);
+        Ok(())
+    }
+
+    /// The receive `index` has completed. Returns the poster's name for it; `EIO` if there is no
+    /// such receive.
+    pub(crate) fn complete(&mut self, index: u32) -> Result<u64> {
+        let place = self.places.get_mut(index as usize).ok_or(EIO)?;
+        let Place::Posted(wr_id) = *place else {
+            return Err(EIO);
+        };
+        *place = Place::Free(self.free);
+        self.free = Some(index);
+        Ok(wr_id)
+    }
+}
+
+/// The ring of a shared receive queue of the kernel, and its memory.
+#[pin_data]
+pub(crate) struct SharedReceives {
+    /// The memory of the ring.
+    pub(crate) memory: SharedMemory,
+    /// May be taken in any context. No other lock is taken while it is held.
+    #[pin]
+    pub(crate) ring: SpinLockIrq<SharedRing>,
+}
+
+impl SharedReceives {
+    /// A ring in `memory`, which is zeroed.
+    pub(crate) fn new(memory: SharedMemory, layout: RingLayout) -> Result<impl PinInit<Self>> {
+        let ring = SharedRing::new(layout)?;
+        Ok(pin_init!(Self {
+            memory,
+            ring <- new_spinlock_irq!(ring),
+        }))
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_shared)]
+mod tests {
+    use super::*;
+
+    use crate::ring::Layout;
+
+    fn ring(entries: u32) -> Result<SharedRing> {
+        SharedRing::new(Layout::new().place(entries, 64)?)
+    }
+
+    fn post(ring: &mut SharedRing, wr_id: u64) -> Result<(usize, u32)> {
+        let (entry, name) = ring.next_entry()?;
+        ring.advance(wr_id);
+        Ok((entry, name.index))
+    }
+
+    #[test]
+    fn receives_complete_once_and_in_any_order() -> Result {
+        let mut ring = ring(4)?;
+        let mut names = [0; 4];
+
+        for round in 0..3_u64 {
+            for (n, name) in names.iter_mut().enumerate() {
+                *name = post(&mut ring, 10 * round + n as u64)?.1;
+            }
+            assert_eq!(ring.next_entry(), Err(ENOMEM));
+            for n in [2, 0, 3, 1] {
+                assert_eq!(ring.complete(names[n]), Ok(10 * round + n as u64));
+                assert_eq!(ring.complete(names[n]), Err(EIO));
+            }
+        }
+        assert_eq!(ring.complete(4), Err(EIO));
+        assert_eq!(ring.complete(u32::MAX), Err(EIO));
+        assert_eq!(ring.producer(), 12);
+        Ok(())
+    }
+
+    #[test]
+    fn entries_go_round_whatever_the_names_are() -> Result {
+        let mut ring = ring(2)?;
+
+        let (first, one) = post(&mut ring, 1)?;
+        let (second, two) = post(&mut ring, 2)?;
+        assert_ne!(first, second);
+        assert_eq!(ring.complete(two), Ok(2));
+        // The place is that of the second receive, the entry that of the first.
+        assert_eq!(post(&mut ring, 3)?, (first, two));
+        assert_eq!(ring.complete(two), Ok(3));
+        assert_eq!(ring.complete(one), Ok(1));
+        Ok(())
+    }
+}
