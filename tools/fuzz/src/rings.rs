@@ -2,8 +2,9 @@
 
 //! A hostile process: garbage in rings, in the notify area and in doorbells.
 //!
-//! The process has a context of its own with connections of both kinds to itself, one to another guest,
-//! and a datagram queue pair; regions, windows, and keys of others that it must not use. It writes
+//! The process has a context of its own with connections of both kinds to itself, one of them with a
+//! shared receive queue, one to another guest, and a datagram queue pair; regions, windows, and keys
+//! of others that it must not use. It writes
 //! work requests that are nearly right, plain garbage, wild indices, and rings everybody's doorbells.
 //! A connection of the same guest's driver does not notice, and memory of another protection domain
 //! neither changes nor turns up in what the process can read.
@@ -19,7 +20,7 @@ use vrnic_engine::{
     testing::{Arena, Connection, Faults, Mr, Node, Qp, QpOptions, Ring, Send, World, gid_of},
 };
 use vrnic_wire::{
-    command::{ContextKind, CreateContext, CreatePd, ModifyQp, MwType},
+    command::{ContextKind, CreateContext, CreatePd, ModifyQp, ModifySrq, MwType},
     memory::access,
     notify::{self, SlotBits},
     port::Mtu,
@@ -54,6 +55,8 @@ struct Scene {
     /// Doorbell pages: that of the process and that of the driver.
     pages: [u32; 2],
     qps: Vec<OwnQp>,
+    /// The shared receive queue that the last two queue pairs use.
+    srqn: u32,
     /// Rings of the process's completion queues.
     cqs: Vec<Ring>,
     /// Keys that work requests may name, with the address that they begin at.
@@ -150,6 +153,16 @@ impl Scene {
         let unreliable = world.connect([0, 0], &unreliable, REGION, change);
         objects.add_side(pd, &unreliable, 0);
         objects.add_side(pd, &unreliable, 1);
+        let Node { rnic, guest } = &mut world.nodes[0];
+        let srq = guest.try_srq(rnic, 16, 4, 2).expect("srq");
+        objects.srqs.push(srq.srqn);
+        let sharing = QpOptions {
+            srqn: Some(srq.srqn),
+            ..options
+        };
+        let sharing = world.connect([0, 0], &sharing, REGION, change);
+        objects.add_side(pd, &sharing, 0);
+        objects.add_side(pd, &sharing, 1);
         let peer = world.connect([0, 1], &options, REGION, change);
         objects.add_side(pd, &peer, 0);
         let (reliable, datagrams) = (options.qp_type, QpType::UnreliableDatagram);
@@ -160,19 +173,17 @@ impl Scene {
             (&unreliable, 0, QpType::UnreliableConnection),
             (&unreliable, 1, QpType::UnreliableConnection),
         ];
-        let mut qps: Vec<OwnQp> = connected
-            .into_iter()
-            .map(|(c, side, qp_type)| {
-                let mut attributes = World::attributes(c.nodes[1 - side], c.qps[1 - side].qpn);
-                change(side, &mut attributes);
-                OwnQp {
-                    qp: c.qps[side].clone(),
-                    qp_type,
-                    attributes,
-                    written: [0; 2],
-                }
-            })
-            .collect();
+        let own_qp = |(c, side, qp_type): (&Connection, usize, QpType)| {
+            let mut attributes = World::attributes(c.nodes[1 - side], c.qps[1 - side].qpn);
+            change(side, &mut attributes);
+            OwnQp {
+                qp: c.qps[side].clone(),
+                qp_type,
+                attributes,
+                written: [0; 2],
+            }
+        };
+        let mut qps: Vec<OwnQp> = connected.into_iter().map(own_qp).collect();
         let Node { rnic, guest } = &mut world.nodes[0];
         let cq = guest.cq(rnic, 32, 2);
         let options = QpOptions {
@@ -195,6 +206,11 @@ impl Scene {
             attributes,
             written: [0; 2],
         });
+        for side in 0..2 {
+            let mut own = own_qp((&sharing, side, reliable));
+            own.qp.rq = srq.ring.clone();
+            qps.push(own);
+        }
 
         let private = vec![drivers, others];
         for mr in &private {
@@ -206,6 +222,7 @@ impl Scene {
             loopback.mrs[0].clone(),
             loopback.mrs[1].clone(),
             unreliable.mrs[0].clone(),
+            sharing.mrs[0].clone(),
             peer.mrs[0].clone(),
         ];
         let mut keys: Vec<_> = own
@@ -222,7 +239,7 @@ impl Scene {
                 private[0].arena.address(0),
             ),
         ]);
-        let cqs = [&loopback, &unreliable, &peer]
+        let cqs = [&loopback, &unreliable, &sharing, &peer]
             .into_iter()
             .flat_map(|c| [&c.send_cqs[0], &c.recv_cqs[0]])
             .chain([&cq])
@@ -233,6 +250,7 @@ impl Scene {
             area,
             pages: [made.doorbell_page.get(), driver.2],
             qps,
+            srqn: srq.srqn,
             cqs,
             keys,
             own,
@@ -493,13 +511,18 @@ impl Scene {
             };
             let _ = guest.command(rnic, request);
         };
-        match input.below(8) {
+        match input.below(9) {
             0 => modify(QpState::Error),
             1 => modify(QpState::SendQueueDrain),
             2 => modify(QpState::ReadyToSend),
             3..=6 => {
                 modify(QpState::Reset);
                 self.world.bring_up(0, qpn, attributes, qp_type);
+            }
+            7 => {
+                let limit = (input.below(20) as u32).into();
+                let srqn = self.srqn.into();
+                let _ = guest.command(rnic, ModifySrq { srqn, limit });
             }
             _ => {
                 while rnic.next_async_event().is_some() {}
