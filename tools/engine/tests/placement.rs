@@ -246,12 +246,12 @@ fn a_lost_answer_does_not_repeat_an_atomic_write() {
 /// A packet of the peer whose device does not check as this one does.
 #[test]
 fn malformed_requests_are_refused() {
+    type Make = fn(Reth) -> (Body, usize);
     let reth = |c: &Connection, length| Reth {
         address: c.mrs[1].iova,
         rkey: c.mrs[1].key,
         length,
     };
-    type Make = fn(Reth) -> (Body, usize);
     let kinds: [(u32, Make, Cause); 4] = [
         (8, |reth| (Body::AtomicWrite(reth), 4), Cause::PacketLength),
         (8, |reth| (Body::AtomicWrite(reth), 16), Cause::PacketLength),

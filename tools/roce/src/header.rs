@@ -156,7 +156,7 @@ impl From<Flush> for FlushEth {
 
 impl FlushEth {
     /// The request, about that memory.
-    pub(crate) fn flush(&self, remote: segment::Reth) -> Flush {
+    pub(crate) fn flush(self, remote: segment::Reth) -> Flush {
         let kind = self.kind.get() as u8;
         Flush {
             remote,
