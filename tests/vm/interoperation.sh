@@ -10,6 +10,7 @@
 programs() {
 	perf "$@" ibv_rc_pingpong -n 20
 	perf "$@" ibv_ud_pingpong -n 20
+	perf "$@" ibv_srq_pingpong -n 20
 	perf "$@" ib_send_bw -n 20 -s 65536
 	perf "$@" ib_send_bw -n 20 -c UD
 	perf "$@" ib_send_lat -n 20

@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
     ("srq-resize-keeps-receives", resize),
     ("srq-full-is-refused", full),
     ("srq-last-receive-event", last),
-    ("srq-receive-too-short", short),
+    ("srq-message-too-long", short),
     ("srq-in-use-is-not-destroyed", busy),
 ];
 
