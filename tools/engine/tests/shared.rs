@@ -327,6 +327,62 @@ fn errors_of_a_message_end_its_queue_pair_alone() {
 }
 
 #[test]
+fn a_queue_pair_that_goes_takes_the_receive_of_its_message_with_it() {
+    let mut shared = Shared::new(&[RC, RC, RC], Segmentation::PathMtu, 6);
+    (0..3).for_each(|wr_id| shared.receive(wr_id, 4096));
+    // The first packets of messages take receives; the others are lost.
+    shared.world.filter = Some(|segment| segment.psn.raw() == 0xff_fff0);
+    shared.send(0, 1, 4000);
+    shared.send(1, 2, 4000);
+    shared.world.run(std::time::Duration::from_micros(500));
+    assert_eq!(shared.srq.ring.device_index(), 2);
+    let reset = QpAttributes {
+        mask: attribute::STATE.into(),
+        state: QpState::Reset.raw(),
+        ..QpAttributes::default()
+    };
+    let (first, second) = (shared.receivers[0].qpn, shared.receivers[1].qpn);
+    shared.world.modify(1, first, reset);
+    let Node { rnic, guest } = &mut shared.world.nodes[1];
+    let request = DestroyQp {
+        qpn: second.into(),
+        ..Default::default()
+    };
+    guest.command(rnic, request).expect("destroy");
+    shared.world.filter = None;
+    shared.send(2, 3, 4000);
+    shared.world.settle();
+    let received = statuses(&shared.recv_cqs[2].drain());
+    assert_eq!(received, [(2, Status::Success)]);
+    assert_eq!(shared.recv_cqs[0].drain(), []);
+    assert_eq!(shared.recv_cqs[1].drain(), []);
+    assert_eq!(shared.events(), []);
+}
+
+#[test]
+fn an_entry_that_is_not_valid_ends_who_takes_it() {
+    let mut shared = Shared::new(&[RC, RC], Segmentation::Local, 7);
+    let sges = vec![shared.mrs[1].sge(0, 10); 5];
+    // The queue was made for four, and the stride has room for more.
+    assert!(shared.srq.post(0, &sges));
+    shared.receive(1, 100);
+    shared.send(0, 1, 10);
+    shared.world.settle();
+    let receiver = shared.receivers[0].qpn;
+    let received = statuses(&shared.recv_cqs[0].drain());
+    assert_eq!(received, [(0, Status::LocalQueuePairOperation)]);
+    assert_eq!(
+        shared.events(),
+        [(EventType::LastWqeReached, receiver)],
+        "the queue lives"
+    );
+    shared.send(1, 2, 100);
+    shared.world.settle();
+    let received = statuses(&shared.recv_cqs[1].drain());
+    assert_eq!(received, [(1, Status::Success)]);
+}
+
+#[test]
 fn elements_belong_to_the_domain_of_the_queue() {
     let mut shared = Shared::new(&[], Segmentation::Local, 6);
     let own = shared.world.nodes[1].guest.pd;
