@@ -108,13 +108,15 @@ impl Health {
 
     /// The device has failed and has stopped: has everybody flush what was posted.
     fn flush_all(&self) {
-        self.stopped.store(true, Ordering::Release);
+        let before = self.stopped.swap(true, Ordering::AcqRel);
         for area in &*self.processes.lock() {
             self.tell(area);
         }
         self.dispatcher.complete_all();
-        // Who drains a queue pair waits for that.
-        self.dispatcher.last_receive_all();
+        // Who drains a queue pair waits for that. It is told once, not whenever somebody posts more.
+        if !before {
+            self.dispatcher.last_receive_all();
+        }
     }
 
     /// Remembers a process that is to be told when the device fails.
