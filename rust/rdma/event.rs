@@ -409,8 +409,8 @@ impl Dispatcher {
         live.with(|qp| unsafe { Self::run_qp_handler(qp, event) })
     }
 
-    /// The hardware takes no receives any more: has everybody know whose queue pairs had theirs from
-    /// a shared receive queue. May sleep.
+    /// The hardware takes no receives any more: has everybody know whose queue pairs had theirs
+    /// from a shared receive queue. May sleep.
     pub fn last_receive_all(&self) {
         // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
         self.qps.each(|qp| unsafe {
@@ -440,8 +440,8 @@ impl Dispatcher {
         }
     }
 
-    /// Runs the event handler of shared receive queue `srqn`. Returns whether there is such a queue.
-    /// May sleep.
+    /// Runs the event handler of shared receive queue `srqn`. Returns whether there is such a
+    /// queue. May sleep.
     pub fn srq_event(&self, srqn: u32, event: SrqEvent) -> bool {
         let Some(live) = self.srqs.find(srqn) else {
             return false;

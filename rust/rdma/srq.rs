@@ -148,8 +148,8 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
-    /// On error the request taken last was not posted, and those before it were. Without this method
-    /// there are no queues of the kernel.
+    /// On error the request taken last was not posted, and those before it were. Without this
+    /// method there are no queues of the kernel.
     fn post_recv(
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,

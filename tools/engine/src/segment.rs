@@ -145,9 +145,9 @@ pub struct AtomicRequest {
 pub struct Flush {
     /// Remote memory; address and length mean nothing if all of the region is meant.
     pub remote: Reth,
-    /// [`placement`](vrnic_wire::work::placement), 4 bits.
+    /// [`placement`], 4 bits.
     pub placement: u8,
-    /// [`Selectivity`](vrnic_wire::work::Selectivity), 2 bits.
+    /// [`Selectivity`], 2 bits.
     pub selectivity: u8,
 }
 

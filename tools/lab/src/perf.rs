@@ -92,8 +92,8 @@ pub fn run(lab: &Lab, pair: &Pair, patience: Duration) -> Entry {
     run_unless(lab, pair, patience, &[NO_CLOCK])
 }
 
-/// As [`run`], on a wire that loses frames: also again when the two ends, which talk over TCP before they use the device,
-/// did not reach each other.
+/// As [`run`], on a wire that loses frames: also again when the two ends, which talk over TCP before they use the
+/// device, did not reach each other.
 #[must_use]
 pub fn run_on_bad_wire(lab: &Lab, pair: &Pair, patience: Duration) -> Entry {
     run_unless(lab, pair, patience, &[NO_CLOCK, NO_CONNECTION])

@@ -113,7 +113,7 @@ impl Health {
             self.tell(area);
         }
         self.dispatcher.complete_all();
-        // Who drains a queue pair waits for that. It is told once, not whenever somebody posts more.
+        // Who drains a queue pair waits for that. It is told once, not whenever somebody posts.
         if !before {
             self.dispatcher.last_receive_all();
         }

@@ -4,8 +4,8 @@
 //!
 //! Receives complete in any order, so each has a place of its own until its completion was polled,
 //! and its [`Name`] is the number of that place. There are as many places as entries: an entry is
-//! written again only when one of the receives posted before has completed, whatever the device says
-//! it took.
+//! written again only when one of the receives posted before has completed, whatever the device
+//! says it took.
 //!
 //! A queue pair that is destroyed while a message is under way can take its receive with it (IBTA
 //! volume 1, 10.3.1); the place of that is lost until the queue is destroyed.

@@ -75,7 +75,7 @@ pub(crate) struct Srq {
     max_sge: u32,
     /// The ring that the kernel posts to, if no process does.
     kernel: Option<Arc<SharedReceives>>,
-    /// The pinned memory of a ring that a process posts to. Held while the queue is moved to another.
+    /// The pinned memory of a ring that a process posts to. Held while the queue moves to another.
     #[pin]
     memory: Mutex<Option<Umem>>,
 }

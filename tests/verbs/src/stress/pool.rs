@@ -146,8 +146,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Receive `wr_id` completed with `len` bytes of a message, which is `payload` unless it went elsewhere: checks all of
-    /// its memory. It is free then.
+    /// Receive `wr_id` completed with `len` bytes of a message, which is `payload` unless it went elsewhere: checks all
+    /// of its memory. It is free then.
     pub fn complete(&mut self, wr_id: u64, len: usize, payload: Option<Payload>) -> Outcome<()> {
         let number = (wr_id & !RECEIVE) as usize;
         ensure!(

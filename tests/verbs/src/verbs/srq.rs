@@ -78,8 +78,8 @@ impl Srq {
     /// Posts receive requests in one call.
     pub fn post_recv(&self, wrs: &[(u64, &[Sge<'_>])]) -> std::result::Result<(), PostError> {
         post_receives(wrs, |list, bad| {
-            // SAFETY: the SRQ lives; the list and its scatter/gather entries live across the call; the operation belongs
-            // to the SRQ's context.
+            // SAFETY: the SRQ lives; the list and its scatter/gather entries live across the call; the operation
+            // belongs to the SRQ's context.
             unsafe {
                 match (*self.pd.context.raw).ops.post_srq_recv {
                     Some(post) => post(self.raw, list, bad),
