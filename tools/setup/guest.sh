@@ -6,7 +6,7 @@
 GUEST_SUITE=trixie
 GUEST_PACKAGES=(
 	rdma-core ibverbs-utils ibverbs-providers perftest rdmacm-utils python3-pyverbs infiniband-diags
-	iproute2 iputils-ping ethtool kmod pciutils procps strace jq less
+	iproute2 iputils-ping ethtool kmod pciutils procps strace jq less e2fsprogs fio nfs-kernel-server open-iscsi
 )
 
 guest_build() {

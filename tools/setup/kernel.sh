@@ -55,6 +55,6 @@ setup_kernel() {
 		step "kernel source $KERNEL_SERIES" "$LOGS/kernel-source.log" 4 kernel_unpack "$dir"
 	)
 	step "kernel configuration" "$LOGS/kernel-config.log" 40 kernel_configure "$dir" "${fragments[@]}"
-	step "kernel (about 8 minutes on 2 cores)" "$LOGS/kernel.log" "${KERNEL_LINES:-2600}" kernel_make "$dir" -j"$JOBS" bzImage modules
+	step "kernel (about 11 minutes on 2 cores)" "$LOGS/kernel.log" "${KERNEL_LINES:-3050}" kernel_make "$dir" -j"$JOBS" bzImage modules
 	finish "$dir"
 }
