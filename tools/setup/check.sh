@@ -66,7 +66,7 @@ machine_paths() {
 	! tracked . | grep -v 'setup/check.sh$' | xargs grep -nP '(?<![\w.$}/])(?<!\w")/(root|work|home/\w+)/[\w.]' --
 }
 leftovers() {
-	! tracked '*.rs' '*.c' '*.h' '*.sh' '*.rst' '*.md' | grep -v 'setup/check.sh$' |
+	! tracked '*.rs' '*.c' '*.h' '*.sh' '*.bash' '*.rst' '*.md' | grep -v 'setup/check.sh$' |
 		xargs grep -nwE 'TODO|FIXME|XXX|HACK|todo!|unimplemented!' --
 }
 
@@ -134,7 +134,7 @@ userspace_clippy() {
 }
 userspace_rustfmt() { (cd tools && cargo fmt --all --check); }
 documents() { local f bad=0; for f in $(tracked 'Documentation/*.rst'); do python3 -m docutils --strict "$f" /dev/null || bad=1; done; return $bad; }
-shell_syntax() { local f bad=0; for f in $(tracked '*.sh' .ci/run); do bash -n "$f" || bad=1; done; return $bad; }
+shell_syntax() { local f bad=0; for f in $(tracked '*.sh' '*.bash' .ci/run); do bash -n "$f" || bad=1; done; return $bad; }
 
 check spdx spdx
 check whitespace whitespace

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# NVMe over Fabrics works: one VM exports a RAM disk, the other has a file system on it, whose data survive a reset of the controller and a target that goes away, both under load, and a disconnect; either RNIC can be removed from under it.
+# lab: timeout=600
+# lab: fabric=local
+# lab: fabric=roce
+. "$LAB_LIB"
+. tests/vm/storage.bash
+
+NQN=nqn.2026-01.test:ram
+SUBSYSTEM=nvmet/subsystems/$NQN
+PORT=nvmet/ports/1
+
+# Whatever happens, nothing stays that other tests would find.
+cleanup() {
+	on "$HOST" sh -c "touch /run/enough; umount -l /run/storage
+		for c in /sys/class/nvme/nvme*/delete_controller; do echo 1 >\$c; done; modprobe -r nvme-rdma"
+	on "$TARGET" sh -c "cd $CONFIG; rm $PORT/subsystems/$NQN; rmdir $PORT; echo 0 >$SUBSYSTEM/namespaces/1/enable
+		rmdir $SUBSYSTEM/namespaces/1 $SUBSYSTEM; modprobe -r nvmet-rdma nvmet brd"
+} >/dev/null 2>&1
+trap cleanup EXIT
+
+on "$HOST" modprobe nvme-rdma
+on "$TARGET" modprobe nvmet-rdma
+ram_disk
+target "mkdir -p $SUBSYSTEM/namespaces/1 $PORT
+	echo 1 >$SUBSYSTEM/attr_allow_any_host
+	echo /dev/ram0 >$SUBSYSTEM/namespaces/1/device_path
+	echo 1 >$SUBSYSTEM/namespaces/1/enable
+	echo rdma >$PORT/addr_trtype
+	echo ipv4 >$PORT/addr_adrfam
+	echo $ADDRESS >$PORT/addr_traddr
+	echo 4420 >$PORT/addr_trsvcid"
+export_it() { target "ln -s $CONFIG/$SUBSYSTEM $PORT/subsystems/$NQN"; }
+
+# connect: a controller, and its namespace as /run/disk, which the kernel looks for once there is a controller.
+connect() {
+	on "$HOST" sh -c "printf transport=rdma,traddr=$ADDRESS,trsvcid=4420,nqn=$NQN,reconnect_delay=1 >/dev/nvme-fabrics" ||
+		fail "$HOST does not connect"
+	within 100 on "$HOST" sh -ec 'ln -sfT /sys/class/nvme/nvme* /run/controller; test -b /dev/nvme*n1; ln -sfT /dev/nvme*n1 /run/disk' ||
+		fail "$HOST finds no namespace"
+}
+disconnect() { on -t 200 "$HOST" sh -c 'echo 1 >/run/controller/delete_controller'; }
+state() { on "$HOST" grep -qx "$1" /run/controller/state; }
+lost() { within 120 state connecting || fail "$HOST does not see that $1"; }
+live() { within 120 state live || fail "$HOST does not come back when $1"; }
+
+export_it
+connect
+file_system
+load
+verified "at all"
+on "$HOST" sh -c 'echo 1 >/run/controller/reset_controller'
+live "the controller was reset"
+verified "after a reset of the controller"
+target "rm $PORT/subsystems/$NQN"
+lost "the target is gone"
+export_it
+live "the target does"
+verified "after the target was gone"
+unload
+
+on "$HOST" umount /run/storage
+disconnect
+connect
+disk_has_data
+
+# The device goes from under a controller, then from under the target.
+reload "$HOST"
+within 100 on "$HOST" sh -c '! ls /sys/class/nvme/nvme*' || fail "a controller stays without a device"
+connect
+reload "$TARGET"
+lost "the target has another device"
+target "rm $PORT/subsystems/$NQN"
+export_it
+live "the target listens at it"
+cleanup
+clean

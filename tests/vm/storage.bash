@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# What the tests of the kernel's storage protocols share. Sourced after $LAB_LIB.
+
+# Either VM is the target, each on one of the fabrics.
+case $FABRIC in
+local) HOST=a TARGET=b ;;
+*) HOST=b TARGET=a ;;
+esac
+name=IP_$TARGET
+ADDRESS=${!name}
+# Directory of the target's configuration: nvmet and target are in it.
+CONFIG=/sys/kernel/config
+
+# objects VM: its RDMA objects, but for completion queues: ib_core keeps those that users in the kernel share until the
+# device goes.
+objects() { on "$1" rdma resource show | sed 's/^[0-9]*: //; s/ cq [0-9]*//'; }
+declare -A objects_before=([a]=$(objects a) [b]=$(objects b))
+as_before() { [ "$(objects "$1")" = "${objects_before[$1]}" ]; }
+
+# counter VM NAME: a counter of the device.
+counter() { on "$1" rdma statistic show link "$DEV/1" -j | jq -r ".[0].$2"; }
+
+# target COMMANDS: runs them at the target in the directory of its configuration, and fails with any of them.
+target() {
+	on "$TARGET" sh -ec "mountpoint -q $CONFIG || mount -t configfs none $CONFIG
+		cd $CONFIG
+		$1" || fail "the target cannot: $1"
+}
+
+# ram_disk: /dev/ram0 of the target, of 64 MiB.
+ram_disk() { on "$TARGET" modprobe brd rd_nr=1 rd_size=65536; }
+
+# backstore: the RAM disk for targets of SCSI protocols, as $BACKSTORE.
+BACKSTORE=$CONFIG/target/core/iblock_0/ram
+backstore() {
+	ram_disk
+	on "$TARGET" modprobe -a target_core_mod target_core_iblock
+	target "mkdir -p $BACKSTORE; echo udev_path=/dev/ram0 >$BACKSTORE/control; echo 1 >$BACKSTORE/enable"
+}
+
+# file_system: HOST makes one on /run/disk and has it at /run/storage. What it writes there is what it reads.
+file_system() {
+	local registered
+	registered=$(counter "$HOST" local_requests)
+	on -t 200 "$HOST" sh -ec 'modprobe ext4
+		mkfs.ext4 -q /run/disk
+		mkdir -p /run/storage
+		mount /run/disk /run/storage' || fail "$HOST cannot make a file system"
+	data
+	[ "$(counter "$HOST" local_requests)" -gt "$registered" ] || fail "no memory was registered by work requests"
+}
+
+# data: HOST writes a file in /run/storage and reads it.
+data() {
+	on -t 200 "$HOST" sh -ec 'head -c 9000000 /dev/urandom >/run/data
+		cp /run/data /run/storage/data
+		sync
+		echo 3 >/proc/sys/vm/drop_caches
+		cmp /run/data /run/storage/data' || fail "what was written is not what is read"
+}
+
+# disk_has_data: once HOST has unmounted: the file system is whole and has its data, and has them at the target too.
+disk_has_data() {
+	on -t 200 "$HOST" sh -ec 'e2fsck -fn /run/disk
+		mount -o ro /run/disk /run/storage
+		cmp /run/data /run/storage/data
+		umount /run/storage' || fail "data did not survive a disconnect"
+	# Its own mount would ask for the disk alone.
+	on "$TARGET" sh -ec 'echo 3 >/proc/sys/vm/drop_caches; debugfs -R "dump data /run/data" /dev/ram0'
+	[ "$(on "$TARGET" sha256sum /run/data)" = "$(on "$HOST" sha256sum /run/data)" ] || fail "$TARGET has other data than $HOST"
+}
+
+# load: HOST writes a file in /run/storage at random and reads it back, each block with its checksum, again and again
+# until `unload`.
+load() {
+	on -t 580 "$HOST" sh -c 'rm -f /run/rounds /run/enough
+		until [ -e /run/enough ]; do
+			fio --name=verified --directory=/run/storage --size=8M --rw=randwrite --bsrange=4k-256k --ioengine=libaio \
+				--iodepth=8 --direct=1 --verify=crc32c --verify_fatal=1 --randrepeat=0 >/run/fio 2>&1 ||
+				{ grep -E "^fio|err=" /run/fio; exit 1; }
+			echo >>/run/rounds
+		done' &
+	LOAD=$!
+}
+rounds() { on "$HOST" sh -c 'cat /run/rounds 2>/dev/null | wc -l'; }
+past() { [ "$(rounds)" -ge "$1" ] || ! kill -0 "$LOAD" 2>/dev/null; }
+
+# verified WHEN: waits until a file was written and read back that was begun after now.
+verified() {
+	local goal=$(($(rounds) + 2))
+	within 240 past "$goal" || fail "no file is written $1"
+	[ "$(rounds)" -ge "$goal" ] || fail "what was written is not what is read $1"
+}
+
+# unload: ends the load.
+unload() {
+	on "$HOST" touch /run/enough
+	wait "$LOAD" || fail "what was written is not what is read"
+}
+
+# reload VM: takes the driver away and brings it back.
+reload() {
+	on -t 200 "$1" rmmod vrnic || fail "the driver of VM $1 cannot be removed"
+	on "$1" modprobe vrnic
+	[ "$(lab ready "$1")" = "$GID_INDEX" ] || fail "VM $1 has its addresses elsewhere"
+}
+
+# clean: both VMs have the RDMA objects that they began with, and their drivers can be removed.
+clean() {
+	local vm
+	for vm in a b; do
+		within 40 as_before $vm || fail "VM $vm had ${objects_before[$vm]}, and has $(objects $vm)"
+		reload $vm
+	done
+}
