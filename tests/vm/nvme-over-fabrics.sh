@@ -20,7 +20,12 @@ cleanup() {
 trap cleanup EXIT
 
 on "$HOST" modprobe nvme-rdma
-on "$TARGET" modprobe nvmet-rdma
+# The target has receive queues of its queue pairs on one of the fabrics, and shared ones on the other.
+case $FABRIC in
+local) SHARED=0 ;;
+*) SHARED=1 ;;
+esac
+on "$TARGET" modprobe nvmet-rdma use_srq=$SHARED
 ram_disk
 target "mkdir -p $SUBSYSTEM/namespaces/1 $PORT
 	echo 1 >$SUBSYSTEM/attr_allow_any_host
@@ -46,6 +51,8 @@ live() { within 120 state live || fail "$HOST does not come back when $1"; }
 
 export_it
 connect
+shared=$(on "$TARGET" rdma resource show srq | wc -l)
+[ $((shared > 0)) = $SHARED ] || fail "$TARGET has $shared shared receive queues"
 file_system
 load
 verified "at all"
