@@ -170,6 +170,19 @@ static int shared_connect(struct ib_qp *qp, u32 peer)
 			    IB_QP_MAX_QP_RD_ATOMIC);
 }
 
+/* Events come from a work item: waits until count of them did. */
+static int shared_wait(atomic_t *events, int count)
+{
+	unsigned long end = jiffies + 60 * HZ;
+
+	while (atomic_read(events) < count) {
+		if (time_after(jiffies, end))
+			return -ETIMEDOUT;
+		usleep_range(50, 100);
+	}
+	return 0;
+}
+
 /* Sends message n and waits until it arrived. */
 static int shared_send(struct shared *s, int n)
 {
@@ -222,7 +235,7 @@ static int shared_run(struct shared *s)
 	ret = ib_modify_srq(s->srq, &attr, IB_SRQ_LIMIT);
 	for (i = 0; !ret && i < MESSAGES; i++)
 		ret = shared_send(s, i);
-	return ret;
+	return ret ?: shared_wait(&s->limits, 1);
 }
 
 static void shared_free(struct shared *s, struct ib_device *dev)
@@ -349,6 +362,8 @@ static void shared_remove(struct ib_device *dev, void *data)
 
 	for (i = 0; i < QPS; i++)
 		ib_drain_qp(s->qp[i]);
+	/* Draining ends before the handler is called. */
+	shared_wait(&s->last, QPS);
 	dev_info(&dev->dev, "shared: drained, %d of %d told of the last receive, %d wrong\n",
 		 atomic_read(&s->last), QPS, atomic_read(&s->wrong));
 	shared_free(s, dev);
