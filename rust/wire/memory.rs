@@ -109,4 +109,14 @@ pub mod access {
     pub const WINDOW: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | ZERO_BASED;
     /// Rights that a queue pair may grant its peer, besides those of [`PLACEMENT`].
     pub const QUEUE_PAIR: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
+
+    /// All rights that a queue pair may grant its peer, on a device with or without memory
+    /// placement ([`F_MEMORY_PLACEMENT`](crate::config::F_MEMORY_PLACEMENT)).
+    pub const fn queue_pair(memory_placement: bool) -> u32 {
+        if memory_placement {
+            QUEUE_PAIR | PLACEMENT
+        } else {
+            QUEUE_PAIR
+        }
+    }
 }

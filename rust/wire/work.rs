@@ -42,6 +42,20 @@ wire_enum! {
     }
 }
 
+impl SendOpcode {
+    /// Whether requests with this opcode name local memory by elements.
+    pub const fn has_elements(self) -> bool {
+        !matches!(
+            self,
+            Self::LocalInvalidate
+                | Self::BindWindow
+                | Self::RegisterRegion
+                | Self::Flush
+                | Self::AtomicWrite
+        )
+    }
+}
+
 /// Bits of [`SendHeader::flags`].
 pub mod send_flags {
     /// Raise a completion also on success.

@@ -104,7 +104,7 @@ pub(crate) enum Target {
         /// Key.
         rkey: u32,
     },
-    /// Changes a word of memory, or writes it.
+    /// Changes a word of memory.
     Atomic {
         /// Virtual address.
         address: u64,
@@ -114,6 +114,15 @@ pub(crate) enum Target {
         compare_add: u64,
         /// Value to store.
         swap: u64,
+    },
+    /// Writes a word of memory at once.
+    Store {
+        /// Virtual address.
+        address: u64,
+        /// Key.
+        rkey: u32,
+        /// Value to store.
+        value: u64,
     },
     /// Has memory placed that was written before.
     Flush(Flush),
@@ -185,11 +194,6 @@ pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
             | SendOpcode::Flush
             | SendOpcode::AtomicWrite
     )
-}
-
-/// Whether requests with this opcode name local memory.
-fn has_elements(opcode: SendOpcode) -> bool {
-    !is_local(opcode) && !matches!(opcode, SendOpcode::Flush | SendOpcode::AtomicWrite)
 }
 
 /// Whether such a queue pair does the operation.
@@ -267,7 +271,7 @@ pub(crate) fn read_send<M: Memory>(
         }
         (Source::Inline, 0)
     } else {
-        let max_sge = if has_elements(opcode) {
+        let max_sge = if opcode.has_elements() {
             capacities.send_sge
         } else {
             0
@@ -331,7 +335,15 @@ fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<
                 rkey: target.rkey.get(),
             }
         }
-        SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite => {
+        SendOpcode::AtomicWrite => {
+            let target = AtomicTarget::read_from_bytes(bytes).ok()?;
+            Target::Store {
+                address: target.address.get(),
+                rkey: target.rkey.get(),
+                value: target.swap.get(),
+            }
+        }
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
             let target = AtomicTarget::read_from_bytes(bytes).ok()?;
             Target::Atomic {
                 address: target.address.get(),

@@ -179,13 +179,25 @@ fn a_region_that_gives_no_persistence_refuses_it() {
 #[test]
 fn the_queue_pair_must_grant_it() {
     let read = access::REMOTE_READ;
-    for make in [flush as fn(&Connection, u64) -> Send, |c, wr_id| {
-        store(c, wr_id, 0, 1)
-    }] {
+    let add = |c: &Connection, wr_id| {
+        Send::new(wr_id, SendOpcode::FetchAdd)
+            .atomic(c.mrs[1].iova, c.mrs[1].key, 1, 0)
+            .element(c.mrs[0].sge(0, 8))
+    };
+    let makes: [fn(&Connection, u64) -> Send; 3] = [flush, |c, wr_id| store(c, wr_id, 0, 1), add];
+    for make in makes {
         let (mut world, mut c) = connected_with(6, |_, attributes| attributes.access = read.into());
         let send = make(&c, 1);
-        let expected = (Status::RemoteInvalidRequest, Some(Cause::RemoteRights));
-        assert_eq!(outcome(&mut world, &mut c, &send), expected);
+        c.send(&mut world, 0, &send);
+        world.settle();
+        assert_eq!(
+            c.send_cqs[0].drain()[0].status,
+            Status::RemoteInvalidRequest
+        );
+        let told = world.nodes[1].rnic.next_explanation().expect("told");
+        assert_eq!(told.cause, Some(Cause::RemoteRights));
+        let access = told.access.expect("which access");
+        assert_eq!((access.key, access.address), (c.mrs[1].key, c.mrs[1].iova));
     }
 }
 

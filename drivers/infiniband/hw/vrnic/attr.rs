@@ -41,12 +41,6 @@ pub(crate) fn to_wire(
     attributes: &Attributes,
     memory_placement: bool,
 ) -> Result<QpAttributes> {
-    // Rights to operations that the device does not have are rights to nothing.
-    let rights = if memory_placement {
-        access::QUEUE_PAIR | access::PLACEMENT
-    } else {
-        access::QUEUE_PAIR
-    };
     if mask.bits() & !KNOWN != 0 {
         return Err(EOPNOTSUPP);
     }
@@ -61,7 +55,8 @@ pub(crate) fn to_wire(
         rq_psn: attributes.rq_psn.into(),
         sq_psn: attributes.sq_psn.into(),
         dest_qpn: attributes.dest_qpn.into(),
-        access: (attributes.access.bits() & rights).into(),
+        // Rights to operations that the device does not have are rights to nothing.
+        access: (attributes.access.bits() & access::queue_pair(memory_placement)).into(),
         pkey_index: attributes.pkey_index.into(),
         port: u8::try_from(attributes.port.number())?,
         max_rd_atomic: attributes.max_rd_atomic,

@@ -81,11 +81,7 @@ impl Attributes {
         }
         if mask & attribute::ACCESS_FLAGS != 0 {
             self.access = wanted.access.get();
-            let known = if features.memory_placement {
-                access::QUEUE_PAIR | access::PLACEMENT
-            } else {
-                access::QUEUE_PAIR
-            };
+            let known = access::queue_pair(features.memory_placement);
             valid(self.access & !known == 0)?;
         }
         if mask & attribute::PKEY_INDEX != 0 {

@@ -603,14 +603,13 @@ impl Qp {
         let skipped = request.fetched * self.mtu;
         let mut payload = Payload::Empty;
         let body = match wanted.target {
-            Target::Atomic {
+            Target::Store {
                 address,
                 rkey,
-                swap,
-                ..
-            } if wanted.opcode == SendOpcode::AtomicWrite => {
+                value,
+            } => {
                 let mut bytes = io.outbox.bytes();
-                bytes.extend_from_slice(&swap.to_le_bytes());
+                bytes.extend_from_slice(&value.to_le_bytes());
                 payload = Payload::Bytes(bytes);
                 Body::AtomicWrite(Reth {
                     address,

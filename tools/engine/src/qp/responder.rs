@@ -585,8 +585,12 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<Outcome, Fault> {
-        let AtomicRequest { address, rkey, .. } = *request;
-        let word = self.remote_word(address, rkey, access::REMOTE_ATOMIC, resources, io)?;
+        let remote = Reth {
+            address: request.address,
+            rkey: request.rkey,
+            length: 8,
+        };
+        let word = self.remote_word(&remote, access::REMOTE_ATOMIC, resources, io)?;
         let original = match request.kind {
             AtomicKind::CompareSwap => {
                 io.memory
@@ -608,8 +612,7 @@ impl Qp {
     ) -> Result<Outcome, Fault> {
         let value = payload.word().filter(|_| reth.length == 8);
         let value = value.ok_or(Fault::invalid(Cause::PacketLength))?;
-        let right = access::REMOTE_WRITE;
-        let word = self.remote_word(reth.address, reth.rkey, right, resources, io)?;
+        let word = self.remote_word(reth, access::REMOTE_WRITE, resources, io)?;
         io.memory
             .swap_u64(word, 0, value)
             .map_err(|_| Fault::access(Cause::RemoteUnmapped))?;
@@ -617,23 +620,21 @@ impl Qp {
         Ok(Outcome::Done(1))
     }
 
-    /// The 8 bytes at `address`, which the peer may access with `right` at once.
+    /// The 8 bytes of `remote`, which the peer may access with `right` at once.
     fn remote_word<M: Memory>(
         &self,
-        address: u64,
-        rkey: u32,
+        remote: &Reth,
         right: u32,
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<HostRange, Fault> {
-        if self.attributes.access & right == 0 {
-            return Err(Fault::invalid(Cause::RemoteRights));
-        }
-        if !address.is_multiple_of(8) {
+        self.check_granted(remote, right, resources)?;
+        if !remote.address.is_multiple_of(8) {
             return Err(Fault::invalid(Cause::AtomicAlignment));
         }
         resources.with_scratch(|resources, ranges| {
             let (keys, by) = (&resources.keys, self.accessor());
+            let Reth { address, rkey, .. } = *remote;
             keys.resolve(rkey, by, right, address, 8, io.memory, ranges)
                 .map_err(Fault::access)?;
             // The region may begin in the middle of a word.

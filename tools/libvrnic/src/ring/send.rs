@@ -107,18 +107,6 @@ impl Limits {
     }
 }
 
-/// Whether the operation names no local memory.
-#[inline]
-fn has_no_elements(opcode: SendOpcode) -> bool {
-    matches!(
-        opcode,
-        SendOpcode::LocalInvalidate
-            | SendOpcode::BindWindow
-            | SendOpcode::Flush
-            | SendOpcode::AtomicWrite
-    )
-}
-
 /// The send queue of a queue pair.
 #[derive(Debug)]
 pub struct SendQueue {
@@ -204,7 +192,7 @@ impl SendQueue {
         elements: impl ExactSizeIterator<Item = Sge>,
     ) -> Result<(), Refused> {
         let count = elements.len();
-        if count > self.limits.max_sge as usize || (count > 0 && has_no_elements(opcode)) {
+        if count > self.limits.max_sge as usize || (count > 0 && !opcode.has_elements()) {
             return Err(Refused::Invalid);
         }
         entry.write_bytes(NUM_SGE_OFFSET, &(count as u16).to_le_bytes());
@@ -226,7 +214,7 @@ impl SendQueue {
         if matches!(
             opcode,
             SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
-        ) || has_no_elements(opcode)
+        ) || !opcode.has_elements()
         {
             return Err(Refused::Invalid);
         }
