@@ -50,21 +50,4 @@ state() { on "$HOST" grep -qx "$1" /run/session/state; }
 lost() { within 120 state FAILED || fail "$HOST does not see that $1"; }
 live() { within 120 state LOGGED_IN || fail "$HOST does not come back when $1"; }
 
-connect
-file_system
-load
-verified "at all"
-target "echo 0 >$GROUP/enable"
-lost "the target is gone"
-target "echo 1 >$GROUP/enable"
-live "the target does"
-verified "after the target was gone"
-unload
-
-on "$HOST" umount /run/storage
-disconnect
-connect
-disk_has_data
-disconnect
-cleanup
-clean
+scsi_disk

@@ -45,21 +45,4 @@ state() { on "$HOST" grep -qx "$1" /run/port/state; }
 lost() { within 120 state blocked || fail "$HOST does not see that $1"; }
 live() { within 120 state running || fail "$HOST does not come back when $1"; }
 
-connect
-file_system
-load
-verified "at all"
-target "echo 0 >$GROUP/enable"
-lost "the target is gone"
-target "echo 1 >$GROUP/enable"
-live "the target does"
-verified "after the target was gone"
-unload
-
-on "$HOST" umount /run/storage
-disconnect
-connect
-disk_has_data
-disconnect
-cleanup
-clean
+scsi_disk

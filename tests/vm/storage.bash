@@ -98,6 +98,29 @@ unload() {
 	wait "$LOAD" || fail "what was written is not what is read"
 }
 
+# scsi_disk: a file system on the disk that the test's `connect` finds survives that the target group $GROUP is away under
+# load (`lost`, `live`), and `disconnect`; after the test's `cleanup` nothing is left.
+scsi_disk() {
+	connect
+	file_system
+	load
+	verified "at all"
+	target "echo 0 >$GROUP/enable"
+	lost "the target is gone"
+	target "echo 1 >$GROUP/enable"
+	live "the target does"
+	verified "after the target was gone"
+	unload
+
+	on "$HOST" umount /run/storage
+	disconnect
+	connect
+	disk_has_data
+	disconnect
+	cleanup
+	clean
+}
+
 # reload VM: takes the driver away and brings it back.
 reload() {
 	on -t 200 "$1" rmmod vrnic || fail "the driver of VM $1 cannot be removed"

@@ -214,16 +214,15 @@ impl Context {
             .map(|_| ())
     }
 
+    /// Destroys an object that is answered with so many bytes.
+    fn destroy(&self, command: Command, handle: u32, reply: usize) -> Result<()> {
+        let core = Bytes::default().u32(handle).u32(0);
+        self.uverbs.execute(command, &core, &[], reply).map(|_| ())
+    }
+
     /// Destroys the SRQ `handle`.
     pub fn destroy_srq(&self, handle: u32) -> Result<()> {
-        self.uverbs
-            .execute(
-                Command::DestroySrq,
-                &Bytes::default().u32(handle).u32(0),
-                &[],
-                4,
-            )
-            .map(|_| ())
+        self.destroy(Command::DestroySrq, handle, 4)
     }
 
     /// `CREATE_QP` with any driver request: handle, number and slot.
@@ -261,26 +260,12 @@ impl Context {
 
     /// Destroys the CQ `handle`.
     pub fn destroy_cq(&self, handle: u32) -> Result<()> {
-        self.uverbs
-            .execute(
-                Command::DestroyCq,
-                &Bytes::default().u32(handle).u32(0),
-                &[],
-                8,
-            )
-            .map(|_| ())
+        self.destroy(Command::DestroyCq, handle, 8)
     }
 
     /// Destroys the QP `handle`.
     pub fn destroy_qp(&self, handle: u32) -> Result<()> {
-        self.uverbs
-            .execute(
-                Command::DestroyQp,
-                &Bytes::default().u32(handle).u32(0),
-                &[],
-                4,
-            )
-            .map(|_| ())
+        self.destroy(Command::DestroyQp, handle, 4)
     }
 
     fn modify(&self, handle: u32, change: &Change) -> Result<()> {
