@@ -39,7 +39,7 @@ perf a b ib_read_bw -s 9000 -n 20
 perf a b ib_atomic_bw -n 20 -A FETCH_AND_ADD
 perf a b ibv_ud_pingpong -n 20
 vrnicctl capture list
-vrnicctl capture stop "$id" | grep -q ' stopped ' || fail "the capture does not end"
+vrnicctl capture stop "$id" | found ' stopped ' || fail "the capture does not end"
 
 opcodes=$(fields "$all" infiniband.bth.opcode | sort -n | uniq -c | awk '{ print $2 }' | tr '\n' ' ')
 echo "opcodes: $opcodes"
@@ -75,7 +75,7 @@ others=$(fields "$one" frame.comment | grep -vc "^a QP $(printf '0x%x' "$qpn") \
 
 # Files that take nothing stop their capture, and nothing else.
 id=$(start /dev/full)
-ended "$id" | grep -q 'No space left' || fail "a full disk does not end a capture"
+ended "$id" | found 'No space left' || fail "a full disk does not end a capture"
 id=$(start -b 100000 "$LAB_DIR/bounded.pcapng")
 [ "$(ended "$id")" = full ] || fail "the capture of a bounded size does not end"
 [ "$(stat -c %s "$LAB_DIR/bounded.pcapng")" -le 100000 ] || fail "the file is too long"

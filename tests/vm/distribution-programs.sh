@@ -6,7 +6,7 @@
 . "$LAB_LIB"
 
 for vm in a b; do
-	on $vm ibv_devinfo -v -d "$DEV" | grep -q PORT_ACTIVE || fail "the port of $vm is not active"
+	on $vm ibv_devinfo -v -d "$DEV" | found PORT_ACTIVE || fail "the port of $vm is not active"
 done
 for peer in b a; do
 	perf a $peer ibv_rc_pingpong -n 200

@@ -15,8 +15,8 @@ await() {
 	shift
 	within 40 "$@" || fail "$what"
 }
-down() { state | grep -q DOWN; }
-up() { state | grep -q ACTIVE; }
+down() { state | found DOWN; }
+up() { state | found ACTIVE; }
 none() { [ "$(gids)" = 0 ]; }
 some() { [ "$(gids)" -ge 2 ]; }
 

@@ -8,7 +8,7 @@
 
 [ "$DEV" = vrnic0 ] || skip "there is no provider of ours for $DEV"
 on a test -x /vrnic/bin/ibv_devinfo-65 || skip "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
-on a ibv_devinfo-65 -v -d "$DEV" 2>/dev/null | grep -q PORT_ACTIVE || fail "no active port"
+on a ibv_devinfo-65 -v -d "$DEV" 2>/dev/null | found PORT_ACTIVE || fail "no active port"
 
 for peer in b a; do
 	perf a $peer ibv_rc_pingpong-65 -n 200 -c

@@ -66,7 +66,7 @@ for vm in a b; do
 done
 on a sh -c 'for i in $(seq 50); do ping -c 1 -W 1 10.78.0.2 && exit 0; sleep 0.1; done; exit 1' >/dev/null || fail "no VLAN"
 index=$(same ::ffff:10.78.0.1 ::ffff:10.78.0.2)
-vrnicctl gids -d a | grep -Eq '::ffff:10.78.0.1 +RoceV2 .* 7$' || fail "the GID of a has no VLAN"
+vrnicctl gids -d a | found -E '::ffff:10.78.0.1 +RoceV2 .* 7$' || fail "the GID of a has no VLAN"
 perf a b ib_write_bw -x "$index" -s 65536 -n 100 >/dev/null
 perf b a ib_atomic_bw -x "$index" -n 100 -A FETCH_AND_ADD >/dev/null
 for vm in a b; do on $vm ip link del tagged; done
@@ -83,5 +83,5 @@ done
 vrnicctl switch
 vrnicctl addresses
 [ "$(vrnicctl switch | grep -Ec "^[ab] +[ab] up +stream up +52:54:00:76:72:0[ab] +1500 +tagged all, untagged 1 ")" = 2 ] || fail "the ports are not as they should be"
-vrnicctl addresses | grep -Eq '^52:54:00:76:72:0a +all +a +own$' || fail "the address of a"
-vrnicctl watch -n 2 -i 0.2 | grep -q '^a up' || fail "no live view"
+vrnicctl addresses | found -E '^52:54:00:76:72:0a +all +a +own$' || fail "the address of a"
+vrnicctl watch -n 2 -i 0.2 | found '^a up' || fail "no live view"

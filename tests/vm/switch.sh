@@ -9,7 +9,7 @@
 on a ping -c 3 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
 on b ping -c 3 -W 5 "$IP6_a" >/dev/null || fail "no IPv6"
 on a ping -c 3 -W 5 -M do -s 8972 "$IP_b" >/dev/null || fail "no frames of 9000 bytes"
-on -t 60 a ping -q -f -c 5000 -s 1000 "$IP_b" | grep -q ' 0% packet loss' || fail "packets are lost"
+on -t 60 a ping -q -f -c 5000 -s 1000 "$IP_b" | found ' 0% packet loss' || fail "packets are lost"
 
 # Data over TCP arrives whole.
 on -t 60 b timeout 50 python3 -c "

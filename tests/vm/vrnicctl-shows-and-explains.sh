@@ -8,11 +8,11 @@
 [ "$(stat -c %a "$VRNIC_CONTROL")" = 600 ] || fail "others may talk to the control socket"
 vrnicctl devices
 for device in a b; do
-	vrnicctl devices | grep -Eq "^$device +up " || fail "device $device is not up"
+	vrnicctl devices | found -E "^$device +up " || fail "device $device is not up"
 done
-vrnicctl gids -d a | grep -q "${IP_a}" || fail "no GID with the address of VM a"
+vrnicctl gids -d a | found "${IP_a}" || fail "no GID with the address of VM a"
 mtu=$(on a ibv_devinfo -d "$DEV" | sed -n 's/.*active_mtu:\s*\([0-9]*\).*/\1/p')
-vrnicctl ports | grep -Eq "^a +1 +active +$mtu " || fail "port of a, whose MTU is $mtu"
+vrnicctl ports | found -E "^a +1 +active +$mtu " || fail "port of a, whose MTU is $mtu"
 if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was shown"; fi
 
 # Programs that run.
@@ -41,18 +41,18 @@ code=0
 within 15 look 2> "$LAB_DIR/why" || code=$?
 vrnicctl qps
 [ $code = 0 ] || fail "the queue pairs are not as they should be: $(tail -n 1 "$LAB_DIR/why")"
-vrnicctl cqs -d a | grep -Eq '^a +[0-9]+ .* ok$' || fail "no completion queue"
-vrnicctl mrs -d b | grep -q 'remote write' || fail "no memory region that a peer may write"
+vrnicctl cqs -d a | found -E '^a +[0-9]+ .* ok$' || fail "no completion queue"
+vrnicctl mrs -d b | found 'remote write' || fail "no memory region that a peer may write"
 vrnicctl watch -i 0.5 -n 3 > "$LAB_DIR/watch"
 cat "$LAB_DIR/watch"
 grep -Eq 'tx_bytes +[0-9]{4,} /s' "$LAB_DIR/watch" || fail "the live view shows no traffic"
 wait $client
 wait $server
-vrnicctl counters -d a | grep -Eq '^a +completions +[1-9]' || fail "no completions were counted"
+vrnicctl counters -d a | found -E '^a +completions +[1-9]' || fail "no completions were counted"
 
 # Errors that are provoked.
 old=$(vrnicctl log)
-vrnicctl log debug | grep -qi debug || fail "the filter of the log"
+vrnicctl log debug | found -i debug || fail "the filter of the log"
 provoke() {
 	on -t 120 b vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --server &
 	server=$!

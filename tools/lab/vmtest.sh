@@ -49,6 +49,10 @@ active() {
 	within 40 on "$1" sh -c "ibv_devinfo -d $DEV 2>/dev/null | grep -q PORT_ACTIVE" || fail "the port of VM $1 is not active"
 }
 
+# found PATTERN, with grep's options: whether a line of the input matches. Reads to the end, because the writer into a
+# pipe that `grep -q` has left fails, and with it the pipeline.
+found() { [ "$(grep -c "$@")" -gt 0 ]; }
+
 # vrnicctl ARGS...: asks the lab's vrnicd, on the host.
 vrnicctl() { "$VRNICCTL" "$@"; }
 

@@ -7,7 +7,8 @@
 
 QEMU_SUITES=(trixie trixie-backports)
 
-qemu_has_vfio_user() { "$1" -device help 2>/dev/null | grep -q '"vfio-user-pci"'; }
+# Reads the whole list: QEMU would fail when the pipe closes at the first match, and the pipeline with it.
+qemu_has_vfio_user() { [[ "$("$1" -device help 2>/dev/null)" == *'"vfio-user-pci"'* ]]; }
 
 qemu_download() {
 	local dir=$1 tmp=$1.tmp deb
