@@ -78,7 +78,7 @@ where
     let bad_wires: Vec<&Entry> = report
         .results
         .iter()
-        .filter(|entry| entry.loss.is_some())
+        .filter(|entry| crate::goodput::is_rate(entry))
         .collect();
     let mut rates: Vec<f64> = bad_wires.iter().filter_map(|entry| entry.loss).collect();
     rates.sort_by(f64::total_cmp);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What comes through a wire that loses, repeats and reorders frames: vrnic and rxe on the same line of vrnicd's
-//! switch, by the same seed.
+//! switch, by the same seed. perftest gives the figures and looks at no byte, so the stress that checks each follows it.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
@@ -12,16 +12,20 @@ use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, align, bandwidth};
 use crate::settings::Settings;
-use crate::vm::{Device, Fabric, NAMES};
+use crate::vm::{Device, Fabric, NAMES, ipv4};
 
 /// Shares of frames that are lost in each direction.
 const LOSSES: [f64; 5] = [0.0, 0.001, 0.01, 0.05, 0.1];
-/// Programs that are run: one per loss and device.
-pub const RUNS: usize = LOSSES.len() * 2;
+/// Programs that are run: one per loss and device, and one that checks vrnic's bytes.
+pub const RUNS: usize = LOSSES.len() * 3;
 /// What is measured, for people.
 pub const PROGRAM: &str = "ib_write_bw, 64 KiB, two VMs";
 /// perftest's arguments: for a number of seconds, of which the first and the last do not count.
 const ARGS: &str = "-s 65536 -D 8 -f 1";
+/// Checks every byte and completion of random traffic in both directions.
+const STRESS: &str = "vrnic-stress";
+/// The stress' arguments at both ends; a connection that makes no progress for so long is a failure.
+const STRESS_ARGS: &str = "--seconds 8 --qps 4 --max-size 131072 --patience 60";
 /// How long a program may take. Its own connection (TCP) has the same wire.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -54,7 +58,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
 }
 
 /// Runs both devices on a wire of each loss: vrnic first, then rxe on the virtio-net of the same VMs with the RNIC's
-/// driver gone, so that its frames take the same way. One entry per loss and device.
+/// driver gone, so that its frames take the same way. One entry per loss and device, and one for the bytes checked.
 ///
 /// # Errors
 /// A lab did not come up. What a program does is in its entry.
@@ -89,7 +93,8 @@ pub fn measure(
                 }
                 ends.push(End::new(name, device, lab.wait_rdma(name, device)?));
             }
-            let [client, server] = [ends[0].clone(), ends[1].clone()];
+            let ends: [End; 2] = ends.try_into().expect("two VMs");
+            let [client, server] = ends.clone();
             let pair = Pair::new("ib_write_bw", ARGS, client, server);
             let mut entry = perf::run_on_bad_wire(&lab, &pair, PATIENCE);
             entry.loss = Some(loss);
@@ -98,21 +103,89 @@ pub fn measure(
             }
             step.advance();
             results.push(entry);
+            if device == Device::Vrnic {
+                step.at(&format!("{STRESS} at {}", percent(loss)));
+                let entry = check_bytes(&lab, &ends, loss)?;
+                if let Some(error) = &entry.error {
+                    step.note(&format!("{STRESS} at {}: {error}", percent(loss)));
+                }
+                step.advance();
+                results.push(entry);
+            }
         }
         *clean &= lab.shut_down();
     }
     Ok(results)
 }
 
+/// Runs the stress between the two ends and counts what it checked.
+///
+/// # Errors
+/// A VM is gone. What the stress found is in its entry.
+fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64) -> Result<Entry> {
+    let start = Instant::now();
+    let run = |end: &End, role: &str| {
+        let (device, gid) = (end.device.ibdev(), end.gid);
+        let line = format!("{STRESS} --device {device} --gid {gid} {STRESS_ARGS} {role}");
+        let argv: Vec<&str> = line.split_whitespace().collect();
+        lab.agent(&end.vm)?.start(&argv, &[])
+    };
+    let programs = [
+        run(server, "--server")?,
+        run(client, &format!("--client {}", ipv4(&server.vm)))?,
+    ];
+    let mut entry = Entry {
+        program: STRESS.to_owned(),
+        args: STRESS_ARGS.to_owned(),
+        device: client.device.name().to_owned(),
+        path: "vm-vm".to_owned(),
+        fabric: lab.settings.fabric.name().to_owned(),
+        loss: Some(loss),
+        ..Entry::default()
+    };
+    let mut checked = 0;
+    for program in programs {
+        let error = match program.wait(PATIENCE) {
+            Ok(output) => match checked_bytes(&output.stdout) {
+                Some(bytes) if output.code == 0 => {
+                    checked += bytes;
+                    continue;
+                }
+                _ => output.text(),
+            },
+            Err(error) => format!("{error:#}"),
+        };
+        entry.exit = 1;
+        entry.error = Some(error);
+    }
+    entry.checked_bytes = Some(checked);
+    entry.seconds = start.elapsed().as_secs_f64();
+    Ok(entry)
+}
+
+/// How many bytes the stress says it has checked.
+fn checked_bytes(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with("PASS: "))?;
+    let (before, _) = line.split_once(" bytes")?;
+    before.rsplit(' ').next()?.parse().ok()
+}
+
+/// Whether the entry is a rate on a wire of this module.
+#[must_use]
+pub fn is_rate(entry: &Entry) -> bool {
+    entry.loss.is_some() && entry.program != STRESS
+}
+
 /// The results, vrnic beside rxe.
 #[must_use]
 pub fn table(results: &[Entry]) -> String {
-    let mut rows = vec![["frames lost", "vrnic", "rxe"].map(str::to_owned)];
+    let mut rows =
+        vec![["frames lost", "vrnic", "rxe", "vrnic, every byte checked"].map(str::to_owned)];
     for loss in LOSSES {
         let cell = |device: Device| {
-            let found = results
-                .iter()
-                .find(|entry| entry.loss == Some(loss) && entry.device == device.name());
+            let found = results.iter().find(|entry| {
+                is_rate(entry) && entry.loss == Some(loss) && entry.device == device.name()
+            });
             match found {
                 Some(entry) if entry.exit == 0 => entry
                     .bandwidth_bytes_per_s
@@ -125,7 +198,19 @@ pub fn table(results: &[Entry]) -> String {
                 None => String::new(),
             }
         };
-        rows.push([percent(loss), cell(Device::Vrnic), cell(Device::Rxe)]);
+        let checked = results
+            .iter()
+            .find(|entry| entry.loss == Some(loss) && entry.program == STRESS)
+            .map_or_else(String::new, |entry| match entry.checked_bytes {
+                Some(bytes) if entry.exit == 0 => format!("{bytes}, all right"),
+                _ => "FAILED".to_owned(),
+            });
+        rows.push([
+            percent(loss),
+            cell(Device::Vrnic),
+            cell(Device::Rxe),
+            checked,
+        ]);
     }
     format!(
         "goodput ({PROGRAM}); from 0.1 % on also 1 % of frames twice and 1 % late by 200 us\n{}",
@@ -154,6 +239,26 @@ mod tests {
         assert_eq!(shares, ["0 %", "0.1 %", "1 %", "5 %", "10 %"]);
         assert!(impairment(0.0).is_none());
         assert!(impairment(0.05).unwrap().contains("loss = 0.05,"));
+    }
+
+    #[test]
+    fn what_the_stress_has_checked() {
+        let text =
+            "side 0: vrnic0\nPASS: 1722 operations, 8231754 bytes, 118 batches checked, 0 events";
+        assert_eq!(checked_bytes(text), Some(8_231_754));
+        assert_eq!(checked_bytes("FAIL (seed 1): 3 bytes differ"), None);
+        let entry = |exit| Entry {
+            program: STRESS.into(),
+            device: "vrnic".into(),
+            loss: Some(0.05),
+            exit,
+            checked_bytes: Some(700),
+            ..Entry::default()
+        };
+        assert!(!is_rate(&entry(0)));
+        assert!(table(&[entry(0)]).contains("700, all right"));
+        let failed = table(&[entry(1)]);
+        assert!(failed.contains("FAILED") && !failed.contains("right"));
     }
 
     #[test]

@@ -49,6 +49,9 @@ pub struct Entry {
     /// 99th percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_p99_us: Option<f64>,
+    /// Bytes whose content was checked, by the programs that do so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checked_bytes: Option<u64>,
     /// Wall-clock time of the pair of programs.
     pub seconds: f64,
     /// What went wrong, when something did.
