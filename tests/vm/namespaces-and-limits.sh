@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# The RNIC in a network namespace of its own, under the limits of a control group, and used by nobody: a user with no
+# right but to open the device and to lock some memory.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=600
+# lab: fresh
+. "$LAB_LIB"
+
+# as_nobody KIB COMMAND...: without any capability, allowed to lock so much memory.
+as_nobody() {
+	local kib=$1
+	shift
+	on -t 60 a prlimit --memlock=$((kib * 1024)) \
+		setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs "$@"
+}
+
+# DEVICE cq|mr TRIES SIZE: prints how many completion queues, or regions of that size, a process gets, and the errno of
+# the one it does not get.
+create='
+import sys, pyverbs.enums as e
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.cq import CQ
+from pyverbs.mr import MR
+from pyverbs.pyverbs_error import PyverbsRDMAError
+kind, tries, size = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+context = Context(name=sys.argv[1])
+pd = PD(context)
+made = []
+try:
+    while len(made) < tries:
+        made.append(CQ(context, 8) if kind == "cq" else MR(pd, size, e.IBV_ACCESS_LOCAL_WRITE))
+    print(len(made), "none")
+except PyverbsRDMAError as error:
+    print(len(made), error.error_code)
+'
+
+# By default nobody but root opens the device.
+! as_nobody 65536 ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -n 10 || fail "everybody may open the device"
+on a sh -c 'chmod 666 /dev/infiniband/uverbs*'
+as_nobody 65536 vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 3 --qps 2 --max-size 65536
+# Memory that is registered counts as locked: 40 regions of 1 MiB do not fit into 8 MiB.
+read -r made error < <(as_nobody 8192 python3 -c "$create" "$DEV" mr 40 1048576)
+[ "$made" -ge 4 ] && [ "$made" -lt 8 ] && [ "$error" = 12 ] || fail "$made regions under a limit of 8 MiB, then error $error"
+
+# A control group: no more objects than it has, and all of them back afterwards.
+on a sh -c "mkdir -p /run/cgroup && mount -t cgroup2 none /run/cgroup && cd /run/cgroup &&
+	echo +rdma >cgroup.subtree_control && mkdir few && echo '$DEV hca_handle=2 hca_object=12' >few/rdma.max"
+in_group() { on -t 60 a sh -c 'echo $$ >/run/cgroup/few/cgroup.procs; exec "$@"' sh "$@"; }
+read -r made error < <(in_group python3 -c "$create" "$DEV" cq 40 0)
+# A protection domain and eleven completion queues.
+[ "$made $error" = "11 11" ] || fail "$made completion queues in the control group, then error $error"
+on a cat /run/cgroup/few/rdma.current | found "^$DEV hca_handle=0 hca_object=0 *\$" ||
+	fail "the control group still counts: $(on a cat /run/cgroup/few/rdma.current)"
+in_group ibv_devinfo -d "$DEV" >/dev/null
+
+# In exclusive mode the device is in one namespace only; with its network device there it works there.
+on a rdma system set netns exclusive
+on a ip netns add apart
+on a ip link set "$NETDEV" netns apart
+on a rdma dev set "$DEV" netns apart
+! on a ibv_devinfo -d "$DEV" || fail "the device is in two namespaces"
+apart() { on -t 60 a ip netns exec apart "$@"; }
+apart ip link set lo up
+apart ip address add "$IP_a/24" dev "$NETDEV"
+apart ip link set "$NETDEV" up
+within 40 apart sh -c "ibv_devinfo -v -d $DEV | grep -q '::ffff:$IP_a'" || fail "no GID in the namespace"
+within 40 apart sh -c "ibv_devinfo -d $DEV | grep -q PORT_ACTIVE" || fail "the port is not active in the namespace"
+apart vrnic-stress --device "$DEV" --seconds 2
+# The other machine notices nothing of where its peer is.
+on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 2 --max-size 65536 &
+server=$!
+apart vrnic-stress --device "$DEV" --client "$IP_b" --seconds 2 --max-size 65536
+wait $server || fail "the server of the stress fails"
+
+# The namespace goes, the device is back.
+on a ip netns del apart
+within 40 on a sh -c "ibv_devinfo -d $DEV >/dev/null 2>&1" || fail "the device did not come back"
+on a rdma system set netns shared
