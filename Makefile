@@ -7,16 +7,16 @@
 # MINUTES=<number>          make fuzz: minutes for each target
 
 export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)
-export KDIR QEMU
+export KDIR QEMU VRNIC_KERNEL
 
 LAB := tools/target/release/vrnic-lab
 setup = $(shell sed -n 's/^$(1)=//p' build/setup.env 2>/dev/null)
 # Expanded when a recipe runs, after the setup has written build/setup.env.
 kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
 kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
-	BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
+	CC=$(call setup,VRNIC_KERNEL_CC) BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
 
-.PHONY: help run shell attach test fuzz bench check build module kunit-module test-modules userspace setup clean
+.PHONY: help run shell attach test test-debug fuzz bench check build module kunit-module test-modules userspace setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,7 +32,11 @@ attach: ## join this terminal to VM=a or VM=b of a running `make shell`
 	$(LAB) attach --vm $(or $(VM),a)
 
 test: build kunit-module test-modules ## all tests: host, KUnit in a VM, VM tests
-	$(LAB) test $(if $(T),--only $(T))
+	$(LAB) test $(TEST_ARGS) $(if $(T),--only $(T))
+
+# The module is built for that kernel; the next command without it builds for the usual one again.
+test-debug: ## KUnit and VM tests on a kernel with KASAN, lockdep, kmemleak, failing allocations; takes hours
+	$(MAKE) VRNIC_KERNEL=debug TEST_ARGS="--guests --out build/test-debug" test
 
 fuzz: setup ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)
 	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)

@@ -22,7 +22,7 @@ perf() { "$LAB_BIN" ctl perf "$@"; }
 
 # within SECONDS COMMAND...: repeats the command until it succeeds; fails when it did not in that time.
 within() {
-	local end=$((SECONDS + $1))
+	local end=$((SECONDS + $1 * LAB_SLOWNESS))
 	shift
 	until "$@"; do
 		[ $SECONDS -lt $end ] || return 1

@@ -95,7 +95,7 @@ kernel_clippy() {
 	bash tools/setup/module-sources.sh build/clippy
 	# Only what is compiled is linted.
 	find build/clippy -name '*.o' -delete
-	make -C "$kdir" M="$PWD/build/clippy" BINDGEN="$(setup VRNIC_BINDGEN)" RUSTC=/usr/bin/rustc CLIPPY=1 \
+	make -C "$kdir" M="$PWD/build/clippy" CC="$(setup VRNIC_KERNEL_CC)" BINDGEN="$(setup VRNIC_BINDGEN)" RUSTC=/usr/bin/rustc CLIPPY=1 \
 		CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y modules || return 1
 	# Quietly: grep refuses to read the file that it would write to.
 	! grep -qE '^(warning|error)' "$logs/kernel-clippy.log"

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The guests' kernel: Debian's linux-source-7.3, tinyconfig plus kernel.config. KERNEL_TREE holds the object tree.
-# A user's own configured and built tree is used as it is: KDIR=. Sourced by setup.sh.
+# The guests' kernel: Debian's linux-source-7.3, tinyconfig plus kernel.config; KERNEL_TREE holds the object tree.
+# and with VRNIC_KERNEL=debug kernel-debug.config, which needs clang. A user's own configured and built tree is used as
+# it is: KDIR=. KERNEL_CC holds the compiler that modules of it need. Sourced by setup.sh.
 
 KERNEL_SERIES=7.3
 KERNEL_SUITES=(trixie trixie-backports)
@@ -16,8 +17,21 @@ kernel_unpack() {
 	rm -rf "$dir/deb"
 }
 
+# kernel_compiler TREE: the compiler that built it.
+kernel_compiler() {
+	local version
+	version=$(sed -n 's/^CONFIG_CLANG_VERSION=\([1-9][0-9]*\)[0-9]\{4\}$/\1/p' "$1/.config")
+	if [ -z "$version" ]; then
+		echo gcc
+	elif command -v "clang-$version" >/dev/null; then
+		echo "clang-$version"
+	else
+		echo clang
+	fi
+}
+
 kernel_make() {
-	LIBCLANG_PATH=$LIBCLANG_DIR make -C "$1/src" O="$1/obj" BINDGEN="$BINDGEN_PATH" RUSTC=/usr/bin/rustc "${@:2}"
+	LIBCLANG_PATH=$LIBCLANG_DIR make -C "$1/src" O="$1/obj" CC="$KERNEL_CC" BINDGEN="$BINDGEN_PATH" RUSTC=/usr/bin/rustc "${@:2}"
 }
 
 kernel_configure() {
@@ -41,11 +55,16 @@ setup_kernel() {
 		[ -f "$KERNEL_TREE/.config" ] || die "KDIR=$KDIR has no .config" "configure and build that tree first (tools/setup/kernel.config lists what the lab needs)"
 		grep -q '^CONFIG_RUST=y' "$KERNEL_TREE/.config" || die "the kernel in KDIR=$KDIR has no CONFIG_RUST=y" "enable it (make rustavailable says what is missing) and rebuild"
 		[ -f "$KERNEL_TREE/arch/x86/boot/bzImage" ] || die "KDIR=$KDIR has no arch/x86/boot/bzImage" "build it: make bzImage modules"
+		KERNEL_CC=$(kernel_compiler "$KERNEL_TREE")
 		return
 	fi
-	[ "${VRNIC_KERNEL:-}" != debug ] || fragments+=("$SETUP_DIR/kernel-debug.config")
+	KERNEL_CC=gcc
+	if [ "${VRNIC_KERNEL:-}" = debug ]; then
+		fragments+=("$SETUP_DIR/kernel-debug.config")
+		KERNEL_CC=clang-19
+	fi
 	# The object tree holds absolute paths and metadata of one compiler: both are part of the key.
-	key=$(key_of "$SETUP_DIR/kernel.sh" "${fragments[@]}" "$(/usr/bin/rustc --version)" "$(gcc --version | head -n 1)" \
+	key=$(key_of "$SETUP_DIR/kernel.sh" "${fragments[@]}" "$(/usr/bin/rustc --version)" "$("$KERNEL_CC" --version | head -n 1)" \
 		"$("$BINDGEN_PATH" --version)" "$CACHE")
 	dir=$CACHE/kernel/$key
 	KERNEL_TREE=$dir/obj

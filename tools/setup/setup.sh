@@ -27,6 +27,7 @@ touch "$env"
 {
 	record() { if [ -n "$2" ]; then printf '%s=%s\n' "$1" "$2"; else grep "^$1=" "$env" || true; fi; }
 	record VRNIC_KDIR "${KERNEL_TREE:-}"
+	record VRNIC_KERNEL_CC "${KERNEL_CC:-}"
 	record VRNIC_QEMU "${QEMU_PATH:-}"
 	record VRNIC_GUEST_ROOT "${GUEST_ROOT:-}"
 	record VRNIC_USERLAND "${USERLAND_DIR:-}"

@@ -55,17 +55,19 @@ struct Shared {
 #[derive(Clone)]
 pub struct Agent {
     name: String,
+    slowness: u32,
     writer: Arc<Mutex<UnixStream>>,
     next: Arc<AtomicU64>,
     shared: Arc<Shared>,
 }
 
 impl Agent {
-    /// Connects to the socket of the guest's port; the agent may not run yet.
+    /// Connects to the socket of the guest's port; the agent may not run yet. Whoever waits for the guest waits
+    /// `slowness` times as long.
     ///
     /// # Errors
     /// Nobody listens on the socket.
-    pub fn connect(name: &str, socket: &Path) -> Result<Self> {
+    pub fn connect(name: &str, socket: &Path, slowness: u32) -> Result<Self> {
         let stream = UnixStream::connect(socket)?;
         let shared = Arc::new(Shared::default());
         let reader = BufReader::new(stream.try_clone()?);
@@ -73,10 +75,17 @@ impl Agent {
         std::thread::spawn(move || receive(reader, &theirs));
         Ok(Self {
             name: name.to_owned(),
+            slowness,
             writer: Arc::new(Mutex::new(stream)),
             next: Arc::default(),
             shared,
         })
+    }
+
+    /// How long to wait in this guest for what takes a usual one `usual`.
+    #[must_use]
+    pub fn patience(&self, usual: Duration) -> Duration {
+        usual * self.slowness
     }
 
     /// How often the agent has started: once per boot of the guest.
@@ -191,12 +200,13 @@ impl Program {
         Some(event)
     }
 
-    /// Waits for the end and collects the output.
+    /// Waits for the end and collects the output; longer in a slower guest.
     ///
     /// # Errors
     /// It did not start, the guest went away, or `patience` is over; then the program is killed and the message has
     /// what it printed so far.
     pub fn wait(mut self, patience: Duration) -> Result<Output> {
+        let patience = self.agent.patience(patience);
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -216,14 +216,15 @@ fn exec(
     writer: &mut UnixStream,
 ) -> Result<()> {
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-    let mut program = lab.agent(vm)?.start(&argv, &[])?;
+    let agent = lab.agent(vm)?;
+    let mut program = agent.start(&argv, &[])?;
     // The client never writes again: an end of file means that it is gone.
     let (gone, hung_up) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
         let _ = reader.read(&mut [0; 1]);
         drop(gone);
     });
-    let deadline = Instant::now() + Duration::from_secs(timeout);
+    let deadline = Instant::now() + agent.patience(Duration::from_secs(timeout));
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match program.next(left.min(Duration::from_millis(100))) {

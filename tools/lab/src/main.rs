@@ -105,6 +105,9 @@ enum Command {
         /// Only tests whose name contains this (`cargo`, `kunit`, or a name in tests/vm)
         #[arg(long)]
         only: Option<String>,
+        /// Only what runs in guests: no host tests
+        #[arg(long)]
+        guests: bool,
         /// The device of the VM tests
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
@@ -161,13 +164,19 @@ fn command(cli: Cli) -> Result<ExitCode> {
                 bench::run(&settings, &out)?;
             }
         }
-        Command::Test { only, device, out } => {
+        Command::Test {
+            only,
+            guests,
+            device,
+            out,
+        } => {
             let settings = load()?;
             let only = only.filter(|only| !only.is_empty());
             suite::run(
                 &settings,
                 &suite::Choice {
                     only,
+                    guests,
                     device,
                     out: settings.tree.join(out),
                 },

@@ -86,6 +86,19 @@ impl Settings {
         self.kdir.join("arch/x86/boot/bzImage")
     }
 
+    /// Whether the guests' kernel looks for errors of its own at great cost: what `VRNIC_KERNEL=debug` builds.
+    #[must_use]
+    pub fn debug_kernel(&self) -> bool {
+        std::fs::read_to_string(self.kdir.join(".config"))
+            .is_ok_and(|config| config.lines().any(|line| line == "CONFIG_KASAN=y"))
+    }
+
+    /// How much longer than usual to wait for guests with this kernel.
+    #[must_use]
+    pub fn slowness(&self) -> u32 {
+        if self.debug_kernel() { 10 } else { 1 }
+    }
+
     /// Where cargo puts release programs.
     #[must_use]
     pub fn programs(&self) -> PathBuf {

@@ -354,7 +354,9 @@ impl Vm {
         )?;
         let deadline = Instant::now() + Duration::from_secs(30);
         let agent = loop {
-            if let Ok(agent) = Agent::connect(&spec.name, &spec.socket("agent")) {
+            if let Ok(agent) =
+                Agent::connect(&spec.name, &spec.socket("agent"), settings.slowness())
+            {
                 break agent;
             }
             if let Some(status) = process.ended() {
@@ -387,6 +389,7 @@ impl Vm {
     /// # Errors
     /// QEMU ended, the guest's kernel panicked, or `patience` is over; the message has the end of the console.
     pub fn wait_ready(&mut self, boots: u64, patience: Duration) -> Result<()> {
+        let patience = self.agent.patience(patience);
         let deadline = Instant::now() + patience;
         while !self.agent.wait_boot(boots, Duration::from_millis(200)) {
             let console = self.spec.console();
