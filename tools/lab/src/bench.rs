@@ -15,6 +15,7 @@ use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report, align, bandwidth, scaled};
+use crate::scale;
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric, NAMES};
 
@@ -267,7 +268,10 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
 
     let mut results = Vec::new();
     let mut lines = Vec::new();
-    let step = Step::of("programs", CONTESTS.len() * 5 + QPS.len() + goodput::RUNS);
+    let step = Step::of(
+        "programs",
+        CONTESTS.len() * 5 + QPS.len() + scale::RUNS + goodput::RUNS,
+    );
     let mut measure = |program: &str, args: &str, server: &str, device: Device| {
         step.at(&format!(
             "{} {program} {args} ({})",
@@ -316,6 +320,8 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             costs.push((qps, 1e6 / rate));
         }
     }
+    let mut scales = Vec::new();
+    let scaling = scale::measure(&lab, &end("a", Device::Vrnic), &step, &mut scales);
     let mut host = host::describe(lab.accelerator, &lab, load)?;
     host.memcpy_bytes_per_s = repeated;
     host.memcpy_streamed_bytes_per_s = streamed;
@@ -333,6 +339,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let report = Report {
         results,
         host,
+        scale: scales,
         wire_packet,
     };
     report.write(&out.join("report.json"))?;
@@ -365,6 +372,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             .map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]),
     );
     println!("{}", align(&table));
+    println!("{}", scale::table(&report.scale));
     println!("{}", goodput::table(&bad_wires));
     chart::draw(out, &report, &costs)?;
     println!(
@@ -376,6 +384,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         out.join("*.svg, *.png").display(),
         start.elapsed().as_secs_f64()
     );
+    scaling?;
     if report.failed() > 0 {
         bail!(
             "{} of {} programs failed",

@@ -357,6 +357,7 @@ mod tests {
                 memcpy_bytes_per_s: std::collections::BTreeMap::new(),
                 memcpy_streamed_bytes_per_s: std::collections::BTreeMap::new(),
             },
+            scale: Vec::new(),
             wire_packet: std::collections::BTreeMap::new(),
         }
     }

@@ -18,6 +18,7 @@ mod process;
 mod progress;
 mod report;
 mod run;
+mod scale;
 mod settings;
 mod share;
 mod shell;

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::accelerator::Accelerator;
+use crate::scale::Scale;
 
 /// One program's run. Figures that the program does not give are left out.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -87,6 +88,9 @@ pub struct Report {
     pub results: Vec<Entry>,
     /// Where.
     pub host: Host,
+    /// What one of many objects costs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scale: Vec<Scale>,
     /// What a full packet costs on a wire, part by part, in nanoseconds.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub wire_packet: BTreeMap<String, f64>,

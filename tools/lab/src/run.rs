@@ -92,6 +92,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let report = Report {
         results,
         host: host::describe(lab.accelerator, &lab, load)?,
+        scale: Vec::new(),
         wire_packet: BTreeMap::new(),
     };
     report.write(&out.join("report.json"))?;
