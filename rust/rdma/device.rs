@@ -136,6 +136,12 @@ pub struct Attributes {
     pub max_srq_wr: u32,
     /// Scatter/gather elements of a receive of a shared receive queue.
     pub max_srq_sge: u32,
+    /// Multicast groups.
+    pub max_multicast_groups: u32,
+    /// Queue pairs of a multicast group.
+    pub max_multicast_members: u32,
+    /// Queue pairs of all multicast groups together.
+    pub max_multicast_attachments: u32,
     /// Memory regions.
     pub max_mr: u32,
     /// Pages of a fast registration.
@@ -185,6 +191,9 @@ impl Attributes {
         raw.max_srq = self.max_srq;
         raw.max_srq_wr = self.max_srq_wr;
         raw.max_srq_sge = self.max_srq_sge;
+        raw.max_mcast_grp = self.max_multicast_groups;
+        raw.max_mcast_qp_attach = self.max_multicast_members;
+        raw.max_total_mcast_qp_attach = self.max_multicast_attachments;
         raw.max_mr = self.max_mr;
         raw.max_mw = self.max_mw;
         raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;

@@ -16,6 +16,14 @@ use crate::{
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gid(pub [u8; 16]);
 
+impl Gid {
+    /// Takes over a GID of C.
+    pub(crate) fn from_raw(raw: &bindings::ib_gid) -> Self {
+        // SAFETY: All members of the union are plain bytes.
+        Self(*unsafe { raw.raw.as_ref() })
+    }
+}
+
 c_enum! {
     /// What kind of frames a GID stands for (`enum ib_gid_type`).
     pub enum Type: bindings::ib_gid_type {
@@ -48,8 +56,7 @@ impl<'a> Attributes<'a> {
 
     /// The GID.
     pub fn gid(&self) -> Gid {
-        // SAFETY: All members of the union are plain bytes.
-        Gid(*unsafe { self.0.gid.raw.as_ref() })
+        Gid::from_raw(&self.0.gid)
     }
 
     /// Kind of the GID; `EINVAL` for kinds that have no name here.

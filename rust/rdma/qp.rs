@@ -21,6 +21,7 @@ use crate::{
         Operations, //
     },
     event::Room,
+    gid::Gid,
     object::{
         core_object,
         respond_or_undo, //
@@ -428,6 +429,21 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     /// Errors mean that the hardware still owns the queue pair, which therefore stays.
     fn destroy(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result;
 
+    /// Attaches a queue pair, of type [`UnreliableDatagram`](Type::UnreliableDatagram), to a
+    /// multicast group whose GID the core has checked. Where the network needs to know, whoever
+    /// joins the group tells it.
+    ///
+    /// Must fail if the queue pair is attached already: the core counts what succeeds, and detaches
+    /// as often.
+    fn attach_multicast(_qp: &Qp<Self>, _call: &Call<'_, Self::Driver>, _gid: &Gid) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Detaches a queue pair from a multicast group. Must fail if it is not attached.
+    fn detach_multicast(_qp: &Qp<Self>, _call: &Call<'_, Self::Driver>, _gid: &Gid) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
     /// Posts sends in the order in which `requests` yields them. May not sleep.
     ///
     /// On error the request taken last was not posted, and those before it were. A process gets
@@ -617,6 +633,52 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
             call.dispatcher()
                 .remove_qp(this.number(), NonNull::new_unchecked(qp));
             core::ptr::drop_in_place(Qp::<T::QueuePair>::data_of(qp));
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, and `gid` valid.
+pub(crate) unsafe extern "C" fn attach_mcast_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe { with_group::<T>(qp, gid, T::QueuePair::attach_multicast) }
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, and `gid` valid.
+pub(crate) unsafe extern "C" fn detach_mcast_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    unsafe { with_group::<T>(qp, gid, T::QueuePair::detach_multicast) }
+}
+
+/// Calls the driver for a queue pair and a multicast group.
+///
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T`, and `gid` valid.
+unsafe fn with_group<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    gid: *const bindings::ib_gid,
+    act: fn(&Qp<T::QueuePair>, &Call<'_, T>, &Gid) -> Result,
+) -> c_int {
+    // SAFETY: The core set the device of the queue pair.
+    let device = unsafe { Device::<T>::from_raw((*qp).device) };
+
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+    from_result(|| unsafe {
+        device.with(|call| {
+            act(Qp::from_raw(qp), call, &Gid::from_raw(&*gid))?;
             Ok(0)
         })
     })

@@ -113,6 +113,16 @@ impl<T: Operations> VTable<T> {
         modify_qp: Some(qp::modify_callback::<T>),
         query_qp: Some(qp::query_callback::<T>),
         destroy_qp: Some(qp::destroy_callback::<T>),
+        attach_mcast: if T::QueuePair::HAS_ATTACH_MULTICAST {
+            Some(qp::attach_mcast_callback::<T>)
+        } else {
+            None
+        },
+        detach_mcast: if T::QueuePair::HAS_DETACH_MULTICAST {
+            Some(qp::detach_mcast_callback::<T>)
+        } else {
+            None
+        },
         post_send: Some(qp::post_send_callback::<T>),
         post_recv: Some(qp::post_recv_callback::<T>),
         fill_res_qp_entry: if T::QueuePair::HAS_FILL_DETAILS {

@@ -76,6 +76,10 @@ wire_enum! {
         QuerySrq = 0x0063,
         /// [`DestroySrq`].
         DestroySrq = 0x0064,
+        /// [`AttachMulticast`].
+        AttachMulticast = 0x0070,
+        /// [`DetachMulticast`].
+        DetachMulticast = 0x0071,
     }
 }
 
@@ -236,12 +240,18 @@ pub struct DeviceLimits {
     pub max_mw: U32,
     /// Shared receive queues; 0 without the feature.
     pub max_srq: U32,
+    /// Multicast groups that have a queue pair; 0 without the feature.
+    pub max_multicast_groups: U32,
+    /// Queue pairs of a multicast group; 0 without the feature.
+    pub max_multicast_members: U32,
+    /// Sum of the queue pairs of all multicast groups; 0 without the feature.
+    pub max_multicast_attachments: U32,
     /// Reserved; 0.
-    pub reserved: [U32; 6],
+    pub reserved: [U32; 3],
 }
 assert_layout!(DeviceLimits, 120, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
     max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
-    max_fast_registration_pages @ 84, max_mw @ 88, max_srq @ 92);
+    max_fast_registration_pages @ 84, max_mw @ 88, max_srq @ 92, max_multicast_groups @ 96);
 
 /// Asks for the attributes of a port.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -766,3 +776,29 @@ pub struct DestroySrq {
     pub reserved: U32,
 }
 command!(DestroySrq => Empty, DestroySrq, 8);
+
+/// Attaches a queue pair of type UD to a multicast group; `Busy` if it is attached already.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AttachMulticast {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// GID of the group, for which [`is_multicast`](crate::port::is_multicast) holds.
+    pub gid: [u8; 16],
+}
+command!(AttachMulticast => Empty, AttachMulticast, 24);
+
+/// Detaches a queue pair from a multicast group.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DetachMulticast {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// GID of the group.
+    pub gid: [u8; 16],
+}
+command!(DetachMulticast => Empty, DetachMulticast, 24);

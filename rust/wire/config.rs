@@ -44,6 +44,9 @@ pub const F_SHARED_RECEIVE_QUEUES: u32 = 4;
 /// global visibility, and atomic writes.
 pub const F_MEMORY_PLACEMENT: u32 = 5;
 
+/// Feature bit: the device has multicast groups.
+pub const F_MULTICAST: u32 = 7;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

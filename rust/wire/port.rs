@@ -51,6 +51,14 @@ wire_enum! {
 /// `vlan` of a GID that stands for untagged frames.
 pub const NO_VLAN: u16 = 0xffff;
 
+/// First 12 bytes of a GID that stands for an IPv4 address.
+pub const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// Whether a GID names a multicast group, of IPv6 or of IPv4.
+pub fn is_multicast(gid: &[u8; 16]) -> bool {
+    gid[0] == 0xff || gid.starts_with(&IPV4_MAPPED) && gid[12] & 0xf0 == 0xe0
+}
+
 /// An entry of the GID table.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,

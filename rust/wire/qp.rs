@@ -11,6 +11,9 @@ pub const GSI_QPN: u32 = 1;
 /// Largest queue pair number, and mask of the 24 bits it has.
 pub const MAX_QPN: u32 = 0xff_ffff;
 
+/// Queue pair that datagrams to a multicast GID are for: all that are attached to the group.
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
 /// Largest packet sequence number, and mask of the 24 bits it has.
 pub const MAX_PSN: u32 = 0xff_ffff;
 

@@ -184,7 +184,8 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_mr_size, page_sizes, max_qp, max_qp_entries, max_send_sge, max_recv_sge,
             max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
-            max_fast_registration_pages, max_mw, max_srq, reserved,
+            max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
+            max_multicast_members, max_multicast_attachments, reserved,
         }
         command::QueryPort { port, reserved }
         command::SetGid { index, reserved, entry }
@@ -225,6 +226,8 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::QuerySrq { srqn, reserved }
         command::SrqAttributes { limit, entries, max_sge, reserved }
         command::DestroySrq { srqn, reserved }
+        command::AttachMulticast { qpn, reserved, gid }
+        command::DetachMulticast { qpn, reserved, gid }
         memory::PageList { first_chunk, offset, length, page_count, page_shift, reserved }
         memory::PageListChunk { next, count, reserved, pages }
         port::GidEntry { gid, mac, vlan, gid_type, reserved }
@@ -397,6 +400,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_": config {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
+            F_MULTICAST,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -430,7 +434,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         }
         "VIRTIO_RDMA_CQE_": completion { PHASE_OFFSET }
         "VIRTIO_RDMA_": completion { CQE_STRIDE }
-        "VIRTIO_RDMA_": qp { GSI_QPN, MAX_QPN, MAX_PSN }
+        "VIRTIO_RDMA_": qp { GSI_QPN, MAX_QPN, MULTICAST_QPN, MAX_PSN }
         "VIRTIO_RDMA_QP_ATTR_": attribute {
             STATE, CURRENT_STATE, EN_SQD_ASYNC_NOTIFY, ACCESS_FLAGS, PKEY_INDEX, PORT, QKEY,
             ADDRESS_VECTOR, PATH_MTU, TIMEOUT, RETRY_COUNT, RNR_RETRY, RQ_PSN, MAX_RD_ATOMIC,
@@ -459,7 +463,7 @@ fn constants_agree() {
 #[test]
 fn every_constant_of_the_crate_is_compared() {
     // Sums and names for what the standard has as members.
-    const DERIVED: [&str; 12] = [
+    const DERIVED: [&str; 13] = [
         "ALL",
         "NAMES",
         "REGION",
@@ -472,6 +476,7 @@ fn every_constant_of_the_crate_is_compared() {
         "ARM",
         "DEVICE_INDEX",
         "DEVICE_FLAGS",
+        "IPV4_MAPPED",
     ];
     let (_, names) = constants();
     for source in SOURCES {
@@ -589,6 +594,8 @@ fn commands_agree() {
             row::<command::ResizeSrq>(),
             row::<command::QuerySrq>(),
             row::<command::DestroySrq>(),
+            row::<command::AttachMulticast>(),
+            row::<command::DetachMulticast>(),
         ]
     };
     assert_eq!(expected.len(), command::CommandCode::ALL.len());

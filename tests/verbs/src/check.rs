@@ -7,6 +7,7 @@ pub mod access;
 pub mod errors;
 pub mod failure;
 pub mod limits;
+pub mod multicast;
 pub mod peer;
 pub mod queues;
 pub mod shared;
@@ -64,6 +65,7 @@ pub fn cases() -> Vec<Case> {
         shared::CASES,
         states::CASES,
         unreliable::CASES,
+        multicast::CASES,
         limits::CASES,
     ]
     .concat()

@@ -99,6 +99,12 @@ causes! {
     Mtu = 38 => "MTU is not one of the port",
     /// The limit of a shared receive queue is never met.
     SrqLimit = 39 => "limit is more than the entries of the shared receive queue",
+    /// The GID names no multicast group.
+    MulticastGid = 160 => "GID is not that of a multicast group",
+    /// The queue pair is not in the group.
+    NotAttached = 161 => "queue pair is not attached to the multicast group",
+    /// The queue pair is in the group already.
+    Attached = 162 => "queue pair is attached to the multicast group already",
     /// The page list contradicts itself.
     PageListShape = 40 => "page list contradicts itself",
     /// A page list chunk is misaligned, empty or too full.

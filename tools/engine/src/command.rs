@@ -4,6 +4,7 @@
 
 mod context;
 pub(crate) mod memory;
+mod multicast;
 mod port;
 mod queue;
 mod srq;
@@ -17,11 +18,11 @@ use crate::{
 };
 use vrnic_wire::{
     command::{
-        self, AllocateMr, AllocateMw, ClearGid, Command, CommandCode, CommandHeader, CreateContext,
-        CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr, DestroyContext,
-        DestroyCq, DestroyPd, DestroyQp, DestroySrq, ModifyQp, ModifySrq, QueryCounters,
-        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr,
-        ResizeSrq, RingDoorbell, SetGid, SetMtu, Status,
+        self, AllocateMr, AllocateMw, AttachMulticast, ClearGid, Command, CommandCode,
+        CommandHeader, CreateContext, CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw,
+        DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast,
+        ModifyQp, ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
+        ReplyHeader, ReregisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, Status,
     },
     counter::Counter,
     memory::PageList,
@@ -144,6 +145,8 @@ fn dispatch<M: Memory>(
         CommandCode::ResizeSrq => run::<ResizeSrq, M>,
         CommandCode::QuerySrq => run::<QuerySrq, M>,
         CommandCode::DestroySrq => run::<DestroySrq, M>,
+        CommandCode::AttachMulticast => run::<AttachMulticast, M>,
+        CommandCode::DetachMulticast => run::<DetachMulticast, M>,
     };
     call(rnic, body, reply, io)
 }
@@ -180,8 +183,9 @@ fn status_of(cause: Cause) -> Status {
         | Cause::UnknownSrq
         | Cause::UnknownKey
         | Cause::WindowKey
+        | Cause::NotAttached
         | Cause::UnknownPort => Status::NotFound,
-        Cause::InUse | Cause::GsiExists | Cause::RegionBound => Status::Busy,
+        Cause::InUse | Cause::GsiExists | Cause::RegionBound | Cause::Attached => Status::Busy,
         Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {
             Status::NoResources
         }

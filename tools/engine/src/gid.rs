@@ -48,6 +48,13 @@ impl GidTable {
         Ok(())
     }
 
+    /// Whether frames of that VLAN and version of RoCE are for this port at all.
+    pub(crate) fn has_link(&self, vlan: u16, roce_v1: bool) -> bool {
+        self.iter().any(|entry| {
+            entry.vlan.get() == vlan && (entry.gid_type == GidType::RoceV1.raw()) == roce_v1
+        })
+    }
+
     /// All GIDs in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &GidEntry> {
         self.entries.iter().flatten()

@@ -8,6 +8,7 @@ use crate::{
     qp::{Qp, QpSnapshot},
     region::RegionMemory,
     rnic::Rnic,
+    segment::Gid,
 };
 
 /// A completion queue.
@@ -65,6 +66,15 @@ pub struct MrSnapshot {
     pub length: Option<u64>,
     /// Host ranges that it needs.
     pub translations: usize,
+}
+
+/// A multicast group that has members on this device.
+#[derive(Clone, Debug)]
+pub struct GroupSnapshot {
+    /// Its GID.
+    pub gid: Gid,
+    /// Queue pairs that are attached to it.
+    pub members: Vec<u32>,
 }
 
 impl Rnic {
@@ -134,6 +144,19 @@ impl Rnic {
             })
             .collect();
         Some(regions)
+    }
+
+    /// Up to `limit` multicast groups, by their GIDs, from the one at `first` on; `None` behind the
+    /// last. Takes time in proportion to `first`.
+    pub fn group_page(&self, first: usize, limit: usize) -> Option<Vec<GroupSnapshot>> {
+        let rest = self.resources.groups.iter().skip(first).take(limit);
+        let page: Vec<_> = rest
+            .map(|(gid, members)| GroupSnapshot {
+                gid: *gid,
+                members: members.to_vec(),
+            })
+            .collect();
+        (!page.is_empty()).then_some(page)
     }
 
     /// Takes the oldest thing that went wrong. The device keeps a few hundred.

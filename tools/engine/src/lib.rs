@@ -38,6 +38,7 @@ mod inspect;
 mod keys;
 pub mod limits;
 pub mod memory;
+mod multicast;
 mod page_list;
 pub mod psn;
 mod qp;
@@ -57,7 +58,7 @@ mod work;
 
 pub use cause::Cause;
 pub use explain::Explanation;
-pub use inspect::{CqSnapshot, MrSnapshot, SrqSnapshot};
+pub use inspect::{CqSnapshot, GroupSnapshot, MrSnapshot, SrqSnapshot};
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
 pub use rnic::{Io, Rnic, RnicConfig, Segmentation, Snapshot};

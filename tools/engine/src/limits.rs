@@ -41,6 +41,12 @@ pub struct Limits {
     pub rd_atomic: u32,
     /// Entries of the GID table; at most 256.
     pub gid_table: u32,
+    /// Multicast groups that have a queue pair.
+    pub multicast_groups: u32,
+    /// Queue pairs of a multicast group; at most 1024.
+    pub multicast_members: u32,
+    /// Sum of the queue pairs of all multicast groups; at most 4194304.
+    pub multicast_attachments: u32,
     /// Host ranges that all page lists together may need; bounds the memory of the device.
     pub translations: usize,
 }
@@ -65,6 +71,9 @@ impl Default for Limits {
             dest_rd_atomic: 128,
             rd_atomic: 128,
             gid_table: 256,
+            multicast_groups: 2048,
+            multicast_members: 64,
+            multicast_attachments: 8192,
             translations: 1 << 23,
         }
     }
@@ -83,6 +92,8 @@ pub struct Features {
     pub shared_receive_queues: bool,
     /// [`config::F_MEMORY_PLACEMENT`].
     pub memory_placement: bool,
+    /// [`config::F_MULTICAST`].
+    pub multicast: bool,
 }
 
 impl Features {
@@ -93,6 +104,7 @@ impl Features {
         reregistration: true,
         shared_receive_queues: true,
         memory_placement: true,
+        multicast: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -103,6 +115,7 @@ impl Features {
             reregistration: bits & 1 << config::F_REREGISTRATION != 0,
             shared_receive_queues: bits & 1 << config::F_SHARED_RECEIVE_QUEUES != 0,
             memory_placement: bits & 1 << config::F_MEMORY_PLACEMENT != 0,
+            multicast: bits & 1 << config::F_MULTICAST != 0,
         }
     }
 
@@ -113,6 +126,7 @@ impl Features {
             | (self.reregistration as u64) << config::F_REREGISTRATION
             | (self.shared_receive_queues as u64) << config::F_SHARED_RECEIVE_QUEUES
             | (self.memory_placement as u64) << config::F_MEMORY_PLACEMENT
+            | (self.multicast as u64) << config::F_MULTICAST
     }
 }
 
@@ -151,6 +165,10 @@ impl Limits {
             dest_rd_atomic: self.dest_rd_atomic.min(255),
             rd_atomic: self.rd_atomic.min(255),
             gid_table: self.gid_table.clamp(1, 256),
+            // Each datagram is copied so often.
+            multicast_members: self.multicast_members.clamp(1, 1024),
+            multicast_attachments: self.multicast_attachments.clamp(1, 1 << 22),
+            multicast_groups: self.multicast_groups.clamp(1, 1 << 22),
             ..self
         }
     }
@@ -159,6 +177,7 @@ impl Limits {
     pub(crate) fn report(&self, features: Features) -> DeviceLimits {
         let page_sizes = (u64::MAX << memory::MIN_PAGE_SHIFT)
             & (u64::MAX >> (63 - u32::from(memory::MAX_PAGE_SHIFT)));
+        let multicast = |limit| if features.multicast { limit } else { 0 };
         DeviceLimits {
             max_mr_size: self.mr_size.into(),
             page_sizes: page_sizes.into(),
@@ -193,6 +212,9 @@ impl Limits {
             } else {
                 0.into()
             },
+            max_multicast_groups: multicast(self.multicast_groups).into(),
+            max_multicast_members: multicast(self.multicast_members).into(),
+            max_multicast_attachments: multicast(self.multicast_attachments).into(),
             reserved: Default::default(),
         }
     }

@@ -12,6 +12,7 @@ use crate::{
     keys::Keys,
     limits::{Features, Limits},
     memory::{HostRange, Memory, Unmapped},
+    multicast::Groups,
     segment::{Outbox, Payload, Segment},
     srq::{Entry, Srq},
     table::Table,
@@ -50,6 +51,9 @@ pub(crate) struct Resources {
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) gids: GidTable,
+    pub(crate) groups: Groups,
+    /// Datagrams that were sent to groups which have members here.
+    pub(crate) looped: Vec<Segment<'static>>,
     pub(crate) counters: Counters,
     pub(crate) async_events: AsyncEvents,
     pub(crate) completion_events: CompletionEvents,
@@ -86,6 +90,8 @@ impl Resources {
             cqs: Table::new(1, limits.cq),
             srqs: Table::new(1, limits.srq),
             gids: GidTable::new(limits.gid_table),
+            groups: Groups::new(&limits),
+            looped: Vec::new(),
             counters: Counters::default(),
             async_events: AsyncEvents::default(),
             completion_events: CompletionEvents::new(vectors),
@@ -212,6 +218,10 @@ impl Resources {
         self.counters.count(Counter::TransmitPackets);
         self.counters
             .add(Counter::TransmitBytes, segment.payload.len());
+        if segment.path.is_multicast() && !self.groups.members(&segment.path.destination).is_empty()
+        {
+            self.looped.push(segment.clone());
+        }
         io.outbox.segments.push(segment);
     }
 

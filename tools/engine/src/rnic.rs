@@ -11,7 +11,7 @@ use crate::{
     memory::Memory,
     qp::{Qp, Turn},
     resources::Resources,
-    segment::{DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
+    segment::{Body, DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
     table::Table,
     time::Instant,
 };
@@ -22,7 +22,7 @@ use vrnic_wire::{
     counter::Counter,
     event::{AsyncEvent, CompletionEvent, EventType},
     port::{GidEntry, Mtu, PortAttributes, PortState},
-    qp::GSI_QPN,
+    qp::{GSI_QPN, MULTICAST_QPN},
 };
 
 /// How messages are cut into segments.
@@ -145,6 +145,8 @@ pub struct Snapshot {
     pub srqs: u32,
     /// Queue pairs.
     pub qps: u32,
+    /// Multicast groups' queue pairs, all together.
+    pub attachments: usize,
     /// Queue pairs with work.
     pub ready_qps: usize,
     /// Host ranges that page lists need.
@@ -289,6 +291,7 @@ impl Rnic {
             if turn.leaves_work() {
                 self.qps.schedule(qpn);
             }
+            self.loop_back(io);
         }
         let told = self.settle(io);
         found || worked || told || !self.qps.ready.is_empty()
@@ -362,6 +365,13 @@ impl Rnic {
     /// [`poll`](Self::poll) has to follow.
     pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
+        if segment.path.is_multicast() {
+            // What comes back was delivered when it was sent.
+            if !self.has_gid(&segment.path.source) {
+                self.receive_multicast(&segment, io);
+            }
+            return io.outbox.recycle(segment.payload);
+        }
         let qpn = segment.destination_qpn;
         match self.qps.get_mut(qpn) {
             Some(qp) if self.resources.port_active => {
@@ -371,6 +381,39 @@ impl Rnic {
             _ => self.resources.counters.count(Counter::Dropped),
         }
         io.outbox.recycle(segment.payload);
+    }
+
+    /// Delivers a datagram to all members of its group. Nobody misses it if there are none.
+    fn receive_multicast<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
+        let path = &segment.path;
+        if !self.resources.port_active
+            || segment.destination_qpn != MULTICAST_QPN
+            || !matches!(segment.body, Body::Datagram { .. })
+            || !self.resources.gids.has_link(path.vlan, path.roce_v1)
+        {
+            return self.resources.counters.count(Counter::Dropped);
+        }
+        let mut index = 0;
+        while let Some(&qpn) = self.resources.groups.members(&path.destination).get(index) {
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                qp.take_segment(segment, &mut self.resources, io);
+                self.qps.schedule(qpn);
+            }
+            index += 1;
+        }
+    }
+
+    /// Delivers what queue pairs sent to groups that have members here.
+    fn loop_back<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+        if self.resources.looped.is_empty() {
+            return;
+        }
+        let mut looped = std::mem::take(&mut self.resources.looped);
+        for segment in looped.drain(..) {
+            self.receive_multicast(&segment, io);
+            io.outbox.recycle(segment.payload);
+        }
+        self.resources.looped = looped;
     }
 
     /// Counts a packet that arrived but is no segment, or not for a GID of this device.
@@ -435,6 +478,11 @@ impl Rnic {
     /// Whether the GID is one of this device.
     pub fn has_gid(&self, gid: &Gid) -> bool {
         self.resources.gids.iter().any(|entry| entry.gid == *gid)
+    }
+
+    /// Whether queue pairs of this device are attached to the multicast group of the GID.
+    pub fn has_group(&self, gid: &Gid) -> bool {
+        !self.resources.groups.members(gid).is_empty()
     }
 
     /// All entries of the GID table that are in use.
@@ -505,6 +553,7 @@ impl Rnic {
             cqs: self.resources.cqs.len(),
             srqs: self.resources.srqs.len(),
             qps: self.qps.len(),
+            attachments: self.resources.groups.attachments(),
             ready_qps: self.qps.ready.len(),
             translations: self.translations,
         }

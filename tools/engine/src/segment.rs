@@ -13,6 +13,7 @@ use crate::{
 };
 use vrnic_wire::{
     memory::access,
+    port::is_multicast,
     work::{Selectivity, placement},
 };
 
@@ -50,6 +51,13 @@ pub struct Path {
     pub source_port: u16,
     /// Whether frames are of RoCE version 1, which has no UDP.
     pub roce_v1: bool,
+}
+
+impl Path {
+    /// Whether the destination is a multicast group.
+    pub fn is_multicast(&self) -> bool {
+        is_multicast(&self.destination)
+    }
 }
 
 /// ECN field of a traffic class (RFC 3168).

@@ -12,10 +12,11 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AllocateMw, ClearGid, Command, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
-        CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq,
-        ModifyQp, ModifySrq, MwType, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq,
-        RegisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, Status, mr_flags,
+        AllocateMw, AttachMulticast, ClearGid, Command, ContextKind, CreateContext, CreateCq,
+        CreatePd, CreateQp, CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
+        DestroyQp, DestroySrq, DetachMulticast, ModifyQp, ModifySrq, MwType, QueryCounters,
+        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeSrq, RingDoorbell, SetGid,
+        SetMtu, Status, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -543,6 +544,76 @@ fn without_the_feature_there_are_no_shared_receive_queues() {
     c.refuses(flag, Status::InvalidArgument, "unknown flag");
 }
 
+#[test]
+fn without_the_feature_there_is_no_multicast() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            multicast: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    let c = &mut commands;
+    let limits = c.run(QueryDevice {}).unwrap();
+    assert_eq!(limits.max_multicast_groups.get(), 0);
+    assert_eq!(limits.max_multicast_members.get(), 0);
+    assert_eq!(limits.max_multicast_attachments.get(), 0);
+    c.refuses(AttachMulticast::default(), Status::Unsupported, "attach");
+    c.refuses(DetachMulticast::default(), Status::Unsupported, "detach");
+}
+
+#[test]
+fn each_fault_of_a_command_about_multicast_has_its_status() {
+    let mut commands = Commands::new(&RnicConfig::default());
+    let c = &mut commands;
+    let group = [0xff; 16];
+    let of_type = |c: &mut Commands, qp_type: QpType| {
+        let request = with(c.qp, |r| r.qp_type = qp_type.raw());
+        c.run(request).expect("queue pair").qpn
+    };
+    let qpn = of_type(c, UnreliableDatagram);
+    let attach = AttachMulticast {
+        qpn,
+        gid: group,
+        ..Default::default()
+    };
+    let detach = DetachMulticast {
+        qpn,
+        gid: group,
+        ..Default::default()
+    };
+    c.refuses(detach, Status::NotFound, "not attached");
+    let bad = with(attach, |r| r.reserved = 1.into());
+    c.refuses(bad, Status::Malformed, "reserved");
+    let bad = with(attach, |r| r.qpn = 0xdead.into());
+    c.refuses(bad, Status::NotFound, "queue pair");
+    for gid in [[0; 16], [0xfe; 16]] {
+        let bad = with(attach, |r| r.gid = gid);
+        c.refuses(bad, Status::InvalidArgument, "GID");
+    }
+    for other in [ReliableConnection, QpType::UnreliableConnection, Gsi] {
+        let other = of_type(c, other);
+        let bad = with(attach, |r| r.qpn = other);
+        c.refuses(bad, Status::InvalidArgument, "type");
+    }
+    assert!(c.run(attach).is_ok());
+    c.refuses(attach, Status::Busy, "attached already");
+    let bad = with(detach, |r| r.reserved = 1.into());
+    c.refuses(bad, Status::Malformed, "reserved");
+    let bad = with(detach, |r| r.qpn = 0xdead.into());
+    c.refuses(bad, Status::NotFound, "queue pair");
+    let bad = with(detach, |r| r.gid[15] = 0);
+    c.refuses(bad, Status::NotFound, "another group");
+    assert!(c.run(detach).is_ok());
+    assert!(c.run(attach).is_ok());
+    let destroy = DestroyQp {
+        qpn,
+        ..Default::default()
+    };
+    assert!(c.run(destroy).is_ok());
+    assert_eq!(c.world.nodes[0].rnic.snapshot().attachments, 0);
+}
+
 /// What makes something wrong, and the status that it gets.
 type Fault<T> = (fn(&mut T), Status);
 
@@ -853,6 +924,9 @@ fn limits_hold_at_their_values() {
         srq: 3,
         pd: 3,
         contexts: 3,
+        multicast_groups: 3,
+        multicast_members: 2,
+        multicast_attachments: 5,
         ..Limits::default()
     };
     let mut commands = Commands::new(&RnicConfig {
@@ -892,6 +966,40 @@ fn limits_hold_at_their_values() {
     let srq = c.new_srq();
     (0..reported.max_srq.get()).for_each(|_| assert!(c.run(srq).is_ok()));
     c.refuses(srq, Status::NoResources, "shared receive queues");
-    (0..reported.max_qp.get()).for_each(|_| assert!(c.run(qp).is_ok()));
-    c.refuses(qp, Status::NoResources, "queue pairs");
+    let datagrams = with(qp, |r| r.qp_type = UnreliableDatagram.raw());
+    let mut qpns = Vec::new();
+    for _ in 0..reported.max_qp.get() {
+        qpns.push(c.run(datagrams).expect("queue pair").qpn);
+    }
+    c.refuses(datagrams, Status::NoResources, "queue pairs");
+
+    let attach = |qpn, group: u32| AttachMulticast {
+        qpn,
+        gid: [0xff00_0000, 0, 0, group]
+            .map(u32::to_be_bytes)
+            .concat()
+            .try_into()
+            .expect("16 bytes"),
+        ..Default::default()
+    };
+    let groups = reported.max_multicast_groups.get();
+    let members = reported.max_multicast_members.get();
+    let all = reported.max_multicast_attachments.get();
+    (0..groups).for_each(|group| assert!(c.run(attach(qpns[0], group)).is_ok()));
+    let refused = Status::NoResources;
+    c.refuses(attach(qpns[0], groups), refused, "multicast groups");
+    (1..members).for_each(|n| assert!(c.run(attach(qpns[n as usize], 0)).is_ok()));
+    c.refuses(attach(qpns[members as usize], 0), refused, "members");
+    let mut there = groups + members - 1;
+    'full: for group in 1..groups {
+        for &qpn in &qpns[1..members as usize] {
+            if there == all {
+                c.refuses(attach(qpn, group), refused, "attachments");
+                break 'full;
+            }
+            assert!(c.run(attach(qpn, group)).is_ok());
+            there += 1;
+        }
+    }
+    assert_eq!(there, all);
 }

@@ -15,11 +15,11 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AllocateMr, AllocateMw, ClearGid, Command, CommandCode, CommandHeader, CreateContext,
-        CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr, DestroyContext,
-        DestroyCq, DestroyPd, DestroyQp, DestroySrq, ModifyQp, ModifySrq, QueryCounters,
-        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr,
-        ResizeSrq, RingDoorbell, SetGid, SetMtu, Status, qp_flags,
+        AllocateMr, AllocateMw, AttachMulticast, ClearGid, Command, CommandCode, CommandHeader,
+        CreateContext, CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr,
+        DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast, ModifyQp,
+        ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
+        ReplyHeader, ReregisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, Status, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -87,7 +87,14 @@ fn execute(node: &mut Node, request: &[u8]) -> Option<Vec<u8>> {
     let count = |node: &Node| {
         let seen = node.rnic.snapshot();
         let objects = (seen.contexts, seen.pds, seen.cqs, seen.qps);
-        (objects, seen.srqs, seen.mrs, seen.mws, seen.translations)
+        let keys = (seen.mrs, seen.mws);
+        (
+            objects,
+            seen.srqs,
+            keys,
+            seen.attachments,
+            seen.translations,
+        )
     };
     let before = count(node);
     let reply = node.guest.raw_command(&mut node.rnic, request);
@@ -121,6 +128,17 @@ fn word(body: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(body[at..at + 4].try_into().expect("4 bytes"))
 }
 
+/// The GID of one of a few multicast groups.
+fn group(input: &mut Input<'_>) -> [u8; 16] {
+    let mut gid = gid_of(input.below(5));
+    if input.take() {
+        gid[0] = 0xff;
+    } else {
+        gid[12] = 239;
+    }
+    gid
+}
+
 fn ring_at(request: &[u8], at: usize) -> RingLayout {
     RingLayout::read_from_bytes(&request[at..at + 16]).expect("16 bytes")
 }
@@ -140,6 +158,9 @@ impl Scene {
                 srq: 6,
                 contexts: 5,
                 gid_table: 8,
+                multicast_groups: 3,
+                multicast_members: 3,
+                multicast_attachments: 6,
                 fast_registration_pages: 64,
                 translations: 2000,
                 ..Limits::default()
@@ -416,6 +437,16 @@ impl Scene {
             }),
             CommandCode::CreatePd => bytes_of(CreatePd { context, reserved }),
             CommandCode::DestroyPd => bytes_of(DestroyPd { pd, reserved }),
+            CommandCode::AttachMulticast => bytes_of(AttachMulticast {
+                qpn: any(&self.objects.qps, input).into(),
+                reserved,
+                gid: group(input),
+            }),
+            CommandCode::DetachMulticast => bytes_of(DetachMulticast {
+                qpn: any(&self.objects.qps, input).into(),
+                reserved,
+                gid: group(input),
+            }),
             CommandCode::RegisterMr => {
                 let length = 1 + usize::from(input.take::<u16>());
                 bytes_of(RegisterMr {

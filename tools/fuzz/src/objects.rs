@@ -98,6 +98,6 @@ impl Objects {
             ),
             (0, 0, 0, 0, 0, 0, 0)
         );
-        assert_eq!(left.translations, 0);
+        assert_eq!((left.translations, left.attachments), (0, 0));
     }
 }

@@ -20,11 +20,11 @@ use vrnic_engine::{
     testing::{Arena, Connection, Faults, Mr, Node, Qp, QpOptions, Ring, Send, World, gid_of},
 };
 use vrnic_wire::{
-    command::{ContextKind, CreateContext, CreatePd, ModifyQp, ModifySrq, MwType},
+    command::{AttachMulticast, ContextKind, CreateContext, CreatePd, ModifyQp, ModifySrq, MwType},
     memory::access,
     notify::{self, SlotBits},
     port::Mtu,
-    qp::{QpAttributes, QpState, QpType, attribute},
+    qp::{MULTICAST_QPN, QpAttributes, QpState, QpType, attribute},
     ring::offset,
     work::{AddressVector, BindTarget, ReceiveHeader, RegisterTarget, SendOpcode, Sge},
 };
@@ -68,6 +68,9 @@ struct Scene {
     innocent: Connection,
     objects: Objects,
 }
+
+/// The multicast group that the process's datagrams queue pair is in.
+const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 1, 1];
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
@@ -200,6 +203,13 @@ impl Scene {
             ..QpAttributes::default()
         };
         world.bring_up(0, qp.qpn, attributes, options.qp_type);
+        let Node { rnic, guest } = &mut world.nodes[0];
+        let attach = AttachMulticast {
+            qpn: qp.qpn.into(),
+            gid: GROUP,
+            ..AttachMulticast::default()
+        };
+        guest.command(rnic, attach).expect("attached");
         qps.push(OwnQp {
             qp,
             qp_type: options.qp_type,
@@ -344,10 +354,14 @@ impl Scene {
         send = send.immediate(key).flags(input.take::<u8>() & 6);
         if qp_type == QpType::UnreliableDatagram {
             let vector = AddressVector {
-                dgid: gid_of(input.below(4)),
+                dgid: match input.below(5) {
+                    4 => GROUP,
+                    node => gid_of(node),
+                },
                 ..AddressVector::default()
             };
             let qpn = input.pick(&[
+                MULTICAST_QPN,
                 self.qps[5].qp.qpn,
                 self.qps[0].qp.qpn,
                 self.innocent.qps[0].qpn,

@@ -18,16 +18,13 @@ use vrnic_engine::{
     memory::Memory,
     segment::{Body, Gid, Path, Payload},
 };
-use vrnic_wire::port::NO_VLAN;
+use vrnic_wire::port::{IPV4_MAPPED, NO_VLAN};
 
 /// Next header of a GRH: a base transport header.
 pub(crate) const GRH_NEXT_HEADER: IpNumber = IpNumber(0x1b);
 
 /// Hop limit of packets whose address vector says 0.
 const DEFAULT_HOP_LIMIT: u8 = 64;
-
-/// First 12 bytes of a GID that stands for an IPv4 address.
-const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
 /// The GID of an IPv4 address.
 pub(crate) fn gid_of_ipv4(address: [u8; 4]) -> Gid {

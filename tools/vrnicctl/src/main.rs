@@ -63,6 +63,8 @@ enum Command {
     Cqs(Choice),
     /// Shared receive queues.
     Srqs(Choice),
+    /// Multicast groups and the queue pairs that are attached to them.
+    Groups(Choice),
     /// Memory regions. Lists the first 65536 of a device.
     Mrs(Choice),
     /// Counters of ports, by the names that `rdma statistic` has for them.
@@ -177,6 +179,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         }),
         Command::Cqs(choice) => list(client, choice, json, Client::cqs),
         Command::Srqs(choice) => list(client, choice, json, Client::srqs),
+        Command::Groups(choice) => list(client, choice, json, Client::groups),
         Command::Mrs(choice) => list(client, choice, json, Client::mrs),
         Command::Counters { choice, all } => {
             let devices = chosen(client, choice.device.as_deref())?;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
-    Address, Capture, Cq, Device, Explanation, Gid, Mr, Port, Qp, Srq, SwitchPort,
+    Address, Capture, Cq, Device, Explanation, Gid, Group, Mr, Port, Qp, Srq, SwitchPort,
 };
 
 use crate::Of;
@@ -233,6 +233,15 @@ impl Row for Srq {
             self.context.to_string(),
             if self.failed { "failed" } else { "ok" }.into(),
         ]
+    }
+}
+
+impl Row for Group {
+    const HEADS: &'static [&'static str] = &["DEVICE", "GID", "QPS"];
+
+    fn cells(&self) -> Vec<String> {
+        let qpns: Vec<_> = self.qpns.iter().map(u32::to_string).collect();
+        vec![self.gid.clone(), qpns.join(" ")]
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
+use vrnic_engine::segment::Gid;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Cause, Features, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
 use vrnic_wire::config::{
@@ -316,6 +317,12 @@ impl Device {
             return;
         };
         let refused = match end.read(frame) {
+            // As an adapter whose filter has no such address.
+            Ok(segment)
+                if segment.path.is_multicast() && !self.has_group(&segment.path.destination) =>
+            {
+                return;
+            }
             Ok(segment) => {
                 let captures = &mut shared.captures;
                 captures.frame(self.index, Direction::In, &segment, frame);
@@ -328,6 +335,11 @@ impl Device {
         {
             rnic.count_bad_packet(refused == Refused::Crc);
         }
+    }
+
+    /// Whether queue pairs of this device are in that multicast group.
+    pub fn has_group(&mut self, gid: &Gid) -> bool {
+        self.rnic().is_some_and(|rnic| rnic.has_group(gid))
     }
 
     /// A segment that travels without frames leaves or reaches this device: shows it to the captures.

@@ -200,6 +200,12 @@ impl Worker {
                 });
                 self.send(to, now);
             }
+            Route::Group => {
+                for to in (0..self.devices.len()).filter(|&to| to != from) {
+                    self.deliver_copy(to, &segment, now);
+                }
+                self.shared.outbox.recycle(segment.payload);
+            }
             Route::Nowhere => {
                 self.lost += 1;
                 if self.lost.is_power_of_two() {
@@ -208,6 +214,19 @@ impl Worker {
                 self.shared.outbox.recycle(segment.payload);
             }
         }
+    }
+
+    /// Gives a copy of a segment to a device, if it is on no network and has members of the multicast group.
+    fn deliver_copy(&mut self, to: usize, segment: &Segment<'static>, now: Instant) {
+        let device = &mut self.devices[to];
+        if device.roce().is_some() || !device.has_group(&segment.path.destination) {
+            return;
+        }
+        device.capture(&mut self.shared, Direction::In, segment);
+        device.contained(&mut self.shared, |device, shared| {
+            device.receive(shared, segment.clone(), now);
+        });
+        self.send(to, now);
     }
 
     /// Whether there is work after all. Every device gets ready for the sleep; what that raised goes out.

@@ -129,6 +129,9 @@ impl Operations for Vrnic {
                 0 => 0,
                 _ => limits.max_recv_sge.get(),
             },
+            max_multicast_groups: limits.max_multicast_groups.get(),
+            max_multicast_members: limits.max_multicast_members.get(),
+            max_multicast_attachments: limits.max_multicast_attachments.get(),
             // The local DMA key comes with fast registration.
             max_mr: if limits.max_fast_registration_pages.get() != 0 {
                 limits.max_mr.get()

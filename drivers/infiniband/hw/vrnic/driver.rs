@@ -48,6 +48,7 @@ use vrnic_wire::{
         F_MEMORY_EXTENSIONS,
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
+        F_MULTICAST,
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
         PCI_CAP_DOORBELL_CFG,
@@ -93,6 +94,9 @@ const SHARED_RECEIVE_QUEUES: Feature = Feature::device(F_SHARED_RECEIVE_QUEUES);
 /// The device has flushes and atomic writes.
 const MEMORY_PLACEMENT: Feature = Feature::device(F_MEMORY_PLACEMENT);
 
+/// The device has multicast groups.
+const MULTICAST: Feature = Feature::device(F_MULTICAST);
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -110,6 +114,7 @@ impl virtio::Driver for Driver {
             REREGISTRATION,
             SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
+            MULTICAST,
         ]
     } else {
         &[
@@ -118,6 +123,7 @@ impl virtio::Driver for Driver {
             REREGISTRATION,
             SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
+            MULTICAST,
         ]
     };
 

@@ -51,6 +51,7 @@ mod gid;
 mod health;
 mod memory;
 mod mr;
+mod multicast;
 mod mw;
 mod pd;
 mod polled;

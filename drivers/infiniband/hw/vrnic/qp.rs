@@ -12,6 +12,7 @@ use kernel::{
 };
 use rdma::{
     access::Access,
+    gid::Gid,
     qp::{
         modify_is_ok,
         Attribute,
@@ -69,6 +70,7 @@ use crate::{
         Vrnic, //
     },
     memory::ring_pages,
+    multicast,
     pd::Pd,
     polled::Room,
     ring::{
@@ -402,6 +404,14 @@ impl QueuePair for Qp {
             qp.recv_cq().detach(qp.number(), rings);
         }
         Ok(())
+    }
+
+    fn attach_multicast(qp: &rdma::Qp<Self>, call: &Call<'_>, gid: &Gid) -> Result {
+        multicast::attach(call, qp.number(), gid)
+    }
+
+    fn detach_multicast(qp: &rdma::Qp<Self>, call: &Call<'_>, gid: &Gid) -> Result {
+        multicast::detach(call, qp.number(), gid)
     }
 
     fn post_send(

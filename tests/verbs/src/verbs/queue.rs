@@ -2,6 +2,7 @@
 //! Completion channels, completion queues, queue pairs, and the work requests that go through them.
 
 use std::marker::PhantomData;
+use std::net::Ipv6Addr;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
@@ -12,11 +13,12 @@ use super::{
     object, poll_fds, status,
 };
 use crate::ffi::{
-    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
+    ibv_ack_cq_events, ibv_attach_mcast, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
     ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_data_buf, ibv_destroy_comp_channel,
-    ibv_destroy_cq, ibv_destroy_qp, ibv_get_cq_event, ibv_modify_qp, ibv_poll_cq_attr, ibv_qp,
-    ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_qp,
-    ibv_recv_wr, ibv_send_wr, ibv_send_wr_wr, ibv_sge, ibv_wc, wr_atomic, wr_rdma, wr_ud,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_detach_mcast, ibv_get_cq_event, ibv_modify_qp,
+    ibv_poll_cq_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_qp_to_qp_ex, ibv_query_qp, ibv_recv_wr, ibv_send_wr, ibv_send_wr_wr, ibv_sge, ibv_wc,
+    wr_atomic, wr_rdma, wr_ud,
 };
 
 /// A completion channel.
@@ -903,6 +905,18 @@ impl Qp {
                 }
             }
         })
+    }
+
+    /// Attaches the QP to the multicast group `gid`.
+    pub fn attach(&self, gid: Ipv6Addr, lid: u16) -> Result<()> {
+        // SAFETY: the QP lives, and the GID is read during the call.
+        status(unsafe { ibv_attach_mcast(self.raw, &gid.octets(), lid) })
+    }
+
+    /// Detaches the QP from the multicast group `gid`.
+    pub fn detach(&self, gid: Ipv6Addr, lid: u16) -> Result<()> {
+        // SAFETY: as above.
+        status(unsafe { ibv_detach_mcast(self.raw, &gid.octets(), lid) })
     }
 
     /// Destroys the QP, saying how that went.

@@ -310,6 +310,7 @@ impl Execute for DestroyQp {
         rnic.resources.async_events.forget(qpn, names_qp);
         rnic.resources.timers.forget(qpn, qp.reminder);
         rnic.resources.keys.forget_queue_pair(qpn);
+        rnic.resources.groups.forget(qpn);
         rnic.translations -= created.translations;
         if let Some(context) = rnic.contexts.get_mut(created.context) {
             context.free_slot(created.slot);

@@ -13,7 +13,7 @@ use crate::{
 use vrnic_wire::{
     completion::{self, Opcode, Status},
     counter::Counter,
-    port::NO_VLAN,
+    port::{IPV4_MAPPED, NO_VLAN, is_multicast},
     qp::{QpState, QpType},
     work::{GRH_LENGTH, SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
 };
@@ -23,9 +23,6 @@ const OWN_QKEY: u32 = 1 << 31;
 
 /// IP protocol number of UDP, which RoCEv2 frames carry.
 const UDP: u8 = 17;
-
-/// First 12 bytes of an IPv6 address that stands for an IPv4 address.
-const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
 impl Qp {
     /// Sends datagrams until the turn is over or there are none.
@@ -73,7 +70,7 @@ impl Qp {
                         cqe.byte_length = request.length.into();
                         resources.complete(self.created.send_cqn, cqe, false, io);
                     }
-                    turn.spend(request.length.into());
+                    turn.spend(u64::from(request.length) * copies(&request, resources));
                 }
                 Err((status, cause)) => {
                     if status == Status::LocalProtection {
@@ -278,6 +275,16 @@ impl Qp {
         io.outbox.recycle(header);
         stored?;
         self.scatter(GRH_LENGTH as u64, &segment.payload, resources, io)
+    }
+}
+
+/// How often the device copies a datagram: also to each queue pair here that is in its group.
+fn copies(request: &SendRequest, resources: &Resources) -> u64 {
+    match &request.target {
+        Target::Datagram(target) if is_multicast(&target.address.dgid) => {
+            1 + resources.groups.members(&target.address.dgid).len() as u64
+        }
+        _ => 1,
     }
 }
 

@@ -371,9 +371,21 @@ impl World {
         }
     }
 
-    /// Delivers a segment to the device that has its GID.
+    /// Delivers a segment to the device that has its GID, or to all.
     pub fn deliver(&mut self, segment: Segment) {
         let destination = segment.path.destination;
+        if segment.path.is_multicast() {
+            for node in &mut self.nodes {
+                let mut io = Io {
+                    memory: &node.guest.view,
+                    now: self.now,
+                    outbox: &mut self.outbox,
+                };
+                node.rnic.receive(segment.clone(), &mut io);
+            }
+            self.delivered += 1;
+            return self.outbox.recycle(segment.payload);
+        }
         let found = self
             .nodes
             .iter_mut()

@@ -5,7 +5,9 @@ use std::net::Ipv6Addr;
 
 use vrnic_engine::explain::Happening;
 use vrnic_engine::time::Instant;
-use vrnic_engine::{CqSnapshot, Explanation, MrSnapshot, QpSnapshot, Rnic, SrqSnapshot};
+use vrnic_engine::{
+    CqSnapshot, Explanation, GroupSnapshot, MrSnapshot, QpSnapshot, Rnic, SrqSnapshot,
+};
 use vrnic_wire::command::CommandCode;
 use vrnic_wire::counter::Counter;
 use vrnic_wire::memory::access;
@@ -14,7 +16,7 @@ use vrnic_wire::qp::{QpState, QpType};
 
 use super::inspector::Topic;
 use super::protocol::{self};
-use super::protocol::{Access, Cq, Device, Gid, Mr, Page, Port, Qp, Reply, Request, Srq};
+use super::protocol::{Access, Cq, Device, Gid, Group, Mr, Page, Port, Qp, Reply, Request, Srq};
 use crate::config::Mac;
 use crate::device::{self, Shared};
 use crate::network::Network;
@@ -76,6 +78,7 @@ fn about_all(
         | Request::Qps { device, .. }
         | Request::Cqs { device, .. }
         | Request::Srqs { device, .. }
+        | Request::Groups { device, .. }
         | Request::Mrs { device, .. }
         | Request::Explain { device, .. } => device,
     };
@@ -105,6 +108,10 @@ fn about(request: &Request, device: &mut device::Device, shared: &mut Shared) ->
             let found =
                 device.with_memory(shared, |rnic, memory| rnic.srq_page(from, PAGE, memory));
             Reply::Srqs(page(found.flatten(), from, srq))
+        }
+        Request::Groups { from, .. } => {
+            let found = device.rnic().and_then(|rnic| rnic.group_page(from, PAGE));
+            Reply::Groups(page(found, from, group))
         }
         Request::Mrs { from, .. } if from < MAX_REGIONS => {
             let found = device.rnic().and_then(|rnic| rnic.mr_page(from, PAGE));
@@ -261,6 +268,13 @@ fn srq(srq: SrqSnapshot) -> Srq {
         limit: srq.limit,
         queue_pairs: srq.queue_pairs,
         failed: srq.failed,
+    }
+}
+
+fn group(group: GroupSnapshot) -> Group {
+    Group {
+        gid: Ipv6Addr::from(group.gid).to_string(),
+        qpns: group.members,
     }
 }
 

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::protocol::{
-    Address, Capture, Cq, Device, Explanation, Gid, MAX_REPLY, Mr, Page, Qp, Reply, Request, Srq,
-    SwitchPort,
+    Address, Capture, Cq, Device, Explanation, Gid, Group, MAX_REPLY, Mr, Page, Qp, Reply, Request,
+    Srq, SwitchPort,
 };
 use crate::capture::Choice;
 
@@ -113,6 +113,13 @@ impl Client {
     pub fn srqs(&mut self, device: &str) -> Result<Vec<Srq>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Srqs { device, from }, Reply::Srqs)
+        })
+    }
+
+    /// All multicast groups of a device.
+    pub fn groups(&mut self, device: &str) -> Result<Vec<Group>> {
+        self.pages(device, |client, device, from| {
+            ask!(client, Request::Groups { device, from }, Reply::Groups)
         })
     }
 

@@ -47,6 +47,14 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// Some multicast groups of a device: [`Reply::Groups`].
+    Groups {
+        /// Name of the device.
+        device: String,
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
     /// Some memory regions of a device: [`Reply::Mrs`].
     Mrs {
         /// Name of the device.
@@ -112,6 +120,8 @@ pub enum Reply {
     Cqs(Page<Cq>),
     /// A page of shared receive queues.
     Srqs(Page<Srq>),
+    /// A page of multicast groups.
+    Groups(Page<Group>),
     /// A page of memory regions.
     Mrs(Page<Mr>),
     /// All ports of the switch.
@@ -280,6 +290,15 @@ pub struct Srq {
     pub queue_pairs: u32,
     /// Whether its producer index was wild or it lost its memory.
     pub failed: bool,
+}
+
+/// A multicast group.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Group {
+    /// Its GID.
+    pub gid: String,
+    /// Queue pairs that are attached to it.
+    pub qpns: Vec<u32>,
 }
 
 /// A memory region.

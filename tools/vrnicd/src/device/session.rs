@@ -179,6 +179,8 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::ResizeSrq => of::<command::ResizeSrq>(),
             CommandCode::QuerySrq => of::<command::QuerySrq>(),
             CommandCode::DestroySrq => of::<command::DestroySrq>(),
+            CommandCode::AttachMulticast => of::<command::AttachMulticast>(),
+            CommandCode::DetachMulticast => of::<command::DetachMulticast>(),
         },
         _ => 0,
     };

@@ -48,16 +48,21 @@ impl Local {
     /// Where `segment`, sent by device `from`, goes.
     pub fn route(&self, from: usize, segment: &Segment<'_>) -> Route {
         let destination = &segment.path.destination;
-        if self
-            .devices
-            .get(from)
-            .is_some_and(|gids| gids.contains(destination))
+        let multicast = segment.path.is_multicast();
+        if !multicast
+            && self
+                .devices
+                .get(from)
+                .is_some_and(|gids| gids.contains(destination))
         {
             return Route::Device(from);
         }
         let owner = self.owners.get(&segment.path.source);
         if owner.is_some_and(|&owner| owner != from) {
             return Route::Nowhere;
+        }
+        if multicast {
+            return Route::Group;
         }
         self.owners
             .get(destination)
@@ -149,6 +154,23 @@ mod tests {
         };
         assert_eq!(local.route(0, &from([3; 16])), Route::Device(2));
         assert_eq!(local.route(1, &from([1; 16])), Route::Device(2));
+        assert_eq!(local.route(0, &from([1; 16])), Route::Nowhere);
+    }
+
+    #[test]
+    fn a_group_is_of_nobody() {
+        let mut local = Local::new();
+        let group = [0xff; 16];
+        local.set_gids(1, [[1; 16]].into_iter());
+        // Whoever says that it is its own gets and keeps nothing by it.
+        local.set_gids(0, [group, [1; 16]].into_iter());
+        let from = |source| {
+            let mut segment = to(group);
+            segment.path.source = source;
+            segment
+        };
+        assert_eq!(local.route(1, &from([1; 16])), Route::Group);
+        assert_eq!(local.route(0, &from(group)), Route::Group);
         assert_eq!(local.route(0, &from([1; 16])), Route::Nowhere);
     }
 }

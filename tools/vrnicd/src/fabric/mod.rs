@@ -17,6 +17,8 @@ pub use roce::{Refused, RoceEnd};
 pub enum Route {
     /// It reaches the device with this index in the worker.
     Device(usize),
+    /// It reaches all devices but its sender's that have members of its multicast group.
+    Group,
     /// Nobody has its destination GID: it is lost, as on any network.
     Nowhere,
 }

@@ -83,9 +83,11 @@ impl RoceEnd {
             }
         })?;
         let path = &segment.path;
-        if !self
-            .addresses
-            .contains(&(path.destination, path.vlan, path.roce_v1))
+        // Which groups the RNIC is in, the engine knows.
+        if !path.is_multicast()
+            && !self
+                .addresses
+                .contains(&(path.destination, path.vlan, path.roce_v1))
         {
             self.strangers += 1;
             if self.strangers.is_power_of_two() {

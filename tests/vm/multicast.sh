@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Datagrams to a multicast group, joined through rdma_cm, reach its members in the other VM and in the sender's own, over RoCE v2 and v1, IPv4 and IPv6; the host sees who is in a group; nothing is left of a group that everybody left.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=240
+. "$LAB_LIB"
+
+# members GROUP DEVICE COUNT: whether so many queue pairs of the device are in the group.
+members() {
+	vrnicctl --json groups -d "$2" | python3 -c "
+import json, sys
+found = [group['qpns'] for group in json.load(sys.stdin) if group['gid'] == '$1']
+sys.exit(len(found[0] if found else []) != $3)"
+}
+
+# multicast GROUP GID ADDRESS-OF-A ADDRESS-OF-B: a member in each VM, to which a program in each VM sends.
+multicast() {
+	local group=$1 gid=$2 sender receiver job
+	declare -A address=([a]=$3 [b]=$4)
+	for sender in a b; do
+		local jobs=()
+		for receiver in a b; do
+			on -t 60 $receiver mckey -m "$group" -b "${address[$receiver]}" -C 10 -S 512 >/dev/null &
+			jobs+=($!)
+		done
+		for receiver in a b; do
+			within 40 members "$gid" $receiver 1 || fail "the member in $receiver does not join $group"
+		done
+		on -t 60 $sender mckey -m "$group" -b "${address[$sender]}" -C 10 -S 512 -s >/dev/null || fail "sending from $sender to $group"
+		for job in "${jobs[@]}"; do
+			wait "$job" || fail "a member of $group got not all that $sender sent"
+		done
+	done
+	for receiver in a b; do
+		within 40 members "$gid" $receiver 0 || fail "members of $group are left in $receiver"
+	done
+}
+multicast 239.77.1.1 ::ffff:239.77.1.1 "$IP_a" "$IP_b"
+
+# rdma_cm joins groups of IPv6 in RoCE version 1 only.
+mode() {
+	local vm
+	for vm in a b; do
+		on $vm sh -c "mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+			mkdir -p /sys/kernel/config/rdma_cm/$DEV
+			echo '$1' >/sys/kernel/config/rdma_cm/$DEV/ports/1/default_roce_mode"
+	done
+}
+mode "IB/RoCE v1"
+multicast ff0e::77:1 ff0e::77:1 "$IP6_a" "$IP6_b"
+mode "RoCE v2"
+
+# Groups without rdma_cm. As many groups and members as the device says, and no more.
+for peer in b a; do
+	perf a $peer ib_send_bw -c UD -g -n 100 -M 0:0:0:0:0:0:0:0:0:0:255:255:239:77:3:1
+	perf -6 a $peer ib_send_bw -c UD -g -n 100
+done
+on -t 120 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow multicast-

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Multicast groups (IBTA volume 1, 10.5).
+
+use crate::{cause::Cause, limits::Limits, segment::Gid};
+use std::collections::{BTreeMap, BTreeSet};
+use vrnic_wire::port::is_multicast;
+
+/// Which queue pairs are attached to which multicast groups.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    /// Queue pairs of each group, at least one, in the order in which they were attached.
+    members: BTreeMap<Gid, Vec<u32>>,
+    /// The same the other way round.
+    attached: BTreeSet<(u32, Gid)>,
+    /// Groups; members of one; members of all.
+    limits: [u32; 3],
+}
+
+impl Groups {
+    /// No groups.
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            members: BTreeMap::new(),
+            attached: BTreeSet::new(),
+            limits: [
+                limits.multicast_groups,
+                limits.multicast_members,
+                limits.multicast_attachments,
+            ],
+        }
+    }
+
+    /// Attaches a queue pair to the group `gid`.
+    pub(crate) fn attach(&mut self, qpn: u32, gid: Gid) -> Result<(), Cause> {
+        if !is_multicast(&gid) {
+            return Err(Cause::MulticastGid);
+        }
+        if self.attached.contains(&(qpn, gid)) {
+            return Err(Cause::Attached);
+        }
+        let [groups, members, all] = self.limits.map(|limit| limit as usize);
+        let there = self.members(&gid).len();
+        let is_full = there >= members || self.attached.len() >= all;
+        if is_full || there == 0 && self.members.len() >= groups {
+            return Err(Cause::LimitReached);
+        }
+        self.attached.insert((qpn, gid));
+        self.members.entry(gid).or_default().push(qpn);
+        Ok(())
+    }
+
+    /// Detaches a queue pair from the group `gid`.
+    pub(crate) fn detach(&mut self, qpn: u32, gid: Gid) -> Result<(), Cause> {
+        if !self.attached.remove(&(qpn, gid)) {
+            return Err(Cause::NotAttached);
+        }
+        if let Some(members) = self.members.get_mut(&gid) {
+            members.retain(|&member| member != qpn);
+            if members.is_empty() {
+                self.members.remove(&gid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Detaches a queue pair from all groups.
+    pub(crate) fn forget(&mut self, qpn: u32) {
+        let of_it = (qpn, [0; 16])..=(qpn, [0xff; 16]);
+        let groups: Vec<Gid> = self.attached.range(of_it).map(|(_, gid)| *gid).collect();
+        for gid in groups {
+            // It is attached to each.
+            let _ = self.detach(qpn, gid);
+        }
+    }
+
+    /// The queue pairs of the group `gid`.
+    pub(crate) fn members(&self, gid: &Gid) -> &[u32] {
+        self.members.get(gid).map_or(&[], Vec::as_slice)
+    }
+
+    /// Sum of the members of all groups.
+    pub(crate) fn attachments(&self) -> usize {
+        self.attached.len()
+    }
+
+    /// Groups that have members, by their GIDs.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Gid, &[u32])> {
+        self.members
+            .iter()
+            .map(|(gid, members)| (gid, members.as_slice()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(last: u8) -> Gid {
+        let mut gid = [0; 16];
+        (gid[0], gid[15]) = (0xff, last);
+        gid
+    }
+
+    fn groups(limits: [u32; 3]) -> Groups {
+        let [multicast_groups, multicast_members, multicast_attachments] = limits;
+        Groups::new(&Limits {
+            multicast_groups,
+            multicast_members,
+            multicast_attachments,
+            ..Limits::default()
+        })
+    }
+
+    #[test]
+    fn each_limit_holds_by_itself() {
+        let full = Err(Cause::LimitReached);
+        let mut table = groups([2, 9, 9]);
+        assert_eq!(
+            [1, 2, 3].map(|n| table.attach(5, group(n))),
+            [Ok(()), Ok(()), full]
+        );
+        assert_eq!(table.attach(6, group(2)), Ok(()), "no new group");
+        let mut table = groups([9, 2, 9]);
+        assert_eq!(
+            [1, 2, 3].map(|qpn| table.attach(qpn, group(1))),
+            [Ok(()), Ok(()), full]
+        );
+        assert_eq!(table.attach(1, group(1)), Err(Cause::Attached));
+        let mut table = groups([9, 9, 2]);
+        assert_eq!(
+            [1, 2, 3].map(|qpn| table.attach(qpn, group(qpn as u8 % 2))),
+            [Ok(()), Ok(()), full]
+        );
+        table.detach(1, group(1)).expect("attached");
+        assert_eq!(table.attach(3, group(1)), Ok(()));
+    }
+
+    #[test]
+    fn a_queue_pair_leaves_all_its_groups() {
+        let mut table = groups([9, 9, 9]);
+        for (qpn, last) in [(7, 1), (8, 1), (7, 2), (9, 3)] {
+            table.attach(qpn, group(last)).expect("room");
+        }
+        assert_eq!(table.members(&group(1)), [7, 8]);
+        table.forget(7);
+        let left: Vec<_> = table.iter().map(|(gid, members)| (*gid, members)).collect();
+        assert_eq!(left, [(group(1), &[8][..]), (group(3), &[9][..])]);
+        assert_eq!(table.attachments(), 2);
+        assert_eq!(table.detach(7, group(1)), Err(Cause::NotAttached));
+        table.forget(8);
+        table.forget(9);
+        assert_eq!(table.iter().count() + table.attachments(), 0);
+    }
+
+    #[test]
+    fn groups_have_multicast_gids() {
+        let mut table = groups([9, 9, 9]);
+        let mapped = |first| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, first, 1, 2, 3];
+        for first in [224, 239] {
+            assert_eq!(table.attach(1, mapped(first)), Ok(()));
+        }
+        for gid in [mapped(223), mapped(240), [0; 16], [0xfe; 16]] {
+            assert_eq!(table.attach(1, gid), Err(Cause::MulticastGid));
+        }
+    }
+}

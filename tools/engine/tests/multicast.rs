@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Multicast groups: who gets a copy.
+
+use std::collections::{BTreeMap, BTreeSet};
+use vrnic_engine::{
+    Features, RnicConfig,
+    testing::{Cq, Mr, Qp, QpOptions, Send, World, gid_of},
+};
+use vrnic_wire::{
+    command::{AttachMulticast, DestroyQp, DetachMulticast, SetGid},
+    completion::Status,
+    counter::Counter,
+    port::{GidEntry, GidType, NO_VLAN},
+    qp::{GSI_QPN, MULTICAST_QPN, QpAttributes, QpState, QpType},
+    work::{AddressVector, SendOpcode},
+};
+
+const QKEY: u32 = 0x2222_2222;
+
+/// A GID of a group of IPv4.
+fn group(last: u8) -> [u8; 16] {
+    let mut gid = gid_of(0);
+    gid[12..].copy_from_slice(&[239, 1, 2, last]);
+    gid
+}
+
+/// A datagram queue pair with what it needs.
+struct End {
+    node: usize,
+    qp: Qp,
+    send_cq: Cq,
+    recv_cq: Cq,
+    mr: Mr,
+}
+
+impl End {
+    fn new(world: &mut World, node: usize, qkey: u32) -> Self {
+        let place = &mut world.nodes[node];
+        let (guest, rnic) = (&mut place.guest, &mut place.rnic);
+        let send_cq = guest.cq(rnic, 64, 0);
+        let recv_cq = guest.cq(rnic, 64, 1);
+        let qp_type = QpType::UnreliableDatagram;
+        let options = QpOptions {
+            qp_type,
+            entries: 16,
+            ..QpOptions::default()
+        };
+        let qp = guest
+            .try_qp(rnic, &options, send_cq.cqn, recv_cq.cqn)
+            .expect("qp");
+        let mr = guest.full_mr(rnic, 8192);
+        let attributes = QpAttributes {
+            port: 1,
+            qkey: qkey.into(),
+            sq_psn: 5.into(),
+            ..QpAttributes::default()
+        };
+        world.bring_up(node, qp.qpn, attributes, qp_type);
+        Self {
+            node,
+            qp,
+            send_cq,
+            recv_cq,
+            mr,
+        }
+    }
+
+    fn attach(&self, world: &mut World, gid: [u8; 16]) {
+        let place = &mut world.nodes[self.node];
+        let request = AttachMulticast {
+            qpn: self.qp.qpn.into(),
+            gid,
+            ..AttachMulticast::default()
+        };
+        place.guest.command(&mut place.rnic, request).expect("room");
+    }
+
+    fn detach(&self, world: &mut World, gid: [u8; 16]) {
+        let place = &mut world.nodes[self.node];
+        let request = DetachMulticast {
+            qpn: self.qp.qpn.into(),
+            gid,
+            ..DetachMulticast::default()
+        };
+        place
+            .guest
+            .command(&mut place.rnic, request)
+            .expect("attached");
+    }
+
+    fn send_to(&mut self, world: &mut World, gid: [u8; 16], qpn: u32, text: &[u8]) {
+        let to = AddressVector {
+            dgid: gid,
+            ..AddressVector::default()
+        };
+        let send = Send::new(1, SendOpcode::Send)
+            .inline(text)
+            .datagram(to, qpn, QKEY);
+        let place = &mut world.nodes[self.node];
+        assert!(place.guest.post_send(&mut place.rnic, &mut self.qp, &send));
+        world.settle();
+        assert_eq!(self.send_cq.drain()[0].status, Status::Success);
+    }
+
+    fn receive(&mut self, world: &mut World, wr_id: u64) {
+        let place = &mut world.nodes[self.node];
+        let sge = self.mr.sge(wr_id as usize * 256, 256);
+        assert!(
+            place
+                .guest
+                .post_receive(&mut place.rnic, &mut self.qp, wr_id, &[sge])
+        );
+    }
+
+    /// The payloads that came, each in a receive of 256 bytes at its `wr_id`.
+    fn got(&mut self) -> Vec<Vec<u8>> {
+        let done = self.recv_cq.drain();
+        let payload = |wr_id: u64, length: u32| {
+            let begin = wr_id as usize * 256 + 40;
+            self.mr.arena.get(begin, length as usize - 40)
+        };
+        done.iter()
+            .map(|cqe| {
+                assert_eq!(cqe.status, Status::Success);
+                payload(cqe.wr_id, cqe.length)
+            })
+            .collect()
+    }
+}
+
+fn dropped(world: &World, node: usize) -> u64 {
+    world.nodes[node].rnic.counters()[Counter::Dropped as usize]
+}
+
+#[test]
+fn every_member_everywhere_gets_one_copy() {
+    let mut world = World::new(3, 512, &RnicConfig::default(), 1);
+    let mut ends: Vec<End> = [0, 0, 1, 1, 2]
+        .iter()
+        .map(|&node| End::new(&mut world, node, QKEY))
+        .collect();
+    for end in &mut ends {
+        end.receive(&mut world, 0);
+        end.receive(&mut world, 1);
+    }
+    // All but the second of node 1.
+    for member in [0, 1, 2, 4] {
+        ends[member].attach(&mut world, group(1));
+    }
+    ends[3].attach(&mut world, group(2));
+    ends[0].send_to(&mut world, group(1), MULTICAST_QPN, b"to one");
+    for (index, end) in ends.iter_mut().enumerate() {
+        let expected: &[&[u8]] = if index == 3 { &[] } else { &[b"to one"] };
+        assert_eq!(end.got(), expected, "end {index}, the sender included");
+    }
+    ends[4].send_to(&mut world, group(2), MULTICAST_QPN, b"to two");
+    assert_eq!(ends[3].got(), [b"to two"]);
+    assert_eq!(ends[4].got(), [b""; 0], "a sender need not be in the group");
+    let bytes = ends[3].mr.arena.get(0, 40);
+    assert_eq!(bytes[32..36], gid_of(2)[12..]);
+    assert_eq!(bytes[36..40], group(2)[12..]);
+    for node in 0..3 {
+        assert_eq!(dropped(&world, node), 0);
+    }
+}
+
+#[test]
+fn what_one_drops_others_get() {
+    let mut world = World::pair(2);
+    let mut sender = End::new(&mut world, 0, QKEY);
+    let mut wrong_qkey = End::new(&mut world, 1, QKEY + 1);
+    let mut without_receive = End::new(&mut world, 1, QKEY);
+    let mut broken = End::new(&mut world, 1, QKEY);
+    let mut good = End::new(&mut world, 1, QKEY);
+    wrong_qkey.receive(&mut world, 0);
+    good.receive(&mut world, 0);
+    let place = &mut world.nodes[1];
+    let nowhere = vrnic_wire::work::Sge {
+        address: 0.into(),
+        length: 256.into(),
+        lkey: 0xdead_be00.into(),
+    };
+    assert!(
+        place
+            .guest
+            .post_receive(&mut place.rnic, &mut broken.qp, 0, &[nowhere])
+    );
+    for end in [&wrong_qkey, &without_receive, &broken, &good] {
+        end.attach(&mut world, group(1));
+    }
+    sender.send_to(&mut world, group(1), MULTICAST_QPN, b"all");
+    assert_eq!(good.got(), [b"all"]);
+    assert!(wrong_qkey.got().is_empty() && without_receive.got().is_empty());
+    let failed = broken.recv_cq.drain();
+    assert_eq!(failed[0].status, Status::LocalProtection);
+    assert_eq!(world.state(1, broken.qp.qpn), QpState::Error);
+    assert_eq!(world.state(1, good.qp.qpn), QpState::ReadyToSend);
+    assert_eq!(dropped(&world, 1), 2);
+}
+
+#[test]
+fn nobody_else_gets_anything() {
+    let mut world = World::pair(3);
+    let mut a = End::new(&mut world, 0, QKEY);
+    let mut b = End::new(&mut world, 1, QKEY);
+    b.receive(&mut world, 0);
+    // Nobody there, and no harm done.
+    a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
+    b.attach(&mut world, group(1));
+    // Another group, queue pairs of a group, everybody at one device.
+    a.send_to(&mut world, group(2), MULTICAST_QPN, b"x");
+    a.send_to(&mut world, group(1), b.qp.qpn, b"x");
+    a.send_to(&mut world, group(1), GSI_QPN, b"x");
+    a.send_to(&mut world, gid_of(1), MULTICAST_QPN, b"x");
+    b.detach(&mut world, group(1));
+    a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
+    assert!(b.got().is_empty());
+    // Its receive is still there.
+    b.attach(&mut world, group(1));
+    a.send_to(&mut world, group(1), MULTICAST_QPN, b"y");
+    assert_eq!(b.got(), [b"y"]);
+    let place = &mut world.nodes[1];
+    let destroy = DestroyQp {
+        qpn: b.qp.qpn.into(),
+        ..DestroyQp::default()
+    };
+    place.guest.command(&mut place.rnic, destroy).expect("done");
+    assert!(!place.rnic.has_group(&group(1)));
+    a.send_to(&mut world, group(1), MULTICAST_QPN, b"z");
+}
+
+#[test]
+fn frames_of_another_vlan_or_version_are_not_for_the_port() {
+    for (vlan, gid_type) in [(5, GidType::RoceV2), (NO_VLAN, GidType::RoceV1)] {
+        let mut world = World::pair(4);
+        let mut a = End::new(&mut world, 0, QKEY);
+        let mut b = End::new(&mut world, 1, QKEY);
+        let mut c = End::new(&mut world, 0, QKEY);
+        for end in [&mut b, &mut c] {
+            end.receive(&mut world, 0);
+            end.attach(&mut world, group(1));
+        }
+        let set = |world: &mut World, node: usize, index: u32| {
+            let place = &mut world.nodes[node];
+            let request = SetGid {
+                index: index.into(),
+                entry: GidEntry {
+                    gid: gid_of(node),
+                    vlan: vlan.into(),
+                    gid_type: gid_type.raw(),
+                    ..GidEntry::default()
+                },
+                ..SetGid::default()
+            };
+            place.guest.command(&mut place.rnic, request).expect("gid");
+        };
+        set(&mut world, 0, 0);
+        a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
+        assert_eq!(dropped(&world, 1), 1);
+        assert!(b.got().is_empty());
+        assert_eq!(c.got(), [b"x"], "the sender's device");
+        set(&mut world, 1, 1);
+        a.send_to(&mut world, group(1), MULTICAST_QPN, b"y");
+        assert_eq!(b.got(), [b"y"]);
+    }
+}
+
+#[test]
+fn what_comes_back_is_not_delivered_twice() {
+    // The fabric of these tests brings each datagram to a group back to its sender.
+    let mut world = World::pair(5);
+    let mut a = End::new(&mut world, 0, QKEY);
+    a.attach(&mut world, group(1));
+    for wr_id in 0..3 {
+        a.receive(&mut world, wr_id);
+    }
+    a.send_to(&mut world, group(1), MULTICAST_QPN, b"once");
+    assert_eq!(a.got(), [b"once"]);
+}
+
+#[test]
+fn without_the_feature_sends_leave_and_nothing_arrives() {
+    let config = RnicConfig {
+        features: Features {
+            multicast: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    };
+    let mut world = World::new(2, 512, &config, 6);
+    let mut a = End::new(&mut world, 0, QKEY);
+    let mut b = End::new(&mut world, 1, QKEY);
+    b.receive(&mut world, 0);
+    a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
+    assert!(b.got().is_empty());
+    let sent = world.nodes[0].rnic.counters()[Counter::TransmitPackets as usize];
+    assert_eq!(sent, 1);
+}
+
+/// Attaches, detaches and sends at random; each member has exactly what a model says.
+#[test]
+fn a_model_knows_who_gets_what() {
+    let mut world = World::new(3, 2048, &RnicConfig::default(), 7);
+    let mut ends: Vec<End> = (0..9)
+        .map(|index| End::new(&mut world, index % 3, QKEY))
+        .collect();
+    let mut members: BTreeMap<u8, BTreeSet<usize>> = BTreeMap::new();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = |limit: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % limit
+    };
+    for round in 0..2000_u32 {
+        let (end, number) = (below(9) as usize, below(4) as u8);
+        let there = members.entry(number).or_default();
+        match below(3) {
+            0 if there.insert(end) => ends[end].attach(&mut world, group(number)),
+            1 if there.remove(&end) => ends[end].detach(&mut world, group(number)),
+            _ => {
+                for end in &mut ends {
+                    end.receive(&mut world, 0);
+                }
+                let text = round.to_le_bytes();
+                ends[end].send_to(&mut world, group(number), MULTICAST_QPN, &text);
+                for (index, end) in ends.iter_mut().enumerate() {
+                    let got = end.got();
+                    assert_eq!(got.len(), usize::from(there.contains(&index)));
+                    assert!(got.iter().all(|payload| payload == &text));
+                    if got.is_empty() {
+                        // Takes the receive away, so that there is one the next time.
+                        let own = gid_of(index % 3);
+                        let qpn = end.qp.qpn;
+                        end.send_to(&mut world, own, qpn, b"");
+                        assert_eq!(end.got(), [b""]);
+                    }
+                }
+            }
+        }
+    }
+}
