@@ -32,6 +32,8 @@ wire_enum! {
         QueryCounters = 0x0005,
         /// [`SetMtu`].
         SetMtu = 0x0006,
+        /// [`SetPortState`].
+        SetPortState = 0x0008,
         /// [`CreateContext`].
         CreateContext = 0x0010,
         /// [`DestroyContext`].
@@ -311,6 +313,19 @@ pub struct SetMtu {
     pub reserved: [u8; 3],
 }
 command!(SetMtu => Empty, SetMtu, 8);
+
+/// Sets the administrative state of a port.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetPortState {
+    /// Port, 1.
+    pub port: U32,
+    /// A [`PortState`](crate::port::PortState).
+    pub state: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 3],
+}
+command!(SetPortState => Empty, SetPortState, 8);
 
 /// Room for counters in a reply.
 pub const MAX_COUNTERS: usize = 48;

@@ -47,6 +47,9 @@ pub const F_MEMORY_PLACEMENT: u32 = 5;
 /// Feature bit: the device has multicast groups.
 pub const F_MULTICAST: u32 = 7;
 
+/// Feature bit: the driver sets the administrative state of the port.
+pub const F_PORT_STATE: u32 = 9;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -102,8 +102,11 @@ pub struct PortAttributes {
     pub bad_pkey_count: U32,
     /// Datagrams dropped for a bad Q_Key.
     pub qkey_violation_count: U32,
+    /// A [`PortState`]: what the driver set.
+    pub administrative_state: u8,
     /// Reserved; 0.
-    pub reserved: [u8; 8],
+    pub reserved: [u8; 7],
 }
 assert_layout!(PortAttributes, 32, state @ 0, active_speed @ 4, pkey_table_length @ 6,
-    gid_table_length @ 8, max_message_size @ 12, bad_pkey_count @ 16, qkey_violation_count @ 20);
+    gid_table_length @ 8, max_message_size @ 12, bad_pkey_count @ 16, qkey_violation_count @ 20,
+    administrative_state @ 24);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The network device that shares the port goes away and comes back: port and GIDs follow it, nothing waits for anything.
+# The network device that shares the port goes down or away and comes back: port, GIDs and traffic follow it, nothing waits for anything.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240
@@ -20,8 +20,70 @@ up() { state | found ACTIVE; }
 none() { [ "$(gids)" = 0 ]; }
 some() { [ "$(gids)" -ge 2 ]; }
 
+# value COUNTER VM: what the device has counted.
+value() {
+	vrnicctl --json counters -a -d "$2" | python3 -c "
+import json, sys
+print(next(one['value'] for one in json.load(sys.stdin) if one['counter'] == '$1'))"
+}
+# more COUNTER VM THAN: whether the device has counted more.
+more() { [ "$(value "$1" "$2")" -gt "$3" ]; }
+# await_more WHAT COUNTER VM: waits until the device counts on.
+await_more() {
+	local before
+	before=$(value "$2" "$3")
+	await "$1" more "$2" "$3" "$before"
+}
+# transfers TIMEOUT: both VMs write to each other without end, and wait for an answer for TIMEOUT, as the verbs count.
+transfers() {
+	local options=(-d "$DEV" -x "$GID_INDEX" -F -b -s 4096 -D 1 --run_infinitely -u "$1" -p 18760)
+	on -t 120 b ib_write_bw "${options[@]}" >"$LAB_DIR/b" 2>&1 &
+	jobs=($!)
+	within 40 on b sh -c "ss -Hltn sport = :18760 | grep -q ." || fail "nobody waits for a transfer"
+	on -t 120 a ib_write_bw "${options[@]}" "$IP_b" >"$LAB_DIR/a" 2>&1 &
+	jobs+=($!)
+	await_more "nothing is written to a" rx_bytes a
+	await_more "nothing is written to b" rx_bytes b
+}
+
+# What programs in a are told of. Each waits for its event, however late that is.
+on -t 240 a sh -c "ibv_asyncwatch -d $DEV >/tmp/port-events" &
+watch=$!
+within 40 on a grep -sq 'async event FD' /tmp/port-events || fail "nobody watches the device's events"
+told() { on a cat /tmp/port-events | found "$1"; }
+
+# For 34 s either end tries again every 4.3 s.
+transfers 20
 on a ip link set "$NETDEV" down
 await "the port stays up without a link" down
+for vm in a b; do
+	await_more "nobody in $vm misses an answer" local_ack_timeout_err $vm
+done
+received=$(value rx_bytes a),$(value rx_bytes b)
+await_more "a does not try again" local_ack_timeout_err a
+[ "$(value rx_bytes a),$(value rx_bytes b)" = "$received" ] || fail "data passes a port that is down"
+on a ip link set "$NETDEV" up
+await "the port stays down with a link" up
+for vm in a b; do
+	await_more "nothing is written to $vm any more" rx_bytes $vm
+done
+for vm in a b; do
+	on $vm pkill -x ib_write_bw
+done
+wait "${jobs[@]}" || true
+await "no program is told that the port went down" told PORT_ERR
+await "no program is told that the port is up again" told PORT_ACTIVE
+
+# For half a second, then both ends are told.
+transfers 14
+on a ip link set "$NETDEV" down
+await "the port stays up without a link" down
+for job in "${jobs[@]}"; do
+	! wait "$job" || fail "a transfer goes on without a link"
+done
+for vm in a b; do
+	found 'status 12' <"$LAB_DIR/$vm" || fail "$vm is not told that retries ran out: $(cat "$LAB_DIR/$vm")"
+done
 on a ip link set "$NETDEV" up
 await "the port stays down with a link" up
 
@@ -29,6 +91,7 @@ for round in 1 2; do
 	on -t 60 a sh -c "echo $netdev > /sys/bus/virtio/drivers/virtio_net/unbind"
 	await "the port stays up without a network device" down
 	await "GIDs stay without a network device" none
+	await "no program is told that GIDs went away" told GID_CHANGE
 	on a ibv_devinfo -d "$DEV" >/dev/null
 	on a sh -c "echo $netdev > /sys/bus/virtio/drivers/virtio_net/bind"
 	on a sh -c "ip link set $NETDEV up; ip addr add $IP_a/24 dev $NETDEV"
@@ -36,3 +99,5 @@ for round in 1 2; do
 	await "there are no GIDs with a network device" some
 done
 on -t 60 a sh -c "vrnic-stress --device $DEV --batches 3"
+on a pkill -x ibv_asyncwatch
+wait $watch || true

@@ -192,6 +192,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::ClearGid { index, reserved }
         command::QueryCounters { port, reserved }
         command::SetMtu { port, mtu, reserved }
+        command::SetPortState { port, state, reserved }
         command::Counters { values }
         command::CreateContext { kind, reserved, slots, area }
         command::ContextCreated { context, doorbell_page }
@@ -233,7 +234,8 @@ fn layouts() -> BTreeMap<String, Layout> {
         port::GidEntry { gid, mac, vlan, gid_type, reserved }
         port::PortAttributes {
             state, max_mtu, active_mtu, active_width, active_speed, pkey_table_length,
-            gid_table_length, max_message_size, bad_pkey_count, qkey_violation_count, reserved,
+            gid_table_length, max_message_size, bad_pkey_count, qkey_violation_count,
+            administrative_state, reserved,
         }
         qp::QpAttributes {
             mask, state, current_state, path_mtu, sqd_async_notify, qkey, rq_psn, sq_psn,
@@ -400,7 +402,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_": config {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
-            F_MULTICAST,
+            F_MULTICAST, F_PORT_STATE,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -572,6 +574,7 @@ fn commands_agree() {
             row::<command::ClearGid>(),
             row::<command::QueryCounters>(),
             row::<command::SetMtu>(),
+            row::<command::SetPortState>(),
             row::<command::CreateContext>(),
             row::<command::DestroyContext>(),
             row::<command::RingDoorbell>(),

@@ -97,6 +97,8 @@ causes! {
     GidType = 37 => "GID type is not supported",
     /// Not an MTU of the port.
     Mtu = 38 => "MTU is not one of the port",
+    /// Not a state of a port.
+    PortState = 163 => "unknown state of a port",
     /// The limit of a shared receive queue is never met.
     SrqLimit = 39 => "limit is more than the entries of the shared receive queue",
     /// The GID names no multicast group.

@@ -83,6 +83,11 @@ pub(crate) fn names_srq(event_type: EventType) -> bool {
     matches!(event_type, EventType::SrqError | EventType::SrqLimitReached)
 }
 
+/// Whether events of this type tell the state of a port, and so make earlier ones void.
+pub(crate) fn names_port(event_type: EventType) -> bool {
+    matches!(event_type, EventType::PortActive | EventType::PortError)
+}
+
 /// Whether events of this type name a completion queue.
 pub(crate) fn names_cq(event_type: EventType) -> bool {
     event_type == EventType::CqError

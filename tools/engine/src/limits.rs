@@ -94,6 +94,8 @@ pub struct Features {
     pub memory_placement: bool,
     /// [`config::F_MULTICAST`].
     pub multicast: bool,
+    /// [`config::F_PORT_STATE`].
+    pub port_state: bool,
 }
 
 impl Features {
@@ -105,6 +107,7 @@ impl Features {
         shared_receive_queues: true,
         memory_placement: true,
         multicast: true,
+        port_state: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -116,6 +119,7 @@ impl Features {
             shared_receive_queues: bits & 1 << config::F_SHARED_RECEIVE_QUEUES != 0,
             memory_placement: bits & 1 << config::F_MEMORY_PLACEMENT != 0,
             multicast: bits & 1 << config::F_MULTICAST != 0,
+            port_state: bits & 1 << config::F_PORT_STATE != 0,
         }
     }
 
@@ -127,6 +131,7 @@ impl Features {
             | (self.shared_receive_queues as u64) << config::F_SHARED_RECEIVE_QUEUES
             | (self.memory_placement as u64) << config::F_MEMORY_PLACEMENT
             | (self.multicast as u64) << config::F_MULTICAST
+            | (self.port_state as u64) << config::F_PORT_STATE
     }
 }
 

@@ -38,13 +38,38 @@ pub struct Io<'a, M: Memory> {
     pub outbox: &'a mut Outbox,
 }
 
+/// What the state of the port is made of.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Port {
+    /// The device's own link.
+    pub(crate) link: bool,
+    /// Whether the driver wants it.
+    pub(crate) enabled: bool,
+}
+
+impl Default for Port {
+    fn default() -> Self {
+        Self {
+            link: true,
+            enabled: true,
+        }
+    }
+}
+
+impl Port {
+    /// Whether anything is sent or received.
+    pub(crate) fn is_active(self) -> bool {
+        self.link && self.enabled
+    }
+}
+
 /// Everything that queue pairs use but do not own.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) limits: Limits,
     /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
     pub(crate) fabric_mtu: Option<u32>,
-    pub(crate) port_active: bool,
+    pub(crate) port: Port,
     /// Largest path MTU, and length of a datagram.
     pub(crate) mtu: Mtu,
     pub(crate) keys: Keys,
@@ -84,7 +109,7 @@ impl Resources {
         Self {
             limits,
             fabric_mtu,
-            port_active: true,
+            port: Port::default(),
             mtu: Mtu::Mtu4096,
             keys: Keys::new(&limits, features, seed),
             cqs: Table::new(1, limits.cq),
@@ -211,7 +236,7 @@ impl Resources {
 
     /// Sends a segment, unless the port is down.
     pub(crate) fn send<M: Memory>(&mut self, segment: Segment<'static>, io: &mut Io<'_, M>) {
-        if !self.port_active {
+        if !self.port.is_active() {
             io.outbox.recycle(segment.payload);
             return;
         }

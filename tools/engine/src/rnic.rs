@@ -7,6 +7,7 @@ use crate::{
     cause::Cause,
     command::memory::Resolution,
     context::Context,
+    event::names_port,
     limits::{Features, Limits},
     memory::Memory,
     qp::{Qp, Turn},
@@ -374,7 +375,7 @@ impl Rnic {
         }
         let qpn = segment.destination_qpn;
         match self.qps.get_mut(qpn) {
-            Some(qp) if self.resources.port_active => {
+            Some(qp) if self.resources.port.is_active() => {
                 qp.take_segment(&segment, &mut self.resources, io);
                 self.qps.schedule(qpn);
             }
@@ -386,7 +387,7 @@ impl Rnic {
     /// Delivers a datagram to all members of its group. Nobody misses it if there are none.
     fn receive_multicast<M: Memory>(&mut self, segment: &Segment, io: &mut Io<'_, M>) {
         let path = &segment.path;
-        if !self.resources.port_active
+        if !self.resources.port.is_active()
             || segment.destination_qpn != MULTICAST_QPN
             || !matches!(segment.body, Body::Datagram { .. })
             || !self.resources.gids.has_link(path.vlan, path.roce_v1)
@@ -495,19 +496,25 @@ impl Rnic {
         self.resources.gids.generation()
     }
 
-    /// Brings the port up or down. While it is down everything sent or received is lost.
-    pub fn set_port_state(&mut self, up: bool) {
-        if std::mem::replace(&mut self.resources.port_active, up) != up {
-            let event = if up {
-                EventType::PortActive
-            } else {
-                EventType::PortError
-            };
-            let resources = &mut self.resources;
-            resources
-                .async_events
-                .raise(event, 1, None, &mut resources.counters);
+    /// Brings the link of the port up or down. While the port is down everything sent or received is lost.
+    pub fn set_link(&mut self, up: bool) {
+        let resources = &mut self.resources;
+        let before = resources.port.is_active();
+        resources.port.link = up;
+        let active = resources.port.is_active();
+        if active == before {
+            return;
         }
+        let event = if active {
+            EventType::PortActive
+        } else {
+            EventType::PortError
+        };
+        // What waits is out of date.
+        resources.async_events.forget(1, names_port);
+        resources
+            .async_events
+            .raise(event, 1, None, &mut resources.counters);
     }
 
     /// Attributes of the port.
@@ -517,13 +524,16 @@ impl Rnic {
         const WIDTH_4X: u8 = 2;
         /// Verbs encoding of 25 Gbit/s per lane.
         const SPEED_EDR: u16 = 32;
-        let state = if self.resources.port_active {
-            PortState::Active
-        } else {
-            PortState::Down
+        let state = |active| {
+            if active {
+                PortState::Active.raw()
+            } else {
+                PortState::Down.raw()
+            }
         };
+        let port = self.resources.port;
         PortAttributes {
-            state: state.raw(),
+            state: state(port.is_active()),
             max_mtu: self.config.max_mtu.raw(),
             active_mtu: self.resources.mtu.raw(),
             active_width: WIDTH_4X,
@@ -533,7 +543,8 @@ impl Rnic {
             max_message_size: crate::limits::MAX_MESSAGE.into(),
             bad_pkey_count: self.resources.bad_pkeys.into(),
             qkey_violation_count: self.resources.bad_qkeys.into(),
-            reserved: [0; 8],
+            administrative_state: state(port.enabled),
+            reserved: [0; 7],
         }
     }
 

@@ -16,7 +16,7 @@ use vrnic_wire::{
         CreatePd, CreateQp, CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
         DestroyQp, DestroySrq, DetachMulticast, ModifyQp, ModifySrq, MwType, QueryCounters,
         QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeSrq, RingDoorbell, SetGid,
-        SetMtu, Status, mr_flags,
+        SetMtu, SetPortState, Status, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -545,6 +545,23 @@ fn without_the_feature_there_are_no_shared_receive_queues() {
 }
 
 #[test]
+fn without_the_feature_the_port_has_no_state_to_set() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            port_state: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    let set = SetPortState {
+        port: 1.into(),
+        state: 1,
+        ..Default::default()
+    };
+    commands.refuses(set, Status::Unsupported, "set");
+}
+
+#[test]
 fn without_the_feature_there_is_no_multicast() {
     let mut commands = Commands::new(&RnicConfig {
         features: Features {
@@ -703,6 +720,23 @@ fn each_fault_of_a_command_has_its_status() {
         c.run(mtu(1, known)).expect("an MTU of the port");
         let found = c.run(port(1)).unwrap();
         assert_eq!((found.active_mtu, found.max_mtu), (known, 5));
+    }
+
+    let state = |port: u32, state: u8| SetPortState {
+        port: port.into(),
+        state,
+        ..Default::default()
+    };
+    c.refuses(state(2, 1), NotFound, "port 2");
+    for unknown in [0, 2, 3, 5, 255] {
+        c.refuses(state(1, unknown), InvalidArgument, "state");
+    }
+    let bad = with(state(1, 1), |r| r.reserved[2] = 1);
+    c.refuses(bad, Malformed, "reserved");
+    for known in [1, 4] {
+        c.run(state(1, known)).expect("a state");
+        let found = c.run(port(1)).unwrap();
+        assert_eq!((found.state, found.administrative_state), (known, known));
     }
 
     let gids = limits.gid_table_length;

@@ -19,7 +19,8 @@ use vrnic_wire::{
         CreateContext, CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr,
         DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast, ModifyQp,
         ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
-        ReplyHeader, ReregisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, Status, qp_flags,
+        ReplyHeader, ReregisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
+        qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -417,6 +418,11 @@ impl Scene {
             CommandCode::SetMtu => bytes_of(SetMtu {
                 port,
                 mtu: input.below(7) as u8,
+                reserved: [0; 3],
+            }),
+            CommandCode::SetPortState => bytes_of(SetPortState {
+                port,
+                state: input.pick(&[1, 4, 4, 5]),
                 reserved: [0; 3],
             }),
             CommandCode::CreateContext => {

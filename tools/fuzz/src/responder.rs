@@ -642,15 +642,15 @@ impl Scene {
             0 | 1 => modify(QpState::SendQueueDrain),
             2 | 3 => modify(QpState::ReadyToSend),
             4 => modify(QpState::Error),
-            5 => rnic.set_port_state(false),
-            6 => rnic.set_port_state(true),
+            5 => rnic.set_link(false),
+            6 => rnic.set_link(true),
             _ => while rnic.next_async_event().is_some() {},
         }
     }
 
     fn end(mut self) {
         self.world.faults = Faults::default();
-        self.world.nodes[0].rnic.set_port_state(true);
+        self.world.nodes[0].rnic.set_link(true);
         self.world.run(Duration::from_millis(5));
         for posted in &mut self.posted {
             posted.poll();

@@ -49,6 +49,7 @@ use vrnic_wire::{
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
         F_MULTICAST,
+        F_PORT_STATE,
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
         PCI_CAP_DOORBELL_CFG,
@@ -73,7 +74,8 @@ use crate::{
         supervise,
         Health,
         Supervised, //
-    }, //
+    },
+    port, //
 };
 
 /// The device has a doorbell region.
@@ -97,6 +99,9 @@ const MEMORY_PLACEMENT: Feature = Feature::device(F_MEMORY_PLACEMENT);
 /// The device has multicast groups.
 const MULTICAST: Feature = Feature::device(F_MULTICAST);
 
+/// The device follows the state of the network device.
+const PORT_STATE: Feature = Feature::device(F_PORT_STATE);
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -115,6 +120,7 @@ impl virtio::Driver for Driver {
             SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
             MULTICAST,
+            PORT_STATE,
         ]
     } else {
         &[
@@ -124,6 +130,7 @@ impl virtio::Driver for Driver {
             SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
             MULTICAST,
+            PORT_STATE,
         ]
     };
 
@@ -205,6 +212,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) dma: &'bound device::Device<Bound>,
     /// Its doorbells, unless they are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
+    /// What is set of its port.
+    pub(crate) port: Pin<KBox<port::Settings>>,
     /// Whether it has flushes and atomic writes.
     pub(crate) memory_placement: bool,
     /// As long as there are users: they wait for what was posted.
@@ -261,6 +270,7 @@ impl<'bound> Resources<'bound> {
             config,
             dma,
             doorbells,
+            port: KBox::pin_init(port::Settings::new(dev.has_feature(PORT_STATE)), GFP_KERNEL)?,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             _queues: queues,

@@ -3,9 +3,14 @@
 //! The port.
 //!
 //! Its state and payload size are the smaller of what the device can and of what the network device
-//! allows that shares the port. The device is told of the payload size when anybody asks for it.
+//! allows that shares the port. The device is told of both when anybody asks for them, as the core
+//! itself does after each change of the network device's state.
 
-use kernel::prelude::*;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::Mutex, //
+};
 use rdma::port::{
     Attributes,
     Immutable,
@@ -17,9 +22,13 @@ use rdma::port::{
 use vrnic_wire::{
     command::{
         QueryPort,
-        SetMtu, //
+        SetMtu,
+        SetPortState, //
     },
-    port::PortState, //
+    port::{
+        PortAttributes,
+        PortState, //
+    }, //
 };
 
 use crate::device::Call;
@@ -34,6 +43,27 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// base header, the longest extended header (atomic), immediate data, ICRC.
 const OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4 + 4;
 
+/// What the driver sets of the port.
+#[pin_data]
+pub(crate) struct Settings {
+    /// Whether the device takes a state.
+    has_state: bool,
+    /// Held while the network device is looked at and the device is told, so that nothing older
+    /// comes after something newer.
+    #[pin]
+    telling: Mutex<()>,
+}
+
+impl Settings {
+    /// Nothing was set yet.
+    pub(crate) fn new(has_state: bool) -> impl PinInit<Self> {
+        pin_init!(Self {
+            has_state,
+            telling <- new_mutex!(()),
+        })
+    }
+}
+
 /// Returns what never changes about the port.
 pub(crate) fn immutable(call: &Call<'_>) -> Result<Immutable> {
     Ok(Immutable {
@@ -43,15 +73,40 @@ pub(crate) fn immutable(call: &Call<'_>) -> Result<Immutable> {
     })
 }
 
-/// Returns the attributes of the port.
-pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
-    let reply = call.data.control.execute(&QueryPort {
+/// Asks the device for its attributes of the port.
+fn ask(call: &Call<'_>, port: Port) -> Result<PortAttributes> {
+    call.data.control.execute(&QueryPort {
         port: port.number().into(),
         ..Default::default()
-    })?;
+    })
+}
+
+/// State that the port is to have beside a network device that is active or not.
+fn wanted_state(active: bool) -> PortState {
+    if active {
+        PortState::Active
+    } else {
+        PortState::Down
+    }
+}
+
+/// Returns the attributes of the port.
+pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
+    let settings = &call.data.port;
+    let _telling = settings.telling.lock();
+    let mut reply = ask(call, port)?;
     let netdev = call.netdev(port);
+    let wanted = wanted_state(netdev.as_ref().is_some_and(|netdev| netdev.is_active()));
+    if settings.has_state && reply.administrative_state != wanted.raw() {
+        call.data.control.execute(&SetPortState {
+            port: port.number().into(),
+            state: wanted.raw(),
+            ..Default::default()
+        })?;
+        reply = ask(call, port)?;
+    }
     let device_active = PortState::try_from(reply.state) == Ok(PortState::Active);
-    let active = device_active && netdev.as_ref().is_some_and(|netdev| netdev.is_active());
+    let active = device_active && wanted == PortState::Active;
     let max_mtu = Mtu::try_from(u32::from(reply.max_mtu))?;
     let device_mtu = Mtu::try_from(u32::from(reply.active_mtu))?;
     let active_mtu = match &netdev {
@@ -124,6 +179,12 @@ mod tests {
         assert_eq!(payload(0), Mtu::Mtu256);
         assert_eq!(smaller(Mtu::Mtu4096, Mtu::Mtu1024), Mtu::Mtu1024);
         assert_eq!(smaller(Mtu::Mtu256, Mtu::Mtu1024), Mtu::Mtu256);
+    }
+
+    #[test]
+    fn the_port_follows_the_network_device() {
+        assert_eq!(wanted_state(true), PortState::Active);
+        assert_eq!(wanted_state(false), PortState::Down);
     }
 
     #[test]

@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
-use super::{ACCESS_ALL, Case, Env, Link, LinkConfig};
+use super::{ACCESS_ALL, Case, Env, Link, LinkConfig, expect};
 use crate::ensure;
 use crate::ffi::ibv_qp_attr;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, AsyncEvent, Cq, EVENT_SQ_DRAINED,
-    Errno, EventObject, Path, QP_ACCESS_FLAGS, QP_ALT_PATH, QP_AV, QP_CAP, QP_CUR_STATE,
-    QP_DEST_QPN, QP_EN_SQD_ASYNC_NOTIFY, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, AsyncEvent, Cq, EVENT_COMM_EST,
+    EVENT_SQ_DRAINED, Errno, EventObject, Path, QP_ACCESS_FLAGS, QP_ALT_PATH, QP_AV, QP_CAP,
+    QP_CUR_STATE, QP_DEST_QPN, QP_EN_SQD_ASYNC_NOTIFY, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
     QP_MIN_RNR_TIMER, QP_PATH_MIG_STATE, QP_PATH_MTU, QP_PKEY_INDEX, QP_PORT, QP_QKEY,
     QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT, QPS_ERR, QPS_INIT,
     QPS_RESET, QPS_RTR, QPS_RTS, QPS_SQD, QPT_RC, QPT_UC, QPT_UD, Qp, QpConfig, RELIABLE_MASK,
-    SendOp, WC_SUCCESS, address, state_name,
+    SendOp, SendWr, WC_SUCCESS, address, state_name,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -24,6 +24,7 @@ pub(super) const CASES: &[Case] = &[
     ("query-returns-what-was-set", query),
     ("attribute-values-are-checked", values),
     ("send-queue-drain", drain),
+    ("first-message-establishes", established),
 ];
 
 /// Every attribute bit that a program can set.
@@ -392,5 +393,61 @@ fn drain(env: &mut Env) -> Outcome<()> {
         }
         link.expect(100, WC_SUCCESS)?;
     }
+    Ok(())
+}
+
+fn established(env: &mut Env) -> Outcome<()> {
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
+        let qp = Qp::new(&env.pd, &cq, &cq, &QpConfig::default()).during("ibv_create_qp")?;
+        ends.push((qp, cq));
+    }
+    let [(passive, passive_cq), (active, active_cq)] = &ends[..] else {
+        return Err(Failure("there are two".into()));
+    };
+    let path = |qpn| -> Outcome<Path> {
+        Ok(Path {
+            from: env.gid.index,
+            to: env.gid.gid,
+            qpn,
+            sq_psn: 0,
+            rq_psn: 0,
+            mtu: env.context.port_attr()?.active_mtu,
+            timeout: 16,
+            retries: 7,
+            rnr_retries: 7,
+            rnr_timer: 12,
+            rd_atomic: 1,
+            access: ACCESS_ALL,
+        })
+    };
+    let to_active = path(active.number())?;
+    passive.to_init(ACCESS_ALL).during("RESET to INIT")?;
+    passive.to_rtr(&to_active).during("INIT to RTR")?;
+    active
+        .connect(&path(passive.number())?)
+        .during("connecting")?;
+    for (qp, wr_id) in [(passive, 1), (active, 2)] {
+        qp.post_recv(&[(wr_id, &[])])
+            .map_err(|e| Failure(format!("posting a receive: {}", e.error)))?;
+    }
+    let send = |qp: &Qp, wr_id| {
+        qp.post_send(&[SendWr::new(wr_id, SendOp::Send, &[])])
+            .map_err(|e| Failure(format!("posting a send: {}", e.error)))
+    };
+    send(active, 3)?;
+    expect(active_cq, 3, WC_SUCCESS)?;
+    expect(passive_cq, 1, WC_SUCCESS)?;
+    if env.vrnic {
+        let object = EventObject::Qp(passive.number());
+        let wanted = |e: &AsyncEvent| e.kind == EVENT_COMM_EST && e.object == object;
+        let told = env.context.wait_event(super::SOON, wanted);
+        ensure!(told.is_some(), "no COMM_EST event");
+    }
+    passive.to_rts(&to_active).during("RTR to RTS")?;
+    send(passive, 4)?;
+    expect(passive_cq, 4, WC_SUCCESS)?;
+    expect(active_cq, 2, WC_SUCCESS)?;
     Ok(())
 }

@@ -8,9 +8,9 @@ use vrnic_wire::{
     U32,
     command::{
         ClearGid, Counters, DeviceLimits, Empty, QueryCounters, QueryDevice, QueryPort, SetGid,
-        SetMtu,
+        SetMtu, SetPortState,
     },
-    port::{Mtu, PortAttributes},
+    port::{Mtu, PortAttributes, PortState},
 };
 
 /// Checks the number of a port.
@@ -59,6 +59,19 @@ impl Execute for SetMtu {
             return Err(Cause::Mtu);
         }
         rnic.resources.mtu = mtu;
+        done()
+    }
+}
+
+impl Execute for SetPortState {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        if !rnic.config.features.port_state {
+            return Err(Cause::CommandCode);
+        }
+        reserved(self.reserved)?;
+        check_port(self.port)?;
+        let state = PortState::try_from(self.state).map_err(|_| Cause::PortState)?;
+        rnic.resources.port.enabled = state == PortState::Active;
         done()
     }
 }

@@ -157,6 +157,7 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::ClearGid => of::<command::ClearGid>(),
             CommandCode::QueryCounters => of::<command::QueryCounters>(),
             CommandCode::SetMtu => of::<command::SetMtu>(),
+            CommandCode::SetPortState => of::<command::SetPortState>(),
             CommandCode::CreateContext => of::<command::CreateContext>(),
             CommandCode::DestroyContext => of::<command::DestroyContext>(),
             CommandCode::RingDoorbell => of::<command::RingDoorbell>(),
