@@ -17,7 +17,6 @@ use core::{
 };
 
 use kernel::{
-    new_mutex,
     prelude::*,
     rbtree::{
         RBTree,
@@ -25,6 +24,7 @@ use kernel::{
     },
     sync::{
         new_spinlock_irq,
+        static_lock_class,
         Arc,
         Mutex,
         SpinLockIrq,
@@ -165,9 +165,12 @@ impl<T> Table<T> {
     /// Inserts an object. If the hardware gave its number to an object that is just going away,
     /// the new one takes its place.
     fn insert(&self, number: u32, object: NonNull<T>, room: Room<T>) {
+        // One for all types, as is the lock class: lockdep knows names by address.
+        static ALIVE: &CStr = c"rdma::event::Live";
+
         let live = room.live.pin_init_with(pin_init!(Live {
             object: Pointer(object),
-            alive <- new_mutex!(true),
+            alive <- Mutex::new(true, ALIVE, static_lock_class!()),
         }));
         let live: Result<_, core::convert::Infallible> = live;
         let live = match live {

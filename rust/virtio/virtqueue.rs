@@ -25,7 +25,6 @@ use kernel::{
     sync::{
         aref::ARef,
         new_mutex,
-        new_spinlock_irq,
         static_lock_class,
         Arc,
         Mutex,
@@ -244,6 +243,11 @@ impl<H: Handler> Virtqueue<H> {
     where
         Error: From<E>,
     {
+        // All types of handlers share the lock classes, whose names lockdep knows by address: there
+        // must be one of each, not one for each type.
+        static QUEUE: &CStr = c"virtio::Virtqueue";
+        static WORK: &CStr = c"virtio::Virtqueue::work";
+
         let workqueue = if H::DEFERS {
             Some(Workqueue::new(name)?)
         } else {
@@ -253,9 +257,10 @@ impl<H: Handler> Virtqueue<H> {
             // INVARIANT: `raw` is null.
             try_pin_init!(Self {
                 name,
-                queue <- new_spinlock_irq!(
+                queue <- SpinLockIrq::new(
                     RawQueue { raw: ptr::null_mut(), open: false },
-                    "virtio::Virtqueue"
+                    QUEUE,
+                    static_lock_class!(),
                 ),
                 work <- Opaque::ffi_init(|slot| {
                     // SAFETY: `slot` is valid for writes; it will be in an `Arc`, not on a stack.
@@ -264,7 +269,7 @@ impl<H: Handler> Virtqueue<H> {
                             slot,
                             Some(Self::work_callback),
                             false,
-                            c"virtio::Virtqueue::work".as_char_ptr(),
+                            WORK.as_char_ptr(),
                             static_lock_class!().as_ptr(),
                         )
                     }

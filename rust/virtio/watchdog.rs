@@ -41,6 +41,10 @@ unsafe impl<W: Watch> Sync for Watchdog<W> {}
 impl<W: Watch> Watchdog<W> {
     /// Looks each `interval_ms` milliseconds, for the first time after that long.
     pub fn new(interval_ms: u32, watch: W) -> impl PinInit<Self> {
+        // One for all types, as are the lock classes: lockdep knows names by address.
+        static WORK: &CStr = c"virtio::Watchdog::work";
+        static TIMER: &CStr = c"virtio::Watchdog::timer";
+
         pin_init!(&this in Self {
             // INVARIANT: Initialised here.
             work <- Opaque::ffi_init(|slot: *mut bindings::delayed_work| {
@@ -51,14 +55,14 @@ impl<W: Watch> Watchdog<W> {
                         &raw mut (*slot).work,
                         Some(Self::work_callback),
                         false,
-                        c"virtio::Watchdog::work".as_char_ptr(),
+                        WORK.as_char_ptr(),
                         static_lock_class!().as_ptr(),
                     );
                     bindings::timer_init_key(
                         &raw mut (*slot).timer,
                         Some(bindings::delayed_work_timer_fn),
                         bindings::TIMER_IRQSAFE,
-                        c"virtio::Watchdog::timer".as_char_ptr(),
+                        TIMER.as_char_ptr(),
                         static_lock_class!().as_ptr(),
                     );
                 }
