@@ -9,6 +9,7 @@ inventory.py --device NAME [--pinned FILE]     compare with FILE, or print the l
 """
 
 import argparse
+import contextlib
 import gzip
 import os
 import pathlib
@@ -19,6 +20,7 @@ import tempfile
 import unittest
 
 SUITE = pathlib.Path("/usr/share/doc/rdma-core/tests")
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
 
 def unpacked():
@@ -32,6 +34,16 @@ def unpacked():
         elif source.is_file():
             shutil.copy(source, target)
     return base
+
+
+@contextlib.contextmanager
+def huge_pages(count):
+    """That many pages of 2 MiB for programs that ask for some."""
+    HUGE_PAGES.write_text(str(count))
+    try:
+        yield
+    finally:
+        HUGE_PAGES.write_text("0")
 
 
 class Recorder(unittest.TestResult):
@@ -83,7 +95,8 @@ def run(device):
     parser.parse_args()
     names = sorted("tests." + path.stem for path in tests.glob("test_*.py"))
     recorder = Recorder()
-    unittest.defaultTestLoader.loadTestsFromNames(names).run(recorder)
+    with huge_pages(8):
+        unittest.defaultTestLoader.loadTestsFromNames(names).run(recorder)
     shutil.rmtree(base, ignore_errors=True)
     return recorder
 

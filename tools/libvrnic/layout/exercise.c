@@ -207,6 +207,23 @@ int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_a
 	return create_cq(context, &cq->cq, attr->cqe, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(cq_req)));
 }
 
+int ibv_cmd_resize_cq(struct ibv_cq *cq, int cqe, struct ibv_resize_cq *cmd, size_t cmd_size,
+		      struct ib_uverbs_resize_cq_resp *resp, size_t resp_size)
+{
+	CHECK(resp_size == sizeof(*resp));
+	if (fail_next)
+		return fail_next;
+	memcpy(&cq_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(cq_req)), sizeof(cq_req));
+	cq->cqe = cq_req.ring.entries;
+	return 0;
+}
+
+int ibv_cmd_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr, struct ibv_modify_cq *cmd, size_t cmd_size)
+{
+	CHECK(cmd_size == sizeof(*cmd) && attr->moderate.cq_count == 3);
+	return fail_next;
+}
+
 int ibv_cmd_destroy_cq(struct ibv_cq *cq)
 {
 	return 0;
@@ -255,6 +272,7 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 {
 	struct vrnic_create_qp_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
 
+	CHECK(!(attr->comp_mask & ~(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)));
 	memcpy(&qp_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(qp_req)), sizeof(qp_req));
 	out->slot = 130;
 	qp->qp.context = context;
@@ -969,7 +987,7 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 		.recv_cq = cq,
 		.qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 8, .max_send_sge = 1 },
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS,
 		.pd = pd,
 		.send_ops_flags = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV,
 	};
@@ -982,6 +1000,10 @@ static void windows(struct ibv_pd *pd, struct ibv_cq *cq)
 	struct ibv_qp_ex *ex;
 	struct ibv_wc wc[8];
 
+	/* No flags are known, but all queue pairs have none of them. */
+	attr.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+	CHECK(!ops.create_qp_ex(pd->context, &attr) && errno == EOPNOTSUPP);
+	CHECK(attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && attr.cap.max_send_wr == 8);
 	CHECK(qp && mw && mr && mw->type == IBV_MW_TYPE_1 && mw->rkey == 0x112233ff);
 	to_rts(qp);
 	/* The next key differs in the lowest byte alone. */
@@ -1135,6 +1157,43 @@ static void shared_receives(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.destroy_srq(srq) && !ops.destroy_cq(cq));
 }
 
+/* Completions that were not polled move with a queue, and so does the request for an event. */
+static void resized_completions(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_modify_cq_attr moderation = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { 3, 20 } };
+	struct ibv_cq_init_attr_ex attr = { .cqe = 4, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_cq_ex *ex = ops.create_cq_ex(context, &attr);
+	struct ibv_cq *cq = ibv_cq_ex_to_cq(ex);
+	struct vrnic_create_cq_req old = cq_req;
+	struct ibv_qp *qp = connected(pd, cq, cq, 17);
+	struct ibv_wc wc[4];
+
+	for (int i = 0; i < 5; i++)
+		CHECK(!post_send(qp, 600 + i));
+	for (int i = 0; i < 3; i++)
+		complete(17, send_name(&qp_req, i), IBV_WC_SEND, 0);
+	CHECK(ibv_poll_cq(cq, 1, wc) == 1 && wc->wr_id == 600 && !ibv_req_notify_cq(cq, 0));
+
+	CHECK(ops.resize_cq(cq, 0) == EINVAL && ops.resize_cq(cq, -1) == EINVAL && ops.resize_cq(cq, 1 << 21) == EINVAL);
+	fail_next = EINVAL;
+	CHECK(ops.resize_cq(cq, 1) == EINVAL && ops.modify_cq(cq, &moderation) == EINVAL);
+	fail_next = 0;
+	CHECK(cq_req.buf_addr == old.buf_addr && !ops.modify_cq(cq, &moderation));
+	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 601);
+	ibv_end_poll(ex);
+
+	CHECK(!ops.resize_cq(cq, 10) && cq->cqe == 16 && cq_req.ring.entries == 16 && cq_req.buf_addr != old.buf_addr);
+	CHECK(polled() == 2 && header(cq_req.buf_addr, &cq_req.ring)[1] == (1 << 2 | 1));
+	complete(17, send_name(&qp_req, 3), IBV_WC_SEND, 0);
+	CHECK(!ops.resize_cq(cq, 2) && cq->cqe == 2 && polled() == 2);
+	CHECK(ibv_poll_cq(cq, 4, wc) == 2 && wc[0].wr_id == 602 && wc[1].wr_id == 603 && polled() == 4);
+	complete(17, send_name(&qp_req, 4), IBV_WC_SEND, 0);
+	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 604 && ibv_next_poll(ex) == ENOENT);
+	ibv_end_poll(ex);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
+}
+
 /* Ends what is posted as the kernel does it when the device is gone. */
 static void set_failed(int failed)
 {
@@ -1260,6 +1319,86 @@ static void failure(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.destroy_qp(qp[0]) && !ops.destroy_cq(cq) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 
+/* An allocator of the application: how much it gave, and what it is to give. */
+static struct {
+	void *pd, *answer;
+	int given, returned;
+	unsigned int kinds;
+} lent;
+
+static void *lend(struct ibv_pd *pd, void *context, size_t size, size_t alignment, uint64_t type)
+{
+	void *memory;
+
+	CHECK(pd == lent.pd && context == &lent && size % 4096 == 0 && alignment == 4096);
+	CHECK(type >> 32 == VRNIC_DRIVER_ID);
+	if (lent.answer != &lent)
+		return lent.answer;
+	lent.kinds |= 1 << (uint32_t)type;
+	lent.given++;
+	CHECK(!posix_memalign(&memory, alignment, size));
+	memset(memory, 0xff, size);
+	return memory;
+}
+
+static void take_back(struct ibv_pd *pd, void *context, void *memory, uint64_t type)
+{
+	CHECK(pd == lent.pd && context == &lent && type >> 32 == VRNIC_DRIVER_ID);
+	if (!((uintptr_t)memory % 4096))
+		free(memory);
+	lent.returned++;
+}
+
+static void allocators(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_parent_domain_init_attr attr = {
+		.pd = pd,
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+		.alloc = lend,
+		.pd_context = &lent,
+	};
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 4, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = pd };
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 3, .max_sge = 1 } };
+	struct ibv_srq_attr more = { .max_wr = 9 };
+	struct ibv_pd *parent;
+	struct ibv_srq *srq;
+	struct ibv_qp *qp;
+	struct ibv_cq *cq;
+	struct ibv_wc wc;
+
+	/* Half an allocator is none, and a completion queue wants a parent domain. */
+	CHECK(!ops.alloc_parent_domain(context, &attr) && errno == EINVAL);
+	CHECK(!ops.create_cq_ex(context, &cq_attr) && errno == EINVAL);
+	attr.free = take_back;
+	parent = ops.alloc_parent_domain(context, &attr);
+	lent.pd = parent;
+	lent.answer = &lent;
+	cq_attr.parent_domain = parent;
+	cq = ibv_cq_ex_to_cq(ops.create_cq_ex(context, &cq_attr));
+	srq = ops.create_srq(parent, &srq_attr);
+	CHECK(cq && srq && lent.given == 2 && ops.dealloc_pd(parent) == EBUSY);
+	qp = connected(parent, cq, cq, 17);
+	CHECK(lent.given == 3 && lent.kinds == 0xe && !lent.returned);
+	/* What was lent is zeroed, or this would find a completion. */
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0 && !post_send(qp, 700));
+	complete(17, send_name(&qp_req, 0), IBV_WC_SEND, 0);
+	/* Other rings come from there, too. */
+	CHECK(!ops.resize_cq(cq, 8) && !ops.modify_srq(srq, &more, IBV_SRQ_MAX_WR));
+	CHECK(lent.given == 5 && lent.returned == 2 && ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 700);
+	lent.answer = NULL;
+	CHECK(ops.resize_cq(cq, 16) == ENOMEM && !ops.create_srq(parent, &srq_attr) && errno == ENOMEM);
+	lent.answer = (char *)&lent + 1;
+	CHECK(ops.resize_cq(cq, 16) == EINVAL && lent.returned == 3);
+	lent.answer = IBV_ALLOCATOR_USE_DEFAULT;
+	CHECK(!ops.resize_cq(cq, 16) && lent.given == 5 && lent.returned == 4);
+	CHECK(!ops.resize_cq(cq, 4) && lent.returned == 4);
+	take_bits();
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_srq(srq) && lent.returned == 6);
+	CHECK(ops.dealloc_pd(parent) == EBUSY && !ops.destroy_cq(cq) && lent.returned == 6);
+	CHECK(!ops.dealloc_pd(parent));
+	memset(&lent, 0, sizeof(lent));
+}
+
 static void domains(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_td_init_attr td_attr = {};
@@ -1308,7 +1447,9 @@ void exercise(void)
 		windows(pd, cq);
 		placement(pd, cq);
 		shared_receives(context, pd);
+		resized_completions(context, pd);
 		domains(context, pd);
+		allocators(context, pd);
 		failure(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));
 		ops.free_context(context);

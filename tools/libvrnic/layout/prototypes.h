@@ -47,6 +47,9 @@ int ibv_cmd_destroy_ah(struct ibv_ah *ah);
 int ibv_cmd_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel, int comp_vector,
 		      struct ibv_cq *cq, struct ibv_create_cq *cmd, size_t cmd_size,
 		      struct ib_uverbs_create_cq_resp *resp, size_t resp_size);
+int ibv_cmd_resize_cq(struct ibv_cq *cq, int cqe, struct ibv_resize_cq *cmd, size_t cmd_size,
+		      struct ib_uverbs_resize_cq_resp *resp, size_t resp_size);
+int ibv_cmd_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr, struct ibv_modify_cq *cmd, size_t cmd_size);
 int ibv_cmd_destroy_cq(struct ibv_cq *cq);
 int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_init_attr *attr,
 		       struct ibv_create_srq *cmd, size_t cmd_size, struct ib_uverbs_create_srq_resp *resp,
@@ -92,6 +95,7 @@ int op_destroy_cq(struct ibv_cq *);
 int op_destroy_qp(struct ibv_qp *);
 int op_destroy_srq(struct ibv_srq *);
 void op_free_context(struct ibv_context *);
+int op_modify_cq(struct ibv_cq *, struct ibv_modify_cq_attr *);
 int op_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
 int op_modify_srq(struct ibv_srq *, struct ibv_srq_attr *, int);
 int op_poll_cq(struct ibv_cq *, int, struct ibv_wc *);
@@ -106,6 +110,7 @@ int op_query_srq(struct ibv_srq *, struct ibv_srq_attr *);
 struct ibv_mr *op_reg_mr(struct ibv_pd *, void *, size_t, uint64_t, int);
 int op_req_notify_cq(struct ibv_cq *, int);
 int op_rereg_mr(struct verbs_mr *, int, struct ibv_pd *, void *, size_t, int);
+int op_resize_cq(struct ibv_cq *, int);
 
 #define SAME_TYPE(member, function)                                                                                    \
 	_Static_assert(__builtin_types_compatible_p(__typeof__(((struct verbs_context_ops *)0)->member),               \
@@ -134,6 +139,7 @@ SAME_TYPE(destroy_qp, op_destroy_qp);
 SAME_TYPE(destroy_srq, op_destroy_srq);
 SAME_TYPE(detach_mcast, op_attach_mcast);
 SAME_TYPE(free_context, op_free_context);
+SAME_TYPE(modify_cq, op_modify_cq);
 SAME_TYPE(modify_qp, op_modify_qp);
 SAME_TYPE(modify_srq, op_modify_srq);
 SAME_TYPE(poll_cq, op_poll_cq);
@@ -147,6 +153,7 @@ SAME_TYPE(query_srq, op_query_srq);
 SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
 SAME_TYPE(rereg_mr, op_rereg_mr);
+SAME_TYPE(resize_cq, op_resize_cq);
 
 /* The first bytes of the device's attributes are the firmware version. */
 _Static_assert(offsetof(struct ibv_device_attr_ex, orig_attr.fw_ver) == 0, "fw_ver");

@@ -5,6 +5,7 @@
 //! The one module that touches such memory through pointers. Others see a [`Shared`], whose every
 //! access is checked against its bounds and is atomic, volatile or ordered by an atomic one.
 
+use alloc::boxed::Box;
 use core::mem::{MaybeUninit, align_of, size_of};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
@@ -192,11 +193,19 @@ impl Drop for DoorbellPage {
     }
 }
 
+/// Who lent the memory of a buffer.
+pub trait Lender: core::fmt::Debug + Send + Sync {
+    /// Takes back the memory, which nobody uses any more.
+    fn take_back(&self, memory: NonNull<u8>);
+}
+
 /// Zeroed pages of this process, kept from child processes if the application asked for that.
 #[derive(Debug)]
 pub struct Buffer {
     base: NonNull<u8>,
     length: usize,
+    /// Gets the pages back; without, they are mapped for the buffer alone.
+    lender: Option<Box<dyn Lender>>,
 }
 
 // SAFETY: The pages belong to the value alone and are not tied to a thread.
@@ -207,7 +216,7 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Allocates at least `length` bytes, whole pages. `None` sets `errno`.
     pub fn new(length: usize) -> Option<Self> {
-        let length = length.checked_next_multiple_of(page_size())?;
+        let length = whole_pages(length)?;
         // SAFETY: A new mapping, which replaces none.
         let base = unsafe {
             libc::mmap(
@@ -225,6 +234,26 @@ impl Buffer {
         let buffer = Self {
             base: NonNull::new(base.cast())?,
             length,
+            lender: None,
+        };
+        fork::protect(&buffer)?;
+        Some(buffer)
+    }
+
+    /// A buffer in the `length` bytes at `base`, which are zeroed, and which `lender` gets back when
+    /// the buffer goes. `None` sets `errno`.
+    ///
+    /// # Safety
+    ///
+    /// Whole pages, mapped for reading and writing, and nobody else's until the lender has them
+    /// again.
+    pub unsafe fn lent(base: NonNull<u8>, length: usize, lender: Box<dyn Lender>) -> Option<Self> {
+        // SAFETY: By contract.
+        unsafe { base.as_ptr().write_bytes(0, length) };
+        let buffer = Self {
+            base,
+            length,
+            lender: Some(lender),
         };
         fork::protect(&buffer)?;
         Some(buffer)
@@ -254,12 +283,23 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         fork::unprotect(self);
-        // SAFETY: The mapping made by `new`, not used any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+        match &self.lender {
+            Some(lender) => lender.take_back(self.base),
+            // SAFETY: The mapping made by `new`, not used any more.
+            None => unsafe {
+                libc::munmap(self.base.as_ptr().cast(), self.length);
+            },
+        }
     }
 }
 
-fn page_size() -> usize {
+/// Bytes of the pages that hold `length` bytes.
+pub fn whole_pages(length: usize) -> Option<usize> {
+    length.checked_next_multiple_of(page_size())
+}
+
+/// Bytes of a page.
+pub fn page_size() -> usize {
     // SAFETY: Has no preconditions.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
@@ -311,6 +351,32 @@ mod tests {
         // SAFETY: Used within this function, in which the buffer lives.
         let memory = unsafe { buffer.shared() };
         assert_eq!(memory.read::<[u64; 8]>(64), [0; 8]);
+    }
+
+    #[test]
+    fn lent_pages_are_zeroed_and_given_back() {
+        #[derive(Debug)]
+        struct Shelf(std::sync::mpsc::SyncSender<usize>);
+
+        impl Lender for Shelf {
+            fn take_back(&self, memory: NonNull<u8>) {
+                self.0.send(memory.as_ptr() as usize).unwrap();
+            }
+        }
+
+        let pages = Buffer::new(4096).unwrap();
+        let (sender, returned) = std::sync::mpsc::sync_channel(2);
+        // SAFETY: Pages of `pages`, which outlives what is made here.
+        unsafe { pages.base.as_ptr().write_bytes(7, pages.length) };
+        // SAFETY: As above; nobody else uses them meanwhile.
+        let lent = unsafe { Buffer::lent(pages.base, pages.length, Box::new(Shelf(sender))) };
+        let lent = lent.unwrap();
+        assert_eq!(lent.address(), pages.address());
+        // SAFETY: Used as long as `lent` lives.
+        assert_eq!(unsafe { lent.shared() }.read::<[u64; 512]>(0), [0; 512]);
+        assert!(returned.try_recv().is_err());
+        drop(lent);
+        assert_eq!(returned.try_recv(), Ok(pages.address() as usize));
     }
 
     #[test]

@@ -67,6 +67,12 @@ opaque! {
     ibv_create_cq_ex = [u64; 7],
     /// Response of `CREATE_CQ`, extended.
     ib_uverbs_ex_create_cq_resp = [u64; 2],
+    /// Request of `RESIZE_CQ`.
+    ibv_resize_cq = [u64; 3],
+    /// Response of `RESIZE_CQ`.
+    ib_uverbs_resize_cq_resp = [u64; 1],
+    /// Request of `MODIFY_CQ`.
+    ibv_modify_cq = [u64; 5],
     /// Request of `CREATE_SRQ`.
     ibv_create_srq = [u64; 5],
     /// Response of `CREATE_SRQ`.

@@ -176,6 +176,7 @@ pub mod op {
     pub type destroy_srq = unsafe extern "C" fn(*mut ibv_srq) -> c_int;
     pub type detach_mcast = attach_mcast;
     pub type free_context = unsafe extern "C" fn(*mut ibv_context);
+    pub type modify_cq = unsafe extern "C" fn(*mut ibv_cq, *mut Opaque) -> c_int;
     pub type modify_qp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     pub type modify_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
     pub type poll_cq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
@@ -200,6 +201,7 @@ pub mod op {
     pub type req_notify_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
     pub type rereg_mr =
         unsafe extern "C" fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
+    pub type resize_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 }
 
 /// `struct ibv_device_attr_ex`, of which only the beginning concerns us.

@@ -155,6 +155,20 @@ unsafe extern "C" {
         resp_size: usize,
         cmd_flags: u32,
     ) -> c_int;
+    pub fn ibv_cmd_resize_cq(
+        cq: *mut ibv_cq,
+        cqe: c_int,
+        cmd: *mut ibv_resize_cq,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_resize_cq_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_modify_cq(
+        cq: *mut ibv_cq,
+        attr: *mut Opaque,
+        cmd: *mut ibv_modify_cq,
+        cmd_size: usize,
+    ) -> c_int;
     pub fn ibv_cmd_destroy_cq(cq: *mut ibv_cq) -> c_int;
 
     pub fn ibv_cmd_create_srq(

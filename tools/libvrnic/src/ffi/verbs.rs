@@ -521,8 +521,8 @@ c_struct!(
         pd: *mut ibv_pd,
         td: *mut ibv_td,
         comp_mask: u32,
-        alloc: AllocBuffer,
-        free: FreeBuffer,
+        alloc: Option<AllocBuffer>,
+        free: Option<FreeBuffer>,
         pd_context: *mut c_void,
     }
 );
@@ -530,10 +530,10 @@ c_struct!(
 /// Allocator of the application, for rings: protection domain, its context, size, alignment,
 /// resource type.
 pub type AllocBuffer =
-    Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void>;
+    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
 
 /// Counterpart of [`AllocBuffer`].
-pub type FreeBuffer = Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64)>;
+pub type FreeBuffer = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
 
 /// Declares constants of a C header and the table by which they are checked.
 macro_rules! c_constants {

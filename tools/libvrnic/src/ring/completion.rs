@@ -17,6 +17,13 @@ const QPN_OFFSET: usize = core::mem::offset_of!(Cqe, qpn);
 /// Number of no queue pair: stands in completions that were taken out.
 const FORGOTTEN: u32 = u32::MAX;
 
+/// Byte offset of the entry with that index.
+#[inline]
+fn place(layout: &Ring, index: u32) -> usize {
+    let slot = (index & (layout.entries - 1)) as usize;
+    layout.entries_offset as usize + slot * CQE_STRIDE as usize
+}
+
 /// The completion queue as its owner polls it.
 #[derive(Debug)]
 pub struct CompletionQueue {
@@ -120,16 +127,14 @@ impl CompletionQueue {
     /// Byte offset of the entry with that index, if the device wrote it.
     #[inline]
     fn written(&self, index: u32) -> Option<usize> {
-        let entries = self.layout.entries;
-        let slot = (index & (entries - 1)) as usize;
-        let entry = self.layout.entries_offset as usize + slot * CQE_STRIDE as usize;
+        let entry = place(&self.layout, index);
 
         // Acquire: the rest of the entry was written before its phase.
         let seen = self
             .memory
             .byte(entry + PHASE_OFFSET)
             .load(Ordering::Acquire);
-        (seen == phase(index, entries)).then_some(entry)
+        (seen == phase(index, self.layout.entries)).then_some(entry)
     }
 
     /// The next completion, if there is one.
@@ -186,6 +191,42 @@ impl CompletionQueue {
                 .word(self.layout.header_offset as usize + offset::DRIVER_INDEX)
                 .store(self.next.to_le(), Ordering::Release);
         }
+    }
+
+    /// Fills another ring, in zeroed memory, before the device is told of it: what it takes over from
+    /// the consumer, and entries of which none is valid. The queue changes only by
+    /// [`CompletionQueue::move_to`].
+    pub fn prepare(&self, memory: &Shared, layout: &Ring) {
+        assert!(layout.stride == CQE_STRIDE && layout.entries.is_power_of_two());
+        let header = layout.header_offset as usize;
+        memory
+            .word(header + offset::DRIVER_INDEX)
+            .store(self.next.to_le(), Ordering::Relaxed);
+        memory
+            .word(header + offset::ARM)
+            .store(self.arm.raw().to_le(), Ordering::Relaxed);
+        for ahead in 0..layout.entries {
+            let index = self.next.wrapping_add(ahead);
+            memory
+                .byte(place(layout, index) + PHASE_OFFSET)
+                .store(phase(index, layout.entries) ^ 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Goes on in a ring that was prepared, and that the device writes to by now: puts there what is
+    /// in the old one, to which the device does not write any more.
+    pub fn move_to(&mut self, memory: Shared, layout: Ring) {
+        for ahead in 0..self.layout.entries {
+            let index = self.next.wrapping_add(ahead);
+            let Some(entry) = self.written(index) else {
+                break;
+            };
+            let mut cqe: Cqe = self.memory.read(entry);
+            cqe.phase = phase(index, layout.entries);
+            memory.write(place(&layout, index), &cqe);
+        }
+        (self.memory, self.layout) = (memory, layout);
+        self.published = self.next;
     }
 
     /// Asks for one event: for any completion, or for a solicited one or an error.
@@ -414,6 +455,69 @@ mod tests {
         assert_eq!(polled.pop().unwrap().wr_id.get(), 52);
         polled.detach_shared(srq.receives());
         assert!(polled.shared.is_empty());
+    }
+
+    #[test]
+    fn what_was_not_polled_moves_to_another_ring() {
+        // Old and new entries; polled before, and written but not polled.
+        let cases = [
+            (4, 16, 3, 4),
+            (16, 4, 13, 4),
+            (8, 8, 21, 8),
+            (16, 2, 30, 0),
+            (2, 64, 7, 2),
+            (64, 1, 100, 1),
+        ];
+        for (old, new, before, left) in cases {
+            let (_buffer, memory, layout) = ring(old, CQE_STRIDE);
+            let mut polled = CompletionQueue::new(memory, layout);
+            let (_requests, queue) = requests(&mut polled, 0, 400);
+            let write = |memory: &Shared, entries, indices: core::ops::Range<u32>| {
+                for index in indices {
+                    put(memory, index, entries, Name { queue, index }, 1);
+                }
+            };
+            for index in 0..before {
+                write(&memory, old, index..index + 1);
+                assert!(polled.pop().is_some());
+            }
+            polled.publish();
+            polled.request_event(true);
+            write(&memory, old, before..before + left);
+
+            let (_other, fresh, other) = ring(new, CQE_STRIDE);
+            polled.prepare(&fresh, &other);
+            let word = |at| fresh.word(at).load(Ordering::Relaxed);
+            assert_eq!(word(offset::DRIVER_INDEX), before);
+            assert_eq!(word(offset::ARM), polled.arm.raw());
+            // The device goes on before the consumer does.
+            write(&fresh, new, before + left..before + new);
+            polled.move_to(fresh, other);
+            let taken: Vec<_> = core::iter::from_fn(|| polled.pop())
+                .map(|cqe| cqe.wr_id.get())
+                .collect();
+            let expected: Vec<_> = (before..before + new.max(left)).map(u64::from).collect();
+            assert_eq!(taken, expected, "from {old} to {new}");
+            polled.publish();
+            assert_eq!(word(offset::DRIVER_INDEX), before + new);
+            write(&fresh, new, before + new..before + new + 1);
+            assert!(polled.pop().is_some() && polled.pop().is_none());
+        }
+    }
+
+    #[test]
+    fn what_was_forgotten_stays_so_in_another_ring() {
+        let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+        let mut polled = CompletionQueue::new(memory, layout);
+        let (_requests, queue) = requests(&mut polled, 100, 4);
+        put(&memory, 0, 4, Name { queue, index: 0 }, 7);
+        put(&memory, 1, 4, Name { queue, index: 1 }, 8);
+        polled.forget(7);
+        let (_other, fresh, other) = ring(2, CQE_STRIDE);
+        polled.prepare(&fresh, &other);
+        polled.move_to(fresh, other);
+        assert_eq!(polled.pop().unwrap().wr_id.get(), 101);
+        assert!(polled.pop().is_none());
     }
 
     #[test]

@@ -2,9 +2,12 @@
 
 //! Completion queues: their life and their events. Polling is in [`super::poll`].
 
+use super::allocator::{Allocator, Resource};
 use super::context::Context;
+use super::pd::Pd;
 use super::{allocate, fail, poll, release};
 use crate::doorbell::Doorbell;
+use crate::ffi::Opaque;
 use crate::ffi::command::*;
 use crate::ffi::driver::verbs_cq;
 use crate::ffi::functions::*;
@@ -16,7 +19,6 @@ use crate::spinlock::SpinLock;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::{self, size_of};
-#[cfg(feature = "pabi65")]
 use core::ptr;
 use vrnic_wire::abi::{CreateCqRequest, CreateCqResponse, Ring};
 use vrnic_wire::completion::{CQE_STRIDE, Cqe};
@@ -34,8 +36,9 @@ pub struct Cq {
     pub(super) patience: Patience,
     /// Of the context, which outlives the completion queue.
     doorbell: *const Doorbell,
-    /// Holds the ring; must outlive it.
-    _buffer: Buffer,
+    /// Holds the ring; must outlive it. Locked only while `queue` is.
+    buffer: SpinLock<Buffer>,
+    allocator: Allocator,
 }
 
 impl Cq {
@@ -68,15 +71,8 @@ impl Cq {
     }
 }
 
-/// A completion queue for `cqe` completions that the kernel does not know yet, and its ring.
-///
-/// # Safety
-///
-/// The verbs contract: an open context.
-unsafe fn prepare(
-    context: *mut ibv_context,
-    cqe: u32,
-) -> Result<(*mut Cq, CreateCqRequest), c_int> {
+/// A ring for `cqe` completions in a buffer of its own, and what the kernel is told of it.
+fn prepare_ring(cqe: u32, allocator: &Allocator) -> Result<(Buffer, CreateCqRequest), c_int> {
     if cqe == 0 || cqe > MAX_ENTRIES {
         return Err(libc::EINVAL);
     }
@@ -87,7 +83,7 @@ unsafe fn prepare(
         stride: CQE_STRIDE,
     };
     let length = ring.entries_offset as usize + ring.entries as usize * CQE_STRIDE as usize;
-    let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
+    let buffer = allocator.allocate(length)?;
     let request = CreateCqRequest {
         comp_mask: 0,
         reserved_20: [0; 4],
@@ -95,6 +91,23 @@ unsafe fn prepare(
         buf_length: buffer.length() as u64,
         ring,
     };
+    Ok((buffer, request))
+}
+
+/// A completion queue for `cqe` completions that the kernel does not know yet, and its ring.
+///
+/// # Safety
+///
+/// The verbs contract: an open context, and null or a parent domain.
+unsafe fn prepare(
+    context: *mut ibv_context,
+    cqe: u32,
+    domain: *mut ibv_pd,
+) -> Result<(*mut Cq, CreateCqRequest), c_int> {
+    // SAFETY: By contract.
+    let allocator = unsafe { Allocator::of(domain, Resource::CompletionQueue) };
+    let (buffer, request) = prepare_ring(cqe, &allocator)?;
+    let ring = request.ring;
     // SAFETY: The buffer is kept beside the queue and dropped after it.
     let queue = CompletionQueue::new(unsafe { buffer.shared() }, ring);
     let cq = allocate(Cq {
@@ -108,7 +121,8 @@ unsafe fn prepare(
         patience: unsafe { Context::patience(context) },
         // SAFETY: As above.
         doorbell: unsafe { Context::doorbell(context) },
-        _buffer: buffer,
+        buffer: SpinLock::new(buffer),
+        allocator,
     });
     if cq.is_null() {
         return Err(libc::ENOMEM);
@@ -124,7 +138,7 @@ pub unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: The verbs contract.
-    let prepared = unsafe { prepare(context, u32::try_from(cqe).unwrap_or(0)) };
+    let prepared = unsafe { prepare(context, u32::try_from(cqe).unwrap_or(0), ptr::null_mut()) };
     let (cq, request) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
@@ -171,8 +185,16 @@ pub unsafe extern "C" fn create_cq_ex(
     if flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
         return fail(libc::EOPNOTSUPP);
     }
+    let domain = match attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD {
+        0 => ptr::null_mut(),
+        _ => attr.parent_domain,
+    };
+    // SAFETY: The verbs contract: null or a domain of this provider.
+    if unsafe { domain.cast::<Pd>().as_ref() }.is_some_and(|domain| !domain.is_parent()) {
+        return fail(libc::EINVAL);
+    }
     // SAFETY: The verbs contract.
-    let (cq, request) = match unsafe { prepare(context, attr.cqe) } {
+    let (cq, request) = match unsafe { prepare(context, attr.cqe, domain) } {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };
@@ -204,6 +226,55 @@ pub unsafe extern "C" fn create_cq_ex(
         poll::set_operations((*cq).extended(), wc_flags);
     }
     cq.cast()
+}
+
+/// Moves a queue to a ring for `cqe` completions. Nobody polls meanwhile.
+///
+/// # Safety
+///
+/// The verbs contract.
+unsafe fn resize(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
+    // SAFETY: By contract.
+    let this = unsafe { Cq::of(cq) };
+    let (buffer, request) = prepare_ring(u32::try_from(cqe).unwrap_or(0), &this.allocator)?;
+    // SAFETY: Dropped before the buffer, or kept beside it.
+    let memory = unsafe { buffer.shared() };
+    let ring = request.ring;
+    let mut cmd = WithDriver::<ibv_resize_cq, _>::new(request);
+    let mut resp = ib_uverbs_resize_cq_resp::default();
+    let mut queue = this.queue.lock();
+    queue.prepare(&memory, &ring);
+    // SAFETY: By contract; the command is followed by the driver's part.
+    let error = unsafe {
+        ibv_cmd_resize_cq(
+            cq,
+            cqe,
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            &raw mut resp,
+            size_of_val(&resp),
+        )
+    };
+    if error != 0 {
+        return Err(error);
+    }
+    queue.move_to(memory, ring);
+    // The device has let go of the old one.
+    *this.buffer.lock() = buffer;
+    Ok(())
+}
+
+/// Gives a completion queue another size.
+pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: The verbs contract.
+    unsafe { resize(cq, cqe) }.err().unwrap_or(0)
+}
+
+/// Sets how long events of a completion queue are held back.
+pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut Opaque) -> c_int {
+    let mut cmd = ibv_modify_cq::default();
+    // SAFETY: The verbs contract.
+    unsafe { ibv_cmd_modify_cq(cq, attr, &raw mut cmd, size_of_val(&cmd)) }
 }
 
 /// Destroys a completion queue.

@@ -8,6 +8,7 @@
 //! Every `SAFETY` comment in these modules that speaks of the *verbs contract* means that.
 
 pub mod ah;
+pub mod allocator;
 pub mod context;
 pub mod cq;
 pub mod mr;
@@ -50,6 +51,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     destroy_srq: Some(srq::destroy_srq),
     detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),
     free_context: Some(context::free_context),
+    modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_srq: Some(srq::modify_srq),
     poll_cq: Some(poll::poll_cq),
@@ -63,6 +65,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     reg_mr: Some(mr::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),
+    resize_cq: Some(cq::resize_cq),
     ..verbs_context_ops::EMPTY
 };
 

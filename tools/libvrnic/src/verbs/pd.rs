@@ -2,6 +2,7 @@
 
 //! Protection domains, thread domains, and parent domains that join the two.
 
+use super::allocator::Callbacks;
 use super::{allocate, fail, release};
 use crate::ffi::command::*;
 use crate::ffi::functions::*;
@@ -17,13 +18,15 @@ pub struct Pd {
     pd: UnsafeCell<ibv_pd>,
     /// A parent domain: what it joins. Never changes.
     parent_of: Option<Joined>,
-    /// Parent domains that refer to this domain.
+    /// What refers to this domain: parent domains, and objects whose rings come from its allocator.
     users: AtomicU32,
 }
 
 struct Joined {
     pd: *const Pd,
     td: *const Td,
+    /// The application's allocator.
+    callbacks: Option<Callbacks>,
 }
 
 /// A thread domain: the application says that one thread at a time uses its objects.
@@ -56,6 +59,31 @@ impl Pd {
         let pd = unsafe { pd.cast::<Self>().as_ref() };
         pd.and_then(|pd| pd.parent_of.as_ref())
             .is_some_and(|joined| !joined.td.is_null())
+    }
+
+    /// Whether this is a parent domain.
+    pub fn is_parent(&self) -> bool {
+        self.parent_of.is_some()
+    }
+
+    /// The application's allocator, if the domain has one.
+    pub fn callbacks(&self) -> Option<&Callbacks> {
+        self.parent_of.as_ref()?.callbacks.as_ref()
+    }
+
+    /// The domain as C knows it.
+    pub fn as_raw(&self) -> *mut ibv_pd {
+        self.pd.get()
+    }
+
+    /// Has one user more.
+    pub fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has one user less, whose last use of the domain this is.
+    pub fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -95,7 +123,7 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
             return libc::EBUSY;
         }
         if let Some(joined) = &(*pd).parent_of {
-            (*joined.pd).users.fetch_sub(1, Ordering::Release);
+            (*joined.pd).remove_user();
             if let Some(td) = joined.td.as_ref() {
                 td.users.fetch_sub(1, Ordering::Release);
             }
@@ -139,7 +167,7 @@ pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     0
 }
 
-/// Joins a protection domain and a thread domain. Allocators of the application are not supported.
+/// Joins a protection domain and a thread domain, or gives a domain an allocator of the application.
 pub unsafe extern "C" fn alloc_parent_domain(
     _context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -149,22 +177,32 @@ pub unsafe extern "C" fn alloc_parent_domain(
     if attr.pd.is_null() {
         return fail(libc::EINVAL);
     }
-    if attr.comp_mask != 0 {
+    if attr.comp_mask
+        & !(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+        != 0
+    {
         return fail(libc::EOPNOTSUPP);
     }
+    let Ok(callbacks) = Callbacks::new(&attr) else {
+        return fail(libc::EINVAL);
+    };
     let (contained, td) = (attr.pd.cast::<Pd>(), attr.td.cast::<Td>());
     // SAFETY: The verbs contract: domains of this provider, which outlive the new one.
     unsafe {
         if (*contained).parent_of.is_some() {
             return fail(libc::EINVAL);
         }
-        let parent = allocate(Pd::new(Some(Joined { pd: contained, td })));
+        let parent = allocate(Pd::new(Some(Joined {
+            pd: contained,
+            td,
+            callbacks,
+        })));
         if parent.is_null() {
             return ptr::null_mut();
         }
         // To the kernel it is the protection domain that it contains.
         *(*parent).pd.get() = *attr.pd;
-        (*contained).users.fetch_add(1, Ordering::Relaxed);
+        (*contained).add_user();
         if let Some(td) = td.as_ref() {
             td.users.fetch_add(1, Ordering::Relaxed);
         }

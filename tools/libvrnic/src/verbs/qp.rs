@@ -2,6 +2,7 @@
 
 //! Queue pairs: their life and their state. Posting is in [`super::post`] and [`super::wr`].
 
+use super::allocator::{Allocator, Resource};
 use super::context::Context;
 use super::cq::Cq;
 use super::pd::Pd;
@@ -240,7 +241,8 @@ unsafe fn prepare(
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
     let (sq, rq, length) = lay_out(&cap, max_inline)?;
-    let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
+    // SAFETY: By contract.
+    let buffer = unsafe { Allocator::of(attr.pd, Resource::QueuePair) }.allocate(length)?;
     let request = CreateQpRequest {
         comp_mask: 0,
         reserved_20: [0; 4],
@@ -339,7 +341,12 @@ pub unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: The verbs contract: the caller's alone for the time of the call.
-    let attr = unsafe { &mut *attr };
+    let asked_for = unsafe { &mut *attr };
+    let mut attr = *asked_for;
+    // There are none that it could have, but to ask for none is no mistake.
+    if attr.create_flags == 0 {
+        attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    }
     if attr.comp_mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
         return fail(libc::EOPNOTSUPP);
     }
@@ -358,7 +365,7 @@ pub unsafe extern "C" fn create_qp_ex(
     }
 
     // SAFETY: The verbs contract.
-    let (qp, request) = match unsafe { prepare(context, attr, opcodes) } {
+    let (qp, request) = match unsafe { prepare(context, &attr, opcodes) } {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };
@@ -370,7 +377,7 @@ pub unsafe extern "C" fn create_qp_ex(
         let error = ibv_cmd_create_qp_ex(
             context,
             qp.cast(),
-            attr,
+            &raw mut attr,
             &raw mut cmd.core,
             size_of_val(&cmd),
             &raw mut resp.core,
@@ -387,6 +394,7 @@ pub unsafe extern "C" fn create_qp_ex(
         send.ring().outstanding().set_qpn(number);
         receive.ring().outstanding().set_qpn(number);
         // The strides may hold more than was asked for, and the kernel says how much of it is given.
+        asked_for.cap = attr.cap;
         send.set_limits(attr.cap.max_send_sge, attr.cap.max_inline_data);
         receive.set_max_sge(attr.cap.max_recv_sge);
         drop((send, receive));

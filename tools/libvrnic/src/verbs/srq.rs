@@ -2,6 +2,7 @@
 
 //! Shared receive queues.
 
+use super::allocator::{Allocator, Resource};
 use super::pd::Pd;
 use super::post::{element, elements};
 use super::{allocate, errno_of, fail, release};
@@ -31,6 +32,7 @@ pub struct Srq {
     srq: UnsafeCell<ibv_srq>,
     place: SpinLock<Place>,
     receives: SharedReceives,
+    allocator: Allocator,
 }
 
 impl Srq {
@@ -51,7 +53,11 @@ impl Srq {
 }
 
 /// A ring for `max_wr` receives in a buffer of its own, and what the kernel is told of it.
-fn prepare(max_wr: u32, stride: u32) -> Result<(Buffer, CreateSrqRequest), c_int> {
+fn prepare(
+    max_wr: u32,
+    stride: u32,
+    allocator: &Allocator,
+) -> Result<(Buffer, CreateSrqRequest), c_int> {
     if max_wr == 0 || max_wr > MAX_ENTRIES || stride > MAX_STRIDE {
         return Err(libc::EINVAL);
     }
@@ -62,7 +68,7 @@ fn prepare(max_wr: u32, stride: u32) -> Result<(Buffer, CreateSrqRequest), c_int
         stride,
     };
     let length = ring.entries_offset as usize + ring.entries as usize * stride as usize;
-    let buffer = Buffer::new(length).ok_or(libc::ENOMEM)?;
+    let buffer = allocator.allocate(length)?;
     let request = CreateSrqRequest {
         comp_mask: 0,
         reserved_20: [0; 4],
@@ -81,7 +87,10 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
         return fail(libc::EINVAL);
     }
     let max_sge = attr.attr.max_sge;
-    let (buffer, request) = match prepare(attr.attr.max_wr, receive_stride(max_sge)) {
+    // SAFETY: The verbs contract.
+    let allocator = unsafe { Allocator::of(pd, Resource::SharedReceiveQueue) };
+    let prepared = prepare(attr.attr.max_wr, receive_stride(max_sge), &allocator);
+    let (buffer, request) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };
@@ -103,6 +112,7 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
         srq: UnsafeCell::new(unsafe { mem::zeroed() }),
         place,
         receives,
+        allocator,
     });
     if srq.is_null() {
         return fail(libc::ENOMEM);
@@ -140,7 +150,7 @@ unsafe fn resize(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> Res
     // SAFETY: By contract.
     let (this, max_wr) = unsafe { (Srq::of(srq), (*attr).max_wr) };
     let mut place = this.place.lock();
-    let (buffer, request) = prepare(max_wr, place.queue.stride())?;
+    let (buffer, request) = prepare(max_wr, place.queue.stride(), &this.allocator)?;
     // SAFETY: Dropped before the buffer, or kept beside it.
     let memory = unsafe { buffer.shared() };
     let ring = request.ring;

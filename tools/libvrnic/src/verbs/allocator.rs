@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Where the memory of rings comes from: this provider maps it, or the application's allocator of a
+//! parent domain gives it (`ibv_alloc_parent_domain(3)`).
+
+use super::pd::Pd;
+use crate::ffi::verbs::*;
+use crate::memory::{Buffer, Lender, page_size, whole_pages};
+use alloc::boxed::Box;
+use core::ffi::{c_int, c_void};
+use core::ptr::{self, NonNull};
+use vrnic_wire::abi::DRIVER_ID;
+
+/// What the application's allocator answers to have the provider map the memory.
+const USE_DEFAULT: *mut c_void = ptr::without_provenance_mut(usize::MAX);
+
+/// The application's functions.
+#[derive(Copy, Clone, Debug)]
+pub struct Callbacks {
+    alloc: AllocBuffer,
+    free: FreeBuffer,
+    context: *mut c_void,
+}
+
+impl Callbacks {
+    /// Those that a new parent domain is to have, or none. `Err` if one of two is missing.
+    pub fn new(attr: &ibv_parent_domain_init_attr) -> Result<Option<Self>, ()> {
+        if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS == 0 {
+            return Ok(None);
+        }
+        let context = match attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT {
+            0 => ptr::null_mut(),
+            _ => attr.pd_context,
+        };
+        Ok(Some(Self {
+            alloc: attr.alloc.ok_or(())?,
+            free: attr.free.ok_or(())?,
+            context,
+        }))
+    }
+}
+
+/// What a buffer is for, as the application's allocator is told in the lower half of
+/// `resource_type`; the upper one is the driver's number.
+#[derive(Copy, Clone, Debug)]
+pub enum Resource {
+    /// The send and the receive ring of a queue pair.
+    QueuePair = 1,
+    /// The ring of a completion queue.
+    CompletionQueue = 2,
+    /// The ring of a shared receive queue.
+    SharedReceiveQueue = 3,
+}
+
+impl Resource {
+    fn to_c(self) -> u64 {
+        u64::from(DRIVER_ID) << 32 | self as u64
+    }
+}
+
+/// Where an object's rings come from. Keeps the parent domain from going if it is that.
+#[derive(Debug)]
+pub struct Allocator {
+    domain: Option<NonNull<Pd>>,
+    resource: Resource,
+}
+
+// SAFETY: The domain outlives its users, and its functions may be called by any thread: the
+// application answers for them (`ibv_alloc_parent_domain(3)`).
+unsafe impl Send for Allocator {}
+// SAFETY: As above.
+unsafe impl Sync for Allocator {}
+
+impl Allocator {
+    /// That of a domain.
+    ///
+    /// # Safety
+    ///
+    /// The verbs contract: null or a domain of this provider.
+    pub unsafe fn of(pd: *mut ibv_pd, resource: Resource) -> Self {
+        // Every domain of this provider is a `Pd`.
+        let domain = NonNull::new(pd.cast::<Pd>())
+            // SAFETY: By contract.
+            .filter(|pd| unsafe { pd.as_ref() }.callbacks().is_some());
+        if let Some(domain) = domain {
+            // SAFETY: As above.
+            unsafe { domain.as_ref() }.add_user();
+        }
+        Self { domain, resource }
+    }
+
+    fn domain(&self) -> Option<&Pd> {
+        // SAFETY: It does not go before its users.
+        self.domain
+            .as_ref()
+            .map(|domain| unsafe { domain.as_ref() })
+    }
+
+    /// The domain with an allocator, and that.
+    fn callbacks(&self) -> Option<(&Pd, Callbacks)> {
+        let domain = self.domain()?;
+        Some((domain, *domain.callbacks()?))
+    }
+
+    /// Zeroed memory of at least `length` bytes, whole pages.
+    pub fn allocate(&self, length: usize) -> Result<Buffer, c_int> {
+        let Some((domain, callbacks)) = self.callbacks() else {
+            return Buffer::new(length).ok_or(libc::ENOMEM);
+        };
+        let length = whole_pages(length).ok_or(libc::ENOMEM)?;
+        // SAFETY: The application's function, with arguments as the manual describes them.
+        let memory = unsafe {
+            (callbacks.alloc)(
+                domain.as_raw(),
+                callbacks.context,
+                length,
+                page_size(),
+                self.resource.to_c(),
+            )
+        };
+        if memory == USE_DEFAULT {
+            return Buffer::new(length).ok_or(libc::ENOMEM);
+        }
+        let memory = NonNull::new(memory.cast()).ok_or(libc::ENOMEM)?;
+        if !memory.addr().get().is_multiple_of(page_size()) {
+            self.take_back(memory);
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: As long as was asked for and aligned to pages, and ours until the application
+        // frees it.
+        unsafe { Buffer::lent(memory, length, Box::new(self.clone())) }.ok_or(libc::ENOMEM)
+    }
+}
+
+impl Clone for Allocator {
+    fn clone(&self) -> Self {
+        if let Some(domain) = self.domain() {
+            domain.add_user();
+        }
+        Self { ..*self }
+    }
+}
+
+impl Lender for Allocator {
+    fn take_back(&self, memory: NonNull<u8>) {
+        if let Some((domain, callbacks)) = self.callbacks() {
+            // SAFETY: The application's function; the memory came from its other one.
+            unsafe {
+                (callbacks.free)(
+                    domain.as_raw(),
+                    callbacks.context,
+                    memory.as_ptr().cast(),
+                    self.resource.to_c(),
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Allocator {
+    fn drop(&mut self) {
+        if let Some(domain) = self.domain() {
+            domain.remove_user();
+        }
+    }
+}
