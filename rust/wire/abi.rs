@@ -101,7 +101,7 @@ impl From<RingLayout> for Ring {
     }
 }
 
-/// Request of CREATE_CQ.
+/// Request of CREATE_CQ, and of RESIZE_CQ.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateCqRequest {

@@ -60,6 +60,10 @@ wire_enum! {
         CreateCq = 0x0040,
         /// [`DestroyCq`].
         DestroyCq = 0x0041,
+        /// [`ResizeCq`].
+        ResizeCq = 0x0042,
+        /// [`ModifyCq`].
+        ModifyCq = 0x0043,
         /// [`CreateQp`].
         CreateQp = 0x0050,
         /// [`ModifyQp`].
@@ -608,6 +612,35 @@ pub struct DestroyCq {
     pub reserved: U32,
 }
 command!(DestroyCq => Empty, DestroyCq, 8);
+
+/// Moves a completion queue to another ring, in which no entry is valid. What was written before
+/// stands in the old one, and counts as entries of the new one.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ResizeCq {
+    /// Number of the completion queue.
+    pub cqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// The new ring.
+    pub ring: RingLayout,
+    /// Buffer of the new ring; offset 0.
+    pub pages: PageList,
+}
+command!(ResizeCq => Empty, ResizeCq, 56);
+
+/// Says how events of a completion queue are held back.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ModifyCq {
+    /// Number of the completion queue.
+    pub cqn: U32,
+    /// Completions that an event waits for; with 0 or 1 none is held back.
+    pub count: U16,
+    /// Microseconds that an event waits at most; with 0 none is held back.
+    pub period: U16,
+}
+command!(ModifyCq => Empty, ModifyCq, 8);
 
 /// Bits of [`CreateQp::flags`].
 pub mod qp_flags {

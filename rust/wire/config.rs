@@ -44,6 +44,9 @@ pub const F_SHARED_RECEIVE_QUEUES: u32 = 4;
 /// global visibility, and atomic writes.
 pub const F_MEMORY_PLACEMENT: u32 = 5;
 
+/// Feature bit: the device moves completion queues to other rings, and holds back their events.
+pub const F_COMPLETION_QUEUE_CHANGES: u32 = 6;
+
 /// Feature bit: the device has multicast groups.
 pub const F_MULTICAST: u32 = 7;
 

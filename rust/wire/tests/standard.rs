@@ -212,6 +212,8 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::CreateCq { context, vector, ring, pages }
         command::CqCreated { cqn, reserved }
         command::DestroyCq { cqn, reserved }
+        command::ResizeCq { cqn, reserved, ring, pages }
+        command::ModifyCq { cqn, count, period }
         command::CreateQp {
             context, pd, qp_type, flags, max_send_sge, max_recv_sge, max_inline, send_cqn,
             recv_cqn, send_ring, recv_ring, pages, srqn, reserved,
@@ -402,7 +404,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_": config {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
-            F_MULTICAST, F_PORT_STATE,
+            F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -588,6 +590,8 @@ fn commands_agree() {
             row::<command::DeallocateMw>(),
             row::<command::CreateCq>(),
             row::<command::DestroyCq>(),
+            row::<command::ResizeCq>(),
+            row::<command::ModifyCq>(),
             row::<command::CreateQp>(),
             row::<command::ModifyQp>(),
             row::<command::QueryQp>(),

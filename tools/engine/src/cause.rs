@@ -143,6 +143,8 @@ causes! {
     CqFailed = 65 => "completion queue of the queue pair failed",
     /// The shared receive queue failed before.
     SrqFailed = 66 => "shared receive queue failed",
+    /// The new ring of a completion queue has too few entries.
+    CqTooSmall = 67 => "completions that were not read do not fit the new ring",
     /// The opcode means nothing, or not for this type of queue pair.
     WqeOpcode = 70 => "work request opcode is not valid for the queue pair",
     /// The flags mean nothing, or not for this opcode.

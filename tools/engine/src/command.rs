@@ -3,6 +3,7 @@
 //! Control commands: from bytes to typed requests, and back.
 
 mod context;
+mod cq;
 pub(crate) mod memory;
 mod multicast;
 mod port;
@@ -21,8 +22,9 @@ use vrnic_wire::{
         self, AllocateMr, AllocateMw, AttachMulticast, ClearGid, Command, CommandCode,
         CommandHeader, CreateContext, CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw,
         DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast,
-        ModifyQp, ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
-        ReplyHeader, ReregisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
+        ModifyCq, ModifyQp, ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq,
+        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
+        SetPortState, Status,
     },
     counter::Counter,
     memory::PageList,
@@ -92,6 +94,7 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
         CommandCode::ReregisterMr => ReregisterMr::read_from_bytes(body).ok()?.pages,
         CommandCode::AllocateMr => AllocateMr::read_from_bytes(body).ok()?.table,
         CommandCode::CreateCq => CreateCq::read_from_bytes(body).ok()?.pages,
+        CommandCode::ResizeCq => ResizeCq::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateQp => CreateQp::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateSrq => CreateSrq::read_from_bytes(body).ok()?.pages,
         CommandCode::ResizeSrq => ResizeSrq::read_from_bytes(body).ok()?.pages,
@@ -137,6 +140,8 @@ fn dispatch<M: Memory>(
         CommandCode::DeallocateMw => run::<DeallocateMw, M>,
         CommandCode::CreateCq => run::<CreateCq, M>,
         CommandCode::DestroyCq => run::<DestroyCq, M>,
+        CommandCode::ResizeCq => run::<ResizeCq, M>,
+        CommandCode::ModifyCq => run::<ModifyCq, M>,
         CommandCode::CreateQp => run::<CreateQp, M>,
         CommandCode::ModifyQp => run::<ModifyQp, M>,
         CommandCode::QueryQp => run::<QueryQp, M>,

@@ -2,8 +2,9 @@
 
 //! Completion queues.
 
-use crate::{cause::Cause, inspect::CqSnapshot, memory::Memory, ring::Ring};
+use crate::{cause::Cause, inspect::CqSnapshot, memory::Memory, ring::Ring, time::Instant};
 use rustc_hash::FxHashSet;
+use std::time::Duration;
 use vrnic_wire::{
     completion::{Cqe, PHASE_OFFSET, Status},
     ring,
@@ -29,7 +30,42 @@ pub(crate) struct Cq {
     pub(crate) event_waits: bool,
     /// Completions since the arm word was last looked at.
     unannounced: Announcement,
+    /// The producer index then.
+    announced: u32,
+    /// How long events are held back.
+    moderation: Moderation,
+    /// An event that is held back.
+    held: Option<Held>,
+    /// When it is looked at next because of that.
+    pub(crate) reminder: Option<Instant>,
     failed: bool,
+}
+
+/// How long events are held back: until there are so many completions, but no longer than that time.
+#[derive(Copy, Clone, Debug, Default)]
+pub(crate) struct Moderation {
+    pub(crate) count: u32,
+    pub(crate) period: Duration,
+}
+
+/// An event that is held back.
+#[derive(Copy, Clone, Debug)]
+struct Held {
+    /// Completions so far.
+    completions: u32,
+    /// When it is raised at the latest.
+    due: Instant,
+}
+
+/// What to do about an event.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// Nothing.
+    Nothing,
+    /// Raise it.
+    Raise,
+    /// Look at the queue again at that time.
+    Wait(Instant),
 }
 
 /// What completions have been written since the arm word was last looked at.
@@ -69,6 +105,10 @@ impl Cq {
             notified: 0,
             event_waits: false,
             unannounced: Announcement::Nothing,
+            announced: 0,
+            moderation: Moderation::default(),
+            held: None,
+            reminder: None,
             failed: false,
         }
     }
@@ -131,21 +171,84 @@ impl Cq {
         let _ = self.ring.set_device_index(self.producer, memory);
     }
 
-    /// Looks at the arm word, after a fence that followed the completions. Whether an event has to
-    /// be raised.
-    pub(crate) fn take_event<M: Memory>(&mut self, memory: &M) -> bool {
+    /// Looks at the arm word, after a fence that followed the completions.
+    pub(crate) fn take_event<M: Memory>(&mut self, now: Instant, memory: &M) -> Notice {
         let what = std::mem::replace(&mut self.unannounced, Announcement::Nothing);
         if what == Announcement::Nothing {
-            return false;
+            return Notice::Nothing;
         }
+        let fresh = self.producer.wrapping_sub(self.announced);
+        self.announced = self.producer;
         let Ok(arm) = self.ring.arm(memory) else {
-            return false;
+            return Notice::Nothing;
         };
-        if arm.sequence() == self.notified || !arm.wants(what == Announcement::Solicited) {
-            return false;
+        match &mut self.held {
+            Some(held) => held.completions = held.completions.saturating_add(fresh),
+            None if arm.sequence() == self.notified
+                || !arm.wants(what == Announcement::Solicited) =>
+            {
+                return Notice::Nothing;
+            }
+            None => {
+                self.held = Some(Held {
+                    completions: fresh,
+                    due: now + self.moderation.period,
+                });
+            }
         }
-        self.notified = arm.sequence();
-        !std::mem::replace(&mut self.event_waits, true)
+        self.release(arm, now)
+    }
+
+    /// Lets the event that is held back go, if there is one and it is time.
+    fn release(&mut self, arm: ring::Arm, now: Instant) -> Notice {
+        let Some(held) = self.held else {
+            return Notice::Nothing;
+        };
+        if held.completions < self.moderation.count && now < held.due {
+            return Notice::Wait(held.due);
+        }
+        self.held = None;
+        if std::mem::replace(&mut self.notified, arm.sequence()) == arm.sequence() {
+            return Notice::Nothing;
+        }
+        if std::mem::replace(&mut self.event_waits, true) {
+            Notice::Nothing
+        } else {
+            Notice::Raise
+        }
+    }
+
+    /// Looks whether the event that is held back is due.
+    pub(crate) fn look_at_held<M: Memory>(&mut self, now: Instant, memory: &M) -> Notice {
+        match self.ring.arm(memory) {
+            Ok(arm) => self.release(arm, now),
+            Err(_) => Notice::Nothing,
+        }
+    }
+
+    /// Holds events back in another way from now on. One that is held back is due.
+    pub(crate) fn moderate(&mut self, moderation: Moderation, now: Instant) {
+        self.moderation = moderation;
+        if let Some(held) = &mut self.held {
+            held.due = now;
+        }
+    }
+
+    /// Goes on in another ring, in which what was written so far has its places.
+    pub(crate) fn resize<M: Memory>(&mut self, ring: Ring, memory: &M) -> Result<(), Cause> {
+        if self.failed {
+            return Err(Cause::CqFailed);
+        }
+        let consumer = ring.driver_index(memory).map_err(|_| Cause::RingUnmapped)?;
+        let unread = ring::used(self.producer, consumer, self.ring.entries());
+        if unread.ok_or(Cause::CqConsumer)? > ring.entries() {
+            return Err(Cause::CqTooSmall);
+        }
+        ring.set_device_index(self.producer, memory)
+            .map_err(|_| Cause::RingUnmapped)?;
+        self.consumer = consumer;
+        self.ring = ring;
+        Ok(())
     }
 
     /// What it is doing, for people.

@@ -92,6 +92,8 @@ pub struct Features {
     pub shared_receive_queues: bool,
     /// [`config::F_MEMORY_PLACEMENT`].
     pub memory_placement: bool,
+    /// [`config::F_COMPLETION_QUEUE_CHANGES`].
+    pub completion_queue_changes: bool,
     /// [`config::F_MULTICAST`].
     pub multicast: bool,
     /// [`config::F_PORT_STATE`].
@@ -106,6 +108,7 @@ impl Features {
         reregistration: true,
         shared_receive_queues: true,
         memory_placement: true,
+        completion_queue_changes: true,
         multicast: true,
         port_state: true,
     };
@@ -118,6 +121,7 @@ impl Features {
             reregistration: bits & 1 << config::F_REREGISTRATION != 0,
             shared_receive_queues: bits & 1 << config::F_SHARED_RECEIVE_QUEUES != 0,
             memory_placement: bits & 1 << config::F_MEMORY_PLACEMENT != 0,
+            completion_queue_changes: bits & 1 << config::F_COMPLETION_QUEUE_CHANGES != 0,
             multicast: bits & 1 << config::F_MULTICAST != 0,
             port_state: bits & 1 << config::F_PORT_STATE != 0,
         }
@@ -130,6 +134,7 @@ impl Features {
             | (self.reregistration as u64) << config::F_REREGISTRATION
             | (self.shared_receive_queues as u64) << config::F_SHARED_RECEIVE_QUEUES
             | (self.memory_placement as u64) << config::F_MEMORY_PLACEMENT
+            | (self.completion_queue_changes as u64) << config::F_COMPLETION_QUEUE_CHANGES
             | (self.multicast as u64) << config::F_MULTICAST
             | (self.port_state as u64) << config::F_PORT_STATE
     }

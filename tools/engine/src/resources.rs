@@ -5,7 +5,7 @@
 use crate::{
     cause::Cause,
     counter::Counters,
-    cq::{Cq, Pushed},
+    cq::{Cq, Notice, Pushed},
     event::{AsyncEvents, CompletionEvents},
     explain::{Explanation, Happening, Record},
     gid::GidTable,
@@ -82,7 +82,10 @@ pub(crate) struct Resources {
     pub(crate) counters: Counters,
     pub(crate) async_events: AsyncEvents,
     pub(crate) completion_events: CompletionEvents,
+    /// Of queue pairs.
     pub(crate) timers: Timers,
+    /// Of completion queues whose events are held back.
+    pub(crate) held_events: Timers,
     pub(crate) bad_qkeys: u32,
     pub(crate) bad_pkeys: u32,
     /// What went wrong lately.
@@ -121,6 +124,7 @@ impl Resources {
             async_events: AsyncEvents::default(),
             completion_events: CompletionEvents::new(vectors),
             timers: Timers::default(),
+            held_events: Timers::default(),
             bad_qkeys: 0,
             bad_pkeys: 0,
             record: Record::default(),
@@ -221,17 +225,47 @@ impl Resources {
             }
         }
         memory.fence();
-        for cqn in self.unannounced.drain(..) {
-            let Some(cq) = self.cqs.get_mut(cqn) else {
-                continue;
-            };
-            if cq.take_event(memory) {
-                self.completion_events.raise(cq.vector, cqn);
-                self.counters.count(Counter::CompletionEvents);
-                raised = true;
+        let mut unannounced = std::mem::take(&mut self.unannounced);
+        for cqn in unannounced.drain(..) {
+            if let Some(cq) = self.cqs.get_mut(cqn) {
+                let notice = cq.take_event(self.now, memory);
+                raised |= self.heed(cqn, notice);
             }
         }
+        self.unannounced = unannounced;
         raised
+    }
+
+    /// Raises the events that were held back and are due.
+    pub(crate) fn release_events<M: Memory>(&mut self, memory: &M) {
+        while let Some((_, cqn)) = self.held_events.pop_due(self.now) {
+            self.look_at_held_event(cqn, memory);
+        }
+    }
+
+    /// Looks whether the event of a completion queue, which has no reminder, is due.
+    pub(crate) fn look_at_held_event<M: Memory>(&mut self, cqn: u32, memory: &M) {
+        if let Some(cq) = self.cqs.get_mut(cqn) {
+            cq.reminder = None;
+            let notice = cq.look_at_held(self.now, memory);
+            self.heed(cqn, notice);
+        }
+    }
+
+    /// Does what a completion queue says about its event. Whether that is raised.
+    fn heed(&mut self, cqn: u32, notice: Notice) -> bool {
+        let Some(cq) = self.cqs.get_mut(cqn) else {
+            return false;
+        };
+        match notice {
+            Notice::Nothing => {}
+            Notice::Wait(until) => self.held_events.remind(cqn, until, &mut cq.reminder),
+            Notice::Raise => {
+                self.completion_events.raise(cq.vector, cqn);
+                self.counters.count(Counter::CompletionEvents);
+            }
+        }
+        notice == Notice::Raise
     }
 
     /// Sends a segment, unless the port is down.

@@ -301,6 +301,7 @@ impl Rnic {
     /// Before the worker sleeps: announces it to all polled contexts and looks once more. If this
     /// gives `true` there is work after all, and the worker must not sleep.
     pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
+        self.resources.now = io.now;
         let told = self.settle(io);
         for &number in &self.polled {
             if let Some(context) = self.contexts.get(number)
@@ -435,12 +436,15 @@ impl Rnic {
                 self.qps.schedule(qpn);
             }
         }
+        self.resources.release_events(io.memory);
         self.settle(io);
     }
 
     /// When [`advance`](Self::advance) is to be called at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.resources.timers.next()
+        let resources = &self.resources;
+        let deadlines = [resources.timers.next(), resources.held_events.next()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Raises the completion events that are due, and tells queue pairs that their completion

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Timers of queue pairs.
+//! Timers.
 
 use crate::time::Instant;
 use std::{collections::BTreeSet, time::Duration};
 
-/// Reminders to look at queue pairs, in order of time.
+/// Reminders to look at objects of one kind, in order of time.
 ///
-/// Deadlines of queue pairs move with every acknowledgement, so they are not kept here. Each queue
-/// pair has at most one reminder, which is not later than its deadline; when it comes, the queue
-/// pair looks at its deadline and asks for another reminder if that is ahead.
+/// Deadlines of queue pairs move with every acknowledgement, so they are not kept here. Each object
+/// has at most one reminder, which is not later than its deadline; when it comes, the object is asked
+/// for its deadline, and gets another reminder if that is ahead.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     reminders: BTreeSet<(Instant, u32)>,
 }
 
 impl Timers {
-    /// Asks for a reminder to look at queue pair `qpn`. `reminder` is when the queue pair is going
-    /// to be reminded already, and is updated.
-    pub(crate) fn remind(&mut self, qpn: u32, at: Instant, reminder: &mut Option<Instant>) {
+    /// Asks for a reminder to look at object `number`. `reminder` is when it is going to be looked at
+    /// already, and is updated.
+    pub(crate) fn remind(&mut self, number: u32, at: Instant, reminder: &mut Option<Instant>) {
         if reminder.is_none_or(|existing| at < existing) {
-            self.forget(qpn, reminder.take());
-            self.reminders.insert((at, qpn));
+            self.forget(number, reminder.take());
+            self.reminders.insert((at, number));
             *reminder = Some(at);
         }
     }
 
-    /// Forgets the reminder of a queue pair.
-    pub(crate) fn forget(&mut self, qpn: u32, reminder: Option<Instant>) {
+    /// Forgets the reminder of an object.
+    pub(crate) fn forget(&mut self, number: u32, reminder: Option<Instant>) {
         if let Some(at) = reminder {
-            self.reminders.remove(&(at, qpn));
+            self.reminders.remove(&(at, number));
         }
     }
 
@@ -38,7 +38,7 @@ impl Timers {
         self.reminders.first().map(|(at, _)| *at)
     }
 
-    /// Takes the first reminder that is due: when it was to come, and for which queue pair.
+    /// Takes the first reminder that is due: when it was to come, and for which object.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Instant, u32)> {
         if self.next()? > now {
             return None;

@@ -14,9 +14,9 @@ use vrnic_wire::{
     command::{
         AllocateMw, AttachMulticast, ClearGid, Command, ContextKind, CreateContext, CreateCq,
         CreatePd, CreateQp, CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
-        DestroyQp, DestroySrq, DetachMulticast, ModifyQp, ModifySrq, MwType, QueryCounters,
-        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeSrq, RingDoorbell, SetGid,
-        SetMtu, SetPortState, Status, mr_flags,
+        DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, MwType,
+        QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeCq, ResizeSrq,
+        RingDoorbell, SetGid, SetMtu, SetPortState, Status, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -523,6 +523,47 @@ fn refused_srqs(c: &mut Commands) -> u32 {
     srqn
 }
 
+/// Commits the faults of commands that change the completion queue `cqn`.
+fn refused_cq_changes(c: &mut Commands, cqn: u32) {
+    let resize = ResizeCq {
+        cqn: cqn.into(),
+        ring: c.new_cq.ring,
+        pages: c.new_cq.pages,
+        ..Default::default()
+    };
+    let changes: [Fault<ResizeCq>; 8] = [
+        (|r| r.cqn = 0xdead.into(), Status::NotFound),
+        (|r| r.reserved = 1.into(), Status::Malformed),
+        (|r| r.ring = RingLayout::default(), Status::InvalidArgument),
+        (|r| r.ring.stride = 128.into(), Status::InvalidArgument),
+        (|r| r.ring.entries = 3.into(), Status::InvalidArgument),
+        (|r| r.ring.entries = 1024.into(), Status::InvalidArgument),
+        (|r| r.pages.offset = 64.into(), Status::BadAddress),
+        (|r| r.pages.page_count = 0.into(), Status::BadAddress),
+    ];
+    for (index, (change, status)) in changes.into_iter().enumerate() {
+        c.refuses(with(resize, change), status, &format!("resize {index}"));
+    }
+    let modify = ModifyCq {
+        cqn: 0xdead.into(),
+        ..Default::default()
+    };
+    c.refuses(modify, Status::NotFound, "modify");
+}
+
+#[test]
+fn without_the_feature_completion_queues_do_not_change() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            completion_queue_changes: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    commands.refuses(ResizeCq::default(), Status::Unsupported, "resize");
+    commands.refuses(ModifyCq::default(), Status::Unsupported, "modify");
+}
+
 #[test]
 fn without_the_feature_there_are_no_shared_receive_queues() {
     let mut commands = Commands::new(&RnicConfig {
@@ -870,6 +911,7 @@ fn each_fault_of_a_command_has_its_status() {
         ..Default::default()
     };
     c.refuses(destroy(0xdead), NotFound, "no such completion queue");
+    refused_cq_changes(c, cqn);
     let srqn = refused_srqs(c);
 
     let changes: [Fault<CreateQp>; 15] = [

@@ -17,10 +17,10 @@ use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, AttachMulticast, ClearGid, Command, CommandCode, CommandHeader,
         CreateContext, CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr,
-        DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast, ModifyQp,
-        ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
-        ReplyHeader, ReregisterMr, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
-        qp_flags,
+        DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast, ModifyCq,
+        ModifyQp, ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
+        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
+        Status, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -513,6 +513,31 @@ impl Scene {
             CommandCode::DestroyCq => bytes_of(DestroyCq {
                 cqn: any(&self.objects.cqs, input).into(),
                 reserved,
+            }),
+            CommandCode::ResizeCq => {
+                let cqn = any(&self.objects.cqs, input);
+                let ring = layout(0, 128, 1 << input.below(9), CQE_STRIDE);
+                let (pages, at) = self.list(ring.end() as usize, input);
+                start = at;
+                // Sometimes an index that may be the consumer's, which nobody moves.
+                let index = if input.take() {
+                    0
+                } else {
+                    input.below(8) as u32
+                };
+                self.heap
+                    .put(at + offset::DRIVER_INDEX, &index.to_le_bytes());
+                bytes_of(ResizeCq {
+                    cqn: cqn.into(),
+                    reserved,
+                    ring,
+                    pages,
+                })
+            }
+            CommandCode::ModifyCq => bytes_of(ModifyCq {
+                cqn: any(&self.objects.cqs, input).into(),
+                count: (input.below(4) as u16).into(),
+                period: input.pick(&[0, 1, 100, u16::MAX]).into(),
             }),
             CommandCode::CreateQp => {
                 let (sges, inline) = (1 + input.below(4) as u32, input.below(128) as u32);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Commands about completion queues and queue pairs.
+//! Commands about queue pairs.
 
 use super::{Execute, done, reserved};
 use crate::{
     buffer::Buffer,
     cause::Cause,
     context::Context,
-    cq::Cq,
-    event::{names_cq, names_qp},
+    event::names_qp,
     memory::Memory,
     qp::{Creation, Qp},
     resources::Io,
@@ -18,75 +17,11 @@ use crate::{
 };
 use std::sync::Arc;
 use vrnic_wire::{
-    command::{
-        ContextKind, CqCreated, CreateCq, CreateQp, DestroyCq, DestroyQp, Empty, ModifyQp,
-        QpCreated, QueryQp, qp_flags,
-    },
-    completion::CQE_STRIDE,
+    command::{ContextKind, CreateQp, DestroyQp, Empty, ModifyQp, QpCreated, QueryQp, qp_flags},
     qp::{GSI_QPN, QpAttributes, QpType},
     ring::RingLayout,
     work,
 };
-
-impl Execute for CreateCq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<CqCreated, Cause> {
-        let vector = u16::try_from(self.vector.get())
-            .ok()
-            .filter(|&vector| vector < rnic.config.completion_vectors)
-            .ok_or(Cause::CompletionVector)?;
-        let layout = &self.ring;
-        if !layout.is_present()
-            || layout.stride.get() != CQE_STRIDE
-            || !layout.is_valid(self.pages.length.get())
-        {
-            return Err(Cause::RingLayout);
-        }
-        if layout.entries.get() > rnic.config.limits.cq_entries {
-            return Err(Cause::QueueCapacity);
-        }
-        let context = self.context.get();
-        if rnic.contexts.get(context).is_none() {
-            return Err(Cause::UnknownContext);
-        }
-        if rnic.resources.cqs.is_full() {
-            return Err(Cause::LimitReached);
-        }
-        let buffer = rnic.resolve_ring_buffer(&self.pages, io)?;
-        let translations = buffer.translations();
-        let ring = Ring::new(Arc::new(buffer), layout)?;
-        let (cqn, _) = rnic
-            .resources
-            .cqs
-            .insert_with(|_| Cq::new(context, vector, ring))
-            .ok_or(Cause::LimitReached)?;
-        rnic.translations += translations;
-        change_users(rnic.contexts.get_mut(context), 1);
-        Ok(CqCreated {
-            cqn: cqn.into(),
-            reserved: 0.into(),
-        })
-    }
-}
-
-impl Execute for DestroyCq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
-        reserved(self.reserved)?;
-        let cqn = self.cqn.get();
-        let resources = &mut rnic.resources;
-        let cq = resources.cqs.get(cqn).ok_or(Cause::UnknownCq)?;
-        if !cq.users.is_empty() {
-            return Err(Cause::InUse);
-        }
-        if cq.event_waits {
-            resources.completion_events.forget(cq.vector, cqn);
-        }
-        resources.async_events.forget(cqn, names_cq);
-        rnic.translations -= cq.translations();
-        change_users(rnic.contexts.get_mut(cq.context), -1);
-        resources.cqs.remove(cqn);
-        done()
-    }
-}
 
 /// Counts an object that belongs to a context, or no longer does.
 pub(super) fn change_users(context: Option<&mut Context>, change: i32) {

@@ -9,9 +9,9 @@ use rand_core::{RngCore, SeedableRng};
 use vrnic_wire::{
     command::{
         Command, CommandHeader, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
-        CreateSrq, RegisterMr, ReplyHeader, ResizeSrq, Status, qp_flags,
+        CreateSrq, RegisterMr, ReplyHeader, ResizeCq, ResizeSrq, Status, qp_flags,
     },
-    completion::{self, CQE_STRIDE, Cqe},
+    completion::{self, CQE_STRIDE, Cqe, PHASE_OFFSET},
     memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, access},
     notify::{self, SlotBits},
     qp::QpType,
@@ -143,6 +143,14 @@ impl Ring {
             .put_u32(self.header(offset::DRIVER_INDEX), self.index);
     }
 
+    /// The completion with that index, if the device wrote it.
+    fn completion(&self, index: u32) -> Option<Cqe> {
+        let place = self.layout.entry_offset(index) as usize;
+        let bytes = self.arena.get(place, CQE_STRIDE as usize);
+        let cqe = Cqe::read_from_bytes(&bytes).expect("64 bytes");
+        (cqe.phase == ring::phase(index, self.layout.entries.get())).then_some(cqe)
+    }
+
     /// Writes an entry and publishes it; `false` if the ring is full.
     pub fn post(&mut self, entry: &[u8]) -> bool {
         if self.index.wrapping_sub(self.device_index()) >= self.layout.entries.get() {
@@ -194,13 +202,7 @@ impl Cq {
     /// Takes the next completion.
     pub fn poll(&mut self) -> Option<Completion> {
         let ring = &mut self.ring;
-        let entries = ring.layout.entries.get();
-        let place = ring.layout.entry_offset(ring.index) as usize;
-        let bytes = ring.arena.get(place, CQE_STRIDE as usize);
-        let cqe = Cqe::read_from_bytes(&bytes).expect("64 bytes");
-        if cqe.phase != ring::phase(ring.index, entries) {
-            return None;
-        }
+        let cqe = ring.completion(ring.index)?;
         ring.index = ring.index.wrapping_add(1);
         ring.publish();
         Some(Completion {
@@ -214,6 +216,13 @@ impl Cq {
             source_qpn: cqe.source_qpn.get(),
             cause: Cause::from_code(cqe.vendor_error.get()),
         })
+    }
+
+    /// Completions that were not taken.
+    pub fn unread(&self) -> u32 {
+        let ring = &self.ring;
+        let written = |ahead: &u32| ring.completion(ring.index.wrapping_add(*ahead)).is_some();
+        (0..ring.layout.entries.get()).take_while(written).count() as u32
     }
 
     /// Takes all completions.
@@ -645,18 +654,22 @@ impl Guest {
         self.mr(rnic, length, rights)
     }
 
-    /// Creates a completion queue.
-    pub fn cq(&mut self, rnic: &mut Rnic, entries: u32, vector: u32) -> Cq {
-        let header = size_of::<RingHeader>();
-        let length = header + (entries * CQE_STRIDE) as usize;
-        let arena = self.arena(length);
-        let (pages, chunks) = self.page_list(&arena, 0, length);
-        let layout = RingLayout {
+    /// Where the ring of a completion queue stands in a buffer of its own.
+    fn cq_layout(entries: u32) -> RingLayout {
+        RingLayout {
             header_offset: 0.into(),
-            entries_offset: (header as u32).into(),
+            entries_offset: (size_of::<RingHeader>() as u32).into(),
             entries: entries.into(),
             stride: CQE_STRIDE.into(),
-        };
+        }
+    }
+
+    /// Creates a completion queue.
+    pub fn cq(&mut self, rnic: &mut Rnic, entries: u32, vector: u32) -> Cq {
+        let layout = Self::cq_layout(entries);
+        let length = layout.end() as usize;
+        let arena = self.arena(length);
+        let (pages, chunks) = self.page_list(&arena, 0, length);
         let request = CreateCq {
             context: self.context.into(),
             vector: vector.into(),
@@ -675,6 +688,58 @@ impl Guest {
             ring,
             arm: ring::Arm::default(),
         }
+    }
+
+    /// Moves a completion queue to a ring of another size. `change` may change what stands there
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// The device refused it.
+    pub fn resize_cq(
+        &mut self,
+        rnic: &mut Rnic,
+        cq: &mut Cq,
+        entries: u32,
+        change: impl FnOnce(&mut Ring),
+    ) -> Result<(), (Status, Cause)> {
+        let layout = Self::cq_layout(entries);
+        let length = layout.end() as usize;
+        let mut ring = Ring {
+            arena: self.arena(length),
+            layout,
+            index: cq.ring.index,
+        };
+        ring.publish();
+        ring.arena.put_u32(ring.header(offset::ARM), cq.arm.raw());
+        for ahead in 0..entries {
+            let index = ring.index.wrapping_add(ahead);
+            let phase = layout.entry_offset(index) as usize + PHASE_OFFSET;
+            ring.arena.put(phase, &[ring::phase(index, entries) ^ 1]);
+        }
+        change(&mut ring);
+        let (pages, chunks) = self.page_list(&ring.arena, 0, length);
+        let request = ResizeCq {
+            cqn: cq.cqn.into(),
+            reserved: 0.into(),
+            ring: layout,
+            pages,
+        };
+        let result = self.command(rnic, request);
+        self.free(chunks);
+        if result.is_err() {
+            self.free(ring.arena);
+            return result.map(drop);
+        }
+        let old = std::mem::replace(&mut cq.ring, ring);
+        let left = (0..old.layout.entries.get()).map(|ahead| old.index.wrapping_add(ahead));
+        for (index, mut cqe) in left.map_while(|index| Some((index, old.completion(index)?))) {
+            cqe.phase = ring::phase(index, entries);
+            let place = layout.entry_offset(index) as usize;
+            cq.ring.arena.put(place, cqe.as_bytes());
+        }
+        self.free(old.arena);
+        Ok(())
     }
 
     /// Where the ring of a shared receive queue stands in a buffer of its own.

@@ -17,7 +17,7 @@ pub mod failing;
 use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
 use vrnic_engine::{
-    RnicConfig, Segmentation,
+    Cause, RnicConfig, Segmentation,
     testing::{Completion, Connection, FastMr, Faults, Mr, Node, QpOptions, Send, Wire, World},
 };
 use vrnic_wire::{
@@ -458,8 +458,61 @@ pub struct Setting {
     pub late: u8,
     /// Whether peers are given windows.
     pub windows: bool,
+    /// What is done to completion queues meanwhile.
+    pub resizes: [Resize; 6],
     /// Whether segments travel as frames.
     pub wire: Option<Wire>,
+}
+
+/// A completion queue moves to another ring.
+#[derive(Copy, Clone, Debug)]
+pub struct Resize {
+    pub side: usize,
+    pub receives: bool,
+    /// Entries of the new ring, as a power of two.
+    pub entries: u32,
+    /// Completions that are polled before.
+    pub polls: usize,
+}
+
+/// Entries that a completion queue has room for all completions with.
+const ENOUGH: u32 = 256;
+
+impl Resize {
+    /// Does it, if all completions to come have room. Gives what was polled before.
+    fn run(self, world: &mut World, c: &mut Connection) -> Vec<Completion> {
+        let Node { rnic, guest } = &mut world.nodes[c.nodes[self.side]];
+        let cqs = if self.receives {
+            &mut c.recv_cqs
+        } else {
+            &mut c.send_cqs
+        };
+        let cq = &mut cqs[self.side];
+        let polled = (0..self.polls).map_while(|_| cq.poll()).collect();
+        let left = cq.unread();
+        let resized = (left > self.entries || self.entries >= ENOUGH)
+            .then(|| guest.resize_cq(rnic, cq, self.entries, |_| {}));
+        match resized {
+            Some(Ok(())) => assert!(left <= self.entries),
+            Some(Err((_, cause))) => {
+                assert_eq!(cause, Cause::CqTooSmall);
+                assert!(left > self.entries);
+            }
+            None => {}
+        }
+        polled
+    }
+}
+
+fn resize() -> impl Strategy<Value = Resize> {
+    (any::<(bool, bool)>(), 0u32..12, 0usize..40).prop_map(
+        |((second, receives), exponent, polls)| Resize {
+            side: usize::from(second),
+            receives,
+            entries: 1 << exponent,
+            polls,
+        },
+    )
 }
 
 pub fn setting() -> impl Strategy<Value = Setting> {
@@ -480,15 +533,17 @@ pub fn setting() -> impl Strategy<Value = Setting> {
         any::<bool>(),
         any::<u8>(),
         any::<bool>(),
+        prop::array::uniform6(resize()),
     )
         .prop_map(
-            |(seed, faults, segmentation, loopback, late, windows)| Setting {
+            |(seed, faults, segmentation, loopback, late, windows, resizes)| Setting {
                 seed,
                 faults,
                 segmentation,
                 loopback,
                 late,
                 windows,
+                resizes,
                 wire: None,
             },
         )
@@ -522,6 +577,7 @@ pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
     for (mr, model) in c.mrs.iter().zip(&models) {
         mr.arena.put(0, &model.memory);
     }
+    let mut completions = [const { [const { Vec::new() }; 2] }; 2];
     let mut late = Vec::new();
     let mut is_late = false;
     for (side, program) in programs.iter().enumerate() {
@@ -545,14 +601,22 @@ pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
                 c.receive(&mut world, *side, *wr_id, &sges);
             }
         }
+        for resize in &setting.resizes[3 * usize::from(when)..][..3] {
+            for _ in 0..20 {
+                world.step();
+            }
+            let polled = resize.run(&mut world, &mut c);
+            completions[resize.side][usize::from(resize.receives)].extend(polled);
+        }
         world.run(Duration::from_micros(300));
     }
     world.settle();
     for (side, model) in models.iter().enumerate() {
-        let sends = c.send_cqs[side].drain();
-        let receives = c.recv_cqs[side].drain();
+        let [sends, receives] = &mut completions[side];
+        sends.extend(c.send_cqs[side].drain());
+        receives.extend(c.recv_cqs[side].drain());
         let memory = c.mrs[side].arena.get(0, model.next_target);
-        check(model, &sends, &receives, &memory);
+        check(model, sends, receives, &memory);
         assert_eq!(
             world.state(c.nodes[side], c.qps[side].qpn),
             QpState::ReadyToSend

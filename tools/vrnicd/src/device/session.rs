@@ -171,6 +171,8 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::DeallocateMw => of::<command::DeallocateMw>(),
             CommandCode::CreateCq => of::<command::CreateCq>(),
             CommandCode::DestroyCq => of::<command::DestroyCq>(),
+            CommandCode::ResizeCq => of::<command::ResizeCq>(),
+            CommandCode::ModifyCq => of::<command::ModifyCq>(),
             CommandCode::CreateQp => of::<command::CreateQp>(),
             CommandCode::ModifyQp => of::<command::ModifyQp>(),
             CommandCode::QueryQp => of::<command::QueryQp>(),
