@@ -9,7 +9,11 @@ use core::{
 
 use kernel::{
     error::from_result,
-    prelude::*, //
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
 };
 
 use crate::{
@@ -91,6 +95,8 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
     type Request: Request;
     /// The driver's part of the response.
     type Response: Response;
+    /// The driver's part of the request that resizes a queue.
+    type ResizeRequest: Request;
 
     /// Creates a completion queue for a process.
     fn create_user(
@@ -113,6 +119,27 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
     ///
     /// Errors mean that the hardware still owns the queue, which therefore stays.
     fn destroy(cq: &Cq<Self>, call: &Call<'_, Self::Driver>) -> Result;
+
+    /// Has a queue of a process hold at least `entries` completions, and tells how many by
+    /// [`Cq::set_entries`]. Those that were not polled stay.
+    fn resize(
+        _cq: &Cq<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _entries: u32,
+        _user: User<'_, Self::Driver, Self::ResizeRequest>,
+    ) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Has events wait until there are `count` completions, but for at most `period` microseconds.
+    fn moderate(
+        _cq: &Cq<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _count: u16,
+        _period: u16,
+    ) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Takes completions out of a queue of the kernel, oldest first, until there are no more or
     /// `out` is full. May not sleep.
@@ -146,6 +173,24 @@ impl<T: CompletionQueue> Cq<T> {
     pub fn vector(&self) -> u32 {
         // SAFETY: The C structure is valid; the vector does not change.
         unsafe { (*self.as_raw()).comp_vector }
+    }
+
+    /// Completions that the queue holds, as its user is told.
+    fn told_entries(&self) -> &Atomic<c_int> {
+        // SAFETY: The C structure is valid, and others only read the field, which may change at any
+        // time.
+        unsafe { Atomic::from_ptr(&raw mut (*self.as_raw()).cqe) }
+    }
+
+    /// Completions that the queue holds.
+    pub fn entries(&self) -> u32 {
+        self.told_entries().load(Relaxed).unsigned_abs()
+    }
+
+    /// Says how many completions the queue holds from now on.
+    pub fn set_entries(&self, entries: u32) {
+        let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
+        self.told_entries().store(entries, Relaxed);
     }
 }
 
@@ -290,6 +335,55 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
             call.dispatcher()
                 .remove_cq(this.vector(), this.number(), NonNull::new_unchecked(cq));
             core::ptr::drop_in_place(Cq::<T::CompletionQueue>::data_of(cq));
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `cq` must be a constructed queue of a process on a device of `T`, and `udata` the udata of the
+/// call.
+pub(crate) unsafe extern "C" fn resize_callback<T: Operations>(
+    cq: *mut bindings::ib_cq,
+    entries: c_uint,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller; the call is not over before we return.
+    let (device, cq, udata) = unsafe {
+        (
+            Device::<T>::from_raw((*cq).device),
+            Cq::<T::CompletionQueue>::from_raw(cq),
+            Udata::from_raw(udata),
+        )
+    };
+
+    // SAFETY: Verbs run only while the device is registered; its users have contexts.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let udata = udata.ok_or(EINVAL)?;
+            T::CompletionQueue::resize(cq, call, entries, udata.user::<T, _>()?)?;
+            udata.respond(&())?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+///
+/// `cq` must be a constructed queue of a device of `T`.
+pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
+    cq: *mut bindings::ib_cq,
+    count: u16,
+    period: u16,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let (device, cq) = unsafe { (Device::<T>::from_raw((*cq).device), Cq::from_raw(cq)) };
+
+    // SAFETY: Verbs run only while the device is registered.
+    from_result(|| unsafe {
+        device.with(|call| {
+            T::CompletionQueue::moderate(cq, call, count, period)?;
             Ok(0)
         })
     })

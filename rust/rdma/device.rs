@@ -130,6 +130,10 @@ pub struct Attributes {
     pub max_cq: u32,
     /// Entries of a completion queue.
     pub max_cqe: u32,
+    /// Completions that an event may wait for; 0 if none does.
+    pub max_cq_moderation_count: u16,
+    /// Microseconds that an event may wait; 0 if none does.
+    pub max_cq_moderation_period: u16,
     /// Shared receive queues.
     pub max_srq: u32,
     /// Receives that a shared receive queue holds.
@@ -188,6 +192,8 @@ impl Attributes {
         raw.max_sge_rd = self.max_sge_rd;
         raw.max_cq = self.max_cq;
         raw.max_cqe = self.max_cqe;
+        raw.cq_caps.max_cq_moderation_count = self.max_cq_moderation_count;
+        raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
         raw.max_srq = self.max_srq;
         raw.max_srq_wr = self.max_srq_wr;
         raw.max_srq_sge = self.max_srq_sge;

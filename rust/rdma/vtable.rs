@@ -100,6 +100,16 @@ impl<T: Operations> VTable<T> {
 
         create_cq: Some(cq::create_callback::<T>),
         create_user_cq: Some(cq::create_user_callback::<T>),
+        resize_user_cq: if T::CompletionQueue::HAS_RESIZE {
+            Some(cq::resize_callback::<T>)
+        } else {
+            None
+        },
+        modify_cq: if T::CompletionQueue::HAS_MODERATE {
+            Some(cq::modify_callback::<T>)
+        } else {
+            None
+        },
         destroy_cq: Some(cq::destroy_callback::<T>),
         poll_cq: Some(cq::poll_callback::<T>),
         req_notify_cq: Some(cq::request_notify_callback::<T>),

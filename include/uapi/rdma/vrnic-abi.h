@@ -70,7 +70,7 @@ struct vrnic_ring {
 };
 
 /**
- * struct vrnic_create_cq_req - request of CREATE_CQ
+ * struct vrnic_create_cq_req - request of CREATE_CQ, and of RESIZE_CQ
  * @comp_mask: 0
  * @reserved_20: 0
  * @buf_addr: buffer that holds the ring, a multiple of the page size

@@ -69,6 +69,7 @@ const ATTACKS: &[Attack] = &[
     ("wild-send-producer", wild_send_producer),
     ("wild-receive-producer", wild_receive_producer),
     ("wild-cq-consumer", wild_cq_consumer),
+    ("cq-moved-to-garbage", moved_cq),
     ("device-half-of-headers-overwritten", device_half),
     ("foreign-slots-rung", foreign_slots),
     ("garbage-in-doorbell-page", garbage_doorbells),
@@ -584,6 +585,53 @@ fn wild_cq_consumer(range: &Range) -> Outcome<()> {
     Ok(())
 }
 
+/// A CQ moves, again and again, to memory full of garbage that says all kinds of things about what was polled.
+fn moved_cq(range: &Range) -> Outcome<()> {
+    const SIZE: u32 = 16;
+    let mut rng = Rng::new(&[range.seed, 11]);
+    for consumer in [0, 1, 3, SIZE + 1, 1000, u32::MAX] {
+        let mut field = Field::new(range)?;
+        let cq = Cq::new(&field.context, 0xdead, SIZE).during("creating a CQ")?;
+        let mut one = Qp::new(&field.context, 0xbeef, &cq).during("creating a QP")?;
+        let two = Qp::new(&field.context, 0xbeee, &cq).during("creating a QP")?;
+        one.connect(&field.context, range.port, two.number)
+            .during("connecting")?;
+        two.connect(&field.context, range.port, one.number)
+            .during("connecting")?;
+        for round in 0..20 {
+            let good = field.write(round);
+            one.put_send(&good);
+            one.publish(&field.context);
+            let buffer = Memory::new(4 * PAGE).during("mmap")?;
+            for at in (0..2 * PAGE).step_by(8) {
+                buffer.store(at, rng.next_u64());
+            }
+            buffer.store32(offset::DRIVER_INDEX, consumer);
+            let request = Cq::request(&buffer, SIZE << (round % 3));
+            let moved = field
+                .context
+                .resize_cq_raw(cq.handle, SIZE, request.as_bytes());
+            ensure!(
+                matches!(moved, Ok(()) | Err(Errno(libc::EINVAL))),
+                "consumer {consumer}: {moved:?}"
+            );
+            // The old memory goes, or that which the queue did not move to.
+        }
+        for qp in [one.handle, two.handle] {
+            field
+                .context
+                .destroy_qp(qp)
+                .during("destroying a QP of a moved CQ")?;
+        }
+        field
+            .context
+            .destroy_cq(cq.handle)
+            .during("destroying a moved CQ")?;
+        field.transfers(2)?;
+    }
+    Ok(())
+}
+
 fn device_half(range: &Range) -> Outcome<()> {
     let mut rng = Rng::new(&[range.seed, 3]);
     let mut field = Field::new(range)?;
@@ -894,6 +942,11 @@ fn bad_requests(range: &Range) -> Outcome<()> {
             &format!("CQ: {what}"),
             bad,
             &context.create_cq_raw(1, 64, request.as_bytes()),
+        )?;
+        refused(
+            &format!("moved CQ: {what}"),
+            bad,
+            &context.resize_cq_raw(field.cq.handle, 64, request.as_bytes()),
         )?;
     }
     let good = Cq::request(&buffer, 64);

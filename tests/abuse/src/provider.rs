@@ -178,6 +178,14 @@ impl Context {
         Ok(word(&reply, 0))
     }
 
+    /// `RESIZE_CQ` with any driver request.
+    pub fn resize_cq_raw(&self, handle: u32, cqe: u32, driver: &[u8]) -> Result<()> {
+        let core = Bytes::default().u32(handle).u32(cqe);
+        self.uverbs
+            .execute(Command::ResizeCq, &core, driver, 8)
+            .map(|_| ())
+    }
+
     /// `CREATE_SRQ` with any driver request.
     pub fn create_srq_raw(&self, id: u64, max_wr: u32, driver: &[u8]) -> Result<u32> {
         let core = Bytes::default()

@@ -29,6 +29,8 @@ pub enum Command {
     DeregMr = 13,
     /// `CREATE_CQ`
     CreateCq = 18,
+    /// `RESIZE_CQ`
+    ResizeCq = 19,
     /// `DESTROY_CQ`
     DestroyCq = 20,
     /// `CREATE_QP`

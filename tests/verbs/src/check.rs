@@ -4,6 +4,7 @@
 //! (loopback) or on another machine.
 
 pub mod access;
+pub mod completions;
 pub mod errors;
 pub mod failure;
 pub mod limits;
@@ -60,6 +61,7 @@ pub type Case = (&'static str, fn(&mut Env) -> Outcome<()>);
 pub fn cases() -> Vec<Case> {
     [
         access::CASES,
+        completions::CASES,
         errors::CASES,
         queues::CASES,
         shared::CASES,

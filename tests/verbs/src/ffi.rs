@@ -72,10 +72,12 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// The extended context that ends in an `ibv_context`; only two of its operations are called.
+/// The extended context that ends in an `ibv_context`; only three of its operations are called.
 #[repr(C)]
 pub struct verbs_context {
-    pub _before_create_cq_ex: [Unused; 25],
+    pub _before_modify_cq: [Unused; 17],
+    pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
+    pub _before_create_cq_ex: [Unused; 7],
     pub create_cq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub _priv: Unused,
@@ -211,6 +213,14 @@ pub struct ibv_comp_channel {
     pub context: *mut ibv_context,
     pub fd: c_int,
     pub refcnt: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct ibv_modify_cq_attr {
+    pub attr_mask: u32,
+    pub cq_count: u16,
+    pub cq_period: u16,
 }
 
 #[repr(C)]
@@ -568,6 +578,7 @@ unsafe extern "C" {
         cq_context: *mut *mut c_void,
     ) -> c_int;
     pub fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
+    pub fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int;
     pub fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
     pub fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int;
     pub fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int;

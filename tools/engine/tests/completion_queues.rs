@@ -130,7 +130,7 @@ fn nothing_is_lost_on_the_way_to_another_ring() {
         assert_eq!(r.poll(polled), polled);
         assert_eq!(r.resize(entries, |_| {}), Ok(()));
     }
-    assert_eq!(r.c.recv_cqs[1].ring.device_index() as u64, r.sent);
+    assert_eq!(u64::from(r.c.recv_cqs[1].ring.device_index()), r.sent);
     // The new ring is full once it holds as much as it has entries for.
     let left = (r.sent - r.received) as usize;
     r.complete(64 - left as u32, false);

@@ -3,10 +3,12 @@
 //! Completion queues.
 
 use kernel::{
+    new_mutex,
     prelude::*,
     sync::{
         new_spinlock_irq,
         Arc,
+        Mutex,
         SpinLockIrq, //
     }, //
 };
@@ -28,7 +30,9 @@ use vrnic_wire::{
     abi,
     command::{
         CreateCq,
-        DestroyCq, //
+        DestroyCq,
+        ModifyCq,
+        ResizeCq, //
     },
     completion::CQE_STRIDE,
     ring::RingLayout, //
@@ -75,21 +79,16 @@ struct KernelQueue {
     polled: SpinLockIrq<Polled>,
 }
 
-/// Whose ring it is.
-enum Ring {
-    /// A process polls it; the memory is pinned.
-    User { _umem: Umem },
-    /// The kernel polls it.
-    Kernel(Pin<KBox<KernelQueue>>),
-}
-
 /// A completion queue.
 #[pin_data]
 pub(crate) struct Cq {
     // Fields are dropped in declaration order: the device lets go of the ring first.
     object: Object<DestroyCq>,
-    ring: Ring,
-    entries: u32,
+    /// What the kernel polls, if no process does.
+    kernel: Option<Pin<KBox<KernelQueue>>>,
+    /// The pinned memory of a ring that a process polls. Held while the queue moves to another.
+    #[pin]
+    memory: Mutex<Option<Umem>>,
 }
 
 impl Cq {
@@ -123,28 +122,26 @@ impl Cq {
 
     /// What the kernel polls, if it does.
     fn kernel(&self) -> Result<&SpinLockIrq<Polled>> {
-        match &self.ring {
-            Ring::User { .. } => Err(EOPNOTSUPP),
-            Ring::Kernel(kernel) => Ok(&kernel.polled),
+        match &self.kernel {
+            Some(kernel) => Ok(&kernel.polled),
+            None => Err(EOPNOTSUPP),
         }
     }
 }
 
-/// Checks the ring that a process asks for.
-fn user_layout(
-    request: &abi::CreateCqRequest,
-    attributes: &Attributes,
-    limit: u32,
-) -> Result<RingLayout> {
+/// Whether a queue can be made with these flags.
+fn has_flags(flags: u32) -> bool {
+    flags & !FLAG_TIMESTAMP == 0
+}
+
+/// Checks the ring that a process asks for, which is to have at least that many entries.
+fn user_layout(request: &abi::CreateCqRequest, entries: u32, limit: u32) -> Result<RingLayout> {
     let layout = RingLayout::from(request.ring);
 
-    if attributes.flags & !FLAG_TIMESTAMP != 0 {
-        return Err(EOPNOTSUPP);
-    }
     if !layout.is_present()
         || !layout.is_valid(request.buf_length)
         || layout.stride.get() != CQE_STRIDE
-        || layout.entries.get() < attributes.entries
+        || layout.entries.get() < entries
         || layout.entries.get() > limit
     {
         return Err(EINVAL);
@@ -157,6 +154,7 @@ impl CompletionQueue for Cq {
     type Driver = Vrnic;
     type Request = CreateCqRequest;
     type Response = CreateCqResponse;
+    type ResizeRequest = CreateCqRequest;
 
     fn create_user(
         call: &Call<'_>,
@@ -165,7 +163,11 @@ impl CompletionQueue for Cq {
         buffer: &Buffer<'_>,
     ) -> Result<New<impl PinInit<Self>, CreateCqResponse>> {
         let CreateCqRequest(request) = user.request;
-        let layout = user_layout(&request, attributes, call.data.limits.max_cq_entries.get())?;
+        if !has_flags(attributes.flags) {
+            return Err(EOPNOTSUPP);
+        }
+        let limit = call.data.limits.max_cq_entries.get();
+        let layout = user_layout(&request, attributes.entries, limit)?;
         let umem = buffer.pin(
             request.buf_addr,
             usize::try_from(request.buf_length)?,
@@ -185,16 +187,15 @@ impl CompletionQueue for Cq {
             cqn: object.number(),
             ..Default::default()
         };
-        let entries = layout.entries.get();
 
         Ok(New {
             init: pin_init!(Self {
                 object,
-                ring: Ring::User { _umem: umem },
-                entries,
+                kernel: None,
+                memory <- new_mutex!(Some(umem)),
             }),
             response: CreateCqResponse(response),
-            entries,
+            entries: layout.entries.get(),
         })
     }
 
@@ -224,8 +225,8 @@ impl CompletionQueue for Cq {
         Ok(New {
             init: pin_init!(Self {
                 object,
-                ring: Ring::Kernel(ring),
-                entries,
+                kernel: Some(ring),
+                memory <- new_mutex!(None),
             }),
             response: (),
             entries,
@@ -238,6 +239,44 @@ impl CompletionQueue for Cq {
 
     fn destroy(cq: &rdma::Cq<Self>, _call: &Call<'_>) -> Result {
         cq.object.destroy()
+    }
+
+    fn resize(
+        cq: &rdma::Cq<Self>,
+        call: &Call<'_>,
+        entries: u32,
+        user: User<'_, Vrnic, CreateCqRequest>,
+    ) -> Result {
+        let CreateCqRequest(request) = user.request;
+        let ring = user_layout(&request, entries, call.data.limits.max_cq_entries.get())?;
+        let umem = Umem::get(
+            call.device,
+            request.buf_addr,
+            usize::try_from(request.buf_length)?,
+            Access::LocalWrite.into(),
+        )?;
+        let pages = ring_pages(call, &umem)?;
+
+        let mut memory = cq.memory.lock();
+        call.data.control.execute(&ResizeCq {
+            cqn: cq.number().into(),
+            ring,
+            pages: pages.list(),
+            ..Default::default()
+        })?;
+        // The device has let go of the old ring.
+        *memory = Some(umem);
+        cq.set_entries(ring.entries.get());
+        Ok(())
+    }
+
+    fn moderate(cq: &rdma::Cq<Self>, call: &Call<'_>, count: u16, period: u16) -> Result {
+        call.data.control.execute(&ModifyCq {
+            cqn: cq.number().into(),
+            count: count.into(),
+            period: period.into(),
+        })?;
+        Ok(())
     }
 
     fn poll(cq: &rdma::Cq<Self>, call: &Call<'_>, out: &mut Completions<'_>) -> Result {
@@ -278,7 +317,7 @@ impl CompletionQueue for Cq {
 
     fn fill_details(cq: &rdma::Cq<Self>, details: &mut Details<'_>) -> Result {
         details.number(c"cqn", cq.number())?;
-        details.number(c"entries", cq.entries)?;
+        details.number(c"entries", cq.entries())?;
         details.number(c"vector", cq.vector())?;
         if let Ok(polled) = cq.kernel() {
             let consumer = polled.lock().ring.consumer();
@@ -295,11 +334,6 @@ mod tests {
 
     #[test]
     fn rings_of_processes_are_checked() {
-        let attributes = Attributes {
-            entries: 16,
-            vector: 0,
-            flags: 0,
-        };
         let good = abi::CreateCqRequest {
             buf_length: 4096,
             ring: abi::Ring {
@@ -313,7 +347,7 @@ mod tests {
         let with = |change: fn(&mut abi::CreateCqRequest)| {
             let mut request = good;
             change(&mut request);
-            user_layout(&request, &attributes, 64)
+            user_layout(&request, 16, 64)
         };
 
         assert!(with(|_| ()).is_ok());
@@ -340,14 +374,10 @@ mod tests {
             Some(EINVAL)
         );
         assert_eq!(with(|request| request.buf_length = 0).err(), Some(EINVAL));
-
-        let ignore_overrun = Attributes {
-            flags: 1 << 1,
-            ..attributes
-        };
-        assert_eq!(
-            user_layout(&good, &ignore_overrun, 64).err(),
-            Some(EOPNOTSUPP)
-        );
+    }
+    #[test]
+    fn overruns_are_not_ignored() {
+        assert!(has_flags(0) && has_flags(FLAG_TIMESTAMP));
+        assert!(!has_flags(1 << 1));
     }
 }

@@ -103,6 +103,11 @@ impl Operations for Vrnic {
 
     fn query_device(call: &Call<'_>) -> Result<Attributes> {
         let limits = &call.data.limits;
+        // The commands have no limits but their formats.
+        let moderation = match call.data.completion_queue_changes {
+            true => u16::MAX,
+            false => 0,
+        };
 
         Ok(Attributes {
             firmware_version: limits.firmware_version.get(),
@@ -120,6 +125,8 @@ impl Operations for Vrnic {
             max_sge_rd: limits.max_send_sge.get(),
             max_cq: left_for_users(limits.max_cq.get()),
             max_cqe: limits.max_cq_entries.get(),
+            max_cq_moderation_count: moderation,
+            max_cq_moderation_period: moderation,
             max_srq: limits.max_srq.get(),
             max_srq_wr: match limits.max_srq.get() {
                 0 => 0,

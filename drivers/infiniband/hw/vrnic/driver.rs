@@ -44,6 +44,7 @@ use vrnic_wire::{
     config::{
         Config,
         DOORBELL_PAGE_SIZE,
+        F_COMPLETION_QUEUE_CHANGES,
         F_DOORBELL,
         F_MEMORY_EXTENSIONS,
         F_MEMORY_PLACEMENT,
@@ -96,6 +97,9 @@ const SHARED_RECEIVE_QUEUES: Feature = Feature::device(F_SHARED_RECEIVE_QUEUES);
 /// The device has flushes and atomic writes.
 const MEMORY_PLACEMENT: Feature = Feature::device(F_MEMORY_PLACEMENT);
 
+/// The device moves completion queues and moderates their events.
+const COMPLETION_QUEUE_CHANGES: Feature = Feature::device(F_COMPLETION_QUEUE_CHANGES);
+
 /// The device has multicast groups.
 const MULTICAST: Feature = Feature::device(F_MULTICAST);
 
@@ -119,6 +123,7 @@ impl virtio::Driver for Driver {
             REREGISTRATION,
             SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
+            COMPLETION_QUEUE_CHANGES,
             MULTICAST,
             PORT_STATE,
         ]
@@ -129,6 +134,7 @@ impl virtio::Driver for Driver {
             REREGISTRATION,
             SHARED_RECEIVE_QUEUES,
             MEMORY_PLACEMENT,
+            COMPLETION_QUEUE_CHANGES,
             MULTICAST,
             PORT_STATE,
         ]
@@ -216,6 +222,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) port: Pin<KBox<port::Settings>>,
     /// Whether it has flushes and atomic writes.
     pub(crate) memory_placement: bool,
+    /// Whether completion queues move to other rings and their events are moderated.
+    pub(crate) completion_queue_changes: bool,
     /// As long as there are users: they wait for what was posted.
     _supervised: Supervised,
     /// Key of the kernel for all memory.
@@ -272,6 +280,7 @@ impl<'bound> Resources<'bound> {
             doorbells,
             port: KBox::pin_init(port::Settings::new(dev.has_feature(PORT_STATE)), GFP_KERNEL)?,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),
+            completion_queue_changes: dev.has_feature(COMPLETION_QUEUE_CHANGES),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             _queues: queues,
         };

@@ -43,7 +43,7 @@ macro_rules! requests {
 requests! {
     /// Request of ALLOC_CONTEXT.
     AllocContextRequest {};
-    /// Request of CREATE_CQ.
+    /// Request of CREATE_CQ, and of RESIZE_CQ.
     CreateCqRequest { reserved_20 };
     /// Request of CREATE_QP.
     CreateQpRequest { reserved_20 };

@@ -369,7 +369,7 @@ fn solicited(env: &mut Env) -> Outcome<()> {
 }
 
 /// Two QPs of ours, connected with each other.
-fn own_pair(env: &Env, send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Outcome<(Qp, Qp)> {
+pub(super) fn own_pair(env: &Env, send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Outcome<(Qp, Qp)> {
     let config = LinkConfig::default().qp;
     let one = Qp::new(&env.pd, send_cq, send_cq, &config).during("ibv_create_qp")?;
     let two = Qp::new(&env.pd, recv_cq, recv_cq, &config).during("ibv_create_qp")?;

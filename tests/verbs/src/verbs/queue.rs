@@ -15,10 +15,10 @@ use super::{
 use crate::ffi::{
     ibv_ack_cq_events, ibv_attach_mcast, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
     ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_data_buf, ibv_destroy_comp_channel,
-    ibv_destroy_cq, ibv_destroy_qp, ibv_detach_mcast, ibv_get_cq_event, ibv_modify_qp,
-    ibv_poll_cq_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_qp_to_qp_ex, ibv_query_qp, ibv_recv_wr, ibv_send_wr, ibv_send_wr_wr, ibv_sge, ibv_wc,
-    wr_atomic, wr_rdma, wr_ud,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_detach_mcast, ibv_get_cq_event, ibv_modify_cq_attr,
+    ibv_modify_qp, ibv_poll_cq_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_qp, ibv_recv_wr, ibv_resize_cq, ibv_send_wr,
+    ibv_send_wr_wr, ibv_sge, ibv_wc, wr_atomic, wr_rdma, wr_ud,
 };
 
 /// A completion channel.
@@ -165,6 +165,27 @@ impl Cq {
     pub fn capacity(&self) -> u32 {
         // SAFETY: the CQ lives.
         unsafe { (*self.raw).cqe as u32 }
+    }
+
+    /// Has the CQ hold at least `cqe` entries.
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        // SAFETY: the CQ lives.
+        status(unsafe { ibv_resize_cq(self.raw, cqe as i32) })
+    }
+
+    /// Has events wait for `count` completions, but no longer than `period` microseconds.
+    pub fn moderate(&self, count: u16, period: u16) -> Result<()> {
+        let mut attr = ibv_modify_cq_attr {
+            attr_mask: 1, // IBV_CQ_ATTR_MODERATE
+            cq_count: count,
+            cq_period: period,
+        };
+        let extended = self.context.extended().ok_or(Errno(libc::EOPNOTSUPP))?;
+        // SAFETY: the CQ lives, `attr` is complete, and the operation belongs to the CQ's context.
+        status(unsafe {
+            let modify = (*extended).modify_cq.ok_or(Errno(libc::EOPNOTSUPP))?;
+            modify(self.raw, &raw mut attr)
+        })
     }
 
     /// Takes up to `out.len()` completions; returns their number.
