@@ -5,7 +5,9 @@
 A green run of that suite proves little by itself, since each refusal with EOPNOTSUPP is a skip. So every test has a
 line in the list, with its outcome and, for a skip, the reason; whatever differs is an error.
 
-inventory.py --device NAME [--pinned FILE]     compare with FILE, or print the list if there is none
+inventory.py --device NAME [--suite DIRECTORY] [--pinned FILE]
+
+Compares with FILE, or prints the list if there is none. DIRECTORY is where the tests are, by default those of the system.
 """
 
 import argparse
@@ -23,12 +25,12 @@ SUITE = pathlib.Path("/usr/share/doc/rdma-core/tests")
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
 
-def unpacked():
+def unpacked(suite):
     """A copy of the suite in which nothing is compressed."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="rdma-core-"))
     target = base / "tests"
     target.mkdir()
-    for source in SUITE.iterdir():
+    for source in suite.iterdir():
         if source.suffix == ".gz":
             (target / source.stem).write_bytes(gzip.decompress(source.read_bytes()))
         elif source.is_file():
@@ -83,9 +85,9 @@ class Recorder(unittest.TestResult):
         self.note(test, "ERROR", err[1])
 
 
-def run(device):
+def run(device, suite):
     """Outcome and reason of every test of the suite."""
-    base = unpacked()
+    base = unpacked(suite)
     tests = base / "tests"
     sys.path[:0] = [str(base), str(tests)]
     os.chdir(base)
@@ -104,6 +106,7 @@ def run(device):
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--device", required=True)
+    options.add_argument("--suite", type=pathlib.Path, default=SUITE)
     options.add_argument("--pinned", type=pathlib.Path)
     options = options.parse_args()
     pinned = {}
@@ -112,7 +115,7 @@ def main():
             if line and not line.startswith("#"):
                 name, outcome, *reason = line.split("\t")
                 pinned[name] = (outcome, reason[0] if reason else "")
-    recorder = run(options.device)
+    recorder = run(options.device, options.suite)
     if not options.pinned:
         for name in sorted(recorder.outcomes):
             print("\t".join([name, recorder.outcomes[name], recorder.details[name]]).rstrip())

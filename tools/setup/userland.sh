@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The RDMA programs and libraries of rdma-core 65 (Debian unstable), for the guests of Debian 13: the provider is built
 # for both releases and both are run. Unpacked, not installed; each program runs through its own loader and libraries.
+# So does a Python, with which rdma-core's own tests are run: they stand in lib/rdma-core-tests.
 # USERLAND_DIR holds bin/, which the lab adds to the guests' share, and lib/. Sourced by setup.sh.
 
 USERLAND_SUITE=sid
-USERLAND_PACKAGES=(ibverbs-utils perftest rdmacm-utils)
+USERLAND_PACKAGES=(ibverbs-utils perftest python3-pyverbs rdmacm-utils)
+
+# userland_program USERLAND FILE [NAME [VARIABLE]]: FILE in programs/, and bin/NAME-65, which runs it.
+userland_program() {
+	local userland=$1 name=${3:-$(basename "$2")}
+	cp -L "$2" "$userland/programs/$name"
+	cat >"$userland/bin/$name-65" <<-EOF
+		#!/bin/sh
+		# $name of rdma-core 65's suite, by its own loader and libraries.
+		d=/vrnic/userland
+		${4:+$4 }exec \$d/lib/ld-linux-x86-64.so.2 --argv0 /vrnic/bin/$name-65 --library-path \$d/lib \$d/programs/$name "\$@"
+	EOF
+	chmod +x "$userland/bin/$name-65"
+}
 
 userland_download() {
-	local dir=$1 tmp=$1.tmp packages=$1.deb deb program
+	local dir=$1 tmp=$1.tmp packages=$1.deb deb library name program python
 	rm -rf "$tmp" "$packages" "$dir"
 	mkdir -p "$tmp"/{bin,lib,programs,root} "$packages/partial"
 	apt-get -y --no-install-recommends --download-only -o Dir::Cache::archives="$packages" \
@@ -16,20 +30,23 @@ userland_download() {
 		echo "unpacking $(basename "$deb")"
 		dpkg-deb -x "$deb" "$tmp/root"
 	done
-	# Without links: the lab copies plain files.
-	find "$tmp/root/usr/lib/x86_64-linux-gnu" -maxdepth 1 -name '*.so*' -exec cp -L {} "$tmp/lib/" ';'
-	for program in "$tmp"/root/usr/bin/{ib_,ibv_,rping,ucmatose}*; do
-		cp -L "$program" "$tmp/programs/"
-		program=$(basename "$program")
-		cat >"$tmp/bin/$program-65" <<-EOF
-			#!/bin/sh
-			# $program of rdma-core 65, by its own loader and libraries.
-			d=/vrnic/userland
-			exec \$d/lib/ld-linux-x86-64.so.2 --argv0 $program --library-path \$d/lib \$d/programs/$program "\$@"
-		EOF
-		chmod +x "$tmp/bin/$program-65"
+	[ -f "$tmp/root/usr/lib/x86_64-linux-gnu/libibverbs.so.1.18.65.0" ] ||
+		{ echo "$USERLAND_SUITE has no rdma-core 65.0 any more"; exit 1; }
+	# Without links, since the lab copies plain files; each library under the name that others ask for.
+	for library in "$tmp"/root/usr/lib/x86_64-linux-gnu/*.so*; do
+		name=$(objdump -p "$library" 2>/dev/null | awk '$1 == "SONAME" { print $2 }' || :)
+		cp -L "$library" "$tmp/lib/${name:-$(basename "$library")}"
 	done
-	[ -f "$tmp/lib/libibverbs.so.1.18.65.0" ] || { echo "$USERLAND_SUITE has no rdma-core 65.0 any more"; exit 1; }
+	for program in "$tmp"/root/usr/bin/{ib_,ibv_,rping,ucmatose}*; do
+		userland_program "$tmp" "$program"
+	done
+	python=$(cd "$tmp/root/usr/lib" && echo python3.*)
+	userland_program "$tmp" "$tmp/root/usr/bin/$python" python3 PYTHONHOME='$d'
+	cp -r "$tmp/root/usr/lib/$python" "$tmp/lib/"
+	rm -rf "$tmp/lib/$python"/{test,idlelib,ensurepip,pydoc_data}
+	find "$tmp/lib" -type l -delete
+	cp -r "$tmp/root/usr/lib/python3/dist-packages/pyverbs" "$tmp/lib/$python/"
+	cp -r "$tmp/root/usr/share/doc/rdma-core/tests" "$tmp/lib/rdma-core-tests"
 	rm -rf "$tmp/root" "$packages"
 	mv "$tmp" "$dir"
 }
@@ -40,14 +57,14 @@ setup_userland() {
 	USERLAND_DIR=$CACHE/userland/$key
 	ready "$USERLAND_DIR" && return
 	mkdir -p "$CACHE/userland"
-	# Unstable moves on: without it only one test has nothing to run.
+	# Unstable moves on: without it only two tests have nothing to run.
 	if (
 		apt_state userland empty "$USERLAND_SUITE"
 		step "rdma-core 65 for the guests" "$LOGS/userland.log" 120 userland_download "$USERLAND_DIR"
 	); then
 		finish "$USERLAND_DIR"
 	else
-		say "going on without rdma-core 65: its test will be skipped"
+		say "going on without rdma-core 65: its tests will be skipped"
 		USERLAND_DIR=
 	fi
 }

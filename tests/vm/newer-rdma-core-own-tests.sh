@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# rdma-core 65's own tests in loopback, with its libraries and the provider for private ABI 65: each has the outcome of
+# the pinned list.
+# lab: fabric=local
+# lab: timeout=420
+. "$LAB_LIB"
+
+on a test -x /vrnic/bin/python3-65 || skip "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
+on -t 400 a python3-65 /vrnic/tests/pyverbs/inventory.py --suite /vrnic/userland/lib/rdma-core-tests \
+	--device "$DEV" --pinned /vrnic/tests/pyverbs/rdma-core-65.tsv
