@@ -7,7 +7,7 @@
 
 # Traffic for as long as the device is there; it ends with an error whenever the device goes.
 on -t 890 a sh -c "until [ -e /tmp/enough ]; do
-	vrnic-stress --device $DEV --seconds 600 --patience 5 >/tmp/stress 2>&1 || grep -q '^FAIL' /tmp/stress || sleep 0.1
+	vrnic-stress --device $DEV --seconds 600 --patience 5 >/tmp/stress 2>&1 || sleep 0.1
 done" &
 traffic=$!
 progress() { on a cat "/sys/class/infiniband/$DEV/ports/1/hw_counters/completions" 2>/dev/null || echo 0; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What comes through a wire that loses, repeats and reorders frames: vrnic and rxe on the same line of vrnicd's
-//! switch, by the same seed. perftest gives the figures and looks at no byte, so the stress that checks each follows it.
+//! switch, by the same seed. perftest gives the figures and looks at no byte, so the stress that checks each follows
+//! it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
