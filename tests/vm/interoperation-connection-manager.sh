@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Connections between vrnic in VM a and the kernel's Soft-RoCE (rxe) in VM b that rdma_cm makes, whose datagrams go over QP1: either end asks for them, over IPv4 and IPv6; sockets on top of them (rsockets) carry data.
+# Connections between vrnic in VM a and the kernel's Soft-RoCE (rxe) in VM b that rdma_cm makes, whose datagrams go over QP1: either end asks for them, over IPv4 and IPv6; sockets on top of them (rsockets) carry data; datagrams to a multicast group of either reach the other's member.
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=400
@@ -30,3 +30,15 @@ for server in a b; do
 	pair $((port + 8)) "ib_send_bw -R -d $ours -p $((port + 8)) -F -n 20" "ib_send_bw -R -d $theirs -p $((port + 8)) -F -n 20 $ip"
 	port=$((port + 20))
 done
+
+# Soft-RoCE gets frames to a group that its network device has joined for IP, which rdma_cm does. Twice the device has an
+# address for the group then: for IP, and that of Soft-RoCE, which takes every group for one of IPv6.
+is_member() { on b ip maddr show dev "$NETDEV" | found "$1:4d:02:01"; }
+on -t 90 b mckey -m 239.77.2.1 -b "$IP_b" -C 10 -S 512 >/dev/null &
+job=$!
+within 40 is_member 01:00:5e || fail "mckey in b does not join"
+within 40 is_member 33:33:ef || fail "mckey in b does not attach its queue pair"
+on -t 60 a mckey -m 239.77.2.1 -b "$IP_a" -C 10 -S 512 -s >/dev/null || fail "mckey in a does not send"
+wait $job || fail "the member in b got not all that a sent"
+# Its own mckey goes before what it posted is sent. This waits for it.
+perf b a ib_send_bw -n 20 -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:77:2:2

@@ -23,6 +23,7 @@ use zerocopy::IntoBytes;
 use crate::provider::{
     Context, Cq, ENTRIES, Port, Qp, RECEIVE_HEADER, SEND_STRIDE, SLOTS, receive_entry, send_entry,
 };
+use crate::uverbs::Command;
 
 /// How long something that must happen may take.
 const SOON: Duration = Duration::from_secs(20);
@@ -80,6 +81,7 @@ const ATTACKS: &[Attack] = &[
     ("bad-ring-requests", bad_requests),
     ("bad-context-requests", bad_contexts),
     ("bad-mappings", bad_mappings),
+    ("multicast-groups-left-behind", groups_left_behind),
 ];
 
 /// A connected pair of QPs of one context: requests are posted to `a`, `b` answers.
@@ -1109,4 +1111,39 @@ fn bad_mappings(range: &Range) -> Outcome<()> {
     again.store32(0, field.a.slot);
     drop(again);
     field.transfers(2)
+}
+
+/// A process that ends without leaving its groups takes nothing with it: else the group would be full soon.
+fn groups_left_behind(range: &Range) -> Outcome<()> {
+    /// More than a group has members.
+    const PROCESSES: usize = 80;
+    const UD: u8 = 4;
+    const RC: u8 = 2;
+    const GROUP: [u8; 16] = [0xff; 16];
+    let (attach, detach) = (Command::AttachMcast, Command::DetachMcast);
+    let mut field = Field::new(range)?;
+    for _ in 0..PROCESSES {
+        let context = Context::new(&range.device).during("opening a context")?;
+        let cq = Cq::new(&context, 1, 16).during("creating a CQ")?.handle;
+        let connection = context.create_bare_qp(RC, cq).during("an RC QP")?;
+        let qp = context.create_bare_qp(UD, cq).during("a UD QP")?;
+        let join = |qp, gid, lid| context.multicast(attach, qp, gid, lid);
+        let wrong = &[libc::EINVAL];
+        refused("a connection", wrong, &join(connection, GROUP, 0))?;
+        refused(
+            "an unknown QP",
+            &[libc::ENOENT, libc::EINVAL],
+            &join(999, GROUP, 0),
+        )?;
+        refused("no group", wrong, &join(qp, [0; 16], 0))?;
+        join(qp, GROUP, 0).during("attaching")?;
+        // The core takes this for another group. It would count the QP twice, and never let it go.
+        refused("once more", &[libc::EBUSY], &join(qp, GROUP, 1))?;
+        let leave = |gid, lid| context.multicast(detach, qp, gid, lid);
+        refused("leaving twice", wrong, &leave(GROUP, 1))?;
+        refused("leaving another", wrong, &leave([0xfe; 16], 0))?;
+        let busy = context.destroy_qp(qp);
+        refused("destroying a member", &[libc::EBUSY], &busy)?;
+    }
+    field.transfers(1)
 }

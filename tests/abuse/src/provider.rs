@@ -266,6 +266,30 @@ impl Context {
         Ok((word(&reply, 0), word(&reply, 1), word(&reply, 9)))
     }
 
+    /// A QP of the type `kind` without queues.
+    pub fn create_bare_qp(&self, kind: u8, cq: u32) -> Result<u32> {
+        let core = Bytes::default()
+            .u64(0)
+            .u32(self.pd)
+            .u32(cq)
+            .u32(cq)
+            .raw(&[0; 6 * 4 + 1])
+            .u8(kind)
+            .raw(&[0; 2]);
+        let request = abi::CreateQpRequest::default();
+        let length = 32 + size_of::<abi::CreateQpResponse>();
+        let reply = self
+            .uverbs
+            .execute(Command::CreateQp, &core, request.as_bytes(), length)?;
+        Ok(word(&reply, 0))
+    }
+
+    /// Attaches the QP `handle` to a multicast group, or detaches it.
+    pub fn multicast(&self, command: Command, handle: u32, gid: [u8; 16], lid: u16) -> Result<()> {
+        let core = Bytes::default().raw(&gid).u32(handle).u16(lid).u16(0);
+        self.uverbs.execute(command, &core, &[], 0).map(drop)
+    }
+
     /// Destroys the CQ `handle`.
     pub fn destroy_cq(&self, handle: u32) -> Result<()> {
         self.destroy(Command::DestroyCq, handle, 8)

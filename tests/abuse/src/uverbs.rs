@@ -39,6 +39,10 @@ pub enum Command {
     ModifyQp = 26,
     /// `DESTROY_QP`
     DestroyQp = 27,
+    /// `ATTACH_MCAST`
+    AttachMcast = 30,
+    /// `DETACH_MCAST`
+    DetachMcast = 31,
     /// `CREATE_SRQ`
     CreateSrq = 32,
     /// `MODIFY_SRQ`
@@ -131,7 +135,11 @@ impl Uverbs {
         let mut response = vec![0_u8; response_len.next_multiple_of(8)];
         let has_response = !matches!(
             command,
-            Command::DeregMr | Command::ModifyQp | Command::ModifySrq
+            Command::DeregMr
+                | Command::ModifyQp
+                | Command::AttachMcast
+                | Command::DetachMcast
+                | Command::ModifySrq
         );
         let mut body = Bytes::default();
         if has_response {
