@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 """Every verb in a kernel that is out of memory: each of the kernel's allocations in a verb fails once, the first, then
-the second, until the verb gets all it asks for. A verb that fails says ENOMEM and has done nothing; what is destroyed
+the second, until the verb gets all it asks for. A verb that fails says ENOMEM, or ENOBUFS of the network, and has done
+nothing; what is destroyed
 is gone whatever fails.
 
 failed_allocations.py --device NAME --gid INDEX       needs a kernel with FAILSLAB (VRNIC_KERNEL=debug)
@@ -9,6 +10,7 @@ failed_allocations.py --device NAME --gid INDEX       needs a kernel with FAILSL
 import argparse
 import errno
 import gc
+import os
 import pathlib
 
 import pyverbs.enums as e
@@ -17,10 +19,11 @@ from pyverbs.cq import CQ, CompChannel
 from pyverbs.device import Context
 from pyverbs.mr import MR, MW
 from pyverbs.pd import PD
-from pyverbs.pyverbs_error import PyverbsRDMAError
+from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 
+FAIL_NTH = "/proc/thread-self/fail-nth"
 DEBUGFS = pathlib.Path("/sys/kernel/debug")
 RIGHTS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_MW_BIND
 # More allocations than any verb has.
@@ -36,29 +39,32 @@ class Injection:
             (knobs / "verbose").write_text("0")
             (knobs / "ignore-gfp-wait").write_text("N")
         (DEBUGFS / "fail_page_alloc" / "min-order").write_text("0")
-        self.file = open("/proc/thread-self/fail-nth", "r+b", buffering=0)
+        self.writer = os.open(FAIL_NTH, os.O_WRONLY)
         self.failures = 0
 
     def arm(self, number):
-        self.file.seek(0)
-        self.file.write(b"%d" % number)
+        # The file knows no seeking: one is read once. It is opened now, since that allocates.
+        self.reader = os.open(FAIL_NTH, os.O_RDONLY)
+        os.write(self.writer, b"%d" % number)
 
     def disarm(self):
         """Whether an allocation has failed since it was armed."""
-        self.file.seek(0)
-        left = int(self.file.read(16).strip(b"\0\n"))
-        self.arm(0)
-        return left == 0
+        left = os.read(self.reader, 16)
+        os.write(self.writer, b"0")
+        os.close(self.reader)
+        return int(left.strip(b"\0\n")) == 0
 
-    def verb(self, name, call, undo=None):
-        """Calls until nothing has failed in a call; undo takes back what a call has done despite a failure."""
+    def verb(self, name, call, undo=None, tells=True):
+        """Calls until nothing has failed in a call; undo takes back what a call has done despite a failure. What does not
+        tell has an error, but the library forgets which.
+        """
         refused = 0
         for number in range(1, MANY):
             result = error = None
             self.arm(number)
             try:
                 result = call()
-            except PyverbsRDMAError as caught:
+            except PyverbsError as caught:
                 error = caught
             except MemoryError as caught:
                 # Of Python itself, which asks the kernel for memory now and then.
@@ -73,15 +79,15 @@ class Injection:
             if error:
                 refused += 1
                 code = getattr(error, "error_code", errno.ENOMEM)
-                if code not in (errno.ENOMEM, -errno.ENOMEM):
+                if tells and abs(code) not in (errno.ENOMEM, errno.ENOBUFS):
                     raise SystemExit(f"{name}: {error}, when allocation {number} failed")
             elif undo:
                 undo(result)
         raise SystemExit(f"{name}: more than {MANY} allocations")
 
-    def make(self, name, call):
+    def make(self, name, call, tells=True):
         """The same for what makes an object. Objects made despite a failure are destroyed."""
-        return self.verb(name, call, lambda made: made.close())
+        return self.verb(name, call, lambda made: made.close(), tells)
 
     def destroy(self, name, make):
         """Destroys objects. None may survive."""
@@ -90,7 +96,7 @@ class Injection:
             self.arm(number)
             try:
                 victim.close()
-            except PyverbsRDMAError as error:
+            except PyverbsError as error:
                 self.disarm()
                 raise SystemExit(f"{name} stays: {error}, when allocation {number} failed") from error
             if not self.disarm():
@@ -109,7 +115,7 @@ def main():
     fail = Injection()
 
     opened = lambda: Context(name=args.device)
-    context = fail.make("open", opened)
+    context = fail.make("open", opened, tells=False)
     fail.verb("query device", lambda: context.query_device_ex())
     fail.verb("query port", lambda: context.query_port(1))
     fail.verb("query GID", lambda: context.query_gid_ex(1, args.gid))
