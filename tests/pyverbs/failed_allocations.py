@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 """Every verb in a kernel that is out of memory: each of the kernel's allocations in a verb fails once, the first, then
-the second, until the verb gets all it asks for. A verb that fails says ENOMEM, or ENOBUFS of the network, and has done
-nothing; what is destroyed
-is gone whatever fails.
+the second, until the verb gets all it asks for. A verb that fails says ENOMEM, or ENOBUFS if it asked the network, and
+has done nothing; what is destroyed is gone whatever fails.
 
 failed_allocations.py --device NAME --gid INDEX       needs a kernel with FAILSLAB (VRNIC_KERNEL=debug)
 """
