@@ -88,7 +88,14 @@ impl Completion {
         unsafe { bindings::complete_all(self.inner.get()) };
     }
 
-    /// Waits, uninterruptibly, until [`complete_all`](Self::complete_all) has been called.
+    /// Signals one task that waits, or the next that will. May be called in any context.
+    pub fn complete(&self) {
+        // SAFETY: `inner` was initialised by `new`.
+        unsafe { bindings::complete(self.inner.get()) };
+    }
+
+    /// Waits, uninterruptibly, until [`complete_all`](Self::complete_all) has been called, or
+    /// [`complete`](Self::complete) for this task.
     pub fn wait(&self) {
         // SAFETY: `inner` was initialised by `new`.
         unsafe { bindings::wait_for_completion(self.inner.get()) };

@@ -120,7 +120,7 @@ impl<D: Destroy> Object<D> {
         if !self.alive.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        match self.control.execute(&self.command) {
+        match self.control.execute_surely(&self.command) {
             Ok(Empty {}) => {
                 if D::HAS_EVENTS {
                     self.control.flush_events();

@@ -7,6 +7,10 @@
 //! good: with a reply, or because the device was stopped. So whatever memory a command names, its
 //! caller may free it after an error.
 //!
+//! A command needs memory for itself and its reply. What destroys an object must not be refused for
+//! want of it, so [`Control::execute_surely`] falls back on memory that is kept for this, one command
+//! at a time.
+//!
 //! A device that does not answer within [`TIMEOUT_S`] seconds, or says that it needs a reset, or is
 //! gone, is stopped. From then on every command fails with `EIO` at once and there are no objects
 //! on the device any more.
@@ -32,6 +36,8 @@ use virtio::{
 use vrnic_wire::command::{
     Command,
     CommandHeader,
+    DestroyPd,
+    Empty,
     ReplyHeader,
     RingDoorbell,
     Status, //
@@ -53,13 +59,21 @@ const CHECK_INTERVAL_S: u32 = 1;
 /// Virtqueue entries that a command takes: its request and its reply.
 const ENTRIES_PER_COMMAND: usize = 2;
 
+/// What comes back of a command.
+enum Returned {
+    /// The device has answered.
+    Used(Used<Context>),
+    /// The device was stopped before.
+    Cancelled(KBox<Chain<Context>>),
+}
+
 /// A command on its way.
 #[pin_data]
 pub(crate) struct Call {
     /// What came back. It holds a reference to this, so whoever waits must take it out.
     #[pin]
-    reply: SpinLockIrq<Option<Used<Context>>>,
-    /// The device has done with the command.
+    returned: SpinLockIrq<Option<Returned>>,
+    /// It came back: completed once each time, for the one who waits.
     #[pin]
     done: Completion,
 }
@@ -67,11 +81,50 @@ pub(crate) struct Call {
 impl Call {
     fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            reply <- new_spinlock_irq!(None),
+            returned <- new_spinlock_irq!(None),
             done <- Completion::new(),
         })
     }
+
+    /// What came back, once `done` has said so. Sleeps otherwise.
+    fn take(&self) -> Returned {
+        loop {
+            if let Some(returned) = self.returned.lock().take() {
+                return returned;
+            }
+            self.done.wait();
+        }
+    }
+
+    /// Gives the command back to whoever waits for it.
+    fn finish(&self, returned: Returned) {
+        *self.returned.lock() = Some(returned);
+        self.done.complete();
+    }
 }
+
+/// Memory for a command and its reply.
+struct Memory {
+    chain: KBox<Chain<Context>>,
+    call: Arc<Call>,
+}
+
+impl Memory {
+    /// Memory for commands of the same size as `C`, with replies of the same size.
+    fn new<C: Command>() -> Result<Self> {
+        let call = Arc::pin_init(Call::new(), GFP_KERNEL)?;
+        let chain = Chain::new(
+            KVec::from_elem(0, size_of::<CommandHeader>() + size_of::<C>(), GFP_KERNEL)?,
+            size_of::<ReplyHeader>() + size_of::<C::Reply>(),
+            Context::Call(call.clone()),
+            GFP_KERNEL,
+        )?;
+        Ok(Self { chain, call })
+    }
+}
+
+/// A command of the size of all that destroy an object.
+type Smallest = DestroyPd;
 
 /// Who waits for a command.
 pub(crate) enum Context {
@@ -89,6 +142,8 @@ struct Slots {
     doorbell: Option<KBox<Chain<Context>>>,
     /// A doorbell to ring as soon as the command has come back.
     deferred: Option<RingDoorbell>,
+    /// Memory for a command of [`Control::execute_surely`]; [`None`] while one has it.
+    reserve: Option<Memory>,
 }
 
 /// Handler of the control queue.
@@ -100,6 +155,9 @@ pub(crate) struct Replies {
     /// [`Slots::free`] has grown.
     #[pin]
     freed: CondVar,
+    /// [`Slots::reserve`] is there again.
+    #[pin]
+    reserve_is_back: CondVar,
 }
 
 impl Replies {
@@ -116,6 +174,22 @@ impl Replies {
     fn release(&self) {
         self.slots.lock().free += 1;
         self.freed.notify_one();
+    }
+
+    /// Waits for the memory that is kept in reserve, which must be given back.
+    fn take_reserve(&self) -> Memory {
+        let mut slots = self.slots.lock();
+        loop {
+            match slots.reserve.take() {
+                Some(memory) => return memory,
+                None => self.reserve_is_back.wait(&mut slots),
+            }
+        }
+    }
+
+    fn give_reserve_back(&self, memory: Memory) {
+        self.slots.lock().reserve = Some(memory);
+        self.reserve_is_back.notify_one();
     }
 
     /// Takes the doorbell command back, and what it has to do next.
@@ -162,17 +236,17 @@ impl Handler for Replies {
                     continue;
                 }
             };
-            *call.reply.lock() = Some(used);
             self.release();
-            call.done.complete_all();
+            call.finish(Returned::Used(used));
         }
     }
 
     fn cancelled(&self, chain: KBox<Chain<Context>>) {
         match chain.context() {
             Context::Call(call) => {
+                let call = call.clone();
                 self.release();
-                call.done.complete_all();
+                call.finish(Returned::Cancelled(chain));
             }
             Context::Doorbell => {
                 self.doorbell_done(chain);
@@ -191,6 +265,8 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
         GFP_KERNEL,
     )?;
 
+    let reserve = Memory::new::<Smallest>()?;
+
     Virtqueue::new(
         c"control",
         pin_init!(Replies {
@@ -198,8 +274,10 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
                 free: 0,
                 doorbell: Some(doorbell),
                 deferred: None,
+                reserve: Some(reserve),
             }),
             freed <- new_condvar!(),
+            reserve_is_back <- new_condvar!(),
         }),
     )
 }
@@ -250,45 +328,57 @@ impl Control {
     /// Errors of the device are those of [`errno`]; `EIO` if the device failed before it answered,
     /// or answered nonsense.
     pub(crate) fn execute<C: Command>(&self, request: &C) -> Result<C::Reply> {
-        let len = size_of::<CommandHeader>() + size_of::<C>();
-        let mut message = KVec::from_elem(0, len, GFP_KERNEL)?;
-        write_request(&mut message, request);
+        self.execute_in(Memory::new::<C>()?, request).0
+    }
 
-        let call = Arc::pin_init(Call::new(), GFP_KERNEL)?;
-        let chain = Chain::new(
-            message,
-            size_of::<ReplyHeader>() + size_of::<C::Reply>(),
-            Context::Call(call.clone()),
-            GFP_KERNEL,
-        )?;
+    /// As [`execute`](Self::execute), but never fails for want of memory.
+    pub(crate) fn execute_surely<C: Command<Reply = Empty>>(&self, request: &C) -> Result<Empty> {
+        const { assert!(size_of::<C>() == size_of::<Smallest>()) };
 
-        if self.is_stopped() {
-            return Err(EIO);
+        if let Ok(memory) = Memory::new::<C>() {
+            return self.execute_in(memory, request).0;
         }
+        let replies = self.queue.handler();
+        let (result, memory) = self.execute_in(replies.take_reserve(), request);
+        replies.give_reserve_back(memory);
+        result
+    }
+
+    /// Executes a command in memory of its size, which comes back.
+    fn execute_in<C: Command>(&self, memory: Memory, request: &C) -> (Result<C::Reply>, Memory) {
+        let Memory { mut chain, call } = memory;
+        if self.is_stopped() {
+            return (Err(EIO), Memory { chain, call });
+        }
+        write_request(chain.readable_mut(), request);
         self.queue.handler().reserve();
-        if let Err((err, _)) = self.queue.add(chain) {
+        if let Err((err, chain)) = self.queue.add(chain) {
             self.queue.handler().release();
-            return Err(if err == ENODEV { EIO } else { err });
+            let err = if err == ENODEV { EIO } else { err };
+            return (Err(err), Memory { chain, call });
         }
         self.queue.kick();
-        self.wait(&call.done);
 
-        let used = call.reply.lock().take();
-        parse_reply::<C>(used.as_ref().ok_or(EIO)?.written()).inspect_err(|err| {
+        let (result, chain) = match self.wait(&call) {
+            Returned::Used(used) => (parse_reply::<C>(used.written()), used.into_chain()),
+            Returned::Cancelled(chain) => (Err(EIO), chain),
+        };
+        let result = result.inspect_err(|err| {
             dev_dbg!(
                 self.health.dev(),
                 "command {:?} failed: {:?}\n",
                 C::CODE,
                 err
             );
-        })
+        });
+        (result, Memory { chain, call })
     }
 
     /// Waits until the device has done with a command, or stops it.
-    fn wait(&self, done: &Completion) {
+    fn wait(&self, call: &Call) -> Returned {
         for _ in 0..TIMEOUT_S / CHECK_INTERVAL_S {
-            if done.wait_timeout(CHECK_INTERVAL_S * 1000) {
-                return;
+            if call.done.wait_timeout(CHECK_INTERVAL_S * 1000) {
+                return call.take();
             }
             if self.health.has_failed() || self.queue.is_broken() || self.stopper.device_failed() {
                 break;
@@ -297,7 +387,8 @@ impl Control {
         self.health.fail("it does not answer commands");
         self.stopper.stop();
         // All commands have come back or have been cancelled, so this does not wait any more.
-        done.wait();
+        call.done.wait();
+        call.take()
     }
 
     /// Rings the doorbell of a context of the kernel by command. May be called in any context.
@@ -397,7 +488,6 @@ mod tests {
 
     use vrnic_wire::command::{
         CreatePd,
-        DestroyPd,
         PdCreated, //
     };
 
