@@ -375,6 +375,7 @@ mod tests {
         );
         assert_eq!(with(|request| request.buf_length = 0).err(), Some(EINVAL));
     }
+
     #[test]
     fn overruns_are_not_ignored() {
         assert!(has_flags(0) && has_flags(FLAG_TIMESTAMP));
