@@ -51,8 +51,9 @@ in_group() { on -t 60 a sh -c 'echo $$ >/run/cgroup/few/cgroup.procs; exec "$@"'
 read -r made error < <(in_group python3 -c "$create" "$DEV" cq 40 0)
 # A protection domain and eleven completion queues.
 [ "$made $error" = "11 11" ] || fail "$made completion queues in the control group, then error $error"
-on a cat /run/cgroup/few/rdma.current | found "^$DEV hca_handle=0 hca_object=0 *\$" ||
-	fail "the control group still counts: $(on a cat /run/cgroup/few/rdma.current)"
+# What a process leaves behind goes when the kernel gets to it.
+all_back() { on a cat /run/cgroup/few/rdma.current | found "^$DEV hca_handle=0 hca_object=0 *\$"; }
+within 40 all_back || fail "the control group still counts: $(on a cat /run/cgroup/few/rdma.current)"
 in_group ibv_devinfo -d "$DEV" >/dev/null
 
 # In exclusive mode the device is in one namespace only; with its network device there it works there.

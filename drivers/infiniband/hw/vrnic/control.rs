@@ -8,8 +8,8 @@
 //! caller may free it after an error.
 //!
 //! A command needs memory for itself and its reply. What destroys an object must not be refused for
-//! want of it, so [`Control::execute_surely`] falls back on memory that is kept for this, one command
-//! at a time.
+//! want of it, so [`Control::execute_surely`] falls back on memory that is kept for this, one
+//! command at a time.
 //!
 //! A device that does not answer within [`TIMEOUT_S`] seconds, or says that it needs a reset, or is
 //! gone, is stopped. From then on every command fails with `EIO` at once and there are no objects
