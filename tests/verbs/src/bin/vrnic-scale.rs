@@ -127,9 +127,9 @@ fn free_memory() -> Outcome<u64> {
 /// Makes `count` things, shows that they work, keeps and ends them, and prints what one of them costs.
 fn measure<T>(
     what: &str,
-    count: usize,
+    count: u32,
     hold: Option<&PathBuf>,
-    make: impl FnMut(usize) -> Outcome<T>,
+    make: impl FnMut(u32) -> Outcome<T>,
     works: impl FnOnce(&mut [T]) -> Outcome<()>,
     end: impl FnOnce(Vec<T>) -> Outcome<()>,
 ) -> Outcome<()> {
@@ -139,11 +139,11 @@ fn measure<T>(
     let made = begin.elapsed();
     let taken = free.saturating_sub(free_memory()?);
     works(&mut things)?;
-    let each = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
+    let each = |time: Duration| time.as_secs_f64() * 1e6 / f64::from(count);
     println!(
         "{what} {count}: make_us {:.2} bytes {}",
         each(made),
-        taken / count as u64
+        taken / u64::from(count)
     );
     while hold.is_some_and(|file| !file.exists()) {
         std::thread::sleep(Duration::from_millis(20));
@@ -154,11 +154,11 @@ fn measure<T>(
     Ok(())
 }
 
-fn queue_pairs(place: &Place, count: usize, hold: Option<&PathBuf>) -> Outcome<()> {
+fn queue_pairs(place: &Place, count: u32, hold: Option<&PathBuf>) -> Outcome<()> {
     let regions = (place.region()?, place.region()?);
     let works = |qps: &mut [Qp]| {
         // A hundred of them, the last too.
-        for index in (0..count).rev().step_by(count.div_ceil(100)) {
+        for index in (0..qps.len()).rev().step_by(qps.len().div_ceil(100)) {
             place.exchange(&qps[index], &regions.0, &regions.1, index as u64)?;
         }
         Ok(())
@@ -170,12 +170,16 @@ fn queue_pairs(place: &Place, count: usize, hold: Option<&PathBuf>) -> Outcome<(
     measure("qp", count, hold, |_| place.qp(), works, end)
 }
 
-fn memory_regions(place: &Place, count: usize, hold: Option<&PathBuf>) -> Outcome<()> {
+fn memory_regions(place: &Place, count: u32, hold: Option<&PathBuf>) -> Outcome<()> {
     let memory = Arc::new(Memory::new(4096).during("mmap")?);
     let target = place.region()?;
     let make = |_| Mr::of(&place.pd, &memory, 0, 4096, ACCESS_LOCAL_WRITE).during("registering");
     let works = |regions: &mut [Mr]| {
-        for region in [&regions[0], &regions[count / 2], &regions[count - 1]] {
+        for region in [
+            &regions[0],
+            &regions[regions.len() / 2],
+            &regions[regions.len() - 1],
+        ] {
             place.exchange(&place.qp()?, region, &target, u64::from(region.lkey()))?;
         }
         Ok(())
@@ -227,7 +231,7 @@ fn all(processes: &mut [Child]) -> Outcome<()> {
 fn processes(
     device: Option<&str>,
     gid: Option<u8>,
-    count: usize,
+    count: u32,
     hold: Option<&PathBuf>,
 ) -> Outcome<()> {
     let end = |mut processes: Vec<Child>| {
