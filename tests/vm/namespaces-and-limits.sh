@@ -36,8 +36,9 @@ except PyverbsRDMAError as error:
     print(len(made), error.error_code)
 '
 
-# By default nobody but root opens the device.
-! as_nobody 65536 ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -n 10 || fail "everybody may open the device"
+# Who may not open the device's file cannot use it.
+on a sh -c 'chmod 600 /dev/infiniband/uverbs*'
+! as_nobody 65536 ibv_devinfo -d "$DEV" || fail "the device opens without the right to open its file"
 on a sh -c 'chmod 666 /dev/infiniband/uverbs*'
 as_nobody 65536 vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 3 --qps 2 --max-size 65536
 # Memory that is registered counts as locked: 40 regions of 1 MiB do not fit into 8 MiB.
