@@ -123,8 +123,8 @@ impl Memory {
     }
 }
 
-/// A command of the size of all that destroy an object.
-type Smallest = DestroyPd;
+/// All commands that destroy an object have the size of this one.
+type AnyDestroy = DestroyPd;
 
 /// Who waits for a command.
 pub(crate) enum Context {
@@ -265,7 +265,7 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
         GFP_KERNEL,
     )?;
 
-    let reserve = Memory::new::<Smallest>()?;
+    let reserve = Memory::new::<AnyDestroy>()?;
 
     Virtqueue::new(
         c"control",
@@ -333,7 +333,7 @@ impl Control {
 
     /// As [`execute`](Self::execute), but never fails for want of memory.
     pub(crate) fn execute_surely<C: Command<Reply = Empty>>(&self, request: &C) -> Result<Empty> {
-        const { assert!(size_of::<C>() == size_of::<Smallest>()) };
+        const { assert!(size_of::<C>() == size_of::<AnyDestroy>()) };
 
         if let Ok(memory) = Memory::new::<C>() {
             return self.execute_in(memory, request).0;

@@ -48,7 +48,10 @@ use crate::{
         Call,
         Vrnic, //
     },
-    memory::ring_pages,
+    memory::{
+        pin_ring,
+        ring_pages, //
+    },
     polled::{
         Polled,
         Room, //
@@ -249,13 +252,7 @@ impl CompletionQueue for Cq {
     ) -> Result {
         let CreateCqRequest(request) = user.request;
         let ring = user_layout(&request, entries, call.data.limits.max_cq_entries.get())?;
-        let umem = Umem::get(
-            call.device,
-            request.buf_addr,
-            usize::try_from(request.buf_length)?,
-            Access::LocalWrite.into(),
-        )?;
-        let pages = ring_pages(call, &umem)?;
+        let (umem, pages) = pin_ring(call, request.buf_addr, request.buf_length)?;
 
         let mut memory = cq.memory.lock();
         call.data.control.execute(&ResizeCq {

@@ -3,7 +3,10 @@
 //! Memory of processes as the device is told of it.
 
 use kernel::prelude::*;
-use rdma::Umem;
+use rdma::{
+    access::Access,
+    Umem, //
+};
 use vrnic_wire::memory::MIN_PAGE_SHIFT;
 
 use crate::{
@@ -21,6 +24,19 @@ pub(crate) fn ring_pages(call: &Call<'_>, umem: &Umem) -> Result<PageListBuffer>
             Err(EINVAL)
         }
     })
+}
+
+/// Pins `length` bytes at `address` in the calling process, which hold rings or a notify area, and
+/// lists their pages as [`ring_pages`] does.
+pub(crate) fn pin_ring(
+    call: &Call<'_>,
+    address: u64,
+    length: u64,
+) -> Result<(Umem, PageListBuffer)> {
+    let length = usize::try_from(length)?;
+    let umem = Umem::get(call.device, address, length, Access::LocalWrite.into())?;
+    let pages = ring_pages(call, &umem)?;
+    Ok((umem, pages))
 }
 
 /// Lists the pages of a memory region whose first byte work requests name by `iova`, in pages as

@@ -11,7 +11,6 @@ use kernel::{
     }, //
 };
 use rdma::{
-    access::Access,
     gid::Gid,
     qp::{
         modify_is_ok,
@@ -69,7 +68,7 @@ use crate::{
         Call,
         Vrnic, //
     },
-    memory::ring_pages,
+    memory::pin_ring,
     multicast,
     pd::Pd,
     polled::Room,
@@ -229,14 +228,9 @@ impl QueuePair for Qp {
                 let (send, recv, given) = user_layouts(&request, asked, limits)?;
                 let mut umem = None;
                 if request.buf_length != 0 {
-                    let pinned = Umem::get(
-                        call.device,
-                        request.buf_addr,
-                        usize::try_from(request.buf_length)?,
-                        Access::LocalWrite.into(),
-                    )?;
-                    pages = Some(ring_pages(call, &pinned)?);
+                    let (pinned, listed) = pin_ring(call, request.buf_addr, request.buf_length)?;
                     umem = Some(pinned);
+                    pages = Some(listed);
                 }
                 let context = user.context.number();
                 let rings = Rings::User {

@@ -11,7 +11,6 @@ use kernel::{
     }, //
 };
 use rdma::{
-    access::Access,
     restrack::Details,
     srq::{
         Attributes,
@@ -50,7 +49,7 @@ use crate::{
         Call,
         Vrnic, //
     },
-    memory::ring_pages,
+    memory::pin_ring,
     pd::Pd,
     ring::{
         entries_for,
@@ -132,18 +131,6 @@ fn kernel_layout(asked: &Attributes, limits: &DeviceLimits) -> Result<(RingLayou
     Ok((ring, given))
 }
 
-/// Pins the ring of a process, and lists its pages.
-fn pin(call: &Call<'_>, request: &abi::CreateSrqRequest) -> Result<(Umem, PageListBuffer)> {
-    let umem = Umem::get(
-        call.device,
-        request.buf_addr,
-        usize::try_from(request.buf_length)?,
-        Access::LocalWrite.into(),
-    )?;
-    let pages = ring_pages(call, &umem)?;
-    Ok((umem, pages))
-}
-
 #[vtable]
 impl SharedReceiveQueue for Srq {
     type Driver = Vrnic;
@@ -167,7 +154,7 @@ impl SharedReceiveQueue for Srq {
                 let CreateSrqRequest(request) = user.request;
                 let (ring, given) =
                     user_layout(&request, attributes.max_wr, attributes.max_sge, limits)?;
-                let (umem, pages) = pin(call, &request)?;
+                let (umem, pages) = pin_ring(call, request.buf_addr, request.buf_length)?;
                 memory = Some(umem);
                 (user.context.number(), ring, given, pages)
             }
@@ -216,7 +203,7 @@ impl SharedReceiveQueue for Srq {
     ) -> Result {
         let CreateSrqRequest(request) = user.ok_or(EOPNOTSUPP)?.request;
         let (ring, _) = user_layout(&request, max_wr, srq.max_sge, &call.data.limits)?;
-        let (umem, pages) = pin(call, &request)?;
+        let (umem, pages) = pin_ring(call, request.buf_addr, request.buf_length)?;
 
         let mut memory = srq.memory.lock();
         call.data.control.execute(&ResizeSrq {

@@ -7,7 +7,6 @@ use kernel::{
     sync::Arc, //
 };
 use rdma::{
-    access::Access,
     ucontext::{
         DeviceMemory,
         Mappings, //
@@ -40,7 +39,7 @@ use crate::{
         Call,
         Vrnic, //
     },
-    memory::ring_pages,
+    memory::pin_ring,
     udata::{
         AllocContextRequest,
         AllocContextResponse, //
@@ -87,13 +86,8 @@ impl rdma::UserContext for UserContext {
         if !is_valid_slot_count(request.slots) {
             return Err(EINVAL);
         }
-        let notify = Umem::get(
-            call.device,
-            request.notify_addr,
-            area_length(request.slots),
-            Access::LocalWrite.into(),
-        )?;
-        let area = ring_pages(call, &notify)?;
+        let length = area_length(request.slots) as u64;
+        let (notify, area) = pin_ring(call, request.notify_addr, length)?;
         let (object, page) = create_context(
             &call.data.control,
             &CreateContext {
