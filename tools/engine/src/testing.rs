@@ -3,11 +3,13 @@
 //! A small world to test devices in: guest memory, guests that drive devices, and a fabric with
 //! seeded faults, all in virtual time. Panics wherever a test has to fail.
 
+mod datagram;
 mod guest;
 mod keys;
 mod memory;
 mod world;
 
+pub use datagram::DatagramEnd;
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send, Srq};
 pub use keys::{FastMr, Mw, next_key};
 pub use memory::{BASE, GuestView, Memories};

@@ -4,7 +4,7 @@
 
 use vrnic_engine::{
     Cause,
-    testing::{Cq, Mr, Qp, QpOptions, Send, World, gid_of},
+    testing::{DatagramEnd, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
     command::{ContextKind, SetMtu, Status as CommandStatus},
@@ -17,59 +17,8 @@ use vrnic_wire::{
 
 const QKEY: u32 = 0x1111_1111;
 
-/// A datagram queue pair with what it needs.
-struct End {
-    node: usize,
-    qp: Qp,
-    send_cq: Cq,
-    recv_cq: Cq,
-    mr: Mr,
-}
-
-impl End {
-    fn new(world: &mut World, node: usize, qp_type: QpType) -> Self {
-        let place = &mut world.nodes[node];
-        let (guest, rnic) = (&mut place.guest, &mut place.rnic);
-        let send_cq = guest.cq(rnic, 64, 0);
-        let recv_cq = guest.cq(rnic, 64, 1);
-        let options = QpOptions {
-            qp_type,
-            entries: 16,
-            ..QpOptions::default()
-        };
-        let qp = guest
-            .try_qp(rnic, &options, send_cq.cqn, recv_cq.cqn)
-            .expect("qp");
-        let mr = guest.full_mr(rnic, 20_000);
-        let attributes = QpAttributes {
-            port: 1,
-            qkey: QKEY.into(),
-            sq_psn: 5.into(),
-            ..QpAttributes::default()
-        };
-        world.bring_up(node, qp.qpn, attributes, qp_type);
-        Self {
-            node,
-            qp,
-            send_cq,
-            recv_cq,
-            mr,
-        }
-    }
-
-    fn send(&mut self, world: &mut World, send: &Send) {
-        let node = &mut world.nodes[self.node];
-        assert!(node.guest.post_send(&mut node.rnic, &mut self.qp, send));
-    }
-
-    fn receive(&mut self, world: &mut World, wr_id: u64, offset: usize, length: usize) {
-        let node = &mut world.nodes[self.node];
-        let sge = self.mr.sge(offset, length);
-        assert!(
-            node.guest
-                .post_receive(&mut node.rnic, &mut self.qp, wr_id, &[sge])
-        );
-    }
+fn end(world: &mut World, node: usize, qp_type: QpType) -> DatagramEnd {
+    DatagramEnd::new(world, node, qp_type, QKEY, 20_000)
 }
 
 fn to(node: usize) -> AddressVector {
@@ -89,8 +38,8 @@ fn dropped(world: &World, node: usize) -> u64 {
 #[test]
 fn datagrams_come_with_a_route_header() {
     let mut world = World::pair(1);
-    let mut a = End::new(&mut world, 0, QpType::UnreliableDatagram);
-    let mut b = End::new(&mut world, 1, QpType::UnreliableDatagram);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 1, QpType::UnreliableDatagram);
     a.mr.arena.put(100, b"some bytes");
     b.receive(&mut world, 7, 1000, 50);
     let send = Send::new(3, SendOpcode::SendWithImmediate)
@@ -125,8 +74,8 @@ fn datagrams_come_with_a_route_header() {
 #[test]
 fn what_does_not_fit_is_dropped_and_the_receive_stays() {
     let mut world = World::pair(2);
-    let mut a = End::new(&mut world, 0, QpType::UnreliableDatagram);
-    let mut b = End::new(&mut world, 1, QpType::UnreliableDatagram);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 1, QpType::UnreliableDatagram);
     let datagram = |wr_id, length, qkey| {
         Send::new(wr_id, SendOpcode::Send)
             .element(a.mr.sge(0, length))
@@ -154,8 +103,8 @@ fn what_does_not_fit_is_dropped_and_the_receive_stays() {
 #[test]
 fn a_datagram_holds_what_the_driver_set() {
     let mut world = World::pair(11);
-    let mut a = End::new(&mut world, 0, QpType::UnreliableDatagram);
-    let mut b = End::new(&mut world, 1, QpType::UnreliableDatagram);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 1, QpType::UnreliableDatagram);
     let set = |world: &mut World, node: usize, mtu: Mtu| {
         let node = &mut world.nodes[node];
         let request = SetMtu {
@@ -165,7 +114,7 @@ fn a_datagram_holds_what_the_driver_set() {
         };
         node.guest.command(&mut node.rnic, request).expect("an MTU");
     };
-    let send = |a: &End, b: &End, wr_id, length| {
+    let send = |a: &DatagramEnd, b: &DatagramEnd, wr_id, length| {
         Send::new(wr_id, SendOpcode::Send)
             .element(a.mr.sge(0, length))
             .datagram(to(1), b.qp.qpn, QKEY)
@@ -197,8 +146,8 @@ fn a_datagram_holds_what_the_driver_set() {
 #[test]
 fn own_qkey_is_used_on_request() {
     let mut world = World::pair(3);
-    let mut a = End::new(&mut world, 0, QpType::UnreliableDatagram);
-    let mut b = End::new(&mut world, 0, QpType::UnreliableDatagram);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 0, QpType::UnreliableDatagram);
     b.receive(&mut world, 1, 0, 100);
     let send = Send::new(1, SendOpcode::Send)
         .inline(b"x")
@@ -211,8 +160,8 @@ fn own_qkey_is_used_on_request() {
 #[test]
 fn errors_of_sends_stop_the_send_queue_only() {
     let mut world = World::pair(4);
-    let mut a = End::new(&mut world, 0, QpType::UnreliableDatagram);
-    let mut b = End::new(&mut world, 1, QpType::UnreliableDatagram);
+    let mut a = end(&mut world, 0, QpType::UnreliableDatagram);
+    let mut b = end(&mut world, 1, QpType::UnreliableDatagram);
     let long = Send::new(1, SendOpcode::Send)
         .element(a.mr.sge(0, 4097))
         .datagram(to(1), b.qp.qpn, QKEY);
@@ -259,8 +208,8 @@ fn errors_of_sends_stop_the_send_queue_only() {
 #[test]
 fn general_services_have_their_own_number_and_qkey() {
     let mut world = World::pair(5);
-    let mut a = End::new(&mut world, 0, QpType::Gsi);
-    let mut b = End::new(&mut world, 1, QpType::Gsi);
+    let mut a = end(&mut world, 0, QpType::Gsi);
+    let mut b = end(&mut world, 1, QpType::Gsi);
     assert_eq!((a.qp.qpn, b.qp.qpn), (GSI_QPN, GSI_QPN));
     b.receive(&mut world, 1, 0, 296);
     let mad = Send::new(1, SendOpcode::Send)

@@ -5,14 +5,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use vrnic_engine::{
     Features, RnicConfig,
-    testing::{Cq, Mr, Qp, QpOptions, Send, World, gid_of},
+    testing::{DatagramEnd, Send, World, gid_of},
 };
 use vrnic_wire::{
     command::{AttachMulticast, DestroyQp, DetachMulticast, SetGid},
     completion::Status,
     counter::Counter,
     port::{GidEntry, GidType, NO_VLAN},
-    qp::{GSI_QPN, MULTICAST_QPN, QpAttributes, QpState, QpType},
+    qp::{GSI_QPN, MULTICAST_QPN, QpState, QpType},
     work::{AddressVector, SendOpcode},
 };
 
@@ -25,51 +25,19 @@ fn group(last: u8) -> [u8; 16] {
     gid
 }
 
-/// A datagram queue pair with what it needs.
-struct End {
-    node: usize,
-    qp: Qp,
-    send_cq: Cq,
-    recv_cq: Cq,
-    mr: Mr,
-}
+/// One that sends to groups and receives what is sent to them.
+struct Member(DatagramEnd);
 
-impl End {
+impl Member {
     fn new(world: &mut World, node: usize, qkey: u32) -> Self {
-        let place = &mut world.nodes[node];
-        let (guest, rnic) = (&mut place.guest, &mut place.rnic);
-        let send_cq = guest.cq(rnic, 64, 0);
-        let recv_cq = guest.cq(rnic, 64, 1);
         let qp_type = QpType::UnreliableDatagram;
-        let options = QpOptions {
-            qp_type,
-            entries: 16,
-            ..QpOptions::default()
-        };
-        let qp = guest
-            .try_qp(rnic, &options, send_cq.cqn, recv_cq.cqn)
-            .expect("qp");
-        let mr = guest.full_mr(rnic, 8192);
-        let attributes = QpAttributes {
-            port: 1,
-            qkey: qkey.into(),
-            sq_psn: 5.into(),
-            ..QpAttributes::default()
-        };
-        world.bring_up(node, qp.qpn, attributes, qp_type);
-        Self {
-            node,
-            qp,
-            send_cq,
-            recv_cq,
-            mr,
-        }
+        Self(DatagramEnd::new(world, node, qp_type, qkey, 8192))
     }
 
     fn attach(&self, world: &mut World, gid: [u8; 16]) {
-        let place = &mut world.nodes[self.node];
+        let place = &mut world.nodes[self.0.node];
         let request = AttachMulticast {
-            qpn: self.qp.qpn.into(),
+            qpn: self.0.qp.qpn.into(),
             gid,
             ..AttachMulticast::default()
         };
@@ -77,9 +45,9 @@ impl End {
     }
 
     fn detach(&self, world: &mut World, gid: [u8; 16]) {
-        let place = &mut world.nodes[self.node];
+        let place = &mut world.nodes[self.0.node];
         let request = DetachMulticast {
-            qpn: self.qp.qpn.into(),
+            qpn: self.0.qp.qpn.into(),
             gid,
             ..DetachMulticast::default()
         };
@@ -97,28 +65,21 @@ impl End {
         let send = Send::new(1, SendOpcode::Send)
             .inline(text)
             .datagram(to, qpn, QKEY);
-        let place = &mut world.nodes[self.node];
-        assert!(place.guest.post_send(&mut place.rnic, &mut self.qp, &send));
+        self.0.send(world, &send);
         world.settle();
-        assert_eq!(self.send_cq.drain()[0].status, Status::Success);
+        assert_eq!(self.0.send_cq.drain()[0].status, Status::Success);
     }
 
     fn receive(&mut self, world: &mut World, wr_id: u64) {
-        let place = &mut world.nodes[self.node];
-        let sge = self.mr.sge(wr_id as usize * 256, 256);
-        assert!(
-            place
-                .guest
-                .post_receive(&mut place.rnic, &mut self.qp, wr_id, &[sge])
-        );
+        self.0.receive(world, wr_id, wr_id as usize * 256, 256);
     }
 
     /// The payloads that came, each in a receive of 256 bytes at its `wr_id`.
     fn got(&mut self) -> Vec<Vec<u8>> {
-        let done = self.recv_cq.drain();
+        let done = self.0.recv_cq.drain();
         let payload = |wr_id: u64, length: u32| {
             let begin = wr_id as usize * 256 + 40;
-            self.mr.arena.get(begin, length as usize - 40)
+            self.0.mr.arena.get(begin, length as usize - 40)
         };
         done.iter()
             .map(|cqe| {
@@ -136,9 +97,9 @@ fn dropped(world: &World, node: usize) -> u64 {
 #[test]
 fn every_member_everywhere_gets_one_copy() {
     let mut world = World::new(3, 512, &RnicConfig::default(), 1);
-    let mut ends: Vec<End> = [0, 0, 1, 1, 2]
+    let mut ends: Vec<Member> = [0, 0, 1, 1, 2]
         .iter()
-        .map(|&node| End::new(&mut world, node, QKEY))
+        .map(|&node| Member::new(&mut world, node, QKEY))
         .collect();
     for end in &mut ends {
         end.receive(&mut world, 0);
@@ -157,7 +118,7 @@ fn every_member_everywhere_gets_one_copy() {
     ends[4].send_to(&mut world, group(2), MULTICAST_QPN, b"to two");
     assert_eq!(ends[3].got(), [b"to two"]);
     assert_eq!(ends[4].got(), [b""; 0], "a sender need not be in the group");
-    let bytes = ends[3].mr.arena.get(0, 40);
+    let bytes = ends[3].0.mr.arena.get(0, 40);
     assert_eq!(bytes[32..36], gid_of(2)[12..]);
     assert_eq!(bytes[36..40], group(2)[12..]);
     for node in 0..3 {
@@ -168,11 +129,11 @@ fn every_member_everywhere_gets_one_copy() {
 #[test]
 fn what_one_drops_others_get() {
     let mut world = World::pair(2);
-    let mut sender = End::new(&mut world, 0, QKEY);
-    let mut wrong_qkey = End::new(&mut world, 1, QKEY + 1);
-    let mut without_receive = End::new(&mut world, 1, QKEY);
-    let mut broken = End::new(&mut world, 1, QKEY);
-    let mut good = End::new(&mut world, 1, QKEY);
+    let mut sender = Member::new(&mut world, 0, QKEY);
+    let mut wrong_qkey = Member::new(&mut world, 1, QKEY + 1);
+    let mut without_receive = Member::new(&mut world, 1, QKEY);
+    let mut broken = Member::new(&mut world, 1, QKEY);
+    let mut good = Member::new(&mut world, 1, QKEY);
     wrong_qkey.receive(&mut world, 0);
     good.receive(&mut world, 0);
     let place = &mut world.nodes[1];
@@ -184,7 +145,7 @@ fn what_one_drops_others_get() {
     assert!(
         place
             .guest
-            .post_receive(&mut place.rnic, &mut broken.qp, 0, &[nowhere])
+            .post_receive(&mut place.rnic, &mut broken.0.qp, 0, &[nowhere])
     );
     for end in [&wrong_qkey, &without_receive, &broken, &good] {
         end.attach(&mut world, group(1));
@@ -192,25 +153,25 @@ fn what_one_drops_others_get() {
     sender.send_to(&mut world, group(1), MULTICAST_QPN, b"all");
     assert_eq!(good.got(), [b"all"]);
     assert!(wrong_qkey.got().is_empty() && without_receive.got().is_empty());
-    let failed = broken.recv_cq.drain();
+    let failed = broken.0.recv_cq.drain();
     assert_eq!(failed[0].status, Status::LocalProtection);
-    assert_eq!(world.state(1, broken.qp.qpn), QpState::Error);
-    assert_eq!(world.state(1, good.qp.qpn), QpState::ReadyToSend);
+    assert_eq!(world.state(1, broken.0.qp.qpn), QpState::Error);
+    assert_eq!(world.state(1, good.0.qp.qpn), QpState::ReadyToSend);
     assert_eq!(dropped(&world, 1), 2);
 }
 
 #[test]
 fn nobody_else_gets_anything() {
     let mut world = World::pair(3);
-    let mut a = End::new(&mut world, 0, QKEY);
-    let mut b = End::new(&mut world, 1, QKEY);
+    let mut a = Member::new(&mut world, 0, QKEY);
+    let mut b = Member::new(&mut world, 1, QKEY);
     b.receive(&mut world, 0);
     // Nobody there, and no harm done.
     a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
     b.attach(&mut world, group(1));
     // Another group, queue pairs of a group, everybody at one device.
     a.send_to(&mut world, group(2), MULTICAST_QPN, b"x");
-    a.send_to(&mut world, group(1), b.qp.qpn, b"x");
+    a.send_to(&mut world, group(1), b.0.qp.qpn, b"x");
     a.send_to(&mut world, group(1), GSI_QPN, b"x");
     a.send_to(&mut world, gid_of(1), MULTICAST_QPN, b"x");
     b.detach(&mut world, group(1));
@@ -222,7 +183,7 @@ fn nobody_else_gets_anything() {
     assert_eq!(b.got(), [b"y"]);
     let place = &mut world.nodes[1];
     let destroy = DestroyQp {
-        qpn: b.qp.qpn.into(),
+        qpn: b.0.qp.qpn.into(),
         ..DestroyQp::default()
     };
     place.guest.command(&mut place.rnic, destroy).expect("done");
@@ -234,9 +195,9 @@ fn nobody_else_gets_anything() {
 fn frames_of_another_vlan_or_version_are_not_for_the_port() {
     for (vlan, gid_type) in [(5, GidType::RoceV2), (NO_VLAN, GidType::RoceV1)] {
         let mut world = World::pair(4);
-        let mut a = End::new(&mut world, 0, QKEY);
-        let mut b = End::new(&mut world, 1, QKEY);
-        let mut c = End::new(&mut world, 0, QKEY);
+        let mut a = Member::new(&mut world, 0, QKEY);
+        let mut b = Member::new(&mut world, 1, QKEY);
+        let mut c = Member::new(&mut world, 0, QKEY);
         for end in [&mut b, &mut c] {
             end.receive(&mut world, 0);
             end.attach(&mut world, group(1));
@@ -270,7 +231,7 @@ fn frames_of_another_vlan_or_version_are_not_for_the_port() {
 fn what_comes_back_is_not_delivered_twice() {
     // The fabric of these tests brings each datagram to a group back to its sender.
     let mut world = World::pair(5);
-    let mut a = End::new(&mut world, 0, QKEY);
+    let mut a = Member::new(&mut world, 0, QKEY);
     a.attach(&mut world, group(1));
     for wr_id in 0..3 {
         a.receive(&mut world, wr_id);
@@ -289,8 +250,8 @@ fn without_the_feature_sends_leave_and_nothing_arrives() {
         ..RnicConfig::default()
     };
     let mut world = World::new(2, 512, &config, 6);
-    let mut a = End::new(&mut world, 0, QKEY);
-    let mut b = End::new(&mut world, 1, QKEY);
+    let mut a = Member::new(&mut world, 0, QKEY);
+    let mut b = Member::new(&mut world, 1, QKEY);
     b.receive(&mut world, 0);
     a.send_to(&mut world, group(1), MULTICAST_QPN, b"x");
     assert!(b.got().is_empty());
@@ -302,8 +263,8 @@ fn without_the_feature_sends_leave_and_nothing_arrives() {
 #[test]
 fn a_model_knows_who_gets_what() {
     let mut world = World::new(3, 2048, &RnicConfig::default(), 7);
-    let mut ends: Vec<End> = (0..9)
-        .map(|index| End::new(&mut world, index % 3, QKEY))
+    let mut ends: Vec<Member> = (0..9)
+        .map(|index| Member::new(&mut world, index % 3, QKEY))
         .collect();
     let mut members: BTreeMap<u8, BTreeSet<usize>> = BTreeMap::new();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -332,7 +293,7 @@ fn a_model_knows_who_gets_what() {
                     if got.is_empty() {
                         // Takes the receive away, so that there is one the next time.
                         let own = gid_of(index % 3);
-                        let qpn = end.qp.qpn;
+                        let qpn = end.0.qp.qpn;
                         end.send_to(&mut world, own, qpn, b"");
                         assert_eq!(end.got(), [b""]);
                     }
