@@ -201,6 +201,33 @@ impl Env {
         })
     }
 
+    /// The path of a connection to `qpn` of our own device.
+    pub fn path_to_self(&self, qpn: u32) -> Outcome<Path> {
+        Ok(Path {
+            from: self.gid.index,
+            to: self.gid.gid,
+            qpn,
+            sq_psn: 77,
+            rq_psn: 77,
+            mtu: self.context.port_attr()?.active_mtu,
+            timeout: 17,
+            retries: 7,
+            rnr_retries: 7,
+            rnr_timer: 12,
+            rd_atomic: 1,
+            access: ACCESS_ALL,
+        })
+    }
+
+    /// Connects two QPs of ours with each other.
+    pub fn connect_own(&self, one: &Qp, two: &Qp) -> Outcome<()> {
+        for (qp, peer) in [(one, two), (two, one)] {
+            qp.connect(&self.path_to_self(peer.number())?)
+                .during("connecting")?;
+        }
+        Ok(())
+    }
+
     /// A buffer of [`BUFFER`] bytes with all rights.
     pub fn buffer(&self) -> Outcome<Mr> {
         Mr::new(&self.pd, BUFFER, ACCESS_ALL).during("ibv_reg_mr")

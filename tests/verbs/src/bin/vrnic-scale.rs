@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use verbs_tests::args::Args;
 use verbs_tests::ensure;
-use verbs_tests::ffi::ibv_qp_cap;
 use verbs_tests::memory::Memory;
 use verbs_tests::stress::{During, Failure, Outcome};
 use verbs_tests::verbs::{
@@ -56,15 +55,8 @@ impl Place {
 
     fn qp(&self) -> Outcome<Qp> {
         let smallest = QpConfig {
-            cap: ibv_qp_cap {
-                max_send_wr: 1,
-                max_recv_wr: 1,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: 0,
-            },
             signal_all: true,
-            ..Default::default()
+            ..QpConfig::smallest()
         };
         Qp::new(&self.pd, &self.cq, &self.cq, &smallest).during("making a QP")
     }

@@ -414,16 +414,7 @@ fn qp_count(env: &mut Env) -> Outcome<()> {
     if !env.slow {
         return Ok(());
     }
-    let config = QpConfig {
-        cap: ibv_qp_cap {
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
-        },
-        ..Default::default()
-    };
+    let config = QpConfig::smallest();
     let places = (0..=env.attr.max_qp as usize / OF_A_CONTEXT)
         .map(|_| {
             let context = Context::open(Some(env.context.name()))?;

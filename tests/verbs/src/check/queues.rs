@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_LOCAL_WRITE, Channel, Cq, EVENT_CQ_ERR, EVENT_QP_FATAL, EventObject, Interface, Mr,
-    Path, QPS_ERR, Qp, QpConfig, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendOp, SendWr, Sge,
+    QPS_ERR, Qp, QpConfig, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendOp, SendWr, Sge,
     WC_LOC_LEN_ERR, WC_SUCCESS, WC_WITH_IMM, WC_WR_FLUSH_ERR,
 };
 
@@ -373,23 +373,7 @@ pub(super) fn own_pair(env: &Env, send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Outco
     let config = LinkConfig::default().qp;
     let one = Qp::new(&env.pd, send_cq, send_cq, &config).during("ibv_create_qp")?;
     let two = Qp::new(&env.pd, recv_cq, recv_cq, &config).during("ibv_create_qp")?;
-    for (qp, to) in [(&one, &two), (&two, &one)] {
-        let path = Path {
-            from: env.gid.index,
-            to: env.gid.gid,
-            qpn: to.number(),
-            sq_psn: 77,
-            rq_psn: 77,
-            mtu: env.context.port_attr()?.active_mtu,
-            timeout: 17,
-            retries: 7,
-            rnr_retries: 7,
-            rnr_timer: 12,
-            rd_atomic: 1,
-            access: ACCESS_ALL,
-        };
-        qp.connect(&path).during("connecting")?;
-    }
+    env.connect_own(&one, &two)?;
     Ok((one, two))
 }
 

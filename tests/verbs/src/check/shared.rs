@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use super::{ACCESS_ALL, Case, Env, SOON, expect};
+use super::{Case, Env, SOON, expect};
 use crate::ensure;
 use crate::ffi::{ibv_qp_cap, ibv_srq_attr, ibv_wc};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     Cq, EVENT_QP_LAST_WQE_REACHED, EVENT_SRQ_LIMIT_REACHED, Errno, EventObject, Interface, Mr,
-    Path, PostError, QPS_ERR, QPT_RC, QPT_UC, Qp, QpConfig, SRQ_LIMIT, SRQ_MAX_WR, SendOp, SendWr,
-    Srq, WC_LOC_LEN_ERR, WC_REM_INV_REQ_ERR, WC_SUCCESS,
+    PostError, QPS_ERR, QPT_RC, QPT_UC, Qp, QpConfig, SRQ_LIMIT, SRQ_MAX_WR, SendOp, SendWr, Srq,
+    WC_LOC_LEN_ERR, WC_REM_INV_REQ_ERR, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -51,23 +51,7 @@ impl Pair {
         let sender = Qp::new(&env.pd, &sent, &sent, &config).during("ibv_create_qp")?;
         let receiver =
             Qp::with_srq(&received, &received, &shared, srq).during("ibv_create_qp with an SRQ")?;
-        for (qp, peer) in [(&sender, &receiver), (&receiver, &sender)] {
-            let path = Path {
-                from: env.gid.index,
-                to: env.gid.gid,
-                qpn: peer.number(),
-                sq_psn: 5,
-                rq_psn: 5,
-                mtu: env.context.port_attr()?.active_mtu,
-                timeout: 16,
-                retries: 7,
-                rnr_retries: 7,
-                rnr_timer: 12,
-                rd_atomic: 1,
-                access: ACCESS_ALL,
-            };
-            qp.connect(&path).during("connecting")?;
-        }
+        env.connect_own(&sender, &receiver)?;
         Ok(Pair {
             sender,
             sent,

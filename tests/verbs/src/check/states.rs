@@ -406,27 +406,11 @@ fn established(env: &mut Env) -> Outcome<()> {
     let [(passive, passive_cq), (active, active_cq)] = &ends[..] else {
         return Err(Failure("there are two".into()));
     };
-    let path = |qpn| -> Outcome<Path> {
-        Ok(Path {
-            from: env.gid.index,
-            to: env.gid.gid,
-            qpn,
-            sq_psn: 0,
-            rq_psn: 0,
-            mtu: env.context.port_attr()?.active_mtu,
-            timeout: 16,
-            retries: 7,
-            rnr_retries: 7,
-            rnr_timer: 12,
-            rd_atomic: 1,
-            access: ACCESS_ALL,
-        })
-    };
-    let to_active = path(active.number())?;
+    let to_active = env.path_to_self(active.number())?;
     passive.to_init(ACCESS_ALL).during("RESET to INIT")?;
     passive.to_rtr(&to_active).during("INIT to RTR")?;
     active
-        .connect(&path(passive.number())?)
+        .connect(&env.path_to_self(passive.number())?)
         .during("connecting")?;
     for (qp, wr_id) in [(passive, 1), (active, 2)] {
         qp.post_recv(&[(wr_id, &[])])

@@ -479,6 +479,22 @@ impl Default for QpConfig {
     }
 }
 
+impl QpConfig {
+    /// A QP that takes one request of one element in each direction.
+    pub fn smallest() -> Self {
+        QpConfig {
+            cap: ibv_qp_cap {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            ..Default::default()
+        }
+    }
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
