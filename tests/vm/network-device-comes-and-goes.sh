@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The network device that shares the port goes down or away and comes back: port, GIDs and traffic follow it, nothing waits for anything.
+# The network device that shares the port goes down or away and comes back: port, GIDs and traffic follow it, nothing waits for anything. So does the link of the RNIC itself, which vrnicctl takes down.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240
@@ -87,6 +87,17 @@ done
 on a ip link set "$NETDEV" up
 await "the port stays down with a link" up
 
+# The RNIC's own link, beside a network device that is up.
+before=$(on a grep -c PORT_ERR /tmp/port-events)
+told_again() { [ "$(on a grep -c PORT_ERR /tmp/port-events)" -gt "$before" ]; }
+vrnicctl link a down
+await "the port stays up without the RNIC's link" down
+await "no program is told that the RNIC's link went down" told_again
+vrnicctl devices | found -E '^a +up +down ' || fail "vrnicctl does not show the link"
+vrnicctl link a up
+await "the port stays down with the RNIC's link" up
+if vrnicctl link nobody down; then fail "a device that does not exist has a link"; fi
+
 for round in 1 2; do
 	on -t 60 a sh -c "echo $netdev > /sys/bus/virtio/drivers/virtio_net/unbind"
 	await "the port stays up without a network device" down
@@ -101,3 +112,11 @@ done
 on -t 60 a sh -c "vrnic-stress --device $DEV --batches 3"
 on a pkill -x ibv_asyncwatch
 wait $watch || true
+
+# Drivers to come find the link as it is.
+vrnicctl link a down
+on -t 60 a rmmod vrnic
+on -t 60 a modprobe vrnic
+await "the link is up for another driver" down
+vrnicctl link a up
+await "the port stays down for another driver" up

@@ -260,6 +260,8 @@ impl Cq {
             context: self.context,
             vector: self.vector,
             entries,
+            moderation_count: self.moderation.count,
+            moderation_period: self.moderation.period,
             unread: consumer.and_then(|consumer| ring::used(self.producer, consumer, entries)),
             queue_pairs: self.users.len(),
             failed: self.failed,

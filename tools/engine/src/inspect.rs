@@ -10,6 +10,7 @@ use crate::{
     rnic::Rnic,
     segment::Gid,
 };
+use std::time::Duration;
 
 /// A completion queue.
 #[derive(Clone, Debug)]
@@ -22,6 +23,10 @@ pub struct CqSnapshot {
     pub vector: u16,
     /// Places.
     pub entries: u32,
+    /// Events wait for so many completions; with less than 2 they do not wait.
+    pub moderation_count: u32,
+    /// Longest time that an event waits.
+    pub moderation_period: Duration,
     /// Completions that the driver side has not read; `None` if its index cannot be.
     pub unread: Option<u32>,
     /// Queue pairs that use it.

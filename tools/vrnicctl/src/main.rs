@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::Device;
@@ -75,6 +75,13 @@ enum Command {
         #[arg(long, short)]
         all: bool,
     },
+    /// Takes the link of a device down, or brings it up again, as if somebody pulled its cable.
+    Link {
+        /// The device.
+        device: String,
+        /// What its link is to be.
+        state: LinkState,
+    },
     /// Ports of the switch: what is behind them, frames, and frames that were dropped and why.
     Switch,
     /// Addresses that the switch knows: those of ports, then learned ones. Lists the first 65536.
@@ -109,6 +116,13 @@ enum Command {
         /// The new filter.
         filter: Option<String>,
     },
+}
+
+/// What a link can be.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LinkState {
+    Up,
+    Down,
 }
 
 /// Which devices.
@@ -196,6 +210,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             print(&counters, json)
         }
+        Command::Link { device, state } => client.set_link(device, *state == LinkState::Up),
         Command::Switch => print(&client.switch()?, json),
         Command::Addresses => print(&client.addresses()?, json),
         Command::Explain { choice, qpn, last } => list_with(client, choice, |client, device| {

@@ -85,6 +85,7 @@ impl Row for Device {
     const HEADS: &'static [&'static str] = &[
         "DEVICE",
         "STATE",
+        "LINK",
         "MAC",
         "NODE GUID",
         "CONTEXTS",
@@ -100,6 +101,7 @@ impl Row for Device {
         vec![
             self.name.clone(),
             self.state.clone(),
+            self.link.clone(),
             self.mac.clone(),
             self.node_guid.clone(),
             self.contexts.to_string(),
@@ -201,14 +203,27 @@ impl Row for Qp {
 
 impl Row for Cq {
     const HEADS: &'static [&'static str] = &[
-        "DEVICE", "CQN", "UNREAD", "ENTRIES", "QPS", "VECTOR", "CONTEXT", "STATE",
+        "DEVICE",
+        "CQN",
+        "UNREAD",
+        "ENTRIES",
+        "MODERATION",
+        "QPS",
+        "VECTOR",
+        "CONTEXT",
+        "STATE",
     ];
 
     fn cells(&self) -> Vec<String> {
+        let moderation = match self.moderation_count {
+            0 | 1 => "none".into(),
+            count => format!("{count} in {} us", self.moderation_period_us),
+        };
         vec![
             self.cqn.to_string(),
             known(self.unread),
             self.entries.to_string(),
+            moderation,
             self.queue_pairs.to_string(),
             self.vector.to_string(),
             self.context.to_string(),

@@ -60,6 +60,8 @@ pub struct Device {
     index: usize,
     config: RnicConfig,
     mailbox: Arc<Mailbox>,
+    /// Whether its link is up, whatever its driver does.
+    link: bool,
     /// Its end of the wire, if it is on one.
     roce: Option<RoceEnd>,
     session: Option<Session>,
@@ -97,6 +99,7 @@ impl Device {
             index,
             config,
             mailbox,
+            link: true,
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
             record: Record::new(EXPLANATIONS),
@@ -120,6 +123,20 @@ impl Device {
             None => "down",
             Some(session) if session.rnic.is_none() => "failed",
             Some(_) => "up",
+        }
+    }
+
+    /// Whether its link is up.
+    pub fn link(&self) -> bool {
+        self.link
+    }
+
+    /// Brings its link up, or takes it down, also for drivers to come.
+    pub fn set_link(&mut self, up: bool) {
+        info!(device = %self.name, up, "link");
+        self.link = up;
+        if let Some(rnic) = self.rnic() {
+            rnic.set_link(up);
         }
     }
 
@@ -451,11 +468,13 @@ impl Device {
         }
         config.features = Features::from_bits(activation.features);
         config.seed = random_seed();
+        let mut rnic = Rnic::new(config);
+        rnic.set_link(self.link);
         self.session = Some(Session {
             memory,
             notifier: activation.notifier,
             queues,
-            rnic: Some(Rnic::new(config)),
+            rnic: Some(rnic),
         });
         if let Some((queue, bad)) = broken {
             self.broken_queue(shared, queue, bad);

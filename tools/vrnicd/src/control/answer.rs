@@ -79,6 +79,7 @@ fn about_all(
         | Request::Cqs { device, .. }
         | Request::Srqs { device, .. }
         | Request::Groups { device, .. }
+        | Request::SetLink { device, .. }
         | Request::Mrs { device, .. }
         | Request::Explain { device, .. } => device,
     };
@@ -118,6 +119,10 @@ fn about(request: &Request, device: &mut device::Device, shared: &mut Shared) ->
             Reply::Mrs(page(found, from, mr))
         }
         Request::Mrs { from, .. } => Reply::Mrs(page(None, from, mr)),
+        Request::SetLink { up, .. } => {
+            device.set_link(up);
+            Reply::Done
+        }
         Request::Explain { from, .. } => Reply::Explanations(
             device
                 .record()
@@ -159,6 +164,7 @@ fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
         mac,
         node_guid,
         state,
+        link: if device.link() { "up" } else { "down" }.into(),
         contexts: counts.contexts,
         pds: counts.pds,
         mrs: counts.mrs,
@@ -252,6 +258,8 @@ fn cq(cq: CqSnapshot) -> Cq {
         context: cq.context,
         vector: cq.vector,
         entries: cq.entries,
+        moderation_count: cq.moderation_count,
+        moderation_period_us: u64::try_from(cq.moderation_period.as_micros()).unwrap_or(u64::MAX),
         unread: cq.unread,
         queue_pairs: cq.queue_pairs,
         failed: cq.failed,

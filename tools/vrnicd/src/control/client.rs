@@ -130,6 +130,15 @@ impl Client {
         })
     }
 
+    /// Brings the link of a device up or takes it down.
+    pub fn set_link(&mut self, device: &str, up: bool) -> Result<()> {
+        let device = device.to_owned();
+        match self.ask(&Request::SetLink { device, up })? {
+            Reply::Done => Ok(()),
+            other => bail!("the daemon answered something else: {other:?}"),
+        }
+    }
+
     /// All ports of the switch.
     pub fn switch(&mut self) -> Result<Vec<SwitchPort>> {
         ask!(self, Request::Switch, Reply::Switch)

@@ -63,6 +63,13 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// Brings the link of a device up or takes it down: [`Reply::Done`].
+    SetLink {
+        /// Name of the device.
+        device: String,
+        /// Whether it is to be up.
+        up: bool,
+    },
     /// All ports of the switch: [`Reply::Switch`].
     Switch,
     /// Some addresses that the switch knows: [`Reply::Addresses`].
@@ -158,6 +165,8 @@ pub struct Device {
     pub node_guid: String,
     /// `down` without a driver, `up`, or `failed` until the driver resets it.
     pub state: String,
+    /// Its link: `up`, or `down` because somebody took it down.
+    pub link: String,
     /// Contexts.
     pub contexts: u32,
     /// Protection domains.
@@ -179,7 +188,7 @@ pub struct Device {
 /// A port.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Port {
-    /// `active` or `down`.
+    /// `active`, or `down` because the device's link is, or because the driver wants it.
     pub state: String,
     /// Bytes.
     pub mtu: u32,
@@ -263,6 +272,10 @@ pub struct Cq {
     pub vector: u16,
     /// Places.
     pub entries: u32,
+    /// Events wait for so many completions; with less than 2 they do not wait.
+    pub moderation_count: u32,
+    /// Microseconds that an event waits at most.
+    pub moderation_period_us: u64,
     /// Completions that nobody has polled; none if the consumer index cannot be.
     pub unread: Option<u32>,
     /// Queue pairs that use it.
