@@ -18,7 +18,7 @@ declare -A objects_before=([a]=$(objects a) [b]=$(objects b))
 as_before() { [ "$(objects "$1")" = "${objects_before[$1]}" ]; }
 
 # counter VM NAME: a counter of the device.
-counter() { on "$1" rdma statistic show link "$DEV/1" -j | jq -r ".[0].$2"; }
+counter() { on "$1" sh -c "rdma statistic show link $DEV/1 -j | jq -r '.[0].$2'"; }
 
 # target COMMANDS: runs them at the target in the directory of its configuration, and fails with any of them.
 target() {
