@@ -44,7 +44,10 @@ use crate::{
         LinkLayer,
         Port, //
     },
-    qp::QueuePair,
+    qp::{
+        Qp,
+        QueuePair, //
+    },
     srq::SharedReceiveQueue,
     stats::Counter,
     ucontext::UserContext,
@@ -303,6 +306,37 @@ pub trait Operations: Sized + Send + Sync + 'static {
     /// Reads the counters of a port, each into the place of its entry in
     /// [`PORT_COUNTERS`](Self::PORT_COUNTERS).
     fn port_counters(call: &Call<'_, Self>, port: Port, values: &mut [u64]) -> Result;
+
+    /// Creates counters for queue pairs of a port, all 0, and returns their number, which is not 0
+    /// and no others' of the device.
+    ///
+    /// Asked for only if [`Properties::counters_of_queue_pairs`] is set, as are the next four.
+    fn create_qp_counter(_call: &Call<'_, Self>, _port: Port) -> Result<u32> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Makes a queue pair, which counts for the port, count in the counters of that number instead.
+    fn bind_qp_counter(_call: &Call<'_, Self>, _qp: &Qp<Self::QueuePair>, _number: u32) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Makes a queue pair count for the port again. Must not need memory: the core forgets the
+    /// counters of a queue pair that is destroyed, whatever comes of this.
+    fn unbind_qp_counter(_call: &Call<'_, Self>, _qp: &Qp<Self::QueuePair>) {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Reads the counters of that number, as [`port_counters`](Self::port_counters) does those of
+    /// the port.
+    fn read_qp_counter(_call: &Call<'_, Self>, _number: u32, _values: &mut [u64]) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Destroys the counters of that number, in which no queue pair counts any more. Must not need
+    /// memory, as [`unbind_qp_counter`](Self::unbind_qp_counter).
+    fn destroy_qp_counter(_call: &Call<'_, Self>, _number: u32) {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 }
 
 /// An RDMA device.
@@ -405,6 +439,9 @@ pub struct Properties {
     pub node_guid: u64,
     /// Whether processes post through the verbs POST_SEND and POST_RECV.
     pub user_posts_by_verb: bool,
+    /// Whether queue pairs can be counted by themselves: [`Operations::create_qp_counter`] and what
+    /// belongs to it work.
+    pub counters_of_queue_pairs: bool,
     /// Key, not 0, by which local work requests of the kernel name all memory, by DMA addresses.
     pub local_dma_key: Option<u32>,
 }
@@ -462,6 +499,9 @@ impl<T: Operations> UnregisteredDevice<T> {
                 (*raw).uverbs_cmd_mask |= POST_VERBS;
             }
             bindings::ib_set_device_ops(raw, &VTable::<T>::OPS);
+            if properties.counters_of_queue_pairs {
+                bindings::ib_set_device_ops(raw, &VTable::<T>::COUNTER_OPS);
+            }
         }
         Ok(Self {
             raw: this,

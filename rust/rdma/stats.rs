@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters of ports (`rdma statistic show`).
+//! Counters of ports (`rdma statistic show`), and of chosen queue pairs (`rdma statistic qp`).
 
-use core::slice;
+use core::{
+    ptr,
+    slice, //
+};
 
 use kernel::{
     error::from_result,
@@ -15,7 +18,8 @@ use crate::{
         Device,
         Operations, //
     },
-    port::Port, //
+    port::Port,
+    qp::Qp, //
 };
 
 /// A counter (`struct rdma_stat_desc`).
@@ -86,4 +90,113 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
         // CAST: Far fewer counters than a `c_int` can count.
         Ok(count as c_int)
     })
+}
+
+/// # Safety
+///
+/// None: there is nothing to initialise.
+pub(crate) unsafe extern "C" fn counter_init_callback(_counter: *mut bindings::rdma_counter) {}
+
+/// # Safety
+///
+/// `counter` must be a counter of a device of `T`.
+pub(crate) unsafe extern "C" fn counter_alloc_callback<T: Operations>(
+    counter: *mut bindings::rdma_counter,
+) -> *mut bindings::rdma_hw_stats {
+    // The core adds the values to those of the port, so they are the same ones.
+    // SAFETY: The counter is valid, as the caller guarantees.
+    unsafe { alloc_callback::<T>((*counter).device, (*counter).port) }
+}
+
+/// # Safety
+///
+/// `counter` must be a locked counter and `qp` a queue pair that has none, both of a device of `T`.
+pub(crate) unsafe extern "C" fn counter_bind_callback<T: Operations>(
+    counter: *mut bindings::rdma_counter,
+    qp: *mut bindings::ib_qp,
+    port: u32,
+) -> c_int {
+    // SAFETY: Verbs run only while the device is registered; the arguments are valid, and what is
+    // written belongs to the driver while the counter is locked.
+    from_result(|| unsafe {
+        let port = Port::try_from(port)?;
+        Device::<T>::from_raw((*counter).device).with(|call| {
+            bind_in(
+                &mut (*counter).id,
+                || T::create_qp_counter(call, port),
+                |number| T::bind_qp_counter(call, Qp::from_raw(qp), number),
+                |number| T::destroy_qp_counter(call, number),
+            )
+        })?;
+        (*qp).counter = counter;
+        Ok(0)
+    })
+}
+
+/// Binds something to the counters of number `id`, which are created if they have none yet (0), and
+/// in that case destroyed again if they are not wanted.
+pub(crate) fn bind_in(
+    id: &mut u32,
+    create: impl FnOnce() -> Result<u32>,
+    bind: impl FnOnce(u32) -> Result,
+    destroy: impl FnOnce(u32),
+) -> Result {
+    if *id != 0 {
+        return bind(*id);
+    }
+    let number = create()?;
+    bind(number).inspect_err(|_| destroy(number))?;
+    *id = number;
+    Ok(())
+}
+
+/// # Safety
+///
+/// `qp` must be a queue pair of a device of `T` that has a counter, which is locked.
+pub(crate) unsafe extern "C" fn counter_unbind_callback<T: Operations>(
+    qp: *mut bindings::ib_qp,
+    _port: u32,
+) -> c_int {
+    // SAFETY: As above. A queue pair that is destroyed is unbound before.
+    unsafe {
+        Device::<T>::from_raw((*qp).device)
+            .with(|call| T::unbind_qp_counter(call, Qp::from_raw(qp)));
+        (*qp).counter = ptr::null_mut();
+    }
+    0
+}
+
+/// # Safety
+///
+/// `counter` must be a locked counter of a device of `T`, with what [`counter_alloc_callback`]
+/// returned.
+pub(crate) unsafe extern "C" fn counter_update_callback<T: Operations>(
+    counter: *mut bindings::rdma_counter,
+) -> c_int {
+    let count = T::PORT_COUNTERS.len();
+
+    // SAFETY: Verbs run only while the device is registered; there is room for `count` values,
+    // which nobody else writes while the counter is locked.
+    from_result(|| unsafe {
+        let values = (*(*counter).stats).value.as_mut_ptr();
+        let values = slice::from_raw_parts_mut(values, count);
+
+        Device::<T>::from_raw((*counter).device)
+            .with(|call| T::read_qp_counter(call, (*counter).id, values))?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// `counter` must be a counter of a device of `T` that no queue pair has any more.
+pub(crate) unsafe extern "C" fn counter_dealloc_callback<T: Operations>(
+    counter: *mut bindings::rdma_counter,
+) -> c_int {
+    // SAFETY: Verbs run only while the device is registered.
+    unsafe {
+        Device::<T>::from_raw((*counter).device)
+            .with(|call| T::destroy_qp_counter(call, (*counter).id));
+    }
+    0
 }

@@ -196,6 +196,21 @@ impl<T: Operations> VTable<T> {
         ..pin_init::zeroed()
     };
 
+    /// What a device has besides that counts queue pairs by themselves.
+    pub(crate) const COUNTER_OPS: bindings::ib_device_ops = if T::HAS_CREATE_QP_COUNTER {
+        bindings::ib_device_ops {
+            counter_init: Some(stats::counter_init_callback),
+            counter_alloc_stats: Some(stats::counter_alloc_callback::<T>),
+            counter_bind_qp: Some(stats::counter_bind_callback::<T>),
+            counter_unbind_qp: Some(stats::counter_unbind_callback::<T>),
+            counter_update_stats: Some(stats::counter_update_callback::<T>),
+            counter_dealloc: Some(stats::counter_dealloc_callback::<T>),
+            ..pin_init::zeroed()
+        }
+    } else {
+        pin_init::zeroed()
+    };
+
     /// # Safety
     ///
     /// `device` must be a registered device of `T`, `attr` valid for writes, and `udata` the udata

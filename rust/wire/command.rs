@@ -86,6 +86,14 @@ wire_enum! {
         AttachMulticast = 0x0070,
         /// [`DetachMulticast`].
         DetachMulticast = 0x0071,
+        /// [`CreateCounterSet`].
+        CreateCounterSet = 0x0080,
+        /// [`BindCounterSet`].
+        BindCounterSet = 0x0081,
+        /// [`QueryCounterSet`].
+        QueryCounterSet = 0x0082,
+        /// [`DestroyCounterSet`].
+        DestroyCounterSet = 0x0083,
     }
 }
 
@@ -252,8 +260,10 @@ pub struct DeviceLimits {
     pub max_multicast_members: U32,
     /// Sum of the queue pairs of all multicast groups; 0 without the feature.
     pub max_multicast_attachments: U32,
+    /// Counter sets; 0 without the feature.
+    pub max_counter_sets: U32,
     /// Reserved; 0.
-    pub reserved: [U32; 3],
+    pub reserved: [U32; 2],
 }
 assert_layout!(DeviceLimits, 120, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
     max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
@@ -850,3 +860,58 @@ pub struct DetachMulticast {
     pub gid: [u8; 16],
 }
 command!(DetachMulticast => Empty, DetachMulticast, 24);
+
+/// Creates a counter set, whose values are 0.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateCounterSet {
+    /// Port, 1.
+    pub port: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(CreateCounterSet => CounterSetCreated, CreateCounterSet, 8);
+
+/// Reply to [`CreateCounterSet`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CounterSetCreated {
+    /// Number of the counter set, not 0.
+    pub counter_set: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(CounterSetCreated, 8, counter_set @ 0);
+
+/// Makes a queue pair count in a counter set.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BindCounterSet {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Number of the counter set; 0: none.
+    pub counter_set: U32,
+}
+command!(BindCounterSet => Empty, BindCounterSet, 8);
+
+/// Asks for the values of a counter set.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryCounterSet {
+    /// Number of the counter set.
+    pub counter_set: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(QueryCounterSet => Counters, QueryCounterSet, 8);
+
+/// Destroys a counter set; `Busy` while queue pairs have it.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DestroyCounterSet {
+    /// Number of the counter set.
+    pub counter_set: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(DestroyCounterSet => Empty, DestroyCounterSet, 8);

@@ -53,6 +53,9 @@ pub const F_MULTICAST: u32 = 7;
 /// Feature bit: the driver sets the administrative state of the port.
 pub const F_PORT_STATE: u32 = 9;
 
+/// Feature bit: the device counts for chosen queue pairs by themselves.
+pub const F_COUNTER_SETS: u32 = 11;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -185,7 +185,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
             max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
-            max_multicast_members, max_multicast_attachments, reserved,
+            max_multicast_members, max_multicast_attachments, max_counter_sets, reserved,
         }
         command::QueryPort { port, reserved }
         command::SetGid { index, reserved, entry }
@@ -231,6 +231,11 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::DestroySrq { srqn, reserved }
         command::AttachMulticast { qpn, reserved, gid }
         command::DetachMulticast { qpn, reserved, gid }
+        command::CreateCounterSet { port, reserved }
+        command::CounterSetCreated { counter_set, reserved }
+        command::BindCounterSet { qpn, counter_set }
+        command::QueryCounterSet { counter_set, reserved }
+        command::DestroyCounterSet { counter_set, reserved }
         memory::PageList { first_chunk, offset, length, page_count, page_shift, reserved }
         memory::PageListChunk { next, count, reserved, pages }
         port::GidEntry { gid, mac, vlan, gid_type, reserved }
@@ -404,7 +409,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_": config {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
-            F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE,
+            F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_COUNTER_SETS,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -603,6 +608,10 @@ fn commands_agree() {
             row::<command::DestroySrq>(),
             row::<command::AttachMulticast>(),
             row::<command::DetachMulticast>(),
+            row::<command::CreateCounterSet>(),
+            row::<command::BindCounterSet>(),
+            row::<command::QueryCounterSet>(),
+            row::<command::DestroyCounterSet>(),
         ]
     };
     assert_eq!(expected.len(), command::CommandCode::ALL.len());

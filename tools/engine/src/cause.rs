@@ -97,6 +97,8 @@ causes! {
     GidType = 37 => "GID type is not supported",
     /// Not an MTU of the port.
     Mtu = 38 => "MTU is not one of the port",
+    /// No such counter set.
+    UnknownCounterSet = 164 => "no such counter set",
     /// Not a state of a port.
     PortState = 163 => "unknown state of a port",
     /// The limit of a shared receive queue is never met.

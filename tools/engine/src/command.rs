@@ -3,6 +3,7 @@
 //! Control commands: from bytes to typed requests, and back.
 
 mod context;
+mod counter;
 mod cq;
 pub(crate) mod memory;
 mod multicast;
@@ -19,12 +20,13 @@ use crate::{
 };
 use vrnic_wire::{
     command::{
-        self, AllocateMr, AllocateMw, AttachMulticast, ClearGid, Command, CommandCode,
-        CommandHeader, CreateContext, CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw,
-        DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast,
-        ModifyCq, ModifyQp, ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq,
-        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
-        SetPortState, Status,
+        self, AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command,
+        CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
+        CreateSrq, DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq,
+        DestroyPd, DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq,
+        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
+        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
+        Status,
     },
     counter::Counter,
     memory::PageList,
@@ -153,6 +155,10 @@ fn dispatch<M: Memory>(
         CommandCode::DestroySrq => run::<DestroySrq, M>,
         CommandCode::AttachMulticast => run::<AttachMulticast, M>,
         CommandCode::DetachMulticast => run::<DetachMulticast, M>,
+        CommandCode::CreateCounterSet => run::<CreateCounterSet, M>,
+        CommandCode::BindCounterSet => run::<BindCounterSet, M>,
+        CommandCode::QueryCounterSet => run::<QueryCounterSet, M>,
+        CommandCode::DestroyCounterSet => run::<DestroyCounterSet, M>,
     };
     call(rnic, body, reply, io)
 }
@@ -190,6 +196,7 @@ fn status_of(cause: Cause) -> Status {
         | Cause::UnknownKey
         | Cause::WindowKey
         | Cause::NotAttached
+        | Cause::UnknownCounterSet
         | Cause::UnknownPort => Status::NotFound,
         Cause::InUse | Cause::GsiExists | Cause::RegionBound | Cause::Attached => Status::Busy,
         Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {

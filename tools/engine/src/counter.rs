@@ -1,24 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Counters of the port.
+//! Counters of the port, and of chosen queue pairs by themselves.
 
+use crate::table::Table;
 use vrnic_wire::{command, counter::Counter};
 
-/// Values of all counters.
-#[derive(Clone, Debug)]
-pub(crate) struct Counters {
-    values: [u64; Counter::ALL.len()],
+/// A value of every counter, in the order of [`Counter::ALL`].
+type Values = [u64; Counter::ALL.len()];
+
+/// Counters of some queue pairs.
+#[derive(Debug)]
+struct CounterSet {
+    values: Values,
+    /// Queue pairs that have it.
+    users: u32,
 }
 
-impl Default for Counters {
-    fn default() -> Self {
-        Self {
-            values: [0; Counter::ALL.len()],
-        }
-    }
+/// Values of all counters.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    /// What was counted at all.
+    values: Values,
+    /// What of it was counted in counter sets, also in those that are gone.
+    elsewhere: Values,
+    sets: Table<CounterSet>,
+    /// Counter set of the queue pair that acts now.
+    current: Option<u32>,
 }
 
 impl Counters {
+    /// All 0, with up to `limit` counter sets.
+    pub(crate) fn new(limit: u32) -> Self {
+        const NOTHING: Values = [0; Counter::ALL.len()];
+        Self {
+            values: NOTHING,
+            elsewhere: NOTHING,
+            sets: Table::new(1, limit),
+            current: None,
+        }
+    }
+
     /// Adds 1.
     pub(crate) fn count(&mut self, counter: Counter) {
         self.add(counter, 1);
@@ -26,21 +47,83 @@ impl Counters {
 
     /// Adds `amount`.
     pub(crate) fn add(&mut self, counter: Counter, amount: u64) {
-        let value = &mut self.values[counter as usize];
-        *value = value.wrapping_add(amount);
+        let grow = |values: &mut Values| {
+            let value = &mut values[counter as usize];
+            *value = value.wrapping_add(amount);
+        };
+        grow(&mut self.values);
+        if let Some(set) = self.current
+            && let Some(set) = self.sets.get_mut(set)
+        {
+            grow(&mut set.values);
+            grow(&mut self.elsewhere);
+        }
     }
 
-    /// All values, in the order of [`Counter::ALL`].
+    /// From now on a queue pair with that counter set acts, or none.
+    pub(crate) fn act_for(&mut self, set: Option<u32>) {
+        self.current = set;
+    }
+
+    /// All values, of whatever queue pairs, in the order of [`Counter::ALL`].
     pub(crate) fn values(&self) -> &[u64] {
         &self.values
     }
 
-    /// The counters as the device reports them.
+    /// The counters of the port as the device reports them: without those of counter sets.
     pub(crate) fn report(&self) -> command::Counters {
-        let mut values = [0.into(); command::MAX_COUNTERS];
-        for (place, value) in values.iter_mut().zip(self.values) {
-            *place = value.into();
+        let mut values = self.values;
+        for (value, elsewhere) in values.iter_mut().zip(self.elsewhere) {
+            *value = value.wrapping_sub(elsewhere);
         }
-        command::Counters { values }
+        reply(&values)
     }
+
+    /// Makes a counter set; `None` if there are as many as may be.
+    pub(crate) fn create_set(&mut self) -> Option<u32> {
+        let set = |_| CounterSet {
+            values: [0; Counter::ALL.len()],
+            users: 0,
+        };
+        self.sets.insert_with(set).map(|(number, _)| number)
+    }
+
+    /// The values of a counter set as the device reports them.
+    pub(crate) fn report_set(&self, number: u32) -> Option<command::Counters> {
+        self.sets.get(number).map(|set| reply(&set.values))
+    }
+
+    /// Queue pairs that have a counter set, if there is one.
+    pub(crate) fn users(&self, number: u32) -> Option<u32> {
+        self.sets.get(number).map(|set| set.users)
+    }
+
+    /// A queue pair gets another counter set.
+    pub(crate) fn rebind(&mut self, from: Option<u32>, to: Option<u32>) {
+        if let Some(set) = from.and_then(|from| self.sets.get_mut(from)) {
+            set.users -= 1;
+        }
+        if let Some(set) = to.and_then(|to| self.sets.get_mut(to)) {
+            set.users += 1;
+        }
+    }
+
+    /// Forgets a counter set that no queue pair has.
+    pub(crate) fn destroy_set(&mut self, number: u32) {
+        self.sets.remove(number);
+    }
+
+    /// Number of counter sets.
+    pub(crate) fn sets(&self) -> u32 {
+        self.sets.len()
+    }
+}
+
+/// Values as the device reports them.
+fn reply(from: &Values) -> command::Counters {
+    let mut values = [0.into(); command::MAX_COUNTERS];
+    for (place, value) in values.iter_mut().zip(from) {
+        *place = (*value).into();
+    }
+    command::Counters { values }
 }

@@ -47,6 +47,8 @@ pub struct Limits {
     pub multicast_members: u32,
     /// Sum of the queue pairs of all multicast groups; at most 4194304.
     pub multicast_attachments: u32,
+    /// Counter sets; at most 65536.
+    pub counter_sets: u32,
     /// Host ranges that all page lists together may need; bounds the memory of the device.
     pub translations: usize,
 }
@@ -74,6 +76,7 @@ impl Default for Limits {
             multicast_groups: 2048,
             multicast_members: 64,
             multicast_attachments: 8192,
+            counter_sets: 4096,
             translations: 1 << 23,
         }
     }
@@ -98,6 +101,8 @@ pub struct Features {
     pub multicast: bool,
     /// [`config::F_PORT_STATE`].
     pub port_state: bool,
+    /// [`config::F_COUNTER_SETS`].
+    pub counter_sets: bool,
 }
 
 impl Features {
@@ -111,6 +116,7 @@ impl Features {
         completion_queue_changes: true,
         multicast: true,
         port_state: true,
+        counter_sets: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -124,6 +130,7 @@ impl Features {
             completion_queue_changes: bits & 1 << config::F_COMPLETION_QUEUE_CHANGES != 0,
             multicast: bits & 1 << config::F_MULTICAST != 0,
             port_state: bits & 1 << config::F_PORT_STATE != 0,
+            counter_sets: bits & 1 << config::F_COUNTER_SETS != 0,
         }
     }
 
@@ -137,6 +144,7 @@ impl Features {
             | (self.completion_queue_changes as u64) << config::F_COMPLETION_QUEUE_CHANGES
             | (self.multicast as u64) << config::F_MULTICAST
             | (self.port_state as u64) << config::F_PORT_STATE
+            | (self.counter_sets as u64) << config::F_COUNTER_SETS
     }
 }
 
@@ -179,6 +187,7 @@ impl Limits {
             multicast_members: self.multicast_members.clamp(1, 1024),
             multicast_attachments: self.multicast_attachments.clamp(1, 1 << 22),
             multicast_groups: self.multicast_groups.clamp(1, 1 << 22),
+            counter_sets: self.counter_sets.clamp(1, 65536),
             ..self
         }
     }
@@ -225,6 +234,11 @@ impl Limits {
             max_multicast_groups: multicast(self.multicast_groups).into(),
             max_multicast_members: multicast(self.multicast_members).into(),
             max_multicast_attachments: multicast(self.multicast_attachments).into(),
+            max_counter_sets: if features.counter_sets {
+                self.counter_sets.into()
+            } else {
+                0.into()
+            },
             reserved: Default::default(),
         }
     }

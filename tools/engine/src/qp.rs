@@ -161,6 +161,8 @@ pub(crate) struct Qp {
     pub(crate) scheduled: bool,
     /// When it will be reminded to look at its timer.
     pub(crate) reminder: Option<Instant>,
+    /// What counts for it; the port's counters do if there is none.
+    pub(crate) counter_set: Option<u32>,
 }
 
 impl Qp {
@@ -180,6 +182,7 @@ impl Qp {
             congestion: Congestion::default(),
             scheduled: false,
             reminder: None,
+            counter_set: None,
         }
     }
 

@@ -120,7 +120,7 @@ impl Resources {
             gids: GidTable::new(limits.gid_table),
             groups: Groups::new(&limits),
             looped: Vec::new(),
-            counters: Counters::default(),
+            counters: Counters::new(limits.counter_sets),
             async_events: AsyncEvents::default(),
             completion_events: CompletionEvents::new(vectors),
             timers: Timers::default(),

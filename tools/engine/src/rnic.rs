@@ -148,6 +148,8 @@ pub struct Snapshot {
     pub qps: u32,
     /// Multicast groups' queue pairs, all together.
     pub attachments: usize,
+    /// Counter sets.
+    pub counter_sets: u32,
     /// Queue pairs with work.
     pub ready_qps: usize,
     /// Host ranges that page lists need.
@@ -286,7 +288,9 @@ impl Rnic {
             };
             qp.scheduled = false;
             let mut turn = Turn::new(left);
+            self.resources.counters.act_for(qp.counter_set);
             qp.run(&mut turn, &mut self.resources, io);
+            self.resources.counters.act_for(None);
             worked |= turn.spent() > 0;
             left = left.saturating_sub(turn.spent().max(1));
             if turn.leaves_work() {
@@ -377,7 +381,9 @@ impl Rnic {
         let qpn = segment.destination_qpn;
         match self.qps.get_mut(qpn) {
             Some(qp) if self.resources.port.is_active() => {
+                self.resources.counters.act_for(qp.counter_set);
                 qp.take_segment(&segment, &mut self.resources, io);
+                self.resources.counters.act_for(None);
                 self.qps.schedule(qpn);
             }
             _ => self.resources.counters.count(Counter::Dropped),
@@ -398,7 +404,9 @@ impl Rnic {
         let mut index = 0;
         while let Some(&qpn) = self.resources.groups.members(&path.destination).get(index) {
             if let Some(qp) = self.qps.get_mut(qpn) {
+                self.resources.counters.act_for(qp.counter_set);
                 qp.take_segment(segment, &mut self.resources, io);
+                self.resources.counters.act_for(None);
                 self.qps.schedule(qpn);
             }
             index += 1;
@@ -432,7 +440,9 @@ impl Rnic {
         self.resources.now = io.now;
         while let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) {
             if let Some(qp) = self.qps.get_mut(qpn) {
+                self.resources.counters.act_for(qp.counter_set);
                 qp.remind(reminder, &mut self.resources, io);
+                self.resources.counters.act_for(None);
                 self.qps.schedule(qpn);
             }
         }
@@ -458,7 +468,9 @@ impl Rnic {
             let users: Vec<u32> = cq.users.iter().copied().collect();
             for qpn in users {
                 if let Some(qp) = self.qps.get_mut(qpn) {
+                    self.resources.counters.act_for(qp.counter_set);
                     qp.fail(Cause::CqFailed, &mut self.resources, io);
+                    self.resources.counters.act_for(None);
                     self.qps.schedule(qpn);
                 }
             }
@@ -569,6 +581,7 @@ impl Rnic {
             srqs: self.resources.srqs.len(),
             qps: self.qps.len(),
             attachments: self.resources.groups.attachments(),
+            counter_sets: self.resources.counters.sets(),
             ready_qps: self.qps.ready.len(),
             translations: self.translations,
         }

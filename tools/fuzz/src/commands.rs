@@ -15,12 +15,13 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AllocateMr, AllocateMw, AttachMulticast, ClearGid, Command, CommandCode, CommandHeader,
-        CreateContext, CreateCq, CreatePd, CreateQp, CreateSrq, DeallocateMw, DeregisterMr,
-        DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DetachMulticast, ModifyCq,
-        ModifyQp, ModifySrq, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
-        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
-        Status, qp_flags,
+        AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command, CommandCode,
+        CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp, CreateSrq,
+        DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyPd,
+        DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, QueryCounterSet,
+        QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader,
+        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
+        qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -93,7 +94,7 @@ fn execute(node: &mut Node, request: &[u8]) -> Option<Vec<u8>> {
             objects,
             seen.srqs,
             keys,
-            seen.attachments,
+            (seen.attachments, seen.counter_sets),
             seen.translations,
         )
     };
@@ -162,6 +163,7 @@ impl Scene {
                 multicast_groups: 3,
                 multicast_members: 3,
                 multicast_attachments: 6,
+                counter_sets: 3,
                 fast_registration_pages: 64,
                 translations: 2000,
                 ..Limits::default()
@@ -285,6 +287,10 @@ impl Scene {
             CommandCode::DestroyQp => {
                 objects.qps.retain(|&number| number != named(0));
                 self.qps.retain(|qp| qp.qpn != named(0));
+            }
+            CommandCode::CreateCounterSet => objects.counter_sets.push(first_word(&reply)),
+            CommandCode::DestroyCounterSet => {
+                objects.counter_sets.retain(|&number| number != named(0));
             }
             CommandCode::CreateSrq => {
                 let srqn = first_word(&reply);
@@ -443,6 +449,22 @@ impl Scene {
             }),
             CommandCode::CreatePd => bytes_of(CreatePd { context, reserved }),
             CommandCode::DestroyPd => bytes_of(DestroyPd { pd, reserved }),
+            CommandCode::CreateCounterSet => bytes_of(CreateCounterSet { port, reserved }),
+            CommandCode::BindCounterSet => bytes_of(BindCounterSet {
+                qpn: any(&self.objects.qps, input).into(),
+                counter_set: match input.below(4) {
+                    0 => reserved,
+                    _ => any(&self.objects.counter_sets, input).into(),
+                },
+            }),
+            CommandCode::QueryCounterSet => bytes_of(QueryCounterSet {
+                counter_set: any(&self.objects.counter_sets, input).into(),
+                reserved,
+            }),
+            CommandCode::DestroyCounterSet => bytes_of(DestroyCounterSet {
+                counter_set: any(&self.objects.counter_sets, input).into(),
+                reserved,
+            }),
             CommandCode::AttachMulticast => bytes_of(AttachMulticast {
                 qpn: any(&self.objects.qps, input).into(),
                 reserved,

@@ -7,7 +7,8 @@ use vrnic_engine::{
     testing::{Connection, Guest},
 };
 use vrnic_wire::command::{
-    DeallocateMw, DeregisterMr, DestroyContext, DestroyCq, DestroyPd, DestroyQp, DestroySrq,
+    DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp,
+    DestroySrq,
 };
 
 /// Numbers of objects that exist.
@@ -27,6 +28,8 @@ pub struct Objects {
     pub qps: Vec<u32>,
     /// Shared receive queues.
     pub srqs: Vec<u32>,
+    /// Counter sets.
+    pub counter_sets: Vec<u32>,
 }
 
 impl Objects {
@@ -54,6 +57,14 @@ impl Objects {
             let qpn = qpn.into();
             let done = guest.command(rnic, DestroyQp { qpn, reserved });
             done.expect("queue pair");
+        }
+        for counter_set in self.counter_sets {
+            let counter_set = counter_set.into();
+            let request = DestroyCounterSet {
+                counter_set,
+                reserved,
+            };
+            guest.command(rnic, request).expect("counter set");
         }
         for srqn in self.srqs {
             let srqn = srqn.into();
@@ -98,6 +109,9 @@ impl Objects {
             ),
             (0, 0, 0, 0, 0, 0, 0)
         );
-        assert_eq!((left.translations, left.attachments), (0, 0));
+        assert_eq!(
+            (left.translations, left.attachments, left.counter_sets),
+            (0, 0, 0)
+        );
     }
 }

@@ -200,4 +200,24 @@ impl Operations for Vrnic {
     fn port_counters(call: &Call<'_>, port: Port, values: &mut [u64]) -> Result {
         counters::read(call, port, values)
     }
+
+    fn create_qp_counter(call: &Call<'_>, port: Port) -> Result<u32> {
+        counters::create_set(call, port)
+    }
+
+    fn bind_qp_counter(call: &Call<'_>, qp: &rdma::Qp<Qp>, number: u32) -> Result {
+        counters::bind_set(call, qp.number(), number)
+    }
+
+    fn unbind_qp_counter(call: &Call<'_>, qp: &rdma::Qp<Qp>) {
+        counters::unbind_set(call, qp.number());
+    }
+
+    fn read_qp_counter(call: &Call<'_>, number: u32, values: &mut [u64]) -> Result {
+        counters::read_set(call, number, values)
+    }
+
+    fn destroy_qp_counter(call: &Call<'_>, number: u32) {
+        counters::destroy_set(call, number);
+    }
 }

@@ -45,6 +45,7 @@ use vrnic_wire::{
         Config,
         DOORBELL_PAGE_SIZE,
         F_COMPLETION_QUEUE_CHANGES,
+        F_COUNTER_SETS,
         F_DOORBELL,
         F_MEMORY_EXTENSIONS,
         F_MEMORY_PLACEMENT,
@@ -106,6 +107,9 @@ const MULTICAST: Feature = Feature::device(F_MULTICAST);
 /// The device follows the state of the network device.
 const PORT_STATE: Feature = Feature::device(F_PORT_STATE);
 
+/// The device counts for queue pairs by themselves.
+const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -126,6 +130,7 @@ impl virtio::Driver for Driver {
             COMPLETION_QUEUE_CHANGES,
             MULTICAST,
             PORT_STATE,
+            COUNTER_SETS,
         ]
     } else {
         &[
@@ -137,6 +142,7 @@ impl virtio::Driver for Driver {
             COMPLETION_QUEUE_CHANGES,
             MULTICAST,
             PORT_STATE,
+            COUNTER_SETS,
         ]
     };
 
@@ -191,6 +197,7 @@ fn register<'bound>(
         ports: config.ports.get(),
         node_guid: config.node_guid.get(),
         user_posts_by_verb: resources.doorbells.is_none(),
+        counters_of_queue_pairs: resources.limits.max_counter_sets.get() != 0,
         local_dma_key: resources.local_dma_key,
     };
     let device = UnregisteredDevice::new(parent, &properties, dispatcher)?;

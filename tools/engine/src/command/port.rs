@@ -14,7 +14,7 @@ use vrnic_wire::{
 };
 
 /// Checks the number of a port.
-fn check_port(port: U32) -> Result<(), Cause> {
+pub(super) fn check_port(port: U32) -> Result<(), Cause> {
     if port.get() == 1 {
         Ok(())
     } else {

@@ -217,7 +217,10 @@ impl Execute for ModifyQp {
         reserved(self.reserved)?;
         let qpn = self.qpn.get();
         let qp = rnic.qps.get_mut(qpn).ok_or(Cause::UnknownQp)?;
-        qp.modify(&self.attributes, &mut rnic.resources, io)?;
+        rnic.resources.counters.act_for(qp.counter_set);
+        let modified = qp.modify(&self.attributes, &mut rnic.resources, io);
+        rnic.resources.counters.act_for(None);
+        modified?;
         rnic.qps.schedule(qpn);
         done()
     }
@@ -246,6 +249,7 @@ impl Execute for DestroyQp {
         rnic.resources.timers.forget(qpn, qp.reminder);
         rnic.resources.keys.forget_queue_pair(qpn);
         rnic.resources.groups.forget(qpn);
+        rnic.resources.counters.rebind(qp.counter_set, None);
         rnic.translations -= created.translations;
         if let Some(context) = rnic.contexts.get_mut(created.context) {
             context.free_slot(created.slot);

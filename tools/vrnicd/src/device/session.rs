@@ -184,6 +184,10 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::DestroySrq => of::<command::DestroySrq>(),
             CommandCode::AttachMulticast => of::<command::AttachMulticast>(),
             CommandCode::DetachMulticast => of::<command::DetachMulticast>(),
+            CommandCode::CreateCounterSet => of::<command::CreateCounterSet>(),
+            CommandCode::BindCounterSet => of::<command::BindCounterSet>(),
+            CommandCode::QueryCounterSet => of::<command::QueryCounterSet>(),
+            CommandCode::DestroyCounterSet => of::<command::DestroyCounterSet>(),
         },
         _ => 0,
     };
