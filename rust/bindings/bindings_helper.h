@@ -3,6 +3,7 @@
  * Header of what the kernel's own bindings lack. Sorted alphabetically.
  */
 
+#include <linux/hmm.h>
 #include <linux/rtnetlink.h>
 #include <linux/netdevice.h>
 #include <linux/virtio.h>
@@ -10,6 +11,7 @@
 #include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>
 #include <rdma/ib_umem.h>
+#include <rdma/ib_umem_odp.h>
 #include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>

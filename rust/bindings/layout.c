@@ -23,6 +23,7 @@ void vrnic_layout(void)
 	DEFINE(SIZEOF_IB_SRQ, sizeof(struct ib_srq));
 	DEFINE(SIZEOF_IB_UCONTEXT, sizeof(struct ib_ucontext));
 	DEFINE(SIZEOF_IB_UMEM, sizeof(struct ib_umem));
+	DEFINE(SIZEOF_IB_UMEM_ODP, sizeof(struct ib_umem_odp));
 	DEFINE(SIZEOF_IB_PORT_ATTR, sizeof(struct ib_port_attr));
 	DEFINE(SIZEOF_IB_DEVICE_ATTR, sizeof(struct ib_device_attr));
 	DEFINE(SIZEOF_IB_QP_ATTR, sizeof(struct ib_qp_attr));
@@ -49,6 +50,9 @@ void vrnic_layout(void)
 	DEFINE(OFFSETOF_IB_QP_EVENT_HANDLER, offsetof(struct ib_qp, event_handler));
 	DEFINE(OFFSETOF_IB_MR_LKEY, offsetof(struct ib_mr, lkey));
 	DEFINE(OFFSETOF_IB_UMEM_SGT_APPEND, offsetof(struct ib_umem, sgt_append));
+	DEFINE(OFFSETOF_IB_UMEM_ODP_MAP, offsetof(struct ib_umem_odp, map));
+	DEFINE(OFFSETOF_IB_UMEM_ODP_NOTIFIER, offsetof(struct ib_umem_odp, notifier));
+	DEFINE(OFFSETOF_IB_UMEM_ODP_UMEM_MUTEX, offsetof(struct ib_umem_odp, umem_mutex));
 	DEFINE(OFFSETOF_VIRTIO_DEVICE_DEV, offsetof(struct virtio_device, dev));
 	DEFINE(OFFSETOF_VIRTIO_DEVICE_PRIV, offsetof(struct virtio_device, priv));
 	DEFINE(OFFSETOF_VIRTIO_DEVICE_CONFIG, offsetof(struct virtio_device, config));

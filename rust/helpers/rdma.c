@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/mmu_notifier.h>
+#include <linux/pci-p2pdma.h>
 #include <rdma/ib_umem.h>
+#include <rdma/ib_umem_odp.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
 #include <rdma/uverbs_ioctl.h>
@@ -17,6 +20,29 @@ __rust_helper size_t rust_helper_ib_umem_num_dma_blocks(struct ib_umem *umem,
 							unsigned long pgsz)
 {
 	return ib_umem_num_dma_blocks(umem, pgsz);
+}
+
+/* The DMA address of a page that is there, mapped for the device if it is not yet. */
+__rust_helper dma_addr_t rust_helper_ib_umem_odp_map_page(struct ib_umem_odp *umem_odp,
+							  size_t index)
+{
+	struct pci_p2pdma_map_state state = {};
+
+	return hmm_dma_map_pfn(umem_odp->umem.ibdev->dma_device, &umem_odp->map, index,
+			       &state);
+}
+
+__rust_helper bool
+rust_helper_mmu_notifier_range_blockable(const struct mmu_notifier_range *range)
+{
+	return mmu_notifier_range_blockable(range);
+}
+
+__rust_helper void
+rust_helper_mmu_interval_set_seq(struct mmu_interval_notifier *notifier,
+				 unsigned long seq)
+{
+	mmu_interval_set_seq(notifier, seq);
 }
 
 __rust_helper void rust_helper_rdma_umem_block_iter_start(struct ib_block_iter *biter,

@@ -100,6 +100,54 @@ pub enum Atomicity {
     Global,
 }
 
+impl_flags!(
+    /// What works with regions whose pages are not kept in place
+    /// (`enum ib_odp_transport_cap_bits`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct OnDemandOperations(u32);
+
+    /// An operation that may find pages missing.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum OnDemandOperation {
+        /// Sends.
+        Send = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SEND,
+        /// Receives.
+        Receive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_RECV,
+        /// Writes, at both ends.
+        Write = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_WRITE,
+        /// Reads, at both ends.
+        Read = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_READ,
+        /// Atomic operations, at both ends.
+        Atomic = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_ATOMIC,
+        /// Receives of shared receive queues.
+        SharedReceive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SRQ_RECV,
+        /// Flushes.
+        Flush = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_FLUSH,
+        /// Atomic writes.
+        AtomicWrite = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_ATOMIC_WRITE,
+    }
+);
+
+impl OnDemandOperations {
+    /// The operations as the verbs number them.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// What works with regions whose pages are not kept in place (`struct ib_odp_caps`), for each
+/// service. There are such regions if anything does.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnDemandPaging {
+    /// Reliable connections.
+    pub reliable: OnDemandOperations,
+    /// Unreliable connections.
+    pub unreliable: OnDemandOperations,
+    /// Datagrams.
+    pub datagram: OnDemandOperations,
+}
+
 /// Attributes of a device (`struct ib_device_attr`). A limit of 0: the device has no such thing.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Attributes {
@@ -171,6 +219,8 @@ pub struct Attributes {
     pub max_pkeys: u16,
     /// Time that the device needs for an ACK: 4.096 µs times 2 to this.
     pub ack_delay: u8,
+    /// What works with regions whose pages are not kept in place.
+    pub on_demand_paging: OnDemandPaging,
     /// Bits of a completion's time stamp that are valid.
     pub timestamp_mask: u64,
     /// Frequency of the clock of time stamps in kilohertz.
@@ -218,6 +268,15 @@ impl Attributes {
         };
         raw.max_pkeys = self.max_pkeys;
         raw.local_ca_ack_delay = self.ack_delay;
+        let paging = &self.on_demand_paging;
+        if *paging != OnDemandPaging::default() {
+            raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING);
+            raw.odp_caps.general_caps = u64::from(bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT);
+            let transports = &mut raw.odp_caps.per_transport_caps;
+            transports.rc_odp_caps = paging.reliable.bits();
+            transports.uc_odp_caps = paging.unreliable.bits();
+            transports.ud_odp_caps = paging.datagram.bits();
+        }
         raw.timestamp_mask = self.timestamp_mask;
         raw.hca_core_clock = self.clock_khz;
     }

@@ -91,6 +91,7 @@ pub mod gid;
 pub mod mr;
 pub mod mw;
 mod netdev;
+pub mod paging;
 pub mod pd;
 pub mod port;
 pub mod qp;

@@ -36,6 +36,7 @@ use crate::{
         Udata,
         User, //
     },
+    wr::Sge, //
 };
 
 /// What a process registers.
@@ -57,6 +58,20 @@ pub struct Change<'a, P: ProtectionDomain> {
     pub access: Option<AccessFlags>,
     /// The protection domain that it moves to, which stays at least as long as the region is there.
     pub pd: Option<&'a Pd<P>>,
+}
+
+c_enum! {
+    /// What a process advises about memory.
+    pub enum Advice: bindings::ib_uverbs_advise_mr_advice {
+        /// It will be read soon.
+        Prefetch = bindings::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
+        /// It will be written soon.
+        PrefetchWrite =
+            bindings::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+        /// What of it is there will be accessed soon.
+        PrefetchNoFault =
+            bindings::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+    }
 }
 
 /// A new region.
@@ -125,6 +140,18 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         _call: &Call<'_, Self::Driver>,
         _change: &Change<'_, <Self::Driver as Operations>::ProtectionDomain>,
     ) -> Result<(u32, u32)> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Acts on advice about pieces of regions of a process, by their keys. `wait`: before it
+    /// returns; else at any time, and failures are told to nobody.
+    fn advise(
+        _call: &Call<'_, Self::Driver>,
+        _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        _advice: Advice,
+        _wait: bool,
+        _pieces: &[Sge],
+    ) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
@@ -452,6 +479,35 @@ pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
         })
     };
     from_region_result(result)
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`, and `list` have `count` elements.
+pub(crate) unsafe extern "C" fn advise_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    advice: bindings::ib_uverbs_advise_mr_advice,
+    flags: u32,
+    list: *mut bindings::ib_sge,
+    count: u32,
+    _attributes: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: The core set the device of the domain.
+    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+
+    // SAFETY: Verbs run only while the device is registered; the list is valid.
+    from_result(|| unsafe {
+        device.with(|call| {
+            let flush = bindings::ib_uverbs_advise_mr_flag_IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
+            if flags & !flush != 0 {
+                return Err(EOPNOTSUPP);
+            }
+            let advice = Advice::try_from(advice).map_err(|_| EOPNOTSUPP)?;
+            let pieces = Sge::slice(list, c_int::try_from(count)?)?;
+            T::MemoryRegion::advise(call, Pd::from_raw(pd), advice, flags & flush != 0, pieces)?;
+            Ok(0)
+        })
+    })
 }
 
 /// # Safety

@@ -173,6 +173,11 @@ impl<T: Operations> VTable<T> {
         } else {
             None
         },
+        advise_mr: if T::MemoryRegion::HAS_ADVISE {
+            Some(mr::advise_callback::<T>)
+        } else {
+            None
+        },
         dereg_mr: Some(mr::dereg_callback::<T>),
         fill_res_mr_entry: if T::MemoryRegion::HAS_FILL_DETAILS {
             Some(mr::fill_callback::<T>)

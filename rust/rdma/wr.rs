@@ -86,7 +86,10 @@ impl Sge {
     /// # Safety
     ///
     /// `list` must have `count` elements, which stay as they are during `'a`.
-    unsafe fn slice<'a>(list: *const bindings::ib_sge, count: c_int) -> Result<&'a [Self]> {
+    pub(crate) unsafe fn slice<'a>(
+        list: *const bindings::ib_sge,
+        count: c_int,
+    ) -> Result<&'a [Self]> {
         let count = usize::try_from(count)?;
         if count == 0 {
             return Ok(&[]);

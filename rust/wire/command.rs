@@ -56,6 +56,14 @@ wire_enum! {
         AllocateMw = 0x0034,
         /// [`DeallocateMw`].
         DeallocateMw = 0x0035,
+        /// [`TakePageFault`].
+        TakePageFault = 0x0038,
+        /// [`MapPages`].
+        MapPages = 0x0039,
+        /// [`UnmapPages`].
+        UnmapPages = 0x003a,
+        /// [`RefusePages`].
+        RefusePages = 0x003b,
         /// [`CreateCq`].
         CreateCq = 0x0040,
         /// [`DestroyCq`].
@@ -450,6 +458,9 @@ pub mod mr_flags {
     /// The region is all memory that the device can address: addresses are bus addresses, `iova`
     /// and `pages` are 0. Only for protection domains of a kernel context.
     pub const ALL_MEMORY: u32 = 1 << 0;
+    /// The region has no pages before [`MapPages`](super::MapPages) gives it some; `first_chunk` of
+    /// `pages` is 0.
+    pub const ON_DEMAND: u32 = 1 << 1;
 }
 
 /// Registers a memory region.
@@ -585,6 +596,90 @@ pub struct DeallocateMw {
     pub key: U32,
 }
 command!(DeallocateMw => Empty, DeallocateMw, 8);
+
+/// Asks what pages of a region with [`mr_flags::ON_DEMAND`] the device waits for. They will not be
+/// told again unless they are needed once more after the answer.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct TakePageFault {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Key of the region.
+    pub key: U32,
+}
+command!(TakePageFault => PageFault, TakePageFault, 8);
+
+/// Bits of [`PageFault::flags`].
+pub mod fault_flags {
+    /// The pages will be written.
+    pub const WRITE: u32 = 1 << 0;
+}
+
+/// Reply to [`TakePageFault`].
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct PageFault {
+    /// The first page.
+    pub first_page: U32,
+    /// Pages, some of which may be there; 0 if the device waits for none.
+    pub page_count: U32,
+    /// [`fault_flags`].
+    pub flags: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(PageFault, 16, first_page @ 0, page_count @ 4, flags @ 8);
+
+/// Gives pages to a region with [`mr_flags::ON_DEMAND`], or other rights to pages that it has.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MapPages {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Key of the region.
+    pub key: U32,
+    /// The first page.
+    pub first_page: U32,
+    /// Pages, 1 to [`TABLE_PAGES`](crate::memory::TABLE_PAGES).
+    pub page_count: U32,
+    /// Bus address of a table with an entry, a [`U64`], for each page; a multiple of 4096. An entry
+    /// is a bus address and [`page_flags`](crate::memory::page_flags).
+    pub table: U64,
+}
+command!(MapPages => Empty, MapPages, 24);
+
+/// Takes pages from a region with [`mr_flags::ON_DEMAND`]; the device accesses none of them after
+/// the reply.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct UnmapPages {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Key of the region.
+    pub key: U32,
+    /// The first page.
+    pub first_page: U32,
+    /// Pages, at least 1.
+    pub page_count: U32,
+}
+command!(UnmapPages => Empty, UnmapPages, 16);
+
+/// Says that there are no such pages: work that waits for one of them fails.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RefusePages {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Key of the region.
+    pub key: U32,
+    /// The first page.
+    pub first_page: U32,
+    /// Pages, at least 1.
+    pub page_count: U32,
+}
+command!(RefusePages => Empty, RefusePages, 16);
 
 /// Creates a completion queue.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -50,6 +50,9 @@ pub const F_COMPLETION_QUEUE_CHANGES: u32 = 6;
 /// Feature bit: the device has multicast groups.
 pub const F_MULTICAST: u32 = 7;
 
+/// Feature bit: the device has memory regions whose pages it asks for when it needs them.
+pub const F_ON_DEMAND_PAGING: u32 = 8;
+
 /// Feature bit: the driver sets the administrative state of the port.
 pub const F_PORT_STATE: u32 = 9;
 

@@ -106,4 +106,8 @@ counters! {
     NotificationsHandled => c"rp_cnp_handled",
     /// Flush requests done.
     FlushRequests => c"flush_requests",
+    /// Page faults that the driver was asked to serve.
+    PageFaults => c"page_faults",
+    /// Pages that the driver took back.
+    PageInvalidations => c"page_invalidations",
 }

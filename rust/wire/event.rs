@@ -36,6 +36,8 @@ wire_enum! {
         LastWqeReached = 16,
         /// A GID changed; names the port.
         GidChange = 18,
+        /// The device needs pages of a memory region; names its key. Not an event of the verbs.
+        PageFault = 256,
     }
 }
 

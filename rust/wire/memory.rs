@@ -70,6 +70,18 @@ pub const LOCAL_DMA_KEY: u32 = 1;
 /// Bytes of a page address in the table of a region for fast registration.
 pub const TABLE_ENTRY_LENGTH: usize = 8;
 
+/// Pages that one command maps.
+pub const TABLE_PAGES: usize = 512;
+
+/// Bits of an entry of the table of a [`MapPages`](crate::command::MapPages), beside the bus
+/// address.
+pub mod page_flags {
+    /// There is a page. Without it the entry says nothing of the page.
+    pub const PRESENT: u64 = 1 << 0;
+    /// The page may be written.
+    pub const WRITABLE: u64 = 1 << 1;
+}
+
 /// Rights of a memory region or of a queue pair; numerically the verbs access flags.
 pub mod access {
     /// The owner's receive and read data may be written here.

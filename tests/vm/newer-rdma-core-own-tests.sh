@@ -6,5 +6,7 @@
 . "$LAB_LIB"
 
 on a test -x /vrnic/bin/python3-65 || skip "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
+# Some tests want huge pages.
+on a sysctl -qw vm.nr_hugepages=16
 on -t 400 a python3-65 /vrnic/tests/pyverbs/inventory.py --suite /vrnic/userland/lib/rdma-core-tests \
 	--device "$DEV" --pinned /vrnic/tests/pyverbs/rdma-core-65.tsv

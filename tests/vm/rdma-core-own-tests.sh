@@ -5,4 +5,6 @@
 # lab: timeout=240
 . "$LAB_LIB"
 
+# Some tests want huge pages.
+on a sysctl -qw vm.nr_hugepages=16
 on -t 230 a python3 /vrnic/tests/pyverbs/inventory.py --device "$DEV" --pinned /vrnic/tests/pyverbs/rdma-core-56.tsv

@@ -13,10 +13,11 @@ use std::{
     mem::{offset_of, size_of},
 };
 use vrnic_wire::{
-    command, command::mr_flags, command::qp_flags, command::reregister_flags, completion,
-    completion::flags as cqe_flags, config, counter, event, memory, memory::access, notify,
-    notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port, qp,
-    qp::attribute, ring, ring::flags as ring_flags, work, work::placement, work::send_flags,
+    command, command::fault_flags, command::mr_flags, command::qp_flags, command::reregister_flags,
+    completion, completion::flags as cqe_flags, config, counter, event, memory, memory::access,
+    memory::page_flags, notify, notify::driver_flags as notify_driver_flags,
+    notify::flags as notify_flags, port, qp, qp::attribute, ring, ring::flags as ring_flags, work,
+    work::placement, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
@@ -218,6 +219,11 @@ fn layouts() -> BTreeMap<String, Layout> {
             context, pd, qp_type, flags, max_send_sge, max_recv_sge, max_inline, send_cqn,
             recv_cqn, send_ring, recv_ring, pages, srqn, reserved,
         }
+        command::TakePageFault { pd, key }
+        command::PageFault { first_page, page_count, flags, reserved }
+        command::MapPages { pd, key, first_page, page_count, table }
+        command::UnmapPages { pd, key, first_page, page_count }
+        command::RefusePages { pd, key, first_page, page_count }
         command::QpCreated { qpn, slot }
         command::ModifyQp { qpn, reserved, attributes }
         command::QueryQp { qpn, reserved }
@@ -409,17 +415,20 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_": config {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
-            F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_COUNTER_SETS,
+            F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
+            F_COUNTER_SETS,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
-        "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY }
+        "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND }
+        "VIRTIO_RDMA_FAULT_FLAG_": fault_flags { WRITE }
         "VIRTIO_RDMA_REREGISTER_FLAG_": reregister_flags { TRANSLATION, PD, ACCESS }
         "VIRTIO_RDMA_QP_FLAG_": qp_flags { SIGNAL_ALL, SHARED_RECEIVE_QUEUE }
         "VIRTIO_RDMA_": memory {
             CHUNK_SIZE, CHUNK_PAGES, MIN_PAGE_SHIFT, MAX_PAGE_SHIFT, KEY_INDEX_MASK, LOCAL_DMA_KEY,
-            TABLE_ENTRY_LENGTH,
+            TABLE_ENTRY_LENGTH, TABLE_PAGES,
         }
+        "VIRTIO_RDMA_PAGE_": page_flags { PRESENT, WRITABLE }
         "VIRTIO_RDMA_ACCESS_": access {
             LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, MW_BIND, ZERO_BASED,
             FLUSH_GLOBAL, FLUSH_PERSISTENT, RELAXED_ORDERING,
@@ -593,6 +602,10 @@ fn commands_agree() {
             row::<command::ReregisterMr>(),
             row::<command::AllocateMw>(),
             row::<command::DeallocateMw>(),
+            row::<command::TakePageFault>(),
+            row::<command::MapPages>(),
+            row::<command::UnmapPages>(),
+            row::<command::RefusePages>(),
             row::<command::CreateCq>(),
             row::<command::DestroyCq>(),
             row::<command::ResizeCq>(),

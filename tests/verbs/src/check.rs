@@ -9,6 +9,7 @@ pub mod errors;
 pub mod failure;
 pub mod limits;
 pub mod multicast;
+pub mod paging;
 pub mod peer;
 pub mod queues;
 pub mod shared;
@@ -64,6 +65,7 @@ pub fn cases() -> Vec<Case> {
         completions::CASES,
         errors::CASES,
         queues::CASES,
+        paging::CASES,
         shared::CASES,
         states::CASES,
         unreliable::CASES,

@@ -128,6 +128,49 @@ impl Memory {
         self.base.wrapping_add(offset)
     }
 
+    /// Gives whole pages back to the kernel; they read as zeros from then on.
+    pub fn forget(&self, offset: usize, len: usize) {
+        let at = self.checked(offset, len);
+        // SAFETY: whole pages of the mapping, to which no reference exists.
+        let done = unsafe { libc::madvise(at.cast(), len, libc::MADV_DONTNEED) };
+        assert_eq!(done, 0, "madvise: {}", Errno::last());
+    }
+
+    /// Has the contents of whole pages stand in other memory.
+    pub fn relocate(&self, offset: usize, len: usize) {
+        let at = self.checked(offset, len);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: the copy is a mapping of its own, which then takes the place of whole pages of this one at once.
+        unsafe {
+            let copy = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
+            assert_ne!(copy, libc::MAP_FAILED, "mmap: {}", Errno::last());
+            std::ptr::copy_nonoverlapping(at, copy.cast::<u8>(), len);
+            let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            let moved = libc::mremap(copy, len, len, fixed, at.cast::<libc::c_void>());
+            assert_eq!(moved, at.cast(), "mremap: {}", Errno::last());
+        }
+    }
+
+    /// Makes whole pages such that nobody can access them, until they are opened.
+    pub fn close(&self, offset: usize, len: usize) -> Result<()> {
+        self.protect(offset, len, libc::PROT_NONE)
+    }
+
+    /// Makes whole pages accessible again.
+    pub fn open(&self, offset: usize, len: usize) -> Result<()> {
+        self.protect(offset, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn protect(&self, offset: usize, len: usize, protection: i32) -> Result<()> {
+        let at = self.checked(offset, len);
+        // SAFETY: whole pages of the mapping; who accesses what is closed is killed, and nothing else happens.
+        match unsafe { libc::mprotect(at.cast(), len, protection) } {
+            0 => Ok(()),
+            _ => Err(Errno::last()),
+        }
+    }
+
     /// Copies `data` to `offset`.
     pub fn write(&self, offset: usize, data: &[u8]) {
         let to = self.checked(offset, data.len());
@@ -243,6 +286,33 @@ impl Memory {
             at += n;
         }
         Ok(())
+    }
+}
+
+/// A child that shares all memory as it is and does nothing, until it is dropped.
+#[derive(Debug)]
+pub struct Child(libc::pid_t);
+
+/// Makes a child.
+pub fn sleeping_child() -> Result<Child> {
+    // SAFETY: the child calls nothing but what is safe after a fork of a process with threads.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: as above.
+            unsafe { libc::pause() };
+        },
+        -1 => Err(Errno::last()),
+        pid => Ok(Child(pid)),
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: the child was not waited for, so the number is its own.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use std::net::Ipv6Addr;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use consts::*;
@@ -114,6 +114,14 @@ pub fn poll_fds(fds: &[RawFd], timeout: Duration) -> std::io::Result<bool> {
         }
         n => Ok(n > 0),
     }
+}
+
+/// Bits that the access of every region gets besides.
+static ALL_ACCESS: AtomicI32 = AtomicI32::new(0);
+
+/// From now on this process registers regions on demand only.
+pub fn register_on_demand() {
+    ALL_ACCESS.store(ACCESS_ON_DEMAND, Ordering::Relaxed);
 }
 
 /// Names of all RDMA devices.
@@ -457,11 +465,24 @@ impl Mr {
         access: i32,
     ) -> Result<Self> {
         let addr = ptr::without_provenance_mut(memory.addr(offset) as usize);
+        let access = access | ALL_ACCESS.load(Ordering::Relaxed);
         // SAFETY: the kernel checks the range; what lies in `memory` stays mapped as long as this region.
         let raw = object(unsafe { ibv_reg_mr(pd.raw, addr, len, access) })?;
         Ok(Mr {
             raw,
             memory: memory.clone(),
+            pd: pd.clone(),
+        })
+    }
+
+    /// Registers all of the address space, whatever is there.
+    pub fn of_everything(pd: &Arc<Pd>, access: i32) -> Result<Self> {
+        let memory = Arc::new(Memory::new(1)?);
+        // SAFETY: a device changes what requests of this process name, and nobody else has the key.
+        let raw = object(unsafe { ibv_reg_mr(pd.raw, ptr::null_mut(), usize::MAX, access) })?;
+        Ok(Mr {
+            raw,
+            memory,
             pd: pd.clone(),
         })
     }

@@ -181,6 +181,10 @@ causes! {
     LocalKeyQp = 87 => "memory window was bound by another queue pair",
     /// The key may not be invalidated.
     LocalInvalidate = 86 => "key cannot be invalidated",
+    /// The driver has no page behind the bytes.
+    LocalPage = 88 => "there is no page behind the local region",
+    /// A page is not there yet.
+    PageAbsent = 89 => "page of the memory region is not there yet",
     /// No region has the remote key.
     RemoteKey = 90 => "no memory region has the remote key",
     /// The remote key belongs to another protection domain.
@@ -197,6 +201,8 @@ causes! {
     RemoteFree = 96 => "memory region of the remote key is not registered",
     /// The window of the remote key was bound by another queue pair.
     RemoteKeyQp = 97 => "memory window of the remote key was bound by another queue pair",
+    /// The driver has no page behind the bytes.
+    RemotePage = 98 => "there is no page behind the remote region",
     /// A packet does not fit the message that it belongs to.
     PacketSequence = 100 => "packet does not continue the message",
     /// The payload of a packet has the wrong length.
@@ -251,6 +257,8 @@ causes! {
     WindowType = 142 => "unknown type of memory window",
     /// Windows are bound to the region.
     RegionBound = 143 => "memory windows are bound to the memory region",
+    /// The region has no page of that number.
+    PageNumber = 145 => "page number is outside of the memory region",
     /// The region cannot be changed.
     RegionFixed = 144 => "memory region is not one that can be reregistered",
 }
@@ -268,6 +276,7 @@ impl Cause {
             Self::LocalFree => Self::RemoteFree,
             Self::LocalKeyQp => Self::RemoteKeyQp,
             Self::LocalInvalidate => Self::RemoteInvalidate,
+            Self::LocalPage => Self::RemotePage,
             other => other,
         }
     }

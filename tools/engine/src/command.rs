@@ -7,6 +7,7 @@ mod counter;
 mod cq;
 pub(crate) mod memory;
 mod multicast;
+mod paging;
 mod port;
 mod queue;
 mod srq;
@@ -23,10 +24,10 @@ use vrnic_wire::{
         self, AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command,
         CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
         CreateSrq, DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq,
-        DestroyPd, DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq,
-        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
-        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
-        Status,
+        DestroyPd, DestroyQp, DestroySrq, DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq,
+        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RefusePages,
+        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
+        SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -92,7 +93,13 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
     let (header, body) = CommandHeader::read_from_prefix(request).ok()?;
     let list = match CommandCode::try_from(header.code.get()).ok()? {
         CommandCode::CreateContext => CreateContext::read_from_bytes(body).ok()?.area,
-        CommandCode::RegisterMr => RegisterMr::read_from_bytes(body).ok()?.pages,
+        CommandCode::RegisterMr => {
+            let request = RegisterMr::read_from_bytes(body).ok()?;
+            if request.flags.get() & mr_flags::ON_DEMAND != 0 {
+                return None;
+            }
+            request.pages
+        }
         CommandCode::ReregisterMr => ReregisterMr::read_from_bytes(body).ok()?.pages,
         CommandCode::AllocateMr => AllocateMr::read_from_bytes(body).ok()?.table,
         CommandCode::CreateCq => CreateCq::read_from_bytes(body).ok()?.pages,
@@ -140,6 +147,10 @@ fn dispatch<M: Memory>(
         CommandCode::ReregisterMr => run::<ReregisterMr, M>,
         CommandCode::AllocateMw => run::<AllocateMw, M>,
         CommandCode::DeallocateMw => run::<DeallocateMw, M>,
+        CommandCode::TakePageFault => run::<TakePageFault, M>,
+        CommandCode::MapPages => run::<MapPages, M>,
+        CommandCode::UnmapPages => run::<UnmapPages, M>,
+        CommandCode::RefusePages => run::<RefusePages, M>,
         CommandCode::CreateCq => run::<CreateCq, M>,
         CommandCode::DestroyCq => run::<DestroyCq, M>,
         CommandCode::ResizeCq => run::<ResizeCq, M>,

@@ -88,6 +88,11 @@ pub(crate) fn names_port(event_type: EventType) -> bool {
     matches!(event_type, EventType::PortActive | EventType::PortError)
 }
 
+/// Whether events of this type name a memory region.
+pub(crate) fn names_region(event_type: EventType) -> bool {
+    event_type == EventType::PageFault
+}
+
 /// Whether events of this type name a completion queue.
 pub(crate) fn names_cq(event_type: EventType) -> bool {
     event_type == EventType::CqError

@@ -6,7 +6,6 @@ use crate::{
     explain::Explanation,
     memory::Memory,
     qp::{Qp, QpSnapshot},
-    region::RegionMemory,
     rnic::Rnic,
     segment::Gid,
 };
@@ -141,10 +140,7 @@ impl Rnic {
                 pd: region.pd,
                 access: region.access,
                 iova: region.iova,
-                length: match &region.memory {
-                    RegionMemory::Buffer(buffer) => Some(buffer.length()),
-                    RegionMemory::All => None,
-                },
+                length: region.length(),
                 translations: region.translations(),
             })
             .collect();

@@ -7,13 +7,17 @@ use crate::{
     explain::Access,
     limits::{Features, Limits},
     memory::{GuestAddress, HostRange, Memory},
+    pages::{Half, Pages, Waiter, Want},
     region::{Region, RegionMemory, check_extent},
     window::{Binding, Window},
 };
 use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::{cell::Cell, collections::VecDeque};
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+};
 use vrnic_wire::{
     command::MwType,
     memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, access},
@@ -22,6 +26,12 @@ use vrnic_wire::{
 
 /// Indices that stay unused for a while before one is used again.
 const RESTING: usize = 1 << 16;
+
+/// Bytes of a message whose pages are asked for together.
+pub(crate) const AHEAD: u64 = 2 << 20;
+
+/// Accesses of one request that are remembered because pages were missing.
+const MAX_FAULTS: usize = 8;
 
 /// No queue pair has this number.
 const NOBODY: u32 = 0;
@@ -40,8 +50,17 @@ pub(crate) struct Accessor {
     pub(crate) kernel: bool,
 }
 
+/// An access found pages missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// Index of the region.
+    pub(crate) index: u32,
+    /// The pages.
+    pub(crate) want: Want,
+}
+
 /// The bits of a key that name its object.
-fn index_of(key: u32) -> u32 {
+pub(crate) fn index_of(key: u32) -> u32 {
     key & KEY_INDEX_MASK
 }
 
@@ -50,6 +69,11 @@ fn index_of(key: u32) -> u32 {
 enum Object {
     Region(Region),
     Window(Window),
+}
+
+/// Whether an access with these rights writes.
+fn changes(rights: u32) -> bool {
+    rights & (access::LOCAL_WRITE | access::REMOTE_CHANGES) != 0
 }
 
 /// An object and its key.
@@ -76,6 +100,10 @@ pub(crate) struct Keys {
     bound_by: FxHashMap<u32, FxHashSet<u32>>,
     /// The access that was refused last, until somebody tells of it.
     refused: Cell<Option<(Cause, Access)>>,
+    /// What was missing of late, until somebody asks for it.
+    faults: RefCell<Vec<Fault>>,
+    /// Indices of the regions that somebody waits for, or waited.
+    waits: FxHashMap<Waiter, Vec<u32>>,
 }
 
 impl Keys {
@@ -92,6 +120,8 @@ impl Keys {
             windows: 0,
             bound_by: FxHashMap::default(),
             refused: Cell::new(None),
+            faults: RefCell::default(),
+            waits: FxHashMap::default(),
         }
     }
 
@@ -254,6 +284,9 @@ impl Keys {
     /// A queue pair is gone: nobody can use the windows of type 2 that it bound, though its number
     /// returns in the end.
     pub(crate) fn forget_queue_pair(&mut self, qpn: u32) {
+        for half in Half::ALL {
+            self.wait_no_more((qpn, half));
+        }
         for index in self.bound_by.remove(&qpn).unwrap_or_default() {
             if let Some(Entry {
                 object: Object::Window(window),
@@ -262,6 +295,78 @@ impl Keys {
                 && let Some(binding) = &mut window.binding
             {
                 binding.qpn = NOBODY;
+            }
+        }
+    }
+
+    /// The pages of the region of `pd` that a command names by that key.
+    pub(crate) fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
+        match self.region_mut(key) {
+            Some(Region {
+                pd: owner,
+                memory: RegionMemory::Paged(pages),
+                ..
+            }) if *owner == pd => Ok(pages),
+            Some(Region {
+                memory: RegionMemory::Paged(_),
+                ..
+            }) => Err(Cause::PdMismatch),
+            _ => Err(Cause::UnknownKey),
+        }
+    }
+
+    /// Remembers that an access found pages missing.
+    fn note_fault(&self, index: u32, want: Want) -> Cause {
+        let mut faults = self.faults.borrow_mut();
+        if faults.len() < MAX_FAULTS {
+            faults.push(Fault { index, want });
+        }
+        Cause::PageAbsent
+    }
+
+    /// What was missing since the last call, in the order in which it was found.
+    pub(crate) fn take_faults(&self) -> Vec<Fault> {
+        self.faults.take()
+    }
+
+    /// Whether anything was missing since [`take_faults`](Self::take_faults).
+    pub(crate) fn has_faults(&self) -> bool {
+        !self.faults.borrow().is_empty()
+    }
+
+    /// Somebody waits for nothing but what is missing here. Gives the keys of the regions for which
+    /// the driver has something new to learn.
+    pub(crate) fn wait_for(&mut self, waiter: Waiter, faults: &[Fault]) -> Vec<u32> {
+        self.wait_no_more(waiter);
+        let mut news = Vec::new();
+        for fault in faults {
+            if let Some(Entry {
+                key,
+                object:
+                    Object::Region(Region {
+                        memory: RegionMemory::Paged(pages),
+                        ..
+                    }),
+            }) = self.by_index.get_mut(&fault.index)
+                && pages.want(&fault.want, waiter)
+            {
+                news.push(*key);
+            }
+        }
+        let indices = faults.iter().map(|fault| fault.index).collect();
+        self.waits.insert(waiter, indices);
+        news
+    }
+
+    /// Somebody waits for no page any more.
+    pub(crate) fn wait_no_more(&mut self, waiter: Waiter) {
+        for index in self.waits.remove(&waiter).unwrap_or_default() {
+            if let Some(Region {
+                memory: RegionMemory::Paged(pages),
+                ..
+            }) = self.region_at(index)
+            {
+                pages.forget(waiter);
             }
         }
     }
@@ -373,9 +478,9 @@ impl Keys {
         Ok(())
     }
 
-    /// The memory with `length` bytes at `address`, and where they are in it, provided that the
-    /// key belongs to the accessor and gives all of `rights`. Failures are named as those of a
-    /// local access.
+    /// The memory with `length` bytes at `address`, where they are in it, and the index of its
+    /// region, provided that the key belongs to the accessor and gives all of `rights`. Failures
+    /// are named as those of a local access.
     fn covering(
         &self,
         key: u32,
@@ -383,12 +488,12 @@ impl Keys {
         rights: u32,
         address: u64,
         length: u64,
-    ) -> Result<(&RegionMemory, u64), Cause> {
+    ) -> Result<(&RegionMemory, u64, u32), Cause> {
         let is_local = rights & !access::LOCAL_WRITE == 0;
         if key == LOCAL_DMA_KEY {
             let permitted = self.features.memory_extensions && by.kernel && is_local;
             return permitted
-                .then_some((ALL_MEMORY, address))
+                .then_some((ALL_MEMORY, address, 0))
                 .ok_or(Cause::LocalKey);
         }
         let entry = self.by_index.get(&index_of(key));
@@ -405,7 +510,8 @@ impl Keys {
                     return Err(Cause::LocalRights);
                 }
                 let offset = region.offset_of(address, length);
-                Ok((&region.memory, offset.ok_or(Cause::LocalBounds)?))
+                let offset = offset.ok_or(Cause::LocalBounds)?;
+                Ok((&region.memory, offset, index_of(key)))
             }
             Object::Window(_) if is_local => Err(Cause::LocalKey),
             Object::Window(window) => {
@@ -415,7 +521,7 @@ impl Keys {
                     .get(&binding.region)
                     .map(|entry| &entry.object)
                 {
-                    Some(Object::Region(region)) => Ok((&region.memory, offset)),
+                    Some(Object::Region(region)) => Ok((&region.memory, offset, binding.region)),
                     _ => Err(Cause::LocalKey),
                 }
             }
@@ -462,10 +568,13 @@ impl Keys {
             return Ok(());
         }
         let covered = self.covering(key, by, rights, address, length);
-        let resolved = covered.and_then(|(place, offset)| match place {
+        let resolved = covered.and_then(|(place, offset, index)| match place {
             RegionMemory::Buffer(buffer) => buffer
                 .ranges(offset, length, ranges)
                 .ok_or(Cause::LocalBounds),
+            RegionMemory::Paged(pages) => pages
+                .ranges(offset, length, changes(rights), ranges)
+                .map_err(|want| self.note_fault(index, want)),
             RegionMemory::All => memory
                 .resolve(GuestAddress(offset), length)
                 .map(|range| ranges.push(range))
@@ -481,7 +590,8 @@ impl Keys {
         resolved.map_err(|cause| self.refuse(cause, access))
     }
 
-    /// Checks an access as [`resolve`](Self::resolve) does, without resolving it.
+    /// Checks an access as [`resolve`](Self::resolve) does, without resolving it. Of pages that may
+    /// be missing it looks at those of the first [`AHEAD`] bytes, and at none for a flush.
     pub(crate) fn check<M: Memory>(
         &self,
         key: u32,
@@ -495,7 +605,13 @@ impl Keys {
             return Ok(());
         }
         let covered = self.covering(key, by, rights, address, length);
-        let checked = covered.and_then(|(place, offset)| match place {
+        let checked = covered.and_then(|(place, offset, index)| match place {
+            RegionMemory::Paged(pages) if rights & access::PLACEMENT == 0 => {
+                match pages.missing(offset, length.min(AHEAD), changes(rights)) {
+                    Some(want) => Err(self.note_fault(index, want)),
+                    None => Ok(()),
+                }
+            }
             RegionMemory::All if memory.resolve(GuestAddress(offset), length).is_none() => {
                 Err(Cause::LocalUnmapped)
             }

@@ -40,6 +40,7 @@ pub mod limits;
 pub mod memory;
 mod multicast;
 mod page_list;
+mod pages;
 pub mod psn;
 mod qp;
 mod region;

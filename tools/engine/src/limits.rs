@@ -101,6 +101,8 @@ pub struct Features {
     pub multicast: bool,
     /// [`config::F_PORT_STATE`].
     pub port_state: bool,
+    /// [`config::F_ON_DEMAND_PAGING`].
+    pub on_demand_paging: bool,
     /// [`config::F_COUNTER_SETS`].
     pub counter_sets: bool,
 }
@@ -116,6 +118,7 @@ impl Features {
         completion_queue_changes: true,
         multicast: true,
         port_state: true,
+        on_demand_paging: true,
         counter_sets: true,
     };
 
@@ -130,6 +133,7 @@ impl Features {
             completion_queue_changes: bits & 1 << config::F_COMPLETION_QUEUE_CHANGES != 0,
             multicast: bits & 1 << config::F_MULTICAST != 0,
             port_state: bits & 1 << config::F_PORT_STATE != 0,
+            on_demand_paging: bits & 1 << config::F_ON_DEMAND_PAGING != 0,
             counter_sets: bits & 1 << config::F_COUNTER_SETS != 0,
         }
     }
@@ -144,6 +148,7 @@ impl Features {
             | (self.completion_queue_changes as u64) << config::F_COMPLETION_QUEUE_CHANGES
             | (self.multicast as u64) << config::F_MULTICAST
             | (self.port_state as u64) << config::F_PORT_STATE
+            | (self.on_demand_paging as u64) << config::F_ON_DEMAND_PAGING
             | (self.counter_sets as u64) << config::F_COUNTER_SETS
     }
 }

@@ -27,15 +27,19 @@ struct ChunkHead {
 
 /// A page list that has been found consistent.
 #[derive(Copy, Clone, Debug)]
-struct Shape {
-    page_size: u64,
-    offset: u64,
-    length: u64,
-    pages: u64,
+pub(crate) struct Shape {
+    /// Bytes of a page.
+    pub(crate) page_size: u64,
+    /// Where in its first page the buffer begins.
+    pub(crate) offset: u64,
+    /// Bytes of the buffer.
+    pub(crate) length: u64,
+    /// Pages.
+    pub(crate) pages: u64,
 }
 
 /// Checks what a page list says of itself.
-fn check(list: &PageList) -> Result<Shape, Cause> {
+pub(crate) fn check(list: &PageList) -> Result<Shape, Cause> {
     if list.reserved != [0; 3] {
         return Err(Cause::ReservedField);
     }

@@ -8,6 +8,7 @@ mod credit;
 mod datagram;
 mod explain;
 mod flush;
+mod paging;
 mod receive;
 mod requester;
 mod responder;
@@ -18,6 +19,7 @@ use crate::{
     explain::{Access, Explanation, Happening},
     keys::Accessor,
     memory::Memory,
+    pages::Half,
     psn::Psn,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
@@ -27,6 +29,8 @@ use crate::{
 };
 use attributes::Attributes;
 use congestion::Congestion;
+use paging::Await;
+pub(crate) use paging::Held;
 use receive::Receive;
 use requester::Requester;
 use responder::Responder;
@@ -157,6 +161,8 @@ pub(crate) struct Qp {
     /// The last access of this queue pair or its peer that was refused, and why.
     refused: Option<(Cause, Access)>,
     congestion: Congestion,
+    /// How each [`Half`] waits for pages.
+    awaits: [Await; Half::ALL.len()],
     /// Whether it waits for its turn.
     pub(crate) scheduled: bool,
     /// When it will be reminded to look at its timer.
@@ -180,6 +186,7 @@ impl Qp {
             receive: Receive::default(),
             refused: None,
             congestion: Congestion::default(),
+            awaits: Default::default(),
             scheduled: false,
             reminder: None,
             counter_set: None,
@@ -215,6 +222,17 @@ impl Qp {
         matches!(self.state, QpState::Reset | QpState::Init)
     }
 
+    /// Whether it takes messages.
+    fn receives(&self) -> bool {
+        matches!(
+            self.state,
+            QpState::ReadyToReceive
+                | QpState::ReadyToSend
+                | QpState::SendQueueDrain
+                | QpState::SendQueueError
+        )
+    }
+
     /// Does what there is to do until the turn is over.
     pub(crate) fn run<M: Memory>(
         &mut self,
@@ -225,6 +243,7 @@ impl Qp {
         if self.is_quiet() {
             return;
         }
+        self.take_held(resources, io);
         // Half of the turn for the peer's requests, so that neither side's are kept waiting.
         turn.half(|part| self.respond(part, resources, io));
         if matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
@@ -264,17 +283,10 @@ impl Qp {
             Body::CongestionNotification => from_peer,
             _ => from_peer && segment.unreliable == self.is_unreliable(),
         };
-        let receives = matches!(
-            self.state,
-            QpState::ReadyToReceive
-                | QpState::ReadyToSend
-                | QpState::SendQueueDrain
-                | QpState::SendQueueError
-        );
         if segment.pkey != DEFAULT_PKEY {
             resources.bad_pkeys = resources.bad_pkeys.saturating_add(1);
         }
-        if !expected || !receives || segment.pkey != DEFAULT_PKEY {
+        if !expected || !self.receives() || segment.pkey != DEFAULT_PKEY {
             resources.counters.count(Counter::Dropped);
             return;
         }
@@ -287,8 +299,8 @@ impl Qp {
         }
         match segment.body {
             Body::CongestionNotification => self.take_notification(resources, io.now),
-            Body::Datagram { .. } => self.receive_datagram(segment, resources, io),
-            _ if self.is_unreliable() => self.take_unacknowledged(segment, resources, io),
+            Body::Datagram { .. } => self.take_or_hold(segment, resources, io),
+            _ if self.is_unreliable() => self.take_or_hold(segment, resources, io),
             ref body if body.is_response() => {
                 if self.state == QpState::ReadyToReceive {
                     resources.counters.count(Counter::Dropped);
@@ -332,6 +344,7 @@ impl Qp {
             return;
         }
         self.state = QpState::Error;
+        self.stop_waiting();
         self.requester.stop();
         self.created.rq.need_doorbell(io.memory);
     }

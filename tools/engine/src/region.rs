@@ -7,6 +7,7 @@ use crate::{
     cause::Cause,
     limits::Features,
     memory::{GuestAddress, HostRange, Memory},
+    pages::Pages,
 };
 use vrnic_wire::{
     U64,
@@ -23,6 +24,8 @@ const TABLE_PIECE: usize = 64;
 pub(crate) enum RegionMemory {
     /// A buffer that was resolved when the region was registered.
     Buffer(Buffer),
+    /// Pages that the driver gives and takes.
+    Paged(Pages),
     /// All memory of the guest: addresses are bus addresses, resolved with each access.
     All,
 }
@@ -107,17 +110,27 @@ impl Region {
         match (&self.fast, &self.memory) {
             (Some(fast), _) => fast.table.translations() + fast.max_pages as usize,
             (None, RegionMemory::Buffer(buffer)) => buffer.translations(),
+            (None, RegionMemory::Paged(pages)) => pages.translations(),
             (None, RegionMemory::All) => 0,
+        }
+    }
+
+    /// Bytes; `None` if it is all memory.
+    pub(crate) fn length(&self) -> Option<u64> {
+        match &self.memory {
+            RegionMemory::Buffer(buffer) => Some(buffer.length()),
+            RegionMemory::Paged(pages) => Some(pages.length()),
+            RegionMemory::All => None,
         }
     }
 
     /// Where the `length` bytes at `address` are in the memory of the region, if it has them.
     pub(crate) fn offset_of(&self, address: u64, length: u64) -> Option<u64> {
-        let RegionMemory::Buffer(buffer) = &self.memory else {
+        let Some(all) = self.length() else {
             return Some(address);
         };
         let offset = address.checked_sub(self.iova)?;
-        (offset.checked_add(length)? <= buffer.length()).then_some(offset)
+        (offset.checked_add(length)? <= all).then_some(offset)
     }
 
     /// Makes a region for fast registration free; it must be valid.
@@ -167,7 +180,7 @@ impl Region {
         }
         let old = match &mut self.memory {
             RegionMemory::Buffer(buffer) => std::mem::take(buffer),
-            RegionMemory::All => return Err(Cause::RegisterKey),
+            RegionMemory::Paged(_) | RegionMemory::All => return Err(Cause::RegisterKey),
         };
         let mut builder = BufferBuilder::reusing(old);
         let read = read_table(fast, count, page_size, skip, length, memory, |range| {

@@ -13,6 +13,7 @@ use crate::{
     limits::{Features, Limits},
     memory::{HostRange, Memory, Unmapped},
     multicast::Groups,
+    qp::Held,
     segment::{Outbox, Payload, Segment},
     srq::{Entry, Srq},
     table::Table,
@@ -88,6 +89,8 @@ pub(crate) struct Resources {
     pub(crate) held_events: Timers,
     pub(crate) bad_qkeys: u32,
     pub(crate) bad_pkeys: u32,
+    /// Segments that wait for pages.
+    pub(crate) held: Held,
     /// What went wrong lately.
     pub(crate) record: Record,
     /// When the call of the device began.
@@ -127,6 +130,7 @@ impl Resources {
             held_events: Timers::default(),
             bad_qkeys: 0,
             bad_pkeys: 0,
+            held: Held::default(),
             record: Record::default(),
             now: Instant::default(),
             unannounced: Vec::new(),

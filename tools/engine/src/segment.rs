@@ -476,6 +476,30 @@ impl Segment<'_> {
     }
 }
 
+impl Segment<'_> {
+    /// The segment with a copy of its payload, wherever that is.
+    ///
+    /// # Errors
+    ///
+    /// The memory is not mapped any more.
+    pub(crate) fn to_owned<M: Memory>(&self, memory: &M) -> Result<Segment<'static>, Unmapped> {
+        let payload = match &self.payload {
+            Payload::Empty => Payload::Empty,
+            Payload::Ranges(ranges) => Payload::Ranges(ranges.clone()),
+            Payload::Bytes(bytes) => Payload::Bytes(bytes.clone()),
+            Payload::Frame(bytes) => Payload::Bytes(bytes.to_vec()),
+        };
+        let mut owned = Segment {
+            payload,
+            body: self.body,
+            path: self.path,
+            ..*self
+        };
+        owned.detach(memory)?;
+        Ok(owned)
+    }
+}
+
 /// Most vectors that an outbox keeps for reuse.
 const MAX_SPARE: usize = 256;
 

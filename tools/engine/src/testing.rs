@@ -7,10 +7,12 @@ mod datagram;
 mod guest;
 mod keys;
 mod memory;
+mod paging;
 mod world;
 
 pub use datagram::DatagramEnd;
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send, Srq};
 pub use keys::{FastMr, Mw, next_key};
 pub use memory::{BASE, GuestView, Memories};
+pub use paging::Pager;
 pub use world::{Connection, Faults, Node, Wire, World, gid_of};

@@ -841,8 +841,10 @@ fn each_fault_of_a_command_has_its_status() {
         let bad = with(mr, |r| r.access = rights.into());
         c.refuses(bad, InvalidArgument, "rights");
     }
-    let bad = with(mr, |r| r.flags = 2.into());
-    c.refuses(bad, InvalidArgument, "flags");
+    for flags in [4, mr_flags::ALL_MEMORY | mr_flags::ON_DEMAND] {
+        let bad = with(mr, |r| r.flags = flags.into());
+        c.refuses(bad, InvalidArgument, "flags");
+    }
     let bad = with(mr, |r| r.pages.length = 0.into());
     c.refuses(bad, InvalidArgument, "no length");
     let bad = with(mr, |r| r.iova = (u64::MAX - 8190).into());

@@ -18,10 +18,10 @@ use vrnic_wire::{
         AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command, CommandCode,
         CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp, CreateSrq,
         DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyPd,
-        DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, QueryCounterSet,
-        QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader,
-        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
-        qp_flags,
+        DestroyQp, DestroySrq, DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq,
+        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
+        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
+        Status, TakePageFault, UnmapPages, mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -477,12 +477,58 @@ impl Scene {
             }),
             CommandCode::RegisterMr => {
                 let length = 1 + usize::from(input.take::<u16>());
+                let how = input.take::<u8>();
+                let iova = input.take::<u64>().into();
+                let mut pages = self.list(length, input).0;
+                let mut flags = 0;
+                if how & 0x80 != 0 {
+                    flags = mr_flags::ON_DEMAND;
+                    pages.first_chunk = 0.into();
+                }
                 bytes_of(RegisterMr {
                     pd,
-                    access: (access::QUEUE_PAIR | u32::from(input.take::<u8>() & 0x30)).into(),
-                    iova: input.take::<u64>().into(),
-                    pages: self.list(length, input).0,
+                    access: (access::QUEUE_PAIR | u32::from(how & 0x30)).into(),
+                    flags: flags.into(),
+                    iova,
+                    pages,
                     ..RegisterMr::default()
+                })
+            }
+            CommandCode::TakePageFault => {
+                let (pd, key) = key_of(&self.objects.mrs, input);
+                let (pd, key) = (pd.into(), key.into());
+                bytes_of(TakePageFault { pd, key })
+            }
+            CommandCode::MapPages => {
+                let (pd, key) = key_of(&self.objects.mrs, input);
+                let count = 1 + input.below(20);
+                let table = CHUNKS - 1;
+                let page = |index: usize| self.heap.address((index % HEAP_PAGES) * PAGE);
+                let entries = (0..count).map(|_| {
+                    let flags = u64::from(input.take::<u8>() & 7);
+                    page(input.below(HEAP_PAGES)) | flags
+                });
+                let bytes: Vec<u8> = entries.flat_map(u64::to_le_bytes).collect();
+                self.chunks.put(table * PAGE, &bytes);
+                bytes_of(MapPages {
+                    pd: pd.into(),
+                    key: key.into(),
+                    first_page: (input.below(16) as u32).into(),
+                    page_count: (count as u32).into(),
+                    table: self.chunks.address(table * PAGE).into(),
+                })
+            }
+            CommandCode::UnmapPages | CommandCode::RefusePages => {
+                let (pd, key) = key_of(&self.objects.mrs, input);
+                let (pd, key) = (pd.into(), key.into());
+                let first_page = (input.below(16) as u32).into();
+                let page_count = (1 + input.below(16) as u32).into();
+                // The two are made alike.
+                bytes_of(UnmapPages {
+                    pd,
+                    key,
+                    first_page,
+                    page_count,
                 })
             }
             CommandCode::DeregisterMr => {

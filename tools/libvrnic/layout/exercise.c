@@ -147,6 +147,14 @@ int ibv_cmd_dereg_mr(struct verbs_mr *vmr)
 	return 0;
 }
 
+int ibv_cmd_advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sg_list,
+		      uint32_t num_sge)
+{
+	CHECK(pd && advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE && flags == IBV_ADVISE_MR_FLAG_FLUSH);
+	CHECK(sg_list->lkey == 5 && num_sge == 1);
+	return fail_next;
+}
+
 int ibv_cmd_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw *mw, struct ibv_alloc_mw *cmd,
 		     size_t cmd_size, struct ib_uverbs_alloc_mw_resp *resp, size_t resp_size)
 {
@@ -1405,6 +1413,7 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	struct ibv_td *td = ops.alloc_td(context, &td_attr);
 	struct ibv_parent_domain_init_attr attr = { .pd = pd, .td = td };
 	struct ibv_pd *parent = ops.alloc_parent_domain(context, &attr);
+	struct ibv_sge sge = {};
 	struct ibv_mr *mr;
 
 	CHECK(td && parent && parent->handle == 77 && parent->context == context);
@@ -1412,6 +1421,8 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.dealloc_pd(parent) && !ops.dealloc_td(td));
 	mr = ops.reg_mr(pd, &td, 8, 0, 0);
 	CHECK(mr && mr->lkey == 5);
+	sge.lkey = mr->lkey;
+	CHECK(!ops.advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
 	CHECK(!ops.rereg_mr((struct verbs_mr *)mr, 7, pd, &td, 16, 1) && mr->lkey == 6);
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));
 	fail_next = EFAULT;

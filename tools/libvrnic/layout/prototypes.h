@@ -38,6 +38,8 @@ int ibv_cmd_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t le
 		     struct ibv_pd *pd, struct ibv_rereg_mr *cmd, size_t cmd_size, struct ib_uverbs_rereg_mr_resp *resp,
 		     size_t resp_size);
 int ibv_cmd_dereg_mr(struct verbs_mr *vmr);
+int ibv_cmd_advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sg_list,
+		      uint32_t num_sge);
 int ibv_cmd_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw *mw, struct ibv_alloc_mw *cmd,
 		     size_t cmd_size, struct ib_uverbs_alloc_mw_resp *resp, size_t resp_size);
 int ibv_cmd_dealloc_mw(struct ibv_mw *mw);
@@ -116,6 +118,7 @@ int op_resize_cq(struct ibv_cq *, int);
 	_Static_assert(__builtin_types_compatible_p(__typeof__(((struct verbs_context_ops *)0)->member),               \
 						    __typeof__(&function)),                                            \
 		       #member)
+SAME_TYPE(advise_mr, ibv_cmd_advise_mr);
 SAME_TYPE(alloc_mw, op_alloc_mw);
 SAME_TYPE(alloc_parent_domain, op_alloc_parent_domain);
 SAME_TYPE(alloc_pd, op_alloc_pd);

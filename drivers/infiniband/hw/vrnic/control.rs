@@ -9,13 +9,16 @@
 //!
 //! A command needs memory for itself and its reply. What destroys an object must not be refused for
 //! want of it, so [`Control::execute_surely`] falls back on memory that is kept for this, one
-//! command at a time.
+//! command at a time. A [`Prepared`] command has memory of its own.
 //!
 //! A device that does not answer within [`TIMEOUT_S`] seconds, or says that it needs a reset, or is
 //! gone, is stopped. From then on every command fails with `EIO` at once and there are no objects
 //! on the device any more.
 
+use core::marker::PhantomData;
+
 use kernel::{
+    alloc::Flags,
     prelude::*,
     sync::{
         new_condvar,
@@ -111,15 +114,40 @@ struct Memory {
 
 impl Memory {
     /// Memory for commands of the same size as `C`, with replies of the same size.
-    fn new<C: Command>() -> Result<Self> {
-        let call = Arc::pin_init(Call::new(), GFP_KERNEL)?;
+    fn new<C: Command>(flags: Flags) -> Result<Self> {
+        let call = Arc::pin_init(Call::new(), flags)?;
         let chain = Chain::new(
-            KVec::from_elem(0, size_of::<CommandHeader>() + size_of::<C>(), GFP_KERNEL)?,
+            KVec::from_elem(0, size_of::<CommandHeader>() + size_of::<C>(), flags)?,
             size_of::<ReplyHeader>() + size_of::<C::Reply>(),
             Context::Call(call.clone()),
-            GFP_KERNEL,
+            flags,
         )?;
         Ok(Self { chain, call })
+    }
+}
+
+/// A command whose memory was taken before.
+pub(crate) struct Prepared<C: Command> {
+    /// [`None`] while the command is executed.
+    memory: Option<Memory>,
+    _command: PhantomData<C>,
+}
+
+impl<C: Command> Prepared<C> {
+    /// Takes the memory.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            memory: Some(Memory::new::<C>(GFP_KERNEL)?),
+            _command: PhantomData,
+        })
+    }
+
+    /// As [`Control::execute`], but takes no memory, and waits for nobody who does.
+    pub(crate) fn execute(&mut self, control: &Control, request: &C) -> Result<C::Reply> {
+        let memory = self.memory.take().ok_or(EIO)?;
+        let (result, memory) = control.execute_in(memory, request);
+        self.memory = Some(memory);
+        result
     }
 }
 
@@ -265,7 +293,7 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
         GFP_KERNEL,
     )?;
 
-    let reserve = Memory::new::<AnyDestroy>()?;
+    let reserve = Memory::new::<AnyDestroy>(GFP_KERNEL)?;
 
     Virtqueue::new(
         c"control",
@@ -328,14 +356,14 @@ impl Control {
     /// Errors of the device are those of [`errno`]; `EIO` if the device failed before it answered,
     /// or answered nonsense.
     pub(crate) fn execute<C: Command>(&self, request: &C) -> Result<C::Reply> {
-        self.execute_in(Memory::new::<C>()?, request).0
+        self.execute_in(Memory::new::<C>(GFP_KERNEL)?, request).0
     }
 
-    /// As [`execute`](Self::execute), but never fails for want of memory.
+    /// As [`execute`](Self::execute), but never fails for want of memory, nor waits for it.
     pub(crate) fn execute_surely<C: Command<Reply = Empty>>(&self, request: &C) -> Result<Empty> {
         const { assert!(size_of::<C>() == size_of::<AnyDestroy>()) };
 
-        if let Ok(memory) = Memory::new::<C>() {
+        if let Ok(memory) = Memory::new::<C>(GFP_NOWAIT) {
             return self.execute_in(memory, request).0;
         }
         let replies = self.queue.handler();

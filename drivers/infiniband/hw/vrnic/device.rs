@@ -8,7 +8,9 @@ use rdma::{
         Atomicity,
         Attributes,
         Capabilities,
-        Capability, //
+        Capability,
+        OnDemandOperation,
+        OnDemandPaging, //
     },
     gid,
     port::{
@@ -81,6 +83,25 @@ fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
         capabilities |= Capability::FlushGlobal | Capability::AtomicWrite;
     }
     capabilities
+}
+
+/// What works with regions whose pages are not kept in place, on a device that has them: everything
+/// that there is.
+fn on_demand_paging(limits: &DeviceLimits, memory_placement: bool) -> OnDemandPaging {
+    let mut datagram = OnDemandOperation::Send | OnDemandOperation::Receive;
+    if limits.max_srq.get() != 0 {
+        datagram |= OnDemandOperation::SharedReceive;
+    }
+    let unreliable = datagram | OnDemandOperation::Write;
+    let mut reliable = unreliable | OnDemandOperation::Read | OnDemandOperation::Atomic;
+    if memory_placement {
+        reliable |= OnDemandOperation::Flush | OnDemandOperation::AtomicWrite;
+    }
+    OnDemandPaging {
+        reliable,
+        unreliable,
+        datagram,
+    }
 }
 
 #[vtable]
@@ -160,6 +181,10 @@ impl Operations for Vrnic {
             atomicity: Atomicity::Device,
             max_pkeys: crate::port::PKEY_TABLE_LENGTH,
             ack_delay: ACK_DELAY,
+            on_demand_paging: match &call.data.paging {
+                Some(_) => on_demand_paging(limits, call.data.memory_placement),
+                None => OnDemandPaging::default(),
+            },
             timestamp_mask: u64::MAX,
             clock_khz: limits.clock_khz.get().into(),
         })

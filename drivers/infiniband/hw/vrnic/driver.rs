@@ -51,6 +51,7 @@ use vrnic_wire::{
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
         F_MULTICAST,
+        F_ON_DEMAND_PAGING,
         F_PORT_STATE,
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
@@ -76,6 +77,10 @@ use crate::{
         supervise,
         Health,
         Supervised, //
+    },
+    paging::{
+        Faults,
+        PageCommands, //
     },
     port, //
 };
@@ -107,6 +112,9 @@ const MULTICAST: Feature = Feature::device(F_MULTICAST);
 /// The device follows the state of the network device.
 const PORT_STATE: Feature = Feature::device(F_PORT_STATE);
 
+/// The device asks for pages when it needs them.
+const ON_DEMAND_PAGING: Feature = Feature::device(F_ON_DEMAND_PAGING);
+
 /// The device counts for queue pairs by themselves.
 const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
 
@@ -130,6 +138,7 @@ impl virtio::Driver for Driver {
             COMPLETION_QUEUE_CHANGES,
             MULTICAST,
             PORT_STATE,
+            ON_DEMAND_PAGING,
             COUNTER_SETS,
         ]
     } else {
@@ -142,6 +151,7 @@ impl virtio::Driver for Driver {
             COMPLETION_QUEUE_CHANGES,
             MULTICAST,
             PORT_STATE,
+            ON_DEMAND_PAGING,
             COUNTER_SETS,
         ]
     };
@@ -231,6 +241,10 @@ pub(crate) struct Resources<'bound> {
     pub(crate) memory_placement: bool,
     /// Whether completion queues move to other rings and their events are moderated.
     pub(crate) completion_queue_changes: bool,
+    /// How it is given pages, if it asks for them.
+    pub(crate) paging: Option<Arc<PageCommands>>,
+    /// Regions for which it may ask.
+    pub(crate) faults: Arc<Faults>,
     /// As long as there are users: they wait for what was posted.
     _supervised: Supervised,
     /// Key of the kernel for all memory.
@@ -250,7 +264,9 @@ impl<'bound> Resources<'bound> {
         let health = Health::new(dev.as_ref(), dispatcher.clone())?;
 
         let control_queue = control::new_queue()?;
-        let async_queue = AsyncEvents::new_queue(dispatcher.clone(), health.clone())?;
+        let faults = Faults::new()?;
+        let async_queue =
+            AsyncEvents::new_queue(dispatcher.clone(), health.clone(), faults.clone())?;
         let mut completion_queues = KVec::new();
         for vector in 0..vectors {
             let queue = Completions::new_queue(dispatcher.clone(), vector)?;
@@ -276,6 +292,11 @@ impl<'bound> Resources<'bound> {
         let control = Control::new(control_queue, async_queue, stopper, health.clone())?;
         let limits = control.execute(&QueryDevice {})?;
         let dma = dev.parent();
+        let paging = if dev.has_feature(ON_DEMAND_PAGING) {
+            Some(PageCommands::new(dma, &control)?)
+        } else {
+            None
+        };
         let resources = Self {
             _supervised: supervise(control.clone())?,
             context: KernelContext::new(dma, &control, doorbells.as_ref())?,
@@ -286,6 +307,8 @@ impl<'bound> Resources<'bound> {
             dma,
             doorbells,
             port: KBox::pin_init(port::Settings::new(dev.has_feature(PORT_STATE)), GFP_KERNEL)?,
+            paging,
+            faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),
             completion_queue_changes: dev.has_feature(COMPLETION_QUEUE_CHANGES),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),

@@ -34,7 +34,10 @@ use vrnic_wire::event::{
     EventType, //
 };
 
-use crate::health::Health;
+use crate::{
+    health::Health,
+    paging::Faults, //
+};
 
 /// A handler of an event queue.
 pub(crate) trait EventHandler: Handler<Context = ()> {
@@ -78,6 +81,7 @@ fn drain<H: EventHandler>(queue: &Virtqueue<H>) {
 pub(crate) struct AsyncEvents {
     dispatcher: Arc<Dispatcher>,
     health: Arc<Health>,
+    faults: Arc<Faults>,
 }
 
 impl AsyncEvents {
@@ -85,8 +89,14 @@ impl AsyncEvents {
     pub(crate) fn new_queue(
         dispatcher: Arc<Dispatcher>,
         health: Arc<Health>,
+        faults: Arc<Faults>,
     ) -> Result<Arc<Virtqueue<Self>>> {
-        Virtqueue::new(c"async", Ok::<_, Error>(Self { dispatcher, health }))
+        let handler = Self {
+            dispatcher,
+            health,
+            faults,
+        };
+        Virtqueue::new(c"async", Ok::<_, Error>(handler))
     }
 }
 
@@ -112,6 +122,8 @@ enum Meaning {
     Srq(SrqEvent),
     Port(PortEvent),
     Device,
+    /// Not told to users.
+    PageFault,
 }
 
 /// Sorts an event by its type.
@@ -129,6 +141,7 @@ fn meaning(event_type: EventType) -> Meaning {
         EventType::PkeyChange => Meaning::Port(PortEvent::PkeyChange),
         EventType::GidChange => Meaning::Port(PortEvent::GidChange),
         EventType::DeviceFatal => Meaning::Device,
+        EventType::PageFault => Meaning::PageFault,
         EventType::SrqError => Meaning::Srq(SrqEvent::Error),
         EventType::SrqLimitReached => Meaning::Srq(SrqEvent::LimitReached),
     }
@@ -159,6 +172,7 @@ impl EventHandler for AsyncEvents {
                 self.health.fail("it says so");
                 true
             }
+            Meaning::PageFault => self.faults.serve(number),
         };
         if !known {
             dev_dbg!(
@@ -220,6 +234,7 @@ mod tests {
                 Meaning::Srq(event) => assert_eq!(event.raw(), raw),
                 Meaning::Port(event) => assert_eq!(event.raw(), raw),
                 Meaning::Device => assert_eq!(event_type, EventType::DeviceFatal),
+                Meaning::PageFault => assert_eq!(event_type, EventType::PageFault),
             }
         }
     }

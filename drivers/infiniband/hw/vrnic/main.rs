@@ -22,6 +22,7 @@
 //! | [`ucontext`] | contexts of processes                                         |
 //! | [`pd`]       | protection domains                                            |
 //! | [`mr`]       | memory regions                                                |
+//! | [`paging`]   | memory regions whose pages are not kept in place              |
 //! | [`mw`]       | memory windows                                                |
 //! | [`cq`]       | completion queues                                             |
 //! | [`polled`]   | what the kernel polls                                         |
@@ -53,6 +54,7 @@ mod memory;
 mod mr;
 mod multicast;
 mod mw;
+mod paging;
 mod pd;
 mod polled;
 mod port;

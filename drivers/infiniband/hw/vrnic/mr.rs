@@ -18,11 +18,13 @@ use rdma::{
         AccessFlags, //
     },
     mr::{
+        Advice,
         Change,
         New,
         Range, //
     },
     restrack::Details,
+    wr::Sge,
     MemoryRegion,
     Umem,
     User, //
@@ -57,6 +59,7 @@ use crate::{
         Vrnic, //
     },
     memory::region_pages,
+    paging::Paged,
     pd::Pd, //
 };
 
@@ -71,11 +74,31 @@ pub(crate) struct Mr {
 }
 
 /// A region as the device knows it.
-struct Registered {
-    // Fields are dropped in declaration order: the device lets go of the memory first.
-    object: Object<DeregisterMr>,
-    /// Memory of a process; [`None`] if it is that of the kernel.
-    user: Option<UserMemory>,
+enum Registered {
+    /// Of pages that stay in place.
+    InPlace {
+        // Fields are dropped in declaration order: the device lets go of the memory first.
+        object: Object<DeregisterMr>,
+        /// Memory of a process; [`None`] if it is that of the kernel.
+        user: Option<UserMemory>,
+    },
+    /// Of pages that do not.
+    OnDemand(Paged),
+}
+
+impl Registered {
+    /// A region of the kernel's memory.
+    fn kernel(object: Object<DeregisterMr>) -> Self {
+        Self::InPlace { object, user: None }
+    }
+
+    /// Key of the region.
+    fn key(&self) -> u32 {
+        match self {
+            Self::InPlace { object, .. } => object.number(),
+            Self::OnDemand(paged) => paged.key(),
+        }
+    }
 }
 
 /// What a process registered.
@@ -117,16 +140,12 @@ impl UserMemory {
 }
 
 impl Mr {
-    /// A region whose only key is that of `object`.
-    fn new(
-        object: Object<DeregisterMr>,
-        user: Option<UserMemory>,
-        table: Option<Table>,
-    ) -> New<impl PinInit<Self>, ()> {
-        let key = object.number();
+    /// A region with one key for all uses.
+    fn new(registered: Registered, table: Option<Table>) -> New<impl PinInit<Self>, ()> {
+        let key = registered.key();
         New {
             init: pin_init!(Self {
-                registered <- new_mutex!(Registered { object, user }),
+                registered <- new_mutex!(registered),
                 table,
             }),
             response: (),
@@ -204,6 +223,11 @@ impl MemoryRegion for Mr {
         access: AccessFlags,
         _user: User<'_, Vrnic, ()>,
     ) -> Result<New<impl PinInit<Self>, ()>> {
+        if access.contains(Access::OnDemand) {
+            let rights = device_rights(access & !Access::OnDemand, &call.data.limits)?;
+            let paged = Paged::register(call, pd.number(), range, access, rights)?;
+            return Ok(Self::new(Registered::OnDemand(paged), None));
+        }
         let rights = device_rights(access, &call.data.limits)?;
         let (memory, pages) = UserMemory::get(call, range, access)?;
         let object = register_mr(
@@ -216,7 +240,8 @@ impl MemoryRegion for Mr {
                 ..Default::default()
             },
         )?;
-        Ok(Self::new(object, Some(memory), None))
+        let user = Some(memory);
+        Ok(Self::new(Registered::InPlace { object, user }, None))
     }
 
     fn register_dma(
@@ -233,7 +258,7 @@ impl MemoryRegion for Mr {
                 ..Default::default()
             },
         )?;
-        Ok(Self::new(object, None, None))
+        Ok(Self::new(Registered::kernel(object), None))
     }
 
     fn allocate_fast(
@@ -254,7 +279,7 @@ impl MemoryRegion for Mr {
                 table: list.list(),
             },
         )?;
-        Ok(Self::new(object, None, Some(table)))
+        Ok(Self::new(Registered::kernel(object), Some(table)))
     }
 
     fn set_page(mr: &rdma::Mr<Self>, index: u32, address: DmaAddress) -> Result {
@@ -267,7 +292,9 @@ impl MemoryRegion for Mr {
         change: &Change<'_, Pd>,
     ) -> Result<(u32, u32)> {
         let mut registered = mr.registered.lock();
-        let Registered { object, user } = &mut *registered;
+        let Registered::InPlace { object, user } = &mut *registered else {
+            return Err(EOPNOTSUPP);
+        };
         let user = user.as_mut().ok_or(EINVAL)?;
         let mut request = ReregisterMr::default();
         let mut flags = 0;
@@ -305,20 +332,41 @@ impl MemoryRegion for Mr {
         Ok((object.number(), object.number()))
     }
 
+    fn advise(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        advice: Advice,
+        wait: bool,
+        pieces: &[Sge],
+    ) -> Result {
+        if call.data.paging.is_none() {
+            return Err(EOPNOTSUPP);
+        }
+        call.data.faults.advise(pd.number(), advice, wait, pieces)
+    }
+
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {
-        mr.registered.lock().object.destroy()
+        match &*mr.registered.lock() {
+            Registered::InPlace { object, .. } => object.destroy(),
+            Registered::OnDemand(paged) => paged.destroy(),
+        }
     }
 
     fn fill_details(mr: &rdma::Mr<Self>, details: &mut Details<'_>) -> Result {
         if let Some(table) = &mr.table {
             return details.number(c"max_pages", table.max_pages);
         }
-        if let Some(user) = &mr.registered.lock().user {
-            let (count, shift) = user.pages;
-            details.number(c"pages", count)?;
-            details.number(c"page_shift", shift.into())?;
+        match &*mr.registered.lock() {
+            Registered::InPlace { user: None, .. } => Ok(()),
+            Registered::InPlace {
+                user: Some(user), ..
+            } => {
+                let (count, shift) = user.pages;
+                details.number(c"pages", count)?;
+                details.number(c"page_shift", shift.into())
+            }
+            Registered::OnDemand(paged) => details.number(c"on_demand_pages", paged.pages()),
         }
-        Ok(())
     }
 }
 
@@ -380,5 +428,6 @@ mod tests {
             rights(Access::LocalWrite | Access::OnDemand),
             Err(EOPNOTSUPP)
         );
+        assert_eq!(rights(Access::FlushPersistent.into()), Err(EOPNOTSUPP));
     }
 }

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 
 use verbs_tests::args::Args;
 use verbs_tests::control::Control;
+use verbs_tests::memory::sleeping_child;
 use verbs_tests::rng::fresh_seed;
 use verbs_tests::stress::endpoint::{Options, Totals};
 use verbs_tests::stress::{During, Failure, Outcome, datagrams, endpoint};
-use verbs_tests::verbs::{Context, GidEntry, Interface, event_name, failed_destroys};
+use verbs_tests::verbs::{
+    Context, GidEntry, Interface, event_name, failed_destroys, register_on_demand,
+};
 use verbs_tests::verbs::{EVENT_COMM_EST, EVENT_GID_CHANGE, EVENT_PORT_ACTIVE};
 
 const USAGE: &str = "\
@@ -39,6 +42,7 @@ Both ends need the same --threads and --ud; everything else is decided by the cl
   --events          sleep on completion events instead of polling
   --rnr             leave receive queues short now and then
   --srq             all QPs of a thread take their receives from one queue, which is resized meanwhile
+  --on-demand       regions on demand; and a child shares all memory now and then, so that pages move
   --no-atomics      leave atomics out
   --interface X     legacy, extended (ibv_wr_*, ibv_start_poll) or mixed (default)
   --ud              also send datagrams
@@ -68,6 +72,7 @@ const FLAGS: &[&str] = &[
     "events",
     "rnr",
     "srq",
+    "on-demand",
     "no-atomics",
     "ud",
     "ud-loss",
@@ -235,6 +240,16 @@ fn main() -> ExitCode {
     let args = Args::parse(USAGE, VALUES, FLAGS);
     let seed = args.get("seed").unwrap_or_else(fresh_seed);
     println!("vrnic-stress seed {seed}");
+    if args.flag("on-demand") {
+        register_on_demand();
+        std::thread::spawn(|| {
+            while let Ok(child) = sleeping_child() {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(child);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+    }
     let begin = Instant::now();
     match run(&args, seed) {
         Ok(totals) if failed_destroys() == 0 => {

@@ -59,6 +59,7 @@ pub const ACCESS_LOCAL_WRITE: i32 = 1;
 pub const ACCESS_REMOTE_WRITE: i32 = 2;
 pub const ACCESS_REMOTE_READ: i32 = 4;
 pub const ACCESS_REMOTE_ATOMIC: i32 = 8;
+pub const ACCESS_ON_DEMAND: i32 = 1 << 6;
 /// Every access right a region can have.
 pub const ACCESS_ALL: i32 = 15;
 

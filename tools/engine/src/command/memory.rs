@@ -6,8 +6,10 @@ use super::{Execute, done, reserved};
 use crate::{
     buffer::Buffer,
     cause::Cause,
+    event::names_region,
     memory::Memory,
-    page_list::Resolver,
+    page_list::{self, Resolver},
+    pages::Pages,
     region::{Region, RegionMemory, check_extent, check_rights},
     resources::Io,
     rnic::Rnic,
@@ -89,6 +91,22 @@ impl Rnic {
         resolution.advance(PAGES_AT_ONCE, left, io.memory)
     }
 
+    /// Pages of the shape of a list, none of which is there.
+    fn pages_without_memory(&self, list: &PageList) -> Result<Pages, Cause> {
+        if list.first_chunk.get() != 0 {
+            return Err(Cause::ReservedField);
+        }
+        let shape = page_list::check(list)?;
+        if shape.length > self.config.limits.mr_size {
+            return Err(Cause::RegionLength);
+        }
+        let pages = Pages::new(shape);
+        if pages.translations() > self.translations_left() {
+            return Err(Cause::TranslationsExhausted);
+        }
+        Ok(pages)
+    }
+
     fn translations_left(&self) -> usize {
         let limit = self.config.limits.translations;
         limit.saturating_sub(self.translations)
@@ -164,7 +182,13 @@ impl Execute for RegisterMr {
         let flags = self.flags.get();
         let rights = self.access.get();
         let iova = self.iova.get();
-        if flags & !mr_flags::ALL_MEMORY != 0 {
+        let on_demand = flags & mr_flags::ON_DEMAND != 0;
+        let known = if rnic.config.features.on_demand_paging {
+            mr_flags::ALL_MEMORY | mr_flags::ON_DEMAND
+        } else {
+            mr_flags::ALL_MEMORY
+        };
+        if flags & !known != 0 || flags.count_ones() > 1 {
             return Err(Cause::Flags);
         }
         check_rights(rights, iova, rnic.config.features)?;
@@ -180,6 +204,9 @@ impl Execute for RegisterMr {
                 return Err(Cause::ReservedField);
             }
             RegionMemory::All
+        } else if on_demand {
+            check_extent(iova, self.pages.length.get())?;
+            RegionMemory::Paged(rnic.pages_without_memory(&self.pages)?)
         } else {
             check_extent(iova, self.pages.length.get())?;
             RegionMemory::Buffer(rnic.resolve_buffer(&self.pages, io)?)
@@ -210,7 +237,10 @@ impl Execute for DeregisterMr {
         if let Some(pd) = rnic.pds.get_mut(region.pd) {
             pd.users -= 1;
         }
-        keys.remove_region(key);
+        // Who waits for pages finds that the key is gone.
+        rnic.wake_waiters(self.pd.get(), key, None);
+        rnic.resources.async_events.forget(key, names_region);
+        rnic.resources.keys.remove_region(key);
         done()
     }
 }
@@ -269,7 +299,7 @@ impl Execute for ReregisterMr {
         if region.pd != pd {
             return Err(Cause::PdMismatch);
         }
-        if region.fast.is_some() || matches!(region.memory, RegionMemory::All) {
+        if region.fast.is_some() || !matches!(region.memory, RegionMemory::Buffer(_)) {
             return Err(Cause::RegionFixed);
         }
         if region.windows > 0 {

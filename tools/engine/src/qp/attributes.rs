@@ -233,7 +233,10 @@ impl Qp {
             None => self.attributes.path_mtu.unwrap_or(Mtu::Mtu256).bytes(),
         };
         match (from, to) {
-            (_, QpState::Reset) => self.reset(io),
+            (_, QpState::Reset) => {
+                self.reset(io);
+                resources.held.forget(self.number);
+            }
             (QpState::Reset, QpState::Init) => {
                 self.created.sq.restart(io.memory);
                 self.created.rq.restart(io.memory);
@@ -286,6 +289,7 @@ impl Qp {
         self.responder = Responder::default();
         self.receive = Receive::default();
         self.congestion = Congestion::default();
+        self.stop_waiting();
         self.created.sq.restart(io.memory);
         self.created.rq.restart(io.memory);
     }

@@ -6,6 +6,7 @@ use super::{DEFAULT_PKEY, GSI_QKEY, Qp, Turn, attributes::path_of, receive::Took
 use crate::{
     cause::Cause,
     memory::{HostRange, Memory},
+    pages::Half,
     resources::{Io, Resources},
     segment::{Body, Path, Payload, Segment},
     work::{self, SendRequest, Source, Target},
@@ -32,31 +33,51 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        while self.state == QpState::ReadyToSend && !turn.is_over() {
-            let (_, entry) = match self.created.sq.peek(io.memory) {
-                Ok(Some(found)) => found,
-                Ok(None) => return,
-                Err(broken) => {
-                    return self.fail_ring(broken, Cause::SendProducer, resources, io);
-                }
-            };
+        while !turn.is_over() {
             let mut elements = self.requester.take_spare();
-            let read = work::read_send(
-                entry,
-                self.created.qp_type,
-                &self.created.capacities,
-                io.memory,
-                |sge| elements.push(sge),
-            );
-            let Ok(read) = read else {
-                self.created.sq.give_up();
-                return self.fail(Cause::RingUnmapped, resources, io);
-            };
-            self.created.sq.take();
+            // One that was begun, and waited for pages, comes first.
+            let (index, read) =
+                if let Some((index, request)) = self.requester.resume_held(&mut elements) {
+                    (index, Ok(request))
+                } else {
+                    if self.state != QpState::ReadyToSend {
+                        return self.requester.put_spare(elements);
+                    }
+                    let (index, entry) = match self.created.sq.peek(io.memory) {
+                        Ok(Some(found)) => found,
+                        Ok(None) => return self.requester.put_spare(elements),
+                        Err(broken) => {
+                            return self.fail_ring(broken, Cause::SendProducer, resources, io);
+                        }
+                    };
+                    let read = work::read_send(
+                        entry,
+                        self.created.qp_type,
+                        &self.created.capacities,
+                        io.memory,
+                        |sge| elements.push(sge),
+                    );
+                    let Ok(read) = read else {
+                        self.created.sq.give_up();
+                        return self.fail(Cause::RingUnmapped, resources, io);
+                    };
+                    self.created.sq.take();
+                    (index, read)
+                };
             let (wr_id, outcome) = match read {
                 Err(bad) => (bad.wr_id, Err((bad.status, bad.cause))),
                 Ok(request) => {
-                    let sent = self.send_datagram(&request, &elements, entry, resources, io);
+                    let sent = self.send_datagram(&request, &elements, index, resources, io);
+                    let waits = matches!(sent, Err((_, Cause::PageAbsent)));
+                    let denied = waits.then(|| self.demand(Half::Requester, resources));
+                    if let Some(Ok(())) = denied {
+                        self.requester.hold(index, request, &elements);
+                        return self.requester.put_spare(elements);
+                    }
+                    let sent = match denied {
+                        Some(Err(cause)) => Err((Status::LocalProtection, cause)),
+                        _ => sent,
+                    };
                     (request.wr_id, sent.map(|()| request))
                 }
             };
@@ -64,6 +85,7 @@ impl Qp {
             self.created.sq.release(1, io.memory);
             match outcome {
                 Ok(request) => {
+                    self.note_access(Half::Requester);
                     resources.counters.count(Counter::SendRequests);
                     if self.created.signal_all || request.flags & send_flags::SIGNALED != 0 {
                         let mut cqe = self.cqe(wr_id, Opcode::Send, Status::Success, None);
@@ -71,6 +93,7 @@ impl Qp {
                         resources.complete(self.created.send_cqn, cqe, false, io);
                     }
                     turn.spend(u64::from(request.length) * copies(&request, resources));
+                    self.note_drained(resources);
                 }
                 Err((status, cause)) => {
                     if status == Status::LocalProtection {
@@ -90,10 +113,12 @@ impl Qp {
         &mut self,
         request: &SendRequest,
         elements: &[Sge],
-        entry: HostRange,
+        index: u32,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) -> Result<(), (Status, Cause)> {
+        let entry = self.created.sq.entry(index);
+        let entry = entry.map_err(|_| (Status::LocalProtection, Cause::RingUnmapped))?;
         let Target::Datagram(target) = &request.target else {
             return Err((Status::LocalQueuePairOperation, Cause::WqeOpcode));
         };
@@ -193,43 +218,59 @@ impl Qp {
     }
 
     /// A datagram came. If it does not fit it is dropped and the receive waits for another, for
-    /// nobody should be able to break a queue pair that anybody may send to.
+    /// nobody should be able to break a queue pair that anybody may send to. `false` if it has to
+    /// wait for pages, and to be taken again then.
     pub(super) fn receive_datagram<M: Memory>(
         &mut self,
         segment: &Segment,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
-    ) {
+    ) -> bool {
         let Body::Datagram {
             qkey,
             source_qpn,
             immediate,
         } = segment.body
         else {
-            return;
+            return true;
         };
         let length = segment.payload.len();
         if qkey != self.qkey() {
             resources.bad_qkeys = resources.bad_qkeys.saturating_add(1);
             resources.counters.count(Counter::Dropped);
-            return;
+            return true;
         }
         if !self.receive.is_taken() {
             match self.take_receive(resources, io) {
                 Took::Yes => {}
-                Took::None => return resources.counters.count(Counter::Dropped),
-                Took::Broken(_) => return,
-                Took::Invalid(_) => return self.enter_error(io),
+                Took::None => {
+                    resources.counters.count(Counter::Dropped);
+                    return true;
+                }
+                Took::Broken(_) => return true,
+                Took::Invalid(_) => {
+                    self.enter_error(io);
+                    return true;
+                }
             }
         }
         let total = GRH_LENGTH as u64 + length;
         if length > resources.mtu.bytes().into() || total > self.receive.capacity() {
-            return resources.counters.count(Counter::Dropped);
+            resources.counters.count(Counter::Dropped);
+            return true;
         }
-        if let Err(cause) = self.store_datagram(segment, length, resources, io) {
+        if let Err(mut cause) = self.store_datagram(segment, length, resources, io) {
+            if cause == Cause::PageAbsent {
+                match self.demand(Half::Responder, resources) {
+                    Ok(()) => return false,
+                    Err(denied) => cause = denied,
+                }
+            }
             self.fail_receive(Status::LocalProtection, cause, resources, io);
-            return self.enter_error(io);
+            self.enter_error(io);
+            return true;
         }
+        self.note_access(Half::Responder);
         let path = &segment.path;
         self.complete_receive(
             Opcode::Receive,
@@ -258,6 +299,7 @@ impl Qp {
             resources,
             io,
         );
+        true
     }
 
     /// Writes route header and payload to the receive.

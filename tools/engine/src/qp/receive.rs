@@ -5,6 +5,7 @@
 use super::Qp;
 use crate::{
     cause::Cause,
+    keys::Accessor,
     memory::Memory,
     resources::{Io, Resources},
     segment::Payload,
@@ -53,6 +54,17 @@ impl Receive {
     /// Whether a receive was taken.
     pub(super) fn is_taken(&self) -> bool {
         self.taken.is_some()
+    }
+
+    /// Its elements.
+    pub(super) fn elements(&self) -> impl Iterator<Item = &Sge> {
+        self.elements.iter()
+    }
+
+    /// In whose name its elements are accessed, for the queue pair that accesses in the name of `own`.
+    pub(super) fn accessor(&self, own: Accessor) -> Accessor {
+        let pd = self.taken.map_or(own.pd, |taken| taken.pd);
+        Accessor { pd, ..own }
     }
 
     /// Bytes that it has room for.
@@ -142,12 +154,9 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<(), Cause> {
-        let mut accessor = self.accessor();
-        if let Some(taken) = self.receive.taken {
-            accessor.pd = taken.pd;
-        }
+        let accessor = self.receive.accessor(self.accessor());
         let elements = &self.receive.elements;
-        resources.with_scratch(|resources, ranges| {
+        let scattered = resources.with_scratch(|resources, ranges| {
             pieces(
                 elements.iter(),
                 offset,
@@ -167,7 +176,11 @@ impl Qp {
             payload
                 .copy_to(0, ranges, io.memory)
                 .map_err(|_| Cause::LocalUnmapped)
-        })
+        });
+        if scattered == Err(Cause::PageAbsent) {
+            self.look_ahead_in_receive(offset, resources, io);
+        }
+        scattered
     }
 
     /// Completes the receive that was taken; `fill` adds what the message says of itself.

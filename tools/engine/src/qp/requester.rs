@@ -16,7 +16,9 @@ mod retry;
 use super::{Qp, Turn, credit::Credit, receive::pieces};
 use crate::{
     cause::Cause,
+    keys::AHEAD,
     memory::{HostRange, Memory},
+    pages::Half,
     psn::Psn,
     resources::{Io, Resources, copy_of, payload_of},
     segment::{AtomicKind, AtomicRequest, Body, Payload, Position, Reth, Segment, SendTail},
@@ -151,6 +153,8 @@ pub(super) struct Requester {
     gap: Option<Psn>,
     /// PSN of the packet that the peer last had no receive for, until it makes progress.
     refused: Option<Psn>,
+    /// Whether a response was dropped because there was no place for it.
+    starved: bool,
     /// Whether a request that cannot be done is the last of the queue.
     stopped: bool,
     /// Whether the end of draining was noted.
@@ -234,6 +238,30 @@ impl Requester {
         Some((request.request.wr_id, request.opcode()))
     }
 
+    /// Keeps a datagram that was taken from the ring entry with that index, and waits for pages.
+    pub(super) fn hold(&mut self, index: u32, request: SendRequest, elements: &[Sge]) {
+        let before = self.elements.len() as u64;
+        self.elements.extend(elements);
+        self.queue.push_back(Request {
+            request,
+            index,
+            first_element: self.first_element + before,
+            message: 0,
+            first_psn: self.next,
+            packets: 0,
+            fetched: 0,
+            executed: false,
+            failure: None,
+        });
+    }
+
+    /// Takes the datagram back that was kept, appending its elements to `elements`.
+    pub(super) fn resume_held(&mut self, elements: &mut Vec<Sge>) -> Option<(u32, SendRequest)> {
+        elements.extend(self.elements_of(self.queue.front()?));
+        let held = self.pop()?;
+        Some((held.index, held.request))
+    }
+
     /// Takes the oldest request out of the queue.
     fn pop(&mut self) -> Option<Request> {
         let request = self.queue.pop_front()?;
@@ -295,6 +323,9 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
+        if self.requester.starved && !self.make_room(resources, io) {
+            return;
+        }
         while !turn.is_over() {
             if self.waits_for_receiver() {
                 return;
@@ -439,8 +470,17 @@ impl Qp {
         };
         let bytes = match sent {
             Ok(bytes) => bytes,
-            Err(cause) => return Sent::Failed(Status::LocalProtection, cause),
+            Err(mut cause) => {
+                if cause == Cause::PageAbsent {
+                    match self.demand(Half::Requester, resources) {
+                        Ok(()) => return Sent::Blocked,
+                        Err(denied) => cause = denied,
+                    }
+                }
+                return Sent::Failed(Status::LocalProtection, cause);
+            }
         };
+        self.note_access(Half::Requester);
         self.congestion.sent(bytes, io.now);
         if matches!(self.requester.timer, Timer::Idle) {
             self.restart_ack_timer(io.now);
@@ -456,7 +496,8 @@ impl Qp {
             && !self.requester.credit.covers(request.message)
     }
 
-    /// Checks all elements of a request.
+    /// Checks all elements of a request. If pages are missing, those of other elements may be, too,
+    /// and are found.
     fn check_elements<M: Memory>(
         &self,
         request: &Request,
@@ -464,17 +505,26 @@ impl Qp {
         resources: &Resources,
         io: &Io<'_, M>,
     ) -> Result<(), Cause> {
+        let mut result = Ok(());
         for sge in self.requester.elements_of(request) {
-            resources.keys.check(
+            let checked = resources.keys.check(
                 sge.lkey.get(),
                 self.accessor(),
                 rights,
                 sge.address.get(),
                 sge.length.get().into(),
                 io.memory,
-            )?;
+            );
+            match checked {
+                Ok(()) => {}
+                Err(Cause::PageAbsent) => result = Err(Cause::PageAbsent),
+                Err(cause) => {
+                    resources.keys.take_faults();
+                    return Err(cause);
+                }
+            }
         }
-        Ok(())
+        result
     }
 
     /// Appends the host ranges of `length` payload bytes from byte `offset` on.
@@ -531,7 +581,17 @@ impl Qp {
             self.check_elements(request, 0, resources, io)?;
         }
         let mut ranges = io.outbox.ranges();
-        self.gather(request, offset, length, resources, io.memory, &mut ranges)?;
+        let gathered = self.gather(request, offset, length, resources, io.memory, &mut ranges);
+        if let Err(cause) = gathered {
+            if cause == Cause::PageAbsent {
+                let elements = self.requester.elements_of(request);
+                let rest = u64::from(wanted.length) - offset;
+                let rest = rest.min(AHEAD);
+                Self::look_ahead(elements, offset, rest, 0, self.accessor(), resources, io);
+            }
+            io.outbox.recycle(Payload::Ranges(ranges));
+            return Err(cause);
+        }
         let body = match wanted.opcode {
             SendOpcode::Write | SendOpcode::WriteWithImmediate => {
                 let (address, rkey) = match wanted.target {
@@ -652,6 +712,38 @@ impl Qp {
         requester.fetching += 1;
         self.send_request(segment, next, resources, io);
         Ok(0)
+    }
+
+    /// Looks whether there is room for the response that was dropped, and then asks for it again.
+    fn make_room<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) -> bool {
+        let requester = &self.requester;
+        if let Some(front) = requester.queue.front().filter(|front| front.fetches()) {
+            let offset = u64::from(front.fetched) * u64::from(self.mtu);
+            let rest = (u64::from(front.request.length) - offset).min(AHEAD);
+            let elements = requester.elements_of(front);
+            let by = self.accessor();
+            Self::look_ahead(
+                elements,
+                offset,
+                rest,
+                access::LOCAL_WRITE,
+                by,
+                resources,
+                io,
+            );
+            if resources.keys.has_faults() {
+                let Err(cause) = self.demand(Half::Requester, resources) else {
+                    return false;
+                };
+                self.fail_front(Status::LocalProtection, cause, resources, io);
+                return false;
+            }
+        }
+        self.note_access(Half::Requester);
+        self.requester.starved = false;
+        self.requester.go_back();
+        self.restart_ack_timer(io.now);
+        true
     }
 
     /// Sends a packet after which `next` is the next PSN.

@@ -16,6 +16,7 @@ use crate::{
     explain::Access,
     limits::MAX_MESSAGE,
     memory::{HostRange, Memory},
+    pages::Half,
     psn::Psn,
     resources::{Io, Resources},
     segment::{
@@ -228,6 +229,7 @@ impl Qp {
         }
         match self.execute(segment, resources, io) {
             Ok(Outcome::Done(packets)) => {
+                self.note_access(Half::Responder);
                 let responder = &mut self.responder;
                 responder.expected = responder.expected.add(packets);
                 responder.told = false;
@@ -236,20 +238,47 @@ impl Qp {
                     responder.reply = Some(Reply::Ack);
                 }
             }
-            Ok(Outcome::NotReady) => {
-                resources.counters.count(Counter::RnrNaksSent);
-                let syndrome = Syndrome::RnrNak {
-                    timer: self.attributes.min_rnr_timer,
-                };
-                self.explain_nak_sent(syndrome, Cause::NoReceive, segment, resources);
-                self.nak(syndrome);
-            }
-            Err(fault) => {
-                let syndrome = Syndrome::Nak(fault.code);
-                self.explain_nak_sent(syndrome, fault.cause, segment, resources);
-                self.refuse(&fault, resources, io);
-            }
+            Ok(Outcome::NotReady) => self.nak_not_ready(Cause::NoReceive, segment, resources),
+            Err(fault) => match self.or_wait(fault, Half::Responder, resources) {
+                None => self.nak_not_ready(Cause::PageAbsent, segment, resources),
+                Some(fault) => {
+                    let syndrome = Syndrome::Nak(fault.code);
+                    self.explain_nak_sent(syndrome, fault.cause, segment, resources);
+                    self.refuse(&fault, resources, io);
+                }
+            },
         }
+    }
+
+    /// What a request fails for, unless it waits for pages.
+    fn or_wait(&mut self, fault: Fault, half: Half, resources: &mut Resources) -> Option<Fault> {
+        if fault.cause != Cause::PageAbsent {
+            return Some(fault);
+        }
+        let cause = self.demand(half, resources).err()?;
+        Some(Fault {
+            cause: match fault.code {
+                NakCode::RemoteAccess => cause.as_remote(),
+                _ => cause,
+            },
+            ..fault
+        })
+    }
+
+    /// Tells the peer to send the expected packet again after a while.
+    fn nak_not_ready(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) {
+        let syndrome = self.rnr_nak(cause, segment, resources);
+        self.nak(syndrome);
+    }
+
+    /// A negative acknowledgement that asks for the time that the owner chose.
+    fn rnr_nak(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) -> Syndrome {
+        resources.counters.count(Counter::RnrNaksSent);
+        let syndrome = Syndrome::RnrNak {
+            timer: self.attributes.min_rnr_timer,
+        };
+        self.explain_nak_sent(syndrome, cause, segment, resources);
+        syndrome
     }
 
     /// A message came: if it is the first one and this side does not send yet, the owner is told.
@@ -478,7 +507,7 @@ impl Qp {
             }
         }
         let address = reth.address.wrapping_add(received.into());
-        resources.with_scratch(|resources, ranges| {
+        let written = resources.with_scratch(|resources, ranges| {
             resources
                 .keys
                 .resolve(
@@ -495,7 +524,14 @@ impl Qp {
                 .payload
                 .copy_to(0, ranges, io.memory)
                 .map_err(|_| Fault::local(Status::LocalAccess, Cause::RemoteUnmapped))
-        })?;
+        });
+        if let Err(fault) = written {
+            if fault.cause == Cause::PageAbsent {
+                let rest = (reth.rkey, address, u64::from(reth.length - received));
+                self.look_ahead_remote(rest, access::REMOTE_WRITE, resources, io);
+            }
+            return Err(fault);
+        }
         if !position.ends() {
             self.responder.message = Message::Write {
                 reth,

@@ -9,7 +9,7 @@ use rand_core::{RngCore, SeedableRng};
 use vrnic_wire::{
     command::{
         Command, CommandHeader, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
-        CreateSrq, RegisterMr, ReplyHeader, ResizeCq, ResizeSrq, Status, qp_flags,
+        CreateSrq, RegisterMr, ReplyHeader, ResizeCq, ResizeSrq, Status, mr_flags, qp_flags,
     },
     completion::{self, CQE_STRIDE, Cqe, PHASE_OFFSET},
     memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, access},
@@ -20,12 +20,12 @@ use vrnic_wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// A buffer of scattered pages.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    pages: Vec<u64>,
+    pub(super) pages: Vec<u64>,
     view: GuestView,
 }
 
@@ -645,6 +645,31 @@ impl Guest {
         };
         let key = self.command(rnic, request).expect("mr").key.get();
         self.free(chunks);
+        Mr { arena, iova, key }
+    }
+
+    /// Registers `length` bytes of fresh memory of which the device has no pages yet; the first is
+    /// `offset` bytes into a page.
+    pub fn paged_mr(&mut self, rnic: &mut Rnic, offset: usize, length: usize, rights: u32) -> Mr {
+        let arena = self.arena(offset + length);
+        let iova = self.next_iova;
+        self.next_iova += (arena.length() + PAGE) as u64;
+        let pages = PageList {
+            offset: (offset as u64).into(),
+            length: (length as u64).into(),
+            page_count: (arena.pages.len() as u32).into(),
+            page_shift: 12,
+            ..Default::default()
+        };
+        let request = RegisterMr {
+            pd: self.pd.into(),
+            access: rights.into(),
+            flags: mr_flags::ON_DEMAND.into(),
+            iova: iova.into(),
+            pages,
+            ..Default::default()
+        };
+        let key = self.command(rnic, request).expect("mr").key.get();
         Mr { arena, iova, key }
     }
 

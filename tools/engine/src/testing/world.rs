@@ -432,6 +432,12 @@ impl World {
         }
     }
 
+    /// Whether nothing is on its way, and no device waits for a time.
+    pub fn is_idle(&self) -> bool {
+        let waits = |node: &Node| node.rnic.next_deadline().is_some();
+        self.travelling.is_empty() && !self.nodes.iter().any(waits)
+    }
+
     /// Runs until nothing happens any more, or for a virtual minute.
     pub fn settle(&mut self) {
         self.run(Duration::from_secs(60));

@@ -39,7 +39,7 @@ impl verbs_context {
 }
 
 context_ops! {
-    advise_mr,
+    advise_mr: use,
     alloc_buf,
     alloc_dm,
     alloc_dmah,

@@ -101,6 +101,14 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int;
 
+    pub fn ibv_cmd_advise_mr(
+        pd: *mut ibv_pd,
+        advice: c_int,
+        flags: u32,
+        sg_list: *mut ibv_sge,
+        num_sge: u32,
+    ) -> c_int;
+
     pub fn ibv_cmd_alloc_mw(
         pd: *mut ibv_pd,
         mw_type: c_int,

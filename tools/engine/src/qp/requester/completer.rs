@@ -6,6 +6,7 @@ use super::Request;
 use crate::{
     cause::Cause,
     memory::Memory,
+    pages::Half,
     psn::Psn,
     qp::{Qp, receive::pieces},
     resources::{Io, Resources},
@@ -205,7 +206,7 @@ impl Qp {
         if let Some(failed) = self.requester.pop() {
             let local = matches!(
                 cause,
-                Cause::LocalKey | Cause::LocalKeyPd | Cause::LocalRights
+                Cause::LocalKey | Cause::LocalKeyPd | Cause::LocalRights | Cause::LocalPage
             ) || matches!(cause, Cause::LocalBounds | Cause::LocalUnmapped);
             if local {
                 resources.counters.count(Counter::LocalProtectionErrors);
@@ -320,6 +321,13 @@ impl Qp {
                 .copy_to(0, ranges, io.memory)
                 .map_err(|_| Cause::LocalUnmapped)
         });
+        if stored == Err(Cause::PageAbsent) {
+            // It is asked for again when there is room for it.
+            resources.keys.take_faults();
+            self.requester.starved = true;
+            return;
+        }
+        self.note_access(Half::Requester);
         if let Err(cause) = stored {
             return self.fail_front(Status::LocalProtection, cause, resources, io);
         }

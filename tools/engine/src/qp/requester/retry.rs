@@ -6,6 +6,7 @@ use super::Timer;
 use crate::{
     cause::Cause,
     memory::Memory,
+    pages::Half,
     qp::Qp,
     resources::{Io, Resources},
     time::Instant,
@@ -50,7 +51,8 @@ impl Qp {
     /// A response is missing: asks for it again, once until something else comes.
     pub(super) fn ask_again<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         let unacked = self.requester.unacked;
-        if self.requester.gap != Some(unacked) && !self.waits_for_receiver() {
+        let waits = self.waits_for_receiver() || self.requester.starved;
+        if self.requester.gap != Some(unacked) && !waits {
             self.retry(resources, io);
             self.requester.gap = Some(unacked);
         }
@@ -65,6 +67,11 @@ impl Qp {
     pub(super) fn retry<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         if self.waits_for_receiver() {
             return;
+        }
+        // That nothing moves is not the doing of the peer.
+        if self.requester.starved || self.waits(Half::Requester) {
+            self.requester.go_back();
+            return self.restart_ack_timer(io.now);
         }
         if self.requester.retries == 0 {
             resources.counters.count(Counter::RetryExceeded);
@@ -94,6 +101,8 @@ impl Qp {
             }
             self.requester.rnr_retries -= 1;
         }
+        // It is there; it may have to wait for pages, on a fabric that loses what it says meanwhile.
+        self.requester.retries = self.attributes.retry_count;
         self.requester.go_back();
         self.requester.refused = Some(self.requester.unacked);
         self.requester.timer = Timer::Rnr(io.now + timer::rnr_timeout(timer));

@@ -4,7 +4,9 @@
 
 use super::{Answer, Fault, Reply, Response};
 use crate::{
+    cause::Cause,
     memory::Memory,
+    pages::Half,
     psn::Psn,
     qp::{Qp, Turn},
     resources::{Io, Resources, payload_of},
@@ -23,9 +25,13 @@ impl Qp {
         let response = match segment.body {
             Body::ReadRequest(reth) => {
                 let right = access::REMOTE_READ;
-                if self.check_remote(&reth, right, resources, io).is_err() {
+                if let Err(fault) = self.check_remote(&reth, right, resources, io) {
+                    if fault.cause == Cause::PageAbsent {
+                        self.put_off(segment, resources, io);
+                    }
                     return;
                 }
+                self.note_access(Half::Reader);
                 Response {
                     psn: segment.psn,
                     msn: self.responder.msn,
@@ -69,18 +75,49 @@ impl Qp {
                 return;
             }
         };
-        // The peer begins anew from here, so what waits from here on is of no use to it.
+        self.forget_responses(segment.psn);
         let responses = &mut self.responder.responses;
-        while responses
-            .back()
-            .is_some_and(|last| last.psn.distance_from(segment.psn) >= 0)
-        {
-            responses.pop_back();
-        }
         // Old packets that come late must not displace new ones, and are not worth much room.
         if responses.len() < 2 * usize::from(self.attributes.max_dest_rd_atomic) {
             responses.push_back(response);
         }
+    }
+
+    /// The peer begins anew from `psn`, so what waits from there on is of no use to it.
+    fn forget_responses(&mut self, psn: Psn) {
+        let responses = &mut self.responder.responses;
+        while responses
+            .back()
+            .is_some_and(|last| last.psn.distance_from(psn) >= 0)
+        {
+            responses.pop_back();
+        }
+    }
+
+    /// A read came again, and pages for it are missing: the peer shall ask once more after a while.
+    fn put_off<M: Memory>(&mut self, segment: &Segment, resources: &mut Resources, io: &Io<'_, M>) {
+        self.forget_responses(segment.psn);
+        match self.demand(Half::Reader, resources) {
+            Ok(()) => {
+                let syndrome = self.rnr_nak(Cause::PageAbsent, segment, resources);
+                self.responder.reply = Some(Reply::Nak(segment.psn, syndrome));
+            }
+            Err(cause) => self.refuse_read(segment.psn, cause, resources, io),
+        }
+    }
+
+    /// Data that the peer was promised cannot be sent.
+    fn refuse_read<M: Memory>(
+        &mut self,
+        psn: Psn,
+        cause: Cause,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        self.responder.responses.clear();
+        self.explain_read_refused(psn, cause.as_remote(), resources);
+        self.refuse(&Fault::access(cause), resources, io);
+        self.responder.reply = Some(Reply::Nak(psn, Syndrome::Nak(NakCode::RemoteAccess)));
     }
 
     /// Sends what the peer waits for until the turn is over.
@@ -124,7 +161,9 @@ impl Qp {
                     if !self.congestion.may_send(io.now) {
                         return;
                     }
-                    let bytes = self.send_data(&response, left, begun, resources, io);
+                    let Some(bytes) = self.send_data(&response, left, begun, resources, io) else {
+                        return;
+                    };
                     self.congestion.sent(bytes, io.now);
                     turn.spend(bytes);
                 }
@@ -141,7 +180,8 @@ impl Qp {
         }
     }
 
-    /// Sends the next packet of data of the first response; gives its payload bytes.
+    /// Sends the next packet of data of the first response; gives its payload bytes, or `None` if
+    /// it has to wait for pages.
     pub(super) fn send_data<M: Memory>(
         &mut self,
         response: &Response,
@@ -149,7 +189,7 @@ impl Qp {
         begun: bool,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
-    ) -> u64 {
+    ) -> Option<u64> {
         let length = left.length.min(self.mtu);
         let ends = length == left.length;
         let position = match (begun, ends) {
@@ -169,16 +209,18 @@ impl Qp {
             &mut ranges,
         );
         if let Err(cause) = resolved {
-            // The region went away since the request was accepted.
-            self.responder.responses.clear();
-            self.explain_read_refused(response.psn, cause.as_remote(), resources);
-            self.refuse(&Fault::access(cause), resources, io);
-            self.responder.reply = Some(Reply::Nak(
-                response.psn,
-                Syndrome::Nak(NakCode::RemoteAccess),
-            ));
-            return 0;
+            let mut failure = Some(cause);
+            if cause == Cause::PageAbsent {
+                let rest = (left.rkey, left.address, u64::from(left.length));
+                self.look_ahead_remote(rest, access::REMOTE_READ, resources, io);
+                failure = self.demand(Half::Reader, resources).err();
+            }
+            io.outbox.recycle(Payload::Ranges(ranges));
+            // The region, or the page, went away since the request was accepted.
+            self.refuse_read(response.psn, failure?, resources, io);
+            return Some(0);
         }
+        self.note_access(Half::Reader);
         let body = Body::ReadResponse {
             position,
             aeth: (position != Position::Middle).then(|| self.ack(response.msn, io.memory)),
@@ -199,7 +241,7 @@ impl Qp {
         }
         let payload = payload_of(ranges, io);
         self.send_response(response.psn, body, payload, resources, io);
-        length.into()
+        Some(length.into())
     }
 
     pub(super) fn send_response<M: Memory>(

@@ -7,6 +7,7 @@ use super::{Fault, Message, Outcome};
 use crate::{
     cause::Cause,
     memory::Memory,
+    pages::Half,
     qp::Qp,
     resources::{Io, Resources},
     segment::{Body, Segment, SendTail},
@@ -24,20 +25,22 @@ impl Fault {
 }
 
 impl Qp {
-    /// A packet of the peer of an unreliable connection came.
+    /// A packet of the peer of an unreliable connection came. `false` if it has to wait for pages,
+    /// and to be taken again then.
     pub(in crate::qp) fn take_unacknowledged<M: Memory>(
         &mut self,
         segment: &Segment,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
-    ) {
+    ) -> bool {
         let (Body::Send {
             position,
             tail: SendTail::Plain | SendTail::Immediate(_),
         }
         | Body::Write { position, .. }) = segment.body
         else {
-            return self.drop_message(Cause::PacketSequence, segment, resources);
+            self.drop_message(Cause::PacketSequence, segment, resources);
+            return true;
         };
         self.note_established(resources);
         let in_order = segment.psn == self.responder.expected;
@@ -54,12 +57,17 @@ impl Qp {
             } else {
                 self.drop_message(Cause::PacketMissing, segment, resources);
             }
-            return;
+            return true;
         }
         match self.execute(segment, resources, io) {
-            Ok(Outcome::Done(_)) => {}
+            Ok(Outcome::Done(_)) => self.note_access(Half::Responder),
             Ok(Outcome::NotReady) => self.drop_message(Cause::NoReceive, segment, resources),
             Err(fault) => {
+                let Some(fault) = self.or_wait(fault, Half::Responder, resources) else {
+                    // As if it had not come yet.
+                    self.responder.expected = segment.psn;
+                    return false;
+                };
                 self.drop_message(fault.cause, segment, resources);
                 if fault.is_of_receive() {
                     self.fail_receive(fault.status, fault.cause, resources, io);
@@ -67,6 +75,7 @@ impl Qp {
                 }
             }
         }
+        true
     }
 
     /// Drops the message that is under way, or that begins with this packet. A receive that was

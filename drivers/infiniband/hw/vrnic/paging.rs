@@ -1,0 +1,560 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions whose pages are not kept in place.
+//!
+//! The device asks for pages by an event, and a work item of the region serves it: it brings the
+//! pages in and gives them to the device. What the process or the kernel does to its memory takes
+//! them back. Both are done by commands under the mutex of the memory, which is taken to reclaim
+//! memory, too; so these commands have memory of their own ([`PageCommands`]). The region is
+//! destroyed under that mutex as well: no command for it comes later, when the device may have
+//! given its key to another region.
+
+use core::{
+    ops::Range,
+    ptr,
+    sync::atomic::{
+        AtomicU32,
+        Ordering, //
+    },
+};
+
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    new_mutex,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        Arc,
+        ArcBorrow,
+        Mutex, //
+    },
+    xarray::{
+        AllocKind,
+        XArray, //
+    }, //
+};
+use rdma::{
+    access::{
+        Access,
+        AccessFlags, //
+    },
+    mr::{
+        self,
+        Advice, //
+    },
+    paging::{
+        OnDemand,
+        Page,
+        Pager, //
+    },
+    wr::Sge, //
+};
+use virtio::SharedMemory;
+use vrnic_wire::{
+    command::{
+        fault_flags,
+        mr_flags,
+        DeregisterMr,
+        Empty,
+        MapPages,
+        PageFault,
+        RefusePages,
+        RegisterMr,
+        TakePageFault,
+        UnmapPages, //
+    },
+    memory::{
+        page_flags,
+        PageList,
+        TABLE_ENTRY_LENGTH,
+        TABLE_PAGES, //
+    }, //
+};
+
+use crate::{
+    commands::{
+        register_mr,
+        Object, //
+    },
+    control::{
+        Control,
+        Prepared, //
+    },
+    device::Call, //
+};
+
+/// Times that pages are looked up while the process changes its memory too fast.
+const PATIENCE: u32 = 10;
+
+/// Advice that waits for a region's work item; more is acted on at once.
+const MAX_WISHES: usize = 256;
+
+/// How a device asks for pages, is given them and made to forget them, without taking memory.
+#[pin_data]
+pub(crate) struct PageCommands {
+    control: Arc<Control>,
+    /// Held while the device has one of the commands. No memory is taken under it.
+    #[pin]
+    slots: Mutex<Slots>,
+}
+
+/// The commands, and the table that one of them names.
+struct Slots {
+    take: Prepared<TakePageFault>,
+    map: Prepared<MapPages>,
+    refuse: Prepared<RefusePages>,
+    unmap: Prepared<UnmapPages>,
+    table: SharedMemory,
+}
+
+impl PageCommands {
+    pub(crate) fn new(dev: &Device<Bound>, control: &Arc<Control>) -> Result<Arc<Self>> {
+        let slots = Slots {
+            take: Prepared::new()?,
+            map: Prepared::new()?,
+            refuse: Prepared::new()?,
+            unmap: Prepared::new()?,
+            table: SharedMemory::new(dev, TABLE_PAGES * TABLE_ENTRY_LENGTH)?,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                control: control.clone(),
+                slots <- new_mutex!(slots),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// What a region waits for.
+    fn take(&self, (pd, key): (u32, u32)) -> Result<PageFault> {
+        let request = TakePageFault {
+            pd: pd.into(),
+            key: key.into(),
+        };
+        self.slots.lock().take.execute(&self.control, &request)
+    }
+
+    /// Gives pages to a region, from `first` on, at most [`TABLE_PAGES`].
+    fn map(
+        &self,
+        (pd, key): (u32, u32),
+        first: usize,
+        pages: &mut dyn Iterator<Item = Result<Option<Page>>>,
+    ) -> Result {
+        let mut slots = self.slots.lock();
+        let Slots { map, table, .. } = &mut *slots;
+        let mut count = 0;
+        for page in pages.take(TABLE_PAGES) {
+            let entry = match page? {
+                Some(Page { address, writable }) => {
+                    let writable = if writable { page_flags::WRITABLE } else { 0 };
+                    address | page_flags::PRESENT | writable
+                }
+                None => 0,
+            };
+            table.write(count * TABLE_ENTRY_LENGTH, &entry.to_le_bytes())?;
+            count += 1;
+        }
+        let request = MapPages {
+            pd: pd.into(),
+            key: key.into(),
+            first_page: u32::try_from(first)?.into(),
+            page_count: u32::try_from(count)?.into(),
+            table: table.dma_pages().next().ok_or(EINVAL)?.into(),
+        };
+        map.execute(&self.control, &request).map(|Empty {}| ())
+    }
+
+    /// Tells a region that there is no such page.
+    fn refuse(&self, (pd, key): (u32, u32), page: usize) -> Result {
+        let request = RefusePages {
+            pd: pd.into(),
+            key: key.into(),
+            first_page: u32::try_from(page)?.into(),
+            page_count: 1.into(),
+        };
+        let mut slots = self.slots.lock();
+        let Empty {} = slots.refuse.execute(&self.control, &request)?;
+        Ok(())
+    }
+
+    /// Has the device forget pages of a region. On return it does not access them.
+    fn unmap(&self, (pd, key): (u32, u32), pages: &Range<usize>) {
+        // CAST: The device took a region of so many pages.
+        let request = UnmapPages {
+            pd: pd.into(),
+            key: key.into(),
+            first_page: (pages.start as u32).into(),
+            page_count: (pages.len() as u32).into(),
+        };
+        let result = self.slots.lock().unmap.execute(&self.control, &request);
+        match result {
+            Ok(Empty {}) => {}
+            // One that has failed is stopped when that is said.
+            Err(_) if self.control.is_stopped() => {}
+            Err(err) => {
+                let health = self.control.health();
+                dev_err!(health.dev(), "pages cannot be taken back: {:?}\n", err);
+                health.fail("it does not let go of pages");
+                self.control.is_stopped();
+            }
+        }
+    }
+}
+
+/// Pages that somebody wants a region to have.
+struct Wish {
+    pages: Range<usize>,
+    write: bool,
+    fault: bool,
+}
+
+/// What the driver keeps for the memory of a region.
+#[pin_data]
+struct RegionPager {
+    commands: Arc<PageCommands>,
+    pd: u32,
+    /// Address by which work requests name the first byte.
+    iova: u64,
+    /// Whether anybody may write to it.
+    writable: bool,
+    /// Key of the region; 0 before the device has it, and after. Cleared under the mutex of the
+    /// memory.
+    key: AtomicU32,
+    #[pin]
+    wishes: Mutex<KVec<Wish>>,
+}
+
+/// A pager that can be moved into place.
+struct Boxed(Pin<KBox<RegionPager>>);
+
+impl RegionPager {
+    /// Domain and key of the region, while the device has it: as long as the mutex of the memory is
+    /// held. `ENOENT` if it does not.
+    fn region(&self) -> Result<(u32, u32)> {
+        match self.key.load(Ordering::Relaxed) {
+            0 => Err(ENOENT),
+            key => Ok((self.pd, key)),
+        }
+    }
+
+    /// Gives pages to the device, all that are asked for or none of a batch.
+    fn map(&self, memory: &OnDemand<Boxed>, wish: &Wish) -> Result {
+        let mut first = wish.pages.start;
+        while first < wish.pages.end {
+            let end = wish.pages.end.min(first + TABLE_PAGES);
+            let mut patience = PATIENCE;
+            loop {
+                let mapped = memory.map(first..end, wish.write, wish.fault, |pages| {
+                    self.commands.map(self.region()?, first, pages)
+                });
+                patience -= 1;
+                match mapped {
+                    Err(EBUSY) if patience > 0 => {}
+                    other => break other?,
+                }
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// Answers what the device asks for: with the pages, or, page by page, with those that there
+    /// are, and the word that there is no more where there is none.
+    fn answer(&self, memory: &OnDemand<Boxed>, wish: &Wish) -> Result {
+        let mut first = wish.pages.start;
+        while first < wish.pages.end {
+            let end = wish.pages.end.min(first + TABLE_PAGES);
+            let batch = |pages| Wish { pages, ..*wish };
+            if self.map(memory, &batch(first..end)).is_err() {
+                for page in first..end {
+                    if self.map(memory, &batch(page..page + 1)).is_err() {
+                        memory.exclusively(|| self.commands.refuse(self.region()?, page))?;
+                    }
+                }
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// Answers everything that the device asks for.
+    fn answer_all(&self, memory: &OnDemand<Boxed>) -> Result {
+        loop {
+            let fault = memory.exclusively(|| self.commands.take(self.region()?))?;
+            let first = fault.first_page.get() as usize;
+            let count = fault.page_count.get() as usize;
+            if count == 0 {
+                return Ok(());
+            }
+            let end = first.checked_add(count).ok_or(EINVAL)?;
+            if end > memory.pages() {
+                return Err(EINVAL);
+            }
+            let wish = Wish {
+                pages: first..end,
+                write: fault.flags.get() & fault_flags::WRITE != 0,
+                fault: true,
+            };
+            self.answer(memory, &wish)?;
+        }
+    }
+}
+
+impl Pager for Boxed {
+    fn forget(&self, pages: Range<usize>) {
+        if let Ok(region) = self.0.region() {
+            self.0.commands.unmap(region, &pages);
+        }
+    }
+
+    fn serve(&self, memory: &OnDemand<Self>) {
+        // The device first: its work waits.
+        let answered = self.0.answer_all(memory);
+        let wishes = core::mem::take(&mut *self.0.wishes.lock());
+        for wish in &wishes {
+            // Nobody is told of what cannot be prefetched.
+            let _ = self.0.map(memory, wish);
+        }
+        if let Err(err) = answered {
+            let health = self.0.commands.control.health();
+            dev_dbg!(health.dev(), "page faults cannot be answered: {:?}\n", err);
+        }
+    }
+}
+
+/// Memory of a process, which is not pinned.
+type Memory = Arc<OnDemand<Boxed>>;
+
+/// Regions for which the device may ask for pages, by their keys.
+#[pin_data]
+pub(crate) struct Faults {
+    #[pin]
+    regions: XArray<Memory>,
+}
+
+impl Faults {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let faults = pin_init!(Self {
+            regions <- XArray::new(AllocKind::Alloc),
+        });
+        Arc::pin_init(faults, GFP_KERNEL)
+    }
+
+    /// The device asks for pages of the region with that key. Whether there is one.
+    pub(crate) fn serve(&self, key: u32) -> bool {
+        let regions = self.regions.lock();
+        let region = regions.get(key as usize);
+        if let Some(region) = &region {
+            region.request();
+        }
+        region.is_some()
+    }
+
+    /// The memory of the region of `pd` with that key.
+    fn get(&self, pd: u32, key: u32) -> Option<Memory> {
+        let regions = self.regions.lock();
+        let memory = regions.get(key as usize).map(Memory::from)?;
+        (memory.pager().0.pd == pd).then_some(memory)
+    }
+
+    /// Gives the device pages before it asks for them. `EINVAL` if a piece is not in such a region
+    /// of `pd`, `EPERM` if it is to be written and may not be; nothing is done then.
+    pub(crate) fn advise(&self, pd: u32, advice: Advice, wait: bool, pieces: &[Sge]) -> Result {
+        let mut found = KVec::with_capacity(pieces.len(), GFP_KERNEL)?;
+        for piece in pieces {
+            let memory = self.get(pd, piece.lkey()).ok_or(EINVAL)?;
+            let pager = &memory.pager().0;
+            let write = advice == Advice::PrefetchWrite;
+            if write && !pager.writable {
+                return Err(EPERM);
+            }
+            let start = piece.address().checked_sub(pager.iova).ok_or(EINVAL)?;
+            let length = u64::from(piece.length());
+            let end = start.checked_add(length).ok_or(EINVAL)?;
+            if end > memory.len() as u64 {
+                return Err(EINVAL);
+            }
+            if length == 0 {
+                continue;
+            }
+            // CAST: Within the memory.
+            let pages = pages_of(memory.offset(), start as usize..end as usize);
+            let fault = advice != Advice::PrefetchNoFault;
+            found.push(
+                (
+                    memory,
+                    Wish {
+                        pages,
+                        write,
+                        fault,
+                    },
+                ),
+                GFP_KERNEL,
+            )?;
+        }
+        for (memory, wish) in found {
+            let pager = &memory.pager().0;
+            if wait {
+                pager.map(&memory, &wish)?;
+                continue;
+            }
+            let mut wishes = pager.wishes.lock();
+            if wishes.len() < MAX_WISHES {
+                wishes.push(wish, GFP_KERNEL)?;
+                drop(wishes);
+                memory.request();
+            } else {
+                drop(wishes);
+                let _ = pager.map(&memory, &wish);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pages of bytes of memory that begins `offset` bytes into its first page.
+fn pages_of(offset: usize, bytes: Range<usize>) -> Range<usize> {
+    (offset + bytes.start) / PAGE_SIZE..(offset + bytes.end).div_ceil(PAGE_SIZE)
+}
+
+/// A region whose pages are not kept in place. Dropping it destroys it.
+pub(crate) struct Paged {
+    object: Object<DeregisterMr>,
+    memory: Memory,
+    faults: Arc<Faults>,
+}
+
+impl Paged {
+    /// Registers memory with those rights of the device.
+    pub(crate) fn register(
+        call: &Call<'_>,
+        pd: u32,
+        range: &mr::Range,
+        access: AccessFlags,
+        rights: u32,
+    ) -> Result<Self> {
+        let memory = Self::watch(call, pd, range, access)?;
+        let object = register_mr(
+            &call.data.control,
+            &RegisterMr {
+                pd: pd.into(),
+                access: rights.into(),
+                flags: mr_flags::ON_DEMAND.into(),
+                iova: range.iova.into(),
+                pages: PageList {
+                    offset: (memory.offset() as u64).into(),
+                    length: (memory.len() as u64).into(),
+                    page_count: u32::try_from(memory.pages())?.into(),
+                    page_shift: const { PAGE_SIZE.ilog2() as u8 },
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
+        )?;
+        let key = object.number();
+        let paged = Self {
+            object,
+            memory,
+            faults: call.data.faults.clone(),
+        };
+        paged.memory.pager().0.key.store(key, Ordering::Relaxed);
+        // One of the same key is just going away.
+        let before = {
+            let mut regions = paged.faults.regions.lock();
+            regions.store(key as usize, paged.memory.clone(), GFP_KERNEL)
+        };
+        before.map_err(|error| error.error)?;
+        Ok(paged)
+    }
+
+    /// Watches memory for a region of `pd`, of which the device does not know yet.
+    fn watch(call: &Call<'_>, pd: u32, range: &mr::Range, access: AccessFlags) -> Result<Memory> {
+        let commands = call.data.paging.clone().ok_or(EOPNOTSUPP)?;
+        // All of the address space, whatever will be there.
+        if range.start == 0 && range.length == u64::MAX {
+            return Err(EOPNOTSUPP);
+        }
+        if range.length == 0 || range.length > call.data.limits.max_mr_size.get() {
+            return Err(EINVAL);
+        }
+        let pager = KBox::pin_init(
+            pin_init!(RegionPager {
+                commands,
+                pd,
+                iova: range.iova,
+                writable: access.contains(Access::LocalWrite),
+                key: AtomicU32::new(0),
+                wishes <- new_mutex!(KVec::new()),
+            }),
+            GFP_KERNEL,
+        )?;
+        let length = usize::try_from(range.length)?;
+        OnDemand::new(call.device, range.start, length, access, Boxed(pager))
+    }
+
+    /// Key of the region.
+    pub(crate) fn key(&self) -> u32 {
+        self.object.number()
+    }
+
+    /// Destroys the region, as does [`Object::destroy`].
+    pub(crate) fn destroy(&self) -> Result {
+        let number = &self.memory.pager().0.key;
+        let key = self.memory.exclusively(|| {
+            self.object.destroy()?;
+            Ok::<_, Error>(number.swap(0, Ordering::Relaxed))
+        })?;
+        if key == 0 {
+            return Ok(());
+        }
+        let mut regions = self.faults.regions.lock();
+        let is_ours = |memory: ArcBorrow<'_, _>| ptr::eq(&*memory, &*self.memory);
+        if regions.get(key as usize).is_some_and(is_ours) {
+            let memory = regions.remove(key as usize);
+            // Dropped after the table is unlocked.
+            drop(regions);
+            drop(memory);
+        }
+        Ok(())
+    }
+
+    /// Its pages.
+    pub(crate) fn pages(&self) -> u32 {
+        // CAST: The device took a region of so many.
+        self.memory.pages() as u32
+    }
+}
+
+impl Drop for Paged {
+    fn drop(&mut self) {
+        // If the device refuses, dropping the object says so and stops it.
+        let _ = self.destroy();
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_paging)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_pages() {
+        assert_eq!(pages_of(0, 0..1), 0..1);
+        assert_eq!(pages_of(0, 0..PAGE_SIZE), 0..1);
+        assert_eq!(pages_of(0, 0..PAGE_SIZE + 1), 0..2);
+        assert_eq!(pages_of(1, 0..PAGE_SIZE), 0..2);
+        assert_eq!(pages_of(PAGE_SIZE - 1, 1..2), 1..2);
+    }
+
+    #[test]
+    fn a_key_that_nobody_has_is_no_fault() -> Result {
+        let faults = Faults::new()?;
+        assert!(!faults.serve(7));
+        assert!(faults.get(0, 7).is_none());
+        Ok(())
+    }
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Regions whose pages are not kept in place: what is done with them while the process and the kernel move and take
+//! pages, and what happens where there is nothing. Both ends are in this process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::{Case, Env, Link, LinkConfig, expect};
+use crate::ensure;
+use crate::memory::PAGE;
+use crate::stress::{During, Failure, Outcome};
+use crate::verbs::{
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, Cq, Errno, Mr, QPS_ERR, Qp, SendOp,
+    WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_SUCCESS,
+};
+
+pub(super) const CASES: &[Case] = &[
+    ("paging-every-operation", every_operation),
+    ("paging-while-pages-go", while_pages_go),
+    ("paging-after-fork", after_fork),
+    ("paging-without-memory", without_memory),
+    ("paging-never-touched", never_touched),
+    ("paging-is-refused-where-it-cannot-be", refused),
+];
+
+/// Pages of a region.
+const PAGES: usize = 64;
+/// Bytes of a region.
+const LENGTH: usize = PAGES * PAGE;
+/// Rounds of traffic.
+const ROUNDS: u64 = 60;
+
+/// Two queue pairs of this process, connected.
+struct Pair {
+    ends: [Link; 2],
+}
+
+/// Whether the device has such regions; other devices need not.
+fn has_paging(env: &Env) -> Outcome<bool> {
+    match Mr::new(&env.pd, PAGE, ACCESS_ALL | ACCESS_ON_DEMAND) {
+        Ok(_) => Ok(true),
+        Err(_) if !env.vrnic => Ok(false),
+        Err(e) => Err(Failure(format!("ibv_reg_mr on demand: {e}"))),
+    }
+}
+
+fn region(env: &Env) -> Outcome<Mr> {
+    Mr::new(&env.pd, LENGTH, ACCESS_ALL | ACCESS_ON_DEMAND).during("ibv_reg_mr on demand")
+}
+
+impl Pair {
+    fn new(env: &Env) -> Outcome<Self> {
+        let config = LinkConfig::default();
+        let mut qps = Vec::new();
+        for _ in 0..2 {
+            let cq = Cq::new(&env.context, 128).during("ibv_create_cq")?;
+            let qp = Qp::new(&env.pd, &cq, &cq, &config.qp).during("ibv_create_qp")?;
+            qps.push((qp, cq));
+        }
+        let numbers = [qps[0].0.number(), qps[1].0.number()];
+        env.connect_own(&qps[0].0, &qps[1].0)?;
+        let mut ends = qps.into_iter().enumerate().map(|(index, (qp, cq))| Link {
+            qp,
+            cq,
+            peer_qpn: numbers[1 - index],
+        });
+        match (ends.next(), ends.next()) {
+            (Some(a), Some(b)) => Ok(Pair { ends: [a, b] }),
+            _ => Err(Failure("two ends".into())),
+        }
+    }
+
+    fn send(&self, op: SendOp<'_>, mr: &Mr, offset: usize, len: usize) -> Outcome<()> {
+        self.ends[0].send(1, op, &[mr.sge(offset, len)])
+    }
+
+    fn done(&self) -> Outcome<()> {
+        self.ends[0].expect(1, WC_SUCCESS).map(|_| ())
+    }
+}
+
+fn same(mr: &Mr, offset: usize, len: usize, key: u64) -> Outcome<()> {
+    mr.memory().check(offset, len, key, 0).map_err(|at| {
+        Failure(format!(
+            "byte {at} of {len} at {offset} is not what was sent"
+        ))
+    })
+}
+
+/// Every operation, from and to pages that are not there.
+fn every_operation(env: &mut Env) -> Outcome<()> {
+    if !has_paging(env)? {
+        return Ok(());
+    }
+    let pair = Pair::new(env)?;
+    let (ours, theirs) = (region(env)?, region(env)?);
+    let len = 10 * PAGE + 123;
+
+    ours.memory().fill(7, len, 1, 0);
+    pair.send(
+        SendOp::Write(theirs.addr(100), theirs.rkey()),
+        &ours,
+        7,
+        len,
+    )?;
+    pair.done()?;
+    same(&theirs, 100, len, 1)?;
+
+    theirs.memory().fill(20 * PAGE, len, 2, 0);
+    ours.memory().forget(0, LENGTH);
+    let read = SendOp::Read(theirs.addr(20 * PAGE), theirs.rkey());
+    pair.send(read, &ours, 30 * PAGE + 9, len)?;
+    pair.done()?;
+    same(&ours, 30 * PAGE + 9, len, 2)?;
+
+    theirs.memory().forget(0, LENGTH);
+    pair.ends[1].recv(2, &[theirs.sge(40 * PAGE + 1, len)])?;
+    pair.send(SendOp::Send, &ours, 30 * PAGE + 9, len)?;
+    pair.done()?;
+    pair.ends[1].expect(2, WC_SUCCESS)?;
+    same(&theirs, 40 * PAGE + 1, len, 2)?;
+
+    ours.memory().forget(0, LENGTH);
+    theirs.memory().forget(0, LENGTH);
+    for round in 0..5 {
+        let add = SendOp::FetchAdd(theirs.addr(50 * PAGE), theirs.rkey(), 3);
+        pair.send(add, &ours, 51 * PAGE, 8)?;
+        pair.done()?;
+        ensure!(
+            ours.memory().load(51 * PAGE) == 3 * round,
+            "fetched in round {round}"
+        );
+        ours.memory().forget(51 * PAGE, PAGE);
+    }
+    ensure!(theirs.memory().load(50 * PAGE) == 15, "added up");
+    Ok(())
+}
+
+/// Traffic while other pages of the same regions go away all the time, and those of the traffic between its rounds.
+fn while_pages_go(env: &mut Env) -> Outcome<()> {
+    if !has_paging(env)? {
+        return Ok(());
+    }
+    let pair = Pair::new(env)?;
+    let (ours, theirs) = (Arc::new(region(env)?), Arc::new(region(env)?));
+    let enough = Arc::new(AtomicBool::new(false));
+    let churn = {
+        let (ours, theirs, enough) = (ours.clone(), theirs.clone(), enough.clone());
+        std::thread::spawn(move || {
+            while !enough.load(Ordering::Relaxed) {
+                for mr in [&ours, &theirs] {
+                    mr.memory().set(0, 8 * PAGE, 5);
+                    mr.memory().forget(0, 8 * PAGE);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+    };
+    let traffic = || -> Outcome<()> {
+        let len = 30 * PAGE;
+        let begin = 9 * PAGE;
+        for round in 0..ROUNDS {
+            ours.memory().fill(begin, len, round, 0);
+            theirs.memory().forget(begin, len);
+            if round % 3 == 0 {
+                pair.ends[1].recv(2, &[theirs.sge(begin, len)])?;
+                pair.send(SendOp::Send, &ours, begin, len)?;
+                pair.done()?;
+                pair.ends[1].expect(2, WC_SUCCESS)?;
+            } else {
+                let write = SendOp::Write(theirs.addr(begin), theirs.rkey());
+                pair.send(write, &ours, begin, len)?;
+                pair.done()?;
+            }
+            same(&theirs, begin, len, round)?;
+            ours.memory().forget(begin, len);
+            let read = SendOp::Read(theirs.addr(begin), theirs.rkey());
+            pair.send(read, &ours, begin, len)?;
+            // Pages that the device is about to read move meanwhile, contents and all.
+            theirs.memory().relocate(begin, len);
+            pair.done()?;
+            same(&ours, begin, len, round)?;
+        }
+        Ok(())
+    };
+    let outcome = traffic();
+    enough.store(true, Ordering::Relaxed);
+    churn.join().map_err(|_| Failure("churn".into()))?;
+    outcome
+}
+
+/// A page that a child shares is copied when one of the two writes: the device follows the parent.
+fn after_fork(env: &mut Env) -> Outcome<()> {
+    if !has_paging(env)? {
+        return Ok(());
+    }
+    let pair = Pair::new(env)?;
+    let (ours, theirs) = (region(env)?, region(env)?);
+    for round in 0..5 {
+        ours.memory().fill(0, LENGTH, round, 0);
+        let write = |op| pair.send(op, &ours, 0, LENGTH).and_then(|()| pair.done());
+        write(SendOp::Write(theirs.addr(0), theirs.rkey()))?;
+        let child = crate::memory::sleeping_child().during("fork")?;
+        ours.memory().fill(0, LENGTH, round + 100, 0);
+        write(SendOp::Write(theirs.addr(0), theirs.rkey()))?;
+        same(&theirs, 0, LENGTH, round + 100)?;
+        drop(child);
+    }
+    Ok(())
+}
+
+/// Where the process has no memory, or none that it may access, requests fail and nothing hangs.
+fn without_memory(env: &mut Env) -> Outcome<()> {
+    if !has_paging(env)? {
+        return Ok(());
+    }
+    let (ours, theirs) = (region(env)?, region(env)?);
+    for (local, warm) in [(true, false), (false, false), (true, true), (false, true)] {
+        let pair = Pair::new(env)?;
+        let write = SendOp::Write(theirs.addr(0), theirs.rkey());
+        if warm {
+            pair.send(write, &ours, 0, LENGTH)?;
+            pair.done()?;
+        }
+        let hole = if local { &ours } else { &theirs };
+        hole.memory().close(10 * PAGE, PAGE).during("mprotect")?;
+        pair.send(write, &ours, 0, LENGTH)?;
+        let status = if local {
+            WC_LOC_PROT_ERR
+        } else {
+            WC_REM_ACCESS_ERR
+        };
+        expect(&pair.ends[0].cq, 1, status)?;
+        pair.ends[0].expect_state(QPS_ERR)?;
+        hole.memory().open(10 * PAGE, PAGE).during("mprotect")?;
+        // What was refused once is asked for again.
+        let pair = Pair::new(env)?;
+        pair.send(write, &ours, 0, LENGTH)?;
+        pair.done()?;
+    }
+    Ok(())
+}
+
+/// Memory that nobody ever touched reads as zeros, also by the device.
+fn never_touched(env: &mut Env) -> Outcome<()> {
+    if !has_paging(env)? {
+        return Ok(());
+    }
+    let pair = Pair::new(env)?;
+    let (ours, theirs) = (region(env)?, region(env)?);
+    ours.memory().fill(0, LENGTH, 1, 0);
+    pair.send(
+        SendOp::Read(theirs.addr(0), theirs.rkey()),
+        &ours,
+        0,
+        LENGTH,
+    )?;
+    pair.done()?;
+    let zeros = ours.memory().check_set(0, LENGTH, 0);
+    zeros.map_err(|at| Failure(format!("byte {at} is not 0")))?;
+    // It may be written after it was read.
+    ours.memory().fill(0, LENGTH, 2, 0);
+    pair.send(
+        SendOp::Write(theirs.addr(0), theirs.rkey()),
+        &ours,
+        0,
+        LENGTH,
+    )?;
+    pair.done()?;
+    same(&theirs, 0, LENGTH, 2)
+}
+
+/// All of the address space at once is refused, not misunderstood.
+fn refused(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic || !has_paging(env)? {
+        return Ok(());
+    }
+    let access = ACCESS_LOCAL_WRITE | ACCESS_ON_DEMAND;
+    let all = Mr::of_everything(&env.pd, access).map(|_| ());
+    ensure!(
+        all == Err(Errno(libc::EOPNOTSUPP)),
+        "an implicit region: {all:?}"
+    );
+    Ok(())
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Commands about the pages of memory regions that are not kept in place.
+
+use super::{Execute, done};
+use crate::{
+    cause::Cause,
+    keys::index_of,
+    memory::{GuestAddress, Memory},
+    pages::{Page, Pages},
+    resources::Io,
+    rnic::Rnic,
+};
+use std::ops::Range;
+use vrnic_wire::{
+    U64,
+    command::{Empty, MapPages, PageFault, RefusePages, TakePageFault, UnmapPages, fault_flags},
+    counter::Counter,
+    memory::{CHUNK_SIZE, TABLE_PAGES, page_flags},
+};
+use zerocopy::IntoBytes;
+
+/// Bits of a table entry that are not part of the address.
+const FLAG_BITS: u64 = CHUNK_SIZE as u64 - 1;
+
+impl Rnic {
+    /// The pages of a region that a command names.
+    fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
+        if !self.config.features.on_demand_paging {
+            return Err(Cause::CommandCode);
+        }
+        self.resources.keys.pages_mut(pd, key)
+    }
+
+    /// Changes pages of a region, and keeps count of what it takes to remember them.
+    fn change_pages<R>(
+        &mut self,
+        pd: u32,
+        key: u32,
+        change: impl FnOnce(&mut Pages) -> R,
+    ) -> Result<R, Cause> {
+        let pages = self.pages_mut(pd, key)?;
+        let before = pages.translations();
+        let result = change(pages);
+        let after = pages.translations();
+        self.translations = self.translations - before + after;
+        Ok(result)
+    }
+
+    /// The driver has answered about pages of a region: who waits for one looks again. Work that
+    /// needs one of `refused` will fail.
+    pub(super) fn wake_waiters(&mut self, pd: u32, key: u32, refused: Option<&Range<u32>>) {
+        let Ok(pages) = self.pages_mut(pd, key) else {
+            return;
+        };
+        for (qpn, half) in pages.wake() {
+            if let Some(refused) = refused
+                && let Some(qp) = self.qps.get_mut(qpn)
+            {
+                qp.deny(half, index_of(key), refused);
+            }
+            self.qps.schedule(qpn);
+        }
+    }
+}
+
+/// Reads the entries of a table: pages of that size, or nothing where there is none.
+fn read_table<M: Memory>(
+    address: u64,
+    count: usize,
+    page_size: u64,
+    memory: &M,
+) -> Result<Vec<Option<Page>>, Cause> {
+    let mut entries = [U64::ZERO; TABLE_PAGES];
+    let entries = &mut entries[..count];
+    if address & FLAG_BITS != 0 {
+        return Err(Cause::PageListChunk);
+    }
+    let table = memory
+        .resolve(GuestAddress(address), size_of_val(entries) as u64)
+        .ok_or(Cause::PageListUnmapped)?;
+    memory
+        .read(table, entries.as_mut_bytes())
+        .map_err(|_| Cause::PageListUnmapped)?;
+    let page = |entry: &U64| {
+        let (address, flags) = (entry.get() & !FLAG_BITS, entry.get() & FLAG_BITS);
+        if flags & page_flags::PRESENT == 0 {
+            return Ok(None);
+        }
+        let unknown = flags & !(page_flags::PRESENT | page_flags::WRITABLE) != 0;
+        if unknown || address & (page_size - 1) != 0 {
+            return Err(Cause::PageMisaligned);
+        }
+        let range = memory.resolve(GuestAddress(address), page_size);
+        Ok(Some(Page {
+            range: range.ok_or(Cause::PageUnmapped)?,
+            writable: flags & page_flags::WRITABLE != 0,
+        }))
+    };
+    entries.iter().map(page).collect()
+}
+
+impl Execute for TakePageFault {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<PageFault, Cause> {
+        let pages = rnic.pages_mut(self.pd.get(), self.key.get())?;
+        let want = pages.take_want();
+        Ok(want.map_or_else(PageFault::default, |want| PageFault {
+            first_page: want.pages.start.into(),
+            page_count: (want.pages.end - want.pages.start).into(),
+            flags: if want.write { fault_flags::WRITE } else { 0 }.into(),
+            reserved: 0.into(),
+        }))
+    }
+}
+
+impl Execute for MapPages {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        let (pd, key) = (self.pd.get(), self.key.get());
+        let pages = rnic.pages_mut(pd, key)?;
+        let numbers = pages.numbered(self.first_page.get(), self.page_count.get())?;
+        if numbers.len() > TABLE_PAGES {
+            return Err(Cause::PageNumber);
+        }
+        let (page_size, growth) = (pages.page_size(), pages.growth(&numbers));
+        let table = read_table(self.table.get(), numbers.len(), page_size, io.memory)?;
+        if rnic.translations + growth > rnic.config.limits.translations {
+            return Err(Cause::TranslationsExhausted);
+        }
+        rnic.change_pages(pd, key, |pages| {
+            for (number, page) in numbers.zip(table) {
+                if let Some(page) = page {
+                    pages.map(number, page);
+                }
+            }
+        })?;
+        rnic.wake_waiters(pd, key, None);
+        done()
+    }
+}
+
+impl Execute for UnmapPages {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        let (pd, key) = (self.pd.get(), self.key.get());
+        let numbers =
+            (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;
+        let gone = rnic.change_pages(pd, key, |pages| pages.unmap(numbers))?;
+        let counters = &mut rnic.resources.counters;
+        counters.add(Counter::PageInvalidations, gone);
+        done()
+    }
+}
+
+impl Execute for RefusePages {
+    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        let (pd, key) = (self.pd.get(), self.key.get());
+        let numbers =
+            (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;
+        rnic.wake_waiters(pd, key, Some(&numbers));
+        done()
+    }
+}

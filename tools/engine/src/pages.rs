@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Pages of memory regions that are not kept in place: which are there, which are wanted, and who
+//! waits for them.
+
+use crate::{cause::Cause, memory::HostRange, page_list::Shape};
+use rustc_hash::FxHashSet;
+use std::ops::Range;
+
+/// Pages that are remembered together, so that memory is spent where there are pages.
+const BLOCK: usize = 512;
+
+/// Wants that are told apart. Who waits for more asks again.
+const MAX_WANTS: usize = 64;
+
+/// A page that is there: all of it is in one host range.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Page {
+    /// Where it is.
+    pub(crate) range: HostRange,
+    /// Whether it may be written.
+    pub(crate) writable: bool,
+}
+
+type Block = Box<[Option<Page>; BLOCK]>;
+
+/// Pages that somebody needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Want {
+    /// Their numbers.
+    pub(crate) pages: Range<u32>,
+    /// Whether they will be written.
+    pub(crate) write: bool,
+}
+
+/// A half of a queue pair, which waits on its own.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Half {
+    /// It sends what is posted, and takes the responses.
+    Requester,
+    /// It takes what the peer sends.
+    Responder,
+    /// It sends the data that the peer reads.
+    Reader,
+}
+
+impl Half {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Requester, Self::Responder, Self::Reader];
+}
+
+/// Who waits: the number of a queue pair, and which half of it.
+pub(crate) type Waiter = (u32, Half);
+
+/// The pages of a region.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    shape: Shape,
+    blocks: Vec<Option<Block>>,
+    /// Blocks that there are.
+    used: usize,
+    /// What the driver has not taken yet.
+    wants: Vec<Want>,
+    /// What it took last, until it answers.
+    taken: Option<Want>,
+    /// Who waits for pages.
+    waiting: FxHashSet<Waiter>,
+}
+
+impl Pages {
+    /// Pages of that shape, none of which is there.
+    pub(crate) fn new(shape: Shape) -> Self {
+        let blocks = (shape.pages as usize).div_ceil(BLOCK);
+        Self {
+            shape,
+            blocks: std::iter::repeat_with(|| None).take(blocks).collect(),
+            used: 0,
+            wants: Vec::new(),
+            taken: None,
+            waiting: FxHashSet::default(),
+        }
+    }
+
+    /// Bytes of the region.
+    pub(crate) fn length(&self) -> u64 {
+        self.shape.length
+    }
+
+    /// Bytes of a page.
+    pub(crate) fn page_size(&self) -> u64 {
+        self.shape.page_size
+    }
+
+    /// Host ranges that it has room for, and what it takes to find them.
+    pub(crate) fn translations(&self) -> usize {
+        self.blocks.len() + self.used * BLOCK
+    }
+
+    /// The pages `first..first + count`, if there is at least one and the region has them all.
+    pub(crate) fn numbered(&self, first: u32, count: u32) -> Result<Range<u32>, Cause> {
+        let end = first.checked_add(count).ok_or(Cause::PageNumber)?;
+        if count == 0 || u64::from(end) > self.shape.pages {
+            return Err(Cause::PageNumber);
+        }
+        Ok(first..end)
+    }
+
+    fn get(&self, page: u32) -> Option<&Page> {
+        let page = page as usize;
+        let block = self.blocks.get(page / BLOCK)?.as_ref()?;
+        block[page % BLOCK].as_ref()
+    }
+
+    /// Translations that it would need more to have these pages.
+    pub(crate) fn growth(&self, pages: &Range<u32>) -> usize {
+        let first = pages.start as usize / BLOCK;
+        let last = (pages.end as usize).div_ceil(BLOCK);
+        let missing = self.blocks[first..last]
+            .iter()
+            .filter(|block| block.is_none());
+        missing.count() * BLOCK
+    }
+
+    /// Puts a page in its place.
+    pub(crate) fn map(&mut self, number: u32, page: Page) {
+        let number = number as usize;
+        let used = &mut self.used;
+        if let Some(block) = self.blocks.get_mut(number / BLOCK) {
+            let block = block.get_or_insert_with(|| {
+                *used += 1;
+                Box::new([None; BLOCK])
+            });
+            block[number % BLOCK] = Some(page);
+        }
+    }
+
+    /// Forgets pages; gives how many were there.
+    pub(crate) fn unmap(&mut self, pages: Range<u32>) -> u64 {
+        let mut gone = 0;
+        let (mut at, end) = (pages.start as usize, pages.end as usize);
+        while at < end {
+            let next = ((at / BLOCK + 1) * BLOCK).min(end);
+            if let Some(Some(block)) = self.blocks.get_mut(at / BLOCK) {
+                for page in &mut block[at % BLOCK..at % BLOCK + next - at] {
+                    gone += u64::from(page.take().is_some());
+                }
+                if block.iter().all(Option::is_none) {
+                    self.blocks[at / BLOCK] = None;
+                    self.used -= 1;
+                }
+            }
+            at = next;
+        }
+        gone
+    }
+
+    /// The pages of the `length` bytes, at least 1, at `offset`.
+    fn numbers(&self, offset: u64, length: u64) -> Range<u32> {
+        let start = self.shape.offset + offset;
+        let first = start / self.shape.page_size;
+        let end = (start + length).div_ceil(self.shape.page_size);
+        // A page list has no more pages than 32 bits can count.
+        first as u32..end as u32
+    }
+
+    /// Appends the host ranges of the `length` bytes at `offset`, which lie in the region; or says
+    /// what is missing, and appends nothing.
+    pub(crate) fn ranges(
+        &self,
+        offset: u64,
+        length: u64,
+        write: bool,
+        ranges: &mut Vec<HostRange>,
+    ) -> Result<(), Want> {
+        let before = ranges.len();
+        let mut at = self.shape.offset + offset;
+        let end = at + length;
+        for number in self.numbers(offset, length) {
+            let page = self.get(number).filter(|page| page.writable || !write);
+            let skip = at & (self.shape.page_size - 1);
+            let bytes = (end - at).min(self.shape.page_size - skip);
+            let Some(range) = page.and_then(|page| page.range.slice(skip, bytes)) else {
+                ranges.truncate(before);
+                return Err(self.missing(offset, length, write).unwrap_or(Want {
+                    pages: number..number + 1,
+                    write,
+                }));
+            };
+            match ranges[before..].last_mut() {
+                Some(last) if last.is_followed_by(&range) => last.length += range.length,
+                _ => ranges.push(range),
+            }
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// What of the `length` bytes at `offset`, which lie in the region, is missing: from the first
+    /// page that is to the last.
+    pub(crate) fn missing(&self, offset: u64, length: u64, write: bool) -> Option<Want> {
+        if length == 0 {
+            return None;
+        }
+        let lacks = |&number: &u32| !self.get(number).is_some_and(|page| page.writable || !write);
+        let mut numbers = self.numbers(offset, length);
+        let first = numbers.find(lacks)?;
+        let last = numbers.rfind(lacks).unwrap_or(first);
+        let pages = first..last + 1;
+        Some(Want { pages, write })
+    }
+
+    /// Somebody waits for pages. Whether the driver has something new to take.
+    pub(crate) fn want(&mut self, want: &Want, waiter: Waiter) -> bool {
+        self.waiting.insert(waiter);
+        let covers = |other: &Want| {
+            other.pages.start <= want.pages.start
+                && want.pages.end <= other.pages.end
+                && (other.write || !want.write)
+        };
+        if self.wants.iter().chain(&self.taken).any(covers) {
+            return false;
+        }
+        // Who is not heard now waits until any page comes, and asks again.
+        let heard = self.wants.len() < MAX_WANTS;
+        if heard {
+            self.wants.push(want.clone());
+        }
+        heard
+    }
+
+    /// What the driver has to give next.
+    pub(crate) fn take_want(&mut self) -> Option<Want> {
+        let want = (!self.wants.is_empty()).then(|| self.wants.remove(0))?;
+        self.taken = Some(want.clone());
+        Some(want)
+    }
+
+    /// The driver answered. Who waited; they wait no more.
+    pub(crate) fn wake(&mut self) -> Vec<Waiter> {
+        self.taken = None;
+        self.waiting.drain().collect()
+    }
+
+    /// Somebody waits no more.
+    pub(crate) fn forget(&mut self, waiter: Waiter) {
+        self.waiting.remove(&waiter);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::RegionId;
+
+    fn pages() -> Pages {
+        Pages::new(Shape {
+            page_size: 4096,
+            offset: 100,
+            length: 3 * 4096,
+            pages: 4,
+        })
+    }
+
+    fn page(offset: u64, writable: bool) -> Page {
+        Page {
+            range: HostRange {
+                region: RegionId(0),
+                offset,
+                length: 4096,
+            },
+            writable,
+        }
+    }
+
+    fn want(pages: Range<u32>, write: bool) -> Want {
+        Want { pages, write }
+    }
+
+    #[test]
+    fn what_is_missing_is_told() {
+        let mut pages = pages();
+        assert_eq!(pages.missing(0, 1, false), Some(want(0..1, false)));
+        pages.map(0, page(0, false));
+        pages.map(1, page(4096, true));
+        pages.map(3, page(0, true));
+        assert_eq!(pages.missing(0, 1, false), None);
+        assert_eq!(pages.missing(0, 1, true), Some(want(0..1, true)));
+        assert_eq!(pages.missing(0, 3 * 4096, true), Some(want(0..3, true)));
+        assert_eq!(pages.missing(0, 3 * 4096, false), Some(want(2..3, false)));
+        assert_eq!(pages.missing(4095, 0, true), None);
+        assert_eq!(pages.translations(), 1 + BLOCK);
+        assert_eq!(pages.unmap(0..4), 3);
+        assert_eq!(pages.translations(), 1);
+    }
+
+    #[test]
+    fn neighbours_become_one_range() {
+        let mut pages = pages();
+        for number in 0..3 {
+            pages.map(number, page(u64::from(number) * 4096, true));
+        }
+        pages.map(3, page(0, true));
+        let mut ranges = Vec::new();
+        assert_eq!(pages.ranges(10, 3 * 4096 - 10, true, &mut ranges), Ok(()));
+        let expected = [(110, 3 * 4096 - 110), (0, 100)];
+        assert_eq!(ranges.len(), expected.len());
+        for (range, (offset, length)) in ranges.iter().zip(expected) {
+            assert_eq!((range.offset, range.length), (offset, length));
+        }
+        pages.unmap(3..4);
+        assert_eq!(
+            pages.ranges(10, 3 * 4096 - 10, true, &mut ranges),
+            Err(want(3..4, true))
+        );
+        assert_eq!(ranges.len(), expected.len(), "appends nothing");
+    }
+
+    #[test]
+    fn page_numbers_are_checked() {
+        let pages = pages();
+        assert_eq!(pages.numbered(0, 4), Ok(0..4));
+        for (first, count) in [(0, 0), (0, 5), (4, 1), (u32::MAX, 1), (1, u32::MAX)] {
+            assert_eq!(pages.numbered(first, count), Err(Cause::PageNumber));
+        }
+    }
+
+    #[test]
+    fn the_same_is_asked_for_once() {
+        let mut pages = pages();
+        let waiter = |qpn| (qpn, Half::Requester);
+        assert!(pages.want(&want(0..3, true), waiter(1)));
+        assert!(!pages.want(&want(1..2, false), waiter(2)));
+        assert!(pages.want(&want(1..4, false), waiter(2)));
+        assert_eq!(pages.take_want(), Some(want(0..3, true)));
+        assert!(!pages.want(&want(1..2, true), waiter(3)), "on its way");
+        assert_eq!(pages.take_want(), Some(want(1..4, false)));
+        assert!(pages.want(&want(1..2, true), waiter(3)));
+        assert_eq!(pages.take_want(), Some(want(1..2, true)));
+        assert_eq!(pages.take_want(), None);
+        pages.forget(waiter(2));
+        let mut woken: Vec<u32> = pages.wake().iter().map(|(qpn, _)| *qpn).collect();
+        woken.sort_unstable();
+        assert_eq!(woken, [1, 3]);
+        assert!(pages.want(&want(1..2, true), waiter(3)), "asked once more");
+        for number in 0..1000u32 {
+            pages.want(&want(number..number + 1, true), waiter(number));
+        }
+        assert_eq!(pages.wants.len(), MAX_WANTS);
+    }
+}

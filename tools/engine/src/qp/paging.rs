@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Waiting for pages of memory regions that are not kept in place.
+//!
+//! Nothing here blocks: work that lacks pages asks for them and is tried again when the driver has
+//! answered, or when anything else gives the queue pair a turn. What came over a transport without
+//! acknowledgements, and cannot be asked for again, is kept meanwhile, as far as there is room.
+
+use super::{Qp, receive::pieces};
+use crate::{
+    cause::Cause,
+    keys::{AHEAD, Accessor},
+    memory::Memory,
+    pages::Half,
+    resources::{Io, Resources},
+    segment::{Body, Segment},
+};
+use rustc_hash::FxHashMap;
+use std::{collections::VecDeque, ops::Range};
+use vrnic_wire::{counter::Counter, event::EventType, memory::access, work::Sge};
+
+/// Bytes of segments that a device keeps.
+const MAX_HELD: usize = 16 << 20;
+
+/// Segments that it keeps for one queue pair.
+const MAX_SEGMENTS: usize = 64;
+
+/// What a segment is taken to need besides its payload, in bytes.
+const OVERHEAD: usize = 256;
+
+/// Bytes of a receive whose pages are asked for together; how long the message is nobody knows.
+const RECEIVE_AHEAD: u64 = 64 << 10;
+
+/// Segments that wait for pages, by the queue pair that they are for.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    segments: FxHashMap<u32, VecDeque<Segment<'static>>>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Whether segments wait for that queue pair.
+    fn has(&self, qpn: u32) -> bool {
+        self.segments.contains_key(&qpn)
+    }
+
+    /// Keeps a segment, if there is room.
+    fn push(&mut self, qpn: u32, segment: Segment<'static>) -> bool {
+        let bytes = Self::bytes_of(&segment);
+        let kept = self.segments.get(&qpn).map_or(0, VecDeque::len);
+        if self.bytes + bytes > MAX_HELD || kept >= MAX_SEGMENTS {
+            return false;
+        }
+        self.bytes += bytes;
+        self.segments.entry(qpn).or_default().push_back(segment);
+        true
+    }
+
+    /// Takes the oldest segment.
+    fn pop(&mut self, qpn: u32) -> Option<Segment<'static>> {
+        let queue = self.segments.get_mut(&qpn)?;
+        let segment = queue.pop_front()?;
+        if queue.is_empty() {
+            self.segments.remove(&qpn);
+        }
+        self.bytes -= Self::bytes_of(&segment);
+        Some(segment)
+    }
+
+    /// Puts the oldest segment back.
+    fn put_back(&mut self, qpn: u32, segment: Segment<'static>) {
+        self.bytes += Self::bytes_of(&segment);
+        self.segments.entry(qpn).or_default().push_front(segment);
+    }
+
+    /// Forgets what waits for a queue pair; gives how many segments.
+    pub(crate) fn forget(&mut self, qpn: u32) -> u64 {
+        let queue = self.segments.remove(&qpn).unwrap_or_default();
+        self.bytes -= queue.iter().map(Self::bytes_of).sum::<usize>();
+        queue.len() as u64
+    }
+
+    fn bytes_of(segment: &Segment) -> usize {
+        segment.payload.len() as usize + OVERHEAD
+    }
+}
+
+/// How a half of a queue pair waits.
+#[derive(Debug, Default)]
+pub(super) struct Await {
+    /// Whether it does.
+    active: bool,
+    /// Index of a region and pages of it that the driver refused since then.
+    denied: Option<(u32, Range<u32>)>,
+}
+
+impl Qp {
+    /// Whether that half waits for pages.
+    pub(super) fn waits(&self, half: Half) -> bool {
+        self.awaits[half as usize].active
+    }
+
+    /// An access of that half found all its pages.
+    pub(super) fn note_access(&mut self, half: Half) {
+        let waits = &mut self.awaits[half as usize];
+        if waits.active {
+            *waits = Await::default();
+        }
+    }
+
+    /// Waits for nothing any more.
+    pub(super) fn stop_waiting(&mut self) {
+        self.awaits = Default::default();
+    }
+
+    /// The driver refuses pages of the region with that index, for which that half may wait.
+    pub(crate) fn deny(&mut self, half: Half, index: u32, pages: &Range<u32>) {
+        let waits = &mut self.awaits[half as usize];
+        if waits.active {
+            waits.denied = Some((index, pages.clone()));
+        }
+    }
+
+    /// Accesses of that half found pages missing: has the driver asked for them. If it refused the
+    /// first of them since they were asked for, gives the reason to fail.
+    pub(super) fn demand(&mut self, half: Half, resources: &mut Resources) -> Result<(), Cause> {
+        let faults = resources.keys.take_faults();
+        let waits = &mut self.awaits[half as usize];
+        if let (Some((index, pages)), Some(first)) = (&waits.denied, faults.first())
+            && first.index == *index
+            && pages.contains(&first.want.pages.start)
+        {
+            *waits = Await::default();
+            if let Some((Cause::PageAbsent, access)) = resources.keys.take_refused() {
+                resources.keys.refuse(Cause::LocalPage, access);
+            }
+            return Err(Cause::LocalPage);
+        }
+        waits.active = true;
+        for key in resources.keys.wait_for((self.number, half), &faults) {
+            resources.counters.count(Counter::PageFaults);
+            let (events, counters) = (&mut resources.async_events, &mut resources.counters);
+            events.raise(EventType::PageFault, key, None, counters);
+        }
+        Ok(())
+    }
+
+    /// Finds out what else is missing of up to `limit` bytes of `elements` from byte `offset` on,
+    /// so that it is asked for at once.
+    pub(super) fn look_ahead<'a, M: Memory>(
+        elements: impl Iterator<Item = &'a Sge>,
+        offset: u64,
+        limit: u64,
+        rights: u32,
+        by: Accessor,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) {
+        resources.keys.take_faults();
+        // What is wrong beside that, and what there is not, is found when its turn comes.
+        let _ = pieces(elements, offset, limit, |key, address, length| {
+            let checked = (resources.keys).check(key, by, rights, address, length, io.memory);
+            checked.or_else(|cause| match cause {
+                Cause::PageAbsent => Ok(()),
+                other => Err(other),
+            })
+        });
+    }
+
+    /// As [`look_ahead`](Self::look_ahead), for the receive that was taken.
+    pub(super) fn look_ahead_in_receive<M: Memory>(
+        &self,
+        offset: u64,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) {
+        let elements = self.receive.elements();
+        let by = self.receive.accessor(self.accessor());
+        Self::look_ahead(
+            elements,
+            offset,
+            RECEIVE_AHEAD,
+            access::LOCAL_WRITE,
+            by,
+            resources,
+            io,
+        );
+    }
+
+    /// As [`look_ahead`](Self::look_ahead), for the `length` bytes of remote memory at `address`.
+    pub(super) fn look_ahead_remote<M: Memory>(
+        &self,
+        (rkey, address, length): (u32, u64, u64),
+        right: u32,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) {
+        resources.keys.take_faults();
+        // Only what is missing counts.
+        let _ = (resources.keys).check(
+            rkey,
+            self.accessor(),
+            right,
+            address,
+            length.min(AHEAD),
+            io.memory,
+        );
+    }
+
+    /// A segment came that nobody sends again. Takes it now, or keeps it until what it needs is
+    /// there, and what came before it was taken.
+    pub(super) fn take_or_hold<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        if !resources.held.has(self.number) && self.take_unrepeated(segment, resources, io) {
+            return;
+        }
+        let kept = segment.to_owned(io.memory);
+        if !kept.is_ok_and(|kept| resources.held.push(self.number, kept)) {
+            resources.counters.count(Counter::Dropped);
+        }
+    }
+
+    /// Takes the segments that were kept, as far as what they need is there.
+    pub(super) fn take_held<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
+        while let Some(segment) = resources.held.pop(self.number) {
+            if !self.receives() {
+                resources.counters.count(Counter::Dropped);
+            } else if self.take_unrepeated(&segment, resources, io) {
+                io.outbox.recycle(segment.payload);
+            } else {
+                return resources.held.put_back(self.number, segment);
+            }
+        }
+    }
+
+    /// Takes a segment that nobody sends again. `false` if it has to wait for pages.
+    fn take_unrepeated<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> bool {
+        if matches!(segment.body, Body::Datagram { .. }) {
+            self.receive_datagram(segment, resources, io)
+        } else {
+            self.take_unacknowledged(segment, resources, io)
+        }
+    }
+}
