@@ -563,6 +563,7 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
     // Tests that share a lab first: one boot serves them all.
     runs.sort_by_key(|(fabric, script)| (script.fresh, *fabric));
     let mut shared: Option<Shared> = None;
+    let mut boots = 0;
     for (fabric, script) in runs {
         let start = Instant::now();
         let name = format!("vm: {}", script.run_name(fabric));
@@ -594,7 +595,8 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             }
         } else {
             if shared.is_none() {
-                let logs = format!("vm/shared-{}.lab", fabric.name());
+                boots += 1;
+                let logs = format!("vm/shared-{}-{boots}.lab", fabric.name());
                 match Shared::boot(settings, choice, &logs, Extra::default()) {
                     Ok(lab) => shared = Some(lab),
                     Err(error) => {
@@ -610,9 +612,13 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             Err(error) => (Verdict::Failed, format!("{error:#}")),
         };
         tally.add(name, verdict, start, why);
-        if !script.fresh
-            && let Err(error) = lab.usable()
-        {
+        if script.fresh {
+            continue;
+        }
+        if verdict == Verdict::Failed {
+            // Whatever it left behind is not the next one's fault.
+            shared = None;
+        } else if let Err(error) = lab.usable() {
             tally.add(
                 format!("vm: lab after {}", script.run_name(fabric)),
                 Verdict::Failed,
