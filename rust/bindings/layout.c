@@ -35,7 +35,12 @@ void vrnic_layout(void)
 	DEFINE(SIZEOF_IB_BLOCK_ITER, sizeof(struct ib_block_iter));
 	DEFINE(SIZEOF_RDMA_AH_ATTR, sizeof(struct rdma_ah_attr));
 	DEFINE(SIZEOF_RDMA_USER_MMAP_ENTRY, sizeof(struct rdma_user_mmap_entry));
+	DEFINE(SIZEOF_UAPI_DEFINITION, sizeof(struct uapi_definition));
 	DEFINE(SIZEOF_UVERBS_ATTR_BUNDLE, sizeof(struct uverbs_attr_bundle));
+	DEFINE(SIZEOF_UVERBS_ATTR_DEF, sizeof(struct uverbs_attr_def));
+	DEFINE(SIZEOF_UVERBS_ATTR_SPEC, sizeof(struct uverbs_attr_spec));
+	DEFINE(SIZEOF_UVERBS_METHOD_DEF, sizeof(struct uverbs_method_def));
+	DEFINE(SIZEOF_UVERBS_OBJECT_DEF, sizeof(struct uverbs_object_def));
 	DEFINE(SIZEOF_VIRTIO_DEVICE, sizeof(struct virtio_device));
 	DEFINE(SIZEOF_VIRTIO_DRIVER, sizeof(struct virtio_driver));
 	DEFINE(SIZEOF_VIRTIO_CONFIG_OPS, sizeof(struct virtio_config_ops));

@@ -50,6 +50,7 @@ use crate::{
     },
     srq::SharedReceiveQueue,
     stats::Counter,
+    uapi::Definitions,
     ucontext::UserContext,
     vtable::VTable, //
 };
@@ -558,6 +559,7 @@ impl<T: Operations> UnregisteredDevice<T> {
                 (*raw).uverbs_cmd_mask |= POST_VERBS;
             }
             bindings::ib_set_device_ops(raw, &VTable::<T>::OPS);
+            (*raw).driver_def = Definitions::<T>::as_raw();
             if properties.counters_of_queue_pairs {
                 bindings::ib_set_device_ops(raw, &VTable::<T>::COUNTER_OPS);
             }

@@ -91,6 +91,7 @@ pub mod gid;
 pub mod mr;
 pub mod mw;
 mod netdev;
+pub mod pages;
 pub mod paging;
 pub mod pd;
 pub mod port;
@@ -100,6 +101,7 @@ pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
+mod uapi;
 pub mod ucontext;
 pub mod udata;
 pub mod umem;
@@ -131,6 +133,7 @@ pub use mw::{
     Mw, //
 };
 pub use netdev::Netdev;
+pub use pages::UserPages;
 pub use pd::{
     Pd,
     ProtectionDomain, //

@@ -2,7 +2,10 @@
 
 //! Tests of the translations between the types of C and those of drivers, and of the dispatcher.
 
-use core::ptr::NonNull;
+use core::{
+    ptr::NonNull,
+    sync::atomic::Ordering::SeqCst, //
+};
 
 use kernel::{
     prelude::*,
@@ -29,6 +32,7 @@ use crate::{
     gid::Gid,
     mr::Mapping,
     mw,
+    pages::UserPages,
     port::{
         Mtu,
         Port, //
@@ -375,6 +379,42 @@ mod counters {
         id = 7;
         let refused = stats::bind_in(&mut id, || Ok(8), |_| Err(EBUSY), |_| gone = 6);
         assert_eq!((refused, id, gone), (Err(EBUSY), 7, 5));
+    }
+}
+
+#[kunit_tests(rdma_pages)]
+mod pages {
+    use super::*;
+
+    use kernel::page::PAGE_SIZE;
+
+    #[test]
+    fn pages_of_users_are_zeroed_words() -> Result {
+        let faux = kernel::faux::Registration::new(c"rdma-test", None)?;
+        let device: &kernel::device::Device<kernel::device::Bound> = faux.as_ref().as_ref();
+        let raw = crate::compat::device_as_raw(device);
+        // SAFETY: The device is valid, and nobody else uses this one.
+        unsafe {
+            (*raw).coherent_dma_mask = u64::MAX;
+            (*raw).dma_mask = &raw mut (*raw).coherent_dma_mask;
+        }
+        assert!(UserPages::for_device((&**device).into(), 0).is_err());
+        let pages = UserPages::for_device((&**device).into(), PAGE_SIZE + 1)?;
+        assert_eq!(pages.len(), 2 * PAGE_SIZE);
+        assert_eq!(pages.dma_pages().len(), 2);
+        assert!(pages.dma_pages().all(|page| page % PAGE_SIZE as u64 == 0));
+
+        let last = 2 * PAGE_SIZE - 4;
+        assert_eq!(pages.with_u32(last, |word| word.swap(7, SeqCst)), Ok(0));
+        assert_eq!(pages.with_u32(last, |word| word.load(SeqCst)), Ok(7));
+        assert_eq!(
+            pages.with_u32(PAGE_SIZE - 4, |word| word.load(SeqCst)),
+            Ok(0)
+        );
+        for wrong in [last + 1, last + 4, usize::MAX - 3] {
+            assert_eq!(pages.with_u32(wrong, |_| ()), Err(EINVAL));
+        }
+        Ok(())
     }
 }
 

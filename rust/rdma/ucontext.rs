@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! User contexts, and device memory mapped into processes.
+//! User contexts, and memory of devices and the kernel mapped into processes.
 
 use core::{
     marker::PhantomData,
@@ -16,6 +16,7 @@ use kernel::{
     },
     io::PhysAddr,
     prelude::*,
+    sync::Arc,
     types::Opaque, //
 };
 
@@ -30,6 +31,8 @@ use crate::{
         kmalloc_aligned_size,
         respond_or_undo, //
     },
+    pages::UserPages,
+    uapi,
     udata::{
         Request,
         Response,
@@ -46,12 +49,13 @@ pub trait UserContext: Send + Sync + Sized + 'static {
     type Driver: Operations<UserContext = Self>;
     /// The driver's part of the request.
     type Request: Request;
-    /// The driver's part of the response.
+    /// The driver's part of the response. A process that got the context from another one
+    /// (`ibv_import_device`) is given it again.
     type Response: Response;
 
     /// Creates a context.
     ///
-    /// `mappings` takes the device memory that the process may map.
+    /// `mappings` takes the memory that the process may map, and those that share the context.
     fn alloc(
         call: &Call<'_, Self::Driver>,
         mappings: &mut Mappings<'_>,
@@ -106,7 +110,23 @@ const PAGE_SIZE: usize = kernel::page::PAGE_SIZE;
 #[repr(C)]
 struct Entry {
     raw: Opaque<bindings::rdma_user_mmap_entry>,
-    memory: DeviceMemory,
+    content: Content,
+}
+
+/// The memory of an [`Entry`].
+enum Content {
+    Device(DeviceMemory),
+    Pages(Arc<UserPages>),
+}
+
+impl Content {
+    /// Bytes, whole pages.
+    fn length(&self) -> usize {
+        match self {
+            Self::Device(memory) => memory.length,
+            Self::Pages(pages) => pages.len(),
+        }
+    }
 }
 
 /// An [`Entry`] that a process can name.
@@ -144,11 +164,23 @@ impl Mappings<'_> {
     /// It can do so until the context is deallocated or the device goes away: then its mappings
     /// are replaced by zeroes.
     pub fn insert(&mut self, memory: DeviceMemory) -> Result<u64> {
+        self.insert_content(Content::Device(memory))
+    }
+
+    /// Lets the process map `pages`, and returns the offset to give to `mmap`.
+    ///
+    /// It can do so until the context is deallocated; its mappings stay as they are even then.
+    pub fn insert_pages(&mut self, pages: &Arc<UserPages>) -> Result<u64> {
+        self.insert_content(Content::Pages(pages.clone()))
+    }
+
+    fn insert_content(&mut self, content: Content) -> Result<u64> {
+        let length = content.length();
         self.inserted.reserve(1, GFP_KERNEL)?;
         let entry = KBox::new(
             Entry {
                 raw: Opaque::zeroed(),
-                memory,
+                content,
             },
             GFP_KERNEL,
         )?;
@@ -160,7 +192,7 @@ impl Mappings<'_> {
             bindings::rdma_user_mmap_entry_insert(
                 self.context.as_ptr(),
                 entry.cast().as_ptr(),
-                memory.length,
+                length,
             )
         };
         if let Err(error) = to_result(ret) {
@@ -185,6 +217,7 @@ impl Mappings<'_> {
 pub struct Ucontext<T: UserContext> {
     raw: Opaque<bindings::ib_ucontext>,
     inserted: KVec<Inserted>,
+    response: T::Response,
     data: T,
 }
 
@@ -248,11 +281,13 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
                 let this = context.cast::<Ucontext<T::UserContext>>();
                 let inserted = &raw mut (*this).inserted;
+                let kept = &raw mut (*this).response;
                 let data = &raw mut (*this).data;
 
                 pin_init::raw_init(data, init);
                 inserted.write(mappings.inserted);
-                respond_or_undo(data, &response, Some(&udata), || {
+                kept.write(response);
+                respond_or_undo(data, &*kept, Some(&udata), || {
                     T::UserContext::dealloc(Ucontext::from_raw(context), call)
                 })
                 .inspect_err(|_| core::ptr::drop_in_place(inserted))?;
@@ -287,7 +322,29 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     }
 }
 
-/// Maps device memory into a process.
+/// Answers a process that imports the context as the one that created it was answered.
+///
+/// # Safety
+///
+/// `context` must be a constructed context of a device of `T`, and `attributes` those of the call.
+pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
+    context: *mut bindings::ib_ucontext,
+    attributes: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: The core keeps the context during the call. The response is not written any more, and
+    // has no uninitialised bytes, by `IntoBytes`.
+    unsafe {
+        let response = &Ucontext::<T::UserContext>::from_raw(context).response;
+        bindings::uverbs_copy_to_struct_or_zero(
+            attributes,
+            usize::from(uapi::CONTEXT_RESPONSE),
+            core::ptr::from_ref(response).cast(),
+            size_of_val(response),
+        )
+    }
+}
+
+/// Maps device memory or pages of the kernel into a process.
 ///
 /// # Safety
 ///
@@ -302,24 +359,29 @@ pub(crate) unsafe extern "C" fn mmap_callback(
         return EINVAL.to_errno();
     }
 
-    // SAFETY: All entries in the table of a context are made by `Mappings::insert`; the reference
-    // just taken keeps the entry.
-    let memory = unsafe { (*raw.cast::<Entry>()).memory };
-    // SAFETY: As above; the area is being set up by this call. The core checks that it is shared
-    // and as long as the entry. The offset of a page in physical memory fits `c_ulong`.
-    let ret = unsafe {
-        bindings::rdma_user_mmap_io(
-            context,
-            vma,
-            // CAST: A page number fits `c_ulong` where a page can be mapped.
-            (memory.start / PAGE_SIZE as PhysAddr) as c_ulong,
-            // CAST: `usize` and `c_ulong` are the same size.
-            memory.length as c_ulong,
-            bindings::pgprot_noncached((*vma).vm_page_prot),
-            raw,
-        )
+    // SAFETY: All entries in the table of a context are made by `Mappings`; the reference just
+    // taken keeps the entry until it is given back.
+    let ret = match unsafe { &(*raw.cast::<Entry>()).content } {
+        // SAFETY: As above; the area is being set up by this call. The core checks that it is
+        // shared and as long as the entry. The offset of a page in physical memory fits `c_ulong`.
+        Content::Device(memory) => unsafe {
+            bindings::rdma_user_mmap_io(
+                context,
+                vma,
+                // CAST: A page number fits `c_ulong` where a page can be mapped.
+                (memory.start / PAGE_SIZE as PhysAddr) as c_ulong,
+                // CAST: `usize` and `c_ulong` are the same size.
+                memory.length as c_ulong,
+                bindings::pgprot_noncached((*vma).vm_page_prot),
+                raw,
+            )
+        },
+        // SAFETY: The core checked that the area, which this call sets up, is shared and as long as
+        // the entry.
+        Content::Pages(pages) => from_result(|| unsafe { pages.map(vma) }.map(|()| 0)),
     };
-    // SAFETY: Gives back the reference taken above; the mapping took its own.
+    // SAFETY: Gives back the reference taken above; a mapping of device memory took its own, and
+    // one of pages has those.
     unsafe { bindings::rdma_user_mmap_entry_put(raw) };
     ret
 }

@@ -11,7 +11,6 @@ use kernel::{
     device,
     dma::DmaAddress,
     error::from_err_ptr,
-    page::PAGE_SIZE,
     prelude::*,
     sync::aref::ARef, //
 };
@@ -103,38 +102,6 @@ impl Umem {
     /// Whether there are no bytes; the core refuses to pin nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Copies `bytes` to `offset`. The process and the device may read there at the same time.
-    ///
-    /// `EINVAL` if they do not fit, `EPERM` if the memory was not pinned to be written.
-    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result {
-        match offset.checked_add(bytes.len()) {
-            Some(end) if end <= self.len() => {}
-            _ => return Err(EINVAL),
-        }
-        // SAFETY: Valid by the type invariant.
-        let raw = unsafe { &*self.raw.as_ptr() };
-        if raw.writable() == 0 {
-            return Err(EPERM);
-        }
-        let list = &raw.sgt_append.sgt;
-        // SAFETY: The list names the pages that are pinned, which the process agreed to have
-        // written; the first byte is at the address's offset in its page.
-        let copied = unsafe {
-            bindings::sg_pcopy_from_buffer(
-                list.sgl,
-                list.orig_nents,
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                (offset + self.address() as usize % PAGE_SIZE) as bindings::off_t,
-            )
-        };
-        if copied == bytes.len() {
-            Ok(())
-        } else {
-            Err(EINVAL)
-        }
     }
 
     /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n`

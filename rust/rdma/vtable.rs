@@ -86,6 +86,7 @@ impl<T: Operations> VTable<T> {
 
         alloc_ucontext: Some(ucontext::alloc_callback::<T>),
         dealloc_ucontext: Some(ucontext::dealloc_callback::<T>),
+        query_ucontext: Some(ucontext::query_callback::<T>),
         disassociate_ucontext: Some(ucontext::disassociate_callback),
         mmap: Some(ucontext::mmap_callback),
         mmap_free: Some(ucontext::mmap_free_callback),

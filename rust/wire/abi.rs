@@ -5,7 +5,7 @@
 //! The same structures as in `include/uapi/rdma/vrnic-abi.h`; a test compares the two. Unlike the
 //! rest of this crate these are read in the machine's own byte order, as all uverbs commands are.
 //!
-//! `comp_mask` comes first and says which of the members added after version 1 are valid; there
+//! `comp_mask` comes first and says which of the members added after version 2 are valid; there
 //! are none so far, so it is 0. Reserved members are 0. Requests that break one of the two are
 //! refused. Addresses are those of the calling process.
 
@@ -13,7 +13,7 @@ use crate::{ring::RingLayout, work::AddressVector};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the user ABI.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Provisional `enum rdma_driver_id` of the driver.
 pub const DRIVER_ID: u32 = 0x76_726e;
@@ -37,13 +37,10 @@ pub struct AllocContextRequest {
     pub comp_mask: u32,
     /// Doorbell slots of the context: [`notify`](crate::notify) says which numbers are valid.
     pub slots: u32,
-    /// Notify area: a multiple of the page size,
-    /// [`area_length`](crate::notify::area_length) zeroed bytes.
-    pub notify_addr: u64,
 }
-assert_abi!(AllocContextRequest, 16, slots @ 4, notify_addr @ 8);
+assert_abi!(AllocContextRequest, 8, slots @ 4);
 
-/// Response of ALLOC_CONTEXT.
+/// Response of ALLOC_CONTEXT, and of QUERY_CONTEXT in the first of the driver's attributes.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AllocContextResponse {
@@ -54,13 +51,15 @@ pub struct AllocContextResponse {
     pub doorbell_length: u32,
     /// Offset to give to `mmap` to map the doorbell page.
     pub doorbell_offset: u64,
+    /// Offset to give to `mmap` to map the notify area.
+    pub notify_offset: u64,
+    /// Bytes of that mapping, whole pages, the [`area_length`](crate::notify::area_length) or more.
+    pub notify_length: u32,
     /// Most bytes of payload that a send entry may hold.
     pub max_inline_data: u32,
-    /// 0.
-    pub reserved_a0: [u8; 4],
 }
-assert_abi!(AllocContextResponse, 24, doorbell_length @ 4, doorbell_offset @ 8,
-    max_inline_data @ 16, reserved_a0 @ 20);
+assert_abi!(AllocContextResponse, 32, doorbell_length @ 4, doorbell_offset @ 8,
+    notify_offset @ 16, notify_length @ 24, max_inline_data @ 28);
 
 /// A [`RingLayout`] in the machine's byte order.
 #[derive(
@@ -254,9 +253,9 @@ mod tests {
 
     #[test]
     fn header_agrees() {
-        check!("vrnic_alloc_context_req", AllocContextRequest: comp_mask, slots, notify_addr);
+        check!("vrnic_alloc_context_req", AllocContextRequest: comp_mask, slots);
         check!("vrnic_alloc_context_resp", AllocContextResponse: comp_mask, doorbell_length,
-            doorbell_offset, max_inline_data, reserved_a0);
+            doorbell_offset, notify_offset, notify_length, max_inline_data);
         check!("vrnic_ring", Ring: header_offset, entries_offset, entries, stride);
         check!("vrnic_create_cq_req", CreateCqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);

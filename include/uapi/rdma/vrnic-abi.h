@@ -9,7 +9,7 @@
 #include <linux/types.h>
 
 /* Increment this value if any change breaks existing user-space programs. */
-#define VRNIC_ABI_VERSION 1
+#define VRNIC_ABI_VERSION 2
 
 /*
  * Provisional: enum rdma_driver_id has no value for this driver yet. Providers
@@ -19,9 +19,16 @@
 
 /*
  * Rules for all structures: comp_mask comes first and says which of the members
- * added after version 1 are valid (none so far, so it is 0); reserved members
+ * added after version 2 are valid (none so far, so it is 0); reserved members
  * are 0; the kernel refuses a request that breaks one of the two. Addresses are
  * those of the calling process.
+ */
+
+/*
+ * What is added to the methods of uverbs, for processes that import objects:
+ * QUERY_CONTEXT fills attribute 0x1000 with a struct vrnic_alloc_context_resp;
+ * method 0x1000 of UVERBS_OBJECT_PD does nothing but fail if its attribute
+ * 0x1000, a handle, is that of no protection domain.
  */
 
 /**
@@ -29,30 +36,31 @@
  * @comp_mask: 0
  * @slots: doorbell slots of the context, so most queue pairs it can have: a
  *	power of two from 64 to 65536
- * @notify_addr: notify area, a multiple of the page size; 256 + @slots / 8
- *	bytes, zeroed, which must stay mapped as long as the context lives
  */
 struct vrnic_alloc_context_req {
 	__u32 comp_mask;
 	__u32 slots;
-	__aligned_u64 notify_addr;
 };
 
 /**
- * struct vrnic_alloc_context_resp - response of ALLOC_CONTEXT
+ * struct vrnic_alloc_context_resp - response of ALLOC_CONTEXT, and of
+ *	QUERY_CONTEXT
  * @comp_mask: 0
  * @doorbell_length: bytes of the doorbell page, or 0 if the device has no
  *	doorbells: then a queue pair is rung by POST_SEND without work requests
  * @doorbell_offset: offset to give to mmap() to map the doorbell page
+ * @notify_offset: offset to give to mmap() to map the notify area
+ * @notify_length: bytes of that mapping, whole pages, 256 + slots / 8 or more;
+ *	all processes that have the context share the area
  * @max_inline_data: most bytes of payload that a send entry may hold
- * @reserved_a0: 0
  */
 struct vrnic_alloc_context_resp {
 	__u32 comp_mask;
 	__u32 doorbell_length;
 	__aligned_u64 doorbell_offset;
+	__aligned_u64 notify_offset;
+	__u32 notify_length;
 	__u32 max_inline_data;
-	__u8 reserved_a0[4];
 };
 
 /**

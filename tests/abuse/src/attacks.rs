@@ -1011,11 +1011,9 @@ fn bad_requests(range: &Range) -> Outcome<()> {
 }
 
 fn bad_contexts(range: &Range) -> Outcome<()> {
-    let area = Memory::new(notify::area_length(65_536)).during("mmap")?;
     let good = abi::AllocContextRequest {
         comp_mask: 0,
         slots: SLOTS,
-        notify_addr: area.addr(0),
     };
     let bad: &[(&str, Spoil<abi::AllocContextRequest>)] = &[
         ("comp_mask", |r| r.comp_mask = 8),
@@ -1024,12 +1022,6 @@ fn bad_contexts(range: &Range) -> Outcome<()> {
         ("1000 slots", |r| r.slots = 1000),
         ("131072 slots", |r| r.slots = 131_072),
         ("2^31 slots", |r| r.slots = 1 << 31),
-        ("area nowhere", |r| r.notify_addr = 1 << 46),
-        ("area misaligned", |r| r.notify_addr += 64),
-        ("area in the kernel", |r| {
-            r.notify_addr = 0xffff_8880_0000_0000;
-        }),
-        ("area at null", |r| r.notify_addr = 0),
     ];
     let open = |driver: &[u8]| {
         let uverbs = crate::uverbs::Uverbs::open(&range.device)
@@ -1071,7 +1063,8 @@ fn bad_contexts(range: &Range) -> Outcome<()> {
 fn bad_mappings(range: &Range) -> Outcome<()> {
     let mut field = Field::new(range)?;
     let uverbs = &field.context.uverbs;
-    let offset = field.context.granted.doorbell_offset;
+    let granted = field.context.granted;
+    let (offset, area) = (granted.doorbell_offset, granted.notify_offset);
     let page = PAGE as u64;
     let errno = [
         libc::EINVAL,
@@ -1082,12 +1075,8 @@ fn bad_mappings(range: &Range) -> Outcome<()> {
         libc::EOPNOTSUPP,
     ];
     let (write, shared) = (libc::PROT_WRITE, libc::MAP_SHARED);
-    for other in [
-        offset + page,
-        offset + 2 * page,
-        offset + 1000 * page,
-        1 << 40,
-    ] {
+    let end = offset.max(area) + page;
+    for other in [end, end + page, end + 1000 * page, 1 << 40] {
         refused(
             &format!("a mapping at {other:#x}"),
             &errno,
@@ -1103,6 +1092,16 @@ fn bad_mappings(range: &Range) -> Outcome<()> {
         "a private mapping",
         &errno,
         &uverbs.map(offset, PAGE, write, libc::MAP_PRIVATE),
+    )?;
+    refused(
+        "a notify area of two pages",
+        &errno,
+        &uverbs.map(area, 2 * PAGE, write, shared),
+    )?;
+    refused(
+        "a private notify area",
+        &errno,
+        &uverbs.map(area, PAGE, write, libc::MAP_PRIVATE),
     )?;
     // One's own page may be mapped twice.
     let again = uverbs

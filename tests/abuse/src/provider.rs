@@ -69,11 +69,9 @@ impl Context {
     pub fn new(name: &str) -> Result<Self> {
         let uverbs =
             Uverbs::open(name).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::ENODEV)))?;
-        let notify = Memory::new(notify::area_length(SLOTS))?;
         let request = abi::AllocContextRequest {
             comp_mask: 0,
             slots: SLOTS,
-            notify_addr: notify.addr(0),
         };
         let reply = uverbs.execute(
             Command::GetContext,
@@ -89,6 +87,7 @@ impl Context {
             libc::PROT_WRITE,
             libc::MAP_SHARED,
         )?;
+        let notify = uverbs.map_memory(granted.notify_offset, granted.notify_length as usize)?;
         let pd = word(
             &uverbs.execute(Command::AllocPd, &Bytes::default(), &[], 4)?,
             0,

@@ -10,9 +10,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use verbs_tests::memory::Memory;
 use verbs_tests::verbs::{Errno, Result, poll_fds};
 
 /// Commands, `enum ib_uverbs_write_cmds`.
@@ -162,6 +163,11 @@ impl Uverbs {
         (&self.file)
             .write(bytes)
             .map_err(|e| Errno(e.raw_os_error().unwrap_or(0)))
+    }
+
+    /// Maps memory that the device or the kernel shares with its processes.
+    pub fn map_memory(&self, offset: u64, len: usize) -> Result<Memory> {
+        Memory::shared(self.file.as_fd(), offset, len)
     }
 
     /// Maps `len` bytes at `offset` of the device for writing.

@@ -7,6 +7,7 @@ pub mod access;
 pub mod completions;
 pub mod errors;
 pub mod failure;
+pub mod import;
 pub mod limits;
 pub mod multicast;
 pub mod paging;
@@ -70,6 +71,7 @@ pub fn cases() -> Vec<Case> {
         states::CASES,
         unreliable::CASES,
         multicast::CASES,
+        import::CASES,
         limits::CASES,
     ]
     .concat()

@@ -553,6 +553,11 @@ unsafe extern "C" {
         flags: u32,
         entry_size: size_t,
     ) -> c_int;
+    pub fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context;
+    pub fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd;
+    pub fn ibv_unimport_pd(pd: *mut ibv_pd);
+    pub fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr;
+    pub fn ibv_unimport_mr(mr: *mut ibv_mr);
     pub fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     pub fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     pub fn ibv_reg_mr(

@@ -6,7 +6,7 @@
     reason = "alignment is asserted where words are accessed"
 )]
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::pattern;
@@ -15,7 +15,7 @@ use crate::verbs::{Errno, Result};
 /// Bytes in a page of the machines under test.
 pub const PAGE: usize = 4096;
 
-/// An anonymous, zeroed, page-aligned mapping.
+/// A page-aligned mapping, anonymous and zeroed unless it is said otherwise.
 #[derive(Debug)]
 pub struct Memory {
     base: *mut u8,
@@ -99,6 +99,28 @@ impl Memory {
             }
             Ok(memory)
         }
+    }
+
+    /// `len` bytes at `offset` of what is open as `fd`, shared with whoever else maps them.
+    pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self> {
+        // SAFETY: a mapping at an address the kernel chooses touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                offset as i64,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Ok(Memory {
+            base: base.cast(),
+            len,
+        })
     }
 
     /// Length in bytes.

@@ -9,7 +9,7 @@ mod queue;
 mod srq;
 
 use std::net::Ipv6Addr;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -23,9 +23,10 @@ use crate::ffi::{
     _ibv_query_gid_ex, VERBS_ABI_IS_EXTENDED, ibv_ack_async_event, ibv_ah_attr, ibv_alloc_pd,
     ibv_async_event, ibv_close_device, ibv_context, ibv_cq, ibv_create_ah, ibv_dealloc_pd,
     ibv_dereg_mr, ibv_destroy_ah, ibv_device, ibv_device_attr, ibv_free_device_list,
-    ibv_get_async_event, ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_mr,
-    ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device, ibv_query_port, ibv_reg_mr,
-    ibv_sge, ibv_srq, verbs_context,
+    ibv_get_async_event, ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_import_device,
+    ibv_import_mr, ibv_import_pd, ibv_mr, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp,
+    ibv_query_device, ibv_query_port, ibv_reg_mr, ibv_sge, ibv_srq, ibv_unimport_mr,
+    ibv_unimport_pd, verbs_context,
 };
 use crate::memory::Memory;
 
@@ -182,20 +183,30 @@ impl Context {
                 .ok_or(Errno(libc::ENODEV))?;
             // SAFETY: the device is an entry of the live list.
             let raw = object(unsafe { ibv_open_device(*device) })?;
-            // SAFETY: a plain system call on the context's own descriptor, so that waiting is done by poll(2).
-            unsafe {
-                let fd = (*raw).async_fd;
-                libc::fcntl(
-                    fd,
-                    libc::F_SETFL,
-                    libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK,
-                );
-            }
-            Ok(Arc::new(Context {
-                raw,
-                name: device_name(*device),
-            }))
+            Ok(Self::of(raw))
         })?
+    }
+
+    /// Takes part in a context that another process has open as `fd`, or this one.
+    pub fn import(fd: OwnedFd) -> Result<Arc<Self>> {
+        // SAFETY: the descriptor is given away, also if this fails.
+        let raw = object(unsafe { ibv_import_device(fd.into_raw_fd()) })?;
+        Ok(Self::of(raw))
+    }
+
+    /// Owns a context.
+    fn of(raw: *mut ibv_context) -> Arc<Self> {
+        // SAFETY: the context is open. A plain system call on its own descriptor, so that waiting is done by poll(2).
+        let name = unsafe {
+            let fd = (*raw).async_fd;
+            libc::fcntl(
+                fd,
+                libc::F_SETFL,
+                libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK,
+            );
+            device_name((*raw).device)
+        };
+        Arc::new(Context { raw, name })
     }
 
     /// The device's name.
@@ -293,6 +304,12 @@ impl Context {
     pub fn async_fd(&self) -> RawFd {
         // SAFETY: the context is open.
         unsafe { (*self.raw).async_fd }
+    }
+
+    /// The context for another process to [`import`](Self::import).
+    pub fn share(&self) -> std::io::Result<OwnedFd> {
+        // SAFETY: the context is open, and so is its descriptor.
+        unsafe { BorrowedFd::borrow_raw(self.command_fd()) }.try_clone_to_owned()
     }
 
     /// The descriptor of commands to the kernel.
@@ -404,6 +421,7 @@ pub struct AsyncEvent {
 pub struct Pd {
     pub(crate) raw: *mut ibv_pd,
     pub(crate) context: Arc<Context>,
+    imported: bool,
 }
 
 // SAFETY: libibverbs objects may be used from any thread.
@@ -419,7 +437,26 @@ impl Pd {
         Ok(Arc::new(Pd {
             raw,
             context: context.clone(),
+            imported: false,
         }))
+    }
+
+    /// A protection domain of another process that has the context, by its handle.
+    pub fn import(context: &Arc<Context>, handle: u32) -> Result<Arc<Self>> {
+        // SAFETY: the context is open.
+        let raw = object(unsafe { ibv_import_pd(context.raw, handle) })?;
+        Ok(Arc::new(Pd {
+            raw,
+            context: context.clone(),
+            imported: true,
+        }))
+    }
+
+    /// What it is called in its context.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        // SAFETY: the PD is allocated.
+        unsafe { (*self.raw).handle }
     }
 
     /// The device.
@@ -432,7 +469,13 @@ impl Pd {
 impl Drop for Pd {
     fn drop(&mut self) {
         // SAFETY: every user of the PD held a handle and is gone.
-        destroyed("PD", unsafe { ibv_dealloc_pd(self.raw) });
+        unsafe {
+            if self.imported {
+                ibv_unimport_pd(self.raw);
+            } else {
+                destroyed("PD", ibv_dealloc_pd(self.raw));
+            }
+        }
     }
 }
 
@@ -507,6 +550,13 @@ impl Mr {
         unsafe { (*self.raw).rkey }
     }
 
+    /// What it is called in its context.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        // SAFETY: the region is registered.
+        unsafe { (*self.raw).handle }
+    }
+
     /// Address of byte `offset` of the memory.
     #[must_use]
     pub fn addr(&self, offset: usize) -> u64 {
@@ -547,6 +597,46 @@ impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: the region is registered, and given up here.
         destroyed("MR", unsafe { ibv_dereg_mr(self.raw) });
+    }
+}
+
+/// A memory region of another process.
+#[derive(Debug)]
+pub struct ImportedMr {
+    raw: *mut ibv_mr,
+    _pd: Arc<Pd>,
+}
+
+impl ImportedMr {
+    /// The region that is called `handle` in the context of `pd`.
+    pub fn new(pd: &Arc<Pd>, handle: u32) -> Result<Self> {
+        // SAFETY: the PD is there.
+        let raw = object(unsafe { ibv_import_mr(pd.raw, handle) })?;
+        Ok(ImportedMr {
+            raw,
+            _pd: pd.clone(),
+        })
+    }
+
+    /// Local and remote key.
+    #[must_use]
+    pub fn keys(&self) -> (u32, u32) {
+        // SAFETY: the region is there.
+        unsafe { ((*self.raw).lkey, (*self.raw).rkey) }
+    }
+
+    /// Bytes of the region.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        // SAFETY: the region is there.
+        unsafe { (*self.raw).length }
+    }
+}
+
+impl Drop for ImportedMr {
+    fn drop(&mut self) {
+        // SAFETY: imported, and used no more.
+        unsafe { ibv_unimport_mr(self.raw) };
     }
 }
 

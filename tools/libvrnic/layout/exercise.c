@@ -13,6 +13,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include <infiniband/driver.h>
+#include <infiniband/cmd_ioctl.h>
+#include <rdma/ib_user_ioctl_cmds.h>
 #include "vrnic-abi.h"
 
 #define CHECK(what)                                                                                                    \
@@ -30,7 +32,7 @@ static struct vrnic_alloc_context_req context_req;
 static struct vrnic_create_cq_req cq_req;
 static struct vrnic_create_qp_req qp_req;
 static struct vrnic_create_srq_req srq_req;
-static uint32_t *doorbell;
+static uint32_t *doorbell, *notify;
 static int has_doorbells, kernel_rings, fail_next;
 /* What the next queue pair is called, and the completions that the device wrote to the queue of cq_req. */
 static uint32_t next_qpn = 17, completions;
@@ -82,6 +84,16 @@ void __verbs_log(struct verbs_context *context, uint32_t level, const char *form
 {
 }
 
+static struct vrnic_alloc_context_resp granted(void)
+{
+	return (struct vrnic_alloc_context_resp){
+		.doorbell_length = has_doorbells ? 4096 : 0,
+		.notify_offset = 4096,
+		.notify_length = 4096,
+		.max_inline_data = 512,
+	};
+}
+
 int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *cmd, size_t cmd_size,
 #if IBVERBS_PABI_VERSION != 34
 			struct ibv_fd_arr *fd_arr,
@@ -91,8 +103,43 @@ int ibv_cmd_get_context(struct verbs_context *context, struct ibv_get_context *c
 	struct vrnic_alloc_context_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
 
 	memcpy(&context_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(context_req)), sizeof(context_req));
-	out->doorbell_length = has_doorbells ? 4096 : 0;
-	out->max_inline_data = 512;
+	*out = granted();
+	return 0;
+}
+
+/* What the driver answers: the first page of the device is its doorbell, the second one the notify area. */
+int ibv_cmd_query_context(struct ibv_context *context, struct ibv_command_buffer *driver)
+{
+	struct ib_uverbs_attr *attr = driver->hdr.attrs;
+	struct vrnic_alloc_context_resp out = granted();
+
+	CHECK(!driver->next && driver->next_attr == attr + 1 && driver->last_attr == attr + 1 && !driver->buffer_error);
+	CHECK(driver->hdr.object_id == UVERBS_OBJECT_DEVICE && driver->hdr.method_id == UVERBS_METHOD_QUERY_CONTEXT);
+	CHECK(attr->attr_id == 1 << UVERBS_ID_NS_SHIFT && attr->flags == UVERBS_ATTR_F_MANDATORY);
+	CHECK(attr->len == sizeof(out) && !attr->attr_data.reserved);
+	memcpy((void *)(uintptr_t)attr->data, &out, sizeof(out));
+	return 0;
+}
+
+/* There is one protection domain. */
+int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
+{
+	struct ib_uverbs_attr *attr = cmd->hdr.attrs;
+
+	CHECK(!cmd->next && cmd->next_attr == attr + 1 && cmd->last_attr == attr + 1 && !cmd->buffer_error);
+	CHECK(cmd->hdr.object_id == UVERBS_OBJECT_PD && cmd->hdr.method_id == 1 << UVERBS_ID_NS_SHIFT);
+	CHECK(attr->attr_id == 1 << UVERBS_ID_NS_SHIFT && attr->flags == UVERBS_ATTR_F_MANDATORY && !attr->len);
+	return attr->data == 77 ? 0 : ENOENT;
+}
+
+int ibv_cmd_query_mr(struct ibv_pd *pd, struct verbs_mr *vmr, uint32_t mr_handle)
+{
+	if (mr_handle != 5)
+		return ENOENT;
+	vmr->ibv_mr.context = pd->context;
+	vmr->ibv_mr.pd = pd;
+	vmr->ibv_mr.handle = mr_handle;
+	vmr->ibv_mr.lkey = vmr->ibv_mr.rkey = 9;
 	return 0;
 }
 
@@ -442,7 +489,7 @@ static uint32_t polled(void)
 /* Takes the bits that say that the slot has work; whether they were there. */
 static int take_bits(void)
 {
-	uint64_t *area = (uint64_t *)(uintptr_t)context_req.notify_addr;
+	uint64_t *area = (uint64_t *)notify;
 	int summary = area[8] == 1 << (130 / 64), pending = area[32 + 130 / 64] == 1ULL << (130 % 64);
 
 	area[8] = 0;
@@ -468,12 +515,13 @@ static struct ibv_context *open_device(void)
 	int fd = memfd_create("uverbs", 0);
 	struct verbs_context *context;
 
-	CHECK(fd >= 0 && !ftruncate(fd, 4096));
-	doorbell = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(fd >= 0 && !ftruncate(fd, 2 * 4096));
+	doorbell = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	CHECK(doorbell != MAP_FAILED);
+	notify = doorbell + 1024;
 	context = provider->alloc_context(&device, fd, NULL);
 	CHECK(context && verbs_get_ctx(&context->context) == context);
-	CHECK(context_req.slots >= 64 && context_req.notify_addr % 4096 == 0 && !context_req.comp_mask);
+	CHECK(context_req.slots >= 64 && !context_req.comp_mask);
 	return &context->context;
 }
 
@@ -747,9 +795,9 @@ static void send_and_receive(struct ibv_context *context, struct ibv_pd *pd, str
 	/* A device that polls is not rung. */
 	kernel_rings = 0;
 	*doorbell = 0;
-	*(uint32_t *)(uintptr_t)context_req.notify_addr = 1;
+	*notify = 1;
 	CHECK(!ibv_post_send(qp, wr + 2, &bad) && take_bits() && !*doorbell && !kernel_rings);
-	*(uint32_t *)(uintptr_t)context_req.notify_addr = 0;
+	*notify = 0;
 
 	/* What the application called its requests comes back, whatever they are. */
 	CHECK(sent() == 14 && !post_send(qp, 4) && post_send(qp, 5) == ENOMEM);
@@ -1205,7 +1253,7 @@ static void resized_completions(struct ibv_context *context, struct ibv_pd *pd)
 /* Ends what is posted as the kernel does it when the device is gone. */
 static void set_failed(int failed)
 {
-	__atomic_store_n((uint32_t *)(uintptr_t)context_req.notify_addr + 48, failed, __ATOMIC_RELEASE);
+	__atomic_store_n(notify + 48, failed, __ATOMIC_RELEASE);
 }
 
 /* Requests that must be flushed yet, by their queue: request n of queue q is called 100 * q + n. */
@@ -1430,6 +1478,42 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	fail_next = 0;
 }
 
+/* A context that takes part in this one rings the same slots in the same area. */
+static void importing(struct ibv_context *context)
+{
+	struct verbs_context *other = provider->import_context(context->device, dup(context->cmd_fd));
+	struct ibv_context *imported = &other->context;
+	struct ibv_parent_domain_init_attr attr = {};
+	struct ibv_pd *pd, *parent;
+	struct ibv_mr *mr;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+
+	CHECK(other && imported != context);
+	CHECK(!ops.import_pd(imported, 78) && errno == ENOENT);
+	pd = ops.import_pd(imported, 77);
+	CHECK(pd && pd->context == imported && pd->handle == 77);
+	CHECK(!ops.import_mr(pd, 6) && errno == ENOENT);
+	mr = ops.import_mr(pd, 5);
+	CHECK(mr && mr->pd == pd && mr->lkey == 9 && mr->rkey == 9);
+	ops.unimport_mr(mr);
+
+	cq = ops.create_cq(imported, 16, NULL, 0);
+	qp = connected(pd, cq, cq, 17);
+	kernel_rings = 0;
+	*doorbell = 0;
+	CHECK(!post_send(qp, 1) && take_bits() && (has_doorbells ? *doorbell == 130 : kernel_rings == 1));
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
+
+	/* A domain that a parent domain contains stays until that is gone. */
+	attr.pd = pd;
+	parent = ops.alloc_parent_domain(imported, &attr);
+	ops.unimport_pd(pd);
+	CHECK(parent && parent->handle == 77 && !ops.dealloc_pd(parent));
+	ops.unimport_pd(pd);
+	ops.free_context(imported);
+}
+
 void exercise(void)
 {
 	CHECK(provider && !strcmp(provider->name, "vrnic"));
@@ -1461,6 +1545,7 @@ void exercise(void)
 		resized_completions(context, pd);
 		domains(context, pd);
 		allocators(context, pd);
+		importing(context);
 		failure(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));
 		ops.free_context(context);

@@ -145,28 +145,28 @@ impl Shared {
     }
 }
 
-/// A page of the doorbell region, mapped into this process.
+/// Memory behind a uverbs device, mapped into this process.
 #[derive(Debug)]
-pub struct DoorbellPage {
-    base: NonNull<u32>,
+pub struct Mapping {
+    base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: Writes to the page from several threads do not disturb each other.
-unsafe impl Send for DoorbellPage {}
-// SAFETY: As above.
-unsafe impl Sync for DoorbellPage {}
+// SAFETY: The mapping belongs to the value alone and is not tied to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: As above; access goes through `Shared`, or is a single store.
+unsafe impl Sync for Mapping {}
 
-impl DoorbellPage {
-    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`. `None` sets
-    /// `errno`.
-    pub fn map(fd: i32, offset: u64, length: usize) -> Option<Self> {
+impl Mapping {
+    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`, for `protection`.
+    /// `None` sets `errno`.
+    fn new(fd: i32, offset: u64, length: usize, protection: i32) -> Option<Self> {
         // SAFETY: A new mapping, which replaces none.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
                 length,
-                libc::PROT_WRITE,
+                protection,
                 libc::MAP_SHARED,
                 fd,
                 offset as libc::off_t,
@@ -178,18 +178,47 @@ impl DoorbellPage {
         NonNull::new(base.cast()).map(|base| Self { base, length })
     }
 
-    /// Tells the device that `slot` has work.
-    #[inline]
-    pub fn ring(&self, slot: u32) {
-        // SAFETY: The first word of a mapping of at least a page, which lives as long as `self`.
-        unsafe { self.base.as_ptr().write_volatile(slot.to_le()) }
+    /// Maps memory to be read and written; as [`new`](Self::new).
+    pub fn memory(fd: i32, offset: u64, length: usize) -> Option<Self> {
+        Self::new(fd, offset, length, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// The memory, to be shared with the device.
+    ///
+    /// # Safety
+    ///
+    /// The mapping came from [`memory`](Self::memory), and the result and everything made from it
+    /// is used only as long as it lives.
+    pub unsafe fn shared(&self) -> Shared {
+        // SAFETY: Page aligned, mapped as long as the mapping lives, and reachable only from here.
+        unsafe { Shared::new(self.base, self.length) }
     }
 }
 
-impl Drop for DoorbellPage {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: The mapping made by `map`, not used any more.
+        // SAFETY: The mapping made by `new`, not used any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// A page of the doorbell region, mapped into this process.
+#[derive(Debug)]
+pub struct DoorbellPage(Mapping);
+
+impl DoorbellPage {
+    /// Maps `length` bytes at `offset` of the uverbs device that is open as `fd`. `None` sets
+    /// `errno`.
+    pub fn map(fd: i32, offset: u64, length: usize) -> Option<Self> {
+        Mapping::new(fd, offset, length, libc::PROT_WRITE).map(Self)
+    }
+
+    /// Tells the device that `slot` has work.
+    #[inline]
+    pub fn ring(&self, slot: u32) {
+        let word = self.0.base.cast::<u32>();
+        // SAFETY: The first word of a mapping of at least a page, which lives as long as `self`.
+        unsafe { word.as_ptr().write_volatile(slot.to_le()) }
     }
 }
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes as the device is told of it.
+//! Memory of processes, and memory for them, as the device is told of it.
 
-use kernel::prelude::*;
+use kernel::{
+    page::PAGE_SHIFT,
+    prelude::*, //
+};
 use rdma::{
     access::Access,
-    Umem, //
+    Umem,
+    UserPages, //
 };
 use vrnic_wire::memory::MIN_PAGE_SHIFT;
 
@@ -14,8 +18,7 @@ use crate::{
     device::Call, //
 };
 
-/// Lists the pages of a buffer that holds rings or a notify area. It must begin at a page
-/// (`EINVAL`).
+/// Lists the pages of a buffer that holds rings. It must begin at a page (`EINVAL`).
 pub(crate) fn ring_pages(call: &Call<'_>, umem: &Umem) -> Result<PageListBuffer> {
     list(call, umem, 1 << MIN_PAGE_SHIFT, umem.address()).and_then(|(list, offset)| {
         if offset == 0 {
@@ -26,8 +29,8 @@ pub(crate) fn ring_pages(call: &Call<'_>, umem: &Umem) -> Result<PageListBuffer>
     })
 }
 
-/// Pins `length` bytes at `address` in the calling process, which hold rings or a notify area, and
-/// lists their pages as [`ring_pages`] does.
+/// Pins `length` bytes at `address` in the calling process, which hold rings, and lists their
+/// pages as [`ring_pages`] does.
 pub(crate) fn pin_ring(
     call: &Call<'_>,
     address: u64,
@@ -37,6 +40,23 @@ pub(crate) fn pin_ring(
     let umem = Umem::get(call.device, address, length, Access::LocalWrite.into())?;
     let pages = ring_pages(call, &umem)?;
     Ok((umem, pages))
+}
+
+/// Lists the pages of the first `length` bytes of a notify area.
+pub(crate) fn notify_pages(
+    call: &Call<'_>,
+    pages: &UserPages,
+    length: usize,
+) -> Result<PageListBuffer> {
+    const { assert!(PAGE_SHIFT >= MIN_PAGE_SHIFT as usize) };
+
+    PageListBuffer::new(
+        call.data.dma,
+        pages.dma_pages(),
+        u8::try_from(PAGE_SHIFT)?,
+        0,
+        length as u64,
+    )
 }
 
 /// Lists the pages of a memory region whose first byte work requests name by `iova`, in pages as

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Contexts of processes.
+//! Contexts of processes. Those that import one share it with its first process.
+
+use core::sync::atomic::Ordering;
 
 use kernel::{
     prelude::*,
@@ -12,7 +14,7 @@ use rdma::{
         Mappings, //
     },
     Ucontext,
-    Umem, //
+    UserPages, //
 };
 use vrnic_wire::{
     abi,
@@ -39,26 +41,27 @@ use crate::{
         Call,
         Vrnic, //
     },
-    memory::pin_ring,
+    memory::notify_pages,
     udata::{
         AllocContextRequest,
         AllocContextResponse, //
     },
 };
 
-/// The notify area of a process.
-pub(crate) struct NotifyArea(Umem);
+/// The notify area of a context, which all processes that have the context share.
+pub(crate) struct NotifyArea(Arc<UserPages>);
 
 impl NotifyArea {
-    /// Tells the process that nothing will be completed any more. The device must have stopped, or
-    /// forgotten the context.
+    /// Tells the processes that nothing will be completed any more. The device must have stopped,
+    /// or forgotten the context.
     pub(crate) fn set_failed(&self) -> Result {
-        let flags = driver_flags::FAILED.to_le_bytes();
-        self.0.write(DRIVER_FLAGS_OFFSET, &flags)
+        self.0.with_u32(DRIVER_FLAGS_OFFSET, |flags| {
+            flags.store(driver_flags::FAILED.to_le(), Ordering::Release);
+        })
     }
 }
 
-/// The context of a process: its doorbell page and its notify area.
+/// A context: its doorbell page and its notify area.
 #[pin_data]
 pub(crate) struct UserContext {
     // Fields are dropped in declaration order: the device lets go of the notify area first.
@@ -86,8 +89,11 @@ impl rdma::UserContext for UserContext {
         if !is_valid_slot_count(request.slots) {
             return Err(EINVAL);
         }
-        let length = area_length(request.slots) as u64;
-        let (notify, area) = pin_ring(call, request.notify_addr, length)?;
+        // On an error the context goes first, and then its memory.
+        let length = area_length(request.slots);
+        let pages = Arc::new(UserPages::new(call.device, length)?, GFP_KERNEL)?;
+        let notify = Arc::new(NotifyArea(pages.clone()), GFP_KERNEL)?;
+        let area = notify_pages(call, &pages, length)?;
         let (object, page) = create_context(
             &call.data.control,
             &CreateContext {
@@ -114,7 +120,9 @@ impl rdma::UserContext for UserContext {
             response.doorbell_length = DOORBELL_PAGE_SIZE;
         }
 
-        let notify = Arc::new(NotifyArea(notify), GFP_KERNEL)?;
+        response.notify_offset = mappings.insert_pages(&pages)?;
+        response.notify_length = u32::try_from(pages.len())?;
+
         call.data.health.add_process(&notify)?;
         let this = pin_init!(Self { object, notify });
         Ok((this, AllocContextResponse(response)))

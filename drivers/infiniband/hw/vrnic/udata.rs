@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn all_of_the_first_version_is_demanded() {
-        assert_eq!(AllocContextRequest::MINIMUM, 16);
+        assert_eq!(AllocContextRequest::MINIMUM, 8);
         assert_eq!(CreateCqRequest::MINIMUM, 40);
         assert_eq!(CreateQpRequest::MINIMUM, 56);
         assert_eq!(CreateSrqRequest::MINIMUM, 40);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use verbs_tests::args::Args;
 use verbs_tests::check::errors::survive;
 use verbs_tests::check::failure::outlive;
+use verbs_tests::check::import;
 use verbs_tests::check::peer::{self, Peer};
 use verbs_tests::check::{Env, cases};
 use verbs_tests::control::Control;
@@ -26,6 +27,7 @@ Runs the cases whose name contains one of the NAMEs, or all.
   --slow            also what takes minutes: every limit to its last object
   --survivor        connect, say so, and expect the peer's machine to vanish
   --outlive         post, say so, and expect the device to fail or to go away
+  --own, --import   be a process of the cases `import`
   --list            print the names of the cases
 ";
 
@@ -39,6 +41,14 @@ fn run(args: &Args) -> Outcome<usize> {
             .accept()
             .during("accepting")?;
         peer::serve(device.as_deref(), gid, control)?;
+        return Ok(0);
+    }
+    if args.flag("own") {
+        import::own(device.as_deref(), gid, args.words())?;
+        return Ok(0);
+    }
+    if args.flag("import") {
+        import::import(gid, args.words())?;
         return Ok(0);
     }
     let control = if let Some(host) = args.get::<String>("client") {
@@ -105,7 +115,9 @@ fn main() -> ExitCode {
     let args = Args::parse(
         USAGE,
         &["device", "gid", "port", "client"],
-        &["server", "slow", "list", "survivor", "outlive"],
+        &[
+            "server", "slow", "list", "survivor", "outlive", "own", "import",
+        ],
     );
     if args.flag("list") {
         for (name, _) in cases() {

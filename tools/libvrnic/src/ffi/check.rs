@@ -9,7 +9,7 @@
 
 extern crate std;
 
-use super::{Layout, abi34, abi65, command, driver, verbs};
+use super::{Layout, abi34, abi65, command, driver, ioctl, verbs};
 use std::collections::BTreeMap;
 use std::format;
 use std::string::String;
@@ -18,7 +18,13 @@ use std::vec::Vec;
 /// What one release is asked, in C, and what we expect.
 fn questions(own: &[Layout]) -> Vec<(String, u64)> {
     let mut all = Vec::new();
-    let tables = [verbs::LAYOUTS, driver::LAYOUTS, command::LAYOUTS, own];
+    let tables = [
+        verbs::LAYOUTS,
+        driver::LAYOUTS,
+        command::LAYOUTS,
+        ioctl::LAYOUTS,
+        own,
+    ];
 
     for layout in tables.into_iter().flatten() {
         let name = layout.name;
@@ -46,6 +52,20 @@ fn questions(own: &[Layout]) -> Vec<(String, u64)> {
         ("VERBS_QP_EX", u64::from(driver::VERBS_QP_EX)),
         ("VERBS_LOG_ERR", u64::from(driver::VERBS_LOG_ERR)),
         ("VERBS_LOG_DEBUG", u64::from(driver::VERBS_LOG_DEBUG)),
+        (
+            "UVERBS_ATTR_F_MANDATORY",
+            u64::from(ioctl::UVERBS_ATTR_F_MANDATORY),
+        ),
+        (
+            "UVERBS_OBJECT_DEVICE",
+            u64::from(ioctl::UVERBS_OBJECT_DEVICE),
+        ),
+        ("UVERBS_OBJECT_PD", u64::from(ioctl::UVERBS_OBJECT_PD)),
+        (
+            "UVERBS_METHOD_QUERY_CONTEXT",
+            u64::from(ioctl::UVERBS_METHOD_QUERY_CONTEXT),
+        ),
+        ("1 << UVERBS_ID_NS_SHIFT", u64::from(ioctl::DRIVER_NS)),
     ];
     all.extend(constants.map(|(name, value)| (String::from(name), value)));
     all

@@ -46,7 +46,8 @@ pub struct verbs_device_ops {
     pub alloc_context: Option<
         unsafe extern "C" fn(*mut ibv_device, c_int, *mut c_void) -> *mut super::abi::verbs_context,
     >,
-    pub import_context: Unused,
+    pub import_context:
+        Option<unsafe extern "C" fn(*mut ibv_device, c_int) -> *mut super::abi::verbs_context>,
     pub alloc_device: Option<unsafe extern "C" fn(*mut Opaque) -> *mut verbs_device>,
     pub uninit_device: Option<unsafe extern "C" fn(*mut verbs_device)>,
 }
@@ -177,6 +178,8 @@ pub mod op {
     pub type destroy_srq = unsafe extern "C" fn(*mut ibv_srq) -> c_int;
     pub type detach_mcast = attach_mcast;
     pub type free_context = unsafe extern "C" fn(*mut ibv_context);
+    pub type import_mr = unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr;
+    pub type import_pd = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_pd;
     pub type modify_cq = unsafe extern "C" fn(*mut ibv_cq, *mut Opaque) -> c_int;
     pub type modify_qp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     pub type modify_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
@@ -203,6 +206,8 @@ pub mod op {
     pub type rereg_mr =
         unsafe extern "C" fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
     pub type resize_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+    pub type unimport_mr = unsafe extern "C" fn(*mut ibv_mr);
+    pub type unimport_pd = unsafe extern "C" fn(*mut ibv_pd);
 }
 
 /// `struct ibv_device_attr_ex`, of which only the beginning concerns us.

@@ -10,6 +10,7 @@ use super::Opaque;
 use super::abi::{verbs_context, verbs_context_ops};
 use super::command::*;
 use super::driver::*;
+use super::ioctl::ibv_command_buffer;
 use super::verbs::*;
 use core::ffi::{c_char, c_int, c_void};
 
@@ -47,6 +48,12 @@ unsafe extern "C" {
         resp: *mut ib_uverbs_get_context_resp,
         resp_size: usize,
     ) -> c_int;
+
+    pub fn ibv_cmd_query_context(
+        context: *mut ibv_context,
+        driver: *mut ibv_command_buffer,
+    ) -> c_int;
+    pub fn execute_ioctl(context: *mut ibv_context, cmd: *mut ibv_command_buffer) -> c_int;
 
     pub fn ibv_cmd_query_device_any(
         context: *mut ibv_context,
@@ -86,6 +93,7 @@ unsafe extern "C" {
         resp: *mut ib_uverbs_reg_mr_resp,
         resp_size: usize,
     ) -> c_int;
+    pub fn ibv_cmd_query_mr(pd: *mut ibv_pd, vmr: *mut verbs_mr, mr_handle: u32) -> c_int;
     pub fn ibv_cmd_rereg_mr(
         vmr: *mut verbs_mr,
         flags: u32,

@@ -62,6 +62,7 @@ pub mod abi34;
 pub mod abi65;
 pub mod command;
 pub mod driver;
+pub mod ioctl;
 pub mod verbs;
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ use crate::ffi::abi::verbs_context;
 use crate::ffi::command::*;
 use crate::ffi::driver::ibv_device_attr_ex;
 use crate::ffi::functions::*;
+use crate::ffi::ioctl::*;
 use crate::ffi::verbs::*;
-use crate::memory::{Buffer, DoorbellPage};
+use crate::memory::{DoorbellPage, Mapping};
 use crate::patience::Patience;
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -34,7 +35,7 @@ pub struct Context {
 struct Own {
     doorbell: Doorbell,
     /// Holds the notify area; must outlive the doorbell.
-    _area: Buffer,
+    _area: Mapping,
     max_inline: u32,
     patience: Patience,
 }
@@ -90,6 +91,33 @@ pub unsafe extern "C" fn alloc_context(
     cmd_fd: c_int,
     _private_data: *mut c_void,
 ) -> *mut verbs_context {
+    // SAFETY: The verbs contract.
+    unsafe { make(device, cmd_fd, create) }
+}
+
+/// Takes part in a context that is open already, often another process's. Owns `cmd_fd` from the
+/// start.
+///
+/// Both have one context in the kernel, and so on the device: one doorbell page and one notify
+/// area. That is all the state there is of a context; slots are given out by the device.
+pub unsafe extern "C" fn import_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+) -> *mut verbs_context {
+    // SAFETY: The verbs contract.
+    unsafe { make(device, cmd_fd, query) }
+}
+
+/// Makes our side of a context, of which `ask` learns from the kernel.
+///
+/// # Safety
+///
+/// The verbs contract; `ask` is called with a new context.
+unsafe fn make(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    ask: unsafe fn(*mut verbs_context) -> Result<AllocContextResponse, c_int>,
+) -> *mut verbs_context {
     // SAFETY: The verbs contract; the offset, given as a pointer, is that of the member. On
     // failure the function has closed the descriptor.
     let context = unsafe {
@@ -109,7 +137,7 @@ pub unsafe extern "C" fn alloc_context(
     // SAFETY: A new context, which nobody else knows; `own` is valid memory, zeroed.
     unsafe {
         let verbs = &raw mut (*context).verbs;
-        match open(verbs) {
+        match ask(verbs).and_then(|granted| open((*verbs).context.cmd_fd, &granted)) {
             Ok(own) => {
                 (&raw mut (*context).own).write(Some(own));
                 verbs_set_ops(verbs, &raw const OPERATIONS);
@@ -125,17 +153,15 @@ pub unsafe extern "C" fn alloc_context(
     }
 }
 
-/// Makes the notify area known to the kernel and maps the doorbell page.
+/// Creates the context in the kernel.
 ///
 /// # Safety
 ///
 /// `verbs` is a new context.
-unsafe fn open(verbs: *mut verbs_context) -> Result<Own, c_int> {
-    let area = Buffer::new(notify::area_length(SLOTS)).ok_or(libc::ENOMEM)?;
+unsafe fn create(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int> {
     let mut cmd = WithDriver::<ibv_get_context, _>::new(AllocContextRequest {
         comp_mask: 0,
         slots: SLOTS,
-        notify_addr: area.address(),
     });
     let mut resp = WithDriver::<ib_uverbs_get_context_resp, AllocContextResponse>::default();
 
@@ -151,24 +177,49 @@ unsafe fn open(verbs: *mut verbs_context) -> Result<Own, c_int> {
             size_of_val(&resp),
         )
     };
-    if error != 0 {
-        return Err(error);
+    if error == 0 {
+        Ok(resp.driver)
+    } else {
+        Err(error)
     }
-    let page = match resp.driver.doorbell_length {
+}
+
+/// Asks the kernel for a context that it has.
+///
+/// # Safety
+///
+/// `verbs` is a new context, whose descriptor has one in the kernel.
+unsafe fn query(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int> {
+    let mut granted = AllocContextResponse::default();
+    let mut method = Method::new(
+        UVERBS_OBJECT_DEVICE,
+        UVERBS_METHOD_QUERY_CONTEXT,
+        DRIVER_NS,
+        (&raw mut granted).expose_provenance() as u64,
+        size_of::<AllocContextResponse>() as u16,
+    );
+    // SAFETY: The method's attribute is memory of this function.
+    let error = unsafe { ibv_cmd_query_context(&raw mut (*verbs).context, method.as_raw()) };
+    if error == 0 { Ok(granted) } else { Err(error) }
+}
+
+/// Maps the notify area and the doorbell page of the context that is open as `fd`.
+fn open(fd: c_int, granted: &AllocContextResponse) -> Result<Own, c_int> {
+    let area = Mapping::memory(fd, granted.notify_offset, granted.notify_length as usize);
+    let area = area.ok_or(libc::ENOMEM)?;
+    let page = match granted.doorbell_length {
         0 => None,
         length => {
-            // SAFETY: Within a valid context.
-            let fd = unsafe { (*verbs).context.cmd_fd };
-            let page = DoorbellPage::map(fd, resp.driver.doorbell_offset, length as usize);
+            let page = DoorbellPage::map(fd, granted.doorbell_offset, length as usize);
             Some(page.ok_or(libc::ENOMEM)?)
         }
     };
-    // SAFETY: The area is kept beside the doorbell and dropped after it.
+    // SAFETY: The area is mapped for both, kept beside the doorbell and dropped after it.
     let doorbell = Doorbell::new(unsafe { area.shared() }, page);
     Ok(Own {
         doorbell,
         _area: area,
-        max_inline: resp.driver.max_inline_data,
+        max_inline: granted.max_inline_data,
         patience: Patience::of_this_process(),
     })
 }
@@ -176,8 +227,8 @@ unsafe fn open(verbs: *mut verbs_context) -> Result<Own, c_int> {
 /// Closes a device.
 pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
     let offset = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
-    // SAFETY: The verbs contract: the last use of a context whose objects are gone. Closing the
-    // descriptor first makes the kernel forget the notify area before it is unmapped.
+    // SAFETY: The verbs contract: the last use of a context whose objects are gone. The kernel
+    // forgets it with the last of all descriptors and mappings.
     unsafe {
         let context = context.byte_sub(offset).cast::<Context>();
         verbs_uninit_context(&raw mut (*context).verbs);

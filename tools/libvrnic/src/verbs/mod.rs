@@ -52,6 +52,8 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     destroy_srq: Some(srq::destroy_srq),
     detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),
     free_context: Some(context::free_context),
+    import_mr: Some(mr::import_mr),
+    import_pd: Some(pd::import_pd),
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_srq: Some(srq::modify_srq),
@@ -67,6 +69,8 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),
     resize_cq: Some(cq::resize_cq),
+    unimport_mr: Some(mr::unimport_mr),
+    unimport_pd: Some(pd::unimport_pd),
     ..verbs_context_ops::EMPTY
 };
 

@@ -87,3 +87,27 @@ pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         error
     }
 }
+
+/// A region that another process registered; `handle` is what it is called in their context.
+pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
+    if mr.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: The verbs contract.
+    unsafe {
+        let error = ibv_cmd_query_mr(pd, mr, handle);
+        if error != 0 {
+            release(mr);
+            return fail(error);
+        }
+        &raw mut (*mr).ibv_mr
+    }
+}
+
+/// Forgets a region that was imported. It stays.
+pub unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: The verbs contract: a region of this provider, which begins with what the application
+    // knows, and its last use here.
+    unsafe { release(mr.cast::<verbs_mr>()) };
+}

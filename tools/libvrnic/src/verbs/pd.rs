@@ -6,6 +6,7 @@ use super::allocator::Callbacks;
 use super::{allocate, fail, release};
 use crate::ffi::command::*;
 use crate::ffi::functions::*;
+use crate::ffi::ioctl::*;
 use crate::ffi::verbs::*;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -111,6 +112,32 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         }
     }
     pd.cast()
+}
+
+/// A domain that another process allocated; `handle` is what it is called in their context.
+pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    let mut find = Method::new(UVERBS_OBJECT_PD, DRIVER_NS, DRIVER_NS, handle.into(), 0);
+    // SAFETY: The verbs contract.
+    let error = unsafe { execute_ioctl(context, find.as_raw()) };
+    if error != 0 {
+        return fail(error);
+    }
+    let pd = Pd::new(None);
+    // SAFETY: Nobody else has it yet.
+    unsafe { *pd.as_raw() = ibv_pd { context, handle } };
+    allocate(pd).cast()
+}
+
+/// Forgets a domain that was imported, unless parent domains still contain it. In the kernel it
+/// stays.
+pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    let pd = pd.cast::<Pd>();
+    // SAFETY: The verbs contract: a domain of this provider, and its last use here.
+    unsafe {
+        if (*pd).users.load(Ordering::Acquire) == 0 {
+            release(pd);
+        }
+    }
 }
 
 /// Deallocates a protection domain or a parent domain.

@@ -39,7 +39,7 @@ static PROVIDER: verbs_device_ops = verbs_device_ops {
     static_providers: ptr::null(),
     match_device: None,
     alloc_context: Some(context::alloc_context),
-    import_context: None,
+    import_context: Some(context::import_context),
     alloc_device: Some(alloc_device),
     uninit_device: Some(uninit_device),
 };

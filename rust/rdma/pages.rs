@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of the kernel that processes map and the device accesses at the same time.
+
+use core::sync::atomic::AtomicU32;
+
+use kernel::{
+    device,
+    dma::DmaAddress,
+    mm::virt::VmaNew,
+    page::{
+        Page,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    sync::aref::ARef, //
+};
+
+use crate::{
+    bindings, compat,
+    device::{
+        Device,
+        Operations, //
+    },
+};
+
+/// A page, and how the device addresses it.
+struct Mapped {
+    page: Page,
+    dma: DmaAddress,
+}
+
+/// Zeroed pages, mapped for DMA, that a context lets its processes map
+/// ([`Mappings::insert_pages`](crate::ucontext::Mappings::insert_pages)).
+///
+/// Unlike a [`Umem`](crate::Umem) it is no process's: all that share a context share it, whichever
+/// of them ends first. A mapping keeps the pages for itself, so what was written last can be read
+/// when context and device are gone.
+///
+/// It belongs inside an RDMA object: those are gone before the device is unbound. The device must
+/// have let go of the memory before this is dropped.
+///
+/// # Invariants
+///
+/// `pages` are mapped for `dma_device`, in both directions.
+pub struct UserPages {
+    dma_device: ARef<device::Device>,
+    pages: KVec<Mapped>,
+}
+
+impl UserPages {
+    /// Allocates at least `length` bytes, at the expense of the calling process.
+    pub fn new<T: Operations>(device: &Device<T>, length: usize) -> Result<Self> {
+        // SAFETY: The device is registered, since verbs run, and so has a DMA device.
+        let dma_device = unsafe { device::Device::get_device((*device.as_raw()).dma_device) };
+        Self::for_device(dma_device, length)
+    }
+
+    /// Allocates at least `length` bytes for a device that does DMA.
+    pub(crate) fn for_device(dma_device: ARef<device::Device>, length: usize) -> Result<Self> {
+        if length == 0 {
+            return Err(EINVAL);
+        }
+        let count = length.div_ceil(PAGE_SIZE);
+        let mut this = Self {
+            dma_device,
+            pages: KVec::with_capacity(count, GFP_KERNEL)?,
+        };
+        for _ in 0..count {
+            let page = Page::alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO)?;
+            // SAFETY: The device is bound, since verbs run; the page is ours.
+            let dma = unsafe {
+                bindings::dma_map_page_attrs(
+                    compat::device_as_raw(&*this.dma_device),
+                    page.as_ptr(),
+                    0,
+                    PAGE_SIZE,
+                    bindings::dma_data_direction::DMA_BIDIRECTIONAL,
+                    0,
+                )
+            };
+            // `DMA_MAPPING_ERROR`, of which bindgen makes nothing.
+            if dma == DmaAddress::MAX {
+                return Err(ENOMEM);
+            }
+            // INVARIANT: Just mapped. There is room, so the mapping is not lost.
+            this.pages.push(Mapped { page, dma }, GFP_KERNEL)?;
+        }
+        Ok(this)
+    }
+
+    /// Bytes of the memory: whole pages.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.pages.len() * PAGE_SIZE
+    }
+
+    /// The pages of [`PAGE_SIZE`] bytes, as the device addresses them.
+    pub fn dma_pages(&self) -> impl ExactSizeIterator<Item = DmaAddress> + '_ {
+        self.pages.iter().map(|mapped| mapped.dma)
+    }
+
+    /// Calls `f` with the word at `offset`, which processes and the device may change meanwhile.
+    ///
+    /// `EINVAL` if that is beyond the end or not aligned. `f` must not sleep.
+    pub fn with_u32<R>(&self, offset: usize, f: impl FnOnce(&AtomicU32) -> R) -> Result<R> {
+        let page = self.pages.get(offset / PAGE_SIZE).ok_or(EINVAL)?;
+        if offset % align_of::<AtomicU32>() != 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: A page of ours, which is unmapped below.
+        let address = unsafe { bindings::kmap_local_page(page.page.as_ptr()) };
+        // SAFETY: The word is in the page, aligned, initialised with zeroes, and accessed by
+        // atomics only, or by others who count as such.
+        let result = f(unsafe {
+            &*address
+                .cast::<u8>()
+                .add(offset % PAGE_SIZE)
+                .cast::<AtomicU32>()
+        });
+        // SAFETY: Mapped above.
+        unsafe { bindings::kunmap_local(address) };
+        Ok(result)
+    }
+
+    /// Maps all of the memory into a process.
+    ///
+    /// # Safety
+    ///
+    /// `vma` must be an area that is being set up by `mmap` and as long as the memory.
+    pub(crate) unsafe fn map(&self, vma: *mut bindings::vm_area_struct) -> Result {
+        // SAFETY: Nobody else has the area yet.
+        let vma = unsafe { VmaNew::from_raw(vma) };
+        // Beyond its end there is nothing.
+        vma.set_dontexpand();
+        let mixed = vma.set_mixedmap();
+        for (i, mapped) in self.pages.iter().enumerate() {
+            mixed.vm_insert_page(mixed.start() + i * PAGE_SIZE, &mapped.page)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for UserPages {
+    fn drop(&mut self) {
+        for mapped in &self.pages {
+            // SAFETY: Mapped for this device, by the type invariant, and only unmapped here.
+            unsafe {
+                bindings::dma_unmap_page_attrs(
+                    compat::device_as_raw(&*self.dma_device),
+                    mapped.dma,
+                    PAGE_SIZE,
+                    bindings::dma_data_direction::DMA_BIDIRECTIONAL,
+                    0,
+                );
+            }
+        }
+    }
+}
+
+// SAFETY: The pages may be freed and unmapped from any thread.
+unsafe impl Send for UserPages {}
+
+// SAFETY: Through a shared reference the memory is accessed by atomics only.
+unsafe impl Sync for UserPages {}
