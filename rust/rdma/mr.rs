@@ -50,6 +50,20 @@ pub struct Range {
     pub iova: u64,
 }
 
+/// What a process registers of a dma-buf.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct DmaBufRange {
+    /// Descriptor of the dma-buf in the calling process.
+    pub fd: c_int,
+    /// Where in the dma-buf the first byte is.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Address by which work requests name the first byte. It is as far from the beginning of a
+    /// page as the offset.
+    pub iova: u64,
+}
+
 /// What becomes of a region.
 pub struct Change<'a, P: ProtectionDomain> {
     /// The memory that it gets.
@@ -104,6 +118,16 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         access: AccessFlags,
         user: User<'_, Self::Driver, Self::Request>,
     ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+
+    /// Registers a piece of a dma-buf for the calling process.
+    fn register_dma_buf(
+        _call: &Call<'_, Self::Driver>,
+        _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        _range: &DmaBufRange,
+        _access: AccessFlags,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    }
 
     /// Registers all memory for the kernel; addresses are DMA addresses.
     fn register_dma(
@@ -347,6 +371,44 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
 
             create(call, pd, Some(udata), || {
                 T::MemoryRegion::register_user(call, Pd::from_raw(pd), &range, access, user)
+            })
+        })
+    })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`, and `dmah` that of the call.
+pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    offset: u64,
+    length: u64,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+    dmah: *mut bindings::ib_dmah,
+    _attributes: *mut bindings::uverbs_attr_bundle,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The core set the device of the domain.
+    let device = unsafe { Device::<T>::from_raw((*pd).device) };
+    let range = DmaBufRange {
+        fd,
+        offset,
+        length,
+        iova,
+    };
+
+    // SAFETY: Verbs run only while the device is registered. The call carries nothing of the
+    // provider.
+    from_region_result(unsafe {
+        device.with(|call| {
+            if !dmah.is_null() {
+                return Err(EOPNOTSUPP);
+            }
+            let access = AccessFlags::from_raw(access)?;
+
+            create(call, pd, None, || {
+                T::MemoryRegion::register_dma_buf(call, Pd::from_raw(pd), &range, access)
             })
         })
     })

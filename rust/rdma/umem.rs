@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes, pinned and mapped for DMA.
+//! Memory of processes and of other devices, pinned and mapped for DMA.
 
 use core::{
     marker::PhantomData,
@@ -24,7 +24,8 @@ use crate::{
     },
 };
 
-/// A piece of the memory of a process, pinned and mapped for the device (`struct ib_umem`).
+/// A piece of the memory of a process or of a dma-buf, pinned and mapped for the device (`struct
+/// ib_umem`).
 ///
 /// It belongs inside an RDMA object: those are gone before the device is unbound. Like
 /// [`kernel::dma::Coherent`] it keeps the device it is mapped for, but not its binding.
@@ -60,6 +61,35 @@ impl Umem {
                 access.bits() as c_int,
             ))
         }
+    }
+
+    /// Pins `length` bytes at `offset` of the dma-buf that the calling process knows by `fd`:
+    /// memory of any device, or of the kernel. It stays in place, whoever closes the descriptor.
+    ///
+    /// The device may write to it if `access` says so. Errors: `EBADF` if there is no such file,
+    /// `EINVAL` if it is no dma-buf or not as long, others of the one who exports the dma-buf, as
+    /// when it cannot keep the memory in place or the device cannot reach it.
+    pub fn get_dma_buf<T: Operations>(
+        device: &Device<T>,
+        fd: c_int,
+        offset: usize,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        // SAFETY: The device is registered, since verbs run.
+        // CAST: `c_ulong` has the bits of a `size_t`; rights are bits that C keeps in an `int`.
+        let raw = unsafe {
+            bindings::ib_umem_dmabuf_get_pinned(
+                device.as_raw(),
+                offset as c_ulong,
+                length,
+                fd,
+                access.bits() as c_int,
+            )
+        };
+        let raw = from_err_ptr(raw)?;
+        // SAFETY: The structure is ours, and begins with the umem by which it is released.
+        unsafe { Self::from_raw(&raw mut (*raw).umem) }
     }
 
     /// Takes over what a C function returned.
@@ -102,6 +132,12 @@ impl Umem {
     /// Whether there are no bytes; the core refuses to pin nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether it is that of a dma-buf.
+    pub fn is_dma_buf(&self) -> bool {
+        // SAFETY: Valid by the type invariant.
+        unsafe { (*self.raw.as_ptr()).is_dmabuf() != 0 }
     }
 
     /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n`

@@ -158,6 +158,11 @@ impl<T: Operations> VTable<T> {
         },
 
         reg_user_mr: Some(mr::reg_user_callback::<T>),
+        reg_user_mr_dmabuf: if T::MemoryRegion::HAS_REGISTER_DMA_BUF {
+            Some(mr::reg_dma_buf_callback::<T>)
+        } else {
+            None
+        },
         get_dma_mr: Some(mr::get_dma_callback::<T>),
         alloc_mr: if T::MemoryRegion::HAS_ALLOCATE_FAST {
             Some(mr::alloc_callback::<T>)

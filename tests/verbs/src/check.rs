@@ -5,12 +5,14 @@
 
 pub mod access;
 pub mod completions;
+pub mod dma_buf;
 pub mod errors;
 pub mod failure;
 pub mod import;
 pub mod limits;
 pub mod multicast;
 pub mod paging;
+pub mod pair;
 pub mod peer;
 pub mod queues;
 pub mod shared;
@@ -67,6 +69,7 @@ pub fn cases() -> Vec<Case> {
         errors::CASES,
         queues::CASES,
         paging::CASES,
+        dma_buf::CASES,
         shared::CASES,
         states::CASES,
         unreliable::CASES,

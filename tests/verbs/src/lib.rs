@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What the verbs test programs share: a thin safe layer over libibverbs, deterministic payloads, and plumbing.
 //!
-//! Only the modules [`ffi`], [`memory`] and [`verbs`] hold unsafe code.
+//! Only the modules [`dma_buf`], [`ffi`], [`memory`] and [`verbs`] hold unsafe code.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -13,6 +13,7 @@
 pub mod args;
 pub mod check;
 pub mod control;
+pub mod dma_buf;
 pub mod ffi;
 pub mod memory;
 pub mod pattern;

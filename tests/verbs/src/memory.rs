@@ -15,6 +15,24 @@ use crate::verbs::{Errno, Result};
 /// Bytes in a page of the machines under test.
 pub const PAGE: usize = 4096;
 
+/// A file of `len` bytes in memory, which cannot shrink.
+pub fn memory_file(len: usize) -> Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a C string; the call has no other precondition.
+    let fd = unsafe { libc::memfd_create(c"vrnic-tests".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: `fd` was just opened and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: plain system calls on an owned descriptor.
+    let done = unsafe {
+        libc::ftruncate(fd.as_raw_fd(), len as i64) == 0
+            && libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) == 0
+    };
+    if done { Ok(fd) } else { Err(Errno::last()) }
+}
+
 /// A page-aligned mapping, anonymous and zeroed unless it is said otherwise.
 #[derive(Debug)]
 pub struct Memory {
@@ -56,19 +74,10 @@ impl Memory {
     /// allows. Both are multiples of the page size.
     pub fn repeated(len: usize, chunk: usize) -> Result<Self> {
         assert!(len.is_multiple_of(chunk) && chunk.is_multiple_of(PAGE));
-        // SAFETY: the name is a C string; the call has no other precondition.
-        let fd = unsafe { libc::memfd_create(c"vrnic-repeated".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(Errno::last());
-        }
-        // SAFETY: `fd` was just opened and belongs to nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = memory_file(chunk)?;
         // SAFETY: plain system calls on an owned descriptor; the first mapping reserves the range that the fixed
         // mappings then replace piece by piece, so they overwrite nothing else.
         unsafe {
-            if libc::ftruncate(fd.as_raw_fd(), chunk as i64) != 0 {
-                return Err(Errno::last());
-            }
             let base = libc::mmap(
                 std::ptr::null_mut(),
                 len,

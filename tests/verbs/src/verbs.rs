@@ -19,14 +19,15 @@ pub use consts::*;
 pub use queue::*;
 pub use srq::*;
 
+use crate::dma_buf::Piece;
 use crate::ffi::{
     _ibv_query_gid_ex, VERBS_ABI_IS_EXTENDED, ibv_ack_async_event, ibv_ah_attr, ibv_alloc_pd,
     ibv_async_event, ibv_close_device, ibv_context, ibv_cq, ibv_create_ah, ibv_dealloc_pd,
     ibv_dereg_mr, ibv_destroy_ah, ibv_device, ibv_device_attr, ibv_free_device_list,
     ibv_get_async_event, ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_import_device,
     ibv_import_mr, ibv_import_pd, ibv_mr, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp,
-    ibv_query_device, ibv_query_port, ibv_reg_mr, ibv_sge, ibv_srq, ibv_unimport_mr,
-    ibv_unimport_pd, verbs_context,
+    ibv_query_device, ibv_query_port, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_sge, ibv_srq,
+    ibv_unimport_mr, ibv_unimport_pd, verbs_context,
 };
 use crate::memory::Memory;
 
@@ -514,6 +515,25 @@ impl Mr {
         Ok(Mr {
             raw,
             memory: memory.clone(),
+            pd: pd.clone(),
+        })
+    }
+
+    /// Registers a piece of a dma-buf. It may be wrong on purpose.
+    pub fn of_dma_buf(pd: &Arc<Pd>, piece: &Piece, access: i32) -> Result<Self> {
+        let Piece {
+            fd,
+            offset,
+            len,
+            iova,
+            ..
+        } = *piece;
+        // SAFETY: the kernel checks the range, and keeps what is in it.
+        let raw =
+            object(unsafe { ibv_reg_dmabuf_mr(pd.raw, offset as u64, len, iova, fd, access) })?;
+        Ok(Mr {
+            raw,
+            memory: piece.memory.clone(),
             pd: pd.clone(),
         })
     }

@@ -179,6 +179,14 @@ int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va
 	return fail_next;
 }
 
+int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
+			  struct verbs_mr *vmr, struct ibv_command_buffer *driver)
+{
+	CHECK(pd && offset == 4096 && length == 8 && iova == 0x10000 && fd == 3 && access == 1 && !driver);
+	vmr->ibv_mr.lkey = 9;
+	return fail_next;
+}
+
 int ibv_cmd_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t length, uint64_t hca_va, int access,
 		     struct ibv_pd *pd, struct ibv_rereg_mr *cmd, size_t cmd_size, struct ib_uverbs_rereg_mr_resp *resp,
 		     size_t resp_size)
@@ -1473,6 +1481,12 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
 	CHECK(!ops.rereg_mr((struct verbs_mr *)mr, 7, pd, &td, 16, 1) && mr->lkey == 6);
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));
+	mr = ops.reg_dmabuf_mr(pd, 4096, 8, 0x10000, 3, 1);
+	CHECK(mr && mr->lkey == 9);
+	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));
+	fail_next = EBADF;
+	errno = 0;
+	CHECK(!ops.reg_dmabuf_mr(pd, 4096, 8, 0x10000, 3, 1) && errno == EBADF);
 	fail_next = EFAULT;
 	CHECK(!ops.reg_mr(pd, &td, 8, 0, 0) && errno == EFAULT);
 	fail_next = 0;

@@ -40,6 +40,8 @@ int ibv_cmd_dealloc_pd(struct ibv_pd *pd);
 int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access, struct verbs_mr *vmr,
 		   struct ibv_reg_mr *cmd, size_t cmd_size, struct ib_uverbs_reg_mr_resp *resp, size_t resp_size);
 int ibv_cmd_query_mr(struct ibv_pd *pd, struct verbs_mr *vmr, uint32_t mr_handle);
+int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
+			  struct verbs_mr *vmr, struct ibv_command_buffer *driver);
 int ibv_cmd_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t length, uint64_t hca_va, int access,
 		     struct ibv_pd *pd, struct ibv_rereg_mr *cmd, size_t cmd_size, struct ib_uverbs_rereg_mr_resp *resp,
 		     size_t resp_size);
@@ -115,6 +117,7 @@ int op_query_device_ex(struct ibv_context *, const struct ibv_query_device_ex_in
 int op_query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *);
 int op_query_qp(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *);
 int op_query_srq(struct ibv_srq *, struct ibv_srq_attr *);
+struct ibv_mr *op_reg_dmabuf_mr(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int);
 struct ibv_mr *op_reg_mr(struct ibv_pd *, void *, size_t, uint64_t, int);
 int op_req_notify_cq(struct ibv_cq *, int);
 int op_rereg_mr(struct verbs_mr *, int, struct ibv_pd *, void *, size_t, int);
@@ -159,6 +162,7 @@ SAME_TYPE(query_device_ex, op_query_device_ex);
 SAME_TYPE(query_port, op_query_port);
 SAME_TYPE(query_qp, op_query_qp);
 SAME_TYPE(query_srq, op_query_srq);
+SAME_TYPE(reg_dmabuf_mr, op_reg_dmabuf_mr);
 SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
 SAME_TYPE(rereg_mr, op_rereg_mr);

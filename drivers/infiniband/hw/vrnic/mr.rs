@@ -20,6 +20,7 @@ use rdma::{
     mr::{
         Advice,
         Change,
+        DmaBufRange,
         New,
         Range, //
     },
@@ -87,6 +88,29 @@ enum Registered {
 }
 
 impl Registered {
+    /// Registers memory of a process that stays in place.
+    fn in_place(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        access: AccessFlags,
+        get: impl FnOnce() -> Result<(UserMemory, PageListBuffer)>,
+    ) -> Result<Self> {
+        let rights = device_rights(access, &call.data.limits)?;
+        let (memory, pages) = get()?;
+        let object = register_mr(
+            &call.data.control,
+            &RegisterMr {
+                pd: pd.number().into(),
+                access: rights.into(),
+                iova: memory.iova.into(),
+                pages: pages.list(),
+                ..Default::default()
+            },
+        )?;
+        let user = Some(memory);
+        Ok(Self::InPlace { object, user })
+    }
+
     /// A region of the kernel's memory.
     fn kernel(object: Object<DeregisterMr>) -> Self {
         Self::InPlace { object, user: None }
@@ -101,6 +125,14 @@ impl Registered {
     }
 }
 
+/// The length of a region; `EINVAL` if the device has none as long.
+fn checked_length(call: &Call<'_>, length: u64) -> Result<usize> {
+    if length > call.data.limits.max_mr_size.get() {
+        return Err(EINVAL);
+    }
+    Ok(usize::try_from(length)?)
+}
+
 /// What a process registered.
 struct UserMemory {
     umem: Umem,
@@ -113,16 +145,35 @@ struct UserMemory {
 impl UserMemory {
     /// Pins memory and lists its pages.
     fn get(call: &Call<'_>, range: &Range, access: AccessFlags) -> Result<(Self, PageListBuffer)> {
-        if range.length > call.data.limits.max_mr_size.get() {
-            return Err(EINVAL);
-        }
-        let length = usize::try_from(range.length)?;
+        let length = checked_length(call, range.length)?;
         let umem = Umem::get(call.device, range.start, length, access)?;
-        let pages = region_pages(call, &umem, range.iova)?;
+        Self::list(call, umem, range.iova, access)
+    }
+
+    /// Pins a piece of a dma-buf and lists its pages.
+    fn get_dma_buf(
+        call: &Call<'_>,
+        range: &DmaBufRange,
+        access: AccessFlags,
+    ) -> Result<(Self, PageListBuffer)> {
+        let length = checked_length(call, range.length)?;
+        let offset = usize::try_from(range.offset)?;
+        let umem = Umem::get_dma_buf(call.device, range.fd, offset, length, access)?;
+        Self::list(call, umem, range.iova, access)
+    }
+
+    /// Lists the pages of pinned memory.
+    fn list(
+        call: &Call<'_>,
+        umem: Umem,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<(Self, PageListBuffer)> {
+        let pages = region_pages(call, &umem, iova)?;
         let list = pages.list();
         let memory = Self {
             umem,
-            iova: range.iova,
+            iova,
             access,
             pages: (list.page_count.get(), list.page_shift),
         };
@@ -228,20 +279,20 @@ impl MemoryRegion for Mr {
             let paged = Paged::register(call, pd.number(), range, access, rights)?;
             return Ok(Self::new(Registered::OnDemand(paged), None));
         }
-        let rights = device_rights(access, &call.data.limits)?;
-        let (memory, pages) = UserMemory::get(call, range, access)?;
-        let object = register_mr(
-            &call.data.control,
-            &RegisterMr {
-                pd: pd.number().into(),
-                access: rights.into(),
-                iova: range.iova.into(),
-                pages: pages.list(),
-                ..Default::default()
-            },
-        )?;
-        let user = Some(memory);
-        Ok(Self::new(Registered::InPlace { object, user }, None))
+        let get = || UserMemory::get(call, range, access);
+        let registered = Registered::in_place(call, pd, access, get)?;
+        Ok(Self::new(registered, None))
+    }
+
+    fn register_dma_buf(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        range: &DmaBufRange,
+        access: AccessFlags,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        let get = || UserMemory::get_dma_buf(call, range, access);
+        let registered = Registered::in_place(call, pd, access, get)?;
+        Ok(Self::new(registered, None))
     }
 
     fn register_dma(
@@ -296,6 +347,9 @@ impl MemoryRegion for Mr {
             return Err(EOPNOTSUPP);
         };
         let user = user.as_mut().ok_or(EINVAL)?;
+        if user.umem.is_dma_buf() {
+            return Err(EOPNOTSUPP);
+        }
         let mut request = ReregisterMr::default();
         let mut flags = 0;
 

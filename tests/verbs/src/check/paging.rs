@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{Case, Env, Link, LinkConfig, expect};
+use super::pair::{Pair, same};
+use super::{Case, Env, expect};
 use crate::ensure;
 use crate::memory::PAGE;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, Cq, Errno, Mr, QPS_ERR, Qp, SendOp,
-    WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_SUCCESS,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, Errno, Mr, QPS_ERR, SendOp, WC_LOC_PROT_ERR,
+    WC_REM_ACCESS_ERR, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -31,11 +32,6 @@ const LENGTH: usize = PAGES * PAGE;
 /// Rounds of traffic.
 const ROUNDS: u64 = 60;
 
-/// Two queue pairs of this process, connected.
-struct Pair {
-    ends: [Link; 2],
-}
-
 /// Whether the device has such regions; other devices need not.
 fn has_paging(env: &Env) -> Outcome<bool> {
     match Mr::new(&env.pd, PAGE, ACCESS_ALL | ACCESS_ON_DEMAND) {
@@ -47,45 +43,6 @@ fn has_paging(env: &Env) -> Outcome<bool> {
 
 fn region(env: &Env) -> Outcome<Mr> {
     Mr::new(&env.pd, LENGTH, ACCESS_ALL | ACCESS_ON_DEMAND).during("ibv_reg_mr on demand")
-}
-
-impl Pair {
-    fn new(env: &Env) -> Outcome<Self> {
-        let config = LinkConfig::default();
-        let mut qps = Vec::new();
-        for _ in 0..2 {
-            let cq = Cq::new(&env.context, 128).during("ibv_create_cq")?;
-            let qp = Qp::new(&env.pd, &cq, &cq, &config.qp).during("ibv_create_qp")?;
-            qps.push((qp, cq));
-        }
-        let numbers = [qps[0].0.number(), qps[1].0.number()];
-        env.connect_own(&qps[0].0, &qps[1].0)?;
-        let mut ends = qps.into_iter().enumerate().map(|(index, (qp, cq))| Link {
-            qp,
-            cq,
-            peer_qpn: numbers[1 - index],
-        });
-        match (ends.next(), ends.next()) {
-            (Some(a), Some(b)) => Ok(Pair { ends: [a, b] }),
-            _ => Err(Failure("two ends".into())),
-        }
-    }
-
-    fn send(&self, op: SendOp<'_>, mr: &Mr, offset: usize, len: usize) -> Outcome<()> {
-        self.ends[0].send(1, op, &[mr.sge(offset, len)])
-    }
-
-    fn done(&self) -> Outcome<()> {
-        self.ends[0].expect(1, WC_SUCCESS).map(|_| ())
-    }
-}
-
-fn same(mr: &Mr, offset: usize, len: usize, key: u64) -> Outcome<()> {
-    mr.memory().check(offset, len, key, 0).map_err(|at| {
-        Failure(format!(
-            "byte {at} of {len} at {offset} is not what was sent"
-        ))
-    })
 }
 
 /// Every operation, from and to pages that are not there.

@@ -106,7 +106,7 @@ context_ops! {
     query_srq: use,
     read_counters,
     reg_dm_mr,
-    reg_dmabuf_mr,
+    reg_dmabuf_mr: use,
     reg_mr: use,
     req_notify_cq: use,
     rereg_mr: use,

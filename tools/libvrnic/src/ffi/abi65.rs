@@ -120,7 +120,7 @@ context_ops! {
     read_counters,
     read_err_comp_cntr,
     reg_dm_mr,
-    reg_dmabuf_mr,
+    reg_dmabuf_mr: use,
     reg_mr: use,
     reg_mr_ex,
     req_notify_cq: use,

@@ -94,6 +94,16 @@ unsafe extern "C" {
         resp_size: usize,
     ) -> c_int;
     pub fn ibv_cmd_query_mr(pd: *mut ibv_pd, vmr: *mut verbs_mr, mr_handle: u32) -> c_int;
+    pub fn ibv_cmd_reg_dmabuf_mr(
+        pd: *mut ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+        vmr: *mut verbs_mr,
+        driver: *mut Opaque,
+    ) -> c_int;
     pub fn ibv_cmd_rereg_mr(
         vmr: *mut verbs_mr,
         flags: u32,

@@ -65,6 +65,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     query_port: Some(context::query_port),
     query_qp: Some(qp::query_qp),
     query_srq: Some(srq::query_srq),
+    reg_dmabuf_mr: Some(mr::reg_dmabuf_mr),
     reg_mr: Some(mr::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),

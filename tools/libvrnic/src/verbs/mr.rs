@@ -47,6 +47,31 @@ pub unsafe extern "C" fn reg_mr(
     }
 }
 
+/// Registers memory of a dma-buf; `iova` is the address by which work requests name its first byte.
+pub unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
+    if mr.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: The verbs contract; the call has no part of the provider.
+    unsafe {
+        let error =
+            ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut());
+        if error != 0 {
+            release(mr);
+            return fail(error);
+        }
+        &raw mut (*mr).ibv_mr
+    }
+}
+
 /// Changes a region as `flags` say. Its keys may be others afterwards.
 pub unsafe extern "C" fn rereg_mr(
     mr: *mut verbs_mr,

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Two queue pairs of this process, for what is about memory and not about machines.
+
+use super::{Env, Link, LinkConfig};
+use crate::stress::{During, Failure, Outcome};
+use crate::verbs::{Cq, Mr, Qp, SendOp, WC_SUCCESS};
+
+/// Two queue pairs of this process, connected.
+pub struct Pair {
+    /// Both ends
+    pub ends: [Link; 2],
+}
+
+impl Pair {
+    /// Connects two fresh ones.
+    pub fn new(env: &Env) -> Outcome<Self> {
+        let config = LinkConfig::default();
+        let end = || -> Outcome<_> {
+            let cq = Cq::new(&env.context, 128).during("ibv_create_cq")?;
+            let qp = Qp::new(&env.pd, &cq, &cq, &config.qp).during("ibv_create_qp")?;
+            Ok((qp, cq))
+        };
+        let (one, two) = (end()?, end()?);
+        env.connect_own(&one.0, &two.0)?;
+        let numbers = [one.0.number(), two.0.number()];
+        let link = |(qp, cq), peer_qpn| Link { qp, cq, peer_qpn };
+        Ok(Pair {
+            ends: [link(one, numbers[1]), link(two, numbers[0])],
+        })
+    }
+
+    /// Has the first end send, or access what the second gave it: `len` bytes at `offset` of `mr`.
+    pub fn send(&self, op: SendOp<'_>, mr: &Mr, offset: usize, len: usize) -> Outcome<()> {
+        self.ends[0].send(1, op, &[mr.sge(offset, len)])
+    }
+
+    /// What was sent has succeeded.
+    pub fn done(&self) -> Outcome<()> {
+        self.ends[0].expect(1, WC_SUCCESS).map(|_| ())
+    }
+}
+
+/// `len` bytes at `offset` are those of the payload `key`.
+pub fn same(mr: &Mr, offset: usize, len: usize, key: u64) -> Outcome<()> {
+    mr.memory().check(offset, len, key, 0).map_err(|at| {
+        Failure(format!(
+            "byte {at} of {len} at {offset} is not what was sent"
+        ))
+    })
+}
