@@ -81,6 +81,8 @@ fn one(lab: &Lab, end: &End, kind: &str, count: u32) -> Result<Scale> {
     agent.check(&["touch", &hold], SHORT)?;
     let output = program.wait(PATIENCE)?;
     text.push_str(&output.text());
+    // It has ended, so its last line is whole, whether or not the end of the line was kept.
+    text.push('\n');
     if output.code != 0 {
         bail!("vrnic-scale exited with {}: {text}", output.code);
     }
@@ -152,6 +154,9 @@ mod tests {
         assert_eq!(field(text, "bytes"), Some(6083.0));
         assert_eq!(field(text, "end_us"), None);
         assert_eq!(field("qp 100: make_us 4", "make_us"), None);
+        let ended = "qp 100: make_us 357 bytes 0\nqp 100: end_us 432.12";
+        assert_eq!(field(ended, "end_us"), None, "may go on");
+        assert_eq!(field(&format!("{ended}\n"), "end_us"), Some(432.12));
     }
 
     #[test]
