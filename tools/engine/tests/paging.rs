@@ -13,6 +13,7 @@ use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
 use vrnic_engine::{
     Cause, RnicConfig, Segmentation,
+    segment::Body,
     testing::{Connection, Node, Pager, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
@@ -199,6 +200,32 @@ fn an_atomic_is_executed_once_though_its_result_has_no_place() {
         assert_eq!(s.bytes(0, 15_000, 8), before);
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         assert_eq!(word(&s.bytes(1, 20_000, 8)), word(&before).wrapping_add(5));
+    }
+}
+
+#[test]
+fn a_read_that_is_asked_for_again_is_put_off_before_what_follows_it() {
+    for mut s in setups() {
+        let (read, _) = requests(&s).swap_remove(2);
+        let (address, key) = s.remote(36_000);
+        let write = Send::new(2, SendOpcode::AtomicWrite).atomic(address, key, 0, 9);
+        let expected = s.bytes(1, 20_000, 9_000);
+        s.pager.map(&mut s.world, 0, 0..11, true);
+        s.pager.map(&mut s.world, 1, 4..8, false);
+        s.world.filter = Some(|segment| !matches!(segment.body, Body::ReadResponse { .. }));
+        s.send(&read);
+        s.send(&write);
+        s.world.run(Duration::from_micros(100));
+        // What was read, and what is to be written, is away for longer than the peer has patience.
+        s.pager.forget(&mut s.world, 1, 0..11);
+        s.world.filter = None;
+        s.world.run(Duration::from_secs(1));
+        assert!(s.c.send_cqs[0].drain().is_empty());
+        s.settle();
+        let done = s.c.send_cqs[0].drain();
+        let statuses: Vec<Status> = done.iter().map(|done| done.status).collect();
+        assert_eq!(statuses, [Status::Success; 2]);
+        assert_eq!(s.bytes(0, 100, 9_000), expected);
     }
 }
 

@@ -181,6 +181,22 @@ impl Responder {
         self.responses.len()
     }
 
+    /// Has that sent, unless the peer is to be told to wait and go further back: it would take anything
+    /// later for news that it missed.
+    fn reply(&mut self, reply: Reply) {
+        let newest = match reply {
+            Reply::Ack => self.expected,
+            Reply::Nak(psn, _) => psn,
+        };
+        let put_off = match self.reply {
+            Some(Reply::Nak(psn, Syndrome::RnrNak { .. })) => psn.distance_from(newest) < 0,
+            _ => false,
+        };
+        if !put_off {
+            self.reply = Some(reply);
+        }
+    }
+
     /// Answers nothing any more.
     pub(super) fn drop_replies(&mut self) {
         self.responses.clear();
@@ -235,7 +251,7 @@ impl Qp {
                 responder.told = false;
                 // Some are acknowledged by their responses.
                 if segment.ack_request && !segment.body.has_response() {
-                    responder.reply = Some(Reply::Ack);
+                    responder.reply(Reply::Ack);
                 }
             }
             Ok(Outcome::NotReady) => self.nak_not_ready(Cause::NoReceive, segment, resources),
@@ -293,7 +309,7 @@ impl Qp {
     fn nak(&mut self, syndrome: Syndrome) {
         let responder = &mut self.responder;
         responder.told = true;
-        responder.reply = Some(Reply::Nak(responder.expected, syndrome));
+        responder.reply(Reply::Nak(responder.expected, syndrome));
     }
 
     /// Refuses the expected packet, and with it the connection.

@@ -100,7 +100,7 @@ impl Qp {
         match self.demand(Half::Reader, resources) {
             Ok(()) => {
                 let syndrome = self.rnr_nak(Cause::PageAbsent, segment, resources);
-                self.responder.reply = Some(Reply::Nak(segment.psn, syndrome));
+                self.responder.reply(Reply::Nak(segment.psn, syndrome));
             }
             Err(cause) => self.refuse_read(segment.psn, cause, resources, io),
         }
