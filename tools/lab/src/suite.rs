@@ -172,9 +172,13 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
         .context("running cargo (is it installed? `make setup`)")?;
     let stdout = child.stdout.take().context("a pipe was asked for")?;
     let mut counts = (0, 0, 0);
+    let mut failures = Failures::default();
     for line in BufReader::new(stdout).lines() {
         let line = line?;
         writeln!(log, "{line}")?;
+        if failures.read(&line) {
+            failures.report(&log_path, tally);
+        }
         // One line per test: `test path::name ... ok`.
         if let Some((name, result)) = line
             .strip_prefix("test ")
@@ -192,12 +196,7 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
                 }
                 Some("FAILED") => {
                     counts.1 += 1;
-                    tally.add(
-                        format!("cargo: {name}"),
-                        Verdict::Failed,
-                        Instant::now(),
-                        format!("see {}", log_path.display()),
-                    );
+                    failures.add(name);
                 }
                 _ => {
                     counts.2 += 1;
@@ -211,6 +210,8 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
             }
         }
     }
+    // Of a program that died before it could say more.
+    failures.report(&log_path, tally);
     let status = child.wait()?;
     println!(
         "cargo test: {} passed, {} failed, {} ignored in {:.0} s",
@@ -228,6 +229,48 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
         );
     }
     Ok(())
+}
+
+/// The failed tests of one test program, and what they printed: libtest shows it when all have run.
+#[derive(Default)]
+struct Failures {
+    outputs: Vec<(String, Vec<String>)>,
+    speaking: Option<usize>,
+}
+
+impl Failures {
+    /// Lines kept of each: a property test prints every step of its shrinking, and its verdict last.
+    const LINES: usize = 50;
+
+    fn add(&mut self, name: &str) {
+        self.outputs.push((name.to_owned(), Vec::new()));
+    }
+
+    /// Takes a line of the program's output. Whether it is the last.
+    fn read(&mut self, line: &str) -> bool {
+        let heading = line
+            .strip_prefix("---- ")
+            .and_then(|rest| rest.strip_suffix(" stdout ----"));
+        if let Some(name) = heading {
+            self.speaking = self.outputs.iter().position(|(failed, _)| failed == name);
+        } else if line == "failures:" {
+            self.speaking = None;
+        } else if let Some((_, lines)) = self.speaking.and_then(|index| self.outputs.get_mut(index))
+        {
+            lines.push(line.to_owned());
+        }
+        line.starts_with("test result: ")
+    }
+
+    /// Counts the failed tests, and shows the end of what each of them printed.
+    fn report(&mut self, log: &Path, tally: &mut Tally) {
+        for (name, lines) in std::mem::take(self).outputs {
+            let from = lines.len().saturating_sub(Self::LINES);
+            let why = format!("{}\nsee {}", lines[from..].join("\n").trim(), log.display());
+            let name = format!("cargo: {name}");
+            tally.add(name, Verdict::Failed, Instant::now(), why);
+        }
+    }
 }
 
 /// Boots a VM with the test build of the module: its suites run at load. Each KUnit case is one case here.
@@ -803,6 +846,38 @@ not ok 1 vrnic_rings
             ]
         );
         assert!(cases[1].2.contains("EXPECTATION FAILED"));
+    }
+
+    #[test]
+    fn failed_host_tests_say_why() {
+        let text = "\
+running 2 tests
+test good ... ok
+test bad ... FAILED
+
+failures:
+
+---- bad stdout ----
+thread 'bad' panicked at tests/x.rs:7:9:
+minimal failing input: 3
+
+failures:
+    bad
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
+";
+        let mut failures = Failures::default();
+        failures.add("bad");
+        let ends: Vec<bool> = text.lines().map(|line| failures.read(line)).collect();
+        assert_eq!(ends.iter().position(|end| *end), Some(ends.len() - 1));
+        let mut tally = Tally::default();
+        failures.report(Path::new("cargo.log"), &mut tally);
+        assert_eq!(tally.count(Verdict::Failed), 1);
+        assert!(tally.cases[0].why.contains("minimal failing input: 3"));
+        assert!(!tally.cases[0].why.contains("failures:"));
+        // What was reported is not reported again.
+        failures.report(Path::new("cargo.log"), &mut tally);
+        assert_eq!(tally.cases.len(), 1);
     }
 
     #[test]
