@@ -283,14 +283,14 @@ impl Rnic {
             let Some(qpn) = self.qps.ready.pop_front() else {
                 break;
             };
-            let Some(qp) = self.qps.get_mut(qpn) else {
-                continue;
-            };
-            qp.scheduled = false;
             let mut turn = Turn::new(left);
-            self.resources.counters.act_for(qp.counter_set);
-            qp.run(&mut turn, &mut self.resources, io);
-            self.resources.counters.act_for(None);
+            let ran = self.act(qpn, |qp, resources| {
+                qp.scheduled = false;
+                qp.run(&mut turn, resources, io);
+            });
+            if ran.is_none() {
+                continue;
+            }
             worked |= turn.spent() > 0;
             left = left.saturating_sub(turn.spent().max(1));
             if turn.leaves_work() {
@@ -379,16 +379,32 @@ impl Rnic {
             return io.outbox.recycle(segment.payload);
         }
         let qpn = segment.destination_qpn;
-        match self.qps.get_mut(qpn) {
-            Some(qp) if self.resources.port.is_active() => {
-                self.resources.counters.act_for(qp.counter_set);
-                qp.take_segment(&segment, &mut self.resources, io);
-                self.resources.counters.act_for(None);
-                self.qps.schedule(qpn);
-            }
-            _ => self.resources.counters.count(Counter::Dropped),
+        let taken = self.resources.port.is_active()
+            && self
+                .act(qpn, |qp, resources| {
+                    qp.take_segment(&segment, resources, io);
+                })
+                .is_some();
+        if taken {
+            self.qps.schedule(qpn);
+        } else {
+            self.resources.counters.count(Counter::Dropped);
         }
         io.outbox.recycle(segment.payload);
+    }
+
+    /// Lets a queue pair act, if there is one of that number. What is counted meanwhile is counted
+    /// for it.
+    pub(crate) fn act<R>(
+        &mut self,
+        qpn: u32,
+        work: impl FnOnce(&mut Qp, &mut Resources) -> R,
+    ) -> Option<R> {
+        let qp = self.qps.get_mut(qpn)?;
+        self.resources.counters.act_for(qp.counter_set);
+        let result = work(qp, &mut self.resources);
+        self.resources.counters.act_for(None);
+        Some(result)
     }
 
     /// Delivers a datagram to all members of its group. Nobody misses it if there are none.
@@ -403,10 +419,8 @@ impl Rnic {
         }
         let mut index = 0;
         while let Some(&qpn) = self.resources.groups.members(&path.destination).get(index) {
-            if let Some(qp) = self.qps.get_mut(qpn) {
-                self.resources.counters.act_for(qp.counter_set);
-                qp.take_segment(segment, &mut self.resources, io);
-                self.resources.counters.act_for(None);
+            let taken = self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
+            if taken.is_some() {
                 self.qps.schedule(qpn);
             }
             index += 1;
@@ -439,10 +453,8 @@ impl Rnic {
     pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
         while let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) {
-            if let Some(qp) = self.qps.get_mut(qpn) {
-                self.resources.counters.act_for(qp.counter_set);
-                qp.remind(reminder, &mut self.resources, io);
-                self.resources.counters.act_for(None);
+            let reminded = self.act(qpn, |qp, resources| qp.remind(reminder, resources, io));
+            if reminded.is_some() {
                 self.qps.schedule(qpn);
             }
         }
@@ -467,10 +479,8 @@ impl Rnic {
             };
             let users: Vec<u32> = cq.users.iter().copied().collect();
             for qpn in users {
-                if let Some(qp) = self.qps.get_mut(qpn) {
-                    self.resources.counters.act_for(qp.counter_set);
-                    qp.fail(Cause::CqFailed, &mut self.resources, io);
-                    self.resources.counters.act_for(None);
+                let told = self.act(qpn, |qp, resources| qp.fail(Cause::CqFailed, resources, io));
+                if told.is_some() {
                     self.qps.schedule(qpn);
                 }
             }

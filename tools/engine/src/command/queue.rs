@@ -216,11 +216,10 @@ impl Execute for ModifyQp {
     fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let qpn = self.qpn.get();
-        let qp = rnic.qps.get_mut(qpn).ok_or(Cause::UnknownQp)?;
-        rnic.resources.counters.act_for(qp.counter_set);
-        let modified = qp.modify(&self.attributes, &mut rnic.resources, io);
-        rnic.resources.counters.act_for(None);
-        modified?;
+        let modified = rnic.act(qpn, |qp, resources| {
+            qp.modify(&self.attributes, resources, io)
+        });
+        modified.ok_or(Cause::UnknownQp)??;
         rnic.qps.schedule(qpn);
         done()
     }
