@@ -517,6 +517,12 @@ impl Qp {
         Ok(())
     }
 
+    /// Connects this QP and another one of the context with each other.
+    pub fn connect_with(&self, context: &Context, port: Port, peer: &Qp) -> Result<()> {
+        self.connect(context, port, peer.number)?;
+        peer.connect(context, port, self.number)
+    }
+
     /// To ERR.
     pub fn to_error(&self, context: &Context) -> Result<()> {
         context.modify(

@@ -210,20 +210,8 @@ impl Env {
 
     /// The path of a connection to `qpn` of our own device.
     pub fn path_to_self(&self, qpn: u32) -> Outcome<Path> {
-        Ok(Path {
-            from: self.gid.index,
-            to: self.gid.gid,
-            qpn,
-            sq_psn: 77,
-            rq_psn: 77,
-            mtu: self.context.port_attr()?.active_mtu,
-            timeout: 17,
-            retries: 7,
-            rnr_retries: 7,
-            rnr_timer: 12,
-            rd_atomic: 1,
-            access: ACCESS_ALL,
-        })
+        let mtu = self.context.port_attr()?.active_mtu;
+        Ok(Path::to_self(self.gid, mtu, qpn))
     }
 
     /// Connects two QPs of ours with each other.

@@ -18,7 +18,8 @@ use vrnic_wire::ring::offset;
 use vrnic_wire::work::{RdmaTarget, SendOpcode};
 use zerocopy::IntoBytes;
 
-use super::{Attack, Field, Range, SOON, Spoil, header, random_entry, refused};
+use super::entries::random_entry;
+use super::{Attack, Field, Range, SOON, Spoil, header, refused};
 use crate::provider::{Context, Cq, ENTRIES, Qp, Srq, receive_entry, send_entry};
 
 /// User handle of the attacked queue.

@@ -65,18 +65,9 @@ impl Place {
     fn exchange(&self, qp: &Qp, from: &Mr, to: &Mr, key: u64) -> Outcome<()> {
         let gid = self.context.gid(self.gid).during("looking for a GID")?;
         qp.connect(&Path {
-            from: gid.index,
-            to: gid.gid,
-            qpn: qp.number(),
-            sq_psn: 7,
-            rq_psn: 7,
-            mtu: 3,
             timeout: 20,
-            retries: 7,
-            rnr_retries: 7,
-            rnr_timer: 12,
-            rd_atomic: 1,
             access: ACCESS_LOCAL_WRITE,
+            ..Path::to_self(gid, 3, qp.number())
         })
         .during("connecting")?;
         from.memory().fill(0, MESSAGE, key, 0);

@@ -62,20 +62,7 @@ impl Loop {
         let qp = || Qp::new(pd, &cq, &cq, &QpConfig::default()).during("ibv_create_qp");
         let (a, b) = (qp()?, qp()?);
         for (one, other) in [(&a, &b), (&b, &a)] {
-            let path = Path {
-                from: gid.index,
-                to: gid.gid,
-                qpn: other.number(),
-                sq_psn: 5,
-                rq_psn: 5,
-                mtu: context.port_attr()?.active_mtu,
-                timeout: 17,
-                retries: 7,
-                rnr_retries: 7,
-                rnr_timer: 12,
-                rd_atomic: 1,
-                access: ACCESS_ALL,
-            };
+            let path = Path::to_self(gid, context.port_attr()?.active_mtu, other.number());
             one.connect(&path).during("connecting")?;
         }
         let mr = Mr::new(pd, 2 * BUFFER, ACCESS_ALL).during("ibv_reg_mr")?;

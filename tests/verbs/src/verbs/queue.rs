@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    Ah, Context, Errno, Pd, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, Result, Srq, consts, destroyed,
-    object, poll_fds, status,
+    Ah, Context, Errno, GidEntry, Pd, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, Result, Srq, consts,
+    destroyed, object, poll_fds, status,
 };
 use crate::ffi::{
     ibv_ack_cq_events, ibv_attach_mcast, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
@@ -543,6 +543,27 @@ pub struct Path {
     pub rd_atomic: u8,
     /// Remote access rights
     pub access: i32,
+}
+
+impl Path {
+    /// The path of a connection from a port to `qpn` of the same port.
+    #[must_use]
+    pub fn to_self(gid: GidEntry, mtu: i32, qpn: u32) -> Self {
+        Path {
+            from: gid.index,
+            to: gid.gid,
+            qpn,
+            sq_psn: 77,
+            rq_psn: 77,
+            mtu,
+            timeout: 17,
+            retries: 7,
+            rnr_retries: 7,
+            rnr_timer: 12,
+            rd_atomic: 1,
+            access: consts::ACCESS_ALL,
+        }
+    }
 }
 
 impl Qp {
