@@ -148,8 +148,7 @@ impl<D: Destroy> Drop for Object<D> {
                 self.number(),
                 err
             );
-            health.fail("it does not let go of an object");
-            self.control.is_stopped();
+            self.control.fail("it does not let go of an object");
         }
     }
 }

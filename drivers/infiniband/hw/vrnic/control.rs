@@ -452,6 +452,12 @@ impl Control {
         self.is_stopped()
     }
 
+    /// Stops the device, which did what it must not. Sleeps.
+    pub(crate) fn fail(&self, why: &str) {
+        self.health.fail(why);
+        self.stopper.stop();
+    }
+
     /// Whether the device holds no objects any more because it failed; stops it if it has not been
     /// stopped yet. Sleeps.
     pub(crate) fn is_stopped(&self) -> bool {

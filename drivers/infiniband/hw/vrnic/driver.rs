@@ -118,6 +118,28 @@ const ON_DEMAND_PAGING: Feature = Feature::device(F_ON_DEMAND_PAGING);
 /// The device counts for queue pairs by themselves.
 const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
 
+/// What the driver accepts.
+const FEATURES: &[Feature] = {
+    const ALL: &[Feature] = &[
+        DOORBELL,
+        MEMORY_EXTENSIONS,
+        MEMORY_WINDOWS,
+        REREGISTRATION,
+        SHARED_RECEIVE_QUEUES,
+        MEMORY_PLACEMENT,
+        COMPLETION_QUEUE_CHANGES,
+        MULTICAST,
+        PORT_STATE,
+        ON_DEMAND_PAGING,
+        COUNTER_SETS,
+    ];
+    match ALL {
+        // A process must not be given more than its own doorbell page.
+        [_doorbell, others @ ..] if PAGE_SIZE != DOORBELL_PAGE_SIZE as usize => others,
+        all => all,
+    }
+};
+
 /// The driver.
 pub(crate) struct Driver;
 
@@ -126,35 +148,7 @@ virtio::virtio_device_table!(VIRTIO_TABLE, [DeviceId::new(VIRTIO_ID_RDMA as u32)
 impl virtio::Driver for Driver {
     type Data<'bound> = Data<'bound>;
     const ID_TABLE: IdTable = &VIRTIO_TABLE;
-    // A process must not be given more than its own doorbell page.
-    const FEATURES: &'static [Feature] = if PAGE_SIZE == DOORBELL_PAGE_SIZE as usize {
-        &[
-            DOORBELL,
-            MEMORY_EXTENSIONS,
-            MEMORY_WINDOWS,
-            REREGISTRATION,
-            SHARED_RECEIVE_QUEUES,
-            MEMORY_PLACEMENT,
-            COMPLETION_QUEUE_CHANGES,
-            MULTICAST,
-            PORT_STATE,
-            ON_DEMAND_PAGING,
-            COUNTER_SETS,
-        ]
-    } else {
-        &[
-            MEMORY_EXTENSIONS,
-            MEMORY_WINDOWS,
-            REREGISTRATION,
-            SHARED_RECEIVE_QUEUES,
-            MEMORY_PLACEMENT,
-            COMPLETION_QUEUE_CHANGES,
-            MULTICAST,
-            PORT_STATE,
-            ON_DEMAND_PAGING,
-            COUNTER_SETS,
-        ]
-    };
+    const FEATURES: &'static [Feature] = FEATURES;
 
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,

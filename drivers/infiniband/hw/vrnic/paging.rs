@@ -198,8 +198,7 @@ impl PageCommands {
             Err(err) => {
                 let health = self.control.health();
                 dev_err!(health.dev(), "pages cannot be taken back: {:?}\n", err);
-                health.fail("it does not let go of pages");
-                self.control.is_stopped();
+                self.control.fail("it does not let go of pages");
             }
         }
     }
