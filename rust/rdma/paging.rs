@@ -43,6 +43,7 @@ use crate::{
         Device,
         Operations, //
     },
+    umem::kept_devices, //
 };
 
 /// What a driver does with pages.
@@ -130,14 +131,8 @@ impl<P: Pager> OnDemand<P> {
             )
         };
         let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
-        // SAFETY: The device is registered, and so has a DMA device.
-        let (device, dma_device) = unsafe {
-            let raw = device.as_raw();
-            (
-                device::Device::get_device((&raw mut (*raw).__bindgen_anon_1.dev).cast()),
-                device::Device::get_device((*raw).dma_device),
-            )
-        };
+        // SAFETY: The device is registered.
+        let (device, dma_device) = unsafe { kept_devices(device.as_raw()) };
         // One for all types, as is the lock class: lockdep knows names by address.
         static WORK: &CStr = c"rdma::OnDemand::work";
 

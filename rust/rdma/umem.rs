@@ -24,6 +24,24 @@ use crate::{
     },
 };
 
+/// References to the two devices that mapped memory needs until it is unmapped: the RDMA device
+/// and the one that does its DMA.
+///
+/// # Safety
+///
+/// `ibdev` must be registered.
+pub(crate) unsafe fn kept_devices(
+    ibdev: *mut bindings::ib_device,
+) -> (ARef<device::Device>, ARef<device::Device>) {
+    // SAFETY: By contract; a registered device has a DMA device.
+    unsafe {
+        (
+            device::Device::get_device((&raw mut (*ibdev).__bindgen_anon_1.dev).cast()),
+            device::Device::get_device((*ibdev).dma_device),
+        )
+    }
+}
+
 /// A piece of the memory of a process or of a dma-buf, pinned and mapped for the device (`struct
 /// ib_umem`).
 ///
@@ -100,14 +118,8 @@ impl Umem {
     pub(crate) unsafe fn from_raw(ptr: *mut bindings::ib_umem) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(ptr)?).ok_or(EINVAL)?;
 
-        // SAFETY: The umem is valid, its device is registered, and so has a DMA device.
-        let (device, dma_device) = unsafe {
-            let ibdev = (*raw.as_ptr()).ibdev;
-            (
-                device::Device::get_device((&raw mut (*ibdev).__bindgen_anon_1.dev).cast()),
-                device::Device::get_device((*ibdev).dma_device),
-            )
-        };
+        // SAFETY: The umem is valid, and its device is registered.
+        let (device, dma_device) = unsafe { kept_devices((*raw.as_ptr()).ibdev) };
         // INVARIANT: Ownership was passed by the caller; the devices were just taken.
         Ok(Self {
             raw,
