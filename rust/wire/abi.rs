@@ -44,7 +44,7 @@ assert_abi!(AllocContextRequest, 8, slots @ 4);
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AllocContextResponse {
-    /// 0.
+    /// Which members are valid that were added later: [`CONTEXT_NULL_KEY`].
     pub comp_mask: u32,
     /// Bytes of the doorbell page, or 0 if the device has no doorbells: then a queue pair is rung
     /// by POST_SEND without work requests.
@@ -57,9 +57,17 @@ pub struct AllocContextResponse {
     pub notify_length: u32,
     /// Most bytes of payload that a send entry may hold.
     pub max_inline_data: u32,
+    /// [`NULL_KEY`](crate::memory::NULL_KEY), if the device has it.
+    pub null_key: u32,
+    /// 0.
+    pub reserved_24: [u8; 4],
 }
-assert_abi!(AllocContextResponse, 32, doorbell_length @ 4, doorbell_offset @ 8,
-    notify_offset @ 16, notify_length @ 24, max_inline_data @ 28);
+assert_abi!(AllocContextResponse, 40, doorbell_length @ 4, doorbell_offset @ 8,
+    notify_offset @ 16, notify_length @ 24, max_inline_data @ 28, null_key @ 32);
+
+/// Bit of [`AllocContextResponse::comp_mask`]: there is a
+/// [`null_key`](AllocContextResponse::null_key).
+pub const CONTEXT_NULL_KEY: u32 = 1;
 
 /// A [`RingLayout`] in the machine's byte order.
 #[derive(
@@ -255,7 +263,8 @@ mod tests {
     fn header_agrees() {
         check!("vrnic_alloc_context_req", AllocContextRequest: comp_mask, slots);
         check!("vrnic_alloc_context_resp", AllocContextResponse: comp_mask, doorbell_length,
-            doorbell_offset, notify_offset, notify_length, max_inline_data);
+            doorbell_offset, notify_offset, notify_length, max_inline_data, null_key,
+            reserved_24);
         check!("vrnic_ring", Ring: header_offset, entries_offset, entries, stride);
         check!("vrnic_create_cq_req", CreateCqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);
@@ -286,6 +295,7 @@ mod tests {
         };
         assert_eq!(constant("VRNIC_ABI_VERSION"), ABI_VERSION);
         assert_eq!(constant("VRNIC_DRIVER_ID"), DRIVER_ID);
+        assert_eq!(constant("VRNIC_CONTEXT_NULL_KEY"), CONTEXT_NULL_KEY);
     }
 
     #[test]

@@ -56,6 +56,10 @@ pub const F_ON_DEMAND_PAGING: u32 = 8;
 /// Feature bit: the driver sets the administrative state of the port.
 pub const F_PORT_STATE: u32 = 9;
 
+/// Feature bit: elements may name memory that is all zeros and keeps nothing, by
+/// [`NULL_KEY`](crate::memory::NULL_KEY).
+pub const F_NULL_KEY: u32 = 10;
+
 /// Feature bit: the device counts for chosen queue pairs by themselves.
 pub const F_COUNTER_SETS: u32 = 11;
 

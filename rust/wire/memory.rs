@@ -67,6 +67,10 @@ pub const KEY_INDEX_MASK: u32 = 0xffff_ff00;
 /// Addresses are bus addresses. No object has a key with the same index.
 pub const LOCAL_DMA_KEY: u32 = 1;
 
+/// Local key of memory that is all zeros, at every address, and keeps nothing of what is written
+/// there. No object has a key with the same index.
+pub const NULL_KEY: u32 = 2;
+
 /// Bytes of a page address in the table of a region for fast registration.
 pub const TABLE_ENTRY_LENGTH: usize = 8;
 

@@ -19,7 +19,7 @@
 
 /*
  * Rules for all structures: comp_mask comes first and says which of the members
- * added after version 2 are valid (none so far, so it is 0); reserved members
+ * added after version 2 are valid (0 where none are named); reserved members
  * are 0; the kernel refuses a request that breaks one of the two. Addresses are
  * those of the calling process.
  */
@@ -42,10 +42,13 @@ struct vrnic_alloc_context_req {
 	__u32 slots;
 };
 
+/* Bit of comp_mask of struct vrnic_alloc_context_resp: null_key is valid. */
+#define VRNIC_CONTEXT_NULL_KEY 0x1
+
 /**
  * struct vrnic_alloc_context_resp - response of ALLOC_CONTEXT, and of
  *	QUERY_CONTEXT
- * @comp_mask: 0
+ * @comp_mask: VRNIC_CONTEXT_NULL_KEY or 0
  * @doorbell_length: bytes of the doorbell page, or 0 if the device has no
  *	doorbells: then a queue pair is rung by POST_SEND without work requests
  * @doorbell_offset: offset to give to mmap() to map the doorbell page
@@ -53,6 +56,9 @@ struct vrnic_alloc_context_req {
  * @notify_length: bytes of that mapping, whole pages, 256 + slots / 8 or more;
  *	all processes that have the context share the area
  * @max_inline_data: most bytes of payload that a send entry may hold
+ * @null_key: local key of memory that is all zeros, at every address, and keeps
+ *	nothing of what is written there
+ * @reserved_24: 0
  */
 struct vrnic_alloc_context_resp {
 	__u32 comp_mask;
@@ -61,6 +67,8 @@ struct vrnic_alloc_context_resp {
 	__aligned_u64 notify_offset;
 	__u32 notify_length;
 	__u32 max_inline_data;
+	__u32 null_key;
+	__u8 reserved_24[4];
 };
 
 /**

@@ -11,6 +11,7 @@ pub mod failure;
 pub mod import;
 pub mod limits;
 pub mod multicast;
+pub mod null;
 pub mod paging;
 pub mod pair;
 pub mod peer;
@@ -70,6 +71,7 @@ pub fn cases() -> Vec<Case> {
         queues::CASES,
         paging::CASES,
         dma_buf::CASES,
+        null::CASES,
         shared::CASES,
         states::CASES,
         unreliable::CASES,

@@ -72,10 +72,13 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// The extended context that ends in an `ibv_context`; only three of its operations are called.
+/// The extended context that ends in an `ibv_context`; only four of its operations are called.
 #[repr(C)]
 pub struct verbs_context {
-    pub _before_modify_cq: [Unused; 17],
+    pub _query_port: Unused,
+    pub _advise_mr: Unused,
+    pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
+    pub _before_modify_cq: [Unused; 14],
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub _before_create_cq_ex: [Unused; 7],
     pub create_cq_ex:

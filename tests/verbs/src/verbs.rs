@@ -538,6 +538,21 @@ impl Mr {
         })
     }
 
+    /// Allocates a region of zeros that keep nothing. It has no memory to speak of.
+    pub fn null(pd: &Arc<Pd>) -> Result<Self> {
+        let memory = Arc::new(Memory::new(1)?);
+        let unsupported = Errno(libc::EOPNOTSUPP);
+        let extended = pd.context.extended().ok_or(unsupported)?;
+        // SAFETY: the context is open, and the PD one of it.
+        let raw = unsafe { (*extended).alloc_null_mr.map(|alloc| alloc(pd.raw)) };
+        let raw = object(raw.ok_or(unsupported)?)?;
+        Ok(Mr {
+            raw,
+            memory,
+            pd: pd.clone(),
+        })
+    }
+
     /// Registers all of the address space, whatever is there.
     pub fn of_everything(pd: &Arc<Pd>, access: i32) -> Result<Self> {
         let memory = Arc::new(Memory::new(1)?);

@@ -20,7 +20,7 @@ use std::{
 };
 use vrnic_wire::{
     command::MwType,
-    memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, access},
+    memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, NULL_KEY, access},
     work::{BindTarget, RegisterTarget},
 };
 
@@ -38,6 +38,14 @@ const NOBODY: u32 = 0;
 
 /// What the local DMA key names.
 const ALL_MEMORY: &RegionMemory = &RegionMemory::All;
+
+/// What the null key names.
+const NULL_MEMORY: &RegionMemory = &RegionMemory::Null;
+
+/// Index of the keys that the standard gives a meaning; no object has it.
+const RESERVED_INDEX: u32 = 0;
+const _: () = assert!(LOCAL_DMA_KEY & KEY_INDEX_MASK == RESERVED_INDEX);
+const _: () = assert!(NULL_KEY & KEY_INDEX_MASK == RESERVED_INDEX);
 
 /// The queue pair on whose behalf memory is accessed.
 #[derive(Copy, Clone, Debug)]
@@ -173,7 +181,7 @@ impl Keys {
             let key = self.random.next_u32();
             let index = index_of(key);
             let taken = self.by_index.contains_key(&index) || self.rests.contains(&index);
-            if index != index_of(LOCAL_DMA_KEY) && !taken {
+            if index != RESERVED_INDEX && !taken {
                 break key;
             }
         };
@@ -496,6 +504,9 @@ impl Keys {
                 .then_some((ALL_MEMORY, address, 0))
                 .ok_or(Cause::LocalKey);
         }
+        if key == NULL_KEY && self.features.null_key && is_local {
+            return Ok((NULL_MEMORY, address, RESERVED_INDEX));
+        }
         let entry = self.by_index.get(&index_of(key));
         let entry = entry.filter(|entry| entry.key == key);
         match &entry.ok_or(Cause::LocalKey)?.object {
@@ -579,6 +590,10 @@ impl Keys {
                 .resolve(GuestAddress(offset), length)
                 .map(|range| ranges.push(range))
                 .ok_or(Cause::LocalUnmapped),
+            RegionMemory::Null => {
+                ranges.push(HostRange::null(length));
+                Ok(())
+            }
         });
         let access = Access {
             key,
@@ -647,7 +662,7 @@ mod tests {
                 .collect();
             for key in batch {
                 assert!(seen.insert(index_of(key)), "{key:#x}");
-                assert_ne!(index_of(key), index_of(LOCAL_DMA_KEY));
+                assert_ne!(index_of(key), RESERVED_INDEX);
                 assert!(keys.remove_region(key).is_some() && keys.region(key).is_none());
             }
         }

@@ -103,6 +103,8 @@ pub struct Features {
     pub port_state: bool,
     /// [`config::F_ON_DEMAND_PAGING`].
     pub on_demand_paging: bool,
+    /// [`config::F_NULL_KEY`].
+    pub null_key: bool,
     /// [`config::F_COUNTER_SETS`].
     pub counter_sets: bool,
 }
@@ -119,6 +121,7 @@ impl Features {
         multicast: true,
         port_state: true,
         on_demand_paging: true,
+        null_key: true,
         counter_sets: true,
     };
 
@@ -134,6 +137,7 @@ impl Features {
             multicast: bits & 1 << config::F_MULTICAST != 0,
             port_state: bits & 1 << config::F_PORT_STATE != 0,
             on_demand_paging: bits & 1 << config::F_ON_DEMAND_PAGING != 0,
+            null_key: bits & 1 << config::F_NULL_KEY != 0,
             counter_sets: bits & 1 << config::F_COUNTER_SETS != 0,
         }
     }
@@ -149,6 +153,7 @@ impl Features {
             | (self.multicast as u64) << config::F_MULTICAST
             | (self.port_state as u64) << config::F_PORT_STATE
             | (self.on_demand_paging as u64) << config::F_ON_DEMAND_PAGING
+            | (self.null_key as u64) << config::F_NULL_KEY
             | (self.counter_sets as u64) << config::F_COUNTER_SETS
     }
 }

@@ -17,7 +17,12 @@ pub struct GuestAddress(pub u64);
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RegionId(pub u32);
 
-/// A piece of a mapped block of some guest's memory.
+impl RegionId {
+    /// Name of no block, but of memory that is all zeros and keeps nothing. Nobody maps it.
+    pub const NULL: Self = Self(u32::MAX);
+}
+
+/// A piece of a mapped block of some guest's memory, or of [`RegionId::NULL`].
 ///
 /// Only a name: every access through it is checked again, so a range that outlived its block
 /// gives [`Unmapped`] and nothing worse.
@@ -32,6 +37,20 @@ pub struct HostRange {
 }
 
 impl HostRange {
+    /// So many bytes that are zeros and keep nothing.
+    pub const fn null(length: u64) -> Self {
+        Self {
+            region: RegionId::NULL,
+            offset: 0,
+            length,
+        }
+    }
+
+    /// Whether the bytes are zeros and keep nothing.
+    pub fn is_null(&self) -> bool {
+        self.region == RegionId::NULL
+    }
+
     /// The part of this range that begins `offset` bytes into it and has `length` bytes, or `None`
     /// if it does not lie within.
     pub fn slice(&self, offset: u64, length: u64) -> Option<Self> {
@@ -51,6 +70,29 @@ impl HostRange {
     }
 }
 
+/// What [`Memory::read`] does with bytes of [`RegionId::NULL`].
+pub fn read_null(from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+    from.slice(0, buffer.len() as u64).ok_or(Unmapped)?;
+    buffer.fill(0);
+    Ok(())
+}
+
+/// What [`Memory::write`] does with bytes of [`RegionId::NULL`].
+pub fn write_null(to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+    to.slice(0, bytes.len() as u64).ok_or(Unmapped)?;
+    Ok(())
+}
+
+/// What [`Memory::copy`] does if one of the two is in [`RegionId::NULL`].
+pub fn copy_null<M: Memory>(memory: &M, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
+    let to = to.slice(0, from.length).ok_or(Unmapped)?;
+    if to.is_null() {
+        Ok(())
+    } else {
+        memory.clear(to)
+    }
+}
+
 /// The memory that was named is not, or no longer, mapped.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Unmapped;
@@ -67,7 +109,8 @@ impl std::error::Error for Unmapped {}
 ///
 /// [`resolve`](Memory::resolve) speaks of the guest that the device belongs to; all other methods
 /// take ranges of any guest, so that one device can copy from another's memory. Words must be
-/// naturally aligned, else [`Unmapped`].
+/// naturally aligned, else [`Unmapped`]. Bytes of [`RegionId::NULL`] can be read, written and
+/// copied; there are no words in it.
 pub trait Memory {
     /// The host range of `length` bytes at `address`, or `None` if they are not all writable RAM
     /// in one block.
@@ -88,6 +131,19 @@ pub trait Memory {
     /// Copies `from` to the beginning of `to`, which is at least as long. The two may overlap or
     /// belong to different guests.
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped>;
+
+    /// Fills a range with zeros.
+    fn clear(&self, to: HostRange) -> Result<(), Unmapped> {
+        const ZEROS: &[u8] = &[0; 64 << 10];
+        let mut offset = 0;
+        while offset < to.length {
+            let length = (to.length - offset).min(ZEROS.len() as u64);
+            let part = to.slice(offset, length).ok_or(Unmapped)?;
+            self.write(part, &ZEROS[..length as usize])?;
+            offset += length;
+        }
+        Ok(())
+    }
 
     /// Loads the word at `offset` in `range` with acquire order.
     fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped>;

@@ -28,6 +28,8 @@ pub(crate) enum RegionMemory {
     Paged(Pages),
     /// All memory of the guest: addresses are bus addresses, resolved with each access.
     All,
+    /// Zeros that keep nothing, at every address.
+    Null,
 }
 
 /// What makes a region one for fast registration.
@@ -111,7 +113,7 @@ impl Region {
             (Some(fast), _) => fast.table.translations() + fast.max_pages as usize,
             (None, RegionMemory::Buffer(buffer)) => buffer.translations(),
             (None, RegionMemory::Paged(pages)) => pages.translations(),
-            (None, RegionMemory::All) => 0,
+            (None, RegionMemory::All | RegionMemory::Null) => 0,
         }
     }
 
@@ -120,7 +122,7 @@ impl Region {
         match &self.memory {
             RegionMemory::Buffer(buffer) => Some(buffer.length()),
             RegionMemory::Paged(pages) => Some(pages.length()),
-            RegionMemory::All => None,
+            RegionMemory::All | RegionMemory::Null => None,
         }
     }
 
@@ -180,7 +182,9 @@ impl Region {
         }
         let old = match &mut self.memory {
             RegionMemory::Buffer(buffer) => std::mem::take(buffer),
-            RegionMemory::Paged(_) | RegionMemory::All => return Err(Cause::RegisterKey),
+            RegionMemory::Paged(_) | RegionMemory::All | RegionMemory::Null => {
+                return Err(Cause::RegisterKey);
+            }
         };
         let mut builder = BufferBuilder::reusing(old);
         let read = read_table(fast, count, page_size, skip, length, memory, |range| {

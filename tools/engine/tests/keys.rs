@@ -3,7 +3,7 @@
 //! Keys that work requests change: fast registration, invalidation, and the local DMA key.
 
 use vrnic_engine::{
-    Cause, Features, RnicConfig,
+    Cause, Features, RnicConfig, Segmentation,
     testing::{Completion, Connection, FastMr, Node, QpOptions, Send, World},
 };
 use vrnic_wire::{
@@ -13,7 +13,7 @@ use vrnic_wire::{
     },
     completion::{Opcode, Status, flags},
     counter::Counter,
-    memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, access},
+    memory::{KEY_INDEX_MASK, LOCAL_DMA_KEY, NULL_KEY, access},
     qp::QpState,
     work::{RegisterTarget, SendOpcode, Sge, send_flags},
 };
@@ -492,6 +492,98 @@ fn the_local_dma_key_names_all_memory_for_its_owner_alone() {
         statuses(&c.send_cqs[0].drain()),
         [(3, Status::RemoteAccess)]
     );
+}
+
+#[test]
+fn the_null_key_gives_zeros_and_keeps_nothing() {
+    for segmentation in [Segmentation::Local, Segmentation::PathMtu] {
+        let config = RnicConfig {
+            segmentation,
+            ..RnicConfig::default()
+        };
+        let mut world = World::new(2, 2048, &config, 31);
+        become_a_process(&mut world);
+        let mut c = world.connect([0, 1], &QpOptions::default(), 200_000, |_, _| {});
+        let null = |address: u64, length: u32| Sge {
+            address: address.into(),
+            length: length.into(),
+            lkey: NULL_KEY.into(),
+        };
+        let (remote, rkey) = (c.mrs[1].iova, c.mrs[1].key);
+        c.mrs[0].arena.put(0, b"between");
+        c.mrs[1].arena.put(0, &[0xff; 200_000]);
+
+        let send = Send::new(1, SendOpcode::Send)
+            .element(null(u64::MAX - 3, 100_000))
+            .element(c.mrs[0].sge(0, 7))
+            .element(null(0, 13));
+        let kept = c.mrs[1].sge(50_000, 60_000);
+        c.receive(&mut world, 1, 1, &[null(5, 50_000), kept]);
+        c.send(&mut world, 0, &send);
+        world.settle();
+        assert_eq!(statuses(&c.send_cqs[0].drain()), [(1, Status::Success)]);
+        assert_eq!(statuses(&c.recv_cqs[1].drain()), [(1, Status::Success)]);
+        let received = c.mrs[1].arena.get(0, 200_000);
+        assert!(received[..50_000].iter().all(|byte| *byte == 0xff));
+        assert!(received[50_000..100_000].iter().all(|byte| *byte == 0));
+        assert_eq!(&received[100_000..100_007], b"between");
+        assert_eq!(
+            received[100_007..100_021],
+            *[&[0; 13][..], &[0xff]].concat()
+        );
+
+        let read = Send::new(2, SendOpcode::Read)
+            .rdma(remote, rkey)
+            .element(null(0, 150_000));
+        let add = Send::new(3, SendOpcode::FetchAdd)
+            .atomic(remote, rkey, 2, 0)
+            .element(null(0, 8));
+        c.send(&mut world, 0, &read);
+        c.send(&mut world, 0, &add);
+        world.settle();
+        assert_eq!(
+            statuses(&c.send_cqs[0].drain()),
+            [(2, Status::Success), (3, Status::Success)]
+        );
+        assert_eq!(c.mrs[1].arena.get(0, 8), 1u64.to_le_bytes());
+
+        // Peers cannot use it.
+        let write = write(&c, 4, 0, NULL_KEY, b"no");
+        c.send(&mut world, 0, &write);
+        world.settle();
+        assert_eq!(
+            statuses(&c.send_cqs[0].drain()),
+            [(4, Status::RemoteAccess)]
+        );
+    }
+}
+
+#[test]
+fn the_null_key_is_a_feature() {
+    let features = Features {
+        null_key: false,
+        ..Features::ALL
+    };
+    let config = RnicConfig {
+        features,
+        ..RnicConfig::default()
+    };
+    let mut world = World::new(2, 2048, &config, 32);
+    let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
+    let element = Sge {
+        address: 0.into(),
+        length: 8.into(),
+        lkey: NULL_KEY.into(),
+    };
+    c.send(
+        &mut world,
+        0,
+        &Send::new(1, SendOpcode::Send).element(element),
+    );
+    world.settle();
+    let done = c.send_cqs[0].drain();
+    assert_eq!(statuses(&done), [(1, Status::LocalProtection)]);
+    assert_eq!(done[0].cause, Some(Cause::LocalKey));
 }
 
 /// Makes what node 0 creates from here on that of a process.

@@ -248,6 +248,7 @@ impl Scene {
                 vrnic_wire::memory::LOCAL_DMA_KEY,
                 private[0].arena.address(0),
             ),
+            (vrnic_wire::memory::NULL_KEY, 0),
         ]);
         let cqs = [&loopback, &unreliable, &sharing, &peer]
             .into_iter()

@@ -87,10 +87,12 @@ void __verbs_log(struct verbs_context *context, uint32_t level, const char *form
 static struct vrnic_alloc_context_resp granted(void)
 {
 	return (struct vrnic_alloc_context_resp){
+		.comp_mask = VRNIC_CONTEXT_NULL_KEY,
 		.doorbell_length = has_doorbells ? 4096 : 0,
 		.notify_offset = 4096,
 		.notify_length = 4096,
 		.max_inline_data = 512,
+		.null_key = 2,
 	};
 }
 
@@ -197,8 +199,11 @@ int ibv_cmd_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t le
 	return fail_next;
 }
 
+static unsigned int deregistered;
+
 int ibv_cmd_dereg_mr(struct verbs_mr *vmr)
 {
+	deregistered++;
 	return 0;
 }
 
@@ -1481,6 +1486,14 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ops.advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
 	CHECK(!ops.rereg_mr((struct verbs_mr *)mr, 7, pd, &td, 16, 1) && mr->lkey == 6);
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));
+
+	/* One that only the provider knows. */
+	mr = ops.alloc_null_mr(pd);
+	CHECK(mr && mr->lkey == 2 && mr->pd == pd && mr->context == pd->context);
+	CHECK(ops.rereg_mr((struct verbs_mr *)mr, 7, pd, &td, 16, 1) == EINVAL);
+	deregistered = 0;
+	CHECK(!ops.dereg_mr((struct verbs_mr *)mr) && !deregistered);
+
 	mr = ops.reg_dmabuf_mr(pd, 4096, 8, 0x10000, 3, 1);
 	CHECK(mr && mr->lkey == 9);
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));

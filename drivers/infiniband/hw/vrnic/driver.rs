@@ -51,6 +51,7 @@ use vrnic_wire::{
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
         F_MULTICAST,
+        F_NULL_KEY,
         F_ON_DEMAND_PAGING,
         F_PORT_STATE,
         F_REREGISTRATION,
@@ -115,6 +116,9 @@ const PORT_STATE: Feature = Feature::device(F_PORT_STATE);
 /// The device asks for pages when it needs them.
 const ON_DEMAND_PAGING: Feature = Feature::device(F_ON_DEMAND_PAGING);
 
+/// The device has memory that is all zeros and keeps nothing.
+const NULL_KEY: Feature = Feature::device(F_NULL_KEY);
+
 /// The device counts for queue pairs by themselves.
 const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
 
@@ -131,6 +135,7 @@ const FEATURES: &[Feature] = {
         MULTICAST,
         PORT_STATE,
         ON_DEMAND_PAGING,
+        NULL_KEY,
         COUNTER_SETS,
     ];
     match ALL {
@@ -235,6 +240,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) memory_placement: bool,
     /// Whether completion queues move to other rings and their events are moderated.
     pub(crate) completion_queue_changes: bool,
+    /// Whether it has the null key.
+    pub(crate) null_key: bool,
     /// How it is given pages, if it asks for them.
     pub(crate) paging: Option<Arc<PageCommands>>,
     /// Regions for which it may ask.
@@ -305,6 +312,7 @@ impl<'bound> Resources<'bound> {
             faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),
             completion_queue_changes: dev.has_feature(COMPLETION_QUEUE_CHANGES),
+            null_key: dev.has_feature(NULL_KEY),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             _queues: queues,
         };

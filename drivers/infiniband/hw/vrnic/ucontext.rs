@@ -24,6 +24,7 @@ use vrnic_wire::{
         DestroyContext, //
     },
     config::DOORBELL_PAGE_SIZE,
+    memory::NULL_KEY,
     notify::{
         area_length,
         driver_flags,
@@ -108,6 +109,10 @@ impl rdma::UserContext for UserContext {
             max_inline_data: call.data.limits.max_inline.get(),
             ..Default::default()
         };
+        if call.data.null_key {
+            response.comp_mask |= abi::CONTEXT_NULL_KEY;
+            response.null_key = NULL_KEY;
+        }
         if let Some(doorbells) = &call.data.doorbells {
             let length = u64::from(DOORBELL_PAGE_SIZE);
             let offset = u64::from(page) * length;

@@ -2,7 +2,9 @@
 
 //! Guest memory made of vectors.
 
-use crate::memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped};
+use crate::memory::{
+    GuestAddress, HostRange, Memory, RegionId, Unmapped, copy_null, read_null, write_null,
+};
 use std::{cell::RefCell, rc::Rc};
 
 /// Bus address of the first byte of every guest's memory.
@@ -109,17 +111,26 @@ impl Memory for GuestView {
     }
 
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        if from.is_null() {
+            return read_null(from, buffer);
+        }
         self.memories.with(from, 0, buffer.len(), |bytes| {
             buffer.copy_from_slice(bytes);
         })
     }
 
     fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        if to.is_null() {
+            return write_null(to, bytes);
+        }
         self.memories
             .with(to, 0, bytes.len(), |target| target.copy_from_slice(bytes))
     }
 
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
+        if from.is_null() || to.is_null() {
+            return copy_null(self, from, to);
+        }
         let Some(to) = to.slice(0, from.length) else {
             return Err(Unmapped);
         };

@@ -42,7 +42,7 @@ context_ops! {
     advise_mr: use,
     alloc_dm,
     alloc_mw: use,
-    alloc_null_mr,
+    alloc_null_mr: use,
     alloc_parent_domain: use,
     alloc_pd: use,
     alloc_td: use,

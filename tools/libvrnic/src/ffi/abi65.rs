@@ -44,7 +44,7 @@ context_ops! {
     alloc_dm,
     alloc_dmah,
     alloc_mw: use,
-    alloc_null_mr,
+    alloc_null_mr: use,
     alloc_parent_domain: use,
     alloc_pd: use,
     alloc_td: use,

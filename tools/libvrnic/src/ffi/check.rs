@@ -49,6 +49,10 @@ fn questions(own: &[Layout]) -> Vec<(String, u64)> {
             "VERBS_MATCH_DRIVER_ID",
             u64::from(driver::VERBS_MATCH_DRIVER_ID),
         ),
+        (
+            "IBV_MR_TYPE_NULL_MR",
+            u64::from(driver::IBV_MR_TYPE_NULL_MR.unsigned_abs()),
+        ),
         ("VERBS_QP_EX", u64::from(driver::VERBS_QP_EX)),
         ("VERBS_LOG_ERR", u64::from(driver::VERBS_LOG_ERR)),
         ("VERBS_LOG_DEBUG", u64::from(driver::VERBS_LOG_DEBUG)),

@@ -100,6 +100,9 @@ c_struct!(
     }
 );
 
+/// `enum ibv_mr_type`: a region without an object in the kernel.
+pub const IBV_MR_TYPE_NULL_MR: c_int = 1;
+
 c_struct!(
     /// A memory region as libibverbs keeps it.
     verbs_mr {
@@ -150,6 +153,7 @@ pub mod op {
     use super::*;
 
     pub type alloc_mw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
+    pub type alloc_null_mr = unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr;
     pub type alloc_parent_domain =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
     pub type alloc_pd = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd;

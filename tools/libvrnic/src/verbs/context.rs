@@ -16,7 +16,7 @@ use crate::patience::Patience;
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr;
-use vrnic_wire::abi::{AllocContextRequest, AllocContextResponse, DRIVER_ID};
+use vrnic_wire::abi::{AllocContextRequest, AllocContextResponse, CONTEXT_NULL_KEY, DRIVER_ID};
 use vrnic_wire::notify;
 
 /// Doorbell slots of a context, so queue pairs that a process can have per open device. As many as
@@ -37,6 +37,7 @@ struct Own {
     /// Holds the notify area; must outlive the doorbell.
     _area: Mapping,
     max_inline: u32,
+    null_key: Option<u32>,
     patience: Patience,
 }
 
@@ -72,6 +73,16 @@ impl Context {
     pub unsafe fn patience(context: *mut ibv_context) -> Patience {
         // SAFETY: By contract.
         unsafe { Self::own(context).patience.clone() }
+    }
+
+    /// The key of memory that is all zeros and keeps nothing, if the device has one.
+    ///
+    /// # Safety
+    ///
+    /// As for the verbs: an open context.
+    pub unsafe fn null_key(context: *mut ibv_context) -> Option<u32> {
+        // SAFETY: By contract.
+        unsafe { Self::own(context).null_key }
     }
 
     /// Most inline bytes that a send entry may hold.
@@ -220,6 +231,7 @@ fn open(fd: c_int, granted: &AllocContextResponse) -> Result<Own, c_int> {
         doorbell,
         _area: area,
         max_inline: granted.max_inline_data,
+        null_key: (granted.comp_mask & CONTEXT_NULL_KEY != 0).then_some(granted.null_key),
         patience: Patience::of_this_process(),
     })
 }

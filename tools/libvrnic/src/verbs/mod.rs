@@ -30,6 +30,7 @@ use core::ptr;
 pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     advise_mr: Some(crate::ffi::functions::ibv_cmd_advise_mr),
     alloc_mw: Some(mw::alloc_mw),
+    alloc_null_mr: Some(mr::alloc_null_mr),
     alloc_parent_domain: Some(pd::alloc_parent_domain),
     alloc_pd: Some(pd::alloc_pd),
     alloc_td: Some(pd::alloc_td),

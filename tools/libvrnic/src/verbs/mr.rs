@@ -2,9 +2,10 @@
 
 //! Memory regions.
 
+use super::context::Context;
 use super::{allocate, fail, release};
 use crate::ffi::command::*;
-use crate::ffi::driver::verbs_mr;
+use crate::ffi::driver::{IBV_MR_TYPE_NULL_MR, verbs_mr};
 use crate::ffi::functions::*;
 use crate::ffi::verbs::*;
 use core::ffi::{c_int, c_void};
@@ -72,6 +73,31 @@ pub unsafe extern "C" fn reg_dmabuf_mr(
     }
 }
 
+/// A region that is all zeros, at every address, and keeps nothing. There is no object for it in the
+/// kernel: every process has the same key for it.
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: The verbs contract: a protection domain of an open context of this provider.
+    let (context, key) = unsafe {
+        let context = (*pd).context;
+        (context, Context::null_key(context))
+    };
+    let Some(key) = key else {
+        return fail(libc::EOPNOTSUPP);
+    };
+    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
+    if mr.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: A new region, which nobody else knows, of a type for which all zeros are a value.
+    unsafe {
+        (*mr).mr_type = IBV_MR_TYPE_NULL_MR;
+        (*mr).ibv_mr.context = context;
+        (*mr).ibv_mr.pd = pd;
+        (*mr).ibv_mr.lkey = key;
+        &raw mut (*mr).ibv_mr
+    }
+}
+
 /// Changes a region as `flags` say. Its keys may be others afterwards.
 pub unsafe extern "C" fn rereg_mr(
     mr: *mut verbs_mr,
@@ -81,6 +107,10 @@ pub unsafe extern "C" fn rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
+    // SAFETY: The verbs contract: a region of this provider.
+    if unsafe { (*mr).mr_type } == IBV_MR_TYPE_NULL_MR {
+        return libc::EINVAL;
+    }
     let mut cmd = ibv_rereg_mr::default();
     let mut resp = ib_uverbs_rereg_mr_resp::default();
     // SAFETY: The verbs contract: a region of this provider; the sizes are those of the structures.
@@ -105,7 +135,10 @@ pub unsafe extern "C" fn rereg_mr(
 pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: The verbs contract: a region of this provider, and its last use.
     unsafe {
-        let error = ibv_cmd_dereg_mr(mr);
+        let error = match (*mr).mr_type {
+            IBV_MR_TYPE_NULL_MR => 0,
+            _ => ibv_cmd_dereg_mr(mr),
+        };
         if error == 0 {
             release(mr);
         }

@@ -5,7 +5,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use vrnic_engine::memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped};
+use vrnic_engine::memory::{
+    GuestAddress, HostRange, Memory, RegionId, Unmapped, copy_null, read_null, write_null,
+};
 
 use super::{GuestMemory, Mapping};
 
@@ -73,7 +75,8 @@ impl RegionTable {
             slot.mapping = Some(mapping);
             return Some(slot.id);
         }
-        if slots.len() >> SLOT_BITS != 0 {
+        // The last is left out: no name may be that of nothing.
+        if slots.len() >= (1 << SLOT_BITS) - 1 {
             return None;
         }
         let id = RegionId(slots.len() as u32);
@@ -129,6 +132,9 @@ impl Memory for DeviceMemory<'_> {
     }
 
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        if from.is_null() {
+            return read_null(from, buffer);
+        }
         self.table
             .with(from, 0, buffer.len() as u64, |mapping, at| {
                 mapping.read(at, buffer)
@@ -136,6 +142,9 @@ impl Memory for DeviceMemory<'_> {
     }
 
     fn read_payload(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        if from.is_null() {
+            return read_null(from, buffer);
+        }
         self.table
             .with(from, 0, buffer.len() as u64, |mapping, at| {
                 mapping.read_payload(at, buffer)
@@ -143,12 +152,18 @@ impl Memory for DeviceMemory<'_> {
     }
 
     fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        if to.is_null() {
+            return write_null(to, bytes);
+        }
         self.table.with(to, 0, bytes.len() as u64, |mapping, at| {
             mapping.write(at, bytes)
         })
     }
 
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
+        if from.is_null() || to.is_null() {
+            return copy_null(self, from, to);
+        }
         let length = from.length;
         self.table.with(from, 0, length, |source, source_at| {
             self.table
@@ -247,6 +262,39 @@ mod tests {
         assert_ne!(again.region, from.region, "a reused slot has another name");
         assert_eq!(a.load_u32(from, 0), Err(Unmapped));
         assert_eq!(a.load_u32(again, 0), Ok(0x0403_0201));
+    }
+
+    #[test]
+    fn nothing_is_read_as_zeros_and_written_nowhere() {
+        let table = RegionTable::new();
+        let guest = GuestMemory::new();
+        guest.map(0, 0x30000, &memfd(0x30000), 0, true).unwrap();
+        let memory = table.device(0, &guest);
+        let all = memory.resolve(GuestAddress(0), 0x30000).unwrap();
+        let part = all.slice(1, 0x2fffe).unwrap();
+        let null = HostRange::null(part.length);
+        memory.write(all, &[7; 0x30000]).unwrap();
+        memory.copy(part, null).unwrap();
+        memory.write(null, &[7; 9]).unwrap();
+        memory.copy(null, part).unwrap();
+        let mut bytes = [1; 0x30000];
+        memory.read(all, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[0x2ffff]), (7, 7));
+        assert!(bytes[1..0x2ffff].iter().all(|byte| *byte == 0));
+        bytes.fill(1);
+        memory.read_payload(null, &mut bytes[..100]).unwrap();
+        assert_eq!(bytes[..101], *[&[0; 100][..], &[1]].concat());
+        assert_eq!(memory.copy(null, null), Ok(()));
+        assert_eq!(
+            memory.copy(null, HostRange::null(5)),
+            Err(Unmapped),
+            "too short"
+        );
+        assert_eq!(
+            memory.read(HostRange::null(5), &mut bytes[..6]),
+            Err(Unmapped)
+        );
+        assert_eq!(memory.load_u64(null, 0), Err(Unmapped));
     }
 
     #[test]
