@@ -522,7 +522,7 @@ enum State {
     Ready,
     /// The device is reset, the queues are empty and refuse buffers.
     Stopped,
-    /// The queues are gone.
+    /// The queues are gone, or are being deleted.
     Deleted,
 }
 
@@ -558,11 +558,17 @@ impl Queues {
     ///
     /// The device must be bound to the driver that created the queues, and its lock must be held.
     unsafe fn delete(&self) {
-        let mut state = self.state.lock();
-        if *state == State::Deleted {
-            return;
+        {
+            let mut state = self.state.lock();
+            if *state == State::Deleted {
+                return;
+            }
+            self.stop_locked(&mut state);
+            // Nobody else looks at the transport from here on. The lock is given back because
+            // freeing interrupts takes locks under which a driver may have to stop its device, as
+            // those of memory reclaim.
+            *state = State::Deleted;
         }
-        self.stop_locked(&mut state);
         let raw = self.dev.as_raw();
         // SAFETY: The device is valid, and by the caller's contract bound, so its transport is
         // there. `Virtqueues::new` has created the queues, which nobody uses any more.
@@ -572,7 +578,6 @@ impl Queues {
         drop(unsafe { Arc::<Self>::from_raw((*raw).priv_.cast()) });
         // SAFETY: The device is valid, and its lock is held.
         unsafe { (*raw).priv_ = ptr::null_mut() };
-        *state = State::Deleted;
     }
 
     /// Entry of the interrupt of a queue.
@@ -650,7 +655,7 @@ impl Stopper {
         match *state {
             State::Stopped | State::Deleted => true,
             State::Created | State::Ready => {
-                // The transport is there: `Virtqueues::drop` would have to get the lock first.
+                // The transport is there: `Queues::delete` would have to get the lock first.
                 let status = self.0.dev.raw_status();
                 // A device that was ready and is not any more was reset behind the driver's back.
                 let lost = *state == State::Ready && !status.driver_ok();
