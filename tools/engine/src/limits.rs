@@ -2,10 +2,12 @@
 
 //! Limits of a device.
 
+use serde::Deserialize;
 use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
 
-/// Limits of a device, each held at exactly this value.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+/// Limits of a device, each held at exactly this value. What a configuration leaves out is the default.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Longest memory region in bytes.
     pub mr_size: u64,

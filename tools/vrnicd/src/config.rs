@@ -84,7 +84,7 @@ pub struct Device {
     pub doorbells: bool,
     /// Limits; those not given have their default.
     #[serde(default)]
-    pub limits: LimitOverrides,
+    pub limits: Limits,
 }
 
 /// Form of log lines.
@@ -129,53 +129,6 @@ impl TryFrom<String> for SocketMode {
         mode.filter(|mode| *mode <= 0o777)
             .map(Self)
             .ok_or_else(|| format!("`{text}` is not a mode such as \"0600\""))
-    }
-}
-
-/// Limits of a device that differ from the default.
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LimitOverrides {
-    /// Queue pairs.
-    pub qp: Option<u32>,
-    /// Entries of a send or a receive queue.
-    pub qp_entries: Option<u32>,
-    /// Completion queues.
-    pub cq: Option<u32>,
-    /// Entries of a completion queue.
-    pub cq_entries: Option<u32>,
-    /// Memory regions.
-    pub mr: Option<u32>,
-    /// Memory windows.
-    pub mw: Option<u32>,
-    /// Shared receive queues.
-    pub srq: Option<u32>,
-    /// Bytes of a memory region.
-    pub mr_size: Option<u64>,
-    /// Protection domains.
-    pub pd: Option<u32>,
-    /// Contexts (processes that have the device open, and one for the kernel).
-    pub contexts: Option<u32>,
-}
-
-impl LimitOverrides {
-    /// The default limits with these changes, within what is possible.
-    pub fn apply(&self) -> Limits {
-        let default = Limits::default();
-        Limits {
-            qp: self.qp.unwrap_or(default.qp),
-            qp_entries: self.qp_entries.unwrap_or(default.qp_entries),
-            cq: self.cq.unwrap_or(default.cq),
-            cq_entries: self.cq_entries.unwrap_or(default.cq_entries),
-            mr: self.mr.unwrap_or(default.mr),
-            mw: self.mw.unwrap_or(default.mw),
-            srq: self.srq.unwrap_or(default.srq),
-            mr_size: self.mr_size.unwrap_or(default.mr_size),
-            pd: self.pd.unwrap_or(default.pd),
-            contexts: self.contexts.unwrap_or(default.contexts),
-            ..default
-        }
-        .clamped()
     }
 }
 
@@ -400,7 +353,7 @@ impl Device {
             completion_vectors: default_completion_vectors(),
             fabric: FabricKind::default(),
             doorbells: default_doorbells(),
-            limits: LimitOverrides::default(),
+            limits: Limits::default(),
         }
     }
 
@@ -467,27 +420,30 @@ mod tests {
         let device = &config.devices[0];
         assert_eq!(device.guid(), Guid(0x0011_2233_4455_6677));
         assert_eq!(device.fabric, FabricKind::Roce);
-        assert_eq!(device.limits.apply().qp, 100);
-        assert_eq!(device.limits.apply().contexts, 16);
+        assert_eq!(device.limits.qp, 100);
+        assert_eq!(device.limits.contexts, 16);
         assert_eq!(config.log_format, LogFormat::Json);
     }
 
     #[test]
     fn the_example_shows_the_defaults() {
-        let example = Config::parse(include_str!("../vrnicd.toml")).unwrap();
+        let text = include_str!("../vrnicd.toml");
+        let example = Config::parse(text).unwrap();
         let mac = example.devices[0].mac;
         let default = Config::of_one(Device::new(
             "rnic0".into(),
             "/run/vrnic/rnic0.sock".into(),
             mac,
         ));
-        let (mut shown, implied) = (
-            example.devices[0].limits.apply(),
-            default.devices[0].limits.apply(),
-        );
+        let (shown, implied) = (example.devices[0].limits, default.devices[0].limits);
         assert_eq!(shown, implied);
-        shown.qp -= 1;
-        assert_ne!(shown, implied);
+        for limit in format!("{implied:#?}")
+            .lines()
+            .filter(|line| line.contains(':'))
+        {
+            let line = limit.trim().trim_end_matches(',').replace(": ", " = ");
+            assert!(text.contains(&format!("\n{line}\n")), "{line}");
+        }
         assert_eq!(example.devices[0].guid(), default.devices[0].guid());
         assert_eq!(
             format!(

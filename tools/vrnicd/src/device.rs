@@ -73,7 +73,7 @@ pub struct Device {
 impl Device {
     /// A device that waits for its driver; `index` is its place in the worker, `max_mtu` what its frames can carry.
     pub fn new(index: usize, settings: &config::Device, max_mtu: Mtu, waker: Arc<Waker>) -> Self {
-        let limits = settings.limits.apply();
+        let limits = settings.limits.clamped();
         let config = RnicConfig {
             mac: settings.mac.0,
             node_guid: settings.guid().0,
