@@ -36,6 +36,16 @@ listening() {
 		fail "nobody listens on port $2 of VM $1"
 }
 
+# pair SERVER CLIENT PORT COMMAND COMMAND: runs the first command in VM SERVER and, as soon as somebody listens on PORT
+# there, the second in VM CLIENT. Both must succeed.
+pair() {
+	on -t 90 "$1" sh -c "$4" >/dev/null &
+	local job=$!
+	listening "$1" "$3"
+	on -t 60 "$2" sh -c "$5" >/dev/null || fail "in VM $2: $5"
+	wait $job || fail "in VM $1: $4"
+}
+
 # busy VM PORT: traffic in loopback, every byte verified, until `enough VM PORT`. Fails when any fails.
 busy() {
 	on -t 280 "$1" sh -c "until [ -e /tmp/enough-$$-$2 ]; do
