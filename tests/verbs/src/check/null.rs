@@ -104,12 +104,9 @@ fn unknown_to_peers(env: &mut Env) -> Outcome<()> {
         return Ok(());
     };
     let here = env.buffer()?;
-    for read in [false, true] {
+    let key = null.lkey();
+    for op in [SendOp::Write(0, key), SendOp::Read(0, key)] {
         let pair = Pair::new(env)?;
-        let op = match read {
-            true => SendOp::Read(0, null.lkey()),
-            false => SendOp::Write(0, null.lkey()),
-        };
         pair.send(op, &here, 0, 64)?;
         pair.ends[0].expect(1, WC_REM_ACCESS_ERR)?;
     }
