@@ -18,6 +18,18 @@ pair b a 18712 "rstream -b $IP_b -p 18712 -S 4096 -C 50 -T v" "rstream -s $IP_b 
 pair b a 18713 "riostream -b $IP_b -p 18713 -S 4096 -C 50 -T v" "riostream -s $IP_b -p 18713 -S 4096 -C 50 -T v"
 pair b a 18715 "rdma_xserver -p 18715 -c r" "rdma_xclient -s $IP_b -p 18715 -c r"
 
+# A file. The server does not end by itself.
+on -t 90 b rcopy -p 18716 >/dev/null &
+server=$!
+listening b 18716
+on a sh -c 'head -c 3000000 /dev/urandom >/tmp/sent'
+on -t 60 a rcopy /tmp/sent "$IP_b:/tmp/received" -p 18716 || fail "rcopy"
+sum() { on "$1" sha256sum "$2" | cut -d ' ' -f 1; }
+[ "$(sum a /tmp/sent)" = "$(sum b /tmp/received)" ] || fail "rcopy made another file of it"
+pkill -P $server
+on a rm /tmp/sent
+on b rm /tmp/received
+
 # Loopback goes the same way.
 pair a a 18707 "rping -s -a $IP_a -p 18707 -C 5" "rping -c -a $IP_a -p 18707 -C 5 -V"
 # The kernel's own objects can be looked at.
