@@ -320,17 +320,24 @@ impl Memory {
     }
 }
 
-/// A child that shares all memory as it is and does nothing, until it is dropped.
+/// A child that shares all memory as it is and does nothing, until it is dropped or this process ends, however that
+/// comes: it has all open files, and so the objects behind them.
 #[derive(Debug)]
 pub struct Child(libc::pid_t);
 
 /// Makes a child.
 pub fn sleeping_child() -> Result<Child> {
+    // SAFETY: has no preconditions.
+    let parent = unsafe { libc::getpid() };
     // SAFETY: the child calls nothing but what is safe after a fork of a process with threads.
     match unsafe { libc::fork() } {
-        0 => loop {
-            // SAFETY: as above.
-            unsafe { libc::pause() };
+        // SAFETY: as above.
+        0 => unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            while libc::getppid() == parent {
+                libc::pause();
+            }
+            libc::_exit(0)
         },
         -1 => Err(Errno::last()),
         pid => Ok(Child(pid)),
@@ -357,6 +364,31 @@ impl Drop for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_ends_with_its_parent() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: the child calls nothing but what is safe after a fork of a process with threads.
+        match unsafe { libc::fork() } {
+            0 => {
+                std::mem::forget(sleeping_child());
+                // SAFETY: as above.
+                unsafe { libc::_exit(0) }
+            }
+            // SAFETY: the child was not waited for.
+            pid => unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) },
+        };
+        drop(writer);
+        // Only the child's child can hold the other end.
+        let mut end = libc::pollfd {
+            fd: reader.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one structure, which lives across the call.
+        assert_eq!(unsafe { libc::poll(&raw mut end, 1, 20_000) }, 1);
+        assert_eq!(end.revents, libc::POLLHUP);
+    }
 
     #[test]
     fn repeated_memory_is_one_chunk_seen_many_times() {
