@@ -273,11 +273,11 @@ mod tests {
         let all = memory.resolve(GuestAddress(0), 0x30000).unwrap();
         let part = all.slice(1, 0x2fffe).unwrap();
         let null = HostRange::null(part.length);
-        memory.write(all, &[7; 0x30000]).unwrap();
+        memory.write(all, &vec![7; 0x30000]).unwrap();
         memory.copy(part, null).unwrap();
         memory.write(null, &[7; 9]).unwrap();
         memory.copy(null, part).unwrap();
-        let mut bytes = [1; 0x30000];
+        let mut bytes = vec![1; 0x30000];
         memory.read(all, &mut bytes).unwrap();
         assert_eq!((bytes[0], bytes[0x2ffff]), (7, 7));
         assert!(bytes[1..0x2ffff].iter().all(|byte| *byte == 0));
