@@ -511,7 +511,7 @@ fn the_null_key_gives_zeros_and_keeps_nothing() {
         };
         let (remote, rkey) = (c.mrs[1].iova, c.mrs[1].key);
         c.mrs[0].arena.put(0, b"between");
-        c.mrs[1].arena.put(0, &[0xff; 200_000]);
+        c.mrs[1].arena.put(0, &vec![0xff; 200_000]);
 
         let send = Send::new(1, SendOpcode::Send)
             .element(null(u64::MAX - 3, 100_000))
