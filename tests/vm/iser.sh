@@ -2,6 +2,7 @@
 # iSCSI over RDMA (iSER) works: one VM exports a RAM disk, the other has a file system on it, whose data survive a target that goes away under load, and a logout.
 # lab: timeout=600
 # lab: fabric=local
+# lab: fabric=roce
 . "$LAB_LIB"
 . tests/vm/storage.bash
 

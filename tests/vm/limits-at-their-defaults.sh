@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The limits of a device that nobody configured hold at their values: protection domains, completion queues, queue pairs.
 # lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=900
-# They are counted where the fabric does not matter, so one is enough. Memory regions are left to the smaller device of limits-to-the-last-object: a million take ten minutes.
+# Memory regions are left to the smaller device of limits-to-the-last-object: a million take ten minutes.
 . "$LAB_LIB"
 
 on -t 880 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow pd-count cq-count qp-count

@@ -2,6 +2,7 @@
 # rdma-core 65's own tests in loopback, with its libraries and the provider for private ABI 65: each has the outcome of
 # the pinned list.
 # lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=420
 . "$LAB_LIB"
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Ten thousand queue pairs, a hundred thousand memory regions, five hundred processes at once: they work and go away.
 # lab: fabric=local
+# lab: fabric=roce
 # lab: timeout=1800
 # lab: fresh
 . "$LAB_LIB"

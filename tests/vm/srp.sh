@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The SCSI RDMA protocol (SRP) works: one VM exports a RAM disk, the other has a file system on it, whose data survive a target that goes away under load, and a disconnect.
 # lab: timeout=600
+# lab: fabric=local
 # lab: fabric=roce
 . "$LAB_LIB"
 . tests/vm/storage.bash
