@@ -138,6 +138,7 @@ const FEATURES: &[Feature] = {
         NULL_KEY,
         COUNTER_SETS,
     ];
+    assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {
         // A process must not be given more than its own doorbell page.
         [_doorbell, others @ ..] if PAGE_SIZE != DOORBELL_PAGE_SIZE as usize => others,

@@ -12,6 +12,23 @@ use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
 
+/// Makes a region, which `fill` fills in. Null, with `errno`, if that gives an error or there is no memory.
+fn new_region(fill: impl FnOnce(*mut verbs_mr) -> c_int) -> *mut ibv_mr {
+    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
+    if mr.is_null() {
+        return ptr::null_mut();
+    }
+    let error = fill(mr);
+    // SAFETY: It came from `allocate`, of a type for which all zeros are a value; nobody uses it yet.
+    unsafe {
+        if error != 0 {
+            release(mr);
+            return fail(error);
+        }
+        &raw mut (*mr).ibv_mr
+    }
+}
+
 /// Registers memory; `hca_va` is the address by which work requests name its first byte.
 pub unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
@@ -20,15 +37,11 @@ pub unsafe extern "C" fn reg_mr(
     hca_va: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
-    if mr.is_null() {
-        return ptr::null_mut();
-    }
     let mut cmd = ibv_reg_mr::default();
     let mut resp = ib_uverbs_reg_mr_resp::default();
     // SAFETY: The verbs contract; the sizes are those of the structures.
-    unsafe {
-        let error = ibv_cmd_reg_mr(
+    new_region(|mr| unsafe {
+        ibv_cmd_reg_mr(
             pd,
             address,
             length,
@@ -39,13 +52,8 @@ pub unsafe extern "C" fn reg_mr(
             size_of_val(&cmd),
             &raw mut resp,
             size_of_val(&resp),
-        );
-        if error != 0 {
-            release(mr);
-            return fail(error);
-        }
-        &raw mut (*mr).ibv_mr
-    }
+        )
+    })
 }
 
 /// Registers memory of a dma-buf; `iova` is the address by which work requests name its first byte.
@@ -57,20 +65,10 @@ pub unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
-    if mr.is_null() {
-        return ptr::null_mut();
-    }
     // SAFETY: The verbs contract; the call has no part of the provider.
-    unsafe {
-        let error =
-            ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut());
-        if error != 0 {
-            release(mr);
-            return fail(error);
-        }
-        &raw mut (*mr).ibv_mr
-    }
+    new_region(|mr| unsafe {
+        ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut())
+    })
 }
 
 /// A region that is all zeros, at every address, and keeps nothing. There is no object for it in the
@@ -84,18 +82,14 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let Some(key) = key else {
         return fail(libc::EOPNOTSUPP);
     };
-    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
-    if mr.is_null() {
-        return ptr::null_mut();
-    }
-    // SAFETY: A new region, which nobody else knows, of a type for which all zeros are a value.
-    unsafe {
+    // SAFETY: A new region, which nobody else knows.
+    new_region(|mr| unsafe {
         (*mr).mr_type = IBV_MR_TYPE_NULL_MR;
         (*mr).ibv_mr.context = context;
         (*mr).ibv_mr.pd = pd;
         (*mr).ibv_mr.lkey = key;
-        &raw mut (*mr).ibv_mr
-    }
+        0
+    })
 }
 
 /// Changes a region as `flags` say. Its keys may be others afterwards.
@@ -148,19 +142,8 @@ pub unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
 
 /// A region that another process registered; `handle` is what it is called in their context.
 pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
-    let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
-    if mr.is_null() {
-        return ptr::null_mut();
-    }
     // SAFETY: The verbs contract.
-    unsafe {
-        let error = ibv_cmd_query_mr(pd, mr, handle);
-        if error != 0 {
-            release(mr);
-            return fail(error);
-        }
-        &raw mut (*mr).ibv_mr
-    }
+    new_region(|mr| unsafe { ibv_cmd_query_mr(pd, mr, handle) })
 }
 
 /// Forgets a region that was imported. It stays.
