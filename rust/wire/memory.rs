@@ -102,7 +102,7 @@ pub mod access {
     pub const ZERO_BASED: u32 = 1 << 5;
     /// Peers may flush to global visibility.
     pub const FLUSH_GLOBAL: u32 = 1 << 8;
-    /// Peers may flush to persistence. No region has it yet.
+    /// Peers may flush to persistence; of memory that survives a loss of power.
     pub const FLUSH_PERSISTENT: u32 = 1 << 9;
     /// The order of writes to the region does not matter to its owner.
     pub const RELAXED_ORDERING: u32 = 1 << 20;
@@ -116,6 +116,7 @@ pub mod access {
         | MW_BIND
         | ZERO_BASED
         | FLUSH_GLOBAL
+        | FLUSH_PERSISTENT
         | RELAXED_ORDERING;
     /// Rights of a region that have to do with memory windows.
     pub const WINDOWS: u32 = MW_BIND | ZERO_BASED;

@@ -58,6 +58,12 @@ impl Buffer {
         })
     }
 
+    /// All host ranges.
+    pub(crate) fn all(&self) -> impl Iterator<Item = HostRange> {
+        let starts = self.extents.iter().map(|extent| extent.start);
+        (starts.enumerate()).filter_map(|(index, start)| self.rest(index, start))
+    }
+
     /// The `length` bytes at `offset`, or `None` if they are not all in one host range.
     pub(crate) fn contiguous(&self, offset: u64, length: u64) -> Option<HostRange> {
         let rest = self.rest(self.find(offset)?, offset)?;

@@ -259,6 +259,12 @@ causes! {
     RegionBound = 143 => "memory windows are bound to the memory region",
     /// The region has no page of that number.
     PageNumber = 145 => "page number is outside of the memory region",
+    /// The right to make memory survive, for memory that is lost with the machine.
+    NotPersistent = 146 => "memory does not survive a loss of power",
+    /// A flush came again before it was done.
+    FlushUnderWay = 147 => "flush is still being done",
+    /// The machine could not make memory survive.
+    FlushFailed = 148 => "memory could not be made to survive a loss of power",
     /// The region cannot be changed.
     RegionFixed = 144 => "memory region is not one that can be reregistered",
 }

@@ -559,6 +559,19 @@ impl Keys {
         Ok(())
     }
 
+    /// What a flush with that key makes survive a loss of power, one range in each block of memory.
+    /// Failures are named as those of a local access.
+    pub(crate) fn to_sync<M: Memory>(
+        &self,
+        key: u32,
+        by: Accessor,
+        memory: &M,
+    ) -> Result<Vec<HostRange>, Cause> {
+        self.check_object(key, by, access::FLUSH_PERSISTENT)?;
+        let region = self.region(key).ok_or(Cause::LocalKey)?;
+        region.to_sync(memory)
+    }
+
     /// Appends the host ranges of `length` bytes at `address` to `ranges`, after all checks.
     /// Failures are named as those of a local access and append nothing.
     #[expect(

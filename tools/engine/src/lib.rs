@@ -19,6 +19,7 @@
 //!     doorbell page  -> doorbell
 //!     poll           -> outbox -> fabric -> receive (of some device)
 //!     next_deadline is due -> advance
+//!     next_sync      -> some other thread -> synced
 //!     nothing to do  -> prepare_sleep, then sleep until one of the above
 //! }
 //! ```
@@ -41,6 +42,7 @@ pub mod memory;
 mod multicast;
 mod page_list;
 mod pages;
+mod persistence;
 pub mod psn;
 mod qp;
 mod region;

@@ -116,6 +116,9 @@ pub trait Memory {
     /// in one block.
     fn resolve(&self, address: GuestAddress, length: u64) -> Option<HostRange>;
 
+    /// Bytes of the block, if what is in it can be made to survive a loss of power.
+    fn persistent(&self, region: RegionId) -> Option<u64>;
+
     /// Copies the first `buffer.len()` bytes of `from` to `buffer`.
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped>;
 

@@ -3,7 +3,11 @@
 //! Pages of memory regions that are not kept in place: which are there, which are wanted, and who
 //! waits for them.
 
-use crate::{cause::Cause, memory::HostRange, page_list::Shape};
+use crate::{
+    cause::Cause,
+    memory::{HostRange, RegionId},
+    page_list::Shape,
+};
 use rustc_hash::FxHashSet;
 use std::ops::Range;
 
@@ -65,6 +69,8 @@ pub(crate) struct Pages {
     taken: Option<Want>,
     /// Who waits for pages.
     waiting: FxHashSet<Waiter>,
+    /// Blocks of memory in which pages were that could be written.
+    written: Vec<RegionId>,
 }
 
 impl Pages {
@@ -78,6 +84,7 @@ impl Pages {
             wants: Vec::new(),
             taken: None,
             waiting: FxHashSet::default(),
+            written: Vec::new(),
         }
     }
 
@@ -121,8 +128,16 @@ impl Pages {
         missing.count() * BLOCK
     }
 
+    /// Blocks of memory in which peers may have written, also in pages that are gone.
+    pub(crate) fn written(&self) -> &[RegionId] {
+        &self.written
+    }
+
     /// Puts a page in its place.
     pub(crate) fn map(&mut self, number: u32, page: Page) {
+        if page.writable && !self.written.contains(&page.range.region) {
+            self.written.push(page.range.region);
+        }
         let number = number as usize;
         let used = &mut self.used;
         if let Some(block) = self.blocks.get_mut(number / BLOCK) {

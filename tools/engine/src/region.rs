@@ -8,6 +8,7 @@ use crate::{
     limits::Features,
     memory::{GuestAddress, HostRange, Memory},
     pages::Pages,
+    persistence,
 };
 use vrnic_wire::{
     U64,
@@ -58,6 +59,8 @@ pub(crate) struct Region {
     pub(crate) fast: Option<Fast>,
     /// Memory windows that are bound to it.
     pub(crate) windows: u32,
+    /// What a flush makes survive, besides pages that come and go: one range in each block.
+    pub(crate) places: Vec<HostRange>,
 }
 
 /// Checks rights that a region at `iova` is asked to give.
@@ -99,6 +102,7 @@ impl Region {
                 valid: false,
             }),
             windows: 0,
+            places: Vec::new(),
         }
     }
 
@@ -133,6 +137,22 @@ impl Region {
         };
         let offset = address.checked_sub(self.iova)?;
         (offset.checked_add(length)? <= all).then_some(offset)
+    }
+
+    /// What a flush makes survive, one range in each block of memory.
+    pub(crate) fn to_sync<M: Memory>(&self, memory: &M) -> Result<Vec<HostRange>, Cause> {
+        let RegionMemory::Paged(pages) = &self.memory else {
+            return Ok(self.places.clone());
+        };
+        let whole = |&region| {
+            let length = memory.persistent(region).ok_or(Cause::NotPersistent)?;
+            Ok(HostRange {
+                region,
+                offset: 0,
+                length,
+            })
+        };
+        pages.written().iter().map(whole).collect()
     }
 
     /// Makes a region for fast registration free; it must be valid.
@@ -192,6 +212,7 @@ impl Region {
         });
         self.memory = RegionMemory::Buffer(builder.finish_for_reuse());
         read?;
+        self.places = persistence::places(wanted.access.get(), &self.memory, memory)?;
         fast.valid = true;
         self.access = wanted.access.get();
         self.iova = iova;

@@ -13,6 +13,7 @@ use crate::{
     limits::{Features, Limits},
     memory::{HostRange, Memory, Unmapped},
     multicast::Groups,
+    persistence::Syncs,
     qp::Held,
     segment::{Outbox, Payload, Segment},
     srq::{Entry, Srq},
@@ -91,6 +92,8 @@ pub(crate) struct Resources {
     pub(crate) bad_pkeys: u32,
     /// Segments that wait for pages.
     pub(crate) held: Held,
+    /// Flushes to persistent memory.
+    pub(crate) syncs: Syncs,
     /// What went wrong lately.
     pub(crate) record: Record,
     /// When the call of the device began.
@@ -131,6 +134,7 @@ impl Resources {
             bad_qkeys: 0,
             bad_pkeys: 0,
             held: Held::default(),
+            syncs: Syncs::default(),
             record: Record::default(),
             now: Instant::default(),
             unannounced: Vec::new(),

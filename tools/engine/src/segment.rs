@@ -172,6 +172,11 @@ impl Flush {
         self.selectivity == Selectivity::Region.raw()
     }
 
+    /// Whether what was written has to survive a loss of power.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.placement & placement::PERSISTENT != 0
+    }
+
     /// The [`access`] rights that it needs.
     pub(crate) fn rights(&self) -> u32 {
         let right = |bit, right| if self.placement & bit != 0 { right } else { 0 };

@@ -303,7 +303,7 @@ fn each_fault_of_a_registration_is_found() {
             Cause::AccessRights,
         ),
         (
-            |target, _| target.access = (1 << 9).into(),
+            |target, _| target.access = (1 << 10).into(),
             Cause::AccessRights,
         ),
         (|target, _| target.length = 0.into(), Cause::RegionLength),

@@ -33,7 +33,7 @@ use vrnic_wire::{
 const OFFSET: usize = 104;
 
 const LENGTH: usize = 40_960;
-const RIGHTS: u32 = access::QUEUE_PAIR | access::FLUSH_GLOBAL;
+const RIGHTS: u32 = access::QUEUE_PAIR | access::PLACEMENT;
 
 /// A connection whose regions have no pages.
 struct Setup {

@@ -836,11 +836,15 @@ fn each_fault_of_a_command_has_its_status() {
         access::REMOTE_WRITE,
         access::REMOTE_ATOMIC,
         access::ZERO_BASED,
-        1 << 9,
+        1 << 10,
     ] {
         let bad = with(mr, |r| r.access = rights.into());
         c.refuses(bad, InvalidArgument, "rights");
     }
+    c.world.memories.set_volatile(true);
+    let bad = with(mr, |r| r.access = access::FLUSH_PERSISTENT.into());
+    c.refuses(bad, InvalidArgument, "pages that cannot survive");
+    c.world.memories.set_volatile(false);
     for flags in [4, mr_flags::ALL_MEMORY | mr_flags::ON_DEMAND] {
         let bad = with(mr, |r| r.flags = flags.into());
         c.refuses(bad, InvalidArgument, "flags");

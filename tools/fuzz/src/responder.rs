@@ -531,7 +531,14 @@ impl Scene {
             SendOpcode::Send | SendOpcode::SendWithImmediate => send.immediate(5),
             SendOpcode::SendWithInvalidate => send.immediate(remote.key),
             SendOpcode::AtomicWrite => send.atomic(remote.iova, remote.key, 0, 2),
-            SendOpcode::Flush => send.flush(remote.iova, remote.key, 1, placement::GLOBAL),
+            SendOpcode::Flush => {
+                let how_far = if length % 2 == 0 {
+                    placement::GLOBAL
+                } else {
+                    placement::ALL
+                };
+                send.flush(remote.iova, remote.key, 1, how_far)
+            }
             _ => send.rdma(remote.iova, remote.key),
         };
         let bare = matches!(opcode, SendOpcode::Flush | SendOpcode::AtomicWrite);

@@ -7,9 +7,10 @@ use crate::{
     buffer::Buffer,
     cause::Cause,
     event::names_region,
-    memory::Memory,
+    memory::{HostRange, Memory},
     page_list::{self, Resolver},
     pages::Pages,
+    persistence,
     region::{Region, RegionMemory, check_extent, check_rights},
     resources::Io,
     rnic::Rnic,
@@ -134,17 +135,19 @@ impl Rnic {
         pd: u32,
         access: u32,
         iova: u64,
-        buffer: Option<Buffer>,
+        changed: Option<RegionMemory>,
+        places: Vec<HostRange>,
     ) -> Result<u32, Cause> {
         let keys = &mut self.resources.keys;
         let region = keys.region_mut(key).ok_or(Cause::UnknownKey)?;
         let old_pd = std::mem::replace(&mut region.pd, pd);
         region.access = access;
         region.iova = iova;
+        region.places = places;
         let mut new_key = key;
-        if let Some(buffer) = buffer {
+        if let Some(memory) = changed {
             self.translations -= region.translations();
-            region.memory = RegionMemory::Buffer(buffer);
+            region.memory = memory;
             self.translations += region.translations();
             // There is room: the region leaves what it takes.
             let region = keys.remove_region(key).ok_or(Cause::UnknownKey)?;
@@ -211,6 +214,7 @@ impl Execute for RegisterMr {
             check_extent(iova, self.pages.length.get())?;
             RegionMemory::Buffer(rnic.resolve_buffer(&self.pages, io)?)
         };
+        let places = persistence::places(rights, &memory, io.memory)?;
         rnic.add_region(Region {
             pd: self.pd.get(),
             access: rights,
@@ -218,6 +222,7 @@ impl Execute for RegisterMr {
             memory,
             fast: None,
             windows: 0,
+            places,
         })
     }
 }
@@ -325,13 +330,16 @@ impl Execute for ReregisterMr {
             region.iova
         };
         check_rights(rights, iova, features)?;
-        let buffer = if has(reregister_flags::TRANSLATION) {
+        let memory = if has(reregister_flags::TRANSLATION) {
             check_extent(iova, self.pages.length.get())?;
-            Some(rnic.resolve_buffer(&self.pages, io)?)
+            Some(RegionMemory::Buffer(rnic.resolve_buffer(&self.pages, io)?))
         } else {
             None
         };
-        let key = rnic.change_region(key, new_pd, rights, iova, buffer)?;
+        let region = rnic.resources.keys.region(key).ok_or(Cause::UnknownKey)?;
+        let of = memory.as_ref().unwrap_or(&region.memory);
+        let places = persistence::places(rights, of, io.memory)?;
+        let key = rnic.change_region(key, new_pd, rights, iova, memory, places)?;
         Ok(MrRegistered {
             key: key.into(),
             reserved: 0.into(),

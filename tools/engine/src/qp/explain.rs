@@ -8,7 +8,7 @@ use crate::{
     explain::{Explanation, Happening, Packet},
     psn::Psn,
     resources::Resources,
-    segment::{NakCode, Segment, Syndrome},
+    segment::{Segment, Syndrome},
 };
 use vrnic_wire::completion::{Opcode, Status};
 
@@ -100,14 +100,15 @@ impl Qp {
         );
     }
 
-    /// Data that a read asked for cannot be sent any more.
-    pub(super) fn explain_read_refused(
+    /// What a request that was accepted asked for cannot be done any more.
+    pub(super) fn explain_response_refused(
         &mut self,
         psn: Psn,
+        syndrome: Syndrome,
         cause: Cause,
         resources: &mut Resources,
     ) {
-        let happening = Happening::NakSent(Syndrome::Nak(NakCode::RemoteAccess));
+        let happening = Happening::NakSent(syndrome);
         self.explain(happening, Some(cause), Some(psn), None, resources);
     }
 

@@ -17,6 +17,7 @@ use crate::{
     limits::MAX_MESSAGE,
     memory::{HostRange, Memory},
     pages::Half,
+    persistence::Flushing,
     psn::Psn,
     resources::{Io, Resources},
     segment::{
@@ -71,6 +72,18 @@ enum Answer {
     Original(u64),
     /// That a flush or an atomic write is done.
     Done,
+    /// That what was written to the region survives a loss of power, once it does.
+    Persistent(Flush),
+}
+
+impl Answer {
+    fn of_flush(flush: &Flush) -> Self {
+        if flush.is_persistent() {
+            Self::Persistent(*flush)
+        } else {
+            Self::Done
+        }
+    }
 }
 
 /// A response that waits.
@@ -160,6 +173,8 @@ pub(super) struct Responder {
     atomics: VecDeque<AtomicResult>,
     /// Whether the first message was seen.
     established: bool,
+    /// The flush to persistent memory that was begun last.
+    flushing: Option<Flushing>,
 }
 
 impl Responder {
@@ -201,6 +216,7 @@ impl Responder {
     pub(super) fn drop_replies(&mut self) {
         self.responses.clear();
         self.reply = None;
+        self.flushing = None;
     }
 
     fn count_message(&mut self) {
@@ -220,6 +236,11 @@ impl Responder {
 }
 
 impl Qp {
+    /// The flush to persistent memory that was begun last.
+    pub(crate) fn flushing(&mut self) -> Option<&mut Flushing> {
+        self.responder.flushing.as_mut()
+    }
+
     /// A request came.
     pub(super) fn take_request<M: Memory>(
         &mut self,
@@ -712,7 +733,8 @@ impl Qp {
         });
     }
 
-    /// What was written has been placed: this device stores before it takes the next packet.
+    /// What was written has been stored, which this device does before it takes the next packet. To
+    /// make it survive a loss of power takes longer.
     fn execute_flush<M: Memory>(
         &mut self,
         flush: &Flush,
@@ -724,7 +746,10 @@ impl Qp {
         }
         self.check_flush(flush, resources, io)?;
         io.memory.fence();
-        self.responder.answer(Answer::Done);
+        // One that had the same PSN long ago, and was never asked for again.
+        let psn = self.responder.expected;
+        self.responder.flushing.take_if(|old| old.is_of(psn));
+        self.responder.answer(Answer::of_flush(flush));
         Ok(Outcome::Done(1))
     }
 

@@ -436,7 +436,7 @@ impl Send {
 /// All rights that a region or a queue pair of that device can give to peers.
 pub fn full_rights(rnic: &Rnic) -> u32 {
     if rnic.features().memory_placement {
-        access::QUEUE_PAIR | access::FLUSH_GLOBAL
+        access::QUEUE_PAIR | access::PLACEMENT
     } else {
         access::QUEUE_PAIR
     }

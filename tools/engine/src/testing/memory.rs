@@ -5,15 +5,19 @@
 use crate::memory::{
     GuestAddress, HostRange, Memory, RegionId, Unmapped, copy_null, read_null, write_null,
 };
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
 /// Bus address of the first byte of every guest's memory.
 pub const BASE: u64 = 0x1_0000_0000;
 
-/// Memory of all guests: one block each, which can be unmapped.
+/// Memory of all guests: one block each, which can be unmapped. All or none survives a loss of power.
 #[derive(Clone, Debug, Default)]
 pub struct Memories {
     blocks: Rc<RefCell<Vec<Option<Vec<u8>>>>>,
+    volatile: Rc<Cell<bool>>,
 }
 
 impl Memories {
@@ -30,6 +34,11 @@ impl Memories {
             memories: self.clone(),
             region: RegionId(blocks.len() as u32 - 1),
         }
+    }
+
+    /// Whether memory is lost with the machine from now on.
+    pub fn set_volatile(&self, volatile: bool) {
+        self.volatile.set(volatile);
     }
 
     fn with<R>(
@@ -108,6 +117,12 @@ impl Memory for GuestView {
             offset,
             length,
         })
+    }
+
+    fn persistent(&self, region: RegionId) -> Option<u64> {
+        let blocks = self.memories.blocks.borrow();
+        let block = blocks.get(region.0 as usize)?.as_ref()?;
+        (!self.memories.volatile.get()).then_some(block.len() as u64)
     }
 
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {

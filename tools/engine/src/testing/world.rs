@@ -95,6 +95,10 @@ pub struct World {
     pub filter: Option<fn(&Segment) -> bool>,
     /// Whether, and how, segments travel as frames.
     pub wire: Option<Wire>,
+    /// How long it takes at most to make memory survive; `None` if it is not done.
+    pub sync_time: Option<Duration>,
+    /// When the devices hear that it does.
+    synced: Vec<Option<Instant>>,
     random: ChaCha8Rng,
     outbox: Outbox,
     travelling: Vec<(Instant, Parcel)>,
@@ -150,6 +154,8 @@ impl World {
             memories,
             delivered: 0,
             filter: None,
+            sync_time: Some(Duration::from_micros(100)),
+            synced: vec![None; count],
             wire: None,
             random,
             outbox: Outbox::new(),
@@ -279,6 +285,7 @@ impl World {
     /// Gives every device one turn, and delivers what arrives now. Whether anything happened.
     pub fn step(&mut self) -> bool {
         let mut worked = false;
+        self.sync();
         for node in &mut self.nodes {
             let mut io = Io {
                 memory: &node.guest.view,
@@ -309,6 +316,23 @@ impl World {
             }
         }
         worked
+    }
+
+    /// Makes memory survive, as long as that takes.
+    fn sync(&mut self) {
+        let Some(limit) = self.sync_time else {
+            return;
+        };
+        for index in 0..self.nodes.len() {
+            if self.synced[index].is_some_and(|at| at <= self.now) {
+                self.synced[index] = None;
+                self.nodes[index].rnic.synced(true);
+            }
+            if self.nodes[index].rnic.next_sync().is_some() {
+                let delay = self.delay(limit.as_nanos() as u32 + 1);
+                self.synced[index] = Some(self.now + delay);
+            }
+        }
     }
 
     /// Puts a segment on its way, on which things may go wrong.
@@ -425,7 +449,8 @@ impl World {
                 .iter()
                 .filter_map(|node| node.rnic.next_deadline());
             let arrivals = self.travelling.iter().map(|(at, _)| *at);
-            match timers.chain(arrivals).min() {
+            let syncs = self.synced.iter().flatten().copied();
+            match timers.chain(arrivals).chain(syncs).min() {
                 Some(at) if at <= end => self.now = self.now.max(at),
                 _ => return,
             }
@@ -435,7 +460,8 @@ impl World {
     /// Whether nothing is on its way, and no device waits for a time.
     pub fn is_idle(&self) -> bool {
         let waits = |node: &Node| node.rnic.next_deadline().is_some();
-        self.travelling.is_empty() && !self.nodes.iter().any(waits)
+        let syncs = self.synced.iter().any(Option::is_some);
+        self.travelling.is_empty() && !syncs && !self.nodes.iter().any(waits)
     }
 
     /// Runs until nothing happens any more, or for a virtual minute.

@@ -329,7 +329,12 @@ pub fn plan(
         SendOpcode::Flush => {
             let remote = WINDOW + scaled(op.remote, WINDOW_LENGTH);
             let length = (WINDOW + WINDOW_LENGTH - remote) as u32;
-            send = send.flush(mr.iova + remote as u64, mr.key, length, placement::GLOBAL);
+            let how_far = if op.value % 2 == 0 {
+                placement::GLOBAL
+            } else {
+                placement::ALL
+            };
+            send = send.flush(mr.iova + remote as u64, mr.key, length, how_far);
             opcode = Opcode::Flush;
         }
         _ => opcode = Opcode::Send,

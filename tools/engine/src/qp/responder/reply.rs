@@ -7,12 +7,13 @@ use crate::{
     cause::Cause,
     memory::Memory,
     pages::Half,
+    persistence::Flushing,
     psn::Psn,
     qp::{Qp, Turn},
     resources::{Io, Resources, payload_of},
-    segment::{Aeth, Body, NakCode, Payload, Position, Reth, Segment, Syndrome},
+    segment::{Aeth, Body, Flush, NakCode, Payload, Position, Reth, Segment, Syndrome},
 };
-use vrnic_wire::memory::access;
+use vrnic_wire::{completion::Status, event::EventType, memory::access};
 
 impl Qp {
     /// A packet came that was executed before: its answer was lost, or the network repeated it.
@@ -27,7 +28,7 @@ impl Qp {
                 let right = access::REMOTE_READ;
                 if let Err(fault) = self.check_remote(&reth, right, resources, io) {
                     if fault.cause == Cause::PageAbsent {
-                        self.put_off(segment, resources, io);
+                        self.put_off_read(segment, resources, io);
                     }
                     return;
                 }
@@ -47,11 +48,14 @@ impl Qp {
                 if self.check_flush(&flush, resources, io).is_err() {
                     return;
                 }
+                if self.is_flushing(segment.psn) {
+                    return self.put_off(Cause::FlushUnderWay, segment, resources);
+                }
                 Response {
                     psn: segment.psn,
                     msn: self.responder.msn,
                     repeated: true,
-                    answer: Answer::Done,
+                    answer: Answer::of_flush(&flush),
                 }
             }
             Body::AtomicRequest(_) | Body::AtomicWrite(_) => {
@@ -94,30 +98,79 @@ impl Qp {
         }
     }
 
-    /// A read came again, and pages for it are missing: the peer shall ask once more after a while.
-    fn put_off<M: Memory>(&mut self, segment: &Segment, resources: &mut Resources, io: &Io<'_, M>) {
+    /// A request that was accepted came again and cannot be answered yet: the peer shall ask once
+    /// more after a while.
+    fn put_off(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) {
         self.forget_responses(segment.psn);
-        match self.demand(Half::Reader, resources) {
-            Ok(()) => {
-                let syndrome = self.rnr_nak(Cause::PageAbsent, segment, resources);
-                self.responder.reply(Reply::Nak(segment.psn, syndrome));
-            }
-            Err(cause) => self.refuse_read(segment.psn, cause, resources, io),
-        }
+        let syndrome = self.rnr_nak(cause, segment, resources);
+        self.responder.reply(Reply::Nak(segment.psn, syndrome));
     }
 
-    /// Data that the peer was promised cannot be sent.
-    fn refuse_read<M: Memory>(
+    /// A read came again, and pages for it are missing.
+    fn put_off_read<M: Memory>(
         &mut self,
-        psn: Psn,
-        cause: Cause,
+        segment: &Segment,
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) {
+        match self.demand(Half::Reader, resources) {
+            Ok(()) => self.put_off(Cause::PageAbsent, segment, resources),
+            Err(cause) => self.refuse_response(segment.psn, &Fault::access(cause), resources, io),
+        }
+    }
+
+    /// What the peer was promised cannot be done.
+    fn refuse_response<M: Memory>(
+        &mut self,
+        psn: Psn,
+        fault: &Fault,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        let syndrome = Syndrome::Nak(fault.code);
+        self.explain_response_refused(psn, syndrome, fault.cause, resources);
+        if fault.code == NakCode::RemoteOperation {
+            self.raise(EventType::QpFatal, Some(fault.cause), resources);
+        }
         self.responder.responses.clear();
-        self.explain_read_refused(psn, cause.as_remote(), resources);
-        self.refuse(&Fault::access(cause), resources, io);
-        self.responder.reply = Some(Reply::Nak(psn, Syndrome::Nak(NakCode::RemoteAccess)));
+        self.refuse(fault, resources, io);
+        self.responder.reply = Some(Reply::Nak(psn, syndrome));
+    }
+
+    /// Whether the flush with that PSN was begun and is not done.
+    fn is_flushing(&self, psn: Psn) -> bool {
+        let begun = self.responder.flushing.as_ref();
+        begun.is_some_and(|begun| begun.is_of(psn) && begun.result().is_none())
+    }
+
+    /// Whether what was written to the region of a flush survives. `None` if that is not known yet.
+    fn persists<M: Memory>(
+        &mut self,
+        (psn, flush): (Psn, &Flush),
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> Option<Result<(), Fault>> {
+        let begun = self.responder.flushing.take_if(|begun| begun.is_of(psn));
+        if let Some(begun) = begun {
+            let result = begun.result();
+            if result.is_none() {
+                self.responder.flushing = Some(begun);
+            }
+            let failure = Fault::local(Status::RemoteOperation, Cause::FlushFailed);
+            return result.map(|done| done.then_some(()).ok_or(failure));
+        }
+        let accessor = self.accessor();
+        let ranges = (resources.keys).to_sync(flush.remote.rkey, accessor, io.memory);
+        match ranges {
+            // The region went away since the request was accepted.
+            Err(cause) => Some(Err(Fault::access(cause))),
+            Ok(ranges) if ranges.is_empty() => Some(Ok(())),
+            Ok(ranges) => {
+                self.responder.flushing = Some(Flushing::new(psn, ranges));
+                resources.syncs.push(self.number);
+                None
+            }
+        }
     }
 
     /// Sends what the peer waits for until the turn is over.
@@ -156,6 +209,17 @@ impl Qp {
                     };
                     self.send_response(response.psn, body, Payload::Empty, resources, io);
                     turn.spend(0);
+                }
+                Answer::Persistent(flush) => {
+                    match self.persists((response.psn, &flush), resources, io) {
+                        None => return,
+                        Some(Ok(())) => {
+                            self.responder.responses[0].answer = Answer::Done;
+                        }
+                        Some(Err(fault)) => {
+                            self.refuse_response(response.psn, &fault, resources, io);
+                        }
+                    }
                 }
                 Answer::Data { left, begun } => {
                     if !self.congestion.may_send(io.now) {
@@ -217,7 +281,8 @@ impl Qp {
             }
             io.outbox.recycle(Payload::Ranges(ranges));
             // The region, or the page, went away since the request was accepted.
-            self.refuse_read(response.psn, failure?, resources, io);
+            let fault = Fault::access(failure?);
+            self.refuse_response(response.psn, &fault, resources, io);
             return Some(0);
         }
         self.note_access(Half::Reader);

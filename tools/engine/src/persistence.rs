@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Making what peers wrote survive a loss of power.
+//!
+//! That takes as long as a disk takes, so it is done elsewhere, for one queue pair after the other:
+//! [`Rnic::next_sync`] says what is next, [`Rnic::synced`] takes the result. Meanwhile the flush that
+//! asked for it, and all answers of its queue pair behind it, wait.
+
+use crate::{
+    cause::Cause,
+    memory::{HostRange, Memory},
+    psn::Psn,
+    region::RegionMemory,
+    rnic::Rnic,
+};
+use rustc_hash::FxHashSet;
+use std::collections::VecDeque;
+use vrnic_wire::memory::access;
+
+/// How far a flush is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Progress {
+    /// Others are first.
+    Waits,
+    /// Under way, with that serial number.
+    UnderWay(u64),
+    /// Over; whether it worked.
+    Over(bool),
+}
+
+/// The flush of a queue pair that is being done.
+#[derive(Debug)]
+pub(crate) struct Flushing {
+    /// Its PSN.
+    psn: Psn,
+    /// What it is about.
+    ranges: Vec<HostRange>,
+    progress: Progress,
+}
+
+impl Flushing {
+    /// A flush that begins to wait.
+    pub(crate) fn new(psn: Psn, ranges: Vec<HostRange>) -> Self {
+        Self {
+            psn,
+            ranges,
+            progress: Progress::Waits,
+        }
+    }
+
+    /// Whether it is the flush with that PSN.
+    pub(crate) fn is_of(&self, psn: Psn) -> bool {
+        self.psn == psn
+    }
+
+    /// Whether it worked, once it is over.
+    pub(crate) fn result(&self) -> Option<bool> {
+        match self.progress {
+            Progress::Over(done) => Some(done),
+            Progress::Waits | Progress::UnderWay(_) => None,
+        }
+    }
+
+    fn begin(&mut self, serial: u64) -> Option<Vec<HostRange>> {
+        (self.progress == Progress::Waits).then(|| {
+            self.progress = Progress::UnderWay(serial);
+            std::mem::take(&mut self.ranges)
+        })
+    }
+
+    fn end(&mut self, serial: u64, done: bool) -> bool {
+        let mine = self.progress == Progress::UnderWay(serial);
+        if mine {
+            self.progress = Progress::Over(done);
+        }
+        mine
+    }
+}
+
+/// Whose flush is next.
+#[derive(Debug, Default)]
+pub(crate) struct Syncs {
+    /// Queue pairs whose flushes wait, or waited when they got into the queue.
+    queue: VecDeque<u32>,
+    queued: FxHashSet<u32>,
+    /// Queue pair whose flush is under way, and its serial number.
+    under_way: Option<(u32, u64)>,
+    serial: u64,
+}
+
+impl Syncs {
+    /// The flush of a queue pair waits.
+    pub(crate) fn push(&mut self, qpn: u32) {
+        if self.queued.insert(qpn) {
+            self.queue.push_back(qpn);
+        }
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        let qpn = self.queue.pop_front()?;
+        self.queued.remove(&qpn);
+        Some(qpn)
+    }
+}
+
+impl Rnic {
+    /// What has to be made to survive a loss of power next, one range in each block of memory;
+    /// `None` if nothing, or if it was asked before and [`synced`](Self::synced) was not called.
+    pub fn next_sync(&mut self) -> Option<Vec<HostRange>> {
+        if self.resources.syncs.under_way.is_some() {
+            return None;
+        }
+        while let Some(qpn) = self.resources.syncs.pop() {
+            let serial = self.resources.syncs.serial;
+            let flushing = self.qps.get_mut(qpn).and_then(|qp| qp.flushing());
+            if let Some(ranges) = flushing.and_then(|flushing| flushing.begin(serial)) {
+                self.resources.syncs.serial += 1;
+                self.resources.syncs.under_way = Some((qpn, serial));
+                return Some(ranges);
+            }
+        }
+        None
+    }
+
+    /// What [`next_sync`](Self::next_sync) gave last was made to survive, or could not be.
+    /// [`poll`](Self::poll) has to follow.
+    pub fn synced(&mut self, done: bool) {
+        let Some((qpn, serial)) = self.resources.syncs.under_way.take() else {
+            return;
+        };
+        // The queue pair may be gone, and another have its number.
+        let flushing = self.qps.get_mut(qpn).and_then(|qp| qp.flushing());
+        if flushing.is_some_and(|flushing| flushing.end(serial, done)) {
+            self.qps.schedule(qpn);
+        }
+    }
+}
+
+/// Adds a range to those of which there is one for each block, all that is between two included.
+fn include(ranges: &mut Vec<HostRange>, range: HostRange) {
+    let block = ranges.iter_mut().find(|other| other.region == range.region);
+    let Some(other) = block else {
+        return ranges.push(range);
+    };
+    let start = other.offset.min(range.offset);
+    let end = (other.offset + other.length).max(range.offset + range.length);
+    other.offset = start;
+    other.length = end - start;
+}
+
+/// Where memory of a region with those rights has to be made to survive, one range in each block:
+/// nowhere without the right to ask for it. Pages that come and go have none yet.
+pub(crate) fn places<M: Memory>(
+    rights: u32,
+    region: &RegionMemory,
+    memory: &M,
+) -> Result<Vec<HostRange>, Cause> {
+    let mut places = Vec::new();
+    if rights & access::FLUSH_PERSISTENT == 0 {
+        return Ok(places);
+    }
+    match region {
+        RegionMemory::Buffer(buffer) => {
+            for range in buffer.all() {
+                include(&mut places, range);
+            }
+        }
+        RegionMemory::Paged(_) => {}
+        RegionMemory::All | RegionMemory::Null => return Err(Cause::NotPersistent),
+    }
+    if places
+        .iter()
+        .any(|place| memory.persistent(place.region).is_none())
+    {
+        return Err(Cause::NotPersistent);
+    }
+    Ok(places)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::RegionId;
+
+    #[test]
+    fn one_range_for_each_block() {
+        let range = |region, offset, length| HostRange {
+            region: RegionId(region),
+            offset,
+            length,
+        };
+        let mut ranges = Vec::new();
+        for one in [
+            range(1, 100, 10),
+            range(2, 7, 1),
+            range(1, 50, 10),
+            range(1, 105, 1),
+        ] {
+            include(&mut ranges, one);
+        }
+        assert_eq!(ranges, [range(1, 50, 60), range(2, 7, 1)]);
+    }
+
+    #[test]
+    fn a_queue_pair_is_queued_once() {
+        let mut syncs = Syncs::default();
+        for qpn in [2, 3, 2, 2, 3] {
+            syncs.push(qpn);
+        }
+        assert_eq!(
+            [syncs.pop(), syncs.pop(), syncs.pop()],
+            [Some(2), Some(3), None]
+        );
+        syncs.push(2);
+        assert_eq!(syncs.pop(), Some(2));
+    }
+}
