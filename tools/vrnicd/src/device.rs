@@ -26,7 +26,7 @@ use crate::capture::{Captures, Direction};
 use crate::config::{self, FabricKind};
 use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd};
-use crate::guest_memory::{DeviceMemory, RegionTable};
+use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
 use crate::network::Network;
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
@@ -65,6 +65,8 @@ pub struct Device {
     /// Its end of the wire, if it is on one.
     roce: Option<RoceEnd>,
     session: Option<Session>,
+    /// Makes guest memory survive a loss of power.
+    syncer: Syncer,
     record: Record,
     /// Time of the last turn.
     now: Instant,
@@ -93,6 +95,7 @@ impl Device {
             seed: [0; 32],
         };
         let queues = FIRST_COMPLETION_QUEUE + config.completion_vectors;
+        let syncer = Syncer::new(&settings.name, waker.clone());
         let mailbox = Arc::new(Mailbox::new(queues, config.doorbell_pages, waker));
         Self {
             name: settings.name.clone(),
@@ -102,6 +105,7 @@ impl Device {
             link: true,
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
+            syncer,
             record: Record::new(EXPLANATIONS),
             now: Instant::default(),
         }
@@ -281,7 +285,33 @@ impl Device {
             worked = true;
             rnic.advance(&mut io);
         }
-        worked | rnic.poll(WORK_PER_TURN, &mut io)
+        worked |= rnic.poll(WORK_PER_TURN, &mut io);
+        worked | self.sync(shared)
+    }
+
+    /// Goes on with making memory survive a loss of power. True if there was anything to do.
+    fn sync(&mut self, shared: &Shared) -> bool {
+        let Some(rnic) = self
+            .session
+            .as_mut()
+            .and_then(|session| session.rnic.as_mut())
+        else {
+            return false;
+        };
+        let result = self.syncer.result();
+        if let Some(done) = result {
+            rnic.synced(done);
+        }
+        let mut worked = result.is_some();
+        while !self.syncer.is_busy()
+            && let Some(ranges) = rnic.next_sync()
+        {
+            worked = true;
+            if !self.syncer.begin(&ranges, &shared.regions) {
+                rnic.synced(false);
+            }
+        }
+        worked
     }
 
     /// A segment arrived.
@@ -415,11 +445,12 @@ impl Device {
             return false;
         };
         let memory = shared.regions.device(index, &session.memory);
-        rnic.prepare_sleep(&mut Io {
+        let work = rnic.prepare_sleep(&mut Io {
             memory: &memory,
             now,
             outbox: &mut shared.outbox,
-        })
+        });
+        work | self.sync(shared)
     }
 
     /// When the device has to be woken.
@@ -539,6 +570,7 @@ impl Device {
     }
 
     fn drop_rnic(&mut self) {
+        self.syncer.forget();
         let told = catch_unwind(AssertUnwindSafe(|| self.take_explanations()));
         if told.is_err() {
             error!(device = %self.name, "the engine panicked again and tells no more");

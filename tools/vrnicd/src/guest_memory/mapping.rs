@@ -6,10 +6,13 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use rustix::fs::{FileType, fstat};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, munmap};
+use rustix::fs::{FileType, fstat, fstatfs};
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mlock, mmap, msync, munmap};
 
 use super::sigbus;
+
+/// Types of file systems, as `statfs` has them, whose files are memory and nothing else.
+const VOLATILE: [libc::c_long; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, 0x8584_58f6];
 
 /// Identity of a file, the same for every descriptor that refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +38,8 @@ pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// Whether the file is on a disk, or on what is like one.
+    persistent: bool,
     file: FileId,
     guard: Option<sigbus::Guard>,
 }
@@ -73,10 +78,12 @@ impl Mapping {
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let kind = fstatfs(fd)?.f_type;
         let mut mapping = Self {
             base,
             len,
             writable,
+            persistent: !VOLATILE.contains(&kind),
             file: FileId {
                 device: stat.st_dev,
                 inode: stat.st_ino,
@@ -104,6 +111,36 @@ impl Mapping {
     /// Whether stores are allowed.
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// Whether what is written here can be made to survive a loss of power.
+    pub fn is_persistent(&self) -> bool {
+        self.persistent && self.writable
+    }
+
+    /// Makes what was written to `length` bytes at `offset` survive a loss of power. Takes as long as the disk takes.
+    pub fn sync(&self, offset: u64, length: u64) -> io::Result<()> {
+        if !self.is_persistent() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let page = rustix::param::page_size() as u64;
+        let start = offset & !(page - 1);
+        let from =
+            (length.checked_add(offset - start)).and_then(|bytes| self.pointer(start, bytes));
+        let from = from.ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range lies in the mapping and begins with a page; nothing but the disk changes.
+        unsafe {
+            msync(
+                from.cast(),
+                (length + offset - start) as usize,
+                MsyncFlags::SYNC,
+            )
+        }?;
+        // Zeros may have taken the place of the file, which is no file that was written.
+        if self.is_lost() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(())
     }
 
     /// The file that is mapped.
@@ -315,6 +352,31 @@ pub(crate) mod tests {
         assert!(!mapping.is_writable());
         assert!(mapping.write(0, &[1]).is_none());
         assert!(mapping.read(0, &mut [0]).is_some());
+    }
+
+    #[test]
+    fn files_on_a_disk_are_persistent() {
+        sigbus::install().unwrap();
+        let volatile = Mapping::new(memfd(8192)).unwrap();
+        assert!(!volatile.is_persistent());
+        assert!(volatile.sync(0, 8192).is_err());
+
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.as_file().set_len(3 << 12).unwrap();
+        let read_only = Mapping::new(std::fs::File::open(file.path()).unwrap()).unwrap();
+        assert!(!read_only.is_persistent());
+        let mapping = Mapping::new(file.as_file()).unwrap();
+        assert!(mapping.is_persistent());
+        mapping.write(5000, b"kept").unwrap();
+        for (offset, length) in [(5000, 4), (0, 3 << 12), (4096, 0), (4097, 4096)] {
+            mapping.sync(offset, length).unwrap();
+        }
+        for (offset, length) in [(0, (3 << 12) + 1), (u64::MAX, 1), (1, u64::MAX)] {
+            assert!(mapping.sync(offset, length).is_err());
+        }
+        file.as_file().set_len(4096).unwrap();
+        mapping.read(5000, &mut [0]).unwrap();
+        assert!(mapping.sync(0, 1).is_err(), "the file is lost");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! * [`GuestMemory`]: which guest addresses lie where in which mapping, kept up to date by DMA_MAP and DMA_UNMAP.
 //! * [`RegionTable`]: the worker's names for mappings; every access of the engine goes through it and is checked.
 //! * [`QueueMemory`]: what virtqueues see.
+//! * [`Syncer`]: makes memory that is a file on a disk survive a loss of power.
 //!
 //! Rules, which every access here keeps:
 //! * No `&` or `&mut` to guest memory exists; it is read and written through raw pointers with volatile, atomic or
@@ -17,9 +18,11 @@ mod map;
 mod mapping;
 mod queue_memory;
 pub mod sigbus;
+mod syncer;
 mod table;
 
 pub use map::{GuestMemory, MAX_TRANSLATIONS, MapError};
 pub use mapping::Mapping;
 pub use queue_memory::QueueMemory;
+pub use syncer::Syncer;
 pub use table::{DeviceMemory, RegionTable};

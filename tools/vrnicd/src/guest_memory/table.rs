@@ -57,6 +57,13 @@ impl RegionTable {
         }
     }
 
+    /// The mapping with that name.
+    pub fn mapping(&self, region: RegionId) -> Option<Arc<Mapping>> {
+        let slots = self.slots.borrow();
+        let slot = slots.get((region.0 & ((1 << SLOT_BITS) - 1)) as usize)?;
+        slot.mapping.clone().filter(|_| slot.id == region)
+    }
+
     fn name(&self, owner: usize, mapping: Arc<Mapping>) -> Option<RegionId> {
         let mut slots = self.slots.borrow_mut();
         let same = |slot: &&Slot| {
@@ -129,6 +136,11 @@ impl Memory for DeviceMemory<'_> {
             offset: piece.offset,
             length,
         })
+    }
+
+    fn persistent(&self, region: RegionId) -> Option<u64> {
+        let mapping = self.table.mapping(region)?;
+        mapping.is_persistent().then(|| mapping.len())
     }
 
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Makes guest memory survive a loss of power, in a thread of its own: a disk may take as long as it likes.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::{io, thread};
+
+use tracing::warn;
+use vrnic_engine::memory::HostRange;
+
+use super::{Mapping, RegionTable};
+use crate::waker::Waker;
+
+/// A part of a mapping.
+struct Part {
+    mapping: Arc<Mapping>,
+    offset: u64,
+    length: u64,
+}
+
+/// Does it for one device, one task at a time. The thread is started for the first task.
+pub struct Syncer {
+    device: String,
+    waker: Arc<Waker>,
+    /// Where tasks go, and results come from.
+    thread: Option<(Sender<Vec<Part>>, Receiver<bool>)>,
+    busy: bool,
+    /// Nobody wants the result of the task any more.
+    forgotten: bool,
+}
+
+impl Syncer {
+    /// Nothing to do yet; `waker` is that of whoever takes the results.
+    pub fn new(device: &str, waker: Arc<Waker>) -> Self {
+        Self {
+            device: device.to_owned(),
+            waker,
+            thread: None,
+            busy: false,
+            forgotten: false,
+        }
+    }
+
+    /// Whether there is a task, also one that was forgotten.
+    pub fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// Begins with a task, of which [`result`](Self::result) will tell; there must be no other. `false` if it cannot be
+    /// done.
+    pub fn begin(&mut self, ranges: &[HostRange], regions: &RegionTable) -> bool {
+        let part = |range: &HostRange| {
+            Some(Part {
+                mapping: regions.mapping(range.region)?,
+                offset: range.offset,
+                length: range.length,
+            })
+        };
+        let parts: Option<Vec<Part>> = ranges.iter().map(part).collect();
+        if self.thread.is_none() {
+            match self.spawn() {
+                Ok(thread) => self.thread = Some(thread),
+                Err(error) => {
+                    warn!(device = %self.device, %error, "no thread to write guest memory to its disk");
+                }
+            }
+        }
+        // Memory that the VMM took away cannot be saved any more.
+        if let (Some(parts), Some((tasks, _))) = (parts, &self.thread) {
+            self.busy = tasks.send(parts).is_ok();
+        }
+        self.busy
+    }
+
+    /// Nobody wants to know the result of the task, if there is one.
+    pub fn forget(&mut self) {
+        self.forgotten = self.busy;
+    }
+
+    fn spawn(&self) -> io::Result<(Sender<Vec<Part>>, Receiver<bool>)> {
+        let (tasks, received) = channel::<Vec<Part>>();
+        let (sender, results) = channel();
+        let (device, waker) = (self.device.clone(), self.waker.clone());
+        let work = move || {
+            for parts in received {
+                let done = parts.iter().all(|part| {
+                    let result = part.mapping.sync(part.offset, part.length);
+                    if let Err(error) = &result {
+                        warn!(%device, %error, "guest memory could not be written to its disk");
+                    }
+                    result.is_ok()
+                });
+                if sender.send(done).is_err() {
+                    return;
+                }
+                waker.wake();
+            }
+        };
+        thread::Builder::new().name("sync".to_owned()).spawn(work)?;
+        Ok((tasks, results))
+    }
+
+    /// The result of the task, once it is over, unless it was forgotten.
+    pub fn result(&mut self) -> Option<bool> {
+        if !self.busy {
+            return None;
+        }
+        let (_, results) = self.thread.as_ref()?;
+        let result = results.try_recv().ok()?;
+        self.busy = false;
+        (!std::mem::take(&mut self.forgotten)).then_some(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest_memory::GuestMemory;
+    use std::time::Duration;
+    use vrnic_engine::memory::{GuestAddress, Memory};
+
+    #[test]
+    fn a_task_is_done_and_the_waker_woken() {
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.as_file().set_len(0x4000).unwrap();
+        let guest = GuestMemory::new();
+        let fd = file.reopen().unwrap().into();
+        guest.map(0x1000, 0x4000, &fd, 0, true).unwrap();
+        let regions = RegionTable::new();
+        let memory = regions.device(0, &guest);
+        let range = memory.resolve(GuestAddress(0x1800), 0x1000).unwrap();
+        assert_eq!(memory.persistent(range.region), Some(0x4000));
+
+        let waker = Arc::new(Waker::new().unwrap());
+        let mut syncer = Syncer::new("test", waker.clone());
+        assert_eq!(syncer.result(), None);
+        for _ in 0..3 {
+            memory.write(range, b"kept").unwrap();
+            assert!(syncer.begin(&[range], &regions));
+            let result = loop {
+                waker.announce();
+                if let Some(result) = syncer.result() {
+                    break result;
+                }
+                // Without a wake-up the test would take a minute, and fail.
+                let before = std::time::Instant::now();
+                waker.sleep(Some(Duration::from_secs(60)));
+                assert!(before.elapsed() < Duration::from_secs(60));
+            };
+            assert!(result);
+            assert_eq!(syncer.result(), None);
+        }
+        assert!(syncer.begin(&[range], &regions));
+        syncer.forget();
+        while syncer.is_busy() {
+            assert_eq!(syncer.result(), None);
+        }
+        regions.release(0);
+        assert!(!syncer.begin(&[range], &regions));
+        assert!(!syncer.is_busy());
+    }
+}
