@@ -85,6 +85,8 @@ impl_flags!(
         MemoryWindowType2B = bit_u64(24),
         /// Flushes what peers wrote to where all of the machine sees it.
         FlushGlobal = bit_u64(38),
+        /// Flushes what peers wrote to where it survives a loss of power.
+        FlushPersistent = bit_u64(39),
         /// Writes 8 bytes of peers at once.
         AtomicWrite = bit_u64(40),
     }

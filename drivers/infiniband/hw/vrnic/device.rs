@@ -80,7 +80,8 @@ fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
         capabilities |= Capability::MemoryWindow | Capability::MemoryWindowType2B;
     }
     if memory_placement {
-        capabilities |= Capability::FlushGlobal | Capability::AtomicWrite;
+        capabilities |=
+            Capability::FlushGlobal | Capability::FlushPersistent | Capability::AtomicWrite;
     }
     capabilities
 }
