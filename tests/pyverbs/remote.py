@@ -21,13 +21,15 @@ from pyverbs.wr import SGE, SendWR
 SIZE = 20000
 PATIENCE = 60
 REMOTE = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+FLUSHES = e.IBV_ACCESS_FLUSH_GLOBAL | e.IBV_ACCESS_FLUSH_PERSISTENT
 PATTERN = bytes(index * 7 % 251 for index in range(SIZE))
 
 
 class End:
     """A connected queue pair with a buffer, and the other end's words.
 
-    rights: of the buffer, besides the local ones. send_ops: what is posted by the extended interface, if that is used.
+    rights: of the peer; the buffer, which is lost with the machine, has them but for that to persistence. send_ops:
+    what is posted by the extended interface, if that is used.
     """
 
     def __init__(self, device, gid, channel, rights, send_ops):
@@ -35,7 +37,7 @@ class End:
         self.context = Context(name=device)
         self.pd = PD(self.context)
         self.cq = CQ(self.context, 64)
-        self.mr = MR(self.pd, SIZE, e.IBV_ACCESS_LOCAL_WRITE | rights)
+        self.mr = MR(self.pd, SIZE, e.IBV_ACCESS_LOCAL_WRITE | rights & ~e.IBV_ACCESS_FLUSH_PERSISTENT)
         queues = dict(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, sq_sig_all=1)
         queues["cap"] = QPCap(max_send_wr=32, max_recv_wr=8)
         if send_ops:
@@ -52,7 +54,7 @@ class End:
         self.can_flush = is_rxe == peer["is_rxe"]
         attr = QPAttr(port_num=1)
         attr.dest_qp_num = peer["qpn"]
-        attr.qp_access_flags = e.IBV_ACCESS_LOCAL_WRITE | REMOTE | rights & e.IBV_ACCESS_FLUSH_GLOBAL
+        attr.qp_access_flags = e.IBV_ACCESS_LOCAL_WRITE | REMOTE | rights & FLUSHES
         attr.path_mtu = e.IBV_MTU_1024
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
         attr.rq_psn = attr.sq_psn = 0xFFFFF0
@@ -67,9 +69,9 @@ class End:
         self.channel.flush()
         return json.loads(self.channel.readline())
 
-    def part(self, length):
-        """The beginning of the buffer."""
-        return SGE(self.mr.buf, length, self.mr.lkey)
+    def part(self, length, start=0):
+        """A part of the buffer."""
+        return SGE(self.mr.buf + start, length, self.mr.lkey)
 
     def sge(self):
         return self.part(SIZE)
@@ -114,12 +116,14 @@ def connect(host, port):
             time.sleep(0.1)
 
 
-def run(serve, use, rights, send_ops=0):
-    """Is the whole program: serve and use get an End each, on two machines."""
+def run(serve, use, rights, send_ops=0, server_options=()):
+    """Is the whole program: serve and use get an End each, on two machines, and serve the values of its options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     parser.add_argument("--gid", type=int, required=True)
     parser.add_argument("--port", type=int, default=18590)
+    for option in server_options:
+        parser.add_argument("--" + option)
     side = parser.add_mutually_exclusive_group(required=True)
     side.add_argument("--server", action="store_true")
     side.add_argument("--client", metavar="HOST")
@@ -130,4 +134,7 @@ def run(serve, use, rights, send_ops=0):
     else:
         peer = connect(args.client, args.port)
     end = End(args.device, args.gid, peer.makefile("rw"), rights, send_ops)
-    (serve if args.server else use)(end)
+    if args.server:
+        serve(end, *(getattr(args, option) for option in server_options))
+    else:
+        use(end)

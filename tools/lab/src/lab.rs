@@ -42,7 +42,8 @@ impl Module {
     }
 }
 
-/// What is special about vrnicd: lines of TOML added to its configuration, and how the VMs' network is made.
+/// What is special about a lab: lines of TOML added to vrnicd's configuration, how the VMs' network is made, and what
+/// else the VMs have.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
     /// For the daemon.
@@ -57,6 +58,8 @@ pub struct Extra {
     pub two_daemons: bool,
     /// VMs that have no RNIC but Soft-RoCE on their virtio-net.
     pub rxe: Vec<String>,
+    /// Size of each VM's NVDIMM in MiB, if it has one. What is in it outlives the VM, not the lab.
+    pub nvdimm: Option<u32>,
 }
 
 impl Extra {
@@ -160,6 +163,7 @@ impl Lab {
                 .vrnicd
                 .switched(&self.settings)
                 .then(|| daemon::switch_socket(self.sockets.path(), name)),
+            nvdimm: self.options.vrnicd.nvdimm,
             sockets: self.sockets.path().to_path_buf(),
             share: self.sockets.path().join("share"),
             logs: self.options.logs.clone(),

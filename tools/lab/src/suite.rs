@@ -497,6 +497,12 @@ impl Script {
                     script.vrnicd.rxe.push(name.to_owned());
                     script.fresh = true;
                 }
+                "nvdimm" => {
+                    let size = rest.trim().parse();
+                    let size = size.with_context(|| format!("{}: nvdimm", path.display()))?;
+                    script.vrnicd.nvdimm = Some(size);
+                    script.fresh = true;
+                }
                 "vrnicd-device" => {
                     script.vrnicd.device.push(rest.to_owned());
                     script.fresh = true;
@@ -907,6 +913,9 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         fs::write(&path, "# lab: rxe=b\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.has_rnic("a") && !script.vrnicd.has_rnic("b"));
+        fs::write(&path, "# lab: nvdimm=64\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        assert!(script.fresh && script.vrnicd.nvdimm == Some(64));
         fs::write(&path, "# lab: rxe=c\n").unwrap();
         assert!(Script::read(&path).is_err());
         fs::write(&path, "# lab: fabric=token-ring\n").unwrap();

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+"""Persistent memory between two machines: one writes to a file of the other that is mapped from an NVDIMM, and flushes
+it to where it survives. Usage: remote.py, with --file PATH at the server, a file of at least 20,000 bytes on a file
+system mounted with dax; with --check, and no device, looks whether the file holds what the client writes.
+"""
+import ctypes
+import errno
+import mmap
+import sys
+import time
+
+import pyverbs.enums as e
+from pyverbs.mr import MR
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
+from remote import FLUSHES, PATTERN, REMOTE, SIZE, run
+
+RIGHTS = e.IBV_ACCESS_LOCAL_WRITE | REMOTE | FLUSHES
+# What of the pattern is written first and last.
+PARTS = [(0, 12000), (12000, SIZE - 12000)]
+# Only of files whose pages are memory of their own, with what it takes to find them written to it at once.
+MAP_SHARED_VALIDATE, MAP_SYNC = 0x03, 0x80000
+
+
+def serve(end, path):
+    try:
+        MR(end.pd, 4096, RIGHTS)
+        raise SystemExit("memory that is lost with the machine was taken for persistent")
+    except PyverbsRDMAError as error:
+        if error.error_code != errno.EINVAL:
+            raise
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), SIZE, flags=MAP_SHARED_VALIDATE | MAP_SYNC)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    region = MR(end.pd, SIZE, RIGHTS | e.IBV_ACCESS_ON_DEMAND, address=address)
+    end.swap(address=address, key=region.rkey)
+    # This machine does nothing any more but wait for its end.
+    time.sleep(600)
+
+
+def use(end):
+    there = end.swap()
+    address, key = there["address"], there["key"]
+    end.mr.write(PATTERN, SIZE)
+    how_far = e.IBV_FLUSH_GLOBAL | e.IBV_FLUSH_PERSISTENT
+    for (start, length), kind in zip(PARTS, [e.IBV_FLUSH_RANGE, e.IBV_FLUSH_MR]):
+        end.qp.wr_start()
+        end.qp.wr_flags = e.IBV_SEND_SIGNALED
+        end.qp.wr_rdma_write(key, address + start)
+        end.qp.wr_set_sge(end.part(length, start))
+        end.qp.wr_flush(key, address + start, length, how_far, kind)
+        end.qp.wr_complete()
+        end.expect(2)
+    print("flushed")
+
+
+if sys.argv[1:2] == ["--check"]:
+    with open(sys.argv[2], "rb") as file:
+        if file.read(SIZE) != PATTERN:
+            raise SystemExit("what was flushed is not there")
+else:
+    send_ops = e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_FLUSH
+    run(serve, use, RIGHTS, send_ops, server_options=["file"])
