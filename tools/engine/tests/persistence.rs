@@ -194,6 +194,37 @@ fn memory_that_is_lost_with_the_machine_has_no_such_right() {
     assert_eq!(statuses(&mut c), [(1, Status::Success)]);
 }
 
+#[test]
+fn a_fast_registration_gives_the_right() {
+    for volatile in [false, true] {
+        let (mut world, mut c) = connected(10);
+        world.memories.set_volatile(volatile);
+        let Node { rnic, guest } = &mut world.nodes[1];
+        let fast = guest.fast_mr(rnic, 16);
+        let iova = 0x12_0000;
+        let mut target = fast.target(&c.mrs[1].arena, 0, 8192, iova);
+        target.access = RIGHTS.into();
+        let send = Send::new(1, SendOpcode::RegisterRegion).target(&target);
+        c.send(&mut world, 1, &send);
+        world.settle();
+        let done = c.send_cqs[1].drain();
+        if volatile {
+            assert_eq!(done[0].status, Status::MemoryManagement);
+            assert_eq!(done[0].cause, Some(Cause::NotPersistent));
+            continue;
+        }
+        assert_eq!(done[0].status, Status::Success);
+        c.mrs[1].key = target.key.get();
+        c.mrs[1].iova = iova;
+        c.send(&mut world, 0, &flush(&c.mrs[1], 2));
+        world.run(Duration::from_micros(100));
+        assert!(next_sync(&mut world).is_some());
+        synced(&mut world, true);
+        world.settle();
+        assert_eq!(statuses(&mut c), [(2, Status::Success)]);
+    }
+}
+
 /// What was written to a page is made to survive also when the page is not there any more.
 #[test]
 fn pages_that_come_and_go_survive() {
