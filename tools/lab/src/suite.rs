@@ -593,12 +593,6 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
     for path in &paths {
         scripts.push(Script::read(path)?);
     }
-    scripts.retain(|script| {
-        choice
-            .only
-            .as_ref()
-            .is_none_or(|only| script.name.contains(only.as_str()))
-    });
     if !settings.debug_kernel() {
         scripts.retain(|script| !script.debug_kernel);
     }
@@ -608,6 +602,9 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             [] => runs.push((settings.fabric, script)),
             fabrics => runs.extend(fabrics.iter().map(|&fabric| (fabric, script))),
         }
+    }
+    if let Some(only) = &choice.only {
+        runs.retain(|(fabric, script)| script.run_name(*fabric).contains(only.as_str()));
     }
     // Tests that share a lab first: one boot serves them all.
     runs.sort_by_key(|(fabric, script)| (script.fresh, *fabric));
