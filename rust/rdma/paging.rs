@@ -117,13 +117,29 @@ impl<P: Pager> OnDemand<P> {
         access: AccessFlags,
         pager: P,
     ) -> Result<Arc<Self>> {
+        // SAFETY: The device is registered, since verbs run.
+        unsafe { Self::watch(device.as_raw(), address, length, access, pager) }
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    ///
+    /// `device` must be valid, have a DMA device, and be registered or else not go away.
+    unsafe fn watch(
+        device: *mut bindings::ib_device,
+        address: u64,
+        length: usize,
+        access: AccessFlags,
+        pager: P,
+    ) -> Result<Arc<Self>> {
         // CAST: Addresses of processes are `c_ulong`; rights are bits that C keeps in an `int`.
         // That pages are huge is seen page by page.
         let access = (access.bits() | Access::OnDemand as u32) & !(Access::HugeTlb as u32);
-        // SAFETY: The device is registered, since verbs run; the operations are static.
+        // SAFETY: By contract; the operations are static.
         let raw = unsafe {
             bindings::ib_umem_odp_get(
-                device.as_raw(),
+                device,
                 address as c_ulong,
                 length,
                 access as c_int,
@@ -131,8 +147,8 @@ impl<P: Pager> OnDemand<P> {
             )
         };
         let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
-        // SAFETY: The device is registered.
-        let (device, dma_device) = unsafe { kept_devices(device.as_raw()) };
+        // SAFETY: By contract.
+        let (device, dma_device) = unsafe { kept_devices(device) };
         // One for all types, as is the lock class: lockdep knows names by address.
         static WORK: &CStr = c"rdma::OnDemand::work";
 
@@ -392,6 +408,211 @@ unsafe impl<P: Pager> Sync for OnDemand<P> {}
 #[kunit_tests(rdma_paging)]
 mod tests {
     use super::*;
+
+    use kernel::{
+        bindings::{
+            dma_set_mask,
+            flush_work,
+            kunit_attach_mm,
+            vm_mmap,
+            vm_munmap, //
+        },
+        new_mutex,
+        sync::Mutex, //
+    };
+
+    const PAGES: usize = 8;
+
+    /// Remembers what it was told.
+    #[pin_data]
+    struct Log {
+        #[pin]
+        forgotten: Mutex<KVec<Range<usize>>>,
+        #[pin]
+        served: Mutex<usize>,
+    }
+
+    impl Pager for Arc<Log> {
+        fn forget(&self, pages: Range<usize>) {
+            // The test made room.
+            let _ = self.forgotten.lock().push_within_capacity(pages);
+        }
+
+        fn serve(&self, memory: &OnDemand<Self>) {
+            *self.served.lock() += memory.pages();
+        }
+    }
+
+    /// A device that nobody registers.
+    struct TestDevice {
+        raw: NonNull<bindings::ib_device>,
+        _dma_device: kernel::faux::Registration,
+    }
+
+    impl TestDevice {
+        fn new() -> Result<Self> {
+            let faux = kernel::faux::Registration::new(c"rdma-test", None)?;
+            let parent: &device::Device<device::Bound> = faux.as_ref().as_ref();
+            let parent = crate::compat::device_as_raw(parent);
+            // SAFETY: The size is that of the structure without a driver's part. Both devices are
+            // valid, and nobody else uses them.
+            unsafe {
+                let size = core::mem::size_of::<bindings::ib_device>();
+                let raw = bindings::_ib_alloc_device(size, &raw mut bindings::init_net);
+                let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+                (*parent).dma_mask = &raw mut (*parent).coherent_dma_mask;
+                to_result(dma_set_mask(parent, u64::MAX))?;
+                (*raw.as_ptr()).dma_device = parent;
+                Ok(Self {
+                    raw,
+                    _dma_device: faux,
+                })
+            }
+        }
+    }
+
+    impl Drop for TestDevice {
+        fn drop(&mut self) {
+            // SAFETY: Allocated by `new`, never registered.
+            unsafe { bindings::ib_dealloc_device(self.raw.as_ptr()) };
+        }
+    }
+
+    /// Calls `test` with memory of a process, its address, and what its pager was told.
+    fn with_memory(
+        access: AccessFlags,
+        test: impl FnOnce(&OnDemand<Arc<Log>>, usize, &Log) -> Result,
+    ) -> Result {
+        const READ_AND_WRITE: c_ulong = 3;
+        const PRIVATE_AND_ANONYMOUS: c_ulong = 0x22;
+
+        let device = TestDevice::new()?;
+        // SAFETY: Each test has a thread of its own.
+        to_result(unsafe { kunit_attach_mm() })?;
+        let length = PAGES * PAGE_SIZE;
+        // SAFETY: The thread has an address space.
+        let address = unsafe {
+            vm_mmap(
+                core::ptr::null_mut(),
+                0,
+                length,
+                READ_AND_WRITE,
+                PRIVATE_AND_ANONYMOUS,
+                0,
+            )
+        } as usize;
+        if address % PAGE_SIZE != 0 {
+            return Err(ENOMEM);
+        }
+        let log = Arc::pin_init(
+            pin_init!(Log {
+                forgotten <- new_mutex!(KVec::with_capacity(PAGES, GFP_KERNEL)?),
+                served <- new_mutex!(0),
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        let pager = log.clone();
+        // The first and the last page in part.
+        let (start, length) = (address as u64 + 8, length - 16);
+        // SAFETY: The device outlives the memory.
+        let memory = unsafe { OnDemand::watch(device.raw.as_ptr(), start, length, access, pager) }?;
+        test(&memory, address, &log)?;
+        drop(memory);
+        Ok(())
+    }
+
+    /// Which pages are there, and whether they may be written.
+    fn present(
+        memory: &OnDemand<Arc<Log>>,
+        pages: Range<usize>,
+        write: bool,
+        fault: bool,
+    ) -> Result<KVec<Option<bool>>> {
+        let mut found = KVec::with_capacity(PAGES, GFP_KERNEL)?;
+        memory.map(pages, write, fault, |pages| {
+            for page in pages {
+                found.push_within_capacity(page?.map(|page| page.writable))?;
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    #[test]
+    fn pages_come_when_they_are_asked_for() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, log| {
+            assert_eq!((memory.pages(), memory.offset()), (PAGES, 8));
+            assert_eq!(memory.len(), PAGES * PAGE_SIZE - 16);
+            assert_eq!(*present(memory, 0..PAGES, true, false)?, [None; PAGES]);
+            assert_eq!(*present(memory, 2..4, true, true)?, [Some(true); 2]);
+            let there = present(memory, 1..5, false, false)?;
+            assert_eq!(*there, [None, Some(true), Some(true), None]);
+            for wrong in [0..0, 3..3, 0..PAGES + 1, PAGES..PAGES + 1] {
+                assert_eq!(present(memory, wrong, false, true).err(), Some(EINVAL));
+            }
+            assert!(log.forgotten.lock().is_empty());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn pages_have_addresses_of_their_own() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, _| {
+            memory.map(0..PAGES, true, true, |pages| {
+                let mut last = None;
+                for page in pages {
+                    let address = page?.ok_or(EFAULT)?.address;
+                    assert!(address % PAGE_SIZE as u64 == 0 && last != Some(address));
+                    last = Some(address);
+                }
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn pages_that_may_only_be_read_are_not_writable() -> Result {
+        with_memory(Access::RemoteRead.into(), |memory, _, _| {
+            assert_eq!(*present(memory, 0..2, false, true)?, [Some(false); 2]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_the_process_unmaps_is_forgotten() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, address, log| {
+            // What was never given need not be forgotten.
+            // SAFETY: The address space is that of this thread.
+            let unmap = |pages: Range<usize>| unsafe {
+                vm_munmap(
+                    (address + pages.start * PAGE_SIZE) as c_ulong,
+                    pages.len() * PAGE_SIZE,
+                )
+            };
+            assert_eq!(unmap(7..8), 0);
+            assert!(log.forgotten.lock().is_empty());
+
+            present(memory, 1..5, true, true)?;
+            assert_eq!(unmap(0..3), 0);
+            assert_eq!(**log.forgotten.lock(), [1..3]);
+            let there = present(memory, 1..5, true, false);
+            assert!(there.is_err() || there.is_ok_and(|there| there[..2] == [None; 2]));
+            assert_eq!(present(memory, 1..2, true, true).err(), Some(EFAULT));
+            assert_eq!(*present(memory, 3..5, true, true)?, [Some(true); 2]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn requests_are_served() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, log| {
+            memory.request();
+            // SAFETY: The work is initialised.
+            unsafe { flush_work(memory.work.get()) };
+            assert_eq!(*log.served.lock(), PAGES);
+            Ok(())
+        })
+    }
 
     #[test]
     fn pages_are_counted_from_the_first() {
