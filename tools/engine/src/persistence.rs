@@ -137,15 +137,18 @@ impl Rnic {
 }
 
 /// Adds a range to those of which there is one for each block, all that is between two included.
-fn include(ranges: &mut Vec<HostRange>, range: HostRange) {
+/// Whether it is the first of its block.
+fn include(ranges: &mut Vec<HostRange>, range: HostRange) -> bool {
     let block = ranges.iter_mut().find(|other| other.region == range.region);
     let Some(other) = block else {
-        return ranges.push(range);
+        ranges.push(range);
+        return true;
     };
     let start = other.offset.min(range.offset);
     let end = (other.offset + other.length).max(range.offset + range.length);
     other.offset = start;
     other.length = end - start;
+    false
 }
 
 /// Where memory of a region with those rights has to be made to survive, one range in each block:
@@ -162,17 +165,13 @@ pub(crate) fn places<M: Memory>(
     match region {
         RegionMemory::Buffer(buffer) => {
             for range in buffer.all() {
-                include(&mut places, range);
+                if include(&mut places, range) && memory.persistent(range.region).is_none() {
+                    return Err(Cause::NotPersistent);
+                }
             }
         }
         RegionMemory::Paged(_) => {}
         RegionMemory::All | RegionMemory::Null => return Err(Cause::NotPersistent),
-    }
-    if places
-        .iter()
-        .any(|place| memory.persistent(place.region).is_none())
-    {
-        return Err(Cause::NotPersistent);
     }
     Ok(places)
 }
@@ -190,13 +189,13 @@ mod tests {
             length,
         };
         let mut ranges = Vec::new();
-        for one in [
-            range(1, 100, 10),
-            range(2, 7, 1),
-            range(1, 50, 10),
-            range(1, 105, 1),
+        for (one, first) in [
+            (range(1, 100, 10), true),
+            (range(2, 7, 1), true),
+            (range(1, 50, 10), false),
+            (range(1, 105, 1), false),
         ] {
-            include(&mut ranges, one);
+            assert_eq!(include(&mut ranges, one), first);
         }
         assert_eq!(ranges, [range(1, 50, 60), range(2, 7, 1)]);
     }

@@ -303,6 +303,11 @@ fn rights(bits: u32) -> Vec<String> {
         (access::REMOTE_WRITE, "remote write"),
         (access::REMOTE_READ, "remote read"),
         (access::REMOTE_ATOMIC, "remote atomic"),
+        (access::MW_BIND, "bind windows"),
+        (access::ZERO_BASED, "zero based"),
+        (access::FLUSH_GLOBAL, "flush"),
+        (access::FLUSH_PERSISTENT, "flush to persistence"),
+        (access::RELAXED_ORDERING, "relaxed ordering"),
     ];
     let given = names.iter().filter(|(bit, _)| bits & bit != 0);
     given.map(|(_, name)| (*name).to_owned()).collect()
@@ -349,5 +354,18 @@ pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
             length: access.length,
         }),
         count: told.count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_right_has_a_name() {
+        for bit in (0..u32::BITS).map(|shift| 1 << shift) {
+            let named = access::REGION & bit != 0;
+            assert_eq!(rights(bit).len(), usize::from(named), "{bit:#x}");
+        }
     }
 }

@@ -11,8 +11,10 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mlock, mmap, 
 
 use super::sigbus;
 
-/// Types of file systems, as `statfs` has them, whose files are memory and nothing else.
-const VOLATILE: [libc::c_long; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, 0x8584_58f6];
+/// Type of a ramfs, as `statfs` has it.
+const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
+/// Types of file systems whose files are memory and nothing else.
+const VOLATILE: [libc::c_long; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC];
 
 /// Identity of a file, the same for every descriptor that refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

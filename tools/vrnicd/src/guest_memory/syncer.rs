@@ -116,7 +116,6 @@ impl Syncer {
 mod tests {
     use super::*;
     use crate::guest_memory::GuestMemory;
-    use std::time::Duration;
     use vrnic_engine::memory::{GuestAddress, Memory};
 
     #[test]
@@ -142,10 +141,8 @@ mod tests {
                 if let Some(result) = syncer.result() {
                     break result;
                 }
-                // Without a wake-up the test would take a minute, and fail.
-                let before = std::time::Instant::now();
-                waker.sleep(Some(Duration::from_secs(60)));
-                assert!(before.elapsed() < Duration::from_secs(60));
+                // For ever, if nobody woke it.
+                waker.sleep(None);
             };
             assert!(result);
             assert_eq!(syncer.result(), None);
