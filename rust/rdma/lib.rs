@@ -100,6 +100,8 @@ pub mod restrack;
 pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod testing;
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 mod uapi;
 pub mod ucontext;

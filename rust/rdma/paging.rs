@@ -409,14 +409,12 @@ unsafe impl<P: Pager> Sync for OnDemand<P> {}
 mod tests {
     use super::*;
 
+    use crate::testing::{
+        ProcessMemory,
+        TestDevice, //
+    };
     use kernel::{
-        bindings::{
-            dma_set_mask,
-            flush_work,
-            kunit_attach_mm,
-            vm_mmap,
-            vm_munmap, //
-        },
+        bindings::flush_work,
         new_mutex,
         sync::Mutex, //
     };
@@ -443,67 +441,13 @@ mod tests {
         }
     }
 
-    /// A device that nobody registers.
-    struct TestDevice {
-        raw: NonNull<bindings::ib_device>,
-        _dma_device: kernel::faux::Registration,
-    }
-
-    impl TestDevice {
-        fn new() -> Result<Self> {
-            let faux = kernel::faux::Registration::new(c"rdma-test", None)?;
-            let parent: &device::Device<device::Bound> = faux.as_ref().as_ref();
-            let parent = crate::compat::device_as_raw(parent);
-            // SAFETY: The size is that of the structure without a driver's part. Both devices are
-            // valid, and nobody else uses them.
-            unsafe {
-                let size = core::mem::size_of::<bindings::ib_device>();
-                let raw = bindings::_ib_alloc_device(size, &raw mut bindings::init_net);
-                let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-                (*parent).dma_mask = &raw mut (*parent).coherent_dma_mask;
-                to_result(dma_set_mask(parent, u64::MAX))?;
-                (*raw.as_ptr()).dma_device = parent;
-                Ok(Self {
-                    raw,
-                    _dma_device: faux,
-                })
-            }
-        }
-    }
-
-    impl Drop for TestDevice {
-        fn drop(&mut self) {
-            // SAFETY: Allocated by `new`, never registered.
-            unsafe { bindings::ib_dealloc_device(self.raw.as_ptr()) };
-        }
-    }
-
-    /// Calls `test` with memory of a process, its address, and what its pager was told.
+    /// Calls `test` with memory of a process that is watched, and what its pager was told.
     fn with_memory(
         access: AccessFlags,
-        test: impl FnOnce(&OnDemand<Arc<Log>>, usize, &Log) -> Result,
+        test: impl FnOnce(&OnDemand<Arc<Log>>, &ProcessMemory, &Log) -> Result,
     ) -> Result {
-        const READ_AND_WRITE: c_ulong = 3;
-        const PRIVATE_AND_ANONYMOUS: c_ulong = 0x22;
-
         let device = TestDevice::new()?;
-        // SAFETY: Each test has a thread of its own.
-        to_result(unsafe { kunit_attach_mm() })?;
-        let length = PAGES * PAGE_SIZE;
-        // SAFETY: The thread has an address space.
-        let address = unsafe {
-            vm_mmap(
-                core::ptr::null_mut(),
-                0,
-                length,
-                READ_AND_WRITE,
-                PRIVATE_AND_ANONYMOUS,
-                0,
-            )
-        } as usize;
-        if address % PAGE_SIZE != 0 {
-            return Err(ENOMEM);
-        }
+        let process = ProcessMemory::new(PAGES)?;
         let log = Arc::pin_init(
             pin_init!(Log {
                 forgotten <- new_mutex!(KVec::with_capacity(PAGES, GFP_KERNEL)?),
@@ -513,10 +457,10 @@ mod tests {
         )?;
         let pager = log.clone();
         // The first and the last page in part.
-        let (start, length) = (address as u64 + 8, length - 16);
+        let (start, length) = (process.address() + 8, PAGES * PAGE_SIZE - 16);
         // SAFETY: The device outlives the memory.
-        let memory = unsafe { OnDemand::watch(device.raw.as_ptr(), start, length, access, pager) }?;
-        test(&memory, address, &log)?;
+        let memory = unsafe { OnDemand::watch(device.as_raw(), start, length, access, pager) }?;
+        test(&memory, &process, &log)?;
         drop(memory);
         Ok(())
     }
@@ -580,21 +524,16 @@ mod tests {
 
     #[test]
     fn what_the_process_unmaps_is_forgotten() -> Result {
-        with_memory(Access::LocalWrite.into(), |memory, address, log| {
+        with_memory(Access::LocalWrite.into(), |memory, process, log| {
             // What was never given need not be forgotten.
-            // SAFETY: The address space is that of this thread.
-            let unmap = |pages: Range<usize>| unsafe {
-                vm_munmap(
-                    (address + pages.start * PAGE_SIZE) as c_ulong,
-                    pages.len() * PAGE_SIZE,
-                )
-            };
-            assert_eq!(unmap(7..8), 0);
+            process.unmap(7..8)?;
             assert!(log.forgotten.lock().is_empty());
 
             present(memory, 1..5, true, true)?;
-            assert_eq!(unmap(0..3), 0);
-            assert_eq!(**log.forgotten.lock(), [1..3]);
+            process.unmap(0..3)?;
+            let forgotten = log.forgotten.lock();
+            assert!(forgotten.len() == 1 && forgotten[0] == (1..3));
+            drop(forgotten);
             let there = present(memory, 1..5, true, false);
             assert!(there.is_err() || there.is_ok_and(|there| there[..2] == [None; 2]));
             assert_eq!(present(memory, 1..2, true, true).err(), Some(EFAULT));

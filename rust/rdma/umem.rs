@@ -69,9 +69,24 @@ impl Umem {
         access: AccessFlags,
     ) -> Result<Self> {
         // SAFETY: The device is registered, since verbs run.
+        unsafe { Self::pin(device.as_raw(), address, length, access) }
+    }
+
+    /// As [`get`](Self::get).
+    ///
+    /// # Safety
+    ///
+    /// `device` must be valid, have a DMA device, and be registered or else not go away.
+    unsafe fn pin(
+        device: *mut bindings::ib_device,
+        address: u64,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        // SAFETY: By contract.
         unsafe {
             Self::from_raw(bindings::ib_umem_get_attr_or_va(
-                device.as_raw(),
+                device,
                 core::ptr::null(),
                 0,
                 address,
@@ -257,3 +272,83 @@ impl Iterator for PageIter<'_> {
 }
 
 impl ExactSizeIterator for PageIter<'_> {}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(rdma_umem)]
+mod tests {
+    use super::*;
+    use crate::{
+        access::Access,
+        testing::{
+            ProcessMemory,
+            TestDevice, //
+        }, //
+    };
+    use kernel::page::PAGE_SIZE;
+
+    /// All sizes of pages that there are.
+    const SIZES: u64 = u64::MAX << PAGE_SIZE.trailing_zeros();
+
+    #[test]
+    fn memory_is_listed_page_by_page() -> Result {
+        let device = TestDevice::new()?;
+        let process = ProcessMemory::new(5)?;
+        let (start, length) = (process.address() + 100, 4 * PAGE_SIZE);
+        let access = Access::LocalWrite.into();
+        // SAFETY: The device outlives the memory.
+        let umem = unsafe { Umem::pin(device.as_raw(), start, length, access) }?;
+        assert_eq!((umem.address(), umem.len()), (start, length));
+        assert!(!umem.is_empty() && !umem.is_dma_buf());
+
+        let pages = umem.pages(PAGE_SIZE as u64, start)?;
+        assert_eq!(pages.shift(), PAGE_SIZE.trailing_zeros());
+        assert_eq!((pages.offset(), pages.count()), (100, 5));
+        assert_eq!(pages.iter().len(), 5);
+        let mut last = None;
+        let mut count = 0;
+        for address in pages.iter() {
+            assert!(address % PAGE_SIZE as u64 == 0 && last != Some(address));
+            last = Some(address);
+            count += 1;
+        }
+        assert_eq!(count, 5);
+
+        let any = umem.pages(SIZES, start)?;
+        assert!(any.shift() >= pages.shift() && any.count() <= 5);
+        // Pages that are larger than the memory do not fit.
+        assert_eq!(umem.pages(1 << 40, start).err(), Some(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn memory_stays_after_the_process_unmapped_it() -> Result {
+        let device = TestDevice::new()?;
+        let process = ProcessMemory::new(2)?;
+        let (start, length) = (process.address(), 2 * PAGE_SIZE);
+        let access = Access::LocalWrite.into();
+        // SAFETY: The device outlives the memory.
+        let umem = unsafe { Umem::pin(device.as_raw(), start, length, access) }?;
+        process.unmap(0..2)?;
+        assert!(umem.pages(SIZES, start)?.iter().next().is_some());
+        // SAFETY: As above.
+        let again = unsafe { Umem::pin(device.as_raw(), start, length, access) };
+        assert_eq!(again.err(), Some(EFAULT));
+        Ok(())
+    }
+
+    #[test]
+    fn bad_ranges_are_refused() -> Result {
+        let device = TestDevice::new()?;
+        let process = ProcessMemory::new(1)?;
+        let start = process.address();
+        let get = |address, length, access: Access| {
+            // SAFETY: The device outlives what is returned.
+            unsafe { Umem::pin(device.as_raw(), address, length, access.into()) }.err()
+        };
+        assert_eq!(get(start, 0, Access::RemoteRead), Some(EINVAL));
+        assert_eq!(get(u64::MAX - 10, 100, Access::RemoteRead), Some(EINVAL));
+        assert_eq!(get(start, 2 * PAGE_SIZE, Access::LocalWrite), Some(EFAULT));
+        assert_eq!(get(start, PAGE_SIZE, Access::RemoteRead), None);
+        Ok(())
+    }
+}

@@ -13,7 +13,7 @@ use vrnic_wire::{
     completion::Status,
     counter::Counter,
     event::EventType,
-    memory::{NULL_KEY, access},
+    memory::{NULL_KEY, PageList, access},
     qp::{QpAttributes, QpState, QpType, attribute},
     work::{FlushTarget, Selectivity, SendOpcode, placement},
 };
@@ -146,7 +146,7 @@ fn register(world: &mut World, flags: u32, rights: u32) -> Result<u32, (CommandS
     let arena = guest.arena(MR);
     let (mut pages, chunks) = guest.page_list(&arena, 0, MR);
     match flags {
-        mr_flags::ALL_MEMORY => pages = Default::default(),
+        mr_flags::ALL_MEMORY => pages = PageList::default(),
         mr_flags::ON_DEMAND => pages.first_chunk = 0.into(),
         _ => {}
     }
@@ -177,7 +177,7 @@ fn memory_that_is_lost_with_the_machine_has_no_such_right() {
         access: RIGHTS.into(),
         ..ReregisterMr::default()
     };
-    let again = guest.command(rnic, request.clone()).unwrap_err();
+    let again = guest.command(rnic, request).unwrap_err();
     assert_eq!(again.0, CommandStatus::InvalidArgument);
     world.memories.set_volatile(false);
     assert_eq!(register(&mut world, mr_flags::ALL_MEMORY, RIGHTS), refused);

@@ -532,7 +532,7 @@ impl Scene {
             SendOpcode::SendWithInvalidate => send.immediate(remote.key),
             SendOpcode::AtomicWrite => send.atomic(remote.iova, remote.key, 0, 2),
             SendOpcode::Flush => {
-                let how_far = if length % 2 == 0 {
+                let how_far = if length.is_multiple_of(2) {
                     placement::GLOBAL
                 } else {
                     placement::ALL

@@ -329,7 +329,7 @@ pub fn plan(
         SendOpcode::Flush => {
             let remote = WINDOW + scaled(op.remote, WINDOW_LENGTH);
             let length = (WINDOW + WINDOW_LENGTH - remote) as u32;
-            let how_far = if op.value % 2 == 0 {
+            let how_far = if op.value.is_multiple_of(2) {
                 placement::GLOBAL
             } else {
                 placement::ALL
