@@ -6,4 +6,5 @@
 # Memory regions are left to the smaller device of limits-to-the-last-object: a million take ten minutes.
 . "$LAB_LIB"
 
-on -t 880 a vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow pd-count cq-count qp-count
+check() { on -t 880 "$1" vrnic-verbs-check --device "$DEV" --gid "$GID_INDEX" --slow "${@:2}"; }
+at_once 'check a pd-count cq-count' 'check b qp-count'

@@ -7,7 +7,10 @@
 . "$LAB_LIB"
 
 on a test -x /vrnic/bin/python3-65 || skip "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
-# Some tests want huge pages.
-on a sysctl -qw vm.nr_hugepages=16
-on -t 400 a python3-65 /vrnic/tests/pyverbs/inventory.py --suite /vrnic/userland/lib/rdma-core-tests \
-	--device "$DEV" --pinned /vrnic/tests/pyverbs/rdma-core-65.tsv
+# part VM NUMBER: half of the tests, in a VM. Some want huge pages.
+part() {
+	on "$1" sysctl -qw vm.nr_hugepages=16
+	on -t 400 "$1" python3-65 /vrnic/tests/pyverbs/inventory.py --suite /vrnic/userland/lib/rdma-core-tests \
+		--device "$DEV" --part "$2/2" --pinned /vrnic/tests/pyverbs/rdma-core-65.tsv
+}
+at_once 'part a 0' 'part b 1'

@@ -5,6 +5,10 @@
 # lab: timeout=240
 . "$LAB_LIB"
 
-# Some tests want huge pages.
-on a sysctl -qw vm.nr_hugepages=16
-on -t 230 a python3 /vrnic/tests/pyverbs/inventory.py --device "$DEV" --pinned /vrnic/tests/pyverbs/rdma-core-56.tsv
+# part VM NUMBER: half of the tests, in a VM. Some want huge pages.
+part() {
+	on "$1" sysctl -qw vm.nr_hugepages=16
+	on -t 230 "$1" python3 /vrnic/tests/pyverbs/inventory.py --device "$DEV" --part "$2/2" \
+		--pinned /vrnic/tests/pyverbs/rdma-core-56.tsv
+}
+at_once 'part a 0' 'part b 1'

@@ -6,6 +6,6 @@
 # lab: fresh
 . "$LAB_LIB"
 
-for many in 'qp 10000' 'mr 100000' 'process 500'; do
-	on -t 900 a vrnic-scale --device "$DEV" --gid "$GID_INDEX" $many
-done
+many() { on -t 900 "$1" vrnic-scale --device "$DEV" --gid "$GID_INDEX" "$2" "$3"; }
+at_once 'many a qp 10000' 'many b mr 100000'
+many a process 500

@@ -46,6 +46,14 @@ pair() {
 	wait $job || fail "in VM $1: $4"
 }
 
+# at_once COMMAND COMMAND: runs both at the same time. Both must succeed.
+at_once() {
+	$1 &
+	local job=$!
+	$2
+	wait $job
+}
+
 # busy VM PORT: traffic in loopback, every byte verified, until `enough VM PORT`. Fails when any fails.
 busy() {
 	on -t 280 "$1" sh -c "until [ -e /tmp/enough-$$-$2 ]; do
