@@ -225,6 +225,24 @@ fn a_fast_registration_gives_the_right() {
     }
 }
 
+/// What came before a request that is refused is answered before it is, however long that takes.
+#[test]
+fn a_refusal_waits_for_the_flush_before_it() {
+    for patience in [Duration::from_micros(100), Duration::from_secs(1)] {
+        let (mut world, mut c) = connected(11);
+        c.send(&mut world, 0, &flush(&c.mrs[1], 1));
+        let wrong = write(&c, 2, 10).rdma(c.mrs[1].iova, c.mrs[1].key ^ 0x100);
+        c.send(&mut world, 0, &wrong);
+        world.run(patience);
+        assert_eq!(statuses(&mut c), []);
+        assert!(next_sync(&mut world).is_some());
+        synced(&mut world, true);
+        world.settle();
+        let expected = [(1, Status::Success), (2, Status::RemoteAccess)];
+        assert_eq!(statuses(&mut c), expected);
+    }
+}
+
 /// What was written to a page is made to survive also when the page is not there any more.
 #[test]
 fn pages_that_come_and_go_survive() {

@@ -212,6 +212,12 @@ impl Responder {
         }
     }
 
+    /// Whether the peer waits for a flush to persistent memory.
+    fn owes_flush(&self) -> bool {
+        let is_flush = |response: &Response| matches!(response.answer, Answer::Persistent(_));
+        self.flushing.is_some() || self.responses.iter().any(is_flush)
+    }
+
     /// Answers nothing any more.
     pub(super) fn drop_replies(&mut self) {
         self.responses.clear();
@@ -278,6 +284,10 @@ impl Qp {
             Ok(Outcome::NotReady) => self.nak_not_ready(Cause::NoReceive, segment, resources),
             Err(fault) => match self.or_wait(fault, Half::Responder, resources) {
                 None => self.nak_not_ready(Cause::PageAbsent, segment, resources),
+                // In the error state nobody could tell the peer to wait for the flush.
+                Some(_) if self.responder.owes_flush() => {
+                    self.nak_not_ready(Cause::FlushUnderWay, segment, resources);
+                }
                 Some(fault) => {
                     let syndrome = Syndrome::Nak(fault.code);
                     self.explain_nak_sent(syndrome, fault.cause, segment, resources);
