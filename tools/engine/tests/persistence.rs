@@ -4,9 +4,11 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    Cause,
+    Cause, Segment,
     memory::{HostRange, RegionId},
-    testing::{Connection, Mr, Node, Pager, QpOptions, Send, World},
+    psn::Psn,
+    segment::{Body, Flush, Path, Payload, Reth},
+    testing::{Connection, Mr, Node, Pager, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
     command::{RegisterMr, ReregisterMr, Status as CommandStatus, mr_flags, reregister_flags},
@@ -241,6 +243,53 @@ fn a_refusal_waits_for_the_flush_before_it() {
         let expected = [(1, Status::Success), (2, Status::RemoteAccess)];
         assert_eq!(statuses(&mut c), expected);
     }
+}
+
+/// A flush that the network repeats after it was answered is not done again, and nothing waits for it.
+#[test]
+fn an_old_flush_is_not_waited_for() {
+    let (mut world, mut c) = connected(12);
+    for wr_id in [1, 2] {
+        c.send(&mut world, 0, &flush(&c.mrs[1], wr_id));
+        world.run(Duration::from_micros(100));
+        assert!(next_sync(&mut world).is_some());
+        synced(&mut world, true);
+        world.settle();
+        assert_eq!(statuses(&mut c), [(wr_id, Status::Success)]);
+    }
+    for psn in [0xff_fff0, 0xff_fff1, 0xff_fff0] {
+        let remote = Reth {
+            address: c.mrs[1].iova,
+            rkey: c.mrs[1].key,
+            length: 64,
+        };
+        world.deliver(Segment {
+            path: Path {
+                source: gid_of(0),
+                destination: gid_of(1),
+                ..Path::default()
+            },
+            source_qpn: c.qps[0].qpn,
+            destination_qpn: c.qps[1].qpn,
+            pkey: 0xffff,
+            psn: Psn::new(psn),
+            solicited: false,
+            ack_request: true,
+            unreliable: false,
+            body: Body::FlushRequest(Flush {
+                remote,
+                placement: placement::ALL,
+                selectivity: Selectivity::Range.raw(),
+            }),
+            payload: Payload::Empty,
+        });
+        world.settle();
+        assert_eq!(next_sync(&mut world), None);
+    }
+    let wrong = write(&c, 3, 10).rdma(c.mrs[1].iova, c.mrs[1].key ^ 0x100);
+    c.send(&mut world, 0, &wrong);
+    world.settle();
+    assert_eq!(statuses(&mut c), [(3, Status::RemoteAccess)]);
 }
 
 /// What was written to a page is made to survive also when the page is not there any more.

@@ -173,8 +173,10 @@ pub(super) struct Responder {
     atomics: VecDeque<AtomicResult>,
     /// Whether the first message was seen.
     established: bool,
-    /// The flush to persistent memory that was begun last.
+    /// The flush to persistent memory that was begun last, until it is answered.
     flushing: Option<Flushing>,
+    /// The last one that was answered.
+    flushed: Option<Psn>,
 }
 
 impl Responder {
@@ -212,7 +214,13 @@ impl Responder {
         }
     }
 
-    /// Whether the peer waits for a flush to persistent memory.
+    /// Whether the flush with that PSN was answered. The peer may know the answer, and not ask again.
+    fn has_flushed(&self, psn: Psn) -> bool {
+        self.flushed
+            .is_some_and(|last| psn.distance_from(last) <= 0)
+    }
+
+    /// Whether a flush to persistent memory was not answered yet, so that the peer will ask again.
     fn owes_flush(&self) -> bool {
         let is_flush = |response: &Response| matches!(response.answer, Answer::Persistent(_));
         self.flushing.is_some() || self.responses.iter().any(is_flush)
@@ -756,8 +764,10 @@ impl Qp {
         }
         self.check_flush(flush, resources, io)?;
         io.memory.fence();
-        // One that had the same PSN long ago, and was never asked for again.
+        // One that seems to come later was long ago.
         let psn = self.responder.expected;
+        let flushed = &mut self.responder.flushed;
+        flushed.take_if(|old| psn.distance_from(*old) <= 0);
         self.responder.flushing.take_if(|old| old.is_of(psn));
         self.responder.answer(Answer::of_flush(flush));
         Ok(Outcome::Done(1))

@@ -55,7 +55,11 @@ impl Qp {
                     psn: segment.psn,
                     msn: self.responder.msn,
                     repeated: true,
-                    answer: Answer::of_flush(&flush),
+                    answer: if self.responder.has_flushed(segment.psn) {
+                        Answer::Done
+                    } else {
+                        Answer::of_flush(&flush)
+                    },
                 }
             }
             Body::AtomicRequest(_) | Body::AtomicWrite(_) => {
@@ -215,6 +219,7 @@ impl Qp {
                         None => return,
                         Some(Ok(())) => {
                             self.responder.responses[0].answer = Answer::Done;
+                            self.responder.flushed = Some(response.psn);
                         }
                         Some(Err(fault)) => {
                             self.refuse_response(response.psn, &fault, resources, io);
