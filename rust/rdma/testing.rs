@@ -30,7 +30,7 @@ use crate::bindings;
 /// The pointer is valid and owned; its DMA device lives as long.
 pub(crate) struct TestDevice {
     raw: NonNull<bindings::ib_device>,
-    _dma_device: faux::Registration,
+    dma_device: faux::Registration,
 }
 
 impl TestDevice {
@@ -51,7 +51,7 @@ impl TestDevice {
             // INVARIANT: Just allocated; the fields are dropped after it is freed.
             Ok(Self {
                 raw,
-                _dma_device: faux,
+                dma_device: faux,
             })
         }
     }
@@ -59,6 +59,11 @@ impl TestDevice {
     /// The C structure.
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_device {
         self.raw.as_ptr()
+    }
+
+    /// What does the DMA.
+    pub(crate) fn dma_device(&self) -> &device::Device<device::Bound> {
+        self.dma_device.as_ref().as_ref()
     }
 }
 

@@ -388,18 +388,13 @@ mod pages {
 
     use kernel::page::PAGE_SIZE;
 
+    use crate::testing::TestDevice;
+
     #[test]
     fn pages_of_users_are_zeroed_words() -> Result {
-        let faux = kernel::faux::Registration::new(c"rdma-test", None)?;
-        let device: &kernel::device::Device<kernel::device::Bound> = faux.as_ref().as_ref();
-        let raw = crate::compat::device_as_raw(device);
-        // SAFETY: The device is valid, and nobody else uses this one.
-        unsafe {
-            (*raw).coherent_dma_mask = u64::MAX;
-            (*raw).dma_mask = &raw mut (*raw).coherent_dma_mask;
-        }
-        assert!(UserPages::for_device((&**device).into(), 0).is_err());
-        let pages = UserPages::for_device((&**device).into(), PAGE_SIZE + 1)?;
+        let device = TestDevice::new()?;
+        assert!(UserPages::for_device((&**device.dma_device()).into(), 0).is_err());
+        let pages = UserPages::for_device((&**device.dma_device()).into(), PAGE_SIZE + 1)?;
         assert_eq!(pages.len(), 2 * PAGE_SIZE);
         assert_eq!(pages.dma_pages().len(), 2);
         assert!(pages.dma_pages().all(|page| page % PAGE_SIZE as u64 == 0));

@@ -117,7 +117,7 @@ pub trait Memory {
     fn resolve(&self, address: GuestAddress, length: u64) -> Option<HostRange>;
 
     /// Bytes of the block, if what is in it can be made to survive a loss of power.
-    fn persistent(&self, region: RegionId) -> Option<u64>;
+    fn persistent_length(&self, region: RegionId) -> Option<u64>;
 
     /// Copies the first `buffer.len()` bytes of `from` to `buffer`.
     fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped>;

@@ -153,19 +153,19 @@ fn include(ranges: &mut Vec<HostRange>, range: HostRange) -> bool {
 
 /// Where memory of a region with those rights has to be made to survive, one range in each block:
 /// nowhere without the right to ask for it. Pages that come and go have none yet.
-pub(crate) fn places<M: Memory>(
+pub(crate) fn flush_ranges<M: Memory>(
     rights: u32,
     region: &RegionMemory,
     memory: &M,
 ) -> Result<Vec<HostRange>, Cause> {
-    let mut places = Vec::new();
+    let mut ranges = Vec::new();
     if rights & access::FLUSH_PERSISTENT == 0 {
-        return Ok(places);
+        return Ok(ranges);
     }
     match region {
         RegionMemory::Buffer(buffer) => {
             for range in buffer.all() {
-                if include(&mut places, range) && memory.persistent(range.region).is_none() {
+                if include(&mut ranges, range) && memory.persistent_length(range.region).is_none() {
                     return Err(Cause::NotPersistent);
                 }
             }
@@ -173,7 +173,7 @@ pub(crate) fn places<M: Memory>(
         RegionMemory::Paged(_) => {}
         RegionMemory::All | RegionMemory::Null => return Err(Cause::NotPersistent),
     }
-    Ok(places)
+    Ok(ranges)
 }
 
 #[cfg(test)]

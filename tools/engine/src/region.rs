@@ -60,7 +60,7 @@ pub(crate) struct Region {
     /// Memory windows that are bound to it.
     pub(crate) windows: u32,
     /// What a flush makes survive, besides pages that come and go: one range in each block.
-    pub(crate) places: Vec<HostRange>,
+    pub(crate) flush_ranges: Vec<HostRange>,
 }
 
 /// Checks rights that a region at `iova` is asked to give.
@@ -102,7 +102,7 @@ impl Region {
                 valid: false,
             }),
             windows: 0,
-            places: Vec::new(),
+            flush_ranges: Vec::new(),
         }
     }
 
@@ -142,10 +142,12 @@ impl Region {
     /// What a flush makes survive, one range in each block of memory.
     pub(crate) fn to_sync<M: Memory>(&self, memory: &M) -> Result<Vec<HostRange>, Cause> {
         let RegionMemory::Paged(pages) = &self.memory else {
-            return Ok(self.places.clone());
+            return Ok(self.flush_ranges.clone());
         };
         let whole = |&region| {
-            let length = memory.persistent(region).ok_or(Cause::NotPersistent)?;
+            let length = memory
+                .persistent_length(region)
+                .ok_or(Cause::NotPersistent)?;
             Ok(HostRange {
                 region,
                 offset: 0,
@@ -212,7 +214,7 @@ impl Region {
         });
         self.memory = RegionMemory::Buffer(builder.finish_for_reuse());
         read?;
-        self.places = persistence::places(wanted.access.get(), &self.memory, memory)?;
+        self.flush_ranges = persistence::flush_ranges(wanted.access.get(), &self.memory, memory)?;
         fast.valid = true;
         self.access = wanted.access.get();
         self.iova = iova;

@@ -362,22 +362,9 @@ fn deliver_unknown(world: &mut World, c: &Connection, ahead: i32) {
         .find(|qp| qp.number == c.qps[1].qpn)
         .expect("qp")
         .receive_psn;
-    world.deliver(Segment {
-        path: Path {
-            source: gid_of(0),
-            destination: gid_of(1),
-            ..Path::default()
-        },
-        source_qpn: c.qps[0].qpn,
-        destination_qpn: c.qps[1].qpn,
-        pkey: 0xffff,
-        psn: Psn::new(psn.wrapping_add_signed(ahead)),
-        solicited: false,
-        ack_request: true,
-        unreliable: false,
-        body: Body::Unknown(0x1d),
-        payload: Payload::Bytes(vec![0; 8]),
-    });
+    let psn = psn.wrapping_add_signed(ahead);
+    let payload = Payload::Bytes(vec![0; 8]);
+    world.deliver(c.packet(0, psn, Body::Unknown(0x1d), payload));
 }
 
 #[test]

@@ -287,28 +287,23 @@ proptest! {
                 .find(|qp| qp.number == c.qps[to].qpn)
                 .map(|qp| if to == 0 { qp.unacknowledged_psn } else { qp.receive_psn })
                 .expect("qp");
-            let segment = Segment {
+            let psn = psn.wrapping_add_signed(forged.psn);
+            let payload = match forged.payload {
+                0 => Payload::Empty,
+                length => Payload::Bytes(vec![7; length]),
+            };
+            let packet = c.packet(1 - to, psn, forged.body, payload);
+            world.deliver(Segment {
                 path: Path {
-                    source: gid_of(1 - to),
-                    destination: gid_of(to),
                     // Marked by a switch, or not.
                     traffic_class: if forged.bits[0] { 3 } else { 0 },
-                    ..Path::default()
+                    ..packet.path
                 },
-                source_qpn: c.qps[1 - to].qpn,
-                destination_qpn: c.qps[to].qpn,
-                pkey: 0xffff,
-                psn: Psn::new(psn.wrapping_add_signed(forged.psn)),
                 solicited: forged.bits[0],
                 ack_request: forged.bits[1],
                 unreliable: forged.unreliable,
-                body: forged.body,
-                payload: match forged.payload {
-                    0 => Payload::Empty,
-                    length => Payload::Bytes(vec![7; length]),
-                },
-            };
-            world.deliver(segment);
+                ..packet
+            });
             world.run(Duration::from_micros(20));
         }
         world.faults = Faults::default();

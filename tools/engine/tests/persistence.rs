@@ -7,11 +7,13 @@ use vrnic_engine::{
     Cause, Segment,
     memory::{HostRange, RegionId},
     psn::Psn,
-    segment::{Body, Flush, Path, Payload, Reth},
+    segment::{Body, Flush, Payload, Position, Reth},
     testing::{Connection, Mr, Node, Pager, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
-    command::{RegisterMr, ReregisterMr, Status as CommandStatus, mr_flags, reregister_flags},
+    command::{
+        DeregisterMr, RegisterMr, ReregisterMr, Status as CommandStatus, mr_flags, reregister_flags,
+    },
     completion::Status,
     counter::Counter,
     event::EventType,
@@ -142,39 +144,24 @@ fn a_disk_that_fails_is_told_of() {
     assert_eq!(told, Some(Cause::FlushFailed));
 }
 
-/// The request that gives `rights` to memory of node 1, and what becomes of it.
-fn register(world: &mut World, flags: u32, rights: u32) -> Result<u32, (CommandStatus, Cause)> {
+/// Registers memory of node 1.
+fn register(world: &mut World, rights: u32) -> Result<Mr, (CommandStatus, Cause)> {
     let Node { rnic, guest } = &mut world.nodes[1];
     let arena = guest.arena(MR);
-    let (mut pages, chunks) = guest.page_list(&arena, 0, MR);
-    match flags {
-        mr_flags::ALL_MEMORY => pages = PageList::default(),
-        mr_flags::ON_DEMAND => pages.first_chunk = 0.into(),
-        _ => {}
-    }
-    let request = RegisterMr {
-        pd: guest.pd.into(),
-        access: rights.into(),
-        flags: flags.into(),
-        pages,
-        ..RegisterMr::default()
-    };
-    let result = guest.command(rnic, request);
-    guest.free(chunks);
-    result.map(|registered| registered.key.get())
+    guest.try_register(rnic, arena, MR, rights)
 }
 
 #[test]
 fn memory_that_is_lost_with_the_machine_has_no_such_right() {
     let (mut world, mut c) = connected(4);
     world.memories.set_volatile(true);
-    let refused = Err((CommandStatus::InvalidArgument, Cause::NotPersistent));
-    assert_eq!(register(&mut world, 0, RIGHTS), refused);
-    let key = register(&mut world, 0, access::QUEUE_PAIR).expect("registered");
+    let refused = Some((CommandStatus::InvalidArgument, Cause::NotPersistent));
+    assert_eq!(register(&mut world, RIGHTS).err(), refused);
+    let mr = register(&mut world, access::QUEUE_PAIR).expect("registered");
     let Node { rnic, guest } = &mut world.nodes[1];
     let request = ReregisterMr {
         pd: guest.pd.into(),
-        key: key.into(),
+        key: mr.key.into(),
         flags: reregister_flags::ACCESS.into(),
         access: RIGHTS.into(),
         ..ReregisterMr::default()
@@ -182,12 +169,18 @@ fn memory_that_is_lost_with_the_machine_has_no_such_right() {
     let again = guest.command(rnic, request).unwrap_err();
     assert_eq!(again.0, CommandStatus::InvalidArgument);
     world.memories.set_volatile(false);
-    assert_eq!(register(&mut world, mr_flags::ALL_MEMORY, RIGHTS), refused);
-
     let Node { rnic, guest } = &mut world.nodes[1];
+    let all = RegisterMr {
+        pd: guest.pd.into(),
+        access: RIGHTS.into(),
+        flags: mr_flags::ALL_MEMORY.into(),
+        ..RegisterMr::default()
+    };
+    let registered = guest.command(rnic, all);
+    assert_eq!(registered.err(), refused);
+
     let key = guest.command(rnic, request).expect("changed").key.get();
-    c.mrs[1].key = key;
-    c.mrs[1].iova = 0;
+    c.mrs[1] = Mr { key, ..mr };
     c.send(&mut world, 0, &flush(&c.mrs[1], 1));
     world.run(Duration::from_micros(100));
     assert!(next_sync(&mut world).is_some());
@@ -263,26 +256,12 @@ fn an_old_flush_is_not_waited_for() {
             rkey: c.mrs[1].key,
             length: 64,
         };
-        world.deliver(Segment {
-            path: Path {
-                source: gid_of(0),
-                destination: gid_of(1),
-                ..Path::default()
-            },
-            source_qpn: c.qps[0].qpn,
-            destination_qpn: c.qps[1].qpn,
-            pkey: 0xffff,
-            psn: Psn::new(psn),
-            solicited: false,
-            ack_request: true,
-            unreliable: false,
-            body: Body::FlushRequest(Flush {
-                remote,
-                placement: placement::ALL,
-                selectivity: Selectivity::Range.raw(),
-            }),
-            payload: Payload::Empty,
+        let body = Body::FlushRequest(Flush {
+            remote,
+            placement: placement::ALL,
+            selectivity: Selectivity::Range.raw(),
         });
+        world.deliver(c.packet(0, psn, body, Payload::Empty));
         world.settle();
         assert_eq!(next_sync(&mut world), None);
     }
@@ -399,36 +378,65 @@ fn an_old_result_is_not_taken_for_a_new_one() {
 
 #[test]
 fn the_region_may_go_away_meanwhile() {
-    let (mut world, mut c) = connected(9);
-    let whole = FlushTarget {
-        rkey: c.mrs[1].key.into(),
-        placement: placement::PERSISTENT,
-        selectivity: Selectivity::Region.raw(),
-        ..FlushTarget::default()
-    };
-    let send = Send::new(1, SendOpcode::Flush).target(&whole);
-    c.send(&mut world, 0, &send);
+    // Before the peer asks again, and after it did.
+    for disk_takes in [Duration::from_micros(1), Duration::from_secs(1)] {
+        let (mut world, mut c) = connected(9);
+        let whole = FlushTarget {
+            rkey: c.mrs[1].key.into(),
+            placement: placement::PERSISTENT,
+            selectivity: Selectivity::Region.raw(),
+            ..FlushTarget::default()
+        };
+        let send = Send::new(1, SendOpcode::Flush).target(&whole);
+        c.send(&mut world, 0, &send);
+        world.run(Duration::from_micros(100));
+        assert!(next_sync(&mut world).is_some());
+        let Node { rnic, guest } = &mut world.nodes[1];
+        let request = DeregisterMr {
+            pd: guest.pd.into(),
+            key: c.mrs[1].key.into(),
+        };
+        guest.command(rnic, request).expect("deregistered");
+        world.run(disk_takes);
+        synced(&mut world, true);
+        world.settle();
+        assert_eq!(statuses(&mut c), [(1, Status::Success)], "it did survive");
+
+        let null = FlushTarget {
+            rkey: NULL_KEY.into(),
+            ..whole
+        };
+        let send = Send::new(2, SendOpcode::Flush).target(&null);
+        c.send(&mut world, 0, &send);
+        world.settle();
+        assert_eq!(statuses(&mut c), [(2, Status::RemoteAccess)]);
+    }
+}
+
+/// A receive that a message behind the flush took is flushed: nothing is wrong with that message.
+#[test]
+fn a_disk_that_fails_is_not_the_fault_of_a_message() {
+    let (mut world, mut c) = connected(13);
+    world.filter = Some(|segment| {
+        let position = match segment.body {
+            Body::Send { position, .. } => position,
+            _ => Position::Only,
+        };
+        position != Position::Last
+    });
+    let sges = [c.mrs[1].sge(0, MR); 2];
+    c.receive(&mut world, 1, 1, &sges);
+    c.send(&mut world, 0, &flush(&c.mrs[1], 1));
+    let element = c.mrs[0].sge(0, MR);
+    let long = Send::new(2, SendOpcode::Send)
+        .element(element)
+        .element(element);
+    c.send(&mut world, 0, &long);
     world.run(Duration::from_micros(100));
     assert!(next_sync(&mut world).is_some());
-    let Node { rnic, guest } = &mut world.nodes[1];
-    let request = vrnic_wire::command::DeregisterMr {
-        pd: guest.pd.into(),
-        key: c.mrs[1].key.into(),
-    };
-    guest.command(rnic, request).expect("deregistered");
-    synced(&mut world, true);
+    synced(&mut world, false);
     world.settle();
-    assert_eq!(statuses(&mut c), [(1, Status::Success)], "it did survive");
-
-    let null = FlushTarget {
-        rkey: NULL_KEY.into(),
-        ..whole
-    };
-    c.send(
-        &mut world,
-        0,
-        &Send::new(2, SendOpcode::Flush).target(&null),
-    );
-    world.settle();
-    assert_eq!(statuses(&mut c), [(2, Status::RemoteAccess)]);
+    let received = c.recv_cqs[1].drain();
+    assert_eq!(received.len(), 1);
+    assert_eq!(received[0].status, Status::Flushed);
 }

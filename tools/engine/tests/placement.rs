@@ -284,25 +284,11 @@ fn malformed_requests_are_refused() {
         let (mut world, c) = connected(10);
         c.mrs[1].arena.put(0, &[0xee; 16]);
         let (body, payload) = make(reth(&c, length));
-        world.deliver(Segment {
-            path: Path {
-                source: gid_of(0),
-                destination: gid_of(1),
-                ..Path::default()
-            },
-            source_qpn: c.qps[0].qpn,
-            destination_qpn: c.qps[1].qpn,
-            pkey: 0xffff,
-            psn: Psn::new(0xff_fff0),
-            solicited: false,
-            ack_request: true,
-            unreliable: false,
-            body,
-            payload: match payload {
-                0 => Payload::Empty,
-                length => Payload::Bytes(vec![0xff; length]),
-            },
-        });
+        let payload = match payload {
+            0 => Payload::Empty,
+            length => Payload::Bytes(vec![0xff; length]),
+        };
+        world.deliver(c.packet(0, 0xff_fff0, body, payload));
         world.settle();
         assert_eq!(world.state(1, c.qps[1].qpn), QpState::Error);
         let told = world.nodes[1].rnic.next_explanation().expect("told");

@@ -244,24 +244,13 @@ fn sequence_errors_do_not_shorten_the_wait_for_a_receive() {
             world.filter = Some(|_| false);
             world.run(Duration::from_millis(4));
         }
+        let body = Body::Acknowledge(Aeth {
+            syndrome: Syndrome::Nak(NakCode::SequenceError),
+            msn: 0,
+        });
         world.deliver(Segment {
-            path: Path {
-                source: gid_of(1),
-                destination: gid_of(0),
-                ..Path::default()
-            },
-            source_qpn: c.qps[1].qpn,
-            destination_qpn: c.qps[0].qpn,
-            pkey: 0xffff,
-            psn: Psn::new(0xff_fff0),
-            solicited: false,
             ack_request: false,
-            unreliable: false,
-            body: Body::Acknowledge(Aeth {
-                syndrome: Syndrome::Nak(NakCode::SequenceError),
-                msn: 0,
-            }),
-            payload: Payload::Empty,
+            ..c.packet(1, 0xff_fff0, body, Payload::Empty)
         });
         world.run(Duration::from_micros(100));
         assert_eq!(naks(&world), 1, "nothing is sent again before its time");

@@ -106,6 +106,8 @@ pub struct Lab {
     vms: [Mutex<Option<Vm>>; 2],
     daemon: Mutex<Option<Daemon>>,
     sockets: tempfile::TempDir,
+    /// NVDIMMs of the VMs, if they have any.
+    disk: Option<tempfile::TempDir>,
 }
 
 impl Lab {
@@ -133,6 +135,13 @@ impl Lab {
                 !options.no_rnic,
             )?)
         };
+        // vrnicd does not take a file in memory for persistent, which one in /tmp may be.
+        let disk = match options.vrnicd.nvdimm {
+            Some(_) => {
+                Some(tempfile::tempdir_in("/var/tmp").context("making a directory in /var/tmp")?)
+            }
+            None => None,
+        };
         let lab = Self {
             settings: settings.clone(),
             accelerator,
@@ -140,6 +149,7 @@ impl Lab {
             vms: [Mutex::new(None), Mutex::new(None)],
             daemon: Mutex::new(daemon),
             sockets,
+            disk,
         };
         if let Err(error) = lab.start_vms() {
             if !lab.keep_early_panics()? {
@@ -163,7 +173,11 @@ impl Lab {
                 .vrnicd
                 .switched(&self.settings)
                 .then(|| daemon::switch_socket(self.sockets.path(), name)),
-            nvdimm: self.options.vrnicd.nvdimm,
+            nvdimm: self
+                .disk
+                .as_ref()
+                .zip(self.options.vrnicd.nvdimm)
+                .map(|(disk, size)| (disk.path().join(name), size)),
             sockets: self.sockets.path().to_path_buf(),
             share: self.sockets.path().join("share"),
             logs: self.options.logs.clone(),

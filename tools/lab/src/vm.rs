@@ -147,8 +147,8 @@ pub struct Spec {
     pub rnic: Option<PathBuf>,
     /// The switch's socket for the virtio-net; without it the virtio-nets of both VMs are joined directly.
     pub switch: Option<PathBuf>,
-    /// Size of its NVDIMM in MiB, if it has one: a file among the logs, so that it is on a disk.
-    pub nvdimm: Option<u32>,
+    /// Its NVDIMM, if it has one: a file, and its size in MiB.
+    pub nvdimm: Option<(PathBuf, u32)>,
     /// Sockets of this lab.
     pub sockets: PathBuf,
     /// Served as /vrnic.
@@ -168,12 +168,6 @@ impl Spec {
     #[must_use]
     pub fn shell(&self) -> PathBuf {
         self.sockets.join(format!("shell-{}", self.name))
-    }
-
-    /// What its NVDIMM consists of.
-    #[must_use]
-    pub fn nvdimm_file(&self) -> PathBuf {
-        self.logs.join(format!("nvdimm-{}.img", self.name))
     }
 
     fn socket(&self, what: &str) -> PathBuf {
@@ -206,11 +200,7 @@ impl Spec {
             "-display",
             "none",
         ]);
-        let nvdimm = if self.nvdimm.is_some() { "on" } else { "off" };
-        add(&[
-            "-machine",
-            &format!("q35,memory-backend=mem0,nvdimm={nvdimm}"),
-        ]);
+        add(&["-machine", "q35,memory-backend=mem0"]);
         match self.accelerator {
             Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
             Accelerator::Tcg => add(&["-accel", "tcg,thread=multi", "-cpu", "max"]),
@@ -220,16 +210,16 @@ impl Spec {
         // fences, and Linux patches its own likewise. Rings that another process reads need both.
         let most = cpus.max(2);
         add(&["-smp", &format!("{cpus},maxcpus={most}")]);
-        if let Some(size) = self.nvdimm {
+        if let Some((file, size)) = &self.nvdimm {
+            add(&["-machine", "nvdimm=on"]);
             add(&[
                 "-m",
                 &format!("{memory}M,slots=1,maxmem={}M", memory + size),
             ]);
-            let path = self.nvdimm_file();
-            let path = path.display();
+            let file = file.display();
             add(&[
                 "-object",
-                &format!("memory-backend-file,id=pmem,mem-path={path},size={size}M,share=on"),
+                &format!("memory-backend-file,id=pmem,mem-path={file},size={size}M,share=on"),
             ]);
             add(&["-device", "nvdimm,id=nvdimm,memdev=pmem"]);
         } else {

@@ -136,14 +136,14 @@ impl Rnic {
         access: u32,
         iova: u64,
         changed: Option<RegionMemory>,
-        places: Vec<HostRange>,
+        flush_ranges: Vec<HostRange>,
     ) -> Result<u32, Cause> {
         let keys = &mut self.resources.keys;
         let region = keys.region_mut(key).ok_or(Cause::UnknownKey)?;
         let old_pd = std::mem::replace(&mut region.pd, pd);
         region.access = access;
         region.iova = iova;
-        region.places = places;
+        region.flush_ranges = flush_ranges;
         let mut new_key = key;
         if let Some(memory) = changed {
             self.translations -= region.translations();
@@ -214,7 +214,7 @@ impl Execute for RegisterMr {
             check_extent(iova, self.pages.length.get())?;
             RegionMemory::Buffer(rnic.resolve_buffer(&self.pages, io)?)
         };
-        let places = persistence::places(rights, &memory, io.memory)?;
+        let flush_ranges = persistence::flush_ranges(rights, &memory, io.memory)?;
         rnic.add_region(Region {
             pd: self.pd.get(),
             access: rights,
@@ -222,7 +222,7 @@ impl Execute for RegisterMr {
             memory,
             fast: None,
             windows: 0,
-            places,
+            flush_ranges,
         })
     }
 }
@@ -338,8 +338,8 @@ impl Execute for ReregisterMr {
         };
         let region = rnic.resources.keys.region(key).ok_or(Cause::UnknownKey)?;
         let of = memory.as_ref().unwrap_or(&region.memory);
-        let places = persistence::places(rights, of, io.memory)?;
-        let key = rnic.change_region(key, new_pd, rights, iova, memory, places)?;
+        let flush_ranges = persistence::flush_ranges(rights, of, io.memory)?;
+        let key = rnic.change_region(key, new_pd, rights, iova, memory, flush_ranges)?;
         Ok(MrRegistered {
             key: key.into(),
             reserved: 0.into(),

@@ -633,6 +633,17 @@ impl Guest {
 
     /// Registers the first `length` bytes of an arena.
     pub fn register(&mut self, rnic: &mut Rnic, arena: Arena, length: usize, rights: u32) -> Mr {
+        self.try_register(rnic, arena, length, rights).expect("mr")
+    }
+
+    /// Registers the first `length` bytes of an arena, if the device wants to.
+    pub fn try_register(
+        &mut self,
+        rnic: &mut Rnic,
+        arena: Arena,
+        length: usize,
+        rights: u32,
+    ) -> Result<Mr, (Status, Cause)> {
         let iova = self.next_iova;
         self.next_iova += (arena.length() + PAGE) as u64;
         let (pages, chunks) = self.page_list(&arena, 0, length);
@@ -643,9 +654,10 @@ impl Guest {
             pages,
             ..Default::default()
         };
-        let key = self.command(rnic, request).expect("mr").key.get();
+        let registered = self.command(rnic, request);
         self.free(chunks);
-        Mr { arena, iova, key }
+        let key = registered?.key.get();
+        Ok(Mr { arena, iova, key })
     }
 
     /// Registers `length` bytes of fresh memory of which the device has no pages yet; the first is

@@ -119,7 +119,7 @@ impl Memory for GuestView {
         })
     }
 
-    fn persistent(&self, region: RegionId) -> Option<u64> {
+    fn persistent_length(&self, region: RegionId) -> Option<u64> {
         let blocks = self.memories.blocks.borrow();
         let block = blocks.get(region.0 as usize)?.as_ref()?;
         (!self.memories.volatile.get()).then_some(block.len() as u64)

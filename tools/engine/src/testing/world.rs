@@ -7,9 +7,10 @@ use super::{
     memory::{GuestView, Memories},
 };
 use crate::{
+    psn::Psn,
     resources::Io,
     rnic::{Rnic, RnicConfig},
-    segment::{ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Segment},
+    segment::{Body, ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Path, Payload, Segment},
     time::Instant,
 };
 use rand_chacha::ChaCha8Rng;
@@ -493,5 +494,31 @@ impl Connection {
             .guest
             .post_receive(&mut node.rnic, &mut self.qps[side], wr_id, sges);
         assert!(posted, "receive queue is full");
+    }
+
+    /// A packet that the queue pair of one side could send to that of the other.
+    pub fn packet(
+        &self,
+        side: usize,
+        psn: u32,
+        body: Body,
+        payload: Payload<'static>,
+    ) -> Segment<'static> {
+        Segment {
+            path: Path {
+                source: gid_of(self.nodes[side]),
+                destination: gid_of(self.nodes[1 - side]),
+                ..Path::default()
+            },
+            source_qpn: self.qps[side].qpn,
+            destination_qpn: self.qps[1 - side].qpn,
+            pkey: 0xffff,
+            psn: Psn::new(psn),
+            solicited: false,
+            ack_request: true,
+            unreliable: false,
+            body,
+            payload,
+        }
     }
 }

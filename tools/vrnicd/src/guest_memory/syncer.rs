@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_task_is_done_and_the_waker_woken() {
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len(0x4000).unwrap();
         let guest = GuestMemory::new();
         let fd = file.reopen().unwrap().into();
@@ -128,7 +128,7 @@ mod tests {
         let regions = RegionTable::new();
         let memory = regions.device(0, &guest);
         let range = memory.resolve(GuestAddress(0x1800), 0x1000).unwrap();
-        assert_eq!(memory.persistent(range.region), Some(0x4000));
+        assert_eq!(memory.persistent_length(range.region), Some(0x4000));
 
         let waker = Arc::new(Waker::new().unwrap());
         let mut syncer = Syncer::new("test", waker.clone());

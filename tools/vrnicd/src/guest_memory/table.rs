@@ -138,7 +138,7 @@ impl Memory for DeviceMemory<'_> {
         })
     }
 
-    fn persistent(&self, region: RegionId) -> Option<u64> {
+    fn persistent_length(&self, region: RegionId) -> Option<u64> {
         let mapping = self.table.mapping(region)?;
         mapping.is_persistent().then(|| mapping.len())
     }

@@ -15,6 +15,16 @@ use crate::{
 };
 use vrnic_wire::{completion::Status, event::EventType, memory::access};
 
+/// How far a flush to persistent memory is.
+enum FlushProgress {
+    /// It was begun.
+    UnderWay,
+    /// Its result is known and was not sent.
+    Over,
+    /// It was answered.
+    Answered,
+}
+
 impl Qp {
     /// A packet came that was executed before: its answer was lost, or the network repeated it.
     pub(super) fn repeat<M: Memory>(
@@ -43,23 +53,22 @@ impl Qp {
                     },
                 }
             }
-            // To do it again does no harm.
             Body::FlushRequest(flush) => {
-                if self.check_flush(&flush, resources, io).is_err() {
-                    return;
-                }
-                if self.is_flushing(segment.psn) {
-                    return self.put_off(Cause::FlushUnderWay, segment, resources);
-                }
+                let answer = match self.flush_progress(segment.psn) {
+                    // Its region may be gone by now.
+                    Some(FlushProgress::UnderWay) => {
+                        return self.put_off(Cause::FlushUnderWay, segment, resources);
+                    }
+                    Some(FlushProgress::Over) => Answer::Persistent(flush),
+                    Some(FlushProgress::Answered) => Answer::Done,
+                    None if self.check_flush(&flush, resources, io).is_err() => return,
+                    None => Answer::of_flush(&flush),
+                };
                 Response {
                     psn: segment.psn,
                     msn: self.responder.msn,
                     repeated: true,
-                    answer: if self.responder.has_flushed(segment.psn) {
-                        Answer::Done
-                    } else {
-                        Answer::of_flush(&flush)
-                    },
+                    answer,
                 }
             }
             Body::AtomicRequest(_) | Body::AtomicWrite(_) => {
@@ -141,10 +150,17 @@ impl Qp {
         self.responder.reply = Some(Reply::Nak(psn, syndrome));
     }
 
-    /// Whether the flush with that PSN was begun and is not done.
-    fn is_flushing(&self, psn: Psn) -> bool {
+    /// How far the flush with that PSN is, if it was begun.
+    fn flush_progress(&self, psn: Psn) -> Option<FlushProgress> {
+        if self.responder.has_flushed(psn) {
+            return Some(FlushProgress::Answered);
+        }
         let begun = self.responder.flushing.as_ref();
-        begun.is_some_and(|begun| begun.is_of(psn) && begun.result().is_none())
+        begun.filter(|begun| begun.is_of(psn)).map(|begun| {
+            begun
+                .result()
+                .map_or(FlushProgress::UnderWay, |_| FlushProgress::Over)
+        })
     }
 
     /// Whether what was written to the region of a flush survives. `None` if that is not known yet.
@@ -160,7 +176,7 @@ impl Qp {
             if result.is_none() {
                 self.responder.flushing = Some(begun);
             }
-            let failure = Fault::local(Status::RemoteOperation, Cause::FlushFailed);
+            let failure = Fault::local(Status::Flushed, Cause::FlushFailed);
             return result.map(|done| done.then_some(()).ok_or(failure));
         }
         let accessor = self.accessor();
