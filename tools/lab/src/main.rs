@@ -112,6 +112,9 @@ enum Command {
         /// The device of the VM tests
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
+        /// VM tests that run at the same time, each in a lab of its own
+        #[arg(long, default_value = "2", value_parser = clap::value_parser!(u32).range(1..))]
+        labs: u32,
         /// Directory of the logs
         #[arg(long, default_value = "build/test")]
         out: PathBuf,
@@ -169,9 +172,10 @@ fn command(cli: Cli) -> Result<ExitCode> {
             only,
             guests,
             device,
+            labs,
             out,
         } => {
-            let settings = load()?;
+            let settings = Settings { labs, ..load()? };
             let only = only.filter(|only| !only.is_empty());
             suite::run(
                 &settings,

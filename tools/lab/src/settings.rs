@@ -21,6 +21,8 @@ pub struct Settings {
     pub guest_root: PathBuf,
     /// How messages travel between the VMs.
     pub fabric: Fabric,
+    /// Labs that share this machine.
+    pub labs: u32,
     /// RDMA programs of a newer release than the guests', if the setup fetched them.
     pub userland: Option<PathBuf>,
 }
@@ -60,6 +62,7 @@ impl Settings {
                 .map(PathBuf::from)
                 .filter(|dir| dir.is_dir()),
             fabric: Fabric::default(),
+            labs: 1,
             tree,
         };
         if !settings.bzimage().is_file() {
@@ -93,10 +96,10 @@ impl Settings {
             .is_ok_and(|config| config.lines().any(|line| line == "CONFIG_KASAN=y"))
     }
 
-    /// How much longer than usual to wait for guests with this kernel.
+    /// How much longer than usual to wait for guests with this kernel, beside other labs.
     #[must_use]
     pub fn slowness(&self) -> u32 {
-        if self.debug_kernel() { 10 } else { 1 }
+        self.labs * if self.debug_kernel() { 10 } else { 1 }
     }
 
     /// Where cargo puts release programs.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab test`: host tests, KUnit in a VM, and the VM tests of tests/vm, with one count at the end.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -522,13 +525,14 @@ impl Script {
     }
 }
 
-/// A lab that tests share, and what they need to know about it.
-struct Shared {
+/// A lab, and what tests need to know about it.
+#[derive(Clone)]
+struct TestLab {
     lab: Arc<Lab>,
     gid: u32,
 }
 
-impl Shared {
+impl TestLab {
     fn boot(settings: &Settings, choice: &Choice, logs: &str, vrnicd: Extra) -> Result<Self> {
         let device = choice.device;
         let lab = Arc::new(Lab::boot(
@@ -606,75 +610,90 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
     if let Some(only) = &choice.only {
         runs.retain(|(fabric, script)| script.run_name(*fabric).contains(only.as_str()));
     }
-    // Tests that share a lab first: one boot serves them all.
-    runs.sort_by_key(|(fabric, script)| (script.fresh, *fabric));
-    let mut shared: Option<Shared> = None;
-    let mut boots = 0;
-    for (fabric, script) in runs {
-        let start = Instant::now();
-        let name = format!("vm: {}", script.run_name(fabric));
-        let settings = &settings.with_fabric(fabric);
-        if shared
-            .as_ref()
-            .is_some_and(|shared| shared.lab.settings.fabric != fabric)
-        {
-            shared = None;
+    // One boot serves all that share a lab on a fabric. Those that may take long go first, so that the lanes end
+    // together.
+    runs.sort_by_key(|(fabric, script)| (!script.fresh, *fabric, Reverse(script.timeout)));
+    let (runs, boots) = (Mutex::new(runs.into_iter()), AtomicUsize::new(0));
+    let tally = Mutex::new(tally);
+    let next = || lock(&runs).next();
+    thread::scope(|scope| {
+        for _ in 0..settings.labs {
+            scope.spawn(|| {
+                let mut lane = Lane {
+                    settings,
+                    choice,
+                    tally: &tally,
+                    boots: &boots,
+                    shared: None,
+                };
+                while let Some((fabric, script)) = next() {
+                    lane.run(fabric, script);
+                }
+            });
         }
-        let own;
-        let lab = if script.fresh {
-            // Two labs at once would only slow each other down.
-            shared = None;
-            match Shared::boot(
-                settings,
-                choice,
-                &format!("vm/{}.lab", script.run_name(fabric)),
-                script.vrnicd.clone(),
-            ) {
-                Ok(lab) => {
-                    own = lab;
-                    &own
-                }
-                Err(error) => {
-                    tally.add(name, Verdict::Failed, start, format!("{error:#}"));
-                    continue;
-                }
+    });
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs VM tests one after the other, beside other lanes. It has one lab at a time.
+struct Lane<'a> {
+    settings: &'a Settings,
+    choice: &'a Choice,
+    tally: &'a Mutex<&'a mut Tally>,
+    /// TestLab labs that the lanes have booted.
+    boots: &'a AtomicUsize,
+    /// The lab for tests that need none of their own.
+    shared: Option<TestLab>,
+}
+
+impl Lane<'_> {
+    fn run(&mut self, fabric: Fabric, script: &Script) {
+        let start = Instant::now();
+        let name = script.run_name(fabric);
+        let add = |what: String, verdict, why| lock(self.tally).add(what, verdict, start, why);
+        let settings = self.settings.with_fabric(fabric);
+        let lab = match self.lab(&settings, script, &name) {
+            Ok(lab) => lab,
+            Err(error) => {
+                return add(format!("vm: {name}"), Verdict::Failed, format!("{error:#}"));
             }
-        } else {
-            if shared.is_none() {
-                boots += 1;
-                let logs = format!("vm/shared-{}-{boots}.lab", fabric.name());
-                match Shared::boot(settings, choice, &logs, Extra::default()) {
-                    Ok(lab) => shared = Some(lab),
-                    Err(error) => {
-                        tally.add(name, Verdict::Failed, start, format!("{error:#}"));
-                        continue;
-                    }
-                }
-            }
-            shared.as_ref().context("was just booted")?
         };
-        let (verdict, why) = match one(settings, choice, script, lab) {
-            Ok(outcome) => outcome,
-            Err(error) => (Verdict::Failed, format!("{error:#}")),
-        };
-        tally.add(name, verdict, start, why);
+        let (verdict, why) = one(&settings, self.choice, script, &lab)
+            .unwrap_or_else(|error| (Verdict::Failed, format!("{error:#}")));
+        add(format!("vm: {name}"), verdict, why);
         if script.fresh {
-            continue;
+            return;
         }
         if verdict == Verdict::Failed {
             // Whatever it left behind is not the next one's fault.
-            shared = None;
+            self.shared = None;
         } else if let Err(error) = lab.usable() {
-            tally.add(
-                format!("vm: lab after {}", script.run_name(fabric)),
-                Verdict::Failed,
-                start,
-                format!("{error:#}"),
-            );
-            shared = None;
+            let what = format!("vm: lab after {name}");
+            add(what, Verdict::Failed, format!("{error:#}"));
+            self.shared = None;
         }
     }
-    Ok(())
+
+    /// A lab for a script.
+    fn lab(&mut self, settings: &Settings, script: &Script, name: &str) -> Result<TestLab> {
+        self.shared
+            .take_if(|shared| script.fresh || shared.lab.settings.fabric != settings.fabric);
+        let boot = |logs: &str, extra| TestLab::boot(settings, self.choice, logs, extra);
+        if script.fresh {
+            return boot(&format!("vm/{name}.lab"), script.vrnicd.clone());
+        }
+        if let Some(shared) = &self.shared {
+            return Ok(shared.clone());
+        }
+        let number = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
+        let logs = format!("vm/shared-{}-{number}.lab", settings.fabric.name());
+        let shared = boot(&logs, Extra::default())?;
+        Ok(self.shared.insert(shared).clone())
+    }
 }
 
 /// Runs one script in a lab and judges it.
@@ -682,9 +701,9 @@ fn one(
     settings: &Settings,
     choice: &Choice,
     script: &Script,
-    shared: &Shared,
+    test_lab: &TestLab,
 ) -> Result<(Verdict, String)> {
-    let lab = &shared.lab;
+    let lab = &test_lab.lab;
     let consoles: Vec<PathBuf> = NAMES
         .iter()
         .map(|name| lab.logs().join(format!("console-{name}.log")))
@@ -693,7 +712,7 @@ fn one(
         .iter()
         .map(|path| fs::read(path).map_or(0, |text| text.len()))
         .collect();
-    let before: Vec<Option<String>> = NAMES.iter().map(|name| shared.resources(name)).collect();
+    let before: Vec<Option<String>> = NAMES.iter().map(|name| test_lab.resources(name)).collect();
 
     let log_path = choice
         .out
@@ -726,7 +745,7 @@ fn one(
         .env("FABRIC", settings.fabric.name())
         .env("LAB_SLOWNESS", settings.slowness().to_string())
         .env("NETDEV", "eth0")
-        .env("GID_INDEX", shared.gid.to_string())
+        .env("GID_INDEX", test_lab.gid.to_string())
         .env("VMS", NAMES.join(" "))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -771,7 +790,7 @@ fn one(
     }
     if !script.allow_leaks {
         for (name, before) in NAMES.iter().zip(before) {
-            if let Some(leak) = leaked(shared, name, before) {
+            if let Some(leak) = leaked(test_lab, name, before) {
                 return Ok((Verdict::Failed, leak));
             }
         }
@@ -796,14 +815,14 @@ const KMEMLEAK: &str = "f=/sys/kernel/debug/kmemleak; [ -e $f ] || { echo 'no km
     sleep 6; echo scan >$f; echo scan >$f; cat $f; echo clear >$f";
 
 /// Objects that are still there some seconds after the test, if any. A VM that died or was rebooted has none to show.
-fn leaked(shared: &Shared, name: &str, before: Option<String>) -> Option<String> {
+fn leaked(test_lab: &TestLab, name: &str, before: Option<String>) -> Option<String> {
     let before = before?;
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(30) * test_lab.lab.settings.slowness();
     loop {
-        if !shared.lab.vm_alive(name) {
+        if !test_lab.lab.vm_alive(name) {
             return None;
         }
-        let now = shared.resources(name)?;
+        let now = test_lab.resources(name)?;
         if now == before {
             return None;
         }
