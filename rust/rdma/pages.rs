@@ -51,27 +51,30 @@ pub struct UserPages {
 impl UserPages {
     /// Allocates at least `length` bytes, at the expense of the calling process.
     pub fn new<T: Operations>(device: &Device<T>, length: usize) -> Result<Self> {
-        // SAFETY: The device is registered, since verbs run, and so has a DMA device.
-        let dma_device = unsafe { device::Device::get_device((*device.as_raw()).dma_device) };
+        // SAFETY: The device is registered, since verbs run, and so has a DMA device, which is bound.
+        let dma_device = unsafe { device::Device::from_raw((*device.as_raw()).dma_device) };
         Self::for_device(dma_device, length)
     }
 
     /// Allocates at least `length` bytes for a device that does DMA.
-    pub(crate) fn for_device(dma_device: ARef<device::Device>, length: usize) -> Result<Self> {
+    pub(crate) fn for_device(
+        dma_device: &device::Device<device::Bound>,
+        length: usize,
+    ) -> Result<Self> {
         if length == 0 {
             return Err(EINVAL);
         }
         let count = length.div_ceil(PAGE_SIZE);
         let mut this = Self {
-            dma_device,
+            dma_device: (&**dma_device).into(),
             pages: KVec::with_capacity(count, GFP_KERNEL)?,
         };
         for _ in 0..count {
             let page = Page::alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO)?;
-            // SAFETY: The device is bound, since verbs run; the page is ours.
+            // SAFETY: The device is bound; the page is ours.
             let dma = unsafe {
                 bindings::dma_map_page_attrs(
-                    compat::device_as_raw(&*this.dma_device),
+                    compat::device_as_raw(dma_device),
                     page.as_ptr(),
                     0,
                     PAGE_SIZE,

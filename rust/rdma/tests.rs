@@ -393,8 +393,8 @@ mod pages {
     #[test]
     fn pages_of_users_are_zeroed_words() -> Result {
         let device = TestDevice::new()?;
-        assert!(UserPages::for_device((&**device.dma_device()).into(), 0).is_err());
-        let pages = UserPages::for_device((&**device.dma_device()).into(), PAGE_SIZE + 1)?;
+        assert!(UserPages::for_device(device.dma_device(), 0).is_err());
+        let pages = UserPages::for_device(device.dma_device(), PAGE_SIZE + 1)?;
         assert_eq!(pages.len(), 2 * PAGE_SIZE);
         assert_eq!(pages.dma_pages().len(), 2);
         assert!(pages.dma_pages().all(|page| page % PAGE_SIZE as u64 == 0));
