@@ -51,7 +51,7 @@ pub struct UserPages {
 impl UserPages {
     /// Allocates at least `length` bytes, at the expense of the calling process.
     pub fn new<T: Operations>(device: &Device<T>, length: usize) -> Result<Self> {
-        // SAFETY: The device is registered, since verbs run, and so has a DMA device, which is bound.
+        // SAFETY: The device is registered, since verbs run: its DMA device is there and bound.
         let dma_device = unsafe { device::Device::from_raw((*device.as_raw()).dma_device) };
         Self::for_device(dma_device, length)
     }

@@ -3,11 +3,10 @@
 //! Each thing that goes wrong is explained at both ends: the check, the work request, the packet, the key.
 
 use vrnic_engine::{
-    Cause, Explanation, Segment,
+    Cause, Explanation,
     explain::{Access, Happening},
-    psn::Psn,
-    segment::{Body, NakCode, Path, Payload, Syndrome},
-    testing::{Connection, QpOptions, Send, World, gid_of},
+    segment::{Body, NakCode, Payload, Syndrome},
+    testing::{Connection, QpOptions, Send, World},
 };
 use vrnic_wire::{
     command::{self, DeregisterMr},

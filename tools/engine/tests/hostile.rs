@@ -7,12 +7,11 @@ use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
 use vrnic_engine::{
     Cause, Limits, RnicConfig, Segment,
-    psn::Psn,
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, Flush, NakCode, Path, Payload, Position, Reth,
         SendTail, Syndrome,
     },
-    testing::{Connection, Faults, QpOptions, Send, World, gid_of},
+    testing::{Connection, Faults, QpOptions, Send, World},
 };
 use vrnic_wire::{
     command::{

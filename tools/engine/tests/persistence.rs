@@ -4,11 +4,10 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    Cause, Segment,
+    Cause,
     memory::{HostRange, RegionId},
-    psn::Psn,
     segment::{Body, Flush, Payload, Position, Reth},
-    testing::{Connection, Mr, Node, Pager, QpOptions, Send, World, gid_of},
+    testing::{Connection, Mr, Node, Pager, QpOptions, Send, World},
 };
 use vrnic_wire::{
     command::{
@@ -17,7 +16,7 @@ use vrnic_wire::{
     completion::Status,
     counter::Counter,
     event::EventType,
-    memory::{NULL_KEY, PageList, access},
+    memory::{NULL_KEY, access},
     qp::{QpAttributes, QpState, QpType, attribute},
     work::{FlushTarget, Selectivity, SendOpcode, placement},
 };

@@ -4,10 +4,9 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    Cause, Features, RnicConfig, Segment,
-    psn::Psn,
-    segment::{Body, Flush, Path, Payload, Reth},
-    testing::{Connection, QpOptions, Send, World, gid_of},
+    Cause, Features, RnicConfig,
+    segment::{Body, Flush, Payload, Reth},
+    testing::{Connection, QpOptions, Send, World},
 };
 use vrnic_wire::{
     command::{RegisterMr, Status as CommandStatus},

@@ -5,9 +5,8 @@
 use std::time::Duration;
 use vrnic_engine::{
     Cause, Io, Outbox, RnicConfig, Segment,
-    psn::Psn,
-    segment::{Aeth, Body, NakCode, Path, Payload, Syndrome},
-    testing::{Completion, Connection, Faults, QpOptions, Send, World, gid_of},
+    segment::{Aeth, Body, NakCode, Payload, Syndrome},
+    testing::{Completion, Connection, Faults, QpOptions, Send, World},
 };
 use vrnic_wire::{
     completion::{Opcode, Status, flags},
