@@ -37,7 +37,11 @@ on "$HOST" sh -ec "modprobe -a ib_iser sd_mod
 	touch /etc/iscsi/iscsid.conf
 	mkdir -p /run/lock
 	iscsid
-	iscsiadm -m node -T $IQN -p $ADDRESS -I iser -o new" || fail "$HOST knows no target"
+	node='iscsiadm -m node -T $IQN -p $ADDRESS'
+	\$node -I iser -o new
+	for limit in noop_out_timeout=$((5 * LAB_SLOWNESS)) login_timeout=$((15 * LAB_SLOWNESS)); do
+		\$node -o update -n node.conn[0].timeo.\${limit%=*} -v \${limit#*=}
+	done" || fail "$HOST knows no target"
 
 # connect: a session, and its disk as /run/disk.
 connect() {

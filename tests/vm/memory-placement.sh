@@ -11,5 +11,5 @@ on -t 120 b python3 $program --device "$DEV" --gid "$GID_INDEX" --server &
 server=$!
 on -t 120 a python3 $program --device "$DEV" --gid "$GID_INDEX" --client "$IP_b"
 wait $server
-flushes=$(($(flushes) - before))
-[ $flushes = 6 ] || fail "$flushes flushes were counted"
+counted=$(($(flushes) - before))
+[ $counted = 6 ] || fail "$counted flushes were counted"
