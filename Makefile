@@ -3,7 +3,7 @@
 #
 # KDIR=<built kernel tree>  use that kernel instead of the one the setup builds
 # QEMU=<program>            use that QEMU (10.1 or newer)
-# T=<part of a name>        make test, make fuzz: only tests, or targets, whose name contains it
+# T=<part of a name>        make test, make fuzz: only tests, or targets, whose name contains it; test: or T=this,that
 # MINUTES=<number>          make fuzz: minutes for each target
 
 export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)

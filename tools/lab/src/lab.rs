@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::accelerator::{self, Accelerator};
 use crate::agent::Agent;
 use crate::daemon::{self, Daemon};
-use crate::process::scratch;
+use crate::process::{scratch, scratch_in};
 use crate::progress::Step;
 use crate::settings::Settings;
 use crate::share;
@@ -136,12 +136,11 @@ impl Lab {
             )?)
         };
         // vrnicd does not take a file in memory for persistent, which one in /tmp may be.
-        let disk = match options.vrnicd.nvdimm {
-            Some(_) => {
-                Some(tempfile::tempdir_in("/var/tmp").context("making a directory in /var/tmp")?)
-            }
-            None => None,
-        };
+        let disk = options
+            .vrnicd
+            .nvdimm
+            .map(|_| scratch_in(Path::new("/var/tmp")))
+            .transpose()?;
         let lab = Self {
             settings: settings.clone(),
             accelerator,

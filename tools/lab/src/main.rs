@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
 use crate::control::Ask;
@@ -103,9 +103,9 @@ enum Command {
     },
     /// Run all tests: cargo, KUnit in a VM, tests/vm; the last line counts them
     Test {
-        /// Only tests whose name contains this (`cargo`, `kunit`, or a name in tests/vm)
-        #[arg(long)]
-        only: Option<String>,
+        /// Only tests whose name contains one of these (`cargo`, `kunit`, or a name in tests/vm)
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
         /// Only what runs in guests: no host tests
         #[arg(long)]
         guests: bool,
@@ -176,7 +176,6 @@ fn command(cli: Cli) -> Result<ExitCode> {
             out,
         } => {
             let settings = Settings { labs, ..load()? };
-            let only = only.filter(|only| !only.is_empty());
             suite::run(
                 &settings,
                 &suite::Choice {
@@ -212,6 +211,9 @@ fn exec(
     let request = Ask::Exec { vm, argv, timeout };
     if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
         return Ok(exit(control::ask(&socket, &request)?.0));
+    }
+    if std::env::var_os("LAB_CONTROL").is_some() {
+        bail!("the lab at {} is gone", socket.display());
     }
     let logs = settings.tree.join("build/exec/logs");
     let lab = Arc::new(Lab::boot(

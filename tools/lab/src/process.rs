@@ -85,6 +85,16 @@ impl Process {
         self.child.try_wait().ok().flatten()
     }
 
+    /// Waits until it ends and tells how.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        self.child
+            .wait()
+            .with_context(|| format!("waiting for {}", self.name))
+    }
+
     /// Sends SIGTERM, waits up to `patience`, then SIGKILL to the group. Tells whether it ended by itself with success.
     pub fn stop(&mut self, patience: Duration) -> bool {
         if self.ended().is_none() {
@@ -123,7 +133,6 @@ impl Drop for Process {
             .expect("cleanup list")
             .groups
             .retain(|group| *group != self.pid);
-        let _ = &self.name;
     }
 }
 
@@ -152,10 +161,18 @@ fn spawn(command: Command) -> Result<Child> {
 /// # Errors
 /// The temporary directory is not writable.
 pub fn scratch() -> Result<tempfile::TempDir> {
+    scratch_in(&std::env::temp_dir())
+}
+
+/// As [`scratch`], in the directory `parent`.
+///
+/// # Errors
+/// `parent` is not writable.
+pub fn scratch_in(parent: &Path) -> Result<tempfile::TempDir> {
     let dir = tempfile::Builder::new()
         .prefix("vrnic-lab.")
-        .tempdir()
-        .context("making a scratch directory")?;
+        .tempdir_in(parent)
+        .with_context(|| format!("making a scratch directory in {}", parent.display()))?;
     CLEANUP
         .lock()
         .expect("cleanup list")

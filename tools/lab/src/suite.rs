@@ -19,21 +19,27 @@ use serde::Serialize;
 use crate::control;
 use crate::daemon;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
-use crate::process::tail;
+use crate::process::{Process, scratch, tail};
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric, NAMES, ipv4, ipv6};
 
 /// What to test.
 #[derive(Debug, Clone)]
 pub struct Choice {
-    /// Only tests whose name contains this; host tests and KUnit only when they are named.
-    pub only: Option<String>,
+    /// Only tests whose name contains one of these, host tests (`cargo`) and `kunit` too; all if there are none.
+    pub only: Vec<String>,
     /// Only what runs in guests: no host tests.
     pub guests: bool,
     /// The device of the VM tests.
     pub device: Device,
     /// Directory of logs and the report.
     pub out: PathBuf,
+}
+
+impl Choice {
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
+    }
 }
 
 /// How a test ended.
@@ -104,17 +110,11 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     let start = Instant::now();
     fs::create_dir_all(&choice.out)?;
     let mut tally = Tally::default();
-    let chosen = |name: &str| {
-        choice
-            .only
-            .as_ref()
-            .is_none_or(|only| name.contains(only.as_str()))
-    };
-    if chosen("cargo") && !choice.guests {
+    if choice.wants("cargo") && !choice.guests {
         println!("== host tests");
         cargo(settings, choice, &mut tally)?;
     }
-    if chosen("kunit") && choice.device == Device::Vrnic {
+    if choice.wants("kunit") && choice.device == Device::Vrnic {
         println!("== KUnit in a VM");
         kunit(settings, choice, &mut tally);
     }
@@ -405,6 +405,18 @@ const INCIDENTS: [&str; 16] = [
     "rust_kernel: panicked",
 ];
 
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// What a file has beyond its first `read` bytes, which then are all it has.
+fn unread(path: &Path, read: &mut usize) -> String {
+    let all = fs::read(path).unwrap_or_default();
+    let new = all.get(*read..).unwrap_or_default();
+    *read = all.len();
+    String::from_utf8_lossy(new).into_owned()
+}
+
 /// The first incident in a console's text with some lines after it. `allowed`: a message that makes them expected.
 fn incident(console: &str, allowed: Option<&Regex>) -> Option<String> {
     if allowed.is_some_and(|allowed| allowed.is_match(console)) {
@@ -530,6 +542,8 @@ impl Script {
 struct TestLab {
     lab: Arc<Lab>,
     gid: u32,
+    /// How much of each VM's console [`TestLab::complaint`] has read.
+    read: Arc<Mutex<[usize; NAMES.len()]>>,
 }
 
 impl TestLab {
@@ -548,7 +562,11 @@ impl TestLab {
         control::serve(&lab, &lab.sockets().join("control"))?;
         let gid = lab.wait_rdma("a", lab.device("a"))?;
         lab.wait_rdma("b", lab.device("b"))?;
-        Ok(Self { lab, gid })
+        Ok(Self {
+            lab,
+            gid,
+            read: Arc::default(),
+        })
     }
 
     /// Whether both VMs still answer and have their device.
@@ -560,6 +578,36 @@ impl TestLab {
             self.lab.wait_rdma(name, self.lab.device(name))?;
         }
         Ok(())
+    }
+
+    /// What the VMs' kernels complained of since this was last asked, at first since they were started.
+    fn complaint(&self, allowed: Option<&Regex>) -> Option<String> {
+        NAMES
+            .iter()
+            .zip(lock(&self.read).iter_mut())
+            .find_map(|(name, read)| {
+                let new = unread(&self.lab.logs().join(format!("console-{name}.log")), read);
+                incident(&new, allowed).map(|incident| format!("VM {name}: {incident}"))
+            })
+    }
+
+    /// The first VM that is alive in which `command` prints something, and what.
+    fn first_to_say(&self, command: &str) -> Result<Option<(&'static str, String)>> {
+        for name in NAMES.into_iter().filter(|name| self.lab.vm_alive(name)) {
+            let said = self.lab.agent(name)?.check(&["sh", "-c", command], SHORT)?;
+            if !said.trim().is_empty() {
+                return Ok(Some((name, said)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What kernels of the VMs have lost, as an error.
+    fn lost_nothing(&self) -> Result<()> {
+        match self.first_to_say(KMEMLEAK)? {
+            Some((name, lost)) => bail!("VM {name} has lost memory of its kernel:\n{lost}"),
+            None => Ok(()),
+        }
     }
 
     /// `rdma resource show` of a VM that is alive, without the devices' numbers, which change whenever a driver is
@@ -609,9 +657,7 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             fabrics => runs.extend(fabrics.iter().map(|&fabric| (fabric, script))),
         }
     }
-    if let Some(only) = &choice.only {
-        runs.retain(|(fabric, script)| script.run_name(*fabric).contains(only.as_str()));
-    }
+    runs.retain(|(fabric, script)| choice.wants(&script.run_name(*fabric)));
     // One boot serves all that share a lab on a fabric. Those that may take long go first, so that the lanes end
     // together.
     runs.sort_by_key(|(fabric, script)| (!script.fresh, *fabric, Reverse(script.timeout)));
@@ -631,6 +677,7 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
                 while let Some((fabric, script)) = next() {
                     lane.run(fabric, script);
                 }
+                lane.leave_shared();
             });
         }
     });
@@ -646,7 +693,7 @@ struct Lane<'a> {
     settings: &'a Settings,
     choice: &'a Choice,
     tally: &'a Mutex<&'a mut Tally>,
-    /// TestLab labs that the lanes have booted.
+    /// Shared labs that the lanes have booted.
     boots: &'a AtomicUsize,
     /// The lab for tests that need none of their own.
     shared: Option<TestLab>,
@@ -672,7 +719,7 @@ impl Lane<'_> {
         }
         if verdict == Verdict::Failed {
             // Whatever it left behind is not the next one's fault.
-            self.shared = None;
+            self.leave_shared();
         } else if let Err(error) = lab.usable() {
             let what = format!("vm: lab after {name}");
             add(what, Verdict::Failed, format!("{error:#}"));
@@ -680,10 +727,34 @@ impl Lane<'_> {
         }
     }
 
+    /// Ends the shared lab. The debug kernel looks for lost memory only now, as that takes a minute.
+    fn leave_shared(&mut self) {
+        let Some(shared) = self.shared.take() else {
+            return;
+        };
+        if self.settings.debug_kernel() {
+            let start = Instant::now();
+            let name = shared
+                .lab
+                .logs()
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy();
+            let what = format!("vm: memory of {name}");
+            let (verdict, why) = match shared.lost_nothing() {
+                Ok(()) => (Verdict::Passed, String::new()),
+                Err(error) => (Verdict::Failed, format!("{error:#}")),
+            };
+            lock(self.tally).add(what, verdict, start, why);
+        }
+    }
+
     /// A lab for a script.
     fn lab(&mut self, settings: &Settings, script: &Script, name: &str) -> Result<TestLab> {
-        self.shared
-            .take_if(|shared| script.fresh || shared.lab.settings.fabric != settings.fabric);
+        let fabric = |shared: &TestLab| shared.lab.settings.fabric;
+        if script.fresh || self.shared.as_ref().map(fabric) != Some(settings.fabric) {
+            self.leave_shared();
+        }
         let boot = |logs: &str, extra| TestLab::boot(settings, self.choice, logs, extra);
         if script.fresh {
             return boot(&format!("vm/{name}.lab"), script.vrnicd.clone());
@@ -706,14 +777,6 @@ fn one(
     test_lab: &TestLab,
 ) -> Result<(Verdict, String)> {
     let lab = &test_lab.lab;
-    let consoles: Vec<PathBuf> = NAMES
-        .iter()
-        .map(|name| lab.logs().join(format!("console-{name}.log")))
-        .collect();
-    let lengths: Vec<usize> = consoles
-        .iter()
-        .map(|path| fs::read(path).map_or(0, |text| text.len()))
-        .collect();
     let before: Vec<Option<String>> = NAMES.iter().map(|name| test_lab.resources(name)).collect();
 
     let log_path = choice
@@ -721,46 +784,45 @@ fn one(
         .join("vm")
         .join(format!("{}.log", script.run_name(settings.fabric)));
     fs::create_dir_all(choice.out.join("vm"))?;
-    let log = fs::File::create(&log_path)?;
-    let scratch = tempfile::tempdir()?;
+    let _ = fs::remove_file(&log_path);
+    let scratch = scratch()?;
     let patience = script.timeout * settings.slowness();
     let start = Instant::now();
-    let mut command = Command::new("timeout");
-    // timeout puts itself and the script in a process group of their own and ends the whole group.
-    command
-        .args([
-            "--kill-after=5",
-            &patience.as_secs().to_string(),
-            "bash",
-            "-euo",
-            "pipefail",
-        ])
-        .arg(&script.path)
-        .current_dir(&settings.tree)
-        .env("LAB_CONTROL", lab.sockets().join("control"))
-        .env("LAB_BIN", std::env::current_exe()?)
-        .env("VRNIC_CONTROL", daemon::control(lab.sockets()))
-        .env("VRNICCTL", settings.programs().join("vrnicctl"))
-        .env("LAB_LIB", settings.tree.join("tools/lab/vmtest.sh"))
-        .env("LAB_DIR", scratch.path())
-        .env("DEV", lab.device("a").ibdev())
-        .env("FABRIC", settings.fabric.name())
-        .env("LAB_SLOWNESS", settings.slowness().to_string())
-        .env("NETDEV", "eth0")
-        .env("GID_INDEX", test_lab.gid.to_string())
-        .env("VMS", NAMES.join(" "))
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log);
+    let mut env = vec![
+        ("LAB_CONTROL", shown(&lab.sockets().join("control"))),
+        ("LAB_BIN", shown(&std::env::current_exe()?)),
+        ("VRNIC_CONTROL", shown(&daemon::control(lab.sockets()))),
+        ("VRNICCTL", shown(&settings.programs().join("vrnicctl"))),
+        ("LAB_LIB", shown(&settings.tree.join("tools/lab/vmtest.sh"))),
+        ("LAB_DIR", shown(scratch.path())),
+        ("DEV", lab.device("a").ibdev().to_owned()),
+        ("FABRIC", settings.fabric.name().to_owned()),
+        ("LAB_SLOWNESS", settings.slowness().to_string()),
+        ("NETDEV", "eth0".to_owned()),
+        ("GID_INDEX", test_lab.gid.to_string()),
+        ("VMS", NAMES.join(" ")),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect::<Vec<_>>();
     for name in NAMES {
-        command
-            .env(format!("IP_{name}"), ipv4(name))
-            .env(format!("IP6_{name}"), ipv6(name))
-            .env(format!("DEV_{name}"), lab.device(name).ibdev());
+        env.push((format!("IP_{name}"), ipv4(name).to_owned()));
+        env.push((format!("IP6_{name}"), ipv6(name).to_owned()));
+        env.push((format!("DEV_{name}"), lab.device(name).ibdev().to_owned()));
     }
-    let code = command
-        .status()
-        .context("running bash")?
+    // timeout ends the whole process group, of which it is the first.
+    let words = [
+        format!("--chdir={}", settings.tree.display()),
+        "timeout".to_owned(),
+        "--kill-after=5".to_owned(),
+        patience.as_secs().to_string(),
+        "bash".to_owned(),
+        "-euo".to_owned(),
+        "pipefail".to_owned(),
+        shown(&script.path),
+    ];
+    let code = Process::start("the test", Path::new("env"), &words, &env, &log_path)?
+        .wait()?
         .code()
         .unwrap_or(1);
 
@@ -783,12 +845,8 @@ fn one(
             ),
         ));
     }
-    for (path, length) in consoles.iter().zip(lengths) {
-        let text = fs::read(path).unwrap_or_default();
-        let new = String::from_utf8_lossy(text.get(length..).unwrap_or_default()).into_owned();
-        if let Some(incident) = incident(&new, script.allowed.as_ref()) {
-            return Ok((Verdict::Failed, incident));
-        }
+    if let Some(complaint) = test_lab.complaint(script.allowed.as_ref()) {
+        return Ok((Verdict::Failed, complaint));
     }
     if !script.allow_leaks {
         for (name, before) in NAMES.iter().zip(before) {
@@ -798,18 +856,19 @@ fn one(
         }
     }
     if settings.debug_kernel() {
-        for name in NAMES.iter().filter(|name| lab.vm_alive(name)) {
-            let lost = lab.agent(name)?.check(&["sh", "-c", KMEMLEAK], SHORT)?;
-            if !lost.trim().is_empty() {
-                return Ok((
-                    Verdict::Failed,
-                    format!("VM {name} has lost memory of its kernel:\n{lost}"),
-                ));
-            }
+        if let Some((name, _)) = test_lab.first_to_say(BLIND)? {
+            let why = format!("the kernel of VM {name} no longer looks at its locks");
+            return Ok((Verdict::Failed, why));
+        }
+        if script.fresh {
+            test_lab.lost_nothing()?;
         }
     }
     Ok((Verdict::Passed, String::new()))
 }
+
+/// Says so if lockdep has given up, as it does after any report of the kernel, and sees nothing any more.
+const BLIND: &str = r"grep -qE 'debug_locks: +1$' /proc/lockdep_stats || echo blind";
 
 /// Prints the memory of the guest's kernel that nothing points to any more, as kmemleak sees it in two scans, and
 /// forgets it. What was allocated less than five seconds ago does not count, so the first scan comes after that.
@@ -910,6 +969,30 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         assert!(incident(console, None).unwrap().contains("at foo"));
         assert!(incident(console, Some(&Regex::new("at fo+").unwrap())).is_none());
         assert!(incident("all is well\n", None).is_none());
+    }
+
+    #[test]
+    fn a_console_is_judged_from_its_beginning_and_each_line_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, mut read) = (dir.path().join("console"), 0);
+        fs::write(&path, "BUG: KASAN: at boot\n").unwrap();
+        assert!(incident(&unread(&path, &mut read), None).is_some());
+        assert_eq!(unread(&path, &mut read), "");
+        fs::write(&path, "BUG: KASAN: at boot\nlater\n").unwrap();
+        assert_eq!(unread(&path, &mut read), "later\n");
+    }
+
+    #[test]
+    fn parts_of_names_choose_tests() {
+        let choice = |only: &[&str]| Choice {
+            only: only.iter().map(|&part| part.to_owned()).collect(),
+            guests: false,
+            device: Device::Vrnic,
+            out: PathBuf::new(),
+        };
+        assert!(choice(&[]).wants("srp"));
+        assert!(choice(&["stress", "rp"]).wants("srp"));
+        assert!(!choice(&["stress"]).wants("srp"));
     }
 
     #[test]

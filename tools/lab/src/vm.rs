@@ -216,7 +216,7 @@ impl Spec {
                 "-m",
                 &format!("{memory}M,slots=1,maxmem={}M", memory + size),
             ]);
-            let file = file.display();
+            let file = option(file);
             add(&[
                 "-object",
                 &format!("memory-backend-file,id=pmem,mem-path={file},size={size}M,share=on"),
@@ -230,11 +230,16 @@ impl Spec {
             &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on"),
         ]);
         add(&["-kernel", &text(&settings.bzimage())]);
+        // no5lvl: as Linux identifies its processor, it forgets for a moment that page tables have five levels. KASAN
+        // takes the memory that an interrupt uses in that moment for none and says so, and from then on it says no more
+        // and lockdep is off.
         add(&[
             "-append",
             &format!(
                 "console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
-                 init=/sbin/vrnic-init panic=0 no_timer_check kunit.enable=1 lab.name={} lab.device={}",
+                 init=/sbin/vrnic-init panic=0 no_timer_check no5lvl sysctl.kernel.hung_task_timeout_secs={} kunit.enable=1 \
+                 lab.name={} lab.device={}",
+                if settings.debug_kernel() { 600 } else { 60 },
                 self.name,
                 self.device.name()
             ),
@@ -244,7 +249,7 @@ impl Spec {
                 "-fsdev",
                 &format!(
                     "local,id={tag},path={},security_model=none,readonly=on",
-                    path.display()
+                    option(path)
                 ),
             ]);
             add(&[
@@ -255,10 +260,7 @@ impl Spec {
         add(&["-device", "virtio-rng-pci"]);
         add(&[
             "-chardev",
-            &format!(
-                "file,id=console,path={},append=on",
-                self.console().display()
-            ),
+            &format!("file,id=console,path={},append=on", option(&self.console())),
             "-serial",
             "chardev:console",
         ]);
@@ -267,7 +269,7 @@ impl Spec {
             "-chardev",
             &format!(
                 "socket,id=shell,path={},server=on,wait=off",
-                self.shell().display()
+                option(&self.shell())
             ),
         ]);
         add(&["-device", "virtconsole,chardev=shell"]);
@@ -275,7 +277,7 @@ impl Spec {
             "-chardev",
             &format!(
                 "socket,id=agent,path={},server=on,wait=off",
-                self.socket("agent").display()
+                option(&self.socket("agent"))
             ),
         ]);
         add(&[
@@ -284,7 +286,7 @@ impl Spec {
         ]);
         add(&[
             "-qmp",
-            &format!("unix:{},server=on,wait=off", self.socket("qmp").display()),
+            &format!("unix:{},server=on,wait=off", option(&self.socket("qmp"))),
         ]);
         let wire = self.sockets.join("wire");
         // At the switch the MTU has room for RoCE's largest packets. Without it VM a listens, VM b connects and
@@ -298,7 +300,7 @@ impl Spec {
             "-netdev",
             &format!(
                 "stream,id=net0,{end},addr.type=unix,addr.path={}",
-                path.display()
+                option(path)
             ),
         ]);
         add(&[
@@ -334,6 +336,11 @@ fn early_panic(console: &str) -> bool {
 
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
+}
+
+/// A path as part of a QEMU option, where a single comma would end it.
+fn option(path: &Path) -> String {
+    text(path).replace(',', ",,")
 }
 
 /// A running VM. Dropping it ends QEMU.
@@ -506,7 +513,8 @@ impl Vm {
 
 #[cfg(test)]
 mod tests {
-    use super::early_panic;
+    use super::{early_panic, option};
+    use std::path::Path;
 
     #[test]
     fn only_a_panic_of_the_interrupt_setup_is_early() {
@@ -523,5 +531,10 @@ mod tests {
             "{oops}Run /sbin/init as init process\n"
         )));
         assert!(!early_panic("Run /sbin/init as init process\n"));
+    }
+
+    #[test]
+    fn a_comma_in_a_path_does_not_end_an_option() {
+        assert_eq!(option(Path::new("/a,b/c")), "/a,,b/c");
     }
 }
