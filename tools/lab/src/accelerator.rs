@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::process::{Process, scratch};
+use crate::process::{Process, scratch, text};
 use crate::settings::Settings;
 
 /// How the guests' instructions are run.
@@ -131,7 +131,7 @@ fn boots_under_kvm(settings: &Settings) -> Result<bool> {
     let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
     args.extend([
         "-kernel".into(),
-        path(&settings.bzimage()),
+        text(&settings.bzimage()),
         "-serial".into(),
         format!("file:{}", console.display()),
     ]);
@@ -153,8 +153,4 @@ fn boots_under_kvm(settings: &Settings) -> Result<bool> {
 
 fn seen(console: &Path) -> bool {
     fs::read(console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(CAME_UP))
-}
-
-fn path(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }

@@ -204,6 +204,12 @@ pub fn stop_children_on_signals() -> Result<()> {
     Ok(())
 }
 
+/// A path as an argument or in an environment.
+#[must_use]
+pub fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
 /// The last `lines` lines of a text file, for error messages.
 #[must_use]
 pub fn tail(path: &Path, lines: usize) -> String {

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::control;
 use crate::daemon;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
-use crate::process::{Process, scratch, tail};
+use crate::process::{Process, scratch, tail, text};
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric, NAMES, ipv4, ipv6};
 
@@ -405,10 +405,6 @@ const INCIDENTS: [&str; 16] = [
     "rust_kernel: panicked",
 ];
 
-fn shown(path: &Path) -> String {
-    path.display().to_string()
-}
-
 /// What a file has beyond its first `read` bytes, which then are all it has.
 fn unread(path: &Path, read: &mut usize) -> String {
     let all = fs::read(path).unwrap_or_default();
@@ -723,7 +719,7 @@ impl Lane<'_> {
         } else if let Err(error) = lab.usable() {
             let what = format!("vm: lab after {name}");
             add(what, Verdict::Failed, format!("{error:#}"));
-            self.shared = None;
+            self.leave_shared();
         }
     }
 
@@ -789,12 +785,12 @@ fn one(
     let patience = script.timeout * settings.slowness();
     let start = Instant::now();
     let mut env = vec![
-        ("LAB_CONTROL", shown(&lab.sockets().join("control"))),
-        ("LAB_BIN", shown(&std::env::current_exe()?)),
-        ("VRNIC_CONTROL", shown(&daemon::control(lab.sockets()))),
-        ("VRNICCTL", shown(&settings.programs().join("vrnicctl"))),
-        ("LAB_LIB", shown(&settings.tree.join("tools/lab/vmtest.sh"))),
-        ("LAB_DIR", shown(scratch.path())),
+        ("LAB_CONTROL", text(&lab.sockets().join("control"))),
+        ("LAB_BIN", text(&std::env::current_exe()?)),
+        ("VRNIC_CONTROL", text(&daemon::control(lab.sockets()))),
+        ("VRNICCTL", text(&settings.programs().join("vrnicctl"))),
+        ("LAB_LIB", text(&settings.tree.join("tools/lab/vmtest.sh"))),
+        ("LAB_DIR", text(scratch.path())),
         ("DEV", lab.device("a").ibdev().to_owned()),
         ("FABRIC", settings.fabric.name().to_owned()),
         ("LAB_SLOWNESS", settings.slowness().to_string()),
@@ -819,7 +815,7 @@ fn one(
         "bash".to_owned(),
         "-euo".to_owned(),
         "pipefail".to_owned(),
-        shown(&script.path),
+        text(&script.path),
     ];
     let code = Process::start("the test", Path::new("env"), &words, &env, &log_path)?
         .wait()?
@@ -870,10 +866,9 @@ fn one(
 /// Says so if lockdep has given up, as it does after any report of the kernel, and sees nothing any more.
 const BLIND: &str = r"grep -qE 'debug_locks: +1$' /proc/lockdep_stats || echo blind";
 
-/// Prints the memory of the guest's kernel that nothing points to any more, as kmemleak sees it in two scans, and
-/// forgets it. What was allocated less than five seconds ago does not count, so the first scan comes after that.
+/// Prints the memory of the guest's kernel that nothing points to any more, as kmemleak sees it in two scans. What was allocated less than five seconds ago does not count, so the first scan comes after that.
 const KMEMLEAK: &str = "f=/sys/kernel/debug/kmemleak; [ -e $f ] || { echo 'no kmemleak'; exit 1; }
-    sleep 6; echo scan >$f; echo scan >$f; cat $f; echo clear >$f";
+    sleep 6; echo scan >$f; echo scan >$f; cat $f";
 
 /// Objects that are still there some seconds after the test, if any. A VM that died or was rebooted has none to show.
 fn leaked(test_lab: &TestLab, name: &str, before: Option<String>) -> Option<String> {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::accelerator::Accelerator;
 use crate::agent::Agent;
-use crate::process::{Process, tail};
+use crate::process::{Process, tail, text};
 use crate::settings::Settings;
 use vrnic_lab::protocol::PORT_NAME;
 
@@ -232,7 +232,7 @@ impl Spec {
         add(&["-kernel", &text(&settings.bzimage())]);
         // no5lvl: as Linux identifies its processor, it forgets for a moment that page tables have five levels. KASAN
         // takes the memory that an interrupt uses in that moment for none and says so, and from then on it says no more
-        // and lockdep is off.
+        // and lockdep is off. On that kernel a task may also wait for minutes without being hung.
         add(&[
             "-append",
             &format!(
@@ -332,10 +332,6 @@ fn early_panic(console: &str) -> bool {
         .is_some_and(|(before, _)| {
             before.contains(" setup_IO_APIC+") && !before.contains(" as init process")
         })
-}
-
-fn text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }
 
 /// A path as part of a QEMU option, where a single comma would end it.
