@@ -3,7 +3,9 @@
 """Runs rdma-core's own tests on a device and holds the outcome to a pinned list.
 
 A green run of that suite proves little by itself, since each refusal with EOPNOTSUPP is a skip. So every test has a
-line in the list, with its outcome and, for a skip, the reason; whatever differs is an error.
+line in the list, with its outcome and, for a skip, what the suite says to it; whatever differs is an error. Beside this
+program are two files for all lists: skips.tsv has our reason for each thing the suite says, and soft-roce-passes.txt the
+tests that may not be pinned as anything but passed.
 
 inventory.py --device NAME [--suite DIRECTORY] [--part K/N] [--pinned FILE]
 
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import unittest
 
+HERE = pathlib.Path(__file__).resolve().parent
 SUITE = pathlib.Path("/usr/share/doc/rdma-core/tests")
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
@@ -70,6 +73,12 @@ class Recorder(unittest.TestResult):
             self.outcomes[name] = outcome
             self.details[name] = " ".join(str(detail).split())
 
+    def result(self, name):
+        """Outcome of a test, and what the suite says to it unless it passed, as in the pinned list."""
+        outcome = self.outcomes.get(name, "did not run")
+        detail = self.details.get(name, "")
+        return (outcome,) if outcome == "ok" or not detail else (outcome, detail)
+
     def addSuccess(self, test):
         super().addSuccess(test)
         self.note(test, "ok")
@@ -99,6 +108,12 @@ class Part:
         """Whether a test is in it."""
         group = hashlib.md5(name.rpartition(".")[0].encode()).digest()[0]
         return group % self.parts == self.number
+
+
+def table(path):
+    """The fields of each line of a file that is no comment."""
+    lines = path.read_text().splitlines()
+    return [line.split("\t") for line in lines if line and not line.startswith("#")]
 
 
 def cases(suite):
@@ -136,25 +151,29 @@ def main():
     options.add_argument("--part", type=Part, default=Part("0/1"), metavar="K/N")
     options.add_argument("--pinned", type=pathlib.Path)
     options = options.parse_args()
-    pinned = {}
-    if options.pinned:
-        for line in options.pinned.read_text().splitlines():
-            if line and not line.startswith("#"):
-                name, outcome, *reason = line.split("\t")
-                if options.part.has(name):
-                    pinned[name] = (outcome, reason[0] if reason else "")
+    # Read before the suite changes the directory.
+    pinned = {name: tuple(rest) for name, *rest in table(options.pinned)} if options.pinned else {}
+    reasons = {said for said, _reason in table(HERE / "skips.tsv")}
+    must_pass = {name for name, in table(HERE / "soft-roce-passes.txt")}
     recorder = run(options.device, options.suite, options.part)
     if not options.pinned:
         for name in sorted(recorder.outcomes):
-            print("\t".join([name, recorder.outcomes[name], recorder.details[name]]).rstrip())
+            print("\t".join([name, *recorder.result(name)]))
         return 0
     wrong = 0
     for name in sorted(pinned.keys() | recorder.outcomes.keys()):
-        got = recorder.outcomes.get(name, "did not run")
-        want, _ = pinned.get(name, ("in the list", ""))
+        if not options.part.has(name):
+            continue
+        got, want = recorder.result(name), pinned.get(name, ("in the list",))
         if got != want:
-            print(f"{name}: {got}, not {want}: {recorder.details.get(name, '')}")
-            wrong += 1
+            print(f"{name}: {': '.join(got)}; not {': '.join(want)}")
+        elif want[0] != "ok" and name in must_pass:
+            print(f"{name}: passes on Soft-RoCE, and is pinned as {want[0]}")
+        elif want[0] == "skip" and want[1] not in reasons:
+            print(f"{name}: skips.tsv has no reason for: {want[1]}")
+        else:
+            continue
+        wrong += 1
     counts = {}
     for outcome in recorder.outcomes.values():
         counts[outcome] = counts.get(outcome, 0) + 1
