@@ -63,6 +63,9 @@ pub const F_NULL_KEY: u32 = 10;
 /// Feature bit: the device counts for chosen queue pairs by themselves.
 pub const F_COUNTER_SETS: u32 = 11;
 
+/// Feature bit: the device has unreliable connections.
+pub const F_UNRELIABLE_CONNECTIONS: u32 = 12;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

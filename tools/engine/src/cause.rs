@@ -81,6 +81,8 @@ causes! {
     RingLayout = 29 => "ring layout is not valid",
     /// Queue pair type means nothing.
     QpType = 30 => "unknown queue pair type",
+    /// A type of queue pair whose feature was not negotiated.
+    QpTypeAbsent = 46 => "queue pairs of this type were not negotiated",
     /// More entries, elements or inline bytes than the device does.
     QueueCapacity = 31 => "queue capacities exceed the limits",
     /// The stride does not hold the capacities asked for.

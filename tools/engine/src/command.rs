@@ -198,7 +198,7 @@ fn reserved(field: impl IntoBytes + zerocopy::Immutable) -> Result<(), Cause> {
 fn status_of(cause: Cause) -> Status {
     match cause {
         Cause::CommandLength | Cause::ReservedField => Status::Malformed,
-        Cause::CommandCode => Status::Unsupported,
+        Cause::CommandCode | Cause::QpTypeAbsent => Status::Unsupported,
         Cause::UnknownContext
         | Cause::UnknownPd
         | Cause::UnknownCq

@@ -109,6 +109,8 @@ pub struct Features {
     pub null_key: bool,
     /// [`config::F_COUNTER_SETS`].
     pub counter_sets: bool,
+    /// [`config::F_UNRELIABLE_CONNECTIONS`].
+    pub unreliable_connections: bool,
 }
 
 impl Features {
@@ -125,6 +127,7 @@ impl Features {
         on_demand_paging: true,
         null_key: true,
         counter_sets: true,
+        unreliable_connections: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -141,6 +144,7 @@ impl Features {
             on_demand_paging: bits & 1 << config::F_ON_DEMAND_PAGING != 0,
             null_key: bits & 1 << config::F_NULL_KEY != 0,
             counter_sets: bits & 1 << config::F_COUNTER_SETS != 0,
+            unreliable_connections: bits & 1 << config::F_UNRELIABLE_CONNECTIONS != 0,
         }
     }
 
@@ -157,6 +161,7 @@ impl Features {
             | (self.on_demand_paging as u64) << config::F_ON_DEMAND_PAGING
             | (self.null_key as u64) << config::F_NULL_KEY
             | (self.counter_sets as u64) << config::F_COUNTER_SETS
+            | (self.unreliable_connections as u64) << config::F_UNRELIABLE_CONNECTIONS
     }
 }
 

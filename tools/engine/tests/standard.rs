@@ -586,6 +586,21 @@ fn without_the_feature_there_are_no_shared_receive_queues() {
 }
 
 #[test]
+fn without_the_feature_there_are_no_unreliable_connections() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            unreliable_connections: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    let c = &mut commands;
+    let create = with(c.qp, |r| r.qp_type = QpType::UnreliableConnection.raw());
+    c.refuses(create, Status::Unsupported, "UC");
+    c.run(c.qp).unwrap();
+}
+
+#[test]
 fn without_the_feature_the_port_has_no_state_to_set() {
     let mut commands = Commands::new(&RnicConfig {
         features: Features {

@@ -56,6 +56,7 @@ use vrnic_wire::{
         F_PORT_STATE,
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
+        F_UNRELIABLE_CONNECTIONS,
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
     },
@@ -122,6 +123,10 @@ const NULL_KEY: Feature = Feature::device(F_NULL_KEY);
 /// The device counts for queue pairs by themselves.
 const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
 
+/// The device has unreliable connections. Where it has none it refuses to create them, and nothing
+/// else of the driver depends on it.
+const UNRELIABLE_CONNECTIONS: Feature = Feature::device(F_UNRELIABLE_CONNECTIONS);
+
 /// What the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
@@ -137,6 +142,7 @@ const FEATURES: &[Feature] = {
         ON_DEMAND_PAGING,
         NULL_KEY,
         COUNTER_SETS,
+        UNRELIABLE_CONNECTIONS,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {

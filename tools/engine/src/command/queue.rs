@@ -61,6 +61,9 @@ fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Ca
 /// Checks the request on its own, against the limits of the device.
 fn check_request(request: &CreateQp, rnic: &Rnic) -> Result<(QpType, Capacities), Cause> {
     let qp_type = QpType::try_from(request.qp_type).map_err(|_| Cause::QpType)?;
+    if qp_type == QpType::UnreliableConnection && !rnic.config.features.unreliable_connections {
+        return Err(Cause::QpTypeAbsent);
+    }
     reserved(request.reserved)?;
     let shares = request.flags & qp_flags::SHARED_RECEIVE_QUEUE != 0;
     let known = if rnic.config.features.shared_receive_queues {
