@@ -121,6 +121,32 @@ impl Agent {
     /// # Errors
     /// The guest is gone.
     pub fn start(&self, argv: &[&str], env: &[(&str, &str)]) -> Result<Program> {
+        let env: BTreeMap<_, _> = env
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
+        let words = argv.iter().map(|&arg| arg.to_owned()).collect();
+        self.request(argv.join(" "), |id| Request::Start {
+            id,
+            argv: words,
+            env,
+        })
+    }
+
+    /// Whether somebody listens on the TCP port of the guest, for which this waits until `program`, which is to listen
+    /// there, has ended.
+    ///
+    /// # Errors
+    /// The guest is gone, or nobody listens within `patience`.
+    pub fn await_listener(&self, port: u16, program: &Program, patience: Duration) -> Result<bool> {
+        let what = format!("waiting for a listener on port {port}");
+        let program = program.id;
+        let waiting = self.request(what, |id| Request::AwaitListener { id, port, program })?;
+        Ok(waiting.wait(patience)?.code == 0)
+    }
+
+    /// Asks for something that ends with one exit code.
+    fn request(&self, what: String, request: impl FnOnce(u64) -> Request) -> Result<Program> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = channel();
         self.shared
@@ -128,20 +154,12 @@ impl Agent {
             .lock()
             .expect("program table")
             .insert(id, events);
-        let env: BTreeMap<_, _> = env
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect();
-        self.send(&Request::Start {
-            id,
-            argv: argv.iter().map(|&arg| arg.to_owned()).collect(),
-            env,
-        })?;
+        self.send(&request(id))?;
         Ok(Program {
             agent: self.clone(),
             id,
             events: receiver,
-            what: argv.join(" "),
+            what,
             over: false,
             seen: Output::default(),
         })

@@ -214,13 +214,7 @@ fn ends(
         &[],
     )?;
     // The client does not try twice: start it when the server listens.
-    let listens = format!(
-        "for i in $(seq 400); do grep -qi ':{port:04x} 0\\+:0000 0A' /proc/net/tcp /proc/net/tcp6 2>/dev/null && exit 0; \
-         [ $i -lt 60 ] || pgrep -x '{}|ld-linux-x86-64' >/dev/null || exit 2; sleep 0.02; done; exit 1",
-        &pair.program[..pair.program.len().min(15)]
-    );
-    let waited = server_agent.run(&["sh", "-c", &listens], SHORT)?;
-    if waited.code != 0 {
+    if !server_agent.await_listener(port, &server, SHORT)? {
         let server = server.wait(Duration::from_secs(2));
         match server {
             Ok(output) => bail!(

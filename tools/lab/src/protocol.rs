@@ -28,6 +28,15 @@ pub enum Request {
         /// Added to the agent's environment.
         env: BTreeMap<String, String>,
     },
+    /// Waits until somebody listens on a TCP port: `Exit` with 0, or with 1 if `program` ended before.
+    AwaitListener {
+        /// Names the waiting.
+        id: u64,
+        /// Which port.
+        port: u16,
+        /// Who is to listen.
+        program: u64,
+    },
     /// Kills the program's whole process group with SIGKILL. Unknown and finished ids are ignored.
     Kill {
         /// Which program.
@@ -54,7 +63,8 @@ pub enum Reply {
         /// The bytes, base64.
         data: String,
     },
-    /// The program ended and all its output was sent. Exactly one `Exit` or `Failed` is sent for each `Start`.
+    /// The program ended and all its output was sent. Exactly one `Exit` or `Failed` is sent for each `Start`, and one
+    /// `Exit` for each `AwaitListener`.
     Exit {
         /// Which program.
         id: u64,

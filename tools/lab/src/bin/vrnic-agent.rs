@@ -32,8 +32,8 @@ impl Port {
     }
 }
 
-/// Process groups of the running programs by id.
-type Running = Arc<Mutex<HashMap<u64, Pid>>>;
+/// Process groups of the running programs by id; of those that are about to start, none.
+type Running = Arc<Mutex<HashMap<u64, Option<Pid>>>>;
 
 fn main() -> Result<()> {
     let path = port_path()?;
@@ -79,11 +79,27 @@ fn handle(request: Request, port: &Port, running: &Running) {
     match request {
         Request::Ping => port.send(&Reply::Pong),
         Request::Start { id, argv, env } => {
+            running.lock().expect("no holder panics").insert(id, None);
             let (port, running) = (port.clone(), running.clone());
-            thread::spawn(move || run(id, &argv, env, &port, &running));
+            thread::spawn(move || {
+                let ended = run(id, &argv, env, &port, &running);
+                running.lock().expect("no holder panics").remove(&id);
+                port.send(&ended);
+            });
+        }
+        Request::AwaitListener {
+            id,
+            port: number,
+            program,
+        } => {
+            let (port, running) = (port.clone(), running.clone());
+            thread::spawn(move || {
+                let code = await_listener(number, program, &running);
+                port.send(&Reply::Exit { id, code });
+            });
         }
         Request::Kill { id } => {
-            if let Some(group) = running.lock().expect("no holder panics").get(&id) {
+            if let Some(Some(group)) = running.lock().expect("no holder panics").get(&id) {
                 let _ = killpg(*group, Signal::SIGKILL);
             }
         }
@@ -93,18 +109,42 @@ fn handle(request: Request, port: &Port, running: &Running) {
     }
 }
 
+/// 0 as soon as somebody listens on the port, 1 if the program ended before.
+fn await_listener(port: u16, program: u64, running: &Running) -> i32 {
+    loop {
+        // It may have listened in its last moment.
+        let ended = !(running.lock().expect("no holder panics")).contains_key(&program);
+        let mut tables = ["/proc/net/tcp", "/proc/net/tcp6"].iter();
+        if tables.any(|table| std::fs::read_to_string(table).is_ok_and(|it| listens(&it, port))) {
+            return 0;
+        }
+        if ended {
+            return 1;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a socket of such a table listens on the port. Its columns: number, local and remote address, state (proc(5)).
+fn listens(table: &str, port: u16) -> bool {
+    table.lines().any(|line| {
+        let mut columns = line.split_whitespace().skip(1);
+        let local = columns.next().unwrap_or_default();
+        local.ends_with(&format!(":{port:04X}")) && columns.nth(1) == Some("0A")
+    })
+}
+
+/// Runs a program to its end, and says how it ended.
 fn run(
     id: u64,
     argv: &[String],
     env: std::collections::BTreeMap<String, String>,
     port: &Port,
     running: &Running,
-) {
+) -> Reply {
+    let failed = |error: String| Reply::Failed { id, error };
     let Some((program, args)) = argv.split_first() else {
-        return port.send(&Reply::Failed {
-            id,
-            error: "empty command".into(),
-        });
+        return failed("empty command".into());
     };
     let mut command = Command::new(program);
     command
@@ -116,15 +156,13 @@ fn run(
         .process_group(0);
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => {
-            return port.send(&Reply::Failed {
-                id,
-                error: format!("{program}: {error}"),
-            });
-        }
+        Err(error) => return failed(format!("{program}: {error}")),
     };
     let group = Pid::from_raw(i32::try_from(child.id()).expect("process ids fit"));
-    running.lock().expect("no holder panics").insert(id, group);
+    running
+        .lock()
+        .expect("no holder panics")
+        .insert(id, Some(group));
     let pumps = [
         child
             .stdout
@@ -136,7 +174,8 @@ fn run(
             .map(|pipe| pump(id, Stream::Err, pipe, port.clone())),
     ];
     let status = child.wait();
-    running.lock().expect("no holder panics").remove(&id);
+    // The number may be another's now.
+    running.lock().expect("no holder panics").insert(id, None);
     // A grandchild that keeps the pipes open must not hold the exit status back for ever.
     for pump in pumps.into_iter().flatten() {
         for _ in 0..1000 {
@@ -146,18 +185,15 @@ fn run(
             thread::sleep(Duration::from_millis(2));
         }
     }
-    let code = match status {
-        Ok(status) => status
-            .code()
-            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
-        Err(error) => {
-            return port.send(&Reply::Failed {
-                id,
-                error: error.to_string(),
-            });
-        }
-    };
-    port.send(&Reply::Exit { id, code });
+    match status {
+        Ok(status) => Reply::Exit {
+            id,
+            code: status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        },
+        Err(error) => failed(error.to_string()),
+    }
 }
 
 fn pump(
@@ -179,4 +215,25 @@ fn pump(
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::listens;
+
+    #[test]
+    fn only_a_listener_on_that_port_counts() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt\n\
+                     \x20  0: 00000000:48A8 00000000:0000 0A 00000000:00000000 00:00000000 00000000\n\
+                     \x20  1: 0100007F:48A9 0100007F:48AA 01 00000000:00000000 00:00000000 00000000\n";
+        assert!(listens(table, 0x48a8));
+        // A connection, its far end, and nobody.
+        assert!(!listens(table, 0x48a9));
+        assert!(!listens(table, 0x48aa));
+        assert!(!listens(table, 0xa8));
+        assert!(listens(
+            "   0: 00000000000000000000000000000000:0016 00000000000000000000000000000000:0000 0A 0:0",
+            22
+        ));
+    }
 }
