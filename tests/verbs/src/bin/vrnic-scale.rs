@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use verbs_tests::args::Args;
 use verbs_tests::ensure;
-use verbs_tests::memory::Memory;
+use verbs_tests::memory::{Memory, PAGE};
 use verbs_tests::stress::{During, Failure, Outcome};
 use verbs_tests::verbs::{
-    ACCESS_LOCAL_WRITE, Context, Cq, Mr, Path, Pd, Qp, QpConfig, SendOp, SendWr, WC_SUCCESS,
-    failed_destroys,
+    ACCESS_LOCAL_WRITE, Context, Cq, GidEntry, Mr, Path, Pd, Qp, QpConfig, SendOp, SendWr,
+    WC_SUCCESS, failed_destroys,
 };
 
 const USAGE: &str = "\
@@ -29,15 +29,16 @@ A process has a context, a queue pair and a region of its own.
 
 /// Length of the message that shows that something works.
 const MESSAGE: usize = 3000;
+/// Pages that so many regions share that each has one.
+const PAGES: usize = 16_384;
 /// How long the message may take; a machine with hundreds of processes is busy.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Where objects are made.
 struct Place {
-    context: Arc<Context>,
     pd: Arc<Pd>,
     cq: Arc<Cq>,
-    gid: Option<u8>,
+    gid: GidEntry,
 }
 
 impl Place {
@@ -45,12 +46,8 @@ impl Place {
         let context = Context::open(device).during("opening the device")?;
         let pd = Pd::new(&context).during("making a PD")?;
         let cq = Cq::new(&context, 16).during("making a CQ")?;
-        Ok(Self {
-            context,
-            pd,
-            cq,
-            gid,
-        })
+        let gid = context.gid(gid).during("looking for a GID")?;
+        Ok(Self { pd, cq, gid })
     }
 
     fn qp(&self) -> Outcome<Qp> {
@@ -61,19 +58,23 @@ impl Place {
         Qp::new(&self.pd, &self.cq, &self.cq, &smallest).during("making a QP")
     }
 
-    /// Connects a QP to itself and sends a message through it, from one region to another.
-    fn exchange(&self, qp: &Qp, from: &Mr, to: &Mr, key: u64) -> Outcome<()> {
-        let gid = self.context.gid(self.gid).during("looking for a GID")?;
-        qp.connect(&Path {
+    /// Connects a QP to itself.
+    fn connect(&self, qp: &Qp) -> Outcome<()> {
+        let path = Path {
             timeout: 20,
             access: ACCESS_LOCAL_WRITE,
-            ..Path::to_self(gid, 3, qp.number())
-        })
-        .during("connecting")?;
-        from.memory().fill(0, MESSAGE, key, 0);
+            ..Path::to_self(self.gid, 3, qp.number())
+        };
+        qp.connect(&path).during("connecting")
+    }
+
+    /// Sends a message through a QP that is connected to itself, from a place in one region to another region.
+    fn exchange(&self, qp: &Qp, from: (&Mr, usize), to: &Mr, key: u64) -> Outcome<()> {
+        let (from, at) = from;
+        from.memory().fill(at, MESSAGE, key, 0);
         qp.post_recv(&[(1, &[to.sge(0, MESSAGE)])])
             .map_err(|e| Failure(format!("posting a receive: {}", e.error)))?;
-        qp.post_send(&[SendWr::new(2, SendOp::Send, &[from.sge(0, MESSAGE)])])
+        qp.post_send(&[SendWr::new(2, SendOp::Send, &[from.sge(at, MESSAGE)])])
             .map_err(|e| Failure(format!("posting a send: {}", e.error)))?;
         for _ in 0..2 {
             let wc = self.cq.wait(PATIENCE).during("polling")?;
@@ -137,12 +138,22 @@ fn measure<T>(
     Ok(())
 }
 
+/// A thousand of many things, the last too.
+fn some<T>(things: &[T]) -> Vec<&T> {
+    let step = things.len().div_ceil(1000);
+    things.iter().rev().step_by(step).collect()
+}
+
 fn queue_pairs(place: &Place, count: u32, hold: Option<&PathBuf>) -> Outcome<()> {
     let regions = (place.region()?, place.region()?);
     let works = |qps: &mut [Qp]| {
-        // A hundred of them, the last too.
-        for index in (0..qps.len()).rev().step_by(qps.len().div_ceil(100)) {
-            place.exchange(&qps[index], &regions.0, &regions.1, index as u64)?;
+        // All of those are connected at the same time.
+        let some = some(qps);
+        for qp in &some {
+            place.connect(qp)?;
+        }
+        for (index, qp) in some.into_iter().enumerate() {
+            place.exchange(qp, (&regions.0, 0), &regions.1, index as u64)?;
         }
         Ok(())
     };
@@ -154,16 +165,24 @@ fn queue_pairs(place: &Place, count: u32, hold: Option<&PathBuf>) -> Outcome<()>
 }
 
 fn memory_regions(place: &Place, count: u32, hold: Option<&PathBuf>) -> Outcome<()> {
-    let memory = Arc::new(Memory::new(4096).during("mmap")?);
+    let memory = Arc::new(Memory::new(PAGES * PAGE).during("mmap")?);
+    // What a page costs is not what a region costs.
+    memory.set(0, PAGES * PAGE, 1);
     let target = place.region()?;
-    let make = |_| Mr::of(&place.pd, &memory, 0, 4096, ACCESS_LOCAL_WRITE).during("registering");
+    let offset = |index: u32| index as usize % PAGES * PAGE;
+    let make = |index| {
+        Mr::of(&place.pd, &memory, offset(index), PAGE, ACCESS_LOCAL_WRITE).during("registering")
+    };
     let works = |regions: &mut [Mr]| {
-        for region in [
-            &regions[0],
-            &regions[regions.len() / 2],
-            &regions[regions.len() - 1],
-        ] {
-            place.exchange(&place.qp()?, region, &target, u64::from(region.lkey()))?;
+        let qp = place.qp()?;
+        place.connect(&qp)?;
+        for (index, region) in some(&(0..count).zip(regions).collect::<Vec<_>>()) {
+            place.exchange(
+                &qp,
+                (region, offset(*index)),
+                &target,
+                u64::from(region.lkey()),
+            )?;
         }
         Ok(())
     };
@@ -239,7 +258,8 @@ fn one(place: &Place) -> Outcome<()> {
     let mut input = std::io::stdin().lock();
     let mut key = u64::from(std::process::id());
     while input.read(&mut [0; 1]).during("listening")? > 0 {
-        place.exchange(&qp, &from, &to, key)?;
+        place.connect(&qp)?;
+        place.exchange(&qp, (&from, 0), &to, key)?;
         qp.reset().during("resetting")?;
         key += 1;
         print!("!");
