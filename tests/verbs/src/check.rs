@@ -18,6 +18,7 @@ pub mod peer;
 pub mod queues;
 pub mod shared;
 pub mod states;
+pub mod system_calls;
 pub mod unreliable;
 
 use std::sync::Arc;
@@ -74,6 +75,7 @@ pub fn cases() -> Vec<Case> {
         null::CASES,
         shared::CASES,
         states::CASES,
+        system_calls::CASES,
         unreliable::CASES,
         multicast::CASES,
         import::CASES,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What the verbs test programs share: a thin safe layer over libibverbs, deterministic payloads, and plumbing.
 //!
-//! Only the modules [`dma_buf`], [`ffi`], [`memory`] and [`verbs`] hold unsafe code.
+//! Only the modules [`dma_buf`], [`ffi`], [`memory`], [`trace`] and [`verbs`] hold unsafe code.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -19,4 +19,5 @@ pub mod memory;
 pub mod pattern;
 pub mod rng;
 pub mod stress;
+pub mod trace;
 pub mod verbs;

@@ -9,6 +9,7 @@ use verbs_tests::check::errors::survive;
 use verbs_tests::check::failure::outlive;
 use verbs_tests::check::import;
 use verbs_tests::check::peer::{self, Peer};
+use verbs_tests::check::system_calls::data_path;
 use verbs_tests::check::{Env, cases};
 use verbs_tests::control::Control;
 use verbs_tests::stress::{During, Failure, Outcome};
@@ -28,6 +29,7 @@ Runs the cases whose name contains one of the NAMEs, or all.
   --survivor        connect, say so, and expect the peer's machine to vanish
   --outlive         post, say so, and expect the device to fail or to go away
   --own, --import   be a process of the cases `import`
+  --data-path       be the process of the case `data-path-makes-no-system-call`
   --list            print the names of the cases
 ";
 
@@ -49,6 +51,10 @@ fn run(args: &Args) -> Outcome<usize> {
     }
     if args.flag("import") {
         import::import(gid, args.words())?;
+        return Ok(0);
+    }
+    if args.flag("data-path") {
+        data_path(device.as_deref(), gid)?;
         return Ok(0);
     }
     let control = if let Some(host) = args.get::<String>("client") {
@@ -116,7 +122,14 @@ fn main() -> ExitCode {
         USAGE,
         &["device", "gid", "port", "client"],
         &[
-            "server", "slow", "list", "survivor", "outlive", "own", "import",
+            "server",
+            "slow",
+            "list",
+            "survivor",
+            "outlive",
+            "own",
+            "import",
+            "data-path",
         ],
     );
     if args.flag("list") {
