@@ -20,6 +20,7 @@ pub mod shared;
 pub mod states;
 pub mod system_calls;
 pub mod unreliable;
+pub mod windows;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +74,7 @@ pub fn cases() -> Vec<Case> {
         paging::CASES,
         dma_buf::CASES,
         null::CASES,
+        windows::CASES,
         shared::CASES,
         states::CASES,
         system_calls::CASES,

@@ -30,9 +30,9 @@ pub struct ibv_context_ops {
     pub _compat_reg_mr: Unused,
     pub _compat_rereg_mr: Unused,
     pub _compat_dereg_mr: Unused,
-    pub alloc_mw: Unused,
-    pub bind_mw: Unused,
-    pub dealloc_mw: Unused,
+    pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw>,
+    pub bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
+    pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     pub _compat_create_cq: Unused,
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
@@ -72,7 +72,7 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// The extended context that ends in an `ibv_context`; only four of its operations are called.
+/// The extended context that ends in an `ibv_context`; only five of its operations are called.
 #[repr(C)]
 pub struct verbs_context {
     pub _query_port: Unused,
@@ -84,7 +84,14 @@ pub struct verbs_context {
     pub create_cq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub _priv: Unused,
-    pub _query_device_ex: Unused,
+    pub query_device_ex: Option<
+        unsafe extern "C" fn(
+            *mut ibv_context,
+            *const c_void,
+            *mut ibv_device_attr_ex,
+            size_t,
+        ) -> c_int,
+    >,
     pub _ibv_destroy_flow: Unused,
     pub _placeholder2: Unused,
     pub _ibv_create_flow: Unused,
@@ -166,6 +173,19 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
+/// The beginning of `ibv_device_attr_ex`, as far as the tests look at it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_device_attr_ex {
+    pub orig_attr: ibv_device_attr,
+    pub comp_mask: u32,
+    /// On-demand paging, by transport.
+    pub _odp_caps: [u64; 3],
+    pub completion_timestamp_mask: u64,
+    pub hca_core_clock: u64,
+    pub device_cap_flags_ex: u64,
+}
+
 /// The part of `ibv_port_attr` that the exported `ibv_query_port` symbol fills, and its newer tail.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
@@ -209,6 +229,31 @@ pub struct ibv_mr {
     pub handle: u32,
     pub lkey: u32,
     pub rkey: u32,
+}
+
+#[repr(C)]
+pub struct ibv_mw {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub r#type: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mw_bind_info {
+    pub mr: *mut ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+#[repr(C)]
+pub struct ibv_mw_bind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub bind_info: ibv_mw_bind_info,
 }
 
 #[repr(C)]
@@ -260,6 +305,10 @@ pub struct ibv_cq_ex {
     pub read_qp_num: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
     pub read_src_qp: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
     pub read_wc_flags: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> c_uint>,
+    pub _read_slid: Unused,
+    pub _read_sl: Unused,
+    pub _read_dlid_path_bits: Unused,
+    pub read_completion_ts: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u64>,
 }
 
 #[repr(C)]
@@ -331,7 +380,8 @@ pub struct ibv_qp_ex {
     pub wr_flags: c_uint,
     pub wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64, u64)>,
     pub wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64)>,
-    pub wr_bind_mw: Unused,
+    pub wr_bind_mw:
+        Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info)>,
     pub wr_local_inv: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
     pub wr_rdma_read: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64)>,
     pub wr_rdma_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64)>,
@@ -350,7 +400,9 @@ pub struct ibv_qp_ex {
     pub wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
     pub wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
     pub wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
-    pub wr_atomic_write: Unused,
+    pub wr_atomic_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const c_void)>,
+    /// Older libraries have none: there only for a queue pair that was created with FLUSH.
+    pub wr_flush: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, size_t, u8, u8)>,
 }
 
 #[repr(C)]
@@ -484,6 +536,14 @@ pub struct wr_ud {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wr_bind_mw {
+    pub mw: *mut ibv_mw,
+    pub rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
+}
+
+#[repr(C)]
 pub union ibv_send_wr_wr {
     pub rdma: wr_rdma,
     pub atomic: wr_atomic,
@@ -502,8 +562,8 @@ pub struct ibv_send_wr {
     pub imm_data: u32,
     pub wr: ibv_send_wr_wr,
     pub remote_srqn: u32,
-    /// Memory-window binding and TSO, never used here.
-    pub _tail: [u64; 6],
+    /// In a union with what TSO needs, which is never used here.
+    pub bind_mw: wr_bind_mw,
 }
 
 #[repr(C)]
@@ -577,6 +637,14 @@ unsafe extern "C" {
         fd: c_int,
         access: c_int,
     ) -> *mut ibv_mr;
+    pub fn ibv_rereg_mr(
+        mr: *mut ibv_mr,
+        flags: c_int,
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: size_t,
+        access: c_int,
+    ) -> c_int;
     pub fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
     pub fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
     pub fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;

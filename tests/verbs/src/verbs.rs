@@ -5,6 +5,7 @@
 //! Objects hold what they depend on by `Arc`, so a queue pair keeps its completion queues alive, and so on.
 
 mod consts;
+mod mw;
 mod queue;
 mod srq;
 
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use consts::*;
+pub use mw::*;
 pub use queue::*;
 pub use srq::*;
 
@@ -23,11 +25,11 @@ use crate::dma_buf::Piece;
 use crate::ffi::{
     _ibv_query_gid_ex, VERBS_ABI_IS_EXTENDED, ibv_ack_async_event, ibv_ah_attr, ibv_alloc_pd,
     ibv_async_event, ibv_close_device, ibv_context, ibv_cq, ibv_create_ah, ibv_dealloc_pd,
-    ibv_dereg_mr, ibv_destroy_ah, ibv_device, ibv_device_attr, ibv_free_device_list,
-    ibv_get_async_event, ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_import_device,
-    ibv_import_mr, ibv_import_pd, ibv_mr, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp,
-    ibv_query_device, ibv_query_port, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_sge, ibv_srq,
-    ibv_unimport_mr, ibv_unimport_pd, verbs_context,
+    ibv_dereg_mr, ibv_destroy_ah, ibv_device, ibv_device_attr, ibv_device_attr_ex,
+    ibv_free_device_list, ibv_get_async_event, ibv_get_device_list, ibv_gid_entry,
+    ibv_global_route, ibv_import_device, ibv_import_mr, ibv_import_pd, ibv_mr, ibv_open_device,
+    ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device, ibv_query_port, ibv_reg_dmabuf_mr, ibv_reg_mr,
+    ibv_rereg_mr, ibv_sge, ibv_srq, ibv_unimport_mr, ibv_unimport_pd, verbs_context,
 };
 use crate::memory::Memory;
 
@@ -222,6 +224,19 @@ impl Context {
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open and `attr` is writable.
         status(unsafe { ibv_query_device(self.raw, &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    /// Device attributes, and those that came later.
+    pub fn device_attr_ex(&self) -> Result<ibv_device_attr_ex> {
+        let extended = self.extended().ok_or(Errno(libc::EOPNOTSUPP))?;
+        // SAFETY: all-zero is a valid value of this plain C struct.
+        let mut attr: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+        // SAFETY: the extended context contains the open one; `attr` is writable with the size given.
+        status(unsafe {
+            let query = (*extended).query_device_ex.ok_or(Errno(libc::EOPNOTSUPP))?;
+            query(self.raw, ptr::null(), &raw mut attr, size_of_val(&attr))
+        })?;
         Ok(attr)
     }
 
@@ -609,6 +624,40 @@ impl Mr {
         })
     }
 
+    /// Changes what `change` names and nothing else. The keys may be others then.
+    pub fn change(&mut self, change: &Change<'_>) -> Result<()> {
+        let (mut flags, mut addr, mut length) = (0, ptr::null_mut(), 0);
+        if let Some((memory, offset, len)) = change.memory {
+            flags |= REREG_TRANSLATION;
+            addr = ptr::without_provenance_mut(memory.addr(offset) as usize);
+            length = len;
+        }
+        flags |= change.pd.map_or(0, |_| REREG_PD) | change.access.map_or(0, |_| REREG_ACCESS);
+        let pd = change.pd.map_or(ptr::null_mut(), |pd| pd.raw);
+        let access = change.access.unwrap_or(0);
+        // SAFETY: the region is registered; the kernel checks the range; what lies in the memory stays mapped as long
+        // as this region, which gets the handle below.
+        let rc = unsafe { ibv_rereg_mr(self.raw, flags, pd, addr, length, access) };
+        if rc != 0 {
+            // What it returns says what became of the region, and errno why.
+            return Err(Errno::last());
+        }
+        if let Some((memory, ..)) = change.memory {
+            self.memory = memory.clone();
+        }
+        if let Some(pd) = change.pd {
+            self.pd = pd.clone();
+        }
+        Ok(())
+    }
+
+    /// Tries to deregister while something holds the region, which must fail.
+    pub fn try_deregister(&self) -> Result<()> {
+        // SAFETY: the region is registered; if it is deregistered after all the test has failed, and nobody uses it
+        // any more.
+        status(unsafe { ibv_dereg_mr(self.raw) })
+    }
+
     /// Deregisters, saying how that went; the memory is given back.
     pub fn deregister(self) -> Result<Arc<Memory>> {
         let (raw, memory) = (self.raw, self.memory.clone());
@@ -633,6 +682,17 @@ impl Drop for Mr {
         // SAFETY: the region is registered, and given up here.
         destroyed("MR", unsafe { ibv_dereg_mr(self.raw) });
     }
+}
+
+/// What of a region becomes different.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change<'a> {
+    /// Its memory: bytes from an offset on. The range may be wrong on purpose.
+    pub memory: Option<(&'a Arc<Memory>, usize, usize)>,
+    /// Its protection domain
+    pub pd: Option<&'a Arc<Pd>>,
+    /// Its rights (the `ACCESS_` bits)
+    pub access: Option<i32>,
 }
 
 /// A memory region of another process.

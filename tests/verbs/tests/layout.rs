@@ -41,14 +41,17 @@ fn declarations_equal_the_c_header() {
     layout!(c, ours,
         ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path },
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat },
-        ibv_context_ops { poll_cq, req_notify_cq, post_srq_recv, post_send, post_recv },
-        verbs_context { alloc_null_mr, modify_cq, create_cq_ex, create_qp_ex, sz, context },
+        ibv_context_ops { alloc_mw, bind_mw, dealloc_mw, poll_cq, req_notify_cq, post_srq_recv, post_send, post_recv },
+        verbs_context { alloc_null_mr, modify_cq, create_cq_ex, query_device_ex, create_qp_ex, sz, context },
         ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex },
         ibv_device_attr { fw_ver, node_guid, max_mr_size, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd,
             max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, atomic_cap,
             max_ah, max_pkeys, phys_port_cnt },
         ibv_pd { handle },
         ibv_mr { addr, length, handle, lkey, rkey },
+        ibv_mw { context, pd, rkey, handle, r#type = "type" },
+        ibv_mw_bind_info { mr, addr, length, mw_access_flags },
+        ibv_mw_bind { wr_id, send_flags, bind_info },
         ibv_comp_channel { context, fd, refcnt },
         ibv_cq { channel, cq_context, handle, cqe, comp_events_completed },
         ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain },
@@ -67,12 +70,12 @@ fn declarations_equal_the_c_header() {
             qp_access_flags, cap, ah_attr, alt_ah_attr, pkey_index, en_sqd_async_notify, max_rd_atomic,
             max_dest_rd_atomic, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, alt_timeout, rate_limit },
         ibv_sge { addr, length, lkey },
-        ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data, wr, remote_srqn = "qp_type", _tail = "bind_mw" },
+        ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data, wr, remote_srqn = "qp_type", bind_mw },
         ibv_recv_wr { wr_id, next, sg_list, num_sge },
         ibv_wc { wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits },
         ibv_async_event { element, event_type },
     );
-    // The library makes the first two, and fills of the third what its exported symbol always filled.
+    // The library makes those of queues, and fills of the others what it is asked for or always filled.
     offsets!(
         c,
         ours,
@@ -82,7 +85,20 @@ fn declarations_equal_the_c_header() {
             wr_id,
             start_poll,
             read_opcode,
-            read_wc_flags
+            read_wc_flags,
+            read_completion_ts
+        },
+        ibv_device_attr_ex {
+            comp_mask,
+            completion_timestamp_mask,
+            hca_core_clock,
+            device_cap_flags_ex
+        },
+        ibv_qp_ex {
+            wr_id,
+            wr_bind_mw,
+            wr_set_sge,
+            wr_atomic_write
         },
         ibv_port_attr {
             state,

@@ -27,14 +27,17 @@ pub(super) const CASES: &[Case] = &[
 
 /// What is done to the peer's memory.
 #[derive(Clone, Copy, Debug)]
-enum Access {
+pub(super) enum Access {
     Write,
     WriteImm,
     Read,
     Cas,
     Add,
+    /// Takes away the key.
+    Invalidate,
 }
 
+/// Every access to bytes.
 const EVERY: [Access; 5] = [
     Access::Write,
     Access::WriteImm,
@@ -44,13 +47,20 @@ const EVERY: [Access; 5] = [
 ];
 
 impl Access {
-    fn op(self, addr: u64, rkey: u32) -> SendOp<'static> {
+    /// What has a request of this opcode.
+    pub(super) fn of(opcode: i32) -> Option<Self> {
+        let mut known = EVERY.into_iter().chain([Access::Invalidate]);
+        known.find(|access| access.op(0, 0).opcode() == opcode)
+    }
+
+    pub(super) fn op(self, addr: u64, rkey: u32) -> SendOp<'static> {
         match self {
             Access::Write => SendOp::Write(addr, rkey),
             Access::WriteImm => SendOp::WriteImm(addr, rkey, 0x1234_5678),
             Access::Read => SendOp::Read(addr, rkey),
             Access::Cas => SendOp::Cas(addr, rkey, 0x5c5c_5c5c_5c5c_5c5c, 1),
             Access::Add => SendOp::FetchAdd(addr, rkey, 1),
+            Access::Invalidate => SendOp::SendInv(rkey),
         }
     }
 
@@ -309,6 +319,7 @@ fn qp_rights(env: &mut Env) -> Outcome<()> {
             Access::Write | Access::WriteImm => ACCESS_REMOTE_WRITE,
             Access::Read => ACCESS_REMOTE_READ,
             Access::Cas | Access::Add => ACCESS_REMOTE_ATOMIC,
+            Access::Invalidate => continue,
         };
         let others = super::ACCESS_ALL & !right & !ACCESS_LOCAL_WRITE;
         let all = env.peer.all;

@@ -6,6 +6,7 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::access::Access;
 use super::{BUFFER, SOON, is_vrnic};
 use crate::control::{Control, Words};
 use crate::ensure;
@@ -13,8 +14,8 @@ use crate::ffi::{ibv_qp_cap, ibv_wc};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, AsyncEvent, Context,
-    Cq, EventObject, GidEntry, Mr, Path, Pd, QPT_UD, Qp, QpConfig, Sge, event_name, opcode_name,
-    state_name, status_name,
+    Cq, EventObject, GidEntry, Mr, Path, Pd, QPT_UD, Qp, QpConfig, SendWr, Sge, event_name,
+    opcode_name, state_name, status_name,
 };
 
 /// `Q_Key` of the peer's UD QPs.
@@ -269,6 +270,24 @@ impl Peer {
         }
     }
 
+    /// Has the peer's QP access memory of ours: `len` bytes from or to the beginning of its region with all rights.
+    /// Its request has the id 1.
+    pub(super) fn access(
+        &mut self,
+        qpn: u32,
+        access: Access,
+        target: Region,
+        len: usize,
+    ) -> Outcome<()> {
+        let words = Words::default()
+            .with("qpn", qpn)
+            .with("opcode", access.op(0, 0).opcode())
+            .with("addr", target.addr)
+            .with("key", target.rkey)
+            .with("len", len);
+        self.order("access", words).map(|_| ())
+    }
+
     /// Registers the peer's region with all rights anew; the old key is stale then.
     pub fn register_again(&mut self) -> Outcome<Region> {
         let r = self.order("register_again", Words::default())?;
@@ -400,6 +419,15 @@ impl Objects {
                 let posted = self
                     .qp(order)?
                     .post_recv(&[(order.number("wr_id")?, &[sge])]);
+                posted.map_err(|e| Failure(e.error.to_string()))?;
+                Ok(reply)
+            }
+            "access" => {
+                let access = Access::of(order.number("opcode")? as i32)
+                    .ok_or_else(|| Failure("no such access".into()))?;
+                let op = access.op(order.number("addr")?, order.number("key")? as u32);
+                let sges = [self.all()?.sge(0, order.number("len")? as usize)];
+                let posted = self.qp(order)?.post_send(&[SendWr::new(1, op, &sges)]);
                 posted.map_err(|e| Failure(e.error.to_string()))?;
                 Ok(reply)
             }

@@ -59,8 +59,10 @@ pub const ACCESS_LOCAL_WRITE: i32 = 1;
 pub const ACCESS_REMOTE_WRITE: i32 = 2;
 pub const ACCESS_REMOTE_READ: i32 = 4;
 pub const ACCESS_REMOTE_ATOMIC: i32 = 8;
+pub const ACCESS_MW_BIND: i32 = 1 << 4;
+pub const ACCESS_ZERO_BASED: i32 = 1 << 5;
 pub const ACCESS_ON_DEMAND: i32 = 1 << 6;
-/// Every access right a region can have.
+/// Every right to a region's bytes by plain operations.
 pub const ACCESS_ALL: i32 = 15;
 
 pub const QP_STATE: i32 = 1;
@@ -93,7 +95,19 @@ pub const WR_RDMA_READ: i32 = 4;
 pub const WR_ATOMIC_CMP_AND_SWP: i32 = 5;
 pub const WR_ATOMIC_FETCH_AND_ADD: i32 = 6;
 pub const WR_LOCAL_INV: i32 = 7;
+pub const WR_BIND_MW: i32 = 8;
 pub const WR_SEND_WITH_INV: i32 = 9;
+
+pub const QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
+pub const QP_EX_WITH_BIND_MW: u64 = 1 << 8;
+pub const QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
+
+pub const MW_TYPE_1: i32 = 1;
+pub const MW_TYPE_2: i32 = 2;
+
+pub const REREG_TRANSLATION: i32 = 1;
+pub const REREG_PD: i32 = 1 << 1;
+pub const REREG_ACCESS: i32 = 1 << 2;
 
 pub const SEND_FENCE: u32 = 1;
 pub const SEND_SIGNALED: u32 = 2;

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    Ah, Context, Errno, GidEntry, Pd, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, Result, Srq, consts,
-    destroyed, object, poll_fds, status,
+    Ah, Bind, Context, Errno, GidEntry, Mw, Pd, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, Result, Srq,
+    consts, destroyed, object, poll_fds, status,
 };
 use crate::ffi::{
     ibv_ack_cq_events, ibv_attach_mcast, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
     ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_data_buf, ibv_destroy_comp_channel,
     ibv_destroy_cq, ibv_destroy_qp, ibv_detach_mcast, ibv_get_cq_event, ibv_modify_cq_attr,
-    ibv_modify_qp, ibv_poll_cq_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_qp, ibv_recv_wr, ibv_resize_cq, ibv_send_wr,
-    ibv_send_wr_wr, ibv_sge, ibv_wc, wr_atomic, wr_rdma, wr_ud,
+    ibv_modify_qp, ibv_mw_bind, ibv_poll_cq_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_qp, ibv_recv_wr,
+    ibv_resize_cq, ibv_send_wr, ibv_send_wr_wr, ibv_sge, ibv_wc, wr_atomic, wr_bind_mw, wr_rdma,
+    wr_ud,
 };
 
 /// A completion channel.
@@ -95,6 +96,11 @@ pub enum Interface {
     Extended,
 }
 
+/// The fields of a completion that an extended CQ is asked for always.
+const WC_STANDARD_FLAGS: u64 = 0x7f;
+/// `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`
+const WC_WITH_TIMESTAMP: u64 = 1 << 7;
+
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
@@ -133,24 +139,19 @@ impl Cq {
                     ibv_create_cq(context.raw, cqe as i32, id, raw_channel, vector as i32)
                 })?
             }
-            Interface::Extended => {
-                let extended = context.extended().ok_or(Errno(libc::EOPNOTSUPP))?;
-                let mut attr = ibv_cq_init_attr_ex {
+            Interface::Extended => Self::extended(
+                context,
+                ibv_cq_init_attr_ex {
                     cqe,
                     cq_context: id,
                     channel: raw_channel,
                     comp_vector: vector,
-                    wc_flags: 0x7f,
+                    wc_flags: WC_STANDARD_FLAGS,
                     comp_mask: 0,
                     flags: 0,
                     parent_domain: ptr::null_mut(),
-                };
-                // SAFETY: the extended context contains the open one and `attr` is complete.
-                unsafe {
-                    let create = (*extended).create_cq_ex.ok_or(Errno(libc::EOPNOTSUPP))?;
-                    object(create(context.raw, &raw mut attr))?.cast()
-                }
-            }
+                },
+            )?,
         };
         Ok(Arc::new(Cq {
             raw,
@@ -158,6 +159,35 @@ impl Cq {
             context: context.clone(),
             _channel: channel.cloned(),
         }))
+    }
+
+    /// A CQ of at least `cqe` entries whose completions say when they came to be.
+    pub fn stamped(context: &Arc<Context>, cqe: u32) -> Result<Arc<Self>> {
+        let attr = ibv_cq_init_attr_ex {
+            cqe,
+            cq_context: ptr::null_mut(),
+            channel: ptr::null_mut(),
+            comp_vector: 0,
+            wc_flags: WC_STANDARD_FLAGS | WC_WITH_TIMESTAMP,
+            comp_mask: 0,
+            flags: 0,
+            parent_domain: ptr::null_mut(),
+        };
+        Ok(Arc::new(Cq {
+            raw: Self::extended(context, attr)?,
+            interface: Interface::Extended,
+            context: context.clone(),
+            _channel: None,
+        }))
+    }
+
+    fn extended(context: &Context, mut attr: ibv_cq_init_attr_ex) -> Result<*mut ibv_cq> {
+        let extended = context.extended().ok_or(Errno(libc::EOPNOTSUPP))?;
+        // SAFETY: the extended context contains the open one; `attr` is complete, and what it points to lives.
+        unsafe {
+            let create = (*extended).create_cq_ex.ok_or(Errno(libc::EOPNOTSUPP))?;
+            Ok(object(create(context.raw, &raw mut attr))?.cast())
+        }
     }
 
     /// Entries the CQ really has.
@@ -192,8 +222,15 @@ impl Cq {
     pub fn poll(&self, out: &mut [ibv_wc]) -> Result<usize> {
         match self.interface {
             Interface::Legacy => self.poll_legacy(out),
-            Interface::Extended => self.poll_extended(out),
+            Interface::Extended => self.poll_extended(out, None),
         }
+    }
+
+    /// The next completion of a CQ that was made by [`stamped`](Self::stamped), if there is one, and its time.
+    pub fn poll_stamped(&self) -> Result<Option<(ibv_wc, u64)>> {
+        let (mut wc, mut time) = ([ibv_wc::default()], [0]);
+        let polled = self.poll_extended(&mut wc, Some(&mut time))?;
+        Ok((polled == 1).then_some((wc[0], time[0])))
     }
 
     fn poll_legacy(&self, out: &mut [ibv_wc]) -> Result<usize> {
@@ -212,7 +249,8 @@ impl Cq {
         }
     }
 
-    fn poll_extended(&self, out: &mut [ibv_wc]) -> Result<usize> {
+    /// Takes up to `out.len()` completions, and as many of their times if these are asked for.
+    fn poll_extended(&self, out: &mut [ibv_wc], mut times: Option<&mut [u64]>) -> Result<usize> {
         let cq: *mut ibv_cq_ex = self.raw.cast();
         let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
         if out.is_empty() {
@@ -241,6 +279,9 @@ impl Cq {
                     qp_num: (*cq).read_qp_num.map_or(0, |f| f(cq)),
                     ..Default::default()
                 };
+                if let Some(times) = &mut times {
+                    times[n] = (*cq).read_completion_ts.ok_or(missing)?(cq);
+                }
                 // The rest is defined for successful completions only.
                 if wc.status == consts::WC_SUCCESS {
                     wc.opcode = (*cq).read_opcode.map_or(-1, |f| f(cq));
@@ -369,12 +410,18 @@ pub enum SendOp<'a> {
     Datagram(&'a Ah, u32, u32),
     /// Datagram with immediate data
     DatagramImm(&'a Ah, u32, u32, u32),
+    /// Gives a memory window another meaning; the key that it is to have, of which the lowest byte counts
+    Bind(&'a Mw, u32, Bind<'a>),
+    /// Makes the window of this key free
+    LocalInv(u32),
     /// An opcode the standard does not have, or one the QP type must refuse
     Opcode(i32),
 }
 
 impl SendOp<'_> {
-    fn opcode(&self) -> i32 {
+    /// Opcode of its request.
+    #[must_use]
+    pub fn opcode(&self) -> i32 {
         match self {
             SendOp::Send | SendOp::Datagram(..) => consts::WR_SEND,
             SendOp::SendImm(_) | SendOp::DatagramImm(..) => consts::WR_SEND_WITH_IMM,
@@ -384,6 +431,8 @@ impl SendOp<'_> {
             SendOp::Read(..) => consts::WR_RDMA_READ,
             SendOp::Cas(..) => consts::WR_ATOMIC_CMP_AND_SWP,
             SendOp::FetchAdd(..) => consts::WR_ATOMIC_FETCH_AND_ADD,
+            SendOp::Bind(..) => consts::WR_BIND_MW,
+            SendOp::LocalInv(_) => consts::WR_LOCAL_INV,
             SendOp::Opcode(code) => *code,
         }
     }
@@ -396,6 +445,8 @@ impl SendOp<'_> {
             SendOp::Read(..) => consts::WC_RDMA_READ,
             SendOp::Cas(..) => consts::WC_COMP_SWAP,
             SendOp::FetchAdd(..) => consts::WC_FETCH_ADD,
+            SendOp::Bind(..) => consts::WC_BIND_MW,
+            SendOp::LocalInv(_) => consts::WC_LOCAL_INV,
             _ => consts::WC_SEND,
         }
     }
@@ -460,6 +511,8 @@ pub struct QpConfig {
     pub signal_all: bool,
     /// How it is posted to
     pub interface: Interface,
+    /// Operations of the extended interface beyond those that every device has (`QP_EX_WITH_…`)
+    pub more_ops: u64,
 }
 
 impl Default for QpConfig {
@@ -475,6 +528,7 @@ impl Default for QpConfig {
             },
             signal_all: false,
             interface: Interface::Legacy,
+            more_ops: 0,
         }
     }
 }
@@ -637,7 +691,7 @@ impl Qp {
                     send_ops_flags: match config.kind {
                         consts::QPT_UD => sends,
                         consts::QPT_UC => writes | sends,
-                        _ => writes | sends | 0x10 | 0x20 | 0x40,
+                        _ => writes | sends | 0x10 | 0x20 | 0x40 | config.more_ops,
                     },
                 };
                 // SAFETY: the extended context contains the open one; PD, CQs live and `attr` is complete.
@@ -794,7 +848,7 @@ impl Qp {
                     SendOp::SendImm(imm)
                     | SendOp::WriteImm(_, _, imm)
                     | SendOp::DatagramImm(.., imm) => imm.to_be(),
-                    SendOp::SendInv(key) => key,
+                    SendOp::SendInv(key) | SendOp::LocalInv(key) => key,
                     _ => 0,
                 },
                 wr: match wr.op {
@@ -837,7 +891,18 @@ impl Qp {
                     },
                 },
                 remote_srqn: 0,
-                _tail: [0; 6],
+                bind_mw: match wr.op {
+                    SendOp::Bind(mw, rkey, bind) => wr_bind_mw {
+                        mw: mw.raw,
+                        rkey,
+                        bind_info: bind.info(),
+                    },
+                    _ => wr_bind_mw {
+                        mw: ptr::null_mut(),
+                        rkey: 0,
+                        bind_info: Bind::default().info(),
+                    },
+                },
             });
             first_sge += wr.sges.len();
         }
@@ -893,7 +958,16 @@ impl Qp {
                     SendOp::FetchAdd(addr, key, add) => {
                         ((*qp).wr_atomic_fetch_add.ok_or(missing)?)(qp, key, addr, add);
                     }
+                    SendOp::Bind(mw, key, bind) => {
+                        let info = bind.info();
+                        ((*qp).wr_bind_mw.ok_or(missing)?)(qp, mw.raw, key, &raw const info);
+                    }
+                    SendOp::LocalInv(key) => ((*qp).wr_local_inv.ok_or(missing)?)(qp, key),
                     SendOp::Opcode(_) => panic!("the extended interface has no raw opcodes"),
+                }
+                // What is done at this side has no data.
+                if matches!(wr.op, SendOp::Bind(..) | SendOp::LocalInv(_)) {
+                    continue;
                 }
                 if let SendOp::Datagram(ah, qpn, qkey) | SendOp::DatagramImm(ah, qpn, qkey, _) =
                     wr.op
@@ -962,6 +1036,20 @@ impl Qp {
                     None => libc::EOPNOTSUPP,
                 }
             }
+        })
+    }
+
+    /// Binds a window of type 1, which gets a key of the library's choice.
+    pub fn bind(&self, wr_id: u64, mw: &Mw, bind: Bind<'_>) -> Result<()> {
+        let mut request = ibv_mw_bind {
+            wr_id,
+            send_flags: consts::SEND_SIGNALED,
+            bind_info: bind.info(),
+        };
+        // SAFETY: the QP, the window and the region live; the operation belongs to the QP's context.
+        status(unsafe {
+            let bind = (*self.pd.context.raw).ops.bind_mw;
+            bind.ok_or(Errno(libc::EOPNOTSUPP))?(self.raw, mw.raw, &raw mut request)
         })
     }
 
