@@ -16,6 +16,7 @@ pub mod paging;
 pub mod pair;
 pub mod peer;
 pub mod queues;
+pub mod regions;
 pub mod shared;
 pub mod states;
 pub mod system_calls;
@@ -74,6 +75,7 @@ pub fn cases() -> Vec<Case> {
         paging::CASES,
         dma_buf::CASES,
         null::CASES,
+        regions::CASES,
         windows::CASES,
         shared::CASES,
         states::CASES,

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Two queue pairs of this process, for what is about memory and not about machines.
 
+use std::sync::Arc;
+
 use super::{Env, Link, LinkConfig};
 use crate::stress::{During, Failure, Outcome};
-use crate::verbs::{Cq, Mr, Qp, SendOp, WC_SUCCESS};
+use crate::verbs::{Cq, Mr, Pd, Qp, SendOp, WC_SUCCESS};
 
 /// Two queue pairs of this process, connected.
 pub struct Pair {
@@ -14,13 +16,18 @@ pub struct Pair {
 impl Pair {
     /// Connects two fresh ones.
     pub fn new(env: &Env) -> Outcome<Self> {
+        Self::of(env, [&env.pd, &env.pd])
+    }
+
+    /// Connects fresh ones of these protection domains.
+    pub fn of(env: &Env, pds: [&Arc<Pd>; 2]) -> Outcome<Self> {
         let config = LinkConfig::default();
-        let end = || -> Outcome<_> {
+        let end = |pd| -> Outcome<_> {
             let cq = Cq::new(&env.context, 128).during("ibv_create_cq")?;
-            let qp = Qp::new(&env.pd, &cq, &cq, &config.qp).during("ibv_create_qp")?;
+            let qp = Qp::new(pd, &cq, &cq, &config.qp).during("ibv_create_qp")?;
             Ok((qp, cq))
         };
-        let (one, two) = (end()?, end()?);
+        let (one, two) = (end(pds[0])?, end(pds[1])?);
         env.connect_own(&one.0, &two.0)?;
         let numbers = [one.0.number(), two.0.number()];
         let link = |(qp, cq), peer_qpn| Link { qp, cq, peer_qpn };

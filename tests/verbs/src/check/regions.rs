@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Regions that become others in place: other memory, another protection domain, other rights. Both ends are in this
+//! process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::pair::{Pair, same};
+use super::{BUFFER, Case, Env, expect};
+use crate::dma_buf::DmaBuf;
+use crate::ensure;
+use crate::memory::{Memory, PAGE};
+use crate::stress::{During, Failure, Outcome};
+use crate::verbs::{
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+    Change, Errno, Mr, Pd, SendOp, WC_REM_ACCESS_ERR, WC_SUCCESS,
+};
+
+pub(super) const CASES: &[Case] = &[
+    ("region-changes-under-traffic-of-another", changes),
+    ("region-change-refused", refused),
+];
+
+/// Where the second memory of a region begins in its pages.
+const INSIDE: usize = 104;
+/// Bytes of it.
+const LENGTH: usize = 5 * PAGE + 8;
+/// What is in memory that nobody may change.
+const GUARD: u8 = 0xa5;
+
+/// Whether regions can be changed; other devices need not.
+fn has_changes(env: &Env) -> Outcome<bool> {
+    let mut mr = env.buffer()?;
+    let change = Change {
+        access: Some(ACCESS_LOCAL_WRITE),
+        ..Default::default()
+    };
+    match mr.change(&change) {
+        Ok(()) => Ok(true),
+        Err(_) if !env.vrnic => Ok(false),
+        Err(e) => Err(Failure(format!("ibv_rereg_mr: {e}"))),
+    }
+}
+
+/// A fresh connection whose second end is of `pd` does that to the region.
+fn attempt(env: &Env, pd: &Arc<Pd>, op: SendOp<'_>, local: &Mr, status: i32) -> Outcome<()> {
+    let pair = Pair::of(env, [&env.pd, pd])?;
+    pair.send(op, local, 0, LENGTH)?;
+    expect(&pair.ends[0].cq, 1, status)
+        .map(|_| ())
+        .map_err(|e| Failure(format!("{op:?}: {e}")))
+}
+
+/// Changes a region in each way and in all of them at once, and looks what its keys open then.
+fn change_each(env: &Env) -> Outcome<()> {
+    let elsewhere = Pd::new(&env.context).during("ibv_alloc_pd")?;
+    let local = env.buffer()?;
+    for ways in 1..8 {
+        let old = Arc::new(Memory::new(LENGTH).during("mmap")?);
+        let new = Arc::new(Memory::new(INSIDE + LENGTH).during("mmap")?);
+        old.set(0, LENGTH, GUARD);
+        new.set(0, INSIDE + LENGTH, GUARD);
+        let mut mr = Mr::of(&env.pd, &old, 0, LENGTH, ACCESS_ALL).during("ibv_reg_mr")?;
+        let before = (mr.addr(0), mr.rkey());
+        let (moves, leaves, narrows) = (ways & 1 != 0, ways & 2 != 0, ways & 4 != 0);
+        let change = Change {
+            memory: moves.then_some((&new, INSIDE, LENGTH)),
+            pd: leaves.then_some(&elsewhere),
+            access: narrows.then_some(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ),
+        };
+        mr.change(&change)
+            .during(format!("ibv_rereg_mr in the ways {ways}"))?;
+
+        let begin = if moves { INSIDE } else { 0 };
+        let (now, not) = if leaves {
+            (&elsewhere, &env.pd)
+        } else {
+            (&env.pd, &elsewhere)
+        };
+        let (addr, rkey) = (mr.addr(begin), mr.rkey());
+        let look = || -> Outcome<()> {
+            // Whoever has the key of the old memory must not reach the new.
+            ensure!(
+                (rkey != before.1) == moves,
+                "{:#x} became {rkey:#x}",
+                before.1
+            );
+            mr.memory().fill(begin, LENGTH, ways, 0);
+            local.memory().set(0, BUFFER, 0);
+            attempt(env, now, SendOp::Read(addr, rkey), &local, WC_SUCCESS)?;
+            same(&local, 0, LENGTH, ways)?;
+            attempt(
+                env,
+                not,
+                SendOp::Read(addr, rkey),
+                &local,
+                WC_REM_ACCESS_ERR,
+            )?;
+            if moves {
+                for pd in [now, not] {
+                    let stale = SendOp::Write(before.0, before.1);
+                    attempt(env, pd, stale, &local, WC_REM_ACCESS_ERR)?;
+                }
+                let stale = SendOp::Read(before.0, rkey);
+                attempt(env, now, stale, &local, WC_REM_ACCESS_ERR)?;
+            }
+            local.memory().fill(0, LENGTH, ways + 100, 0);
+            let (status, found) = if narrows {
+                (WC_REM_ACCESS_ERR, ways)
+            } else {
+                (WC_SUCCESS, ways + 100)
+            };
+            attempt(env, now, SendOp::Write(addr, rkey), &local, status)?;
+            same(&mr, begin, LENGTH, found)?;
+            // The other memory, and what is around the new one, is as it was.
+            let intact = if moves {
+                old.check_set(0, LENGTH, GUARD)
+                    .and_then(|()| new.check_set(0, INSIDE, GUARD))
+            } else {
+                new.check_set(0, INSIDE + LENGTH, GUARD)
+            };
+            intact.map_err(|at| Failure(format!("byte {at} of other memory was changed")))
+        };
+        look().map_err(|e| Failure(format!("changed in the ways {ways}: {e}")))?;
+        if narrows {
+            // And back again, all at once, to another piece of memory.
+            let change = Change {
+                memory: Some((&old, 8, LENGTH - 8)),
+                pd: Some(&env.pd),
+                access: Some(ACCESS_ALL),
+            };
+            mr.change(&change).during("ibv_rereg_mr, back")?;
+            let pair = Pair::new(env)?;
+            pair.send(SendOp::Write(mr.addr(8), mr.rkey()), &local, 0, LENGTH - 8)?;
+            pair.done()?;
+            same(&mr, 8, LENGTH - 8, ways + 100)?;
+        }
+        mr.deregister().during("ibv_dereg_mr")?;
+    }
+    Ok(())
+}
+
+/// A region changes while a connection is busy with others, all of whose bytes arrive.
+fn changes(env: &mut Env) -> Outcome<()> {
+    if !has_changes(env)? {
+        return Ok(());
+    }
+    let env = &*env;
+    let (from, to, back) = (env.buffer()?, env.buffer()?, env.buffer()?);
+    let pair = Pair::new(env)?;
+    let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let traffic = || {
+        for round in 0.. {
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+            from.memory().fill(0, BUFFER, round, 0);
+            pair.send(SendOp::Write(to.addr(0), to.rkey()), &from, 0, BUFFER)?;
+            pair.done()?;
+            same(&to, 0, BUFFER, round)?;
+            pair.send(SendOp::Read(to.addr(0), to.rkey()), &back, 0, BUFFER)?;
+            pair.done()?;
+            same(&back, 0, BUFFER, round)?;
+            rounds.store(round + 1, Ordering::Relaxed);
+        }
+        Outcome::Ok(())
+    };
+    let (changed, traffic) = std::thread::scope(|scope| {
+        let traffic = scope.spawn(traffic);
+        // Neither before the traffic is there nor after it ended.
+        while rounds.load(Ordering::Relaxed) == 0 && !traffic.is_finished() {
+            std::thread::yield_now();
+        }
+        let changed = change_each(env);
+        let during = rounds.load(Ordering::Relaxed);
+        over.store(true, Ordering::Relaxed);
+        (changed.map(|()| during), traffic.join())
+    });
+    traffic.map_err(|_| Failure("the thread with the traffic panicked".into()))??;
+    let during = changed?;
+    ensure!(during > 1, "{during} rounds of traffic meanwhile");
+    Ok(())
+}
+
+/// A change that is refused, and as what.
+struct Refusal<'a> {
+    what: &'a str,
+    change: Change<'a>,
+    error: i32,
+}
+
+/// The region takes none of these changes, keeps its keys, and serves as before.
+fn stays(
+    env: &Env,
+    kind: &str,
+    mr: &mut Mr,
+    begin: usize,
+    refusals: &[Refusal<'_>],
+) -> Outcome<()> {
+    let local = env.buffer()?;
+    let keys = (mr.lkey(), mr.rkey());
+    for (round, refusal) in (1..).zip(refusals) {
+        let Refusal {
+            what,
+            change,
+            error,
+        } = refusal;
+        let outcome = mr.change(change);
+        ensure!(outcome == Err(Errno(*error)), "{kind}, {what}: {outcome:?}");
+        let serves = || {
+            ensure!((mr.lkey(), mr.rkey()) == keys, "its keys are others");
+            local.memory().fill(0, LENGTH, round, 0);
+            let write = SendOp::Write(mr.addr(begin), mr.rkey());
+            attempt(env, &env.pd, write, &local, WC_SUCCESS)?;
+            same(mr, begin, LENGTH, round)?;
+            // Its own memory is what it sends, too.
+            let pair = Pair::new(env)?;
+            let write = SendOp::Write(local.addr(LENGTH), local.rkey());
+            pair.send(write, mr, begin, LENGTH)?;
+            pair.done()?;
+            same(&local, LENGTH, LENGTH, round)
+        };
+        serves().map_err(|e| Failure(format!("{kind}, after {what}: {e}")))?;
+    }
+    Ok(())
+}
+
+fn refused(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic || !has_changes(env)? {
+        return Ok(());
+    }
+    let elsewhere = Pd::new(&env.context).during("ibv_alloc_pd")?;
+    let memory = Arc::new(Memory::new(LENGTH).during("mmap")?);
+    let nothing = Change::default();
+    let whole = Change {
+        memory: Some((&memory, 0, LENGTH)),
+        ..nothing
+    };
+    // Any change, of regions that can be none.
+    let any = [
+        ("other memory", whole),
+        (
+            "another PD",
+            Change {
+                pd: Some(&elsewhere),
+                ..nothing
+            },
+        ),
+        (
+            "other rights",
+            Change {
+                access: Some(ACCESS_LOCAL_WRITE),
+                ..nothing
+            },
+        ),
+        (
+            "everything",
+            Change {
+                pd: Some(&elsewhere),
+                access: Some(ACCESS_ALL),
+                ..whole
+            },
+        ),
+    ]
+    .map(|(what, change)| Refusal {
+        what,
+        change,
+        error: libc::EOPNOTSUPP,
+    });
+    let access = ACCESS_ALL | ACCESS_ON_DEMAND;
+    let mut mr = Mr::new(&env.pd, LENGTH, access).during("ibv_reg_mr on demand")?;
+    stays(env, "on demand", &mut mr, 0, &any)?;
+
+    let buf = DmaBuf::new(8 * PAGE).during("UDMABUF_CREATE")?;
+    let piece = buf.piece(INSIDE, LENGTH);
+    let mut mr = Mr::of_dma_buf(&env.pd, &piece, ACCESS_ALL).during("ibv_reg_dmabuf_mr")?;
+    stays(env, "of a dma-buf", &mut mr, INSIDE, &any)?;
+
+    // What no region can become.
+    let closed = Arc::new(Memory::new(LENGTH).during("mmap")?);
+    closed.close(0, 2 * PAGE).during("mprotect")?;
+    let wrong = [
+        (
+            "memory that nobody may access",
+            Change {
+                memory: Some((&closed, 0, LENGTH)),
+                ..nothing
+            },
+            libc::EFAULT,
+        ),
+        (
+            "no memory",
+            Change {
+                memory: Some((&memory, 0, 0)),
+                ..nothing
+            },
+            libc::EINVAL,
+        ),
+        (
+            "remote writes without local ones",
+            Change {
+                access: Some(ACCESS_REMOTE_WRITE),
+                ..nothing
+            },
+            libc::EINVAL,
+        ),
+        (
+            "everything, and rights that cannot be",
+            Change {
+                pd: Some(&elsewhere),
+                access: Some(ACCESS_REMOTE_WRITE),
+                ..whole
+            },
+            libc::EINVAL,
+        ),
+        (
+            "everything, but on demand",
+            Change {
+                pd: Some(&elsewhere),
+                access: Some(access),
+                ..whole
+            },
+            libc::EOPNOTSUPP,
+        ),
+        ("nothing", nothing, libc::EINVAL),
+    ]
+    .map(|(what, change, error)| Refusal {
+        what,
+        change,
+        error,
+    });
+    let mut mr = env.buffer()?;
+    stays(env, "plain", &mut mr, 0, &wrong)
+}
