@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Completion queues that get another size, and events that wait for company.
+//! Completion queues that get another size, events that wait for company, and the time of completions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use crate::ensure;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     Channel, Cq, Errno, Interface, Qp, QpConfig, SEND_SIGNALED, SEND_SOLICITED, SendOp, SendWr,
-    WC_SUCCESS,
+    Sge, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -19,6 +19,8 @@ pub(super) const CASES: &[Case] = &[
     ("cq-resize-keeps-the-request-for-an-event", armed),
     ("cq-resize-under-traffic", traffic),
     ("cq-moderation", moderation),
+    ("cq-moderation-by-count", moderation_by_count),
+    ("cq-timestamps", timestamps),
 ];
 
 /// Two queue pairs of ours: empty messages of the one complete at `cq` of the other.
@@ -50,15 +52,18 @@ impl Messages {
 
     /// Has `count` messages complete at the receiver. That of the sender comes later, with the ACK.
     fn complete(&mut self, count: u64, flags: u32) -> Outcome<()> {
-        for wr_id in self.next..self.next + count {
-            let posted = self.receiver.post_recv(&[(wr_id, &[])]);
-            posted.map_err(|e| Failure(format!("posting a receive: {}", e.error)))?;
-            let wr = SendWr::new(wr_id, SendOp::Send, &[]).flags(flags | SEND_SIGNALED);
-            let posted = self.sender.post_send(&[wr]);
-            posted.map_err(|e| Failure(format!("posting a send: {}", e.error)))?;
+        let wr_ids = self.next..self.next + count;
+        self.next += count;
+        let receives: Vec<_> = wr_ids.clone().map(|id| (id, &[] as &[Sge<'_>])).collect();
+        let posted = self.receiver.post_recv(&receives);
+        posted.map_err(|e| Failure(format!("posting receives: {}", e.error)))?;
+        let send = |id| SendWr::new(id, SendOp::Send, &[]).flags(flags | SEND_SIGNALED);
+        let sends: Vec<_> = wr_ids.clone().map(send).collect();
+        let posted = self.sender.post_send(&sends);
+        posted.map_err(|e| Failure(format!("posting sends: {}", e.error)))?;
+        for wr_id in wr_ids {
             expect(&self.send_cq, wr_id, WC_SUCCESS)?;
         }
-        self.next += count;
         Ok(())
     }
 
@@ -224,4 +229,115 @@ fn moderation(env: &mut Env) -> Outcome<()> {
         );
     }
     messages.expect(0..18)
+}
+
+/// The count alone brings the event: two completions wait for a third, and not for the time.
+///
+/// The longest period is short, and machines under test are slow. So what is said of an event is what no delay makes
+/// wrong: none comes, as seen from before the first completion, earlier than the period unless there were three. That
+/// three bring one is shown by the first round in which all of it took less than the period. Other rounds tell nothing,
+/// and another follows.
+fn moderation_by_count(env: &mut Env) -> Outcome<()> {
+    const PERIOD: Duration = Duration::from_micros(u16::MAX as u64);
+    /// How long two completions are watched alone; with everything else it has to stay below the period.
+    const ALONE: Duration = Duration::from_millis(5);
+    let mut messages = Messages::new(env, 64, Interface::Legacy)?;
+    let cq = messages.cq.clone();
+    let supported = cq.moderate(3, u16::MAX);
+    if !env.vrnic && supported == Err(Errno(libc::EOPNOTSUPP)) {
+        return Ok(());
+    }
+    supported.during("ibv_modify_cq")?;
+    let mut fastest = Duration::MAX;
+    let end = Instant::now() + SOON;
+    while fastest >= PERIOD {
+        ensure!(
+            Instant::now() < end,
+            "three completions brought no event before the period was over, the first after {fastest:?}"
+        );
+        cq.arm(false).during("arming")?;
+        let first = messages.next;
+        let begin = Instant::now();
+        messages.complete(2, 0)?;
+        let early = messages.channel.event(ALONE);
+        let passed = begin.elapsed();
+        ensure!(
+            early.is_none() || passed >= PERIOD,
+            "an event of two completions after {passed:?}"
+        );
+        messages.complete(1, 0)?;
+        if early.is_none() {
+            ensure!(messages.channel.event(SOON) == Some(7), "no event");
+            fastest = fastest.min(begin.elapsed());
+        }
+        messages.expect(first..first + 3)?;
+    }
+    Ok(())
+}
+
+/// The times of completions follow each other, at the rate that the device says.
+fn timestamps(env: &mut Env) -> Outcome<()> {
+    const PAUSE: Duration = Duration::from_millis(50);
+    const ROUNDS: u64 = 5;
+    const WRITES: u64 = 20;
+    let cq = match Cq::stamped(&env.context, 128) {
+        Err(_) if !env.vrnic => return Ok(()),
+        cq => cq.during("ibv_create_cq_ex")?,
+    };
+    let attr = env.context.device_attr_ex().during("ibv_query_device_ex")?;
+    let (mask, khz) = (attr.completion_timestamp_mask, attr.hca_core_clock);
+    ensure!(khz > 0 && mask > 0, "a clock of {khz} kHz, mask {mask:#x}");
+    // From one time to another; what goes backwards is further than half of the way round.
+    let since = |from: u64, to: u64| {
+        let ticks = to.wrapping_sub(from) & mask;
+        ensure!(ticks <= mask / 2, "{to} comes after {from}");
+        Ok(ticks)
+    };
+    let config = LinkConfig::default();
+    let links = (0..2)
+        .map(|_| {
+            let qp = Qp::new(&env.pd, &cq, &cq, &config.qp).during("ibv_create_qp")?;
+            env.connect(qp, cq.clone(), &config)
+        })
+        .collect::<Outcome<Vec<_>>>()?;
+    let (mr, all) = (env.buffer()?, env.peer.all);
+    // Writes by both queue pairs; the times of the first and of the last completion.
+    let stamps = || -> Outcome<(u64, u64)> {
+        for wr_id in 0..WRITES {
+            let write = SendOp::Write(all.addr, all.rkey);
+            let len = wr_id as usize * 1000;
+            links[wr_id as usize % 2].send(wr_id, write, &[mr.sge(0, len)])?;
+        }
+        let (mut first, mut last, mut polled) = (None, 0, 0);
+        let end = Instant::now() + SOON;
+        while polled < WRITES {
+            ensure!(Instant::now() < end, "{polled} of {WRITES} completions");
+            let Some((wc, time)) = cq.poll_stamped().during("polling")? else {
+                std::thread::sleep(Duration::from_micros(50));
+                continue;
+            };
+            ensure!(wc.status == WC_SUCCESS, "{wc:?}");
+            if first.is_some() {
+                since(last, time)?;
+            }
+            first.get_or_insert(time);
+            last = time;
+            polled += 1;
+        }
+        Ok((first.unwrap_or(last), last))
+    };
+    let ticks = |time: Duration| time.as_nanos() as u64 / 1000 * khz / 1000;
+    let mut before = stamps()?.1;
+    // The pause lies between the two, whatever comes on top of it. Half of it allows for clocks that disagree.
+    for _ in 0..ROUNDS {
+        std::thread::sleep(PAUSE);
+        let (first, last) = stamps()?;
+        let passed = since(before, first)?;
+        ensure!(
+            passed >= ticks(PAUSE) / 2,
+            "{passed} ticks of a clock of {khz} kHz in {PAUSE:?}"
+        );
+        before = last;
+    }
+    Ok(())
 }
