@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Shared receive queues, in loopback: who gets which receive, what the owner is told.
+//! Shared receive queues, in loopback: who gets which receive, what is in it, what the owner is told.
 
 use std::sync::Arc;
 
 use super::{Case, Env, SOON, expect};
 use crate::ensure;
 use crate::ffi::{ibv_qp_cap, ibv_srq_attr, ibv_wc};
+use crate::memory::PAGE;
+use crate::pattern::POISON;
+use crate::stress::datagrams::{GRH, check_grh};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    Cq, EVENT_QP_LAST_WQE_REACHED, EVENT_SRQ_LIMIT_REACHED, Errno, EventObject, Interface, Mr,
-    PostError, QPS_ERR, QPT_RC, QPT_UC, Qp, QpConfig, SRQ_LIMIT, SRQ_MAX_WR, SendOp, SendWr, Srq,
-    WC_LOC_LEN_ERR, WC_REM_INV_REQ_ERR, WC_SUCCESS,
+    Ah, Cq, EVENT_QP_LAST_WQE_REACHED, EVENT_SRQ_LIMIT_REACHED, Errno, EventObject, Interface, Mr,
+    PostError, QPS_ERR, QPT_RC, QPT_UC, QPT_UD, Qp, QpConfig, SRQ_LIMIT, SRQ_MAX_WR, SendOp,
+    SendWr, Srq, WC_GRH, WC_LOC_LEN_ERR, WC_RECV, WC_REM_INV_REQ_ERR, WC_SUCCESS, WC_WITH_IMM,
+    mtu_bytes,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -21,6 +25,7 @@ pub(super) const CASES: &[Case] = &[
     ("srq-last-receive-event", last),
     ("srq-message-too-long", short),
     ("srq-in-use-is-not-destroyed", busy),
+    ("srq-receives-datagrams", datagrams),
 ];
 
 /// A QP that sends to one that takes its receives from an SRQ.
@@ -255,5 +260,107 @@ fn busy(env: &mut Env) -> Outcome<()> {
         srq.try_destroy() == Err(Errno(libc::EBUSY)),
         "an SRQ that a QP uses was destroyed"
     );
+    Ok(())
+}
+
+/// Datagrams to several queue pairs arrive in the receives of one queue, whole and behind the header of their route.
+fn datagrams(env: &mut Env) -> Outcome<()> {
+    const QKEY: u32 = 0x0102_0304;
+    /// Room of a receive.
+    const ROOM: usize = 2 * PAGE;
+    const RECEIVES: u64 = 8;
+    let mtu = mtu_bytes(env.context.port_attr()?.active_mtu);
+    let srq = Srq::new(&env.pd, RECEIVES as u32, 2).during("ibv_create_srq")?;
+    let (from, mr) = (env.buffer()?, env.buffer()?);
+    let ah = Ah::new(&env.pd, env.gid.index, env.gid.gid).during("ibv_create_ah")?;
+    let config = |interface| QpConfig {
+        kind: QPT_UD,
+        interface,
+        ..Default::default()
+    };
+    let cq = |interface| Cq::with(&env.context, 64, 0, None, 0, interface).during("ibv_create_cq");
+    let sent = cq(Interface::Legacy)?;
+    let senders = [Interface::Legacy, Interface::Extended]
+        .into_iter()
+        .map(|interface| Qp::new(&env.pd, &sent, &sent, &config(interface)))
+        .collect::<Result<Vec<_>, _>>()
+        .during("ibv_create_qp")?;
+    let receivers = [Interface::Legacy, Interface::Extended, Interface::Legacy]
+        .into_iter()
+        .map(|interface| {
+            let received = cq(interface)?;
+            Qp::with_srq(&received, &received, &config(interface), &srq)
+                .during("ibv_create_qp with an SRQ")
+        })
+        .collect::<Outcome<Vec<_>>>()?;
+    for (n, qp) in (1..).zip(senders.iter().chain(&receivers)) {
+        qp.start_datagrams(QKEY, n).during("starting a UD QP")?;
+    }
+    let place = |wr_id: u64| (wr_id % RECEIVES) as usize * ROOM;
+    // Each receive is in two pieces, cut inside the header, at its end or in the payload.
+    let post = |wr_id: u64| {
+        mr.memory().set(place(wr_id), ROOM, POISON);
+        let cut = [17, GRH, GRH + 5][wr_id as usize % 3];
+        let (at, rest) = (place(wr_id), GRH + mtu - cut);
+        srq.post_recv(&[(wr_id, &[mr.sge(at, cut), mr.sge(at + cut, rest)])])
+            .map_err(|e| Failure(format!("receive {wr_id}: {}", e.error)))
+    };
+    (0..RECEIVES).try_for_each(post)?;
+    let lengths = [mtu, 0, 1, 5, 6, 1000, mtu - 1, 64];
+    // More than the queue has room for, so that its places are used again.
+    for wr_id in 0..5 * RECEIVES {
+        let len = lengths[wr_id as usize * 3 % lengths.len()].min(mtu);
+        let (sender, receiver) = (&senders[wr_id as usize % 2], &receivers[wr_id as usize % 3]);
+        from.memory().fill(0, len, wr_id, 0);
+        let number = receiver.number();
+        let immediate = wr_id.is_multiple_of(5).then_some(wr_id as u32 + 1);
+        let op = match immediate {
+            Some(value) => SendOp::DatagramImm(&ah, number, QKEY, value),
+            None => SendOp::Datagram(&ah, number, QKEY),
+        };
+        sender
+            .post_send(&[SendWr::new(wr_id, op, &[from.sge(0, len)])])
+            .map_err(|e| Failure(format!("datagram {wr_id}: {}", e.error)))?;
+        expect(&sent, wr_id, WC_SUCCESS)?;
+        let wc = expect(&receiver.recv_cq, wr_id, WC_SUCCESS)?;
+        ensure!(
+            wc.opcode == WC_RECV
+                && wc.byte_len as usize == GRH + len
+                && wc.qp_num == number
+                && wc.src_qp == sender.number()
+                && wc.wc_flags & WC_GRH != 0,
+            "datagram {wr_id} of {len} bytes: {wc:?}"
+        );
+        let got = (wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
+        ensure!(
+            got == immediate,
+            "datagram {wr_id}: {got:?}, not {immediate:?}"
+        );
+        let (at, mut grh) = (place(wr_id), [0; GRH]);
+        mr.memory().read(at, &mut grh);
+        check_grh(&grh, env.gid.gid, env.gid.gid).map_err(Failure)?;
+        let payload = mr.memory().check(at + GRH, len, wr_id, 0);
+        payload.map_err(|byte| Failure(format!("datagram {wr_id}: byte {byte} is wrong")))?;
+        let behind = mr
+            .memory()
+            .check_set(at + GRH + len, ROOM - GRH - len, POISON);
+        behind
+            .map_err(|byte| Failure(format!("datagram {wr_id}: {byte} behind its end changed")))?;
+        post(wr_id + RECEIVES)?;
+    }
+    // What is for another queue pair or has another key takes no receive.
+    let first = &receivers[0];
+    for (number, qkey) in [(first.number(), QKEY + 1), (0x00ff_fffe, QKEY)] {
+        let wr = SendWr::new(1, SendOp::Datagram(&ah, number, qkey), &[]);
+        senders[0]
+            .post_send(&[wr])
+            .map_err(|e| Failure(e.error.to_string()))?;
+        expect(&sent, 1, WC_SUCCESS)?;
+    }
+    let wr = SendWr::new(2, SendOp::Datagram(&ah, first.number(), QKEY), &[]);
+    senders[0]
+        .post_send(&[wr])
+        .map_err(|e| Failure(e.error.to_string()))?;
+    expect(&first.recv_cq, 5 * RECEIVES, WC_SUCCESS)?;
     Ok(())
 }
