@@ -21,7 +21,8 @@ vrnic-stress [options]              both ends in this process (loopback)
 vrnic-stress [options] --server     wait for a client
 vrnic-stress [options] --client HOST
 
-Random SEND, WRITE, READ and atomic traffic both ways over RC QPs, every byte and every completion checked.
+Random SEND, WRITE, READ and atomic traffic both ways over RC QPs, every byte and every completion checked; FLUSH and
+ATOMIC_WRITE too where both devices have them, by QPs of the extended interface.
 Both ends need the same --threads and --ud; everything else is decided by the client (in loopback: here).
 
   --device NAME     RDMA device (default: the first)
@@ -43,7 +44,7 @@ Both ends need the same --threads and --ud; everything else is decided by the cl
   --rnr             leave receive queues short now and then
   --srq             all QPs of a thread take their receives from one queue, which is resized meanwhile
   --on-demand       regions on demand; and a child shares all memory now and then, so that pages move
-  --no-atomics      leave atomics out
+  --no-atomics      leave out atomics, also ATOMIC_WRITE, and FLUSH
   --interface X     legacy, extended (ibv_wr_*, ibv_start_poll) or mixed (default)
   --ud              also send datagrams
   --ud-loss         lost datagrams are no error
@@ -124,6 +125,7 @@ impl Side {
                 .map_err(|_| Failure("a thread panicked".into()))??;
             sum.ops += totals.ops;
             sum.bytes += totals.bytes;
+            sum.placed += totals.placed;
             sum.batches += totals.batches;
             sum.events += totals.events;
             sum.starved += totals.starved;
@@ -225,6 +227,7 @@ fn run(args: &Args, seed: u64) -> Outcome<Totals> {
         (Ok(mut mine), Ok(other)) => {
             mine.ops += other.ops;
             mine.bytes += other.bytes;
+            mine.placed += other.placed;
             mine.batches += other.batches;
             mine.events += other.events;
             mine.starved += other.starved;
@@ -254,12 +257,13 @@ fn main() -> ExitCode {
     match run(&args, seed) {
         Ok(totals) if failed_destroys() == 0 => {
             println!(
-                "PASS: {} operations, {} bytes, {} batches checked, {} events, {} empty queues, {:.1} s",
+                "PASS: {} operations, {} bytes, {} batches checked, {} events, {} empty queues, {} flushes and atomic writes, {:.1} s",
                 totals.ops,
                 totals.bytes,
                 totals.batches,
                 totals.events,
                 totals.starved,
+                totals.placed,
                 begin.elapsed().as_secs_f64()
             );
             ExitCode::SUCCESS

@@ -15,8 +15,10 @@ use crate::ensure;
 use crate::ffi::{ibv_qp_cap, ibv_wc};
 use crate::rng::Rng;
 use crate::verbs::{
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, Channel, Context, Cq,
-    GidEntry, Interface, Mr, Path, Pd, Qp, QpConfig, WC_SUCCESS, WC_WR_FLUSH_ERR, status_name,
+    ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    Channel, Context, Cq, DEVICE_ATOMIC_WRITE, DEVICE_FLUSH_GLOBAL, GidEntry, Interface, Mr, Path,
+    Pd, QP_EX_WITH_ATOMIC_WRITE, QP_EX_WITH_FLUSH, Qp, QpConfig, WC_SUCCESS, WC_WR_FLUSH_ERR,
+    status_name,
 };
 
 /// How one end is to run.
@@ -42,7 +44,7 @@ pub struct Options {
     pub rnr: bool,
     /// Take receives from a shared receive queue
     pub srq: bool,
-    /// Leave atomics out
+    /// Leave out atomics, also those that write only, and flushes
     pub no_atomics: bool,
     /// Interface for QP or CQ number n: `None` alternates
     pub interface: Option<Interface>,
@@ -63,6 +65,8 @@ pub struct Totals {
     pub ops: u64,
     /// Payload bytes of them
     pub bytes: u64,
+    /// Flushes and atomic writes among them
+    pub placed: u64,
     /// Batches checked as responder
     pub batches: u64,
     /// Completion events received
@@ -74,6 +78,58 @@ pub struct Totals {
 /// Bytes of the atomic area: private words of each QP, then the shared word.
 fn atomic_area(qps: usize) -> usize {
     8 * (WORDS * qps + 1)
+}
+
+/// What of FLUSH and ATOMIC_WRITE, which need the extended interface, a device and its library have.
+struct Placement {
+    /// Flushes of what kind: an ICRC that not all compute in the same way makes them useless between two kinds
+    flush: &'static str,
+    atomic_write: bool,
+}
+
+impl Placement {
+    const NONE: Self = Placement {
+        flush: "none",
+        atomic_write: false,
+    };
+
+    fn of(context: &Arc<Context>, pd: &Arc<Pd>, no_atomics: bool) -> Outcome<Self> {
+        let vrnic = context.name().starts_with("vrnic");
+        if no_atomics {
+            return Ok(Self::NONE);
+        }
+        let Ok(attr) = context.device_attr_ex() else {
+            return Ok(Self::NONE);
+        };
+        let cq = Cq::new(context, 16).during("ibv_create_cq")?;
+        // What a device has its library need not know; ours does.
+        let takes = |more_ops| {
+            let config = QpConfig {
+                interface: Interface::Extended,
+                more_ops,
+                ..QpConfig::smallest()
+            };
+            vrnic || Qp::new(pd, &cq, &cq, &config).is_ok()
+        };
+        let has = |flag, op| attr.device_cap_flags_ex & flag != 0 && takes(op);
+        Ok(Placement {
+            flush: match (has(DEVICE_FLUSH_GLOBAL, QP_EX_WITH_FLUSH), vrnic) {
+                (false, _) => "none",
+                (true, true) => "vrnic",
+                (true, false) => "other",
+            },
+            atomic_write: has(DEVICE_ATOMIC_WRITE, QP_EX_WITH_ATOMIC_WRITE),
+        })
+    }
+}
+
+/// The interface through which one end uses QP or CQ number n.
+fn interface(wanted: Option<Interface>, n: usize) -> Interface {
+    wanted.unwrap_or(if n.is_multiple_of(2) {
+        Interface::Legacy
+    } else {
+        Interface::Extended
+    })
 }
 
 struct Endpoint {
@@ -124,6 +180,7 @@ impl Endpoint {
             .max_qp_rd_atom
             .min(device.max_qp_init_rd_atom)
             .clamp(1, 16) as u8;
+        let placement = Placement::of(context, &pd, options.no_atomics)?;
         let mine = Words::default()
             .with("seed", options.seed)
             .with("qps", options.qps)
@@ -140,6 +197,16 @@ impl Endpoint {
             .with(
                 "atomics",
                 u64::from(device.atomic_cap != 0 && !options.no_atomics),
+            )
+            .with("flush", placement.flush)
+            .with("atomic_write", u64::from(placement.atomic_write))
+            .with(
+                "interface",
+                match options.interface {
+                    None => "mixed",
+                    Some(Interface::Legacy) => "legacy",
+                    Some(Interface::Extended) => "extended",
+                },
             )
             .with("srq", u64::from(options.srq))
             .with("mtu", options.mtu)
@@ -163,6 +230,30 @@ impl Endpoint {
             sq_depth: decided("sq_depth")?,
             mtu: crate::verbs::mtu_bytes(mtu),
             atomics: smaller("atomics")? == 1,
+            flush: false,
+            atomic_write: false,
+        };
+        let flush = placement.flush != "none" && theirs.text("flush")? == placement.flush;
+        let atomic_write = smaller("atomic_write")? == 1;
+        let more_ops = if flush { QP_EX_WITH_FLUSH } else { 0 }
+            | if atomic_write {
+                QP_EX_WITH_ATOMIC_WRITE
+            } else {
+                0
+            };
+        // What the QPs number n can do that are of an end with that interface.
+        let limits_of = |limits: Limits, wanted, n: usize| {
+            let extended = interface(wanted, n / 2) == Interface::Extended;
+            Limits {
+                flush: flush && extended,
+                atomic_write: atomic_write && extended,
+                ..limits
+            }
+        };
+        let their_interface = match theirs.text("interface")? {
+            "legacy" => Some(Interface::Legacy),
+            "extended" => Some(Interface::Extended),
+            _ => None,
         };
         let count = decided("qps")?;
         let peer_gid = theirs
@@ -184,17 +275,11 @@ impl Endpoint {
         let cq_count = options.cqs.clamp(1, 2 * count);
         // Queue n serves sends of QPs = n and receives of QPs = 3n+1, modulo the number of queues.
         let cqe = (count.div_ceil(cq_count) * per_qp + per_qp) as u32;
-        let interface = |n: usize| {
-            options.interface.unwrap_or(if n.is_multiple_of(2) {
-                Interface::Legacy
-            } else {
-                Interface::Extended
-            })
-        };
         let cqs = (0..cq_count)
             .map(|n| {
                 let vector = n as u32 % context.completion_vectors().max(1);
-                Cq::with(context, cqe, n, channel.as_ref(), vector, interface(n))
+                let interface = interface(options.interface, n);
+                Cq::with(context, cqe, n, channel.as_ref(), vector, interface)
             })
             .collect::<Result<Vec<_>, _>>()
             .during(format!("creating {cq_count} CQs of {cqe} entries"))?;
@@ -208,7 +293,8 @@ impl Endpoint {
                     max_recv_sge: limits.recv_sge as u32,
                     max_inline_data: 64,
                 },
-                interface: interface(n / 2),
+                interface: interface(options.interface, n / 2),
+                more_ops,
                 ..Default::default()
             };
             let (send_cq, recv_cq) = (&cqs[n % cq_count], &cqs[(n + 1) % cq_count]);
@@ -250,7 +336,11 @@ impl Endpoint {
         let mut psn = Rng::new(&[limits.seed, 0x95, side]);
         let (mut responders, mut initiators) = (Vec::new(), Vec::new());
         for (n, qp) in qps.iter().enumerate() {
-            let mut responder = Responder::new(&pd, limits, 1 - side, n)?;
+            let (ours, others) = (
+                limits_of(limits, options.interface, n),
+                limits_of(limits, their_interface, n),
+            );
+            let mut responder = Responder::new(&pd, others, 1 - side, n)?;
             let sq_psn = psn.below(1 << 24) as u32;
             let (arena, key) = responder.arena();
             let mine = Words::default()
@@ -271,7 +361,7 @@ impl Endpoint {
                 rnr_retries: 7,
                 rnr_timer: 2,
                 rd_atomic,
-                access: ACCESS_ALL,
+                access: ACCESS_ALL | if flush { ACCESS_FLUSH_GLOBAL } else { 0 },
             };
             qp.to_init(path.access).during(format!("QP {n} to INIT"))?;
             if pool.is_none() {
@@ -292,7 +382,7 @@ impl Endpoint {
                 words: (words + (8 * WORDS * n) as u64, words_key),
                 shared: (words + (8 * WORDS * count) as u64, words_key),
             };
-            initiators.push(Initiator::new(&pd, limits, side, n, remote)?);
+            initiators.push(Initiator::new(&pd, ours, side, n, remote)?);
             responders.push(responder);
         }
         control.swap(b"ready").during("getting ready")?;
@@ -571,6 +661,7 @@ impl Endpoint {
             "the shared atomic word is {got:#x}, not {shared:#x}"
         );
         self.totals.ops = self.initiators.iter().map(|i| i.ops).sum();
+        self.totals.placed = self.initiators.iter().map(|i| i.placed).sum();
         self.totals.bytes = self.initiators.iter().map(Initiator::bytes).sum();
         let mut wc = [ibv_wc::default()];
         for (n, cq) in self.cqs.iter().enumerate() {

@@ -8,7 +8,7 @@ use super::{During, Failure, Outcome};
 use crate::ensure;
 use crate::ffi::ibv_wc;
 use crate::memory::Memory;
-use crate::pattern::POISON;
+use crate::pattern::{self, POISON};
 use crate::rng::Rng;
 use crate::verbs::{
     ACCESS_LOCAL_WRITE, Mr, Pd, Qp, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendOp,
@@ -54,6 +54,8 @@ pub struct Initiator {
     source_key_bytes: u64,
     /// Operations completed
     pub ops: u64,
+    /// Flushes and atomic writes among them
+    pub placed: u64,
 }
 
 fn wr_id(index: usize, batch: u64, op: usize) -> u64 {
@@ -90,6 +92,7 @@ impl Initiator {
             started: 0,
             source_key_bytes: 0,
             ops: 0,
+            placed: 0,
         })
     }
 
@@ -243,6 +246,15 @@ impl Initiator {
                     Kind::Write { at, imm: Some(imm) } => {
                         SendOp::WriteImm(remote_base + at as u64, self.remote.arena.1, imm)
                     }
+                    Kind::AtomicWrite { at } => {
+                        let mut value = [0; 8];
+                        pattern::fill(op.payload.key, op.payload.from, &mut value);
+                        SendOp::AtomicWrite(remote_base + at as u64, self.remote.arena.1, value)
+                    }
+                    Kind::Flush {
+                        range: Some((at, len)),
+                    } => SendOp::Flush(remote_base + at as u64, self.remote.arena.1, len),
+                    Kind::Flush { range: None } => SendOp::FlushAll(self.remote.arena.1),
                     Kind::ReadSource { at } => SendOp::Read(source.0 + at as u64, source.1),
                     Kind::ReadBack { at } => {
                         SendOp::Read(remote_base + at as u64, self.remote.arena.1)
@@ -328,6 +340,8 @@ impl Initiator {
         let opcode = match op.kind {
             Kind::Send(_) => crate::verbs::WC_SEND,
             Kind::Write { .. } => crate::verbs::WC_RDMA_WRITE,
+            Kind::AtomicWrite { .. } => crate::verbs::WC_ATOMIC_WRITE,
+            Kind::Flush { .. } => crate::verbs::WC_FLUSH,
             Kind::ReadSource { .. } | Kind::ReadBack { .. } => crate::verbs::WC_RDMA_READ,
             Kind::Cas { .. } => crate::verbs::WC_COMP_SWAP,
             Kind::FetchAdd { .. } | Kind::SharedAdd { .. } => crate::verbs::WC_FETCH_ADD,
@@ -355,6 +369,9 @@ impl Initiator {
         }
         let done = op_index + 1 - first;
         self.ops += done as u64;
+        let places = |o: &&Op| matches!(o.kind, Kind::AtomicWrite { .. } | Kind::Flush { .. });
+        let completed = running.batch.ops[first..=op_index].iter();
+        self.placed += completed.filter(places).count() as u64;
         self.source_key_bytes += running.batch.ops[first..=op_index]
             .iter()
             .map(|o| o.len as u64)

@@ -34,6 +34,10 @@ pub struct Limits {
     pub mtu: usize,
     /// Whether the device has atomics
     pub atomics: bool,
+    /// Whether what is written is also flushed
+    pub flush: bool,
+    /// Whether words are also written at once
+    pub atomic_write: bool,
 }
 
 impl Limits {
@@ -88,6 +92,16 @@ pub enum Kind {
         at: usize,
         /// Immediate data
         imm: Option<u32>,
+    },
+    /// ATOMIC_WRITE of a word of the peer's remote arena
+    AtomicWrite {
+        /// Offset in the arena
+        at: usize,
+    },
+    /// FLUSH of what the batch wrote before, or of all of the peer's remote arenas
+    Flush {
+        /// Offset in the arena, and bytes
+        range: Option<(usize, usize)>,
     },
     /// RDMA READ of the peer's static source
     ReadSource {
@@ -145,7 +159,10 @@ impl Kind {
     /// Whether its result arrives in local memory.
     #[must_use]
     pub fn fetches(&self) -> bool {
-        !matches!(self, Kind::Send(_) | Kind::Write { .. })
+        !matches!(
+            self,
+            Kind::Send(_) | Kind::Write { .. } | Kind::AtomicWrite { .. } | Kind::Flush { .. }
+        )
     }
 
     /// Whether it is an atomic.
@@ -165,7 +182,7 @@ pub struct Op {
     pub kind: Kind,
     /// Message length in bytes
     pub len: usize,
-    /// What the message holds; meaningless for atomics
+    /// What the message holds; meaningless for atomics and flushes
     pub payload: Payload,
     /// Its memory in the initiator's local arena
     pub local: Vec<Piece>,
@@ -204,6 +221,8 @@ pub struct Batch {
 pub struct Planner {
     limits: Limits,
     rng: Rng,
+    /// Decides on flushes and atomic writes, so that a plan without them is the same otherwise.
+    placing: Rng,
     source_key: u64,
     next: u64,
     words: [u64; WORDS],
@@ -281,6 +300,7 @@ impl Planner {
         Planner {
             limits,
             rng: Rng::new(&[limits.seed, side, qp as u64]),
+            placing: Rng::new(&[limits.seed, side, qp as u64, 0xa19]),
             source_key: source_key(limits.seed, 1 - side),
             next: 0,
             words: [0; WORDS],
@@ -412,6 +432,7 @@ impl Planner {
             };
             ops.push(self.finish(kind, len, payload, local_pieces, is_fenced, &mut recv));
         }
+        let mut ops = self.place(ops, &mut remote);
         let imm = self.rng.next_u64() as u32;
         let payload = Payload {
             key: self.rng.next_u64(),
@@ -441,6 +462,62 @@ impl Planner {
             words: self.words,
             shared,
         }
+    }
+
+    /// Puts flushes and atomic writes behind some of the operations.
+    fn place(&mut self, ops: Vec<Op>, remote: &mut Arena) -> Vec<Op> {
+        let Limits {
+            flush,
+            atomic_write,
+            ..
+        } = self.limits;
+        if !flush && !atomic_write {
+            return ops;
+        }
+        let mut placed = Vec::new();
+        let mut written = Vec::new();
+        for op in ops {
+            if let Kind::Write { at, .. } = op.kind {
+                written.push((at, op.len));
+            }
+            placed.push(op);
+            if !self.placing.one_in(3) {
+                continue;
+            }
+            let flushes = flush && (!atomic_write || self.placing.one_in(2));
+            let rng = &mut self.placing;
+            let (kind, len) = if flushes {
+                let range = (!written.is_empty() && !rng.one_in(4)).then(|| rng.pick(&written));
+                (Kind::Flush { range }, 0)
+            } else {
+                let at = remote.take(rng, 8, 8);
+                written.push((at, 8));
+                (Kind::AtomicWrite { at }, 8)
+            };
+            let signalled = rng.one_in(3);
+            placed.push(Op {
+                kind,
+                len,
+                payload: Payload {
+                    key: self.placing.next_u64(),
+                    from: 0,
+                },
+                local: Vec::new(),
+                fenced: false,
+                closes: false,
+                recv: Vec::new(),
+                signalled,
+                solicited: false,
+                inline: false,
+            });
+        }
+        // More of them than before stand between two that are signalled.
+        let mut unsignalled = 0;
+        for op in &mut placed {
+            op.signalled |= unsignalled + 2 >= self.limits.sq_depth / 2;
+            unsignalled = if op.signalled { 0 } else { unsignalled + 1 };
+        }
+        placed
     }
 
     fn finish(
@@ -498,6 +575,8 @@ mod tests {
             sq_depth: 16,
             mtu: 1024,
             atomics: true,
+            flush: true,
+            atomic_write: true,
         }
     }
 
@@ -524,8 +603,29 @@ mod tests {
     }
 
     #[test]
+    fn flushes_and_atomic_writes_change_nothing_else() {
+        for seed in 0..10 {
+            let plain = Limits {
+                flush: false,
+                atomic_write: false,
+                ..limits(seed)
+            };
+            let (mut a, mut b) = (Planner::new(limits(seed), 0, 1), Planner::new(plain, 0, 1));
+            for _ in 0..50 {
+                let (mut a, b) = (a.next_batch(), b.next_batch());
+                a.ops
+                    .retain(|o| !matches!(o.kind, Kind::AtomicWrite { .. } | Kind::Flush { .. }));
+                let described =
+                    |ops: &[Op]| ops.iter().map(|o| (o.kind, o.payload)).collect::<Vec<_>>();
+                assert_eq!(described(&a.ops), described(&b.ops));
+                assert_eq!((a.words, a.shared), (b.words, b.shared));
+            }
+        }
+    }
+
+    #[test]
     fn memory_is_disjoint_and_bounded_and_every_kind_occurs() {
-        let mut seen = [0; 9];
+        let mut seen = [0; 12];
         for seed in 0..40 {
             let limits = limits(seed);
             let mut planner = Planner::new(limits, 0, 0);
@@ -549,13 +649,15 @@ mod tests {
                     size,
                 );
                 let written = batch.ops.iter().filter_map(|o| match o.kind {
-                    Kind::Write { at, .. } => Some((at, o.len)),
+                    Kind::Write { at, .. } | Kind::AtomicWrite { at } => Some((at, o.len)),
                     _ => None,
                 });
                 disjoint(written.collect(), size);
                 for op in &batch.ops {
                     assert!(op.local.len() <= limits.send_sge && op.recv.len() <= limits.recv_sge);
-                    assert_eq!(op.local.iter().map(|p| p.len).sum::<usize>(), op.len);
+                    let local = op.local.iter().map(|p| p.len).sum::<usize>();
+                    let carried = matches!(op.kind, Kind::AtomicWrite { .. });
+                    assert_eq!(local, if carried { 0 } else { op.len });
                     assert!(!op.inline || op.len <= limits.inline);
                     if matches!(op.kind, Kind::Send(_)) {
                         assert!(op.recv.iter().map(|p| p.len).sum::<usize>() >= op.len);
@@ -574,6 +676,20 @@ mod tests {
                         Kind::ReadBack { .. } => 6,
                         Kind::Cas { .. } | Kind::FetchAdd { .. } => 7,
                         Kind::SharedAdd { .. } => 8,
+                        Kind::AtomicWrite { at } => {
+                            assert_eq!((at % 8, op.len), (0, 8));
+                            9
+                        }
+                        Kind::Flush { range: None } => 10,
+                        Kind::Flush { range: Some(range) } => {
+                            assert!(batch.ops.iter().any(|o| match o.kind {
+                                Kind::Write { at, .. } | Kind::AtomicWrite { at } => {
+                                    (at, o.len) == range
+                                }
+                                _ => false,
+                            }));
+                            11
+                        }
                     };
                     seen[kind] += 1;
                 }

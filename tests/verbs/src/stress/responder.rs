@@ -14,8 +14,8 @@ use crate::ffi::ibv_wc;
 use crate::pattern::POISON;
 use crate::rng::Rng;
 use crate::verbs::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, Mr, Pd, Qp, Sge, WC_RECV,
-    WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, WC_WITH_IMM, opcode_name, status_name,
+    ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, Mr, Pd, Qp,
+    Sge, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, WC_WITH_IMM, opcode_name, status_name,
 };
 
 /// Marks the work request id of a receive.
@@ -55,7 +55,10 @@ impl Responder {
     pub fn new(pd: &Arc<Pd>, limits: Limits, side: u64, index: usize) -> Outcome<Self> {
         let size = SLOTS * limits.arena();
         let recv = Mr::new(pd, size, ACCESS_LOCAL_WRITE).during("registering a receive arena")?;
-        let rights = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        let mut rights = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        if limits.flush {
+            rights |= ACCESS_FLUSH_GLOBAL;
+        }
         let remote = Mr::new(pd, size, rights).during("registering a remote arena")?;
         let mut this = Responder {
             index,
@@ -285,7 +288,7 @@ impl Responder {
                         left -= len;
                     }
                 }
-                Kind::Write { at, .. } => {
+                Kind::Write { at, .. } | Kind::AtomicWrite { at } => {
                     written.push((at, op.len));
                     if let Err(b) = self.remote.memory().check(
                         base + at,

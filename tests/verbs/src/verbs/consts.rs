@@ -29,7 +29,7 @@ named! {
     /// Name of a work completion opcode.
     opcode_name:
     WC_SEND = 0, WC_RDMA_WRITE = 1, WC_RDMA_READ = 2, WC_COMP_SWAP = 3, WC_FETCH_ADD = 4, WC_BIND_MW = 5,
-    WC_LOCAL_INV = 6, WC_RECV = 128, WC_RECV_RDMA_WITH_IMM = 129,
+    WC_LOCAL_INV = 6, WC_FLUSH = 8, WC_ATOMIC_WRITE = 9, WC_RECV = 128, WC_RECV_RDMA_WITH_IMM = 129,
 }
 
 named! {
@@ -62,6 +62,7 @@ pub const ACCESS_REMOTE_ATOMIC: i32 = 8;
 pub const ACCESS_MW_BIND: i32 = 1 << 4;
 pub const ACCESS_ZERO_BASED: i32 = 1 << 5;
 pub const ACCESS_ON_DEMAND: i32 = 1 << 6;
+pub const ACCESS_FLUSH_GLOBAL: i32 = 1 << 8;
 /// Every right to a region's bytes by plain operations.
 pub const ACCESS_ALL: i32 = 15;
 
@@ -97,10 +98,21 @@ pub const WR_ATOMIC_FETCH_AND_ADD: i32 = 6;
 pub const WR_LOCAL_INV: i32 = 7;
 pub const WR_BIND_MW: i32 = 8;
 pub const WR_SEND_WITH_INV: i32 = 9;
+pub const WR_FLUSH: i32 = 14;
+pub const WR_ATOMIC_WRITE: i32 = 15;
 
 pub const QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
 pub const QP_EX_WITH_BIND_MW: u64 = 1 << 8;
 pub const QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
+pub const QP_EX_WITH_FLUSH: u64 = 1 << 11;
+pub const QP_EX_WITH_ATOMIC_WRITE: u64 = 1 << 12;
+
+pub const DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
+pub const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
+
+pub const FLUSH_GLOBAL: u8 = 1;
+pub const FLUSH_RANGE: u8 = 0;
+pub const FLUSH_MR: u8 = 1;
 
 pub const MW_TYPE_1: i32 = 1;
 pub const MW_TYPE_2: i32 = 2;

@@ -406,6 +406,12 @@ pub enum SendOp<'a> {
     Cas(u64, u32, u64, u64),
     /// Fetch and add: address, key, summand
     FetchAdd(u64, u32, u64),
+    /// FLUSH to global visibility of a range: address, key, length
+    Flush(u64, u32, usize),
+    /// FLUSH to global visibility of all of a region, by its key
+    FlushAll(u32),
+    /// ATOMIC_WRITE: address, key, the bytes
+    AtomicWrite(u64, u32, [u8; 8]),
     /// Datagram to a QP number with a `Q_Key`
     Datagram(&'a Ah, u32, u32),
     /// Datagram with immediate data
@@ -431,10 +437,24 @@ impl SendOp<'_> {
             SendOp::Read(..) => consts::WR_RDMA_READ,
             SendOp::Cas(..) => consts::WR_ATOMIC_CMP_AND_SWP,
             SendOp::FetchAdd(..) => consts::WR_ATOMIC_FETCH_AND_ADD,
+            SendOp::Flush(..) | SendOp::FlushAll(_) => consts::WR_FLUSH,
+            SendOp::AtomicWrite(..) => consts::WR_ATOMIC_WRITE,
             SendOp::Bind(..) => consts::WR_BIND_MW,
             SendOp::LocalInv(_) => consts::WR_LOCAL_INV,
             SendOp::Opcode(code) => *code,
         }
+    }
+
+    /// Whether it sends from or receives into local memory, be it nothing.
+    fn has_elements(&self) -> bool {
+        !matches!(
+            self,
+            SendOp::Bind(..)
+                | SendOp::LocalInv(_)
+                | SendOp::Flush(..)
+                | SendOp::FlushAll(_)
+                | SendOp::AtomicWrite(..)
+        )
     }
 
     /// Opcode of its completion.
@@ -445,6 +465,8 @@ impl SendOp<'_> {
             SendOp::Read(..) => consts::WC_RDMA_READ,
             SendOp::Cas(..) => consts::WC_COMP_SWAP,
             SendOp::FetchAdd(..) => consts::WC_FETCH_ADD,
+            SendOp::Flush(..) | SendOp::FlushAll(_) => consts::WC_FLUSH,
+            SendOp::AtomicWrite(..) => consts::WC_ATOMIC_WRITE,
             SendOp::Bind(..) => consts::WC_BIND_MW,
             SendOp::LocalInv(_) => consts::WC_LOCAL_INV,
             _ => consts::WC_SEND,
@@ -958,6 +980,30 @@ impl Qp {
                     SendOp::FetchAdd(addr, key, add) => {
                         ((*qp).wr_atomic_fetch_add.ok_or(missing)?)(qp, key, addr, add);
                     }
+                    SendOp::Flush(addr, key, len) => ((*qp).wr_flush.ok_or(missing)?)(
+                        qp,
+                        key,
+                        addr,
+                        len,
+                        consts::FLUSH_GLOBAL,
+                        consts::FLUSH_RANGE,
+                    ),
+                    SendOp::FlushAll(key) => ((*qp).wr_flush.ok_or(missing)?)(
+                        qp,
+                        key,
+                        0,
+                        0,
+                        consts::FLUSH_GLOBAL,
+                        consts::FLUSH_MR,
+                    ),
+                    SendOp::AtomicWrite(addr, key, value) => {
+                        ((*qp).wr_atomic_write.ok_or(missing)?)(
+                            qp,
+                            key,
+                            addr,
+                            value.as_ptr().cast(),
+                        );
+                    }
                     SendOp::Bind(mw, key, bind) => {
                         let info = bind.info();
                         ((*qp).wr_bind_mw.ok_or(missing)?)(qp, mw.raw, key, &raw const info);
@@ -965,8 +1011,7 @@ impl Qp {
                     SendOp::LocalInv(key) => ((*qp).wr_local_inv.ok_or(missing)?)(qp, key),
                     SendOp::Opcode(_) => panic!("the extended interface has no raw opcodes"),
                 }
-                // What is done at this side has no data.
-                if matches!(wr.op, SendOp::Bind(..) | SendOp::LocalInv(_)) {
+                if !wr.op.has_elements() {
                     continue;
                 }
                 if let SendOp::Datagram(ah, qpn, qkey) | SendOp::DatagramImm(ah, qpn, qkey, _) =
