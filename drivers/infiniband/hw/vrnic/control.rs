@@ -151,7 +151,7 @@ impl<C: Command> Prepared<C> {
     }
 }
 
-/// All commands that destroy an object have the size of this one.
+/// All commands that destroy an object or empty an entry have the size of this one.
 type AnyDestroy = DestroyPd;
 
 /// Who waits for a command.

@@ -80,6 +80,7 @@ use crate::{
         Health,
         Supervised, //
     },
+    multicast::Detacher,
     paging::{
         Faults,
         PageCommands, //
@@ -243,6 +244,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) doorbells: Option<Region<'bound>>,
     /// What is set of its port.
     pub(crate) port: Pin<KBox<port::Settings>>,
+    /// What takes queue pairs out of its multicast groups.
+    pub(crate) detacher: Pin<KBox<Detacher>>,
     /// Whether it has flushes and atomic writes.
     pub(crate) memory_placement: bool,
     /// Whether completion queues move to other rings and their events are moderated.
@@ -315,6 +318,7 @@ impl<'bound> Resources<'bound> {
             dma,
             doorbells,
             port: KBox::pin_init(port::Settings::new(dev.has_feature(PORT_STATE)), GFP_KERNEL)?,
+            detacher: Detacher::new()?,
             paging,
             faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),

@@ -5,14 +5,41 @@
 //! RDMA CM tells the network by IGMP which groups there are; the device is told of its queue pairs
 //! only.
 
-use kernel::prelude::*;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::Mutex, //
+};
 use rdma::gid::Gid;
 use vrnic_wire::command::{
     AttachMulticast,
     DetachMulticast, //
 };
 
-use crate::device::Call;
+use crate::{
+    control::Prepared,
+    device::Call, //
+};
+
+/// What takes queue pairs out of groups, without taking memory: the core destroys no queue pair that
+/// is in a group, so that of a process which died would stay.
+#[pin_data]
+pub(crate) struct Detacher {
+    #[pin]
+    command: Mutex<Prepared<DetachMulticast>>,
+}
+
+impl Detacher {
+    pub(crate) fn new() -> Result<Pin<KBox<Self>>> {
+        let command = Prepared::new()?;
+        KBox::pin_init(
+            pin_init!(Self {
+                command <- new_mutex!(command),
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
 
 /// Attaches a queue pair to a group. `EBUSY` if it is attached.
 pub(crate) fn attach(call: &Call<'_>, qpn: u32, gid: &Gid) -> Result {
@@ -34,10 +61,12 @@ pub(crate) fn detach(call: &Call<'_>, qpn: u32, gid: &Gid) -> Result {
         gid: gid.0,
         ..Default::default()
     };
-    match call.data.control.execute(&command) {
+    let control = &call.data.control;
+    let result = call.data.detacher.command.lock().execute(control, &command);
+    match result {
         Ok(_) => Ok(()),
         // A device that was stopped has no groups any more.
-        Err(_) if call.data.control.is_stopped() => Ok(()),
+        Err(_) if control.is_stopped() => Ok(()),
         Err(err) => Err(err),
     }
 }
