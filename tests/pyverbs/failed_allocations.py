@@ -1,108 +1,302 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Every verb in a kernel that is out of memory: each of the kernel's allocations in a verb fails once, the first, then
-the second, until the verb gets all it asks for. A verb that fails says ENOMEM, or ENOBUFS if it asked the network, and
-has done nothing; what is destroyed is gone whatever fails.
+"""Every verb of programs in a kernel that is out of memory: each of the kernel's allocations in a verb fails once, the
+first, then the second, until the verb gets all it asks for. A verb that fails says ENOMEM, or ENOBUFS if it asked the
+network, and has done nothing; what is destroyed is gone whatever fails, and so is what a process had that dies.
 
 failed_allocations.py --device NAME --gid INDEX       needs a kernel with FAILSLAB (VRNIC_KERNEL=debug)
 """
 import argparse
-import errno
+import contextlib
+import fcntl
 import gc
+import itertools
 import os
-import pathlib
+import struct
+import subprocess
+import time
 
 import pyverbs.enums as e
 from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
-from pyverbs.cq import CQ, CompChannel
+from pyverbs.cq import CQ, CQEX, CompChannel, CqInitAttrEx
 from pyverbs.device import Context
-from pyverbs.mr import MR, MW
+from pyverbs.mr import MR, MW, DmaBufMR
 from pyverbs.pd import PD
-from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
+from pyverbs.wr import SGE
 
-FAIL_NTH = "/proc/thread-self/fail-nth"
-DEBUGFS = pathlib.Path("/sys/kernel/debug")
+from injection import Injection
+from libibverbs import GROUP, Datagrams
+
 RIGHTS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_MW_BIND
-# More allocations than any verb has.
-MANY = 2000
+SIZE = 1 << 20
+CAPS = dict(max_send_wr=100, max_recv_wr=100, max_send_sge=4, max_recv_sge=4)
+KINDS = {"UC": e.IBV_QPT_UC, "UD": e.IBV_QPT_UD, "RC": e.IBV_QPT_RC}
+# Through all states of a queue pair, each with the attributes that it needs.
+STEPS = {
+    "INIT": (e.IBV_QPS_INIT, e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS),
+    "RTR": (
+        e.IBV_QPS_RTR, e.IBV_QP_AV | e.IBV_QP_PATH_MTU | e.IBV_QP_DEST_QPN | e.IBV_QP_RQ_PSN
+        | e.IBV_QP_MAX_DEST_RD_ATOMIC | e.IBV_QP_MIN_RNR_TIMER,
+    ),
+    "RTS": (
+        e.IBV_QPS_RTS, e.IBV_QP_SQ_PSN | e.IBV_QP_TIMEOUT | e.IBV_QP_RETRY_CNT | e.IBV_QP_RNR_RETRY
+        | e.IBV_QP_MAX_QP_RD_ATOMIC,
+    ),
+    "SQD": (e.IBV_QPS_SQD, 0),
+    "ERR": (e.IBV_QPS_ERR, 0),
+    "RESET": (e.IBV_QPS_RESET, 0),
+}
+# UDMABUF_CREATE
+UDMABUF_CREATE = 1 << 30 | 24 << 16 | ord("u") << 8 | 0x42
 
 
-class Injection:
-    """Makes one of this thread's next allocations fail."""
+class Objects:
+    """How objects of each kind are made in a context, which has one of each."""
 
-    def __init__(self):
-        for kind in ("failslab", "fail_page_alloc"):
-            knobs = DEBUGFS / kind
-            (knobs / "verbose").write_text("0")
-            (knobs / "ignore-gfp-wait").write_text("N")
-        (DEBUGFS / "fail_page_alloc" / "min-order").write_text("0")
-        self.writer = os.open(FAIL_NTH, os.O_WRONLY)
-        self.failures = 0
+    def __init__(self, device, gid):
+        self.device = device
+        self.context = self.open()
+        own = GID(self.context.query_gid(1, gid).gid)
+        self.route = dict(port_num=1, is_global=1, gr=GlobalRoute(dgid=own, sgid_index=gid))
+        self.dma_buf = dma_buf(SIZE)
+        self.pd = self.protection()
+        self.channel = CompChannel(self.context)
+        self.cq = self.queue()
+        self.srq = self.shared()
 
-    def arm(self, number):
-        # The file knows no seeking: one is read once. It is opened now, since that allocates.
-        self.reader = os.open(FAIL_NTH, os.O_RDONLY)
-        os.write(self.writer, b"%d" % number)
+    def open(self):
+        return Context(name=self.device)
 
-    def disarm(self):
-        """Whether an allocation has failed since it was armed."""
-        left = os.read(self.reader, 16)
-        os.write(self.writer, b"0")
-        os.close(self.reader)
-        return int(left.strip(b"\0\n")) == 0
+    def close(self):
+        for thing in (self.srq, self.cq, self.channel, self.pd, self.context):
+            thing.close()
+        os.close(self.dma_buf)
 
-    def verb(self, name, call, undo=None, tells=True):
-        """Calls until nothing has failed in a call; undo takes back what a call has done despite a failure. What does not
-        tell has an error, but the library forgets which.
-        """
-        refused = 0
-        for number in range(1, MANY):
-            result = error = None
-            self.arm(number)
-            try:
-                result = call()
-            except PyverbsError as caught:
-                error = caught
-            except MemoryError as caught:
-                # Of Python itself, which asks the kernel for memory now and then.
-                error = caught
-            fired = self.disarm()
-            if not fired:
-                if error:
-                    raise SystemExit(f"{name}: {error}, though allocation {number} did not fail")
-                print(f"{name}: {number - 1} allocations, {refused} of them needed", flush=True)
-                return result
-            self.failures += 1
-            if error:
-                refused += 1
-                code = getattr(error, "error_code", errno.ENOMEM)
-                if tells and abs(code) not in (errno.ENOMEM, errno.ENOBUFS):
-                    raise SystemExit(f"{name}: {error}, when allocation {number} failed")
-            elif undo:
-                undo(result)
-        raise SystemExit(f"{name}: more than {MANY} allocations")
+    def protection(self):
+        return PD(self.context)
 
-    def make(self, name, call, tells=True):
-        """The same for what makes an object. Objects made despite a failure are destroyed."""
-        return self.verb(name, call, lambda made: made.close(), tells)
+    def region(self):
+        return MR(self.pd, SIZE, RIGHTS)
 
-    def destroy(self, name, make):
-        """Destroys objects. None may survive."""
-        for number in range(1, MANY):
-            victim = make()
-            self.arm(number)
-            try:
-                victim.close()
-            except PyverbsError as error:
-                self.disarm()
-                raise SystemExit(f"{name} stays: {error}, when allocation {number} failed") from error
-            if not self.disarm():
-                print(f"{name}: gone, {number - 1} allocations", flush=True)
-                return
-            self.failures += 1
-        raise SystemExit(f"{name}: more than {MANY} allocations")
+    def region_on_demand(self):
+        return MR(self.pd, SIZE, RIGHTS | e.IBV_ACCESS_ON_DEMAND)
+
+    def region_of_dma_buf(self):
+        return DmaBufMR(self.pd, SIZE, e.IBV_ACCESS_LOCAL_WRITE, dmabuf=self.dma_buf)
+
+    def window(self):
+        return MW(self.pd, e.IBV_MW_TYPE_1)
+
+    def window_2(self):
+        return MW(self.pd, e.IBV_MW_TYPE_2)
+
+    def queue(self):
+        return CQ(self.context, 1000, None, self.channel)
+
+    def extended_queue(self):
+        return CQEX(self.context, CqInitAttrEx(cqe=1000, wc_flags=e.IBV_WC_EX_WITH_BYTE_LEN, channel=self.channel))
+
+    def shared(self):
+        return SRQ(self.pd, SrqInitAttr(SrqAttr(max_wr=300, max_sge=4)))
+
+    def pair(self, kind, srq=None):
+        return QP(self.pd, QPInitAttr(qp_type=kind, scq=self.cq, rcq=self.cq, srq=srq, cap=QPCap(**CAPS)))
+
+    def handle(self):
+        return AH(self.pd, attr=AHAttr(**self.route))
+
+    def attributes(self, qp):
+        """Those of a queue pair that talks to itself."""
+        attr = QPAttr(port_num=1)
+        attr.dest_qp_num, attr.path_mtu = qp.qp_num, e.IBV_MTU_1024
+        attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
+        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 17, 7, 7, 12
+        attr.ah_attr = AHAttr(**self.route)
+        return attr
+
+    def makers(self):
+        """What makes one of each kind."""
+        return {
+            "PD": self.protection,
+            "MR": self.region,
+            "MR on demand": self.region_on_demand,
+            "MR of a dma-buf": self.region_of_dma_buf,
+            "MW, type 1": self.window,
+            "MW, type 2": self.window_2,
+            "channel": lambda: CompChannel(self.context),
+            "CQ": self.queue,
+            "extended CQ": self.extended_queue,
+            "SRQ": self.shared,
+            **{f"QP, {name}": lambda kind=kind: self.pair(kind) for name, kind in KINDS.items()},
+            "QP with SRQ": lambda: self.pair(e.IBV_QPT_RC, self.srq),
+            "AH": self.handle,
+        }
+
+
+def dma_buf(size):
+    """The descriptor of a dma-buf of this process's own memory."""
+    memory = os.memfd_create("dma-buf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, size)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with open("/dev/udmabuf", "r+b", buffering=0) as device:
+        made = fcntl.ioctl(device, UDMABUF_CREATE, struct.pack("IIQQ", memory, 1, 0, size))
+    os.close(memory)
+    return made
+
+
+def queries(fail, objects, gid):
+    context, srq = objects.context, objects.srq
+    fail.verb("query device", lambda: context.query_device_ex())
+    fail.verb("query port", lambda: context.query_port(1))
+    fail.verb("query GID", lambda: context.query_gid_ex(1, gid))
+    fail.verb("query pkey", lambda: context.query_pkey(1, 0))
+    fail.verb("query SRQ", lambda: srq.query())
+
+
+def regions(fail, objects):
+    mr = objects.region()
+    other = objects.protection()
+    change_pd, change_access = e.IBV_REREG_MR_CHANGE_PD, e.IBV_REREG_MR_CHANGE_ACCESS
+    move = e.IBV_REREG_MR_CHANGE_TRANSLATION
+    pds = itertools.cycle((other, objects.pd))
+    changes = {
+        "PD and access": lambda: mr.rereg(change_pd | change_access, next(pds), 0, 0, e.IBV_ACCESS_LOCAL_WRITE),
+        "memory": lambda: mr.rereg(move, None, mr.buf, SIZE // 2, 0),
+        "everything": lambda: mr.rereg(change_pd | change_access | move, next(pds), mr.buf, SIZE, RIGHTS),
+    }
+    for name, change in changes.items():
+        fail.verb(f"reregister MR, {name}", change)
+    mr.close()
+    other.close()
+
+    paged = objects.region_on_demand()
+    everything = [SGE(paged.buf, SIZE, paged.lkey)]
+    for name in ("", "_NO_FAULT", "_WRITE"):
+        advice = getattr(e, f"_IBV_ADVISE_MR_ADVICE_PREFETCH{name}")
+        fail.verb(
+            f"prefetch{name.lower()}", lambda: objects.pd.advise_mr(advice, e._IBV_ADVISE_MR_FLAG_FLUSH, everything)
+        )
+    paged.close()
+
+
+def completion_queues(fail, objects):
+    cq = objects.cq
+    fail.verb("arm CQ", lambda: cq.req_notify())
+    sizes = itertools.cycle((3000, 1000))
+    fail.verb("resize CQ", lambda: cq.resize(next(sizes)))
+
+
+def shared_receive_queues(fail, objects):
+    srq = objects.srq
+    fail.verb("limit SRQ", lambda: srq.modify(SrqAttr(srq_limit=7), e.IBV_SRQ_LIMIT))
+    fail.verb("resize SRQ", lambda: srq.modify(SrqAttr(max_wr=900), e.IBV_SRQ_MAX_WR))
+
+
+def states(fail, objects):
+    qp = objects.pair(e.IBV_QPT_RC)
+    attr = objects.attributes(qp)
+
+    def go(name):
+        attr.qp_state, mask = STEPS[name]
+        qp.modify(attr, e.IBV_QP_STATE | mask)
+
+    def follow(path):
+        for name in path:
+            go(name)
+
+    def expect(name, when):
+        state = qp.query(e.IBV_QP_STATE)[0].qp_state
+        if state != STEPS[name][0]:
+            raise SystemExit(f"QP is in state {state}, not {name}, {when}")
+
+    path = ["RESET"]
+    for name in STEPS:
+        fail.verb(
+            f"modify QP to {name}",
+            lambda: go(name),
+            before=lambda: follow(path),
+            undo=lambda _: expect(name, "though it was modified"),
+            refused=lambda: expect(path[-1], f"though it was not modified to {name}"),
+        )
+        expect(name, "after all")
+        path.append(name)
+    fail.verb("query QP", lambda: qp.query(e.IBV_QP_STATE))
+    qp.close()
+
+
+def datagrams(fail, objects):
+    """What a queue pair for datagrams has besides, and its completion queue."""
+    pair = Datagrams(objects.device)
+    fail.verb("attach to a group", lambda: pair.attach(GROUP), undo=lambda _: pair.detach(GROUP))
+    fail.verb("detach from a group", lambda: pair.detach(GROUP), undo=lambda _: pair.attach(GROUP))
+    fail.verb("moderate CQ", lambda: pair.moderate(8, 100))
+    pair.close()
+
+
+def imports(fail, objects):
+    """Objects of a context under another one of the same file."""
+    original = objects.region()
+
+    def context():
+        descriptor = os.dup(objects.context.cmd_fd)
+        try:
+            return Context(cmd_fd=descriptor)
+        except Exception:
+            # The library has closed it, or it has not, as far as it came.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+
+    def done(thing):
+        thing.unimport()
+        thing.close()
+
+    imported = fail.make("import context", context, tells=False)
+    pd = fail.verb("import PD", lambda: PD(imported, handle=objects.pd.handle), undo=done)
+    mr = fail.verb("import MR", lambda: MR(pd, handle=original.handle), undo=done)
+    for thing in (mr, pd):
+        done(thing)
+    imported.close()
+    original.close()
+
+
+@contextlib.contextmanager
+def counted(device):
+    """All queue pairs are counted by their kind, from the time when they have a port."""
+    link = f"{device}/1"
+    subprocess.run(["rdma", "statistic", "qp", "set", "link", link, "auto", "type", "on"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["rdma", "statistic", "qp", "set", "link", link, "auto", "off"], check=True)
+
+
+def counters(fail, objects):
+    def ready():
+        qp = objects.pair(e.IBV_QPT_UC)
+        attr = objects.attributes(qp)
+        attr.qp_state, mask = STEPS["INIT"]
+        qp.modify(attr, e.IBV_QP_STATE | mask)
+        return qp
+
+    def read():
+        # What is younger than 10 ms is not asked for again.
+        time.sleep(0.05)
+        return os.pread(values, 100, 0)
+
+    values = os.open(f"/sys/class/infiniband/{objects.device}/ports/1/hw_counters/tx_bytes", os.O_RDONLY)
+    with counted(objects.device):
+        fail.make("create QP with counter", ready).close()
+        fail.destroy("QP with counter", ready)
+        qp = ready()
+        show = ["rdma", "-j", "statistic", "qp", "show", "link", f"{objects.device}/1"]
+        if "cntn" not in subprocess.run(show, check=True, capture_output=True, text=True).stdout:
+            raise SystemExit("nobody counts for the queue pair")
+        fail.verb("read counters", read, tells=False)
+        qp.close()
+    os.close(values)
 
 
 def main():
@@ -113,67 +307,26 @@ def main():
     gc.disable()
     fail = Injection()
 
-    opened = lambda: Context(name=args.device)
-    context = fail.make("open", opened, tells=False)
-    fail.verb("query device", lambda: context.query_device_ex())
-    fail.verb("query port", lambda: context.query_port(1))
-    fail.verb("query GID", lambda: context.query_gid_ex(1, args.gid))
-    protection = lambda: PD(context)
-    pd = fail.make("allocate PD", protection)
-    region = lambda: MR(pd, 1 << 20, RIGHTS)
-    mr = fail.make("register MR", region)
-    other = PD(context)
-    flags = e.IBV_REREG_MR_CHANGE_PD | e.IBV_REREG_MR_CHANGE_ACCESS
-    fail.verb("reregister MR", lambda: mr.rereg(flags, other, 0, 0, e.IBV_ACCESS_LOCAL_WRITE))
-    windows = [lambda kind=kind: MW(pd, kind) for kind in (e.IBV_MW_TYPE_1, e.IBV_MW_TYPE_2)]
-    window = fail.make("allocate MW, type 1", windows[0])
-    window = fail.make("allocate MW, type 2", windows[1])
-    channel = fail.make("create channel", lambda: CompChannel(context))
-    queue = lambda: CQ(context, 1000, None, channel)
-    cq = fail.make("create CQ", queue)
-    fail.verb("arm CQ", lambda: cq.req_notify())
-    shared = lambda: SRQ(pd, SrqInitAttr(SrqAttr(max_wr=300, max_sge=4)))
-    srq = fail.make("create SRQ", shared)
-    fail.verb("query SRQ", lambda: srq.query())
-    fail.verb("limit SRQ", lambda: srq.modify(SrqAttr(srq_limit=7), e.IBV_SRQ_LIMIT))
-    fail.verb("resize SRQ", lambda: srq.modify(SrqAttr(max_wr=900), e.IBV_SRQ_MAX_WR))
-
-    caps = QPCap(max_send_wr=100, max_recv_wr=100, max_send_sge=4, max_recv_sge=4)
-    pair = lambda kind: QP(pd, QPInitAttr(qp_type=kind, scq=cq, rcq=cq, cap=caps))
-    for kind, name in ((e.IBV_QPT_UC, "UC"), (e.IBV_QPT_UD, "UD"), (e.IBV_QPT_RC, "RC")):
-        fail.make(f"create QP, {name}", lambda: pair(kind)).close()
-    fail.make("create QP with SRQ", lambda: QP(pd, QPInitAttr(scq=cq, rcq=cq, srq=srq, cap=caps))).close()
-    attr = QPAttr(port_num=1)
-    qp = pair(e.IBV_QPT_RC)
-    attr.dest_qp_num, attr.path_mtu = qp.qp_num, e.IBV_MTU_1024
-    attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
-    attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 17, 7, 7, 12
-    own = GID(context.query_gid(1, args.gid).gid)
-    route = lambda: AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=own, sgid_index=args.gid))
-    attr.ah_attr = route()
-    fail.verb("modify QP to INIT", lambda: qp.to_init(attr))
-    for name, state, step in (("RTR", e.IBV_QPS_RTR, qp.to_rtr), ("RTS", e.IBV_QPS_RTS, qp.to_rts)):
-        # A step includes those before, of which each has its failures: from the beginning, each time.
-        def again(step=step):
-            qp.modify(QPAttr(qp_state=e.IBV_QPS_RESET), e.IBV_QP_STATE)
-            step(attr)
-
-        fail.verb(f"modify QP to {name}", again)
-        reached = qp.query(e.IBV_QP_STATE)[0].qp_state
-        if reached != state:
-            raise SystemExit(f"the queue pair is in state {reached}, not {state}")
-    fail.verb("query QP", lambda: qp.query(e.IBV_QP_STATE))
-    handle = lambda: AH(pd, attr=route())
-    ah = fail.make("create AH", handle)
-
-    unused = lambda kind: (lambda: pair(kind))
-    for name, make in (
-        ("AH", handle), ("QP", unused(e.IBV_QPT_RC)), ("datagram QP", unused(e.IBV_QPT_UD)), ("SRQ", shared),
-        ("CQ", queue), ("MW", windows[1]), ("MR", region), ("PD", protection), ("context", opened),
-    ):
+    objects = Objects(args.device, args.gid)
+    fail.make("open", objects.open, tells=False).close()
+    makers = objects.makers()
+    for name, make in makers.items():
+        fail.make(f"create {name}", make).close()
+    queries(fail, objects, args.gid)
+    for part in (regions, completion_queues, shared_receive_queues, states, datagrams, imports, counters):
+        part(fail, objects)
+    for name, make in makers.items():
         fail.destroy(name, make)
-    for thing in (ah, qp, srq, cq, channel, window, mr, other, pd, context):
-        thing.close()
+    fail.destroy("context", objects.open)
+    objects.close()
+
+    def live():
+        everything = Objects(args.device, args.gid)
+        datagrams = Datagrams(args.device)
+        datagrams.attach(GROUP)
+        return everything, [make() for make in everything.makers().values()], datagrams
+
+    fail.die("process", live)
     print(f"{fail.failures} allocations failed")
 
 

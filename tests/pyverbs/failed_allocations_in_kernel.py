@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+"""What no program asks for in a kernel that is out of memory: as failed_allocations.py, each allocation fails once.
+
+failed_allocations_in_kernel.py COMMAND --device NAME
+
+verbs      Those of users in the kernel, called by the module vrnic-verbs.
+add        GIDs that the core adds for addresses of the network device: some are missing afterwards.
+repair     Removes addresses without GIDs, and adds them again: no GID is missing.
+delete     GIDs of addresses that go. The kernel forgets them whatever fails.
+rest       Removes what is left of the addresses.
+gids       Prints the GIDs and their types, in order.
+probe      The driver is bound: the device works, or is not bound and can be. Far too many allocations for all of them: the
+           first, and then each of a stride. Then it is unbound, which nothing may refuse.
+"""
+import argparse
+import collections
+import contextlib
+import errno
+import ipaddress
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import time
+
+import pyverbs.enums as e
+from pyverbs.device import Context
+
+from injection import MANY, Injection, code_of, enable
+from libibverbs import GROUP, Datagrams
+
+PATIENCE = 120
+# More than the table has.
+GIDS = 300
+TYPES = {e.IBV_GID_TYPE_ROCE_V1: "RoceV1", e.IBV_GID_TYPE_ROCE_V2: "RoceV2"}
+DRIVER = pathlib.Path("/sys/bus/virtio/drivers/vrnic")
+
+
+def verbs(args):
+    run = os.open("/sys/module/vrnic_verbs/parameters/run", os.O_WRONLY)
+    Injection().verb("verbs of the kernel", lambda: os.write(run, b"1"))
+
+
+class Workers:
+    """Threads that may do the work of an unbound workqueue: the allocations of each of them are counted."""
+
+    def __init__(self):
+        enable()
+
+    def arm(self, number):
+        self.number = number
+        self.files = []
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (process / "comm").read_text().startswith("kworker/u"):
+                    (process / "fail-nth").write_text(str(number))
+                    self.files.append(process / "fail-nth")
+
+    def left(self):
+        """What is left to count, of each that still exists."""
+        for file in self.files:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                yield int(file.read_bytes().strip(b"\0\n"))
+
+    def fired(self):
+        return 0 in self.left()
+
+    def disarm(self):
+        """Whether anything was counted, and whether an allocation has failed."""
+        left = list(self.left())
+        for file in self.files:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                file.write_text("0")
+        return min(left, default=self.number) < self.number, 0 in left
+
+
+class Addresses:
+    """Addresses of a network device, and the GIDs that the core makes of them."""
+
+    # Each has two GIDs, and the table has 256.
+    MOST = 50
+
+    def __init__(self, device):
+        self.context = Context(name=device)
+        directory = pathlib.Path(f"/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs/0")
+        self.netdev = directory.read_text().strip()
+
+    def gids(self):
+        return sorted(
+            (ipaddress.ip_address(entry.gid_str()).exploded, TYPES[entry.gid_type])
+            for entry in self.context.query_gid_table(GIDS)
+        )
+
+    def has(self, address):
+        """How many GIDs an address has."""
+        gid = ipaddress.ip_address(f"::ffff:{address}").exploded
+        return sum(gid == found for found, _ in self.gids())
+
+    def present(self, net):
+        """Addresses of the network device that begin like that."""
+        show = ["ip", "-j", "address", "show", "dev", self.netdev]
+        links = json.loads(subprocess.run(show, check=True, capture_output=True).stdout)
+        every = (info["local"] for link in links for info in link.get("addr_info", ()))
+        return [address for address in every if address.startswith(f"{net}.")]
+
+    def change(self, verb, address):
+        subprocess.run(["ip", "address", verb, f"{address}/32", "dev", self.netdev], check=True)
+
+    def is_done(self, verb, address):
+        return self.has(address) == (2 if verb == "add" else 0)
+
+    def change_surely(self, verb, address):
+        """Changes an address, and waits until the core has followed: it does one thing after the other."""
+        self.change(verb, address)
+        until(lambda: self.is_done(verb, address), f"{verb} {address}")
+
+    def change_each(self, verb, pairs):
+        """Changes the first address of each pair while an allocation fails, and the second one to see the end of that."""
+        workers = Workers()
+        number = 1
+        for address, other in pairs:
+            workers.arm(number)
+            self.change(verb, address)
+            until(lambda: workers.fired() or self.is_done(verb, address), f"{verb} {address}")
+            counted, fired = workers.disarm()
+            self.change_surely(verb, other)
+            if verb == "del" and self.has(address):
+                raise SystemExit(f"{address} has a GID, though it is gone, when allocation {number} failed")
+            if fired:
+                number += 1
+            elif counted:
+                print(f"{verb} GIDs: {number - 1} allocations", flush=True)
+                return
+            # Else a thread did the work that is new.
+        raise SystemExit(f"{verb} GIDs: more than {number} allocations")
+
+
+def until(condition, what):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            raise SystemExit(f"{what}: does not happen")
+        time.sleep(0.05)
+
+
+def add(args):
+    addresses = Addresses(args.device)
+    pairs = [(f"10.99.1.{host}", f"10.99.2.{host}") for host in range(1, Addresses.MOST)]
+    addresses.change_each("add", pairs)
+    missing = [address for address in addresses.present("10.99.1") if addresses.has(address) < 2]
+    if not missing:
+        raise SystemExit("every address has its GIDs, whatever failed")
+    print(f"{len(missing)} addresses lack GIDs")
+
+
+def repair(args):
+    addresses = Addresses(args.device)
+    for address in addresses.present("10.99.1"):
+        if addresses.has(address) < 2:
+            addresses.change_surely("del", address)
+            addresses.change_surely("add", address)
+
+
+def delete(args):
+    addresses = Addresses(args.device)
+    pairs = list(zip(addresses.present("10.99.1"), addresses.present("10.99.2")))
+    addresses.change_each("del", pairs)
+
+
+def rest(args):
+    addresses = Addresses(args.device)
+    for address in addresses.present("10.99"):
+        addresses.change_surely("del", address)
+
+
+def gids(args):
+    for gid, kind in Addresses(args.device).gids():
+        print(gid, kind)
+
+
+def probe(args):
+    virtio = next(DRIVER.glob("virtio*")).name
+    fail = Injection()
+    files = {verb: os.open(DRIVER / verb, os.O_WRONLY) for verb in ("bind", "unbind")}
+
+    def write(verb):
+        os.write(files[verb], virtio.encode())
+
+    def is_bound():
+        return (DRIVER / virtio).exists()
+
+    def unbind_under_failures():
+        """Until nothing fails in it. A program has objects of the device each time."""
+        for number in range(1, MANY):
+            user = Datagrams(args.device)
+            user.attach(GROUP)
+            _, error, fired = fail.attempt(number, write, "unbind")
+            if error or is_bound():
+                raise SystemExit(f"unbind: {error}, bound: {is_bound()}, when allocation {number} failed")
+            user.close()
+            if not fired:
+                print(f"unbind: {number - 1} allocations", flush=True)
+                return
+            write("bind")
+        raise SystemExit(f"unbind: more than {MANY} allocations")
+
+    unbind_under_failures()
+    outcomes = collections.Counter()
+    for number in itertools.chain(range(1, args.first), itertools.count(args.first, args.stride)):
+        _, error, fired = fail.attempt(number, write, "bind")
+        outcomes[errno.errorcode[code_of(error)] if error else "bound"] += 1
+        if is_bound() == bool(error):
+            raise SystemExit(f"bind: {error}, bound: {is_bound()}, when allocation {number} failed")
+        if error and (not fired or code_of(error) not in (errno.ENOMEM, errno.ENOBUFS)):
+            raise SystemExit(f"bind: {error}, when allocation {number} failed")
+        if not fired:
+            break
+        if not error:
+            write("unbind")
+    print(f"bind: fewer than {number} allocations, {dict(outcomes)}", flush=True)
+    if not pathlib.Path(f"/sys/class/infiniband/{args.device}").exists():
+        raise SystemExit(f"the device is not {args.device} any more")
+
+
+COMMANDS = dict(verbs=verbs, add=add, repair=repair, delete=delete, rest=rest, gids=gids, probe=probe)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--first", type=int, default=200, help="allocations of the probe that fail one by one")
+    parser.add_argument("--stride", type=int, default=7, help="of those after them")
+    args = parser.parse_args()
+    COMMANDS[args.command](args)
+
+
+main()
