@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Each allocation fails once in verbs of users in the kernel, when GIDs come and go, and when the driver is bound: that is refused or works, the device has the kernel's GIDs and no others, and nothing is lost.
+# lab: debug-kernel
+# lab: timeout=900
+# lab: fresh
+. "$LAB_LIB"
+
+fails() { on -t 600 a python3 /vrnic/tests/pyverbs/failed_allocations_in_kernel.py "$@" --device "$DEV"; }
+device_gids() {
+	vrnicctl --json gids -d a | python3 -c '
+import ipaddress, json, sys
+for one in sorted((ipaddress.ip_address(one["gid"]).exploded, one["kind"]) for one in json.load(sys.stdin)):
+	print(*one)'
+}
+# same_gids WHEN: the device has the GIDs that the kernel has.
+same_gids() { diff <(fails gids) <(device_gids) || fail "the device has other GIDs than the kernel $1"; }
+
+on a modprobe vrnic-verbs
+fails verbs
+on a modprobe -r vrnic-verbs
+
+before=$(device_gids)
+fails add
+same_gids "when some could not be added"
+fails repair
+same_gids "when addresses came again"
+fails delete
+same_gids "when addresses went"
+fails rest
+[ "$(device_gids)" = "$before" ] || fail "the device has other GIDs than before: $(device_gids)"
+
+fails probe
+active a
+on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --seconds 3
