@@ -99,7 +99,7 @@ impl Attributes {
 
 /// An address handle (`struct ib_ah`): a path that datagrams take.
 ///
-/// Methods may not sleep.
+/// Methods may not sleep, nor may its [`Drop`].
 pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<AddressHandle = Self>;

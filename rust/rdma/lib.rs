@@ -5,11 +5,12 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
-//! [`UserContext`], [`ProtectionDomain`], [`CompletionQueue`], [`QueuePair`], [`MemoryRegion`],
-//! [`MemoryWindow`] and [`AddressHandle`]. The implementing type *is* the object: the core
-//! allocates the C structure with room for it, a create verb constructs it there, and a destroy
-//! verb ends it in two steps, a fallible one in which the driver makes the hardware let go, and
-//! [`Drop`].
+//! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
+//! [`SharedReceiveQueue`], [`MemoryRegion`] and [`MemoryWindow`]. The implementing type *is* the
+//! object: the core allocates the C structure with room for it (of memory regions this crate
+//! does), a create verb constructs it there, and a destroy verb ends it in two steps, a fallible
+//! one in which the driver makes the hardware let go, and [`Drop`]. Address handles, of which
+//! hardware need not know, have only the latter.
 //!
 //! ```text
 //!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them
@@ -24,7 +25,7 @@
 //!
 //! - The driver's part of a request and of a response are types ([`udata::Request`],
 //!   [`udata::Response`]); every verb reads, checks and answers all of it, so
-//!   `uverbs_robust_udata` holds by construction. If the answer cannot be written, the object is
+//!   `uverbs_robust_udata` holds by construction. If the answer cannot be written, a new object is
 //!   undone.
 //! - Events are dispatched by object number through an [`event::Dispatcher`], which knows only
 //!   objects that live, and waits for handlers that run before an object goes away.
@@ -32,10 +33,12 @@
 //!   driver has no name for is refused before the driver sees it.
 //!
 //! Locking: all methods may be called concurrently, hence `&self` everywhere. All may sleep except
-//! those of [`AddressHandle`], [`QueuePair::post_send`], [`QueuePair::post_recv`],
-//! [`SharedReceiveQueue::post_recv`], [`CompletionQueue::poll`] and
-//! [`CompletionQueue::request_notify`]
-//! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)).
+//! those of [`AddressHandle`], whose [`Drop`] may not either, [`QueuePair::post_send`],
+//! [`QueuePair::post_recv`], [`SharedReceiveQueue::post_recv`], [`CompletionQueue::poll`],
+//! [`CompletionQueue::request_notify`] and [`MemoryRegion::set_page`]
+//! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)). What may be called
+//! by handlers of interrupts says so, as [`event::Dispatcher::complete`] does. A
+//! [`paging::Pager`] sleeps, but must not wait for memory.
 
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
