@@ -46,6 +46,20 @@ pub(crate) use vrnic_bindings::compat;
 /// Prefix of messages in the kernel log, which `module!` defines for drivers.
 const __LOG_PREFIX: &[u8] = b"rdma\0";
 
+/// Module of the driver that tests have. `#[vtable]` wants one; in the tree the `kernel` crate has
+/// it.
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+struct LocalModule;
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+impl kernel::ModuleMetadata for LocalModule {
+    const NAME: &'static kernel::str::CStr = c"rdma";
+
+    // SAFETY: What is in the kernel itself has none.
+    const THIS_MODULE: kernel::ThisModule =
+        unsafe { kernel::ThisModule::from_ptr(core::ptr::null_mut()) };
+}
+
 /// Defines an enumeration that mirrors a C one, and the checked conversion from it.
 macro_rules! c_enum {
     (
@@ -103,6 +117,8 @@ pub mod restrack;
 pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod test_driver;
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod testing;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
@@ -110,6 +126,8 @@ mod uapi;
 pub mod ucontext;
 pub mod udata;
 pub mod umem;
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod verb_tests;
 mod vtable;
 pub mod wc;
 pub mod wr;

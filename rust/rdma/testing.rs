@@ -1,16 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What tests need of the rest of the kernel: a device, and memory of a process.
+//! What tests need of the rest of the kernel: a device, and memory and calls of a process.
 
 use core::{
+    marker::PhantomData,
     ops::Range,
-    ptr::NonNull, //
+    ptr::{
+        self,
+        NonNull, //
+    },
+    slice,
+    sync::atomic::{
+        AtomicU32,
+        Ordering::Relaxed, //
+    }, //
 };
 
 use kernel::{
     bindings::{
+        __alloc_skb,
+        device_dma_parameters,
         dma_set_mask,
         kunit_attach_mm,
+        sk_buff,
+        sk_skb_reason_drop,
+        skb_drop_reason_SKB_CONSUMED,
         vm_mmap,
         vm_munmap, //
     },
@@ -18,41 +32,74 @@ use kernel::{
     error::to_result,
     faux,
     page::PAGE_SIZE,
-    prelude::*, //
+    prelude::*,
+    str::CString,
+    uaccess::{
+        UserPtr,
+        UserSlice, //
+    }, //
 };
 
 use crate::bindings;
 
-/// An RDMA device that nobody registers. It does DMA to all addresses.
+/// A device that does DMA to all addresses.
+pub(crate) struct DmaDevice {
+    faux: faux::Registration,
+    /// What the device has a pointer to.
+    _parameters: KBox<device_dma_parameters>,
+}
+
+impl DmaDevice {
+    /// Makes a device.
+    pub(crate) fn new() -> Result<Self> {
+        // A test that fails leaves its device behind.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+
+        let name = CString::try_from_fmt(fmt!("rdma-test-{}", NEXT.fetch_add(1, Relaxed)))?;
+        let mut parameters = KBox::new(device_dma_parameters::default(), GFP_KERNEL)?;
+        let faux = faux::Registration::new(&name, None)?;
+        let device: &device::Device<device::Bound> = faux.as_ref().as_ref();
+        let device = crate::compat::device_as_raw(device);
+        // SAFETY: The device is valid, and nobody else uses it. The parameters live as long.
+        unsafe {
+            (*device).dma_mask = &raw mut (*device).coherent_dma_mask;
+            (*device).dma_parms = &raw mut *parameters;
+            to_result(dma_set_mask(device, u64::MAX))?;
+        }
+        Ok(Self {
+            faux,
+            _parameters: parameters,
+        })
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &device::Device<device::Bound> {
+        self.faux.as_ref().as_ref()
+    }
+}
+
+/// An RDMA device that nobody registers.
 ///
 /// # Invariants
 ///
 /// The pointer is valid and owned; its DMA device lives as long.
 pub(crate) struct TestDevice {
     raw: NonNull<bindings::ib_device>,
-    dma_device: faux::Registration,
+    dma_device: DmaDevice,
 }
 
 impl TestDevice {
-    /// Makes a device. There can be one at a time.
+    /// Makes a device.
     pub(crate) fn new() -> Result<Self> {
-        let faux = faux::Registration::new(c"rdma-test", None)?;
-        let parent: &device::Device<device::Bound> = faux.as_ref().as_ref();
-        let parent = crate::compat::device_as_raw(parent);
-        // SAFETY: The DMA device is valid, and nobody else uses it. The size is that of a device
-        // without a driver's part.
+        let dma_device = DmaDevice::new()?;
+        // SAFETY: The size is that of a device without a driver's part.
         unsafe {
-            (*parent).dma_mask = &raw mut (*parent).coherent_dma_mask;
-            to_result(dma_set_mask(parent, u64::MAX))?;
             let size = size_of::<bindings::ib_device>();
             let raw = bindings::_ib_alloc_device(size, &raw mut bindings::init_net);
             let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-            (*raw.as_ptr()).dma_device = parent;
+            (*raw.as_ptr()).dma_device = crate::compat::device_as_raw(dma_device.device());
             // INVARIANT: Just allocated; the fields are dropped after it is freed.
-            Ok(Self {
-                raw,
-                dma_device: faux,
-            })
+            Ok(Self { raw, dma_device })
         }
     }
 
@@ -63,7 +110,7 @@ impl TestDevice {
 
     /// What does the DMA.
     pub(crate) fn dma_device(&self) -> &device::Device<device::Bound> {
-        self.dma_device.as_ref().as_ref()
+        self.dma_device.device()
     }
 }
 
@@ -71,6 +118,90 @@ impl Drop for TestDevice {
     fn drop(&mut self) {
         // SAFETY: Owned by the type invariant, and never registered.
         unsafe { bindings::ib_dealloc_device(self.raw.as_ptr()) };
+    }
+}
+
+/// Zeroed memory for an object and the driver's part of it, as the core allocates it.
+pub(crate) struct Memory<R>(KVec<u64>, PhantomData<R>);
+
+impl<R> Memory<R> {
+    /// Allocates so many bytes.
+    pub(crate) fn new(size: usize) -> Result<Self> {
+        let words = size.div_ceil(size_of::<u64>());
+        Ok(Self(KVec::from_elem(0, words, GFP_KERNEL)?, PhantomData))
+    }
+
+    /// The object at the beginning.
+    pub(crate) fn as_raw(&mut self) -> *mut R {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// A netlink message, without anything in it.
+pub(crate) struct Message(NonNull<sk_buff>);
+
+impl Message {
+    /// Allocates.
+    pub(crate) fn new() -> Result<Self> {
+        let flags = crate::compat::gfp_as_raw(GFP_KERNEL);
+        // SAFETY: There is nothing to be valid.
+        let raw = unsafe { __alloc_skb(256, flags, 0, -1) };
+        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
+    }
+
+    /// The C structure.
+    pub(crate) fn as_raw(&self) -> *mut sk_buff {
+        self.0.as_ptr()
+    }
+
+    /// What is in it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: What is in the message was written.
+        unsafe {
+            let raw = self.as_raw();
+            slice::from_raw_parts((*raw).data.cast(), (*raw).len as usize)
+        }
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        // SAFETY: Ours alone.
+        unsafe { sk_skb_reason_drop(ptr::null(), self.as_raw(), skb_drop_reason_SKB_CONSUMED) };
+    }
+}
+
+/// A verb that the process calls which runs a test.
+pub(crate) struct UserCall(KBox<bindings::uverbs_attr_bundle>);
+
+impl UserCall {
+    /// A call in `context`, which may be null. The driver's part of the request has so many bytes,
+    /// at the beginning of `memory`, which those of the response replace.
+    pub(crate) fn new(
+        memory: &ProcessMemory,
+        length: usize,
+        context: *mut bindings::ib_ucontext,
+    ) -> Result<Self> {
+        let mut bundle = KBox::new(bindings::uverbs_attr_bundle::default(), GFP_KERNEL)?;
+        // SAFETY: All members of the union are plain data, and zero.
+        let call = unsafe { &mut bundle.__bindgen_anon_1.__bindgen_anon_1 };
+        call.context = context;
+        call.driver_udata.inbuf = memory.address() as *const c_void;
+        call.driver_udata.outbuf = memory.address() as *mut c_void;
+        call.driver_udata.inlen = length;
+        call.driver_udata.outlen = length;
+        Ok(Self(bundle))
+    }
+
+    /// What a verb gets of the call, or rather of its attributes.
+    pub(crate) fn attributes(&mut self) -> *mut bindings::uverbs_attr_bundle {
+        &raw mut *self.0
+    }
+
+    /// What most verbs get of the call.
+    pub(crate) fn udata(&mut self) -> *mut bindings::ib_udata {
+        // SAFETY: All members of the union are plain data.
+        unsafe { &raw mut self.0.__bindgen_anon_1.__bindgen_anon_1.driver_udata }
     }
 }
 
@@ -91,7 +222,7 @@ impl ProcessMemory {
         let (length, protection, flags) =
             (pages * PAGE_SIZE, READ_AND_WRITE, PRIVATE_AND_ANONYMOUS);
         // SAFETY: The thread has an address space, and a mapping without a file needs no more.
-        let address = unsafe { vm_mmap(core::ptr::null_mut(), 0, length, protection, flags, 0) };
+        let address = unsafe { vm_mmap(ptr::null_mut(), 0, length, protection, flags, 0) };
         // Errors are no multiples of the page size.
         if address as usize % PAGE_SIZE != 0 {
             return Err(ENOMEM);
@@ -102,6 +233,21 @@ impl ProcessMemory {
     /// Address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         self.0
+    }
+
+    /// Writes a word at the beginning.
+    pub(crate) fn write(&self, word: u64) -> Result {
+        self.user(size_of::<u64>()).writer().write(&word)
+    }
+
+    /// Reads the word at the beginning.
+    pub(crate) fn read(&self) -> Result<u64> {
+        self.user(size_of::<u64>()).reader().read()
+    }
+
+    /// The first `length` bytes.
+    pub(crate) fn user(&self, length: usize) -> UserSlice {
+        UserSlice::new(UserPtr::from_addr(self.0 as usize), length)
     }
 
     /// Takes pages away.

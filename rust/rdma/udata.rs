@@ -160,10 +160,9 @@ pub struct User<'a, T: Operations, R> {
 #[kunit_tests(rdma_udata)]
 mod tests {
     use super::*;
-    use crate::testing::ProcessMemory;
-    use kernel::uaccess::{
-        UserPtr,
-        UserSlice, //
+    use crate::testing::{
+        ProcessMemory,
+        UserCall, //
     };
 
     /// Of a driver whose first version had two words.
@@ -177,32 +176,22 @@ mod tests {
 
     const WORDS: Words = [1, 2, 3, 4];
 
-    fn user(process: &ProcessMemory, length: usize) -> UserSlice {
-        UserSlice::new(UserPtr::from_addr(process.address() as usize), length)
-    }
-
     /// Calls `verb` with so many bytes of the process for request and response.
     fn call<R>(
         process: &ProcessMemory,
         length: usize,
         verb: impl FnOnce(&Udata<'_>) -> Result<R>,
     ) -> Result<R> {
-        let mut bundle = KBox::new(bindings::uverbs_attr_bundle::default(), GFP_KERNEL)?;
-        // SAFETY: All members of the union are plain data, and zero.
-        let udata = unsafe { &mut bundle.__bindgen_anon_1.__bindgen_anon_1.driver_udata };
-        udata.inbuf = process.address() as *const c_void;
-        udata.outbuf = process.address() as *mut c_void;
-        udata.inlen = length;
-        udata.outlen = length;
+        let mut user = UserCall::new(process, length, core::ptr::null_mut())?;
         // SAFETY: It is part of a bundle, which outlives the call.
-        let udata = unsafe { Udata::from_raw(udata) };
+        let udata = unsafe { Udata::from_raw(user.udata()) };
         verb(&udata.ok_or(EINVAL)?)
     }
 
     #[test]
     fn requests_may_be_longer_or_shorter() -> Result {
         let process = ProcessMemory::new(1)?;
-        let mut writer = user(&process, 24).writer();
+        let mut writer = process.user(24).writer();
         for word in WORDS {
             writer.write(&word)?;
         }
@@ -222,12 +211,12 @@ mod tests {
             (16, [1, 2, 3, 4, u32::MAX, u32::MAX]),
             (24, [1, 2, 3, 4, 0, 0]),
         ] {
-            let mut writer = user(&process, 24).writer();
+            let mut writer = process.user(24).writer();
             for _ in 0..6 {
                 writer.write(&u32::MAX)?;
             }
             call(&process, room, |udata| udata.respond(&WORDS))?;
-            let mut reader = user(&process, 24).reader();
+            let mut reader = process.user(24).reader();
             for word in expected {
                 assert_eq!(reader.read::<u32>()?, word);
             }

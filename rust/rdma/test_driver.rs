@@ -1,0 +1,941 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A driver without hardware, for tests: it says things that can be told apart, and notes what it
+//! is asked for.
+
+use core::{
+    fmt,
+    sync::atomic::{
+        AtomicBool,
+        AtomicU32,
+        AtomicU64,
+        Ordering::SeqCst, //
+    }, //
+};
+
+use kernel::{
+    dma::DmaAddress,
+    new_spinlock,
+    prelude::*,
+    sync::{
+        Arc,
+        SpinLock, //
+    }, //
+};
+
+use crate::{
+    access::AccessFlags,
+    ah::{
+        self,
+        AddressHandle,
+        Ah, //
+    },
+    cq::{
+        self,
+        CompletionQueue,
+        Cq, //
+    },
+    device::{
+        Atomicity,
+        Attributes,
+        Call,
+        Capability,
+        Device,
+        OnDemandOperation,
+        OnDemandPaging,
+        Operations,
+        Properties,
+        Registration,
+        UnregisteredDevice, //
+    },
+    event::Dispatcher,
+    gid::{
+        self,
+        Gid, //
+    },
+    mr::{
+        self,
+        MemoryRegion,
+        Mr, //
+    },
+    mw::{
+        self,
+        MemoryWindow,
+        Mw, //
+    },
+    pd::{
+        Pd,
+        ProtectionDomain, //
+    },
+    port::{
+        self,
+        LinkLayer,
+        Mtu,
+        Port, //
+    },
+    qp::{
+        self,
+        Qp,
+        QueuePair, //
+    },
+    restrack::Details,
+    srq::{
+        self,
+        SharedReceiveQueue,
+        Srq, //
+    },
+    stats::Counter,
+    testing::DmaDevice,
+    ucontext::{
+        Mappings,
+        Ucontext,
+        UserContext, //
+    },
+    udata::{
+        Request,
+        Response,
+        User, //
+    },
+    wc,
+    wr::{
+        ReceiveRequests,
+        SendRequests,
+        Sge, //
+    },
+};
+
+/// Requests and responses are a number; a process is answered by its complement.
+impl Request for u64 {}
+impl Response for u64 {}
+
+/// The driver.
+pub(crate) struct TestDriver;
+
+/// What the driver was asked for, in its own words.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Context(u64),
+    Domain(Option<u64>),
+    Handle(ah::Attributes, Option<u64>),
+    Queue(cq::Attributes, Option<u64>),
+    Resize(u32, u64),
+    Moderate(u16, u16),
+    Notify {
+        solicited_only: bool,
+    },
+    QueuePair {
+        ty: qp::Type,
+        capabilities: qp::Capabilities,
+        signal_all: bool,
+        send_cq: u32,
+        recv_cq: u32,
+        srq: Option<u32>,
+        request: Option<u64>,
+    },
+    Modify(qp::AttributeMask, qp::Attributes),
+    Attach(Gid),
+    Detach(Gid),
+    /// How many requests were taken, and the last of them.
+    Send(u32, u64),
+    /// As for sends.
+    Receive(u32, u64),
+    SharedQueue(srq::Attributes, Option<u64>),
+    SharedResize(u32, Option<u64>),
+    Limit(u32),
+    Region(mr::Range, AccessFlags, u64),
+    DmaBuf(mr::DmaBufRange, AccessFlags),
+    AllMemory(AccessFlags),
+    Fast(u32),
+    Change {
+        range: Option<mr::Range>,
+        access: Option<AccessFlags>,
+        pd: Option<u32>,
+    },
+    /// The advice, and the last of the pieces.
+    Advice(mr::Advice, bool, usize, (u64, u32, u32)),
+    Window(mw::Type, u64),
+    PortCounters(Port),
+    CreateCounter(Port),
+    BindCounter(u32, u32),
+    UnbindCounter(u32),
+    ReadCounter(u32),
+    DestroyCounter(u32),
+    /// By the number of the object.
+    Destroy(u32),
+}
+
+/// What the driver knows of its device.
+#[pin_data]
+pub(crate) struct Log {
+    /// The last thing that it was asked for.
+    #[pin]
+    asked: SpinLock<Option<Asked>>,
+    /// Objects that are constructed.
+    objects: AtomicU32,
+    /// Number of the next object.
+    next: AtomicU32,
+    /// Whether it keeps every object.
+    pub(crate) keeps: AtomicBool,
+    /// Queue pair of the completions that it has, of which there is no end.
+    pub(crate) completing: AtomicU32,
+}
+
+impl Log {
+    fn note(&self, asked: Asked) {
+        *self.asked.lock() = Some(asked);
+    }
+
+    /// What the driver was asked for last, if it was since this was called.
+    pub(crate) fn asked(&self) -> Option<Asked> {
+        self.asked.lock().take()
+    }
+
+    /// How many objects there are.
+    pub(crate) fn objects(&self) -> u32 {
+        self.objects.load(SeqCst)
+    }
+}
+
+/// An object of any kind.
+pub(crate) struct Object {
+    log: Arc<Log>,
+    /// No other object of the device has it.
+    pub(crate) number: u32,
+    /// Pages for the next fast registration.
+    pub(crate) pages: [AtomicU64; Self::PAGES],
+}
+
+impl Object {
+    /// Pages of a fast registration.
+    pub(crate) const PAGES: usize = 4;
+
+    fn new(call: &Call<'_, TestDriver>) -> Self {
+        call.data.objects.fetch_add(1, SeqCst);
+        Self {
+            log: call.data.clone(),
+            number: call.data.next.fetch_add(1, SeqCst),
+            pages: [const { AtomicU64::new(0) }; Self::PAGES],
+        }
+    }
+
+    fn destroy(&self) -> Result {
+        if self.log.keeps.load(SeqCst) {
+            return Err(EBUSY);
+        }
+        self.log.note(Asked::Destroy(self.number));
+        Ok(())
+    }
+
+    fn describe(&self, details: &mut Details<'_>) -> Result {
+        details.number(c"number", self.number)
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        self.log.objects.fetch_sub(1, SeqCst);
+    }
+}
+
+/// The request of a process, and what it is answered.
+fn dialogue(user: Option<User<'_, TestDriver, u64>>) -> (Option<u64>, u64) {
+    let request = user.map(|user| user.request);
+    (request, !request.unwrap_or_default())
+}
+
+/// The keys of a region with that number.
+pub(crate) const fn keys(number: u32) -> (u32, u32) {
+    (number << 8 | 1, number << 8 | 2)
+}
+
+fn new_region<R>(call: &Call<'_, TestDriver>, response: R) -> mr::New<Object, R> {
+    let object = Object::new(call);
+    let (lkey, rkey) = keys(object.number);
+    mr::New {
+        init: object,
+        response,
+        lkey,
+        rkey,
+    }
+}
+
+impl UserContext for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn alloc(
+        call: &Call<'_, TestDriver>,
+        _mappings: &mut Mappings<'_>,
+        request: u64,
+    ) -> Result<(impl PinInit<Self>, u64)> {
+        call.data.note(Asked::Context(request));
+        Ok((Object::new(call), !request))
+    }
+
+    fn dealloc(context: &Ucontext<Self>, _call: &Call<'_, TestDriver>) -> Result {
+        context.destroy()
+    }
+}
+
+impl ProtectionDomain for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn alloc(
+        call: &Call<'_, TestDriver>,
+        user: Option<User<'_, TestDriver, u64>>,
+    ) -> Result<(impl PinInit<Self>, u64)> {
+        let (request, response) = dialogue(user);
+        call.data.note(Asked::Domain(request));
+        Ok((Object::new(call), response))
+    }
+
+    fn dealloc(pd: &Pd<Self>, _call: &Call<'_, TestDriver>) -> Result {
+        pd.destroy()
+    }
+}
+
+impl AddressHandle for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn create(
+        call: &Call<'_, TestDriver>,
+        attributes: &ah::Attributes,
+        user: Option<User<'_, TestDriver, u64>>,
+    ) -> Result<(impl PinInit<Self>, u64)> {
+        let (request, response) = dialogue(user);
+        call.data.note(Asked::Handle(*attributes, request));
+        Ok((Object::new(call), response))
+    }
+
+    fn query(ah: &Ah<Self>) -> ah::Attributes {
+        ah::Attributes {
+            flow_label: ah.number,
+            ..Default::default()
+        }
+    }
+}
+
+#[vtable]
+impl CompletionQueue for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+    type ResizeRequest = u64;
+
+    fn create_user(
+        call: &Call<'_, TestDriver>,
+        attributes: &cq::Attributes,
+        user: User<'_, TestDriver, u64>,
+        buffer: &cq::Buffer<'_>,
+    ) -> Result<cq::New<impl PinInit<Self>, u64>> {
+        // The request is the address of the buffer.
+        let memory = buffer.pin(user.request, 100, AccessFlags::default())?;
+        if memory.address() != user.request || memory.len() != 100 {
+            return Err(EFAULT);
+        }
+        call.data
+            .note(Asked::Queue(*attributes, Some(user.request)));
+        Ok(cq::New {
+            init: Object::new(call),
+            response: !user.request,
+            entries: attributes.entries + 1,
+        })
+    }
+
+    fn create(
+        call: &Call<'_, TestDriver>,
+        attributes: &cq::Attributes,
+    ) -> Result<cq::New<impl PinInit<Self>, ()>> {
+        call.data.note(Asked::Queue(*attributes, None));
+        Ok(cq::New {
+            init: Object::new(call),
+            response: (),
+            entries: attributes.entries + 1,
+        })
+    }
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn destroy(cq: &Cq<Self>, _call: &Call<'_, TestDriver>) -> Result {
+        Object::destroy(cq)
+    }
+
+    fn resize(
+        cq: &Cq<Self>,
+        call: &Call<'_, TestDriver>,
+        entries: u32,
+        user: User<'_, TestDriver, u64>,
+    ) -> Result {
+        call.data.note(Asked::Resize(entries, user.request));
+        cq.set_entries(entries + 2);
+        Ok(())
+    }
+
+    fn moderate(_cq: &Cq<Self>, call: &Call<'_, TestDriver>, count: u16, period: u16) -> Result {
+        call.data.note(Asked::Moderate(count, period));
+        Ok(())
+    }
+
+    fn poll(_cq: &Cq<Self>, call: &Call<'_, TestDriver>, out: &mut wc::Completions<'_>) -> Result {
+        let mut completion = wc::Completion {
+            wr_id: 0,
+            qpn: call.data.completing.load(SeqCst),
+            status: wc::Status::Success,
+            opcode: wc::Opcode::Send,
+            vendor_error: 0,
+            byte_length: 0,
+            extra: None,
+            source: None,
+        };
+        while out.push(&completion) {
+            completion.wr_id += 1;
+        }
+        Ok(())
+    }
+
+    fn request_notify(
+        _cq: &Cq<Self>,
+        call: &Call<'_, TestDriver>,
+        solicited_only: bool,
+    ) -> Result<bool> {
+        call.data.note(Asked::Notify { solicited_only });
+        Ok(true)
+    }
+
+    fn fill_details(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
+        cq.describe(details)
+    }
+}
+
+/// What every queue pair says of itself.
+pub(crate) const CAPABILITIES: qp::Capabilities = qp::Capabilities {
+    max_send_wr: 11,
+    max_recv_wr: 12,
+    max_send_sge: 13,
+    max_recv_sge: 14,
+    max_inline_data: 15,
+};
+
+#[vtable]
+impl QueuePair for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn create(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        attributes: &qp::InitAttributes<'_, TestDriver>,
+        user: Option<User<'_, TestDriver, u64>>,
+    ) -> Result<qp::New<impl PinInit<Self>, u64>> {
+        let (request, response) = dialogue(user);
+        call.data.note(Asked::QueuePair {
+            ty: attributes.ty,
+            capabilities: attributes.capabilities,
+            signal_all: attributes.signal_all,
+            send_cq: attributes.send_cq.number,
+            recv_cq: attributes.recv_cq.number,
+            srq: attributes.srq.map(|srq| srq.number),
+            request,
+        });
+        let object = Object::new(call);
+        Ok(qp::New {
+            number: object.number,
+            init: object,
+            response,
+            capabilities: CAPABILITIES,
+        })
+    }
+
+    fn modify(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        mask: qp::AttributeMask,
+        attributes: &qp::Attributes,
+    ) -> Result {
+        call.data.note(Asked::Modify(mask, *attributes));
+        Ok(())
+    }
+
+    fn query(
+        qp: &Qp<Self>,
+        _call: &Call<'_, TestDriver>,
+    ) -> Result<(qp::Attributes, qp::Capabilities)> {
+        let attributes = qp::Attributes {
+            dest_qpn: qp.number(),
+            ..Default::default()
+        };
+        Ok((attributes, CAPABILITIES))
+    }
+
+    fn destroy(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result {
+        Object::destroy(qp)
+    }
+
+    fn attach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
+        call.data.note(Asked::Attach(*gid));
+        Ok(())
+    }
+
+    fn detach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
+        call.data.note(Asked::Detach(*gid));
+        Ok(())
+    }
+
+    fn post_send(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        requests: &mut SendRequests<'_, TestDriver>,
+    ) -> Result {
+        let mut count = 0;
+        for request in requests {
+            let request = request?;
+            count += 1;
+            call.data.note(Asked::Send(count, request.wr_id));
+        }
+        Ok(())
+    }
+
+    fn post_recv(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        requests: &mut ReceiveRequests<'_>,
+    ) -> Result {
+        receive(call, requests)
+    }
+
+    fn fill_details(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
+        qp.describe(details)
+    }
+}
+
+fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> Result {
+    let mut count = 0;
+    for request in requests {
+        let request = request?;
+        count += 1;
+        call.data.note(Asked::Receive(count, request.wr_id));
+    }
+    Ok(())
+}
+
+#[vtable]
+impl SharedReceiveQueue for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+    type ResizeRequest = u64;
+
+    fn create(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        attributes: &srq::Attributes,
+        user: Option<User<'_, TestDriver, u64>>,
+    ) -> Result<srq::New<impl PinInit<Self>, u64>> {
+        let (request, response) = dialogue(user);
+        call.data.note(Asked::SharedQueue(*attributes, request));
+        Ok(srq::New {
+            init: Object::new(call),
+            response,
+            attributes: srq::Attributes {
+                max_wr: attributes.max_wr + 1,
+                max_sge: attributes.max_sge + 2,
+                limit: 0,
+            },
+        })
+    }
+
+    fn resize(
+        _srq: &Srq<Self>,
+        call: &Call<'_, TestDriver>,
+        max_wr: u32,
+        user: Option<User<'_, TestDriver, u64>>,
+    ) -> Result {
+        let (request, _) = dialogue(user);
+        call.data.note(Asked::SharedResize(max_wr, request));
+        Ok(())
+    }
+
+    fn set_limit(_srq: &Srq<Self>, call: &Call<'_, TestDriver>, limit: u32) -> Result {
+        call.data.note(Asked::Limit(limit));
+        Ok(())
+    }
+
+    fn query(srq: &Srq<Self>, _call: &Call<'_, TestDriver>) -> Result<srq::Attributes> {
+        Ok(srq::Attributes {
+            max_wr: srq.number,
+            max_sge: 21,
+            limit: 22,
+        })
+    }
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn destroy(srq: &Srq<Self>, _call: &Call<'_, TestDriver>) -> Result {
+        Object::destroy(srq)
+    }
+
+    fn post_recv(
+        _srq: &Srq<Self>,
+        call: &Call<'_, TestDriver>,
+        requests: &mut ReceiveRequests<'_>,
+    ) -> Result {
+        receive(call, requests)
+    }
+
+    fn fill_details(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
+        srq.describe(details)
+    }
+}
+
+#[vtable]
+impl MemoryRegion for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn register_user(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        range: &mr::Range,
+        access: AccessFlags,
+        user: User<'_, TestDriver, u64>,
+    ) -> Result<mr::New<impl PinInit<Self>, u64>> {
+        call.data.note(Asked::Region(*range, access, user.request));
+        Ok(new_region(call, !user.request))
+    }
+
+    fn register_dma_buf(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        range: &mr::DmaBufRange,
+        access: AccessFlags,
+    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+        call.data.note(Asked::DmaBuf(*range, access));
+        Ok(new_region(call, ()))
+    }
+
+    fn register_dma(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        access: AccessFlags,
+    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+        call.data.note(Asked::AllMemory(access));
+        Ok(new_region(call, ()))
+    }
+
+    fn allocate_fast(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        max_pages: u32,
+    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+        call.data.note(Asked::Fast(max_pages));
+        Ok(new_region(call, ()))
+    }
+
+    fn set_page(mr: &Mr<Self>, index: u32, address: DmaAddress) -> Result {
+        let page = mr.pages.get(index as usize).ok_or(ENOMEM)?;
+        page.store(address, SeqCst);
+        Ok(())
+    }
+
+    fn reregister(
+        mr: &Mr<Self>,
+        call: &Call<'_, TestDriver>,
+        change: &mr::Change<'_, Self>,
+    ) -> Result<(u32, u32)> {
+        call.data.note(Asked::Change {
+            range: change.range,
+            access: change.access,
+            pd: change.pd.map(|pd| pd.number),
+        });
+        Ok(keys(mr.number + 1000))
+    }
+
+    fn advise(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        advice: mr::Advice,
+        wait: bool,
+        pieces: &[Sge],
+    ) -> Result {
+        let last = pieces.last().ok_or(ENOENT)?;
+        let last = (last.address(), last.length(), last.lkey());
+        call.data
+            .note(Asked::Advice(advice, wait, pieces.len(), last));
+        Ok(())
+    }
+
+    fn deregister(mr: &Mr<Self>, _call: &Call<'_, TestDriver>) -> Result {
+        mr.destroy()
+    }
+
+    fn fill_details(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
+        mr.describe(details)
+    }
+}
+
+impl MemoryWindow for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn alloc(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        ty: mw::Type,
+        user: User<'_, TestDriver, u64>,
+    ) -> Result<mw::New<impl PinInit<Self>, u64>> {
+        call.data.note(Asked::Window(ty, user.request));
+        let object = Object::new(call);
+        Ok(mw::New {
+            rkey: keys(object.number).1,
+            init: object,
+            response: !user.request,
+        })
+    }
+
+    fn dealloc(mw: &Mw<Self>, _call: &Call<'_, TestDriver>) -> Result {
+        mw.destroy()
+    }
+}
+
+/// What the driver says of the device: no number twice.
+pub(crate) fn attributes() -> Attributes {
+    Attributes {
+        firmware_version: 0x1_0002_0003,
+        system_image_guid: 0x0102_0304_0506_0708,
+        vendor_id: 101,
+        vendor_part_id: 102,
+        hardware_version: 103,
+        capabilities: Capability::RcRnrNak | Capability::AtomicWrite,
+        max_mr_size: 104,
+        page_sizes: 105,
+        max_qp: 106,
+        max_qp_wr: 107,
+        max_send_sge: 108,
+        max_recv_sge: 109,
+        max_sge_rd: 110,
+        max_cq: 111,
+        max_cqe: 112,
+        max_cq_moderation_count: 113,
+        max_cq_moderation_period: 114,
+        max_srq: 115,
+        max_srq_wr: 116,
+        max_srq_sge: 117,
+        max_multicast_groups: 118,
+        max_multicast_members: 119,
+        max_multicast_attachments: 120,
+        max_mr: 121,
+        max_fast_registration_pages: 122,
+        max_mw: 123,
+        max_pd: 124,
+        max_ah: 125,
+        max_qp_rd_atomic: 126,
+        max_qp_init_rd_atomic: 127,
+        max_res_rd_atomic: 128,
+        atomicity: Atomicity::Global,
+        max_pkeys: 129,
+        ack_delay: 30,
+        on_demand_paging: OnDemandPaging {
+            reliable: OnDemandOperation::Send | OnDemandOperation::Flush,
+            unreliable: OnDemandOperation::Write.into(),
+            datagram: OnDemandOperation::Receive.into(),
+        },
+        timestamp_mask: 131,
+        clock_khz: 132,
+    }
+}
+
+/// What the driver says of a port: no number twice, nor the same of two ports.
+pub(crate) fn port_attributes(port: Port) -> port::Attributes {
+    let port = port.number();
+    port::Attributes {
+        state: port::State::Active,
+        max_mtu: Mtu::Mtu4096,
+        active_mtu: Mtu::Mtu1024,
+        // CAST: There are two ports.
+        active_width: 10 * port as u8,
+        active_speed: 11 * port as u16,
+        pkey_table_length: PKEYS,
+        gid_table_length: 13,
+        max_message_size: 14 * port,
+        bad_pkey_count: 15 * port,
+        qkey_violation_count: 16 * port,
+    }
+}
+
+/// Entries of the P_Key table.
+const PKEYS: u16 = 3;
+
+/// Ports of the device.
+pub(crate) const PORTS: u32 = 2;
+
+/// Completion vectors of the device.
+pub(crate) const VECTORS: u32 = 3;
+
+/// The version of the firmware, which is too long.
+pub(crate) const FIRMWARE: &str = "0123456789-0123456789-0123456789-0123456789";
+
+#[vtable]
+impl Operations for TestDriver {
+    type RegistrationData<'a> = Arc<Log>;
+    type UserContext = Object;
+    type ProtectionDomain = Object;
+    type CompletionQueue = Object;
+    type QueuePair = Object;
+    type SharedReceiveQueue = Object;
+    type MemoryRegion = Object;
+    type MemoryWindow = Object;
+    type AddressHandle = Object;
+
+    const DRIVER_ID: u32 = 201;
+    const ABI_VERSION: u32 = 202;
+    const LINK_LAYER: LinkLayer = LinkLayer::Ethernet;
+    const PORT_COUNTERS: &'static [Counter] = &[
+        Counter::new(c"first"),
+        Counter::new(c"second"),
+        Counter::new(c"third"),
+    ];
+
+    fn query_device(_call: &Call<'_, Self>) -> Result<Attributes> {
+        Ok(attributes())
+    }
+
+    fn firmware_version(_call: &Call<'_, Self>, text: &mut dyn fmt::Write) {
+        // What does not fit is cut off.
+        let (first, rest) = FIRMWARE.split_at(10);
+        let _ = text.write_str(first);
+        let _ = text.write_str(rest);
+    }
+
+    fn port_immutable(_call: &Call<'_, Self>, port: Port) -> Result<port::Immutable> {
+        let attributes = port_attributes(port);
+        Ok(port::Immutable {
+            protocol: port::Protocol::RoceV2,
+            pkey_table_length: attributes.pkey_table_length,
+            gid_table_length: attributes.gid_table_length,
+        })
+    }
+
+    fn query_port(_call: &Call<'_, Self>, port: Port) -> Result<port::Attributes> {
+        Ok(port_attributes(port))
+    }
+
+    fn query_pkey(_call: &Call<'_, Self>, port: Port, index: u16) -> Result<u16> {
+        // CAST: There are two ports.
+        Ok(0x8000 | (port.number() as u16) << 8 | index)
+    }
+
+    fn add_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+        Ok(())
+    }
+
+    fn del_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+        Ok(())
+    }
+
+    fn port_counters(call: &Call<'_, Self>, port: Port, values: &mut [u64]) -> Result {
+        call.data.note(Asked::PortCounters(port));
+        count_from(100 * u64::from(port.number()), values);
+        Ok(())
+    }
+
+    fn create_qp_counter(call: &Call<'_, Self>, port: Port) -> Result<u32> {
+        call.data.note(Asked::CreateCounter(port));
+        Ok(call.data.next.fetch_add(1, SeqCst))
+    }
+
+    fn bind_qp_counter(call: &Call<'_, Self>, qp: &Qp<Object>, number: u32) -> Result {
+        call.data.note(Asked::BindCounter(qp.number(), number));
+        if call.data.keeps.load(SeqCst) {
+            return Err(EBUSY);
+        }
+        Ok(())
+    }
+
+    fn unbind_qp_counter(call: &Call<'_, Self>, qp: &Qp<Object>) {
+        call.data.note(Asked::UnbindCounter(qp.number()));
+    }
+
+    fn read_qp_counter(call: &Call<'_, Self>, number: u32, values: &mut [u64]) -> Result {
+        call.data.note(Asked::ReadCounter(number));
+        count_from(1000 * u64::from(number), values);
+        Ok(())
+    }
+
+    fn destroy_qp_counter(call: &Call<'_, Self>, number: u32) {
+        call.data.note(Asked::DestroyCounter(number));
+    }
+}
+
+fn count_from(first: u64, values: &mut [u64]) {
+    for (value, number) in values.iter_mut().zip(first..) {
+        *value = number;
+    }
+}
+
+/// What the device says of itself before it is registered.
+pub(crate) const PROPERTIES: Properties = Properties {
+    ports: PORTS,
+    node_guid: 0x1112_1314_1516_1718,
+    user_posts_by_verb: true,
+    counters_of_queue_pairs: true,
+    local_dma_key: Some(0x2122_2324),
+};
+
+/// Calls `test` with a device that is registered, and checks that nothing is left of it.
+///
+/// The core makes objects of its own for each port. They are there before `test` runs.
+pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result) -> Result {
+    let dma_device = DmaDevice::new()?;
+    let dispatcher = Dispatcher::new(VECTORS)?;
+    let log = Arc::pin_init(
+        pin_init!(Log {
+            asked <- new_spinlock!(None),
+            objects: AtomicU32::new(0),
+            next: AtomicU32::new(300),
+            keeps: AtomicBool::new(false),
+            completing: AtomicU32::new(0),
+        }),
+        GFP_KERNEL,
+    )?;
+    let parent = dma_device.device();
+    let device = UnregisteredDevice::new(parent, &PROPERTIES, dispatcher.clone())?;
+    // SAFETY: It is dropped below.
+    let registration = unsafe {
+        Registration::new(
+            device,
+            c"rdma-test%d",
+            parent,
+            // Of no network device.
+            [2, 0, 0, 0x7e, 0x57, 1],
+            log.clone(),
+        )
+    }?;
+    let told = dispatcher.port_event(Port::FIRST, crate::event::PortEvent::PkeyChange);
+    log.asked();
+    let result = test(registration.device(), &log);
+    drop(registration);
+
+    let told_later = dispatcher.port_event(Port::FIRST, crate::event::PortEvent::PkeyChange);
+    if !told || told_later || log.objects() != 0 {
+        pr_err!(
+            "events: {} and {}, {} objects left\n",
+            told,
+            told_later,
+            log.objects()
+        );
+        return Err(EBUSY);
+    }
+    result
+}
