@@ -21,7 +21,12 @@ use crate::{
         AccessFlags, //
     },
     ah, bindings,
-    device::Capability,
+    device::{
+        self,
+        Atomicity,
+        Capability,
+        OnDemandPaging, //
+    },
     event::{
         CqEvent,
         Dispatcher,
@@ -29,13 +34,19 @@ use crate::{
         Room,
         SrqEvent, //
     },
-    gid::Gid,
+    gid::{
+        self,
+        Gid, //
+    },
     mr::Mapping,
     mw,
     pages::UserPages,
     port::{
+        self,
+        LinkLayer,
         Mtu,
-        Port, //
+        Port,
+        Protocol, //
     },
     qp::{
         self,
@@ -48,7 +59,7 @@ use crate::{
         self,
         Change, //
     },
-    stats,
+    stats, test_driver,
     wc::{
         Completion,
         Completions,
@@ -300,6 +311,111 @@ mod attributes {
         assert_eq!(mw::Type::try_from(1), Ok(mw::Type::Type1));
         assert_eq!(mw::Type::try_from(2), Ok(mw::Type::Type2));
         assert!(mw::Type::try_from(0).is_err() && mw::Type::try_from(3).is_err());
+    }
+
+    #[test]
+    fn an_entry_of_the_gid_table_is_what_the_core_left() -> Result {
+        let mut raw = bindings::ib_gid_attr {
+            index: 0x1234,
+            port_num: 2,
+            gid_type: bindings::ib_gid_type_IB_GID_TYPE_ROCE_UDP_ENCAP,
+            ..Default::default()
+        };
+        let bytes = core::array::from_fn::<_, 16, _>(|i| i as u8 + 1);
+        // SAFETY: All members of the union are plain bytes.
+        *unsafe { raw.gid.raw.as_mut() } = bytes;
+        let entry = gid::Attributes::new(&raw);
+        assert_eq!((entry.index(), entry.port()), (0x1234, Port::try_from(2)));
+        assert_eq!(
+            (entry.gid(), entry.kind()),
+            (Gid(bytes), Ok(gid::Type::RoceV2))
+        );
+        // Its network device is gone.
+        assert_eq!(entry.link_layer(), Err(ENODEV));
+
+        raw.gid_type = bindings::ib_gid_type_IB_GID_TYPE_ROCE;
+        raw.port_num = 0;
+        let entry = gid::Attributes::new(&raw);
+        assert_eq!(
+            (entry.kind(), entry.port()),
+            (Ok(gid::Type::RoceV1), Err(EINVAL))
+        );
+        raw.gid_type = 99;
+        assert_eq!(gid::Attributes::new(&raw).kind(), Err(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn a_port_is_of_one_protocol_or_of_two() -> Result {
+        let mut raw = bindings::ib_port_immutable::default();
+        let mut immutable = port::Immutable {
+            protocol: Protocol::RoceV1AndV2,
+            pkey_table_length: 2,
+            gid_table_length: 3,
+        };
+        immutable.write(&mut raw)?;
+        assert_eq!((raw.pkey_tbl_len, raw.gid_tbl_len), (2, 3));
+        let v2 = bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP;
+        assert_eq!(raw.core_cap_flags, bindings::RDMA_CORE_PORT_IBA_ROCE | v2);
+        immutable.protocol = Protocol::RoceV2;
+        immutable.write(&mut raw)?;
+        assert_eq!(raw.core_cap_flags, v2);
+        immutable.gid_table_length = u32::MAX;
+        assert!(immutable.write(&mut raw).is_err());
+
+        // What a port may be besides that of the driver that tests have.
+        assert_eq!(
+            LinkLayer::InfiniBand.raw(),
+            bindings::rdma_link_layer_IB_LINK_LAYER_INFINIBAND
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_port_that_is_down_has_no_link() -> Result {
+        let mut attributes = test_driver::port_attributes(Port::FIRST);
+        for (state, raw_state, physical) in [
+            (
+                port::State::Down,
+                bindings::ib_port_state_IB_PORT_DOWN,
+                bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_DISABLED,
+            ),
+            (
+                port::State::Init,
+                bindings::ib_port_state_IB_PORT_INIT,
+                bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_LINK_UP,
+            ),
+        ] {
+            let mut raw = bindings::ib_port_attr::default();
+            attributes.state = state;
+            attributes.write(&mut raw)?;
+            assert_eq!(
+                (raw.state, u32::from(raw.phys_state)),
+                (raw_state, physical)
+            );
+        }
+        attributes.gid_table_length = u32::MAX;
+        let mut raw = bindings::ib_port_attr::default();
+        assert!(attributes.write(&mut raw).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_need_not_page_nor_be_atomic() {
+        for (atomicity, raw_atomicity) in [
+            (Atomicity::None, bindings::ib_atomic_cap_IB_ATOMIC_NONE),
+            (Atomicity::Device, bindings::ib_atomic_cap_IB_ATOMIC_HCA),
+        ] {
+            let mut raw = bindings::ib_device_attr::default();
+            device::Attributes {
+                atomicity,
+                on_demand_paging: OnDemandPaging::default(),
+                ..test_driver::attributes()
+            }
+            .write(&mut raw);
+            assert_eq!(raw.atomic_cap, raw_atomicity);
+            assert_eq!((raw.kernel_cap_flags, raw.odp_caps.general_caps), (0, 0));
+        }
     }
 
     #[test]

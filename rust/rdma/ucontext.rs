@@ -401,3 +401,52 @@ pub(crate) unsafe extern "C" fn mmap_free_callback(entry: *mut bindings::rdma_us
 ///
 /// None; the type is that of the operation.
 pub(crate) unsafe extern "C" fn disassociate_callback(_context: *mut bindings::ib_ucontext) {}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(rdma_ucontext)]
+mod tests {
+    use super::*;
+
+    /// Where some RAM begins, and the byte behind it.
+    fn ram() -> Result<(PhysAddr, PhysAddr)> {
+        const RAM: c_ulong = bindings::IORESOURCE_SYSTEM_RAM as c_ulong;
+
+        // SAFETY: What the kernel knows of RAM stays as it is while nobody unplugs it.
+        let mut next = unsafe { bindings::iomem_resource.child };
+        // SAFETY: As above.
+        while let Some(resource) = unsafe { next.as_ref() } {
+            let end = resource.end + 1;
+            let page = PAGE_SIZE as PhysAddr;
+            if resource.flags & RAM == RAM && end - resource.start > 4 * page {
+                return Ok((resource.start.next_multiple_of(page), end / page * page));
+            }
+            next = resource.sibling;
+        }
+        Err(ENOENT)
+    }
+
+    #[test]
+    fn ram_is_no_device_memory() -> Result {
+        let (start, end) = ram()?;
+        let page = PAGE_SIZE as PhysAddr;
+        assert_eq!(DeviceMemory::new(start, PAGE_SIZE), Err(EINVAL));
+        assert_eq!(DeviceMemory::new(end - page, PAGE_SIZE), Err(EINVAL));
+        // Not even a piece of it.
+        assert_eq!(DeviceMemory::new(end - page, 1 << 40), Err(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn device_memory_is_whole_pages() -> Result {
+        // Beyond all that is there.
+        const START: PhysAddr = 1 << 50;
+
+        let memory = DeviceMemory::new(START, 2 * PAGE_SIZE)?;
+        assert_eq!((memory.start, memory.length), (START, 2 * PAGE_SIZE));
+        assert_eq!(Content::Device(memory).length(), 2 * PAGE_SIZE);
+        assert_eq!(DeviceMemory::new(START, 0), Err(EINVAL));
+        assert_eq!(DeviceMemory::new(START, PAGE_SIZE + 1), Err(EINVAL));
+        assert_eq!(DeviceMemory::new(START + 8, PAGE_SIZE), Err(EINVAL));
+        Ok(())
+    }
+}

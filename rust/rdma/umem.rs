@@ -279,12 +279,110 @@ mod tests {
     use super::*;
     use crate::{
         access::Access,
+        test_driver::with_device,
         testing::{
             ProcessMemory,
             TestDevice, //
         }, //
     };
-    use kernel::page::PAGE_SIZE;
+    use kernel::{
+        error::to_result,
+        page::PAGE_SIZE, //
+    };
+
+    /// The tests export dma-bufs, in a module as in the kernel itself.
+    #[used(compiler)]
+    #[link_section = ".modinfo"]
+    static IMPORTED: [u8; 18] = *b"import_ns=DMA_BUF\0";
+
+    /// A dma-buf of a device that does not exist: two pieces of two pages each, at addresses that
+    /// nobody accesses.
+    struct Exported(c_int);
+
+    impl Exported {
+        const PIECES: [DmaAddress; 2] = [0x50_0000_0000, 0x30_0000_0000];
+        const SIZE: usize = 4 * PAGE_SIZE;
+
+        const OPS: &'static bindings::dma_buf_ops = &bindings::dma_buf_ops {
+            map_dma_buf: Some(Self::map_callback),
+            unmap_dma_buf: Some(Self::unmap_callback),
+            release: Some(Self::release_callback),
+            ..pin_init::zeroed()
+        };
+
+        /// Exports one, which this process, or rather the kernel's, knows by a descriptor.
+        fn new() -> Result<Self> {
+            let info = bindings::dma_buf_export_info {
+                exp_name: c"rdma-test".as_char_ptr(),
+                ops: Self::OPS,
+                size: Self::SIZE,
+                // Looked at by nobody, but it must not be null.
+                priv_: core::ptr::from_ref(Self::OPS).cast_mut().cast(),
+                ..Default::default()
+            };
+            // SAFETY: The operations are there for ever.
+            let buffer = from_err_ptr(unsafe { bindings::dma_buf_export(&info) })?;
+            // SAFETY: It is valid, and its reference becomes that of the descriptor.
+            let fd = unsafe { bindings::dma_buf_fd(buffer, 0) };
+            if fd < 0 {
+                // SAFETY: As above; the reference is still ours.
+                unsafe { bindings::dma_buf_put(buffer) };
+            }
+            to_result(fd)?;
+            Ok(Self(fd))
+        }
+
+        /// # Safety
+        ///
+        /// None; the type is that of the operation.
+        unsafe extern "C" fn map_callback(
+            _attachment: *mut bindings::dma_buf_attachment,
+            _direction: bindings::dma_data_direction,
+        ) -> *mut bindings::sg_table {
+            let map = || -> Result<*mut bindings::sg_table> {
+                let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+                let flags = crate::compat::gfp_as_raw(GFP_KERNEL);
+                // SAFETY: The table is ours, and as long as the number of pieces.
+                unsafe {
+                    to_result(bindings::sg_alloc_table(&raw mut *table, 2, flags))?;
+                    for (i, address) in Self::PIECES.into_iter().enumerate() {
+                        let element = table.sgl.add(i);
+                        (*element).dma_address = address;
+                        (*element).dma_length = 2 * PAGE_SIZE as u32;
+                    }
+                }
+                Ok(KBox::into_raw(table))
+            };
+            map().unwrap_or_else(Error::to_ptr)
+        }
+
+        /// # Safety
+        ///
+        /// `table` must be what [`map_callback`](Self::map_callback) returned.
+        unsafe extern "C" fn unmap_callback(
+            _attachment: *mut bindings::dma_buf_attachment,
+            table: *mut bindings::sg_table,
+            _direction: bindings::dma_data_direction,
+        ) {
+            // SAFETY: By contract.
+            unsafe {
+                bindings::sg_free_table(table);
+                drop(KBox::from_raw(table));
+            }
+        }
+
+        /// # Safety
+        ///
+        /// None; the type is that of the operation.
+        unsafe extern "C" fn release_callback(_buffer: *mut bindings::dma_buf) {}
+    }
+
+    impl Drop for Exported {
+        fn drop(&mut self) {
+            // SAFETY: The descriptor is ours.
+            unsafe { bindings::close_fd(self.0.unsigned_abs()) };
+        }
+    }
 
     /// All sizes of pages that there are.
     const SIZES: u64 = u64::MAX << PAGE_SIZE.trailing_zeros();
@@ -350,5 +448,56 @@ mod tests {
         assert_eq!(get(start, 2 * PAGE_SIZE, Access::LocalWrite), Some(EFAULT));
         assert_eq!(get(start, PAGE_SIZE, Access::RemoteRead), None);
         Ok(())
+    }
+
+    #[test]
+    fn a_piece_of_a_dma_buf_is_listed_page_by_page() -> Result {
+        let exported = Exported::new()?;
+        let [first, second] = Exported::PIECES;
+        let page = PAGE_SIZE as u64;
+        let result = with_device(|device, _| {
+            let get = |offset, length| {
+                Umem::get_dma_buf(
+                    device,
+                    exported.0,
+                    offset,
+                    length,
+                    Access::LocalWrite.into(),
+                )
+            };
+            let umem = get(PAGE_SIZE + 8, 2 * PAGE_SIZE)?;
+            assert!(umem.is_dma_buf());
+            assert_eq!(umem.address(), page + 8);
+            assert_eq!(umem.len(), 2 * PAGE_SIZE);
+            let pages = umem.pages(page, (1 << 40) + 8)?;
+            assert_eq!((pages.offset(), pages.count()), (8, 3));
+            let mut expected = [first + page, second, second + page].into_iter();
+            for address in pages.iter() {
+                assert_eq!(Some(address), expected.next());
+            }
+            assert_eq!(expected.next(), None);
+
+            assert_eq!(get(1, Exported::SIZE).err(), Some(EINVAL));
+            assert_eq!(get(0, Exported::SIZE)?.pages(page, 0)?.count(), 4);
+            Ok(())
+        });
+        drop(exported);
+        // SAFETY: May be called by any thread. What is closed is gone from here on.
+        unsafe { bindings::flush_delayed_fput() };
+        result
+    }
+
+    #[test]
+    fn what_is_no_dma_buf_is_refused() -> Result {
+        with_device(|device, _| {
+            let get = |fd, offset, length| {
+                Umem::get_dma_buf(device, fd, offset, length, Access::LocalWrite.into()).err()
+            };
+            assert_eq!(get(-1, 0, PAGE_SIZE), Some(EBADF));
+            // The range is looked at first.
+            assert_eq!(get(-1, usize::MAX, PAGE_SIZE), Some(EINVAL));
+            assert_eq!(get(-1, PAGE_SIZE, usize::MAX), Some(EINVAL));
+            Ok(())
+        })
     }
 }
