@@ -11,8 +11,9 @@
 #include <linux/jiffies.h>
 #include <linux/module.h>
 #include <linux/slab.h>
-#include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
+
+#include "connect.h"
 
 #define QPS 2
 #define RECEIVES 8
@@ -103,73 +104,6 @@ static void shared_qp_event(struct ib_event *event, void *context)
 		atomic_inc(&s->last);
 }
 
-/*
- * Index of a GID that packets can be routed with, and the address of the
- * network device that has it; negative if there is none.
- */
-static int shared_gid(struct ib_device *dev, union ib_gid *gid, u8 *mac)
-{
-	const struct ib_gid_attr *attr;
-	bool routable;
-	int i;
-
-	for (i = 0; i < dev->port_data[1].immutable.gid_tbl_len; i++) {
-		attr = rdma_get_gid_attr(dev, 1, i);
-		if (IS_ERR(attr))
-			continue;
-		routable = attr->gid_type == IB_GID_TYPE_ROCE_UDP_ENCAP &&
-			   ipv6_addr_v4mapped((struct in6_addr *)&attr->gid);
-		routable = routable && !rdma_read_gid_l2_fields(attr, NULL, mac);
-		*gid = attr->gid;
-		rdma_put_gid_attr(attr);
-		if (routable)
-			return i;
-	}
-	return -ENOENT;
-}
-
-static int shared_connect(struct ib_qp *qp, u32 peer)
-{
-	struct ib_qp_attr attr = { .qp_state = IB_QPS_INIT, .port_num = 1 };
-	union ib_gid gid;
-	int index, ret;
-
-	/* The peer is here. */
-	index = shared_gid(qp->device, &gid, attr.ah_attr.roce.dmac);
-	if (index < 0)
-		return index;
-	ret = ib_modify_qp(qp, &attr,
-			   IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT |
-			   IB_QP_ACCESS_FLAGS);
-	if (ret)
-		return ret;
-
-	attr.qp_state = IB_QPS_RTR;
-	attr.path_mtu = IB_MTU_1024;
-	attr.dest_qp_num = peer;
-	attr.max_dest_rd_atomic = 1;
-	attr.min_rnr_timer = 1;
-	attr.ah_attr.type = RDMA_AH_ATTR_TYPE_ROCE;
-	rdma_ah_set_port_num(&attr.ah_attr, 1);
-	rdma_ah_set_grh(&attr.ah_attr, &gid, 0, index, 64, 0);
-	ret = ib_modify_qp(qp, &attr,
-			   IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU |
-			   IB_QP_DEST_QPN | IB_QP_RQ_PSN |
-			   IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
-	if (ret)
-		return ret;
-
-	attr.qp_state = IB_QPS_RTS;
-	attr.timeout = 17;
-	attr.retry_cnt = 7;
-	attr.rnr_retry = 7;
-	attr.max_rd_atomic = 1;
-	return ib_modify_qp(qp, &attr,
-			    IB_QP_STATE | IB_QP_SQ_PSN | IB_QP_TIMEOUT |
-			    IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
-			    IB_QP_MAX_QP_RD_ATOMIC);
-}
-
 /* Events come from a work item: waits until count of them did. */
 static int shared_wait(atomic_t *events, int count)
 {
@@ -228,7 +162,7 @@ static int shared_run(struct shared *s)
 	if (shared_post(&s->receives[0]) != -ENOMEM)
 		return -EINVAL;
 	for (i = 0; i < QPS; i++) {
-		ret = shared_connect(s->qp[i], s->qp[1 - i]->qp_num);
+		ret = connect_qp(s->qp[i], s->qp[1 - i]->qp_num, 0);
 		if (ret)
 			return ret;
 	}

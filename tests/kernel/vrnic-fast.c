@@ -1,0 +1,555 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * A user of RDMA devices inside the kernel. One end of a connection registers
+ * memory by work requests, the other one writes and reads it, until the key is
+ * invalidated by either of them. Then it is tried what must not work, each time
+ * with a new connection, since the one that an error happened to is of no use.
+ */
+
+#include <linux/delay.h>
+#include <linux/jiffies.h>
+#include <linux/module.h>
+#include <linux/scatterlist.h>
+#include <linux/slab.h>
+#include <rdma/ib_verbs.h>
+
+#include "connect.h"
+
+/* The registered memory: parts of three pages. It begins and ends inside of them. */
+#define PIECES 3
+#define OFFSET 520
+#define LAST 1000
+#define LENGTH (PAGE_SIZE - OFFSET + PAGE_SIZE + LAST)
+
+/* The end that registers memory, and the one that accesses it. */
+#define OWNER 0
+#define PEER 1
+
+#define REMOTE_ACCESS (IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
+#define ALL_ACCESS (IB_ACCESS_LOCAL_WRITE | REMOTE_ACCESS)
+
+struct fast {
+	struct ib_device *dev;
+	struct ib_pd *pd;
+	struct ib_pd *other_pd;
+	/* For sends and receives of whatever connection there is. */
+	struct ib_cq *sends;
+	struct ib_cq *receives;
+	struct ib_qp *qp[2];
+	struct ib_mr *mr;
+	struct ib_mr *other_mr;
+	/* Pages of the registered memory, in no order. */
+	void *page[PIECES];
+	struct scatterlist sg[PIECES];
+	/* Memory of the peer, as long as the registered. */
+	u8 *data;
+	u64 dma;
+	u64 wr_id;
+	int right;
+	int wrong;
+};
+
+/* Notes what a step came to: a completion's status, or an error. */
+static void fast_expect(struct fast *f, const char *step, int found, int expected)
+{
+	if (found == expected) {
+		f->right++;
+		return;
+	}
+	f->wrong++;
+	dev_info(&f->dev->dev, "fast, wrong: %s: %d, not %d\n", step, found, expected);
+}
+
+/* Byte i of the registered memory. */
+static u8 *fast_byte(struct fast *f, int i)
+{
+	i += OFFSET;
+	return (u8 *)f->page[i / PAGE_SIZE] + i % PAGE_SIZE;
+}
+
+static u8 fast_pattern(int i, u8 seed)
+{
+	/* Not the same in any two pages. */
+	return seed + i + i / 251;
+}
+
+static void fast_sync(struct fast *f, bool for_cpu)
+{
+	if (for_cpu) {
+		ib_dma_sync_single_for_cpu(f->dev, f->dma, LENGTH, DMA_BIDIRECTIONAL);
+		dma_sync_sg_for_cpu(f->dev->dma_device, f->sg, PIECES, DMA_BIDIRECTIONAL);
+	} else {
+		ib_dma_sync_single_for_device(f->dev, f->dma, LENGTH, DMA_BIDIRECTIONAL);
+		dma_sync_sg_for_device(f->dev->dma_device, f->sg, PIECES,
+				       DMA_BIDIRECTIONAL);
+	}
+}
+
+/* Fills the registered memory with one pattern, that of the peer with another. */
+static void fast_fill(struct fast *f, u8 registered, u8 peers)
+{
+	int i;
+
+	fast_sync(f, true);
+	for (i = 0; i < PIECES; i++)
+		memset(f->page[i], 0xee, PAGE_SIZE);
+	for (i = 0; i < LENGTH; i++) {
+		*fast_byte(f, i) = fast_pattern(i, registered);
+		f->data[i] = fast_pattern(i, peers);
+	}
+	fast_sync(f, false);
+}
+
+/* How many bytes are not of these patterns, or changed beside the registered memory. */
+static int fast_differences(struct fast *f, u8 registered, u8 peers)
+{
+	int i, differences = 0;
+
+	fast_sync(f, true);
+	for (i = 0; i < LENGTH; i++) {
+		differences += *fast_byte(f, i) != fast_pattern(i, registered);
+		differences += f->data[i] != fast_pattern(i, peers);
+	}
+	for (i = -OFFSET; i < 0; i++)
+		differences += *fast_byte(f, i) != 0xee;
+	for (i = LENGTH; i < PIECES * (int)PAGE_SIZE - OFFSET; i++)
+		differences += *fast_byte(f, i) != 0xee;
+	fast_sync(f, false);
+	return differences;
+}
+
+/* Waits for the completion of that request. */
+static int fast_wait(struct ib_cq *cq, u64 wr_id, struct ib_wc *wc)
+{
+	unsigned long end = jiffies + 60 * HZ;
+	int ret;
+
+	for (;;) {
+		ret = ib_poll_cq(cq, 1, wc);
+		if (ret < 0)
+			return ret;
+		/* Others are of connections that failed. */
+		if (ret && wc->wr_id == wr_id)
+			return 0;
+		if (time_after(jiffies, end))
+			return -ETIMEDOUT;
+		if (!ret)
+			usleep_range(50, 100);
+	}
+}
+
+/* Posts a request to an end; the status of its completion, which is not IB_WC_*, if negative. */
+static int fast_do(struct fast *f, int which, struct ib_send_wr *wr, enum ib_wc_opcode opcode)
+{
+	struct ib_wc wc;
+	int ret;
+
+	wr->wr_id = ++f->wr_id;
+	wr->send_flags |= IB_SEND_SIGNALED;
+	ret = ib_post_send(f->qp[which], wr, NULL);
+	if (!ret)
+		ret = fast_wait(f->sends, wr->wr_id, &wc);
+	if (ret)
+		return ret;
+	if (wc.qp != f->qp[which] || (!wc.status && wc.opcode != opcode))
+		return -EBADMSG;
+	return wc.status;
+}
+
+/* Ends the connection, if any, and makes another of a protection domain. */
+static int fast_reconnect(struct fast *f, struct ib_pd *pd)
+{
+	struct ib_qp_init_attr init = {
+		.cap = {
+			.max_send_wr = 4,
+			.max_recv_wr = 4,
+			.max_send_sge = 1,
+			.max_recv_sge = 1,
+		},
+		.qp_type = IB_QPT_RC,
+		.sq_sig_type = IB_SIGNAL_REQ_WR,
+		.send_cq = f->sends,
+		.recv_cq = f->receives,
+	};
+	struct ib_qp *qp;
+	int i, ret;
+
+	for (i = 0; i < 2; i++) {
+		if (f->qp[i])
+			ib_destroy_qp(f->qp[i]);
+		f->qp[i] = NULL;
+	}
+	if (!pd)
+		return 0;
+	for (i = 0; i < 2; i++) {
+		qp = ib_create_qp(pd, &init);
+		if (IS_ERR(qp))
+			return PTR_ERR(qp);
+		f->qp[i] = qp;
+	}
+	for (i = 0; i < 2; i++) {
+		ret = connect_qp(f->qp[i], f->qp[1 - i]->qp_num, REMOTE_ACCESS);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+/* Has an end register the memory, with another key than before. */
+static int fast_register(struct fast *f, struct ib_mr *mr, int access)
+{
+	struct ib_reg_wr wr = { .wr.opcode = IB_WR_REG_MR, .mr = mr, .access = access };
+	unsigned int offset = 0;
+	int ret;
+
+	ib_update_fast_reg_key(mr, ib_inc_rkey(mr->rkey));
+	wr.key = mr->rkey;
+	ret = ib_map_mr_sg(mr, f->sg, PIECES, &offset, PAGE_SIZE);
+	if (ret != PIECES || mr->length != LENGTH)
+		return -EINVAL;
+	return fast_do(f, OWNER, &wr.wr, IB_WC_REG_MR);
+}
+
+static int fast_invalidate(struct fast *f, u32 key)
+{
+	struct ib_send_wr wr = { .opcode = IB_WR_LOCAL_INV, .ex.invalidate_rkey = key };
+
+	return fast_do(f, OWNER, &wr, IB_WC_LOCAL_INV);
+}
+
+/* Has the peer write or read length bytes of the registered memory, from offset on. */
+static int fast_access(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 offset, u32 length)
+{
+	struct ib_sge sge = {
+		.addr = f->dma + offset,
+		.length = length,
+		.lkey = f->qp[PEER]->pd->local_dma_lkey,
+	};
+	struct ib_rdma_wr wr = {
+		.wr = {
+			.opcode = opcode,
+			.sg_list = &sge,
+			.num_sge = 1,
+		},
+		.remote_addr = sg_dma_address(f->sg) + offset,
+		.rkey = key,
+	};
+
+	return fast_do(f, PEER, &wr.wr,
+		       opcode == IB_WR_RDMA_READ ? IB_WC_RDMA_READ : IB_WC_RDMA_WRITE);
+}
+
+static int fast_write(struct fast *f, u32 key)
+{
+	return fast_access(f, IB_WR_RDMA_WRITE, key, 0, LENGTH);
+}
+
+static int fast_read(struct fast *f, u32 key)
+{
+	return fast_access(f, IB_WR_RDMA_READ, key, 0, LENGTH);
+}
+
+/*
+ * Sends a message that invalidates a key of the owner. The status of the
+ * receive is in received, and of the send returned.
+ */
+static int fast_send_invalidate(struct fast *f, u32 key, int *received)
+{
+	struct ib_send_wr wr = { .opcode = IB_WR_SEND_WITH_INV, .ex.invalidate_rkey = key };
+	struct ib_recv_wr recv = { .wr_id = ++f->wr_id };
+	struct ib_wc wc;
+	int ret, sent;
+
+	ret = ib_post_recv(f->qp[OWNER], &recv, NULL);
+	if (ret)
+		return ret;
+	sent = fast_do(f, PEER, &wr, IB_WC_SEND);
+	ret = fast_wait(f->receives, recv.wr_id, &wc);
+	if (ret)
+		return ret;
+	*received = wc.status;
+	if (!wc.status && (!(wc.wc_flags & IB_WC_WITH_INVALIDATE) ||
+			   wc.ex.invalidate_rkey != key))
+		*received = -EBADMSG;
+	return sent;
+}
+
+/* The memory can be used until the key is invalidated, by whichever end. */
+static void fast_good(struct fast *f)
+{
+	struct ib_mr *mr = f->mr;
+	int received = -EINVAL;
+	u32 old;
+
+	fast_fill(f, 1, 2);
+	fast_expect(f, "register", fast_register(f, mr, ALL_ACCESS), IB_WC_SUCCESS);
+	fast_expect(f, "write", fast_write(f, mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "written", fast_differences(f, 2, 2), 0);
+	fast_fill(f, 3, 4);
+	fast_expect(f, "read", fast_read(f, mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "what was read", fast_differences(f, 3, 3), 0);
+	fast_expect(f, "send with invalidate", fast_send_invalidate(f, mr->rkey, &received),
+		    IB_WC_SUCCESS);
+	fast_expect(f, "receive with invalidate", received, IB_WC_SUCCESS);
+
+	/* Free again: it can be registered again, and the old key is good for nothing. */
+	fast_fill(f, 5, 6);
+	old = mr->rkey;
+	fast_expect(f, "register again", fast_register(f, mr, ALL_ACCESS), IB_WC_SUCCESS);
+	fast_expect(f, "another key", mr->rkey != old, true);
+	fast_expect(f, "write again", fast_write(f, mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "written again", fast_differences(f, 6, 6), 0);
+	fast_fill(f, 7, 8);
+	fast_expect(f, "write by the old key", fast_write(f, old), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "nothing written", fast_differences(f, 7, 8), 0);
+
+	/* What failed did not end the registration. */
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "read once more", fast_read(f, mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "what was read then", fast_differences(f, 7, 7), 0);
+	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
+	fast_fill(f, 9, 10);
+	fast_expect(f, "read after that", fast_read(f, mr->rkey), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "nothing read", fast_differences(f, 9, 10), 0);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+}
+
+/* A key that a message invalidated, or that is not there to be invalidated. */
+static void fast_stale(struct fast *f)
+{
+	struct ib_mr *mr = f->mr;
+	int received = -EINVAL;
+
+	fast_fill(f, 11, 12);
+	fast_expect(f, "register", fast_register(f, mr, ALL_ACCESS), IB_WC_SUCCESS);
+	fast_expect(f, "invalidate by message", fast_send_invalidate(f, mr->rkey, &received),
+		    IB_WC_SUCCESS);
+	fast_expect(f, "write after message", fast_write(f, mr->rkey), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "nothing written", fast_differences(f, 11, 12), 0);
+
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "invalidate a free region", fast_invalidate(f, mr->rkey),
+		    IB_WC_MW_BIND_ERR);
+
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "invalidate a free region by message",
+		    fast_send_invalidate(f, mr->rkey, &received), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "receive of that", received, IB_WC_LOC_ACCESS_ERR);
+
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "register", fast_register(f, mr, ALL_ACCESS), IB_WC_SUCCESS);
+	fast_expect(f, "invalidate another key", fast_invalidate(f, ib_inc_rkey(mr->rkey)),
+		    IB_WC_MW_BIND_ERR);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "write nevertheless", fast_write(f, mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "written", fast_differences(f, 12, 12), 0);
+	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
+}
+
+/* A region that is valid is not registered, nor one of another protection domain. */
+static void fast_twice(struct fast *f)
+{
+	struct ib_mr *mr = f->mr;
+	u32 old;
+
+	fast_fill(f, 13, 14);
+	fast_expect(f, "register", fast_register(f, mr, ALL_ACCESS), IB_WC_SUCCESS);
+	old = mr->rkey;
+	fast_expect(f, "register a valid region", fast_register(f, mr, ALL_ACCESS),
+		    IB_WC_MW_BIND_ERR);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "write by its key", fast_write(f, old), IB_WC_SUCCESS);
+	fast_expect(f, "written", fast_differences(f, 14, 14), 0);
+	fast_expect(f, "invalidate its key", fast_invalidate(f, old), IB_WC_SUCCESS);
+
+	fast_expect(f, "register another domain's", fast_register(f, f->other_mr, ALL_ACCESS),
+		    IB_WC_MW_BIND_ERR);
+
+	/* Where it belongs it can be used, and from here not. */
+	fast_fill(f, 15, 16);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->other_pd), 0);
+	fast_expect(f, "register there", fast_register(f, f->other_mr, ALL_ACCESS), IB_WC_SUCCESS);
+	fast_expect(f, "write there", fast_write(f, f->other_mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "written", fast_differences(f, 16, 16), 0);
+	fast_fill(f, 17, 18);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "write from here", fast_write(f, f->other_mr->rkey), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "nothing written", fast_differences(f, 17, 18), 0);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "invalidate from here", fast_invalidate(f, f->other_mr->rkey),
+		    IB_WC_MW_BIND_ERR);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->other_pd), 0);
+	fast_expect(f, "invalidate there", fast_invalidate(f, f->other_mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+}
+
+/* The peer can do what it has the right to, where there is memory. */
+static void fast_rights(struct fast *f)
+{
+	struct ib_mr *mr = f->mr;
+
+	fast_fill(f, 19, 20);
+	fast_expect(f, "register to be read", fast_register(f, mr, IB_ACCESS_REMOTE_READ),
+		    IB_WC_SUCCESS);
+	fast_expect(f, "write what may be read", fast_write(f, mr->rkey), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "nothing written", fast_differences(f, 19, 20), 0);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "read what may be read", fast_read(f, mr->rkey), IB_WC_SUCCESS);
+	fast_expect(f, "what was read", fast_differences(f, 19, 19), 0);
+	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
+
+	fast_fill(f, 21, 22);
+	fast_expect(f, "register to be written",
+		    fast_register(f, mr, IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE),
+		    IB_WC_SUCCESS);
+	fast_expect(f, "read what may be written", fast_read(f, mr->rkey), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "nothing read", fast_differences(f, 21, 22), 0);
+
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "write beyond the end",
+		    fast_access(f, IB_WR_RDMA_WRITE, mr->rkey, 1, LENGTH), IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	fast_expect(f, "nothing written", fast_differences(f, 21, 22), 0);
+	fast_expect(f, "write the last byte",
+		    fast_access(f, IB_WR_RDMA_WRITE, mr->rkey, LENGTH - 1, 1), IB_WC_SUCCESS);
+	fast_expect(f, "one byte written", fast_differences(f, 21, 22), 1);
+	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
+
+	/* Who lets peers write must let itself. */
+	fast_expect(f, "register with wrong rights", fast_register(f, mr, REMOTE_ACCESS),
+		    IB_WC_MW_BIND_ERR);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+}
+
+static void fast_free(struct fast *f)
+{
+	int i;
+
+	fast_reconnect(f, NULL);
+	if (!IS_ERR_OR_NULL(f->mr))
+		ib_dereg_mr(f->mr);
+	if (!IS_ERR_OR_NULL(f->other_mr))
+		ib_dereg_mr(f->other_mr);
+	if (!IS_ERR_OR_NULL(f->sends))
+		ib_free_cq(f->sends);
+	if (!IS_ERR_OR_NULL(f->receives))
+		ib_free_cq(f->receives);
+	if (!IS_ERR_OR_NULL(f->pd))
+		ib_dealloc_pd(f->pd);
+	if (!IS_ERR_OR_NULL(f->other_pd))
+		ib_dealloc_pd(f->other_pd);
+	if (f->dma)
+		ib_dma_unmap_single(f->dev, f->dma, LENGTH, DMA_BIDIRECTIONAL);
+	if (sg_dma_len(f->sg))
+		ib_dma_unmap_sg(f->dev, f->sg, PIECES, DMA_BIDIRECTIONAL);
+	kfree(f->data);
+	for (i = 0; i < PIECES; i++)
+		free_page((unsigned long)f->page[i]);
+	kfree(f);
+}
+
+static int fast_map(struct fast *f)
+{
+	int i;
+
+	/* The first page is not the one that came first. */
+	for (i = 0; i < PIECES; i++) {
+		void *page = (void *)__get_free_page(GFP_KERNEL);
+
+		if (!page)
+			return -ENOMEM;
+		f->page[(i + 1) % PIECES] = page;
+	}
+	/* A byte more than is registered, for one that must not be written. */
+	f->data = kzalloc(LENGTH + 1, GFP_KERNEL);
+	if (!f->data)
+		return -ENOMEM;
+	sg_init_table(f->sg, PIECES);
+	sg_set_buf(&f->sg[0], (u8 *)f->page[0] + OFFSET, PAGE_SIZE - OFFSET);
+	sg_set_buf(&f->sg[1], f->page[1], PAGE_SIZE);
+	sg_set_buf(&f->sg[2], f->page[2], LAST);
+	if (ib_dma_map_sg(f->dev, f->sg, PIECES, DMA_BIDIRECTIONAL) != PIECES)
+		return -ENOMEM;
+	f->dma = ib_dma_map_single(f->dev, f->data, LENGTH + 1, DMA_BIDIRECTIONAL);
+	if (ib_dma_mapping_error(f->dev, f->dma)) {
+		f->dma = 0;
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+static int fast_make(struct fast *f)
+{
+	int ret;
+
+	ret = fast_map(f);
+	if (ret)
+		return ret;
+	f->pd = ib_alloc_pd(f->dev, 0);
+	if (IS_ERR(f->pd))
+		return PTR_ERR(f->pd);
+	f->other_pd = ib_alloc_pd(f->dev, 0);
+	if (IS_ERR(f->other_pd))
+		return PTR_ERR(f->other_pd);
+	f->sends = ib_alloc_cq(f->dev, f, 16, 0, IB_POLL_DIRECT);
+	if (IS_ERR(f->sends))
+		return PTR_ERR(f->sends);
+	f->receives = ib_alloc_cq(f->dev, f, 16, 0, IB_POLL_DIRECT);
+	if (IS_ERR(f->receives))
+		return PTR_ERR(f->receives);
+	f->mr = ib_alloc_mr(f->pd, IB_MR_TYPE_MEM_REG, PIECES);
+	if (IS_ERR(f->mr))
+		return PTR_ERR(f->mr);
+	f->other_mr = ib_alloc_mr(f->other_pd, IB_MR_TYPE_MEM_REG, PIECES);
+	if (IS_ERR(f->other_mr))
+		return PTR_ERR(f->other_mr);
+	return fast_reconnect(f, f->pd);
+}
+
+static int fast_add(struct ib_device *dev)
+{
+	struct fast *f;
+	int ret;
+
+	if (strncmp(dev_name(&dev->dev), "vrnic", 5))
+		return -EOPNOTSUPP;
+	f = kzalloc(sizeof(*f), GFP_KERNEL);
+	if (!f)
+		return -ENOMEM;
+	f->dev = dev;
+	ret = fast_make(f);
+	if (!ret) {
+		fast_good(f);
+		fast_stale(f);
+		fast_twice(f);
+		fast_rights(f);
+	}
+	dev_info(&dev->dev, "fast: %d right, %d wrong: %d\n", f->right, f->wrong, ret);
+	fast_free(f);
+	return ret;
+}
+
+static void fast_remove(struct ib_device *dev, void *data)
+{
+}
+
+static struct ib_client fast_client = {
+	.name = "vrnic-fast",
+	.add = fast_add,
+	.remove = fast_remove,
+};
+
+static int __init fast_init(void)
+{
+	return ib_register_client(&fast_client);
+}
+
+static void __exit fast_exit(void)
+{
+	ib_unregister_client(&fast_client);
+}
+
+module_init(fast_init);
+module_exit(fast_exit);
+MODULE_DESCRIPTION("Test: a user of RDMA devices that registers memory by work requests");
+MODULE_LICENSE("Dual BSD/GPL");
