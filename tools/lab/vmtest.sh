@@ -46,6 +46,20 @@ pair() {
 	wait $job || fail "in VM $1: $4"
 }
 
+# copied SERVER CLIENT PORT ADDRESS: rcopy brings a file of VM CLIENT to VM SERVER, which has that address.
+copied() {
+	local job there
+	on -t 120 "$1" rcopy -p "$3" >/dev/null &
+	job=$!
+	listening "$1" "$3"
+	on "$2" sh -c 'head -c 3000000 /dev/urandom >/tmp/sent'
+	on -t 60 "$2" rcopy /tmp/sent "$4:/tmp/received" -p "$3" >/dev/null || fail "rcopy from VM $2 to VM $1"
+	there=$(on "$1" sh -c 'sha256sum </tmp/received; rm /tmp/received')
+	[ "$there" = "$(on "$2" sh -c 'sha256sum </tmp/sent; rm /tmp/sent')" ] || fail "rcopy made another file of it"
+	# The server does not end by itself.
+	pkill -P $job
+}
+
 # at_once COMMAND COMMAND: runs both at the same time. Both must succeed.
 at_once() {
 	$1 &
