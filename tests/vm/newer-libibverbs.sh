@@ -24,6 +24,23 @@ for peer in b a; do
 	perf a $peer ib_atomic_bw-65 -n 200 -A CMP_AND_SWAP
 done
 
+# Connected by librdmacm of that release, with itself and with the other.
+port=18960
+for server in rping rping-65; do
+	for client in rping rping-65; do
+		[ $server$client = rpingrping ] || for vm in b a; do
+			ip=IP_$vm
+			rping="-a ${!ip} -p $((port += 1)) -C 10"
+			pair $vm a $port "$server -s $rping -v" "$client -c $rping -V"
+		done
+	done
+done
+for vm in b a; do
+	ip=IP6_$vm
+	ucmatose="-p $((port += 1)) -c 5 -C 5 -S 1024"
+	pair $vm a $port "ucmatose-65 -b ${!ip} $ucmatose" "ucmatose-65 -s ${!ip} $ucmatose"
+done
+
 # One end of each release: what they exchange is the same.
 on -t 60 b ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" -c -n 200 -p 18950 &
 server=$!
