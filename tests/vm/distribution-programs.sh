@@ -7,13 +7,17 @@
 
 for vm in a b; do
 	on $vm ibv_devinfo -v -d "$DEV" | found PORT_ACTIVE || fail "the port of $vm is not active"
+	guid=$(on $vm cat "/sys/class/infiniband/$DEV/node_guid" | tr -d :)
+	on $vm ibv_devices | found -E "^ *$DEV\s+$guid\$" || fail "ibv_devices does not list the device of $vm with its GUID"
+	on $vm rdma link show | found "^link $DEV/1 state ACTIVE physical_state LINK_UP netdev $NETDEV" ||
+		fail "rdma does not show the link of $vm"
 done
 for peer in b a; do
 	perf a $peer ibv_rc_pingpong -n 200
 	perf a $peer ibv_rc_pingpong -n 200 -e
-	perf a $peer ibv_uc_pingpong -n 200
-	perf a $peer ibv_srq_pingpong -n 200
-	perf a $peer ibv_ud_pingpong -n 200
+	perf a $peer ibv_uc_pingpong -n 200 -c
+	perf a $peer ibv_srq_pingpong -n 200 -c
+	perf a $peer ibv_ud_pingpong -n 200 -c
 	perf a $peer ib_send_bw -n 200 -s 65536
 	perf a $peer ib_send_bw -n 200 -s 65536 -b
 	perf a $peer ib_send_bw -n 200 -q 4 --use-srq

@@ -18,10 +18,13 @@ for vm in a b; do
 	[ "$(counter $vm page_invalidations)" -gt 0 ] || fail "VM $vm took no page back"
 done
 
-perf a b ibv_rc_pingpong -n 200 -o
-perf a b ib_write_bw -n 200 -s 65536 --odp
-perf a b ib_read_bw -n 200 -s 65536 --odp
-perf a b ib_send_lat -n 200 --odp
+for peer in b a; do
+	perf a $peer ibv_rc_pingpong -n 200 -o -c
+	perf a $peer ibv_srq_pingpong -n 50 -o -c
+	perf a $peer ib_write_bw -n 200 -s 65536 --odp
+	perf a $peer ib_read_bw -n 200 -s 65536 --odp
+	perf a $peer ib_send_lat -n 200 --odp
+done
 
 on -t 60 a sh -c "
 	vrnic-stress --on-demand --device $DEV --seconds 60 &
