@@ -15,8 +15,8 @@ as_nobody() {
 		setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs "$@"
 }
 
-# DEVICE cq|mr TRIES SIZE: prints how many completion queues, or regions of that size, a process gets, and the errno of
-# the one it does not get.
+# DEVICE context|cq|mr TRIES SIZE: prints how often a process that has the device open opens it again, or how many
+# completion queues or regions of that size it gets, and the errno of the one it does not get.
 create='
 import sys, pyverbs.enums as e
 from pyverbs.device import Context
@@ -30,7 +30,12 @@ pd = PD(context)
 made = []
 try:
     while len(made) < tries:
-        made.append(CQ(context, 8) if kind == "cq" else MR(pd, size, e.IBV_ACCESS_LOCAL_WRITE))
+        if kind == "context":
+            made.append(Context(name=sys.argv[1]))
+        elif kind == "cq":
+            made.append(CQ(context, 8))
+        else:
+            made.append(MR(pd, size, e.IBV_ACCESS_LOCAL_WRITE))
     print(len(made), "none")
 except PyverbsRDMAError as error:
     print(len(made), error.error_code)
@@ -55,6 +60,10 @@ read -r made error < <(in_group python3 -c "$create" "$DEV" cq 40 0)
 # What a process leaves behind goes when the kernel gets to it.
 all_back() { on a cat /run/cgroup/few/rdma.current | found "^$DEV hca_handle=0 hca_object=0 *\$"; }
 within 40 all_back || fail "the control group still counts: $(on a cat /run/cgroup/few/rdma.current)"
+# The device is open twice, not three times.
+read -r made error < <(in_group python3 -c "$create" "$DEV" context 40 0)
+[ "$made $error" = "1 11" ] || fail "opened $made times more in the control group, then error $error"
+within 40 all_back || fail "the control group counts who opened: $(on a cat /run/cgroup/few/rdma.current)"
 in_group ibv_devinfo -d "$DEV" >/dev/null
 
 # In exclusive mode the device is in one namespace only; with its network device there it works there.
@@ -75,6 +84,14 @@ on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 2 
 server=$!
 apart vrnic-stress --device "$DEV" --client "$IP_b" --seconds 2 --max-size 65536
 wait $server || fail "the server of the stress fails"
+
+# So do the kernel's own queue pairs, whichever end asks for a connection.
+pair b a 18801 "rping -s -a $IP_b -p 18801 -C 10 -v" "ip netns exec apart rping -c -a $IP_b -p 18801 -C 10 -V"
+apart rping -s -a "$IP_a" -p 18802 -C 10 -v >/dev/null &
+server=$!
+within 40 apart sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:18802 '" || fail "nobody listens in the namespace"
+on -t 60 b rping -c -a "$IP_a" -p 18802 -C 10 -V >/dev/null || fail "rping to the namespace"
+wait $server || fail "rping in the namespace"
 
 # The namespace goes, the device is back.
 on a ip netns del apart
