@@ -7,7 +7,7 @@
 . "$LAB_LIB"
 
 netdev=$(on a sh -c 'basename $(readlink -f /sys/class/net/'"$NETDEV"'/device)')
-gids() { on a sh -c 'for i in /sys/class/infiniband/'"$DEV"'/ports/1/gids/*; do cat $i; done 2>/dev/null | grep -vc "^0000:0000:0000:0000:0000:0000:0000:0000$"; true'; }
+gids() { on a sh -c "cat /sys/class/infiniband/$DEV/ports/1/gids/* 2>/dev/null" | grep -vc '^0000:0000:0000:0000:0000:0000:0000:0000$' || true; }
 state() { on a cat /sys/class/infiniband/"$DEV"/ports/1/state; }
 # await WHAT COMMAND...: waits until the command succeeds.
 await() {
@@ -19,6 +19,8 @@ down() { state | found DOWN; }
 up() { state | found ACTIVE; }
 none() { [ "$(gids)" = 0 ]; }
 some() { [ "$(gids)" -ge 2 ]; }
+# shown STATE PHYSICAL-STATE [NETDEV]: whether `rdma link show` says so of the port.
+shown() { on a rdma link show "$DEV/1" | found "^link $DEV/1 state $1 physical_state $2${3:+ netdev $3} *\$"; }
 
 # value COUNTER VM: what the device has counted.
 value() {
@@ -50,10 +52,30 @@ transfers() {
 on -t 240 a sh -c "ibv_asyncwatch -d $DEV >/tmp/port-events" &
 watch=$!
 within 40 on a grep -sq 'async event FD' /tmp/port-events || fail "nobody watches the device's events"
-told() { on a cat /tmp/port-events | found "$1"; }
+events() { on a cat /tmp/port-events | grep -c "$1" || true; }
+# Late news of what was before is no news of what comes.
+quiet() {
+	local before
+	before=$(events .)
+	sleep 1
+	[ "$(events .)" = "$before" ]
+}
+# note EVENT...: begins anew to look for such events.
+declare -A noted
+note() {
+	local event
+	await "programs are told of events without end" quiet
+	for event; do
+		noted[$event]=$(events "$event")
+	done
+}
+# told EVENT: whether a program was told since `note`.
+told() { [ "$(events "$1")" -gt "${noted[$1]}" ]; }
+await "the port and its network device are not shown as they are" shown ACTIVE LINK_UP "$NETDEV"
 
 # For 34 s either end tries again every 4.3 s.
 transfers 20
+note PORT_ERR PORT_ACTIVE
 on a ip link set "$NETDEV" down
 await "the port stays up without a link" down
 for vm in a b; do
@@ -84,29 +106,36 @@ done
 for vm in a b; do
 	found 'status 12' <"$LAB_DIR/$vm" || fail "$vm is not told that retries ran out: $(cat "$LAB_DIR/$vm")"
 done
+await "the port is not shown without a link" shown DOWN DISABLED "$NETDEV"
 on a ip link set "$NETDEV" up
 await "the port stays down with a link" up
+await "the port is not shown with a link again" shown ACTIVE LINK_UP "$NETDEV"
 
 # The RNIC's own link, beside a network device that is up.
-before=$(on a grep -c PORT_ERR /tmp/port-events)
-told_again() { [ "$(on a grep -c PORT_ERR /tmp/port-events)" -gt "$before" ]; }
+note PORT_ERR
 vrnicctl link a down
 await "the port stays up without the RNIC's link" down
-await "no program is told that the RNIC's link went down" told_again
+await "no program is told that the RNIC's link went down" told PORT_ERR
+await "the port is not shown without the RNIC's link" shown DOWN DISABLED "$NETDEV"
 vrnicctl devices | found -E '^a +up +down ' || fail "vrnicctl does not show the link"
+note PORT_ACTIVE
 vrnicctl link a up
 await "the port stays down with the RNIC's link" up
+await "no program is told that the RNIC's link is up again" told PORT_ACTIVE
 if vrnicctl link nobody down; then fail "a device that does not exist has a link"; fi
 
 for round in 1 2; do
+	note GID_CHANGE
 	on -t 60 a sh -c "echo $netdev > /sys/bus/virtio/drivers/virtio_net/unbind"
 	await "the port stays up without a network device" down
 	await "GIDs stay without a network device" none
 	await "no program is told that GIDs went away" told GID_CHANGE
+	await "the port is not shown without a network device" shown DOWN DISABLED
 	on a ibv_devinfo -d "$DEV" >/dev/null
 	on a sh -c "echo $netdev > /sys/bus/virtio/drivers/virtio_net/bind"
 	on a sh -c "ip link set $NETDEV up; ip addr add $IP_a/24 dev $NETDEV"
 	await "the port stays down with a network device" up
+	await "the port is not shown with a network device" shown ACTIVE LINK_UP "$NETDEV"
 	await "there are no GIDs with a network device" some
 done
 on -t 60 a sh -c "vrnic-stress --device $DEV --batches 3"
