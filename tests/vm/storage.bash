@@ -20,6 +20,19 @@ as_before() { [ "$(objects "$1")" = "${objects_before[$1]}" ]; }
 # counter VM NAME: a counter of the device.
 counter() { on "$1" sh -c "rdma statistic show link $DEV/1 -j | jq -r '.[0].$2'"; }
 
+# registers COMMAND...: runs it; meanwhile the host must register memory by work requests, and so must the target if it is
+# VM b (tools/lab/guest/init), else not.
+registers() {
+	local -A before=([a]=$(counter a local_requests) [b]=$(counter b local_requests))
+	"$@"
+	[ "$(counter "$HOST" local_requests)" -gt "${before[$HOST]}" ] || fail "the host registers no memory by work requests"
+	if [ $TARGET = b ]; then
+		[ "$(counter b local_requests)" -gt "${before[b]}" ] || fail "the target does not register the memory of its transfers"
+	else
+		[ "$(counter a local_requests)" = "${before[a]}" ] || fail "the target registers memory by work requests"
+	fi
+}
+
 # target COMMANDS: runs them at the target in the directory of its configuration, and fails with any of them.
 target() {
 	on "$TARGET" sh -ec "mountpoint -q $CONFIG || mount -t configfs none $CONFIG
@@ -40,14 +53,11 @@ backstore() {
 
 # file_system: HOST makes one on /run/disk and has it at /run/storage. What it writes there is what it reads.
 file_system() {
-	local registered
-	registered=$(counter "$HOST" local_requests)
 	on -t 200 "$HOST" sh -ec 'modprobe ext4
 		mkfs.ext4 -q /run/disk
 		mkdir -p /run/storage
 		mount /run/disk /run/storage' || fail "$HOST cannot make a file system"
-	data
-	[ "$(counter "$HOST" local_requests)" -gt "$registered" ] || fail "no memory was registered by work requests"
+	registers data
 }
 
 # data: HOST writes a file in /run/storage and reads it.
