@@ -10,6 +10,7 @@ for server in a b; do
 	address=IP_$server
 	on -t 120 $server python3 $program --device "$DEV" --gid "$GID_INDEX" --server &
 	job=$!
-	on -t 120 $client python3 $program --device "$DEV" --gid "$GID_INDEX" --client "${!address}" || fail "a window of $server, used by $client"
+	on -t 120 $client python3 $program --device "$DEV" --gid "$GID_INDEX" --client "${!address}" ||
+		fail "a window of $server, used by $client"
 	wait $job || fail "a window of $server, used by $client"
 done

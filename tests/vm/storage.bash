@@ -20,8 +20,8 @@ as_before() { [ "$(objects "$1")" = "${objects_before[$1]}" ]; }
 # counter VM NAME: a counter of the device.
 counter() { on "$1" sh -c "rdma statistic show link $DEV/1 -j | jq -r '.[0].$2'"; }
 
-# registers COMMAND...: runs it; meanwhile the host must register memory by work requests, and so must the target if it is
-# VM b (tools/lab/guest/init), else not.
+# registers COMMAND...: runs it; meanwhile the host must register memory by work requests, and the target if and only if
+# it is VM b (tools/lab/guest/init).
 registers() {
 	local -A before=([a]=$(counter a local_requests) [b]=$(counter b local_requests))
 	"$@"
