@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 """Persistent memory between two machines: one writes to a file of the other that is mapped from an NVDIMM, and flushes
 it to where it survives. Usage: remote.py, with --file PATH at the server, a file of at least 20,000 bytes on a file
-system mounted with dax; with --check, and no device, looks whether the file holds what the client writes.
+system mounted with dax. The client reads what to do from its standard input, a line each: `write` to all of the file,
+or write and at once flush the `range`, or the `region`; it repeats the line when that is done. With --check, and no
+device, the program looks whether the file holds what the client writes.
 """
 import ctypes
 import errno
@@ -17,8 +19,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from remote import FLUSHES, PATTERN, REMOTE, SIZE, run
 
 RIGHTS = e.IBV_ACCESS_LOCAL_WRITE | REMOTE | FLUSHES
-# What of the pattern is written first and last.
-PARTS = [(0, 12000), (12000, SIZE - 12000)]
+FLUSHED = {"range": e.IBV_FLUSH_RANGE, "region": e.IBV_FLUSH_MR}
 # Only of files whose pages are memory of their own, with what it takes to find them written to it at once.
 MAP_SHARED_VALIDATE, MAP_SYNC = 0x03, 0x80000
 
@@ -44,15 +45,16 @@ def use(end):
     address, key = there["address"], there["key"]
     end.mr.write(PATTERN, SIZE)
     how_far = e.IBV_FLUSH_GLOBAL | e.IBV_FLUSH_PERSISTENT
-    for (start, length), kind in zip(PARTS, [e.IBV_FLUSH_RANGE, e.IBV_FLUSH_MR]):
+    for step in map(str.strip, sys.stdin):
         end.qp.wr_start()
         end.qp.wr_flags = e.IBV_SEND_SIGNALED
-        end.qp.wr_rdma_write(key, address + start)
-        end.qp.wr_set_sge(end.part(length, start))
-        end.qp.wr_flush(key, address + start, length, how_far, kind)
+        end.qp.wr_rdma_write(key, address)
+        end.qp.wr_set_sge(end.sge())
+        if step != "write":
+            end.qp.wr_flush(key, address, SIZE, how_far, FLUSHED[step])
         end.qp.wr_complete()
-        end.expect(2)
-    print("flushed")
+        end.expect(1 if step == "write" else 2)
+        print(step, flush=True)
 
 
 if sys.argv[1:2] == ["--check"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What one VM wrote to a file on the NVDIMM of the other and flushed is there after that VM was killed.
+# What one VM wrote to a file on the NVDIMM of the other and flushed is on the host's disk then, and there for that VM after it was killed.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: nvdimm=64
@@ -29,15 +29,53 @@ mounted() {
 # Whether vrnicd has written to the file that is the NVDIMM.
 synced() { found -x sync < <(cat "/proc/$(lab pid vrnicd)/task/"*/comm); }
 
+# KiB of the NVDIMM that vrnicd has written to and the host's kernel has not written to the disk since. The data alone
+# say nothing: they stay in the host's memory when a VM is killed.
+nvdimm=$(realpath "$(tr '\0' '\n' <"/proc/$(lab pid qemu-b)/cmdline" | sed -n 's/.*id=pmem,mem-path=\([^,]*\),.*/\1/p')")
+dirty() {
+	awk -v file="$nvdimm" '/^[0-9a-f]+-[0-9a-f]+ / { is_it = $6 == file } is_it && /^(Shared|Private)_Dirty:/ { sum += $2 }
+		END { print sum + 0 }' "/proc/$(lab pid vrnicd)/smaps"
+}
+
 mounted "$prepare"
 on b sh -ec "fallocate -l 20000 $file; sync"
-synced && fail "vrnicd wrote to the NVDIMM before anything was flushed"
-on -t 120 b python3 $program --device "$DEV" --gid "$GID_INDEX" --server --file $file &
+on -t 300 b python3 $program --device "$DEV" --gid "$GID_INDEX" --server --file $file &
 server=$!
-on -t 120 a python3 $program --device "$DEV" --gid "$GID_INDEX" --client "$IP_b"
+on -t 120 a sh -c "mkfifo /run/steps
+	exec python3 $program --device $DEV --gid $GID_INDEX --client $IP_b <>/run/steps" >"$LAB_DIR/steps" &
+client=$!
+
+# step WHAT: the client's next step.
+steps=0
+taken() { [ "$(wc -l <"$LAB_DIR/steps")" = $steps ] || ! kill -0 $client; }
+step() {
+	on a sh -c "echo $1 >/run/steps"
+	steps=$((steps + 1))
+	within 40 taken || fail "no end of: $1"
+	[ "$(tail -n 1 "$LAB_DIR/steps")" = "$1" ] || fail "the client cannot: $1"
+}
+# Once VM b has found its pages it stands still, so that nobody else writes to them.
+within 40 on a test -p /run/steps
+on b sh -c 'echo 0 >/proc/sys/vm/dirty_writeback_centisecs'
+step write
+lab qmp b '{"execute": "stop"}' >/dev/null
+# The host's kernel may write pages to the disk of itself, but not again and again.
+leaves_dirty() {
+	step write
+	[ "$(dirty)" -gt 0 ]
+}
+! synced || fail "vrnicd wrote to the NVDIMM before anything was flushed"
+for flush in range region; do
+	within 40 leaves_dirty || fail "no page of the NVDIMM is dirty after it was written"
+	step $flush
+	left=$(dirty)
+	[ "$left" = 0 ] || fail "$left KiB are not on the disk after a flush of the $flush"
+done
 synced || fail "vrnicd wrote nothing to the NVDIMM"
+
+pkill -P $client
 lab kill b
-wait $server || true
+wait $server $client || true
 lab boot b
 mounted ""
 on b python3 $program --check $file
