@@ -18,7 +18,9 @@ for server in a b; do
 	pair $server $client $((port + 5)) "cmtime -b $ip -p $((port + 5)) -c 10" "cmtime -s $ip -p $((port + 5)) -c 10"
 	pair $server $client $((port + 6)) "rstream -b $ip -p $((port + 6)) -S 4096 -C 20 -T v" "rstream -s $ip -p $((port + 6)) -S 4096 -C 20 -T v"
 	pair $server $client $((port + 7)) "riostream -b $ip -p $((port + 7)) -S 4096 -C 20 -T v" "riostream -s $ip -p $((port + 7)) -S 4096 -C 20 -T v"
-	pair $server $client $((port + 8)) "ib_send_bw -R -d $ours -p $((port + 8)) -F -n 20" "ib_send_bw -R -d $theirs -p $((port + 8)) -F -n 20 $ip"
+	pair $server $client $((port + 8)) "rdma_xserver -p $((port + 8)) -c r" "rdma_xclient -s $ip -p $((port + 8)) -c r"
+	copied $server $client $((port + 9)) "$ip"
+	pair $server $client $((port + 10)) "ib_send_bw -R -d $ours -p $((port + 10)) -F -n 20" "ib_send_bw -R -d $theirs -p $((port + 10)) -F -n 20 $ip"
 	port=$((port + 20))
 done
 

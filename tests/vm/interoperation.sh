@@ -26,6 +26,9 @@ programs() {
 	perf "$@" ibv_uc_pingpong -n 20
 	perf "$@" ib_send_lat -n 20 -c UC
 	perf "$@" ib_write_lat -n 20 -c UC
+	# Or are done before anybody's queue is full.
+	perf "$@" ib_send_bw -n 20 -s 1024 -c UC
+	perf "$@" ib_write_bw -n 20 -s 1024 -c UC
 }
 programs a b
 programs -6 b a
