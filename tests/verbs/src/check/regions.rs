@@ -236,7 +236,7 @@ fn refused(env: &mut Env) -> Outcome<()> {
         memory: Some((&memory, 0, LENGTH)),
         ..nothing
     };
-    // Any change, of regions that can be none.
+    // Any change, of regions that take none.
     let any = [
         ("other memory", whole),
         (
@@ -261,20 +261,24 @@ fn refused(env: &mut Env) -> Outcome<()> {
                 ..whole
             },
         ),
-    ]
-    .map(|(what, change)| Refusal {
-        what,
-        change,
-        error: libc::EOPNOTSUPP,
-    });
+    ];
+    let refused_as = |error| {
+        any.map(|(what, change)| Refusal {
+            what,
+            change,
+            error,
+        })
+    };
     let access = ACCESS_ALL | ACCESS_ON_DEMAND;
     let mut mr = Mr::new(&env.pd, LENGTH, access).during("ibv_reg_mr on demand")?;
-    stays(env, "on demand", &mut mr, 0, &any)?;
+    stays(env, "on demand", &mut mr, 0, &refused_as(libc::EOPNOTSUPP))?;
 
     let buf = DmaBuf::new(8 * PAGE).during("UDMABUF_CREATE")?;
     let piece = buf.piece(INSIDE, LENGTH);
     let mut mr = Mr::of_dma_buf(&env.pd, &piece, ACCESS_ALL).during("ibv_reg_dmabuf_mr")?;
-    stays(env, "of a dma-buf", &mut mr, INSIDE, &any)?;
+    // The library does not even ask.
+    let refusals = refused_as(libc::EINVAL);
+    stays(env, "of a dma-buf", &mut mr, INSIDE, &refusals)?;
 
     // What no region can become.
     let closed = Arc::new(Memory::new(LENGTH).during("mmap")?);
