@@ -24,7 +24,7 @@ fn makes_none(env: &mut Env) -> Outcome<()> {
         return Ok(());
     }
     let program = std::env::current_exe().during("finding this program")?;
-    let seen = sections(
+    let mut seen = sections(
         Command::new(program)
             .args([
                 "--device",
@@ -35,6 +35,12 @@ fn makes_none(env: &mut Env) -> Outcome<()> {
             .arg("--data-path"),
     )
     .during("watching a process")?;
+    // With one processor, who polls in vain lets others go first: what it waits for may be one of them.
+    if std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1) {
+        for calls in &mut seen {
+            calls.retain(|&call| call != libc::SYS_sched_yield as u64);
+        }
+    }
     let [_before, known, legacy, extended, _after] = &seen[..] else {
         return Err(Failure(format!("{} sections, not 5", seen.len())));
     };
