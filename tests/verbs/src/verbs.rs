@@ -626,13 +626,7 @@ impl Mr {
 
     /// Changes what `change` names and nothing else. The keys may be others then.
     pub fn change(&mut self, change: &Change<'_>) -> Result<()> {
-        let (mut flags, mut addr, mut length) = (0, ptr::null_mut(), 0);
-        if let Some((memory, offset, len)) = change.memory {
-            flags |= REREG_TRANSLATION;
-            addr = ptr::without_provenance_mut(memory.addr(offset) as usize);
-            length = len;
-        }
-        flags |= change.pd.map_or(0, |_| REREG_PD) | change.access.map_or(0, |_| REREG_ACCESS);
+        let (flags, addr, length) = change.request();
         let pd = change.pd.map_or(ptr::null_mut(), |pd| pd.raw);
         let access = change.access.unwrap_or(0);
         // SAFETY: the region is registered; the kernel checks the range; what lies in the memory stays mapped as long
@@ -651,28 +645,36 @@ impl Mr {
         Ok(())
     }
 
-    /// Tries to deregister while something holds the region, which must fail.
-    pub fn try_deregister(&self) -> Result<()> {
-        // SAFETY: the region is registered; if it is deregistered after all the test has failed, and nobody uses it
-        // any more.
-        status(unsafe { ibv_dereg_mr(self.raw) })
+    /// Deregisters, or gives the region back with the reason why not.
+    pub fn try_deregister(self) -> std::result::Result<(), (Self, Errno)> {
+        // SAFETY: the region is registered, and given up here if it is not any more.
+        match status(unsafe { ibv_dereg_mr(self.raw) }) {
+            Ok(()) => {
+                self.forget();
+                Ok(())
+            }
+            Err(e) => Err((self, e)),
+        }
+    }
+
+    /// Drops all but the registration, which is no more.
+    fn forget(self) {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the fields are read out once, of a value never used again.
+        unsafe {
+            drop((
+                ptr::read(&raw const this.memory),
+                ptr::read(&raw const this.pd),
+            ));
+        }
     }
 
     /// Deregisters, saying how that went; the memory is given back.
     pub fn deregister(self) -> Result<Arc<Memory>> {
-        let (raw, memory) = (self.raw, self.memory.clone());
-        // The PD handle is dropped, the destructor below not run a second time.
-        let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the region is registered, and given up here; the fields are read out once, of a value never used
-        // again.
-        let (rc, own, pd) = unsafe {
-            (
-                ibv_dereg_mr(raw),
-                ptr::read(&raw const this.memory),
-                ptr::read(&raw const this.pd),
-            )
-        };
-        drop((own, pd));
+        let memory = self.memory.clone();
+        // SAFETY: the region is registered, and given up here.
+        let rc = unsafe { ibv_dereg_mr(self.raw) };
+        self.forget();
         status(rc).map(|()| memory)
     }
 }
@@ -693,6 +695,20 @@ pub struct Change<'a> {
     pub pd: Option<&'a Arc<Pd>>,
     /// Its rights (the `ACCESS_` bits)
     pub access: Option<i32>,
+}
+
+impl Change<'_> {
+    /// The `REREG_` bits, and the new memory.
+    fn request(&self) -> (i32, *mut libc::c_void, usize) {
+        let (mut flags, mut addr, mut length) = (0, ptr::null_mut(), 0);
+        if let Some((memory, offset, len)) = self.memory {
+            flags |= REREG_TRANSLATION;
+            addr = ptr::without_provenance_mut(memory.addr(offset) as usize);
+            length = len;
+        }
+        flags |= self.pd.map_or(0, |_| REREG_PD) | self.access.map_or(0, |_| REREG_ACCESS);
+        (flags, addr, length)
+    }
 }
 
 /// A memory region of another process.

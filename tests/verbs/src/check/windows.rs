@@ -152,6 +152,18 @@ fn unchanged_around(mr: &Mr, offset: usize, len: usize) -> Outcome<()> {
     Ok(())
 }
 
+/// The region cannot be deregistered, for windows are bound to it.
+fn held(env: &Env, mr: Mr) -> Outcome<Mr> {
+    if !env.vrnic {
+        return Ok(mr);
+    }
+    match mr.try_deregister() {
+        Err((mr, Errno(libc::EBUSY))) => Ok(mr),
+        Err((_, e)) => Err(Failure(format!("ibv_dereg_mr: {e}"))),
+        Ok(()) => Err(Failure("a region with a window was deregistered".into())),
+    }
+}
+
 /// The peer does that, and nobody stops it.
 fn open(env: &mut Env, link: &Link, access: Access, target: Region, len: usize) -> Outcome<()> {
     env.peer.access(link.peer_qpn, access, target, len)?;
@@ -432,10 +444,7 @@ fn of_queue_pair(env: &mut Env) -> Outcome<()> {
     drop(link);
     let other = kind.link(env)?;
     shut(env, &other, Access::Read, target, 16)?;
-    ensure!(
-        mr.try_deregister() == Err(Errno(libc::EBUSY)) || !env.vrnic,
-        "a region with a window was deregistered"
-    );
+    let mr = held(env, mr)?;
     drop(mw);
     mr.deregister().during("ibv_dereg_mr").map(|_| ())
 }
@@ -572,10 +581,9 @@ fn invalidation_refused(env: &mut Env) -> Outcome<()> {
                 let other = kind.link(env)?;
                 open(env, &other, Access::Read, at(&mr, BEGIN, key), SIZE)?;
             }
-            ensure!(
-                mr.try_deregister() == Err(Errno(libc::EBUSY)) || !env.vrnic,
-                "{kind:?}: the window is not bound any more"
-            );
+            // It is bound still.
+            let mr = held(env, mr)?;
+            drop((mw, mr));
         }
         // Nor is one that is bound to nothing.
         let (link, mw) = (kind.link(env)?, window(env, kind)?);
@@ -617,10 +625,8 @@ fn holds_region(env: &mut Env) -> Outcome<()> {
         ];
         let busy = Err(Errno(libc::EBUSY));
         for held_by in [2, 1] {
-            ensure!(
-                mr.try_deregister() == busy,
-                "{kind:?}: deregistered with {held_by} windows"
-            );
+            mr = held(env, mr)
+                .map_err(|e| Failure(format!("{kind:?}, by {held_by} windows: {e}")))?;
             for change in &changes {
                 let outcome = mr.change(change);
                 ensure!(outcome == busy, "{kind:?}, {change:?}: {outcome:?}");
