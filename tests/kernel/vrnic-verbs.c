@@ -18,7 +18,7 @@
 struct verbs {
 	struct ib_device *dev;
 	struct ib_pd *pd;
-	struct ib_pd *unsafe_pd;
+	struct ib_mr *dma_mr;
 	struct ib_cq *cq;
 	struct ib_cq *direct_cq;
 	struct ib_srq *srq;
@@ -65,14 +65,19 @@ static int verbs_query(struct verbs *v)
 	return ret ?: ib_query_pkey(v->dev, 1, 0, &pkey);
 }
 
-/* One with the local DMA key of the device, one with a region of all memory. */
-static int verbs_pds(struct verbs *v)
+/* With a region of all memory, as the core makes it for devices without a key. */
+static int verbs_pd(struct verbs *v)
 {
 	v->pd = ib_alloc_pd(v->dev, 0);
 	if (IS_ERR(v->pd))
 		return PTR_ERR(v->pd);
-	v->unsafe_pd = ib_alloc_pd(v->dev, IB_PD_UNSAFE_GLOBAL_RKEY);
-	return PTR_ERR_OR_ZERO(v->unsafe_pd);
+	v->dma_mr = v->dev->ops.get_dma_mr(v->pd, IB_ACCESS_LOCAL_WRITE);
+	if (IS_ERR(v->dma_mr))
+		return PTR_ERR(v->dma_mr);
+	v->dma_mr->device = v->dev;
+	v->dma_mr->pd = v->pd;
+	v->dma_mr->type = IB_MR_TYPE_DMA;
+	return 0;
 }
 
 static int verbs_cqs(struct verbs *v)
@@ -284,7 +289,7 @@ static int verbs_post(struct verbs *v)
 }
 
 static int (*const verbs_steps[])(struct verbs *v) = {
-	verbs_query, verbs_pds, verbs_cqs, verbs_srq, verbs_qps,
+	verbs_query, verbs_pd, verbs_cqs, verbs_srq, verbs_qps,
 	verbs_group_of_qp, verbs_mr, verbs_ahs, verbs_connect, verbs_post,
 };
 
@@ -309,7 +314,7 @@ static bool verbs_destroy(struct verbs *v)
 		ib_free_cq(v->direct_cq);
 	if (!IS_ERR_OR_NULL(v->cq))
 		ib_free_cq(v->cq);
-	gone &= verbs_gone(v->unsafe_pd, ib_dealloc_pd_user(v->unsafe_pd, NULL));
+	gone &= verbs_gone(v->dma_mr, v->dev->ops.dereg_mr(v->dma_mr, NULL));
 	gone &= verbs_gone(v->pd, ib_dealloc_pd_user(v->pd, NULL));
 	if (v->mapped)
 		ib_dma_unmap_sg(v->dev, v->sg, PAGES, DMA_BIDIRECTIONAL);
@@ -329,8 +334,8 @@ static int verbs_run(struct ib_device *dev)
 	v->cqe.done = verbs_done;
 	for (i = 0; !ret && i < ARRAY_SIZE(verbs_steps); i++)
 		ret = verbs_steps[i](v);
-	if (ret)
-		dev_dbg(&dev->dev, "%ps: %d\n", verbs_steps[i - 1], ret);
+	if (ret && ret != -ENOMEM)
+		dev_info(&dev->dev, "%ps: %d\n", verbs_steps[i - 1], ret);
 	if (!verbs_destroy(v))
 		ret = -EREMOTEIO;
 	kfree(v);

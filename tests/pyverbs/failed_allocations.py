@@ -8,9 +8,11 @@ failed_allocations.py --device NAME --gid INDEX       needs a kernel with FAILSL
 """
 import argparse
 import contextlib
+import ctypes
 import fcntl
 import gc
 import itertools
+import mmap
 import os
 import struct
 import subprocess
@@ -61,6 +63,10 @@ class Objects:
         own = GID(self.context.query_gid(1, gid).gid)
         self.route = dict(port_num=1, is_global=1, gr=GlobalRoute(dgid=own, sgid_index=gid))
         self.dma_buf = dma_buf(SIZE)
+        # Written to, so that no page of it is missing later.
+        self.memory = mmap.mmap(-1, SIZE)
+        self.memory.write(bytes(SIZE))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.pd = self.protection()
         self.channel = CompChannel(self.context)
         self.cq = self.queue()
@@ -78,10 +84,10 @@ class Objects:
         return PD(self.context)
 
     def region(self):
-        return MR(self.pd, SIZE, RIGHTS)
+        return MR(self.pd, SIZE, RIGHTS, address=self.address)
 
     def region_on_demand(self):
-        return MR(self.pd, SIZE, RIGHTS | e.IBV_ACCESS_ON_DEMAND)
+        return MR(self.pd, SIZE, RIGHTS | e.IBV_ACCESS_ON_DEMAND, address=self.address)
 
     def region_of_dma_buf(self):
         return DmaBufMR(self.pd, SIZE, e.IBV_ACCESS_LOCAL_WRITE, dmabuf=self.dma_buf)
@@ -96,7 +102,7 @@ class Objects:
         return CQ(self.context, 1000, None, self.channel)
 
     def extended_queue(self):
-        return CQEX(self.context, CqInitAttrEx(cqe=1000, wc_flags=e.IBV_WC_EX_WITH_BYTE_LEN, channel=self.channel))
+        return CQEX(self.context, CqInitAttrEx(cqe=1000, wc_flags=e.IBV_WC_EX_WITH_BYTE_LEN))
 
     def shared(self):
         return SRQ(self.pd, SrqInitAttr(SrqAttr(max_wr=300, max_sge=4)))
@@ -141,7 +147,7 @@ def dma_buf(size):
     os.ftruncate(memory, size)
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     with open("/dev/udmabuf", "r+b", buffering=0) as device:
-        made = fcntl.ioctl(device, UDMABUF_CREATE, struct.pack("IIQQ", memory, 1, 0, size))
+        made = fcntl.ioctl(device, UDMABUF_CREATE, bytearray(struct.pack("IIQQ", memory, 1, 0, size)))
     os.close(memory)
     return made
 
@@ -151,7 +157,7 @@ def queries(fail, objects, gid):
     fail.verb("query device", lambda: context.query_device_ex())
     fail.verb("query port", lambda: context.query_port(1))
     fail.verb("query GID", lambda: context.query_gid_ex(1, gid))
-    fail.verb("query pkey", lambda: context.query_pkey(1, 0))
+    fail.verb("query pkey", lambda: context.query_pkey(1, 0), tells=False)
     fail.verb("query SRQ", lambda: srq.query())
 
 
@@ -163,8 +169,8 @@ def regions(fail, objects):
     pds = itertools.cycle((other, objects.pd))
     changes = {
         "PD and access": lambda: mr.rereg(change_pd | change_access, next(pds), 0, 0, e.IBV_ACCESS_LOCAL_WRITE),
-        "memory": lambda: mr.rereg(move, None, mr.buf, SIZE // 2, 0),
-        "everything": lambda: mr.rereg(change_pd | change_access | move, next(pds), mr.buf, SIZE, RIGHTS),
+        "memory": lambda: mr.rereg(move, None, objects.address, SIZE // 2, 0),
+        "everything": lambda: mr.rereg(change_pd | change_access | move, next(pds), objects.address, SIZE, RIGHTS),
     }
     for name, change in changes.items():
         fail.verb(f"reregister MR, {name}", change)
@@ -172,7 +178,7 @@ def regions(fail, objects):
     other.close()
 
     paged = objects.region_on_demand()
-    everything = [SGE(paged.buf, SIZE, paged.lkey)]
+    everything = [SGE(objects.address, SIZE, paged.lkey)]
     for name in ("", "_NO_FAULT", "_WRITE"):
         advice = getattr(e, f"_IBV_ADVISE_MR_ADVICE_PREFETCH{name}")
         fail.verb(

@@ -63,9 +63,9 @@ class Injection:
         return result, error, self.disarm()
 
     def verb(self, name, call, *, before=None, undo=None, refused=None, tells=True):
-        """Calls until nothing has failed in a call, whose result it returns. Before each call is what it needs; undo takes
-        back what a call has done despite a failure, and refused looks that one has done nothing. What does not tell has
-        an error, but the library forgets which.
+        """Calls until nothing has failed in a call, whose result it returns. Before each call is what it needs; undo
+        takes back what a call has done despite a failure, and refused looks that one has done nothing. What does not
+        tell has an error, but the library forgets which.
         """
         errors = 0
         for number in range(1, MANY):

@@ -9,7 +9,7 @@ fails() { on -t 600 a python3 /vrnic/tests/pyverbs/failed_allocations_in_kernel.
 device_gids() {
 	vrnicctl --json gids -d a | python3 -c '
 import ipaddress, json, sys
-for one in sorted((ipaddress.ip_address(one["gid"]).exploded, one["kind"]) for one in json.load(sys.stdin)):
+for one in sorted((ipaddress.ip_address(one["gid"]).packed.hex(), one["kind"]) for one in json.load(sys.stdin)):
 	print(*one)'
 }
 # same_gids WHEN: the device has the GIDs that the kernel has.
