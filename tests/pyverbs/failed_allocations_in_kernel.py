@@ -11,7 +11,7 @@ delete     GIDs of addresses that go. The kernel forgets them whatever fails.
 rest       Removes what is left of the addresses.
 gids       Prints the GIDs and their types, in order.
 probe      The driver is unbound, which nothing may refuse, and bound: the device works, or is not bound and can be.
-           That has far too many allocations for all of them to fail: the first do, then one of a few.
+           That has far too many allocations for all to fail: the first do, then some in equal distances.
 """
 import argparse
 import collections
@@ -210,19 +210,21 @@ def probe(args):
         raise SystemExit(f"unbind: more than {MANY} allocations")
 
     unbind_under_failures()
+    total = fail.count(write, "bind")
+    write("unbind")
+    some = range(args.first, total, max(1, (total - args.first) // args.more))
     outcomes = collections.Counter()
-    for number in itertools.chain(range(1, args.first), itertools.count(args.first, args.stride)):
+    for number in itertools.chain(range(1, args.first), some):
         _, error, fired = fail.attempt(number, write, "bind")
         outcomes[errno.errorcode[code_of(error)] if error else "bound"] += 1
         if is_bound() == bool(error):
             raise SystemExit(f"bind: {error}, bound: {is_bound()}, when allocation {number} failed")
         if error and (not fired or code_of(error) not in (errno.ENOMEM, errno.ENOBUFS)):
             raise SystemExit(f"bind: {error}, when allocation {number} failed")
-        if not fired:
-            break
         if not error:
             write("unbind")
-    print(f"bind: fewer than {number} allocations, {dict(outcomes)}", flush=True)
+    write("bind")
+    print(f"bind: {total} allocations, {dict(outcomes)}", flush=True)
     if not pathlib.Path(f"/sys/class/infiniband/{args.device}").exists():
         raise SystemExit(f"the device is not {args.device} any more")
 
@@ -234,8 +236,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--device", required=True)
-    parser.add_argument("--first", type=int, default=200, help="allocations of the probe that fail one by one")
-    parser.add_argument("--stride", type=int, default=7, help="of those after them")
+    parser.add_argument("--first", type=int, default=100, help="allocations of the probe that fail one by one")
+    parser.add_argument("--more", type=int, default=100, help="that fail of those after them")
     args = parser.parse_args()
     COMMANDS[args.command](args)
 

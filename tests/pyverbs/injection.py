@@ -12,6 +12,8 @@ FAIL_NTH = "/proc/thread-self/fail-nth"
 DEBUGFS = pathlib.Path("/sys/kernel/debug")
 # More allocations than any verb has.
 MANY = 2000
+# More than anything has.
+ENDLESS = 1 << 30
 
 
 def enable():
@@ -51,6 +53,15 @@ class Injection:
         fired = int(left.strip(b"\0\n")) == 0
         self.failures += fired
         return fired
+
+    def count(self, call, *args):
+        """How many allocations there are in a call. None fails."""
+        self.arm(ENDLESS)
+        call(*args)
+        left = int(os.read(self.reader, 16).strip(b"\0\n"))
+        os.write(self.writer, b"0")
+        os.close(self.reader)
+        return ENDLESS - left
 
     def attempt(self, number, call, *args):
         """What a call returned, its error, and whether an allocation has failed in it."""
