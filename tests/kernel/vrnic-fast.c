@@ -421,6 +421,25 @@ static void fast_rights(struct fast *f)
 	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
 }
 
+/* A key for all memory opens what nobody registered, by the addresses of the DMA API. */
+static void fast_unregistered(struct fast *f)
+{
+	struct ib_pd *pd = ib_alloc_pd(f->dev, IB_PD_UNSAFE_GLOBAL_RKEY);
+	int length = PAGE_SIZE - OFFSET;
+
+	fast_expect(f, "PD with a key for all memory", PTR_ERR_OR_ZERO(pd), 0);
+	if (IS_ERR(pd))
+		return;
+	fast_fill(f, 23, 24);
+	fast_expect(f, "reconnect", fast_reconnect(f, pd), 0);
+	fast_expect(f, "write what is not registered",
+		    fast_access(f, IB_WR_RDMA_WRITE, pd->unsafe_global_rkey, 0, length),
+		    IB_WC_SUCCESS);
+	fast_expect(f, "written", fast_differences(f, 23, 24), length);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
+	ib_dealloc_pd(pd);
+}
+
 static void fast_free(struct fast *f)
 {
 	int i;
@@ -439,7 +458,7 @@ static void fast_free(struct fast *f)
 	if (!IS_ERR_OR_NULL(f->other_pd))
 		ib_dealloc_pd(f->other_pd);
 	if (f->dma)
-		ib_dma_unmap_single(f->dev, f->dma, LENGTH, DMA_BIDIRECTIONAL);
+		ib_dma_unmap_single(f->dev, f->dma, LENGTH + 1, DMA_BIDIRECTIONAL);
 	if (sg_dma_len(f->sg))
 		ib_dma_unmap_sg(f->dev, f->sg, PIECES, DMA_BIDIRECTIONAL);
 	kfree(f->data);
@@ -523,6 +542,7 @@ static int fast_add(struct ib_device *dev)
 		fast_stale(f);
 		fast_twice(f);
 		fast_rights(f);
+		fast_unregistered(f);
 	}
 	dev_info(&dev->dev, "fast: %d right, %d wrong: %d\n", f->right, f->wrong, ret);
 	fast_free(f);
