@@ -600,6 +600,25 @@ pub struct ibv_async_event {
     pub event_type: c_int,
 }
 
+/// Number of the command [`ib_uverbs_rereg_mr`] to the kernel.
+pub const IB_USER_VERBS_CMD_REREG_MR: u32 = 11;
+
+/// A command of `<rdma/ib_user_verbs.h>` with its header, as it is written to the descriptor of a context.
+#[repr(C)]
+pub struct ib_uverbs_rereg_mr {
+    pub command: u32,
+    pub in_words: u16,
+    pub out_words: u16,
+    pub response: u64,
+    pub mr_handle: u32,
+    pub flags: u32,
+    pub start: u64,
+    pub length: u64,
+    pub hca_va: u64,
+    pub pd_handle: u32,
+    pub access_flags: u32,
+}
+
 #[link(name = "ibverbs")]
 unsafe extern "C" {
     pub fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device;

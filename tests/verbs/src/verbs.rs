@@ -23,13 +23,14 @@ pub use srq::*;
 
 use crate::dma_buf::Piece;
 use crate::ffi::{
-    _ibv_query_gid_ex, VERBS_ABI_IS_EXTENDED, ibv_ack_async_event, ibv_ah_attr, ibv_alloc_pd,
-    ibv_async_event, ibv_close_device, ibv_context, ibv_cq, ibv_create_ah, ibv_dealloc_pd,
-    ibv_dereg_mr, ibv_destroy_ah, ibv_device, ibv_device_attr, ibv_device_attr_ex,
-    ibv_free_device_list, ibv_get_async_event, ibv_get_device_list, ibv_gid_entry,
-    ibv_global_route, ibv_import_device, ibv_import_mr, ibv_import_pd, ibv_mr, ibv_open_device,
-    ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device, ibv_query_port, ibv_reg_dmabuf_mr, ibv_reg_mr,
-    ibv_rereg_mr, ibv_sge, ibv_srq, ibv_unimport_mr, ibv_unimport_pd, verbs_context,
+    _ibv_query_gid_ex, IB_USER_VERBS_CMD_REREG_MR, VERBS_ABI_IS_EXTENDED, ib_uverbs_rereg_mr,
+    ibv_ack_async_event, ibv_ah_attr, ibv_alloc_pd, ibv_async_event, ibv_close_device, ibv_context,
+    ibv_cq, ibv_create_ah, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah, ibv_device,
+    ibv_device_attr, ibv_device_attr_ex, ibv_free_device_list, ibv_get_async_event,
+    ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_import_device, ibv_import_mr,
+    ibv_import_pd, ibv_mr, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device,
+    ibv_query_port, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_rereg_mr, ibv_sge, ibv_srq, ibv_unimport_mr,
+    ibv_unimport_pd, verbs_context,
 };
 use crate::memory::Memory;
 
@@ -641,6 +642,38 @@ impl Mr {
         }
         if let Some(pd) = change.pd {
             self.pd = pd.clone();
+        }
+        Ok(())
+    }
+
+    /// Asks the kernel itself for a change that it must refuse: there are regions for which the library does not.
+    pub fn change_past_library(&self, change: &Change<'_>) -> Result<()> {
+        let (flags, addr, length) = change.request();
+        let mut response = [0_u32; 2];
+        let command = ib_uverbs_rereg_mr {
+            command: IB_USER_VERBS_CMD_REREG_MR,
+            in_words: (size_of::<ib_uverbs_rereg_mr>() / 4) as u16,
+            out_words: response.len() as u16,
+            response: (&raw mut response).addr() as u64,
+            mr_handle: self.handle(),
+            flags: flags as u32,
+            start: addr.addr() as u64,
+            length: length as u64,
+            hca_va: addr.addr() as u64,
+            pd_handle: change.pd.map_or(0, |pd| pd.handle()),
+            access_flags: change.access.unwrap_or(0) as u32,
+        };
+        // SAFETY: the command is complete, the response that it names is writable, and both live across the call. If
+        // the region changes after all the test has failed, and what is then mapped there stays so as long as it.
+        let written = unsafe {
+            libc::write(
+                self.pd.context.command_fd(),
+                (&raw const command).cast(),
+                size_of_val(&command),
+            )
+        };
+        if written < 0 {
+            return Err(Errno::last());
         }
         Ok(())
     }

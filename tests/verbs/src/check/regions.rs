@@ -189,12 +189,13 @@ struct Refusal<'a> {
     error: i32,
 }
 
-/// The region takes none of these changes, keeps its keys, and serves as before.
+/// The region takes none of these changes, as they are asked for, keeps its keys, and serves as before.
 fn stays(
     env: &Env,
     kind: &str,
     mr: &mut Mr,
     begin: usize,
+    ask: impl Fn(&mut Mr, &Change<'_>) -> Result<(), Errno>,
     refusals: &[Refusal<'_>],
 ) -> Outcome<()> {
     let local = env.buffer()?;
@@ -205,7 +206,7 @@ fn stays(
             change,
             error,
         } = refusal;
-        let outcome = mr.change(change);
+        let outcome = ask(mr, change);
         ensure!(outcome == Err(Errno(*error)), "{kind}, {what}: {outcome:?}");
         let serves = || {
             ensure!((mr.lkey(), mr.rkey()) == keys, "its keys are others");
@@ -271,14 +272,25 @@ fn refused(env: &mut Env) -> Outcome<()> {
     };
     let access = ACCESS_ALL | ACCESS_ON_DEMAND;
     let mut mr = Mr::new(&env.pd, LENGTH, access).during("ibv_reg_mr on demand")?;
-    stays(env, "on demand", &mut mr, 0, &refused_as(libc::EOPNOTSUPP))?;
+    let refusals = refused_as(libc::EOPNOTSUPP);
+    stays(env, "on demand", &mut mr, 0, Mr::change, &refusals)?;
 
     let buf = DmaBuf::new(8 * PAGE).during("UDMABUF_CREATE")?;
     let piece = buf.piece(INSIDE, LENGTH);
     let mut mr = Mr::of_dma_buf(&env.pd, &piece, ACCESS_ALL).during("ibv_reg_dmabuf_mr")?;
-    // The library does not even ask.
+    // The library does not even ask the kernel, which has another word for it.
     let refusals = refused_as(libc::EINVAL);
-    stays(env, "of a dma-buf", &mut mr, INSIDE, &refusals)?;
+    stays(env, "of a dma-buf", &mut mr, INSIDE, Mr::change, &refusals)?;
+    let past = |mr: &mut Mr, change: &Change<'_>| mr.change_past_library(change);
+    let refusals = refused_as(libc::EOPNOTSUPP);
+    stays(
+        env,
+        "of a dma-buf, in the kernel",
+        &mut mr,
+        INSIDE,
+        past,
+        &refusals,
+    )?;
 
     // What no region can become.
     let closed = Arc::new(Memory::new(LENGTH).during("mmap")?);
@@ -334,5 +346,5 @@ fn refused(env: &mut Env) -> Outcome<()> {
         error,
     });
     let mut mr = env.buffer()?;
-    stays(env, "plain", &mut mr, 0, &wrong)
+    stays(env, "plain", &mut mr, 0, Mr::change, &wrong)
 }
