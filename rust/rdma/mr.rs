@@ -129,7 +129,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         Err::<New<Self, ()>, _>(EOPNOTSUPP)
     }
 
-    /// Registers all memory for the kernel; addresses are DMA addresses.
+    /// Registers all memory for the kernel; addresses are DMA addresses. Rights of peers may come
+    /// without that to write locally (`__ib_alloc_pd()` in `drivers/infiniband/core/verbs.c`).
     fn register_dma(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,

@@ -300,8 +300,8 @@ impl MemoryRegion for Mr {
         pd: &rdma::Pd<Pd>,
         access: AccessFlags,
     ) -> Result<New<impl PinInit<Self>, ()>> {
-        // For IB_PD_UNSAFE_GLOBAL_RKEY the core names the rights of peers alone. The device lets nobody
-        // write for whom the kernel may not; the kernel may.
+        // For `IB_PD_UNSAFE_GLOBAL_RKEY` the core names remote rights alone, which the device
+        // refuses: whoever lets peers write may write.
         let access = access | Access::LocalWrite;
         let object = register_mr(
             &call.data.control,

@@ -21,8 +21,8 @@ use crate::{
     device::Call, //
 };
 
-/// What takes queue pairs out of groups, without taking memory: the core destroys no queue pair that
-/// is in a group, so that of a process which died would stay.
+/// What takes queue pairs out of groups, without taking memory: the core destroys no queue pair
+/// that is in a group, so that of a process which died would stay.
 #[pin_data]
 pub(crate) struct Detacher {
     #[pin]
