@@ -866,7 +866,8 @@ fn one(
 /// Says so if lockdep has given up, as it does after any report of the kernel, and sees nothing any more.
 const BLIND: &str = r"grep -qE 'debug_locks: +1$' /proc/lockdep_stats || echo blind";
 
-/// Prints the memory of the guest's kernel that nothing points to any more, as kmemleak sees it in two scans. What was allocated less than five seconds ago does not count, so the first scan comes after that.
+/// Prints the memory of the guest's kernel that nothing points to any more, as kmemleak sees it in two scans. What was
+/// allocated less than five seconds ago does not count, so the first scan comes after that.
 const KMEMLEAK: &str = "f=/sys/kernel/debug/kmemleak; [ -e $f ] || { echo 'no kmemleak'; exit 1; }
     sleep 6; echo scan >$f; echo scan >$f; cat $f";
 

@@ -125,7 +125,8 @@ fn await_listener(port: u16, program: u64, running: &Running) -> i32 {
     }
 }
 
-/// Whether a socket of such a table listens on the port. Its columns: number, local and remote address, state (proc(5)).
+/// Whether a socket of such a table listens on the port. Its columns: number, local and remote address, state
+/// (proc(5)).
 fn listens(table: &str, port: u16) -> bool {
     table.lines().any(|line| {
         let mut columns = line.split_whitespace().skip(1);
