@@ -85,6 +85,9 @@ fn call_begins(child: libc::pid_t) -> io::Result<Option<u64>> {
         let size = size_of_val(&info);
         libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, child, size, &raw mut info)
     })?;
+    if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+        return Ok(None);
+    }
     // SAFETY: `op` says that this is the variant that the kernel wrote.
-    Ok((info.op == libc::PTRACE_SYSCALL_INFO_ENTRY).then(|| unsafe { info.u.entry.nr }))
+    Ok(Some(unsafe { info.u.entry.nr }))
 }

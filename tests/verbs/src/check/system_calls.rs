@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{BUFFER, Case, Env};
 use crate::ensure;
+use crate::ffi::ibv_wc;
 use crate::stress::{During, Failure, Outcome};
 use crate::trace::{mark, sections};
 use crate::verbs::{
@@ -125,7 +126,7 @@ impl Loop {
     }
 
     fn completion(&self) -> Outcome<()> {
-        let mut wc = [Default::default()];
+        let mut wc = [ibv_wc::default()];
         for _ in 0..POLLS {
             if self.cq.poll(&mut wc).during("polling")? == 1 {
                 ensure!(wc[0].status == WC_SUCCESS, "{:?}", wc[0]);
