@@ -9,8 +9,9 @@
 #include <linux/module.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
-#include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
+
+#include "connect.h"
 
 #define ENTRIES 8
 #define PAGES 4
@@ -171,44 +172,17 @@ static int verbs_mr(struct verbs *v)
 	return ret == PAGES ? 0 : -ENOMEM;
 }
 
-/* The port itself, as packets to it are addressed: by an IPv4 address. */
-static int verbs_address(struct verbs *v, struct rdma_ah_attr *attr)
-{
-	const struct ib_gid_attr *gid;
-	bool found;
-	u8 mac[ETH_ALEN];
-	int i;
-
-	for (i = 0; i < v->dev->port_data[1].immutable.gid_tbl_len; i++) {
-		gid = rdma_get_gid_attr(v->dev, 1, i);
-		if (IS_ERR(gid))
-			continue;
-		found = gid->gid_type == IB_GID_TYPE_ROCE_UDP_ENCAP &&
-			ipv6_addr_v4mapped((struct in6_addr *)&gid->gid) &&
-			!rdma_read_gid_l2_fields(gid, NULL, mac);
-		if (found) {
-			union ib_gid dgid = gid->gid;
-
-			attr->type = RDMA_AH_ATTR_TYPE_ROCE;
-			rdma_ah_set_port_num(attr, 1);
-			rdma_ah_set_grh(attr, &dgid, 0, i, 64, 0);
-			memcpy(attr->roce.dmac, mac, ETH_ALEN);
-		}
-		rdma_put_gid_attr(gid);
-		if (found)
-			return 0;
-	}
-	return -ENOENT;
-}
-
 static int verbs_ahs(struct verbs *v)
 {
-	struct rdma_ah_attr attr = {};
-	int ret;
+	struct rdma_ah_attr attr = { .type = RDMA_AH_ATTR_TYPE_ROCE };
+	union ib_gid gid;
+	int index;
 
-	ret = verbs_address(v, &attr);
-	if (ret)
-		return ret;
+	index = connect_gid(v->dev, &gid, attr.roce.dmac);
+	if (index < 0)
+		return index;
+	rdma_ah_set_port_num(&attr, 1);
+	rdma_ah_set_grh(&attr, &gid, 0, index, 64, 0);
 	v->ah = rdma_create_ah(v->pd, &attr, RDMA_CREATE_AH_SLEEPABLE);
 	if (IS_ERR(v->ah))
 		return PTR_ERR(v->ah);
@@ -221,38 +195,7 @@ static int verbs_ahs(struct verbs *v)
 /* The queue pair talks to itself. */
 static int verbs_connect(struct verbs *v)
 {
-	struct ib_qp_attr attr = { .qp_state = IB_QPS_INIT, .port_num = 1 };
-	int ret;
-
-	ret = verbs_address(v, &attr.ah_attr);
-	if (!ret)
-		ret = ib_modify_qp(v->rc, &attr,
-				   IB_QP_STATE | IB_QP_PKEY_INDEX |
-				   IB_QP_PORT | IB_QP_ACCESS_FLAGS);
-	if (ret)
-		return ret;
-
-	attr.qp_state = IB_QPS_RTR;
-	attr.path_mtu = IB_MTU_1024;
-	attr.dest_qp_num = v->rc->qp_num;
-	attr.max_dest_rd_atomic = 1;
-	attr.min_rnr_timer = 1;
-	ret = ib_modify_qp(v->rc, &attr,
-			   IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU |
-			   IB_QP_DEST_QPN | IB_QP_RQ_PSN |
-			   IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
-	if (ret)
-		return ret;
-
-	attr.qp_state = IB_QPS_RTS;
-	attr.timeout = 17;
-	attr.retry_cnt = 7;
-	attr.rnr_retry = 7;
-	attr.max_rd_atomic = 1;
-	return ib_modify_qp(v->rc, &attr,
-			    IB_QP_STATE | IB_QP_SQ_PSN | IB_QP_TIMEOUT |
-			    IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
-			    IB_QP_MAX_QP_RD_ATOMIC);
+	return connect_qp(v->rc, v->rc->qp_num, 0);
 }
 
 static int verbs_post(struct verbs *v)

@@ -45,12 +45,16 @@ class Injection:
         self.reader = os.open(FAIL_NTH, os.O_RDONLY)
         os.write(self.writer, b"%d" % number)
 
-    def disarm(self):
-        """Whether an allocation has failed since it was armed."""
+    def left(self):
+        """How many allocations were still to come when it was disarmed, which this does."""
         left = os.read(self.reader, 16)
         os.write(self.writer, b"0")
         os.close(self.reader)
-        fired = int(left.strip(b"\0\n")) == 0
+        return int(left.strip(b"\0\n"))
+
+    def disarm(self):
+        """Whether an allocation has failed since it was armed."""
+        fired = self.left() == 0
         self.failures += fired
         return fired
 
@@ -58,10 +62,7 @@ class Injection:
         """How many allocations there are in a call. None fails."""
         self.arm(ENDLESS)
         call(*args)
-        left = int(os.read(self.reader, 16).strip(b"\0\n"))
-        os.write(self.writer, b"0")
-        os.close(self.reader)
-        return ENDLESS - left
+        return ENDLESS - self.left()
 
     def attempt(self, number, call, *args):
         """What a call returned, its error, and whether an allocation has failed in it."""

@@ -7,15 +7,14 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::pair::Loop;
 use super::{BUFFER, Case, Env, expect};
 use crate::ensure;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_ALL, Context, Cq, Errno, GidEntry, ImportedMr, Mr, Path, Pd, Qp, QpConfig, SendOp,
-    SendWr, Sge, WC_SUCCESS,
+    ACCESS_ALL, Context, Errno, ImportedMr, Interface, Mr, Pd, Qp, SendOp, SendWr, Sge, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -47,28 +46,7 @@ impl Region {
     }
 }
 
-/// Two queue pairs that are connected with each other, and a region of two buffers.
-struct Loop {
-    a: Qp,
-    b: Qp,
-    cq: Arc<Cq>,
-    mr: Mr,
-}
-
 impl Loop {
-    fn new(pd: &Arc<Pd>, gid: GidEntry) -> Outcome<Self> {
-        let context = pd.context();
-        let cq = Cq::new(context, 16).during("ibv_create_cq")?;
-        let qp = || Qp::new(pd, &cq, &cq, &QpConfig::default()).during("ibv_create_qp");
-        let (a, b) = (qp()?, qp()?);
-        for (one, other) in [(&a, &b), (&b, &a)] {
-            let path = Path::to_self(gid, context.port_attr()?.active_mtu, other.number());
-            one.connect(&path).during("connecting")?;
-        }
-        let mr = Mr::new(pd, 2 * BUFFER, ACCESS_ALL).during("ibv_reg_mr")?;
-        Ok(Loop { a, b, cq, mr })
-    }
-
     fn move_data(&self, qp: &Qp, op: SendOp<'_>, sge: Sge<'_>) -> Outcome<()> {
         qp.post_send(&[SendWr::new(1, op, &[sge])])
             .map_err(|e| Failure(format!("posting {op:?}: {}", e.error)))?;
@@ -80,15 +58,15 @@ impl Loop {
     fn round(&self, region: Region, key: u64) -> Outcome<()> {
         let memory = self.mr.memory();
         let (near, far) = (self.mr.sge(0, BUFFER), (region.addr, region.rkey));
-        self.move_data(&self.a, SendOp::Read(far.0, far.1), near)?;
+        self.move_data(&self.qps[0], SendOp::Read(far.0, far.1), near)?;
         memory
             .check(0, BUFFER, key, 0)
             .map_err(|at| Failure(format!("what was read is wrong: {at:?}")))?;
         memory.fill(0, BUFFER, key + 1, 0);
-        self.move_data(&self.a, SendOp::Write(far.0, far.1), near)?;
+        self.move_data(&self.qps[0], SendOp::Write(far.0, far.1), near)?;
         let sge = Sge::raw(region.addr, BUFFER as u32, region.lkey);
         let here = SendOp::Write(self.mr.addr(BUFFER), self.mr.rkey());
-        self.move_data(&self.b, here, sge)?;
+        self.move_data(&self.qps[1], here, sge)?;
         memory
             .check(BUFFER, BUFFER, key + 1, 0)
             .map_err(|at| Failure(format!("what was written is wrong: {at:?}")))
@@ -186,7 +164,7 @@ fn takes_part(env: &mut Env) -> Outcome<()> {
     // Both use one doorbell page and one notify area.
     let own = env.buffer()?;
     own.memory().fill(0, BUFFER, 1, 0);
-    let ours = Loop::new(&env.pd, env.gid)?;
+    let ours = Loop::new(&env.pd, env.gid, Interface::Legacy)?;
     ours.rounds(Region::of(&own), 1..ROUNDS + 1)?;
     says(importer, &["imported", "done"])?;
     mr.memory()
@@ -244,7 +222,7 @@ pub fn own(device: Option<&str>, gid: Option<u8>, mode: &[String]) -> Outcome<()
         "the importer ended with {status}"
     );
     // What it had is still there, since the context is; it disturbs nobody.
-    Loop::new(&pd, gid)?.rounds(Region::of(&mr), ROUNDS + 1..2 * ROUNDS + 1)?;
+    Loop::new(&pd, gid, Interface::Legacy)?.rounds(Region::of(&mr), ROUNDS + 1..2 * ROUNDS + 1)?;
     println!("the owner goes on");
     std::process::exit(0)
 }
@@ -284,7 +262,7 @@ pub fn import(gid: Option<u8>, words: &[String]) -> Outcome<()> {
     );
     let (lkey, rkey) = mr.keys();
     let region = Region { addr, lkey, rkey };
-    let own = Loop::new(&pd, gid)?;
+    let own = Loop::new(&pd, gid, Interface::Legacy)?;
     own.round(region, 1)?;
     println!("imported");
     if mode == "is-left" {

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use super::{Env, Link, LinkConfig};
+use super::{BUFFER, Env, Link, LinkConfig};
 use crate::stress::{During, Failure, Outcome};
-use crate::verbs::{Cq, Mr, Pd, Qp, SendOp, WC_SUCCESS};
+use crate::verbs::{
+    ACCESS_ALL, Cq, GidEntry, Interface, Mr, Path, Pd, Qp, QpConfig, SendOp, WC_SUCCESS,
+};
 
 /// Two queue pairs of this process, connected.
 pub struct Pair {
@@ -44,6 +46,36 @@ impl Pair {
     /// What was sent has succeeded.
     pub fn done(&self) -> Outcome<()> {
         self.ends[0].expect(1, WC_SUCCESS).map(|_| ())
+    }
+}
+
+/// Two queue pairs that are connected with each other, of a process that has no other end to command.
+pub(super) struct Loop {
+    /// Both ends
+    pub qps: [Qp; 2],
+    /// The CQ of all their queues
+    pub cq: Arc<Cq>,
+    /// Region of two buffers, with all rights
+    pub mr: Mr,
+}
+
+impl Loop {
+    /// Connects two fresh ones.
+    pub fn new(pd: &Arc<Pd>, gid: GidEntry, interface: Interface) -> Outcome<Self> {
+        let context = pd.context();
+        let cq = Cq::with(context, 64, 0, None, 0, interface).during("ibv_create_cq")?;
+        let config = QpConfig {
+            interface,
+            ..Default::default()
+        };
+        let qp = || Qp::new(pd, &cq, &cq, &config).during("ibv_create_qp");
+        let qps = [qp()?, qp()?];
+        for (one, other) in [(0, 1), (1, 0)] {
+            let path = Path::to_self(gid, context.port_attr()?.active_mtu, qps[other].number());
+            qps[one].connect(&path).during("connecting")?;
+        }
+        let mr = Mr::new(pd, 2 * BUFFER, ACCESS_ALL).during("ibv_reg_mr")?;
+        Ok(Loop { qps, cq, mr })
     }
 }
 

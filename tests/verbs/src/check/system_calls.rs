@@ -2,16 +2,14 @@
 //! Who posts and polls makes no system call: a process of this program does so while it is watched.
 
 use std::process::Command;
-use std::sync::Arc;
 
+use super::pair::Loop;
 use super::{BUFFER, Case, Env};
 use crate::ensure;
 use crate::ffi::ibv_wc;
 use crate::stress::{During, Failure, Outcome};
 use crate::trace::{mark, sections};
-use crate::verbs::{
-    ACCESS_ALL, Context, Cq, Interface, Mr, Path, Pd, Qp, QpConfig, SendOp, SendWr, WC_SUCCESS,
-};
+use crate::verbs::{Context, Cq, Interface, Pd, SendOp, SendWr, WC_SUCCESS};
 
 pub(super) const CASES: &[Case] = &[("data-path-makes-no-system-call", makes_none)];
 
@@ -59,81 +57,55 @@ fn makes_none(env: &mut Env) -> Outcome<()> {
 /// The process that is watched.
 pub fn data_path(device: Option<&str>, gid: Option<u8>) -> Outcome<()> {
     let context = Context::open(device).during("opening the device")?;
-    let loops = [Interface::Legacy, Interface::Extended].map(|i| Loop::new(&context, gid, i));
-    let [legacy, extended] = loops;
-    let (legacy, extended) = (legacy?, extended?);
+    let gid = context.gid(gid).during("looking for a GID")?;
+    let pd = Pd::new(&context).during("ibv_alloc_pd")?;
+    let legacy = Loop::new(&pd, gid, Interface::Legacy)?;
+    let extended = Loop::new(&pd, gid, Interface::Extended)?;
     // What is allocated or resolved at first use is there afterwards.
-    legacy.rounds(1)?;
-    extended.rounds(1)?;
+    rounds(&legacy, 1)?;
+    rounds(&extended, 1)?;
     mark();
     let _ = std::os::unix::process::parent_id();
     mark();
-    legacy.rounds(ROUNDS)?;
+    rounds(&legacy, ROUNDS)?;
     mark();
-    extended.rounds(ROUNDS)?;
+    rounds(&extended, ROUNDS)?;
     mark();
     Ok(())
 }
 
-/// Two queue pairs that are connected with each other, and memory.
-struct Loop {
-    qps: [Qp; 2],
-    cq: Arc<Cq>,
-    mr: Mr,
+/// Every operation, so many times.
+fn rounds(pair: &Loop, count: usize) -> Outcome<()> {
+    let Loop { qps, cq, mr } = pair;
+    let (far, key) = (mr.addr(BUFFER), mr.rkey());
+    for _ in 0..count {
+        let receive = [mr.sge(BUFFER, BUFFER)];
+        (qps[1].post_recv(&[(2, &receive)])).map_err(|e| Failure(e.error.to_string()))?;
+        for (op, len, completions) in [
+            (SendOp::Send, BUFFER, 2),
+            (SendOp::Write(far, key), BUFFER, 1),
+            (SendOp::Read(far, key), BUFFER, 1),
+            (SendOp::FetchAdd(far, key, 1), 8, 1),
+        ] {
+            let sge = [mr.sge(0, len)];
+            (qps[0].post_send(&[SendWr::new(1, op, &sge)]))
+                .map_err(|e| Failure(e.error.to_string()))?;
+            for _ in 0..completions {
+                completion(cq)?;
+            }
+        }
+    }
+    Ok(())
 }
 
-impl Loop {
-    fn new(context: &Arc<Context>, gid: Option<u8>, interface: Interface) -> Outcome<Self> {
-        let gid = context.gid(gid).during("looking for a GID")?;
-        let mtu = context.port_attr().during("ibv_query_port")?.active_mtu;
-        let pd = Pd::new(context).during("ibv_alloc_pd")?;
-        let cq = Cq::with(context, 64, 0, None, 0, interface).during("ibv_create_cq")?;
-        let config = QpConfig {
-            interface,
-            ..Default::default()
-        };
-        let qp = || Qp::new(&pd, &cq, &cq, &config).during("ibv_create_qp");
-        let qps = [qp()?, qp()?];
-        for (one, other) in [(0, 1), (1, 0)] {
-            let path = Path::to_self(gid, mtu, qps[other].number());
-            qps[one].connect(&path).during("connecting")?;
+fn completion(cq: &Cq) -> Outcome<()> {
+    let mut wc = [ibv_wc::default()];
+    for _ in 0..POLLS {
+        if cq.poll(&mut wc).during("polling")? == 1 {
+            ensure!(wc[0].status == WC_SUCCESS, "{:?}", wc[0]);
+            return Ok(());
         }
-        let mr = Mr::new(&pd, BUFFER, ACCESS_ALL).during("ibv_reg_mr")?;
-        Ok(Loop { qps, cq, mr })
+        std::hint::spin_loop();
     }
-
-    fn rounds(&self, count: usize) -> Outcome<()> {
-        let (far, key) = (self.mr.addr(BUFFER / 2), self.mr.rkey());
-        let half = BUFFER / 2;
-        for _ in 0..count {
-            let receive = [self.mr.sge(half, half)];
-            (self.qps[1].post_recv(&[(2, &receive)])).map_err(|e| Failure(e.error.to_string()))?;
-            for (op, len, completions) in [
-                (SendOp::Send, half, 2),
-                (SendOp::Write(far, key), half, 1),
-                (SendOp::Read(far, key), half, 1),
-                (SendOp::FetchAdd(far, key, 1), 8, 1),
-            ] {
-                let sge = [self.mr.sge(0, len)];
-                (self.qps[0].post_send(&[SendWr::new(1, op, &sge)]))
-                    .map_err(|e| Failure(e.error.to_string()))?;
-                for _ in 0..completions {
-                    self.completion()?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn completion(&self) -> Outcome<()> {
-        let mut wc = [ibv_wc::default()];
-        for _ in 0..POLLS {
-            if self.cq.poll(&mut wc).during("polling")? == 1 {
-                ensure!(wc[0].status == WC_SUCCESS, "{:?}", wc[0]);
-                return Ok(());
-            }
-            std::hint::spin_loop();
-        }
-        Err(Failure("no completion".into()))
-    }
+    Err(Failure("no completion".into()))
 }

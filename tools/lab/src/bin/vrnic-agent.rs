@@ -32,7 +32,7 @@ impl Port {
     }
 }
 
-/// Process groups of the running programs by id; of those that are about to start, none.
+/// Process groups of the running programs by id; of those that are about to start or have just ended, none.
 type Running = Arc<Mutex<HashMap<u64, Option<Pid>>>>;
 
 fn main() -> Result<()> {
