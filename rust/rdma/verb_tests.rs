@@ -460,7 +460,13 @@ mod verbs {
     #[test]
     fn handles_are_paths() -> Result {
         with_device(|device, log| {
-            let mut ah = new_handle(device, log)?;
+            let mut process = Process::new(device)?;
+            let mut theirs = new_handle(device, log, Some(process.call(14)?))?;
+            assert_eq!(process.memory.read()?, !14);
+            to_result(verb!(device, destroy_ah(theirs.as_raw(), 0)))?;
+            process.end(device)?;
+
+            let mut ah = new_handle(device, log, None)?;
             let mut raw = bindings::rdma_ah_attr::default();
             to_result(verb!(device, query_ah(ah.as_raw(), &mut raw)))?;
             // SAFETY: It was constructed.
@@ -512,7 +518,12 @@ mod verbs {
         })
     }
 
-    fn new_handle(device: &Device<TestDriver>, log: &Log) -> Result<Memory<bindings::ib_ah>> {
+    /// A handle, made for the process whose call this is, if it is one, and whose request is 14.
+    fn new_handle(
+        device: &Device<TestDriver>,
+        log: &Log,
+        call: Option<UserCall>,
+    ) -> Result<Memory<bindings::ib_ah>> {
         let path = ah::Attributes {
             dgid: Gid([9; 16]),
             flow_label: 0x5_4321,
@@ -526,8 +537,15 @@ mod verbs {
             ..Default::default()
         };
         let mut ah = room!(device, ib_ah, Ah);
-        to_result(verb!(device, create_ah(ah.as_raw(), &mut init, null_mut())))?;
-        if log.asked() != Some(Asked::Handle(path, None)) {
+        let request = call.is_some().then_some(14);
+        let created = match call {
+            Some(mut call) => {
+                verb!(device, create_user_ah(ah.as_raw(), &mut init, call.udata()))
+            }
+            None => verb!(device, create_ah(ah.as_raw(), &mut init, null_mut())),
+        };
+        to_result(created)?;
+        if log.asked() != Some(Asked::Handle(path, request)) {
             return Err(EINVAL);
         }
         Ok(ah)
@@ -1044,7 +1062,7 @@ mod queues {
         with_device(|device, log| {
             let (mut send_cq, mut recv_cq) = (Queue::new(device, 1, 0)?, Queue::new(device, 1, 0)?);
             let pd = Domain::new(device)?;
-            let mut srq = new_shared(device, &pd)?;
+            let mut srq = new_shared(device, &pd, null_mut())?;
             let mut init = KBox::new(bindings::ib_qp_init_attr::default(), GFP_KERNEL)?;
             init.qp_type = bindings::ib_qp_type_IB_QPT_UD;
             init.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_REQ_WR;
@@ -1109,6 +1127,73 @@ mod queues {
             to_result(verb!(device, destroy_srq(srq.as_raw(), null_mut())))?;
             send_cq.end(device)?;
             recv_cq.end(device)
+        })
+    }
+
+    #[test]
+    fn processes_are_answered_when_they_make_queues() -> Result {
+        with_device(|device, log| {
+            let mut process = Process::new(device)?;
+            let (mut send_cq, mut recv_cq) = (Queue::new(device, 1, 0)?, Queue::new(device, 1, 0)?);
+            let pd = Domain::new(device)?;
+
+            let mut call = process.call(11)?;
+            let mut srq = new_shared(device, &pd, call.udata())?;
+            let asked = srq::Attributes {
+                max_wr: 30,
+                max_sge: 3,
+                limit: 0,
+            };
+            assert_eq!(log.asked(), Some(Asked::SharedQueue(asked, Some(11))));
+            assert_eq!(process.memory.read()?, !11);
+
+            let mut attr = bindings::ib_srq_attr {
+                max_wr: 70,
+                ..Default::default()
+            };
+            let mask = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR;
+            let mut call = process.call(12)?;
+            to_result(verb!(
+                device,
+                modify_srq(srq.as_raw(), &mut attr, mask, call.udata())
+            ))?;
+            assert_eq!(log.asked(), Some(Asked::SharedResize(70, Some(12))));
+
+            let mut init = KBox::new(bindings::ib_qp_init_attr::default(), GFP_KERNEL)?;
+            init.qp_type = bindings::ib_qp_type_IB_QPT_UC;
+            init.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_ALL_WR;
+            init.send_cq = send_cq.0.as_raw();
+            init.recv_cq = recv_cq.0.as_raw();
+            init.cap.max_send_wr = 9;
+            let mut qp = room!(device, ib_qp, Qp);
+            // SAFETY: What the core sets.
+            unsafe { (*qp.as_raw()).pd = pd.0 };
+            let mut call = process.call(13)?;
+            to_result(verb!(
+                device,
+                create_qp(qp.as_raw(), &raw mut *init, call.udata())
+            ))?;
+            let asked = Asked::QueuePair {
+                ty: qp::Type::UnreliableConnection,
+                capabilities: qp::Capabilities {
+                    max_send_wr: 9,
+                    ..Default::default()
+                },
+                signal_all: true,
+                send_cq: send_cq.number(),
+                recv_cq: recv_cq.number(),
+                srq: None,
+                request: Some(13),
+            };
+            assert_eq!(log.asked(), Some(asked));
+            assert_eq!(process.memory.read()?, !13);
+            assert_eq!(init.cap.max_send_wr, CAPABILITIES.max_send_wr);
+
+            to_result(verb!(device, destroy_qp(qp.as_raw(), null_mut())))?;
+            to_result(verb!(device, destroy_srq(srq.as_raw(), null_mut())))?;
+            send_cq.end(device)?;
+            recv_cq.end(device)?;
+            process.end(device)
         })
     }
 
@@ -1221,7 +1306,7 @@ mod queues {
     fn objects_are_described_by_their_driver() -> Result {
         with_device(|device, _| {
             let mut qp = Pair::new(device)?;
-            let mut srq = new_shared(device, &qp.pd)?;
+            let mut srq = new_shared(device, &qp.pd, null_mut())?;
             let access = Access::LocalWrite as c_int;
             let mr = from_err_ptr(verb!(device, get_dma_mr(qp.pd.0, access)))?;
             let (qp_raw, cq_raw, srq_raw) = (qp.as_raw(), qp.queues[1].0.as_raw(), srq.as_raw());
@@ -1254,8 +1339,12 @@ mod queues {
         })
     }
 
-    /// A shared receive queue of the kernel for 30 receives of 3 elements.
-    fn new_shared(device: &Device<TestDriver>, pd: &Domain) -> Result<Memory<bindings::ib_srq>> {
+    /// A shared receive queue for 30 receives of 3 elements. It is the kernel's if `udata` is null.
+    fn new_shared(
+        device: &Device<TestDriver>,
+        pd: &Domain,
+        udata: *mut bindings::ib_udata,
+    ) -> Result<Memory<bindings::ib_srq>> {
         let mut srq = room!(device, ib_srq, Srq);
         // SAFETY: What the core sets.
         unsafe { (*srq.as_raw()).pd = pd.0 };
@@ -1265,10 +1354,7 @@ mod queues {
         };
         // The limit is not for who makes the queue.
         (init.attr.max_wr, init.attr.max_sge, init.attr.srq_limit) = (30, 3, 9);
-        to_result(verb!(
-            device,
-            create_srq(srq.as_raw(), &mut init, null_mut())
-        ))?;
+        to_result(verb!(device, create_srq(srq.as_raw(), &mut init, udata)))?;
         // What it holds is told.
         if (init.attr.max_wr, init.attr.max_sge) != (31, 5) {
             return Err(EINVAL);
@@ -1280,7 +1366,7 @@ mod queues {
     fn shared_receive_queues_change_and_are_asked() -> Result {
         with_device(|device, log| {
             let pd = Domain::new(device)?;
-            let mut srq = new_shared(device, &pd)?;
+            let mut srq = new_shared(device, &pd, null_mut())?;
             let asked = srq::Attributes {
                 max_wr: 30,
                 max_sge: 3,
