@@ -7,7 +7,7 @@
 . "$LAB_LIB"
 
 [ "$DEV" = vrnic0 ] || skip "there is no provider of ours for $DEV"
-on a test -x /vrnic/bin/ibv_devinfo-65 || skip "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
+on a test -x /vrnic/bin/ibv_devinfo-65 || fail "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
 on a ibv_devinfo-65 -v -d "$DEV" 2>/dev/null | found PORT_ACTIVE || fail "no active port"
 
 for peer in b a; do

@@ -6,7 +6,7 @@
 # lab: timeout=420
 . "$LAB_LIB"
 
-on a test -x /vrnic/bin/python3-65 || skip "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
+on a test -x /vrnic/bin/python3-65 || fail "the setup found no rdma-core 65 (tools/setup/setup.sh userland)"
 # part VM NUMBER: half of the tests, in a VM. Some want huge pages.
 part() {
 	on "$1" sysctl -qw vm.nr_hugepages=16

@@ -119,8 +119,8 @@ apt_state() {
 	[ "$status" != empty ] || { status=$dir/state/status; : >"$status"; }
 	for suite in "$@"; do
 		options=signed-by=/usr/share/keyrings/debian-archive-keyring.gpg
-		# A mirror that stands still has an index of unstable past its date; what it signs is as good as before.
-		[ "$suite" != sid ] || options+=' check-valid-until=no'
+		# A mirror that stands still has unstable and testing past their dates; what it signed is as good as ever.
+		case $suite in sid | forky) options+=' check-valid-until=no' ;; esac
 		printf 'deb [%s] %s %s main\n' "$options" "$uri" "$suite"
 	done >"$dir/etc/sources.list.new"
 	cat >"$dir/apt.conf" <<-EOF

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The RDMA programs and libraries of rdma-core 65 (Debian unstable), for the guests of Debian 13: the provider is built
-# for both releases and both are run. Unpacked, not installed; each program runs through its own loader and libraries.
-# So does a Python, with which rdma-core's own tests are run: they stand in lib/rdma-core-tests.
+# The RDMA programs and libraries of rdma-core 65 (Debian unstable or testing), for the guests of Debian 13: the provider
+# is built for both releases and both are run. Unpacked, not installed; each program runs through its own loader and
+# libraries. So does a Python, with which rdma-core's own tests are run: they stand in lib/rdma-core-tests.
 # USERLAND_DIR holds bin/, which the lab adds to the guests' share, and lib/. Sourced by setup.sh.
 
-USERLAND_SUITE=sid
+USERLAND_SUITES=(sid forky)
 USERLAND_PACKAGES=(ibverbs-utils perftest python3-pyverbs rdmacm-utils)
 
 # userland_program USERLAND FILE [NAME [VARIABLE]]: FILE in programs/, and bin/NAME-65, which runs it.
@@ -20,8 +20,9 @@ userland_program() {
 	chmod +x "$userland/bin/$name-65"
 }
 
+# userland_download DIRECTORY SUITE: of Debian's packages.
 userland_download() {
-	local dir=$1 tmp=$1.tmp packages=$1.deb deb library name program python
+	local dir=$1 suite=$2 tmp=$1.tmp packages=$1.deb deb library name program python
 	rm -rf "$tmp" "$packages" "$dir"
 	mkdir -p "$tmp"/{bin,lib,programs,root} "$packages/partial"
 	apt-get -y --no-install-recommends --download-only -o Dir::Cache::archives="$packages" \
@@ -31,7 +32,7 @@ userland_download() {
 		dpkg-deb -x "$deb" "$tmp/root"
 	done
 	[ -f "$tmp/root/usr/lib/x86_64-linux-gnu/libibverbs.so.1.18.65.0" ] ||
-		{ echo "$USERLAND_SUITE has no rdma-core 65.0 any more"; exit 1; }
+		{ echo "$suite has no rdma-core 65.0 any more"; exit 1; }
 	# Without links, since the lab copies plain files; each library under the name that others ask for.
 	for library in "$tmp"/root/usr/lib/x86_64-linux-gnu/*.so*; do
 		name=$(objdump -p "$library" 2>/dev/null | awk '$1 == "SONAME" { print $2 }' || :)
@@ -52,19 +53,21 @@ userland_download() {
 }
 
 setup_userland() {
-	local key
+	local key suite
 	key=$(key_of "$SETUP_DIR/userland.sh")
 	USERLAND_DIR=$CACHE/userland/$key
 	ready "$USERLAND_DIR" && return
 	mkdir -p "$CACHE/userland"
-	# Unstable moves on: without it only two tests have nothing to run.
-	if (
-		apt_state userland empty "$USERLAND_SUITE"
-		step "rdma-core 65 for the guests" "$LOGS/userland.log" 120 userland_download "$USERLAND_DIR"
-	); then
-		finish "$USERLAND_DIR"
-	else
-		say "going on without rdma-core 65: its tests will be skipped"
-		USERLAND_DIR=
-	fi
+	# Both move on. Without it everything but its tests, which fail, can be run.
+	for suite in "${USERLAND_SUITES[@]}"; do
+		if (
+			apt_state "userland-$suite" empty "$suite"
+			step "rdma-core 65 for the guests" "$LOGS/userland.log" 120 userland_download "$USERLAND_DIR" "$suite"
+		); then
+			finish "$USERLAND_DIR"
+			return
+		fi
+	done
+	say "going on without rdma-core 65: its tests will fail"
+	USERLAND_DIR=
 }

@@ -19,7 +19,7 @@ mkdir -p "$state"/{etc/apt.conf.d,etc/preferences.d,lists/partial,cache/archives
 touch "$state/status"
 uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | sort | uniq -c |
 	sort -rn | awk 'NR == 1 { print $2 }')
-for suite in trixie sid; do
+for suite in trixie forky sid; do
 	echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $suite main"
 done >"$state/etc/sources.list"
 cat >"$state/apt.conf" <<EOF
