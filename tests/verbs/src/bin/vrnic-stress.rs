@@ -39,6 +39,7 @@ Both ends need the same --threads and --ud; everything else is decided by the cl
   --sq-depth N      send queue depth (default 32)
   --cqs N           completion queues per thread (default 3)
   --mtu N           path MTU enumerator, 1 = 256 … 5 = 4096 (default: the port's)
+  --ack-timeout N   wait 4.096 us * 2^N for an acknowledgement (default 17)
   --patience N      fail after N seconds without progress (default 60)
   --events          sleep on completion events instead of polling
   --rnr             leave receive queues short now and then
@@ -65,6 +66,7 @@ const VALUES: &[&str] = &[
     "sq-depth",
     "cqs",
     "mtu",
+    "ack-timeout",
     "patience",
     "interface",
     "client",
@@ -167,6 +169,7 @@ fn options(args: &Args, seed: u64, mtu: i32) -> Options {
             .then(|| Duration::from_secs(args.get("seconds").unwrap_or(10))),
         batches: args.get("batches"),
         mtu: args.get("mtu").unwrap_or(mtu),
+        ack_timeout: args.get("ack-timeout").unwrap_or(17),
         patience: Duration::from_secs(args.get("patience").unwrap_or(60)),
     }
 }

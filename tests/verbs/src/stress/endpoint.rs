@@ -54,6 +54,8 @@ pub struct Options {
     pub batches: Option<u64>,
     /// MTU enumerator
     pub mtu: i32,
+    /// Exponent of the time that an acknowledgement may take
+    pub ack_timeout: u8,
     /// Longest time without any progress
     pub patience: Duration,
 }
@@ -356,7 +358,7 @@ impl Endpoint {
                 sq_psn,
                 rq_psn: theirs.number("psn")? as u32,
                 mtu,
-                timeout: 17,
+                timeout: options.ack_timeout,
                 retries: 7,
                 rnr_retries: 7,
                 rnr_timer: 2,
