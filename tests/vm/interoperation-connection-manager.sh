@@ -20,7 +20,8 @@ for server in a b; do
 	pair $server $client $((port + 7)) "riostream -b $ip -p $((port + 7)) -S 4096 -C 20 -T v" "riostream -s $ip -p $((port + 7)) -S 4096 -C 20 -T v"
 	pair $server $client $((port + 8)) "rdma_xserver -p $((port + 8)) -c r" "rdma_xclient -s $ip -p $((port + 8)) -c r"
 	copied $server $client $((port + 9)) "$ip"
-	pair $server $client $((port + 10)) "ib_send_bw -R -d $ours -p $((port + 10)) -F -n 20" "ib_send_bw -R -d $theirs -p $((port + 10)) -F -n 20 $ip"
+	bandwidth="ib_send_bw -R -p $((port + 10)) -F -n 20 -u $(ack_timeout)"
+	pair $server $client $((port + 10)) "$bandwidth -d $ours" "$bandwidth -d $theirs $ip"
 	port=$((port + 20))
 done
 

@@ -20,6 +20,15 @@ lab() { "$LAB_BIN" ctl "$@"; }
 # perf [-6] CLIENT SERVER PROGRAM ARGS...: a perftest or pingpong pair, over IPv6; prints the client's output.
 perf() { "$LAB_BIN" ctl perf "$@"; }
 
+# ack_timeout: an exponent for perftest's -u, which is 14 if not given. Soft-RoCE acknowledges as late as its VM is slow.
+ack_timeout() {
+	local exponent=14 slowness
+	for ((slowness = LAB_SLOWNESS; slowness > 1; slowness /= 2)); do
+		exponent=$((exponent + 1))
+	done
+	echo $exponent
+}
+
 # within SECONDS COMMAND...: repeats the command until it succeeds; fails when it did not in that time.
 within() {
 	local end=$((SECONDS + $1 * LAB_SLOWNESS))
