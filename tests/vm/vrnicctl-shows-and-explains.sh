@@ -41,6 +41,27 @@ code=0
 within 15 look 2> "$LAB_DIR/why" || code=$?
 vrnicctl qps
 [ $code = 0 ] || fail "the queue pairs are not as they should be: $(tail -n 1 "$LAB_DIR/why")"
+# The guest's kernel says of their objects what the device does.
+resource() { on a rdma -j resource show "$1" -dd > "$LAB_DIR/$1"; }
+same_objects() {
+	resource qp && resource cq && resource mr
+	for what in qps cqs mrs; do
+		vrnicctl --json $what -d a > "$LAB_DIR/$what"
+	done
+	python3 - "$LAB_DIR" <<'PY'
+import json, pathlib, sys
+read = lambda name: json.loads((pathlib.Path(sys.argv[1]) / name).read_text())
+guest = {(qp["lqpn"], qp["drv_sq_entries"], qp["drv_rq_entries"]) for qp in read("qp")}
+assert guest == {(qp["qpn"], qp["send_entries"], qp["receive_entries"]) for qp in read("qps")}, "queue pairs differ"
+guest = {(cq["drv_cqn"], cq["drv_entries"], cq["drv_vector"]) for cq in read("cq")}
+assert guest == {(cq["cqn"], cq["entries"], cq["vector"]) for cq in read("cqs")}, "completion queues differ"
+regions = read("mr")
+assert {int(mr["lkey"], 16): mr["mrlen"] for mr in regions} == {mr["key"]: mr["length"] for mr in read("mrs")}, "regions differ"
+assert regions and all(mr["drv_pages"] << mr["drv_page_shift"] >= mr["mrlen"] for mr in regions), "regions without pages"
+PY
+}
+within 15 same_objects 2>> "$LAB_DIR/differences" ||
+	fail "the kernel's objects are not the device's: $(grep Error: "$LAB_DIR/differences" | sort | uniq -c)"
 vrnicctl cqs -d a | found -E '^a +[0-9]+ .* ok$' || fail "no completion queue"
 vrnicctl mrs -d b | found 'remote write' || fail "no memory region that a peer may write"
 vrnicctl watch -i 0.5 -n 3 > "$LAB_DIR/watch"
