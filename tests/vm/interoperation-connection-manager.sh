@@ -8,8 +8,8 @@
 port=18700
 for server in a b; do
 	[ $server = a ] && client=b || client=a
-	ip=IP_$server ip6=IP6_$server ours=DEV_$server theirs=DEV_$client
-	ip=${!ip} ip6=${!ip6} ours=${!ours} theirs=${!theirs}
+	ip=IP_$server ip6=IP6_$server
+	ip=${!ip} ip6=${!ip6}
 	pair $server $client $((port + 1)) "rping -s -a $ip -p $((port + 1)) -C 10" "rping -c -a $ip -p $((port + 1)) -C 10 -V"
 	pair $server $client $((port + 2)) "rping -s -a $ip6 -p $((port + 2)) -C 5" "rping -c -a $ip6 -p $((port + 2)) -C 5 -V"
 	pair $server $client $((port + 3)) "rdma_server -p $((port + 3))" "rdma_client -s $ip -p $((port + 3))"
@@ -20,8 +20,7 @@ for server in a b; do
 	pair $server $client $((port + 7)) "riostream -b $ip -p $((port + 7)) -S 4096 -C 20 -T v" "riostream -s $ip -p $((port + 7)) -S 4096 -C 20 -T v"
 	pair $server $client $((port + 8)) "rdma_xserver -p $((port + 8)) -c r" "rdma_xclient -s $ip -p $((port + 8)) -c r"
 	copied $server $client $((port + 9)) "$ip"
-	bandwidth="ib_send_bw -R -p $((port + 10)) -F -n 20 -u $(ack_timeout)"
-	pair $server $client $((port + 10)) "$bandwidth -d $ours" "$bandwidth -d $theirs $ip"
+	managed $server $client "$ip" ib_send_bw -n 20 -u "$(ack_timeout)"
 	port=$((port + 20))
 done
 

@@ -42,7 +42,7 @@ matrix() {
 	EOF
 }
 
-managed() {
+managed_matrix() {
 	cat <<-EOF
 		ib_send_bw -n 100
 		ib_write_bw -n 100 -s 65536
@@ -52,15 +52,13 @@ managed() {
 	EOF
 }
 
-port=18760
 for peer in b a; do
 	while read -r -a words; do
 		perf a $peer "${words[@]}" >/dev/null || fail "${words[*]} to $peer"
 	done < <(matrix)
 	# Connected by rdma_cm.
-	while read -r program arguments; do
-		ip=IP_$peer
-		command="$program -R -d $DEV -p $((++port)) -F $arguments"
-		pair $peer a $port "$command" "$command ${!ip}"
-	done < <(managed)
+	ip=IP_$peer
+	while read -r -a words; do
+		managed $peer a "${!ip}" "${words[@]}"
+	done < <(managed_matrix)
 done

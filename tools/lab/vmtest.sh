@@ -55,6 +55,31 @@ pair() {
 	wait $job || fail "in VM $1: $4"
 }
 
+# managed SERVER CLIENT ADDRESS PROGRAM ARGS...: a perftest pair that rdma_cm connects, the client to ADDRESS. Both must
+# succeed. perftest's client asks for its connection when the ends have met over TCP, be the server listening or not, and
+# crashes after the refusal. That says nothing about the device, so the pair is run again.
+MANAGED_PORT=17000
+managed() {
+	local server=$1 client=$2 address=$3 server_device=DEV_$1 client_device=DEV_$2 try command job output
+	for try in 1 2 3; do
+		# A port of the try before may linger.
+		command="${*:4} -R -F -p $((++MANAGED_PORT))"
+		on -t 90 "$server" sh -c "$command -d ${!server_device}" >/dev/null &
+		job=$!
+		listening "$server" $MANAGED_PORT
+		if output=$(on -t 60 "$client" sh -c "$command -d ${!client_device} $address" 2>&1); then
+			wait $job || fail "in VM $server: $command"
+			return
+		fi
+		echo "$output"
+		# Nobody listens, says the peer: IB_CM_REJ_INVALID_SERVICE_ID.
+		[[ $output = *"RDMA_CM_EVENT_REJECTED; error: 8."* ]] || break
+		pkill -P $job
+		wait $job || :
+	done
+	fail "in VM $client: $command, try $try"
+}
+
 # copied SERVER CLIENT PORT ADDRESS: rcopy brings a file of VM CLIENT to VM SERVER, which has that address.
 copied() {
 	local job there
