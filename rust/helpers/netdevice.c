@@ -4,6 +4,7 @@
 #include <linux/if_arp.h>
 #include <linux/if_vlan.h>
 #include <linux/netdevice.h>
+#include <linux/rtnetlink.h>
 
 __rust_helper struct net_device *
 rust_helper_netdev_notifier_info_to_dev(const void *info)
@@ -39,3 +40,57 @@ __rust_helper unsigned int rust_helper_netdev_mtu(const struct net_device *dev)
 {
 	return READ_ONCE(dev->mtu);
 }
+
+#ifdef CONFIG_INFINIBAND_VRNIC_KUNIT_TEST
+static netdev_tx_t test_xmit(struct sk_buff *skb, struct net_device *dev)
+{
+	dev_kfree_skb_any(skb);
+	return NETDEV_TX_OK;
+}
+
+static const struct net_device_ops test_ops = {
+	.ndo_start_xmit = test_xmit,
+};
+
+static void test_setup(struct net_device *dev)
+{
+	ether_setup(dev);
+	dev->netdev_ops = &test_ops;
+}
+
+/* An Ethernet device with permanent address @addr, that loses all it is given. */
+__rust_helper struct net_device *rust_helper_test_netdev_add(const u8 *addr)
+{
+	struct net_device *dev = alloc_netdev(0, "rdmatest%d", NET_NAME_ENUM, test_setup);
+
+	if (!dev)
+		return NULL;
+	eth_hw_addr_set(dev, addr);
+	if (register_netdev(dev)) {
+		free_netdev(dev);
+		return NULL;
+	}
+	return dev;
+}
+
+__rust_helper void rust_helper_test_netdev_remove(struct net_device *dev)
+{
+	unregister_netdev(dev);
+	free_netdev(dev);
+}
+
+__rust_helper int rust_helper_test_netdev_open(struct net_device *dev)
+{
+	int err;
+
+	rtnl_lock();
+	err = dev_open(dev, NULL);
+	rtnl_unlock();
+	return err;
+}
+
+__rust_helper void rust_helper_test_netdev_carrier_off(struct net_device *dev)
+{
+	netif_carrier_off(dev);
+}
+#endif

@@ -121,6 +121,47 @@ impl Drop for TestDevice {
     }
 }
 
+/// A network device that loses all it is given.
+///
+/// # Invariants
+///
+/// The pointer is valid and owned, and the device registered.
+pub(crate) struct Ethernet(NonNull<bindings::net_device>);
+
+impl Ethernet {
+    /// Registers a device with that permanent address.
+    pub(crate) fn new(mac: &[u8; 6]) -> Result<Self> {
+        // INVARIANT: It is registered, unless it is null.
+        // SAFETY: The address has its six bytes.
+        let raw = unsafe { bindings::test_netdev_add(mac.as_ptr()) };
+        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
+    }
+
+    /// The C structure.
+    pub(crate) fn as_raw(&self) -> *mut bindings::net_device {
+        self.0.as_ptr()
+    }
+
+    /// Brings it up, with a carrier.
+    pub(crate) fn open(&self) -> Result {
+        // SAFETY: Valid by the type invariant.
+        to_result(unsafe { bindings::test_netdev_open(self.as_raw()) })
+    }
+
+    /// Takes the carrier away.
+    pub(crate) fn lose_carrier(&self) {
+        // SAFETY: Valid by the type invariant.
+        unsafe { bindings::test_netdev_carrier_off(self.as_raw()) };
+    }
+}
+
+impl Drop for Ethernet {
+    fn drop(&mut self) {
+        // SAFETY: Owned by the type invariant, and registered. It waits for who has a reference.
+        unsafe { bindings::test_netdev_remove(self.as_raw()) };
+    }
+}
+
 /// Zeroed memory for an object and the driver's part of it, as the core allocates it.
 pub(crate) struct Memory<R>(KVec<u64>, PhantomData<R>);
 
