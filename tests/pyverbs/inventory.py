@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import gzip
 import hashlib
+import multiprocessing
 import os
 import pathlib
 import random
@@ -65,6 +66,12 @@ class Recorder(unittest.TestResult):
         super().startTest(test)
         # Many tests ask for random attributes, some of which are not supported: the same in every run.
         random.seed(test.id())
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        # Some tests end their processes and do not wait for them, whose ports the next test wants.
+        for child in multiprocessing.active_children():
+            child.join(20)
 
     def note(self, test, outcome, detail=""):
         """The first outcome of a test counts unless a later one is worse."""

@@ -8,11 +8,12 @@
 
 on -t 90 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
 bystander=$!
-(on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 60 || true) &
+(on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18701 --server --seconds $((60 * LAB_SLOWNESS)) || true) &
 server=$!
-on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --client $IP_b --seconds 60 --patience 20 && exit 9; true" &
+on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 18701 --client $IP_b --seconds $((60 * LAB_SLOWNESS)) --patience 20 && exit 9; true" &
 client=$!
-sleep 6
+connected a 18701
+sleep 4
 lab qmp b '{"execute":"system_reset"}'
 wait $client || fail "the peer of the VM that was reset did not get an error"
 wait $bystander || fail "loopback traffic of another VM was disturbed"

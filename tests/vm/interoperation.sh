@@ -51,7 +51,7 @@ done
 # stress VERSION ARGUMENTS...: in both VMs, the server in b.
 stress() {
 	local version=$1
-	local arguments=("${@:2}" --ack-timeout $(($(ack_timeout) + 3)))
+	local arguments=("${@:2}" --ack-timeout $(($(ack_timeout) + 1)))
 	on -t 120 b vrnic-stress --device "$DEV_b" --gid "${gid[b-$version]}" --server "${arguments[@]}" &
 	local server=$!
 	on -t 120 a vrnic-stress --device "$DEV_a" --gid "${gid[a-$version]}" --client "$IP_b" "${arguments[@]}" ||

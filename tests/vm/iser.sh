@@ -12,9 +12,9 @@ PORTAL=$GROUP/np/$ADDRESS:3260
 
 cleanup() {
 	on "$HOST" sh -c "touch /run/enough; umount -l /run/storage; iscsiadm -m node --logout; iscsiadm -k 0
-		umount /etc/iscsi /var/lib/iscsi; modprobe -r ib_iser"
+		umount /etc/iscsi /var/lib/iscsi; modprobe -r -w 20000 ib_iser"
 	on "$TARGET" sh -c "cd $CONFIG; echo 0 >$GROUP/enable; rm $GROUP/lun/lun_0/ram; rmdir $GROUP/lun/lun_0 $PORTAL $GROUP target/iscsi/$IQN
-		rmdir $BACKSTORE target/core/iblock_0 target/iscsi; modprobe -r ib_isert iscsi_target_mod target_core_iblock brd"
+		rmdir $BACKSTORE target/core/iblock_0 target/iscsi; modprobe -r -w 20000 ib_isert iscsi_target_mod target_core_iblock brd"
 } >/dev/null 2>&1
 trap cleanup EXIT
 

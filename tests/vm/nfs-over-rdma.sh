@@ -7,9 +7,9 @@
 . tests/vm/storage.bash
 
 cleanup() {
-	on "$HOST" sh -c 'touch /run/enough; umount -f -l /run/storage; modprobe -r nfsv4 rpcrdma'
+	on "$HOST" sh -c 'touch /run/enough; umount -f -l /run/storage; modprobe -r -w 20000 nfsv4 rpcrdma'
 	on "$TARGET" sh -c 'exportfs -ua; rpc.nfsd 0; pkill -x rpc.mountd; pkill -x nfsdcld
-		umount /proc/fs/nfsd /run/export /run/rpc_pipefs /var/lib/nfs; modprobe -r rpcrdma nfsd'
+		umount /proc/fs/nfsd /run/export /run/rpc_pipefs /var/lib/nfs; modprobe -r -w 20000 rpcrdma nfsd'
 } >/dev/null 2>&1
 trap cleanup EXIT
 

@@ -16,9 +16,9 @@ PORT=nvmet/ports/1
 # Whatever happens, nothing stays that other tests would find.
 cleanup() {
 	on "$HOST" sh -c "touch /run/enough; umount -l /run/storage
-		for c in /sys/class/nvme/nvme*/delete_controller; do echo 1 >\$c; done; modprobe -r nvme-rdma"
+		for c in /sys/class/nvme/nvme*/delete_controller; do echo 1 >\$c; done; modprobe -r -w 20000 nvme-rdma"
 	on "$TARGET" sh -c "cd $CONFIG; rm $PORT/subsystems/$NQN; rmdir $PORT; echo 0 >$SUBSYSTEM/namespaces/1/enable
-		rmdir $SUBSYSTEM/namespaces/1 $SUBSYSTEM; modprobe -r nvmet-rdma nvmet brd"
+		rmdir $SUBSYSTEM/namespaces/1 $SUBSYSTEM; modprobe -r -w 20000 nvmet-rdma nvmet brd"
 } >/dev/null 2>&1
 trap cleanup EXIT
 

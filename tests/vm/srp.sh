@@ -8,10 +8,10 @@
 
 cleanup() {
 	on "$HOST" sh -c "touch /run/enough; umount -l /run/storage
-		for p in /sys/class/srp_remote_ports/*/delete; do echo 1 >\$p; done; modprobe -r ib_srp"
+		for p in /sys/class/srp_remote_ports/*/delete; do echo 1 >\$p; done; modprobe -r -w 20000 ib_srp"
 	on "$TARGET" sh -c "cd $CONFIG; echo 0 >$GROUP/enable; echo 0 >target/srpt/discovery_auth/rdma_cm_port
 		rm $ACL/lun_0/ram; rmdir $ACL/lun_0 $ACL; rm $GROUP/lun/lun_0/ram; rmdir $GROUP/lun/lun_0 $GROUP target/srpt/$GUID
-		rmdir $BACKSTORE target/core/iblock_0 target/srpt; modprobe -r ib_srpt target_core_iblock brd"
+		rmdir $BACKSTORE target/core/iblock_0 target/srpt; modprobe -r -w 20000 ib_srpt target_core_iblock brd"
 } >/dev/null 2>&1
 
 PORT=3264

@@ -9,7 +9,7 @@
 on a ping -c 3 -W 5 "$IP_b" >/dev/null || fail "no IPv4"
 on b ping -c 3 -W 5 "$IP6_a" >/dev/null || fail "no IPv6"
 on a ping -c 3 -W 5 -M do -s 8972 "$IP_b" >/dev/null || fail "no frames of 9000 bytes"
-on -t 60 a ping -q -f -c 2000 -s 1000 "$IP_b" | found ' 0% packet loss' || fail "packets are lost"
+on -t 60 a ping -q -A -c 2000 -s 1000 "$IP_b" | found ' 0% packet loss' || fail "packets are lost"
 
 perf a b ibv_rc_pingpong -n 200 >/dev/null
 perf b a ib_write_bw -s 65536 -n 200 >/dev/null

@@ -10,13 +10,15 @@ pci=$(on a sh -c 'basename $(readlink -f /sys/class/infiniband/'"$DEV"'/device)'
 virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
 [ -n "$virtio" ] || fail "no virtio device is bound to the driver (parent $pci)"
 for round in 1 2; do
-	on -t 90 b sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --server --seconds 60; true" &
+	rm -f "$LAB_DIR/poller"
+	on -t 90 b sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --server --seconds $((60 * LAB_SLOWNESS)); true" &
 	server=$!
-	on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --client $IP_b --seconds 60 && exit 9; true" &
+	on -t 90 a sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --client $IP_b --seconds $((60 * LAB_SLOWNESS)) && exit 9; true" &
 	client=$!
 	on -t 90 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo poller exit \$?" > "$LAB_DIR/poller" &
 	poller=$!
 	within 60 grep -sq 'kill the device' "$LAB_DIR/poller" || fail "round $round: the program that polls is not ready"
+	connected a 1890$round
 	sleep 3
 	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
 	on a sh -c "test ! -e /sys/class/infiniband/$DEV" || fail "the device is still there"

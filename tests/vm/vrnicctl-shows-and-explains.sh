@@ -16,9 +16,9 @@ vrnicctl ports | found -E "^a +1 +active +$mtu " || fail "port of a, whose MTU i
 if vrnicctl qps -d nobody 2>/dev/null; then fail "a device that does not exist was shown"; fi
 
 # Programs that run.
-on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds 25 --qps 4 &
+on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds $((15 + 10 * LAB_SLOWNESS)) --qps 4 &
 server=$!
-on -t 120 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds 25 --qps 4 &
+on -t 120 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds $((15 + 10 * LAB_SLOWNESS)) --qps 4 &
 client=$!
 # Each names its peer, which names it, has work posted and gets on. Programs take their time to start, so one good look among many is enough.
 look() {

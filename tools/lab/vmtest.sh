@@ -22,7 +22,7 @@ perf() { "$LAB_BIN" ctl perf "$@"; }
 
 # ack_timeout: an exponent for perftest's -u, which is 14 if not given. Soft-RoCE acknowledges as late as its VM is slow.
 ack_timeout() {
-	local exponent=14 slowness
+	local exponent=16 slowness
 	for ((slowness = LAB_SLOWNESS; slowness > 1; slowness /= 2)); do
 		exponent=$((exponent + 1))
 	done
@@ -43,6 +43,11 @@ within() {
 listening() {
 	within 40 on "$1" sh -c "rdma resource show cm_id | grep -q 'state LISTEN .*:$2 ' || ss -Hltn sport = :$2 | grep -q ." ||
 		fail "nobody listens on port $2 of VM $1"
+}
+
+# connected VM PORT: waits until a program in the VM has a TCP connection to that port of another.
+connected() {
+	within 40 on "$1" sh -c "ss -Htn state established dport = :$2 | grep -q ." || fail "nobody in VM $1 reaches port $2"
 }
 
 # pair SERVER CLIENT PORT COMMAND COMMAND: runs the first command in VM SERVER and, as soon as somebody listens on PORT
@@ -72,9 +77,12 @@ managed() {
 			return
 		fi
 		echo "$output"
-		# Nobody listens, says the peer: IB_CM_REJ_INVALID_SERVICE_ID.
-		[[ $output = *"RDMA_CM_EVENT_REJECTED; error: 8."* ]] || break
-		pkill -P $job
+		# Nobody listens, says the peer: IB_CM_REJ_INVALID_SERVICE_ID or, for datagrams, IB_SIDR_UNSUPPORTED.
+		case $output in
+		*"RDMA_CM_EVENT_REJECTED; error: 8."* | *"RDMA_CM_EVENT_UNREACHABLE; error: 1."*) ;;
+		*) break ;;
+		esac
+		pkill -P $job || :
 		wait $job || :
 	done
 	fail "in VM $client: $command, try $try"

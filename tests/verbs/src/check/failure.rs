@@ -15,7 +15,7 @@ use crate::verbs::{
 };
 
 /// How long the test takes to kill the device.
-const KILLED: Duration = Duration::from_secs(90);
+const KILLED: Duration = Duration::from_secs(600);
 /// Requests of each kind.
 const REQUESTS: u64 = 8;
 /// Identifiers of receives begin here.
