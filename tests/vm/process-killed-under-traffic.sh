@@ -13,7 +13,7 @@ for round in 1 2 3; do
 	on -t 60 a sh -c "
 		vrnic-stress --device $DEV --gid $GID_INDEX --port 1880$round --client $IP_b --seconds 60 --qps 8 &
 		pid=\$!
-		while kill -0 \$pid && ! ss -Htn state established dport = :1880$round | grep -q .; do sleep 0.2; done
+		while kill -0 \$pid && [ -z \"\$(ss -Htn state established dport = :1880$round)\" ]; do sleep 0.2; done
 		sleep 3
 		kill -0 \$pid || exit 1
 		kill -9 \$pid
