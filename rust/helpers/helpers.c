@@ -17,4 +17,5 @@
 #include "netdevice.c"
 #include "netlink.c"
 #include "rdma.c"
+#include "uverbs.c"
 #include "virtio.c"

@@ -15,7 +15,9 @@ use core::{
 
 use kernel::{
     dma::DmaAddress,
+    io::PhysAddr,
     new_spinlock,
+    page::PAGE_SIZE,
     prelude::*,
     sync::{
         Arc,
@@ -63,6 +65,7 @@ use crate::{
         MemoryWindow,
         Mw, //
     },
+    pages::UserPages,
     pd::{
         Pd,
         ProtectionDomain, //
@@ -87,6 +90,7 @@ use crate::{
     stats::Counter,
     testing::DmaDevice,
     ucontext::{
+        DeviceMemory,
         Mappings,
         Ucontext,
         UserContext, //
@@ -178,6 +182,9 @@ pub(crate) struct Log {
     pub(crate) keeps: AtomicBool,
     /// Queue pair of the completions that it has, of which there is no end.
     pub(crate) completing: AtomicU32,
+    /// Pages that the last process that may map memory shares with the device.
+    #[pin]
+    shared: SpinLock<Option<Arc<UserPages>>>,
 }
 
 impl Log {
@@ -188,6 +195,11 @@ impl Log {
     /// What the driver was asked for last, if it was since this was called.
     pub(crate) fn asked(&self) -> Option<Asked> {
         self.asked.lock().take()
+    }
+
+    /// Gives up the pages that a process shares with the device.
+    pub(crate) fn take_shared(&self) -> Result<Arc<UserPages>> {
+        self.shared.lock().take().ok_or(ENOENT)
     }
 
     /// How many objects there are.
@@ -259,6 +271,40 @@ fn new_region<R>(call: &Call<'_, TestDriver>, response: R) -> mr::New<Object, R>
     }
 }
 
+/// The request of a process that may map memory. The response is [`Offsets`].
+pub(crate) const MAPPABLE: u64 = 31;
+/// The request of a process that is refused, when the memory that it might map is there.
+pub(crate) const MAPPABLE_BUT_REFUSED: u64 = 32;
+
+/// Memory of the device that a process may map: nobody reads or writes it. There is no RAM.
+pub(crate) const DEVICE_MEMORY: PhysAddr = 1 << 38;
+/// How much of it.
+pub(crate) const DEVICE_PAGES: usize = 2;
+/// Pages of the kernel that a process may map.
+pub(crate) const SHARED_PAGES: usize = 3;
+
+/// Where in its file a process may map the device's memory and the kernel's: whole pages.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Offsets {
+    pub(crate) device: u64,
+    pub(crate) shared: u64,
+}
+
+impl Offsets {
+    fn to_response(&self) -> u64 {
+        let page = PAGE_SIZE as u64;
+        (self.device / page) << 32 | self.shared / page
+    }
+
+    pub(crate) fn from_response(response: u64) -> Self {
+        let page = PAGE_SIZE as u64;
+        Self {
+            device: (response >> 32) * page,
+            shared: (response & u64::from(u32::MAX)) * page,
+        }
+    }
+}
+
 impl UserContext for Object {
     type Driver = TestDriver;
     type Request = u64;
@@ -266,11 +312,25 @@ impl UserContext for Object {
 
     fn alloc(
         call: &Call<'_, TestDriver>,
-        _mappings: &mut Mappings<'_>,
+        mappings: &mut Mappings<'_>,
         request: u64,
     ) -> Result<(impl PinInit<Self>, u64)> {
         call.data.note(Asked::Context(request));
-        Ok((Object::new(call), !request))
+        if request != MAPPABLE && request != MAPPABLE_BUT_REFUSED {
+            return Ok((Object::new(call), !request));
+        }
+        let pages = UserPages::new(call.device, SHARED_PAGES * PAGE_SIZE)?;
+        let pages = Arc::new(pages, GFP_KERNEL)?;
+        *call.data.shared.lock() = Some(pages.clone());
+        let device = DeviceMemory::new(DEVICE_MEMORY, DEVICE_PAGES * PAGE_SIZE)?;
+        let offsets = Offsets {
+            device: mappings.insert(device)?,
+            shared: mappings.insert_pages(&pages)?,
+        };
+        if request == MAPPABLE_BUT_REFUSED {
+            return Err(EBUSY);
+        }
+        Ok((Object::new(call), offsets.to_response()))
     }
 
     fn dealloc(context: &Ucontext<Self>, _call: &Call<'_, TestDriver>) -> Result {
@@ -906,6 +966,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
             next: AtomicU32::new(300),
             keeps: AtomicBool::new(false),
             completing: AtomicU32::new(0),
+            shared <- new_spinlock!(None),
         }),
         GFP_KERNEL,
     )?;

@@ -21,6 +21,8 @@ use kernel::{
         __alloc_skb,
         device_dma_parameters,
         dma_set_mask,
+        file,
+        fput,
         kunit_attach_mm,
         sk_buff,
         sk_skb_reason_drop,
@@ -29,8 +31,12 @@ use kernel::{
         vm_munmap, //
     },
     device,
-    error::to_result,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
     faux,
+    io::PhysAddr,
     page::PAGE_SIZE,
     prelude::*,
     str::CString,
@@ -227,11 +233,20 @@ impl UserCall {
         // SAFETY: All members of the union are plain data, and zero.
         let call = unsafe { &mut bundle.__bindgen_anon_1.__bindgen_anon_1 };
         call.context = context;
+        // SAFETY: A process has its device open (`UverbsFile`).
+        call.ufile = unsafe { context.as_ref() }.map_or(ptr::null_mut(), |context| context.ufile);
         call.driver_udata.inbuf = memory.address() as *const c_void;
         call.driver_udata.outbuf = memory.address() as *mut c_void;
         call.driver_udata.inlen = length;
         call.driver_udata.outlen = length;
         Ok(Self(bundle))
+    }
+
+    /// There is no memory any more where the response goes.
+    pub(crate) fn lose_response(&mut self) {
+        // SAFETY: All members of the union are plain data.
+        let call = unsafe { &mut self.0.__bindgen_anon_1.__bindgen_anon_1 };
+        call.driver_udata.outbuf = ptr::null_mut();
     }
 
     /// What a verb gets of the call, or rather of its attributes.
@@ -253,22 +268,28 @@ pub(crate) struct ProcessMemory(u64);
 impl ProcessMemory {
     /// Maps so many pages, all zeros, that may be read and written.
     pub(crate) fn new(pages: usize) -> Result<Self> {
-        /// `PROT_READ | PROT_WRITE`
-        const READ_AND_WRITE: c_ulong = 3;
         /// `MAP_PRIVATE | MAP_ANONYMOUS`
         const PRIVATE_AND_ANONYMOUS: c_ulong = 0x22;
 
+        // SAFETY: A mapping without a file needs no more.
+        unsafe { Self::map(ptr::null_mut(), pages, PRIVATE_AND_ANONYMOUS, 0) }
+    }
+
+    /// Maps so many pages that may be read and written.
+    ///
+    /// # Safety
+    ///
+    /// `file` must be null for anonymous memory, or else valid.
+    unsafe fn map(file: *mut file, pages: usize, flags: c_ulong, offset: u64) -> Result<Self> {
+        /// `PROT_READ | PROT_WRITE`
+        const READ_AND_WRITE: c_ulong = 3;
+
         // SAFETY: Called by the thread of a test.
         to_result(unsafe { kunit_attach_mm() })?;
-        let (length, protection, flags) =
-            (pages * PAGE_SIZE, READ_AND_WRITE, PRIVATE_AND_ANONYMOUS);
-        // SAFETY: The thread has an address space, and a mapping without a file needs no more.
-        let address = unsafe { vm_mmap(ptr::null_mut(), 0, length, protection, flags, 0) };
-        // Errors are no multiples of the page size.
-        if address as usize % PAGE_SIZE != 0 {
-            return Err(ENOMEM);
-        }
-        Ok(Self(address as u64))
+        let length = pages * PAGE_SIZE;
+        // SAFETY: The thread has an address space; the file is valid or null.
+        let address = unsafe { vm_mmap(file, 0, length, READ_AND_WRITE, flags, offset as c_ulong) };
+        Ok(Self(from_err_ptr(address as *mut c_void)? as u64))
     }
 
     /// Address of the first byte.
@@ -291,10 +312,79 @@ impl ProcessMemory {
         UserSlice::new(UserPtr::from_addr(self.0 as usize), length)
     }
 
+    /// The memory from that page on.
+    pub(crate) fn page(&self, index: usize) -> Self {
+        Self(self.0 + (index * PAGE_SIZE) as u64)
+    }
+
+    /// The physical address that is mapped here, uncached.
+    pub(crate) fn uncached(&self) -> Option<PhysAddr> {
+        // SAFETY: The thread has an address space, since it has mapped something.
+        let address = unsafe { bindings::test_uncached(self.0 as c_ulong) };
+        (address != 0).then_some(address)
+    }
+
     /// Takes pages away.
     pub(crate) fn unmap(&self, pages: Range<usize>) -> Result {
         let start = self.0 as usize + pages.start * PAGE_SIZE;
         // SAFETY: The address space is that of this thread, and nothing of it runs.
         to_result(unsafe { vm_munmap(start as c_ulong, pages.len() * PAGE_SIZE) })
+    }
+}
+
+/// The file by which a process has a device open.
+///
+/// # Invariants
+///
+/// The pointer is valid and a reference is owned.
+pub(crate) struct UverbsFile(NonNull<file>);
+
+impl UverbsFile {
+    /// Opens a device.
+    ///
+    /// # Safety
+    ///
+    /// `context` must be about to be constructed, and have its device. While its device memory is
+    /// mapped it must not be freed, and nothing may be mapped before it is constructed.
+    pub(crate) unsafe fn new(context: *mut bindings::ib_ucontext) -> Result<Self> {
+        // INVARIANT: A new file, unless it is null.
+        // SAFETY: By the requirements of this function.
+        let raw = unsafe { bindings::test_uverbs_open(context) };
+        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
+    }
+
+    /// Calls `verb` as ib_uverbs does: the device is not taken away meanwhile.
+    pub(crate) fn call<R>(&self, verb: impl FnOnce() -> R) -> R {
+        // SAFETY: Valid by the type invariant.
+        let index = unsafe { bindings::test_uverbs_lock(self.0.as_ptr()) };
+        let result = verb();
+        // SAFETY: As above; locked above.
+        unsafe { bindings::test_uverbs_unlock(self.0.as_ptr(), index) };
+        result
+    }
+
+    /// Maps so many pages at `offset` of the file as memory that is shared.
+    pub(crate) fn map(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
+        /// `MAP_SHARED`
+        const SHARED: c_ulong = 1;
+
+        // SAFETY: Valid by the type invariant.
+        unsafe { ProcessMemory::map(self.0.as_ptr(), pages, SHARED, offset) }
+    }
+
+    /// Maps so many pages at `offset` of the file as memory of this process alone.
+    pub(crate) fn map_private(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
+        /// `MAP_PRIVATE`
+        const PRIVATE: c_ulong = 2;
+
+        // SAFETY: Valid by the type invariant.
+        unsafe { ProcessMemory::map(self.0.as_ptr(), pages, PRIVATE, offset) }
+    }
+}
+
+impl Drop for UverbsFile {
+    fn drop(&mut self) {
+        // SAFETY: Ours by the type invariant.
+        unsafe { fput(self.0.as_ptr()) };
     }
 }

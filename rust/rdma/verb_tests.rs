@@ -16,8 +16,11 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
+    io::PhysAddr,
+    page::PAGE_SIZE,
     prelude::*,
-    str::CStr, //
+    str::CStr,
+    sync::Arc, //
 };
 
 use crate::{
@@ -42,18 +45,25 @@ use crate::{
         Asked,
         Log,
         Object,
+        Offsets,
         TestDriver,
         CAPABILITIES,
+        DEVICE_MEMORY,
+        DEVICE_PAGES,
         FIRMWARE,
+        MAPPABLE,
+        MAPPABLE_BUT_REFUSED,
         PORTS,
         PROPERTIES,
+        SHARED_PAGES,
         VECTORS, //
     },
     testing::{
         Memory,
         Message,
         ProcessMemory,
-        UserCall, //
+        UserCall,
+        UverbsFile, //
     },
     wr::{
         Operation,
@@ -109,23 +119,40 @@ impl Drop for Domain {
     }
 }
 
-/// A process that opened the device, whose request was 7.
+/// A process that opened the device.
 struct Process {
     memory: ProcessMemory,
     context: Memory<bindings::ib_ucontext>,
+    file: UverbsFile,
 }
 
 impl Process {
+    /// One whose request was 7.
     fn new(device: &Device<TestDriver>) -> Result<Self> {
+        Self::open(device, 7, true)
+    }
+
+    /// One that can be answered, or not.
+    fn open(device: &Device<TestDriver>, request: u64, can_be_answered: bool) -> Result<Self> {
         let memory = ProcessMemory::new(2)?;
+        memory.write(request)?;
         let mut context = Memory::<bindings::ib_ucontext>::new(Ucontext::<Object>::SIZE)?;
         let raw = context.as_raw();
-        // SAFETY: Ours alone.
-        unsafe { (*raw).device = device.as_raw() };
-        memory.write(7)?;
-        let mut call = UserCall::new(&memory, 8, null_mut())?;
-        to_result(verb!(device, alloc_ucontext(raw, call.udata())))?;
-        Ok(Self { memory, context })
+        // SAFETY: Ours alone, and constructed next. Tests unmap device memory before they end.
+        let file = unsafe {
+            (*raw).device = device.as_raw();
+            UverbsFile::new(raw)?
+        };
+        let mut call = UserCall::new(&memory, 8, raw)?;
+        if !can_be_answered {
+            call.lose_response();
+        }
+        file.call(|| to_result(verb!(device, alloc_ucontext(raw, call.udata()))))?;
+        Ok(Self {
+            memory,
+            context,
+            file,
+        })
     }
 
     /// A call of this process with a request, which is answered where it stands.
@@ -140,7 +167,13 @@ impl Process {
     }
 
     fn end(mut self, device: &Device<TestDriver>) -> Result {
-        verb!(device, dealloc_ucontext(self.context.as_raw()));
+        let raw = self.context.as_raw();
+        verb!(device, dealloc_ucontext(raw));
+        // SAFETY: Ours alone.
+        if unsafe { !(*raw).mmap_xa.xa_head.is_null() } {
+            pr_err!("there is something left to map\n");
+            return Err(EBUSY);
+        }
         Ok(())
     }
 }
@@ -622,6 +655,113 @@ mod verbs {
             // SAFETY: Ours, and not used any more.
             unsafe { bindings::rdma_free_hw_stats_struct(counter.stats) };
             qp.end(device)
+        })
+    }
+}
+
+#[kunit_tests(rdma_mmap)]
+mod mappings {
+    use super::*;
+
+    /// A process that may map memory, and where.
+    fn open(device: &Device<TestDriver>) -> Result<(Process, Offsets)> {
+        let process = Process::open(device, MAPPABLE, true)?;
+        let offsets = Offsets::from_response(process.memory.read()?);
+        Ok((process, offsets))
+    }
+
+    #[test]
+    fn processes_share_pages_with_the_device() -> Result {
+        with_device(|device, log| {
+            let (process, offsets) = open(device)?;
+            let shared = log.take_shared()?;
+            let memory = process.file.map(SHARED_PAGES, offsets.shared)?;
+            let again = process.file.map(SHARED_PAGES, offsets.shared)?;
+            for page in 0..SHARED_PAGES {
+                assert_eq!(memory.page(page).read()?, 0);
+                let word = 0x100 + page as u32;
+                memory
+                    .page(page)
+                    .write(u64::from(word) << 32 | u64::from(word))?;
+                let seen = shared.with_u32(page * PAGE_SIZE, |seen| seen.swap(!word, SeqCst))?;
+                assert_eq!(seen, word);
+                let answer = again.page(page).read()?.to_ne_bytes();
+                assert_eq!(answer[..4], (!word).to_ne_bytes());
+            }
+            process.end(device)
+        })
+    }
+
+    #[test]
+    fn device_memory_is_mapped_uncached() -> Result {
+        with_device(|device, _| {
+            let (process, offsets) = open(device)?;
+            let memory = process.file.map(DEVICE_PAGES, offsets.device)?;
+            for page in 0..DEVICE_PAGES {
+                let address = DEVICE_MEMORY + (page * PAGE_SIZE) as PhysAddr;
+                assert_eq!(memory.page(page).uncached(), Some(address));
+            }
+            memory.unmap(0..DEVICE_PAGES)?;
+            process.end(device)
+        })
+    }
+
+    #[test]
+    fn memory_is_mapped_as_a_whole_and_shared() -> Result {
+        with_device(|device, _| {
+            let (process, offsets) = open(device)?;
+            let page = PAGE_SIZE as u64;
+            assert_ne!(offsets.device, offsets.shared);
+            for (pages, offset) in [
+                (DEVICE_PAGES - 1, offsets.device),
+                (DEVICE_PAGES + 1, offsets.device),
+                (DEVICE_PAGES - 1, offsets.device + page),
+                (SHARED_PAGES - 1, offsets.shared),
+                (SHARED_PAGES + 1, offsets.shared),
+                (SHARED_PAGES - 1, offsets.shared + page),
+                (SHARED_PAGES, 1000 * page),
+            ] {
+                assert_eq!(process.file.map(pages, offset).err(), Some(EINVAL));
+            }
+            for (pages, offset) in [
+                (DEVICE_PAGES, offsets.device),
+                (SHARED_PAGES, offsets.shared),
+            ] {
+                let private = process.file.map_private(pages, offset);
+                assert_eq!(private.err(), Some(EINVAL));
+            }
+            process.end(device)
+        })
+    }
+
+    #[test]
+    fn pages_stay_mapped_when_their_context_is_gone() -> Result {
+        with_device(|device, log| {
+            let (process, offsets) = open(device)?;
+            let memory = process.file.map(SHARED_PAGES, offsets.shared)?;
+            process.end(device)?;
+            // Nobody else has them but those who map them.
+            let shared = Arc::into_unique_or_drop(log.take_shared()?).ok_or(EBUSY)?;
+            shared.with_u32(PAGE_SIZE, |word| word.store(u32::MAX, SeqCst))?;
+            drop(shared);
+            let last = memory.page(1).read()?.to_ne_bytes();
+            assert_eq!(last[..4], u32::MAX.to_ne_bytes());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_context_that_fails_leaves_nothing_to_map() -> Result {
+        with_device(|device, log| {
+            let others = log.objects();
+            let refused = Process::open(device, MAPPABLE_BUT_REFUSED, true);
+            assert_eq!(refused.err(), Some(EBUSY));
+            assert!(Arc::into_unique_or_drop(log.take_shared()?).is_some());
+            let unanswered = Process::open(device, MAPPABLE, false);
+            assert_eq!(unanswered.err(), Some(EFAULT));
+            assert!(Arc::into_unique_or_drop(log.take_shared()?).is_some());
+            assert_eq!(log.objects(), others);
+            Ok(())
         })
     }
 }
