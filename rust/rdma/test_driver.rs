@@ -293,7 +293,7 @@ pub(crate) struct Offsets {
 impl Offsets {
     fn to_response(&self) -> u64 {
         let page = PAGE_SIZE as u64;
-        (self.device / page) << 32 | self.shared / page
+        ((self.device / page) << 32) | (self.shared / page)
     }
 
     pub(crate) fn from_response(response: u64) -> Self {
