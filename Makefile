@@ -35,7 +35,7 @@ test: build kunit-module test-modules ## all tests: host, KUnit in a VM, VM test
 	$(LAB) test $(TEST_ARGS) $(if $(T),--only $(T))
 
 # The module is built for that kernel; the next command without it builds for the usual one again.
-test-debug: ## KUnit and VM tests on a kernel with KASAN, lockdep, kmemleak, failing allocations; takes hours
+test-debug: ## KUnit and VM tests on a kernel with KASAN, UBSAN, lockdep, kmemleak; takes hours
 	$(MAKE) VRNIC_KERNEL=debug TEST_ARGS="--guests --out build/test-debug" test
 
 fuzz: setup ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)

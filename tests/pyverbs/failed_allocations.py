@@ -4,7 +4,7 @@
 first, then the second, until the verb gets all it asks for. A verb that fails says ENOMEM, or ENOBUFS if it asked the
 network, and has done nothing; what is destroyed is gone whatever fails, and so is what a process had that dies.
 
-failed_allocations.py --device NAME --gid INDEX       needs a kernel with FAILSLAB (VRNIC_KERNEL=debug)
+failed_allocations.py --device NAME --gid INDEX
 """
 import argparse
 import contextlib

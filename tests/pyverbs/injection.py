@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Allocations of the kernel that fail, one at a time: needs FAILSLAB and FAIL_PAGE_ALLOC (VRNIC_KERNEL=debug)."""
+"""Allocations of the kernel that fail, one at a time: needs FAILSLAB and FAIL_PAGE_ALLOC."""
 import errno
 import os
 import pathlib

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The guests' kernel: Debian's linux-source-7.3, tinyconfig plus kernel.config; KERNEL_TREE holds the object tree.
-# and with VRNIC_KERNEL=debug kernel-debug.config, which needs clang. A user's own configured and built tree is used as
-# it is: KDIR=. KERNEL_CC holds the compiler that modules of it need. Sourced by setup.sh.
+# The guests' kernel: Debian's linux-source-7.3, tinyconfig plus kernel.config, and with VRNIC_KERNEL=debug
+# kernel-debug.config, which needs clang. A user's own configured and built tree is used as it is: KDIR=. KERNEL_TREE
+# holds the object tree, KERNEL_CC the compiler that modules of it need. Sourced by setup.sh.
 
 KERNEL_SERIES=7.3
 KERNEL_SUITES=(trixie trixie-backports)
