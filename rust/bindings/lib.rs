@@ -52,6 +52,9 @@ mod bindings_raw {
     // SAFETY: `__BindgenBitfieldUnit<Storage>` is a newtype around `Storage`.
     unsafe impl<Storage: Zeroable> Zeroable for __BindgenBitfieldUnit<Storage> {}
 
+    // SAFETY: The member of a union has no bytes here: those are in another field.
+    unsafe impl<T> Zeroable for __BindgenUnionField<T> {}
+
     include!(concat!(
         env!("VRNIC_OBJTREE"),
         "/rust/bindings/bindings_generated.rs"

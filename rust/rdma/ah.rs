@@ -16,6 +16,7 @@ use crate::{
     },
     gid::Gid,
     object::{
+        blank,
         core_object,
         respond_or_undo, //
     },
@@ -166,7 +167,7 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     attributes: *mut bindings::rdma_ah_attr,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
-    let (ah, raw) = unsafe { (Ah::<T::AddressHandle>::from_raw(ah), &mut *attributes) };
+    let (ah, raw) = unsafe { (Ah::<T::AddressHandle>::from_raw(ah), blank(attributes)) };
 
     AddressHandle::query(ah).write(raw);
     0

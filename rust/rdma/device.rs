@@ -231,7 +231,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Writes into a C structure that the core zeroed.
+    /// Writes into a zeroed C structure.
     pub(crate) fn write(&self, raw: &mut bindings::ib_device_attr) {
         raw.fw_ver = self.firmware_version;
         raw.sys_image_guid = self.system_image_guid.to_be();

@@ -6,6 +6,8 @@ use core::alloc::Layout;
 
 use kernel::prelude::*;
 
+use pin_init::Zeroable;
+
 use crate::udata::{
     Response,
     Udata, //
@@ -16,6 +18,21 @@ use crate::udata::{
 /// A size that is a multiple of the alignment is served from a slab with at least that alignment.
 pub(crate) const fn kmalloc_aligned_size<T>() -> usize {
     Layout::new::<T>().pad_to_align().size()
+}
+
+/// Zeroes a C structure that a verb fills for its caller, and borrows it.
+///
+/// The core does not: what a verb leaves as it was can reach a process.
+///
+/// # Safety
+///
+/// `ptr` must be valid for writes during `'a`, and nobody else use it.
+pub(crate) unsafe fn blank<'a, T: Zeroable>(ptr: *mut T) -> &'a mut T {
+    // SAFETY: Guaranteed by the caller; all zeroes are a `T`, as it is `Zeroable`.
+    unsafe {
+        ptr.write_bytes(0, 1);
+        &mut *ptr
+    }
 }
 
 /// Defines the wrapper of an object: the C structure, then the driver's data.

@@ -148,7 +148,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Writes into a C structure that the core zeroed.
+    /// Writes into a zeroed C structure.
     pub(crate) fn write(&self, raw: &mut bindings::ib_port_attr) -> Result {
         // CAST: Constants that C keeps in a byte.
         raw.phys_state = match self.state {

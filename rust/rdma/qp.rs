@@ -23,6 +23,7 @@ use crate::{
     event::Room,
     gid::Gid,
     object::{
+        blank,
         core_object,
         respond_or_undo, //
     },
@@ -293,7 +294,7 @@ impl Attributes {
         Ok(this)
     }
 
-    /// Writes all attributes into a zeroed C structure.
+    /// Writes all attributes into a zeroed C structure. There is no alternate path.
     pub(crate) fn write(&self, raw: &mut bindings::ib_qp_attr) {
         raw.qp_state = self.state.raw();
         raw.cur_qp_state = self.current_state.raw();
@@ -364,6 +365,16 @@ impl Capabilities {
     }
 }
 
+/// What a queue pair is (`struct ib_qp_attr` and `struct ib_qp_init_attr`).
+pub struct Description {
+    /// What can be changed.
+    pub attributes: Attributes,
+    /// Its sizes.
+    pub capabilities: Capabilities,
+    /// Whether every send raises a completion.
+    pub signal_all: bool,
+}
+
 /// What the user of a new queue pair asks for (`struct ib_qp_init_attr`).
 ///
 /// Creation flags are refused before the driver is asked.
@@ -422,7 +433,7 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     ) -> Result;
 
     /// Returns the attributes as they are.
-    fn query(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result<(Attributes, Capabilities)>;
+    fn query(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result<Description>;
 
     /// Makes the hardware forget the queue pair; on success it is dropped.
     ///
@@ -595,16 +606,24 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the arguments are valid.
     from_result(|| unsafe {
         device.with(|call| {
-            let (attributes, capabilities) = T::QueuePair::query(Qp::from_raw(qp), call)?;
+            let description = T::QueuePair::query(Qp::from_raw(qp), call)?;
+            let (attr, init) = (blank(attr), blank(init));
 
-            attributes.write(&mut *attr);
-            capabilities.write(&mut (*attr).cap);
-            capabilities.write(&mut (*init).cap);
-            (*init).qp_type = (*qp).qp_type;
-            (*init).send_cq = (*qp).send_cq;
-            (*init).recv_cq = (*qp).recv_cq;
-            (*init).srq = (*qp).srq;
-            (*init).port_num = (*qp).port;
+            description.attributes.write(attr);
+            description.capabilities.write(&mut attr.cap);
+            description.capabilities.write(&mut init.cap);
+            init.sq_sig_type = if description.signal_all {
+                bindings::ib_sig_type_IB_SIGNAL_ALL_WR
+            } else {
+                bindings::ib_sig_type_IB_SIGNAL_REQ_WR
+            };
+            init.event_handler = (*qp).registered_event_handler;
+            init.qp_context = (*qp).qp_context;
+            init.qp_type = (*qp).qp_type;
+            init.send_cq = (*qp).send_cq;
+            init.recv_cq = (*qp).recv_cq;
+            init.srq = (*qp).srq;
+            init.port_num = (*qp).port;
             Ok(0)
         })
     })

@@ -18,6 +18,7 @@ use crate::{
     },
     event::Room,
     object::{
+        blank,
         core_object,
         respond_or_undo, //
     },
@@ -273,7 +274,7 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the arguments are valid.
     from_result(|| unsafe {
         device.with(|call| {
-            T::SharedReceiveQueue::query(Srq::from_raw(srq), call)?.write(&mut *attr);
+            T::SharedReceiveQueue::query(Srq::from_raw(srq), call)?.write(blank(attr));
             Ok(0)
         })
     })

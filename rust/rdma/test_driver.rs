@@ -213,6 +213,8 @@ pub(crate) struct Object {
     log: Arc<Log>,
     /// No other object of the device has it.
     pub(crate) number: u32,
+    /// Whether each send of a queue pair raises a completion.
+    signal_all: AtomicBool,
     /// Pages for the next fast registration.
     pub(crate) pages: [AtomicU64; Self::PAGES],
 }
@@ -226,6 +228,7 @@ impl Object {
         Self {
             log: call.data.clone(),
             number: call.data.next.fetch_add(1, SeqCst),
+            signal_all: AtomicBool::new(false),
             pages: [const { AtomicU64::new(0) }; Self::PAGES],
         }
     }
@@ -506,6 +509,7 @@ impl QueuePair for Object {
             request,
         });
         let object = Object::new(call);
+        object.signal_all.store(attributes.signal_all, SeqCst);
         Ok(qp::New {
             number: object.number,
             init: object,
@@ -524,15 +528,15 @@ impl QueuePair for Object {
         Ok(())
     }
 
-    fn query(
-        qp: &Qp<Self>,
-        _call: &Call<'_, TestDriver>,
-    ) -> Result<(qp::Attributes, qp::Capabilities)> {
-        let attributes = qp::Attributes {
-            dest_qpn: qp.number(),
-            ..Default::default()
-        };
-        Ok((attributes, CAPABILITIES))
+    fn query(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result<qp::Description> {
+        Ok(qp::Description {
+            attributes: qp::Attributes {
+                dest_qpn: qp.number(),
+                ..Default::default()
+            },
+            capabilities: CAPABILITIES,
+            signal_all: qp.signal_all.load(SeqCst),
+        })
     }
 
     fn destroy(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result {

@@ -178,6 +178,18 @@ impl<R> Memory<R> {
         Ok(Self(KVec::from_elem(0, words, GFP_KERNEL)?, PhantomData))
     }
 
+    /// Allocates room for an `R`, all bytes of which are `byte`.
+    pub(crate) fn poisoned(byte: u8) -> Result<Self> {
+        let words = size_of::<R>().div_ceil(size_of::<u64>());
+        let word = u64::from_ne_bytes([byte; 8]);
+        Ok(Self(KVec::from_elem(word, words, GFP_KERNEL)?, PhantomData))
+    }
+
+    /// All bytes of the object at the beginning.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0.as_bytes()[..size_of::<R>()]
+    }
+
     /// The object at the beginning.
     pub(crate) fn as_raw(&mut self) -> *mut R {
         self.0.as_mut_ptr().cast()

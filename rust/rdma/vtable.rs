@@ -37,7 +37,10 @@ use crate::{
         self,
         Mw, //
     },
-    object::kmalloc_aligned_size,
+    object::{
+        blank,
+        kmalloc_aligned_size, //
+    },
     pd::{
         self,
         Pd, //
@@ -235,7 +238,7 @@ impl<T: Operations> VTable<T> {
         from_result(|| unsafe {
             Device::<T>::from_raw(device).with(|call| {
                 Udata::no_io(Udata::from_raw(udata).as_ref())?;
-                T::query_device(call)?.write(&mut *attr);
+                T::query_device(call)?.write(blank(attr));
                 if (*device).local_dma_lkey != 0 {
                     (*attr).kernel_cap_flags |=
                         u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
@@ -279,7 +282,7 @@ impl<T: Operations> VTable<T> {
         // SAFETY: Verbs run only while the device is registered; the arguments are valid.
         from_result(|| unsafe {
             Device::<T>::from_raw(device).with(|call| {
-                T::query_port(call, Port::try_from(port)?)?.write(&mut *attr)?;
+                T::query_port(call, Port::try_from(port)?)?.write(blank(attr))?;
                 Ok(0)
             })
         })
@@ -296,7 +299,7 @@ impl<T: Operations> VTable<T> {
         // SAFETY: The data is set before the device is registered; the arguments are valid.
         from_result(|| unsafe {
             Device::<T>::from_raw(device).with(|call| {
-                T::port_immutable(call, Port::try_from(port)?)?.write(&mut *immutable)?;
+                T::port_immutable(call, Port::try_from(port)?)?.write(blank(immutable))?;
                 Ok(0)
             })
         })

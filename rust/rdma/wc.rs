@@ -9,7 +9,8 @@ use core::{
 
 use crate::{
     bindings,
-    event::Dispatcher, //
+    event::Dispatcher,
+    object::blank, //
 };
 
 c_enum! {
@@ -146,19 +147,16 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Writes the completion; `qp` is the queue pair of the completion.
-    fn write(&self, qp: *mut bindings::ib_qp) -> bindings::ib_wc {
-        let mut raw = bindings::ib_wc {
-            status: self.status.raw(),
-            opcode: self.opcode.raw(),
-            vendor_err: self.vendor_error,
-            byte_len: self.byte_length,
-            qp,
-            port_num: 1,
-            ..bindings::ib_wc::default()
-        };
+    /// Writes the completion, of queue pair `qp`, into a zeroed C structure.
+    fn write(&self, qp: *mut bindings::ib_qp, raw: &mut bindings::ib_wc) {
         let mut flags = 0;
 
+        raw.status = self.status.raw();
+        raw.opcode = self.opcode.raw();
+        raw.vendor_err = self.vendor_error;
+        raw.byte_len = self.byte_length;
+        raw.qp = qp;
+        raw.port_num = 1;
         raw.__bindgen_anon_1.bindgen_union_field = self.wr_id;
         match self.extra {
             Some(Extra::Immediate(data)) => {
@@ -196,7 +194,6 @@ impl Completion {
         }
         // CAST: A set of bits that C keeps in an `int`.
         raw.wc_flags = flags as kernel::ffi::c_int;
-        raw
     }
 }
 
@@ -264,11 +261,7 @@ impl<'a> Completions<'a> {
             self.last = (completion.qpn, qp.as_ptr());
         }
         // SAFETY: There is room, by the check above and the type invariant.
-        unsafe {
-            self.slots
-                .add(self.taken)
-                .write(completion.write(self.last.1))
-        };
+        completion.write(self.last.1, unsafe { blank(self.slots.add(self.taken)) });
         self.taken += 1;
         true
     }

@@ -18,6 +18,7 @@ use rdma::{
         AttributeMask,
         Attributes,
         Capabilities,
+        Description,
         InitAttributes,
         New,
         State,
@@ -370,7 +371,12 @@ impl QueuePair for Qp {
         result
     }
 
-    fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<(Attributes, Capabilities)> {
+    fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<Description> {
+        let describe = |attributes| Description {
+            attributes,
+            capabilities: qp.capabilities,
+            signal_all: qp.signal_all,
+        };
         let reply = call.data.control.execute(&QueryQp {
             qpn: qp.object.number().into(),
             ..Default::default()
@@ -386,9 +392,9 @@ impl QueuePair for Qp {
                 current_state: state,
                 ..Default::default()
             };
-            return Ok((attributes, qp.capabilities));
+            return Ok(describe(attributes));
         }
-        Ok((attr::from_wire(&reply?)?, qp.capabilities))
+        Ok(describe(attr::from_wire(&reply?)?))
     }
 
     fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) -> Result {

@@ -22,6 +22,7 @@ pub(super) const CASES: &[Case] = &[
     ("state-table-uc", table_uc),
     ("state-table-ud", table_ud),
     ("query-returns-what-was-set", query),
+    ("query-tells-nothing-else", query_tells_nothing_else),
     ("attribute-values-are-checked", values),
     ("send-queue-drain", drain),
     ("first-message-establishes", established),
@@ -298,6 +299,77 @@ fn query(env: &mut Env) -> Outcome<()> {
         ensure!(got == want || enough, "{name} is {got:#x}, not {want:#x}");
     }
     ensure!(gid == want_gid, "dgid is {gid:02x?}");
+    Ok(())
+}
+
+/// What a queue pair does not have is 0, whatever the kernel had in the memory of the answer before, and what it was
+/// made with is told. An attempt to give it an alternate path leaves one in such memory.
+fn query_tells_nothing_else(env: &mut Env) -> Outcome<()> {
+    let cq = Cq::new(&env.context, 16).during("ibv_create_cq")?;
+    for round in 0..100 {
+        let config = QpConfig {
+            signal_all: round % 2 == 0,
+            ..Default::default()
+        };
+        let qp = Qp::new(&env.pd, &cq, &cq, &config).during("ibv_create_qp")?;
+        qp.to_init(ACCESS_REMOTE_READ).during("going to INIT")?;
+        let alternate = ibv_qp_attr {
+            alt_ah_attr: address(env.gid.index, env.gid.gid),
+            alt_pkey_index: 0x5678,
+            alt_port_num: 1,
+            alt_timeout: 21,
+            ..attributes(env, QPS_INIT, QPS_RTR)
+        };
+        let refused = qp.modify(&alternate, QP_STATE | RTR_NEEDS | QP_ALT_PATH);
+        ensure!(refused.is_err(), "a queue pair has an alternate path");
+        let (got, signal_all) = qp.describe().during("ibv_query_qp")?;
+        for (name, got) in [
+            (
+                "alt_ah_attr.grh.dgid",
+                got.alt_ah_attr.grh.dgid[0] | got.alt_ah_attr.grh.dgid[1],
+            ),
+            (
+                "alt_ah_attr.grh.flow_label",
+                got.alt_ah_attr.grh.flow_label.into(),
+            ),
+            (
+                "alt_ah_attr.grh.sgid_index",
+                got.alt_ah_attr.grh.sgid_index.into(),
+            ),
+            (
+                "alt_ah_attr.grh.hop_limit",
+                got.alt_ah_attr.grh.hop_limit.into(),
+            ),
+            (
+                "alt_ah_attr.grh.traffic_class",
+                got.alt_ah_attr.grh.traffic_class.into(),
+            ),
+            ("alt_ah_attr.dlid", got.alt_ah_attr.dlid.into()),
+            ("alt_ah_attr.sl", got.alt_ah_attr.sl.into()),
+            (
+                "alt_ah_attr.src_path_bits",
+                got.alt_ah_attr.src_path_bits.into(),
+            ),
+            (
+                "alt_ah_attr.static_rate",
+                got.alt_ah_attr.static_rate.into(),
+            ),
+            ("alt_ah_attr.is_global", got.alt_ah_attr.is_global.into()),
+            ("alt_ah_attr.port_num", got.alt_ah_attr.port_num.into()),
+            ("ah_attr.dlid", got.ah_attr.dlid.into()),
+            ("ah_attr.src_path_bits", got.ah_attr.src_path_bits.into()),
+            ("ah_attr.static_rate", got.ah_attr.static_rate.into()),
+            ("alt_pkey_index", got.alt_pkey_index.into()),
+            ("alt_port_num", got.alt_port_num.into()),
+            ("alt_timeout", got.alt_timeout.into()),
+        ] {
+            ensure!(got == 0, "round {round}: {name} is {got:#x}");
+        }
+        ensure!(
+            signal_all == config.signal_all,
+            "round {round}: sq_sig_all is {signal_all}"
+        );
+    }
     Ok(())
 }
 

@@ -762,14 +762,18 @@ impl Qp {
 
     /// All attributes.
     pub fn query(&self) -> Result<ibv_qp_attr> {
+        self.describe().map(|(attr, _)| attr)
+    }
+
+    /// All attributes, and whether every request is signalled.
+    pub fn describe(&self) -> Result<(ibv_qp_attr, bool)> {
         let mut attr = ibv_qp_attr::default();
-        // SAFETY: all-zero is a valid value of this plain C struct; the QP lives, both results are writable.
-        let rc = unsafe {
-            let mut init: ibv_qp_init_attr = std::mem::zeroed();
-            ibv_query_qp(self.raw, &raw mut attr, (1 << 21) - 1, &raw mut init)
-        };
+        // SAFETY: all-zero is a valid value of this plain C struct.
+        let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the QP lives, both results are writable.
+        let rc = unsafe { ibv_query_qp(self.raw, &raw mut attr, (1 << 21) - 1, &raw mut init) };
         status(rc)?;
-        Ok(attr)
+        Ok((attr, init.sq_sig_all != 0))
     }
 
     /// RESET to INIT, for RC and UC.
