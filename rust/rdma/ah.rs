@@ -18,7 +18,7 @@ use crate::{
     object::{
         blank,
         core_object,
-        respond_or_undo, //
+        respond, //
     },
     port::Port,
     udata::{
@@ -150,10 +150,10 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
             let (init, response) = T::AddressHandle::create(call, &attributes, user)?;
-            let data = Ah::<T::AddressHandle>::data_of(ah);
 
-            pin_init::raw_init(data, init);
-            respond_or_undo(data, &response, udata.as_ref(), || Ok(()))?;
+            Ah::construct(ah, (), init);
+            respond(udata.as_ref(), &response)
+                .inspect_err(|_| Ah::<T::AddressHandle>::destruct(ah))?;
             Ok(0)
         })
     })
@@ -180,7 +180,7 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     ah: *mut bindings::ib_ah,
     _flags: u32,
 ) -> c_int {
-    // SAFETY: The data is constructed, and the core frees the object.
-    unsafe { core::ptr::drop_in_place(Ah::<T::AddressHandle>::data_of(ah)) };
+    // SAFETY: The handle is constructed, and the core frees it.
+    unsafe { Ah::<T::AddressHandle>::destruct(ah) };
     0
 }

@@ -24,10 +24,14 @@ use crate::{
         Device,
         Operations, //
     },
-    event::Room,
+    event::{
+        Notice,
+        Place,
+        Room, //
+    },
     object::{
         core_object,
-        respond_or_undo, //
+        respond, //
     },
     restrack::Details,
     udata::{
@@ -57,6 +61,8 @@ pub struct New<I, R> {
     pub init: I,
     /// Answer to the provider; `()` for queues of the kernel.
     pub response: R,
+    /// Number by which events name the queue.
+    pub number: u32,
     /// Entries that it has, at least those asked for.
     pub entries: u32,
 }
@@ -112,13 +118,11 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
         attributes: &Attributes,
     ) -> Result<New<impl PinInit<Self>, ()>>;
 
-    /// Number by which events name the queue; it does not change.
-    fn number(&self) -> u32;
-
-    /// Makes the hardware forget the queue; on success it is dropped.
+    /// Makes the hardware forget the queue, which no queue pair uses any more; then it is dropped.
     ///
-    /// Errors mean that the hardware still owns the queue, which therefore stays.
-    fn destroy(cq: &Cq<Self>, call: &Call<'_, Self::Driver>) -> Result;
+    /// This cannot fail: `ib_free_cq` frees the memory in any case. Hardware that refuses is to be
+    /// stopped.
+    fn destroy(cq: &Cq<Self>, call: &Call<'_, Self::Driver>);
 
     /// Has a queue of a process hold at least `entries` completions, and tells how many by
     /// [`Cq::set_entries`]. Those that were not polled stay.
@@ -165,10 +169,20 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
 
 core_object! {
     /// A completion queue: `struct ib_cq` and the driver's part.
-    Cq<CompletionQueue>, ib_cq
+    Cq<CompletionQueue>, ib_cq, Place<bindings::ib_cq>
 }
 
 impl<T: CompletionQueue> Cq<T> {
+    /// Number by which events name the queue.
+    pub fn number(&self) -> u32 {
+        self.place.number()
+    }
+
+    /// Where events find the queue.
+    pub(crate) fn place(&self) -> &Place<bindings::ib_cq> {
+        &self.place
+    }
+
     /// Completion vector that the queue's events come by.
     pub fn vector(&self) -> u32 {
         // SAFETY: The C structure is valid; the vector does not change.
@@ -216,7 +230,7 @@ unsafe fn attributes(
     })
 }
 
-/// Completes a new queue: makes its events findable and answers the caller.
+/// Completes a new queue: answers the caller, and lets events find it.
 ///
 /// # Safety
 ///
@@ -230,21 +244,30 @@ unsafe fn finish<T: Operations, R: Response>(
     new: New<impl PinInit<T::CompletionQueue>, R>,
     udata: Option<&Udata<'_>>,
 ) -> Result {
-    // SAFETY: Guaranteed by the caller; the data is constructed once, and dropped or leaked only
-    // after the dispatcher forgot the queue.
+    // SAFETY: Guaranteed by the caller; the queue is constructed once, and ended at most once.
     unsafe {
-        let data = Cq::<T::CompletionQueue>::data_of(cq);
-        pin_init::raw_init(data, new.init);
-
-        let this = NonNull::new_unchecked(cq);
+        let notice = Notice::new(udata.is_some());
+        let (place, listing) = room.assign(new.number, NonNull::new_unchecked(cq), notice);
+        Cq::construct(cq, place, new.init);
         (*cq).comp_vector = vector;
         (*cq).cqe = c_int::try_from(new.entries).unwrap_or(c_int::MAX);
-        call.dispatcher()
-            .insert_cq(vector, (*data).number(), this, room);
-        respond_or_undo(data, &new.response, udata, || {
-            call.dispatcher().remove_cq(vector, (*data).number(), this);
-            T::CompletionQueue::destroy(Cq::from_raw(cq), call)
-        })
+
+        respond(udata, &new.response)
+            .and_then(|()| listing.publish())
+            .inspect_err(|_| end(cq, call))
+    }
+}
+
+/// # Safety
+///
+/// `cq` must be a constructed queue of a device of `T` that nobody uses any more.
+unsafe fn end<T: Operations>(cq: *mut bindings::ib_cq, call: &Call<'_, T>) {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        let this = Cq::<T::CompletionQueue>::from_raw(cq);
+        this.place().begin_end();
+        T::CompletionQueue::destroy(this, call);
+        Cq::<T::CompletionQueue>::destruct(cq);
     }
 }
 
@@ -273,7 +296,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
 
         device.with(|call| {
             let attributes = attributes(attr, device)?;
-            let room = Room::new()?;
+            let room = call.dispatcher().cq_room(attributes.vector)?;
             let buffer = Buffer {
                 device: NonNull::new_unchecked(device.as_raw()),
                 attrs,
@@ -303,7 +326,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     from_result(|| unsafe {
         device.with(|call| {
             let attributes = attributes(attr, device)?;
-            let room = Room::new()?;
+            let room = call.dispatcher().cq_room(attributes.vector)?;
             let new = T::CompletionQueue::create(call, &attributes)?;
 
             finish(call, cq, attributes.vector, room, new, None)?;
@@ -323,18 +346,12 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     // SAFETY: The core set the device of the queue; the call is not over before we return.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*cq).device), Udata::from_raw(udata)) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered.
-    // - The data is constructed. It is dropped after the hardware and the dispatcher forgot the
-    //   queue, then the core frees the object.
+    // SAFETY: Verbs run only while the device is registered; the queue is constructed, and the core
+    // frees it.
     from_result(|| unsafe {
         device.with(|call| {
             Udata::no_io(udata.as_ref())?;
-            let this = Cq::<T::CompletionQueue>::from_raw(cq);
-            T::CompletionQueue::destroy(this, call)?;
-            call.dispatcher()
-                .remove_cq(this.vector(), this.number(), NonNull::new_unchecked(cq));
-            core::ptr::drop_in_place(Cq::<T::CompletionQueue>::data_of(cq));
+            end(cq, call);
             Ok(0)
         })
     })
@@ -419,7 +436,12 @@ pub(crate) unsafe extern "C" fn request_notify_callback<T: Operations>(
     flags: bindings::ib_cq_notify_flags,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
-    let (device, cq) = unsafe { (Device::<T>::from_raw((*cq).device), Cq::from_raw(cq)) };
+    let (device, cq) = unsafe {
+        (
+            Device::<T>::from_raw((*cq).device),
+            Cq::<T::CompletionQueue>::from_raw(cq),
+        )
+    };
     let solicited_only = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
     let report_missed = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
@@ -427,6 +449,7 @@ pub(crate) unsafe extern "C" fn request_notify_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered.
     from_result(|| unsafe {
         device.with(|call| {
+            cq.place().arm();
             let missed = T::CompletionQueue::request_notify(cq, call, solicited_only)?;
             Ok(c_int::from(missed && report_missed))
         })

@@ -24,7 +24,7 @@ use crate::{
         Device,
         Operations, //
     },
-    object::respond_or_undo,
+    object::respond,
     pd::{
         Pd,
         ProtectionDomain, //
@@ -182,7 +182,9 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
 
     /// Makes the hardware forget the region; on success it is dropped.
     ///
-    /// Errors mean that the hardware still owns the region, which therefore stays.
+    /// Errors mean that the hardware still owns the region, as it may while memory windows are
+    /// bound to it; so it stays. Who drops a region without this cannot be refused: then its
+    /// [`Drop`] makes the hardware forget it, or stops it.
     fn deregister(mr: &Mr<Self>, call: &Call<'_, Self::Driver>) -> Result;
 
     /// Adds what only the driver knows to the description of a region (`rdma resource show -dd`).
@@ -314,22 +316,16 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
     };
     let raw = Mr::into_raw(mr);
 
-    // SAFETY: The region is valid and still ours alone. If the call cannot be answered, its data
-    // has been dropped or is leaked, so that only the memory is left to free.
+    // SAFETY: The region is valid and still ours alone.
     unsafe {
         (*raw).device = call.device.as_raw();
         (*raw).pd = pd;
         (*raw).lkey = new.lkey;
         (*raw).rkey = new.rkey;
 
-        let data = &raw mut (*raw.cast::<Mr<T::MemoryRegion>>()).data;
-        respond_or_undo(data, &new.response, udata, || {
-            T::MemoryRegion::deregister(Mr::from_raw(raw), call)
-        })
-        .inspect_err(|_| {
-            drop(KBox::from_raw(
-                raw.cast::<core::mem::MaybeUninit<Mr<T::MemoryRegion>>>(),
-            ));
+        respond(udata, &new.response).inspect_err(|_| {
+            // Dropping it makes the hardware forget it.
+            drop(KBox::from_raw(raw.cast::<Mr<T::MemoryRegion>>()));
         })?;
     }
     Ok(raw)

@@ -14,10 +14,7 @@ use crate::{
         Device,
         Operations, //
     },
-    object::{
-        core_object,
-        respond_or_undo, //
-    },
+    object::core_object,
     pd::Pd,
     udata::{
         Request,
@@ -65,10 +62,10 @@ pub trait MemoryWindow: Send + Sync + Sized + 'static {
         user: User<'_, Self::Driver, Self::Request>,
     ) -> Result<New<impl PinInit<Self>, Self::Response>>;
 
-    /// Makes the hardware forget the window, bound or not; on success it is dropped.
+    /// Makes the hardware forget the window, bound or not; then it is dropped.
     ///
-    /// Errors mean that the hardware still owns the window, which therefore stays.
-    fn dealloc(mw: &Mw<Self>, call: &Call<'_, Self::Driver>) -> Result;
+    /// This cannot fail: hardware that refuses is to be stopped.
+    fn dealloc(mw: &Mw<Self>, call: &Call<'_, Self::Driver>);
 }
 
 core_object! {
@@ -97,13 +94,10 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
             let udata = udata.as_ref().ok_or(EINVAL)?;
             let user = udata.user::<T, _>()?;
             let new = T::MemoryWindow::alloc(call, Pd::from_raw((*mw).pd), ty, user)?;
-            let data = Mw::<T::MemoryWindow>::data_of(mw);
 
-            pin_init::raw_init(data, new.init);
+            Mw::construct(mw, (), new.init);
             (*mw).rkey = new.rkey;
-            respond_or_undo(data, &new.response, Some(udata), || {
-                T::MemoryWindow::dealloc(Mw::from_raw(mw), call)
-            })?;
+            (udata.respond(&new.response)).inspect_err(|_| end::<T>(mw, call))?;
             Ok(0)
         })
     })
@@ -116,13 +110,19 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(mw: *mut binding
     // SAFETY: The core set the device of the window.
     let device = unsafe { Device::<T>::from_raw((*mw).device) };
 
-    // SAFETY: Verbs run only while the device is registered; the data is constructed and, if it is
-    // dropped here, the core frees the object.
-    from_result(|| unsafe {
-        device.with(|call| {
-            T::MemoryWindow::dealloc(Mw::from_raw(mw), call)?;
-            core::ptr::drop_in_place(Mw::<T::MemoryWindow>::data_of(mw));
-            Ok(0)
-        })
-    })
+    // SAFETY: Verbs run only while the device is registered; the window is constructed, and the
+    // core frees it.
+    unsafe { device.with(|call| end(mw, call)) };
+    0
+}
+
+/// # Safety
+///
+/// `mw` must be a constructed window that nobody uses any more.
+unsafe fn end<T: Operations>(mw: *mut bindings::ib_mw, call: &Call<'_, T>) {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        T::MemoryWindow::dealloc(Mw::from_raw(mw), call);
+        Mw::<T::MemoryWindow>::destruct(mw);
+    }
 }

@@ -35,22 +35,32 @@ pub(crate) unsafe fn blank<'a, T: Zeroable>(ptr: *mut T) -> &'a mut T {
     }
 }
 
-/// Defines the wrapper of an object: the C structure, then the driver's data.
+/// Defines the wrapper of an object: the C structure, what this crate keeps for it, then the
+/// driver's data.
 ///
 /// The core allocates and zeroes the whole (`size_ib_*` in `struct ib_device_ops`), fills the C
-/// structure and calls the create verb, which constructs the data. The destroy verb drops the data;
+/// structure and calls the create verb, which constructs the rest. The destroy verb drops that;
 /// the core frees the whole.
+///
+/// An object that events name keeps its place in the table of the dispatcher.
 macro_rules! core_object {
     ($(#[$meta:meta])* $name:ident<$bound:ident>, $raw:ident) => {
+        core_object! {
+            $(#[$meta])* $name<$bound>, $raw, ()
+        }
+    };
+    ($(#[$meta:meta])* $name:ident<$bound:ident>, $raw:ident, $place:ty) => {
         $(#[$meta])*
         ///
         /// # Invariants
         ///
         /// A reference to this type is only made of an object whose create verb has constructed
-        /// `data` and whose destroy verb has not dropped it yet. The object never moves.
+        /// `place` and `data` and whose destroy verb has not dropped them yet. The object never
+        /// moves.
         #[repr(C)]
         pub struct $name<T: $bound> {
             raw: kernel::types::Opaque<$crate::bindings::$raw>,
+            place: $place,
             data: T,
         }
 
@@ -65,23 +75,48 @@ macro_rules! core_object {
             ///
             /// # Safety
             ///
-            /// `ptr` must be the C structure at the start of a `Self` whose data is constructed,
-            /// and neither may go away during `'a`.
+            /// `ptr` must be the C structure at the start of a `Self` which is constructed, and
+            /// must not go away during `'a`.
             #[inline]
             pub(crate) unsafe fn from_raw<'a>(ptr: *mut $crate::bindings::$raw) -> &'a Self {
                 // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
                 unsafe { &*ptr.cast() }
             }
 
-            /// Returns where the data of the object is.
+            /// Constructs what follows the C structure.
             ///
             /// # Safety
             ///
-            /// `ptr` must be the C structure at the start of an allocation of `SIZE` bytes.
-            #[inline]
-            pub(crate) unsafe fn data_of(ptr: *mut $crate::bindings::$raw) -> *mut T {
-                // SAFETY: The result is inside the allocation, by the definition of `SIZE`.
-                unsafe { ptr.byte_add(core::mem::offset_of!(Self, data)).cast() }
+            /// `ptr` must be the C structure at the start of an allocation of `SIZE` bytes, of
+            /// which nobody else uses the rest.
+            pub(crate) unsafe fn construct(
+                ptr: *mut $crate::bindings::$raw,
+                place: $place,
+                init: impl pin_init::PinInit<T>,
+            ) {
+                let this = ptr.cast::<Self>();
+                // SAFETY: Both are inside the allocation, by the definition of `SIZE`, and do not
+                // move.
+                unsafe {
+                    (&raw mut (*this).place).write(place);
+                    pin_init::raw_init(&raw mut (*this).data, init);
+                }
+            }
+
+            /// Drops what [`construct`](Self::construct) constructed: no event finds the object any
+            /// more, and then its data is gone.
+            ///
+            /// # Safety
+            ///
+            /// `ptr` must be the C structure of a constructed object that nobody uses any more but
+            /// handlers of its events.
+            pub(crate) unsafe fn destruct(ptr: *mut $crate::bindings::$raw) {
+                let this = ptr.cast::<Self>();
+                // SAFETY: Constructed, as the caller guarantees, and dropped once.
+                unsafe {
+                    core::ptr::drop_in_place(&raw mut (*this).place);
+                    core::ptr::drop_in_place(&raw mut (*this).data);
+                }
             }
 
             /// Returns the C structure.
@@ -101,41 +136,21 @@ macro_rules! core_object {
             }
         }
 
-        // SAFETY: The core frees the object from any thread; the data is `Send`.
+        // SAFETY: The core frees the object from any thread; place and data are `Send`.
         unsafe impl<T: $bound> Send for $name<T> {}
 
         // SAFETY: The abstractions access the C structure only where the core's own locking rules
-        // permit it from any thread; the data is `Sync`.
+        // permit it from any thread; place and data are `Sync`.
         unsafe impl<T: $bound> Sync for $name<T> {}
     };
 }
 
 pub(crate) use core_object;
 
-/// Answers the caller, and undoes the object if that fails.
-///
-/// `destroy` is the driver's destroy step. If even that fails the hardware still owns the object:
-/// then its data is leaked, since freeing memory that the hardware uses is worse.
-///
-/// # Safety
-///
-/// `data` must point to the constructed data of an object that nobody else can reach, and the
-/// caller must not use it after an error.
-pub(crate) unsafe fn respond_or_undo<T, R: Response>(
-    data: *mut T,
-    response: &R,
-    udata: Option<&Udata<'_>>,
-    destroy: impl FnOnce() -> Result,
-) -> Result {
-    let Some(udata) = udata else {
-        return Ok(());
-    };
-    udata.respond(response).inspect_err(|_| {
-        if destroy().is_ok() {
-            // SAFETY: Constructed, as the caller guarantees, and not used any more.
-            unsafe { core::ptr::drop_in_place(data) };
-        } else {
-            pr_warn!("the hardware keeps an object that could not be handed out\n");
-        }
-    })
+/// Answers the caller of a verb, if that is a process.
+pub(crate) fn respond<R: Response>(udata: Option<&Udata<'_>>, response: &R) -> Result {
+    match udata {
+        Some(udata) => udata.respond(response),
+        None => Ok(()),
+    }
 }

@@ -16,7 +16,7 @@ use crate::{
     },
     object::{
         core_object,
-        respond_or_undo, //
+        respond, //
     },
     udata::{
         Request,
@@ -41,10 +41,10 @@ pub trait ProtectionDomain: Send + Sync + Sized + 'static {
         user: Option<User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
-    /// Makes the hardware forget the domain; on success it is dropped.
+    /// Makes the hardware forget the domain, which no object is in any more; then it is dropped.
     ///
-    /// Errors mean that the hardware still owns the domain, which therefore stays.
-    fn dealloc(pd: &Pd<Self>, call: &Call<'_, Self::Driver>) -> Result;
+    /// This cannot fail: hardware that refuses is to be stopped.
+    fn dealloc(pd: &Pd<Self>, call: &Call<'_, Self::Driver>);
 }
 
 core_object! {
@@ -73,12 +73,9 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
             let (init, response) = T::ProtectionDomain::alloc(call, user)?;
-            let data = Pd::<T::ProtectionDomain>::data_of(pd);
 
-            pin_init::raw_init(data, init);
-            respond_or_undo(data, &response, udata.as_ref(), || {
-                T::ProtectionDomain::dealloc(Pd::from_raw(pd), call)
-            })?;
+            Pd::construct(pd, (), init);
+            respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(pd, call))?;
             Ok(0)
         })
     })
@@ -95,14 +92,24 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     // SAFETY: The core set the device of the domain; the call is not over before we return.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
 
-    // SAFETY: Verbs run only while the device is registered; the data is constructed and, if it is
-    // dropped here, the core frees the object.
+    // SAFETY: Verbs run only while the device is registered; the domain is constructed, and the
+    // core frees it.
     from_result(|| unsafe {
         device.with(|call| {
             Udata::no_io(udata.as_ref())?;
-            T::ProtectionDomain::dealloc(Pd::from_raw(pd), call)?;
-            core::ptr::drop_in_place(Pd::<T::ProtectionDomain>::data_of(pd));
+            end(pd, call);
             Ok(0)
         })
     })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain that nobody uses any more.
+unsafe fn end<T: Operations>(pd: *mut bindings::ib_pd, call: &Call<'_, T>) {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        T::ProtectionDomain::dealloc(Pd::from_raw(pd), call);
+        Pd::<T::ProtectionDomain>::destruct(pd);
+    }
 }

@@ -20,12 +20,12 @@ use crate::{
         Device,
         Operations, //
     },
-    event::Room,
+    event::Place,
     gid::Gid,
     object::{
         blank,
         core_object,
-        respond_or_undo, //
+        respond, //
     },
     pd::Pd,
     port::{
@@ -435,10 +435,10 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     /// Returns the attributes as they are.
     fn query(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result<Description>;
 
-    /// Makes the hardware forget the queue pair; on success it is dropped.
+    /// Makes the hardware forget the queue pair; then it is dropped.
     ///
-    /// Errors mean that the hardware still owns the queue pair, which therefore stays.
-    fn destroy(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result;
+    /// This cannot fail: hardware that refuses is to be stopped.
+    fn destroy(qp: &Qp<Self>, call: &Call<'_, Self::Driver>);
 
     /// Attaches a queue pair, of type [`UnreliableDatagram`](Type::UnreliableDatagram), to a
     /// multicast group whose GID the core has checked. Where the network needs to know, whoever
@@ -484,14 +484,13 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
 
 core_object! {
     /// A queue pair: `struct ib_qp` and the driver's part.
-    Qp<QueuePair>, ib_qp
+    Qp<QueuePair>, ib_qp, Place<bindings::ib_qp>
 }
 
 impl<T: QueuePair> Qp<T> {
     /// Number of the queue pair, 24 bits.
     pub fn number(&self) -> u32 {
-        // SAFETY: The C structure is valid; the number was set when the queue pair was created.
-        unsafe { (*self.as_raw()).qp_num }
+        self.place.number()
     }
 
     /// Completion queue of sends.
@@ -523,8 +522,8 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     // - Verbs run only while the device is registered; its users have contexts.
     // - The attributes are valid during the call. The core refers to the completion queues and the
     //   domain, which are of the same device.
-    // - The core allocated room for the data, which is constructed once and reachable by nobody but
-    //   the dispatcher before the call returns.
+    // - The core allocated room for the queue pair, which is constructed once and reachable by
+    //   nobody but the dispatcher before the call returns.
     from_result(|| unsafe {
         device.with(|call| {
             let attr = &mut *attr;
@@ -542,24 +541,24 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 recv_cq: Cq::from_raw(attr.recv_cq),
                 srq: (!attr.srq.is_null()).then(|| Srq::from_raw(attr.srq)),
             };
-            let room = Room::new()?;
+            let room = call.dispatcher().qp_room()?;
             let user = udata
                 .as_ref()
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
             let pd = Pd::from_raw((*qp).pd);
             let new = T::QueuePair::create(call, pd, &attributes, user)?;
-            let data = Qp::<T::QueuePair>::data_of(qp);
+            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), ());
 
-            pin_init::raw_init(data, new.init);
+            Qp::construct(qp, place, new.init);
             (*qp).qp_num = new.number;
             new.capabilities.write(&mut attr.cap);
-            let this = NonNull::new_unchecked(qp);
-            call.dispatcher().insert_qp(new.number, this, room);
-            respond_or_undo(data, &new.response, udata.as_ref(), || {
-                call.dispatcher().remove_qp(new.number, this);
-                T::QueuePair::destroy(Qp::from_raw(qp), call)
-            })?;
+            for cq in [attributes.send_cq, attributes.recv_cq] {
+                cq.place().add_queue_pair();
+            }
+            respond(udata.as_ref(), &new.response)
+                .and_then(|()| listing.publish())
+                .inspect_err(|_| end(qp, call))?;
             Ok(0)
         })
     })
@@ -640,21 +639,31 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     // SAFETY: The core set the device of the queue pair; the call is not over before we return.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered.
-    // - The data is constructed. It is dropped after the hardware and the dispatcher forgot the
-    //   queue pair, then the core frees the object.
+    // SAFETY: Verbs run only while the device is registered; the queue pair is constructed, and the
+    // core frees it.
     from_result(|| unsafe {
         device.with(|call| {
             Udata::no_io(udata.as_ref())?;
-            let this = Qp::<T::QueuePair>::from_raw(qp);
-            T::QueuePair::destroy(this, call)?;
-            call.dispatcher()
-                .remove_qp(this.number(), NonNull::new_unchecked(qp));
-            core::ptr::drop_in_place(Qp::<T::QueuePair>::data_of(qp));
+            end(qp, call);
             Ok(0)
         })
     })
+}
+
+/// # Safety
+///
+/// `qp` must be a constructed queue pair of a device of `T` that nobody uses any more.
+unsafe fn end<T: Operations>(qp: *mut bindings::ib_qp, call: &Call<'_, T>) {
+    // SAFETY: Guaranteed by the caller; its completion queues outlive it.
+    unsafe {
+        let this = Qp::<T::QueuePair>::from_raw(qp);
+        this.place.begin_end();
+        T::QueuePair::destroy(this, call);
+        for cq in [this.send_cq(), this.recv_cq()] {
+            cq.place().remove_queue_pair();
+        }
+        Qp::<T::QueuePair>::destruct(qp);
+    }
 }
 
 /// # Safety

@@ -16,11 +16,11 @@ use crate::{
         Device,
         Operations, //
     },
-    event::Room,
+    event::Place,
     object::{
         blank,
         core_object,
-        respond_or_undo, //
+        respond, //
     },
     pd::Pd,
     restrack::Details,
@@ -54,7 +54,7 @@ impl Attributes {
         }
     }
 
-    /// Writes all attributes.
+    /// Writes all attributes: what the C structure holds is written as a whole.
     pub(crate) fn write(&self, raw: &mut bindings::ib_srq_attr) {
         raw.max_wr = self.max_wr;
         raw.max_sge = self.max_sge;
@@ -100,6 +100,8 @@ pub struct New<I, R> {
     pub init: I,
     /// Answer to the provider.
     pub response: R,
+    /// Number by which events name the queue.
+    pub number: u32,
     /// What it holds, at least what was asked for.
     pub attributes: Attributes,
 }
@@ -139,13 +141,10 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     /// Returns the attributes as they are.
     fn query(srq: &Srq<Self>, call: &Call<'_, Self::Driver>) -> Result<Attributes>;
 
-    /// Number by which events name the queue; it does not change.
-    fn number(&self) -> u32;
-
-    /// Makes the hardware forget the queue, which no queue pair uses; on success it is dropped.
+    /// Makes the hardware forget the queue, which no queue pair uses any more; then it is dropped.
     ///
-    /// Errors mean that the hardware still owns the queue, which therefore stays.
-    fn destroy(srq: &Srq<Self>, call: &Call<'_, Self::Driver>) -> Result;
+    /// This cannot fail: hardware that refuses is to be stopped.
+    fn destroy(srq: &Srq<Self>, call: &Call<'_, Self::Driver>);
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
@@ -168,7 +167,14 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
 
 core_object! {
     /// A shared receive queue: `struct ib_srq` and the driver's part.
-    Srq<SharedReceiveQueue>, ib_srq
+    Srq<SharedReceiveQueue>, ib_srq, Place<bindings::ib_srq>
+}
+
+impl<T: SharedReceiveQueue> Srq<T> {
+    /// Number by which events name the queue.
+    pub fn number(&self) -> u32 {
+        self.place.number()
+    }
 }
 
 /// # Safety
@@ -186,8 +192,8 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     // SAFETY:
     // - Verbs run only while the device is registered; its users have contexts.
     // - The attributes are valid during the call. The core set the domain, of the same device.
-    // - The core allocated room for the data, which is constructed once and reachable by nobody but
-    //   the dispatcher before the call returns.
+    // - The core allocated room for the queue, which is constructed once and reachable by nobody
+    //   but the dispatcher before the call returns.
     from_result(|| unsafe {
         device.with(|call| {
             let attr = &mut *attr;
@@ -199,23 +205,20 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 limit: 0,
                 ..Attributes::from_raw(&attr.attr)
             };
-            let room = Room::new()?;
+            let room = call.dispatcher().srq_room()?;
             let user = udata
                 .as_ref()
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
             let pd = Pd::from_raw((*srq).pd);
             let new = T::SharedReceiveQueue::create(call, pd, &attributes, user)?;
-            let data = Srq::<T::SharedReceiveQueue>::data_of(srq);
+            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(srq), ());
 
-            pin_init::raw_init(data, new.init);
+            Srq::construct(srq, place, new.init);
             new.attributes.write(&mut attr.attr);
-            let this = NonNull::new_unchecked(srq);
-            call.dispatcher().insert_srq((*data).number(), this, room);
-            respond_or_undo(data, &new.response, udata.as_ref(), || {
-                call.dispatcher().remove_srq((*data).number(), this);
-                T::SharedReceiveQueue::destroy(Srq::from_raw(srq), call)
-            })?;
+            respond(udata.as_ref(), &new.response)
+                .and_then(|()| listing.publish())
+                .inspect_err(|_| end(srq, call))?;
             Ok(0)
         })
     })
@@ -291,21 +294,28 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     // SAFETY: The core set the device of the queue; the call is not over before we return.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
 
-    // SAFETY:
-    // - Verbs run only while the device is registered.
-    // - The data is constructed. It is dropped after the hardware and the dispatcher forgot the
-    //   queue, then the core frees the object.
+    // SAFETY: Verbs run only while the device is registered; the queue is constructed, and the core
+    // frees it.
     from_result(|| unsafe {
         device.with(|call| {
             Udata::no_io(udata.as_ref())?;
-            let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
-            T::SharedReceiveQueue::destroy(this, call)?;
-            call.dispatcher()
-                .remove_srq(this.number(), NonNull::new_unchecked(srq));
-            core::ptr::drop_in_place(Srq::<T::SharedReceiveQueue>::data_of(srq));
+            end(srq, call);
             Ok(0)
         })
     })
+}
+
+/// # Safety
+///
+/// `srq` must be a constructed queue of a device of `T` that nobody uses any more.
+unsafe fn end<T: Operations>(srq: *mut bindings::ib_srq, call: &Call<'_, T>) {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
+        this.place.begin_end();
+        T::SharedReceiveQueue::destroy(this, call);
+        Srq::<T::SharedReceiveQueue>::destruct(srq);
+    }
 }
 
 /// # Safety

@@ -177,9 +177,13 @@ pub(crate) struct Log {
     /// Objects that are constructed.
     objects: AtomicU32,
     /// Number of the next object.
-    next: AtomicU32,
-    /// Whether it keeps every object.
+    pub(crate) next: AtomicU32,
+    /// Whether memory regions and queue pairs are in use, so that it must refuse what it is asked.
     pub(crate) keeps: AtomicBool,
+    /// Whether there is an event of a completion queue at the worst times.
+    pub(crate) raises: AtomicBool,
+    /// Who hands events out.
+    pub(crate) dispatcher: Arc<Dispatcher>,
     /// Queue pair of the completions that it has, of which there is no end.
     pub(crate) completing: AtomicU32,
     /// Pages that the last process that may map memory shares with the device.
@@ -190,6 +194,13 @@ pub(crate) struct Log {
 impl Log {
     fn note(&self, asked: Asked) {
         *self.asked.lock() = Some(asked);
+    }
+
+    /// There is a completion event, which nobody asked for.
+    fn raise(&self, cq: &Cq<Object>) {
+        if self.raises.load(SeqCst) {
+            self.dispatcher.complete(cq.vector(), cq.number());
+        }
     }
 
     /// What the driver was asked for last, if it was since this was called.
@@ -233,12 +244,8 @@ impl Object {
         }
     }
 
-    fn destroy(&self) -> Result {
-        if self.log.keeps.load(SeqCst) {
-            return Err(EBUSY);
-        }
+    fn destroy(&self) {
         self.log.note(Asked::Destroy(self.number));
-        Ok(())
     }
 
     fn describe(&self, details: &mut Details<'_>) -> Result {
@@ -336,8 +343,8 @@ impl UserContext for Object {
         Ok((Object::new(call), offsets.to_response()))
     }
 
-    fn dealloc(context: &Ucontext<Self>, _call: &Call<'_, TestDriver>) -> Result {
-        context.destroy()
+    fn dealloc(context: &Ucontext<Self>, _call: &Call<'_, TestDriver>) {
+        context.destroy();
     }
 }
 
@@ -355,8 +362,8 @@ impl ProtectionDomain for Object {
         Ok((Object::new(call), response))
     }
 
-    fn dealloc(pd: &Pd<Self>, _call: &Call<'_, TestDriver>) -> Result {
-        pd.destroy()
+    fn dealloc(pd: &Pd<Self>, _call: &Call<'_, TestDriver>) {
+        pd.destroy();
     }
 }
 
@@ -403,8 +410,10 @@ impl CompletionQueue for Object {
         }
         call.data
             .note(Asked::Queue(*attributes, Some(user.request)));
+        let object = Object::new(call);
         Ok(cq::New {
-            init: Object::new(call),
+            number: object.number,
+            init: object,
             response: !user.request,
             entries: attributes.entries + 1,
         })
@@ -415,19 +424,18 @@ impl CompletionQueue for Object {
         attributes: &cq::Attributes,
     ) -> Result<cq::New<impl PinInit<Self>, ()>> {
         call.data.note(Asked::Queue(*attributes, None));
+        let object = Object::new(call);
         Ok(cq::New {
-            init: Object::new(call),
+            number: object.number,
+            init: object,
             response: (),
             entries: attributes.entries + 1,
         })
     }
 
-    fn number(&self) -> u32 {
-        self.number
-    }
-
-    fn destroy(cq: &Cq<Self>, _call: &Call<'_, TestDriver>) -> Result {
-        Object::destroy(cq)
+    fn destroy(cq: &Cq<Self>, call: &Call<'_, TestDriver>) {
+        call.data.raise(cq);
+        Object::destroy(cq);
     }
 
     fn resize(
@@ -464,11 +472,12 @@ impl CompletionQueue for Object {
     }
 
     fn request_notify(
-        _cq: &Cq<Self>,
+        cq: &Cq<Self>,
         call: &Call<'_, TestDriver>,
         solicited_only: bool,
     ) -> Result<bool> {
         call.data.note(Asked::Notify { solicited_only });
+        call.data.raise(cq);
         Ok(true)
     }
 
@@ -539,8 +548,8 @@ impl QueuePair for Object {
         })
     }
 
-    fn destroy(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result {
-        Object::destroy(qp)
+    fn destroy(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) {
+        Object::destroy(qp);
     }
 
     fn attach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
@@ -605,8 +614,10 @@ impl SharedReceiveQueue for Object {
     ) -> Result<srq::New<impl PinInit<Self>, u64>> {
         let (request, response) = dialogue(user);
         call.data.note(Asked::SharedQueue(*attributes, request));
+        let object = Object::new(call);
         Ok(srq::New {
-            init: Object::new(call),
+            number: object.number,
+            init: object,
             response,
             attributes: srq::Attributes {
                 max_wr: attributes.max_wr + 1,
@@ -634,18 +645,14 @@ impl SharedReceiveQueue for Object {
 
     fn query(srq: &Srq<Self>, _call: &Call<'_, TestDriver>) -> Result<srq::Attributes> {
         Ok(srq::Attributes {
-            max_wr: srq.number,
+            max_wr: srq.number(),
             max_sge: 21,
             limit: 22,
         })
     }
 
-    fn number(&self) -> u32 {
-        self.number
-    }
-
-    fn destroy(srq: &Srq<Self>, _call: &Call<'_, TestDriver>) -> Result {
-        Object::destroy(srq)
+    fn destroy(srq: &Srq<Self>, _call: &Call<'_, TestDriver>) {
+        Object::destroy(srq);
     }
 
     fn post_recv(
@@ -739,8 +746,12 @@ impl MemoryRegion for Object {
         Ok(())
     }
 
-    fn deregister(mr: &Mr<Self>, _call: &Call<'_, TestDriver>) -> Result {
-        mr.destroy()
+    fn deregister(mr: &Mr<Self>, call: &Call<'_, TestDriver>) -> Result {
+        if call.data.keeps.load(SeqCst) {
+            return Err(EBUSY);
+        }
+        mr.destroy();
+        Ok(())
     }
 
     fn fill_details(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
@@ -768,8 +779,8 @@ impl MemoryWindow for Object {
         })
     }
 
-    fn dealloc(mw: &Mw<Self>, _call: &Call<'_, TestDriver>) -> Result {
-        mw.destroy()
+    fn dealloc(mw: &Mw<Self>, _call: &Call<'_, TestDriver>) {
+        mw.destroy();
     }
 }
 
@@ -963,12 +974,15 @@ pub(crate) const PROPERTIES: Properties = Properties {
 pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result) -> Result {
     let dma_device = DmaDevice::new()?;
     let dispatcher = Dispatcher::new(VECTORS)?;
+    let events = dispatcher.clone();
     let log = Arc::pin_init(
         pin_init!(Log {
             asked <- new_spinlock!(None),
             objects: AtomicU32::new(0),
             next: AtomicU32::new(300),
             keeps: AtomicBool::new(false),
+            raises: AtomicBool::new(false),
+            dispatcher: events,
             completing: AtomicU32::new(0),
             shared <- new_spinlock!(None),
         }),

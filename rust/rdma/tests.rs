@@ -12,7 +12,12 @@ use kernel::{
     sync::atomic::{
         ordering::Relaxed,
         Atomic, //
-    }, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+    workqueue, //
 };
 
 use crate::{
@@ -30,6 +35,9 @@ use crate::{
     event::{
         CqEvent,
         Dispatcher,
+        Named,
+        Notice,
+        Place,
         QpEvent,
         Room,
         SrqEvent, //
@@ -558,6 +566,18 @@ mod events {
         events
     }
 
+    /// Lets events find `object` by `number` as long as the result exists.
+    fn list<T: Named>(
+        room: Room<T>,
+        number: u32,
+        object: NonNull<T>,
+        notice: T::Notice,
+    ) -> Result<Place<T>> {
+        let (place, listing) = room.assign(number, object, notice);
+        listing.publish()?;
+        Ok(place)
+    }
+
     #[test]
     fn events_reach_the_shared_receive_queue_they_name() -> Result {
         let dispatcher = Dispatcher::new(1)?;
@@ -566,11 +586,11 @@ mod events {
         let srq = NonNull::from(&mut *srq);
 
         events();
-        dispatcher.insert_srq(7, srq, Room::new()?);
+        let place = list(dispatcher.srq_room()?, 7, srq, ())?;
         assert!(dispatcher.srq_event(7, SrqEvent::LimitReached));
         assert_eq!(events(), 100 + SrqEvent::LimitReached.raw());
         assert!(!dispatcher.srq_event(8, SrqEvent::Error));
-        dispatcher.remove_srq(7, srq);
+        drop(place);
         assert!(!dispatcher.srq_event(7, SrqEvent::Error));
         assert_eq!(events(), 0);
         Ok(())
@@ -585,7 +605,9 @@ mod events {
         let cq = NonNull::from(&mut *cq);
 
         events();
-        dispatcher.insert_cq(1, 7, cq, Room::new()?);
+        assert_eq!(dispatcher.cq_room(2).err(), Some(EINVAL));
+        let place = list(dispatcher.cq_room(1)?, 7, cq, Notice::new(true))?;
+        assert_eq!(place.number(), 7);
         assert!(dispatcher.complete(1, 7));
         assert_eq!(events(), 1);
         assert!(!dispatcher.complete(0, 7));
@@ -596,9 +618,68 @@ mod events {
         assert!(dispatcher.cq_event(7, CqEvent::Error));
         assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_CQ_ERR);
 
-        dispatcher.remove_cq(1, 7, cq);
+        drop(place);
         assert!(!dispatcher.complete(1, 7) && !dispatcher.cq_event(7, CqEvent::Error));
         assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn the_kernel_is_told_what_it_asked_for() -> Result {
+        let dispatcher = Dispatcher::new(1)?;
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        let cq = NonNull::from(&mut *cq);
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        let all_and_one = || {
+            dispatcher.complete_all();
+            dispatcher.complete(0, 7)
+        };
+
+        // Nobody asked.
+        events();
+        place.add_queue_pair();
+        assert!(all_and_one());
+        assert_eq!(events(), 0);
+        // He is told once.
+        place.arm();
+        place.arm();
+        assert!(all_and_one());
+        assert_eq!(events(), 1);
+        place.arm();
+        assert!(all_and_one());
+        assert_eq!(events(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn the_kernel_is_told_while_there_are_queue_pairs() -> Result {
+        let dispatcher = Dispatcher::new(1)?;
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        let cq = NonNull::from(&mut *cq);
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+
+        // What `ib_alloc_cq` does before the queue can take events.
+        events();
+        place.arm();
+        dispatcher.complete_all();
+        assert!(dispatcher.complete(0, 7));
+        assert_eq!(events(), 0);
+        // The first queue pair brings what was held back, and no more than that.
+        place.add_queue_pair();
+        assert_eq!(events(), 1);
+        place.add_queue_pair();
+        assert_eq!(events(), 0);
+
+        // The last of them went, as before `ib_free_cq`.
+        place.arm();
+        place.remove_queue_pair();
+        place.remove_queue_pair();
+        assert!(dispatcher.complete(0, 7));
+        assert_eq!(events(), 0);
+        place.add_queue_pair();
+        assert_eq!(events(), 1);
         Ok(())
     }
 
@@ -614,15 +695,13 @@ mod events {
         let (own, sharing) = (NonNull::from(&mut *own), NonNull::from(&mut *sharing));
 
         events();
-        let qps = [(1, own), (2, sharing), (3, own), (u32::MAX, sharing)];
-        for (number, qp) in qps {
-            dispatcher.insert_qp(number, qp, Room::new()?);
+        let mut places = KVec::new();
+        for (number, qp) in [(1, own), (2, sharing), (3, own), (u32::MAX, sharing)] {
+            places.push(list(dispatcher.qp_room()?, number, qp, ())?, GFP_KERNEL)?;
         }
         dispatcher.last_receive_all();
         assert_eq!(events(), 2 * (100 + QpEvent::LastWqeReached.raw()));
-        for (number, qp) in qps {
-            dispatcher.remove_qp(number, qp);
-        }
+        drop(places);
         dispatcher.last_receive_all();
         assert_eq!(events(), 0);
         Ok(())
@@ -638,35 +717,90 @@ mod events {
         events();
         dispatcher.complete_all();
         assert_eq!(events(), 0);
-        let queues = [(0, 0), (0, 1), (0, 900), (0, u32::MAX), (1, 5)];
-        for (vector, number) in queues {
-            dispatcher.insert_cq(vector, number, cq, Room::new()?);
+        let mut places = KVec::new();
+        for (vector, number) in [(0, 0), (0, 1), (0, 900), (0, u32::MAX), (1, 5)] {
+            let room = dispatcher.cq_room(vector)?;
+            places.push(list(room, number, cq, Notice::new(true))?, GFP_KERNEL)?;
         }
         dispatcher.complete_all();
         assert_eq!(events(), 5);
-        for (vector, number) in queues {
-            dispatcher.remove_cq(vector, number, cq);
-        }
+        drop(places);
         dispatcher.complete_all();
         assert_eq!(events(), 0);
         Ok(())
     }
 
     #[test]
+    fn a_number_has_one_owner() -> Result {
+        let dispatcher = Dispatcher::new(1)?;
+        let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
+        let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
+
+        let place = list(dispatcher.qp_room()?, 9, old, ())?;
+        // The hardware gives it away, though nobody told it to forget the owner.
+        let refused = list(dispatcher.qp_room()?, 9, new, ());
+        assert_eq!(refused.err(), Some(EIO));
+        assert_eq!(dispatcher.find_qp(9), Some(old));
+        drop(place);
+        assert!(dispatcher.find_qp(9).is_none());
+        let _place = list(dispatcher.qp_room()?, 9, new, ())?;
+        assert_eq!(dispatcher.find_qp(9), Some(new));
+        Ok(())
+    }
+
+    /// What [`a_number_may_come_back_early`] has, for handlers that run meanwhile.
+    static HANDLER_RUNS: Atomic<bool> = Atomic::new(false);
+    static OLD_IS_GONE: Atomic<bool> = Atomic::new(false);
+
+    /// Returns once the number of its queue pair is wanted by another, and says whether the queue
+    /// pair is still there.
+    ///
+    /// # Safety
+    ///
+    /// None.
+    unsafe extern "C" fn handle_slowly(_event: *mut bindings::ib_event, _context: *mut c_void) {
+        HANDLER_RUNS.store(true, Relaxed);
+        fsleep(Delta::from_millis(100));
+        if !OLD_IS_GONE.load(Relaxed) {
+            HANDLER_RUNS.store(false, Relaxed);
+        }
+    }
+
+    #[test]
     fn a_number_may_come_back_early() -> Result {
         let dispatcher = Dispatcher::new(1)?;
         let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
+        old.event_handler = Some(handle_slowly);
         new.event_handler = Some(count_event);
         let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
 
         events();
-        dispatcher.insert_qp(9, old, Room::new()?);
-        dispatcher.insert_qp(9, new, Room::new()?);
-        dispatcher.remove_qp(9, old);
+        HANDLER_RUNS.store(false, Relaxed);
+        OLD_IS_GONE.store(false, Relaxed);
+        let place = list(dispatcher.qp_room()?, 9, old, ())?;
+        place.begin_end();
+
+        // Who destroys the queue pair, while an event of it is handled.
+        let theirs = dispatcher.clone();
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            theirs.qp_event(9, QpEvent::Fatal);
+        })?;
+        while !HANDLER_RUNS.load(Relaxed) {
+            fsleep(Delta::from_millis(1));
+        }
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            drop(place);
+            OLD_IS_GONE.store(true, Relaxed);
+        })?;
+
+        // Who makes another one, to which the hardware gives the number.
+        let place = list(dispatcher.qp_room()?, 9, new, ())?;
+        // The old one was there until its handler had returned.
+        assert!(!HANDLER_RUNS.load(Relaxed));
         assert_eq!(dispatcher.find_qp(9), Some(new));
         assert!(dispatcher.qp_event(9, QpEvent::Fatal));
         assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_QP_FATAL);
-        dispatcher.remove_qp(9, new);
+        drop(place);
         assert!(dispatcher.find_qp(9).is_none() && !dispatcher.qp_event(9, QpEvent::Fatal));
         Ok(())
     }
@@ -701,7 +835,7 @@ mod events {
             }),
         };
 
-        dispatcher.insert_qp(5, qp, Room::new()?);
+        let place = list(dispatcher.qp_room()?, 5, qp, ())?;
         // SAFETY: There is room for two completions.
         let mut out = unsafe { Completions::new(&dispatcher, room.as_mut_ptr(), 2) };
         assert!(out.push(&completion));
@@ -716,7 +850,7 @@ mod events {
         }));
         assert!(out.is_full() && !out.push(&completion));
         assert_eq!(out.len(), 2);
-        dispatcher.remove_qp(5, qp);
+        drop(place);
 
         let [first, second] = room;
         assert_eq!(first.qp, qp.as_ptr());

@@ -27,10 +27,7 @@ use crate::{
         Device,
         Operations, //
     },
-    object::{
-        kmalloc_aligned_size,
-        respond_or_undo, //
-    },
+    object::kmalloc_aligned_size,
     pages::UserPages,
     uapi,
     udata::{
@@ -64,9 +61,9 @@ pub trait UserContext: Send + Sync + Sized + 'static {
 
     /// Makes the hardware forget the context; afterwards it is dropped.
     ///
-    /// No object of the context is left, and no process maps its device memory any more. On error
-    /// the hardware may still use what the context owns; then it is leaked.
-    fn dealloc(context: &Ucontext<Self>, call: &Call<'_, Self::Driver>) -> Result;
+    /// No object of the context is left, and no process maps its device memory any more. This
+    /// cannot fail: the core frees the memory in any case. Hardware that refuses is to be stopped.
+    fn dealloc(context: &Ucontext<Self>, call: &Call<'_, Self::Driver>);
 }
 
 /// A piece of a device's memory, page aligned, that may be mapped into processes.
@@ -287,10 +284,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
                 pin_init::raw_init(data, init);
                 inserted.write(mappings.inserted);
                 kept.write(response);
-                respond_or_undo(data, &*kept, Some(&udata), || {
-                    T::UserContext::dealloc(Ucontext::from_raw(context), call)
-                })
-                .inspect_err(|_| core::ptr::drop_in_place(inserted))?;
+                udata.respond(&*kept).inspect_err(|_| end(context, call))?;
                 Ok(0)
             })
         }
@@ -303,22 +297,25 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
 ) {
+    // SAFETY: Verbs run only while the device, which the core set, is registered; the context is
+    // constructed, and the core frees it.
+    unsafe { Device::<T>::from_raw((*context).device).with(|call| end(context, call)) };
+}
+
+/// # Safety
+///
+/// `context` must be a constructed context of a device of `T` that nobody uses any more.
+unsafe fn end<T: Operations>(context: *mut bindings::ib_ucontext, call: &Call<'_, T>) {
     let this = context.cast::<Ucontext<T::UserContext>>();
 
-    // SAFETY:
-    // - Verbs run only while the device, which the core set, is registered.
-    // - Inserted entries and data were constructed by `alloc_callback` and are dropped once, the
-    //   entries first, so that nothing can be mapped that the driver is about to give back.
+    // SAFETY: Inserted entries and data were constructed by `alloc_callback` and are dropped once,
+    // the entries first, so that nothing can be mapped that the driver is about to give back.
     unsafe {
         core::ptr::drop_in_place(&raw mut (*this).inserted);
         (&raw mut (*this).inserted).write(KVec::new());
 
-        Device::<T>::from_raw((*context).device).with(|call| {
-            match T::UserContext::dealloc(Ucontext::from_raw(context), call) {
-                Ok(()) => core::ptr::drop_in_place(&raw mut (*this).data),
-                Err(_) => pr_warn!("the hardware keeps a context that is gone\n"),
-            }
-        });
+        T::UserContext::dealloc(Ucontext::from_raw(context), call);
+        core::ptr::drop_in_place(&raw mut (*this).data);
     }
 }
 

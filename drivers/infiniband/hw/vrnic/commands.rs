@@ -85,8 +85,6 @@ destroy! {
 }
 
 /// An object on the device, which exists as long as this value: dropping it destroys the object.
-///
-/// [`destroy`](Self::destroy) does the same when the outcome matters.
 pub(crate) struct Object<D: Destroy> {
     control: Arc<Control>,
     command: D,
@@ -114,9 +112,27 @@ impl<D: Destroy> Object<D> {
 
     /// Destroys the object. Sleeps.
     ///
+    /// On return the device has let go of everything that belonged to the object. A device that
+    /// refuses is stopped: the kernel has done with the object, and frees its memory next.
+    pub(crate) fn destroy(&self) {
+        if let Err(err) = self.try_destroy() {
+            let health = self.control.health();
+            dev_err!(
+                health.dev(),
+                "{} {} cannot be destroyed: {:?}\n",
+                D::OBJECT,
+                self.number(),
+                err
+            );
+            self.control.fail("it does not let go of an object");
+        }
+    }
+
+    /// Destroys the object unless the device refuses, as it may if that is in use. Sleeps.
+    ///
     /// On success the device has let go of everything that belonged to the object. So it has when
     /// it failed, for then it was stopped. On an error the object is as before.
-    pub(crate) fn destroy(&self) -> Result {
+    pub(crate) fn try_destroy(&self) -> Result {
         if !self.alive.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -138,18 +154,7 @@ impl<D: Destroy> Object<D> {
 
 impl<D: Destroy> Drop for Object<D> {
     fn drop(&mut self) {
-        if let Err(err) = self.destroy() {
-            // Memory of the object may be freed next, and the device would still use it.
-            let health = self.control.health();
-            dev_err!(
-                health.dev(),
-                "{} {} cannot be destroyed: {:?}\n",
-                D::OBJECT,
-                self.number(),
-                err
-            );
-            self.control.fail("it does not let go of an object");
-        }
+        self.destroy();
     }
 }
 

@@ -198,6 +198,7 @@ impl CompletionQueue for Cq {
                 memory <- new_mutex!(Some(umem)),
             }),
             response: CreateCqResponse(response),
+            number: response.cqn,
             entries: layout.entries.get(),
         })
     }
@@ -225,6 +226,8 @@ impl CompletionQueue for Cq {
             },
         )?;
 
+        let number = object.number();
+
         Ok(New {
             init: pin_init!(Self {
                 object,
@@ -232,16 +235,13 @@ impl CompletionQueue for Cq {
                 memory <- new_mutex!(None),
             }),
             response: (),
+            number,
             entries,
         })
     }
 
-    fn number(&self) -> u32 {
-        self.object.number()
-    }
-
-    fn destroy(cq: &rdma::Cq<Self>, _call: &Call<'_>) -> Result {
-        cq.object.destroy()
+    fn destroy(cq: &rdma::Cq<Self>, _call: &Call<'_>) {
+        cq.object.destroy();
     }
 
     fn resize(

@@ -404,8 +404,8 @@ impl MemoryRegion for Mr {
 
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {
         match &*mr.registered.lock() {
-            Registered::InPlace { object, .. } => object.destroy(),
-            Registered::OnDemand(paged) => paged.destroy(),
+            Registered::InPlace { object, .. } => object.try_destroy(),
+            Registered::OnDemand(paged) => paged.try_destroy(),
         }
     }
 

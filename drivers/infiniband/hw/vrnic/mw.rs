@@ -67,7 +67,7 @@ impl MemoryWindow for Mw {
         })
     }
 
-    fn dealloc(mw: &rdma::Mw<Self>, _call: &Call<'_>) -> Result {
-        mw.object.destroy()
+    fn dealloc(mw: &rdma::Mw<Self>, _call: &Call<'_>) {
+        mw.object.destroy();
     }
 }

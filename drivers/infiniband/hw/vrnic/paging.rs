@@ -500,11 +500,11 @@ impl Paged {
         self.object.number()
     }
 
-    /// Destroys the region, as does [`Object::destroy`].
-    pub(crate) fn destroy(&self) -> Result {
+    /// Destroys the region, as does [`Object::try_destroy`].
+    pub(crate) fn try_destroy(&self) -> Result {
         let number = &self.memory.pager().0.key;
         let key = self.memory.exclusively(|| {
-            self.object.destroy()?;
+            self.object.try_destroy()?;
             Ok::<_, Error>(number.swap(0, Ordering::Relaxed))
         })?;
         if key == 0 {
@@ -531,7 +531,7 @@ impl Paged {
 impl Drop for Paged {
     fn drop(&mut self) {
         // If the device refuses, dropping the object says so and stops it.
-        let _ = self.destroy();
+        let _ = self.try_destroy();
     }
 }
 

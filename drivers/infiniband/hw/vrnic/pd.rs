@@ -50,7 +50,7 @@ impl ProtectionDomain for Pd {
         Ok((pin_init!(Self { object }), ()))
     }
 
-    fn dealloc(pd: &rdma::Pd<Self>, _call: &Call<'_>) -> Result {
-        pd.object.destroy()
+    fn dealloc(pd: &rdma::Pd<Self>, _call: &Call<'_>) {
+        pd.object.destroy();
     }
 }

@@ -30,9 +30,7 @@ use rdma::{
         SendFlag,
         SendRequests, //
     },
-    CompletionQueue,
     QueuePair,
-    SharedReceiveQueue,
     Umem,
     User, //
 };
@@ -397,13 +395,12 @@ impl QueuePair for Qp {
         Ok(describe(attr::from_wire(&reply?)?))
     }
 
-    fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) -> Result {
-        qp.object.destroy()?;
+    fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) {
+        qp.object.destroy();
         if let Rings::Kernel(rings) = &qp.rings {
             qp.send_cq().detach(qp.number(), rings);
             qp.recv_cq().detach(qp.number(), rings);
         }
-        Ok(())
     }
 
     fn attach_multicast(qp: &rdma::Qp<Self>, call: &Call<'_>, gid: &Gid) -> Result {

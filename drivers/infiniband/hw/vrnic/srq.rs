@@ -191,6 +191,7 @@ impl SharedReceiveQueue for Srq {
                 memory <- new_mutex!(memory),
             }),
             response: CreateSrqResponse(response),
+            number: response.srqn,
             attributes: given,
         })
     }
@@ -237,12 +238,8 @@ impl SharedReceiveQueue for Srq {
         })
     }
 
-    fn number(&self) -> u32 {
-        self.object.number()
-    }
-
-    fn destroy(srq: &rdma::Srq<Self>, _call: &Call<'_>) -> Result {
-        srq.object.destroy()
+    fn destroy(srq: &rdma::Srq<Self>, _call: &Call<'_>) {
+        srq.object.destroy();
     }
 
     fn post_recv(

@@ -133,10 +133,9 @@ impl rdma::UserContext for UserContext {
         Ok((this, AllocContextResponse(response)))
     }
 
-    fn dealloc(context: &Ucontext<Self>, call: &Call<'_>) -> Result {
-        context.object.destroy()?;
+    fn dealloc(context: &Ucontext<Self>, call: &Call<'_>) {
+        context.object.destroy();
         // The process may live on, if it is the device that goes away.
         call.data.health.remove_process(&context.notify);
-        Ok(())
     }
 }
