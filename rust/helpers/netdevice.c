@@ -89,6 +89,16 @@ __rust_helper int rust_helper_test_netdev_open(struct net_device *dev)
 	return err;
 }
 
+__rust_helper int rust_helper_test_netdev_set_mtu(struct net_device *dev, int mtu)
+{
+	int err;
+
+	rtnl_lock();
+	err = dev_set_mtu(dev, mtu);
+	rtnl_unlock();
+	return err;
+}
+
 __rust_helper void rust_helper_test_netdev_carrier_off(struct net_device *dev)
 {
 	netif_carrier_off(dev);

@@ -301,7 +301,8 @@ impl<T: Operations> Call<'_, T> {
         unsafe { self.device.dispatcher.as_ref() }
     }
 
-    /// The network device that is bound to a port, if any.
+    /// The network device that is bound to a port, if any: the one whose permanent MAC address was
+    /// given to [`Registration::new`].
     pub fn netdev(&self, port: Port) -> Option<Netdev> {
         // SAFETY: The device is valid.
         unsafe { Netdev::of_port(self.device.as_raw(), port) }
@@ -353,8 +354,15 @@ pub trait Operations: Sized + Send + Sync + 'static {
     /// Returns what never changes about a port.
     fn port_immutable(call: &Call<'_, Self>, port: Port) -> Result<port::Immutable>;
 
-    /// Returns the attributes of a port.
+    /// Returns the attributes of a port. It only looks: what the network device decides has been
+    /// set up by [`follow_netdev`](Self::follow_netdev).
     fn query_port(call: &Call<'_, Self>, port: Port) -> Result<port::Attributes>;
+
+    /// Sets up the hardware for the network device of a port, if there is one ([`Call::netdev`]):
+    /// it came, went, or changed its state or its MTU. Called before the device is registered, too.
+    ///
+    /// Never called twice at the same time.
+    fn follow_netdev(call: &Call<'_, Self>, port: Port);
 
     /// Returns a P_Key.
     fn query_pkey(call: &Call<'_, Self>, port: Port, index: u16) -> Result<u16>;
@@ -592,7 +600,7 @@ impl<T: Operations> Drop for UnregisteredDevice<T> {
 // Fields are dropped in declaration order, after `drop` unregistered the device: nothing looks for
 // network devices when the device is released, and the dispatcher goes last.
 pub struct Registration<'a, T: Operations> {
-    _pairing: Pin<KBox<Pairing>>,
+    pairing: Pin<KBox<Pairing>>,
     device: UnregisteredDevice<T>,
     _data: Pin<KBox<T::RegistrationData<'a>>>,
 }
@@ -629,8 +637,10 @@ impl<'a, T: Operations> Registration<'a, T> {
         }
 
         // SAFETY: The device is valid until after the pairing is dropped, in all paths.
-        let pairing = unsafe { Pairing::new(raw, Port::FIRST, mac) };
+        let pairing = unsafe { Pairing::new(raw, Port::FIRST, mac, Self::follow) };
         let pairing = KBox::pin_init::<Error>(pairing, GFP_KERNEL)?;
+        // SAFETY: The data is there, and nobody else has the device.
+        unsafe { pairing.prepare() };
 
         // SAFETY: The device is complete: verbs may run from here on. The DMA device is bound
         // during `'a`, and the device is unregistered before that ends.
@@ -644,11 +654,23 @@ impl<'a, T: Operations> Registration<'a, T> {
         })?;
 
         device.dispatcher.set_device(NonNull::new(raw));
+        // SAFETY: It is registered until `drop` ends this.
+        unsafe { pairing.begin() };
         Ok(Self {
-            _pairing: pairing,
+            pairing,
             device,
             _data: data,
         })
+    }
+
+    /// Has a port follow its network device.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a device of `T` whose data is there until this returns.
+    unsafe fn follow(raw: *mut bindings::ib_device, port: Port) {
+        // SAFETY: Guaranteed by the caller.
+        unsafe { Device::<T>::from_raw(raw).with(|call| T::follow_netdev(call, port)) };
     }
 
     /// The device.
@@ -666,6 +688,7 @@ unsafe impl<T: Operations> Sync for Registration<'_, T> {}
 
 impl<T: Operations> Drop for Registration<'_, T> {
     fn drop(&mut self) {
+        self.pairing.end();
         self.device.dispatcher.set_device(None);
 
         // SAFETY: Registered by `new`. When this returns, no verb runs and none will.

@@ -6,12 +6,21 @@
 //! with another driver. The two are paired by the permanent MAC address: a notifier binds the
 //! network device to the port when it appears, whether before or after the RDMA device, and
 //! releases it when it goes away.
+//!
+//! The port follows the network device: whenever that comes, goes, or changes its state or its MTU,
+//! the driver is asked to set up the hardware, and then users are told if the port became active or
+//! ceased to be. Queries set up nothing.
 
 use core::ptr::NonNull;
 
 use kernel::{
     error::to_result,
     prelude::*,
+    static_lock_class,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
     types::Opaque, //
 };
 
@@ -60,22 +69,38 @@ impl Drop for Netdev {
     }
 }
 
+/// Has a port follow its network device. Process context.
+///
+/// # Safety
+///
+/// The device must be registered until this returns, or about to be registered.
+pub(crate) type Follow = unsafe fn(device: *mut bindings::ib_device, port: Port);
+
 /// Looks for the network device of a port as long as it exists.
 ///
 /// # Invariants
 ///
-/// The notifier is registered, and `device` is valid.
+/// - The notifier is registered, and `device` is valid.
+/// - `work` was initialised, and its function is [`Self::work_callback`]. It is disabled but between
+///   [`begin`](Self::begin) and [`end`](Self::end), when the device is registered.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Pairing {
     #[pin]
     notifier: Opaque<bindings::notifier_block>,
+    #[pin]
+    work: Opaque<bindings::work_struct>,
+    follow: Follow,
     device: *mut bindings::ib_device,
     port: Port,
     mac: [u8; 6],
+    /// Whether users were told last that the port has an active network device. Only the work, of
+    /// which one at a time runs, changes it.
+    told_active: Atomic<bool>,
 }
 
 impl Pairing {
-    /// Pairs port `port` of `device` with the network device whose permanent address is `mac`.
+    /// Pairs port `port` of `device` with the network device whose permanent address is `mac`, and
+    /// calls `follow` when that changes.
     ///
     /// # Safety
     ///
@@ -84,8 +109,24 @@ impl Pairing {
         device: *mut bindings::ib_device,
         port: Port,
         mac: [u8; 6],
+        follow: Follow,
     ) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
+            // INVARIANT: Initialised and disabled here.
+            work <- Opaque::ffi_init(|slot| {
+                // SAFETY: `slot` is valid for writes and will not be on a stack.
+                unsafe {
+                    bindings::init_work_with_key(
+                        slot,
+                        Some(Self::work_callback),
+                        false,
+                        c"rdma::Pairing::work".as_char_ptr(),
+                        static_lock_class!().as_ptr(),
+                    );
+                    bindings::disable_work(slot);
+                }
+            }),
+            follow,
             notifier: Opaque::new(bindings::notifier_block {
                 notifier_call: Some(Self::event_callback),
                 ..bindings::notifier_block::default()
@@ -93,6 +134,7 @@ impl Pairing {
             device,
             port,
             mac,
+            told_active: Atomic::new(false),
             _: {
                 // SAFETY: The notifier is initialised, pinned, and unregistered before it is
                 // dropped; all that its callback uses is initialised. It is called at once for each
@@ -102,6 +144,108 @@ impl Pairing {
                 })?;
             },
         })
+    }
+
+    /// The network device that is bound to the port, if any.
+    fn netdev(&self) -> Option<Netdev> {
+        // SAFETY: The device is valid by the type invariant.
+        unsafe { Netdev::of_port(self.device, self.port) }
+    }
+
+    /// Has the port follow before anybody knows it.
+    ///
+    /// # Safety
+    ///
+    /// The device must be about to be registered, and nobody else have it.
+    pub(crate) unsafe fn prepare(&self) {
+        // SAFETY: Guaranteed by the caller.
+        self.told_active.store(unsafe { self.follow() }, Relaxed);
+    }
+
+    /// Has the port follow from now on.
+    ///
+    /// # Safety
+    ///
+    /// The device must be registered until [`end`](Self::end) returns.
+    pub(crate) unsafe fn begin(&self) {
+        // SAFETY: The work was initialised and disabled by `new`.
+        unsafe { bindings::enable_work(self.work.get()) };
+        // There may have been a change while the device was registered.
+        self.queue_work();
+    }
+
+    /// Has the port follow no more. Sleeps.
+    pub(crate) fn end(&self) {
+        // SAFETY: The work was initialised. On return it does not run, and will not.
+        unsafe { bindings::disable_work_sync(self.work.get()) };
+    }
+
+    /// Has the port follow soon, if it does so at all. May be called in any context.
+    fn queue_work(&self) {
+        // SAFETY: The work was initialised. It does not run when the device is unregistered, which
+        // comes before `self` is dropped.
+        unsafe {
+            bindings::queue_work_on(
+                bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                bindings::system_dfl_wq,
+                self.work.get(),
+            )
+        };
+    }
+
+    /// Function of the work.
+    ///
+    /// # Safety
+    ///
+    /// `work` must be that of a `Self`, whose device is registered until this returns.
+    unsafe extern "C" fn work_callback(work: *mut bindings::work_struct) {
+        // SAFETY: Guaranteed by the caller.
+        unsafe {
+            let this = &*kernel::container_of!(Opaque::cast_from(work), Self, work);
+            let is_active = this.follow();
+            if this.told_active.xchg(is_active, Relaxed) != is_active {
+                this.tell_state();
+            }
+        }
+    }
+
+    /// Has the port follow now, and returns whether its network device is active.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Follow`].
+    unsafe fn follow(&self) -> bool {
+        // Looked at before the hardware follows: what changes afterwards comes here again.
+        let is_active = self.netdev().is_some_and(|netdev| netdev.is_active());
+        // SAFETY: Guaranteed by the caller.
+        unsafe { (self.follow)(self.device, self.port) };
+        is_active
+    }
+
+    /// Tells users whether the port is active.
+    ///
+    /// # Safety
+    ///
+    /// The device must be registered.
+    unsafe fn tell_state(&self) {
+        let mut attributes = bindings::ib_port_attr::default();
+        let port = self.port.number();
+        // SAFETY: The device is registered, and there is room.
+        let asked = unsafe { bindings::ib_query_port(self.device, port, &mut attributes) };
+        let is_active = asked == 0 && attributes.state == bindings::ib_port_state_IB_PORT_ACTIVE;
+        let mut event = bindings::ib_event {
+            device: self.device,
+            event: if is_active {
+                bindings::ib_event_type_IB_EVENT_PORT_ACTIVE
+            } else {
+                bindings::ib_event_type_IB_EVENT_PORT_ERR
+            },
+            ..bindings::ib_event::default()
+        };
+        // SAFETY: All members of the union are plain words.
+        *unsafe { event.element.port_num.as_mut() } = port;
+        // SAFETY: As above. The core copies the event.
+        unsafe { bindings::ib_dispatch_event(&event) };
     }
 
     /// Whether `netdev` is the one.
@@ -148,9 +292,19 @@ impl Pairing {
                 bindings::netdev_cmd_NETDEV_REGISTER if bound.is_null() && this.matches(netdev) => {
                     // The port is valid, and there is memory for it already: it cannot fail.
                     bindings::ib_device_set_netdev(this.device, netdev, port);
+                    this.queue_work();
                 }
                 bindings::netdev_cmd_NETDEV_UNREGISTER if bound == netdev => {
                     bindings::ib_device_set_netdev(this.device, core::ptr::null_mut(), port);
+                    this.queue_work();
+                }
+                bindings::netdev_cmd_NETDEV_UP
+                | bindings::netdev_cmd_NETDEV_DOWN
+                | bindings::netdev_cmd_NETDEV_CHANGE
+                | bindings::netdev_cmd_NETDEV_CHANGEMTU
+                    if bound == netdev =>
+                {
+                    this.queue_work();
                 }
                 _ => {}
             }
@@ -172,8 +326,22 @@ impl PinnedDrop for Pairing {
 // SAFETY: The notifier may be unregistered by any thread.
 unsafe impl Send for Pairing {}
 
-// SAFETY: A shared reference gives access to nothing; the callback is serialised by the RTNL lock.
+// SAFETY: Work may be queued and disabled by any thread; the callback is serialised by the RTNL
+// lock.
 unsafe impl Sync for Pairing {}
+
+/// Keeps `ib_core` from telling users of the state of a network device: the hardware follows first
+/// ([`Pairing`]).
+///
+/// # Safety
+///
+/// None; the type is that of the operation.
+pub(crate) unsafe extern "C" fn report_port_event_callback(
+    _device: *mut bindings::ib_device,
+    _netdev: *mut bindings::net_device,
+    _event: c_ulong,
+) {
+}
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 #[kunit_tests(rdma_netdev)]
@@ -201,7 +369,7 @@ mod tests {
             // SAFETY: Nobody else uses the device, which outlives the pairing.
             let pairing = unsafe {
                 (*device.as_raw()).phys_port_cnt = 1;
-                Pairing::new(device.as_raw(), Port::FIRST, MAC)
+                Pairing::new(device.as_raw(), Port::FIRST, MAC, |_, _| ())
             };
             Ok(Self {
                 _pairing: KBox::pin_init(pairing, GFP_KERNEL)?,

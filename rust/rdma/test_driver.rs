@@ -182,6 +182,11 @@ pub(crate) struct Log {
     pub(crate) keeps: AtomicBool,
     /// Whether there is an event of a completion queue at the worst times.
     pub(crate) raises: AtomicBool,
+    /// The port that followed its network device last: whether that was active, and its MTU.
+    #[pin]
+    pub(crate) followed: SpinLock<Option<(Port, Option<(bool, u32)>)>>,
+    /// Whether the port is down for want of its network device.
+    is_down: AtomicBool,
     /// Who hands events out.
     pub(crate) dispatcher: Arc<Dispatcher>,
     /// Queue pair of the completions that it has, of which there is no end.
@@ -902,8 +907,24 @@ impl Operations for TestDriver {
         })
     }
 
-    fn query_port(_call: &Call<'_, Self>, port: Port) -> Result<port::Attributes> {
-        Ok(port_attributes(port))
+    fn query_port(call: &Call<'_, Self>, port: Port) -> Result<port::Attributes> {
+        let mut attributes = port_attributes(port);
+        if call.data.is_down.load(SeqCst) {
+            attributes.state = port::State::Down;
+        }
+        Ok(attributes)
+    }
+
+    fn follow_netdev(call: &Call<'_, Self>, port: Port) {
+        let netdev = call.netdev(port);
+        let netdev = netdev.map(|netdev| (netdev.is_active(), netdev.mtu()));
+        let before = call.data.followed.lock().replace((port, netdev));
+        // Without a network device the port is up, unless it had one.
+        let is_down = match netdev {
+            Some((is_active, _)) => !is_active,
+            None => before.is_some_and(|(_, netdev)| netdev.is_some()),
+        };
+        call.data.is_down.store(is_down, SeqCst);
     }
 
     fn query_pkey(_call: &Call<'_, Self>, port: Port, index: u16) -> Result<u16> {
@@ -959,6 +980,9 @@ fn count_from(first: u64, values: &mut [u64]) {
     }
 }
 
+/// Permanent MAC address of the network device of the first port, which most tests do not have.
+pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0x7e, 0x57, 1];
+
 /// What the device says of itself before it is registered.
 pub(crate) const PROPERTIES: Properties = Properties {
     ports: PORTS,
@@ -982,6 +1006,8 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
             next: AtomicU32::new(300),
             keeps: AtomicBool::new(false),
             raises: AtomicBool::new(false),
+            followed <- new_spinlock!(None),
+            is_down: AtomicBool::new(false),
             dispatcher: events,
             completing: AtomicU32::new(0),
             shared <- new_spinlock!(None),
@@ -991,16 +1017,8 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
     let parent = dma_device.device();
     let device = UnregisteredDevice::new(parent, &PROPERTIES, dispatcher.clone())?;
     // SAFETY: It is dropped below.
-    let registration = unsafe {
-        Registration::new(
-            device,
-            c"rdma-test%d",
-            parent,
-            // Of no network device.
-            [2, 0, 0, 0x7e, 0x57, 1],
-            log.clone(),
-        )
-    }?;
+    let registration =
+        unsafe { Registration::new(device, c"rdma-test%d", parent, MAC, log.clone()) }?;
     let told = dispatcher.port_event(Port::FIRST, crate::event::PortEvent::PkeyChange);
     log.asked();
     let result = test(registration.device(), &log);

@@ -40,6 +40,11 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     str::CString,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+    types::Opaque,
     uaccess::{
         UserPtr,
         UserSlice, //
@@ -154,6 +159,12 @@ impl Ethernet {
         to_result(unsafe { bindings::test_netdev_open(self.as_raw()) })
     }
 
+    /// Changes the longest frame.
+    pub(crate) fn set_mtu(&self, mtu: c_int) -> Result {
+        // SAFETY: Valid by the type invariant.
+        to_result(unsafe { bindings::test_netdev_set_mtu(self.as_raw(), mtu) })
+    }
+
     /// Takes the carrier away.
     pub(crate) fn lose_carrier(&self) {
         // SAFETY: Valid by the type invariant.
@@ -165,6 +176,88 @@ impl Drop for Ethernet {
     fn drop(&mut self) {
         // SAFETY: Owned by the type invariant, and registered. It waits for who has a reference.
         unsafe { bindings::test_netdev_remove(self.as_raw()) };
+    }
+}
+
+/// Waits until `condition` holds, for as long as somebody might take who has to do something for
+/// that.
+pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) -> Result {
+    for _ in 0..3000 {
+        if condition() {
+            return Ok(());
+        }
+        fsleep(Delta::from_millis(10));
+    }
+    Err(ETIMEDOUT)
+}
+
+/// Counts the events of a device's ports as long as it exists.
+///
+/// # Invariants
+///
+/// The handler is registered.
+#[pin_data(PinnedDrop)]
+pub(crate) struct PortEvents {
+    #[pin]
+    handler: Opaque<bindings::ib_event_handler>,
+    /// Events `IB_EVENT_PORT_ACTIVE`.
+    pub(crate) active: AtomicU32,
+    /// Events `IB_EVENT_PORT_ERR`.
+    pub(crate) error: AtomicU32,
+}
+
+impl PortEvents {
+    /// Counts from now on.
+    ///
+    /// # Safety
+    ///
+    /// `device` must be registered as long as the result exists.
+    pub(crate) unsafe fn new(device: *mut bindings::ib_device) -> impl PinInit<Self, Error> {
+        try_pin_init!(&this in Self {
+            handler: Opaque::new(bindings::ib_event_handler {
+                device,
+                handler: Some(Self::event_callback),
+                ..Default::default()
+            }),
+            active: AtomicU32::new(0),
+            error: AtomicU32::new(0),
+            // SAFETY: All is initialised, pinned, and unregistered before it is dropped.
+            _: { unsafe { bindings::ib_register_event_handler((*this.as_ptr()).handler.get()) } },
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `handler` must be that of a `Self`, and `event` valid.
+    unsafe extern "C" fn event_callback(
+        handler: *mut bindings::ib_event_handler,
+        event: *mut bindings::ib_event,
+    ) {
+        // SAFETY: Guaranteed by the caller.
+        let (this, event) = unsafe {
+            (
+                &*kernel::container_of!(Opaque::cast_from(handler), Self, handler),
+                (*event).event,
+            )
+        };
+        match event {
+            bindings::ib_event_type_IB_EVENT_PORT_ACTIVE => this.active.fetch_add(1, Relaxed),
+            bindings::ib_event_type_IB_EVENT_PORT_ERR => this.error.fetch_add(1, Relaxed),
+            _ => 0,
+        };
+    }
+
+    /// How often the port became active, and how often it ceased to be.
+    pub(crate) fn count(&self) -> (u32, u32) {
+        (self.active.load(Relaxed), self.error.load(Relaxed))
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for PortEvents {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: Registered by the type invariant.
+        unsafe { bindings::ib_unregister_event_handler(self.handler.get()) };
     }
 }
 

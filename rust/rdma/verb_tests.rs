@@ -51,6 +51,7 @@ use crate::{
         DEVICE_MEMORY,
         DEVICE_PAGES,
         FIRMWARE,
+        MAC,
         MAPPABLE,
         MAPPABLE_BUT_REFUSED,
         PORTS,
@@ -59,8 +60,11 @@ use crate::{
         VECTORS, //
     },
     testing::{
+        wait_until,
+        Ethernet,
         Memory,
         Message,
+        PortEvents,
         ProcessMemory,
         UserCall,
         UverbsFile, //
@@ -372,6 +376,47 @@ mod devices {
             let query = verb!(device, query_port(device.as_raw(), 0, &mut raw));
             assert_eq!(to_result(query), Err(EINVAL));
             Ok(())
+        })
+    }
+
+    #[test]
+    fn a_port_follows_its_network_device() -> Result {
+        let (_others, netdev) = (Ethernet::new(&[2, 0, 0, 0, 0, 9])?, Ethernet::new(&MAC)?);
+        with_device(|device, log| {
+            let followed = |netdev| {
+                let expected = Some((Port::FIRST, netdev));
+                wait_until(|| *log.followed.lock() == expected)
+            };
+            // SAFETY: The device is registered until after this is dropped.
+            let events = unsafe { PortEvents::new(device.as_raw()) };
+            let events = KBox::pin_init(events, GFP_KERNEL)?;
+            let told = |count| wait_until(|| events.count() == count);
+
+            assert_eq!(
+                *log.followed.lock(),
+                Some((Port::FIRST, Some((false, 1500))))
+            );
+            netdev.set_mtu(1000)?;
+            followed(Some((false, 1000)))?;
+            netdev.open()?;
+            followed(Some((true, 1000)))?;
+            told((1, 0))?;
+            netdev.set_mtu(1400)?;
+            followed(Some((true, 1400)))?;
+            netdev.lose_carrier();
+            followed(Some((false, 1400)))?;
+            told((1, 1))?;
+
+            drop(netdev);
+            followed(None)?;
+            let netdev = Ethernet::new(&MAC)?;
+            followed(Some((false, 1500)))?;
+            assert_eq!(events.count(), (1, 1));
+            netdev.open()?;
+            told((2, 1))?;
+            drop(netdev);
+            followed(None)?;
+            told((2, 2))
         })
     }
 

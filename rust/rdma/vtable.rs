@@ -37,6 +37,7 @@ use crate::{
         self,
         Mw, //
     },
+    netdev,
     object::{
         blank,
         kmalloc_aligned_size, //
@@ -84,6 +85,7 @@ impl<T: Operations> VTable<T> {
         query_pkey: Some(Self::query_pkey_callback),
         add_gid: Some(Self::add_gid_callback),
         del_gid: Some(Self::del_gid_callback),
+        report_port_event: Some(netdev::report_port_event_callback),
         alloc_hw_port_stats: Some(stats::alloc_callback::<T>),
         get_hw_stats: Some(stats::get_callback::<T>),
 

@@ -73,6 +73,15 @@ note() {
 told() { [ "$(events "$1")" -gt "${noted[$1]}" ]; }
 await "the port and its network device are not shown as they are" shown ACTIVE LINK_UP "$NETDEV"
 
+# The device learns of a longest frame, though nobody asks for the port's attributes.
+device_mtu() { vrnicctl ports | found -E "^a +1 +active +$1 "; }
+frame=$(on a cat "/sys/class/net/$NETDEV/mtu")
+payload=$(vrnicctl ports | sed -nE 's/^a +1 +active +([0-9]+) .*/\1/p')
+on a ip link set "$NETDEV" mtu 700
+await "the device is not told of shorter frames" device_mtu 512
+on a ip link set "$NETDEV" mtu "$frame"
+await "the device is not told of longer frames" device_mtu "$payload"
+
 # For 69 s either end tries again every 8.6 s.
 transfers 21
 note PORT_ERR PORT_ACTIVE

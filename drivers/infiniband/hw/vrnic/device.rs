@@ -211,6 +211,10 @@ impl Operations for Vrnic {
         crate::port::query(call, port)
     }
 
+    fn follow_netdev(call: &Call<'_>, port: Port) {
+        crate::port::follow_netdev(call, port);
+    }
+
     fn query_pkey(_call: &Call<'_>, _port: Port, index: u16) -> Result<u16> {
         crate::port::pkey(index)
     }

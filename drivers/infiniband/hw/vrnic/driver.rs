@@ -84,8 +84,7 @@ use crate::{
     paging::{
         Faults,
         PageCommands, //
-    },
-    port, //
+    }, //
 };
 
 /// The device has a doorbell region.
@@ -242,8 +241,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) dma: &'bound device::Device<Bound>,
     /// Its doorbells, unless they are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
-    /// What is set of its port.
-    pub(crate) port: Pin<KBox<port::Settings>>,
+    /// Whether its port takes a state.
+    pub(crate) port_state: bool,
     /// What takes queue pairs out of its multicast groups.
     pub(crate) detacher: Pin<KBox<Detacher>>,
     /// Whether it has flushes and atomic writes.
@@ -317,7 +316,7 @@ impl<'bound> Resources<'bound> {
             config,
             dma,
             doorbells,
-            port: KBox::pin_init(port::Settings::new(dev.has_feature(PORT_STATE)), GFP_KERNEL)?,
+            port_state: dev.has_feature(PORT_STATE),
             detacher: Detacher::new()?,
             paging,
             faults,

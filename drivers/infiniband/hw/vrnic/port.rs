@@ -3,21 +3,20 @@
 //! The port.
 //!
 //! Its state and payload size are the smaller of what the device can and of what the network device
-//! allows that shares the port. The device is told of both when anybody asks for them, as the core
-//! itself does after each change of the network device's state.
+//! allows that shares the port. The device is told of both whenever the network device changes;
+//! queries tell what the device says.
 
-use kernel::{
-    new_mutex,
-    prelude::*,
-    sync::Mutex, //
-};
-use rdma::port::{
-    Attributes,
-    Immutable,
-    Mtu,
-    Port,
-    Protocol,
-    State, //
+use kernel::prelude::*;
+use rdma::{
+    port::{
+        Attributes,
+        Immutable,
+        Mtu,
+        Port,
+        Protocol,
+        State, //
+    },
+    Netdev, //
 };
 use vrnic_wire::{
     command::{
@@ -42,27 +41,6 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// Most bytes of a RoCE v2 packet that are neither payload nor link layer: IPv6 and UDP headers,
 /// base header, the longest extended header (atomic), immediate data, ICRC.
 const OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4 + 4;
-
-/// What the driver sets of the port.
-#[pin_data]
-pub(crate) struct Settings {
-    /// Whether the device takes a state.
-    has_state: bool,
-    /// Held while the network device is looked at and the device is told, so that nothing older
-    /// comes after something newer.
-    #[pin]
-    telling: Mutex<()>,
-}
-
-impl Settings {
-    /// Nothing was set yet.
-    pub(crate) fn new(has_state: bool) -> impl PinInit<Self> {
-        pin_init!(Self {
-            has_state,
-            telling <- new_mutex!(()),
-        })
-    }
-}
 
 /// Returns what never changes about the port.
 pub(crate) fn immutable(call: &Call<'_>) -> Result<Immutable> {
@@ -90,43 +68,54 @@ fn wanted_state(active: bool) -> PortState {
     }
 }
 
+/// Sets state and payload size of the port as its network device, if there is one, has them.
+pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
+    let netdev = call.netdev(port);
+    let state = wanted_state(netdev.as_ref().is_some_and(Netdev::is_active));
+    let followed = ask(call, port).and_then(|now| {
+        if call.data.port_state && now.administrative_state != state.raw() {
+            call.data.control.execute(&SetPortState {
+                port: port.number().into(),
+                state: state.raw(),
+                ..Default::default()
+            })?;
+        }
+        // Datagrams are held to what their senders are told.
+        let mtu = wanted_mtu(
+            Mtu::try_from(u32::from(now.max_mtu))?,
+            netdev.map(|netdev| netdev.mtu()),
+        );
+        if mtu.raw() != now.active_mtu.into() {
+            call.data.control.execute(&SetMtu {
+                port: port.number().into(),
+                // CAST: The wire numbers payload sizes as the verbs do; see below.
+                mtu: mtu.raw() as u8,
+                ..Default::default()
+            })?;
+        }
+        Ok(())
+    });
+    if let Err(error) = followed {
+        dev_err!(
+            call.data.dma,
+            "port {} does not follow its network device: {:?}\n",
+            port.number(),
+            error
+        );
+    }
+}
+
 /// Returns the attributes of the port.
 pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
-    let settings = &call.data.port;
-    let _telling = settings.telling.lock();
-    let mut reply = ask(call, port)?;
-    let netdev = call.netdev(port);
-    let wanted = wanted_state(netdev.as_ref().is_some_and(|netdev| netdev.is_active()));
-    if settings.has_state && reply.administrative_state != wanted.raw() {
-        call.data.control.execute(&SetPortState {
-            port: port.number().into(),
-            state: wanted.raw(),
-            ..Default::default()
-        })?;
-        reply = ask(call, port)?;
-    }
-    let device_active = PortState::try_from(reply.state) == Ok(PortState::Active);
-    let active = device_active && wanted == PortState::Active;
-    let max_mtu = Mtu::try_from(u32::from(reply.max_mtu))?;
-    let device_mtu = Mtu::try_from(u32::from(reply.active_mtu))?;
-    let active_mtu = match &netdev {
-        Some(netdev) => smaller(max_mtu, payload(netdev.mtu())),
-        None => device_mtu,
-    };
-    if active_mtu != device_mtu {
-        // The device must hold datagrams to what their senders are told.
-        call.data.control.execute(&SetMtu {
-            port: port.number().into(),
-            // CAST: The wire numbers payload sizes as the verbs do; see below.
-            mtu: active_mtu.raw() as u8,
-            ..Default::default()
-        })?;
-    }
+    let reply = ask(call, port)?;
+    // The device may have been told of a state that is none any more.
+    let active = PortState::try_from(reply.state) == Ok(PortState::Active)
+        && call.netdev(port).is_some_and(|netdev| netdev.is_active());
 
     Ok(Attributes {
         state: if active { State::Active } else { State::Down },
-        max_mtu,
-        active_mtu,
+        max_mtu: Mtu::try_from(u32::from(reply.max_mtu))?,
+        active_mtu: Mtu::try_from(u32::from(reply.active_mtu))?,
         active_width: reply.active_width,
         active_speed: reply.active_speed.get(),
         pkey_table_length: PKEY_TABLE_LENGTH,
@@ -156,11 +145,12 @@ fn payload(frame: u32) -> Mtu {
     }
 }
 
-fn smaller(a: Mtu, b: Mtu) -> Mtu {
-    if a.raw() < b.raw() {
-        a
-    } else {
-        b
+/// Payload of packets that the device and a network device allow whose frames have `frame` bytes;
+/// without a network device there is nothing to fit.
+fn wanted_mtu(max_mtu: Mtu, frame: Option<u32>) -> Mtu {
+    match frame.map(payload) {
+        Some(fitting) if fitting.raw() < max_mtu.raw() => fitting,
+        _ => max_mtu,
     }
 }
 
@@ -177,8 +167,9 @@ mod tests {
         assert_eq!(payload(9000), Mtu::Mtu4096);
         assert_eq!(payload(u32::MAX), Mtu::Mtu4096);
         assert_eq!(payload(0), Mtu::Mtu256);
-        assert_eq!(smaller(Mtu::Mtu4096, Mtu::Mtu1024), Mtu::Mtu1024);
-        assert_eq!(smaller(Mtu::Mtu256, Mtu::Mtu1024), Mtu::Mtu256);
+        assert_eq!(wanted_mtu(Mtu::Mtu4096, Some(1500)), Mtu::Mtu1024);
+        assert_eq!(wanted_mtu(Mtu::Mtu256, Some(1500)), Mtu::Mtu256);
+        assert_eq!(wanted_mtu(Mtu::Mtu2048, None), Mtu::Mtu2048);
     }
 
     #[test]
