@@ -22,6 +22,7 @@ mod layout {
     ));
 }
 
+#[cfg_attr(not(CONFIG_RUSTC_HAS_UNNECESSARY_TRANSMUTES), allow(unknown_lints))]
 #[allow(
     clippy::all,
     clippy::as_underscore,

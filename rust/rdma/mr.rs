@@ -219,7 +219,7 @@ impl Mapping {
             iova: raw.iova,
             length: raw.length,
             pages,
-            page_shift: raw.page_size.ilog2(),
+            page_shift: raw.page_size.trailing_zeros(),
         })
     }
 }

@@ -397,14 +397,6 @@ impl<H: Handler> Virtqueue<H> {
         }
     }
 
-    /// Has [`Handler::deferred`] called and waits until it has returned, so that it has seen all
-    /// buffers which the device had used before. Process context; must not be called from it.
-    pub fn flush_deferred(&self) {
-        self.defer();
-        // SAFETY: `work` was initialised by `new`.
-        unsafe { bindings::flush_work(self.work.get()) };
-    }
-
     /// Function of the work.
     ///
     /// # Safety
@@ -457,9 +449,19 @@ mod private {
 }
 
 /// A [`Virtqueue`] of any kind.
-pub trait AnyVirtqueue: private::Sealed + Send + Sync {}
+pub trait AnyVirtqueue: private::Sealed + Send + Sync {
+    /// Has [`Handler::deferred`] called and waits until it has returned, so that it has seen all
+    /// buffers which the device had used before. Process context; must not be called from it.
+    fn flush_deferred(&self);
+}
 
-impl<H: Handler> AnyVirtqueue for Virtqueue<H> {}
+impl<H: Handler> AnyVirtqueue for Virtqueue<H> {
+    fn flush_deferred(&self) {
+        self.defer();
+        // SAFETY: `work` was initialised by `new`.
+        unsafe { bindings::flush_work(self.work.get()) };
+    }
+}
 
 impl<H: Handler> private::Sealed for Virtqueue<H> {
     fn name(&self) -> &'static CStr {

@@ -29,6 +29,7 @@ use kernel::{
     }, //
 };
 use virtio::{
+    AnyVirtqueue,
     Chain,
     Completion,
     Handler,
@@ -46,10 +47,7 @@ use vrnic_wire::command::{
     Status, //
 };
 
-use crate::{
-    events::AsyncEvents,
-    health::Health, //
-};
+use crate::health::Health;
 
 /// Seconds that the device has to answer a command.
 ///
@@ -313,7 +311,10 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
 /// The device, as one gives it commands.
 pub(crate) struct Control {
     queue: Arc<Virtqueue<Replies>>,
-    events: Arc<Virtqueue<AsyncEvents>>,
+    /// Of asynchronous events. Their handler owns tables of what owns this. Were its type known
+    /// here, the code that drops it would contain itself, in functions whose names are too long
+    /// for objtool.
+    events: Arc<dyn AnyVirtqueue>,
     stopper: Stopper,
     health: Arc<Health>,
 }
@@ -324,7 +325,7 @@ impl Control {
     /// `ENODEV` if the queue is too small for a command and a doorbell.
     pub(crate) fn new(
         queue: Arc<Virtqueue<Replies>>,
-        events: Arc<Virtqueue<AsyncEvents>>,
+        events: Arc<dyn AnyVirtqueue>,
         stopper: Stopper,
         health: Arc<Health>,
     ) -> Result<Arc<Self>> {
