@@ -7,6 +7,7 @@ use core::sync::atomic::AtomicU32;
 use kernel::{
     device,
     dma::DmaAddress,
+    error::to_result,
     mm::virt::VmaNew,
     page::{
         Page,
@@ -82,10 +83,10 @@ impl UserPages {
                     0,
                 )
             };
-            // `DMA_MAPPING_ERROR`, of which bindgen makes nothing.
-            if dma == DmaAddress::MAX {
-                return Err(ENOMEM);
-            }
+            // SAFETY: The device is bound, and this is what it said of the mapping.
+            to_result(unsafe {
+                bindings::dma_mapping_error(compat::device_as_raw(dma_device), dma)
+            })?;
             // INVARIANT: Just mapped. There is room, so the mapping is not lost.
             this.pages.push(Mapped { page, dma }, GFP_KERNEL)?;
         }
