@@ -16,6 +16,19 @@ rust_helper_ib_udata_ucontext(struct ib_udata *udata)
 				    driver_udata)->context : NULL;
 }
 
+__rust_helper struct uverbs_attr_bundle *
+rust_helper_rdma_udata_to_uverbs_attr_bundle(struct ib_udata *udata)
+{
+	return rdma_udata_to_uverbs_attr_bundle(udata);
+}
+
+__rust_helper bool
+rust_helper_uverbs_attr_is_valid(const struct uverbs_attr_bundle *attrs_bundle,
+				 unsigned int idx)
+{
+	return uverbs_attr_is_valid(attrs_bundle, idx);
+}
+
 __rust_helper size_t rust_helper_ib_umem_num_dma_blocks(struct ib_umem *umem,
 							unsigned long pgsz)
 {

@@ -114,6 +114,18 @@ err_free:
 	return NULL;
 }
 
+/* Gives a call an attribute of @len bytes at @addr of its process. */
+__rust_helper void
+rust_helper_test_uverbs_set_attr(struct uverbs_attr_bundle *attrs, unsigned int id,
+				 u64 addr, u16 len)
+{
+	unsigned int bkey = uapi_bkey_attr(uapi_key_attr(id));
+
+	attrs->attrs[bkey].ptr_attr.data = addr;
+	attrs->attrs[bkey].ptr_attr.len = len;
+	__set_bit(bkey, attrs->attr_present);
+}
+
 /*
  * The physical address that this process has mapped, uncached, at @address. 0 if
  * there is none.

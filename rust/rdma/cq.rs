@@ -2,10 +2,7 @@
 
 //! Completion queues.
 
-use core::{
-    marker::PhantomData,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 
 use kernel::{
     error::from_result,
@@ -17,7 +14,6 @@ use kernel::{
 };
 
 use crate::{
-    access::AccessFlags,
     bindings,
     device::{
         Call,
@@ -40,7 +36,10 @@ use crate::{
         Udata,
         User, //
     },
-    umem::Umem,
+    umem::{
+        Buffer,
+        BufferOf, //
+    },
     wc::Completions, //
 };
 
@@ -67,31 +66,6 @@ pub struct New<I, R> {
     pub entries: u32,
 }
 
-/// Where the user's buffer for a new queue comes from: the call's attributes (an address or a
-/// dma-buf) or the address in the driver's request.
-pub struct Buffer<'a> {
-    device: NonNull<bindings::ib_device>,
-    attrs: NonNull<bindings::uverbs_attr_bundle>,
-    _call: PhantomData<&'a ()>,
-}
-
-impl Buffer<'_> {
-    /// Pins the buffer: the one that the call's attributes describe if there is any, which must
-    /// have `length` bytes at least, or else `length` bytes at `address`.
-    pub fn pin(&self, address: u64, length: usize, access: AccessFlags) -> Result<Umem> {
-        // SAFETY: Device and attributes are valid during the call.
-        unsafe {
-            Umem::from_raw(bindings::ib_umem_get_cq_buf_or_va(
-                self.device.as_ptr(),
-                self.attrs.as_ptr(),
-                address,
-                length,
-                access.bits() as c_int,
-            ))
-        }
-    }
-}
-
 /// A completion queue (`struct ib_cq`).
 #[vtable]
 pub trait CompletionQueue: Send + Sync + Sized + 'static {
@@ -108,8 +82,7 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
     fn create_user(
         call: &Call<'_, Self::Driver>,
         attributes: &Attributes,
-        user: User<'_, Self::Driver, Self::Request>,
-        buffer: &Buffer<'_>,
+        user: User<'_, Self::Driver, Self::Request, Buffer<'_>>,
     ) -> Result<New<impl PinInit<Self>, Self::Response>>;
 
     /// Creates a completion queue for the kernel.
@@ -297,13 +270,8 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
         device.with(|call| {
             let attributes = attributes(attr, device)?;
             let room = call.dispatcher().cq_room(attributes.vector)?;
-            let buffer = Buffer {
-                device: NonNull::new_unchecked(device.as_raw()),
-                attrs,
-                _call: PhantomData,
-            };
-            let user = udata.user::<T, _>()?;
-            let new = T::CompletionQueue::create_user(call, &attributes, user, &buffer)?;
+            let user = udata.user_with_buffer::<T, _>(BufferOf::CompletionQueue)?;
+            let new = T::CompletionQueue::create_user(call, &attributes, user)?;
 
             finish(call, cq, attributes.vector, room, new, Some(&udata))?;
             Ok(0)

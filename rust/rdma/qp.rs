@@ -40,6 +40,10 @@ use crate::{
         Udata,
         User, //
     },
+    umem::{
+        Buffer,
+        BufferOf, //
+    },
     wr::{
         ReceiveRequests,
         SendRequests, //
@@ -421,7 +425,7 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         attributes: &InitAttributes<'_, Self::Driver>,
-        user: Option<User<'_, Self::Driver, Self::Request>>,
+        user: Option<User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, Self::Response>>;
 
     /// Changes the attributes that `mask` names.
@@ -544,7 +548,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let room = call.dispatcher().qp_room()?;
             let user = udata
                 .as_ref()
-                .map(|udata| udata.user::<T, _>())
+                .map(|udata| udata.user_with_buffer::<T, _>(BufferOf::QueuePair))
                 .transpose()?;
             let pd = Pd::from_raw((*qp).pd);
             let new = T::QueuePair::create(call, pd, &attributes, user)?;

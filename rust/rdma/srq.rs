@@ -30,6 +30,10 @@ use crate::{
         Udata,
         User, //
     },
+    umem::{
+        Buffer,
+        BufferOf, //
+    },
     wr::ReceiveRequests,
 };
 
@@ -124,7 +128,7 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         attributes: &Attributes,
-        user: Option<User<'_, Self::Driver, Self::Request>>,
+        user: Option<User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, Self::Response>>;
 
     /// Has the queue hold at least `max_wr` receives. Those that are posted stay.
@@ -208,7 +212,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let room = call.dispatcher().srq_room()?;
             let user = udata
                 .as_ref()
-                .map(|udata| udata.user::<T, _>())
+                .map(|udata| udata.user_with_buffer::<T, _>(BufferOf::SharedReceiveQueue))
                 .transpose()?;
             let pd = Pd::from_raw((*srq).pd);
             let new = T::SharedReceiveQueue::create(call, pd, &attributes, user)?;

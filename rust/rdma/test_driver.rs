@@ -100,6 +100,7 @@ use crate::{
         Response,
         User, //
     },
+    umem::Buffer,
     wc,
     wr::{
         ReceiveRequests,
@@ -185,6 +186,9 @@ pub(crate) struct Log {
     /// The port that followed its network device last: whether that was active, and its MTU.
     #[pin]
     pub(crate) followed: SpinLock<Option<(Port, Option<(bool, u32)>)>>,
+    /// The buffer of the last process that made a queue: its address and its bytes.
+    #[pin]
+    pub(crate) buffer: SpinLock<Option<(u64, usize)>>,
     /// Whether the port is down for want of its network device.
     is_down: AtomicBool,
     /// Who hands events out.
@@ -264,8 +268,19 @@ impl Drop for Object {
     }
 }
 
+/// Pins the buffer of a process, 100 bytes if the call's attributes say nothing else, and notes
+/// where it was. Its address is the request.
+fn note_buffer(
+    call: &Call<'_, TestDriver>,
+    user: &User<'_, TestDriver, u64, Buffer<'_>>,
+) -> Result {
+    let memory = user.buffer.pin(user.request, 100, AccessFlags::default())?;
+    *call.data.buffer.lock() = Some((memory.address(), memory.len()));
+    Ok(())
+}
+
 /// The request of a process, and what it is answered.
-fn dialogue(user: Option<User<'_, TestDriver, u64>>) -> (Option<u64>, u64) {
+fn dialogue<B>(user: Option<User<'_, TestDriver, u64, B>>) -> (Option<u64>, u64) {
     let request = user.map(|user| user.request);
     (request, !request.unwrap_or_default())
 }
@@ -405,14 +420,9 @@ impl CompletionQueue for Object {
     fn create_user(
         call: &Call<'_, TestDriver>,
         attributes: &cq::Attributes,
-        user: User<'_, TestDriver, u64>,
-        buffer: &cq::Buffer<'_>,
+        user: User<'_, TestDriver, u64, Buffer<'_>>,
     ) -> Result<cq::New<impl PinInit<Self>, u64>> {
-        // The request is the address of the buffer.
-        let memory = buffer.pin(user.request, 100, AccessFlags::default())?;
-        if memory.address() != user.request || memory.len() != 100 {
-            return Err(EFAULT);
-        }
+        note_buffer(call, &user)?;
         call.data
             .note(Asked::Queue(*attributes, Some(user.request)));
         let object = Object::new(call);
@@ -510,8 +520,10 @@ impl QueuePair for Object {
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
         attributes: &qp::InitAttributes<'_, TestDriver>,
-        user: Option<User<'_, TestDriver, u64>>,
+        user: Option<User<'_, TestDriver, u64, Buffer<'_>>>,
     ) -> Result<qp::New<impl PinInit<Self>, u64>> {
+        user.as_ref()
+            .map_or(Ok(()), |user| note_buffer(call, user))?;
         let (request, response) = dialogue(user);
         call.data.note(Asked::QueuePair {
             ty: attributes.ty,
@@ -615,8 +627,10 @@ impl SharedReceiveQueue for Object {
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
         attributes: &srq::Attributes,
-        user: Option<User<'_, TestDriver, u64>>,
+        user: Option<User<'_, TestDriver, u64, Buffer<'_>>>,
     ) -> Result<srq::New<impl PinInit<Self>, u64>> {
+        user.as_ref()
+            .map_or(Ok(()), |user| note_buffer(call, user))?;
         let (request, response) = dialogue(user);
         call.data.note(Asked::SharedQueue(*attributes, request));
         let object = Object::new(call);
@@ -1008,6 +1022,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
             raises: AtomicBool::new(false),
             followed <- new_spinlock!(None),
             is_down: AtomicBool::new(false),
+            buffer <- new_spinlock!(None),
             dispatcher: events,
             completing: AtomicU32::new(0),
             shared <- new_spinlock!(None),

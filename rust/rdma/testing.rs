@@ -324,7 +324,11 @@ impl Drop for Message {
 }
 
 /// A verb that the process calls which runs a test.
-pub(crate) struct UserCall(KBox<bindings::uverbs_attr_bundle>);
+///
+/// # Invariants
+///
+/// The memory begins with a bundle, after which there is room for all attributes.
+pub(crate) struct UserCall(Memory<bindings::uverbs_attr_bundle>);
 
 impl UserCall {
     /// A call in `context`, which may be null. The driver's part of the request has so many bytes,
@@ -334,9 +338,15 @@ impl UserCall {
         length: usize,
         context: *mut bindings::ib_ucontext,
     ) -> Result<Self> {
-        let mut bundle = KBox::new(bindings::uverbs_attr_bundle::default(), GFP_KERNEL)?;
+        // CAST: A small constant.
+        const ATTRIBUTES: usize = bindings::uapi_radix_data_UVERBS_API_ATTR_BKEY_LEN as usize;
+
+        let mut bundle = Memory::<bindings::uverbs_attr_bundle>::new(
+            size_of::<bindings::uverbs_attr_bundle>()
+                + ATTRIBUTES * size_of::<bindings::uverbs_attr>(),
+        )?;
         // SAFETY: All members of the union are plain data, and zero.
-        let call = unsafe { &mut bundle.__bindgen_anon_1.__bindgen_anon_1 };
+        let call = unsafe { &mut (*bundle.as_raw()).__bindgen_anon_1.__bindgen_anon_1 };
         call.context = context;
         // SAFETY: A process has its device open (`UverbsFile`).
         call.ufile = unsafe { context.as_ref() }.map_or(ptr::null_mut(), |context| context.ufile);
@@ -344,25 +354,37 @@ impl UserCall {
         call.driver_udata.outbuf = memory.address() as *mut c_void;
         call.driver_udata.inlen = length;
         call.driver_udata.outlen = length;
+        // INVARIANT: Allocated above.
         Ok(Self(bundle))
+    }
+
+    /// Gives the call an attribute: so many bytes at `address` of the process.
+    pub(crate) fn set_attribute(&mut self, attribute: u32, address: u64, length: u16) {
+        // SAFETY: There is room for all attributes, by the type invariant.
+        unsafe { bindings::test_uverbs_set_attr(self.0.as_raw(), attribute, address, length) };
     }
 
     /// There is no memory any more where the response goes.
     pub(crate) fn lose_response(&mut self) {
         // SAFETY: All members of the union are plain data.
-        let call = unsafe { &mut self.0.__bindgen_anon_1.__bindgen_anon_1 };
+        let call = unsafe { &mut (*self.0.as_raw()).__bindgen_anon_1.__bindgen_anon_1 };
         call.driver_udata.outbuf = ptr::null_mut();
     }
 
     /// What a verb gets of the call, or rather of its attributes.
     pub(crate) fn attributes(&mut self) -> *mut bindings::uverbs_attr_bundle {
-        &raw mut *self.0
+        self.0.as_raw()
     }
 
     /// What most verbs get of the call.
     pub(crate) fn udata(&mut self) -> *mut bindings::ib_udata {
         // SAFETY: All members of the union are plain data.
-        unsafe { &raw mut self.0.__bindgen_anon_1.__bindgen_anon_1.driver_udata }
+        unsafe {
+            &raw mut (*self.0.as_raw())
+                .__bindgen_anon_1
+                .__bindgen_anon_1
+                .driver_udata
+        }
     }
 }
 

@@ -20,7 +20,11 @@ use kernel::{
 use crate::{
     bindings,
     device::Operations,
-    ucontext::Ucontext, //
+    ucontext::Ucontext,
+    umem::{
+        Buffer,
+        BufferOf, //
+    }, //
 };
 
 /// The driver's part of a request; `()` for verbs where there must be none.
@@ -143,17 +147,45 @@ impl<'a> Udata<'a> {
             // SAFETY: Guaranteed by the caller.
             context: unsafe { self.context::<T>() }?,
             request: self.request()?,
+            buffer: (),
+        })
+    }
+
+    /// Reads the request and the context of a call that makes a queue, and says where the buffer of
+    /// the process comes from.
+    ///
+    /// # Safety
+    ///
+    /// As for [`context`](Self::context), and the call must make what `of` says.
+    pub(crate) unsafe fn user_with_buffer<T: Operations, R: Request>(
+        &self,
+        of: BufferOf,
+    ) -> Result<User<'a, T, R, Buffer<'a>>> {
+        // SAFETY: Guaranteed by the caller.
+        let user = unsafe { self.user::<T, R>() }?;
+        // SAFETY: The context is valid, and its device registered. By the type invariant the udata
+        // is part of a bundle, which is valid during `'a`.
+        let buffer = unsafe {
+            let attrs = bindings::rdma_udata_to_uverbs_attr_bundle(self.0.as_ptr());
+            Buffer::new((*user.context.as_raw()).device, attrs, of)
+        }?;
+        Ok(User {
+            context: user.context,
+            request: user.request,
+            buffer,
         })
     }
 }
 
 /// Who calls a verb from user space, and the driver's part of the request.
-pub struct User<'a, T: Operations, R> {
+pub struct User<'a, T: Operations, R, B = ()> {
     /// The context of the calling process.
     pub context: &'a Ucontext<T::UserContext>,
     /// What the provider asks the driver for; already checked against the rules of
     /// [`Request`].
     pub request: R,
+    /// The process's buffer for a new queue ([`Buffer`]), for verbs that make one.
+    pub buffer: B,
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]

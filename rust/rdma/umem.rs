@@ -199,6 +199,90 @@ unsafe impl Send for Umem {}
 // SAFETY: Through a shared reference it is only read.
 unsafe impl Sync for Umem {}
 
+/// What a [`Buffer`] is for.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub(crate) enum BufferOf {
+    CompletionQueue,
+    QueuePair,
+    SharedReceiveQueue,
+}
+
+/// Where a process's buffer for a new queue comes from: the call's attributes, which describe an
+/// address or a dma-buf, or the address in the driver's request.
+pub struct Buffer<'a> {
+    device: NonNull<bindings::ib_device>,
+    attrs: NonNull<bindings::uverbs_attr_bundle>,
+    of: BufferOf,
+    _call: PhantomData<&'a ()>,
+}
+
+impl Buffer<'_> {
+    /// The buffer of a call. `EOPNOTSUPP` if its attributes have one for each queue of a queue pair.
+    ///
+    /// # Safety
+    ///
+    /// `device` must be registered, and `attrs` the attributes of a call that makes what `of` says,
+    /// during the lifetime of the result.
+    pub(crate) unsafe fn new(
+        device: *mut bindings::ib_device,
+        attrs: *mut bindings::uverbs_attr_bundle,
+        of: BufferOf,
+    ) -> Result<Self> {
+        // CAST: The values of an enum that C keeps in 16 bits; here and below.
+        let has = |attribute| {
+            // SAFETY: Guaranteed by the caller.
+            unsafe { bindings::uverbs_attr_is_valid(attrs, attribute) }
+        };
+        if of == BufferOf::QueuePair
+            && (has(
+                bindings::uverbs_attrs_create_qp_cmd_attr_ids_UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
+            ) || has(
+                bindings::uverbs_attrs_create_qp_cmd_attr_ids_UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM,
+            ))
+        {
+            return Err(EOPNOTSUPP);
+        }
+        Ok(Self {
+            device: NonNull::new(device).ok_or(EINVAL)?,
+            attrs: NonNull::new(attrs).ok_or(EINVAL)?,
+            of,
+            _call: PhantomData,
+        })
+    }
+
+    /// Pins the buffer: the one that the call's attributes describe if there is any, which must
+    /// have `length` bytes at least, or else `length` bytes at `address`.
+    pub fn pin(&self, address: u64, length: usize, access: AccessFlags) -> Result<Umem> {
+        let (device, attrs) = (self.device.as_ptr(), self.attrs.as_ptr());
+        let access = access.bits() as c_int;
+        let attribute = match self.of {
+            // SAFETY: Device and attributes are valid during the call.
+            BufferOf::CompletionQueue => unsafe {
+                return Umem::from_raw(bindings::ib_umem_get_cq_buf_or_va(
+                    device, attrs, address, length, access,
+                ));
+            },
+            BufferOf::QueuePair => {
+                bindings::uverbs_attrs_create_qp_cmd_attr_ids_UVERBS_ATTR_CREATE_QP_BUF_UMEM
+            }
+            BufferOf::SharedReceiveQueue => {
+                bindings::uverbs_attrs_create_srq_cmd_attr_ids_UVERBS_ATTR_CREATE_SRQ_BUF_UMEM
+            }
+        };
+        // SAFETY: As above, and the attribute is one of such a call.
+        unsafe {
+            Umem::from_raw(bindings::ib_umem_get_attr_or_va(
+                device,
+                attrs,
+                attribute as u16,
+                address,
+                length,
+                access,
+            ))
+        }
+    }
+}
+
 /// A [`Umem`] as a list of pages of one size.
 ///
 /// # Invariants

@@ -13,13 +13,12 @@ use kernel::{
     }, //
 };
 use rdma::{
-    access::Access,
     cq::{
         Attributes,
-        Buffer,
         New, //
     },
     restrack::Details,
+    umem::Buffer,
     wc::Completions,
     CompletionQueue,
     Umem,
@@ -49,8 +48,8 @@ use crate::{
         Vrnic, //
     },
     memory::{
-        pin_ring,
-        ring_pages, //
+        pin_buffer,
+        pin_ring, //
     },
     polled::{
         Polled,
@@ -162,8 +161,7 @@ impl CompletionQueue for Cq {
     fn create_user(
         call: &Call<'_>,
         attributes: &Attributes,
-        user: User<'_, Vrnic, CreateCqRequest>,
-        buffer: &Buffer<'_>,
+        user: User<'_, Vrnic, CreateCqRequest, Buffer<'_>>,
     ) -> Result<New<impl PinInit<Self>, CreateCqResponse>> {
         let CreateCqRequest(request) = user.request;
         if !has_flags(attributes.flags) {
@@ -171,12 +169,7 @@ impl CompletionQueue for Cq {
         }
         let limit = call.data.limits.max_cq_entries.get();
         let layout = user_layout(&request, attributes.entries, limit)?;
-        let umem = buffer.pin(
-            request.buf_addr,
-            usize::try_from(request.buf_length)?,
-            Access::LocalWrite.into(),
-        )?;
-        let pages = ring_pages(call, &umem)?;
+        let (umem, pages) = pin_buffer(call, &user.buffer, request.buf_addr, request.buf_length)?;
         let object = create_cq(
             &call.data.control,
             &CreateCq {

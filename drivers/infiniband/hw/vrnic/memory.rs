@@ -8,6 +8,7 @@ use kernel::{
 };
 use rdma::{
     access::Access,
+    umem::Buffer,
     Umem,
     UserPages, //
 };
@@ -18,19 +19,22 @@ use crate::{
     device::Call, //
 };
 
-/// Lists the pages of a buffer that holds rings. It must begin at a page (`EINVAL`).
-pub(crate) fn ring_pages(call: &Call<'_>, umem: &Umem) -> Result<PageListBuffer> {
-    list(call, umem, 1 << MIN_PAGE_SHIFT, umem.address()).and_then(|(list, offset)| {
-        if offset == 0 {
-            Ok(list)
-        } else {
-            Err(EINVAL)
-        }
-    })
+/// Pins the buffer of a new object, which holds its rings, and lists its pages. Unless the call has
+/// it elsewhere, it is `length` bytes at `address`. It must begin at a page (`EINVAL`).
+pub(crate) fn pin_buffer(
+    call: &Call<'_>,
+    buffer: &Buffer<'_>,
+    address: u64,
+    length: u64,
+) -> Result<(Umem, PageListBuffer)> {
+    let length = usize::try_from(length)?;
+    list_ring(
+        call,
+        buffer.pin(address, length, Access::LocalWrite.into())?,
+    )
 }
 
-/// Pins `length` bytes at `address` in the calling process, which hold rings, and lists their
-/// pages as [`ring_pages`] does.
+/// As [`pin_buffer`], for an object that moves to another ring.
 pub(crate) fn pin_ring(
     call: &Call<'_>,
     address: u64,
@@ -38,7 +42,15 @@ pub(crate) fn pin_ring(
 ) -> Result<(Umem, PageListBuffer)> {
     let length = usize::try_from(length)?;
     let umem = Umem::get(call.device, address, length, Access::LocalWrite.into())?;
-    let pages = ring_pages(call, &umem)?;
+    list_ring(call, umem)
+}
+
+/// Lists the pages of a buffer that holds rings.
+fn list_ring(call: &Call<'_>, umem: Umem) -> Result<(Umem, PageListBuffer)> {
+    let (pages, offset) = list(call, &umem, 1 << MIN_PAGE_SHIFT, umem.address())?;
+    if offset != 0 {
+        return Err(EINVAL);
+    }
     Ok((umem, pages))
 }
 

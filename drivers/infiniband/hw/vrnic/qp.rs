@@ -25,6 +25,7 @@ use rdma::{
         Type, //
     },
     restrack::Details,
+    umem::Buffer,
     wr::{
         ReceiveRequests,
         SendFlag,
@@ -67,7 +68,7 @@ use crate::{
         Call,
         Vrnic, //
     },
-    memory::pin_ring,
+    memory::pin_buffer,
     multicast,
     pd::Pd,
     polled::Room,
@@ -209,7 +210,7 @@ impl QueuePair for Qp {
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
         attributes: &InitAttributes<'_, Vrnic>,
-        user: Option<User<'_, Vrnic, CreateQpRequest>>,
+        user: Option<User<'_, Vrnic, CreateQpRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data.limits;
         let mut asked = attributes.capabilities;
@@ -227,7 +228,8 @@ impl QueuePair for Qp {
                 let (send, recv, given) = user_layouts(&request, asked, limits)?;
                 let mut umem = None;
                 if request.buf_length != 0 {
-                    let (pinned, listed) = pin_ring(call, request.buf_addr, request.buf_length)?;
+                    let (pinned, listed) =
+                        pin_buffer(call, &user.buffer, request.buf_addr, request.buf_length)?;
                     umem = Some(pinned);
                     pages = Some(listed);
                 }

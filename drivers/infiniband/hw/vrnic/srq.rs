@@ -16,6 +16,7 @@ use rdma::{
         Attributes,
         New, //
     },
+    umem::Buffer,
     wr::ReceiveRequests,
     SharedReceiveQueue,
     Umem,
@@ -49,7 +50,10 @@ use crate::{
         Call,
         Vrnic, //
     },
-    memory::pin_ring,
+    memory::{
+        pin_buffer,
+        pin_ring, //
+    },
     pd::Pd,
     ring::{
         entries_for,
@@ -142,7 +146,7 @@ impl SharedReceiveQueue for Srq {
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
         attributes: &Attributes,
-        user: Option<User<'_, Vrnic, CreateSrqRequest>>,
+        user: Option<User<'_, Vrnic, CreateSrqRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, CreateSrqResponse>> {
         let limits = &call.data.limits;
         if limits.max_srq.get() == 0 {
@@ -154,7 +158,8 @@ impl SharedReceiveQueue for Srq {
                 let CreateSrqRequest(request) = user.request;
                 let (ring, given) =
                     user_layout(&request, attributes.max_wr, attributes.max_sge, limits)?;
-                let (umem, pages) = pin_ring(call, request.buf_addr, request.buf_length)?;
+                let (umem, pages) =
+                    pin_buffer(call, &user.buffer, request.buf_addr, request.buf_length)?;
                 memory = Some(umem);
                 (user.context.number(), ring, given, pages)
             }
