@@ -12,6 +12,22 @@ __rust_helper int rust_helper_virtio_find_vqs(struct virtio_device *vdev,
 	return virtio_find_vqs(vdev, nvqs, vqs, vqs_info, desc);
 }
 
+__rust_helper int rust_helper_virtqueue_set_affinity(struct virtqueue *vq,
+						     const struct cpumask *cpu_mask)
+{
+	return virtqueue_set_affinity(vq, cpu_mask);
+}
+
+__rust_helper const struct cpumask *rust_helper_cpumask_of(unsigned int cpu)
+{
+	return cpumask_of(cpu);
+}
+
+__rust_helper int rust_helper_dev_to_node(struct device *dev)
+{
+	return dev_to_node(dev);
+}
+
 __rust_helper void rust_helper_virtio_del_vqs(struct virtio_device *vdev)
 {
 	vdev->config->del_vqs(vdev);

@@ -63,7 +63,7 @@ mod cases {
     #[test]
     fn a_queue_that_is_not_alive_returns_the_buffer() -> Result {
         let token = Arc::new(7u32, GFP_KERNEL)?;
-        let queue = Virtqueue::new(c"test", Idle)?;
+        let queue = Virtqueue::new(fmt!("test"), Idle)?;
 
         assert_eq!(queue.capacity(), 0);
         assert!(queue.is_broken());

@@ -16,12 +16,15 @@ use core::{
 
 use kernel::{
     device::{
+        self,
         Core,
         CoreInternal,
         DeviceContext, //
     },
     error::to_result,
+    fmt,
     prelude::*,
+    str::CString,
     sync::{
         aref::ARef,
         new_mutex,
@@ -168,7 +171,7 @@ pub trait Handler: Send + Sync + Sized + 'static {
 struct Workqueue(NonNull<bindings::workqueue_struct>);
 
 impl Workqueue {
-    fn new(name: &'static CStr) -> Result<Self> {
+    fn new(name: &CStr) -> Result<Self> {
         // SAFETY: The format takes a string, which is copied.
         let raw = unsafe {
             bindings::alloc_workqueue_noprof(
@@ -218,7 +221,7 @@ unsafe impl Send for RawQueue {}
 /// device has been stopped.
 #[pin_data]
 pub struct Virtqueue<H: Handler> {
-    name: &'static CStr,
+    name: CString,
     #[pin]
     queue: SpinLockIrq<RawQueue>,
     /// Runs [`Handler::deferred`]; only queued while the queue is open, and under its lock.
@@ -238,8 +241,8 @@ unsafe impl<H: Handler> Send for Virtqueue<H> {}
 unsafe impl<H: Handler> Sync for Virtqueue<H> {}
 
 impl<H: Handler> Virtqueue<H> {
-    /// Creates a queue whose interrupt is known as `name`.
-    pub fn new<E>(name: &'static CStr, handler: impl PinInit<H, E>) -> Result<Arc<Self>>
+    /// Creates a queue. `name` is that of its interrupt, after the name of the device.
+    pub fn new<E>(name: fmt::Arguments<'_>, handler: impl PinInit<H, E>) -> Result<Arc<Self>>
     where
         Error: From<E>,
     {
@@ -248,8 +251,9 @@ impl<H: Handler> Virtqueue<H> {
         static QUEUE: &CStr = c"virtio::Virtqueue";
         static WORK: &CStr = c"virtio::Virtqueue::work";
 
+        let name = CString::try_from_fmt(name)?;
         let workqueue = if H::DEFERS {
-            Some(Workqueue::new(name)?)
+            Some(Workqueue::new(&name)?)
         } else {
             None
         };
@@ -420,7 +424,7 @@ mod private {
     /// What only this crate may call.
     pub trait Sealed {
         /// Name of the interrupt.
-        fn name(&self) -> &'static kernel::str::CStr;
+        fn name(&self) -> &kernel::str::CStr;
 
         /// Calls the handler.
         fn interrupt(&self);
@@ -443,8 +447,8 @@ mod private {
         /// Refuses buffers from now on.
         fn close(&self);
 
-        /// Whether a queue is in use.
-        fn is_attached(&self) -> bool;
+        /// The queue in use.
+        fn raw(&self) -> Option<core::ptr::NonNull<crate::bindings::virtqueue>>;
     }
 }
 
@@ -464,8 +468,8 @@ impl<H: Handler> AnyVirtqueue for Virtqueue<H> {
 }
 
 impl<H: Handler> private::Sealed for Virtqueue<H> {
-    fn name(&self) -> &'static CStr {
-        self.name
+    fn name(&self) -> &CStr {
+        &self.name
     }
 
     fn interrupt(&self) {
@@ -510,8 +514,8 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
         self.queue.lock().open = false;
     }
 
-    fn is_attached(&self) -> bool {
-        !self.queue.lock().raw.is_null()
+    fn raw(&self) -> Option<NonNull<bindings::virtqueue>> {
+        NonNull::new(self.queue.lock().raw)
     }
 }
 
@@ -690,7 +694,7 @@ impl<'bound> Virtqueues<'bound> {
             let first = queues
                 .iter()
                 .position(|other| ptr::addr_eq(&**other, &**queue));
-            if queue.is_attached() || first != Some(i) {
+            if queue.raw().is_some() || first != Some(i) {
                 return Err(EBUSY);
             }
         }
@@ -724,7 +728,7 @@ impl<'bound> Virtqueues<'bound> {
         unsafe { (*raw).priv_ = Arc::into_raw(queues.clone()).cast_mut().cast() };
 
         // SAFETY: The device is valid and bound to the driver that calls this; both arrays have
-        // `count` elements; the names are static.
+        // `count` elements; the names are those of the queues, which outlive those of C.
         let ret = unsafe {
             bindings::virtio_find_vqs(
                 raw,
@@ -768,6 +772,28 @@ impl<'bound> Virtqueues<'bound> {
         unsafe { bindings::virtio_device_ready(dev.as_raw()) };
         *state = State::Ready;
         Ok(())
+    }
+
+    /// Has the interrupts of queue `index` handled by one processor: the `nth`, counted from those
+    /// next to the device and round again, unless somebody decides otherwise.
+    ///
+    /// The transport may have one interrupt for several queues, or no choice; then this is of no
+    /// effect.
+    pub fn set_affinity(&self, index: usize, nth: u32) {
+        let Some(queue) = self.queues.queues.get(index) else {
+            return;
+        };
+        let Some(raw) = queue.raw() else {
+            return;
+        };
+        let dev: &device::Device = (*self.queues.dev).as_ref();
+        // SAFETY: The device is valid. The queue is not deleted before `self` is dropped. Any number
+        // has a processor, which is a possible one.
+        unsafe {
+            let node = bindings::dev_to_node((*compat::device_as_raw(dev)).parent);
+            let cpu = bindings::cpumask_local_spread(nth, node);
+            bindings::virtqueue_set_affinity(raw.as_ptr(), bindings::cpumask_of(cpu));
+        }
     }
 
     /// A handle that stops the device.

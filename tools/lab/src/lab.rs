@@ -60,6 +60,8 @@ pub struct Extra {
     pub rxe: Vec<String>,
     /// Size of each VM's NVDIMM in MiB, if it has one. What is in it outlives the VM, not the lab.
     pub nvdimm: Option<u32>,
+    /// Processors of each VM, if not as many as usual.
+    pub cpus: Option<u32>,
 }
 
 impl Extra {
@@ -172,6 +174,7 @@ impl Lab {
                 .vrnicd
                 .switched(&self.settings)
                 .then(|| daemon::switch_socket(self.sockets.path(), name)),
+            cpus: self.options.vrnicd.cpus,
             nvdimm: self
                 .disk
                 .as_ref()

@@ -586,6 +586,12 @@ impl Script {
                     script.vrnicd.nvdimm = Some(size);
                     script.fresh = true;
                 }
+                "cpus" => {
+                    let cpus = rest.trim().parse();
+                    let cpus = cpus.with_context(|| format!("{}: cpus", path.display()))?;
+                    script.vrnicd.cpus = Some(cpus);
+                    script.fresh = true;
+                }
                 "vrnicd-device" => {
                     script.vrnicd.device.push(rest.to_owned());
                     script.fresh = true;
@@ -1144,6 +1150,9 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         fs::write(&path, "# lab: nvdimm=64\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.nvdimm == Some(64));
+        fs::write(&path, "# lab: cpus=2\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        assert!(script.fresh && script.vrnicd.cpus == Some(2));
         fs::write(&path, "# lab: rxe=c\n").unwrap();
         assert!(Script::read(&path).is_err());
         fs::write(&path, "# lab: fabric=token-ring\n").unwrap();

@@ -149,6 +149,8 @@ pub struct Spec {
     pub switch: Option<PathBuf>,
     /// Its NVDIMM, if it has one: a file, and its size in MiB.
     pub nvdimm: Option<(PathBuf, u32)>,
+    /// Processors, if not as many as usual.
+    pub cpus: Option<u32>,
     /// Sockets of this lab.
     pub sockets: PathBuf,
     /// Served as /vrnic.
@@ -182,14 +184,16 @@ impl Spec {
                 .unwrap_or(default)
         };
         let memory = number("VRNIC_VM_MEMORY_MB", 1536);
-        let cpus = number(
-            "VRNIC_VM_CPUS",
-            if self.accelerator == Accelerator::Kvm {
-                2
-            } else {
-                1
-            },
-        );
+        let cpus = self.cpus.unwrap_or_else(|| {
+            number(
+                "VRNIC_VM_CPUS",
+                if self.accelerator == Accelerator::Kvm {
+                    2
+                } else {
+                    1
+                },
+            )
+        });
         let mut args: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| args.extend(words.iter().map(|&word| word.to_owned()));
         add(&[

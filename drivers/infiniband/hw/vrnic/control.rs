@@ -294,7 +294,7 @@ pub(crate) fn new_queue() -> Result<Arc<Virtqueue<Replies>>> {
     let reserve = Memory::new::<AnyDestroy>(GFP_KERNEL)?;
 
     Virtqueue::new(
-        c"control",
+        fmt!("control"),
         pin_init!(Replies {
             slots <- new_spinlock_irq!(Slots {
                 free: 0,

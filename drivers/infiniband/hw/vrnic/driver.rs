@@ -290,7 +290,13 @@ impl<'bound> Resources<'bound> {
         for queue in &completion_queues {
             all.push(queue.clone(), GFP_KERNEL)?;
         }
+        let first = all.len() - completion_queues.len();
         let queues = Virtqueues::new(dev, all)?;
+        // Users have their completions where they ask for them.
+        for vector in 0..vectors {
+            // CAST: `usize` has at least 32 bits.
+            queues.set_affinity(first + vector as usize, vector);
+        }
 
         queues.ready()?;
         events::fill(&*async_queue)?;

@@ -96,7 +96,7 @@ impl AsyncEvents {
             health,
             faults,
         };
-        Virtqueue::new(c"async", Ok::<_, Error>(handler))
+        Virtqueue::new(fmt!("async"), Ok::<_, Error>(handler))
     }
 }
 
@@ -197,7 +197,10 @@ impl Completions {
         dispatcher: Arc<Dispatcher>,
         vector: u32,
     ) -> Result<Arc<Virtqueue<Self>>> {
-        Virtqueue::new(c"completion", Ok::<_, Error>(Self { dispatcher, vector }))
+        Virtqueue::new(
+            fmt!("completion.{vector}"),
+            Ok::<_, Error>(Self { dispatcher, vector }),
+        )
     }
 }
 
