@@ -43,7 +43,7 @@
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
 
-/// Prefix of messages in the kernel log, which `module!` defines for drivers. Tests alone have some.
+/// Prefix of messages in the kernel log, which `module!` defines for drivers. Only tests have some.
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 const __LOG_PREFIX: &[u8] = b"rdma\0";
 

@@ -81,8 +81,8 @@ pub(crate) type Follow = unsafe fn(device: *mut bindings::ib_device, port: Port)
 /// # Invariants
 ///
 /// - The notifier is registered, and `device` is valid.
-/// - `work` was initialised, and its function is [`Self::work_callback`]. It is disabled but between
-///   [`begin`](Self::begin) and [`end`](Self::end), when the device is registered.
+/// - `work` was initialised, and its function is [`Self::work_callback`]. It is disabled except
+///   between [`begin`](Self::begin) and [`end`](Self::end), when the device is registered.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Pairing {
     #[pin]

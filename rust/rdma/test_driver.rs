@@ -169,6 +169,9 @@ pub(crate) enum Asked {
     Destroy(u32),
 }
 
+/// A port that followed its network device, if it had one: whether that was active, and its MTU.
+pub(crate) type Followed = (Port, Option<(bool, u32)>);
+
 /// What the driver knows of its device.
 #[pin_data]
 pub(crate) struct Log {
@@ -183,9 +186,9 @@ pub(crate) struct Log {
     pub(crate) keeps: AtomicBool,
     /// Whether there is an event of a completion queue at the worst times.
     pub(crate) raises: AtomicBool,
-    /// The port that followed its network device last: whether that was active, and its MTU.
+    /// The port that followed its network device last.
     #[pin]
-    pub(crate) followed: SpinLock<Option<(Port, Option<(bool, u32)>)>>,
+    pub(crate) followed: SpinLock<Option<Followed>>,
     /// The buffer of the last process that made a queue: its address and its bytes.
     #[pin]
     pub(crate) buffer: SpinLock<Option<(u64, usize)>>,

@@ -217,7 +217,8 @@ pub struct Buffer<'a> {
 }
 
 impl Buffer<'_> {
-    /// The buffer of a call. `EOPNOTSUPP` if its attributes have one for each queue of a queue pair.
+    /// The buffer of a call. `EOPNOTSUPP` if its attributes have one for a single queue of a queue
+    /// pair.
     ///
     /// # Safety
     ///

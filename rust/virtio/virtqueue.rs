@@ -787,8 +787,8 @@ impl<'bound> Virtqueues<'bound> {
             return;
         };
         let dev: &device::Device = (*self.queues.dev).as_ref();
-        // SAFETY: The device is valid. The queue is not deleted before `self` is dropped. Any number
-        // has a processor, which is a possible one.
+        // SAFETY: The device is valid. The queue is not deleted before `self` is dropped. For any
+        // number there is a processor, a possible one.
         unsafe {
             let node = bindings::dev_to_node((*compat::device_as_raw(dev)).parent);
             let cpu = bindings::cpumask_local_spread(nth, node);
