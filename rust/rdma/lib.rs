@@ -8,9 +8,10 @@
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
 //! [`SharedReceiveQueue`], [`MemoryRegion`] and [`MemoryWindow`]. The implementing type *is* the
 //! object: the core allocates the C structure with room for it (of memory regions this crate
-//! does), a create verb constructs it there, and a destroy verb ends it in two steps, a fallible
-//! one in which the driver makes the hardware let go, and [`Drop`]. Address handles, of which
-//! hardware need not know, have only the latter.
+//! does), a create verb constructs it there, and a destroy verb ends it in two steps: one in which
+//! the driver makes the hardware let go, and [`Drop`]. The first cannot fail, except for memory
+//! regions: the core frees the memory of other objects, or forgets it, whatever a driver answers.
+//! Address handles, of which hardware need not know, have only the latter.
 //!
 //! ```text
 //!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them
@@ -28,7 +29,9 @@
 //!   `uverbs_robust_udata` holds by construction. If the answer cannot be written, a new object is
 //!   undone.
 //! - Events are dispatched by object number through an [`event::Dispatcher`], which knows only
-//!   objects that live, and waits for handlers that run before an object goes away.
+//!   objects that live, waits for handlers that run before an object goes away, and tells users in
+//!   the kernel only of completions that they asked for.
+//! - A verb writes all of the structure that it answers with: the core does not zero it first.
 //! - Work requests, completions, states, masks and access rights are types; a value that the
 //!   driver has no name for is refused before the driver sees it.
 //!

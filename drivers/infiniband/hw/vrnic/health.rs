@@ -4,7 +4,7 @@
 //!
 //! A device that fails is given no commands any more, and its users are told. Then a work item
 //! stops it. From there on it writes no completions, so what was posted can be flushed: processes
-//! find a flag in their notify areas, and every completion queue gets an event.
+//! find a flag in their notify areas, and every completion queue that is armed gets an event.
 
 use core::sync::atomic::{
     AtomicBool,

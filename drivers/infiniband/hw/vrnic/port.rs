@@ -108,7 +108,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
 /// Returns the attributes of the port.
 pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
     let reply = ask(call, port)?;
-    // The device may have been told of a state that is none any more.
+    // It may not have been told yet that the network device is down.
     let active = PortState::try_from(reply.state) == Ok(PortState::Active)
         && call.netdev(port).is_some_and(|netdev| netdev.is_active());
 
