@@ -39,6 +39,7 @@ use crate::{
         AccessFlags, //
     },
     bindings,
+    compat,
     device::{
         Device,
         Operations, //
@@ -75,7 +76,7 @@ pub struct OnDemand<P: Pager> {
     work: Opaque<bindings::work_struct>,
     pager: P,
     _device: ARef<device::Device>,
-    _dma_device: ARef<device::Device>,
+    dma_device: ARef<device::Device>,
 }
 
 /// Owns memory until it is part of an [`OnDemand`].
@@ -169,7 +170,7 @@ impl<P: Pager> OnDemand<P> {
                 raw: owned.into_raw(),
                 pager,
                 _device: device,
-                _dma_device: dma_device,
+                dma_device,
             }),
             GFP_KERNEL,
         )?;
@@ -287,11 +288,13 @@ impl<P: Pager> OnDemand<P> {
         if entry & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
             return Ok(None);
         }
-        // SAFETY: The page is valid; the mutex is held.
-        let address = unsafe { bindings::ib_umem_odp_map_page(raw, index) };
-        if address == DmaAddress::MAX {
-            return Err(EFAULT);
-        }
+        // SAFETY: The page is valid; the mutex is held. The device that does DMA is kept.
+        let address = unsafe {
+            let address = bindings::ib_umem_odp_map_page(raw, index);
+            let device = compat::device_as_raw(&*self.dma_device);
+            to_result(bindings::dma_mapping_error(device, address)).map_err(|_| EFAULT)?;
+            address
+        };
         if entry & bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED == 0 {
             // SAFETY: Protected by the mutex.
             unsafe { (*raw).npages += 1 };
