@@ -12,6 +12,7 @@
 use kernel::prelude::static_assert;
 
 pub mod compat;
+pub mod gate;
 
 /// Sizes and offsets as the C compiler of the kernel lays them out (`layout.c`).
 #[allow(dead_code, missing_docs, unreachable_pub)]

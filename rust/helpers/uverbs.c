@@ -145,4 +145,10 @@ __rust_helper phys_addr_t rust_helper_test_uncached(unsigned long address)
 	mmap_read_unlock(current->mm);
 	return found;
 }
+
+/* Pages of this process that devices have pinned. */
+__rust_helper u64 rust_helper_test_pinned(void)
+{
+	return atomic64_read(&current->mm->pinned_vm);
+}
 #endif

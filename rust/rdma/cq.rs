@@ -270,7 +270,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
         device.with(|call| {
             let attributes = attributes(attr, device)?;
             let room = call.dispatcher().cq_room(attributes.vector)?;
-            let user = udata.user_with_buffer::<T, _>(BufferOf::CompletionQueue)?;
+            let user = udata.user_with_buffer::<T, _>(call, BufferOf::CompletionQueue)?;
             let new = T::CompletionQueue::create_user(call, &attributes, user)?;
 
             finish(call, cq, attributes.vector, room, new, Some(&udata))?;

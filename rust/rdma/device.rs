@@ -29,6 +29,7 @@ use crate::{
     bindings,
     compat,
     cq::CompletionQueue,
+    dma::Mapper,
     event::Dispatcher,
     gid,
     mr::MemoryRegion,
@@ -286,26 +287,52 @@ impl Attributes {
 }
 
 /// What every verb gets: the device, which is registered, and what its registration owns.
-pub struct Call<'a, T: Operations> {
-    /// The device.
-    pub device: &'a Device<T>,
-    /// The driver's data for the device.
-    pub data: &'a T::RegistrationData<'a>,
+///
+/// `'bound` is a lifetime that the verb knows nothing of, but that it has not ended: what the data
+/// borrows for so long is there. The data itself may only be borrowed for as long as the call, so
+/// nothing that refers to it can be kept in it.
+///
+/// # Invariants
+///
+/// As long as `self` exists the device is registered, and `registered` is what its registration
+/// owns.
+pub struct Call<'bound, T: Operations> {
+    device: NonNull<Device<T>>,
+    registered: NonNull<Registered<'bound, T>>,
 }
 
-impl<T: Operations> Call<'_, T> {
+impl<'bound, T: Operations> Call<'bound, T> {
+    /// The device.
+    pub fn device(&self) -> &Device<T> {
+        // SAFETY: Registered by the type invariant, hence valid.
+        unsafe { self.device.as_ref() }
+    }
+
+    fn registered(&self) -> &Registered<'bound, T> {
+        // SAFETY: Valid by the type invariant, and never borrowed mutably while it is registered.
+        unsafe { self.registered.as_ref() }
+    }
+
+    /// The driver's data for the device.
+    pub fn data(&self) -> &T::RegistrationData<'bound> {
+        &self.registered().data
+    }
+
     /// The dispatcher of the device.
     pub(crate) fn dispatcher(&self) -> &Dispatcher {
-        // SAFETY: A call exists only while the device is registered, and the registration keeps the
-        // dispatcher.
-        unsafe { self.device.dispatcher.as_ref() }
+        &self.registered().dispatcher
+    }
+
+    /// What maps memory for the device.
+    pub(crate) fn mapper(&self) -> &Arc<Mapper> {
+        &self.registered().mapper
     }
 
     /// The network device that is bound to a port, if any: the one whose permanent MAC address was
     /// given to [`Registration::new`].
     pub fn netdev(&self, port: Port) -> Option<Netdev> {
         // SAFETY: The device is valid.
-        unsafe { Netdev::of_port(self.device.as_raw(), port) }
+        unsafe { Netdev::of_port(self.device().as_raw(), port) }
     }
 }
 
@@ -417,14 +444,22 @@ pub trait Operations: Sized + Send + Sync + 'static {
 /// # Invariants
 ///
 /// - `dev` is at offset 0 and was allocated by `_ib_alloc_device`.
-/// - `registration_data` is dangling, or points to the data of the registration while the device is
+/// - `registered` is dangling, or points to what the registration owns while the device is
 ///   registered.
-/// - `dispatcher` is valid as long as an [`UnregisteredDevice`] or [`Registration`] has the device.
 #[repr(C)]
 pub struct Device<T: Operations> {
     dev: Opaque<bindings::ib_device>,
-    registration_data: UnsafeCell<NonNull<T::RegistrationData<'static>>>,
-    dispatcher: NonNull<Dispatcher>,
+    registered: UnsafeCell<NonNull<Registered<'static, T>>>,
+}
+
+/// What a registration owns, and verbs use.
+#[pin_data]
+struct Registered<'bound, T: Operations> {
+    // Fields are dropped in declaration order.
+    #[pin]
+    data: T::RegistrationData<'bound>,
+    mapper: Arc<Mapper>,
+    dispatcher: Arc<Dispatcher>,
 }
 
 impl<T: Operations> Device<T> {
@@ -455,21 +490,22 @@ impl<T: Operations> Device<T> {
 
     /// Calls `f` with the device and the data of its registration.
     ///
-    /// The closure must work for any lifetime, so that no reference to the data can escape.
+    /// The closure must work for any lifetime of the registration, so that it cannot count on this
+    /// one, and is given a call that ends with it.
     ///
     /// # Safety
     ///
     /// The device must be registered until `f` returns: this must be called from a verb.
     #[inline]
-    pub(crate) unsafe fn with<R>(&self, f: impl for<'a> FnOnce(&Call<'a, T>) -> R) -> R {
-        // SAFETY: The device is registered, so the pointer is valid; lifetimes do not change the
-        // layout, and `f` cannot choose this one.
-        let data = unsafe {
-            (*self.registration_data.get())
-                .cast::<T::RegistrationData<'_>>()
-                .as_ref()
-        };
-        f(&Call { device: self, data })
+    pub(crate) unsafe fn with<R>(&self, f: impl for<'bound> FnOnce(&Call<'bound, T>) -> R) -> R {
+        // INVARIANT: The caller guarantees that the device is registered until `f` returns, and the
+        // call cannot be used later.
+        f(&Call {
+            device: NonNull::from(self),
+            // SAFETY: Nobody writes the pointer while the device is registered.
+            // Lifetimes do not change the layout of what it points to.
+            registered: unsafe { *self.registered.get() }.cast(),
+        })
     }
 }
 
@@ -549,12 +585,11 @@ impl<T: Operations> UnregisteredDevice<T> {
         };
         let this = NonNull::new(raw.cast::<Device<T>>()).ok_or(ENOMEM)?;
 
-        // INVARIANT: No registration yet; `self` and later the registration keep the dispatcher.
+        // INVARIANT: Not registered yet.
         // SAFETY: Just allocated, and nobody else has it. The operations are static.
         unsafe {
             let device = this.as_ptr();
-            (&raw mut (*device).registration_data).write(UnsafeCell::new(NonNull::dangling()));
-            (&raw mut (*device).dispatcher).write(NonNull::from(&*dispatcher));
+            (&raw mut (*device).registered).write(UnsafeCell::new(NonNull::dangling()));
 
             (*raw).phys_port_cnt = properties.ports;
             (*raw).node_guid = properties.node_guid.to_be();
@@ -598,11 +633,11 @@ impl<T: Operations> Drop for UnregisteredDevice<T> {
 /// On drop the device is unregistered, which destroys all objects of all users, even of processes
 /// that have it open. After that no verb runs, and the data is dropped.
 // Fields are dropped in declaration order, after `drop` unregistered the device: nothing looks for
-// network devices when the device is released, and the dispatcher goes last.
+// network devices when the device is released.
 pub struct Registration<'a, T: Operations> {
     pairing: Pin<KBox<Pairing>>,
     device: UnregisteredDevice<T>,
-    _data: Pin<KBox<T::RegistrationData<'a>>>,
+    registered: Pin<KBox<Registered<'a, T>>>,
 }
 
 impl<'a, T: Operations> Registration<'a, T> {
@@ -625,15 +660,25 @@ impl<'a, T: Operations> Registration<'a, T> {
     where
         Error: From<E>,
     {
-        let data: Pin<KBox<T::RegistrationData<'a>>> = KBox::pin_init(data, GFP_KERNEL)?;
         let raw = device.as_raw();
+        // SAFETY: The device is valid.
+        let mapper = unsafe { Mapper::new(raw, dma_device) }?;
+        let dispatcher = device.dispatcher.clone();
+        let registered = KBox::pin_init(
+            try_pin_init!(Registered {
+                data <- data,
+                mapper,
+                dispatcher,
+            }? E),
+            GFP_KERNEL,
+        )?;
 
-        // INVARIANT: The data lives until the device is unregistered.
+        // INVARIANT: It lives until the device is unregistered.
         // SAFETY: Nobody else has the device. The lifetime is erased here, and given back by
         // `Device::with`.
         unsafe {
-            *device.raw.as_ref().registration_data.get() =
-                NonNull::from(Pin::get_ref(data.as_ref())).cast();
+            *device.raw.as_ref().registered.get() =
+                NonNull::from(Pin::get_ref(registered.as_ref())).cast();
         }
 
         // SAFETY: The device is valid until after the pairing is dropped, in all paths.
@@ -650,7 +695,7 @@ impl<'a, T: Operations> Registration<'a, T> {
         .inspect_err(|_| {
             // INVARIANT: Not registered.
             // SAFETY: Nobody else has the device.
-            unsafe { *device.raw.as_ref().registration_data.get() = NonNull::dangling() };
+            unsafe { *device.raw.as_ref().registered.get() = NonNull::dangling() };
         })?;
 
         device.dispatcher.set_device(NonNull::new(raw));
@@ -659,7 +704,7 @@ impl<'a, T: Operations> Registration<'a, T> {
         Ok(Self {
             pairing,
             device,
-            _data: data,
+            registered,
         })
     }
 
@@ -696,6 +741,8 @@ impl<T: Operations> Drop for Registration<'_, T> {
 
         // INVARIANT: Not registered any more.
         // SAFETY: Nobody else uses the pointer now.
-        unsafe { *self.device().registration_data.get() = NonNull::dangling() };
+        unsafe { *self.device().registered.get() = NonNull::dangling() };
+        // All objects are gone; what was kept all the same ends here.
+        self.registered.mapper.close();
     }
 }

@@ -45,6 +45,7 @@
 
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
+pub(crate) use vrnic_bindings::gate;
 
 /// Prefix of messages in the kernel log, which `module!` defines for drivers. Only tests have some.
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
@@ -107,6 +108,7 @@ pub mod access;
 pub mod ah;
 pub mod cq;
 pub mod device;
+mod dma;
 pub mod event;
 pub mod gid;
 pub mod mr;

@@ -318,7 +318,7 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
 
     // SAFETY: The region is valid and still ours alone.
     unsafe {
-        (*raw).device = call.device.as_raw();
+        (*raw).device = call.device().as_raw();
         (*raw).pd = pd;
         (*raw).lkey = new.lkey;
         (*raw).rkey = new.rkey;

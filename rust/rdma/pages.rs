@@ -5,7 +5,6 @@
 use core::sync::atomic::AtomicU32;
 
 use kernel::{
-    device,
     dma::DmaAddress,
     error::to_result,
     mm::virt::VmaNew,
@@ -14,15 +13,16 @@ use kernel::{
         PAGE_SIZE, //
     },
     prelude::*,
-    sync::aref::ARef, //
+    sync::Arc, //
 };
 
 use crate::{
-    bindings, compat,
+    bindings,
     device::{
-        Device,
+        Call,
         Operations, //
     },
+    dma::Mapper, //
 };
 
 /// A page, and how the device addresses it.
@@ -38,44 +38,41 @@ struct Mapped {
 /// of them ends first. A mapping keeps the pages for itself, so what was written last can be read
 /// when context and device are gone.
 ///
-/// It belongs inside an RDMA object: those are gone before the device is unbound. The device must
-/// have let go of the memory before this is dropped.
+/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later stays
+/// mapped for ever. The device must have let go of the memory before this is dropped.
 ///
 /// # Invariants
 ///
-/// `pages` are mapped for `dma_device`, in both directions.
+/// `pages` are mapped for the device of `mapper`, in both directions.
 pub struct UserPages {
-    dma_device: ARef<device::Device>,
+    mapper: Arc<Mapper>,
     pages: KVec<Mapped>,
 }
 
 impl UserPages {
     /// Allocates at least `length` bytes, at the expense of the calling process.
-    pub fn new<T: Operations>(device: &Device<T>, length: usize) -> Result<Self> {
-        // SAFETY: The device is registered, since verbs run: its DMA device is there and bound.
-        let dma_device = unsafe { device::Device::from_raw((*device.as_raw()).dma_device) };
-        Self::for_device(dma_device, length)
+    pub fn new<T: Operations>(call: &Call<'_, T>, length: usize) -> Result<Self> {
+        Self::of(call.mapper(), length)
     }
 
-    /// Allocates at least `length` bytes for a device that does DMA.
-    pub(crate) fn for_device(
-        dma_device: &device::Device<device::Bound>,
-        length: usize,
-    ) -> Result<Self> {
+    /// Allocates at least `length` bytes for the device of `mapper`; `ENODEV` if that is not
+    /// registered any more.
+    pub(crate) fn of(mapper: &Arc<Mapper>, length: usize) -> Result<Self> {
+        let _registered = mapper.enter().ok_or(ENODEV)?;
         if length == 0 {
             return Err(EINVAL);
         }
         let count = length.div_ceil(PAGE_SIZE);
         let mut this = Self {
-            dma_device: (&**dma_device).into(),
+            mapper: mapper.clone(),
             pages: KVec::with_capacity(count, GFP_KERNEL)?,
         };
         for _ in 0..count {
             let page = Page::alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO)?;
-            // SAFETY: The device is bound; the page is ours.
+            // SAFETY: The device is registered, hence bound; the page is ours.
             let dma = unsafe {
                 bindings::dma_map_page_attrs(
-                    compat::device_as_raw(dma_device),
+                    mapper.dma_device(),
                     page.as_ptr(),
                     0,
                     PAGE_SIZE,
@@ -84,9 +81,7 @@ impl UserPages {
                 )
             };
             // SAFETY: The device is bound, and this is what it said of the mapping.
-            to_result(unsafe {
-                bindings::dma_mapping_error(compat::device_as_raw(dma_device), dma)
-            })?;
+            to_result(unsafe { bindings::dma_mapping_error(mapper.dma_device(), dma) })?;
             // INVARIANT: Just mapped. There is room, so the mapping is not lost.
             this.pages.push(Mapped { page, dma }, GFP_KERNEL)?;
         }
@@ -147,11 +142,16 @@ impl UserPages {
 
 impl Drop for UserPages {
     fn drop(&mut self) {
+        let Some(_registered) = self.mapper.enter_to_unmap() else {
+            core::mem::forget(core::mem::take(&mut self.pages));
+            return;
+        };
         for mapped in &self.pages {
-            // SAFETY: Mapped for this device, by the type invariant, and only unmapped here.
+            // SAFETY: Mapped for this device, by the type invariant, which is bound meanwhile, and
+            // only unmapped here.
             unsafe {
                 bindings::dma_unmap_page_attrs(
-                    compat::device_as_raw(&*self.dma_device),
+                    self.mapper.dma_device(),
                     mapped.dma,
                     PAGE_SIZE,
                     bindings::dma_data_direction::DMA_BIDIRECTIONAL,

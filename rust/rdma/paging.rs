@@ -6,30 +6,38 @@
 //! C header: [`include/rdma/ib_umem_odp.h`](srctree/include/rdma/ib_umem_odp.h)
 //!
 //! Two things happen at any time and exclude each other by the `umem_mutex` of the memory: the
-//! driver gives pages to the hardware ([`OnDemand::map`]), and the kernel takes them back
+//! driver gives pages to the hardware ([`Memory::map`]), and the kernel takes them back
 //! ([`Pager::forget`]). The latter may be part of reclaiming memory. So nothing that is done under
 //! the mutex may wait for memory.
 
 use core::{
     mem::offset_of,
-    ops::Range,
+    ops::{
+        Deref,
+        Range, //
+    },
     ptr::NonNull, //
 };
 
 use kernel::{
-    device,
     dma::DmaAddress,
     error::{
         from_err_ptr,
         to_result, //
     },
+    new_mutex,
     page::PAGE_SIZE,
     prelude::*,
     static_lock_class,
     sync::{
-        aref::ARef,
-        Arc, //
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
     },
+    task::Task,
     types::Opaque, //
 };
 
@@ -39,47 +47,120 @@ use crate::{
         AccessFlags, //
     },
     bindings,
-    compat,
     device::{
-        Device,
+        Call,
         Operations, //
     },
-    umem::kept_devices, //
+    dma::{
+        Mapper,
+        Revoke, //
+    }, //
 };
 
 /// What a driver does with pages.
 pub trait Pager: Send + Sync + Sized + 'static {
     /// Makes the hardware forget pages; on return it does not access them.
     ///
-    /// Sleeps, but may be called to reclaim memory: it must not allocate with `GFP_KERNEL`, nor
-    /// take a lock under which others do.
+    /// Sleeps, but may be called to reclaim memory: it must not take a lock under which others
+    /// allocate. What it allocates itself does not wait for memory, whatever the flags say.
     fn forget(&self, pages: Range<usize>);
 
     /// Gives the hardware what it waits for. Called by a work item, some time after
-    /// [`OnDemand::request`] and at least once.
-    fn serve(&self, memory: &OnDemand<Self>);
+    /// [`Memory::request`] and at least once.
+    fn serve(&self, memory: &Memory<Self>);
 }
 
-/// A piece of the memory of a process, which the process may unmap, move and swap out at will
-/// (`struct ib_umem_odp`).
+/// A piece of the memory of a process, which the process may unmap, move and swap out at will.
 ///
-/// It belongs inside an RDMA object, as does a [`Umem`](crate::Umem).
+/// It is watched until this is dropped, or the device is not registered any more. It belongs inside
+/// an RDMA object, as does a [`Umem`](crate::Umem).
+pub struct OnDemand<P: Pager> {
+    memory: Arc<Memory<P>>,
+}
+
+impl<P: Pager> OnDemand<P> {
+    /// Watches `length` bytes at `address` of the calling process.
+    ///
+    /// The device may write to them if `access` says so. `EOPNOTSUPP` if the device cannot follow
+    /// changes of memory, `EOVERFLOW` for ranges that there are not.
+    pub fn new<T: Operations>(
+        call: &Call<'_, T>,
+        address: u64,
+        length: usize,
+        access: AccessFlags,
+        pager: P,
+    ) -> Result<Self> {
+        // SAFETY: The device is registered, since there is a call.
+        let memory = unsafe {
+            Memory::watch(
+                call.device().as_raw(),
+                call.mapper(),
+                address,
+                length,
+                access,
+                pager,
+            )
+        }?;
+        Self::keep(memory)
+    }
+
+    /// Has `memory` given up when the device is not registered any more, if not before.
+    fn keep(memory: Arc<Memory<P>>) -> Result<Self> {
+        let this = Self { memory };
+        // Dropped on an error.
+        this.memory.mapper.add(this.memory.clone())?;
+        Ok(this)
+    }
+}
+
+impl<P: Pager> Deref for OnDemand<P> {
+    type Target = Memory<P>;
+
+    #[inline]
+    fn deref(&self) -> &Memory<P> {
+        &self.memory
+    }
+}
+
+impl<P: Pager> Drop for OnDemand<P> {
+    fn drop(&mut self) {
+        // If it is not registered any more, the mapper revokes all that it knows.
+        if let Some(_registered) = self.memory.mapper.enter() {
+            let revocable: Arc<dyn Revoke> = self.memory.clone();
+            self.memory.mapper.remove(&revocable);
+            revocable.revoke();
+        }
+    }
+}
+
+/// The memory of an [`OnDemand`] (`struct ib_umem_odp`).
 ///
 /// # Invariants
 ///
-/// `raw` is valid and owned; `work` is initialised and its function is [`Self::work_callback`].
-/// Once constructed, `private` of `raw` points to `self` and nothing else.
-#[pin_data(PinnedDrop)]
-pub struct OnDemand<P: Pager> {
+/// - `raw` is valid, owned, and of the device of `mapper`, until `released` says otherwise; that is
+///   so only if nobody has the [`OnDemand`], or the device is not registered any more.
+/// - `work` is initialised and its function is [`Self::work_callback`].
+/// - Once constructed, `private` of `raw` points to `self` and nothing else.
+#[pin_data]
+pub struct Memory<P: Pager> {
     raw: NonNull<bindings::ib_umem_odp>,
+    #[pin]
+    released: Mutex<bool>,
+    /// Which task has the `umem_mutex` of `raw`, and calls the driver under it; 0 for none.
+    locked_by: Atomic<usize>,
+    /// Pages.
+    pages: usize,
+    /// Address of the first byte.
+    address: usize,
+    /// Bytes.
+    length: usize,
     #[pin]
     work: Opaque<bindings::work_struct>,
     pager: P,
-    _device: ARef<device::Device>,
-    dma_device: ARef<device::Device>,
+    mapper: Arc<Mapper>,
 }
 
-/// Owns memory until it is part of an [`OnDemand`].
+/// Owns memory until it is part of a [`Memory`].
 ///
 /// # Invariants
 ///
@@ -101,34 +182,29 @@ impl Drop for Owned {
     }
 }
 
-impl<P: Pager> OnDemand<P> {
+/// Number of the task that runs.
+fn current() -> usize {
+    // CAST: Not used as an address.
+    Task::current_raw() as usize
+}
+
+impl<P: Pager> Memory<P> {
     const OPS: bindings::mmu_interval_notifier_ops = bindings::mmu_interval_notifier_ops {
         invalidate: Some(Self::invalidate_callback),
         ..pin_init::zeroed()
     };
 
-    /// Watches `length` bytes at `address` of the calling process.
-    ///
-    /// The device may write to them if `access` says so. `EOPNOTSUPP` if the device cannot follow
-    /// changes of memory, `EOVERFLOW` for ranges that there are not.
-    pub fn new<T: Operations>(
-        device: &Device<T>,
-        address: u64,
-        length: usize,
-        access: AccessFlags,
-        pager: P,
-    ) -> Result<Arc<Self>> {
-        // SAFETY: The device is registered, since verbs run.
-        unsafe { Self::watch(device.as_raw(), address, length, access, pager) }
-    }
+    /// A table that lives for ever.
+    const OPS_REF: &'static bindings::mmu_interval_notifier_ops = &Self::OPS;
 
-    /// As [`new`](Self::new).
+    /// As [`OnDemand::new`].
     ///
     /// # Safety
     ///
-    /// `device` must be valid, have a DMA device, and be registered or else not go away.
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device.
     unsafe fn watch(
         device: *mut bindings::ib_device,
+        mapper: &Arc<Mapper>,
         address: u64,
         length: usize,
         access: AccessFlags,
@@ -148,10 +224,16 @@ impl<P: Pager> OnDemand<P> {
             )
         };
         let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
-        // SAFETY: By contract.
-        let (device, dma_device) = unsafe { kept_devices(device) };
+        // SAFETY: Valid, and none of this changes.
+        let (pages, address, length) = unsafe {
+            let raw = owned.0.as_ref();
+            let tree = &raw.notifier.interval_tree;
+            let pages = (tree.last - tree.start) / PAGE_SIZE + 1;
+            // CAST: An address of a process.
+            (pages, raw.umem.address as usize, raw.umem.length)
+        };
         // One for all types, as is the lock class: lockdep knows names by address.
-        static WORK: &CStr = c"rdma::OnDemand::work";
+        static WORK: &CStr = c"rdma::Memory::work";
 
         let this = Arc::pin_init(
             pin_init!(Self {
@@ -168,22 +250,26 @@ impl<P: Pager> OnDemand<P> {
                     }
                 }),
                 raw: owned.into_raw(),
+                released <- new_mutex!(false),
+                locked_by: Atomic::new(0),
+                pages,
+                address,
+                length,
                 pager,
-                _device: device,
-                dma_device,
+                mapper: mapper.clone(),
             }),
             GFP_KERNEL,
         )?;
         let pointer = core::ptr::from_ref::<Self>(&this).cast_mut();
-        this.exclusively(|| {
-            // SAFETY: Valid by the type invariant. Who reads this takes the mutex.
-            unsafe { (*this.raw.as_ptr()).private = pointer.cast() };
-        });
+        // SAFETY: Valid by the type invariant, and just made: nobody has the mutex for long. Who
+        // reads this takes it.
+        unsafe {
+            this.lock_raw();
+            (*this.raw.as_ptr()).private = pointer.cast();
+            this.unlock_raw();
+        }
         Ok(this)
     }
-
-    /// A table that lives for ever.
-    const OPS_REF: &'static bindings::mmu_interval_notifier_ops = &Self::OPS;
 
     /// What the driver keeps for the memory.
     pub fn pager(&self) -> &P {
@@ -192,33 +278,27 @@ impl<P: Pager> OnDemand<P> {
 
     /// Pages of [`PAGE_SIZE`] bytes, counted from the one with the first byte.
     pub fn pages(&self) -> usize {
-        // SAFETY: Valid by the type invariant; the limits do not change.
-        unsafe {
-            let tree = &(*self.raw.as_ptr()).notifier.interval_tree;
-            (tree.last - tree.start) / PAGE_SIZE + 1
-        }
+        self.pages
     }
 
     /// Where in the first page the memory begins.
     pub fn offset(&self) -> usize {
-        // SAFETY: Valid by the type invariant; the address does not change.
-        unsafe { (*self.raw.as_ptr()).umem.address % PAGE_SIZE }
+        self.address % PAGE_SIZE
     }
 
     /// Bytes.
     pub fn len(&self) -> usize {
-        // SAFETY: Valid by the type invariant; the length does not change.
-        unsafe { (*self.raw.as_ptr()).umem.length }
+        self.length
     }
 
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.length == 0
     }
 
     /// Has [`Pager::serve`] called. May be called in any context.
     pub fn request(&self) {
-        // SAFETY: The work is initialised by the type invariant, and cancelled before it is freed.
+        // SAFETY: The work is initialised by the type invariant, and disabled before it is freed.
         unsafe {
             bindings::queue_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
@@ -228,12 +308,41 @@ impl<P: Pager> OnDemand<P> {
         };
     }
 
+    /// Takes the mutex, for which this task must not have it.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must not be released before [`unlock_raw`](Self::unlock_raw).
+    unsafe fn lock_raw(&self) {
+        // SAFETY: Valid by the type invariant.
+        unsafe { bindings::mutex_lock(&raw mut (*self.raw.as_ptr()).umem_mutex) };
+        self.locked_by.store(current(), Relaxed);
+    }
+
+    /// Gives the mutex back.
+    ///
+    /// # Safety
+    ///
+    /// This task must have it.
+    unsafe fn unlock_raw(&self) {
+        self.locked_by.store(0, Relaxed);
+        // SAFETY: Locked, as the caller guarantees.
+        unsafe { bindings::mutex_unlock(&raw mut (*self.raw.as_ptr()).umem_mutex) };
+    }
+
+    /// Whether this task has the mutex already.
+    fn is_locked_here(&self) -> bool {
+        self.locked_by.load(Relaxed) == current()
+    }
+
     /// Looks pages up, with `write` such that may be written, and lets `tell` give them to the
     /// hardware while they cannot go away. Sleeps.
     ///
     /// With `fault`, pages that are not there are brought in, and it is an error if one cannot be:
     /// `EFAULT` if there is no such memory, `EINVAL` if the process is gone, `EBUSY` if the memory
-    /// changes too fast. Else those that are there are taken.
+    /// changes too fast. Else those that are there are taken. `ENODEV` if the device is not
+    /// registered any more, `EDEADLK` in a closure that was given to this or to
+    /// [`exclusively`](Self::exclusively).
     ///
     /// What [`Pager::forget`] must not do, `tell` must not either.
     pub fn map(
@@ -243,16 +352,21 @@ impl<P: Pager> OnDemand<P> {
         fault: bool,
         tell: impl FnOnce(&mut dyn Iterator<Item = Result<Option<Page>>>) -> Result,
     ) -> Result {
-        if pages.is_empty() || pages.end > self.pages() {
+        if pages.is_empty() || pages.end > self.pages {
             return Err(EINVAL);
         }
+        if self.is_locked_here() {
+            return Err(EDEADLK);
+        }
+        let _registered = self.mapper.enter().ok_or(ENODEV)?;
         let raw = self.raw.as_ptr();
         let mask = if write {
             bindings::hmm_pfn_flags_HMM_PFN_WRITE
         } else {
             0
         };
-        // SAFETY: Valid by the type invariant. On success the mutex is held.
+        // SAFETY: Valid by the type invariant, for the device is registered. On success the mutex
+        // is held.
         let mapped = unsafe {
             let start = (*raw).notifier.interval_tree.start as u64;
             bindings::ib_umem_odp_map_dma_and_lock(
@@ -266,13 +380,15 @@ impl<P: Pager> OnDemand<P> {
         if mapped < 0 {
             return to_result(mapped);
         }
-        // The closure may unwind no more than anything else in the kernel.
-        let result = tell(&mut pages.map(|index| {
-            // SAFETY: The mutex is held, and the index is in range.
-            unsafe { self.page(index) }
-        }));
+        self.locked_by.store(current(), Relaxed);
+        let result = without_reclaim(|| {
+            tell(&mut pages.map(|index| {
+                // SAFETY: The mutex is held, and the index is in range.
+                unsafe { self.page(index) }
+            }))
+        });
         // SAFETY: Held since `ib_umem_odp_map_dma_and_lock`.
-        unsafe { bindings::mutex_unlock(&raw mut (*raw).umem_mutex) };
+        unsafe { self.unlock_raw() };
         result
     }
 
@@ -280,7 +396,7 @@ impl<P: Pager> OnDemand<P> {
     ///
     /// # Safety
     ///
-    /// The mutex must be held, and the memory must have that many pages.
+    /// The mutex must be held, the device be registered, and the memory have that many pages.
     unsafe fn page(&self, index: usize) -> Result<Option<Page>> {
         let raw = self.raw.as_ptr();
         // SAFETY: The list has an entry for each page, and is protected by the mutex.
@@ -288,10 +404,10 @@ impl<P: Pager> OnDemand<P> {
         if entry & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
             return Ok(None);
         }
-        // SAFETY: The page is valid; the mutex is held. The device that does DMA is kept.
+        // SAFETY: The page is valid; the mutex is held. The device that does DMA is bound.
         let address = unsafe {
             let address = bindings::ib_umem_odp_map_page(raw, index);
-            let device = compat::device_as_raw(&*self.dma_device);
+            let device = self.mapper.dma_device();
             to_result(bindings::dma_mapping_error(device, address)).map_err(|_| EFAULT)?;
             address
         };
@@ -307,21 +423,26 @@ impl<P: Pager> OnDemand<P> {
 
     /// Calls `f` while the hardware is neither given pages nor made to forget them. Sleeps.
     ///
-    /// What [`Pager::forget`] must not do, `f` must not either.
-    pub fn exclusively<R>(&self, f: impl FnOnce() -> R) -> R {
-        // SAFETY: Valid by the type invariant.
-        unsafe { bindings::mutex_lock(&raw mut (*self.raw.as_ptr()).umem_mutex) };
-        let result = f();
+    /// `ENODEV` and `EDEADLK` as for [`map`](Self::map). What [`Pager::forget`] must not do, `f`
+    /// must not either.
+    pub fn exclusively<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
+        if self.is_locked_here() {
+            return Err(EDEADLK);
+        }
+        let _registered = self.mapper.enter().ok_or(ENODEV)?;
+        // SAFETY: Not released while the device is registered.
+        unsafe { self.lock_raw() };
+        let result = without_reclaim(f);
         // SAFETY: Locked above.
-        unsafe { bindings::mutex_unlock(&raw mut (*self.raw.as_ptr()).umem_mutex) };
-        result
+        unsafe { self.unlock_raw() };
+        Ok(result)
     }
 
     /// The kernel takes pages back.
     ///
     /// # Safety
     ///
-    /// `notifier` must be that of the `ib_umem_odp` of an [`OnDemand`], and `range` valid.
+    /// `notifier` must be that of the `ib_umem_odp` of a [`Memory`], and `range` valid.
     unsafe extern "C" fn invalidate_callback(
         notifier: *mut bindings::mmu_interval_notifier,
         range: *const bindings::mmu_notifier_range,
@@ -353,7 +474,9 @@ impl<P: Pager> OnDemand<P> {
             if let Some(first) = mapped.find(is_mapped) {
                 let end = mapped.rfind(is_mapped).unwrap_or(first) + 1;
                 if let Some(this) = (*raw).private.cast::<Self>().as_ref() {
-                    this.pager.forget(first..end);
+                    this.locked_by.store(current(), Relaxed);
+                    without_reclaim(|| this.pager.forget(first..end));
+                    this.locked_by.store(0, Relaxed);
                 }
             }
             bindings::ib_umem_odp_unmap_dma_pages(raw, start as u64, last as u64 + 1);
@@ -366,11 +489,38 @@ impl<P: Pager> OnDemand<P> {
     ///
     /// # Safety
     ///
-    /// `work` must be the `work` of an [`OnDemand`] which lives until this returns.
+    /// `work` must be the `work` of a [`Memory`] which lives until this returns.
     unsafe extern "C" fn work_callback(work: *mut bindings::work_struct) {
         // SAFETY: By the caller's contract, `work` is in a `Self`; `Opaque` is transparent.
         let this = unsafe { &*work.byte_sub(offset_of!(Self, work)).cast::<Self>() };
         this.pager.serve(this);
+    }
+}
+
+/// Calls `f`, which does not wait for memory to be reclaimed, whatever it allocates how.
+fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: What is saved is restored below, by the same task.
+    let flags = unsafe { bindings::memalloc_noreclaim_save() };
+    let result = f();
+    // SAFETY: As above.
+    unsafe { bindings::memalloc_noreclaim_restore(flags) };
+    result
+}
+
+impl<P: Pager> Revoke for Memory<P> {
+    fn revoke(&self) {
+        // SAFETY: The work is initialised, by the type invariant; when this returns it does not run
+        // and will not.
+        unsafe { bindings::disable_work_sync(self.work.get()) };
+        let mut released = self.released.lock();
+        if !*released {
+            // INVARIANT: The owner calls this when he is dropped, or the mapper when the device is
+            // not registered any more.
+            *released = true;
+            // SAFETY: Owned by the type invariant, and released only here. Whoever takes pages back
+            // at this time is waited for.
+            unsafe { bindings::ib_umem_odp_release(self.raw.as_ptr()) };
+        }
     }
 }
 
@@ -389,23 +539,11 @@ pub struct Page {
     pub writable: bool,
 }
 
-#[pinned_drop]
-impl<P: Pager> PinnedDrop for OnDemand<P> {
-    fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The work is initialised, by the type invariant; when this returns it does not run
-        // and is not queued, for nobody is left who could queue it.
-        unsafe { bindings::cancel_work_sync(self.work.get()) };
-        // SAFETY: Owned by the type invariant. Whoever takes pages back at this time is waited for;
-        // the pager is dropped later.
-        unsafe { bindings::ib_umem_odp_release(self.raw.as_ptr()) };
-    }
-}
-
 // SAFETY: The C structure is protected by its mutex; the pager is `Send`.
-unsafe impl<P: Pager> Send for OnDemand<P> {}
+unsafe impl<P: Pager> Send for Memory<P> {}
 
 // SAFETY: As above; the pager is `Sync`.
-unsafe impl<P: Pager> Sync for OnDemand<P> {}
+unsafe impl<P: Pager> Sync for Memory<P> {}
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 #[kunit_tests(rdma_paging)]
@@ -439,7 +577,7 @@ mod tests {
             let _ = self.forgotten.lock().push_within_capacity(pages);
         }
 
-        fn serve(&self, memory: &OnDemand<Self>) {
+        fn serve(&self, memory: &Memory<Self>) {
             *self.served.lock() += memory.pages();
         }
     }
@@ -447,9 +585,10 @@ mod tests {
     /// Calls `test` with memory of a process that is watched, and what its pager was told.
     fn with_memory(
         access: AccessFlags,
-        test: impl FnOnce(&OnDemand<Arc<Log>>, &ProcessMemory, &Log) -> Result,
+        test: impl FnOnce(&Memory<Arc<Log>>, &ProcessMemory, &Log, &Mapper) -> Result,
     ) -> Result {
         let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
         let process = ProcessMemory::new(PAGES)?;
         let log = Arc::pin_init(
             pin_init!(Log {
@@ -461,16 +600,16 @@ mod tests {
         let pager = log.clone();
         // The first and the last page in part.
         let (start, length) = (process.address() + 8, PAGES * PAGE_SIZE - 16);
-        // SAFETY: The device outlives the memory.
-        let memory = unsafe { OnDemand::watch(device.as_raw(), start, length, access, pager) }?;
-        test(&memory, &process, &log)?;
-        drop(memory);
-        Ok(())
+        // SAFETY: The device is valid, and the mapper its own.
+        let memory =
+            unsafe { Memory::watch(device.as_raw(), &mapper, start, length, access, pager) }?;
+        let memory = OnDemand::keep(memory)?;
+        test(&memory, &process, &log, &mapper)
     }
 
     /// Which pages are there, and whether they may be written.
     fn present(
-        memory: &OnDemand<Arc<Log>>,
+        memory: &Memory<Arc<Log>>,
         pages: Range<usize>,
         write: bool,
         fault: bool,
@@ -487,7 +626,7 @@ mod tests {
 
     #[test]
     fn pages_come_when_they_are_asked_for() -> Result {
-        with_memory(Access::LocalWrite.into(), |memory, _, log| {
+        with_memory(Access::LocalWrite.into(), |memory, _, log, _| {
             assert_eq!((memory.pages(), memory.offset()), (PAGES, 8));
             assert_eq!(memory.len(), PAGES * PAGE_SIZE - 16);
             assert_eq!(*present(memory, 0..PAGES, true, false)?, [None; PAGES]);
@@ -504,7 +643,7 @@ mod tests {
 
     #[test]
     fn pages_have_addresses_of_their_own() -> Result {
-        with_memory(Access::LocalWrite.into(), |memory, _, _| {
+        with_memory(Access::LocalWrite.into(), |memory, _, _, _| {
             memory.map(0..PAGES, true, true, |pages| {
                 let mut last = None;
                 for page in pages {
@@ -519,7 +658,7 @@ mod tests {
 
     #[test]
     fn pages_that_may_only_be_read_are_not_writable() -> Result {
-        with_memory(Access::RemoteRead.into(), |memory, _, _| {
+        with_memory(Access::RemoteRead.into(), |memory, _, _, _| {
             assert_eq!(*present(memory, 0..2, false, true)?, [Some(false); 2]);
             Ok(())
         })
@@ -527,7 +666,7 @@ mod tests {
 
     #[test]
     fn what_the_process_unmaps_is_forgotten() -> Result {
-        with_memory(Access::LocalWrite.into(), |memory, process, log| {
+        with_memory(Access::LocalWrite.into(), |memory, process, log, _| {
             // What was never given need not be forgotten.
             process.unmap(7..8)?;
             assert!(log.forgotten.lock().is_empty());
@@ -547,11 +686,47 @@ mod tests {
 
     #[test]
     fn requests_are_served() -> Result {
-        with_memory(Access::LocalWrite.into(), |memory, _, log| {
+        with_memory(Access::LocalWrite.into(), |memory, _, log, _| {
             memory.request();
             // SAFETY: The work is initialised.
             unsafe { flush_work(memory.work.get()) };
             assert_eq!(*log.served.lock(), PAGES);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn who_has_the_memory_cannot_wait_for_it() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, _, _| {
+            let nested = || {
+                assert_eq!(memory.exclusively(|| ()), Err(EDEADLK));
+                assert_eq!(memory.map(0..1, true, true, |_| Ok(())), Err(EDEADLK));
+            };
+            memory.exclusively(nested)?;
+            memory.map(0..1, true, true, |_| {
+                nested();
+                Ok(())
+            })?;
+            // But later.
+            memory.exclusively(|| ())
+        })
+    }
+
+    #[test]
+    fn nobody_is_told_of_pages_of_a_device_that_is_gone() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, process, log, mapper| {
+            present(memory, 0..PAGES, true, true)?;
+            mapper.close();
+            // Though somebody has kept the memory.
+            process.unmap(0..3)?;
+            assert!(log.forgotten.lock().is_empty());
+            memory.request();
+            // SAFETY: The work is initialised.
+            unsafe { flush_work(memory.work.get()) };
+            assert_eq!(*log.served.lock(), 0);
+            assert_eq!(present(memory, 3..4, true, true).err(), Some(ENODEV));
+            assert_eq!(memory.exclusively(|| ()), Err(ENODEV));
+            assert_eq!((memory.pages(), memory.offset()), (PAGES, 8));
             Ok(())
         })
     }

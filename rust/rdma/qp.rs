@@ -548,7 +548,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let room = call.dispatcher().qp_room()?;
             let user = udata
                 .as_ref()
-                .map(|udata| udata.user_with_buffer::<T, _>(BufferOf::QueuePair))
+                .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::QueuePair))
                 .transpose()?;
             let pd = Pd::from_raw((*qp).pd);
             let new = T::QueuePair::create(call, pd, &attributes, user)?;

@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let room = call.dispatcher().srq_room()?;
             let user = udata
                 .as_ref()
-                .map(|udata| udata.user_with_buffer::<T, _>(BufferOf::SharedReceiveQueue))
+                .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::SharedReceiveQueue))
                 .transpose()?;
             let pd = Pd::from_raw((*srq).pd);
             let new = T::SharedReceiveQueue::create(call, pd, &attributes, user)?;

@@ -247,10 +247,10 @@ impl Object {
     pub(crate) const PAGES: usize = 4;
 
     fn new(call: &Call<'_, TestDriver>) -> Self {
-        call.data.objects.fetch_add(1, SeqCst);
+        call.data().objects.fetch_add(1, SeqCst);
         Self {
-            log: call.data.clone(),
-            number: call.data.next.fetch_add(1, SeqCst),
+            log: call.data().clone(),
+            number: call.data().next.fetch_add(1, SeqCst),
             signal_all: AtomicBool::new(false),
             pages: [const { AtomicU64::new(0) }; Self::PAGES],
         }
@@ -278,7 +278,7 @@ fn note_buffer(
     user: &User<'_, TestDriver, u64, Buffer<'_>>,
 ) -> Result {
     let memory = user.buffer.pin(user.request, 100, AccessFlags::default())?;
-    *call.data.buffer.lock() = Some((memory.address(), memory.len()));
+    *call.data().buffer.lock() = Some((memory.address(), memory.len()));
     Ok(())
 }
 
@@ -348,13 +348,13 @@ impl UserContext for Object {
         mappings: &mut Mappings<'_>,
         request: u64,
     ) -> Result<(impl PinInit<Self>, u64)> {
-        call.data.note(Asked::Context(request));
+        call.data().note(Asked::Context(request));
         if request != MAPPABLE && request != MAPPABLE_BUT_REFUSED {
             return Ok((Object::new(call), !request));
         }
-        let pages = UserPages::new(call.device, SHARED_PAGES * PAGE_SIZE)?;
+        let pages = UserPages::new(call, SHARED_PAGES * PAGE_SIZE)?;
         let pages = Arc::new(pages, GFP_KERNEL)?;
-        *call.data.shared.lock() = Some(pages.clone());
+        *call.data().shared.lock() = Some(pages.clone());
         let device = DeviceMemory::new(DEVICE_MEMORY, DEVICE_PAGES * PAGE_SIZE)?;
         let offsets = Offsets {
             device: mappings.insert(device)?,
@@ -381,7 +381,7 @@ impl ProtectionDomain for Object {
         user: Option<User<'_, TestDriver, u64>>,
     ) -> Result<(impl PinInit<Self>, u64)> {
         let (request, response) = dialogue(user);
-        call.data.note(Asked::Domain(request));
+        call.data().note(Asked::Domain(request));
         Ok((Object::new(call), response))
     }
 
@@ -401,7 +401,7 @@ impl AddressHandle for Object {
         user: Option<User<'_, TestDriver, u64>>,
     ) -> Result<(impl PinInit<Self>, u64)> {
         let (request, response) = dialogue(user);
-        call.data.note(Asked::Handle(*attributes, request));
+        call.data().note(Asked::Handle(*attributes, request));
         Ok((Object::new(call), response))
     }
 
@@ -426,7 +426,7 @@ impl CompletionQueue for Object {
         user: User<'_, TestDriver, u64, Buffer<'_>>,
     ) -> Result<cq::New<impl PinInit<Self>, u64>> {
         note_buffer(call, &user)?;
-        call.data
+        call.data()
             .note(Asked::Queue(*attributes, Some(user.request)));
         let object = Object::new(call);
         Ok(cq::New {
@@ -441,7 +441,7 @@ impl CompletionQueue for Object {
         call: &Call<'_, TestDriver>,
         attributes: &cq::Attributes,
     ) -> Result<cq::New<impl PinInit<Self>, ()>> {
-        call.data.note(Asked::Queue(*attributes, None));
+        call.data().note(Asked::Queue(*attributes, None));
         let object = Object::new(call);
         Ok(cq::New {
             number: object.number,
@@ -452,7 +452,7 @@ impl CompletionQueue for Object {
     }
 
     fn destroy(cq: &Cq<Self>, call: &Call<'_, TestDriver>) {
-        call.data.raise(cq);
+        call.data().raise(cq);
         Object::destroy(cq);
     }
 
@@ -462,20 +462,20 @@ impl CompletionQueue for Object {
         entries: u32,
         user: User<'_, TestDriver, u64>,
     ) -> Result {
-        call.data.note(Asked::Resize(entries, user.request));
+        call.data().note(Asked::Resize(entries, user.request));
         cq.set_entries(entries + 2);
         Ok(())
     }
 
     fn moderate(_cq: &Cq<Self>, call: &Call<'_, TestDriver>, count: u16, period: u16) -> Result {
-        call.data.note(Asked::Moderate(count, period));
+        call.data().note(Asked::Moderate(count, period));
         Ok(())
     }
 
     fn poll(_cq: &Cq<Self>, call: &Call<'_, TestDriver>, out: &mut wc::Completions<'_>) -> Result {
         let mut completion = wc::Completion {
             wr_id: 0,
-            qpn: call.data.completing.load(SeqCst),
+            qpn: call.data().completing.load(SeqCst),
             status: wc::Status::Success,
             opcode: wc::Opcode::Send,
             vendor_error: 0,
@@ -494,8 +494,8 @@ impl CompletionQueue for Object {
         call: &Call<'_, TestDriver>,
         solicited_only: bool,
     ) -> Result<bool> {
-        call.data.note(Asked::Notify { solicited_only });
-        call.data.raise(cq);
+        call.data().note(Asked::Notify { solicited_only });
+        call.data().raise(cq);
         Ok(true)
     }
 
@@ -528,7 +528,7 @@ impl QueuePair for Object {
         user.as_ref()
             .map_or(Ok(()), |user| note_buffer(call, user))?;
         let (request, response) = dialogue(user);
-        call.data.note(Asked::QueuePair {
+        call.data().note(Asked::QueuePair {
             ty: attributes.ty,
             capabilities: attributes.capabilities,
             signal_all: attributes.signal_all,
@@ -553,7 +553,7 @@ impl QueuePair for Object {
         mask: qp::AttributeMask,
         attributes: &qp::Attributes,
     ) -> Result {
-        call.data.note(Asked::Modify(mask, *attributes));
+        call.data().note(Asked::Modify(mask, *attributes));
         Ok(())
     }
 
@@ -573,12 +573,12 @@ impl QueuePair for Object {
     }
 
     fn attach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
-        call.data.note(Asked::Attach(*gid));
+        call.data().note(Asked::Attach(*gid));
         Ok(())
     }
 
     fn detach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
-        call.data.note(Asked::Detach(*gid));
+        call.data().note(Asked::Detach(*gid));
         Ok(())
     }
 
@@ -591,7 +591,7 @@ impl QueuePair for Object {
         for request in requests {
             let request = request?;
             count += 1;
-            call.data.note(Asked::Send(count, request.wr_id));
+            call.data().note(Asked::Send(count, request.wr_id));
         }
         Ok(())
     }
@@ -614,7 +614,7 @@ fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> R
     for request in requests {
         let request = request?;
         count += 1;
-        call.data.note(Asked::Receive(count, request.wr_id));
+        call.data().note(Asked::Receive(count, request.wr_id));
     }
     Ok(())
 }
@@ -635,7 +635,7 @@ impl SharedReceiveQueue for Object {
         user.as_ref()
             .map_or(Ok(()), |user| note_buffer(call, user))?;
         let (request, response) = dialogue(user);
-        call.data.note(Asked::SharedQueue(*attributes, request));
+        call.data().note(Asked::SharedQueue(*attributes, request));
         let object = Object::new(call);
         Ok(srq::New {
             number: object.number,
@@ -656,12 +656,12 @@ impl SharedReceiveQueue for Object {
         user: Option<User<'_, TestDriver, u64>>,
     ) -> Result {
         let (request, _) = dialogue(user);
-        call.data.note(Asked::SharedResize(max_wr, request));
+        call.data().note(Asked::SharedResize(max_wr, request));
         Ok(())
     }
 
     fn set_limit(_srq: &Srq<Self>, call: &Call<'_, TestDriver>, limit: u32) -> Result {
-        call.data.note(Asked::Limit(limit));
+        call.data().note(Asked::Limit(limit));
         Ok(())
     }
 
@@ -703,7 +703,8 @@ impl MemoryRegion for Object {
         access: AccessFlags,
         user: User<'_, TestDriver, u64>,
     ) -> Result<mr::New<impl PinInit<Self>, u64>> {
-        call.data.note(Asked::Region(*range, access, user.request));
+        call.data()
+            .note(Asked::Region(*range, access, user.request));
         Ok(new_region(call, !user.request))
     }
 
@@ -713,7 +714,7 @@ impl MemoryRegion for Object {
         range: &mr::DmaBufRange,
         access: AccessFlags,
     ) -> Result<mr::New<impl PinInit<Self>, ()>> {
-        call.data.note(Asked::DmaBuf(*range, access));
+        call.data().note(Asked::DmaBuf(*range, access));
         Ok(new_region(call, ()))
     }
 
@@ -722,7 +723,7 @@ impl MemoryRegion for Object {
         _pd: &Pd<Self>,
         access: AccessFlags,
     ) -> Result<mr::New<impl PinInit<Self>, ()>> {
-        call.data.note(Asked::AllMemory(access));
+        call.data().note(Asked::AllMemory(access));
         Ok(new_region(call, ()))
     }
 
@@ -731,7 +732,7 @@ impl MemoryRegion for Object {
         _pd: &Pd<Self>,
         max_pages: u32,
     ) -> Result<mr::New<impl PinInit<Self>, ()>> {
-        call.data.note(Asked::Fast(max_pages));
+        call.data().note(Asked::Fast(max_pages));
         Ok(new_region(call, ()))
     }
 
@@ -746,7 +747,7 @@ impl MemoryRegion for Object {
         call: &Call<'_, TestDriver>,
         change: &mr::Change<'_, Self>,
     ) -> Result<(u32, u32)> {
-        call.data.note(Asked::Change {
+        call.data().note(Asked::Change {
             range: change.range,
             access: change.access,
             pd: change.pd.map(|pd| pd.number),
@@ -763,13 +764,13 @@ impl MemoryRegion for Object {
     ) -> Result {
         let last = pieces.last().ok_or(ENOENT)?;
         let last = (last.address(), last.length(), last.lkey());
-        call.data
+        call.data()
             .note(Asked::Advice(advice, wait, pieces.len(), last));
         Ok(())
     }
 
     fn deregister(mr: &Mr<Self>, call: &Call<'_, TestDriver>) -> Result {
-        if call.data.keeps.load(SeqCst) {
+        if call.data().keeps.load(SeqCst) {
             return Err(EBUSY);
         }
         mr.destroy();
@@ -792,7 +793,7 @@ impl MemoryWindow for Object {
         ty: mw::Type,
         user: User<'_, TestDriver, u64>,
     ) -> Result<mw::New<impl PinInit<Self>, u64>> {
-        call.data.note(Asked::Window(ty, user.request));
+        call.data().note(Asked::Window(ty, user.request));
         let object = Object::new(call);
         Ok(mw::New {
             rkey: keys(object.number).1,
@@ -926,7 +927,7 @@ impl Operations for TestDriver {
 
     fn query_port(call: &Call<'_, Self>, port: Port) -> Result<port::Attributes> {
         let mut attributes = port_attributes(port);
-        if call.data.is_down.load(SeqCst) {
+        if call.data().is_down.load(SeqCst) {
             attributes.state = port::State::Down;
         }
         Ok(attributes)
@@ -935,13 +936,13 @@ impl Operations for TestDriver {
     fn follow_netdev(call: &Call<'_, Self>, port: Port) {
         let netdev = call.netdev(port);
         let netdev = netdev.map(|netdev| (netdev.is_active(), netdev.mtu()));
-        let before = call.data.followed.lock().replace((port, netdev));
+        let before = call.data().followed.lock().replace((port, netdev));
         // Without a network device the port is up, unless it had one.
         let is_down = match netdev {
             Some((is_active, _)) => !is_active,
             None => before.is_some_and(|(_, netdev)| netdev.is_some()),
         };
-        call.data.is_down.store(is_down, SeqCst);
+        call.data().is_down.store(is_down, SeqCst);
     }
 
     fn query_pkey(_call: &Call<'_, Self>, port: Port, index: u16) -> Result<u16> {
@@ -958,36 +959,36 @@ impl Operations for TestDriver {
     }
 
     fn port_counters(call: &Call<'_, Self>, port: Port, values: &mut [u64]) -> Result {
-        call.data.note(Asked::PortCounters(port));
+        call.data().note(Asked::PortCounters(port));
         count_from(100 * u64::from(port.number()), values);
         Ok(())
     }
 
     fn create_qp_counter(call: &Call<'_, Self>, port: Port) -> Result<u32> {
-        call.data.note(Asked::CreateCounter(port));
-        Ok(call.data.next.fetch_add(1, SeqCst))
+        call.data().note(Asked::CreateCounter(port));
+        Ok(call.data().next.fetch_add(1, SeqCst))
     }
 
     fn bind_qp_counter(call: &Call<'_, Self>, qp: &Qp<Object>, number: u32) -> Result {
-        call.data.note(Asked::BindCounter(qp.number(), number));
-        if call.data.keeps.load(SeqCst) {
+        call.data().note(Asked::BindCounter(qp.number(), number));
+        if call.data().keeps.load(SeqCst) {
             return Err(EBUSY);
         }
         Ok(())
     }
 
     fn unbind_qp_counter(call: &Call<'_, Self>, qp: &Qp<Object>) {
-        call.data.note(Asked::UnbindCounter(qp.number()));
+        call.data().note(Asked::UnbindCounter(qp.number()));
     }
 
     fn read_qp_counter(call: &Call<'_, Self>, number: u32, values: &mut [u64]) -> Result {
-        call.data.note(Asked::ReadCounter(number));
+        call.data().note(Asked::ReadCounter(number));
         count_from(1000 * u64::from(number), values);
         Ok(())
     }
 
     fn destroy_qp_counter(call: &Call<'_, Self>, number: u32) {
-        call.data.note(Asked::DestroyCounter(number));
+        call.data().note(Asked::DestroyCounter(number));
     }
 }
 

@@ -40,6 +40,7 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     str::CString,
+    sync::Arc,
     time::{
         delay::fsleep,
         Delta, //
@@ -51,7 +52,10 @@ use kernel::{
     }, //
 };
 
-use crate::bindings;
+use crate::{
+    bindings,
+    dma::Mapper, //
+};
 
 /// A device that does DMA to all addresses.
 pub(crate) struct DmaDevice {
@@ -117,6 +121,12 @@ impl TestDevice {
     /// The C structure.
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_device {
         self.raw.as_ptr()
+    }
+
+    /// What maps memory for it.
+    pub(crate) fn mapper(&self) -> Result<Arc<Mapper>> {
+        // SAFETY: The device is valid.
+        unsafe { Mapper::new(self.as_raw(), self.dma_device()) }
     }
 
     /// What does the DMA.
@@ -449,6 +459,12 @@ impl ProcessMemory {
         // SAFETY: The thread has an address space, since it has mapped something.
         let address = unsafe { bindings::test_uncached(self.0 as c_ulong) };
         (address != 0).then_some(address)
+    }
+
+    /// Pages of the process that devices have pinned.
+    pub(crate) fn pinned(&self) -> u64 {
+        // SAFETY: The thread has an address space, since it has mapped something.
+        unsafe { bindings::test_pinned() }
     }
 
     /// Takes pages away.

@@ -517,8 +517,9 @@ mod pages {
     #[test]
     fn pages_of_users_are_zeroed_words() -> Result {
         let device = TestDevice::new()?;
-        assert!(UserPages::for_device(device.dma_device(), 0).is_err());
-        let pages = UserPages::for_device(device.dma_device(), PAGE_SIZE + 1)?;
+        let mapper = device.mapper()?;
+        assert!(UserPages::of(&mapper, 0).is_err());
+        let pages = UserPages::of(&mapper, PAGE_SIZE + 1)?;
         assert_eq!(pages.len(), 2 * PAGE_SIZE);
         assert_eq!(pages.dma_pages().len(), 2);
         assert!(pages.dma_pages().all(|page| page % PAGE_SIZE as u64 == 0));
@@ -533,6 +534,14 @@ mod pages {
         for wrong in [last + 1, last + 4, usize::MAX - 3] {
             assert_eq!(pages.with_u32(wrong, |_| ()), Err(EINVAL));
         }
+        Ok(())
+    }
+
+    #[test]
+    fn pages_of_users_need_a_device_that_is_registered() -> Result {
+        let mapper = TestDevice::new()?.mapper()?;
+        mapper.close();
+        assert_eq!(UserPages::of(&mapper, PAGE_SIZE).err(), Some(ENODEV));
         Ok(())
     }
 }

@@ -234,11 +234,6 @@ impl<T: UserContext> Ucontext<T> {
         // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
         unsafe { &*ptr.cast() }
     }
-
-    /// Returns the C structure.
-    pub(crate) fn as_raw(&self) -> *mut bindings::ib_ucontext {
-        self.raw.get()
-    }
 }
 
 impl<T: UserContext> Deref for Ucontext<T> {

@@ -19,7 +19,10 @@ use kernel::{
 
 use crate::{
     bindings,
-    device::Operations,
+    device::{
+        Call,
+        Operations, //
+    },
     ucontext::Ucontext,
     umem::{
         Buffer,
@@ -157,17 +160,17 @@ impl<'a> Udata<'a> {
     /// # Safety
     ///
     /// As for [`context`](Self::context), and the call must make what `of` says.
-    pub(crate) unsafe fn user_with_buffer<T: Operations, R: Request>(
-        &self,
+    pub(crate) unsafe fn user_with_buffer<'b, T: Operations, R: Request>(
+        &'b self,
+        call: &'b Call<'_, T>,
         of: BufferOf,
-    ) -> Result<User<'a, T, R, Buffer<'a>>> {
+    ) -> Result<User<'b, T, R, Buffer<'b>>> {
         // SAFETY: Guaranteed by the caller.
         let user = unsafe { self.user::<T, R>() }?;
-        // SAFETY: The context is valid, and its device registered. By the type invariant the udata
-        // is part of a bundle, which is valid during `'a`.
+        // SAFETY: By the type invariant the udata is part of a bundle, that of the call.
         let buffer = unsafe {
             let attrs = bindings::rdma_udata_to_uverbs_attr_bundle(self.0.as_ptr());
-            Buffer::new((*user.context.as_raw()).device, attrs, of)
+            Buffer::new(call, attrs, of)
         }?;
         Ok(User {
             context: user.context,

@@ -8,53 +8,34 @@ use core::{
 };
 
 use kernel::{
-    device,
     dma::DmaAddress,
     error::from_err_ptr,
     prelude::*,
-    sync::aref::ARef, //
+    sync::Arc, //
 };
 
 use crate::{
     access::AccessFlags,
     bindings,
     device::{
-        Device,
+        Call,
         Operations, //
     },
+    dma::Mapper, //
 };
-
-/// References to the two devices that mapped memory needs until it is unmapped: the RDMA device
-/// and the one that does its DMA.
-///
-/// # Safety
-///
-/// `ibdev` must be registered.
-pub(crate) unsafe fn kept_devices(
-    ibdev: *mut bindings::ib_device,
-) -> (ARef<device::Device>, ARef<device::Device>) {
-    // SAFETY: By contract; a registered device has a DMA device.
-    unsafe {
-        (
-            device::Device::get_device((&raw mut (*ibdev).__bindgen_anon_1.dev).cast()),
-            device::Device::get_device((*ibdev).dma_device),
-        )
-    }
-}
 
 /// A piece of the memory of a process or of a dma-buf, pinned and mapped for the device (`struct
 /// ib_umem`).
 ///
-/// It belongs inside an RDMA object: those are gone before the device is unbound. Like
-/// [`kernel::dma::Coherent`] it keeps the device it is mapped for, but not its binding.
+/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later stays
+/// pinned and mapped for ever.
 ///
 /// # Invariants
 ///
-/// The pointer is valid and owned, and its device is kept by `_device` and `_dma_device`.
+/// The pointer is valid and owned, and the memory mapped by `mapper`.
 pub struct Umem {
     raw: NonNull<bindings::ib_umem>,
-    _device: ARef<device::Device>,
-    _dma_device: ARef<device::Device>,
+    mapper: Arc<Mapper>,
 }
 
 impl Umem {
@@ -63,36 +44,47 @@ impl Umem {
     /// The device may write to it if `access` says so. Errors: `ENOMEM` if the process may not lock
     /// so much memory, `EFAULT` if it has no memory there, `EINVAL` for bad ranges.
     pub fn get<T: Operations>(
-        device: &Device<T>,
+        call: &Call<'_, T>,
         address: u64,
         length: usize,
         access: AccessFlags,
     ) -> Result<Self> {
-        // SAFETY: The device is registered, since verbs run.
-        unsafe { Self::pin(device.as_raw(), address, length, access) }
+        // SAFETY: The device is registered, since there is a call, and the mapper its own.
+        unsafe {
+            Self::pin(
+                call.device().as_raw(),
+                call.mapper(),
+                address,
+                length,
+                access,
+            )
+        }
     }
 
     /// As [`get`](Self::get).
     ///
     /// # Safety
     ///
-    /// `device` must be valid, have a DMA device, and be registered or else not go away.
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device.
     unsafe fn pin(
         device: *mut bindings::ib_device,
+        mapper: &Arc<Mapper>,
         address: u64,
         length: usize,
         access: AccessFlags,
     ) -> Result<Self> {
         // SAFETY: By contract.
+        // CAST: Rights are bits that C keeps in an `int`.
         unsafe {
-            Self::from_raw(bindings::ib_umem_get_attr_or_va(
+            let raw = bindings::ib_umem_get_attr_or_va(
                 device,
                 core::ptr::null(),
                 0,
                 address,
                 length,
                 access.bits() as c_int,
-            ))
+            );
+            Self::from_raw(raw, mapper)
         }
     }
 
@@ -103,17 +95,17 @@ impl Umem {
     /// `EINVAL` if it is no dma-buf or not as long, others of the one who exports the dma-buf, as
     /// when it cannot keep the memory in place or the device cannot reach it.
     pub fn get_dma_buf<T: Operations>(
-        device: &Device<T>,
+        call: &Call<'_, T>,
         fd: c_int,
         offset: usize,
         length: usize,
         access: AccessFlags,
     ) -> Result<Self> {
-        // SAFETY: The device is registered, since verbs run.
+        // SAFETY: The device is registered, since there is a call.
         // CAST: `c_ulong` has the bits of a `size_t`; rights are bits that C keeps in an `int`.
         let raw = unsafe {
             bindings::ib_umem_dmabuf_get_pinned(
-                device.as_raw(),
+                call.device().as_raw(),
                 offset as c_ulong,
                 length,
                 fd,
@@ -122,24 +114,20 @@ impl Umem {
         };
         let raw = from_err_ptr(raw)?;
         // SAFETY: The structure is ours, and begins with the umem by which it is released.
-        unsafe { Self::from_raw(&raw mut (*raw).umem) }
+        unsafe { Self::from_raw(&raw mut (*raw).umem, call.mapper()) }
     }
 
     /// Takes over what a C function returned.
     ///
     /// # Safety
     ///
-    /// `ptr` must be an `ERR_PTR` or a umem that the caller owns.
-    pub(crate) unsafe fn from_raw(ptr: *mut bindings::ib_umem) -> Result<Self> {
+    /// `ptr` must be an `ERR_PTR` or a umem that the caller owns, of the device of `mapper`.
+    unsafe fn from_raw(ptr: *mut bindings::ib_umem, mapper: &Arc<Mapper>) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(ptr)?).ok_or(EINVAL)?;
-
-        // SAFETY: The umem is valid, and its device is registered.
-        let (device, dma_device) = unsafe { kept_devices((*raw.as_ptr()).ibdev) };
-        // INVARIANT: Ownership was passed by the caller; the devices were just taken.
+        // INVARIANT: Ownership was passed by the caller.
         Ok(Self {
             raw,
-            _device: device,
-            _dma_device: dma_device,
+            mapper: mapper.clone(),
         })
     }
 
@@ -188,8 +176,10 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: Owned by the type invariant.
-        unsafe { bindings::ib_umem_release(self.raw.as_ptr()) };
+        if let Some(_registered) = self.mapper.enter_to_unmap() {
+            // SAFETY: Owned by the type invariant, and the device is registered meanwhile.
+            unsafe { bindings::ib_umem_release(self.raw.as_ptr()) };
+        }
     }
 }
 
@@ -211,21 +201,20 @@ pub(crate) enum BufferOf {
 /// address or a dma-buf, or the address in the driver's request.
 pub struct Buffer<'a> {
     device: NonNull<bindings::ib_device>,
+    mapper: &'a Arc<Mapper>,
     attrs: NonNull<bindings::uverbs_attr_bundle>,
     of: BufferOf,
-    _call: PhantomData<&'a ()>,
 }
 
-impl Buffer<'_> {
+impl<'a> Buffer<'a> {
     /// The buffer of a call. `EOPNOTSUPP` if its attributes have one for a single queue of a queue
     /// pair.
     ///
     /// # Safety
     ///
-    /// `device` must be registered, and `attrs` the attributes of a call that makes what `of` says,
-    /// during the lifetime of the result.
-    pub(crate) unsafe fn new(
-        device: *mut bindings::ib_device,
+    /// `attrs` must be the attributes of the call, which makes what `of` says.
+    pub(crate) unsafe fn new<T: Operations>(
+        call: &'a Call<'_, T>,
         attrs: *mut bindings::uverbs_attr_bundle,
         of: BufferOf,
     ) -> Result<Self> {
@@ -244,10 +233,10 @@ impl Buffer<'_> {
             return Err(EOPNOTSUPP);
         }
         Ok(Self {
-            device: NonNull::new(device).ok_or(EINVAL)?,
+            device: NonNull::new(call.device().as_raw()).ok_or(EINVAL)?,
+            mapper: call.mapper(),
             attrs: NonNull::new(attrs).ok_or(EINVAL)?,
             of,
-            _call: PhantomData,
         })
     }
 
@@ -259,9 +248,9 @@ impl Buffer<'_> {
         let attribute = match self.of {
             // SAFETY: Device and attributes are valid during the call.
             BufferOf::CompletionQueue => unsafe {
-                return Umem::from_raw(bindings::ib_umem_get_cq_buf_or_va(
-                    device, attrs, address, length, access,
-                ));
+                let umem =
+                    bindings::ib_umem_get_cq_buf_or_va(device, attrs, address, length, access);
+                return Umem::from_raw(umem, self.mapper);
             },
             BufferOf::QueuePair => {
                 bindings::uverbs_attrs_create_qp_cmd_attr_ids_UVERBS_ATTR_CREATE_QP_BUF_UMEM
@@ -272,14 +261,15 @@ impl Buffer<'_> {
         };
         // SAFETY: As above, and the attribute is one of such a call.
         unsafe {
-            Umem::from_raw(bindings::ib_umem_get_attr_or_va(
+            let umem = bindings::ib_umem_get_attr_or_va(
                 device,
                 attrs,
                 attribute as u16,
                 address,
                 length,
                 access,
-            ))
+            );
+            Umem::from_raw(umem, self.mapper)
         }
     }
 }
@@ -475,11 +465,12 @@ mod tests {
     #[test]
     fn memory_is_listed_page_by_page() -> Result {
         let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
         let process = ProcessMemory::new(5)?;
         let (start, length) = (process.address() + 100, 4 * PAGE_SIZE);
         let access = Access::LocalWrite.into();
-        // SAFETY: The device outlives the memory.
-        let umem = unsafe { Umem::pin(device.as_raw(), start, length, access) }?;
+        // SAFETY: The device is valid, and the mapper its own.
+        let umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
         assert_eq!((umem.address(), umem.len()), (start, length));
         assert!(!umem.is_empty() && !umem.is_dma_buf());
 
@@ -506,15 +497,16 @@ mod tests {
     #[test]
     fn memory_stays_after_the_process_unmapped_it() -> Result {
         let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
         let process = ProcessMemory::new(2)?;
         let (start, length) = (process.address(), 2 * PAGE_SIZE);
         let access = Access::LocalWrite.into();
-        // SAFETY: The device outlives the memory.
-        let umem = unsafe { Umem::pin(device.as_raw(), start, length, access) }?;
+        // SAFETY: The device is valid, and the mapper its own.
+        let umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
         process.unmap(0..2)?;
         assert!(umem.pages(SIZES, start)?.iter().next().is_some());
         // SAFETY: As above.
-        let again = unsafe { Umem::pin(device.as_raw(), start, length, access) };
+        let again = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) };
         assert_eq!(again.err(), Some(EFAULT));
         Ok(())
     }
@@ -522,11 +514,12 @@ mod tests {
     #[test]
     fn bad_ranges_are_refused() -> Result {
         let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
         let process = ProcessMemory::new(1)?;
         let start = process.address();
         let get = |address, length, access: Access| {
-            // SAFETY: The device outlives what is returned.
-            unsafe { Umem::pin(device.as_raw(), address, length, access.into()) }.err()
+            // SAFETY: The device is valid, and the mapper its own.
+            unsafe { Umem::pin(device.as_raw(), &mapper, address, length, access.into()) }.err()
         };
         assert_eq!(get(start, 0, Access::RemoteRead), Some(EINVAL));
         assert_eq!(get(u64::MAX - 10, 100, Access::RemoteRead), Some(EINVAL));
@@ -536,19 +529,49 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_kept_for_longer_than_the_device_stays_pinned() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(1)?;
+        let access = Access::LocalWrite.into();
+        let get = || {
+            // SAFETY: The device is valid, and the mapper its own.
+            unsafe {
+                Umem::pin(
+                    device.as_raw(),
+                    &mapper,
+                    process.address(),
+                    PAGE_SIZE,
+                    access,
+                )
+            }
+        };
+        let before = process.pinned();
+        let in_time = get()?;
+        let too_late = get()?;
+        let raw = too_late.raw;
+        assert_eq!(process.pinned(), before + 2);
+        drop(in_time);
+        assert_eq!(process.pinned(), before + 1);
+        mapper.close();
+        drop(too_late);
+        assert_eq!(process.pinned(), before + 1);
+        // SAFETY: It has been left alone, and the device is there in truth.
+        unsafe { bindings::ib_umem_release(raw.as_ptr()) };
+        assert_eq!(process.pinned(), before);
+        Ok(())
+    }
+
+    #[test]
     fn a_piece_of_a_dma_buf_is_listed_page_by_page() -> Result {
         let exported = Exported::new()?;
         let [first, second] = Exported::PIECES;
         let page = PAGE_SIZE as u64;
         let result = with_device(|device, _| {
-            let get = |offset, length| {
-                Umem::get_dma_buf(
-                    device,
-                    exported.0,
-                    offset,
-                    length,
-                    Access::LocalWrite.into(),
-                )
+            let access = Access::LocalWrite.into();
+            // SAFETY: The device is registered.
+            let get = |offset, length| unsafe {
+                device.with(|call| Umem::get_dma_buf(call, exported.0, offset, length, access))
             };
             let umem = get(PAGE_SIZE + 8, 2 * PAGE_SIZE)?;
             assert!(umem.is_dma_buf());
@@ -575,8 +598,10 @@ mod tests {
     #[test]
     fn what_is_no_dma_buf_is_refused() -> Result {
         with_device(|device, _| {
-            let get = |fd, offset, length| {
-                Umem::get_dma_buf(device, fd, offset, length, Access::LocalWrite.into()).err()
+            let access = Access::LocalWrite.into();
+            // SAFETY: The device is registered.
+            let get = |fd, offset, length| unsafe {
+                device.with(|call| Umem::get_dma_buf(call, fd, offset, length, access).err())
             };
             assert_eq!(get(-1, 0, PAGE_SIZE), Some(EBADF));
             // The range is looked at first.

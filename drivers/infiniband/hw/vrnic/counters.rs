@@ -44,7 +44,7 @@ fn take(reply: &Counters, values: &mut [u64]) {
 
 /// Reads all counters of the port.
 pub(crate) fn read(call: &Call<'_>, port: Port, values: &mut [u64]) -> Result {
-    let reply = call.data.control.execute(&QueryCounters {
+    let reply = call.data().control.execute(&QueryCounters {
         port: port.number().into(),
         ..Default::default()
     })?;
@@ -54,7 +54,7 @@ pub(crate) fn read(call: &Call<'_>, port: Port, values: &mut [u64]) -> Result {
 
 /// Creates a counter set, and returns its number.
 pub(crate) fn create_set(call: &Call<'_>, port: Port) -> Result<u32> {
-    let reply = call.data.control.execute(&CreateCounterSet {
+    let reply = call.data().control.execute(&CreateCounterSet {
         port: port.number().into(),
         ..Default::default()
     })?;
@@ -63,7 +63,7 @@ pub(crate) fn create_set(call: &Call<'_>, port: Port) -> Result<u32> {
 
 /// Makes a queue pair count in a counter set.
 pub(crate) fn bind_set(call: &Call<'_>, qpn: u32, set: u32) -> Result {
-    call.data.control.execute(&BindCounterSet {
+    call.data().control.execute(&BindCounterSet {
         qpn: qpn.into(),
         counter_set: set.into(),
     })?;
@@ -81,7 +81,7 @@ pub(crate) fn unbind_set(call: &Call<'_>, qpn: u32) {
 
 /// Reads all counters of a set.
 pub(crate) fn read_set(call: &Call<'_>, set: u32, values: &mut [u64]) -> Result {
-    let reply = call.data.control.execute(&QueryCounterSet {
+    let reply = call.data().control.execute(&QueryCounterSet {
         counter_set: set.into(),
         ..Default::default()
     })?;
@@ -101,7 +101,7 @@ pub(crate) fn destroy_set(call: &Call<'_>, set: u32) {
 /// Gives a command that only a device which was stopped may refuse. If another one does, nothing
 /// but values of counters is wrong.
 fn let_go<C: Command<Reply = Empty>>(call: &Call<'_>, command: &C) {
-    let control = &call.data.control;
+    let control = &call.data().control;
     if let Err(err) = control.execute_surely(command) {
         if !control.is_stopped() {
             dev_err!(

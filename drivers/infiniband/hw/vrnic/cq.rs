@@ -167,11 +167,11 @@ impl CompletionQueue for Cq {
         if !has_flags(attributes.flags) {
             return Err(EOPNOTSUPP);
         }
-        let limit = call.data.limits.max_cq_entries.get();
+        let limit = call.data().limits.max_cq_entries.get();
         let layout = user_layout(&request, attributes.entries, limit)?;
         let (umem, pages) = pin_buffer(call, &user.buffer, request.buf_addr, request.buf_length)?;
         let object = create_cq(
-            &call.data.control,
+            &call.data().control,
             &CreateCq {
                 context: user.context.number().into(),
                 vector: attributes.vector.into(),
@@ -197,12 +197,12 @@ impl CompletionQueue for Cq {
     }
 
     fn create(call: &Call<'_>, attributes: &Attributes) -> Result<New<impl PinInit<Self>, ()>> {
-        let limit = call.data.limits.max_cq_entries.get();
+        let limit = call.data().limits.max_cq_entries.get();
         let entries = entries_for(attributes.entries, limit)?;
         let mut buffer = Layout::new();
         let layout = buffer.place(entries, CQE_STRIDE)?;
-        let memory = SharedMemory::new(call.data.dma, usize::try_from(buffer.length())?)?;
-        let pages = PageListBuffer::of_shared(call.data.dma, &memory)?;
+        let memory = SharedMemory::new(call.data().dma, usize::try_from(buffer.length())?)?;
+        let pages = PageListBuffer::of_shared(call.data().dma, &memory)?;
         let ring = KBox::pin_init(
             pin_init!(KernelQueue {
                 polled <- new_spinlock_irq!(Polled::new(CompletionRing::new(memory, layout))),
@@ -210,9 +210,9 @@ impl CompletionQueue for Cq {
             GFP_KERNEL,
         )?;
         let object = create_cq(
-            &call.data.control,
+            &call.data().control,
             &CreateCq {
-                context: call.data.context.number().into(),
+                context: call.data().context.number().into(),
                 vector: attributes.vector.into(),
                 ring: layout,
                 pages: pages.list(),
@@ -244,11 +244,11 @@ impl CompletionQueue for Cq {
         user: User<'_, Vrnic, CreateCqRequest>,
     ) -> Result {
         let CreateCqRequest(request) = user.request;
-        let ring = user_layout(&request, entries, call.data.limits.max_cq_entries.get())?;
+        let ring = user_layout(&request, entries, call.data().limits.max_cq_entries.get())?;
         let (umem, pages) = pin_ring(call, request.buf_addr, request.buf_length)?;
 
         let mut memory = cq.memory.lock();
-        call.data.control.execute(&ResizeCq {
+        call.data().control.execute(&ResizeCq {
             cqn: cq.number().into(),
             ring,
             pages: pages.list(),
@@ -261,7 +261,7 @@ impl CompletionQueue for Cq {
     }
 
     fn moderate(cq: &rdma::Cq<Self>, call: &Call<'_>, count: u16, period: u16) -> Result {
-        call.data.control.execute(&ModifyCq {
+        call.data().control.execute(&ModifyCq {
             cqn: cq.number().into(),
             count: count.into(),
             period: period.into(),
@@ -271,7 +271,7 @@ impl CompletionQueue for Cq {
 
     fn poll(cq: &rdma::Cq<Self>, call: &Call<'_>, out: &mut Completions<'_>) -> Result {
         // Looked at before the ring: what is not there afterwards will not come.
-        let has_stopped = call.data.health.has_stopped();
+        let has_stopped = call.data().health.has_stopped();
         let mut polled = cq.kernel()?.lock();
         let mut in_order = true;
 
@@ -292,7 +292,9 @@ impl CompletionQueue for Cq {
         }
         drop(polled);
         if !in_order {
-            call.data.health.fail("it completed what nobody had posted");
+            call.data()
+                .health
+                .fail("it completed what nobody had posted");
         }
         Ok(())
     }
@@ -302,7 +304,7 @@ impl CompletionQueue for Cq {
         let missed = polled.ring.arm(solicited_only)?;
         // Arming ends with a fence: either this sees that the device has stopped, or the handler
         // that runs because of that comes after.
-        Ok(missed || call.data.health.has_stopped() && polled.has_outstanding())
+        Ok(missed || call.data().health.has_stopped() && polled.has_outstanding())
     }
 
     fn fill_details(cq: &rdma::Cq<Self>, details: &mut Details<'_>) -> Result {

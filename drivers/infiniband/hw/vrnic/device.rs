@@ -124,20 +124,20 @@ impl Operations for Vrnic {
     const PORT_COUNTERS: &'static [Counter] = &counters::COUNTERS;
 
     fn query_device(call: &Call<'_>) -> Result<Attributes> {
-        let limits = &call.data.limits;
+        let limits = &call.data().limits;
         // The commands have no limits but their formats.
-        let moderation = match call.data.completion_queue_changes {
+        let moderation = match call.data().completion_queue_changes {
             true => u16::MAX,
             false => 0,
         };
 
         Ok(Attributes {
             firmware_version: limits.firmware_version.get(),
-            system_image_guid: call.data.config.node_guid.get(),
+            system_image_guid: call.data().config.node_guid.get(),
             vendor_id: PCI_VENDOR_ID.into(),
             vendor_part_id: PCI_DEVICE_ID.into(),
             hardware_version: 1,
-            capabilities: capabilities(limits, call.data.memory_placement),
+            capabilities: capabilities(limits, call.data().memory_placement),
             max_mr_size: limits.max_mr_size.get(),
             page_sizes: limits.page_sizes.get(),
             max_qp: left_for_users(limits.max_qp.get()),
@@ -182,8 +182,8 @@ impl Operations for Vrnic {
             atomicity: Atomicity::Device,
             max_pkeys: crate::port::PKEY_TABLE_LENGTH,
             ack_delay: ACK_DELAY,
-            on_demand_paging: match &call.data.paging {
-                Some(_) => on_demand_paging(limits, call.data.memory_placement),
+            on_demand_paging: match &call.data().paging {
+                Some(_) => on_demand_paging(limits, call.data().memory_placement),
                 None => OnDemandPaging::default(),
             },
             timestamp_mask: u64::MAX,
@@ -192,7 +192,7 @@ impl Operations for Vrnic {
     }
 
     fn firmware_version(call: &Call<'_>, text: &mut dyn core::fmt::Write) {
-        let version = call.data.limits.firmware_version.get();
+        let version = call.data().limits.firmware_version.get();
         // What does not fit is cut off.
         let _ = write!(
             text,

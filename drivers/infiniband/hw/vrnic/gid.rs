@@ -29,7 +29,7 @@ pub(crate) fn add(call: &Call<'_>, gid: &Attributes<'_>) -> Result {
         Type::RoceV2 => GidType::RoceV2,
     };
 
-    call.data.control.execute(&SetGid {
+    call.data().control.execute(&SetGid {
         index: gid.index().into(),
         entry: GidEntry {
             gid: gid.gid().0,
@@ -49,10 +49,10 @@ pub(crate) fn remove(call: &Call<'_>, gid: &Attributes<'_>) -> Result {
         index: gid.index().into(),
         ..Default::default()
     };
-    match call.data.control.execute_surely(&command) {
+    match call.data().control.execute_surely(&command) {
         Ok(_) => Ok(()),
         // A device that was stopped has no table any more.
-        Err(_) if call.data.control.is_stopped() => Ok(()),
+        Err(_) if call.data().control.is_stopped() => Ok(()),
         Err(err) => Err(err),
     }
 }

@@ -41,7 +41,7 @@ pub(crate) fn pin_ring(
     length: u64,
 ) -> Result<(Umem, PageListBuffer)> {
     let length = usize::try_from(length)?;
-    let umem = Umem::get(call.device, address, length, Access::LocalWrite.into())?;
+    let umem = Umem::get(call, address, length, Access::LocalWrite.into())?;
     list_ring(call, umem)
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn notify_pages(
     const { assert!(PAGE_SHIFT >= MIN_PAGE_SHIFT as usize) };
 
     PageListBuffer::new(
-        call.data.dma,
+        call.data().dma,
         pages.dma_pages(),
         u8::try_from(PAGE_SHIFT)?,
         0,
@@ -74,14 +74,14 @@ pub(crate) fn notify_pages(
 /// Lists the pages of a memory region whose first byte work requests name by `iova`, in pages as
 /// large as the device and the memory allow.
 pub(crate) fn region_pages(call: &Call<'_>, umem: &Umem, iova: u64) -> Result<PageListBuffer> {
-    list(call, umem, call.data.limits.page_sizes.get(), iova).map(|(list, _)| list)
+    list(call, umem, call.data().limits.page_sizes.get(), iova).map(|(list, _)| list)
 }
 
 /// Lists the pages of `umem` and says where in the first it begins.
 fn list(call: &Call<'_>, umem: &Umem, sizes: u64, iova: u64) -> Result<(PageListBuffer, usize)> {
     let pages = umem.pages(sizes, iova)?;
     let list = PageListBuffer::new(
-        call.data.dma,
+        call.data().dma,
         pages.iter(),
         u8::try_from(pages.shift())?,
         pages.offset() as u64,

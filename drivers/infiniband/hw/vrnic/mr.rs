@@ -95,10 +95,10 @@ impl Registered {
         access: AccessFlags,
         get: impl FnOnce() -> Result<(UserMemory, PageListBuffer)>,
     ) -> Result<Self> {
-        let rights = device_rights(access, &call.data.limits)?;
+        let rights = device_rights(access, &call.data().limits)?;
         let (memory, pages) = get()?;
         let object = register_mr(
-            &call.data.control,
+            &call.data().control,
             &RegisterMr {
                 pd: pd.number().into(),
                 access: rights.into(),
@@ -127,7 +127,7 @@ impl Registered {
 
 /// The length of a region; `EINVAL` if the device has none as long.
 fn checked_length(call: &Call<'_>, length: u64) -> Result<usize> {
-    if length > call.data.limits.max_mr_size.get() {
+    if length > call.data().limits.max_mr_size.get() {
         return Err(EINVAL);
     }
     Ok(usize::try_from(length)?)
@@ -146,7 +146,7 @@ impl UserMemory {
     /// Pins memory and lists its pages.
     fn get(call: &Call<'_>, range: &Range, access: AccessFlags) -> Result<(Self, PageListBuffer)> {
         let length = checked_length(call, range.length)?;
-        let umem = Umem::get(call.device, range.start, length, access)?;
+        let umem = Umem::get(call, range.start, length, access)?;
         Self::list(call, umem, range.iova, access)
     }
 
@@ -158,7 +158,7 @@ impl UserMemory {
     ) -> Result<(Self, PageListBuffer)> {
         let length = checked_length(call, range.length)?;
         let offset = usize::try_from(range.offset)?;
-        let umem = Umem::get_dma_buf(call.device, range.fd, offset, length, access)?;
+        let umem = Umem::get_dma_buf(call, range.fd, offset, length, access)?;
         Self::list(call, umem, range.iova, access)
     }
 
@@ -275,7 +275,7 @@ impl MemoryRegion for Mr {
         _user: User<'_, Vrnic, ()>,
     ) -> Result<New<impl PinInit<Self>, ()>> {
         if access.contains(Access::OnDemand) {
-            let rights = device_rights(access & !Access::OnDemand, &call.data.limits)?;
+            let rights = device_rights(access & !Access::OnDemand, &call.data().limits)?;
             let paged = Paged::register(call, pd.number(), range, access, rights)?;
             return Ok(Self::new(Registered::OnDemand(paged), None));
         }
@@ -304,7 +304,7 @@ impl MemoryRegion for Mr {
         // refuses: whoever lets peers write may write.
         let access = access | Access::LocalWrite;
         let object = register_mr(
-            &call.data.control,
+            &call.data().control,
             &RegisterMr {
                 pd: pd.number().into(),
                 access: rights(access)?.into(),
@@ -320,13 +320,13 @@ impl MemoryRegion for Mr {
         pd: &rdma::Pd<Pd>,
         max_pages: u32,
     ) -> Result<New<impl PinInit<Self>, ()>> {
-        if max_pages > call.data.limits.max_fast_registration_pages.get() {
+        if max_pages > call.data().limits.max_fast_registration_pages.get() {
             return Err(EINVAL);
         }
-        let table = Table::new(call.data.dma, max_pages)?;
-        let list = PageListBuffer::of_shared(call.data.dma, &table.memory)?;
+        let table = Table::new(call.data().dma, max_pages)?;
+        let list = PageListBuffer::of_shared(call.data().dma, &table.memory)?;
         let object = allocate_mr(
-            &call.data.control,
+            &call.data().control,
             &AllocateMr {
                 pd: pd.number().into(),
                 max_pages: max_pages.into(),
@@ -363,7 +363,7 @@ impl MemoryRegion for Mr {
         let access = change.access.unwrap_or(user.access);
         if change.access.is_some() {
             flags |= reregister_flags::ACCESS;
-            request.access = device_rights(access, &call.data.limits)?.into();
+            request.access = device_rights(access, &call.data().limits)?.into();
         }
         // Memory that was pinned to be read has to be pinned anew to be written, and may be other
         // memory then.
@@ -396,10 +396,10 @@ impl MemoryRegion for Mr {
         wait: bool,
         pieces: &[Sge],
     ) -> Result {
-        if call.data.paging.is_none() {
+        if call.data().paging.is_none() {
             return Err(EOPNOTSUPP);
         }
-        call.data.faults.advise(pd.number(), advice, wait, pieces)
+        call.data().faults.advise(pd.number(), advice, wait, pieces)
     }
 
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {

@@ -43,10 +43,10 @@ impl Detacher {
 
 /// Attaches a queue pair to a group. `EBUSY` if it is attached.
 pub(crate) fn attach(call: &Call<'_>, qpn: u32, gid: &Gid) -> Result {
-    if call.data.limits.max_multicast_groups.get() == 0 {
+    if call.data().limits.max_multicast_groups.get() == 0 {
         return Err(EOPNOTSUPP);
     }
-    call.data.control.execute(&AttachMulticast {
+    call.data().control.execute(&AttachMulticast {
         qpn: qpn.into(),
         gid: gid.0,
         ..Default::default()
@@ -61,8 +61,13 @@ pub(crate) fn detach(call: &Call<'_>, qpn: u32, gid: &Gid) -> Result {
         gid: gid.0,
         ..Default::default()
     };
-    let control = &call.data.control;
-    let result = call.data.detacher.command.lock().execute(control, &command);
+    let control = &call.data().control;
+    let result = call
+        .data()
+        .detacher
+        .command
+        .lock()
+        .execute(control, &command);
     match result {
         Ok(_) => Ok(()),
         // A device that was stopped has no groups any more.

@@ -52,7 +52,7 @@ impl MemoryWindow for Mw {
             Type::Type2 => MwType::Type2,
         };
         let object = allocate_mw(
-            &call.data.control,
+            &call.data().control,
             &AllocateMw {
                 pd: pd.number().into(),
                 mw_type: ty.raw().into(),

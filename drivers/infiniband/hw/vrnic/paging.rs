@@ -46,6 +46,7 @@ use rdma::{
         Advice, //
     },
     paging::{
+        Memory,
         OnDemand,
         Page,
         Pager, //
@@ -241,7 +242,7 @@ impl RegionPager {
     }
 
     /// Gives pages to the device, all that are asked for or none of a batch.
-    fn map(&self, memory: &OnDemand<Boxed>, wish: &Wish) -> Result {
+    fn map(&self, memory: &Memory<Boxed>, wish: &Wish) -> Result {
         let mut first = wish.pages.start;
         while first < wish.pages.end {
             let end = wish.pages.end.min(first + TABLE_PAGES);
@@ -263,7 +264,7 @@ impl RegionPager {
 
     /// Answers what the device asks for: with the pages, or, page by page, with those that there
     /// are, and the word that there is no more where there is none.
-    fn answer(&self, memory: &OnDemand<Boxed>, wish: &Wish) -> Result {
+    fn answer(&self, memory: &Memory<Boxed>, wish: &Wish) -> Result {
         let mut first = wish.pages.start;
         while first < wish.pages.end {
             let end = wish.pages.end.min(first + TABLE_PAGES);
@@ -271,7 +272,7 @@ impl RegionPager {
             if self.map(memory, &batch(first..end)).is_err() {
                 for page in first..end {
                     if self.map(memory, &batch(page..page + 1)).is_err() {
-                        memory.exclusively(|| self.commands.refuse(self.region()?, page))?;
+                        memory.exclusively(|| self.commands.refuse(self.region()?, page))??;
                     }
                 }
             }
@@ -281,9 +282,9 @@ impl RegionPager {
     }
 
     /// Answers everything that the device asks for.
-    fn answer_all(&self, memory: &OnDemand<Boxed>) -> Result {
+    fn answer_all(&self, memory: &Memory<Boxed>) -> Result {
         loop {
-            let fault = memory.exclusively(|| self.commands.take(self.region()?))?;
+            let fault = memory.exclusively(|| self.commands.take(self.region()?))??;
             let first = fault.first_page.get() as usize;
             let count = fault.page_count.get() as usize;
             if count == 0 {
@@ -310,7 +311,7 @@ impl Pager for Boxed {
         }
     }
 
-    fn serve(&self, memory: &OnDemand<Self>) {
+    fn serve(&self, memory: &Memory<Self>) {
         // The device first: its work waits.
         let answered = self.0.answer_all(memory);
         let wishes = core::mem::take(&mut *self.0.wishes.lock());
@@ -326,13 +327,13 @@ impl Pager for Boxed {
 }
 
 /// Memory of a process, which is not pinned.
-type Memory = Arc<OnDemand<Boxed>>;
+type Watched = Arc<OnDemand<Boxed>>;
 
 /// Regions for which the device may ask for pages, by their keys.
 #[pin_data]
 pub(crate) struct Faults {
     #[pin]
-    regions: XArray<Memory>,
+    regions: XArray<Watched>,
 }
 
 impl Faults {
@@ -354,9 +355,9 @@ impl Faults {
     }
 
     /// The memory of the region of `pd` with that key.
-    fn get(&self, pd: u32, key: u32) -> Option<Memory> {
+    fn get(&self, pd: u32, key: u32) -> Option<Watched> {
         let regions = self.regions.lock();
-        let memory = regions.get(key as usize).map(Memory::from)?;
+        let memory = regions.get(key as usize).map(Watched::from)?;
         (memory.pager().0.pd == pd).then_some(memory)
     }
 
@@ -423,7 +424,7 @@ fn pages_of(offset: usize, bytes: Range<usize>) -> Range<usize> {
 /// A region whose pages are not kept in place. Dropping it destroys it.
 pub(crate) struct Paged {
     object: Object<DeregisterMr>,
-    memory: Memory,
+    memory: Watched,
     faults: Arc<Faults>,
 }
 
@@ -438,7 +439,7 @@ impl Paged {
     ) -> Result<Self> {
         let memory = Self::watch(call, pd, range, access)?;
         let object = register_mr(
-            &call.data.control,
+            &call.data().control,
             &RegisterMr {
                 pd: pd.into(),
                 access: rights.into(),
@@ -458,7 +459,7 @@ impl Paged {
         let paged = Self {
             object,
             memory,
-            faults: call.data.faults.clone(),
+            faults: call.data().faults.clone(),
         };
         paged.memory.pager().0.key.store(key, Ordering::Relaxed);
         // One of the same key is just going away.
@@ -471,13 +472,13 @@ impl Paged {
     }
 
     /// Watches memory for a region of `pd`, of which the device does not know yet.
-    fn watch(call: &Call<'_>, pd: u32, range: &mr::Range, access: AccessFlags) -> Result<Memory> {
-        let commands = call.data.paging.clone().ok_or(EOPNOTSUPP)?;
+    fn watch(call: &Call<'_>, pd: u32, range: &mr::Range, access: AccessFlags) -> Result<Watched> {
+        let commands = call.data().paging.clone().ok_or(EOPNOTSUPP)?;
         // All of the address space, whatever will be there.
         if range.start == 0 && range.length == u64::MAX {
             return Err(EOPNOTSUPP);
         }
-        if range.length == 0 || range.length > call.data.limits.max_mr_size.get() {
+        if range.length == 0 || range.length > call.data().limits.max_mr_size.get() {
             return Err(EINVAL);
         }
         let pager = KBox::pin_init(
@@ -492,7 +493,8 @@ impl Paged {
             GFP_KERNEL,
         )?;
         let length = usize::try_from(range.length)?;
-        OnDemand::new(call.device, range.start, length, access, Boxed(pager))
+        let memory = OnDemand::new(call, range.start, length, access, Boxed(pager))?;
+        Ok(Arc::new(memory, GFP_KERNEL)?)
     }
 
     /// Key of the region.
@@ -506,7 +508,7 @@ impl Paged {
         let key = self.memory.exclusively(|| {
             self.object.try_destroy()?;
             Ok::<_, Error>(number.swap(0, Ordering::Relaxed))
-        })?;
+        })??;
         if key == 0 {
             return Ok(());
         }

@@ -44,9 +44,9 @@ impl ProtectionDomain for Pd {
     ) -> Result<(impl PinInit<Self>, ())> {
         let context = match user {
             Some(user) => user.context.number(),
-            None => call.data.context.number(),
+            None => call.data().context.number(),
         };
-        let object = create_pd(&call.data.control, context)?;
+        let object = create_pd(&call.data().control, context)?;
         Ok((pin_init!(Self { object }), ()))
     }
 

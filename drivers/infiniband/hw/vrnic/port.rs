@@ -47,13 +47,13 @@ pub(crate) fn immutable(call: &Call<'_>) -> Result<Immutable> {
     Ok(Immutable {
         protocol: Protocol::RoceV1AndV2,
         pkey_table_length: PKEY_TABLE_LENGTH,
-        gid_table_length: call.data.limits.gid_table_length.get(),
+        gid_table_length: call.data().limits.gid_table_length.get(),
     })
 }
 
 /// Asks the device for its attributes of the port.
 fn ask(call: &Call<'_>, port: Port) -> Result<PortAttributes> {
-    call.data.control.execute(&QueryPort {
+    call.data().control.execute(&QueryPort {
         port: port.number().into(),
         ..Default::default()
     })
@@ -73,8 +73,8 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
     let netdev = call.netdev(port);
     let state = wanted_state(netdev.as_ref().is_some_and(Netdev::is_active));
     let followed = ask(call, port).and_then(|now| {
-        if call.data.port_state && now.administrative_state != state.raw() {
-            call.data.control.execute(&SetPortState {
+        if call.data().port_state && now.administrative_state != state.raw() {
+            call.data().control.execute(&SetPortState {
                 port: port.number().into(),
                 state: state.raw(),
                 ..Default::default()
@@ -86,7 +86,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
             netdev.map(|netdev| netdev.mtu()),
         );
         if mtu.raw() != now.active_mtu.into() {
-            call.data.control.execute(&SetMtu {
+            call.data().control.execute(&SetMtu {
                 port: port.number().into(),
                 // CAST: The wire numbers payload sizes as the verbs do; see below.
                 mtu: mtu.raw() as u8,
@@ -97,7 +97,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
     });
     if let Err(error) = followed {
         dev_err!(
-            call.data.dma,
+            call.data().dma,
             "port {} does not follow its network device: {:?}\n",
             port.number(),
             error
@@ -119,7 +119,7 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
         active_width: reply.active_width,
         active_speed: reply.active_speed.get(),
         pkey_table_length: PKEY_TABLE_LENGTH,
-        gid_table_length: call.data.limits.gid_table_length.get(),
+        gid_table_length: call.data().limits.gid_table_length.get(),
         max_message_size: reply.max_message_size.get(),
         bad_pkey_count: reply.bad_pkey_count.get(),
         qkey_violation_count: reply.qkey_violation_count.get(),

@@ -212,7 +212,7 @@ impl QueuePair for Qp {
         attributes: &InitAttributes<'_, Vrnic>,
         user: Option<User<'_, Vrnic, CreateQpRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
-        let limits = &call.data.limits;
+        let limits = &call.data().limits;
         let mut asked = attributes.capabilities;
         if attributes.srq.is_some() {
             // Receives are those of the shared queue.
@@ -244,14 +244,14 @@ impl QueuePair for Qp {
                 let (send, recv, given, length) = kernel_layouts(asked, limits)?;
                 let mut memory = None;
                 if length != 0 {
-                    let shared = SharedMemory::new(call.data.dma, usize::try_from(length)?)?;
-                    pages = Some(PageListBuffer::of_shared(call.data.dma, &shared)?);
+                    let shared = SharedMemory::new(call.data().dma, usize::try_from(length)?)?;
+                    pages = Some(PageListBuffer::of_shared(call.data().dma, &shared)?);
                     memory = Some(shared);
                 }
                 let shared = attributes.srq.map(|srq| srq.receives()).transpose()?;
                 let rings = KernelRings::new(memory, send, recv, shared.cloned())?;
                 let rings = Arc::pin_init(rings, GFP_KERNEL)?;
-                let context = call.data.context.number();
+                let context = call.data().context.number();
                 (context, send, recv, given, Rings::Kernel(rings))
             }
         };
@@ -269,7 +269,7 @@ impl QueuePair for Qp {
             flags |= qp_flags::SHARED_RECEIVE_QUEUE;
         }
         let (object, doorbell) = create_qp(
-            &call.data.control,
+            &call.data().control,
             &CreateQp {
                 context: context.into(),
                 pd: pd.number().into(),
@@ -346,15 +346,15 @@ impl QueuePair for Qp {
         let command = ModifyQp {
             qpn: qp.object.number().into(),
             reserved: 0.into(),
-            attributes: attr::to_wire(mask, attributes, call.data.memory_placement)?,
+            attributes: attr::to_wire(mask, attributes, call.data().memory_placement)?,
         };
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
             rings.set_open(false);
         }
-        let mut result = call.data.control.execute(&command).map(|_| ());
+        let mut result = call.data().control.execute(&command).map(|_| ());
         // A queue pair of a device that failed is as good as in error. Who goes there to see all
         // requests flushed must not be stopped.
-        if matches!(to, State::Error | State::Reset) && call.data.control.is_stopped() {
+        if matches!(to, State::Error | State::Reset) && call.data().control.is_stopped() {
             result = Ok(());
         }
         if result.is_ok() {
@@ -377,11 +377,11 @@ impl QueuePair for Qp {
             capabilities: qp.capabilities,
             signal_all: qp.signal_all,
         };
-        let reply = call.data.control.execute(&QueryQp {
+        let reply = call.data().control.execute(&QueryQp {
             qpn: qp.object.number().into(),
             ..Default::default()
         });
-        if reply.is_err() && call.data.control.is_stopped() {
+        if reply.is_err() && call.data().control.is_stopped() {
             // As good as in error; who asks may be about to destroy it.
             let state = match *qp.state.lock() {
                 State::Reset => State::Reset,
@@ -439,8 +439,8 @@ impl QueuePair for Qp {
         if ring.producer() != before {
             ring.publish(memory)?;
             drop(ring);
-            call.data.context.ring(qp.doorbell)?;
-            call.data.health.posted();
+            call.data().context.ring(qp.doorbell)?;
+            call.data().health.posted();
         }
         result
     }
@@ -472,9 +472,9 @@ impl QueuePair for Qp {
             let needs_doorbell = ring.needs_doorbell(memory)?;
             drop(ring);
             if needs_doorbell {
-                call.data.context.ring(qp.doorbell)?;
+                call.data().context.ring(qp.doorbell)?;
             }
-            call.data.health.posted();
+            call.data().health.posted();
         }
         result
     }
@@ -503,7 +503,7 @@ fn ring_for_user(call: &Call<'_>, context: u32, slot: u32, has_requests: bool) -
     if has_requests {
         return Err(EOPNOTSUPP);
     }
-    call.data.control.execute(&RingDoorbell {
+    call.data().control.execute(&RingDoorbell {
         context: context.into(),
         slot: slot.into(),
     })?;

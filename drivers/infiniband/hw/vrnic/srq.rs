@@ -148,7 +148,7 @@ impl SharedReceiveQueue for Srq {
         attributes: &Attributes,
         user: Option<User<'_, Vrnic, CreateSrqRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, CreateSrqResponse>> {
-        let limits = &call.data.limits;
+        let limits = &call.data().limits;
         if limits.max_srq.get() == 0 {
             return Err(EOPNOTSUPP);
         }
@@ -165,15 +165,15 @@ impl SharedReceiveQueue for Srq {
             }
             None => {
                 let (ring, given) = kernel_layout(attributes, limits)?;
-                let shared = SharedMemory::new(call.data.dma, usize::try_from(ring.end())?)?;
-                let pages = PageListBuffer::of_shared(call.data.dma, &shared)?;
+                let shared = SharedMemory::new(call.data().dma, usize::try_from(ring.end())?)?;
+                let pages = PageListBuffer::of_shared(call.data().dma, &shared)?;
                 let receives = SharedReceives::new(shared, ring)?;
                 kernel = Some(Arc::pin_init(receives, GFP_KERNEL)?);
-                (call.data.context.number(), ring, given, pages)
+                (call.data().context.number(), ring, given, pages)
             }
         };
         let object = create_srq(
-            &call.data.control,
+            &call.data().control,
             &CreateSrq {
                 context: context.into(),
                 pd: pd.number().into(),
@@ -208,11 +208,11 @@ impl SharedReceiveQueue for Srq {
         user: Option<User<'_, Vrnic, CreateSrqRequest>>,
     ) -> Result {
         let CreateSrqRequest(request) = user.ok_or(EOPNOTSUPP)?.request;
-        let (ring, _) = user_layout(&request, max_wr, srq.max_sge, &call.data.limits)?;
+        let (ring, _) = user_layout(&request, max_wr, srq.max_sge, &call.data().limits)?;
         let (umem, pages) = pin_ring(call, request.buf_addr, request.buf_length)?;
 
         let mut memory = srq.memory.lock();
-        call.data.control.execute(&ResizeSrq {
+        call.data().control.execute(&ResizeSrq {
             srqn: srq.number().into(),
             ring,
             pages: pages.list(),
@@ -224,7 +224,7 @@ impl SharedReceiveQueue for Srq {
     }
 
     fn set_limit(srq: &rdma::Srq<Self>, call: &Call<'_>, limit: u32) -> Result {
-        call.data.control.execute(&ModifySrq {
+        call.data().control.execute(&ModifySrq {
             srqn: srq.number().into(),
             limit: limit.into(),
         })?;
@@ -232,7 +232,7 @@ impl SharedReceiveQueue for Srq {
     }
 
     fn query(srq: &rdma::Srq<Self>, call: &Call<'_>) -> Result<Attributes> {
-        let reply = call.data.control.execute(&QuerySrq {
+        let reply = call.data().control.execute(&QuerySrq {
             srqn: srq.number().into(),
             ..Default::default()
         })?;

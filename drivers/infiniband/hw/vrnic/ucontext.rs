@@ -92,11 +92,11 @@ impl rdma::UserContext for UserContext {
         }
         // On an error the context goes first, and then its memory.
         let length = area_length(request.slots);
-        let pages = Arc::new(UserPages::new(call.device, length)?, GFP_KERNEL)?;
+        let pages = Arc::new(UserPages::new(call, length)?, GFP_KERNEL)?;
         let notify = Arc::new(NotifyArea(pages.clone()), GFP_KERNEL)?;
         let area = notify_pages(call, &pages, length)?;
         let (object, page) = create_context(
-            &call.data.control,
+            &call.data().control,
             &CreateContext {
                 kind: ContextKind::User.raw(),
                 slots: request.slots.into(),
@@ -106,14 +106,14 @@ impl rdma::UserContext for UserContext {
         )?;
 
         let mut response = abi::AllocContextResponse {
-            max_inline_data: call.data.limits.max_inline.get(),
+            max_inline_data: call.data().limits.max_inline.get(),
             ..Default::default()
         };
-        if call.data.null_key {
+        if call.data().null_key {
             response.comp_mask |= abi::CONTEXT_NULL_KEY;
             response.null_key = NULL_KEY;
         }
-        if let Some(doorbells) = &call.data.doorbells {
+        if let Some(doorbells) = &call.data().doorbells {
             let length = u64::from(DOORBELL_PAGE_SIZE);
             let offset = u64::from(page) * length;
             if offset + length > doorbells.len() {
@@ -128,7 +128,7 @@ impl rdma::UserContext for UserContext {
         response.notify_offset = mappings.insert_pages(&pages)?;
         response.notify_length = u32::try_from(pages.len())?;
 
-        call.data.health.add_process(&notify)?;
+        call.data().health.add_process(&notify)?;
         let this = pin_init!(Self { object, notify });
         Ok((this, AllocContextResponse(response)))
     }
@@ -136,6 +136,6 @@ impl rdma::UserContext for UserContext {
     fn dealloc(context: &Ucontext<Self>, call: &Call<'_>) {
         context.object.destroy();
         // The process may live on, if it is the device that goes away.
-        call.data.health.remove_process(&context.notify);
+        call.data().health.remove_process(&context.notify);
     }
 }
