@@ -20,14 +20,14 @@ use crate::{
         Device,
         Operations, //
     },
-    event::{
-        Notice,
-        Place,
-        Room, //
-    },
     object::{
         core_object,
         respond, //
+    },
+    place::{
+        Notice,
+        Place,
+        Room, //
     },
     restrack::Details,
     udata::{

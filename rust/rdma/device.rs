@@ -30,7 +30,10 @@ use crate::{
     compat,
     cq::CompletionQueue,
     dma::Mapper,
-    event::Dispatcher,
+    event::{
+        Dispatcher,
+        Objects, //
+    },
     gid,
     mr::MemoryRegion,
     mw::MemoryWindow,
@@ -560,16 +563,16 @@ const POST_VERBS: u64 = 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_PO
 /// registered.
 pub struct UnregisteredDevice<T: Operations> {
     raw: NonNull<Device<T>>,
-    dispatcher: Arc<Dispatcher>,
+    objects: Objects,
     _not_thread_safe: NotThreadSafe,
 }
 
 impl<T: Operations> UnregisteredDevice<T> {
-    /// Allocates a device, a child of `parent`, whose events `dispatcher` hands out.
+    /// Allocates a device, a child of `parent`, to which `objects` belong from now on.
     pub fn new(
         parent: &device::Device<device::Bound>,
         properties: &Properties,
-        dispatcher: Arc<Dispatcher>,
+        objects: Objects,
     ) -> Result<Self> {
         const {
             assert!(offset_of!(Device<T>, dev) == 0);
@@ -596,7 +599,7 @@ impl<T: Operations> UnregisteredDevice<T> {
             // CAST: Constants that C keeps in a byte, and far fewer vectors than an `int` counts.
             (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
             (*raw).local_dma_lkey = properties.local_dma_key.unwrap_or(0);
-            (*raw).num_comp_vectors = dispatcher.vectors() as c_int;
+            (*raw).num_comp_vectors = objects.dispatcher().vectors() as c_int;
             let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
             (*generic).parent = compat::device_as_raw(parent);
 
@@ -611,7 +614,7 @@ impl<T: Operations> UnregisteredDevice<T> {
         }
         Ok(Self {
             raw: this,
-            dispatcher,
+            objects,
             _not_thread_safe: NotThreadSafe,
         })
     }
@@ -663,7 +666,7 @@ impl<'a, T: Operations> Registration<'a, T> {
         let raw = device.as_raw();
         // SAFETY: The device is valid.
         let mapper = unsafe { Mapper::new(raw, dma_device) }?;
-        let dispatcher = device.dispatcher.clone();
+        let dispatcher = device.objects.dispatcher().clone();
         let registered = KBox::pin_init(
             try_pin_init!(Registered {
                 data <- data,
@@ -698,7 +701,7 @@ impl<'a, T: Operations> Registration<'a, T> {
             unsafe { *device.raw.as_ref().registered.get() = NonNull::dangling() };
         })?;
 
-        device.dispatcher.set_device(NonNull::new(raw));
+        registered.dispatcher.set_device(NonNull::new(raw));
         // SAFETY: It is registered until `drop` ends this.
         unsafe { pairing.begin() };
         Ok(Self {
@@ -734,7 +737,7 @@ unsafe impl<T: Operations> Sync for Registration<'_, T> {}
 impl<T: Operations> Drop for Registration<'_, T> {
     fn drop(&mut self) {
         self.pairing.end();
-        self.device.dispatcher.set_device(None);
+        self.registered.dispatcher.set_device(None);
 
         // SAFETY: Registered by `new`. When this returns, no verb runs and none will.
         unsafe { bindings::ib_unregister_device(self.device.as_raw()) };

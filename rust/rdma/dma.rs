@@ -67,9 +67,8 @@ impl Mapper {
         dma_device: &device::Device<device::Bound>,
     ) -> Result<Arc<Self>> {
         // SAFETY: By contract.
-        let device = unsafe {
-            device::Device::get_device((&raw mut (*device).__bindgen_anon_1.dev).cast())
-        };
+        let device =
+            unsafe { device::Device::get_device((&raw mut (*device).__bindgen_anon_1.dev).cast()) };
         Arc::pin_init(
             try_pin_init!(Self {
                 _device: device,

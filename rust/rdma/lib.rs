@@ -117,6 +117,7 @@ mod netdev;
 pub mod pages;
 pub mod paging;
 pub mod pd;
+mod place;
 pub mod port;
 pub mod qp;
 pub mod restrack;

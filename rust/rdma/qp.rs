@@ -20,7 +20,6 @@ use crate::{
         Device,
         Operations, //
     },
-    event::Place,
     gid::Gid,
     object::{
         blank,
@@ -28,6 +27,7 @@ use crate::{
         respond, //
     },
     pd::Pd,
+    place::Place,
     port::{
         Mtu,
         Port, //

@@ -16,13 +16,13 @@ use crate::{
         Device,
         Operations, //
     },
-    event::Place,
     object::{
         blank,
         core_object,
         respond, //
     },
     pd::Pd,
+    place::Place,
     restrack::Details,
     udata::{
         Request,

@@ -50,7 +50,10 @@ use crate::{
         Registration,
         UnregisteredDevice, //
     },
-    event::Dispatcher,
+    event::{
+        Dispatcher,
+        Objects, //
+    },
     gid::{
         self,
         Gid, //
@@ -1015,7 +1018,8 @@ pub(crate) const PROPERTIES: Properties = Properties {
 /// The core makes objects of its own for each port. They are there before `test` runs.
 pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result) -> Result {
     let dma_device = DmaDevice::new()?;
-    let dispatcher = Dispatcher::new(VECTORS)?;
+    let objects = Objects::new(VECTORS)?;
+    let dispatcher = objects.dispatcher().clone();
     let events = dispatcher.clone();
     let log = Arc::pin_init(
         pin_init!(Log {
@@ -1034,7 +1038,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
         GFP_KERNEL,
     )?;
     let parent = dma_device.device();
-    let device = UnregisteredDevice::new(parent, &PROPERTIES, dispatcher.clone())?;
+    let device = UnregisteredDevice::new(parent, &PROPERTIES, objects)?;
     // SAFETY: It is dropped below.
     let registration =
         unsafe { Registration::new(device, c"rdma-test%d", parent, MAC, log.clone()) }?;

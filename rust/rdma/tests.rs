@@ -35,11 +35,8 @@ use crate::{
     event::{
         CqEvent,
         Dispatcher,
-        Named,
-        Notice,
-        Place,
+        Objects,
         QpEvent,
-        Room,
         SrqEvent, //
     },
     gid::{
@@ -49,6 +46,12 @@ use crate::{
     mr::Mapping,
     mw,
     pages::UserPages,
+    place::{
+        Named,
+        Notice,
+        Place,
+        Room, //
+    },
     port::{
         self,
         LinkLayer,
@@ -550,6 +553,8 @@ mod pages {
 mod events {
     use super::*;
 
+    use crate::testing::wait_until;
+
     /// Counts the events that reached a handler; the tests of a suite run one after another.
     static EVENTS: Atomic<u32> = Atomic::new(0);
 
@@ -589,7 +594,8 @@ mod events {
 
     #[test]
     fn events_reach_the_shared_receive_queue_they_name() -> Result {
-        let dispatcher = Dispatcher::new(1)?;
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
         let mut srq = boxed::<bindings::ib_srq>()?;
         srq.event_handler = Some(count_event);
         let srq = NonNull::from(&mut *srq);
@@ -607,7 +613,8 @@ mod events {
 
     #[test]
     fn events_reach_the_queue_they_name() -> Result {
-        let dispatcher = Dispatcher::new(2)?;
+        let objects = Objects::new(2)?;
+        let dispatcher = objects.dispatcher();
         let mut cq = boxed::<bindings::ib_cq>()?;
         cq.comp_handler = Some(count_completion);
         cq.event_handler = Some(count_event);
@@ -635,7 +642,8 @@ mod events {
 
     #[test]
     fn the_kernel_is_told_what_it_asked_for() -> Result {
-        let dispatcher = Dispatcher::new(1)?;
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
         let mut cq = boxed::<bindings::ib_cq>()?;
         cq.comp_handler = Some(count_completion);
         let cq = NonNull::from(&mut *cq);
@@ -663,7 +671,8 @@ mod events {
 
     #[test]
     fn the_kernel_is_told_while_there_are_queue_pairs() -> Result {
-        let dispatcher = Dispatcher::new(1)?;
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
         let mut cq = boxed::<bindings::ib_cq>()?;
         cq.comp_handler = Some(count_completion);
         let cq = NonNull::from(&mut *cq);
@@ -692,9 +701,86 @@ mod events {
         Ok(())
     }
 
+    /// Has all be told of completions by the dispatcher that is its context, from inside.
+    ///
+    /// # Safety
+    ///
+    /// `context` must be a dispatcher.
+    unsafe extern "C" fn complete_others(_cq: *mut bindings::ib_cq, context: *mut c_void) {
+        EVENTS.store(EVENTS.load(Relaxed) + 1, Relaxed);
+        if EVENTS.load(Relaxed) < 3 {
+            // SAFETY: Guaranteed by the caller.
+            unsafe { (*context.cast::<Dispatcher>()).complete_all() };
+        }
+    }
+
+    #[test]
+    fn handlers_may_call_the_dispatcher() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(complete_others);
+        cq.cq_context = core::ptr::from_ref::<Dispatcher>(dispatcher)
+            .cast_mut()
+            .cast();
+        let cq = NonNull::from(&mut *cq);
+
+        events();
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        assert!(dispatcher.complete(0, 7));
+        // Itself, inside itself.
+        assert_eq!(events(), 3);
+        drop(place);
+        Ok(())
+    }
+
+    /// Whether a handler runs that takes its time.
+    static COMPLETION_RUNS: Atomic<bool> = Atomic::new(false);
+
+    /// # Safety
+    ///
+    /// None.
+    unsafe extern "C" fn complete_slowly(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
+        COMPLETION_RUNS.store(true, Relaxed);
+        fsleep(Delta::from_millis(100));
+        COMPLETION_RUNS.store(false, Relaxed);
+    }
+
+    #[test]
+    fn who_gives_up_a_queue_waits_for_its_handler() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(complete_slowly);
+        let cq = NonNull::from(&mut *cq);
+        let begin = || -> Result {
+            let theirs = dispatcher.clone();
+            workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+                theirs.complete(0, 7);
+            })?;
+            wait_until(|| COMPLETION_RUNS.load(Relaxed))
+        };
+
+        // The last queue pair goes, and with it who may be told.
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        place.add_queue_pair();
+        place.arm();
+        begin()?;
+        place.remove_queue_pair();
+        assert!(!COMPLETION_RUNS.load(Relaxed));
+        drop(place);
+
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        begin()?;
+        drop(place);
+        assert!(!COMPLETION_RUNS.load(Relaxed));
+        Ok(())
+    }
+
     #[test]
     fn all_who_share_receives_are_told_of_the_last() -> Result {
-        let dispatcher = Dispatcher::new(1)?;
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
         let mut srq = boxed::<bindings::ib_srq>()?;
         let mut own = boxed::<bindings::ib_qp>()?;
         own.event_handler = Some(count_event);
@@ -718,7 +804,8 @@ mod events {
 
     #[test]
     fn every_queue_is_completed_once() -> Result {
-        let dispatcher = Dispatcher::new(2)?;
+        let objects = Objects::new(2)?;
+        let dispatcher = objects.dispatcher();
         let mut cq = boxed::<bindings::ib_cq>()?;
         cq.comp_handler = Some(count_completion);
         let cq = NonNull::from(&mut *cq);
@@ -741,7 +828,8 @@ mod events {
 
     #[test]
     fn a_number_has_one_owner() -> Result {
-        let dispatcher = Dispatcher::new(1)?;
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
         let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
         let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
 
@@ -777,7 +865,8 @@ mod events {
 
     #[test]
     fn a_number_may_come_back_early() -> Result {
-        let dispatcher = Dispatcher::new(1)?;
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
         let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
         old.event_handler = Some(handle_slowly);
         new.event_handler = Some(count_event);
@@ -794,9 +883,7 @@ mod events {
         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
             theirs.qp_event(9, QpEvent::Fatal);
         })?;
-        while !HANDLER_RUNS.load(Relaxed) {
-            fsleep(Delta::from_millis(1));
-        }
+        wait_until(|| HANDLER_RUNS.load(Relaxed))?;
         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
             drop(place);
             OLD_IS_GONE.store(true, Relaxed);
@@ -816,13 +903,14 @@ mod events {
 
     #[test]
     fn without_a_device_nobody_is_told() -> Result {
-        assert!(!Dispatcher::new(1)?.device_fatal());
+        assert!(!Objects::new(1)?.dispatcher().device_fatal());
         Ok(())
     }
 
     #[test]
     fn completions_find_their_queue_pair() -> Result {
-        let dispatcher = Dispatcher::new(1)?;
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
         let mut qp = boxed::<bindings::ib_qp>()?;
         let qp = NonNull::from(&mut *qp);
         let mut room = [bindings::ib_wc::default(), bindings::ib_wc::default()];
@@ -846,7 +934,7 @@ mod events {
 
         let place = list(dispatcher.qp_room()?, 5, qp, ())?;
         // SAFETY: There is room for two completions.
-        let mut out = unsafe { Completions::new(&dispatcher, room.as_mut_ptr(), 2) };
+        let mut out = unsafe { Completions::new(dispatcher, room.as_mut_ptr(), 2) };
         assert!(out.push(&completion));
         assert!(!out.push(&Completion {
             qpn: 4,

@@ -23,7 +23,7 @@ use kernel::{
 };
 use rdma::{
     device::Properties,
-    event::Dispatcher,
+    event::Objects,
     Registration,
     UnregisteredDevice, //
 };
@@ -189,10 +189,10 @@ pub(crate) struct Data<'bound> {
 
 impl<'bound> Data<'bound> {
     fn new(dev: &'bound Device<Core<'_>>) -> Result<Self> {
-        let (resources, dispatcher) = Resources::new(dev)?;
+        let (resources, objects) = Resources::new(dev)?;
         let health = resources.health.clone();
         Ok(Self {
-            _registration: register(dispatcher, resources)?,
+            _registration: register(objects, resources)?,
             health,
         })
     }
@@ -204,7 +204,7 @@ impl<'bound> Data<'bound> {
     reason = "a registration must not be leaked, which no type can say"
 )]
 fn register<'bound>(
-    dispatcher: Arc<Dispatcher>,
+    objects: Objects,
     resources: Resources<'bound>,
 ) -> Result<Registration<'bound, Vrnic>> {
     let parent = resources.dma;
@@ -216,7 +216,7 @@ fn register<'bound>(
         counters_of_queue_pairs: resources.limits.max_counter_sets.get() != 0,
         local_dma_key: resources.local_dma_key,
     };
-    let device = UnregisteredDevice::new(parent, &properties, dispatcher)?;
+    let device = UnregisteredDevice::new(parent, &properties, objects)?;
     let data = Ok::<_, Error>(resources);
 
     // SAFETY: The result becomes a field of `Data`, which the virtio adapter drops before the
@@ -264,13 +264,14 @@ pub(crate) struct Resources<'bound> {
 
 impl<'bound> Resources<'bound> {
     /// Brings the device up as far as the verbs need it.
-    fn new(dev: &'bound Device<Core<'_>>) -> Result<(Self, Arc<Dispatcher>)> {
+    fn new(dev: &'bound Device<Core<'_>>) -> Result<(Self, Objects)> {
         check_features(dev)?;
         let config = read_config(dev)?;
         let doorbells = find_doorbells(dev, &config)?;
 
         let vectors = u32::from(config.completion_vectors.get());
-        let dispatcher = Dispatcher::new(vectors)?;
+        let objects = Objects::new(vectors)?;
+        let dispatcher = objects.dispatcher();
         let health = Health::new(dev.as_ref(), dispatcher.clone())?;
 
         let control_queue = control::new_queue()?;
@@ -332,7 +333,7 @@ impl<'bound> Resources<'bound> {
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             _queues: queues,
         };
-        Ok((resources, dispatcher))
+        Ok((resources, objects))
     }
 }
 

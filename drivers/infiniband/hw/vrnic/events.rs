@@ -226,6 +226,8 @@ impl EventHandler for Completions {
 mod tests {
     use super::*;
 
+    use rdma::event::Objects;
+
     #[test]
     fn each_event_goes_to_the_object_it_names() {
         for &event_type in EventType::ALL {
@@ -244,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_is_not_alive_takes_no_buffers() -> Result {
-        let queue = Completions::new_queue(Dispatcher::new(1)?, 0)?;
+        let queue = Completions::new_queue(Objects::new(1)?.dispatcher().clone(), 0)?;
         fill(&queue)?;
         drain(&queue);
         assert!(queue.is_broken());
