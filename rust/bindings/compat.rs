@@ -12,6 +12,7 @@ use kernel::{
         Device,
         DeviceContext, //
     },
+    io::resource::Resource,
     prelude::*,
     types::{
         ForeignOwnable,
@@ -45,6 +46,19 @@ pub unsafe fn drvdata_obtain<T>(dev: &Device<CoreInternal<'_>>) -> Option<Pin<KB
     // SAFETY: A pointer which is not NULL was stored by `set_drvdata`, which gets it from
     // `into_foreign` of a `Pin<KBox<T>>`; it has been removed above, so nobody else takes it.
     Some(unsafe { Pin::<KBox<T>>::from_foreign(ptr.cast()) })
+}
+
+/// `io::resource::Resource::from_raw`: the resource `index` of an array.
+///
+/// # Safety
+///
+/// `resources` must have such an element, which is valid during `'a`.
+pub unsafe fn resource_from_raw<'a>(
+    resources: *mut bindings::resource,
+    index: usize,
+) -> &'a Resource {
+    // SAFETY: Guaranteed by the caller; `Resource` is a transparent wrapper of the C structure.
+    unsafe { &*resources.add(index).cast() }
 }
 
 /// `alloc::Flags::as_raw`: allocation flags as C functions want them.

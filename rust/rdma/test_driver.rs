@@ -32,6 +32,7 @@ use crate::{
         AddressHandle,
         Ah, //
     },
+    bindings,
     cq::{
         self,
         CompletionQueue,
@@ -358,7 +359,16 @@ impl UserContext for Object {
         let pages = UserPages::new(call, SHARED_PAGES * PAGE_SIZE)?;
         let pages = Arc::new(pages, GFP_KERNEL)?;
         *call.data().shared.lock() = Some(pages.clone());
-        let device = DeviceMemory::new(DEVICE_MEMORY, DEVICE_PAGES * PAGE_SIZE)?;
+        let length = DEVICE_PAGES * PAGE_SIZE;
+        let mut bar = bindings::resource {
+            start: DEVICE_MEMORY,
+            end: DEVICE_MEMORY + length as PhysAddr - 1,
+            flags: bindings::IORESOURCE_MEM as c_ulong,
+            ..Default::default()
+        };
+        // SAFETY: An array of one.
+        let bar = unsafe { crate::compat::resource_from_raw(&mut bar, 0) };
+        let device = DeviceMemory::new(bar, 0, length)?;
         let offsets = Offsets {
             device: mappings.insert(device)?,
             shared: mappings.insert_pages(&pages)?,

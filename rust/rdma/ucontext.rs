@@ -14,7 +14,13 @@ use kernel::{
         from_result,
         to_result, //
     },
-    io::PhysAddr,
+    io::{
+        resource::{
+            Flags,
+            Resource, //
+        },
+        PhysAddr, //
+    },
     prelude::*,
     sync::Arc,
     types::Opaque, //
@@ -74,12 +80,17 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Names `length` bytes of device memory at the physical address `start`, both multiples of the
-    /// page size.
+    /// Names `length` bytes at `offset` of a resource of the driver's device. They begin at a page,
+    /// and are whole pages.
     ///
-    /// `EINVAL` if they are not, or if the range is not memory of a device but RAM: no process may
-    /// be given that by its address.
-    pub fn new(start: PhysAddr, length: usize) -> Result<Self> {
+    /// `EINVAL` if they are not, if the resource is not memory or not as long, or if it is not
+    /// memory of a device but RAM: no process may be given that by its address.
+    pub fn new(resource: &Resource, offset: u64, length: usize) -> Result<Self> {
+        let end = offset.checked_add(length as u64).ok_or(EINVAL)?;
+        if end > resource.size() || !resource.flags().contains(Flags::IORESOURCE_MEM) {
+            return Err(EINVAL);
+        }
+        let start = resource.start() + offset;
         if length == 0 || start % PAGE_SIZE as PhysAddr != 0 || length % PAGE_SIZE != 0 {
             return Err(EINVAL);
         }
@@ -404,46 +415,80 @@ pub(crate) unsafe extern "C" fn disassociate_callback(_context: *mut bindings::i
 mod tests {
     use super::*;
 
-    /// Where some RAM begins, and the byte behind it.
-    fn ram() -> Result<(PhysAddr, PhysAddr)> {
+    /// A resource, as some of the kernel's own are.
+    fn resource(raw: &mut bindings::resource) -> &Resource {
+        // SAFETY: It is valid, and an array of one.
+        unsafe { crate::compat::resource_from_raw(raw, 0) }
+    }
+
+    /// Some RAM.
+    fn ram() -> Result<bindings::resource> {
         const RAM: c_ulong = bindings::IORESOURCE_SYSTEM_RAM as c_ulong;
 
         // SAFETY: What the kernel knows of RAM stays as it is while nobody unplugs it.
         let mut next = unsafe { bindings::iomem_resource.child };
         // SAFETY: As above.
-        while let Some(resource) = unsafe { next.as_ref() } {
-            let end = resource.end + 1;
-            let page = PAGE_SIZE as PhysAddr;
-            if resource.flags & RAM == RAM && end - resource.start > 4 * page {
-                return Ok((resource.start.next_multiple_of(page), end / page * page));
+        while let Some(found) = unsafe { next.as_ref() } {
+            if found.flags & RAM == RAM && found.end - found.start > 4 * PAGE_SIZE as PhysAddr {
+                return Ok(bindings::resource {
+                    start: found.start.next_multiple_of(PAGE_SIZE as PhysAddr),
+                    end: found.end,
+                    flags: found.flags,
+                    ..Default::default()
+                });
             }
-            next = resource.sibling;
+            next = found.sibling;
         }
         Err(ENOENT)
     }
 
     #[test]
     fn ram_is_no_device_memory() -> Result {
-        let (start, end) = ram()?;
-        let page = PAGE_SIZE as PhysAddr;
-        assert_eq!(DeviceMemory::new(start, PAGE_SIZE), Err(EINVAL));
-        assert_eq!(DeviceMemory::new(end - page, PAGE_SIZE), Err(EINVAL));
-        // Not even a piece of it.
-        assert_eq!(DeviceMemory::new(end - page, 1 << 40), Err(EINVAL));
+        let mut ram = ram()?;
+        let ram = resource(&mut ram);
+        assert_eq!(DeviceMemory::new(ram, 0, PAGE_SIZE), Err(EINVAL));
+        // Nor is a piece of it, behind what is none.
+        let mut beyond = bindings::resource {
+            start: ram.start() + ram.size() / PAGE_SIZE as u64 * PAGE_SIZE as u64
+                - PAGE_SIZE as PhysAddr,
+            end: 1 << 50,
+            flags: bindings::IORESOURCE_MEM as c_ulong,
+            ..Default::default()
+        };
+        let beyond = resource(&mut beyond);
+        assert_eq!(DeviceMemory::new(beyond, 0, 1 << 40), Err(EINVAL));
         Ok(())
     }
 
     #[test]
-    fn device_memory_is_whole_pages() -> Result {
+    fn device_memory_is_whole_pages_of_a_resource() -> Result {
         // Beyond all that is there.
         const START: PhysAddr = 1 << 50;
+        const PAGE: u64 = PAGE_SIZE as u64;
 
-        let memory = DeviceMemory::new(START, 2 * PAGE_SIZE)?;
-        assert_eq!((memory.start, memory.length), (START, 2 * PAGE_SIZE));
+        let mut raw = bindings::resource {
+            start: START,
+            end: START + 4 * PAGE - 1,
+            flags: bindings::IORESOURCE_MEM as c_ulong,
+            ..Default::default()
+        };
+        let bar = resource(&mut raw);
+        let memory = DeviceMemory::new(bar, PAGE, 2 * PAGE_SIZE)?;
+        assert_eq!((memory.start, memory.length), (START + PAGE, 2 * PAGE_SIZE));
         assert_eq!(Content::Device(memory).length(), 2 * PAGE_SIZE);
-        assert_eq!(DeviceMemory::new(START, 0), Err(EINVAL));
-        assert_eq!(DeviceMemory::new(START, PAGE_SIZE + 1), Err(EINVAL));
-        assert_eq!(DeviceMemory::new(START + 8, PAGE_SIZE), Err(EINVAL));
+        for (offset, length) in [
+            (0, 0),
+            (0, PAGE_SIZE + 1),
+            (8, PAGE_SIZE),
+            (3 * PAGE, 2 * PAGE_SIZE),
+            (u64::MAX - PAGE + 1, PAGE_SIZE),
+            (PAGE, usize::MAX),
+        ] {
+            assert_eq!(DeviceMemory::new(bar, offset, length), Err(EINVAL));
+        }
+        raw.flags = bindings::IORESOURCE_IO as c_ulong;
+        let ports = DeviceMemory::new(resource(&mut raw), 0, PAGE_SIZE);
+        assert_eq!(ports, Err(EINVAL));
         Ok(())
     }
 }

@@ -35,6 +35,7 @@
 
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
+pub(crate) use vrnic_bindings::gate;
 
 mod device;
 mod driver;
@@ -61,10 +62,13 @@ pub use id::{
     DeviceId,
     IdTable, //
 };
-pub use memory::full_fence;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-pub use memory::with_test_device;
-pub use memory::SharedMemory;
+pub use memory::with_test_dma;
+pub use memory::{
+    full_fence,
+    Dma,
+    SharedMemory, //
+};
 pub use virtqueue::{
     AnyVirtqueue,
     Chain,

@@ -15,14 +15,20 @@ use kernel::{
         self,
         Bound, //
     },
-    dma::DmaAddress,
+    dma::{
+        Coherent,
+        DmaAddress, //
+    },
     prelude::*,
-    sync::aref::ARef, //
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
 };
 
 use crate::{
     bindings,
-    compat, //
+    gate::Gate, //
 };
 
 /// Orders all accesses before it against all after it, as a device sees them.
@@ -36,11 +42,62 @@ pub fn full_fence() {
     unsafe { bindings::mb() }
 }
 
-/// One page of a [`SharedMemory`].
-struct Page {
-    cpu: NonNull<u8>,
-    dma: DmaAddress,
+/// Who does the DMA of a virtio device, as long as that has queues
+/// ([`Virtqueues::dma`](crate::Virtqueues::dma)).
+#[derive(Clone)]
+pub struct Dma(Arc<Binding>);
+
+/// The device that does the DMA, and its being bound.
+#[pin_data]
+struct Binding {
+    dev: ARef<device::Device>,
+    /// Open while the device is bound.
+    #[pin]
+    bound: Gate,
 }
+
+impl Dma {
+    /// That of `dev`, to be [closed](Self::close) before it is unbound.
+    pub(crate) fn new(dev: &device::Device<Bound>) -> Result<Self> {
+        let binding = Arc::pin_init(
+            try_pin_init!(Binding {
+                dev: (&**dev).into(),
+                bound <- Gate::new(),
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        Ok(Self(binding))
+    }
+
+    /// The device is about to be unbound. On return nobody allocates or frees memory of it, nor
+    /// will. Sleeps.
+    pub(crate) fn close(&self) {
+        self.0.bound.close();
+    }
+
+    /// Drops what belongs to the device while that is bound; gives it back if it is not.
+    fn release<T>(&self, mapped: T) -> Result<(), T> {
+        let Some(_bound) = self.0.bound.enter() else {
+            dev_err!(
+                self.0.dev,
+                "memory is kept for longer than its device, and leaks\n"
+            );
+            return Err(mapped);
+        };
+        drop(mapped);
+        Ok(())
+    }
+
+    /// Calls `f` with the device while it is bound.
+    fn with<R>(&self, f: impl FnOnce(&device::Device<Bound>) -> R) -> Option<R> {
+        let _bound = self.0.bound.enter()?;
+        // SAFETY: Nobody closes the gate before `f` returns.
+        Some(f(unsafe { self.0.dev.as_bound() }))
+    }
+}
+
+/// One page of a [`SharedMemory`].
+type Page = Coherent<[u8; SharedMemory::PAGE_SIZE]>;
 
 /// Zeroed memory, coherent and mapped for DMA, for rings and flags that a device reads and writes
 /// whenever it likes.
@@ -52,14 +109,14 @@ struct Page {
 /// with one processor the kernel turns the latter into plain instructions, but the device still
 /// runs on a processor of its own. For the same reason, order accesses with [`full_fence`].
 ///
-/// The device must have let go of the memory before this is dropped, and it must be dropped before
-/// the device is unbound. Process context only.
+/// The device must have let go of the memory before this is dropped. What is dropped when the
+/// device has no queues any more stays for ever. Process context only.
 ///
 /// # Invariants
 ///
-/// `pages` are allocations of `dma_alloc_attrs` for `dev` of `PAGE_SIZE` bytes, enough for `len`.
+/// `pages` were allocated for the device of `dma`, and are enough for `len`.
 pub struct SharedMemory {
-    dev: ARef<device::Device>,
+    dma: Dma,
     pages: KVVec<Page>,
     len: usize,
 }
@@ -74,34 +131,27 @@ impl SharedMemory {
     /// Bytes of a page, and its alignment for CPU and device.
     pub const PAGE_SIZE: usize = 4096;
 
-    /// Allocates `len` bytes for `dev`.
-    pub fn new(dev: &device::Device<Bound>, len: usize) -> Result<Self> {
+    /// Allocates `len` bytes. `ENODEV` if the device has no queues any more.
+    pub fn new(dma: &Dma, len: usize) -> Result<Self> {
         if len == 0 {
             return Err(EINVAL);
         }
         let count = len.div_ceil(Self::PAGE_SIZE);
         let mut memory = Self {
-            dev: dev.into(),
+            dma: dma.clone(),
             pages: KVVec::with_capacity(count, GFP_KERNEL)?,
             len,
         };
-        for _ in 0..count {
-            let mut dma = 0;
-            // SAFETY: `dev` is a valid device, and bound, as DMA needs it.
-            let cpu = unsafe {
-                bindings::dma_alloc_attrs(
-                    compat::device_as_raw(dev),
-                    Self::PAGE_SIZE,
-                    &mut dma,
-                    compat::gfp_as_raw(GFP_KERNEL | __GFP_ZERO),
-                    0,
-                )
-            };
-            let cpu = NonNull::new(cpu.cast()).ok_or(ENOMEM)?;
-            // INVARIANT: This is a new allocation of `PAGE_SIZE` bytes. There is room for it, so it
-            // is not lost.
-            memory.pages.push(Page { cpu, dma }, GFP_KERNEL)?;
-        }
+        dma.with(|dev| {
+            for _ in 0..count {
+                // INVARIANT: Just allocated. There is room for it, so it is not lost.
+                memory
+                    .pages
+                    .push(Coherent::zeroed(dev, GFP_KERNEL)?, GFP_KERNEL)?;
+            }
+            Ok(())
+        })
+        .unwrap_or(Err(ENODEV))?;
         Ok(memory)
     }
 
@@ -113,7 +163,7 @@ impl SharedMemory {
 
     /// The pages, as the device addresses them.
     pub fn dma_pages(&self) -> impl ExactSizeIterator<Item = DmaAddress> + '_ {
-        self.pages.iter().map(|page| page.dma)
+        self.pages.iter().map(Page::dma_address)
     }
 
     /// Where `len` bytes at `offset` are; they must lie in one page.
@@ -124,8 +174,9 @@ impl SharedMemory {
             return Err(EINVAL);
         }
         let page = self.pages.get(offset / Self::PAGE_SIZE).ok_or(EINVAL)?;
+        let page = NonNull::new(page.as_mut_ptr()).ok_or(EINVAL)?.cast::<u8>();
         // SAFETY: `in_page` is at most `PAGE_SIZE`, the size of the allocation.
-        Ok(unsafe { page.cpu.add(in_page) })
+        Ok(unsafe { page.add(in_page) })
     }
 
     /// The 32-bit word at `offset`.
@@ -222,29 +273,24 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        for page in &self.pages {
-            // SAFETY: By the type invariant, this is an allocation of this size for this device.
-            unsafe {
-                bindings::dma_free_attrs(
-                    compat::device_as_raw(&*self.dev),
-                    Self::PAGE_SIZE,
-                    page.cpu.as_ptr().cast(),
-                    page.dma,
-                    0,
-                )
-            };
+        let pages = core::mem::take(&mut self.pages);
+        if let Err(pages) = self.dma.release(pages) {
+            core::mem::forget(pages);
         }
     }
 }
 
-/// Runs a test with a device that can do DMA, as far as [`SharedMemory`] is concerned.
+/// Runs a test with what does the DMA of a device that does not exist.
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-pub fn with_test_device(test: impl FnOnce(&device::Device<Bound>) -> Result) -> Result {
+pub fn with_test_dma(test: impl FnOnce(&Dma) -> Result) -> Result {
     let faux = kernel::faux::Registration::new(c"virtio-test", None)?;
     let dev: &device::Device<Bound> = faux.as_ref().as_ref();
-    let raw = compat::device_as_raw(dev);
+    let raw = crate::compat::device_as_raw(dev);
 
     // SAFETY: The device is valid, and nobody else uses this one.
     unsafe { (*raw).coherent_dma_mask = u64::MAX };
-    test(dev)
+    let dma = Dma::new(dev)?;
+    let result = test(&dma);
+    dma.close();
+    result
 }

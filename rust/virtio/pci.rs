@@ -14,13 +14,15 @@ use core::{
 use kernel::{
     device::Bound,
     error::to_result,
-    io::PhysAddr,
+    io::resource::Resource,
     pci,
-    prelude::*, //
+    prelude::*,
+    sync::Arc, //
 };
 
 use crate::{
     bindings,
+    compat,
     Device, //
 };
 
@@ -30,11 +32,27 @@ const MAX_CAPABILITIES: usize = 48;
 /// Bytes of a page of device memory, as the standard counts them, whatever the CPU's pages are.
 pub const PAGE_SIZE: usize = 4096;
 
-/// A structure of the device in one of its BARs, reserved for the driver.
-pub struct Region<'bound> {
+/// A BAR that is reserved for the driver.
+///
+/// # Invariants
+///
+/// The BAR has been requested.
+struct Reservation<'bound> {
     pdev: &'bound pci::Device<Bound>,
     bar: u8,
-    start: PhysAddr,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant, this BAR of this device is ours.
+        unsafe { bindings::pci_release_region(as_raw(self.pdev), self.bar.into()) };
+    }
+}
+
+/// A structure of the device in one of its BARs, reserved for the driver.
+pub struct Region<'bound> {
+    reservation: Arc<Reservation<'bound>>,
+    offset: u64,
     len: u64,
 }
 
@@ -83,17 +101,29 @@ impl<'bound> Region<'bound> {
         to_result(unsafe {
             bindings::pci_request_region(as_raw(pdev), bar.into(), c"virtio".as_char_ptr())
         })?;
+        // INVARIANT: Just requested.
+        let reservation = Reservation { pdev, bar };
         Ok(Self {
-            pdev,
-            bar,
-            start: bar_start + offset,
+            reservation: Arc::new(reservation, GFP_KERNEL)?,
+            offset,
             len,
         })
     }
 
-    /// Physical address of the structure.
-    pub fn start(&self) -> PhysAddr {
-        self.start
+    /// The BAR that the structure is in.
+    pub fn bar(&self) -> &Resource {
+        let Reservation { pdev, bar } = &*self.reservation;
+        // SAFETY: The device has a resource for each BAR, which lives as long. It is bound, so
+        // nobody changes its resources.
+        unsafe {
+            let resources = (&raw mut (*as_raw(pdev)).resource).cast();
+            compat::resource_from_raw(resources, usize::from(*bar))
+        }
+    }
+
+    /// Where in the BAR the structure begins.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Bytes of the structure.
@@ -102,62 +132,62 @@ impl<'bound> Region<'bound> {
         self.len
     }
 
-    /// Physical address of page `index` of the structure; pages have [`PAGE_SIZE`] bytes.
+    /// Where in the BAR page `index` of the structure begins; pages have [`PAGE_SIZE`] bytes.
     ///
     /// `EINVAL` if there is no such page, or the structure does not begin at a page.
-    pub fn page_start(&self, index: u32) -> Result<PhysAddr> {
+    pub fn page_offset(&self, index: u32) -> Result<u64> {
         let offset = u64::from(index) * PAGE_SIZE as u64;
-        let start = self.start + offset;
+        let start = self.bar().start() + self.offset;
         if !fits(self.len, offset, PAGE_SIZE as u64) || start % PAGE_SIZE as u64 != 0 {
             return Err(EINVAL);
         }
-        Ok(start)
+        Ok(self.offset + offset)
     }
 
     /// Maps page `index` of the structure for the kernel.
     ///
-    /// Errors are those of [`page_start`](Self::page_start).
-    pub fn map_page(&self, index: u32) -> Result<MappedPage> {
-        let start = self.page_start(index)?;
+    /// Errors are those of [`page_offset`](Self::page_offset).
+    pub fn map_page(&self, index: u32) -> Result<MappedPage<'bound>> {
+        let start = self.bar().start() + self.page_offset(index)?;
         // SAFETY: The address is device memory, in a BAR that `self` has reserved.
         let page = unsafe { bindings::ioremap(start, PAGE_SIZE) };
-        Ok(MappedPage(NonNull::new(page).ok_or(ENOMEM)?))
-    }
-}
-
-impl Drop for Region<'_> {
-    fn drop(&mut self) {
-        // SAFETY: `new` has requested this BAR of this device.
-        unsafe { bindings::pci_release_region(as_raw(self.pdev), self.bar.into()) };
+        Ok(MappedPage {
+            page: NonNull::new(page).ok_or(ENOMEM)?,
+            _reservation: self.reservation.clone(),
+        })
     }
 }
 
 /// A page of a [`Region`], mapped for the kernel.
 ///
-/// A mapping of device memory is safe to write to as long as it exists; it should not outlive the
-/// [`Region`] nonetheless, for nobody listens then.
-pub struct MappedPage(NonNull<c_void>);
+/// # Invariants
+///
+/// `page` is a mapping of [`PAGE_SIZE`] bytes, in a BAR that stays reserved meanwhile.
+pub struct MappedPage<'bound> {
+    page: NonNull<c_void>,
+    _reservation: Arc<Reservation<'bound>>,
+}
 
-// SAFETY: Device memory may be written from any thread.
-unsafe impl Send for MappedPage {}
+// SAFETY: Device memory may be written, and the BAR released, by any thread.
+unsafe impl Send for MappedPage<'_> {}
 
 // SAFETY: As above, also at the same time.
-unsafe impl Sync for MappedPage {}
+unsafe impl Sync for MappedPage<'_> {}
 
-impl MappedPage {
+impl MappedPage<'_> {
     /// Writes a little-endian word at `OFFSET`, after all earlier writes to memory. Does not wait
     /// for the device. May be called in any context.
     pub fn write32<const OFFSET: usize>(&self, value: u32) {
         const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET < PAGE_SIZE) };
         // SAFETY: The mapping has `PAGE_SIZE` bytes, in which `OFFSET` is a word.
-        unsafe { bindings::writel(value, self.0.byte_add(OFFSET).as_ptr()) };
+        unsafe { bindings::writel(value, self.page.byte_add(OFFSET).as_ptr()) };
     }
 }
 
-impl Drop for MappedPage {
+impl Drop for MappedPage<'_> {
     fn drop(&mut self) {
         // SAFETY: `map_page` has created this mapping.
-        unsafe { bindings::iounmap(self.0.as_ptr()) };
+        unsafe { bindings::iounmap(self.page.as_ptr()) };
     }
 }
 

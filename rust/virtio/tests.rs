@@ -2,25 +2,40 @@
 
 //! Tests that need no device.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{
+    AtomicU32,
+    Ordering, //
+};
 
 use kernel::{
+    new_mutex,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        Arc,
+        Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 use crate::{
-    memory::with_test_device,
+    memory::with_test_dma,
     pci,
     virtqueue::{
+        AnyVirtqueue,
         Chain,
+        Claimed,
         Handler,
         Virtqueue, //
     },
     Completion,
     Feature,
     SharedMemory,
-    Status, //
+    Status,
+    Watch,
+    Watchdog, //
 };
 
 /// A handler that has nothing to do.
@@ -104,8 +119,8 @@ mod cases {
     fn shared_memory_is_zeroed_pages_that_keep_what_is_written() -> Result {
         const PAGE: usize = SharedMemory::PAGE_SIZE;
 
-        with_test_device(|dev| {
-            let memory = SharedMemory::new(dev, 2 * PAGE + 100)?;
+        with_test_dma(|dma| {
+            let memory = SharedMemory::new(dma, 2 * PAGE + 100)?;
             assert_eq!(memory.len(), 2 * PAGE + 100);
             assert_eq!(memory.dma_pages().len(), 3);
             assert!(memory.dma_pages().all(|page| page % PAGE as u64 == 0));
@@ -128,11 +143,118 @@ mod cases {
     }
 
     #[test]
+    fn shared_memory_belongs_to_a_device_with_queues() -> Result {
+        with_test_dma(|dma| {
+            let too_late = SharedMemory::new(dma, 8)?;
+            too_late.write(0, &[1, 2, 3, 4])?;
+            let page = core::ptr::from_ref(too_late.u32(0)?);
+            dma.close();
+            assert_eq!(SharedMemory::new(dma, 8).err(), Some(ENODEV));
+            drop(too_late);
+            // SAFETY: It was not freed, and never will be.
+            let word = unsafe { page.read() };
+            assert_eq!(word.into_inner().to_ne_bytes(), [1, 2, 3, 4]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_queue_belongs_to_one_device() -> Result {
+        let one: Arc<dyn AnyVirtqueue> = Virtqueue::new(fmt!("one"), Idle)?;
+        let two: Arc<dyn AnyVirtqueue> = Virtqueue::new(fmt!("two"), Idle)?;
+        let claim = |queues: &[&Arc<dyn AnyVirtqueue>]| {
+            let mut all = KVec::new();
+            for &queue in queues {
+                all.push(queue.clone(), GFP_KERNEL)?;
+            }
+            Claimed::new(all)
+        };
+        let claimed = claim(&[&one])?;
+        assert_eq!(claim(&[&one]).err(), Some(EBUSY));
+        assert_eq!(claim(&[&two, &one]).err(), Some(EBUSY));
+        // What was refused is not kept.
+        let other = claim(&[&two])?;
+        drop((claimed, other));
+        assert_eq!(claim(&[&one, &two, &one]).err(), Some(EBUSY));
+        claim(&[&one, &two])?;
+        Ok(())
+    }
+
+    /// Waits in its deferred part for that.
+    struct Impatient(Arc<AtomicU32>);
+
+    impl Handler for Impatient {
+        type Context = ();
+        const DEFERS: bool = true;
+
+        fn used(&self, _queue: &Virtqueue<Self>) {}
+
+        fn deferred(&self, queue: &Virtqueue<Self>) {
+            if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
+                queue.flush_deferred();
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_deferred_does_not_wait_for_itself() -> Result {
+        let times = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
+        let queue = Virtqueue::<Impatient>::new(fmt!("test"), Impatient(times.clone()))?;
+        queue.open_for_test();
+        queue.flush_deferred();
+        queue.flush_deferred();
+        assert!(times.load(Ordering::Relaxed) >= 2);
+        queue.close_for_test();
+        Ok(())
+    }
+
+    /// Has its own watchdog dropped at the first look.
+    struct Suicidal(Arc<Kennel>);
+
+    /// Where that is.
+    #[pin_data]
+    struct Kennel {
+        #[pin]
+        watchdog: Mutex<Option<Watchdog<Suicidal>>>,
+        looks: AtomicU32,
+    }
+
+    impl Watch for Suicidal {
+        fn look(&self) -> bool {
+            let watchdog = self.0.watchdog.lock().take();
+            drop(watchdog);
+            self.0.looks.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+    }
+
+    #[test]
+    fn a_look_may_be_the_last() -> Result {
+        let kennel = Arc::pin_init(
+            pin_init!(Kennel {
+                watchdog <- new_mutex!(None),
+                looks: AtomicU32::new(0),
+            }),
+            GFP_KERNEL,
+        )?;
+        *kennel.watchdog.lock() = Some(Watchdog::new(1, Suicidal(kennel.clone()))?);
+        for _ in 0..1000 {
+            fsleep(Delta::from_millis(10));
+            if kennel.looks.load(Ordering::Relaxed) != 0 {
+                break;
+            }
+        }
+        fsleep(Delta::from_millis(20));
+        assert_eq!(kennel.looks.load(Ordering::Relaxed), 1);
+        Ok(())
+    }
+
+    #[test]
     fn shared_words_are_aligned_and_inside() -> Result {
         const PAGE: usize = SharedMemory::PAGE_SIZE;
 
-        with_test_device(|dev| {
-            let memory = SharedMemory::new(dev, PAGE + 12)?;
+        with_test_dma(|dma| {
+            let memory = SharedMemory::new(dma, PAGE + 12)?;
             let word = memory.u64(PAGE)?;
             word.fetch_or(0x0102_0304_0506_0708u64.to_le(), Ordering::Relaxed);
             let mut bytes = [0; 8];
@@ -149,7 +271,7 @@ mod cases {
             assert_eq!(memory.u64(PAGE + 8).err(), Some(EINVAL));
             assert_eq!(memory.u32(PAGE + 12).err(), Some(EINVAL));
             assert_eq!(memory.u32(usize::MAX - 3).err(), Some(EINVAL));
-            assert!(SharedMemory::new(dev, 0).is_err());
+            assert!(SharedMemory::new(dma, 0).is_err());
             Ok(())
         })
     }

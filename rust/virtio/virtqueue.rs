@@ -27,19 +27,23 @@ use kernel::{
     str::CString,
     sync::{
         aref::ARef,
+        new_condvar,
         new_mutex,
         static_lock_class,
         Arc,
+        CondVar,
         Mutex,
         SpinLockIrq, //
     },
+    task::Task,
     types::Opaque, //
 };
 
 use crate::{
     bindings,
     compat,
-    Device, //
+    Device,
+    Dma, //
 };
 
 /// A buffer for the device: memory that it reads, memory that it writes, and a context of the
@@ -146,7 +150,7 @@ pub trait Handler: Send + Sync + Sized + 'static {
 
     /// Continues in process context what [`used`](Self::used) has [deferred](Virtqueue::defer).
     ///
-    /// Called by one processor at a time. Must not stop the device, nor wait for who does.
+    /// Called by one processor at a time.
     fn deferred(&self, queue: &Virtqueue<Self>) {
         let _ = queue;
     }
@@ -208,6 +212,8 @@ unsafe impl Sync for Workqueue {}
 /// [`Virtqueue`] this is in.
 struct RawQueue {
     raw: *mut bindings::virtqueue,
+    /// Whether it belongs to a device, or is about to.
+    claimed: bool,
     /// Whether buffers may be added.
     open: bool,
 }
@@ -262,7 +268,7 @@ impl<H: Handler> Virtqueue<H> {
             try_pin_init!(Self {
                 name,
                 queue <- SpinLockIrq::new(
-                    RawQueue { raw: ptr::null_mut(), open: false },
+                    RawQueue { raw: ptr::null_mut(), claimed: false, open: false },
                     QUEUE,
                     static_lock_class!(),
                 ),
@@ -420,6 +426,20 @@ impl<H: Handler> Virtqueue<H> {
     }
 }
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+impl<H: Handler> Virtqueue<H> {
+    /// Lets [`defer`](Self::defer) work, and nothing else, without a device.
+    pub(crate) fn open_for_test(&self) {
+        self.queue.lock().open = true;
+    }
+
+    /// Ends that.
+    pub(crate) fn close_for_test(&self) {
+        private::Sealed::close(self);
+        private::Sealed::join(self);
+    }
+}
+
 mod private {
     /// What only this crate may call.
     pub trait Sealed {
@@ -428,6 +448,12 @@ mod private {
 
         /// Calls the handler.
         fn interrupt(&self);
+
+        /// Makes the queue that of a device. Returns whether it was nobody's.
+        fn claim(&self) -> bool;
+
+        /// Makes it nobody's again.
+        fn release(&self);
 
         /// Begins to use `raw`.
         ///
@@ -444,6 +470,12 @@ mod private {
         /// The device must be stopped: it accesses no memory, and interrupts no more.
         unsafe fn detach(&self);
 
+        /// Whether the caller is [`Handler::deferred`](super::Handler::deferred) of the queue.
+        fn is_deferred(&self) -> bool;
+
+        /// Waits until that does not run any more. The queue must be closed.
+        fn join(&self);
+
         /// Refuses buffers from now on.
         fn close(&self);
 
@@ -455,15 +487,17 @@ mod private {
 /// A [`Virtqueue`] of any kind.
 pub trait AnyVirtqueue: private::Sealed + Send + Sync {
     /// Has [`Handler::deferred`] called and waits until it has returned, so that it has seen all
-    /// buffers which the device had used before. Process context; must not be called from it.
+    /// buffers which the device had used before. Process context. Does not wait if that calls this.
     fn flush_deferred(&self);
 }
 
 impl<H: Handler> AnyVirtqueue for Virtqueue<H> {
     fn flush_deferred(&self) {
         self.defer();
-        // SAFETY: `work` was initialised by `new`.
-        unsafe { bindings::flush_work(self.work.get()) };
+        if !private::Sealed::is_deferred(self) {
+            // SAFETY: `work` was initialised by `new`.
+            unsafe { bindings::flush_work(self.work.get()) };
+        }
     }
 }
 
@@ -476,16 +510,38 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
         self.handler.used(self);
     }
 
+    fn claim(&self) -> bool {
+        !core::mem::replace(&mut self.queue.lock().claimed, true)
+    }
+
+    fn release(&self) {
+        self.queue.lock().claimed = false;
+    }
+
     unsafe fn attach(&self, raw: *mut bindings::virtqueue) {
+        let mut queue = self.queue.lock();
         // INVARIANT: By the caller's contract, this is the only user of `raw`, which lives until
         // `detach`, and there are no tokens in it.
-        *self.queue.lock() = RawQueue { raw, open: true };
+        queue.raw = raw;
+        queue.open = true;
+    }
+
+    fn is_deferred(&self) -> bool {
+        // SAFETY: May be called by any task.
+        unsafe { bindings::current_work() == self.work.get() }
+    }
+
+    fn join(&self) {
+        // SAFETY: `work` was initialised by `new`. The queue is closed, so it is not queued again.
+        unsafe { bindings::cancel_work_sync(self.work.get()) };
     }
 
     unsafe fn detach(&self) {
         self.close();
-        // SAFETY: `work` was initialised by `new`. The queue is closed, so it is not queued again.
-        unsafe { bindings::cancel_work_sync(self.work.get()) };
+        // Who stops the device from there does not wait for himself.
+        if !private::Sealed::is_deferred(self) {
+            private::Sealed::join(self);
+        }
 
         loop {
             let token = {
@@ -526,10 +582,18 @@ enum State {
     Created,
     /// The device works.
     Ready,
+    /// That task resets the device and empties the queues.
+    Stopping(usize),
     /// The device is reset, the queues are empty and refuse buffers.
     Stopped,
     /// The queues are gone, or are being deleted.
     Deleted,
+}
+
+/// Number of the task that runs.
+fn current() -> usize {
+    // CAST: Not used as an address.
+    Task::current_raw() as usize
 }
 
 /// All queues of a device, as its interrupts find them: `priv` of the virtio device points here.
@@ -537,16 +601,36 @@ enum State {
 struct Queues {
     dev: ARef<Device>,
     queues: KVec<Arc<dyn AnyVirtqueue>>,
+    dma: Dma,
     #[pin]
     state: Mutex<State>,
+    /// [`State::Stopping`] is over.
+    #[pin]
+    stopped: CondVar,
 }
 
 impl Queues {
-    /// Makes the device forget all buffers and returns them to their owners.
-    fn stop_locked(&self, state: &mut State) {
-        if matches!(*state, State::Stopped | State::Deleted) {
-            return;
+    /// Whether the one who stops the device, and so empties the queues, waits for the caller.
+    fn is_waited_for(&self, stopping: usize) -> bool {
+        stopping == current() || self.queues.iter().any(|queue| queue.is_deferred())
+    }
+
+    /// Makes the device forget all buffers and returns them to their owners. Returns `false` if
+    /// somebody else is about to, who waits for the caller.
+    fn stop(&self) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            match *state {
+                State::Stopped | State::Deleted => return true,
+                State::Stopping(task) if self.is_waited_for(task) => return false,
+                State::Stopping(_) => self.stopped.wait(&mut state),
+                State::Created | State::Ready => break,
+            }
         }
+        // The transport stays: who deletes the queues waits for the end of this. The lock is given
+        // back, so that those whom this waits for may ask how the device does.
+        *state = State::Stopping(current());
+        drop(state);
         for queue in &self.queues {
             queue.close();
         }
@@ -555,7 +639,9 @@ impl Queues {
             // SAFETY: The device has been stopped above.
             unsafe { queue.detach() };
         }
-        *state = State::Stopped;
+        *self.state.lock() = State::Stopped;
+        self.stopped.notify_all();
+        true
     }
 
     /// Stops the device and deletes the queues.
@@ -564,21 +650,25 @@ impl Queues {
     ///
     /// The device must be bound to the driver that created the queues, and its lock must be held.
     unsafe fn delete(&self) {
-        {
-            let mut state = self.state.lock();
-            if *state == State::Deleted {
-                return;
-            }
-            self.stop_locked(&mut state);
-            // Nobody else looks at the transport from here on. The lock is given back because
-            // freeing interrupts takes locks under which a driver may have to stop its device, as
-            // those of memory reclaim.
-            *state = State::Deleted;
+        self.stop();
+        // Nobody else looks at the transport from here on. The lock is given back because freeing
+        // interrupts takes locks under which a driver may have to stop its device, as those of
+        // memory reclaim.
+        if core::mem::replace(&mut *self.state.lock(), State::Deleted) == State::Deleted {
+            return;
         }
+        for queue in &self.queues {
+            // One may have stopped the device from there.
+            queue.join();
+        }
+        self.dma.close();
         let raw = self.dev.as_raw();
         // SAFETY: The device is valid, and by the caller's contract bound, so its transport is
         // there. `Virtqueues::new` has created the queues, which nobody uses any more.
         unsafe { bindings::virtio_del_vqs(raw) };
+        for queue in &self.queues {
+            queue.release();
+        }
         // SAFETY: `Virtqueues::new` has stored a reference there; interrupts, which alone look at
         // it besides us, have been freed with the queues.
         drop(unsafe { Arc::<Self>::from_raw((*raw).priv_.cast()) });
@@ -648,18 +738,18 @@ impl Stopper {
     ///
     /// On return the device does not access any memory, whatever it was asked to do before, all
     /// buffers have been [cancelled](Handler::cancelled) and no handler runs. Only the first call
-    /// does anything; none does after the [`Virtqueues`] have been dropped. Process context; must
-    /// not be called from [`Handler::cancelled`].
+    /// does anything; none does after the [`Virtqueues`] have been dropped. Process context.
+    ///
+    /// A handler may call this. It does not wait for itself, nor for one who waits for it.
     pub fn stop(&self) {
-        let mut state = self.0.state.lock();
-        self.0.stop_locked(&mut state);
+        self.0.stop();
     }
 
     /// Whether the device has failed or is gone. A register read.
     pub fn device_failed(&self) -> bool {
         let state = self.0.state.lock();
         match *state {
-            State::Stopped | State::Deleted => true,
+            State::Stopping(_) | State::Stopped | State::Deleted => true,
             State::Created | State::Ready => {
                 // The transport is there: `Queues::delete` would have to get the lock first.
                 let status = self.0.dev.raw_status();
@@ -667,6 +757,35 @@ impl Stopper {
                 let lost = *state == State::Ready && !status.driver_ok();
                 status.is_gone() || status.needs_reset() || lost
             }
+        }
+    }
+}
+
+/// Queues that are nobody else's.
+pub(crate) struct Claimed(KVec<Arc<dyn AnyVirtqueue>>);
+
+impl Claimed {
+    /// `EBUSY` if one of them belongs to a device, or is there twice.
+    pub(crate) fn new(queues: KVec<Arc<dyn AnyVirtqueue>>) -> Result<Self> {
+        if let Some(taken) = queues.iter().position(|queue| !queue.claim()) {
+            for queue in &queues[..taken] {
+                queue.release();
+            }
+            return Err(EBUSY);
+        }
+        Ok(Self(queues))
+    }
+
+    /// The queues, whom somebody else releases.
+    fn keep(mut self) -> KVec<Arc<dyn AnyVirtqueue>> {
+        core::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        for queue in &self.0 {
+            queue.release();
         }
     }
 }
@@ -690,19 +809,11 @@ impl<'bound> Virtqueues<'bound> {
         if !unsafe { (*raw).priv_ }.is_null() {
             return Err(EBUSY);
         }
-        for (i, queue) in queues.iter().enumerate() {
-            let first = queues
-                .iter()
-                .position(|other| ptr::addr_eq(&**other, &**queue));
-            if queue.raw().is_some() || first != Some(i) {
-                return Err(EBUSY);
-            }
-        }
-
-        let count = queues.len();
+        let queues = Claimed::new(queues)?;
+        let count = queues.0.len();
         let mut raws = KVec::from_elem(ptr::null_mut::<bindings::virtqueue>(), count, GFP_KERNEL)?;
         let mut infos = KVec::with_capacity(count, GFP_KERNEL)?;
-        for queue in &queues {
+        for queue in &queues.0 {
             infos.push(
                 bindings::virtqueue_info {
                     name: queue.name().as_char_ptr(),
@@ -715,9 +826,11 @@ impl<'bound> Virtqueues<'bound> {
 
         let queues = Arc::pin_init(
             try_pin_init!(Queues {
+                dma: Dma::new(dev.parent())?,
                 dev: dev.into(),
-                queues,
+                queues: queues.keep(),
                 state <- new_mutex!(State::Created, "virtio::Virtqueues"),
+                stopped <- new_condvar!("virtio::Virtqueues"),
             }? Error),
             GFP_KERNEL,
         )?;
@@ -741,6 +854,9 @@ impl<'bound> Virtqueues<'bound> {
         to_result(ret).inspect_err(|_| {
             // The device may have seen some of the queues, which the transport has freed again.
             quiesce(&***dev);
+            for queue in &queues.queues {
+                queue.release();
+            }
             // SAFETY: The transport has freed the queues and their interrupts, which alone use
             // this reference; it has been stored above.
             drop(unsafe { Arc::<Queues>::from_raw((*raw).priv_.cast()) });
@@ -794,6 +910,11 @@ impl<'bound> Virtqueues<'bound> {
             let cpu = bindings::cpumask_local_spread(nth, node);
             bindings::virtqueue_set_affinity(raw.as_ptr(), bindings::cpumask_of(cpu));
         }
+    }
+
+    /// Who does the DMA of the device.
+    pub fn dma(&self) -> &Dma {
+        &self.queues.dma
     }
 
     /// A handle that stops the device.

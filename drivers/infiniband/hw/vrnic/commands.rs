@@ -8,15 +8,14 @@ use core::sync::atomic::{
 };
 
 use kernel::{
-    device::{
-        Bound,
-        Device, //
-    },
     dma::DmaAddress,
     prelude::*,
     sync::Arc, //
 };
-use virtio::SharedMemory;
+use virtio::{
+    Dma,
+    SharedMemory, //
+};
 use vrnic_wire::{
     command::{
         reregister_flags,
@@ -286,7 +285,7 @@ impl PageListBuffer {
     /// The buffer is `length` bytes, `offset` bytes into the first page. `EINVAL` if that does not
     /// fit the number of pages.
     pub(crate) fn new(
-        dev: &Device<Bound>,
+        dma: &Dma,
         pages: impl ExactSizeIterator<Item = DmaAddress>,
         page_shift: u8,
         offset: u64,
@@ -298,7 +297,7 @@ impl PageListBuffer {
         }
 
         let chunk_count = count.div_ceil(CHUNK_PAGES);
-        let chunks = SharedMemory::new(dev, chunk_count * CHUNK_SIZE)?;
+        let chunks = SharedMemory::new(dma, chunk_count * CHUNK_SIZE)?;
         write_chunks(chunks.dma_pages(), pages, |offset, word| {
             chunks.write(offset, &word.to_le_bytes())
         })?;
@@ -318,10 +317,10 @@ impl PageListBuffer {
     }
 
     /// A list of all of `memory`.
-    pub(crate) fn of_shared(dev: &Device<Bound>, memory: &SharedMemory) -> Result<Self> {
+    pub(crate) fn of_shared(dma: &Dma, memory: &SharedMemory) -> Result<Self> {
         const SHIFT: u8 = SharedMemory::PAGE_SIZE.ilog2() as u8;
 
-        Self::new(dev, memory.dma_pages(), SHIFT, 0, memory.len() as u64)
+        Self::new(dma, memory.dma_pages(), SHIFT, 0, memory.len() as u64)
     }
 
     /// The list, as commands name it.

@@ -5,10 +5,6 @@
 use core::sync::atomic::Ordering;
 
 use kernel::{
-    device::{
-        Bound,
-        Device, //
-    },
     prelude::*,
     sync::Arc, //
 };
@@ -18,6 +14,7 @@ use virtio::{
         MappedPage,
         Region, //
     },
+    Dma,
     SharedMemory, //
 };
 use vrnic_wire::{
@@ -52,23 +49,23 @@ const _: () = assert!(area_length(SLOTS) <= SharedMemory::PAGE_SIZE);
 const _: () = assert!(area_length(2 * SLOTS) > SharedMemory::PAGE_SIZE);
 
 /// The kernel's context on the device.
-pub(crate) struct KernelContext {
+pub(crate) struct KernelContext<'bound> {
     // Fields are dropped in declaration order: the device lets go of the notify area first.
     object: Object<DestroyContext>,
     notify: SharedMemory,
     /// The doorbell page, or [`None`] if the doorbell is a command.
-    page: Option<MappedPage>,
+    page: Option<MappedPage<'bound>>,
 }
 
-impl KernelContext {
+impl<'bound> KernelContext<'bound> {
     /// Creates the context, with a doorbell page in `doorbells` if there are such.
     pub(crate) fn new(
-        dev: &Device<Bound>,
+        dma: &Dma,
         control: &Arc<Control>,
-        doorbells: Option<&Region<'_>>,
+        doorbells: Option<&Region<'bound>>,
     ) -> Result<Self> {
-        let notify = SharedMemory::new(dev, area_length(SLOTS))?;
-        let area = PageListBuffer::of_shared(dev, &notify)?;
+        let notify = SharedMemory::new(dma, area_length(SLOTS))?;
+        let area = PageListBuffer::of_shared(dma, &notify)?;
         let (object, page) = create_context(
             control,
             &CreateContext {

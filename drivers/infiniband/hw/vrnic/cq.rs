@@ -201,8 +201,8 @@ impl CompletionQueue for Cq {
         let entries = entries_for(attributes.entries, limit)?;
         let mut buffer = Layout::new();
         let layout = buffer.place(entries, CQE_STRIDE)?;
-        let memory = SharedMemory::new(call.data().dma, usize::try_from(buffer.length())?)?;
-        let pages = PageListBuffer::of_shared(call.data().dma, &memory)?;
+        let memory = SharedMemory::new(call.data().dma(), usize::try_from(buffer.length())?)?;
+        let pages = PageListBuffer::of_shared(call.data().dma(), &memory)?;
         let ring = KBox::pin_init(
             pin_init!(KernelQueue {
                 polled <- new_spinlock_irq!(Polled::new(CompletionRing::new(memory, layout))),

@@ -32,6 +32,7 @@ use virtio::{
     AnyVirtqueue,
     Device,
     DeviceId,
+    Dma,
     Feature,
     IdTable,
     Virtqueues, //
@@ -192,7 +193,7 @@ impl<'bound> Data<'bound> {
         let (resources, objects) = Resources::new(dev)?;
         let health = resources.health.clone();
         Ok(Self {
-            _registration: register(objects, resources)?,
+            _registration: register(dev.parent(), objects, resources)?,
             health,
         })
     }
@@ -204,10 +205,10 @@ impl<'bound> Data<'bound> {
     reason = "a registration must not be leaked, which no type can say"
 )]
 fn register<'bound>(
+    parent: &'bound device::Device<Bound>,
     objects: Objects,
     resources: Resources<'bound>,
 ) -> Result<Registration<'bound, Vrnic>> {
-    let parent = resources.dma;
     let config = resources.config;
     let properties = Properties {
         ports: config.ports.get(),
@@ -228,7 +229,7 @@ fn register<'bound>(
 pub(crate) struct Resources<'bound> {
     // Fields are dropped in declaration order.
     /// The context of the kernel's own objects.
-    pub(crate) context: KernelContext,
+    pub(crate) context: KernelContext<'bound>,
     /// The device, as one gives it commands.
     pub(crate) control: Arc<Control>,
     /// Whether the device still works.
@@ -237,8 +238,6 @@ pub(crate) struct Resources<'bound> {
     pub(crate) limits: DeviceLimits,
     /// Its configuration.
     pub(crate) config: Config,
-    /// The device that does the DMA.
-    pub(crate) dma: &'bound device::Device<Bound>,
     /// Its doorbells, unless they are commands.
     pub(crate) doorbells: Option<Region<'bound>>,
     /// Whether its port takes a state.
@@ -259,10 +258,15 @@ pub(crate) struct Resources<'bound> {
     _supervised: Supervised,
     /// Key of the kernel for all memory.
     local_dma_key: Option<u32>,
-    _queues: Virtqueues<'bound>,
+    queues: Virtqueues<'bound>,
 }
 
 impl<'bound> Resources<'bound> {
+    /// Who does the DMA.
+    pub(crate) fn dma(&self) -> &Dma {
+        self.queues.dma()
+    }
+
     /// Brings the device up as far as the verbs need it.
     fn new(dev: &'bound Device<Core<'_>>) -> Result<(Self, Objects)> {
         check_features(dev)?;
@@ -308,7 +312,7 @@ impl<'bound> Resources<'bound> {
         let stopper = queues.stopper();
         let control = Control::new(control_queue, async_queue, stopper, health.clone())?;
         let limits = control.execute(&QueryDevice {})?;
-        let dma = dev.parent();
+        let dma = queues.dma();
         let paging = if dev.has_feature(ON_DEMAND_PAGING) {
             Some(PageCommands::new(dma, &control)?)
         } else {
@@ -321,7 +325,6 @@ impl<'bound> Resources<'bound> {
             health,
             limits,
             config,
-            dma,
             doorbells,
             port_state: dev.has_feature(PORT_STATE),
             detacher: Detacher::new()?,
@@ -331,7 +334,7 @@ impl<'bound> Resources<'bound> {
             completion_queue_changes: dev.has_feature(COMPLETION_QUEUE_CHANGES),
             null_key: dev.has_feature(NULL_KEY),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
-            _queues: queues,
+            queues,
         };
         Ok((resources, objects))
     }

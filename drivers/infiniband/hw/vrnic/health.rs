@@ -46,7 +46,7 @@ pub(crate) struct Health {
     processes: Mutex<KVec<Arc<NotifyArea>>>,
     /// Stops the device. There is none before [`supervise`] and after [`Supervised`].
     #[pin]
-    watchdog: SpinLockIrq<Option<Arc<Watchdog<Supervision>>>>,
+    watchdog: SpinLockIrq<Option<Watchdog<Supervision>>>,
 }
 
 impl Health {
@@ -174,8 +174,7 @@ impl Drop for Supervised {
 /// Supervises the device that `control` gives commands.
 pub(crate) fn supervise(control: Arc<Control>) -> Result<Supervised> {
     let health = control.health().clone();
-    let watchdog = Watchdog::new(INTERVAL_MS, Supervision(control));
-    let watchdog = Arc::pin_init(watchdog, GFP_KERNEL)?;
+    let watchdog = Watchdog::new(INTERVAL_MS, Supervision(control))?;
     *health.watchdog.lock() = Some(watchdog);
     Ok(Supervised(health))
 }

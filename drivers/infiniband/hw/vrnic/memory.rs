@@ -63,7 +63,7 @@ pub(crate) fn notify_pages(
     const { assert!(PAGE_SHIFT >= MIN_PAGE_SHIFT as usize) };
 
     PageListBuffer::new(
-        call.data().dma,
+        call.data().dma(),
         pages.dma_pages(),
         u8::try_from(PAGE_SHIFT)?,
         0,
@@ -81,7 +81,7 @@ pub(crate) fn region_pages(call: &Call<'_>, umem: &Umem, iova: u64) -> Result<Pa
 fn list(call: &Call<'_>, umem: &Umem, sizes: u64, iova: u64) -> Result<(PageListBuffer, usize)> {
     let pages = umem.pages(sizes, iova)?;
     let list = PageListBuffer::new(
-        call.data().dma,
+        call.data().dma(),
         pages.iter(),
         u8::try_from(pages.shift())?,
         pages.offset() as u64,

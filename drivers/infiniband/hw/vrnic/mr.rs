@@ -3,10 +3,6 @@
 //! Memory regions.
 
 use kernel::{
-    device::{
-        Bound,
-        Device, //
-    },
     dma::DmaAddress,
     new_mutex,
     prelude::*,
@@ -30,7 +26,10 @@ use rdma::{
     Umem,
     User, //
 };
-use virtio::SharedMemory;
+use virtio::{
+    Dma,
+    SharedMemory, //
+};
 use vrnic_wire::{
     command::{
         mr_flags,
@@ -214,12 +213,12 @@ struct Table {
 
 impl Table {
     /// A table for that many pages, at least 1.
-    fn new(dev: &Device<Bound>, max_pages: u32) -> Result<Self> {
+    fn new(dma: &Dma, max_pages: u32) -> Result<Self> {
         let length = (max_pages as usize)
             .checked_mul(TABLE_ENTRY_LENGTH)
             .ok_or(EINVAL)?;
         Ok(Self {
-            memory: SharedMemory::new(dev, length)?,
+            memory: SharedMemory::new(dma, length)?,
             max_pages,
         })
     }
@@ -323,8 +322,8 @@ impl MemoryRegion for Mr {
         if max_pages > call.data().limits.max_fast_registration_pages.get() {
             return Err(EINVAL);
         }
-        let table = Table::new(call.data().dma, max_pages)?;
-        let list = PageListBuffer::of_shared(call.data().dma, &table.memory)?;
+        let table = Table::new(call.data().dma(), max_pages)?;
+        let list = PageListBuffer::of_shared(call.data().dma(), &table.memory)?;
         let object = allocate_mr(
             &call.data().control,
             &AllocateMr {
@@ -455,8 +454,8 @@ mod tests {
 
     #[test]
     fn a_table_holds_as_many_pages_as_it_says() -> Result {
-        virtio::with_test_device(|dev| {
-            let table = Table::new(dev, 600)?;
+        virtio::with_test_dma(|dma| {
+            let table = Table::new(dma, 600)?;
             table.set(0, 0x1_2000)?;
             table.set(599, 0xfedc_ba98_7654_3000)?;
             assert_eq!(table.set(600, 0), Err(ENOMEM));
@@ -466,7 +465,7 @@ mod tests {
             assert_eq!(u64::from_le_bytes(entry), 0x1_2000);
             table.memory.read(599 * TABLE_ENTRY_LENGTH, &mut entry)?;
             assert_eq!(u64::from_le_bytes(entry), 0xfedc_ba98_7654_3000);
-            assert_eq!(Table::new(dev, 0).err(), Some(EINVAL));
+            assert_eq!(Table::new(dma, 0).err(), Some(EINVAL));
             Ok(())
         })
     }

@@ -19,10 +19,6 @@ use core::{
 };
 
 use kernel::{
-    device::{
-        Bound,
-        Device, //
-    },
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
@@ -53,7 +49,10 @@ use rdma::{
     },
     wr::Sge, //
 };
-use virtio::SharedMemory;
+use virtio::{
+    Dma,
+    SharedMemory, //
+};
 use vrnic_wire::{
     command::{
         fault_flags,
@@ -112,13 +111,13 @@ struct Slots {
 }
 
 impl PageCommands {
-    pub(crate) fn new(dev: &Device<Bound>, control: &Arc<Control>) -> Result<Arc<Self>> {
+    pub(crate) fn new(dma: &Dma, control: &Arc<Control>) -> Result<Arc<Self>> {
         let slots = Slots {
             take: Prepared::new()?,
             map: Prepared::new()?,
             refuse: Prepared::new()?,
             unmap: Prepared::new()?,
-            table: SharedMemory::new(dev, TABLE_PAGES * TABLE_ENTRY_LENGTH)?,
+            table: SharedMemory::new(dma, TABLE_PAGES * TABLE_ENTRY_LENGTH)?,
         };
         Arc::pin_init(
             pin_init!(Self {

@@ -97,7 +97,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
     });
     if let Err(error) = followed {
         dev_err!(
-            call.data().dma,
+            call.data().health.dev(),
             "port {} does not follow its network device: {:?}\n",
             port.number(),
             error

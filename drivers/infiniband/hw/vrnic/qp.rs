@@ -244,8 +244,8 @@ impl QueuePair for Qp {
                 let (send, recv, given, length) = kernel_layouts(asked, limits)?;
                 let mut memory = None;
                 if length != 0 {
-                    let shared = SharedMemory::new(call.data().dma, usize::try_from(length)?)?;
-                    pages = Some(PageListBuffer::of_shared(call.data().dma, &shared)?);
+                    let shared = SharedMemory::new(call.data().dma(), usize::try_from(length)?)?;
+                    pages = Some(PageListBuffer::of_shared(call.data().dma(), &shared)?);
                     memory = Some(shared);
                 }
                 let shared = attributes.srq.map(|srq| srq.receives()).transpose()?;

@@ -206,11 +206,10 @@ impl CompletionRing {
 mod tests {
     use super::*;
 
-    use kernel::device::{
-        Bound,
-        Device, //
+    use virtio::{
+        with_test_dma,
+        Dma, //
     };
-    use virtio::with_test_device;
 
     fn load(memory: &SharedMemory, layout: &RingLayout, word: usize) -> Result<u32> {
         let word = memory.u32(header_word(layout, word))?;
@@ -229,10 +228,10 @@ mod tests {
         ring.memory.write(entry, cqe.as_bytes())
     }
 
-    fn completion_ring(dev: &Device<Bound>, entries: u32) -> Result<CompletionRing> {
+    fn completion_ring(dma: &Dma, entries: u32) -> Result<CompletionRing> {
         let mut buffer = Layout::new();
         let layout = buffer.place(entries, CQE_STRIDE)?;
-        let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
+        let memory = SharedMemory::new(dma, usize::try_from(buffer.length())?)?;
         Ok(CompletionRing::new(memory, layout))
     }
 
@@ -264,8 +263,8 @@ mod tests {
 
     #[test]
     fn completions_are_found_by_their_phase() -> Result {
-        with_test_device(|dev| {
-            let mut ring = completion_ring(dev, 2)?;
+        with_test_dma(|dma| {
+            let mut ring = completion_ring(dma, 2)?;
 
             assert!(ring.take()?.is_none());
             for index in 0..7 {
@@ -285,8 +284,8 @@ mod tests {
 
     #[test]
     fn arming_tells_of_completions_before() -> Result {
-        with_test_device(|dev| {
-            let mut ring = completion_ring(dev, 4)?;
+        with_test_dma(|dma| {
+            let mut ring = completion_ring(dma, 4)?;
 
             assert!(!ring.arm(true)?);
             let first = Arm::from_raw(load(&ring.memory, &ring.layout, offset::ARM)?);
@@ -309,8 +308,8 @@ mod tests {
 
     #[test]
     fn a_queue_pair_that_is_gone_is_forgotten() -> Result {
-        with_test_device(|dev| {
-            let mut ring = completion_ring(dev, 4)?;
+        with_test_dma(|dma| {
+            let mut ring = completion_ring(dma, 4)?;
 
             complete(&ring, 0, 1, 7)?;
             complete(&ring, 1, 2, 8)?;

@@ -165,8 +165,8 @@ impl SharedReceiveQueue for Srq {
             }
             None => {
                 let (ring, given) = kernel_layout(attributes, limits)?;
-                let shared = SharedMemory::new(call.data().dma, usize::try_from(ring.end())?)?;
-                let pages = PageListBuffer::of_shared(call.data().dma, &shared)?;
+                let shared = SharedMemory::new(call.data().dma(), usize::try_from(ring.end())?)?;
+                let pages = PageListBuffer::of_shared(call.data().dma(), &shared)?;
                 let receives = SharedReceives::new(shared, ring)?;
                 kernel = Some(Arc::pin_init(receives, GFP_KERNEL)?);
                 (call.data().context.number(), ring, given, pages)

@@ -114,13 +114,10 @@ impl rdma::UserContext for UserContext {
             response.null_key = NULL_KEY;
         }
         if let Some(doorbells) = &call.data().doorbells {
-            let length = u64::from(DOORBELL_PAGE_SIZE);
-            let offset = u64::from(page) * length;
-            if offset + length > doorbells.len() {
-                return Err(EIO);
-            }
+            let offset = doorbells.page_offset(page).map_err(|_| EIO)?;
             // CAST: A page of 4096 bytes.
-            let memory = DeviceMemory::new(doorbells.start() + offset, length as usize)?;
+            let length = DOORBELL_PAGE_SIZE as usize;
+            let memory = DeviceMemory::new(doorbells.bar(), offset, length)?;
             response.doorbell_offset = mappings.insert(memory)?;
             response.doorbell_length = DOORBELL_PAGE_SIZE;
         }

@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     use crate::ring::Layout;
-    use virtio::with_test_device;
+    use virtio::with_test_dma;
 
     fn ring(side: Side, entries: u32) -> Result<(WorkRing, Layout)> {
         let mut buffer = Layout::new();
@@ -316,9 +316,9 @@ mod tests {
 
     #[test]
     fn a_ring_fills_and_empties() -> Result {
-        with_test_device(|dev| {
+        with_test_dma(|dma| {
             let (mut ring, buffer) = ring(Side::Send, 2)?;
-            let memory = SharedMemory::new(dev, usize::try_from(buffer.length())?)?;
+            let memory = SharedMemory::new(dma, usize::try_from(buffer.length())?)?;
             let word = |offset| memory.u32(header_word(&ring.layout, offset));
             let (produced, flags_word) = (word(offset::DRIVER_INDEX)?, word(offset::DEVICE_FLAGS)?);
 
