@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The guests' kernel: Debian's linux-source-7.3, tinyconfig plus kernel.config, and with VRNIC_KERNEL=debug
-# kernel-debug.config, which needs clang. A user's own configured and built tree is used as it is: KDIR=. KERNEL_TREE
-# holds the object tree, KERNEL_CC the compiler that modules of it need. Sourced by setup.sh.
+# The guests' kernel: Debian's linux-source-7.3, tinyconfig plus kernel.config. VRNIC_KERNEL=debug adds
+# kernel-debug.config, which needs clang, and VRNIC_KERNEL=races kernel-races.config. A user's own configured and built
+# tree is used as it is: KDIR=. KERNEL_TREE holds the object tree, KERNEL_CC the compiler that modules of it need. Sourced
+# by setup.sh.
 
 KERNEL_SERIES=7.3
 KERNEL_SUITES=(trixie trixie-backports)
@@ -59,10 +60,12 @@ setup_kernel() {
 		return
 	fi
 	KERNEL_CC=gcc
-	if [ "${VRNIC_KERNEL:-}" = debug ]; then
-		fragments+=("$SETUP_DIR/kernel-debug.config")
-		KERNEL_CC=clang-19
-	fi
+	case ${VRNIC_KERNEL:-} in
+	'') ;;
+	debug) fragments+=("$SETUP_DIR/kernel-debug.config") KERNEL_CC=clang-19 ;;
+	races) fragments+=("$SETUP_DIR/kernel-races.config") ;;
+	*) die "VRNIC_KERNEL=$VRNIC_KERNEL is no kernel" "set it to debug or races, or not at all" ;;
+	esac
 	# The object tree holds absolute paths and metadata of one compiler: both are part of the key.
 	key=$(key_of "$SETUP_DIR/kernel.sh" "${fragments[@]}" "$(/usr/bin/rustc --version)" "$("$KERNEL_CC" --version | head -n 1)" \
 		"$("$BINDGEN_PATH" --version)" "$CACHE")
