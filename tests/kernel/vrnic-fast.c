@@ -28,6 +28,10 @@
 #define REMOTE_ACCESS (IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 #define ALL_ACCESS (IB_ACCESS_LOCAL_WRITE | REMOTE_ACCESS)
 
+static unsigned int patience = 60;
+module_param(patience, uint, 0444);
+MODULE_PARM_DESC(patience, "seconds after which a completion is not waited for any more");
+
 struct fast {
 	struct ib_device *dev;
 	struct ib_pd *pd;
@@ -36,6 +40,8 @@ struct fast {
 	struct ib_cq *sends;
 	struct ib_cq *receives;
 	struct ib_qp *qp[2];
+	/* A completion did not come: there is no point in waiting for others. */
+	bool gave_up;
 	struct ib_mr *mr;
 	struct ib_mr *other_mr;
 	/* Pages of the registered memory, in no order. */
@@ -121,7 +127,7 @@ static int fast_differences(struct fast *f, u8 registered, u8 peers)
 /* Waits for the completion of that request. */
 static int fast_wait(struct ib_cq *cq, u64 wr_id, struct ib_wc *wc)
 {
-	unsigned long end = jiffies + 60 * HZ;
+	unsigned long end = jiffies + patience * HZ;
 	int ret;
 
 	for (;;) {
@@ -144,11 +150,14 @@ static int fast_do(struct fast *f, int which, struct ib_send_wr *wr, enum ib_wc_
 	struct ib_wc wc;
 	int ret;
 
+	if (f->gave_up || !f->qp[which])
+		return -ENOTCONN;
 	wr->wr_id = ++f->wr_id;
 	wr->send_flags |= IB_SEND_SIGNALED;
 	ret = ib_post_send(f->qp[which], wr, NULL);
 	if (!ret)
 		ret = fast_wait(f->sends, wr->wr_id, &wc);
+	f->gave_up |= ret == -ETIMEDOUT;
 	if (ret)
 		return ret;
 	if (wc.qp != f->qp[which] || (!wc.status && wc.opcode != opcode))
@@ -223,7 +232,6 @@ static int fast_access(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 of
 	struct ib_sge sge = {
 		.addr = f->dma + offset,
 		.length = length,
-		.lkey = f->qp[PEER]->pd->local_dma_lkey,
 	};
 	struct ib_rdma_wr wr = {
 		.wr = {
@@ -235,6 +243,9 @@ static int fast_access(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 of
 		.rkey = key,
 	};
 
+	if (!f->qp[PEER])
+		return -ENOTCONN;
+	sge.lkey = f->qp[PEER]->pd->local_dma_lkey;
 	return fast_do(f, PEER, &wr.wr,
 		       opcode == IB_WR_RDMA_READ ? IB_WC_RDMA_READ : IB_WC_RDMA_WRITE);
 }
@@ -260,11 +271,14 @@ static int fast_send_invalidate(struct fast *f, u32 key, int *received)
 	struct ib_wc wc;
 	int ret, sent;
 
+	if (f->gave_up || !f->qp[OWNER])
+		return -ENOTCONN;
 	ret = ib_post_recv(f->qp[OWNER], &recv, NULL);
 	if (ret)
 		return ret;
 	sent = fast_do(f, PEER, &wr, IB_WC_SEND);
 	ret = fast_wait(f->receives, recv.wr_id, &wc);
+	f->gave_up |= ret == -ETIMEDOUT;
 	if (ret)
 		return ret;
 	*received = wc.status;

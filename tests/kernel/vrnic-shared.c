@@ -29,6 +29,10 @@ struct receive {
 	u8 data[LENGTH] ____cacheline_aligned;
 };
 
+static unsigned int patience = 60;
+module_param(patience, uint, 0444);
+MODULE_PARM_DESC(patience, "seconds after which a completion is not waited for any more");
+
 struct shared {
 	struct ib_pd *pd;
 	struct ib_cq *cq;
@@ -107,7 +111,7 @@ static void shared_qp_event(struct ib_event *event, void *context)
 /* Events come from a work item: waits until count of them did. */
 static int shared_wait(atomic_t *events, int count)
 {
-	unsigned long end = jiffies + 60 * HZ;
+	unsigned long end = jiffies + patience * HZ;
 
 	while (atomic_read(events) < count) {
 		if (time_after(jiffies, end))
@@ -132,7 +136,7 @@ static int shared_send(struct shared *s, int n)
 		.opcode = IB_WR_SEND,
 		.send_flags = IB_SEND_SIGNALED,
 	};
-	unsigned long end = jiffies + 60 * HZ;
+	unsigned long end = jiffies + patience * HZ;
 	int ret;
 
 	ib_dma_sync_single_for_cpu(s->pd->device, s->dma, LENGTH, DMA_TO_DEVICE);
