@@ -12,6 +12,7 @@ use serde::Deserialize;
 use vrnic_engine::Limits;
 
 use crate::capture;
+use crate::device::hostile;
 
 pub mod switch;
 
@@ -49,6 +50,9 @@ pub struct Config {
     /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
     #[serde(default)]
     pub test_panic_on_sigusr1: Vec<String>,
+    /// For tests of drivers: devices that lie.
+    #[serde(default)]
+    pub test_hostile: Option<hostile::Settings>,
     /// A capture that begins with the daemon.
     #[serde(default)]
     pub capture: Option<capture::Settings>,
@@ -254,6 +258,7 @@ impl Config {
             control: None,
             control_mode: SocketMode::default(),
             test_panic_on_sigusr1: Vec::new(),
+            test_hostile: None,
             capture: None,
             devices: vec![device],
             switch: None,
@@ -332,6 +337,15 @@ impl Config {
                 names.contains(name),
                 "test_panic_on_sigusr1 names `{name}`, which is no device"
             );
+        }
+        if let Some(hostile) = &self.test_hostile {
+            for name in &hostile.devices {
+                ensure!(
+                    names.contains(name),
+                    "test_hostile names `{name}`, which is no device"
+                );
+            }
+            ensure!(hostile.one_in > 0, "test_hostile: one_in is at least 1");
         }
         Ok(())
     }
@@ -474,6 +488,10 @@ mod tests {
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         assert!(error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("no device"));
+        let hostile = |rest: &str| format!("test_hostile = {{ devices = {rest} }}\n{ONE}");
+        assert!(error(&hostile("[\"b\"], seed = 1")).contains("no device"));
+        assert!(error(&hostile("[\"a\"], seed = 1, one_in = 0")).contains("at least 1"));
+        assert!(error(&hostile("[\"a\"]")).contains("seed"));
         let capture = |line: &str| error(&format!("[capture]\nfile = \"c\"\n{line}\n{ONE}"));
         assert!(capture("device = \"b\"").contains("no device"));
         assert!(capture("qp = 17").contains("needs its device"));

@@ -55,19 +55,26 @@ pub fn run(config: &Config) -> Result<()> {
         .iter()
         .enumerate()
         .map(|(index, settings)| {
-            Device::new(index, settings, network.path_mtu(index), waker.clone())
+            let mut device = Device::new(index, settings, network.path_mtu(index), waker.clone());
+            if let Some(hostile) = &config.test_hostile
+                && hostile.devices.contains(&settings.name)
+            {
+                device.set_hostile(hostile);
+            }
+            device
         })
         .collect();
-    let to_panic: Vec<(String, Arc<Mailbox>)> = devices
-        .iter()
-        .filter(|device| {
-            config
-                .test_panic_on_sigusr1
-                .iter()
-                .any(|name| name == device.name())
-        })
-        .map(|device| (device.name().to_owned(), device.mailbox().clone()))
-        .collect();
+    let named = |names: &[String]| -> Vec<(String, Arc<Mailbox>)> {
+        let named = devices
+            .iter()
+            .filter(|device| names.iter().any(|name| name == device.name()));
+        named
+            .map(|device| (device.name().to_owned(), device.mailbox().clone()))
+            .collect()
+    };
+    let to_panic = named(&config.test_panic_on_sigusr1);
+    let hostile = config.test_hostile.as_ref();
+    let to_change_sides = hostile.map_or_else(Vec::new, |hostile| named(&hostile.devices));
 
     let names: Vec<String> = devices
         .iter()
@@ -148,6 +155,10 @@ pub fn run(config: &Config) -> Result<()> {
                 for (name, mailbox) in &to_panic {
                     warn!(device = name, "panic requested by SIGUSR1");
                     mailbox.request_panic();
+                }
+                for (name, mailbox) in &to_change_sides {
+                    let hostile = mailbox.change_sides();
+                    warn!(device = name, hostile, "changed sides by SIGUSR1");
                 }
             }
             SIGHUP | libc::SIGXFSZ => {}

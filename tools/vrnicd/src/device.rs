@@ -4,6 +4,7 @@
 //! Lives in the worker's thread. A panic anywhere in here is caught by the worker's calls of
 //! [`contained`](Device::contained) and fails this device alone.
 
+pub mod hostile;
 mod session;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,6 +33,7 @@ use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec};
 use crate::waker::Waker;
+use hostile::Hostile;
 use session::{EventQueue, Queues, Session};
 
 /// Units of work (entries, segments) done before other devices get their turn.
@@ -67,6 +69,8 @@ pub struct Device {
     session: Option<Session>,
     /// Makes guest memory survive a loss of power.
     syncer: Syncer,
+    /// Its ill will, if it has any.
+    hostile: Option<Hostile>,
     record: Record,
     /// Time of the last turn.
     now: Instant,
@@ -106,9 +110,16 @@ impl Device {
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
             syncer,
+            hostile: None,
             record: Record::new(EXPLANATIONS),
             now: Instant::default(),
         }
+    }
+
+    /// Has the device mean its driver ill.
+    pub fn set_hostile(&mut self, settings: &hostile::Settings) {
+        warn!(device = %self.name, seed = settings.seed, one_in = settings.one_in, "hostile");
+        self.hostile = Some(Hostile::new(settings));
     }
 
     /// Name in logs.
@@ -250,7 +261,8 @@ impl Device {
         });
         if session.queues.control_notified {
             worked = true;
-            if let Err(bad) = session.execute_commands(self.index, shared, now) {
+            let hostile = self.hostile.as_mut();
+            if let Err(bad) = session.execute_commands(self.index, shared, hostile, now) {
                 self.broken_queue(shared, CONTROL_QUEUE, bad);
             }
         }
@@ -266,11 +278,21 @@ impl Device {
         let Some(session) = &mut self.session else {
             return false;
         };
+        let acted = match &mut self.hostile {
+            Some(hostile) => session.act(hostile, now),
+            None => Ok(false),
+        };
+        let mut worked = match acted {
+            Ok(acted) => acted,
+            Err(bad) => {
+                self.broken_queue(shared, CONTROL_QUEUE, bad);
+                return true;
+            }
+        };
         let Some(rnic) = &mut session.rnic else {
             mailbox.drain_doorbells(|_, _| {});
-            return false;
+            return worked;
         };
-        let mut worked = false;
         mailbox.drain_doorbells(|page, value| {
             worked = true;
             rnic.doorbell(page, value);
@@ -407,7 +429,14 @@ impl Device {
         let mut outcome = Ok(());
         for (index, events) in session.queues.events.iter_mut().enumerate() {
             let rnic = &mut session.rnic;
+            let hostile = &mut self.hostile;
             let mut next = || {
+                let forged = hostile
+                    .as_mut()
+                    .and_then(|hostile| hostile.event(index == 0));
+                if forged.is_some() {
+                    return forged;
+                }
                 let rnic = rnic.as_mut()?;
                 match index {
                     0 => rnic
@@ -455,11 +484,17 @@ impl Device {
 
     /// When the device has to be woken.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.session.as_ref()?.rnic.as_ref()?.next_deadline()
+        let session = self.session.as_ref()?;
+        let engine = session.rnic.as_ref().and_then(Rnic::next_deadline);
+        let hostile = self.hostile.as_ref().and_then(Hostile::deadline);
+        engine.into_iter().chain(hostile).min()
     }
 
     fn activate(&mut self, shared: &mut Shared, activation: Activation) {
         self.reset(shared);
+        if let Some(hostile) = &mut self.hostile {
+            hostile.begin(self.mailbox.is_hostile());
+        }
         let memory = activation.memory;
         let (ranges, bytes) = memory.summary();
         info!(
@@ -514,6 +549,9 @@ impl Device {
 
     /// Forgets everything about the driver and its memory.
     fn reset(&mut self, shared: &mut Shared) {
+        if let Some(hostile) = &mut self.hostile {
+            hostile.forget();
+        }
         self.drop_rnic();
         shared.regions.release(self.index);
         if let Some(session) = self.session.take() {

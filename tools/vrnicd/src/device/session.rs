@@ -6,10 +6,11 @@ use std::sync::Arc;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Io, Rnic};
 use vrnic_wire::command::{self, Command, CommandCode, CommandHeader, ReplyHeader, Status};
-use vrnic_wire::config::CONTROL_QUEUE;
+use vrnic_wire::config::{ASYNC_EVENT_QUEUE, CONTROL_QUEUE};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Shared;
+use super::hostile::{Hostile, Plan};
 use crate::guest_memory::GuestMemory;
 use crate::virtio::Notifier;
 use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
@@ -54,6 +55,7 @@ impl Session {
         &mut self,
         index: usize,
         shared: &mut Shared,
+        mut hostile: Option<&mut Hostile>,
         now: Instant,
     ) -> Result<(), BadQueue> {
         let Some(queue) = &mut self.queues.control else {
@@ -61,7 +63,9 @@ impl Session {
         };
         let mut interrupt = false;
         for _ in 0..COMMANDS_PER_TURN {
-            let next = match self.queues.begun.take() {
+            let begun = self.queues.begun.take();
+            let is_begun = begun.is_some();
+            let next = match begun {
                 Some(begun) => Some(begun),
                 None => queue.pop(command::MAX_REQUEST)?,
             };
@@ -70,8 +74,14 @@ impl Session {
                 break;
             };
             let mut reply = Vec::with_capacity(command::MAX_REPLY);
+            let length = reply_length(&chain.request);
+            let plan = match &mut hostile {
+                Some(hostile) if !is_begun => hostile.plan(&chain.request),
+                _ => Plan::HONEST,
+            };
             match &mut self.rnic {
-                Some(_) if chain.reply_capacity() < reply_length(&chain.request) => {
+                Some(_) if !plan.executes => {}
+                Some(_) if chain.reply_capacity() < length => {
                     // Executing it first would leave the driver with an object whose number it never learned.
                     refuse(Status::Malformed, &mut reply);
                 }
@@ -89,12 +99,38 @@ impl Session {
                 }
                 None => refuse(Status::DeviceFailed, &mut reply),
             }
-            interrupt |= queue.complete(&chain, &reply)?;
+            interrupt |= match &mut hostile {
+                Some(hostile) => {
+                    hostile.reply(&plan, &mut reply, length, chain.reply_capacity());
+                    hostile.deliver(&plan, queue, &self.memory, chain, reply, now)?
+                }
+                None => queue.complete(&chain, &reply)?,
+            };
         }
         if interrupt {
             self.notifier.queue_used(CONTROL_QUEUE);
         }
         Ok(())
+    }
+
+    /// Has a hostile device do what it does without a cause. True if it did anything.
+    pub(super) fn act(&mut self, hostile: &mut Hostile, now: Instant) -> Result<bool, BadQueue> {
+        if let Some(queue) = &mut self.queues.control
+            && hostile.deliver_late(queue, now)?
+        {
+            self.notifier.queue_used(CONTROL_QUEUE);
+        }
+        if !hostile.act(&self.memory, now) {
+            return Ok(false);
+        }
+        let queues = ASYNC_EVENT_QUEUE + self.queues.events.len() as u16;
+        if let Some(queue) = hostile.spurious(queues) {
+            self.notifier.queue_used(queue);
+        }
+        if hostile.gives_up() {
+            self.notifier.needs_reset();
+        }
+        Ok(true)
     }
 }
 

@@ -86,6 +86,7 @@ pub struct Mailbox {
     /// Last value written to each doorbell page.
     values: Box<[AtomicU32]>,
     panic_requested: AtomicBool,
+    hostile: AtomicBool,
     waker: Arc<Waker>,
 }
 
@@ -99,6 +100,7 @@ impl Mailbox {
             doorbells: AtomicSet::new(doorbell_pages as usize),
             values: (0..doorbell_pages).map(|_| AtomicU32::new(0)).collect(),
             panic_requested: AtomicBool::new(false),
+            hostile: AtomicBool::new(false),
             waker,
         }
     }
@@ -143,6 +145,16 @@ impl Mailbox {
     pub fn request_panic(&self) {
         self.panic_requested.store(true, Ordering::SeqCst);
         self.waker.wake();
+    }
+
+    /// For tests of drivers: makes the device hostile to those to come, or honest again. Returns which.
+    pub fn change_sides(&self) -> bool {
+        !self.hostile.fetch_xor(true, Ordering::SeqCst)
+    }
+
+    /// Whether a driver that comes now is to find a hostile device.
+    pub fn is_hostile(&self) -> bool {
+        self.hostile.load(Ordering::SeqCst)
     }
 
     /// Whether a panic was requested; clears the request.

@@ -5,6 +5,7 @@
 //! shortened chain: the device then asks for a reset.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT, desc::split::Descriptor};
 use vm_memory::{Bytes, GuestAddress};
@@ -29,6 +30,11 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// Number of its first descriptor, by which it is given back.
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
     /// Number of bytes the driver lets the device write.
     pub fn reply_capacity(&self) -> usize {
         self.writable.iter().map(|&(_, len)| len as usize).sum()
@@ -103,6 +109,32 @@ impl Virtqueue {
             Some(last) if !last.has_next() => Ok(Some(chain)),
             _ => Err(BadQueue("descriptor chain is broken")),
         }
+    }
+
+    /// Gives a chain back that may not be there, as if `written` bytes had been written to it: what a device must not
+    /// do. Returns whether the driver wants an interrupt.
+    pub fn complete_as(&mut self, head: u32, written: u32) -> Result<bool, BadQueue> {
+        /// The index of the ring, and its entries (virtio 1.3, section 2.7.8).
+        const INDEX: u64 = 2;
+        const ENTRIES: u64 = 4;
+        const ENTRY: u64 = 8;
+
+        let ring = self.queue.used_ring();
+        let next = self.queue.next_used();
+        let entry = ring + ENTRIES + u64::from(next % self.queue.size()) * ENTRY;
+        let gone = |_| BadQueue("used ring is gone");
+        let bytes = [head.to_le_bytes(), written.to_le_bytes()].concat();
+        self.memory
+            .write_slice(&bytes, GuestAddress(entry))
+            .map_err(gone)?;
+        let next = next.wrapping_add(1);
+        self.queue.set_next_used(next);
+        self.memory
+            .store(next.to_le(), GuestAddress(ring + INDEX), Ordering::Release)
+            .map_err(gone)?;
+        self.queue
+            .needs_notification(&self.memory)
+            .map_err(|_| BadQueue("available ring is gone"))
     }
 
     /// Gives a chain back with `reply` written to it. Returns whether the driver wants an interrupt.

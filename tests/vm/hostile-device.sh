@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A device that lies in its replies, answers late, twice or never, raises events that nothing caused and scribbles over
+# the rings of the kernel harms nobody: the driver can always be unbound, programs and kernel modules end, and the kernel
+# has nothing to complain of. HOSTILE_SECONDS=3600 for longer; the seed is that of the directive.
+# lab: fabric=local
+# lab: timeout=600
+# lab: vrnicd test_hostile = { devices = ["a"], seed = 14 }
+. "$LAB_LIB"
+
+driver=/sys/bus/virtio/drivers/vrnic
+virtio=$(on a sh -c "basename $driver/virtio*")
+on a test -e "$driver/$virtio" || fail "no virtio device is bound to the driver"
+
+unbind() {
+	on -t 120 a sh -c "test ! -e $driver/$virtio || echo $virtio > $driver/unbind" || fail "round $rounds: the driver stays"
+	on a test ! -e "/sys/class/infiniband/$DEV" || fail "round $rounds: the RDMA device outlives its driver"
+}
+
+# A device that makes no sense is refused.
+bind() { on -t 120 a sh -c "echo $virtio > $driver/bind" 2>/dev/null || on a test ! -e "$driver/$virtio"; }
+
+# Whatever they meet: they must end, at the latest when their device is gone.
+cat > "$LAB_DIR/users" <<'USERS'
+for command in \
+	"ibv_devinfo -v" \
+	"rdma resource show" \
+	"rdma statistic show" \
+	"rdma resource show qp -dd" \
+	"vrnic-stress --device $1 --seconds 2" \
+	"vrnic-verbs-check --device $1 --gid $2" \
+	"modprobe vrnic-fast patience=1" \
+	"modprobe vrnic-shared patience=1" \
+	"modprobe vrnic-verbs" \
+	"modprobe vrnic-drain"; do
+	(
+		timeout -s KILL 30 $command >/dev/null 2>&1
+		echo "$? $command" >>/tmp/ended
+	) &
+done
+wait
+USERS
+users=$(cat "$LAB_DIR/users")
+
+kill -USR1 "$(lab pid vrnicd)"
+rounds=0
+refused=0
+end=$((SECONDS + ${HOSTILE_SECONDS:-60}))
+while [ $SECONDS -lt $end ]; do
+	rounds=$((rounds + 1))
+	unbind
+	bind
+	on a test -e "$driver/$virtio" || refused=$((refused + 1))
+	on -t 200 a sh -c "rm -f /tmp/ended; sh -c '$users' users $DEV $GID_INDEX >/dev/null 2>&1 & sleep 4" || fail "round $rounds: no users"
+	unbind
+	within 100 on a sh -c 'test "$(wc -l < /tmp/ended)" = 10' ||
+		fail "round $rounds: not all users ended: $(on a sh -c 'cat /tmp/ended; ps ax | grep " D"')"
+	on a sh -c 'for module in fast shared verbs drain; do modprobe -r vrnic-$module; done' || fail "round $rounds: a module stays"
+done
+echo "$rounds rounds, $refused times refused at once"
+on -t 120 a modprobe -r vrnic || fail "the driver cannot be unloaded"
+on -t 60 b vrnic-stress --device "$DEV" --seconds 2 || fail "the other VM noticed"
+
+# An honest device finds nothing that was left behind.
+kill -USR1 "$(lab pid vrnicd)"
+on -t 60 a modprobe vrnic
+active a
+on -t 60 a vrnic-stress --device "$DEV" --seconds 2
