@@ -32,8 +32,11 @@ pub struct Gate {
 impl Gate {
     /// An open gate.
     pub fn new() -> impl PinInit<Self, Error> {
+        // One for all crates, as is the lock class: lockdep knows names by address.
+        static INSIDE: &CStr = c"Gate::inside";
+
         try_pin_init!(Self {
-            inside <- Srcu::new(c"Gate", static_lock_class!()),
+            inside <- Srcu::new(INSIDE, static_lock_class!()),
             open: Atomic::new(true),
         })
     }
