@@ -124,17 +124,11 @@ pub mod restrack;
 pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-mod test_driver;
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-mod testing;
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 mod uapi;
 pub mod ucontext;
 pub mod udata;
 pub mod umem;
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-mod verb_tests;
 mod vtable;
 pub mod wc;
 pub mod wr;

@@ -348,7 +348,7 @@ pub(crate) unsafe extern "C" fn report_port_event_callback(
 mod tests {
     use super::*;
 
-    use crate::testing::{
+    use crate::tests::environment::{
         Ethernet,
         TestDevice, //
     };

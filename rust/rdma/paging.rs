@@ -550,7 +550,7 @@ unsafe impl<P: Pager> Sync for Memory<P> {}
 mod tests {
     use super::*;
 
-    use crate::testing::{
+    use crate::tests::environment::{
         ProcessMemory,
         TestDevice, //
     };

@@ -105,7 +105,7 @@ impl Details<'_> {
 mod tests {
     use super::*;
 
-    use crate::testing::Message;
+    use crate::tests::environment::Message;
 
     const STRING: u32 = bindings::rdma_nldev_attr_RDMA_NLDEV_ATTR_DRIVER_STRING;
     const PRINT_TYPE: u32 = bindings::rdma_nldev_attr_RDMA_NLDEV_ATTR_DRIVER_PRINT_TYPE;

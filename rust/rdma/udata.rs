@@ -195,7 +195,7 @@ pub struct User<'a, T: Operations, R, B = ()> {
 #[kunit_tests(rdma_udata)]
 mod tests {
     use super::*;
-    use crate::testing::{
+    use crate::tests::environment::{
         ProcessMemory,
         UserCall, //
     };

@@ -354,8 +354,8 @@ mod tests {
     use super::*;
     use crate::{
         access::Access,
-        test_driver::with_device,
-        testing::{
+        tests::driver::with_device,
+        tests::environment::{
             ProcessMemory,
             TestDevice, //
         }, //

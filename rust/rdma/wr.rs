@@ -393,7 +393,7 @@ impl<'a> Iterator for ReceiveRequests<'a> {
 #[kunit_tests(rdma_sends)]
 mod tests {
     use super::*;
-    use crate::test_driver::TestDriver;
+    use crate::tests::driver::TestDriver;
 
     use core::ptr::{
         null,

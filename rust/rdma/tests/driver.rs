@@ -92,7 +92,7 @@ use crate::{
         Srq, //
     },
     stats::Counter,
-    testing::DmaDevice,
+    tests::environment::DmaDevice,
     ucontext::{
         DeviceMemory,
         Mappings,

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What tests have in common: names, objects, and how verbs are called.
+
+pub(super) use core::{
+    ptr::{
+        self,
+        null_mut,
+        NonNull, //
+    },
+    sync::atomic::Ordering::SeqCst, //
+};
+
+pub(super) use kernel::{
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    io::PhysAddr,
+    page::PAGE_SIZE,
+    prelude::*,
+    str::CStr,
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+    workqueue, //
+};
+
+pub(super) use crate::{
+    access::{
+        Access,
+        AccessFlags, //
+    },
+    ah,
+    bindings,
+    cq,
+    device::{
+        self,
+        Atomicity,
+        Capability,
+        Device,
+        OnDemandPaging, //
+    },
+    event::{
+        CqEvent,
+        Dispatcher,
+        Objects,
+        QpEvent,
+        SrqEvent, //
+    },
+    gid::{
+        self,
+        Gid, //
+    },
+    mr::{
+        self,
+        Mapping, //
+    },
+    mw,
+    pages::UserPages,
+    place::{
+        Named,
+        Notice,
+        Place,
+        Room, //
+    },
+    port::{
+        self,
+        LinkLayer,
+        Mtu,
+        Port,
+        Protocol, //
+    },
+    qp::{
+        self,
+        Attribute,
+        AttributeMask,
+        State,
+        Type, //
+    },
+    srq::{
+        self,
+        Change, //
+    },
+    stats,
+    wc::{
+        Completion,
+        Completions,
+        Extra,
+        NetworkHeader,
+        Opcode,
+        Source,
+        Status, //
+    },
+    wr::{
+        Operation,
+        ReceiveRequests,
+        SendFlag,
+        SendRequests, //
+    },
+    Ah,
+    Cq,
+    Mr,
+    Mw,
+    Netdev,
+    Pd,
+    Qp,
+    Srq,
+    Ucontext, //
+};
+
+pub(super) use super::driver::{
+    keys,
+    port_attributes,
+    with_device,
+    Asked,
+    Log,
+    Object,
+    Offsets,
+    TestDriver,
+    CAPABILITIES,
+    DEVICE_MEMORY,
+    DEVICE_PAGES,
+    FIRMWARE,
+    MAC,
+    MAPPABLE,
+    MAPPABLE_BUT_REFUSED,
+    PORTS,
+    PROPERTIES,
+    SHARED_PAGES,
+    VECTORS, //
+};
+pub(super) use super::environment::{
+    wait_until,
+    Ethernet,
+    Memory,
+    Message,
+    PortEvents,
+    ProcessMemory,
+    UserCall,
+    UverbsFile, //
+};
+
+/// The second of the ports.
+pub(super) fn second_port() -> Result<Port> {
+    Port::try_from(2)
+}
+
+/// Calls a verb by the table of the device, as the core does.
+macro_rules! verb {
+    ($device:expr, $verb:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: The device is registered.
+        let verb = unsafe { (*$device.as_raw()).ops.$verb }.ok_or(EOPNOTSUPP)?;
+        // SAFETY: The arguments are those of the verb: objects are of the device and constructed,
+        // or, if the verb makes them, as the core allocates them.
+        unsafe { verb($($argument),*) }
+    }};
+}
+
+/// A protection domain of the kernel.
+pub(super) struct Domain(pub(super) *mut bindings::ib_pd);
+
+impl Domain {
+    pub(super) fn new(device: &Device<TestDriver>) -> Result<Self> {
+        // SAFETY: The device is registered.
+        let pd = unsafe { bindings::__ib_alloc_pd(device.as_raw(), 0, c"rdma".as_char_ptr()) };
+        Ok(Self(from_err_ptr(pd)?))
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        // SAFETY: The domain was constructed.
+        unsafe { Pd::<Object>::from_raw(self.0) }.number
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: Nobody uses it any more.
+        let _ = unsafe { bindings::ib_dealloc_pd_user(self.0, null_mut()) };
+    }
+}
+
+/// A process that opened the device.
+pub(super) struct Process {
+    pub(super) memory: ProcessMemory,
+    pub(super) context: Memory<bindings::ib_ucontext>,
+    pub(super) file: UverbsFile,
+}
+
+impl Process {
+    /// One whose request was 7.
+    pub(super) fn new(device: &Device<TestDriver>) -> Result<Self> {
+        Self::open(device, 7, true)
+    }
+
+    /// One that can be answered, or not.
+    pub(super) fn open(device: &Device<TestDriver>, request: u64, can_be_answered: bool) -> Result<Self> {
+        let memory = ProcessMemory::new(2)?;
+        memory.write(request)?;
+        let mut context = Memory::<bindings::ib_ucontext>::new(Ucontext::<Object>::SIZE)?;
+        let raw = context.as_raw();
+        // SAFETY: Ours alone, and constructed next. Tests unmap device memory before they end.
+        let file = unsafe {
+            (*raw).device = device.as_raw();
+            UverbsFile::new(raw)?
+        };
+        let mut call = UserCall::new(&memory, 8, raw)?;
+        if !can_be_answered {
+            call.lose_response();
+        }
+        file.call(|| to_result(verb!(device, alloc_ucontext(raw, call.udata()))))?;
+        Ok(Self {
+            memory,
+            context,
+            file,
+        })
+    }
+
+    /// A call of this process with a request, which is answered where it stands.
+    pub(super) fn call(&mut self, request: u64) -> Result<UserCall> {
+        self.memory.write(request)?;
+        UserCall::new(&self.memory, 8, self.context.as_raw())
+    }
+
+    /// A call that has neither request nor response.
+    pub(super) fn bare_call(&mut self) -> Result<UserCall> {
+        UserCall::new(&self.memory, 0, self.context.as_raw())
+    }
+
+    pub(super) fn end(mut self, device: &Device<TestDriver>) -> Result {
+        let raw = self.context.as_raw();
+        verb!(device, dealloc_ucontext(raw));
+        // SAFETY: Ours alone.
+        if unsafe { !(*raw).mmap_xa.xa_head.is_null() } {
+            pr_err!("there is something left to map\n");
+            return Err(EBUSY);
+        }
+        Ok(())
+    }
+}
+
+/// Where an object is that a verb is to make: memory of which the core has set the device.
+macro_rules! room {
+    ($device:expr, $c:ident, $rust:ident) => {{
+        let mut memory = Memory::<bindings::$c>::new($rust::<Object>::SIZE)?;
+        // SAFETY: Ours alone.
+        unsafe { (*memory.as_raw()).device = $device.as_raw() };
+        memory
+    }};
+}
+
+/// Whether a verb fills all of a structure, of which it must not leave anything as it was: two
+/// calls, which find other things there, leave the same.
+pub(super) fn fills<T>(verb: impl Fn(*mut T) -> Result) -> Result<bool> {
+    let mut first = Memory::<T>::poisoned(0x5a)?;
+    let mut second = Memory::<T>::poisoned(0xa5)?;
+    verb(first.as_raw())?;
+    verb(second.as_raw())?;
+    Ok(first.bytes() == second.bytes())
+}
+
+/// A completion queue of the kernel.
+pub(super) struct Queue(pub(super) Memory<bindings::ib_cq>);
+
+impl Queue {
+    pub(super) fn new(device: &Device<TestDriver>, entries: u32, vector: u32) -> Result<Self> {
+        let mut cq = room!(device, ib_cq, Cq);
+        let attributes = bindings::ib_cq_init_attr {
+            cqe: entries,
+            comp_vector: vector,
+            flags: 0,
+        };
+        to_result(verb!(
+            device,
+            create_cq(cq.as_raw(), &attributes, null_mut())
+        ))?;
+        Ok(Self(cq))
+    }
+
+    pub(super) fn number(&mut self) -> u32 {
+        // SAFETY: The queue was constructed.
+        unsafe { Cq::<Object>::from_raw(self.0.as_raw()) }.number
+    }
+
+    pub(super) fn end(mut self, device: &Device<TestDriver>) -> Result {
+        to_result(verb!(device, destroy_cq(self.0.as_raw(), null_mut())))
+    }
+}
+
+
+
+
+
+
+/// A queue pair of the kernel, and the completion queues of its sends and receives.
+pub(super) struct Pair {
+    pub(super) raw: Memory<bindings::ib_qp>,
+    pub(super) queues: [Queue; 2],
+    pub(super) pd: Domain,
+}
+
+impl Pair {
+    pub(super) fn new(device: &Device<TestDriver>) -> Result<Self> {
+        let mut queues = [Queue::new(device, 5, 0)?, Queue::new(device, 6, 1)?];
+        let [send_cq, recv_cq] = &mut queues;
+        let pd = Domain::new(device)?;
+        let mut raw = room!(device, ib_qp, Qp);
+        let mut init = KBox::new(bindings::ib_qp_init_attr::default(), GFP_KERNEL)?;
+        init.qp_type = bindings::ib_qp_type_IB_QPT_RC;
+        init.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_ALL_WR;
+        init.send_cq = send_cq.0.as_raw();
+        init.recv_cq = recv_cq.0.as_raw();
+        // SAFETY: What the core sets.
+        unsafe {
+            let qp = raw.as_raw();
+            (*qp).pd = pd.0;
+            (*qp).qp_type = init.qp_type;
+            (*qp).send_cq = init.send_cq;
+            (*qp).recv_cq = init.recv_cq;
+            (*qp).port = 2;
+        }
+        to_result(verb!(
+            device,
+            create_qp(raw.as_raw(), &raw mut *init, null_mut())
+        ))?;
+        Ok(Self { raw, queues, pd })
+    }
+
+    pub(super) fn as_raw(&mut self) -> *mut bindings::ib_qp {
+        self.raw.as_raw()
+    }
+
+    pub(super) fn number(&mut self) -> u32 {
+        // SAFETY: It was constructed.
+        unsafe { (*self.as_raw()).qp_num }
+    }
+
+    pub(super) fn end(mut self, device: &Device<TestDriver>) -> Result {
+        to_result(verb!(device, destroy_qp(self.as_raw(), null_mut())))?;
+        let [send_cq, recv_cq] = self.queues;
+        send_cq.end(device)?;
+        recv_cq.end(device)?;
+        drop(self.pd);
+        Ok(())
+    }
+}
+
+/// An object of C whose address is all that is looked at.
+pub(super) fn boxed<T: Default>() -> Result<KBox<T>> {
+    Ok(KBox::new(T::default(), GFP_KERNEL)?)
+}
+
+pub(super) fn path() -> ah::Attributes {
+    ah::Attributes {
+        dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+        dmac: [21, 22, 23, 24, 25, 26],
+        sgid_index: 31,
+        hop_limit: 64,
+        traffic_class: 33,
+        flow_label: 0xf_1234,
+        service_level: 7,
+        port: Port::FIRST,
+    }
+}
+
+/// A shared receive queue for 30 receives of 3 elements. It is the kernel's if `udata` is null.
+pub(super) fn new_shared(
+    device: &Device<TestDriver>,
+    pd: &Domain,
+    udata: *mut bindings::ib_udata,
+) -> Result<Memory<bindings::ib_srq>> {
+    let mut srq = room!(device, ib_srq, Srq);
+    // SAFETY: What the core sets.
+    unsafe { (*srq.as_raw()).pd = pd.0 };
+    let mut init = bindings::ib_srq_init_attr {
+        srq_type: bindings::ib_srq_type_IB_SRQT_BASIC,
+        ..Default::default()
+    };
+    // The limit is not for who makes the queue.
+    (init.attr.max_wr, init.attr.max_sge, init.attr.srq_limit) = (30, 3, 9);
+    to_result(verb!(device, create_srq(srq.as_raw(), &mut init, udata)))?;
+    // What it holds is told.
+    if (init.attr.max_wr, init.attr.max_sge) != (31, 5) {
+        return Err(EINVAL);
+    }
+    Ok(srq)
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of work requests.
+
+use super::common::*;
+
+#[kunit_tests(rdma_wr)]
+mod cases {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_refused_is_named() -> Result {
+        with_device(|device, log| {
+            let mut qp = Pair::new(device)?;
+            let raw = qp.as_raw();
+            let mut bad_send = ptr::null();
+            let mut second = bindings::ib_send_wr {
+                opcode: bindings::ib_wr_opcode_IB_WR_SEND,
+                ..Default::default()
+            };
+            second.__bindgen_anon_1.bindgen_union_field = 52;
+            let mut first = bindings::ib_send_wr {
+                next: &raw mut second,
+                opcode: bindings::ib_wr_opcode_IB_WR_SEND,
+                ..Default::default()
+            };
+            first.__bindgen_anon_1.bindgen_union_field = 51;
+            to_result(verb!(
+                device,
+                post_send(raw, &raw const first, &mut bad_send)
+            ))?;
+            assert_eq!(log.asked(), Some(Asked::Send(2, 52)));
+            assert!(bad_send.is_null());
+            second.opcode = bindings::ib_wr_opcode_IB_WR_LSO;
+            let refused = verb!(device, post_send(raw, &raw const first, &mut bad_send));
+            assert_eq!(to_result(refused), Err(EOPNOTSUPP));
+            assert_eq!(log.asked(), Some(Asked::Send(1, 51)));
+            assert_eq!(bad_send, &raw const second);
+
+            let mut bad_receive = ptr::null();
+            let mut second = bindings::ib_recv_wr::default();
+            let mut first = bindings::ib_recv_wr {
+                next: &raw mut second,
+                ..Default::default()
+            };
+            first.__bindgen_anon_1.bindgen_union_field = 61;
+            second.__bindgen_anon_1.bindgen_union_field = 62;
+            to_result(verb!(
+                device,
+                post_recv(raw, &raw const first, &mut bad_receive)
+            ))?;
+            assert_eq!(log.asked(), Some(Asked::Receive(2, 62)));
+            assert!(bad_receive.is_null());
+            second.num_sge = -1;
+            let refused = verb!(device, post_recv(raw, &raw const first, &mut bad_receive));
+            assert!(refused < 0);
+            assert_eq!(log.asked(), Some(Asked::Receive(1, 61)));
+            assert_eq!(bad_receive, &raw const second);
+            qp.end(device)
+        })
+    }
+
+    #[test]
+    fn receives_are_taken_in_order() -> Result {
+        let mut elements = core::array::from_fn::<_, 2, _>(|i| bindings::ib_sge {
+            addr: 0x1000 * i as u64,
+            length: 64,
+            lkey: 5,
+        });
+        let mut second = bindings::ib_recv_wr {
+            num_sge: -1,
+            ..Default::default()
+        };
+        let mut first = bindings::ib_recv_wr {
+            next: &mut second,
+            sg_list: elements.as_mut_ptr(),
+            num_sge: 2,
+            ..Default::default()
+        };
+        first.__bindgen_anon_1.bindgen_union_field = 77;
+
+        // SAFETY: The list is as long as its requests say, and does not change. The count that is
+        // negative is refused.
+        let mut list = unsafe { ReceiveRequests::new(&first) };
+        assert_eq!(list.taken(), &raw const first);
+        let request = list.next().ok_or(ENOENT)??;
+        assert_eq!(request.wr_id, 77);
+        assert_eq!(request.elements.len(), 2);
+        assert_eq!(request.elements[1].address(), 0x1000);
+        assert_eq!(request.elements[1].lkey(), 5);
+        assert_eq!(list.taken(), &raw const first);
+
+        assert!(list.next().ok_or(ENOENT)?.is_err());
+        assert_eq!(list.taken(), &raw const second);
+        assert!(list.next().is_none());
+        Ok(())
+    }
+}
