@@ -16,7 +16,7 @@ kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
 kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
 	CC=$(call setup,VRNIC_KERNEL_CC) BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
 
-.PHONY: help run shell attach test test-debug fuzz bench check build module kunit-module test-modules userspace setup clean
+.PHONY: help run shell attach test test-debug test-races fuzz bench check build module kunit-module test-modules userspace setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,6 +37,9 @@ test: build kunit-module test-modules ## all tests: host, KUnit in a VM, VM test
 # The module is built for that kernel; the next command without it builds for the usual one again.
 test-debug: ## KUnit and VM tests on a kernel with KASAN, UBSAN, lockdep, kmemleak; takes hours
 	$(MAKE) VRNIC_KERNEL=debug TEST_ARGS="--guests --out build/test-debug" test
+
+test-races: ## KUnit and VM tests on a kernel with KCSAN; takes hours
+	$(MAKE) VRNIC_KERNEL=races TEST_ARGS="--guests --out build/test-races" test
 
 fuzz: setup ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)
 	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)

@@ -92,14 +92,30 @@ impl Settings {
     /// Whether the guests' kernel looks for errors of its own at great cost: what `VRNIC_KERNEL=debug` builds.
     #[must_use]
     pub fn debug_kernel(&self) -> bool {
+        self.kernel_has("CONFIG_KASAN=y")
+    }
+
+    /// Whether it looks for data races: what `VRNIC_KERNEL=races` builds.
+    #[must_use]
+    pub fn races_kernel(&self) -> bool {
+        self.kernel_has("CONFIG_KCSAN=y")
+    }
+
+    /// Whether everything takes many times as long with it.
+    #[must_use]
+    pub fn slow_kernel(&self) -> bool {
+        self.debug_kernel() || self.races_kernel()
+    }
+
+    fn kernel_has(&self, option: &str) -> bool {
         std::fs::read_to_string(self.kdir.join(".config"))
-            .is_ok_and(|config| config.lines().any(|line| line == "CONFIG_KASAN=y"))
+            .is_ok_and(|config| config.lines().any(|line| line == option))
     }
 
     /// How much longer than usual to wait for guests with this kernel, beside other labs.
     #[must_use]
     pub fn slowness(&self) -> u32 {
-        self.labs * if self.debug_kernel() { 10 } else { 1 }
+        self.labs * if self.slow_kernel() { 10 } else { 1 }
     }
 
     /// Where cargo puts release programs.

@@ -187,7 +187,8 @@ impl Spec {
         let cpus = self.cpus.unwrap_or_else(|| {
             number(
                 "VRNIC_VM_CPUS",
-                if self.accelerator == Accelerator::Kvm {
+                // Races need somebody to race with.
+                if self.accelerator == Accelerator::Kvm || settings.races_kernel() {
                     2
                 } else {
                     1
@@ -243,7 +244,7 @@ impl Spec {
                 "console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
                  init=/sbin/vrnic-init panic=0 no_timer_check no5lvl sysctl.kernel.hung_task_timeout_secs={} kunit.enable=1 \
                  lab.name={} lab.device={}",
-                if settings.debug_kernel() { 600 } else { 60 },
+                if settings.slow_kernel() { 600 } else { 60 },
                 self.name,
                 self.device.name()
             ),
