@@ -23,7 +23,7 @@ use kernel::{
 use crate::{
     bindings,
     compat,
-    virtqueue,
+    queues,
     Device,
     Feature,
     IdTable, //
@@ -154,7 +154,7 @@ impl<T: Driver> Adapter<T> {
         from_result(|| {
             vdev.as_ref()
                 .set_drvdata(T::probe(vdev))
-                .inspect_err(|_| virtqueue::reset_unbound(vdev))?;
+                .inspect_err(|_| queues::reset_unbound(vdev))?;
             Ok(0)
         })
     }
@@ -180,7 +180,7 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: As above; nobody else borrows the data: `config_changed` is disabled before
         // `remove` is called.
         drop(unsafe { compat::drvdata_obtain::<T::Data<'_>>(vdev.as_ref()) });
-        virtqueue::reset_unbound(vdev);
+        queues::reset_unbound(vdev);
     }
 
     /// Entry of the virtio core.

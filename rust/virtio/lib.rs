@@ -42,6 +42,7 @@ mod driver;
 mod id;
 mod memory;
 pub mod pci;
+mod queues;
 mod virtqueue;
 mod watchdog;
 
@@ -69,15 +70,17 @@ pub use memory::{
     Dma,
     SharedMemory, //
 };
+pub use queues::{
+    Stopper,
+    Virtqueues, //
+};
 pub use virtqueue::{
     AnyVirtqueue,
     Chain,
     Handler,
     Refused,
-    Stopper,
     Used,
-    Virtqueue,
-    Virtqueues, //
+    Virtqueue, //
 };
 pub use watchdog::{
     Watch,

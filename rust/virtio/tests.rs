@@ -23,10 +23,10 @@ use kernel::{
 use crate::{
     memory::with_test_dma,
     pci,
+    queues::Claimed,
     virtqueue::{
         AnyVirtqueue,
         Chain,
-        Claimed,
         Handler,
         Virtqueue, //
     },

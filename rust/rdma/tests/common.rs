@@ -202,7 +202,11 @@ impl Process {
     }
 
     /// One that can be answered, or not.
-    pub(super) fn open(device: &Device<TestDriver>, request: u64, can_be_answered: bool) -> Result<Self> {
+    pub(super) fn open(
+        device: &Device<TestDriver>,
+        request: u64,
+        can_be_answered: bool,
+    ) -> Result<Self> {
         let memory = ProcessMemory::new(2)?;
         memory.write(request)?;
         let mut context = Memory::<bindings::ib_ucontext>::new(Ucontext::<Object>::SIZE)?;
@@ -294,11 +298,6 @@ impl Queue {
         to_result(verb!(device, destroy_cq(self.0.as_raw(), null_mut())))
     }
 }
-
-
-
-
-
 
 /// A queue pair of the kernel, and the completion queues of its sends and receives.
 pub(super) struct Pair {

@@ -8,8 +8,8 @@ use super::common::*;
 mod cases {
     use super::*;
 
-    use kernel::page::PAGE_SIZE;
     use crate::tests::environment::TestDevice;
+    use kernel::page::PAGE_SIZE;
 
     #[test]
     fn pages_of_users_are_zeroed_words() -> Result {
