@@ -4,6 +4,9 @@
 # has nothing to complain of. HOSTILE_SECONDS=3600 for longer; the seed is that of the directive.
 # lab: fabric=local
 # lab: timeout=600
+# Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
+# (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).
+# lab: allow-kernel-leak dup_task_struct|copy_signal|prepare_creds
 # lab: vrnicd test_hostile = { devices = ["a"], seed = 14 }
 . "$LAB_LIB"
 

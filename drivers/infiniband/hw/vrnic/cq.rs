@@ -47,13 +47,17 @@ use crate::{
         Call,
         Vrnic, //
     },
+    kernel_cq::{
+        Polled,
+        Room, //
+    },
+    kernel_qp::{
+        KernelRings,
+        Side, //
+    }, //
     memory::{
         pin_buffer,
         pin_ring, //
-    },
-    polled::{
-        Polled,
-        Room, //
     },
     ring::{
         entries_for,
@@ -64,10 +68,6 @@ use crate::{
         CreateCqRequest,
         CreateCqResponse, //
     },
-    work::{
-        KernelRings,
-        Side, //
-    }, //
 };
 
 /// Completions have a time stamp in any case, so asking for it changes nothing.

@@ -65,7 +65,6 @@ use vrnic_wire::{
 };
 
 use crate::{
-    context::KernelContext,
     control::{
         self,
         Control, //
@@ -81,6 +80,7 @@ use crate::{
         Health,
         Supervised, //
     },
+    kernel_context::KernelContext,
     multicast::Detacher,
     paging::{
         Faults,

@@ -68,10 +68,14 @@ use crate::{
         Call,
         Vrnic, //
     },
+    kernel_cq::Room,
+    kernel_qp::{
+        KernelRings,
+        Side, //
+    },
     memory::pin_buffer,
     multicast,
     pd::Pd,
-    polled::Room,
     ring::{
         entries_for,
         Layout, //
@@ -79,10 +83,6 @@ use crate::{
     udata::{
         CreateQpRequest,
         CreateQpResponse, //
-    },
-    work::{
-        KernelRings,
-        Side, //
     },
     wqe, //
 };

@@ -50,6 +50,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    kernel_srq::SharedReceives,
     memory::{
         pin_buffer,
         pin_ring, //
@@ -59,7 +60,6 @@ use crate::{
         entries_for,
         Layout, //
     },
-    shared::SharedReceives,
     udata::{
         CreateSrqRequest,
         CreateSrqResponse, //

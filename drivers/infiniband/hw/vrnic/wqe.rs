@@ -34,8 +34,8 @@ use vrnic_wire::work::{
 
 use crate::{
     device::Vrnic,
+    kernel_qp::Name, //
     mr::rights,
-    work::Name, //
 };
 
 /// Writes a send entry at `at` for the request `name`. `EINVAL` for what the device does not do:
@@ -220,7 +220,7 @@ fn register_target(mapping: &Mapping, key: u32, access: AccessFlags) -> Result<R
 mod tests {
     use super::*;
 
-    use crate::work::Side;
+    use crate::kernel_qp::Side;
 
     const NAME: Name = Name {
         side: Side::Send,

@@ -30,13 +30,13 @@ use vrnic_wire::completion::{
 };
 
 use crate::{
-    ring::CompletionRing,
-    work::{
+    kernel_qp::{
         KernelRings,
         Name,
         Side,
         WorkRing, //
     }, //
+    ring::CompletionRing,
 };
 
 /// A queue pair of the kernel whose completions come here.
@@ -263,7 +263,7 @@ const _: () = {
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-#[kunit_tests(vrnic_polled)]
+#[kunit_tests(vrnic_kernel_cq)]
 mod tests {
     use super::*;
 

@@ -27,8 +27,8 @@ use vrnic_wire::ring::{
 };
 
 use crate::{
+    kernel_srq::SharedReceives, //
     ring::header_word,
-    shared::SharedReceives, //
 };
 
 /// One of the two queues of a queue pair.
@@ -282,7 +282,7 @@ impl KernelRings {
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-#[kunit_tests(vrnic_work)]
+#[kunit_tests(vrnic_kernel_qp)]
 mod tests {
     use super::*;
 

@@ -26,11 +26,11 @@ use vrnic_wire::ring::{
 };
 
 use crate::{
-    ring::header_word,
-    work::{
+    kernel_qp::{
         Name,
         Side, //
     }, //
+    ring::header_word,
 };
 
 /// Where a receive is remembered.
@@ -143,7 +143,7 @@ impl SharedReceives {
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-#[kunit_tests(vrnic_shared)]
+#[kunit_tests(vrnic_kernel_srq)]
 mod tests {
     use super::*;
 
