@@ -4,8 +4,8 @@
 //!
 //! Memory is mapped for a device while that is registered, and has to be unmapped before the device
 //! is unbound. A driver keeps it inside RDMA objects, which are gone by then. Nothing keeps it from
-//! leaving some elsewhere, though, so [`Mapper`] sees to the end of that: memory that is dropped too
-//! late stays mapped for ever, and what would call the driver back is revoked.
+//! leaving some elsewhere, though, so [`Mapper`] sees to the end of that: memory that is dropped
+//! too late stays mapped for ever, and what would call the driver back is revoked.
 
 use kernel::{
     device,
@@ -90,8 +90,8 @@ impl Mapper {
         self.registered.enter()
     }
 
-    /// As [`enter`](Self::enter), for memory that is to be unmapped. That comes too late if there is
-    /// nothing to be had: then it must stay as it is for ever.
+    /// As [`enter`](Self::enter), for memory that is to be unmapped. With [`None`] it is too late
+    /// for that: then the memory must stay as it is for ever.
     pub(crate) fn enter_to_unmap(&self) -> Option<srcu::Guard<'_>> {
         let registered = self.enter();
         if registered.is_none() {

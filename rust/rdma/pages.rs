@@ -38,8 +38,8 @@ struct Mapped {
 /// of them ends first. A mapping keeps the pages for itself, so what was written last can be read
 /// when context and device are gone.
 ///
-/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later stays
-/// mapped for ever. The device must have let go of the memory before this is dropped.
+/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later
+/// stays mapped for ever. The device must have let go of the memory before this is dropped.
 ///
 /// # Invariants
 ///

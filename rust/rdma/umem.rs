@@ -27,8 +27,8 @@ use crate::{
 /// A piece of the memory of a process or of a dma-buf, pinned and mapped for the device (`struct
 /// ib_umem`).
 ///
-/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later stays
-/// pinned and mapped for ever.
+/// It belongs inside an RDMA object, which is gone before the device is: what is dropped later
+/// stays pinned and mapped for ever.
 ///
 /// # Invariants
 ///

@@ -205,8 +205,8 @@ unsafe impl Send for RawQueue {}
 
 /// A virtqueue.
 ///
-/// It comes to life when it is given to [`Virtqueues::new`](crate::Virtqueues::new), and refuses all buffers after the
-/// device has been stopped.
+/// It comes to life when it is given to [`Virtqueues::new`](crate::Virtqueues::new), and refuses
+/// all buffers after the device has been stopped.
 #[pin_data]
 pub struct Virtqueue<H: Handler> {
     name: CString,

@@ -497,7 +497,7 @@ impl Hostile {
         }
         let page = self.below(count) as usize;
         let page = self.rings[ring].pages[page];
-        for _ in 0..1 + self.below(6) {
+        for _ in 0..=self.below(6) {
             // The headers are at the beginning, and the first entries behind them.
             let offset = match self.below(3) {
                 0 => self.below(64) * 4,
