@@ -546,6 +546,8 @@ pub struct Properties {
     pub ports: u32,
     /// GUID of the node, most significant byte first in text.
     pub node_guid: u64,
+    /// Description of the node, for people, who may change it; what is too long is cut off.
+    pub node_description: &'static CStr,
     /// Whether processes post through the verbs POST_SEND and POST_RECV.
     pub user_posts_by_verb: bool,
     /// Whether queue pairs can be counted by themselves: [`Operations::create_qp_counter`] and what
@@ -596,6 +598,12 @@ impl<T: Operations> UnregisteredDevice<T> {
 
             (*raw).phys_port_cnt = properties.ports;
             (*raw).node_guid = properties.node_guid.to_be();
+            // Zeroed, and stays so at its end.
+            let (_, room) = (*raw).node_desc.split_last_mut().ok_or(EINVAL)?;
+            for (to, &from) in room.iter_mut().zip(properties.node_description.to_bytes()) {
+                // CAST: A byte of text.
+                *to = from as c_char;
+            }
             // CAST: Constants that C keeps in a byte, and far fewer vectors than an `int` counts.
             (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
             (*raw).local_dma_lkey = properties.local_dma_key.unwrap_or(0);

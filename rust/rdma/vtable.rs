@@ -8,7 +8,10 @@ use core::{
 };
 
 use kernel::{
-    error::from_result,
+    error::{
+        from_result,
+        to_result, //
+    },
     module::this_module,
     prelude::*, //
 };
@@ -46,7 +49,10 @@ use crate::{
         self,
         Pd, //
     },
-    port::Port,
+    port::{
+        Port,
+        State, //
+    },
     qp::{
         self,
         Qp,
@@ -78,8 +84,10 @@ impl<T: Operations> VTable<T> {
         _bitfield_1: bindings::__BindgenBitfieldUnit::new([0b10]),
 
         query_device: Some(Self::query_device_callback),
+        modify_device: Some(modify_device_callback),
         get_dev_fw_str: Some(Self::firmware_version_callback),
         query_port: Some(Self::query_port_callback),
+        query_port_speed: Some(Self::query_port_speed_callback),
         get_port_immutable: Some(Self::port_immutable_callback),
         get_link_layer: Some(Self::link_layer_callback),
         query_pkey: Some(Self::query_pkey_callback),
@@ -319,6 +327,37 @@ impl<T: Operations> VTable<T> {
         T::LINK_LAYER.raw()
     }
 
+    /// Returns the speed of a port in units of 100 Mb/s; 0 if there is no link.
+    ///
+    /// # Safety
+    ///
+    /// `device` must be a registered device of `T`, and `speed` valid for writes.
+    unsafe extern "C" fn query_port_speed_callback(
+        device: *mut bindings::ib_device,
+        port: u32,
+        speed: *mut u64,
+    ) -> c_int {
+        let mut attributes = bindings::ib_port_attr::default();
+        let mut info = bindings::ib_port_speed_info::default();
+        // SAFETY: Verbs run only while the device is registered; the arguments are valid.
+        from_result(|| unsafe {
+            let state = Device::<T>::from_raw(device).with(|call| {
+                let port = T::query_port(call, Port::try_from(port)?)?;
+                port.write(&mut attributes)?;
+                Ok::<_, Error>(port.state)
+            })?;
+            *speed = 0;
+            if state != State::Down {
+                to_result(bindings::ib_port_attr_to_speed_info(
+                    &mut attributes,
+                    &mut info,
+                ))?;
+                *speed = info.rate.try_into()?;
+            }
+            Ok(0)
+        })
+    }
+
     /// # Safety
     ///
     /// `device` must be a registered device of `T`, and `pkey` valid for writes.
@@ -368,6 +407,27 @@ impl<T: Operations> VTable<T> {
             })
         })
     }
+}
+
+/// Changes the description of the node, which the core keeps; there is nothing else to be changed.
+///
+/// # Safety
+///
+/// `device` must be registered, and `change` valid.
+unsafe extern "C" fn modify_device_callback(
+    device: *mut bindings::ib_device,
+    mask: c_int,
+    change: *mut bindings::ib_device_modify,
+) -> c_int {
+    // CAST: A set of bits that C keeps in an `int`.
+    if mask as u32 & !bindings::ib_device_modify_flags_IB_DEVICE_MODIFY_NODE_DESC != 0 {
+        return EOPNOTSUPP.to_errno();
+    }
+    if mask != 0 {
+        // SAFETY: Both are valid. Only C reads the description, and takes it as it is then.
+        unsafe { (*device).node_desc = (*change).node_desc };
+    }
+    0
 }
 
 /// Writes into a zeroed buffer, whose last byte stays zero.

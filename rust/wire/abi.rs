@@ -5,7 +5,7 @@
 //! The same structures as in `include/uapi/rdma/vrnic-abi.h`; a test compares the two. Unlike the
 //! rest of this crate these are read in the machine's own byte order, as all uverbs commands are.
 //!
-//! `comp_mask` comes first and says which of the members added after version 2 are valid; there
+//! `comp_mask` comes first and says which of the members added later are valid; there
 //! are none so far, so it is 0. Reserved members are 0. Requests that break one of the two are
 //! refused. Addresses are those of the calling process.
 
@@ -13,7 +13,7 @@ use crate::{ring::RingLayout, work::AddressVector};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the user ABI.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 1;
 
 /// Provisional `enum rdma_driver_id` of the driver.
 pub const DRIVER_ID: u32 = 0x76_726e;

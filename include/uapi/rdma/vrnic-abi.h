@@ -9,7 +9,7 @@
 #include <linux/types.h>
 
 /* Increment this value if any change breaks existing user-space programs. */
-#define VRNIC_ABI_VERSION 2
+#define VRNIC_ABI_VERSION 1
 
 /*
  * Provisional: enum rdma_driver_id has no value for this driver yet. Providers
@@ -19,7 +19,7 @@
 
 /*
  * Rules for all structures: comp_mask comes first and says which of the members
- * added after version 2 are valid (0 where none are named); reserved members
+ * added later are valid (0 where none are named); reserved members
  * are 0; the kernel refuses a request that breaks one of the two. Addresses are
  * those of the calling process.
  */

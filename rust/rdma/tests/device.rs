@@ -153,4 +153,34 @@ mod cases {
             assert_eq!((raw.kernel_cap_flags, raw.odp_caps.general_caps), (0, 0));
         }
     }
+
+    /// What people read of the device.
+    fn description(device: &Device<TestDriver>) -> Result<[u8; 64]> {
+        // SAFETY: The device is valid, and nobody changes the description now.
+        let raw = unsafe { (*device.as_raw()).node_desc };
+        // CAST: Bytes of text.
+        Ok(raw.map(|byte| byte as u8))
+    }
+
+    #[test]
+    fn a_node_may_be_described_anew() -> Result {
+        with_device(|device, _| {
+            let text = PROPERTIES.node_description.to_bytes();
+            assert!(description(device)?.starts_with(text));
+
+            let mut change = bindings::ib_device_modify::default();
+            change.node_desc[0] = b'x' as c_char;
+            let flag = bindings::ib_device_modify_flags_IB_DEVICE_MODIFY_NODE_DESC as c_int;
+            let guid = bindings::ib_device_modify_flags_IB_DEVICE_MODIFY_SYS_IMAGE_GUID as c_int;
+            let modify = |mask, change: &mut _| -> Result<c_int> {
+                Ok(verb!(device, modify_device(device.as_raw(), mask, change)))
+            };
+            assert_eq!(modify(flag | guid, &mut change)?, EOPNOTSUPP.to_errno());
+            assert_eq!(modify(0, &mut change)?, 0);
+            assert!(description(device)?.starts_with(text));
+            assert_eq!(modify(flag, &mut change)?, 0);
+            assert!(description(device)?.starts_with(b"x\0"));
+            Ok(())
+        })
+    }
 }

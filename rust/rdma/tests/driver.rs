@@ -197,7 +197,7 @@ pub(crate) struct Log {
     #[pin]
     pub(crate) buffer: SpinLock<Option<(u64, usize)>>,
     /// Whether the port is down for want of its network device.
-    is_down: AtomicBool,
+    pub(crate) is_down: AtomicBool,
     /// Who hands events out.
     pub(crate) dispatcher: Arc<Dispatcher>,
     /// Queue pair of the completions that it has, of which there is no end.
@@ -875,8 +875,9 @@ pub(crate) fn port_attributes(port: Port) -> port::Attributes {
         max_mtu: Mtu::Mtu4096,
         active_mtu: Mtu::Mtu1024,
         // CAST: There are two ports.
-        active_width: 10 * port as u8,
-        active_speed: 11 * port as u16,
+        // 4 lanes of EDR, or 8 of HDR.
+        active_width: 2 * port as u8,
+        active_speed: 32 * port as u16,
         pkey_table_length: PKEYS,
         gid_table_length: 13,
         max_message_size: 14 * port,
@@ -1018,6 +1019,7 @@ pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0x7e, 0x57, 1];
 pub(crate) const PROPERTIES: Properties = Properties {
     ports: PORTS,
     node_guid: 0x1112_1314_1516_1718,
+    node_description: c"a driver without hardware",
     user_posts_by_verb: true,
     counters_of_queue_pairs: true,
     local_dma_key: Some(0x2122_2324),

@@ -194,4 +194,25 @@ mod cases {
         assert_eq!(Port::try_from(1), Ok(Port::FIRST));
         assert!(Mtu::try_from(0).is_err() && Mtu::try_from(6).is_err());
     }
+
+    #[test]
+    fn the_speed_of_a_port_is_that_of_its_lanes() -> Result {
+        with_device(|device, log| {
+            let speed = |port: Port| -> Result<u64> {
+                let mut speed = u64::MAX;
+                let raw = device.as_raw();
+                to_result(verb!(
+                    device,
+                    query_port_speed(raw, port.number(), &mut speed)
+                ))?;
+                Ok(speed)
+            };
+            // In units of 100 Mb/s.
+            assert_eq!(speed(Port::FIRST)?, 1000);
+            log.is_down.store(true, SeqCst);
+            assert_eq!(speed(Port::FIRST)?, 0);
+            log.is_down.store(false, SeqCst);
+            Ok(())
+        })
+    }
 }

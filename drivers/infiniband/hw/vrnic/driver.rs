@@ -213,6 +213,7 @@ fn register<'bound>(
     let properties = Properties {
         ports: config.ports.get(),
         node_guid: config.node_guid.get(),
+        node_description: c"vrnic",
         user_posts_by_verb: resources.doorbells.is_none(),
         counters_of_queue_pairs: resources.limits.max_counter_sets.get() != 0,
         local_dma_key: resources.local_dma_key,
