@@ -127,7 +127,9 @@ enum Phase {
     Alive,
     /// The hardware is told to forget it, and may give its number away.
     Ending,
-    /// Its memory may be freed: no handler runs for it.
+    /// No handler runs for it, nor will.
+    Ended,
+    /// Its number may be that of another.
     Gone,
 }
 
@@ -137,6 +139,9 @@ pub(crate) struct Entry<T: Named> {
     number: u32,
     object: Pointer<T>,
     notice: T::Notice,
+    /// Whether events find it no more, though it has its number. Changed under the lock of the
+    /// table.
+    hidden: Atomic<bool>,
     /// Completion handlers that run for it. Changed under the lock of the table.
     running: Atomic<u32>,
     /// Held while a handler of asynchronous events runs.
@@ -156,7 +161,7 @@ impl<T: Named> Entry<T> {
     /// Runs `handler`, which may sleep, unless the object is gone.
     pub(crate) fn with(&self, handler: impl FnOnce(NonNull<T>)) -> bool {
         let phase = self.phase.lock();
-        let is_there = *phase != Phase::Gone;
+        let is_there = matches!(*phase, Phase::Alive | Phase::Ending);
         if is_there {
             handler(self.object.0);
         }
@@ -170,7 +175,7 @@ impl<T: Named> Entry<T> {
         loop {
             match *phase {
                 Phase::Alive => return Err(EIO),
-                Phase::Ending => self.gone.wait(&mut phase),
+                Phase::Ending | Phase::Ended => self.gone.wait(&mut phase),
                 Phase::Gone => return Ok(()),
             }
         }
@@ -209,6 +214,7 @@ impl<T: Named> Room<T> {
             number,
             object: Pointer(object),
             notice,
+            hidden: Atomic::new(false),
             running: Atomic::new(0),
             phase <- Mutex::new(Phase::Alive, PHASE, static_lock_class!()),
             gone <- CondVar::new(GONE, static_lock_class!()),
@@ -309,15 +315,21 @@ impl<T: Named> Drop for Place<T> {
     fn drop(&mut self) {
         let number = self.entry.number;
         let mut tree = self.table.tree.lock();
+        self.entry.hidden.store(true, Relaxed);
+        self.table.wait_for_handlers(&mut tree, &self.entry);
+        drop(tree);
+        // Waits for the handler of an asynchronous event.
+        *self.entry.phase.lock() = Phase::Ended;
+
+        // Only now may another have the number.
+        let mut tree = self.table.tree.lock();
         let node = match tree.get(&number) {
             Some(entry) if Arc::ptr_eq(entry, &self.entry) => tree.remove_node(&number),
             _ => None,
         };
-        self.table.wait_for_handlers(&mut tree, &self.entry);
         drop(tree);
         // Freed only here, without the lock.
         drop(node);
-
         *self.entry.phase.lock() = Phase::Gone;
         self.entry.gone.notify_all();
     }
@@ -354,7 +366,9 @@ impl<T: Named> Table<T> {
 
     /// Finds an object. May be called in any context.
     pub(crate) fn find(&self, number: u32) -> Option<Arc<Entry<T>>> {
-        self.tree.lock().get(&number).cloned()
+        let tree = self.tree.lock();
+        let entry = tree.get(&number)?;
+        (!entry.hidden.load(Relaxed)).then(|| entry.clone())
     }
 
     /// The first object whose number is not less than that.
@@ -404,6 +418,9 @@ impl Table<bindings::ib_cq> {
         let Some(entry) = tree.get(&number).cloned() else {
             return false;
         };
+        if entry.hidden.load(Relaxed) {
+            return false;
+        }
         let told = entry.begin_completion();
         drop(tree);
         if told {

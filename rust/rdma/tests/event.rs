@@ -358,6 +358,36 @@ mod cases {
     }
 
     #[test]
+    fn an_object_that_goes_has_its_number_until_its_handler_returned() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
+        old.event_handler = Some(handle_slowly);
+        new.event_handler = Some(count_event);
+        let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
+
+        HANDLER_RUNS.store(false, Relaxed);
+        OLD_IS_GONE.store(false, Relaxed);
+        let place = list(dispatcher.qp_room()?, 9, old, ())?;
+        place.begin_end();
+        let theirs = dispatcher.clone();
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            theirs.qp_event(9, QpEvent::Fatal);
+        })?;
+        wait_until(|| HANDLER_RUNS.load(Relaxed))?;
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            drop(place);
+            OLD_IS_GONE.store(true, Relaxed);
+        })?;
+        // Whoever destroys it has begun to: events do not find it any more.
+        wait_until(|| dispatcher.find_qp(9).is_none())?;
+        let _place = list(dispatcher.qp_room()?, 9, new, ())?;
+        assert!(!HANDLER_RUNS.load(Relaxed));
+        assert_eq!(dispatcher.find_qp(9), Some(new));
+        Ok(())
+    }
+
+    #[test]
     fn without_a_device_nobody_is_told() -> Result {
         assert!(!Objects::new(1)?.dispatcher().device_fatal());
         Ok(())
