@@ -170,11 +170,15 @@ impl Dispatcher {
         }
     }
 
-    /// Runs the event handler of queue `cqn`. Returns whether there is such a queue. May sleep.
+    /// Runs the event handler of queue `cqn`. Returns whether there is such a queue, in
+    /// use. May sleep.
     pub fn cq_event(&self, cqn: u32, event: CqEvent) -> bool {
         let Some(entry) = self.vectors.iter().find_map(|table| table.find(cqn)) else {
             return false;
         };
+        if !entry.is_in_use() {
+            return false;
+        }
         entry.with(|cq| {
             // SAFETY: The queue lives, and is not destroyed before the handler returns. Handler and
             // context were set before.
@@ -193,12 +197,15 @@ impl Dispatcher {
         })
     }
 
-    /// Runs the event handler of queue pair `qpn`. Returns whether there is such a queue pair. May
-    /// sleep.
+    /// Runs the event handler of queue pair `qpn`. Returns whether there is such a queue pair,
+    /// in use. May sleep.
     pub fn qp_event(&self, qpn: u32, event: QpEvent) -> bool {
         let Some(entry) = self.qps.find(qpn) else {
             return false;
         };
+        if !entry.is_in_use() {
+            return false;
+        }
         // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
         entry.with(|qp| unsafe { Self::run_qp_handler(qp, event) })
     }
@@ -207,6 +214,9 @@ impl Dispatcher {
     /// from a shared receive queue. May sleep.
     pub fn last_receive_all(&self) {
         self.qps.each(|entry| {
+            if !entry.is_in_use() {
+                return;
+            }
             // SAFETY: The queue pair lives, and is not destroyed before the handler returns.
             entry.with(|qp| unsafe {
                 if !(*qp.as_ptr()).srq.is_null() {
@@ -242,6 +252,9 @@ impl Dispatcher {
         let Some(entry) = self.srqs.find(srqn) else {
             return false;
         };
+        if !entry.is_in_use() {
+            return false;
+        }
         entry.with(|srq| {
             // SAFETY: The queue lives, and is not destroyed before the handler returns. Handler and
             // context were set before.

@@ -69,11 +69,47 @@ impl Named for bindings::ib_cq {
 }
 
 impl Named for bindings::ib_qp {
-    type Notice = ();
+    type Notice = InUse;
 }
 
 impl Named for bindings::ib_srq {
-    type Notice = ();
+    type Notice = InUse;
+}
+
+/// Whether the user of an object is told of asynchronous events of it.
+///
+/// A user in the kernel may not be ready for them before the verb that creates the object has
+/// returned: what its handler looks at may be what the verb returns (`ib_mad` does that). Then no
+/// honest device has an event; it has one after the user has done something with the object.
+pub(crate) struct InUse(Atomic<bool>);
+
+impl InUse {
+    /// That of a new object of a process, which takes events at any time, or of the kernel.
+    pub(crate) fn new(of_process: bool) -> Self {
+        Self(Atomic::new(of_process))
+    }
+}
+
+impl<T: Named<Notice = InUse>> Place<T> {
+    /// The object's user does something with it. May be called in any context.
+    pub(crate) fn begin_use(&self) {
+        self.entry.notice.0.store(true, Relaxed);
+    }
+}
+
+impl<T: Named<Notice = InUse>> Entry<T> {
+    /// Whether the object's user may be told of events.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.notice.0.load(Relaxed)
+    }
+}
+
+impl Entry<bindings::ib_cq> {
+    /// Whether the queue's user may be told of asynchronous events: those of the kernel may if there
+    /// are queue pairs.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.notice.of_process || self.notice.queue_pairs.load(Relaxed) != 0
+    }
 }
 
 /// Whether the user of a completion queue is told of a completion event.

@@ -27,7 +27,10 @@ use crate::{
         respond, //
     },
     pd::Pd,
-    place::Place,
+    place::{
+        InUse,
+        Place, //
+    },
     port::{
         Mtu,
         Port, //
@@ -403,7 +406,7 @@ pub struct New<I, R> {
     pub init: I,
     /// Answer to the provider.
     pub response: R,
-    /// Number of the queue pair, 24 bits.
+    /// Number of the queue pair, 24 bits. One that has more is destroyed again, and refused (`EIO`).
     pub number: u32,
     /// What it holds, at least what was asked for.
     pub capabilities: Capabilities,
@@ -552,7 +555,8 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 .transpose()?;
             let pd = Pd::from_raw((*qp).pd);
             let new = T::QueuePair::create(call, pd, &attributes, user)?;
-            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), ());
+            let in_use = InUse::new(udata.is_some());
+            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
 
             Qp::construct(qp, place, new.init);
             (*qp).qp_num = new.number;
@@ -560,7 +564,17 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             for cq in [attributes.send_cq, attributes.recv_cq] {
                 cq.place().add_queue_pair();
             }
-            respond(udata.as_ref(), &new.response)
+            if let Some(srq) = attributes.srq {
+                srq.place().begin_use();
+            }
+            // The core puts other things in the upper bits.
+            let numbered = if new.number >> 24 == 0 {
+                Ok(())
+            } else {
+                Err(EIO)
+            };
+            numbered
+                .and_then(|()| respond(udata.as_ref(), &new.response))
                 .and_then(|()| listing.publish())
                 .inspect_err(|_| end(qp, call))?;
             Ok(0)
@@ -588,7 +602,9 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
             let mask = AttributeMask::from_raw(mask)?;
             let attributes = Attributes::from_raw(&*attr, mask)?;
 
-            T::QueuePair::modify(Qp::from_raw(qp), call, mask, &attributes)?;
+            let this = Qp::<T::QueuePair>::from_raw(qp);
+            this.place.begin_use();
+            T::QueuePair::modify(this, call, mask, &attributes)?;
             Ok(0)
         })
     })

@@ -22,7 +22,10 @@ use crate::{
         respond, //
     },
     pd::Pd,
-    place::Place,
+    place::{
+        InUse,
+        Place, //
+    },
     restrack::Details,
     udata::{
         Request,
@@ -179,6 +182,11 @@ impl<T: SharedReceiveQueue> Srq<T> {
     pub fn number(&self) -> u32 {
         self.place.number()
     }
+
+    /// Where events find the queue.
+    pub(crate) fn place(&self) -> &Place<bindings::ib_srq> {
+        &self.place
+    }
 }
 
 /// # Safety
@@ -216,7 +224,8 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 .transpose()?;
             let pd = Pd::from_raw((*srq).pd);
             let new = T::SharedReceiveQueue::create(call, pd, &attributes, user)?;
-            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(srq), ());
+            let in_use = InUse::new(udata.is_some());
+            let (place, listing) = room.assign(new.number, NonNull::new_unchecked(srq), in_use);
 
             Srq::construct(srq, place, new.init);
             new.attributes.write(&mut attr.attr);
@@ -247,6 +256,7 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
         device.with(|call| {
             let change = Change::from_raw(&Attributes::from_raw(&*attr), mask)?;
             let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
+            this.place.begin_use();
 
             if let Some(max_wr) = change.max_wr {
                 let user = udata
@@ -338,6 +348,7 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     from_result(|| unsafe {
         device.with(|call| {
             let mut requests = ReceiveRequests::new(wr);
+            Srq::place(this).begin_use();
             T::SharedReceiveQueue::post_recv(this, call, &mut requests)
                 .inspect_err(|_| *bad = requests.taken())?;
             Ok(0)

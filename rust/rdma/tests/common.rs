@@ -67,6 +67,7 @@ pub(super) use crate::{
     mw,
     pages::UserPages,
     place::{
+        InUse,
         Named,
         Notice,
         Place,

@@ -56,13 +56,31 @@ mod cases {
         let srq = NonNull::from(&mut *srq);
 
         events();
-        let place = list(dispatcher.srq_room()?, 7, srq, ())?;
+        let place = list(dispatcher.srq_room()?, 7, srq, InUse::new(true))?;
         assert!(dispatcher.srq_event(7, SrqEvent::LimitReached));
         assert_eq!(events(), 100 + SrqEvent::LimitReached.raw());
         assert!(!dispatcher.srq_event(8, SrqEvent::Error));
         drop(place);
         assert!(!dispatcher.srq_event(7, SrqEvent::Error));
         assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn events_reach_users_of_the_kernel_that_use_their_object() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut qp = boxed::<bindings::ib_qp>()?;
+        qp.event_handler = Some(count_event);
+        let qp = NonNull::from(&mut *qp);
+
+        events();
+        let place = list(dispatcher.qp_room()?, 7, qp, InUse::new(false))?;
+        assert!(!dispatcher.qp_event(7, QpEvent::Fatal));
+        assert_eq!(events(), 0);
+        place.begin_use();
+        assert!(dispatcher.qp_event(7, QpEvent::Fatal));
+        assert_eq!(events(), 100 + QpEvent::Fatal.raw());
         Ok(())
     }
 
@@ -247,7 +265,10 @@ mod cases {
         events();
         let mut places = KVec::new();
         for (number, qp) in [(1, own), (2, sharing), (3, own), (u32::MAX, sharing)] {
-            places.push(list(dispatcher.qp_room()?, number, qp, ())?, GFP_KERNEL)?;
+            places.push(
+                list(dispatcher.qp_room()?, number, qp, InUse::new(true))?,
+                GFP_KERNEL,
+            )?;
         }
         dispatcher.last_receive_all();
         assert_eq!(events(), 2 * (100 + QpEvent::LastWqeReached.raw()));
@@ -288,14 +309,14 @@ mod cases {
         let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
         let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
 
-        let place = list(dispatcher.qp_room()?, 9, old, ())?;
+        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
         // The hardware gives it away, though nobody told it to forget the owner.
-        let refused = list(dispatcher.qp_room()?, 9, new, ());
+        let refused = list(dispatcher.qp_room()?, 9, new, InUse::new(true));
         assert_eq!(refused.err(), Some(EIO));
         assert_eq!(dispatcher.find_qp(9), Some(old));
         drop(place);
         assert!(dispatcher.find_qp(9).is_none());
-        let _place = list(dispatcher.qp_room()?, 9, new, ())?;
+        let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         assert_eq!(dispatcher.find_qp(9), Some(new));
         Ok(())
     }
@@ -331,7 +352,7 @@ mod cases {
         events();
         HANDLER_RUNS.store(false, Relaxed);
         OLD_IS_GONE.store(false, Relaxed);
-        let place = list(dispatcher.qp_room()?, 9, old, ())?;
+        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
         place.begin_end();
 
         // Who destroys the queue pair, while an event of it is handled.
@@ -346,7 +367,7 @@ mod cases {
         })?;
 
         // Who makes another one, to which the hardware gives the number.
-        let place = list(dispatcher.qp_room()?, 9, new, ())?;
+        let place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         // The old one was there until its handler had returned.
         assert!(!HANDLER_RUNS.load(Relaxed));
         assert_eq!(dispatcher.find_qp(9), Some(new));
@@ -368,7 +389,7 @@ mod cases {
 
         HANDLER_RUNS.store(false, Relaxed);
         OLD_IS_GONE.store(false, Relaxed);
-        let place = list(dispatcher.qp_room()?, 9, old, ())?;
+        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
         place.begin_end();
         let theirs = dispatcher.clone();
         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
@@ -381,7 +402,7 @@ mod cases {
         })?;
         // Whoever destroys it has begun to: events do not find it any more.
         wait_until(|| dispatcher.find_qp(9).is_none())?;
-        let _place = list(dispatcher.qp_room()?, 9, new, ())?;
+        let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         assert!(!HANDLER_RUNS.load(Relaxed));
         assert_eq!(dispatcher.find_qp(9), Some(new));
         Ok(())
@@ -418,7 +439,7 @@ mod cases {
             }),
         };
 
-        let place = list(dispatcher.qp_room()?, 5, qp, ())?;
+        let place = list(dispatcher.qp_room()?, 5, qp, InUse::new(true))?;
         // SAFETY: There is room for two completions.
         let mut out = unsafe { Completions::new(dispatcher, room.as_mut_ptr(), 2) };
         assert!(out.push(&completion));

@@ -64,11 +64,18 @@ mod cases {
             assert_eq!((told.max_inline_data, told.max_rdma_ctxs), (15, 6));
             to_result(verb!(device, destroy_qp(qp.as_raw(), null_mut())))?;
 
-            // What has no name is refused before the driver is asked.
-            log.asked();
+            // The core has room for 24 bits of its number.
+            let objects = log.objects();
+            let next = log.next.swap(1 << 24, SeqCst);
             let mut create = |init: *mut _| -> Result {
                 to_result(verb!(device, create_qp(qp.as_raw(), init, null_mut())))
             };
+            assert_eq!(create(&raw mut *init), Err(EIO));
+            assert_eq!(log.objects(), objects);
+            log.next.store(next, SeqCst);
+
+            // What has no name is refused before the driver is asked.
+            log.asked();
             init.create_flags = bindings::ib_qp_create_flags_IB_QP_CREATE_NETDEV_USE.unsigned_abs();
             assert_eq!(create(&raw mut *init), Err(EOPNOTSUPP));
             init.create_flags = 0;
