@@ -115,22 +115,28 @@ impl<D: Destroy> Object<D> {
     /// refuses is stopped: the kernel has done with the object, and frees its memory next.
     pub(crate) fn destroy(&self) {
         if let Err(err) = self.try_destroy() {
-            let health = self.control.health();
-            dev_err!(
-                health.dev(),
-                "{} {} cannot be destroyed: {:?}\n",
-                D::OBJECT,
-                self.number(),
-                err
-            );
-            self.control.fail("it does not let go of an object");
+            self.refused(err);
         }
     }
 
-    /// Destroys the object unless the device refuses, as it may if that is in use. Sleeps.
+    /// The device refuses to let go of the object, so it is stopped.
+    fn refused(&self, err: Error) {
+        let health = self.control.health();
+        dev_err!(
+            health.dev(),
+            "{} {} cannot be destroyed: {:?}\n",
+            D::OBJECT,
+            self.number(),
+            err
+        );
+        self.control.fail("it does not let go of an object");
+    }
+
+    /// Destroys the object unless it is in use (`EBUSY`). Sleeps.
     ///
     /// On success the device has let go of everything that belonged to the object. So it has when
-    /// it failed, for then it was stopped. On an error the object is as before.
+    /// it failed, for then it was stopped, as it is for any other reason to refuse: nobody could
+    /// ever end that. On an error the object is as before.
     pub(crate) fn try_destroy(&self) -> Result {
         if !self.alive.swap(false, Ordering::Relaxed) {
             return Ok(());
@@ -143,9 +149,13 @@ impl<D: Destroy> Object<D> {
                 Ok(())
             }
             Err(_) if self.control.is_stopped() => Ok(()),
-            Err(err) => {
+            Err(EBUSY) => {
                 self.alive.store(true, Ordering::Relaxed);
-                Err(err)
+                Err(EBUSY)
+            }
+            Err(err) => {
+                self.refused(err);
+                Ok(())
             }
         }
     }
