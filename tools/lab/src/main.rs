@@ -37,14 +37,20 @@ use crate::lab::{Extra, Lab, Module, Options};
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric};
 
-/// Two VMs with one RNIC each, and what runs in them.
+/// Boots two VMs, a and b, with one RNIC each, and runs programs in them.
 ///
-/// Environment: KDIR (a built kernel tree), QEMU (version 10.1 or newer), VRNIC_ACCEL=kvm|tcg, VRNIC_VM_CPUS,
-/// VRNIC_VM_MEMORY_MB, VRNIC_CACHE.
+/// Environment:
+///   KDIR=DIR               built kernel tree for the VMs
+///   QEMU=PROGRAM           QEMU 10.1 or newer
+///   VRNIC_ACCEL=kvm|tcg    how QEMU runs the VMs; default: kvm if the kernel boots under it
+///   VRNIC_VM_CPUS=N        processors of each VM
+///   VRNIC_VM_MEMORY_MB=N   memory of each VM
+///   VRNIC_VRNICD=TOML      a line for vrnicd's configuration
+///   VRNIC_CACHE=DIR        default: ~/.cache/vrnic
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
-    /// How messages travel between the VMs' RNICs
+    /// How messages travel between the RNICs
     #[arg(long, global = true, value_enum, default_value = "local")]
     fabric: Fabric,
     #[command(subcommand)]
@@ -53,81 +59,97 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the distribution's RDMA programs between the VMs and in loopback; print a table, write build/run/report.json
+    /// Run RDMA programs between the VMs and in loopback, print a table, write build/run/report.json
     Run {
-        /// Which RDMA device
+        /// RDMA device in the VMs
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
-        /// Directory of the report and the logs
+        /// Directory for the report and the logs
         #[arg(long, default_value = "build/run")]
         out: PathBuf,
     },
-    /// Boot the VMs and give a prompt in each
+    /// Boot the VMs and open a prompt in each
     Shell {
-        /// Which RDMA device
+        /// RDMA device in the VMs
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
-        /// No tmux: VM a here, VM b by `attach` in another terminal
+        /// Do not use tmux: VM a is in this terminal; run `attach --vm b` in another one for VM b
         #[arg(long)]
         plain: bool,
     },
-    /// Join this terminal to a VM of the lab that `shell` started
+    /// Open the prompt of a VM that `shell` started in this terminal
     Attach {
-        /// a or b
+        /// VM: a or b
         #[arg(long, default_value = "a")]
         vm: String,
     },
-    /// Run a command in a VM: of the lab that `shell` started, else of one booted for it
+    /// Run a command in a VM. Uses the VMs of a running `shell`; without one, boots VMs for this command
+    ///
+    /// Exits with the command's exit code, with 124 if it ran too long, or with 127 if it could not be started.
     Exec {
-        /// a or b
+        /// VM: a or b
         #[arg(long, default_value = "a")]
         vm: String,
-        /// Seconds until it is killed (exit code 124)
+        /// Kill the command after this many seconds
         #[arg(long, default_value_t = 600)]
         timeout: u64,
-        /// Which RDMA device, when VMs are booted for it
+        /// RDMA device, if VMs are booted for this command
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
-        /// The command; no shell is involved
+        /// Program and arguments. For pipes and redirections, use: sh -c '…'
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
-    /// Measure vrnic beside rxe in the same two VMs; tables, charts, build/bench/report.json
+    /// Measure vrnic and rxe in the same two VMs; print tables, write charts and build/bench/report.json
     Bench {
-        /// Directory of the report, the charts and the logs
+        /// Directory for the report, the charts and the logs
         #[arg(long, default_value = "build/bench")]
         out: PathBuf,
-        /// Only the goodput on wires that lose frames, without report and charts
+        /// Measure only the goodput on wires that lose frames; write no report and no charts
         #[arg(long)]
         goodput: bool,
     },
-    /// Run all tests: cargo, KUnit in a VM, tests/vm; the last line counts them
+    /// Run all tests: cargo, KUnit in a VM, tests/vm
     Test {
-        /// Only tests whose name contains one of these (`cargo`, `kunit`, or a name in tests/vm)
+        /// Run only tests whose name contains one of these, such as `kunit`, `cargo` or a name in tests/vm
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
-        /// Only what runs in guests: no host tests
+        /// Run only the tests in VMs, none on the host
         #[arg(long)]
         guests: bool,
-        /// The device of the VM tests
+        /// RDMA device of the VM tests
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
-        /// VM tests that run at the same time, each in a lab of its own
+        /// Number of VM tests that run at the same time, each in its own lab
         #[arg(long, default_value = "2", value_parser = clap::value_parser!(u32).range(1..))]
         labs: u32,
-        /// Directory of the logs
+        /// Directory for the logs
         #[arg(long, default_value = "build/test")]
         out: PathBuf,
     },
-    /// Ask or steer a running lab: of the VM test this runs in ($LAB_CONTROL), else the one that `shell` started
+    /// Query or control a running lab
     ///
-    /// pid vrnicd|qemu-a|qemu-b, console VM, log, config, sockets, control, device VM: facts.
-    /// qmp VM JSON: sends a QMP command. wait VM: waits until the guest has rebooted. ready [-6] VM: waits for the RDMA
-    /// device, prints the index of its IPv4 (IPv6) GID. boot VM, kill VM, restart-vrnicd.
-    /// perf [-6] CLIENT SERVER PROGRAM ARGS…: runs a two-ended program over IPv4 (IPv6), prints the client's output.
+    /// The lab is the one of the VM test that calls this ($LAB_CONTROL), else the one that `shell` started.
+    ///
+    /// Requests that print something:
+    ///   pid vrnicd|qemu-a|qemu-b   process id
+    ///   control                    control socket of vrnicd, for VRNIC_CONTROL
+    ///   console VM                 console log of the VM
+    ///   log                        log of vrnicd
+    ///   config                     configuration of vrnicd
+    ///   sockets                    directory of the lab's sockets
+    ///   device VM                  RDMA device of the VM: vrnic or rxe
+    ///   ready [-6] VM              wait for the RDMA device, print the index of its IPv4 (-6: IPv6) GID
+    ///   perf [-6] CLIENT SERVER PROGRAM ARGS…
+    ///                              run a two-ended program over IPv4 (-6: IPv6), print the client's output
+    /// Requests that do something:
+    ///   boot VM, kill VM           start the VM, or kill it
+    ///   wait VM                    wait until the VM has rebooted
+    ///   restart-vrnicd             start vrnicd again
+    ///   qmp VM JSON                send a QMP command to QEMU
     #[command(verbatim_doc_comment)]
     Ctl {
-        /// The request's words
+        /// Request and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         request: Vec<String>,
     },

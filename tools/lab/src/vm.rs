@@ -19,9 +19,9 @@ use vrnic_lab::protocol::PORT_NAME;
 /// Which RDMA device the programs use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Device {
-    /// Our RNIC.
+    /// The RNIC of vrnicd.
     Vrnic,
-    /// The kernel's software RoCE over the virtio-net, for comparison.
+    /// The kernel's Soft-RoCE over the virtio-net, for comparison.
     Rxe,
 }
 

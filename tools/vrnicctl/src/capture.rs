@@ -18,33 +18,33 @@ use crate::table::print;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Begins one: of every packet that RNICs send, or of one RNIC, one queue pair or the switch. It goes on when this
-    /// program ends.
+    /// Start a capture: of every packet that RNICs send, or of one RNIC, one queue pair or the switch. The capture goes
+    /// on after this command ends.
     Start {
-        /// The file; what was in it is lost. `-` is standard output: `vrnicctl capture start - | wireshark -k -i -`.
+        /// File to write; it is overwritten. `-` is standard output: `vrnicctl capture start - | wireshark -k -i -`.
         file: PathBuf,
-        /// What this device sends and receives.
+        /// Capture what this device sends and receives.
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
-        /// Only what this queue pair of the device does.
+        /// Capture only this queue pair of the device.
         #[arg(long, short, value_name = "N", requires = "device")]
         qpn: Option<u32>,
-        /// What RNICs send, and every other frame that comes to the switch.
+        /// Capture what RNICs send, and all other frames that reach the switch.
         #[arg(long, conflicts_with = "device")]
         switch: bool,
-        /// End after so many packets.
+        /// Stop after COUNT packets.
         #[arg(long, short = 'c', value_name = "COUNT")]
         packets: Option<u64>,
-        /// End before the file has more than so many bytes.
+        /// Stop before the file has more than COUNT bytes.
         #[arg(long, short = 'b', value_name = "COUNT")]
         bytes: Option<u64>,
     },
-    /// Ends one, and waits until its file is whole.
+    /// Stop a capture and wait until its file is complete.
     Stop {
-        /// Its number, or none if one alone runs.
+        /// Number of the capture. Not needed if only one is running.
         id: Option<u64>,
     },
-    /// Lists those that run and the last that ran.
+    /// List running captures and the last ones that ended.
     List,
 }
 
@@ -68,7 +68,9 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
             if file.as_os_str() == "-" {
                 let out = std::io::stdout();
                 if out.is_terminal() {
-                    bail!("a terminal takes no capture");
+                    bail!(
+                        "standard output is a terminal: pipe the capture to a program, or name a file"
+                    );
                 }
                 client.start_capture(choice, "-", out.as_fd())?;
                 return Ok(());

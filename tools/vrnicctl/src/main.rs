@@ -20,11 +20,11 @@ use vrnicd::control::protocol::Device;
 
 use table::{Row, print};
 
-/// Shows what the devices of a running vrnicd do, and explains what went wrong on them.
+/// Shows what the RDMA devices of a running vrnicd do, and explains why something failed.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Control socket of vrnicd.
+    /// Control socket of vrnicd: its `control` setting or --control option.
     #[arg(
         long,
         short,
@@ -35,7 +35,7 @@ struct Arguments {
     )]
     socket: PathBuf,
 
-    /// Print JSON: an array, one object for each thing.
+    /// Print JSON instead of a table: an array with one object for each row.
     #[arg(long, short, global = true)]
     json: bool,
 
@@ -45,13 +45,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Devices and how many objects they have.
+    /// List devices: driver, link, address, number of objects.
     Devices,
-    /// Ports.
+    /// List ports.
     Ports(Choice),
-    /// GIDs.
+    /// List GIDs.
     Gids(Choice),
-    /// Queue pairs: state, PSNs, outstanding work.
+    /// List queue pairs: state, peer, PSNs, outstanding work.
     Qps {
         #[command(flatten)]
         choice: Choice,
@@ -59,61 +59,61 @@ enum Command {
         #[arg(long, short, value_name = "N")]
         qpn: Option<u32>,
     },
-    /// Completion queues.
+    /// List completion queues.
     Cqs(Choice),
-    /// Shared receive queues.
+    /// List shared receive queues.
     Srqs(Choice),
-    /// Multicast groups and the queue pairs that are attached to them.
+    /// List multicast groups and the queue pairs that are attached to them.
     Groups(Choice),
-    /// Memory regions. Lists the first 65536 of a device.
+    /// List memory regions, up to 65536 of a device.
     Mrs(Choice),
-    /// Counters of ports, by the names that `rdma statistic` has for them.
+    /// List counters of ports, with the names that `rdma statistic` uses.
     Counters {
         #[command(flatten)]
         choice: Choice,
-        /// Also those that are 0.
+        /// Also list counters that are 0.
         #[arg(long, short)]
         all: bool,
     },
-    /// Takes the link of a device down, or brings it up again, as if somebody pulled its cable.
+    /// Take the link of a device down, as if somebody pulled its cable, or bring it up again.
     Link {
         /// The device.
         device: String,
-        /// What its link is to be.
+        /// The new state of the link.
         state: LinkState,
     },
-    /// Ports of the switch: what is behind them, frames, and frames that were dropped and why.
+    /// List ports of the switch: what is behind them, frames in and out, drops by reason.
     Switch,
-    /// Addresses that the switch knows: those of ports, then learned ones. Lists the first 65536.
+    /// List addresses that the switch knows: those of ports, then learned ones, up to 65536.
     Addresses,
-    /// Why requests, packets and commands failed: the last few thousand of each device.
+    /// Explain why requests, packets and commands failed: the last few thousand failures of each device.
     Explain {
         #[command(flatten)]
         choice: Choice,
-        /// Only what is about this queue pair.
+        /// Only failures of this queue pair.
         #[arg(long, short, value_name = "N")]
         qpn: Option<u32>,
-        /// Only the last so many.
+        /// Only the last COUNT failures.
         #[arg(long, short = 'n', value_name = "COUNT")]
         last: Option<usize>,
     },
-    /// A view that follows what happens, until interrupted.
+    /// Show live rates, busy queue pairs and new failures until interrupted.
     Watch {
         #[command(flatten)]
         choice: Choice,
-        /// Seconds between two looks.
+        /// Seconds between two updates.
         #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
         interval: Duration,
-        /// Looks, then ends.
+        /// End after COUNT updates.
         #[arg(long, short = 'n', value_name = "COUNT")]
         count: Option<u64>,
     },
-    /// Captures packets to a pcapng file, ends that, and lists captures.
+    /// Capture packets to a pcapng file for Wireshark.
     #[command(subcommand)]
     Capture(capture::Command),
-    /// Prints the filter of the daemon's log, or sets it: `debug`, `info,vrnicd::vfio_user=trace`, …
+    /// Print the filter of vrnicd's log, or change it: `debug`, `info,vrnicd::vfio_user=trace`, …
     Log {
-        /// The new filter.
+        /// New filter. Without it, the current one is printed.
         filter: Option<String>,
     },
 }

@@ -13,40 +13,44 @@ use clap::{Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vrnicd::config::{Config, Device, Mac};
 
-/// Presents virtio RDMA devices to QEMU virtual machines over vfio-user. Needs no privileges.
+/// Gives QEMU virtual machines RDMA NICs, over vfio-user. Needs no privileges.
 ///
-/// Give a configuration file for any number of devices, or --socket and --mac for one. Start QEMU with
-/// `-object memory-backend-memfd,id=mem0,size=…,share=on -machine q35,memory-backend=mem0 -device
-/// '{"driver":"vfio-user-pci","socket":{"path":"SOCKET","type":"unix"}}'`.
+/// For one device use --socket and --mac. For several devices use --config. Then start QEMU (10.1 or newer) with:
+///
+///   -machine q35,memory-backend=mem0
+///   -object memory-backend-memfd,id=mem0,size=…,share=on
+///   -device '{"driver":"vfio-user-pci","socket":{"path":"SOCKET","type":"unix"}}'
+///
+/// and give the guest a network device with the same MAC address.
 #[derive(Parser)]
-#[command(version, args_conflicts_with_subcommands = true)]
+#[command(version, verbatim_doc_comment, args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// Configuration file (TOML).
+    /// Configuration file (TOML). tools/vrnicd/vrnicd.toml has all settings with their defaults.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "mac", "name"], required_unless_present = "socket")]
     config: Option<PathBuf>,
 
-    /// vfio-user socket of the one device.
+    /// Socket for QEMU, if there is one device.
     #[arg(long, value_name = "PATH", requires = "mac")]
     socket: Option<PathBuf>,
 
-    /// MAC address of the guest's network device that the one device is paired with.
+    /// MAC address of the device. The guest's network device must have the same.
     #[arg(long, value_name = "MAC", requires = "socket", value_parser = |text: &str| text.parse::<Mac>())]
     mac: Option<Mac>,
 
-    /// Name of the one device in logs.
+    /// Name of the device, in logs and in vrnicctl.
     #[arg(long, default_value = "rnic0")]
     name: String,
 
-    /// What to log: error, warn, info, debug, trace, or a filter such as `info,vrnicd::vfio_user=debug`. Overrides the
-    /// file.
+    /// What to log: error, warn, info, debug, trace, or a filter such as `info,vrnicd::vfio_user=debug`. Overrides
+    /// the configuration file.
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
 
-    /// Control socket, for vrnicctl. Overrides the file.
+    /// Control socket for vrnicctl. Overrides the configuration file.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
-    /// Microseconds to go on polling after the last work. Overrides the file.
+    /// After the last work, poll for this many microseconds before sleeping. Overrides the configuration file.
     #[arg(long, value_name = "N")]
     poll_us: Option<u32>,
 
