@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A provider of our own that keeps every ring, index and bit in reach of a test.
+//! A provider of our own that lets a test reach every ring, index and bit.
 
 use std::net::Ipv6Addr;
 use std::sync::atomic::{Ordering, fence};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! dma-bufs as they are made of a process's own memory by udmabuf: what programs have of the memory of other devices.
+//! dma-bufs that udmabuf makes of a process's own memory. They stand in for dma-bufs of other devices' memory.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Buffers that a device may read and write at any time: reached by copies only, never by reference.
+//! Buffers that a device may read and write at any time. They are accessed only by copying, never by reference.
 
 #![allow(
     clippy::cast_ptr_alignment,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Which system calls a child process makes, by ptrace(2).
+//! Finds out which system calls a child process makes, with ptrace(2).
 
 use std::io;
 use std::os::unix::process::CommandExt;

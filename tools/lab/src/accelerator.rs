@@ -74,12 +74,12 @@ pub fn choose(settings: &Settings) -> Result<(Accelerator, String)> {
         }
     };
     Ok(if works {
-        (Accelerator::Kvm, "this kernel boots under KVM".into())
+        (Accelerator::Kvm, "it boots this kernel".into())
     } else {
         (
             Accelerator::Tcg,
             format!(
-                "this kernel does not boot under KVM here (remembered in {})",
+                "KVM does not boot this kernel here; to try again, delete {}",
                 verdict.display()
             ),
         )

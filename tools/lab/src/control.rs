@@ -256,8 +256,12 @@ fn exec(
 /// # Errors
 /// No lab listens there, or it could not do what was asked.
 pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
-    let mut stream = UnixStream::connect(path)
-        .with_context(|| format!("no lab is running at {}", path.display()))?;
+    let mut stream = UnixStream::connect(path).with_context(|| {
+        format!(
+            "no lab is running at {}; `make shell` starts one",
+            path.display()
+        )
+    })?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     stream.write_all(&line)?;

@@ -119,7 +119,7 @@ impl Lab {
     /// Any part did not come up; the message says which and shows its log's end.
     pub fn boot(settings: &Settings, options: Options) -> Result<Self> {
         let (accelerator, why) = accelerator::choose(settings)?;
-        let step = Step::start(&format!("two VMs ({accelerator}: {why})"));
+        let step = Step::start(&format!("booting two VMs ({accelerator}: {why})"));
         let sockets = scratch()?;
         let _ = fs::remove_dir_all(&options.logs);
         fs::create_dir_all(&options.logs)

@@ -693,7 +693,7 @@ impl TestLab {
         for (name, found) in self.answers(KMEMLEAK, &[])? {
             let lost = lost(&found, allowed);
             if !lost.is_empty() {
-                bail!("VM {name} has lost memory of its kernel:\n{lost}");
+                bail!("the kernel of VM {name} leaked memory:\n{lost}");
             }
         }
         Ok(())

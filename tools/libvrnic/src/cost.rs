@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a request and a completion cost the program, with a device that polls.
+//! Measures what a request and a completion cost the program, with a device that polls.
 //!
 //! `cargo test --release -p libvrnic -- --ignored --nocapture cost` prints it.
 

@@ -2,7 +2,7 @@
 
 //! Telling the device which rings have work, without a system call and mostly without a doorbell.
 //!
-//! The protocol and why it loses nothing: [`vrnic_wire::notify`].
+//! [`vrnic_wire::notify`] describes the protocol, and why no request is lost.
 
 use crate::memory::{DoorbellPage, Shared, full_fence};
 use core::sync::atomic::Ordering;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Polling where there is but one processor.
+//! Polling on a machine with one processor.
 //!
-//! A program that polls for a message keeps its processor busy. If there is no other, it keeps the
-//! sender from working, too, when that is a process beside it, until its time slice ends:
-//! milliseconds for a message of microseconds. So on one processor, and only there, a program
-//! that polled in vain some times lets others go first. With several processors polling never
-//! makes a system call.
+//! A program that polls for a message keeps its processor busy. If the sender is a process on the same,
+//! only processor, it cannot run until the poller's time slice ends: a message of microseconds then takes
+//! milliseconds. So on one processor, and only there, a program yields after it polled in vain
+//! some times. With several processors polling never makes a system call.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

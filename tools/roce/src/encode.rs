@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Segments to frames.
+//! Writes segments as frames.
 
 use crate::{
     ETHERNET_TYPE, UDP_PORT,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What can be wrong with a frame.
+//! Reasons to reject a frame.
 
 use std::{error::Error, fmt};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The invariant CRC (IBTA volume 1, 7.8.1; annex A17, 3.3): the CRC of Ethernet over everything from
-//! the IP header or GRH on, where what may change on the way counts as ones.
+//! The invariant CRC (IBTA volume 1, 7.8.1; annex A17, 3.3): Ethernet's CRC over everything from the IP
+//! header or GRH on. Fields that may change on the way count as ones.
 
 use crate::header::Bth;
 use crc32fast::Hasher;

@@ -4,17 +4,17 @@
 //!
 //! [`encode()`] writes a segment as a frame of RoCE version 2 (IBTA volume 1, annex A17: Ethernet,
 //! IPv4 or IPv6, UDP port 4791) or version 1 (annex A16: Ethernet type 0x8915 and a GRH), with or
-//! without a VLAN tag; [`parse()`] makes a segment of a frame or says what is wrong with it. Frames
-//! come from anybody, so `parse` believes nothing: every length is checked, and nothing behind the
-//! addresses is looked at before the invariant CRC is right.
+//! without a VLAN tag. [`parse()`] reads a frame into a segment, or says what is wrong with it. Anybody can
+//! send frames, so `parse` trusts nothing: it checks every length, and reads nothing after the addresses
+//! before it has checked the invariant CRC.
 //!
 //! ```text
 //! Ethernet  [802.1Q]  IPv4 or IPv6   UDP   BTH  extended headers  payload  pad  ICRC
 //! Ethernet  [802.1Q]  GRH                  BTH  extended headers  payload  pad  ICRC
 //! ```
 //!
-//! A frame has no FCS, as is usual where software hands frames around. There is no input and output
-//! in here, and `encode` and `parse` allocate nothing.
+//! A frame has no FCS, as is usual for frames in software. This crate does no input or output, and
+//! `encode` and `parse` allocate nothing.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Segments that are longer than a packet, as the local fabric has them, cut into packets.
+//! Cuts segments that are longer than a packet, as those of the local fabric, into packets.
 
 use vrnic_engine::{
     Segment,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! For tests that change frames.
+//! Helpers for tests that change frames.
 
 use crate::{
     ETHERNET_TYPE,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! The engine's random verb programs over frames: on a wire that loses, repeats, overtakes, marks and
-//! damages them, completions and memory are those of the model, which are those of the local fabric.
+//! Runs the engine's random verb programs over frames, on a wire that loses, repeats, reorders, marks and
+//! damages them. Completions and memory have to be those of the model, as on the local fabric.
 
 #[path = "../../engine/tests/programs/mod.rs"]
 mod programs;

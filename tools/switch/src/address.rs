@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Which address is behind which port.
+//! The address table: which MAC address is behind which port.
 
 use std::collections::HashMap;
 use std::fmt;

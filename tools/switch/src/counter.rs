@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What happened at a port, in numbers.
+//! Counters of a port.
 
 /// Why a frame went no further. Counted at the port that it came from, but for those marked "leaving", which count at
 /// the port that it would have left by.

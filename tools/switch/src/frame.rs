@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Ethernet frames: the header, tags, and whether it is RoCE.
+//! Ethernet frames: reads the header and the tags, and recognizes RoCE.
 
 use etherparse::{
     EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice,

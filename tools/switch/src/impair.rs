@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A bad line on purpose: loss, repetition, delay and disorder, by a seed.
+//! Impairments: makes a line lose, repeat, delay and reorder frames, driven by a seed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -13,16 +13,16 @@
 //! # Ports and endpoints
 //!
 //! A [port](PortConfig) is a place in the network. It has one or two [endpoints](Endpoint): a network device (or
-//! whatever else takes plain frames: an uplink, a link to another switch), and an RNIC. As on a real NIC, both have
-//! one MAC address and one wire. Of what reaches the port, the RNIC gets RoCE frames to its address, the network
-//! device everything else; RoCE multicast goes to both. They reach each other without anybody else noticing, and an
-//! RNIC reaches itself. An RNIC that is down gets nothing: then RoCE is UDP like any other.
+//! whatever else takes plain frames: an uplink, a link to another switch), and an RNIC. As on a real NIC, both share
+//! one MAC address and one wire. Of the frames that reach the port, the RNIC gets RoCE to its address, and the network
+//! device gets everything else. Both get RoCE multicast. They reach each other, and the RNIC reaches itself, without
+//! anybody else noticing. An RNIC that is down gets nothing: RoCE is then treated like any other UDP.
 //!
 //! # What hostile endpoints can do
 //!
-//! Nothing to others but send to them. Memory is bounded: queues by [`QueueLimits`], learned addresses by
-//! [`PortConfig::addresses`]. The address of a port that has one ([`PortConfig::mac`]) cannot be taken by another
-//! port, and an endpoint that fills its queue loses its own frames only.
+//! They can send frames to others, and do nothing else to them. Memory is bounded: queues by [`QueueLimits`], learned
+//! addresses by [`PortConfig::addresses`]. If a port has an address ([`PortConfig::mac`]), no other port can take it. An
+//! endpoint that fills its queue loses only its own frames.
 
 #![forbid(unsafe_code)]
 

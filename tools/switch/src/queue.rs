@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Frames that wait for an endpoint, and buffers that wait for frames.
+//! The queue of an endpoint, and the pool of empty buffers.
 
 use std::collections::VecDeque;
 

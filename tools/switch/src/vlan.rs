@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! VLANs: which a frame belongs to, and which a port is in (IEEE 802.1Q).
+//! VLANs (IEEE 802.1Q): which VLAN a frame belongs to, and which VLANs a port is in.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What holds for any network and any frames.
+//! Properties that hold for any network and any frames.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

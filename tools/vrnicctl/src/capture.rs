@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Captures: started, ended, listed.
+//! `vrnicctl capture`: starts, stops and lists captures.
 //!
-//! The file is opened here, with the rights of whoever asks; the daemon is given the descriptor and opens nothing.
+//! This program opens the file, with the rights of its user, and passes the descriptor to the daemon. The daemon opens
+//! no file itself.
 
 use std::fs::File;
 use std::io::IsTerminal;
@@ -97,7 +98,9 @@ fn only(captures: &[Capture]) -> Result<u64> {
     let mut running = captures.iter().filter(|capture| capture.ended.is_none());
     match (running.next(), running.next()) {
         (Some(one), None) => Ok(one.id),
-        (None, _) => bail!("no capture runs"),
-        (Some(_), Some(_)) => bail!("several captures run: say which"),
+        (None, _) => bail!("no capture is running"),
+        (Some(_), Some(_)) => {
+            bail!("several captures are running: give a number that `capture list` shows")
+        }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnicctl`: what the devices of a `vrnicd` do, and why something went wrong on them.
+//! `vrnicctl` shows what the devices of a `vrnicd` do, and explains why something failed.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Things as rows of tables, or as JSON.
+//! Prints devices, queue pairs and the like as tables or as JSON.
 
 use std::io::Write;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The live view: counters of devices and of the switch as rates, the queue pairs with work, and what went wrong since
-//! the last look.
+//! `vrnicctl watch`, the live view. It shows counters of devices and of the switch as rates, queue pairs with work, and
+//! failures since the last update.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};

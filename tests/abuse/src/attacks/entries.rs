@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Attacks by what stands in send and receive entries.
+//! Attacks with the contents of send and receive entries.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

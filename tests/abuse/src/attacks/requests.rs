@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Attacks by requests to the kernel, and by what is left behind without any.
+//! Attacks with requests to the kernel, and by leaving objects behind without destroying them.
 
 use verbs_tests::memory::{Memory, PAGE};
 use verbs_tests::rng::Rng;

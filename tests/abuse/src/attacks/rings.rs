@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Attacks by rings, their headers, doorbells, and what tells of completions.
+//! Attacks with rings, their headers, doorbells, and completion notification.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

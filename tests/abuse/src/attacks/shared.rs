@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Attacks on shared receive queues: who shares one with the attacked QPs suffers if it takes from it, nobody else.
+//! Attacks on shared receive queues. A QP that shares the queue with the attacked ones suffers if it takes receives
+//! from it. Nobody else does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;

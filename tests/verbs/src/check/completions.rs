@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Completion queues that get another size, events that wait for company, and the time of completions.
+//! Completion queues: resizing, moderated events, and timestamps of completions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

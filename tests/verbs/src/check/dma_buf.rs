@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Regions of dma-bufs: RDMA from and to memory that is known by a file and not by an address. Both ends are in this
-//! process.
+//! Regions of dma-bufs: RDMA from and to memory that is named by a file descriptor, not by an address. Both ends are in
+//! this process.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Receives that are not there, peers that are not there, bad local memory, and flushing.
+//! Errors: missing receives, missing peers, bad local memory, and flushing.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A device that fails or goes away under a program that does nothing but poll: each request that it posted completes
-//! once, in the order of its queue, with the completion that the device had written or flushed.
+//! A device fails or goes away while a program only polls. Each request that the program posted completes once, in the
+//! order of its queue: with the completion that the device had written, or flushed.
 
 use std::sync::Arc;
 use std::time::Duration;

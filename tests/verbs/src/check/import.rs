@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Processes that share a context: one imports the other's protection domain and memory region, and has queues and
-//! regions of its own beside them. Each ends before the other.
+//! Processes that share a context. One imports the other's protection domain and memory region, and makes queues and
+//! regions of its own. Either of the two may end first.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

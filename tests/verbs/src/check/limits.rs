@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Limits: what the device says it can do it does, and one more it refuses.
+//! Limits: the device can do as much as it reports, and refuses one more.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Null regions: zeros at every address, which keep nothing. Both ends are in this process.
+//! Null regions: they read as zeros at every address and discard writes. Both ends are in this process.
 
 use super::pair::{Pair, same};
 use super::{BUFFER, Case, Env};

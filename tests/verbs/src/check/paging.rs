@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Regions whose pages are not kept in place: what is done with them while the process and the kernel move and take
-//! pages, and what happens where there is nothing. Both ends are in this process.
+//! On-demand regions, whose pages are not pinned: RDMA while the process and the kernel move pages and take them back,
+//! and accesses where no memory is mapped. Both ends are in this process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Two queue pairs of this process, for what is about memory and not about machines.
+//! Two queue pairs in this process, for checks of memory that need no second machine.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The other end of a check: a service that does what it is ordered to with its own objects, and its client.
+//! The other end of a check: a service that obeys orders, with objects of its own, and the service's client.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Regions that become others in place: other memory, another protection domain, other rights. Both ends are in this
-//! process.
+//! Regions that are changed in place (`ibv_rereg_mr`): other memory, another protection domain, other rights. Both ends
+//! are in this process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

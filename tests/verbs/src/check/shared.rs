@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Shared receive queues, in loopback: who gets which receive, what is in it, what the owner is told.
+//! Shared receive queues, in loopback: which queue pair gets which receive, what the receive contains, and which events
+//! the owner gets.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Who posts and polls makes no system call: a process of this program does so while it is watched.
+//! Posting and polling make no system call. A child process posts and polls while this one traces it.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Unreliable connections: what arrives, and what nobody is told of.
+//! Unreliable connections: what arrives, and what is lost without an error.
 
 use super::{BUFFER, Case, Env, LinkConfig};
 use crate::ensure;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Memory windows: what of a region a peer reaches by one, who may bind it, and how its key ends (IBTA volume 1, 10.6).
-//! The windows are of this side, and the peer is who uses them.
+//! Memory windows (IBTA volume 1, 10.6): which part of a region a peer can reach through a window, who may bind it, and
+//! how its key becomes invalid. This side has the windows, and the peer uses them.
 
 use super::access::Access;
 use super::peer::{BLANK, Region};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The receives of all QPs of an endpoint in one shared receive queue. Nobody knows beforehand which message a receive
-//! gets, so each has room for the longest one, and what it must hold is known when it completes.
+//! Puts the receives of all QPs of an endpoint into one shared receive queue. Nobody knows beforehand which message a
+//! receive will get. So each has room for the longest message, and its content is checked when it completes.
 
 use std::sync::Arc;
 

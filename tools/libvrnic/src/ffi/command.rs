@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `infiniband/kern-abi.h`: the uverbs commands. libibverbs fills and reads them; we lend it the
-//! memory, with the driver's part right behind.
+//! `infiniband/kern-abi.h`: the uverbs commands. libibverbs fills and reads them. We provide the memory,
+//! in which the driver's part follows right after.
 
 /// Declares a command or response that only libibverbs looks into: its words, nothing else.
 macro_rules! opaque {

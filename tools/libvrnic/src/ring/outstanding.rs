@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What was posted to a queue and not completed.
+//! Requests that were posted to a queue and are not completed.
 //!
-//! An entry of a ring names its request by a [`Name`]; what the application calls it is kept here,
-//! until its completion is polled. So it is known what to flush when the device fails, and an entry
-//! is not used again before its completion was seen.
+//! An entry of a ring names its request by a [`Name`]. The application's name for it (wr_id) is kept
+//! here until the completion is polled. So the provider knows what to flush when the device fails, and
+//! does not use an entry again before its completion was polled.
 
 use super::Refused;
 use alloc::boxed::Box;

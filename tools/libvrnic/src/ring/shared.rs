@@ -3,8 +3,8 @@
 //! The shared receive queue: receives that any of its queue pairs may take.
 //!
 //! Its receives complete in any order, at any completion queue, and an entry is used again once the
-//! device has taken it. So what the application calls a receive is kept apart from the ring, in a
-//! place whose number is the receive's name until its completion is polled.
+//! device has taken it. So the application's name for a receive (wr_id) is not kept with the entry. It
+//! is kept in a place, and the number of the place is the receive's name until its completion is polled.
 
 use super::Refused;
 use super::outstanding::Name;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Frames of random segments come back as the same segments, and damaged ones do not come back.
+//! Random segments survive being written as frames and read back. Damaged frames are rejected.
 
 mod segments;
 mod vectors;
