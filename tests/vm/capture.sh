@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What two VMs send each other can be captured on either fabric while vrnicd runs, all of it or that of one queue pair, and tshark dissects every packet.
+# On either fabric one can capture the packets between two VMs while vrnicd runs: all, or those of one queue pair. tshark dissects every packet.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=400

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# One VM writes, flushes and writes words at once to memory of the other, by the extended interface of libibverbs.
+# One VM does WRITE, FLUSH and ATOMIC_WRITE to memory of the other, through the extended interface of libibverbs.
 # lab: fabric=local
 # lab: fabric=roce
 . "$LAB_LIB"

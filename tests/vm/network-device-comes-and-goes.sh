@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The network device that shares the port goes down or away and comes back: port, GIDs and traffic follow it, nothing waits for anything. So does the link of the RNIC itself, which vrnicctl takes down.
+# The RNIC's network device goes down or away and comes back: port, GIDs and traffic follow it, and nothing hangs. The same holds for the link of the RNIC itself, which vrnicctl takes down.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What perftest can ask of a device beside its defaults (distribution-programs), between two VMs and in loopback: transports, path MTUs, inline and immediate data, events, shared receives, many queue pairs, both directions, depth of reads, the older way to post, durations, rdma_cm.
+# perftest with other options than its defaults (those are in distribution-programs), between two VMs and in loopback: transports, path MTUs, inline and immediate data, events, shared receives, many queue pairs, both directions, depth of reads, the older way to post, durations, rdma_cm.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=600

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What one VM wrote to a file on the NVDIMM of the other and flushed is on the host's disk then, and there for that VM after it was killed.
+# One VM writes data to a file on the other VM's NVDIMM and flushes it. The data is then on the host's disk, and the other VM still has it after it was killed.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: nvdimm=64

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The module goes with open contexts under traffic: programs get errors; afterwards it loads and works.
+# The module is removed with open contexts under traffic: programs get errors. Afterwards it loads and works again.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

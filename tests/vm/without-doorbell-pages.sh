@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A device without doorbell pages is rung by commands, of the kernel and, through the verb POST_SEND, of processes.
+# If the device has no doorbell pages, the kernel rings with commands, and processes ring through the verb POST_SEND.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=300
