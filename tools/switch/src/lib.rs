@@ -21,8 +21,8 @@
 //! # What hostile endpoints can do
 //!
 //! They can send frames to others, and do nothing else to them. Memory is bounded: queues by [`QueueLimits`], learned
-//! addresses by [`PortConfig::addresses`]. If a port has an address ([`PortConfig::mac`]), no other port can take it. An
-//! endpoint that fills its queue loses only its own frames.
+//! addresses by [`PortConfig::addresses`]. If a port has an address ([`PortConfig::mac`]), no other port can take it.
+//! An endpoint that fills its queue loses only its own frames.
 
 #![forbid(unsafe_code)]
 
