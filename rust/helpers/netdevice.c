@@ -17,13 +17,19 @@ __rust_helper void rust_helper_dev_put(struct net_device *dev)
 	dev_put(dev);
 }
 
-/* Whether @dev is an Ethernet device (no VLAN on one) with that permanent address. */
-__rust_helper bool
-rust_helper_netdev_is_ethernet_with_perm_addr(const struct net_device *dev,
-					      const u8 *addr)
+__rust_helper void rust_helper_dev_hold(struct net_device *dev)
 {
-	return dev->type == ARPHRD_ETHER && !is_vlan_dev(dev) &&
-	       ether_addr_equal_unaligned(dev->perm_addr, addr);
+	dev_hold(dev);
+}
+
+/* Whether @dev is an Ethernet device (no VLAN on one); its permanent address. */
+__rust_helper bool
+rust_helper_netdev_ethernet_perm_addr(const struct net_device *dev, u8 *addr)
+{
+	if (dev->type != ARPHRD_ETHER || is_vlan_dev(dev))
+		return false;
+	memcpy(addr, dev->perm_addr, ETH_ALEN);
+	return true;
 }
 
 __rust_helper bool rust_helper_netif_running(const struct net_device *dev)

@@ -29,78 +29,241 @@ use crate::{
     },
 };
 
-/// A path to a destination on Ethernet (`struct rdma_ah_attr` of a RoCE port).
+/// What an IP header or a GRH says of the way of a packet (`struct ib_global_route`; IBTA volume 1,
+/// section 8.3).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct GlobalRoute {
     /// GID of the destination.
     pub dgid: Gid,
-    /// MAC address of the destination or of the next hop; the core resolved it.
-    pub dmac: [u8; 6],
     /// Index of the local GID.
     pub sgid_index: u8,
-    /// Hop limit of the IP header.
+    /// Hop limit.
     pub hop_limit: u8,
-    /// Traffic class of the IP header.
+    /// Traffic class.
     pub traffic_class: u8,
-    /// Flow label of the IP header, 20 bits.
+    /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Service level.
-    pub service_level: u8,
-    /// Port that packets leave by.
-    pub port: Port,
 }
 
-impl Attributes {
-    /// Takes over a path of C. A path that is not of a RoCE port or has no route is refused with
-    /// `EINVAL`.
-    pub(crate) fn from_raw(raw: &bindings::rdma_ah_attr) -> Result<Self> {
-        if raw.type_ != bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE
-            || u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH == 0
-        {
-            return Err(EINVAL);
+impl GlobalRoute {
+    /// Takes over the route of a path, if the path has one.
+    fn from_raw(raw: &bindings::rdma_ah_attr) -> Option<Self> {
+        if u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH == 0 {
+            return None;
         }
-        // SAFETY: The type says which member of the union is valid; all are plain bytes.
-        let (roce, dgid) = unsafe {
-            (
-                raw.__bindgen_anon_1.roce.as_ref(),
-                raw.grh.dgid.raw.as_ref(),
-            )
-        };
-
-        Ok(Self {
-            dgid: Gid(*dgid),
-            dmac: roce.dmac,
+        Some(Self {
+            dgid: Gid::from_raw(&raw.grh.dgid),
             sgid_index: raw.grh.sgid_index,
             hop_limit: raw.grh.hop_limit,
             traffic_class: raw.grh.traffic_class,
             flow_label: raw.grh.flow_label,
-            service_level: raw.sl,
-            port: Port::try_from(raw.port_num)?,
         })
     }
 
-    /// Writes the path into a zeroed path of C.
-    pub(crate) fn write(&self, raw: &mut bindings::rdma_ah_attr) {
-        raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
+    /// Writes the route into a zeroed path of C.
+    fn write(&self, raw: &mut bindings::rdma_ah_attr) {
         // CAST: A flag that C keeps in a byte.
         raw.ah_flags = bindings::ib_ah_flags_IB_AH_GRH as u8;
-        raw.sl = self.service_level;
-        raw.port_num = self.port.number();
         raw.grh.sgid_index = self.sgid_index;
         raw.grh.hop_limit = self.hop_limit;
         raw.grh.traffic_class = self.traffic_class;
         raw.grh.flow_label = self.flow_label;
-        // SAFETY: The type was set to RoCE above; all members of the unions are plain bytes.
-        unsafe {
-            *raw.grh.dgid.raw.as_mut() = self.dgid.0;
-            raw.__bindgen_anon_1.roce.as_mut().dmac = self.dmac;
+        // SAFETY: All members of the union are plain bytes.
+        *unsafe { raw.grh.dgid.raw.as_mut() } = self.dgid.0;
+    }
+}
+
+mod sealed {
+    use crate::bindings;
+
+    /// How a path is translated.
+    pub trait RawPath: Sized {
+        /// Takes over a path of C; one of another kind is refused with `EINVAL`.
+        fn from_raw(raw: &bindings::rdma_ah_attr) -> kernel::error::Result<Self>;
+
+        /// Writes the path into a zeroed path of C.
+        fn write(&self, raw: &mut bindings::rdma_ah_attr);
+    }
+}
+
+pub(crate) use sealed::RawPath;
+
+/// A path to a destination (`struct rdma_ah_attr`). What it says depends on the ports of the device
+/// ([`Operations::Path`]): [`Roce`], [`InfiniBand`], [`Unspecified`], or, where ports differ,
+/// [`Any`].
+///
+/// Paths of Omni-Path are refused.
+pub trait Path:
+    sealed::RawPath + Copy + core::fmt::Debug + Default + PartialEq + Send + Sync + 'static
+{
+}
+
+impl<P> Path for P where
+    P: sealed::RawPath + Copy + core::fmt::Debug + Default + PartialEq + Send + Sync + 'static
+{
+}
+
+/// A path on Ethernet (`struct roce_ah_attr`), of a port whose protocol is RoCE.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roce {
+    /// Service level.
+    pub service_level: u8,
+    /// Port that packets leave by.
+    pub port: Port,
+    /// What the IP header, or the GRH of RoCE version 1, says.
+    pub route: GlobalRoute,
+    /// MAC address of the destination or of the next hop; the core resolved it.
+    pub dmac: [u8; 6],
+}
+
+impl RawPath for Roce {
+    fn from_raw(raw: &bindings::rdma_ah_attr) -> Result<Self> {
+        if raw.type_ != bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE {
+            return Err(EINVAL);
+        }
+        // SAFETY: The type says that this member of the union is valid.
+        let roce = unsafe { raw.__bindgen_anon_1.roce.as_ref() };
+        Ok(Self {
+            service_level: raw.sl,
+            port: Port::try_from(raw.port_num)?,
+            route: GlobalRoute::from_raw(raw).ok_or(EINVAL)?,
+            dmac: roce.dmac,
+        })
+    }
+
+    fn write(&self, raw: &mut bindings::rdma_ah_attr) {
+        raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
+        raw.sl = self.service_level;
+        raw.port_num = self.port.number();
+        self.route.write(raw);
+        // SAFETY: All members of the union are plain bytes; the type says which is valid.
+        unsafe { raw.__bindgen_anon_1.roce.as_mut() }.dmac = self.dmac;
+    }
+}
+
+/// A path in an InfiniBand subnet, or out of it (`struct ib_ah_attr`; IBTA volume 1, section
+/// 11.2.2.1).
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct InfiniBand {
+    /// Service level.
+    pub service_level: u8,
+    /// Port that packets leave by.
+    pub port: Port,
+    /// LID of the destination, or of the router to it.
+    pub dlid: u16,
+    /// Bits of the local LID that choose one of the port's.
+    pub source_path_bits: u8,
+    /// Highest rate of packets (`enum ib_rate`); 0 for that of the port.
+    pub static_rate: u8,
+    /// What the GRH says, if packets have one.
+    pub route: Option<GlobalRoute>,
+}
+
+impl RawPath for InfiniBand {
+    fn from_raw(raw: &bindings::rdma_ah_attr) -> Result<Self> {
+        if raw.type_ != bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB {
+            return Err(EINVAL);
+        }
+        // SAFETY: The type says that this member of the union is valid.
+        let ib = unsafe { raw.__bindgen_anon_1.ib.as_ref() };
+        Ok(Self {
+            service_level: raw.sl,
+            port: Port::try_from(raw.port_num)?,
+            dlid: ib.dlid,
+            source_path_bits: ib.src_path_bits,
+            static_rate: raw.static_rate,
+            route: GlobalRoute::from_raw(raw),
+        })
+    }
+
+    fn write(&self, raw: &mut bindings::rdma_ah_attr) {
+        raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB;
+        raw.sl = self.service_level;
+        raw.static_rate = self.static_rate;
+        raw.port_num = self.port.number();
+        if let Some(route) = &self.route {
+            route.write(raw);
+        }
+        // SAFETY: All members of the union are plain bytes; the type says which is valid.
+        let ib = unsafe { raw.__bindgen_anon_1.ib.as_mut() };
+        ib.dlid = self.dlid;
+        ib.src_path_bits = self.source_path_bits;
+    }
+}
+
+/// A path of a port whose protocol the core does not know
+/// ([`Protocol::Unspecified`](crate::port::Protocol::Unspecified)): a GID is all there is.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unspecified {
+    /// Service level.
+    pub service_level: u8,
+    /// Port that packets leave by.
+    pub port: Port,
+    /// Where packets go.
+    pub route: GlobalRoute,
+}
+
+impl RawPath for Unspecified {
+    fn from_raw(raw: &bindings::rdma_ah_attr) -> Result<Self> {
+        if raw.type_ != bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_UNDEFINED {
+            return Err(EINVAL);
+        }
+        Ok(Self {
+            service_level: raw.sl,
+            port: Port::try_from(raw.port_num)?,
+            route: GlobalRoute::from_raw(raw).ok_or(EINVAL)?,
+        })
+    }
+
+    fn write(&self, raw: &mut bindings::rdma_ah_attr) {
+        raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_UNDEFINED;
+        raw.sl = self.service_level;
+        raw.port_num = self.port.number();
+        self.route.write(raw);
+    }
+}
+
+/// A path of a device whose ports may be of RoCE or of InfiniBand.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Any {
+    /// Of a port of RoCE.
+    Roce(Roce),
+    /// Of a port of InfiniBand.
+    InfiniBand(InfiniBand),
+}
+
+impl Default for Any {
+    fn default() -> Self {
+        Self::Roce(Roce::default())
+    }
+}
+
+impl RawPath for Any {
+    fn from_raw(raw: &bindings::rdma_ah_attr) -> Result<Self> {
+        match raw.type_ {
+            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE => {
+                Roce::from_raw(raw).map(Self::Roce)
+            }
+            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB => {
+                InfiniBand::from_raw(raw).map(Self::InfiniBand)
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn write(&self, raw: &mut bindings::rdma_ah_attr) {
+        match self {
+            Self::Roce(path) => path.write(raw),
+            Self::InfiniBand(path) => path.write(raw),
         }
     }
 }
 
 /// An address handle (`struct ib_ah`): a path that datagrams take.
 ///
-/// Methods may not sleep, nor may its [`Drop`].
+/// Methods may not sleep, nor may its [`Drop`], if the driver has verbs for the kernel
+/// ([`Operations`]).
+#[vtable]
 pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<AddressHandle = Self>;
@@ -109,15 +272,20 @@ pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// The driver's part of the response.
     type Response: Response;
 
-    /// Creates an address handle.
+    /// Whether there are address handles: as [`Unsupported`](crate::Unsupported) says, not here.
+    const IS_SUPPORTED: bool = true;
+
+    /// Creates an address handle, for a process or, if `user` is `None`, for the kernel.
     fn create(
         call: &Call<'_, Self::Driver>,
-        attributes: &Attributes,
+        path: &<Self::Driver as Operations>::Path,
         user: Option<User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
     /// Returns the path.
-    fn query(ah: &Ah<Self>) -> Attributes;
+    fn query(_ah: &Ah<Self>) -> <Self::Driver as Operations>::Path {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 }
 
 core_object! {
@@ -144,12 +312,12 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     //   before the call returns.
     from_result(|| unsafe {
         device.with(|call| {
-            let attributes = Attributes::from_raw(&*(*init).ah_attr)?;
+            let path = T::Path::from_raw(&*(*init).ah_attr)?;
             let user = udata
                 .as_ref()
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
-            let (init, response) = T::AddressHandle::create(call, &attributes, user)?;
+            let (init, response) = T::AddressHandle::create(call, &path, user)?;
 
             Ah::construct(ah, (), init);
             respond(udata.as_ref(), &response)
@@ -169,7 +337,7 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     // SAFETY: Guaranteed by the caller.
     let (ah, raw) = unsafe { (Ah::<T::AddressHandle>::from_raw(ah), blank(attributes)) };
 
-    AddressHandle::query(ah).write(raw);
+    T::AddressHandle::query(ah).write(raw);
     0
 }
 

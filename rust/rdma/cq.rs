@@ -87,9 +87,11 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
 
     /// Creates a completion queue for the kernel.
     fn create(
-        call: &Call<'_, Self::Driver>,
-        attributes: &Attributes,
-    ) -> Result<New<impl PinInit<Self>, ()>>;
+        _call: &Call<'_, Self::Driver>,
+        _attributes: &Attributes,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    }
 
     /// Makes the hardware forget the queue, which no queue pair uses any more; then it is dropped.
     ///
@@ -122,17 +124,21 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
     /// `out` is full. May not sleep.
     ///
     /// Processes can get here for their queues too; the driver refuses if it cannot serve them.
-    fn poll(cq: &Cq<Self>, call: &Call<'_, Self::Driver>, out: &mut Completions<'_>) -> Result;
+    fn poll(_cq: &Cq<Self>, _call: &Call<'_, Self::Driver>, _out: &mut Completions<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Asks for one event: for the next completion or, if `solicited_only`, for the next solicited
     /// or failed one. May not sleep.
     ///
     /// Returns whether completions may have come in before, for which there is no event.
     fn request_notify(
-        cq: &Cq<Self>,
-        call: &Call<'_, Self::Driver>,
-        solicited_only: bool,
-    ) -> Result<bool>;
+        _cq: &Cq<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _solicited_only: bool,
+    ) -> Result<bool> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Adds what only the driver knows to the description of a queue (`rdma resource show -dd`).
     fn fill_details(_cq: &Cq<Self>, _details: &mut Details<'_>) -> Result {

@@ -15,7 +15,10 @@ use kernel::{
     impl_flags,
     prelude::*,
     sync::{
-        aref::AlwaysRefCounted,
+        aref::{
+            ARef,
+            AlwaysRefCounted, //
+        },
         Arc, //
     },
     types::{
@@ -25,7 +28,10 @@ use kernel::{
 };
 
 use crate::{
-    ah::AddressHandle,
+    ah::{
+        self,
+        AddressHandle, //
+    },
     bindings,
     compat,
     cq::CompletionQueue,
@@ -34,10 +40,14 @@ use crate::{
         Dispatcher,
         Objects, //
     },
-    gid,
+    gid::{
+        self,
+        Gid, //
+    },
     mr::MemoryRegion,
     mw::MemoryWindow,
     netdev::{
+        self,
         Netdev,
         Pairing, //
     },
@@ -331,15 +341,33 @@ impl<'bound, T: Operations> Call<'bound, T> {
         &self.registered().mapper
     }
 
-    /// The network device that is bound to a port, if any: the one whose permanent MAC address was
-    /// given to [`Registration::new`].
-    pub fn netdev(&self, port: Port) -> Option<Netdev> {
+    /// The ports of the device.
+    pub fn ports(&self) -> impl ExactSizeIterator<Item = Port> {
+        self.device().ports()
+    }
+
+    /// The network device that is bound to a port, if any: the one that is
+    /// [that port's](Operations::is_netdev_of).
+    pub fn netdev(&self, port: Port) -> Option<ARef<Netdev>> {
         // SAFETY: The device is valid.
         unsafe { Netdev::of_port(self.device().as_raw(), port) }
     }
 }
 
 /// A driver for RDMA devices.
+///
+/// What the core demands of each device has to be there; all else is optional. A driver leaves out
+/// the methods of verbs that it lacks, here and in the traits of objects, and names [`Unsupported`]
+/// as the type of objects that its devices do not have. Then the operations are not there
+/// (`NULL` in `struct ib_device_ops`), and the core answers `EOPNOTSUPP`.
+///
+/// A device is one for users in the kernel, as NVMe over fabrics, if its driver has all of
+/// [`QueuePair::post_send`], [`QueuePair::post_recv`], [`CompletionQueue::create`],
+/// [`CompletionQueue::poll`], [`CompletionQueue::request_notify`] and
+/// [`MemoryRegion::register_dma`] (`kverbs_provider` in `struct ib_device`). Without them only
+/// processes use the device.
+///
+/// [`Unsupported`]: crate::Unsupported
 #[vtable]
 pub trait Operations: Sized + Send + Sync + 'static {
     /// Data owned by the [`Registration`] and accessible during all verbs.
@@ -349,6 +377,9 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type RegistrationData<'a>: Send + Sync + 'a
     where
         Self: 'a;
+    /// What a path says to a destination of its ports: [`ah::Roce`], [`ah::InfiniBand`],
+    /// [`ah::Unspecified`], or, if ports differ, [`ah::Any`].
+    type Path: ah::Path;
     /// Its user contexts.
     type UserContext: UserContext<Driver = Self>;
     /// Its protection domains.
@@ -357,55 +388,87 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type CompletionQueue: CompletionQueue<Driver = Self>;
     /// Its queue pairs.
     type QueuePair: QueuePair<Driver = Self>;
-    /// Its shared receive queues.
+    /// Its shared receive queues, or [`Unsupported`](crate::Unsupported).
     type SharedReceiveQueue: SharedReceiveQueue<Driver = Self>;
     /// Its memory regions.
     type MemoryRegion: MemoryRegion<Driver = Self>;
-    /// Its memory windows.
+    /// Its memory windows, or [`Unsupported`](crate::Unsupported).
     type MemoryWindow: MemoryWindow<Driver = Self>;
-    /// Its address handles.
+    /// Its address handles, or [`Unsupported`](crate::Unsupported).
     type AddressHandle: AddressHandle<Driver = Self>;
 
     /// Value of `enum rdma_driver_id`.
     const DRIVER_ID: u32;
     /// Version of the driver's user ABI, from 1.
     const ABI_VERSION: u32;
-    /// Link layer of all ports.
-    const LINK_LAYER: LinkLayer;
-    /// Counters of a port.
-    const PORT_COUNTERS: &'static [Counter];
+    /// Counters of a port, which [`port_counters`](Self::port_counters) reads.
+    const PORT_COUNTERS: &'static [Counter] = &[];
 
     /// Returns the attributes of the device.
     fn query_device(call: &Call<'_, Self>) -> Result<Attributes>;
 
     /// Writes the version of the firmware, for people; what is too long is cut off.
-    fn firmware_version(call: &Call<'_, Self>, text: &mut dyn core::fmt::Write);
+    fn firmware_version(_call: &Call<'_, Self>, _text: &mut dyn core::fmt::Write) {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Returns what never changes about a port.
     fn port_immutable(call: &Call<'_, Self>, port: Port) -> Result<port::Immutable>;
+
+    /// Returns the link layer of a port. Without this method it is what the
+    /// [kind of node](Properties::node_type) says: that of InfiniBand for a channel adapter.
+    fn link_layer(_call: &Call<'_, Self>, _port: Port) -> LinkLayer {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Returns the attributes of a port. It only looks: what the network device decides has been
     /// set up by [`follow_netdev`](Self::follow_netdev).
     fn query_port(call: &Call<'_, Self>, port: Port) -> Result<port::Attributes>;
 
+    /// Whether `netdev` is the network device of a port. Without this method ports have none.
+    ///
+    /// A driver is asked of each network device of the machine, whenever that comes and before the
+    /// RDMA device is registered, as long as the port has none. A driver that knows the address of
+    /// its port compares [`Netdev::ethernet_address`].
+    ///
+    /// The RTNL lock is held: this must not wait for anybody who takes it.
+    fn is_netdev_of(_call: &Call<'_, Self>, _netdev: &Netdev, _port: Port) -> bool {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
     /// Sets up the hardware for the network device of a port, if there is one ([`Call::netdev`]):
     /// it came, went, or changed its state or its MTU. Called before the device is registered, too.
     ///
-    /// Never called twice at the same time.
-    fn follow_netdev(call: &Call<'_, Self>, port: Port);
+    /// Never called twice at the same time for the same port.
+    fn follow_netdev(_call: &Call<'_, Self>, _port: Port) {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Returns a P_Key.
-    fn query_pkey(call: &Call<'_, Self>, port: Port, index: u16) -> Result<u16>;
+    fn query_pkey(_call: &Call<'_, Self>, _port: Port, _index: u16) -> Result<u16> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
-    /// Fills an entry of the GID table, which the core keeps.
-    fn add_gid(call: &Call<'_, Self>, gid: &gid::Attributes<'_>) -> Result;
+    /// Returns an entry of the GID table of a port that is not one of RoCE.
+    fn query_gid(_call: &Call<'_, Self>, _port: Port, _index: u32) -> Result<Gid> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
-    /// Empties an entry of the GID table.
-    fn del_gid(call: &Call<'_, Self>, gid: &gid::Attributes<'_>) -> Result;
+    /// Fills an entry of the GID table of a port of RoCE, which the core keeps.
+    fn add_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Empties an entry of the GID table of a port of RoCE.
+    fn del_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Reads the counters of a port, each into the place of its entry in
     /// [`PORT_COUNTERS`](Self::PORT_COUNTERS).
-    fn port_counters(call: &Call<'_, Self>, port: Port, values: &mut [u64]) -> Result;
+    fn port_counters(_call: &Call<'_, Self>, _port: Port, _values: &mut [u64]) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Creates counters for queue pairs of a port, all 0, and returns their number, which is not 0
     /// and no others' of the device.
@@ -484,6 +547,12 @@ impl<T: Operations> Device<T> {
         self.dev.get()
     }
 
+    /// The ports of the device.
+    pub fn ports(&self) -> impl ExactSizeIterator<Item = Port> {
+        // SAFETY: Set before anybody else had the device.
+        Port::all(unsafe { (*self.as_raw()).phys_port_cnt })
+    }
+
     /// Number of completion vectors.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: Set before the device was registered, from a `u32`.
@@ -540,10 +609,23 @@ unsafe impl<T: Operations> Send for Device<T> {}
 // nobody else has the device.
 unsafe impl<T: Operations> Sync for Device<T> {}
 
+c_enum! {
+    /// What kind of node of a network a device is, which the core and processes are told
+    /// (`enum rdma_node_type`).
+    pub enum NodeType: c_uint {
+        /// A channel adapter: InfiniBand and RoCE.
+        ChannelAdapter = bindings::RDMA_NODE_IB_CA,
+        /// None of those that have a name.
+        Unspecified = bindings::RDMA_NODE_UNSPECIFIED,
+    }
+}
+
 /// What a device tells of itself before it is registered.
 pub struct Properties {
     /// Number of ports.
     pub ports: u32,
+    /// What kind of node it is.
+    pub node_type: NodeType,
     /// GUID of the node, most significant byte first in text.
     pub node_guid: u64,
     /// Description of the node, for people, who may change it; what is too long is cut off.
@@ -605,7 +687,7 @@ impl<T: Operations> UnregisteredDevice<T> {
                 *to = from as c_char;
             }
             // CAST: Constants that C keeps in a byte, and far fewer vectors than an `int` counts.
-            (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
+            (*raw).node_type = properties.node_type.raw() as u8;
             (*raw).local_dma_lkey = properties.local_dma_key.unwrap_or(0);
             (*raw).num_comp_vectors = objects.dispatcher().vectors() as c_int;
             let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
@@ -646,7 +728,7 @@ impl<T: Operations> Drop for UnregisteredDevice<T> {
 // Fields are dropped in declaration order, after `drop` unregistered the device: nothing looks for
 // network devices when the device is released.
 pub struct Registration<'a, T: Operations> {
-    pairing: Pin<KBox<Pairing>>,
+    pairings: KVec<Pin<KBox<Pairing>>>,
     device: UnregisteredDevice<T>,
     registered: Pin<KBox<Registered<'a, T>>>,
 }
@@ -654,8 +736,7 @@ pub struct Registration<'a, T: Operations> {
 impl<'a, T: Operations> Registration<'a, T> {
     /// Registers a device as `name`, in which `%d` stands for the first free number.
     ///
-    /// `dma_device` is the device that accesses memory on behalf of this one. The network device
-    /// with the permanent MAC address `mac` is bound to the first port as long as there is one.
+    /// `dma_device` is the device that accesses memory on behalf of this one.
     ///
     /// # Safety
     ///
@@ -665,7 +746,6 @@ impl<'a, T: Operations> Registration<'a, T> {
         device: UnregisteredDevice<T>,
         name: &CStr,
         dma_device: &'a device::Device<device::Bound>,
-        mac: [u8; 6],
         data: impl PinInit<T::RegistrationData<'a>, E>,
     ) -> Result<Self>
     where
@@ -692,11 +772,19 @@ impl<'a, T: Operations> Registration<'a, T> {
                 NonNull::from(Pin::get_ref(registered.as_ref())).cast();
         }
 
-        // SAFETY: The device is valid until after the pairing is dropped, in all paths.
-        let pairing = unsafe { Pairing::new(raw, Port::FIRST, mac, Self::follow) };
-        let pairing = KBox::pin_init::<Error>(pairing, GFP_KERNEL)?;
-        // SAFETY: The data is there, and nobody else has the device.
-        unsafe { pairing.prepare() };
+        // Dropped before the data, in all paths.
+        let mut pairings = KVec::new();
+        if T::HAS_IS_NETDEV_OF {
+            // SAFETY: The device is valid.
+            for port in unsafe { device.raw.as_ref() }.ports() {
+                // SAFETY: The device, with its data, is there until this is ended or dropped.
+                let pairing = unsafe { Pairing::new(raw, port, Self::DRIVER) };
+                let pairing = KBox::pin_init::<Error>(pairing, GFP_KERNEL)?;
+                // SAFETY: The data is there, and nobody else has the device.
+                unsafe { pairing.prepare() };
+                pairings.push(pairing, GFP_KERNEL)?;
+            }
+        }
 
         // SAFETY: The device is complete: verbs may run from here on. The DMA device is bound
         // during `'a`, and the device is unregistered before that ends.
@@ -704,19 +792,42 @@ impl<'a, T: Operations> Registration<'a, T> {
             bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(dma_device))
         })
         .inspect_err(|_| {
+            // The driver is asked for no network devices any more.
+            pairings.clear();
             // INVARIANT: Not registered.
             // SAFETY: Nobody else has the device.
             unsafe { *device.raw.as_ref().registered.get() = NonNull::dangling() };
         })?;
 
         registered.dispatcher.set_device(NonNull::new(raw));
-        // SAFETY: It is registered until `drop` ends this.
-        unsafe { pairing.begin() };
+        for pairing in &pairings {
+            // SAFETY: It is registered until `drop` ends this.
+            unsafe { pairing.begin() };
+        }
         Ok(Self {
-            pairing,
+            pairings,
             device,
             registered,
         })
+    }
+
+    /// What a [`Pairing`] asks the driver.
+    const DRIVER: netdev::Driver = netdev::Driver {
+        follow: Self::follow,
+        is_netdev_of: Self::is_netdev_of,
+    };
+
+    /// Whether `netdev` is that of a port.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a device of `T` whose data is there until this returns.
+    unsafe fn is_netdev_of(raw: *mut bindings::ib_device, netdev: &Netdev, port: Port) -> bool {
+        T::HAS_IS_NETDEV_OF
+            // SAFETY: Guaranteed by the caller.
+            && unsafe {
+                Device::<T>::from_raw(raw).with(|call| T::is_netdev_of(call, netdev, port))
+            }
     }
 
     /// Has a port follow its network device.
@@ -725,8 +836,10 @@ impl<'a, T: Operations> Registration<'a, T> {
     ///
     /// `raw` must be a device of `T` whose data is there until this returns.
     unsafe fn follow(raw: *mut bindings::ib_device, port: Port) {
-        // SAFETY: Guaranteed by the caller.
-        unsafe { Device::<T>::from_raw(raw).with(|call| T::follow_netdev(call, port)) };
+        if T::HAS_FOLLOW_NETDEV {
+            // SAFETY: Guaranteed by the caller.
+            unsafe { Device::<T>::from_raw(raw).with(|call| T::follow_netdev(call, port)) };
+        }
     }
 
     /// The device.
@@ -744,7 +857,9 @@ unsafe impl<T: Operations> Sync for Registration<'_, T> {}
 
 impl<T: Operations> Drop for Registration<'_, T> {
     fn drop(&mut self) {
-        self.pairing.end();
+        for pairing in &self.pairings {
+            pairing.end();
+        }
         self.registered.dispatcher.set_device(None);
 
         // SAFETY: Registered by `new`. When this returns, no verb runs and none will.

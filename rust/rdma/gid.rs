@@ -27,6 +27,8 @@ impl Gid {
 c_enum! {
     /// What kind of frames a GID stands for (`enum ib_gid_type`).
     pub enum Type: bindings::ib_gid_type {
+        /// InfiniBand: a GRH.
+        InfiniBand = bindings::ib_gid_type_IB_GID_TYPE_IB,
         /// RoCE version 1: an Ethernet type of its own, and a GRH.
         RoceV1 = bindings::ib_gid_type_IB_GID_TYPE_ROCE,
         /// RoCE version 2: UDP over IPv4 or IPv6.

@@ -6,8 +6,8 @@
 //!
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
-//! [`SharedReceiveQueue`], [`MemoryRegion`] and [`MemoryWindow`]. The implementing type *is* the
-//! object: the core allocates the C structure with room for it (of memory regions this crate
+//! [`SharedReceiveQueue`], [`MemoryRegion`] and [`MemoryWindow`]; kinds that its devices lack are
+//! [`Unsupported`]. The implementing type *is* the object: the core allocates the C structure with room for it (of memory regions this crate
 //! does), a create verb constructs it there, and a destroy verb ends it in two steps: one in which
 //! the driver makes the hardware let go, and [`Drop`]. The first cannot fail, except for memory
 //! regions: the core frees the memory of other objects, or forgets it, whatever a driver answers.
@@ -113,7 +113,7 @@ pub mod event;
 pub mod gid;
 pub mod mr;
 pub mod mw;
-mod netdev;
+pub mod netdev;
 pub mod pages;
 pub mod paging;
 pub mod pd;
@@ -129,6 +129,7 @@ mod uapi;
 pub mod ucontext;
 pub mod udata;
 pub mod umem;
+mod unsupported;
 mod vtable;
 pub mod wc;
 pub mod wr;
@@ -176,3 +177,4 @@ pub use ucontext::{
 };
 pub use udata::User;
 pub use umem::Umem;
+pub use unsupported::Unsupported;

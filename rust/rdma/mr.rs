@@ -132,10 +132,12 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
     /// Registers all memory for the kernel; addresses are DMA addresses. Rights of peers may come
     /// without that to write locally (`__ib_alloc_pd()` in `drivers/infiniband/core/verbs.c`).
     fn register_dma(
-        call: &Call<'_, Self::Driver>,
-        pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
-        access: AccessFlags,
-    ) -> Result<New<impl PinInit<Self>, ()>>;
+        _call: &Call<'_, Self::Driver>,
+        _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        _access: AccessFlags,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    }
 
     /// Allocates a region of the kernel for fast registration of up to `max_pages` pages. It has no
     /// memory before it is registered by a work request

@@ -54,6 +54,9 @@ pub trait MemoryWindow: Send + Sync + Sized + 'static {
     /// The driver's part of the response.
     type Response: Response;
 
+    /// Whether there are memory windows: as [`Unsupported`](crate::Unsupported) says, not here.
+    const IS_SUPPORTED: bool = true;
+
     /// Allocates a window, which is not bound. `EOPNOTSUPP` if the device has none of that type.
     fn alloc(
         call: &Call<'_, Self::Driver>,

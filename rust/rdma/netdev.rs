@@ -3,9 +3,10 @@
 //! The network device that shares a port with the RDMA device.
 //!
 //! Addresses, state and speed of a RoCE port are those of a network device, which is another device
-//! with another driver. The two are paired by the permanent MAC address: a notifier binds the
-//! network device to the port when it appears, whether before or after the RDMA device, and
-//! releases it when it goes away.
+//! with another driver. Which one that is says the driver of the RDMA device
+//! ([`Operations::is_netdev_of`](crate::Operations::is_netdev_of)): a notifier binds the network
+//! device to the port when it appears, whether before or after the RDMA device, and releases it
+//! when it goes away.
 //!
 //! The port follows the network device: whenever that comes, goes, or changes its state or its MTU,
 //! the driver is asked to set up the hardware, and then users are told if the port became active or
@@ -17,9 +18,15 @@ use kernel::{
     error::to_result,
     prelude::*,
     static_lock_class,
-    sync::atomic::{
-        Atomic,
-        Relaxed, //
+    sync::{
+        aref::{
+            ARef,
+            AlwaysRefCounted, //
+        },
+        atomic::{
+            Atomic,
+            Relaxed, //
+        }, //
     },
     types::Opaque, //
 };
@@ -29,52 +36,105 @@ use crate::{
     port::Port, //
 };
 
-/// The network device of a port.
+/// A network device (`struct net_device`).
 ///
 /// # Invariants
 ///
-/// The pointer is valid, and `self` owns a reference.
-pub struct Netdev(NonNull<bindings::net_device>);
+/// A reference to this type is only made of a network device that has been registered, and does not
+/// go away meanwhile.
+#[repr(transparent)]
+pub struct Netdev(Opaque<bindings::net_device>);
 
 impl Netdev {
+    /// Borrows a network device from its C structure.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be a network device that has been registered, and does not go away during `'a`.
+    unsafe fn from_raw<'a>(ptr: *mut bindings::net_device) -> &'a Self {
+        // SAFETY: Guaranteed by the caller; the type is transparent.
+        unsafe { &*ptr.cast() }
+    }
+
+    /// The C structure.
+    pub(crate) fn as_raw(&self) -> *mut bindings::net_device {
+        self.0.get()
+    }
+
     /// Returns the network device that is bound to a port.
     ///
     /// # Safety
     ///
     /// `device` must be valid.
-    pub(crate) unsafe fn of_port(device: *mut bindings::ib_device, port: Port) -> Option<Self> {
+    pub(crate) unsafe fn of_port(
+        device: *mut bindings::ib_device,
+        port: Port,
+    ) -> Option<ARef<Self>> {
         // SAFETY: Valid, as the caller guarantees; the result comes with a reference.
-        NonNull::new(unsafe { bindings::ib_device_get_netdev(device, port.number()) }).map(Self)
+        let raw = NonNull::new(unsafe { bindings::ib_device_get_netdev(device, port.number()) })?;
+        // SAFETY: The reference is ours to give; the type is transparent. Only network devices
+        // that are registered are bound.
+        Some(unsafe { ARef::from_raw(raw.cast()) })
     }
 
     /// Whether it is up and has a carrier.
     pub fn is_active(&self) -> bool {
         // SAFETY: Valid by the type invariant.
         unsafe {
-            bindings::netif_running(self.0.as_ptr()) && bindings::netif_carrier_ok(self.0.as_ptr())
+            bindings::netif_running(self.as_raw()) && bindings::netif_carrier_ok(self.as_raw())
         }
     }
 
     /// Longest frame, without link layer header, in bytes.
     pub fn mtu(&self) -> u32 {
         // SAFETY: Valid by the type invariant.
-        unsafe { bindings::netdev_mtu(self.0.as_ptr()) }
+        unsafe { bindings::netdev_mtu(self.as_raw()) }
+    }
+
+    /// The permanent MAC address, if it is an Ethernet device, and no VLAN on one.
+    pub fn ethernet_address(&self) -> Option<[u8; 6]> {
+        let mut address = [0; 6];
+        // SAFETY: Valid by the type invariant; there is room for an address.
+        unsafe { bindings::netdev_ethernet_perm_addr(self.as_raw(), address.as_mut_ptr()) }
+            .then_some(address)
     }
 }
 
-impl Drop for Netdev {
-    fn drop(&mut self) {
-        // SAFETY: Owned by the type invariant.
-        unsafe { bindings::dev_put(self.0.as_ptr()) };
+// SAFETY: A network device is freed with the last reference.
+unsafe impl AlwaysRefCounted for Netdev {
+    fn inc_ref(&self) {
+        // SAFETY: A shared reference proves that there is a reference.
+        unsafe { bindings::dev_hold(self.as_raw()) };
+    }
+
+    unsafe fn dec_ref(this: NonNull<Self>) {
+        // SAFETY: The caller owns a reference.
+        unsafe { bindings::dev_put(this.cast().as_ptr()) };
     }
 }
 
-/// Has a port follow its network device. Process context.
-///
-/// # Safety
-///
-/// The device must be registered until this returns, or about to be registered.
-pub(crate) type Follow = unsafe fn(device: *mut bindings::ib_device, port: Port);
+// SAFETY: References may be given back by any thread.
+unsafe impl Send for Netdev {}
+
+// SAFETY: All that can be asked may be asked by any thread at any time.
+unsafe impl Sync for Netdev {}
+
+/// What a [`Pairing`] asks the driver.
+pub(crate) struct Driver {
+    /// Has a port follow its network device. Process context.
+    ///
+    /// # Safety
+    ///
+    /// The device must be registered until this returns, or about to be registered.
+    pub(crate) follow: unsafe fn(device: *mut bindings::ib_device, port: Port),
+    /// Whether a network device is that of a port. Process context, with the RTNL lock held.
+    ///
+    /// # Safety
+    ///
+    /// As for `follow`.
+    pub(crate) is_netdev_of:
+        unsafe fn(device: *mut bindings::ib_device, netdev: &Netdev, port: Port) -> bool,
+}
 
 /// Looks for the network device of a port as long as it exists.
 ///
@@ -83,33 +143,35 @@ pub(crate) type Follow = unsafe fn(device: *mut bindings::ib_device, port: Port)
 /// - The notifier is registered, and `device` is valid.
 /// - `work` was initialised, and its function is [`Self::work_callback`]. It is disabled except
 ///   between [`begin`](Self::begin) and [`end`](Self::end), when the device is registered.
+/// - `looks` is cleared, with the RTNL lock held, before the device is not registered any more.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Pairing {
     #[pin]
     notifier: Opaque<bindings::notifier_block>,
     #[pin]
     work: Opaque<bindings::work_struct>,
-    follow: Follow,
+    driver: Driver,
     device: *mut bindings::ib_device,
     port: Port,
-    mac: [u8; 6],
+    /// Whether the port takes network devices that come.
+    looks: Atomic<bool>,
     /// Whether users were told last that the port has an active network device. Only the work, of
     /// which one at a time runs, changes it.
     told_active: Atomic<bool>,
 }
 
 impl Pairing {
-    /// Pairs port `port` of `device` with the network device whose permanent address is `mac`, and
-    /// calls `follow` when that changes.
+    /// Pairs port `port` of `device` with the network device that the driver says is that port's,
+    /// and has the port follow when that changes.
     ///
     /// # Safety
     ///
-    /// `device` must be valid, with its number of ports set, as long as the result exists.
+    /// `device` must be valid, with its number of ports set, as long as the result exists, and what
+    /// the driver is asked by must work until the result is [ended](Self::end) or dropped.
     pub(crate) unsafe fn new(
         device: *mut bindings::ib_device,
         port: Port,
-        mac: [u8; 6],
-        follow: Follow,
+        driver: Driver,
     ) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             // INVARIANT: Initialised and disabled here.
@@ -126,14 +188,14 @@ impl Pairing {
                     bindings::disable_work(slot);
                 }
             }),
-            follow,
+            driver,
             notifier: Opaque::new(bindings::notifier_block {
                 notifier_call: Some(Self::event_callback),
                 ..bindings::notifier_block::default()
             }),
             device,
             port,
-            mac,
+            looks: Atomic::new(true),
             told_active: Atomic::new(false),
             _: {
                 // SAFETY: The notifier is initialised, pinned, and unregistered before it is
@@ -147,7 +209,7 @@ impl Pairing {
     }
 
     /// The network device that is bound to the port, if any.
-    fn netdev(&self) -> Option<Netdev> {
+    fn netdev(&self) -> Option<ARef<Netdev>> {
         // SAFETY: The device is valid by the type invariant.
         unsafe { Netdev::of_port(self.device, self.port) }
     }
@@ -174,8 +236,14 @@ impl Pairing {
         self.queue_work();
     }
 
-    /// Has the port follow no more. Sleeps.
+    /// Asks the driver nothing any more. Sleeps.
     pub(crate) fn end(&self) {
+        // SAFETY: Nobody who calls this has the lock, or sleeps meanwhile in a callback that has it.
+        unsafe {
+            bindings::rtnl_lock();
+            self.looks.store(false, Relaxed);
+            bindings::rtnl_unlock();
+        }
         // SAFETY: The work was initialised. On return it does not run, and will not.
         unsafe { bindings::disable_work_sync(self.work.get()) };
     }
@@ -213,12 +281,12 @@ impl Pairing {
     ///
     /// # Safety
     ///
-    /// As for [`Follow`].
+    /// As for [`Driver::follow`].
     unsafe fn follow(&self) -> bool {
         // Looked at before the hardware follows: what changes afterwards comes here again.
         let is_active = self.netdev().is_some_and(|netdev| netdev.is_active());
         // SAFETY: Guaranteed by the caller.
-        unsafe { (self.follow)(self.device, self.port) };
+        unsafe { (self.driver.follow)(self.device, self.port) };
         is_active
     }
 
@@ -252,10 +320,14 @@ impl Pairing {
     ///
     /// # Safety
     ///
-    /// `netdev` must be valid.
+    /// `netdev` must be registered, and the RTNL lock held.
     unsafe fn matches(&self, netdev: *mut bindings::net_device) -> bool {
-        // SAFETY: Valid, as the caller guarantees.
-        unsafe { bindings::netdev_is_ethernet_with_perm_addr(netdev, self.mac.as_ptr()) }
+        // SAFETY: Valid, as the caller guarantees. While the lock is held it stays as it is whether
+        // the driver may be asked.
+        self.looks.load(Relaxed)
+            && unsafe {
+                (self.driver.is_netdev_of)(self.device, Netdev::from_raw(netdev), self.port)
+            }
     }
 
     /// Handles an event of a network device.
@@ -369,7 +441,14 @@ mod tests {
             // SAFETY: Nobody else uses the device, which outlives the pairing.
             let pairing = unsafe {
                 (*device.as_raw()).phys_port_cnt = 1;
-                Pairing::new(device.as_raw(), Port::FIRST, MAC, |_, _| ())
+                Pairing::new(
+                    device.as_raw(),
+                    Port::FIRST,
+                    Driver {
+                        follow: |_, _| (),
+                        is_netdev_of: |_, netdev, _| netdev.ethernet_address() == Some(MAC),
+                    },
+                )
             };
             Ok(Self {
                 _pairing: KBox::pin_init(pairing, GFP_KERNEL)?,
@@ -377,14 +456,14 @@ mod tests {
             })
         }
 
-        fn netdev(&self) -> Option<Netdev> {
+        fn netdev(&self) -> Option<ARef<Netdev>> {
             // SAFETY: The device is valid.
             unsafe { Netdev::of_port(self.device.as_raw(), Port::FIRST) }
         }
 
         fn has(&self, netdev: &Ethernet) -> bool {
             self.netdev()
-                .is_some_and(|bound| bound.0.as_ptr() == netdev.as_raw())
+                .is_some_and(|bound| bound.as_raw() == netdev.as_raw())
         }
     }
 

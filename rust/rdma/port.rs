@@ -16,6 +16,12 @@ impl Port {
     /// The first port.
     pub const FIRST: Self = Self(NonZeroU32::MIN);
 
+    /// The first `count` ports.
+    pub(crate) fn all(count: u32) -> impl ExactSizeIterator<Item = Self> {
+        // CAST: `usize` has at least 32 bits. Numbers end with `count`.
+        (0..count as usize).map(|index| Self(NonZeroU32::MIN.saturating_add(index as u32)))
+    }
+
     /// The number.
     #[inline]
     pub const fn number(self) -> u32 {
@@ -70,6 +76,8 @@ c_enum! {
 /// Link layer of a port.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
+    /// None of those that have a name.
+    Unspecified,
     /// Ethernet: RoCE or iWARP.
     Ethernet,
     /// InfiniBand.
@@ -80,6 +88,7 @@ impl LinkLayer {
     /// The C constant.
     pub(crate) const fn raw(self) -> bindings::rdma_link_layer {
         match self {
+            Self::Unspecified => bindings::rdma_link_layer_IB_LINK_LAYER_UNSPECIFIED,
             Self::Ethernet => bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET,
             Self::InfiniBand => bindings::rdma_link_layer_IB_LINK_LAYER_INFINIBAND,
         }
@@ -93,6 +102,10 @@ pub enum Protocol {
     RoceV2,
     /// RoCE versions 1 and 2.
     RoceV1AndV2,
+    /// InfiniBand, with a subnet manager elsewhere.
+    InfiniBand,
+    /// None that the core knows: it leaves the port alone, and so do most users in the kernel.
+    Unspecified,
 }
 
 /// What never changes about a port (`struct ib_port_immutable`).
@@ -114,12 +127,33 @@ impl Immutable {
             Protocol::RoceV1AndV2 => {
                 bindings::RDMA_CORE_PORT_IBA_ROCE | bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP
             }
+            Protocol::InfiniBand => bindings::RDMA_CORE_PORT_IBA_IB,
+            Protocol::Unspecified => 0,
         };
         raw.pkey_tbl_len = self.pkey_table_length.into();
         raw.gid_tbl_len = self.gid_table_length.try_into()?;
-        raw.max_mad_size = bindings::IB_MGMT_MAD_SIZE;
+        raw.max_mad_size = match self.protocol {
+            // There are no management datagrams.
+            Protocol::Unspecified => 0,
+            _ => bindings::IB_MGMT_MAD_SIZE,
+        };
         Ok(())
     }
+}
+
+/// What the subnet manager gave a port of InfiniBand (IBTA volume 1, section 14.2.5.6).
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subnet {
+    /// Lowest LID of the port.
+    pub lid: u16,
+    /// Binary logarithm of the number of LIDs that the port has.
+    pub lid_mask_count: u8,
+    /// LID of the subnet manager.
+    pub manager_lid: u16,
+    /// Service level by which the subnet manager is reached.
+    pub manager_service_level: u8,
+    /// Longest time that a packet is on its way: 4.096 µs times 2 to this.
+    pub timeout: u8,
 }
 
 /// Attributes of a port (`struct ib_port_attr`).
@@ -145,6 +179,10 @@ pub struct Attributes {
     pub bad_pkey_count: u32,
     /// Packets dropped for a bad Q_Key.
     pub qkey_violation_count: u32,
+    /// Whether GIDs follow the IP addresses of the network device, as those of RoCE do.
+    pub has_ip_gids: bool,
+    /// What the subnet manager gave the port, if it has one.
+    pub subnet: Option<Subnet>,
 }
 
 impl Attributes {
@@ -167,8 +205,14 @@ impl Attributes {
         raw.qkey_viol_cntr = self.qkey_violation_count;
         raw.port_cap_flags = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP;
         raw.max_vl_num = 1;
-        // GIDs follow the IP addresses of the network device.
-        raw.set_ip_gids(1);
+        raw.set_ip_gids(self.has_ip_gids.into());
+        if let Some(subnet) = &self.subnet {
+            raw.lid = subnet.lid.into();
+            raw.lmc = subnet.lid_mask_count;
+            raw.sm_lid = subnet.manager_lid.into();
+            raw.sm_sl = subnet.manager_service_level;
+            raw.subnet_timeout = subnet.timeout;
+        }
         Ok(())
     }
 }

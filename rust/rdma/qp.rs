@@ -13,7 +13,8 @@ use kernel::{
 
 use crate::{
     access::AccessFlags,
-    ah, bindings,
+    ah::Path,
+    bindings,
     cq::Cq,
     device::{
         Call,
@@ -54,8 +55,10 @@ use crate::{
 };
 
 c_enum! {
-    /// Transport service of a queue pair (`enum ib_qp_type`).
+    /// Transport service of a queue pair, if it is one that the verbs define (`enum ib_qp_type`).
     pub enum Type: bindings::ib_qp_type {
+        /// Subnet management interface, QP0.
+        Smi = bindings::ib_qp_type_IB_QPT_SMI,
         /// General service interface, QP1.
         Gsi = bindings::ib_qp_type_IB_QPT_GSI,
         /// Reliable connection.
@@ -70,7 +73,51 @@ c_enum! {
 impl Type {
     /// Whether each send names its destination.
     pub const fn is_datagram(self) -> bool {
-        matches!(self, Self::Gsi | Self::UnreliableDatagram)
+        matches!(self, Self::Smi | Self::Gsi | Self::UnreliableDatagram)
+    }
+}
+
+/// The types of queue pairs that a driver defines itself (`IB_QPT_DRIVER`), beside those of the
+/// verbs ([`Type`]). `R` is the driver's part of the request that makes a queue pair
+/// ([`QueuePair::Request`]), which says what type is meant.
+///
+/// Only processes have such queue pairs. They post to them without the kernel.
+pub trait DriverType<R>: Copy + Send + Sync + Sized + 'static {
+    /// Whether there are any: as [`NoDriverType`] says, there are not.
+    const IS_SUPPORTED: bool = true;
+
+    /// The type that a process asks for; by convention `EOPNOTSUPP` if there is no such type.
+    fn from_request(request: &R) -> Result<Self>;
+}
+
+/// A driver has no types of queue pairs of its own.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum NoDriverType {}
+
+impl<R> DriverType<R> for NoDriverType {
+    const IS_SUPPORTED: bool = false;
+
+    fn from_request(_request: &R) -> Result<Self> {
+        Err(EOPNOTSUPP)
+    }
+}
+
+/// What type a queue pair is of. `D` are the driver's own types.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Service<D> {
+    /// One of the verbs' types.
+    Standard(Type),
+    /// One of the driver's own types.
+    Driver(D),
+}
+
+impl Service<NoDriverType> {
+    /// The type, of which there are no others.
+    pub const fn ty(self) -> Type {
+        match self {
+            Self::Standard(ty) => ty,
+            Self::Driver(never) => match never {},
+        }
     }
 }
 
@@ -169,9 +216,10 @@ impl AttributeMask {
     }
 }
 
-/// Attributes of a queue pair (`struct ib_qp_attr`): to set, or as they are.
+/// Attributes of a queue pair (`struct ib_qp_attr`): to set, or as they are. `P` is a path of the
+/// driver's ports ([`Operations::Path`]).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct Attributes<P> {
     /// State to go to.
     pub state: State,
     /// State that the caller believes the queue pair to be in.
@@ -209,10 +257,10 @@ pub struct Attributes {
     /// Whether the send queue is draining.
     pub draining: bool,
     /// Path to the peer.
-    pub path: ah::Attributes,
+    pub path: P,
 }
 
-impl Default for Attributes {
+impl<P: Path> Default for Attributes<P> {
     fn default() -> Self {
         Self {
             state: State::Reset,
@@ -233,12 +281,12 @@ impl Default for Attributes {
             rnr_retry: 0,
             drain_notify: false,
             draining: false,
-            path: ah::Attributes::default(),
+            path: P::default(),
         }
     }
 }
 
-impl Attributes {
+impl<P: Path> Attributes<P> {
     /// Takes over the attributes that `mask` names; the others keep their defaults. A value that
     /// has no name here is refused with `EINVAL`.
     pub(crate) fn from_raw(raw: &bindings::ib_qp_attr, mask: AttributeMask) -> Result<Self> {
@@ -266,7 +314,7 @@ impl Attributes {
             this.qkey = raw.qkey;
         }
         if mask.contains(Attribute::Path) {
-            this.path = ah::Attributes::from_raw(&raw.ah_attr)?;
+            this.path = P::from_raw(&raw.ah_attr)?;
         }
         if mask.contains(Attribute::PathMtu) {
             this.path_mtu = Mtu::try_from(raw.path_mtu)?;
@@ -373,9 +421,9 @@ impl Capabilities {
 }
 
 /// What a queue pair is (`struct ib_qp_attr` and `struct ib_qp_init_attr`).
-pub struct Description {
+pub struct Description<P> {
     /// What can be changed.
-    pub attributes: Attributes,
+    pub attributes: Attributes<P>,
     /// Its sizes.
     pub capabilities: Capabilities,
     /// Whether every send raises a completion.
@@ -386,8 +434,8 @@ pub struct Description {
 ///
 /// Creation flags are refused before the driver is asked.
 pub struct InitAttributes<'a, T: Operations> {
-    /// Transport service.
-    pub ty: Type,
+    /// What type it is to be of: one that the driver has.
+    pub service: Service<<T::QueuePair as QueuePair>::DriverType>,
     /// Fewest that the queue pair must hold.
     pub capabilities: Capabilities,
     /// Whether every send raises a completion.
@@ -421,6 +469,12 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     type Request: Request;
     /// The driver's part of the response.
     type Response: Response;
+    /// The types that are the driver's own; [`NoDriverType`] if there are none.
+    type DriverType: DriverType<Self::Request>;
+
+    /// The types of the verbs that the driver has. Others are refused (`EOPNOTSUPP`) before the
+    /// driver is asked.
+    const TYPES: &'static [Type];
 
     /// Creates a queue pair in the reset state, for a process or, if `user` is `None`, for the
     /// kernel.
@@ -436,11 +490,16 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
         qp: &Qp<Self>,
         call: &Call<'_, Self::Driver>,
         mask: AttributeMask,
-        attributes: &Attributes,
+        attributes: &Attributes<<Self::Driver as Operations>::Path>,
     ) -> Result;
 
     /// Returns the attributes as they are.
-    fn query(qp: &Qp<Self>, call: &Call<'_, Self::Driver>) -> Result<Description>;
+    fn query(
+        _qp: &Qp<Self>,
+        _call: &Call<'_, Self::Driver>,
+    ) -> Result<Description<<Self::Driver as Operations>::Path>> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Makes the hardware forget the queue pair; then it is dropped.
     ///
@@ -467,20 +526,24 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     /// On error the request taken last was not posted, and those before it were. A process gets
     /// here too (verb POST_SEND), also without any request.
     fn post_send(
-        qp: &Qp<Self>,
-        call: &Call<'_, Self::Driver>,
-        requests: &mut SendRequests<'_, Self::Driver>,
-    ) -> Result;
+        _qp: &Qp<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _requests: &mut SendRequests<'_, Self::Driver>,
+    ) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
     /// On error the request taken last was not posted, and those before it were. A process gets
     /// here too (verb POST_RECV), also without any request.
     fn post_recv(
-        qp: &Qp<Self>,
-        call: &Call<'_, Self::Driver>,
-        requests: &mut ReceiveRequests<'_>,
-    ) -> Result;
+        _qp: &Qp<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _requests: &mut ReceiveRequests<'_>,
+    ) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Adds what only the driver knows to the description of a queue pair
     /// (`rdma resource show -dd`).
@@ -513,6 +576,25 @@ impl<T: QueuePair> Qp<T> {
     }
 }
 
+/// The type of the verbs that a new queue pair is to be of, or `None` for one of the driver's own.
+/// `EOPNOTSUPP` if the driver has no such type.
+fn standard_type<T: Operations>(
+    raw: bindings::ib_qp_type,
+    is_of_user: bool,
+) -> Result<Option<Type>> {
+    if raw == bindings::ib_qp_type_IB_QPT_DRIVER {
+        return match <T::QueuePair as QueuePair>::DriverType::IS_SUPPORTED && is_of_user {
+            true => Ok(None),
+            false => Err(EOPNOTSUPP),
+        };
+    }
+    let ty = Type::try_from(raw).map_err(|_| EOPNOTSUPP)?;
+    match T::QueuePair::TYPES.contains(&ty) {
+        true => Ok(Some(ty)),
+        false => Err(EOPNOTSUPP),
+    }
+}
+
 /// # Safety
 ///
 /// `qp` must be a new queue pair of a device of `T`, `attr` its attributes and `udata` the udata of
@@ -540,19 +622,28 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             if attr.send_cq.is_null() || attr.recv_cq.is_null() {
                 return Err(EINVAL);
             }
+            if udata.is_none() && !(T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV) {
+                return Err(EOPNOTSUPP);
+            }
+            let standard = standard_type::<T>(attr.qp_type, udata.is_some())?;
+            let room = call.dispatcher().qp_room()?;
+            let user = udata
+                .as_ref()
+                .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::QueuePair))
+                .transpose()?;
+            let service = match (standard, &user) {
+                (Some(ty), _) => Service::Standard(ty),
+                (None, Some(user)) => Service::Driver(DriverType::from_request(&user.request)?),
+                (None, None) => return Err(EOPNOTSUPP),
+            };
             let attributes = InitAttributes {
-                ty: Type::try_from(attr.qp_type).map_err(|_| EOPNOTSUPP)?,
+                service,
                 capabilities: Capabilities::from_raw(&attr.cap),
                 signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
                 send_cq: Cq::from_raw(attr.send_cq),
                 recv_cq: Cq::from_raw(attr.recv_cq),
                 srq: (!attr.srq.is_null()).then(|| Srq::from_raw(attr.srq)),
             };
-            let room = call.dispatcher().qp_room()?;
-            let user = udata
-                .as_ref()
-                .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::QueuePair))
-                .transpose()?;
             let pd = Pd::from_raw((*qp).pd);
             let new = T::QueuePair::create(call, pd, &attributes, user)?;
             let in_use = InUse::new(udata.is_some());
@@ -600,7 +691,7 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
         device.with(|call| {
             Udata::no_io(udata.as_ref())?;
             let mask = AttributeMask::from_raw(mask)?;
-            let attributes = Attributes::from_raw(&*attr, mask)?;
+            let attributes = Attributes::<T::Path>::from_raw(&*attr, mask)?;
 
             let this = Qp::<T::QueuePair>::from_raw(qp);
             this.place.begin_use();
@@ -753,7 +844,9 @@ pub(crate) unsafe extern "C" fn post_send_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
     from_result(|| unsafe {
         device.with(|call| {
-            let mut requests = SendRequests::new(wr, Type::try_from(ty)?);
+            // Processes post to queue pairs of the driver's own types without the kernel.
+            let ty = Type::try_from(ty).map_err(|_| EOPNOTSUPP)?;
+            let mut requests = SendRequests::new(wr, ty);
             T::QueuePair::post_send(this, call, &mut requests)
                 .inspect_err(|_| *bad = requests.taken())?;
             Ok(0)

@@ -126,6 +126,10 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     /// The driver's part of the request that resizes a queue.
     type ResizeRequest: Request;
 
+    /// Whether there are shared receive queues: as [`Unsupported`](crate::Unsupported) says, not
+    /// here.
+    const IS_SUPPORTED: bool = true;
+
     /// Creates a queue, for a process or, if `user` is `None`, for the kernel. Its limit is 0.
     fn create(
         call: &Call<'_, Self::Driver>,
@@ -136,17 +140,23 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
 
     /// Has the queue hold at least `max_wr` receives. Those that are posted stay.
     fn resize(
-        srq: &Srq<Self>,
-        call: &Call<'_, Self::Driver>,
-        max_wr: u32,
-        user: Option<User<'_, Self::Driver, Self::ResizeRequest>>,
-    ) -> Result;
+        _srq: &Srq<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _max_wr: u32,
+        _user: Option<User<'_, Self::Driver, Self::ResizeRequest>>,
+    ) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Asks for an event once fewer than `limit` receives are left; with 0 for none.
-    fn set_limit(srq: &Srq<Self>, call: &Call<'_, Self::Driver>, limit: u32) -> Result;
+    fn set_limit(_srq: &Srq<Self>, _call: &Call<'_, Self::Driver>, _limit: u32) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Returns the attributes as they are.
-    fn query(srq: &Srq<Self>, call: &Call<'_, Self::Driver>) -> Result<Attributes>;
+    fn query(_srq: &Srq<Self>, _call: &Call<'_, Self::Driver>) -> Result<Attributes> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Makes the hardware forget the queue, which no queue pair uses any more; then it is dropped.
     ///
@@ -255,10 +265,15 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     from_result(|| unsafe {
         device.with(|call| {
             let change = Change::from_raw(&Attributes::from_raw(&*attr), mask)?;
+            let can_resize = T::SharedReceiveQueue::HAS_RESIZE || change.max_wr.is_none();
+            let has_limit = T::SharedReceiveQueue::HAS_SET_LIMIT || change.limit.is_none();
+            if !can_resize || !has_limit {
+                return Err(EOPNOTSUPP);
+            }
             let this = Srq::<T::SharedReceiveQueue>::from_raw(srq);
             this.place.begin_use();
 
-            if let Some(max_wr) = change.max_wr {
+            if let (true, Some(max_wr)) = (T::SharedReceiveQueue::HAS_RESIZE, change.max_wr) {
                 let user = udata
                     .as_ref()
                     .map(|udata| udata.user::<T, _>())
@@ -270,7 +285,7 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
             } else {
                 Udata::no_io(udata.as_ref())?;
             }
-            if let Some(limit) = change.limit {
+            if let (true, Some(limit)) = (T::SharedReceiveQueue::HAS_SET_LIMIT, change.limit) {
                 T::SharedReceiveQueue::set_limit(this, call, limit)?;
             }
             Ok(0)

@@ -19,6 +19,7 @@ use kernel::{
 use crate::{
     ah::{
         self,
+        AddressHandle,
         Ah, //
     },
     bindings,
@@ -31,13 +32,17 @@ use crate::{
         Device,
         Operations, //
     },
-    gid,
+    gid::{
+        self,
+        Gid, //
+    },
     mr::{
         self,
         MemoryRegion, //
     },
     mw::{
         self,
+        MemoryWindow,
         Mw, //
     },
     netdev,
@@ -50,6 +55,7 @@ use crate::{
         Pd, //
     },
     port::{
+        LinkLayer,
         Port,
         State, //
     },
@@ -75,6 +81,9 @@ use crate::{
 pub(crate) struct VTable<T: Operations>(PhantomData<T>);
 
 impl<T: Operations> VTable<T> {
+    /// Whether the kernel can have queue pairs: it posts to them by these.
+    const HAS_KERNEL_QUEUE_PAIRS: bool = T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV;
+
     /// The table; `ib_set_device_ops` copies what is in it.
     pub(crate) const OPS: bindings::ib_device_ops = bindings::ib_device_ops {
         owner: this_module::<T::OwnerModule>().as_ptr(),
@@ -85,17 +94,54 @@ impl<T: Operations> VTable<T> {
 
         query_device: Some(Self::query_device_callback),
         modify_device: Some(modify_device_callback),
-        get_dev_fw_str: Some(Self::firmware_version_callback),
+        get_dev_fw_str: if T::HAS_FIRMWARE_VERSION {
+            Some(Self::firmware_version_callback)
+        } else {
+            None
+        },
         query_port: Some(Self::query_port_callback),
         query_port_speed: Some(Self::query_port_speed_callback),
         get_port_immutable: Some(Self::port_immutable_callback),
-        get_link_layer: Some(Self::link_layer_callback),
-        query_pkey: Some(Self::query_pkey_callback),
-        add_gid: Some(Self::add_gid_callback),
-        del_gid: Some(Self::del_gid_callback),
-        report_port_event: Some(netdev::report_port_event_callback),
-        alloc_hw_port_stats: Some(stats::alloc_callback::<T>),
-        get_hw_stats: Some(stats::get_callback::<T>),
+        get_link_layer: if T::HAS_LINK_LAYER {
+            Some(Self::link_layer_callback)
+        } else {
+            None
+        },
+        query_pkey: if T::HAS_QUERY_PKEY {
+            Some(Self::query_pkey_callback)
+        } else {
+            None
+        },
+        query_gid: if T::HAS_QUERY_GID {
+            Some(Self::query_gid_callback)
+        } else {
+            None
+        },
+        add_gid: if T::HAS_ADD_GID {
+            Some(Self::add_gid_callback)
+        } else {
+            None
+        },
+        del_gid: if T::HAS_DEL_GID {
+            Some(Self::del_gid_callback)
+        } else {
+            None
+        },
+        report_port_event: if T::HAS_IS_NETDEV_OF {
+            Some(netdev::report_port_event_callback)
+        } else {
+            None
+        },
+        alloc_hw_port_stats: if T::HAS_PORT_COUNTERS {
+            Some(stats::alloc_callback::<T>)
+        } else {
+            None
+        },
+        get_hw_stats: if T::HAS_PORT_COUNTERS {
+            Some(stats::get_callback::<T>)
+        } else {
+            None
+        },
 
         alloc_ucontext: Some(ucontext::alloc_callback::<T>),
         dealloc_ucontext: Some(ucontext::dealloc_callback::<T>),
@@ -107,12 +153,32 @@ impl<T: Operations> VTable<T> {
         alloc_pd: Some(pd::alloc_callback::<T>),
         dealloc_pd: Some(pd::dealloc_callback::<T>),
 
-        create_ah: Some(ah::create_callback::<T>),
-        create_user_ah: Some(ah::create_callback::<T>),
-        query_ah: Some(ah::query_callback::<T>),
-        destroy_ah: Some(ah::destroy_callback::<T>),
+        create_ah: if T::AddressHandle::IS_SUPPORTED && Self::HAS_KERNEL_QUEUE_PAIRS {
+            Some(ah::create_callback::<T>)
+        } else {
+            None
+        },
+        create_user_ah: if T::AddressHandle::IS_SUPPORTED {
+            Some(ah::create_callback::<T>)
+        } else {
+            None
+        },
+        query_ah: if T::AddressHandle::HAS_QUERY {
+            Some(ah::query_callback::<T>)
+        } else {
+            None
+        },
+        destroy_ah: if T::AddressHandle::IS_SUPPORTED {
+            Some(ah::destroy_callback::<T>)
+        } else {
+            None
+        },
 
-        create_cq: Some(cq::create_callback::<T>),
+        create_cq: if T::CompletionQueue::HAS_CREATE {
+            Some(cq::create_callback::<T>)
+        } else {
+            None
+        },
         create_user_cq: Some(cq::create_user_callback::<T>),
         resize_user_cq: if T::CompletionQueue::HAS_RESIZE {
             Some(cq::resize_callback::<T>)
@@ -125,8 +191,16 @@ impl<T: Operations> VTable<T> {
             None
         },
         destroy_cq: Some(cq::destroy_callback::<T>),
-        poll_cq: Some(cq::poll_callback::<T>),
-        req_notify_cq: Some(cq::request_notify_callback::<T>),
+        poll_cq: if T::CompletionQueue::HAS_POLL {
+            Some(cq::poll_callback::<T>)
+        } else {
+            None
+        },
+        req_notify_cq: if T::CompletionQueue::HAS_REQUEST_NOTIFY {
+            Some(cq::request_notify_callback::<T>)
+        } else {
+            None
+        },
         fill_res_cq_entry: if T::CompletionQueue::HAS_FILL_DETAILS {
             Some(cq::fill_callback::<T>)
         } else {
@@ -135,7 +209,11 @@ impl<T: Operations> VTable<T> {
 
         create_qp: Some(qp::create_callback::<T>),
         modify_qp: Some(qp::modify_callback::<T>),
-        query_qp: Some(qp::query_callback::<T>),
+        query_qp: if T::QueuePair::HAS_QUERY {
+            Some(qp::query_callback::<T>)
+        } else {
+            None
+        },
         destroy_qp: Some(qp::destroy_callback::<T>),
         attach_mcast: if T::QueuePair::HAS_ATTACH_MULTICAST {
             Some(qp::attach_mcast_callback::<T>)
@@ -147,18 +225,42 @@ impl<T: Operations> VTable<T> {
         } else {
             None
         },
-        post_send: Some(qp::post_send_callback::<T>),
-        post_recv: Some(qp::post_recv_callback::<T>),
+        post_send: if T::QueuePair::HAS_POST_SEND {
+            Some(qp::post_send_callback::<T>)
+        } else {
+            None
+        },
+        post_recv: if T::QueuePair::HAS_POST_RECV {
+            Some(qp::post_recv_callback::<T>)
+        } else {
+            None
+        },
         fill_res_qp_entry: if T::QueuePair::HAS_FILL_DETAILS {
             Some(qp::fill_callback::<T>)
         } else {
             None
         },
 
-        create_srq: Some(srq::create_callback::<T>),
-        modify_srq: Some(srq::modify_callback::<T>),
-        query_srq: Some(srq::query_callback::<T>),
-        destroy_srq: Some(srq::destroy_callback::<T>),
+        create_srq: if T::SharedReceiveQueue::IS_SUPPORTED {
+            Some(srq::create_callback::<T>)
+        } else {
+            None
+        },
+        modify_srq: if T::SharedReceiveQueue::HAS_RESIZE || T::SharedReceiveQueue::HAS_SET_LIMIT {
+            Some(srq::modify_callback::<T>)
+        } else {
+            None
+        },
+        query_srq: if T::SharedReceiveQueue::HAS_QUERY {
+            Some(srq::query_callback::<T>)
+        } else {
+            None
+        },
+        destroy_srq: if T::SharedReceiveQueue::IS_SUPPORTED {
+            Some(srq::destroy_callback::<T>)
+        } else {
+            None
+        },
         post_srq_recv: if T::SharedReceiveQueue::HAS_POST_RECV {
             Some(srq::post_recv_callback::<T>)
         } else {
@@ -176,7 +278,11 @@ impl<T: Operations> VTable<T> {
         } else {
             None
         },
-        get_dma_mr: Some(mr::get_dma_callback::<T>),
+        get_dma_mr: if T::MemoryRegion::HAS_REGISTER_DMA {
+            Some(mr::get_dma_callback::<T>)
+        } else {
+            None
+        },
         alloc_mr: if T::MemoryRegion::HAS_ALLOCATE_FAST {
             Some(mr::alloc_callback::<T>)
         } else {
@@ -204,8 +310,16 @@ impl<T: Operations> VTable<T> {
             None
         },
 
-        alloc_mw: Some(mw::alloc_callback::<T>),
-        dealloc_mw: Some(mw::dealloc_callback::<T>),
+        alloc_mw: if T::MemoryWindow::IS_SUPPORTED {
+            Some(mw::alloc_callback::<T>)
+        } else {
+            None
+        },
+        dealloc_mw: if T::MemoryWindow::IS_SUPPORTED {
+            Some(mw::dealloc_callback::<T>)
+        } else {
+            None
+        },
 
         size_ib_ah: Ah::<T::AddressHandle>::SIZE,
         size_ib_cq: Cq::<T::CompletionQueue>::SIZE,
@@ -315,16 +429,18 @@ impl<T: Operations> VTable<T> {
         })
     }
 
-    /// Returns the link layer, which is the same for all ports.
-    ///
     /// # Safety
     ///
-    /// None; the type is that of the operation.
+    /// `device` must be a device of `T` that is registered, or being so.
     unsafe extern "C" fn link_layer_callback(
-        _device: *mut bindings::ib_device,
-        _port: u32,
+        device: *mut bindings::ib_device,
+        port: u32,
     ) -> bindings::rdma_link_layer {
-        T::LINK_LAYER.raw()
+        let Ok(port) = Port::try_from(port) else {
+            return LinkLayer::Unspecified.raw();
+        };
+        // SAFETY: The data is set before the device is registered.
+        unsafe { Device::<T>::from_raw(device).with(|call| T::link_layer(call, port)) }.raw()
     }
 
     /// Returns the speed of a port in units of 100 Mb/s; 0 if there is no link.
@@ -371,6 +487,25 @@ impl<T: Operations> VTable<T> {
         from_result(|| unsafe {
             Device::<T>::from_raw(device).with(|call| {
                 *pkey = T::query_pkey(call, Port::try_from(port)?, index)?;
+                Ok(0)
+            })
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `device` must be a device of `T` that is registered, or being so, and `gid` valid for writes.
+    unsafe extern "C" fn query_gid_callback(
+        device: *mut bindings::ib_device,
+        port: u32,
+        index: c_int,
+        gid: *mut bindings::ib_gid,
+    ) -> c_int {
+        // SAFETY: The data is set before the device is registered; the arguments are valid.
+        from_result(|| unsafe {
+            Device::<T>::from_raw(device).with(|call| {
+                let Gid(bytes) = T::query_gid(call, Port::try_from(port)?, index.try_into()?)?;
+                *(*gid).raw.as_mut() = bytes;
                 Ok(0)
             })
         })

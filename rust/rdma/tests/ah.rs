@@ -22,7 +22,7 @@ mod cases {
             to_result(verb!(device, query_ah(ah.as_raw(), &mut raw)))?;
             // SAFETY: It was constructed.
             let number = unsafe { Ah::<Object>::from_raw(ah.as_raw()) }.number;
-            assert_eq!(ah::Attributes::from_raw(&raw)?.flow_label, number);
+            assert_eq!(ah::Roce::from_raw(&raw)?.route.flow_label, number);
 
             // What they are for.
             let mut wr = bindings::ib_ud_wr {
@@ -75,10 +75,13 @@ mod cases {
         log: &Log,
         call: Option<UserCall>,
     ) -> Result<Memory<bindings::ib_ah>> {
-        let path = ah::Attributes {
-            dgid: Gid([9; 16]),
-            flow_label: 0x5_4321,
+        let path = ah::Roce {
             port: second_port()?,
+            route: ah::GlobalRoute {
+                dgid: Gid([9; 16]),
+                flow_label: 0x5_4321,
+                ..Default::default()
+            },
             ..Default::default()
         };
         let mut raw = bindings::rdma_ah_attr::default();
@@ -106,15 +109,68 @@ mod cases {
     fn a_path_survives_the_translation() -> Result {
         let mut raw = bindings::rdma_ah_attr::default();
         path().write(&mut raw);
-        assert_eq!(ah::Attributes::from_raw(&raw)?, path());
+        assert_eq!(ah::Roce::from_raw(&raw)?, path());
 
         raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB;
-        assert_eq!(ah::Attributes::from_raw(&raw).err(), Some(EINVAL));
+        assert_eq!(ah::Roce::from_raw(&raw).err(), Some(EINVAL));
 
         let mut raw = bindings::rdma_ah_attr::default();
         path().write(&mut raw);
         raw.ah_flags = 0;
-        assert_eq!(ah::Attributes::from_raw(&raw).err(), Some(EINVAL));
+        assert_eq!(ah::Roce::from_raw(&raw).err(), Some(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn a_path_of_infiniband_may_have_a_route() -> Result {
+        for route in [None, Some(path().route)] {
+            let path = ah::InfiniBand {
+                service_level: 6,
+                port: second_port()?,
+                dlid: 0x1234,
+                source_path_bits: 5,
+                static_rate: 3,
+                route,
+            };
+            let mut raw = bindings::rdma_ah_attr::default();
+            path.write(&mut raw);
+            // SAFETY: The type says that this member of the union is valid.
+            let ib = unsafe { raw.__bindgen_anon_1.ib.as_ref() };
+            assert_eq!((ib.dlid, ib.src_path_bits), (0x1234, 5));
+            assert_eq!((raw.static_rate, raw.sl, raw.port_num), (3, 6, 2));
+            let has_route = u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
+            assert_eq!(has_route, route.is_some());
+            assert_eq!(ah::InfiniBand::from_raw(&raw)?, path);
+            assert_eq!(ah::Any::from_raw(&raw)?, ah::Any::InfiniBand(path));
+            assert_eq!(ah::Roce::from_raw(&raw).err(), Some(EINVAL));
+            assert_eq!(ah::Unspecified::from_raw(&raw).err(), Some(EINVAL));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_path_is_of_the_kind_that_ports_have() -> Result {
+        let mut raw = bindings::rdma_ah_attr::default();
+        ah::Any::Roce(path()).write(&mut raw);
+        assert_eq!(ah::Any::from_raw(&raw)?, ah::Any::Roce(path()));
+        assert_eq!(ah::InfiniBand::from_raw(&raw).err(), Some(EINVAL));
+
+        let unspecified = ah::Unspecified {
+            service_level: 1,
+            port: second_port()?,
+            route: path().route,
+        };
+        let mut raw = bindings::rdma_ah_attr::default();
+        unspecified.write(&mut raw);
+        assert_eq!(ah::Unspecified::from_raw(&raw)?, unspecified);
+        assert_eq!(ah::Any::from_raw(&raw).err(), Some(EINVAL));
+        raw.ah_flags = 0;
+        assert_eq!(ah::Unspecified::from_raw(&raw).err(), Some(EINVAL));
+
+        // Omni-Path is none of them.
+        raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_OPA;
+        assert_eq!(ah::Any::from_raw(&raw).err(), Some(EINVAL));
+        assert_eq!(ah::Unspecified::from_raw(&raw).err(), Some(EINVAL));
         Ok(())
     }
 }

@@ -40,10 +40,10 @@ mod cases {
             )))?);
             to_result(verb!(device, destroy_srq(raw, null_mut())))?;
 
-            let mut path = bindings::rdma_ah_attr::default();
-            ah::Attributes::default().write(&mut path);
+            let mut attributes = bindings::rdma_ah_attr::default();
+            path().write(&mut attributes);
             let mut init = bindings::rdma_ah_init_attr {
-                ah_attr: &mut path,
+                ah_attr: &mut attributes,
                 ..Default::default()
             };
             let mut ah = room!(device, ib_ah, Ah);

@@ -39,7 +39,10 @@ pub(super) use crate::{
         Access,
         AccessFlags, //
     },
-    ah,
+    ah::{
+        self,
+        RawPath, //
+    },
     bindings,
     cq,
     device::{
@@ -121,6 +124,7 @@ pub(super) use crate::{
 pub(super) use super::driver::{
     keys,
     port_attributes,
+    port_link_layer,
     with_device,
     Asked,
     Log,
@@ -132,6 +136,7 @@ pub(super) use super::driver::{
     DEVICE_PAGES,
     FIRMWARE,
     MAC,
+    MACS,
     MAPPABLE,
     MAPPABLE_BUT_REFUSED,
     PORTS,
@@ -358,16 +363,18 @@ pub(super) fn boxed<T: Default>() -> Result<KBox<T>> {
     Ok(KBox::new(T::default(), GFP_KERNEL)?)
 }
 
-pub(super) fn path() -> ah::Attributes {
-    ah::Attributes {
-        dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
-        dmac: [21, 22, 23, 24, 25, 26],
-        sgid_index: 31,
-        hop_limit: 64,
-        traffic_class: 33,
-        flow_label: 0xf_1234,
+pub(super) fn path() -> ah::Roce {
+    ah::Roce {
         service_level: 7,
         port: Port::FIRST,
+        route: ah::GlobalRoute {
+            dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+            sgid_index: 31,
+            hop_limit: 64,
+            traffic_class: 33,
+            flow_label: 0xf_1234,
+        },
+        dmac: [21, 22, 23, 24, 25, 26],
     }
 }
 

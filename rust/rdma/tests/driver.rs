@@ -44,6 +44,7 @@ use crate::{
         Call,
         Capability,
         Device,
+        NodeType,
         OnDemandOperation,
         OnDemandPaging,
         Operations,
@@ -69,6 +70,7 @@ use crate::{
         MemoryWindow,
         Mw, //
     },
+    netdev::Netdev,
     pages::UserPages,
     pd::{
         Pd,
@@ -125,7 +127,7 @@ pub(crate) struct TestDriver;
 pub(crate) enum Asked {
     Context(u64),
     Domain(Option<u64>),
-    Handle(ah::Attributes, Option<u64>),
+    Handle(ah::Roce, Option<u64>),
     Queue(cq::Attributes, Option<u64>),
     Resize(u32, u64),
     Moderate(u16, u16),
@@ -141,7 +143,7 @@ pub(crate) enum Asked {
         srq: Option<u32>,
         request: Option<u64>,
     },
-    Modify(qp::AttributeMask, qp::Attributes),
+    Modify(qp::AttributeMask, qp::Attributes<ah::Roce>),
     Attach(Gid),
     Detach(Gid),
     /// How many requests were taken, and the last of them.
@@ -193,6 +195,9 @@ pub(crate) struct Log {
     /// The port that followed its network device last.
     #[pin]
     pub(crate) followed: SpinLock<Option<Followed>>,
+    /// The network device of the second port when that followed last.
+    #[pin]
+    pub(crate) second_followed: SpinLock<Option<(bool, u32)>>,
     /// The buffer of the last process that made a queue: its address and its bytes.
     #[pin]
     pub(crate) buffer: SpinLock<Option<(u64, usize)>>,
@@ -403,6 +408,7 @@ impl ProtectionDomain for Object {
     }
 }
 
+#[vtable]
 impl AddressHandle for Object {
     type Driver = TestDriver;
     type Request = u64;
@@ -410,17 +416,20 @@ impl AddressHandle for Object {
 
     fn create(
         call: &Call<'_, TestDriver>,
-        attributes: &ah::Attributes,
+        path: &ah::Roce,
         user: Option<User<'_, TestDriver, u64>>,
     ) -> Result<(impl PinInit<Self>, u64)> {
         let (request, response) = dialogue(user);
-        call.data().note(Asked::Handle(*attributes, request));
+        call.data().note(Asked::Handle(*path, request));
         Ok((Object::new(call), response))
     }
 
-    fn query(ah: &Ah<Self>) -> ah::Attributes {
-        ah::Attributes {
-            flow_label: ah.number,
+    fn query(ah: &Ah<Self>) -> ah::Roce {
+        ah::Roce {
+            route: ah::GlobalRoute {
+                flow_label: ah.number,
+                ..Default::default()
+            },
             ..Default::default()
         }
     }
@@ -531,6 +540,14 @@ impl QueuePair for Object {
     type Driver = TestDriver;
     type Request = u64;
     type Response = u64;
+    type DriverType = qp::NoDriverType;
+
+    const TYPES: &'static [qp::Type] = &[
+        qp::Type::Gsi,
+        qp::Type::ReliableConnection,
+        qp::Type::UnreliableConnection,
+        qp::Type::UnreliableDatagram,
+    ];
 
     fn create(
         call: &Call<'_, TestDriver>,
@@ -542,7 +559,7 @@ impl QueuePair for Object {
             .map_or(Ok(()), |user| note_buffer(call, user))?;
         let (request, response) = dialogue(user);
         call.data().note(Asked::QueuePair {
-            ty: attributes.ty,
+            ty: attributes.service.ty(),
             capabilities: attributes.capabilities,
             signal_all: attributes.signal_all,
             send_cq: attributes.send_cq.number,
@@ -564,13 +581,13 @@ impl QueuePair for Object {
         _qp: &Qp<Self>,
         call: &Call<'_, TestDriver>,
         mask: qp::AttributeMask,
-        attributes: &qp::Attributes,
+        attributes: &qp::Attributes<ah::Roce>,
     ) -> Result {
         call.data().note(Asked::Modify(mask, *attributes));
         Ok(())
     }
 
-    fn query(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result<qp::Description> {
+    fn query(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result<qp::Description<ah::Roce>> {
         Ok(qp::Description {
             attributes: qp::Attributes {
                 dest_qpn: qp.number(),
@@ -883,6 +900,17 @@ pub(crate) fn port_attributes(port: Port) -> port::Attributes {
         max_message_size: 14 * port,
         bad_pkey_count: 15 * port,
         qkey_violation_count: 16 * port,
+        has_ip_gids: true,
+        subnet: None,
+    }
+}
+
+/// The link layer of a port, which is not the same for all.
+pub(crate) fn port_link_layer(port: Port) -> LinkLayer {
+    if port == Port::FIRST {
+        LinkLayer::Ethernet
+    } else {
+        LinkLayer::Unspecified
     }
 }
 
@@ -901,6 +929,7 @@ pub(crate) const FIRMWARE: &str = "0123456789-0123456789-0123456789-0123456789";
 #[vtable]
 impl Operations for TestDriver {
     type RegistrationData<'a> = Arc<Log>;
+    type Path = ah::Roce;
     type UserContext = Object;
     type ProtectionDomain = Object;
     type CompletionQueue = Object;
@@ -912,7 +941,6 @@ impl Operations for TestDriver {
 
     const DRIVER_ID: u32 = 201;
     const ABI_VERSION: u32 = 202;
-    const LINK_LAYER: LinkLayer = LinkLayer::Ethernet;
     const PORT_COUNTERS: &'static [Counter] = &[
         Counter::new(c"first"),
         Counter::new(c"second"),
@@ -928,6 +956,10 @@ impl Operations for TestDriver {
         let (first, rest) = FIRMWARE.split_at(10);
         let _ = text.write_str(first);
         let _ = text.write_str(rest);
+    }
+
+    fn link_layer(_call: &Call<'_, Self>, port: Port) -> LinkLayer {
+        port_link_layer(port)
     }
 
     fn port_immutable(_call: &Call<'_, Self>, port: Port) -> Result<port::Immutable> {
@@ -947,9 +979,17 @@ impl Operations for TestDriver {
         Ok(attributes)
     }
 
+    fn is_netdev_of(_call: &Call<'_, Self>, netdev: &Netdev, port: Port) -> bool {
+        netdev.ethernet_address() == MACS.get(port.number() as usize - 1).copied()
+    }
+
     fn follow_netdev(call: &Call<'_, Self>, port: Port) {
         let netdev = call.netdev(port);
         let netdev = netdev.map(|netdev| (netdev.is_active(), netdev.mtu()));
+        if port != Port::FIRST {
+            *call.data().second_followed.lock() = netdev;
+            return;
+        }
         let before = call.data().followed.lock().replace((port, netdev));
         // Without a network device the port is up, unless it had one.
         let is_down = match netdev {
@@ -1013,11 +1053,16 @@ fn count_from(first: u64, values: &mut [u64]) {
 }
 
 /// Permanent MAC address of the network device of the first port, which most tests do not have.
-pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0x7e, 0x57, 1];
+pub(crate) const MAC: [u8; 6] = MACS[0];
+
+/// As [`MAC`], of all ports.
+pub(crate) const MACS: [[u8; 6]; PORTS as usize] =
+    [[2, 0, 0, 0x7e, 0x57, 1], [2, 0, 0, 0x7e, 0x57, 8]];
 
 /// What the device says of itself before it is registered.
 pub(crate) const PROPERTIES: Properties = Properties {
     ports: PORTS,
+    node_type: NodeType::ChannelAdapter,
     node_guid: 0x1112_1314_1516_1718,
     node_description: c"a driver without hardware",
     user_posts_by_verb: true,
@@ -1041,6 +1086,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
             keeps: AtomicBool::new(false),
             raises: AtomicBool::new(false),
             followed <- new_spinlock!(None),
+            second_followed <- new_spinlock!(None),
             is_down: AtomicBool::new(false),
             buffer <- new_spinlock!(None),
             dispatcher: events,
@@ -1052,8 +1098,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
     let parent = dma_device.device();
     let device = UnregisteredDevice::new(parent, &PROPERTIES, objects)?;
     // SAFETY: It is dropped below.
-    let registration =
-        unsafe { Registration::new(device, c"rdma-test%d", parent, MAC, log.clone()) }?;
+    let registration = unsafe { Registration::new(device, c"rdma-test%d", parent, log.clone()) }?;
     let told = dispatcher.port_event(Port::FIRST, crate::event::PortEvent::PkeyChange);
     log.asked();
     let result = test(registration.device(), &log);

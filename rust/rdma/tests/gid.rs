@@ -35,6 +35,8 @@ mod cases {
             (entry.kind(), entry.port()),
             (Ok(gid::Type::RoceV1), Err(EINVAL))
         );
+        raw.gid_type = bindings::ib_gid_type_IB_GID_TYPE_IB;
+        assert_eq!(gid::Attributes::new(&raw).kind(), Ok(gid::Type::InfiniBand));
         raw.gid_type = 99;
         assert_eq!(gid::Attributes::new(&raw).kind(), Err(EINVAL));
         Ok(())

@@ -11,7 +11,8 @@ mod cases {
     #[test]
     fn ports_are_what_their_driver_says() -> Result {
         with_device(|device, _| {
-            for port in [Port::FIRST, second_port()?] {
+            assert!(device.ports().eq([Port::FIRST, second_port()?]));
+            for port in device.ports() {
                 let expected = port_attributes(port);
                 let mut raw = bindings::ib_port_attr::default();
                 // SAFETY: The device is registered, and there is room.
@@ -56,7 +57,7 @@ mod cases {
                 // SAFETY: As above.
                 let layer =
                     unsafe { bindings::rdma_port_get_link_layer(device.as_raw(), port.number()) };
-                assert_eq!(layer, bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET);
+                assert_eq!(layer, port_link_layer(port).raw());
             }
             // There is no port 0, whoever asks.
             let mut raw = bindings::ib_port_attr::default();
@@ -108,6 +109,50 @@ mod cases {
     }
 
     #[test]
+    fn each_port_has_a_network_device_of_its_own() -> Result {
+        let [first, second] = MACS;
+        let (first, second) = (Ethernet::new(&first)?, Ethernet::new(&second)?);
+        with_device(|device, log| {
+            let of = |port| {
+                // SAFETY: The device is registered.
+                let netdev = unsafe { Netdev::of_port(device.as_raw(), port) };
+                netdev.map(|netdev| netdev.as_raw())
+            };
+            assert_eq!(of(Port::FIRST), Some(first.as_raw()));
+            assert_eq!(of(second_port()?), Some(second.as_raw()));
+            second.set_mtu(1234)?;
+            wait_until(|| *log.second_followed.lock() == Some((false, 1234)))?;
+            assert_eq!(
+                *log.followed.lock(),
+                Some((Port::FIRST, Some((false, 1500))))
+            );
+            drop(first);
+            wait_until(|| *log.followed.lock() == Some((Port::FIRST, None)))?;
+            assert_eq!(of(second_port()?), Some(second.as_raw()));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_subnet_gives_a_port_its_lid() -> Result {
+        let mut attributes = port_attributes(Port::FIRST);
+        attributes.has_ip_gids = false;
+        attributes.subnet = Some(port::Subnet {
+            lid: 0x1122,
+            lid_mask_count: 3,
+            manager_lid: 0x3344,
+            manager_service_level: 5,
+            timeout: 18,
+        });
+        let mut raw = bindings::ib_port_attr::default();
+        attributes.write(&mut raw)?;
+        assert_eq!((raw.lid, raw.lmc), (0x1122, 3));
+        assert_eq!((raw.sm_lid, raw.sm_sl), (0x3344, 5));
+        assert_eq!((raw.subnet_timeout, raw.ip_gids()), (18, 0));
+        Ok(())
+    }
+
+    #[test]
     fn a_network_device_is_that_of_its_port() -> Result {
         with_device(|device, _| {
             let of = |port| {
@@ -148,6 +193,13 @@ mod cases {
         immutable.protocol = Protocol::RoceV2;
         immutable.write(&mut raw)?;
         assert_eq!(raw.core_cap_flags, v2);
+        assert_eq!(raw.max_mad_size, bindings::IB_MGMT_MAD_SIZE);
+        immutable.protocol = Protocol::InfiniBand;
+        immutable.write(&mut raw)?;
+        assert_eq!(raw.core_cap_flags, bindings::RDMA_CORE_PORT_IBA_IB);
+        immutable.protocol = Protocol::Unspecified;
+        immutable.write(&mut raw)?;
+        assert_eq!((raw.core_cap_flags, raw.max_mad_size), (0, 0));
         immutable.gid_table_length = u32::MAX;
         assert!(immutable.write(&mut raw).is_err());
 

@@ -174,14 +174,17 @@ mod cases {
         attributes.write(&mut raw);
 
         let all = mask(0x1f_ffff)?;
-        assert_eq!(qp::Attributes::from_raw(&raw, all)?, attributes);
+        assert_eq!(qp::Attributes::<ah::Roce>::from_raw(&raw, all)?, attributes);
 
         // What the mask does not name is not looked at.
         raw.qp_state = 77;
         raw.qkey = 99;
-        let some = qp::Attributes::from_raw(&raw, mask(1 << 20)?)?;
+        let some = qp::Attributes::<ah::Roce>::from_raw(&raw, mask(1 << 20)?)?;
         assert_eq!((some.dest_qpn, some.qkey, some.state), (3, 0, State::Reset));
-        assert_eq!(qp::Attributes::from_raw(&raw, mask(1)?).err(), Some(EINVAL));
+        assert_eq!(
+            qp::Attributes::<ah::Roce>::from_raw(&raw, mask(1)?).err(),
+            Some(EINVAL)
+        );
         Ok(())
     }
 

@@ -4,7 +4,10 @@
 
 use kernel::prelude::*;
 use rdma::{
-    ah::Attributes,
+    ah::{
+        GlobalRoute,
+        Roce, //
+    },
     gid::Gid,
     port::Port,
     AddressHandle,
@@ -37,33 +40,36 @@ impl Ah {
 }
 
 /// Translates a path for the device.
-pub(crate) fn to_wire(path: &Attributes) -> AddressVector {
+pub(crate) fn to_wire(path: &Roce) -> AddressVector {
     AddressVector {
-        dgid: path.dgid.0,
+        dgid: path.route.dgid.0,
         dmac: path.dmac,
-        sgid_index: path.sgid_index,
-        hop_limit: path.hop_limit,
-        traffic_class: path.traffic_class,
+        sgid_index: path.route.sgid_index,
+        hop_limit: path.route.hop_limit,
+        traffic_class: path.route.traffic_class,
         service_level: path.service_level,
         reserved: 0.into(),
-        flow_label: path.flow_label.into(),
+        flow_label: path.route.flow_label.into(),
     }
 }
 
 /// Translates a path of the device.
-pub(crate) fn from_wire(address: &AddressVector) -> Attributes {
-    Attributes {
-        dgid: Gid(address.dgid),
-        dmac: address.dmac,
-        sgid_index: address.sgid_index,
-        hop_limit: address.hop_limit,
-        traffic_class: address.traffic_class,
-        flow_label: address.flow_label.get(),
+pub(crate) fn from_wire(address: &AddressVector) -> Roce {
+    Roce {
         service_level: address.service_level,
         port: Port::FIRST,
+        route: GlobalRoute {
+            dgid: Gid(address.dgid),
+            sgid_index: address.sgid_index,
+            hop_limit: address.hop_limit,
+            traffic_class: address.traffic_class,
+            flow_label: address.flow_label.get(),
+        },
+        dmac: address.dmac,
     }
 }
 
+#[vtable]
 impl AddressHandle for Ah {
     type Driver = Vrnic;
     type Request = ();
@@ -71,10 +77,10 @@ impl AddressHandle for Ah {
 
     fn create(
         _call: &Call<'_>,
-        attributes: &Attributes,
+        path: &Roce,
         _user: Option<User<'_, Vrnic, ()>>,
     ) -> Result<(impl PinInit<Self>, CreateAhResponse)> {
-        let address = to_wire(attributes);
+        let address = to_wire(path);
         let response = abi::CreateAhResponse {
             address,
             ..Default::default()
@@ -82,7 +88,7 @@ impl AddressHandle for Ah {
         Ok((pin_init!(Self { address }), CreateAhResponse(response)))
     }
 
-    fn query(ah: &rdma::Ah<Self>) -> Attributes {
+    fn query(ah: &rdma::Ah<Self>) -> Roce {
         from_wire(&ah.address)
     }
 }
@@ -94,15 +100,17 @@ mod tests {
 
     #[test]
     fn a_path_survives_the_translation() {
-        let path = Attributes {
-            dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
-            dmac: [21, 22, 23, 24, 25, 26],
-            sgid_index: 31,
-            hop_limit: 32,
-            traffic_class: 33,
-            flow_label: 0xf_1234,
+        let path = Roce {
             service_level: 7,
             port: Port::FIRST,
+            route: GlobalRoute {
+                dgid: Gid([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+                sgid_index: 31,
+                hop_limit: 32,
+                traffic_class: 33,
+                flow_label: 0xf_1234,
+            },
+            dmac: [21, 22, 23, 24, 25, 26],
         };
         assert_eq!(from_wire(&to_wire(&path)), path);
     }

@@ -5,14 +5,15 @@
 use kernel::prelude::*;
 use rdma::{
     access::AccessFlags,
+    ah::Roce,
     port::{
         Mtu,
         Port, //
     },
     qp::{
+        self,
         Attribute,
         AttributeMask,
-        Attributes,
         State, //
     }, //
 };
@@ -26,6 +27,9 @@ use vrnic_wire::{
 };
 
 use crate::ah;
+
+/// Attributes of a queue pair, with the paths of a port of RoCE.
+pub(crate) type Attributes = qp::Attributes<Roce>;
 
 /// Attributes that the device knows.
 const KNOWN: u32 = (attribute::DEST_QPN << 1)

@@ -19,6 +19,7 @@ use rdma::{
         Port, //
     },
     stats::Counter,
+    Netdev,
     Operations, //
 };
 use vrnic_wire::{
@@ -108,6 +109,7 @@ fn on_demand_paging(limits: &DeviceLimits, memory_placement: bool) -> OnDemandPa
 #[vtable]
 impl Operations for Vrnic {
     type RegistrationData<'a> = Resources<'a>;
+    type Path = rdma::ah::Roce;
     type UserContext = UserContext;
     type ProtectionDomain = Pd;
     type CompletionQueue = Cq;
@@ -120,7 +122,6 @@ impl Operations for Vrnic {
     // Provisional: `enum rdma_driver_id` has no value for this driver yet.
     const DRIVER_ID: u32 = abi::DRIVER_ID;
     const ABI_VERSION: u32 = abi::ABI_VERSION;
-    const LINK_LAYER: LinkLayer = LinkLayer::Ethernet;
     const PORT_COUNTERS: &'static [Counter] = &counters::COUNTERS;
 
     fn query_device(call: &Call<'_>) -> Result<Attributes> {
@@ -203,12 +204,20 @@ impl Operations for Vrnic {
         );
     }
 
+    fn link_layer(_call: &Call<'_>, _port: Port) -> LinkLayer {
+        LinkLayer::Ethernet
+    }
+
     fn port_immutable(call: &Call<'_>, _port: Port) -> Result<port::Immutable> {
         crate::port::immutable(call)
     }
 
     fn query_port(call: &Call<'_>, port: Port) -> Result<port::Attributes> {
         crate::port::query(call, port)
+    }
+
+    fn is_netdev_of(call: &Call<'_>, netdev: &Netdev, port: Port) -> bool {
+        crate::port::is_netdev_of(call, netdev, port)
     }
 
     fn follow_netdev(call: &Call<'_>, port: Port) {

@@ -22,7 +22,10 @@ use kernel::{
     sync::Arc, //
 };
 use rdma::{
-    device::Properties,
+    device::{
+        NodeType,
+        Properties, //
+    },
     event::Objects,
     Registration,
     UnregisteredDevice, //
@@ -212,6 +215,7 @@ fn register<'bound>(
     let config = resources.config;
     let properties = Properties {
         ports: config.ports.get(),
+        node_type: NodeType::ChannelAdapter,
         node_guid: config.node_guid.get(),
         node_description: c"vrnic",
         user_posts_by_verb: resources.doorbells.is_none(),
@@ -223,7 +227,7 @@ fn register<'bound>(
 
     // SAFETY: The result becomes a field of `Data`, which the virtio adapter drops before the
     // device is unbound, or is dropped by the error path of `probe`. Nothing forgets it.
-    unsafe { Registration::new(device, c"vrnic%d", parent, config.mac, data) }
+    unsafe { Registration::new(device, c"vrnic%d", parent, data) }
 }
 
 /// What the verbs need of the device, as long as it is registered.

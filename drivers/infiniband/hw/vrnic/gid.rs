@@ -27,6 +27,7 @@ pub(crate) fn add(call: &Call<'_>, gid: &Attributes<'_>) -> Result {
     let gid_type = match gid.kind()? {
         Type::RoceV1 => GidType::RoceV1,
         Type::RoceV2 => GidType::RoceV2,
+        Type::InfiniBand => return Err(EINVAL),
     };
 
     call.data().control.execute(&SetGid {

@@ -68,10 +68,15 @@ fn wanted_state(active: bool) -> PortState {
     }
 }
 
+/// Whether a network device is that of the port: the device says its permanent MAC address.
+pub(crate) fn is_netdev_of(call: &Call<'_>, netdev: &Netdev, port: Port) -> bool {
+    port == Port::FIRST && netdev.ethernet_address() == Some(call.data().config.mac)
+}
+
 /// Sets state and payload size of the port as its network device, if there is one, has them.
 pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
     let netdev = call.netdev(port);
-    let state = wanted_state(netdev.as_ref().is_some_and(Netdev::is_active));
+    let state = wanted_state(netdev.as_ref().is_some_and(|netdev| netdev.is_active()));
     let followed = ask(call, port).and_then(|now| {
         if call.data().port_state && now.administrative_state != state.raw() {
             call.data().control.execute(&SetPortState {
@@ -123,6 +128,8 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
         max_message_size: reply.max_message_size.get(),
         bad_pkey_count: reply.bad_pkey_count.get(),
         qkey_violation_count: reply.qkey_violation_count.get(),
+        has_ip_gids: true,
+        subnet: None,
     })
 }
 

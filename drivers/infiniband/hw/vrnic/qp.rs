@@ -11,16 +11,17 @@ use kernel::{
     }, //
 };
 use rdma::{
+    ah::Roce,
     gid::Gid,
     qp::{
         modify_is_ok,
         Attribute,
         AttributeMask,
-        Attributes,
         Capabilities,
         Description,
         InitAttributes,
         New,
+        NoDriverType,
         State,
         Type, //
     },
@@ -58,7 +59,10 @@ use vrnic_wire::{
 };
 
 use crate::{
-    attr,
+    attr::{
+        self,
+        Attributes, //
+    },
     commands::{
         create_qp,
         Object,
@@ -205,6 +209,14 @@ impl QueuePair for Qp {
     type Driver = Vrnic;
     type Request = CreateQpRequest;
     type Response = CreateQpResponse;
+    type DriverType = NoDriverType;
+
+    const TYPES: &'static [Type] = &[
+        Type::Gsi,
+        Type::ReliableConnection,
+        Type::UnreliableConnection,
+        Type::UnreliableDatagram,
+    ];
 
     fn create(
         call: &Call<'_>,
@@ -213,6 +225,7 @@ impl QueuePair for Qp {
         user: Option<User<'_, Vrnic, CreateQpRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data().limits;
+        let ty = attributes.service.ty();
         let mut asked = attributes.capabilities;
         if attributes.srq.is_some() {
             // Receives are those of the shared queue.
@@ -274,7 +287,7 @@ impl QueuePair for Qp {
                 context: context.into(),
                 pd: pd.number().into(),
                 // CAST: The wire numbers types as the verbs do; see below.
-                qp_type: attributes.ty.raw() as u8,
+                qp_type: ty.raw() as u8,
                 flags,
                 max_send_sge: u16::try_from(given.max_send_sge)?.into(),
                 max_recv_sge: u16::try_from(given.max_recv_sge)?.into(),
@@ -295,7 +308,6 @@ impl QueuePair for Qp {
             slot: doorbell,
             ..Default::default()
         };
-        let ty = attributes.ty;
         let signal_all = attributes.signal_all;
         if let Rings::Kernel(rings) = &rings {
             let [send, recv] = room;
@@ -371,7 +383,7 @@ impl QueuePair for Qp {
         result
     }
 
-    fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<Description> {
+    fn query(qp: &rdma::Qp<Self>, call: &Call<'_>) -> Result<Description<Roce>> {
         let describe = |attributes| Description {
             attributes,
             capabilities: qp.capabilities,

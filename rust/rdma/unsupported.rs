@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Kinds of objects that a device does not have.
+
+use core::{
+    convert::Infallible,
+    marker::PhantomData, //
+};
+
+use kernel::prelude::*;
+
+use crate::{
+    ah::AddressHandle,
+    device::{
+        Call,
+        Operations, //
+    },
+    mw::{
+        self,
+        MemoryWindow,
+        Mw, //
+    },
+    pd::Pd,
+    srq::{
+        self,
+        SharedReceiveQueue,
+        Srq, //
+    },
+    udata::User,
+    umem::Buffer, //
+};
+
+/// Stands for objects of a kind that devices of driver `T` do not have.
+///
+/// There is no value of this type, hence no object. The operations of the kind are not there either
+/// (`NULL` in `struct ib_device_ops`): the core answers `EOPNOTSUPP`, and a process sees in the
+/// description of the device's verbs that it lacks them.
+///
+/// ```ignore
+/// impl Operations for MyDriver {
+///     type MemoryWindow = rdma::Unsupported<Self>;
+///     // …
+/// }
+/// ```
+pub struct Unsupported<T> {
+    never: Infallible,
+    _driver: PhantomData<fn() -> T>,
+}
+
+impl<T: Operations<MemoryWindow = Self>> MemoryWindow for Unsupported<T> {
+    type Driver = T;
+    type Request = ();
+    type Response = ();
+
+    const IS_SUPPORTED: bool = false;
+
+    fn alloc(
+        _call: &Call<'_, T>,
+        _pd: &Pd<T::ProtectionDomain>,
+        _ty: mw::Type,
+        _user: User<'_, T, ()>,
+    ) -> Result<mw::New<impl PinInit<Self>, ()>> {
+        Err::<mw::New<Self, ()>, _>(EOPNOTSUPP)
+    }
+
+    fn dealloc(mw: &Mw<Self>, _call: &Call<'_, T>) {
+        match mw.never {}
+    }
+}
+
+#[vtable]
+impl<T: Operations<SharedReceiveQueue = Self>> SharedReceiveQueue for Unsupported<T> {
+    type OwnerModule = T::OwnerModule;
+    type Driver = T;
+    type Request = ();
+    type Response = ();
+    type ResizeRequest = ();
+
+    const IS_SUPPORTED: bool = false;
+
+    fn create(
+        _call: &Call<'_, T>,
+        _pd: &Pd<T::ProtectionDomain>,
+        _attributes: &srq::Attributes,
+        _user: Option<User<'_, T, (), Buffer<'_>>>,
+    ) -> Result<srq::New<impl PinInit<Self>, ()>> {
+        Err::<srq::New<Self, ()>, _>(EOPNOTSUPP)
+    }
+
+    fn destroy(srq: &Srq<Self>, _call: &Call<'_, T>) {
+        match srq.never {}
+    }
+}
+
+#[vtable]
+impl<T: Operations<AddressHandle = Self>> AddressHandle for Unsupported<T> {
+    type OwnerModule = T::OwnerModule;
+    type Driver = T;
+    type Request = ();
+    type Response = ();
+
+    const IS_SUPPORTED: bool = false;
+
+    fn create(
+        _call: &Call<'_, T>,
+        _path: &T::Path,
+        _user: Option<User<'_, T, ()>>,
+    ) -> Result<(impl PinInit<Self>, ())> {
+        Err::<(Self, ()), _>(EOPNOTSUPP)
+    }
+}
