@@ -29,6 +29,20 @@ rust_helper_uverbs_attr_is_valid(const struct uverbs_attr_bundle *attrs_bundle,
 	return uverbs_attr_is_valid(attrs_bundle, idx);
 }
 
+__rust_helper void *
+rust_helper_uverbs_attr_get_obj(const struct uverbs_attr_bundle *attrs_bundle, u16 idx)
+{
+	return uverbs_attr_get_obj(attrs_bundle, idx);
+}
+
+__rust_helper int
+rust_helper__uverbs_copy_from_or_zero(void *to,
+				      const struct uverbs_attr_bundle *attrs_bundle,
+				      size_t idx, size_t size)
+{
+	return _uverbs_copy_from_or_zero(to, attrs_bundle, idx, size);
+}
+
 __rust_helper size_t rust_helper_ib_umem_num_dma_blocks(struct ib_umem *umem,
 							unsigned long pgsz)
 {

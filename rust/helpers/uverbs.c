@@ -126,6 +126,17 @@ rust_helper_test_uverbs_set_attr(struct uverbs_attr_bundle *attrs, unsigned int 
 	__set_bit(bkey, attrs->attr_present);
 }
 
+/* Gives a call an attribute that names the object of @uobject. */
+__rust_helper void
+rust_helper_test_uverbs_set_object(struct uverbs_attr_bundle *attrs, unsigned int id,
+				   struct ib_uobject *uobject)
+{
+	unsigned int bkey = uapi_bkey_attr(uapi_key_attr(id));
+
+	attrs->attrs[bkey].obj_attr.uobject = uobject;
+	__set_bit(bkey, attrs->attr_present);
+}
+
 /*
  * The physical address that this process has mapped, uncached, at @address. 0 if
  * there is none.

@@ -64,7 +64,10 @@ use crate::{
     },
     srq::SharedReceiveQueue,
     stats::Counter,
-    uapi::Definitions,
+    uapi::{
+        Addition,
+        Definitions, //
+    },
     ucontext::UserContext,
     vtable::VTable, //
 };
@@ -401,6 +404,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     const DRIVER_ID: u32;
     /// Version of the driver's user ABI, from 1.
     const ABI_VERSION: u32;
+    /// Methods that processes call, besides those of the verbs.
+    const USER_METHODS: &'static [Addition<Self>] = &[];
     /// Counters of a port, which [`port_counters`](Self::port_counters) reads.
     const PORT_COUNTERS: &'static [Counter] = &[];
 

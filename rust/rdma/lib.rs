@@ -125,7 +125,7 @@ pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
-mod uapi;
+pub mod uapi;
 pub mod ucontext;
 pub mod udata;
 pub mod umem;

@@ -250,7 +250,7 @@ impl<T: MemoryRegion> Mr<T> {
     ///
     /// `ptr` must have been returned by [`into_raw`](Self::into_raw), and must not go away during
     /// `'a`.
-    unsafe fn from_raw<'a>(ptr: *mut bindings::ib_mr) -> &'a Self {
+    pub(crate) unsafe fn from_raw<'a>(ptr: *mut bindings::ib_mr) -> &'a Self {
         const { assert!(core::mem::offset_of!(Self, raw) == 0) };
         // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
         unsafe { &*ptr.cast() }

@@ -1,45 +1,98 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a driver adds to the uverbs methods of the core (`struct uapi_definition`).
+//! What a driver adds to the methods that processes call (`struct uapi_definition`).
 //!
-//! What a process needs that imports objects of another one:
-//!
-//! - An attribute of `QUERY_CONTEXT`, which returns what the driver answered when the context was
-//!   created.
-//! - A method of protection domains that does nothing but fail if there is no such domain.
-//!
-//! Each is the first of those that are a driver's to define, and so is the domain's attribute.
+//! A driver may have methods of its own for objects of the core ([`Method`], which it lists in
+//! [`Operations::USER_METHODS`]), and attributes of its own of the core's method `QUERY_CONTEXT`
+//! ([`UserContext::QUERY_ATTRIBUTES`]). It numbers both from 0; processes see the numbers from
+//! `1 << UVERBS_ID_NS_SHIFT` on (`include/uapi/rdma/ib_user_ioctl_cmds.h`), which are those of
+//! drivers.
 //!
 //! The structures are those of `include/rdma/uverbs_ioctl.h`. Those with unions and bit fields are
 //! written down again, for bindgen's cannot be constants.
 
 use core::{
+    ffi::c_void,
     marker::PhantomData,
+    mem::MaybeUninit,
     ptr, //
 };
 
-use kernel::prelude::*;
+use kernel::{
+    error::{
+        from_err_ptr,
+        from_result,
+        to_result, //
+    },
+    prelude::*, //
+};
 
 use crate::{
+    ah::Ah,
     bindings,
-    device::Operations,
-    ucontext::UserContext, //
+    cq::Cq,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    mr::Mr,
+    mw::Mw,
+    pd::Pd,
+    qp::Qp,
+    srq::Srq,
+    ucontext::UserContext,
+    udata::{
+        check_request,
+        Request,
+        Response, //
+    }, //
 };
 
 /// The first number that is a driver's to define.
 const OURS: u16 = 1 << bindings::UVERBS_ID_NS_SHIFT;
 
-/// Attribute of `QUERY_CONTEXT`.
-pub(crate) const CONTEXT_RESPONSE: u16 = OURS;
+c_enum! {
+    /// What a method is one of, or an attribute names (`enum uverbs_default_objects`).
+    pub enum Kind: bindings::uverbs_default_objects {
+        /// The device, of which there are no handles.
+        Device = bindings::uverbs_default_objects_UVERBS_OBJECT_DEVICE,
+        /// Protection domains.
+        ProtectionDomain = bindings::uverbs_default_objects_UVERBS_OBJECT_PD,
+        /// Completion queues.
+        CompletionQueue = bindings::uverbs_default_objects_UVERBS_OBJECT_CQ,
+        /// Queue pairs.
+        QueuePair = bindings::uverbs_default_objects_UVERBS_OBJECT_QP,
+        /// Shared receive queues.
+        SharedReceiveQueue = bindings::uverbs_default_objects_UVERBS_OBJECT_SRQ,
+        /// Address handles.
+        AddressHandle = bindings::uverbs_default_objects_UVERBS_OBJECT_AH,
+        /// Memory regions.
+        MemoryRegion = bindings::uverbs_default_objects_UVERBS_OBJECT_MR,
+        /// Memory windows.
+        MemoryWindow = bindings::uverbs_default_objects_UVERBS_OBJECT_MW,
+    }
+}
 
-/// `struct uverbs_attr_def`.
+impl Kind {
+    /// The number as C's structures have it.
+    const fn id(self) -> u16 {
+        // CAST: Small constants.
+        self.raw() as u16
+    }
+}
+
+/// An attribute of a method (`struct uverbs_attr_def`). It must be there, unless it is
+/// [`optional`](Self::optional).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Attribute {
+pub struct Attribute {
     id: u16,
     spec: Specification,
 }
 
 /// `struct uverbs_attr_spec`.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
 struct Specification {
     kind: u8,
@@ -49,54 +102,289 @@ struct Specification {
     u2: u64,
 }
 
-/// `uverbs_attr_spec.zero_trailing`: what the caller has room for beyond the length is zeroed.
+/// `uverbs_attr_spec.zero_trailing`: what the caller has room for beyond the length is zeroed, and
+/// what he gives beyond that must be zero.
 const ZERO_TRAILING: u8 = 1 << 0;
 
 /// `uverbs_attr_spec.mandatory`: the method is refused without the attribute.
 const MANDATORY: u8 = 1 << 2;
 
+// CAST: Small constants.
+const OUT: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT as u8;
+const IN: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_IN as u8;
+const OBJECT: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR as u8;
+
 impl Attribute {
-    /// Memory of the caller that is filled with `length` bytes, or as many as it has room for.
-    pub(crate) const fn out(id: u16, length: usize) -> Self {
-        assert!(length <= u16::MAX as usize);
+    const fn new(number: u16, kind: u8, flags: u8, u: [u16; 2]) -> Self {
+        // The core has keys for so many (`UVERBS_API_ATTR_KEY_BITS`), half of them for drivers.
+        assert!(number < 32);
         Self {
-            id,
+            id: OURS + number,
             spec: Specification {
-                // CAST: A small constant, and checked above.
-                kind: bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT as u8,
-                flags: ZERO_TRAILING | MANDATORY,
-                u: [length as u16, 0],
+                kind,
+                flags: flags | MANDATORY,
+                u,
                 u2: 0,
             },
         }
+    }
+
+    /// Memory of the caller that takes an `R`, or as much of it as there is room for.
+    pub const fn output<R: Response>(number: u16) -> Self {
+        let length = size_of::<R>();
+        assert!(length <= u16::MAX as usize);
+        // CAST: Checked above.
+        Self::new(number, OUT, ZERO_TRAILING, [length as u16, 0])
+    }
+
+    /// An `R` of the caller. The rules for what is shorter and longer are those of [`Request`].
+    pub const fn input<R: Request>(number: u16) -> Self {
+        let length = size_of::<R>();
+        assert!(length <= u16::MAX as usize && R::MINIMUM <= length);
+        // CAST: Checked above.
+        Self::new(
+            number,
+            IN,
+            ZERO_TRAILING,
+            [length as u16, R::MINIMUM as u16],
+        )
     }
 
     /// An object of the calling process, which exists until the method is over.
-    pub(crate) const fn object(id: u16, kind: bindings::uverbs_default_objects) -> Self {
-        // CAST: Small constants.
+    pub const fn object(number: u16, kind: Kind) -> Self {
+        // CAST: A small constant.
         let access = bindings::uverbs_obj_access_UVERBS_ACCESS_READ as u8;
-        Self {
-            id,
-            spec: Specification {
-                kind: bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR as u8,
-                flags: MANDATORY,
-                u: [kind as u16, u16::from_ne_bytes([access, 0])],
-                u2: 0,
-            },
-        }
+        Self::new(
+            number,
+            OBJECT,
+            0,
+            [kind.id(), u16::from_ne_bytes([access, 0])],
+        )
+    }
+
+    /// The attribute, which need not be there.
+    pub const fn optional(mut self) -> Self {
+        self.spec.flags &= !MANDATORY;
+        self
     }
 }
 
-/// A method whose attributes are all there is to it: the core has looked for the objects.
+/// The attributes that a process called a method with.
+///
+/// # Invariants
+///
+/// `bundle` is that of a call of a method of a device of `T`, which is not over during `'a`, and
+/// whose attributes, as far as they are the driver's, are `declared`.
+pub struct Attributes<'a, T: Operations> {
+    bundle: *mut bindings::uverbs_attr_bundle,
+    declared: &'static [&'static Attribute],
+    _call: PhantomData<(&'a (), T)>,
+}
+
+impl<T: Operations> Attributes<'_, T> {
+    /// # Safety
+    ///
+    /// The result must be one by the type invariants.
+    pub(crate) unsafe fn new(
+        bundle: *mut bindings::uverbs_attr_bundle,
+        declared: &'static [&'static Attribute],
+    ) -> Self {
+        // INVARIANT: Guaranteed by the caller.
+        Self {
+            bundle,
+            declared,
+            _call: PhantomData,
+        }
+    }
+
+    /// Refuses an attribute that the method does not have.
+    fn find(&self, attribute: &Attribute, kind: u8) -> Result<u16> {
+        if attribute.spec.kind != kind || !self.declared.contains(&attribute) {
+            return Err(EINVAL);
+        }
+        Ok(attribute.id)
+    }
+
+    /// Whether there is an attribute.
+    pub fn has(&self, attribute: &Attribute) -> bool {
+        self.declared.contains(&attribute)
+            // SAFETY: The bundle is valid by the type invariant.
+            && unsafe { bindings::uverbs_attr_is_valid(self.bundle, attribute.id.into()) }
+    }
+
+    /// Writes to where an [output](Attribute::output) goes; nothing if an optional one is not there.
+    ///
+    /// `EINVAL` if the method has no such attribute.
+    pub fn put<R: Response>(&self, attribute: &Attribute, value: &R) -> Result {
+        let id = self.find(attribute, OUT)?;
+        if !self.has(attribute) {
+            return Ok(());
+        }
+        // SAFETY: The bundle is valid by the type invariant, and the attribute a pointer. The value
+        // has no uninitialised bytes, by `IntoBytes`.
+        to_result(unsafe {
+            bindings::uverbs_copy_to_struct_or_zero(
+                self.bundle,
+                id.into(),
+                ptr::from_ref(value).cast(),
+                size_of::<R>(),
+            )
+        })
+    }
+
+    /// Reads an [input](Attribute::input); [`None`] if an optional one is not there.
+    ///
+    /// `EINVAL` if the method has no such attribute.
+    pub fn get<R: Request>(&self, attribute: &Attribute) -> Result<Option<R>> {
+        let id = self.find(attribute, IN)?;
+        if !self.has(attribute) {
+            return Ok(None);
+        }
+        let mut value = MaybeUninit::<R>::zeroed();
+        // SAFETY: The bundle is valid by the type invariant, and the attribute a pointer; there is
+        // room for an `R`.
+        to_result(unsafe {
+            bindings::_uverbs_copy_from_or_zero(
+                value.as_mut_ptr().cast(),
+                self.bundle,
+                id.into(),
+                size_of::<R>(),
+            )
+        })?;
+        // SAFETY: All bytes are initialised, by `zeroed`, and any bytes are an `R: FromBytes`.
+        let value = unsafe { value.assume_init() };
+        check_request(&value)?;
+        Ok(Some(value))
+    }
+
+    /// The [object](Attribute::object) that an attribute names; [`None`] if an optional one is not
+    /// there.
+    ///
+    /// `EINVAL` if the method has no such attribute, or one for objects of another kind.
+    pub fn named<O: NamedObject<T>>(&self, attribute: &Attribute) -> Result<Option<&O>> {
+        let id = self.find(attribute, OBJECT)?;
+        if attribute.spec.u[0] != O::KIND.id() {
+            return Err(EINVAL);
+        }
+        if !self.has(attribute) {
+            return Ok(None);
+        }
+        // SAFETY: The bundle is valid by the type invariant, and the attribute an object of that
+        // kind, of the device of the call, which the core keeps until the method is over.
+        Ok(Some(unsafe {
+            O::from_object(bindings::uverbs_attr_get_obj(self.bundle, id))
+        }))
+    }
+}
+
+mod sealed {
+    /// How an object is found.
+    pub trait FromObject {
+        /// # Safety
+        ///
+        /// `object` must be what the core knows the object of a process by, which is constructed
+        /// and does not go away during `'a`.
+        unsafe fn from_object<'a>(object: *mut core::ffi::c_void) -> &'a Self;
+    }
+}
+
+/// An object that processes have handles of: [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Ah`], [`Mr`] or
+/// [`Mw`], of driver `T`.
+pub trait NamedObject<T: Operations>: sealed::FromObject {
+    /// What it is.
+    const KIND: Kind;
+}
+
+macro_rules! named_object {
+    ($($name:ident<$object:ident>: $kind:ident,)*) => {
+        $(
+            impl<O: crate::$object> sealed::FromObject for $name<O> {
+                unsafe fn from_object<'a>(object: *mut c_void) -> &'a Self {
+                    // SAFETY: Guaranteed by the caller.
+                    unsafe { Self::from_raw(object.cast()) }
+                }
+            }
+
+            impl<T: Operations<$object = O>, O: crate::$object<Driver = T>> NamedObject<T>
+                for $name<O>
+            {
+                const KIND: Kind = Kind::$kind;
+            }
+        )*
+    };
+}
+
+named_object! {
+    Pd<ProtectionDomain>: ProtectionDomain,
+    Cq<CompletionQueue>: CompletionQueue,
+    Qp<QueuePair>: QueuePair,
+    Srq<SharedReceiveQueue>: SharedReceiveQueue,
+    Ah<AddressHandle>: AddressHandle,
+    Mr<MemoryRegion>: MemoryRegion,
+    Mw<MemoryWindow>: MemoryWindow,
+}
+
+/// A method that processes call, of a driver's own (`struct uverbs_method_def`).
+pub trait Method: Sized + 'static {
+    /// The driver.
+    type Driver: Operations;
+
+    /// What objects it is a method of.
+    const OBJECT: Kind;
+    /// Its number, unlike that of other methods of the driver for such objects.
+    const NUMBER: u16;
+    /// Its attributes, whose numbers are unlike.
+    const ATTRIBUTES: &'static [&'static Attribute];
+
+    /// Does what the method is for, when a process calls it. May sleep.
+    fn call(call: &Call<'_, Self::Driver>, attributes: &Attributes<'_, Self::Driver>) -> Result;
+}
+
+/// Calls a method.
 ///
 /// # Safety
 ///
-/// None; the type is that of a method.
-unsafe extern "C" fn nothing(_attributes: *mut bindings::uverbs_attr_bundle) -> c_int {
-    0
+/// `bundle` must be that of a call of this method in a context of a device of its driver.
+unsafe extern "C" fn method_callback<M: Method>(
+    bundle: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller. While a process calls a method, its device stays
+    // registered; if there is a context it is of that device.
+    from_result(|| unsafe {
+        let ufile = (*bundle).__bindgen_anon_1.__bindgen_anon_1.ufile;
+        let context = from_err_ptr(bindings::ib_uverbs_get_ucontext_file(ufile))?;
+        Device::<M::Driver>::from_raw((*context).device).with(|call| {
+            M::call(call, &Attributes::new(bundle, M::ATTRIBUTES))?;
+            Ok(0)
+        })
+    })
+}
+
+/// Something that driver `T` adds to what processes can call: [`Addition::method`].
+pub struct Addition<T>(Definition, PhantomData<fn() -> T>);
+
+impl<T: Operations> Addition<T> {
+    /// A method.
+    pub const fn method<M: Method<Driver = T>>() -> Self {
+        Self(Definition::methods_of(Added::<M>::TREE), PhantomData)
+    }
+}
+
+/// The structures of a method.
+struct Added<M>(PhantomData<M>);
+
+impl<M: Method> Added<M> {
+    const METHOD: &'static bindings::uverbs_method_def = {
+        // `UVERBS_API_METHOD_KEY_NUM_DRIVER`.
+        assert!(M::NUMBER < 8);
+        &method(OURS + M::NUMBER, M::ATTRIBUTES, Some(method_callback::<M>))
+    };
+
+    const TREE: &'static bindings::uverbs_object_def = &object(M::OBJECT.id(), &[Self::METHOD]);
 }
 
 /// `struct uapi_definition`.
+#[derive(Copy, Clone)]
 #[repr(C)]
 pub(crate) struct Definition {
     kind: u8,
@@ -107,6 +395,16 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
+    /// There are no more.
+    const END: Self = Self {
+        // CAST: A small constant.
+        kind: bindings::uapi_definition_kind_UAPI_DEF_END as u8,
+        scope: 0,
+        object: 0,
+        unused: [0; 2],
+        tree: ptr::null(),
+    };
+
     /// The methods that are added to those of an object.
     const fn methods_of(tree: &'static bindings::uverbs_object_def) -> Self {
         Self {
@@ -155,43 +453,39 @@ static_assert!(size_of::<Definition>() == size_of::<bindings::uapi_definition>()
 /// The definitions of a driver.
 pub(crate) struct Definitions<T: Operations>(PhantomData<T>);
 
+/// Most definitions of a driver, with the end of them.
+const CAPACITY: usize = 32;
+
 impl<T: Operations> Definitions<T> {
     const QUERY_CONTEXT: &'static bindings::uverbs_method_def = &method(
+        // CAST: A small constant.
         bindings::uverbs_methods_device_UVERBS_METHOD_QUERY_CONTEXT as u16,
-        &[&Attribute::out(
-            CONTEXT_RESPONSE,
-            size_of::<<T::UserContext as UserContext>::Response>(),
-        )],
+        T::UserContext::QUERY_ATTRIBUTES,
         // The core's.
         None,
     );
 
-    const FIND_PD: &'static bindings::uverbs_method_def = &method(
-        OURS,
-        &[&Attribute::object(
-            OURS,
-            bindings::uverbs_default_objects_UVERBS_OBJECT_PD,
-        )],
-        Some(nothing),
-    );
+    const DEVICE: &'static bindings::uverbs_object_def =
+        &object(Kind::Device.id(), &[Self::QUERY_CONTEXT]);
 
-    const TABLE: &'static [Definition; 3] = &[
-        Definition::methods_of(&object(
-            bindings::uverbs_default_objects_UVERBS_OBJECT_DEVICE as u16,
-            &[Self::QUERY_CONTEXT],
-        )),
-        Definition::methods_of(&object(
-            bindings::uverbs_default_objects_UVERBS_OBJECT_PD as u16,
-            &[Self::FIND_PD],
-        )),
-        Definition {
-            kind: bindings::uapi_definition_kind_UAPI_DEF_END as u8,
-            scope: 0,
-            object: 0,
-            unused: [0; 2],
-            tree: ptr::null(),
-        },
-    ];
+    const TABLE: &'static [Definition; CAPACITY] = &{
+        let added = T::USER_METHODS;
+        let mut table = [Definition::END; CAPACITY];
+        let mut count = 0;
+
+        if T::UserContext::HAS_QUERY && !T::UserContext::QUERY_ATTRIBUTES.is_empty() {
+            table[count] = Definition::methods_of(Self::DEVICE);
+            count += 1;
+        }
+        let mut next = 0;
+        while next < added.len() {
+            assert!(count < CAPACITY - 1, "too many methods");
+            table[count] = added[next].0;
+            count += 1;
+            next += 1;
+        }
+        table
+    };
 
     /// The table, as `struct ib_device` names it; it is never written and lives for ever.
     pub(crate) const fn as_raw() -> *const bindings::uapi_definition {
@@ -203,13 +497,39 @@ impl<T: Operations> Definitions<T> {
 #[kunit_tests(rdma_uapi)]
 mod tests {
     use super::*;
+    use crate::tests::{
+        driver::{
+            Object,
+            TestDriver, //
+        },
+        environment::{
+            ProcessMemory,
+            UserCall, //
+        }, //
+    };
+
+    impl Response for [u64; 4] {}
+
+    /// An input whose first version had a word; the second must be zero.
+    type Words = [u64; 2];
+
+    impl Request for Words {
+        const MINIMUM: usize = 8;
+
+        fn check_reserved(&self) -> Result {
+            match self {
+                [_, 0] => Ok(()),
+                _ => Err(EINVAL),
+            }
+        }
+    }
 
     #[test]
     fn attributes_are_laid_out_as_in_c() {
-        let attribute = Attribute::out(CONTEXT_RESPONSE, 32);
+        let attribute = Attribute::output::<[u64; 4]>(3);
         // SAFETY: The structure is as large, and any bytes are one.
         let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
-        assert_eq!(raw.id, 1 << 12);
+        assert_eq!(raw.id, 1 << 12 | 3);
         assert_eq!(
             u32::from(raw.attr.type_),
             bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT
@@ -220,7 +540,19 @@ mod tests {
         let length = unsafe { raw.attr.u.ptr.as_ref() };
         assert_eq!((length.len, length.min_len), (32, 0));
 
-        let attribute = Attribute::object(OURS, bindings::uverbs_default_objects_UVERBS_OBJECT_PD);
+        let attribute = Attribute::input::<Words>(1).optional();
+        // SAFETY: As above.
+        let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
+        assert_eq!(
+            u32::from(raw.attr.type_),
+            bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_IN
+        );
+        assert_eq!((raw.attr.mandatory(), raw.attr.zero_trailing()), (0, 1));
+        // SAFETY: The attribute is a pointer.
+        let length = unsafe { raw.attr.u.ptr.as_ref() };
+        assert_eq!((length.len, length.min_len), (16, 8));
+
+        let attribute = Attribute::object(0, Kind::ProtectionDomain);
         // SAFETY: As above.
         let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
         assert_eq!(
@@ -237,5 +569,102 @@ mod tests {
                 bindings::uverbs_obj_access_UVERBS_ACCESS_READ
             )
         );
+    }
+
+    /// What a call of a method with these attributes has.
+    fn attributes(
+        call: &mut UserCall,
+        declared: &'static [&'static Attribute],
+    ) -> Attributes<'static, TestDriver> {
+        // SAFETY: Tests give a call the attributes that they declare, and use it while it is there.
+        unsafe { Attributes::new(call.attributes(), declared) }
+    }
+
+    const WORDS: Attribute = Attribute::input::<Words>(1).optional();
+    const DOMAIN: Attribute = Attribute::object(2, Kind::ProtectionDomain);
+    const ANSWER: Attribute = Attribute::output::<[u64; 4]>(3).optional();
+    const DECLARED: &[&Attribute] = &[&WORDS, &DOMAIN, &ANSWER];
+
+    #[test]
+    fn inputs_keep_the_rules_of_requests() -> Result {
+        let memory = ProcessMemory::new(1)?;
+        let mut call = UserCall::new(&memory, 0, ptr::null_mut())?;
+        assert_eq!(attributes(&mut call, DECLARED).get::<Words>(&WORDS)?, None);
+        let mut writer = memory.user(16).writer();
+        writer.write(&7_u64)?;
+        writer.write(&8_u64)?;
+        for (length, expected) in [(8, Ok(Some([7, 0]))), (16, Err(EINVAL))] {
+            call.set_attribute(WORDS.id.into(), memory.address(), length);
+            let given = attributes(&mut call, DECLARED);
+            assert!(given.has(&WORDS) && !given.has(&ANSWER));
+            assert_eq!(given.get::<Words>(&WORDS), expected);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn attributes_are_only_what_was_declared() -> Result {
+        let memory = ProcessMemory::new(1)?;
+        let mut call = UserCall::new(&memory, 0, ptr::null_mut())?;
+        call.set_attribute(WORDS.id.into(), memory.address(), 8);
+        let given = attributes(&mut call, DECLARED);
+        // An input is no object, nor an output; nor is an object of another kind.
+        assert_eq!(given.put(&WORDS, &[0_u64; 4]), Err(EINVAL));
+        assert!(given.named::<Pd<Object>>(&WORDS).is_err());
+        assert!(given.named::<Cq<Object>>(&DOMAIN).is_err());
+        let pretended = Attribute::object(1, Kind::ProtectionDomain);
+        assert!(given.named::<Pd<Object>>(&pretended).is_err());
+        assert!(!given.has(&pretended));
+        let longer = Attribute::input::<[u64; 2]>(1);
+        assert_eq!(given.get::<Words>(&longer), Err(EINVAL));
+        // One that may be left out takes nothing.
+        assert_eq!(given.put(&ANSWER, &[0_u64; 4]), Ok(()));
+        Ok(())
+    }
+
+    #[test]
+    fn an_attribute_names_an_object() -> Result {
+        crate::tests::driver::with_device(|device, _| {
+            // SAFETY: The device is registered.
+            let pd = unsafe { bindings::__ib_alloc_pd(device.as_raw(), 0, c"rdma".as_char_ptr()) };
+            let pd = from_err_ptr(pd)?;
+            let memory = ProcessMemory::new(1)?;
+            let mut call = UserCall::new(&memory, 0, ptr::null_mut())?;
+            let mut handle = bindings::ib_uobject {
+                object: pd.cast(),
+                ..Default::default()
+            };
+            call.set_object(DOMAIN.id.into(), &mut handle);
+            let given = attributes(&mut call, DECLARED);
+            let named = given.named::<Pd<Object>>(&DOMAIN)?.ok_or(ENOENT)?;
+            assert_eq!(named.as_raw(), pd);
+            // SAFETY: Nobody uses it any more.
+            to_result(unsafe { bindings::ib_dealloc_pd_user(pd, ptr::null_mut()) })
+        })
+    }
+
+    #[test]
+    fn a_driver_adds_methods_in_a_table_with_an_end() {
+        let table = Definitions::<TestDriver>::TABLE;
+        // CAST: Small constants.
+        let tree = bindings::uapi_definition_kind_UAPI_DEF_CHAIN_OBJ_TREE as u8;
+        let end = bindings::uapi_definition_kind_UAPI_DEF_END as u8;
+        let kinds = core::array::from_fn::<_, 3, _>(|i| (table[i].kind, table[i].object));
+        assert_eq!(
+            kinds,
+            [
+                (tree, Kind::Device.id()),
+                (tree, Kind::CompletionQueue.id()),
+                (end, 0)
+            ]
+        );
+        // SAFETY: The trees are static, and have one method.
+        let method = unsafe {
+            &**(*table[1].tree)
+                .methods
+                .cast::<*const bindings::uverbs_method_def>()
+        };
+        assert_eq!((method.id, method.num_attrs), (1 << 12 | 2, 1));
+        assert!(method.handler.is_some());
     }
 }

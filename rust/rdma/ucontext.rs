@@ -35,7 +35,10 @@ use crate::{
     },
     object::kmalloc_aligned_size,
     pages::UserPages,
-    uapi,
+    uapi::{
+        Attribute,
+        Attributes, //
+    },
     udata::{
         Request,
         Response,
@@ -47,14 +50,17 @@ use crate::{
 ///
 /// The implementing type is the context: one is constructed for each open and dropped when the
 /// process closes the device, dies, or the device goes away.
+#[vtable]
 pub trait UserContext: Send + Sync + Sized + 'static {
     /// The driver.
     type Driver: Operations<UserContext = Self>;
     /// The driver's part of the request.
     type Request: Request;
-    /// The driver's part of the response. A process that got the context from another one
-    /// (`ibv_import_device`) is given it again.
+    /// The driver's part of the response.
     type Response: Response;
+
+    /// What the driver adds to the attributes of `QUERY_CONTEXT`, for [`query`](Self::query).
+    const QUERY_ATTRIBUTES: &'static [&'static Attribute] = &[];
 
     /// Creates a context.
     ///
@@ -64,6 +70,17 @@ pub trait UserContext: Send + Sync + Sized + 'static {
         mappings: &mut Mappings<'_>,
         request: Self::Request,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
+
+    /// Answers a process that got the context from another one (`ibv_import_device`), by
+    /// [attributes](Self::QUERY_ATTRIBUTES) of the driver's own. Without this method contexts cannot
+    /// be imported.
+    fn query(
+        _context: &Ucontext<Self>,
+        _call: &Call<'_, Self::Driver>,
+        _attributes: &Attributes<'_, Self::Driver>,
+    ) -> Result {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Makes the hardware forget the context; afterwards it is dropped.
     ///
@@ -225,7 +242,6 @@ impl Mappings<'_> {
 pub struct Ucontext<T: UserContext> {
     raw: Opaque<bindings::ib_ucontext>,
     inserted: KVec<Inserted>,
-    response: T::Response,
     data: T,
 }
 
@@ -289,13 +305,13 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
                 let this = context.cast::<Ucontext<T::UserContext>>();
                 let inserted = &raw mut (*this).inserted;
-                let kept = &raw mut (*this).response;
                 let data = &raw mut (*this).data;
 
                 pin_init::raw_init(data, init);
                 inserted.write(mappings.inserted);
-                kept.write(response);
-                udata.respond(&*kept).inspect_err(|_| end(context, call))?;
+                udata
+                    .respond(&response)
+                    .inspect_err(|_| end(context, call))?;
                 Ok(0)
             })
         }
@@ -330,26 +346,22 @@ unsafe fn end<T: Operations>(context: *mut bindings::ib_ucontext, call: &Call<'_
     }
 }
 
-/// Answers a process that imports the context as the one that created it was answered.
-///
 /// # Safety
 ///
-/// `context` must be a constructed context of a device of `T`, and `attributes` those of the call.
+/// `context` must be a constructed context of a device of `T`, and `bundle` that of the call.
 pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
-    attributes: *mut bindings::uverbs_attr_bundle,
+    bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: The core keeps the context during the call. The response is not written any more, and
-    // has no uninitialised bytes, by `IntoBytes`.
-    unsafe {
-        let response = &Ucontext::<T::UserContext>::from_raw(context).response;
-        bindings::uverbs_copy_to_struct_or_zero(
-            attributes,
-            usize::from(uapi::CONTEXT_RESPONSE),
-            core::ptr::from_ref(response).cast(),
-            size_of_val(response),
-        )
-    }
+    // SAFETY: Verbs run only while the device, which the core set, is registered. The core keeps
+    // the context during the call, whose attributes are those that the driver added.
+    from_result(|| unsafe {
+        Device::<T>::from_raw((*context).device).with(|call| {
+            let attributes = Attributes::new(bundle, T::UserContext::QUERY_ATTRIBUTES);
+            T::UserContext::query(Ucontext::from_raw(context), call, &attributes)?;
+            Ok(0)
+        })
+    })
 }
 
 /// Maps device memory or pages of the kernel into a process.

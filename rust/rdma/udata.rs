@@ -56,6 +56,14 @@ pub trait Response: zerocopy::IntoBytes + zerocopy::Immutable {}
 impl Request for () {}
 impl Response for () {}
 
+/// Refuses a request that asks for what the driver does not know.
+pub(crate) fn check_request<R: Request>(request: &R) -> Result {
+    if request.comp_mask() & !R::COMP_MASK != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    request.check_reserved()
+}
+
 /// `struct ib_udata` of a call from user space.
 ///
 /// # Invariants
@@ -92,13 +100,14 @@ impl<'a> Udata<'a> {
 
         let mask = request.comp_mask();
         if mask & !R::COMP_MASK != 0 {
+            // The core says so in its log.
             // SAFETY: The udata is valid by the type invariant.
             return to_result(unsafe {
                 bindings::_ib_copy_validate_udata_cm_fail(self.0.as_ptr(), mask, R::COMP_MASK)
             })
             .and(Err(EOPNOTSUPP));
         }
-        request.check_reserved()?;
+        check_request(&request)?;
         Ok(request)
     }
 

@@ -72,7 +72,8 @@ use crate::{
     stats,
     ucontext::{
         self,
-        Ucontext, //
+        Ucontext,
+        UserContext, //
     },
     udata::Udata, //
 };
@@ -145,7 +146,11 @@ impl<T: Operations> VTable<T> {
 
         alloc_ucontext: Some(ucontext::alloc_callback::<T>),
         dealloc_ucontext: Some(ucontext::dealloc_callback::<T>),
-        query_ucontext: Some(ucontext::query_callback::<T>),
+        query_ucontext: if T::UserContext::HAS_QUERY {
+            Some(ucontext::query_callback::<T>)
+        } else {
+            None
+        },
         disassociate_ucontext: Some(ucontext::disassociate_callback),
         mmap: Some(ucontext::mmap_callback),
         mmap_free: Some(ucontext::mmap_free_callback),

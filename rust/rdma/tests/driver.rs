@@ -95,6 +95,10 @@ use crate::{
     },
     stats::Counter,
     tests::environment::DmaDevice,
+    uapi::{
+        self,
+        Attribute, //
+    },
     ucontext::{
         DeviceMemory,
         Mappings,
@@ -347,10 +351,35 @@ impl Offsets {
     }
 }
 
+/// What a process that imports a context is told.
+pub(crate) const ANSWER: Attribute = Attribute::output::<u64>(0);
+
+/// A method of completion queues that nobody calls.
+struct Nothing;
+
+impl uapi::Method for Nothing {
+    type Driver = TestDriver;
+
+    const OBJECT: uapi::Kind = uapi::Kind::CompletionQueue;
+    const NUMBER: u16 = 2;
+    const ATTRIBUTES: &'static [&'static Attribute] =
+        &[&Attribute::object(0, uapi::Kind::CompletionQueue)];
+
+    fn call(
+        _call: &Call<'_, TestDriver>,
+        _attributes: &uapi::Attributes<'_, TestDriver>,
+    ) -> Result {
+        Ok(())
+    }
+}
+
+#[vtable]
 impl UserContext for Object {
     type Driver = TestDriver;
     type Request = u64;
     type Response = u64;
+
+    const QUERY_ATTRIBUTES: &'static [&'static Attribute] = &[&ANSWER];
 
     fn alloc(
         call: &Call<'_, TestDriver>,
@@ -382,6 +411,14 @@ impl UserContext for Object {
             return Err(EBUSY);
         }
         Ok((Object::new(call), offsets.to_response()))
+    }
+
+    fn query(
+        context: &Ucontext<Self>,
+        _call: &Call<'_, TestDriver>,
+        attributes: &uapi::Attributes<'_, TestDriver>,
+    ) -> Result {
+        attributes.put(&ANSWER, &u64::from(context.number))
     }
 
     fn dealloc(context: &Ucontext<Self>, _call: &Call<'_, TestDriver>) {
@@ -941,6 +978,7 @@ impl Operations for TestDriver {
 
     const DRIVER_ID: u32 = 201;
     const ABI_VERSION: u32 = 202;
+    const USER_METHODS: &'static [uapi::Addition<Self>] = &[uapi::Addition::method::<Nothing>()];
     const PORT_COUNTERS: &'static [Counter] = &[
         Counter::new(c"first"),
         Counter::new(c"second"),

@@ -374,6 +374,12 @@ impl UserCall {
         unsafe { bindings::test_uverbs_set_attr(self.0.as_raw(), attribute, address, length) };
     }
 
+    /// Gives the call an attribute: the object of a handle.
+    pub(crate) fn set_object(&mut self, attribute: u32, handle: &mut bindings::ib_uobject) {
+        // SAFETY: There is room for all attributes, by the type invariant.
+        unsafe { bindings::test_uverbs_set_object(self.0.as_raw(), attribute, handle) };
+    }
+
     /// There is no memory any more where the response goes.
     pub(crate) fn lose_response(&mut self) {
         // SAFETY: All members of the union are plain data.

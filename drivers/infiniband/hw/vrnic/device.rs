@@ -19,6 +19,7 @@ use rdma::{
         Port, //
     },
     stats::Counter,
+    uapi::Addition,
     Netdev,
     Operations, //
 };
@@ -41,6 +42,7 @@ use crate::{
     pd::Pd,
     qp::Qp,
     srq::Srq,
+    uapi::FindPd,
     ucontext::UserContext, //
 };
 
@@ -122,6 +124,7 @@ impl Operations for Vrnic {
     // Provisional: `enum rdma_driver_id` has no value for this driver yet.
     const DRIVER_ID: u32 = abi::DRIVER_ID;
     const ABI_VERSION: u32 = abi::ABI_VERSION;
+    const USER_METHODS: &'static [Addition<Self>] = &[Addition::method::<FindPd>()];
     const PORT_COUNTERS: &'static [Counter] = &counters::COUNTERS;
 
     fn query_device(call: &Call<'_>) -> Result<Attributes> {

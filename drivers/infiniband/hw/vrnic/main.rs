@@ -37,6 +37,7 @@ mod port;
 mod qp;
 mod ring;
 mod srq;
+mod uapi;
 mod ucontext;
 mod udata;
 mod wqe;

@@ -9,6 +9,10 @@ use kernel::{
     sync::Arc, //
 };
 use rdma::{
+    uapi::{
+        Attribute,
+        Attributes, //
+    },
     ucontext::{
         DeviceMemory,
         Mappings, //
@@ -43,6 +47,7 @@ use crate::{
         Vrnic, //
     },
     memory::notify_pages,
+    uapi::CONTEXT_RESPONSE,
     udata::{
         AllocContextRequest,
         AllocContextResponse, //
@@ -68,6 +73,8 @@ pub(crate) struct UserContext {
     // Fields are dropped in declaration order: the device lets go of the notify area first.
     object: Object<DestroyContext>,
     notify: Arc<NotifyArea>,
+    /// What the process was answered; one that imports the context is answered the same.
+    response: AllocContextResponse,
 }
 
 impl UserContext {
@@ -77,10 +84,13 @@ impl UserContext {
     }
 }
 
+#[vtable]
 impl rdma::UserContext for UserContext {
     type Driver = Vrnic;
     type Request = AllocContextRequest;
     type Response = AllocContextResponse;
+
+    const QUERY_ATTRIBUTES: &'static [&'static Attribute] = &[&CONTEXT_RESPONSE];
 
     fn alloc(
         call: &Call<'_>,
@@ -126,8 +136,20 @@ impl rdma::UserContext for UserContext {
         response.notify_length = u32::try_from(pages.len())?;
 
         call.data().health.add_process(&notify)?;
-        let this = pin_init!(Self { object, notify });
+        let this = pin_init!(Self {
+            object,
+            notify,
+            response: AllocContextResponse(response),
+        });
         Ok((this, AllocContextResponse(response)))
+    }
+
+    fn query(
+        context: &Ucontext<Self>,
+        _call: &Call<'_>,
+        attributes: &Attributes<'_, Vrnic>,
+    ) -> Result {
+        attributes.put(&CONTEXT_RESPONSE, &context.response)
     }
 
     fn dealloc(context: &Ucontext<Self>, call: &Call<'_>) {
