@@ -25,7 +25,8 @@ use kernel::{
 
 use crate::{
     bindings,
-    compat, //
+    compat,
+    pci::Region, //
 };
 
 /// Number of a feature bit (virtio standard, section 2.2).
@@ -123,6 +124,15 @@ impl Device<Bound> {
     /// This is a register read, tens of microseconds in a virtual machine: not for hot paths.
     pub fn status(&self) -> Status {
         self.raw_status()
+    }
+
+    /// Finds a structure that the type of the device adds to those of its transport, the first of
+    /// that kind (`cfg_type` of its capability on PCI), and reserves the memory it is in.
+    ///
+    /// [`None`] if the device has no such structure, or its transport none of the kind. `EINVAL` if
+    /// the device names memory that is not there; `EBUSY` if somebody else has reserved it.
+    pub fn region(&self, kind: u8) -> Result<Option<Region<'_>>> {
+        Region::find(self, kind)
     }
 
     /// Reads the configuration space of the device from its start.

@@ -41,7 +41,7 @@ mod device;
 mod driver;
 mod id;
 mod memory;
-pub mod pci;
+mod pci;
 mod queues;
 mod virtqueue;
 mod watchdog;
@@ -69,6 +69,11 @@ pub use memory::{
     full_fence,
     Dma,
     SharedMemory, //
+};
+pub use pci::{
+    MappedPage,
+    Region,
+    REGION_PAGE_SIZE, //
 };
 pub use queues::{
     Stopper,

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Structures that a device type adds to the virtio transport over PCI.
+//! Structures that a device type adds to those of its transport ([`Device::region`]).
 //!
-//! A virtio device on PCI describes each of its structures by a vendor-specific capability (virtio
-//! standard, section 4.1.4, `struct virtio_pci_cap`). The transport takes those it knows; a driver
-//! finds others here.
+//! Of the transports, PCI has such: a virtio device on PCI describes each of its structures by a
+//! vendor-specific capability (virtio standard, section 4.1.4, `struct virtio_pci_cap`). The virtio
+//! core takes those it knows. It has no operation of `struct virtio_config_ops` for others, as it
+//! has `get_shm_region` for shared memory, so they are looked for here; all that drivers see would
+//! stay as it is with one.
 
 use core::{
     mem::offset_of,
@@ -30,7 +32,7 @@ use crate::{
 const MAX_CAPABILITIES: usize = 48;
 
 /// Bytes of a page of device memory, as the standard counts them, whatever the CPU's pages are.
-pub const PAGE_SIZE: usize = 4096;
+pub const REGION_PAGE_SIZE: usize = 4096;
 
 /// A BAR that is reserved for the driver.
 ///
@@ -57,11 +59,8 @@ pub struct Region<'bound> {
 }
 
 impl<'bound> Region<'bound> {
-    /// Finds the first structure of type `cfg_type` and reserves the BAR it is in.
-    ///
-    /// [`None`] if the device is not on PCI or has no such structure. `EINVAL` if the capability
-    /// names memory that is not there; `EBUSY` if the BAR is in use.
-    pub fn find(dev: &'bound Device<Bound>, cfg_type: u8) -> Result<Option<Self>> {
+    /// See [`Device::region`].
+    pub(crate) fn find(dev: &'bound Device<Bound>, cfg_type: u8) -> Result<Option<Self>> {
         let Ok(pdev) = <&pci::Device<Bound>>::try_from(dev.parent()) else {
             return Ok(None);
         };
@@ -132,13 +131,15 @@ impl<'bound> Region<'bound> {
         self.len
     }
 
-    /// Where in the BAR page `index` of the structure begins; pages have [`PAGE_SIZE`] bytes.
+    /// Where in the BAR page `index` of the structure begins; pages have [`REGION_PAGE_SIZE`]
+    /// bytes.
     ///
     /// `EINVAL` if there is no such page, or the structure does not begin at a page.
     pub fn page_offset(&self, index: u32) -> Result<u64> {
-        let offset = u64::from(index) * PAGE_SIZE as u64;
+        let offset = u64::from(index) * REGION_PAGE_SIZE as u64;
         let start = self.bar().start() + self.offset;
-        if !fits(self.len, offset, PAGE_SIZE as u64) || start % PAGE_SIZE as u64 != 0 {
+        if !fits(self.len, offset, REGION_PAGE_SIZE as u64) || start % REGION_PAGE_SIZE as u64 != 0
+        {
             return Err(EINVAL);
         }
         Ok(self.offset + offset)
@@ -150,7 +151,7 @@ impl<'bound> Region<'bound> {
     pub fn map_page(&self, index: u32) -> Result<MappedPage<'bound>> {
         let start = self.bar().start() + self.page_offset(index)?;
         // SAFETY: The address is device memory, in a BAR that `self` has reserved.
-        let page = unsafe { bindings::ioremap(start, PAGE_SIZE) };
+        let page = unsafe { bindings::ioremap(start, REGION_PAGE_SIZE) };
         Ok(MappedPage {
             page: NonNull::new(page).ok_or(ENOMEM)?,
             _reservation: self.reservation.clone(),
@@ -162,7 +163,7 @@ impl<'bound> Region<'bound> {
 ///
 /// # Invariants
 ///
-/// `page` is a mapping of [`PAGE_SIZE`] bytes, in a BAR that stays reserved meanwhile.
+/// `page` is a mapping of [`REGION_PAGE_SIZE`] bytes, in a BAR that stays reserved meanwhile.
 pub struct MappedPage<'bound> {
     page: NonNull<c_void>,
     _reservation: Arc<Reservation<'bound>>,
@@ -178,8 +179,8 @@ impl MappedPage<'_> {
     /// Writes a little-endian word at `OFFSET`, after all earlier writes to memory. Does not wait
     /// for the device. May be called in any context.
     pub fn write32<const OFFSET: usize>(&self, value: u32) {
-        const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET < PAGE_SIZE) };
-        // SAFETY: The mapping has `PAGE_SIZE` bytes, in which `OFFSET` is a word.
+        const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET < REGION_PAGE_SIZE) };
+        // SAFETY: The mapping has `REGION_PAGE_SIZE` bytes, in which `OFFSET` is a word.
         unsafe { bindings::writel(value, self.page.byte_add(OFFSET).as_ptr()) };
     }
 }

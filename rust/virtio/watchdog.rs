@@ -28,7 +28,8 @@ pub trait Watch: Send + Sync + 'static {
 /// Dropping it waits for a look that is under way, but for one that drops it.
 pub struct Watchdog<W: Watch>(Arc<Work<W>>);
 
-/// The work of a [`Watchdog`].
+/// The work of a [`Watchdog`]. It is C's and not `workqueue::DelayedWork`, which can be neither
+/// cancelled nor waited for, nor brought forward.
 ///
 /// # Invariants
 ///

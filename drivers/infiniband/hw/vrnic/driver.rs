@@ -31,13 +31,13 @@ use rdma::{
     UnregisteredDevice, //
 };
 use virtio::{
-    pci::Region,
     AnyVirtqueue,
     Device,
     DeviceId,
     Dma,
     Feature,
     IdTable,
+    Region,
     Virtqueues, //
 };
 use vrnic_wire::{
@@ -381,7 +381,7 @@ fn find_doorbells<'bound>(
         return Ok(None);
     }
     let needed = u64::from(config.doorbell_pages.get()) * u64::from(DOORBELL_PAGE_SIZE);
-    match Region::find(dev, PCI_CAP_DOORBELL_CFG)? {
+    match dev.region(PCI_CAP_DOORBELL_CFG)? {
         Some(region) if needed > 0 && region.len() >= needed => Ok(Some(region)),
         _ => {
             dev_err!(dev, "device offers doorbells that it does not have\n");

@@ -10,11 +10,9 @@ use kernel::{
 };
 use virtio::{
     full_fence,
-    pci::{
-        MappedPage,
-        Region, //
-    },
     Dma,
+    MappedPage,
+    Region,
     SharedMemory, //
 };
 use vrnic_wire::{
