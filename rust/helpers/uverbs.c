@@ -100,6 +100,7 @@ rust_helper_test_uverbs_open(struct ib_ucontext *context)
 	INIT_LIST_HEAD(&uverbs->file.umaps);
 	uverbs->file.device = &uverbs->device;
 	uverbs->file.ucontext = context;
+	rcu_assign_pointer(uverbs->device.ib_dev, context->device);
 	file = anon_inode_getfile("rdma-test", &test_fops, &uverbs->file, O_RDWR);
 	if (IS_ERR(file))
 		goto err_srcu;

@@ -282,6 +282,13 @@ pub trait AddressHandle: Send + Sync + Sized + 'static {
         user: Option<User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
+    /// Makes the hardware forget the address handle, if it knows of it; then it is dropped.
+    ///
+    /// This cannot fail: hardware that refuses is to be stopped.
+    fn destroy(_ah: &Ah<Self>, _call: &Call<'_, Self::Driver>) {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
+
     /// Returns the path.
     fn query(_ah: &Ah<Self>) -> <Self::Driver as Operations>::Path {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
@@ -320,8 +327,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let (init, response) = T::AddressHandle::create(call, &path, user)?;
 
             Ah::construct(ah, (), init);
-            respond(udata.as_ref(), &response)
-                .inspect_err(|_| Ah::<T::AddressHandle>::destruct(ah))?;
+            respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(ah, call))?;
             Ok(0)
         })
     })
@@ -348,7 +354,21 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
     ah: *mut bindings::ib_ah,
     _flags: u32,
 ) -> c_int {
-    // SAFETY: The handle is constructed, and the core frees it.
-    unsafe { Ah::<T::AddressHandle>::destruct(ah) };
+    // SAFETY: Verbs run only while the device, which the core set, is registered; the handle is
+    // constructed, and the core frees it.
+    unsafe { Device::<T>::from_raw((*ah).device).with(|call| end(ah, call)) };
     0
+}
+
+/// # Safety
+///
+/// `ah` must be a constructed handle that nobody uses any more.
+unsafe fn end<T: Operations>(ah: *mut bindings::ib_ah, call: &Call<'_, T>) {
+    // SAFETY: Guaranteed by the caller.
+    unsafe {
+        if T::AddressHandle::HAS_DESTROY {
+            T::AddressHandle::destroy(Ah::from_raw(ah), call);
+        }
+        Ah::<T::AddressHandle>::destruct(ah);
+    }
 }

@@ -69,6 +69,7 @@ use crate::{
         Definitions, //
     },
     ucontext::UserContext,
+    udata::Response,
     vtable::VTable, //
 };
 
@@ -383,6 +384,9 @@ pub trait Operations: Sized + Send + Sync + 'static {
     /// What a path says to a destination of its ports: [`ah::Roce`], [`ah::InfiniBand`],
     /// [`ah::Unspecified`], or, if ports differ, [`ah::Any`].
     type Path: ah::Path;
+    /// The driver's part of the answer to a process that queries the device
+    /// ([`device_response`](Self::device_response)); `()` if there is none.
+    type DeviceResponse: Response;
     /// Its user contexts.
     type UserContext: UserContext<Driver = Self>;
     /// Its protection domains.
@@ -411,6 +415,11 @@ pub trait Operations: Sized + Send + Sync + 'static {
 
     /// Returns the attributes of the device.
     fn query_device(call: &Call<'_, Self>) -> Result<Attributes>;
+
+    /// Returns the driver's part of the answer to a process that queries the device.
+    fn device_response(_call: &Call<'_, Self>) -> Result<Self::DeviceResponse> {
+        build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
+    }
 
     /// Writes the version of the firmware, for people; what is too long is cut off.
     fn firmware_version(_call: &Call<'_, Self>, _text: &mut dyn core::fmt::Write) {

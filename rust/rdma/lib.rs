@@ -124,7 +124,7 @@ pub mod restrack;
 pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-mod tests;
+pub mod tests;
 pub mod uapi;
 pub mod ucontext;
 pub mod udata;

@@ -138,6 +138,9 @@ pub(crate) struct Driver {
 
 /// Looks for the network device of a port as long as it exists.
 ///
+/// The work is C's and not `workqueue::Work`, which can be neither cancelled nor waited for: it could
+/// run when the device, or the module, is gone.
+///
 /// # Invariants
 ///
 /// - The notifier is registered, and `device` is valid.

@@ -81,26 +81,47 @@ impl Named for bindings::ib_srq {
 /// A user in the kernel may not be ready for them before the verb that creates the object has
 /// returned: what its handler looks at may be what the verb returns (`ib_mad` does that). Then no
 /// honest device has an event; it has one after the user has done something with the object.
-pub(crate) struct InUse(Atomic<bool>);
+pub(crate) struct InUse {
+    in_use: Atomic<bool>,
+    /// Port of a queue pair, 0 before it has one.
+    port: Atomic<u32>,
+}
 
 impl InUse {
     /// That of a new object of a process, which takes events at any time, or of the kernel.
     pub(crate) fn new(of_process: bool) -> Self {
-        Self(Atomic::new(of_process))
+        Self {
+            in_use: Atomic::new(of_process),
+            port: Atomic::new(0),
+        }
     }
 }
 
 impl<T: Named<Notice = InUse>> Place<T> {
     /// The object's user does something with it. May be called in any context.
     pub(crate) fn begin_use(&self) {
-        self.entry.notice.0.store(true, Relaxed);
+        self.entry.notice.in_use.store(true, Relaxed);
+    }
+}
+
+impl Place<bindings::ib_qp> {
+    /// The queue pair belongs to a port from now on.
+    pub(crate) fn set_port(&self, port: u32) {
+        self.entry.notice.port.store(port, Relaxed);
+    }
+}
+
+impl Entry<bindings::ib_qp> {
+    /// Port of the queue pair, 0 before it has one.
+    pub(crate) fn port(&self) -> u32 {
+        self.notice.port.load(Relaxed)
     }
 }
 
 impl<T: Named<Notice = InUse>> Entry<T> {
     /// Whether the object's user may be told of events.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.notice.0.load(Relaxed)
+        self.notice.in_use.load(Relaxed)
     }
 }
 

@@ -649,6 +649,8 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let in_use = InUse::new(udata.is_some());
             let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
 
+            // Those of management have one from the beginning.
+            place.set_port(attr.port_num);
             Qp::construct(qp, place, new.init);
             (*qp).qp_num = new.number;
             new.capabilities.write(&mut attr.cap);
@@ -696,6 +698,9 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
             let this = Qp::<T::QueuePair>::from_raw(qp);
             this.place.begin_use();
             T::QueuePair::modify(this, call, mask, &attributes)?;
+            if mask.contains(Attribute::Port) {
+                this.place.set_port(attributes.port.number());
+            }
             Ok(0)
         })
     })

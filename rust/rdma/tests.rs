@@ -6,6 +6,22 @@
 //! [`driver`] is a driver without hardware, [`environment`] what tests need of the rest of the
 //! kernel; the tests of a module of this crate are in the module of the same name here.
 
+use crate::{
+    bindings,
+    Qp,
+    QueuePair, //
+};
+
+/// The driver's part of a queue pair, for tests of drivers.
+///
+/// # Safety
+///
+/// `qp` must be constructed, of a driver whose queue pairs are `T`, and not go away during `'a`.
+pub unsafe fn qp_data<'a, T: QueuePair>(qp: *mut bindings::ib_qp) -> &'a T {
+    // SAFETY: Guaranteed by the caller.
+    unsafe { Qp::from_raw(qp) }
+}
+
 #[macro_use]
 mod common;
 
@@ -16,7 +32,7 @@ mod buffer;
 mod cq;
 mod device;
 pub(crate) mod driver;
-pub(crate) mod environment;
+pub mod environment;
 mod event;
 mod gid;
 mod mr;

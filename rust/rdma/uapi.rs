@@ -117,7 +117,7 @@ const OBJECT: u8 = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR as u8;
 impl Attribute {
     const fn new(number: u16, kind: u8, flags: u8, u: [u16; 2]) -> Self {
         // The core has keys for so many (`UVERBS_API_ATTR_KEY_BITS`), half of them for drivers.
-        assert!(number < 32);
+        assert!(number < 31);
         Self {
             id: OURS + number,
             spec: Specification {
@@ -510,15 +510,15 @@ mod tests {
 
     impl Response for [u64; 4] {}
 
-    /// An input whose first version had a word; the second must be zero.
-    type Words = [u64; 2];
+    /// An input whose first version had two words; the third must be zero.
+    type Words = [u64; 3];
 
     impl Request for Words {
-        const MINIMUM: usize = 8;
+        const MINIMUM: usize = 16;
 
         fn check_reserved(&self) -> Result {
             match self {
-                [_, 0] => Ok(()),
+                [_, _, 0] => Ok(()),
                 _ => Err(EINVAL),
             }
         }
@@ -550,7 +550,7 @@ mod tests {
         assert_eq!((raw.attr.mandatory(), raw.attr.zero_trailing()), (0, 1));
         // SAFETY: The attribute is a pointer.
         let length = unsafe { raw.attr.u.ptr.as_ref() };
-        assert_eq!((length.len, length.min_len), (16, 8));
+        assert_eq!((length.len, length.min_len), (24, 16));
 
         let attribute = Attribute::object(0, Kind::ProtectionDomain);
         // SAFETY: As above.
@@ -590,10 +590,11 @@ mod tests {
         let memory = ProcessMemory::new(1)?;
         let mut call = UserCall::new(&memory, 0, ptr::null_mut())?;
         assert_eq!(attributes(&mut call, DECLARED).get::<Words>(&WORDS)?, None);
-        let mut writer = memory.user(16).writer();
-        writer.write(&7_u64)?;
-        writer.write(&8_u64)?;
-        for (length, expected) in [(8, Ok(Some([7, 0]))), (16, Err(EINVAL))] {
+        let mut writer = memory.user(24).writer();
+        for word in 7..10_u64 {
+            writer.write(&word)?;
+        }
+        for (length, expected) in [(16, Ok(Some([7, 8, 0]))), (24, Err(EINVAL))] {
             call.set_attribute(WORDS.id.into(), memory.address(), length);
             let given = attributes(&mut call, DECLARED);
             assert!(given.has(&WORDS) && !given.has(&ANSWER));
@@ -606,7 +607,7 @@ mod tests {
     fn attributes_are_only_what_was_declared() -> Result {
         let memory = ProcessMemory::new(1)?;
         let mut call = UserCall::new(&memory, 0, ptr::null_mut())?;
-        call.set_attribute(WORDS.id.into(), memory.address(), 8);
+        call.set_attribute(WORDS.id.into(), memory.address(), 16);
         let given = attributes(&mut call, DECLARED);
         // An input is no object, nor an output; nor is an object of another kind.
         assert_eq!(given.put(&WORDS, &[0_u64; 4]), Err(EINVAL));
@@ -615,8 +616,8 @@ mod tests {
         let pretended = Attribute::object(1, Kind::ProtectionDomain);
         assert!(given.named::<Pd<Object>>(&pretended).is_err());
         assert!(!given.has(&pretended));
-        let longer = Attribute::input::<[u64; 2]>(1);
-        assert_eq!(given.get::<Words>(&longer), Err(EINVAL));
+        let mandatory = Attribute::input::<Words>(1);
+        assert_eq!(given.get::<Words>(&mandatory), Err(EINVAL));
         // One that may be left out takes nothing.
         assert_eq!(given.put(&ANSWER, &[0_u64; 4]), Ok(()));
         Ok(())

@@ -3,7 +3,6 @@
 //! User contexts, and memory of devices and the kernel mapped into processes.
 
 use core::{
-    marker::PhantomData,
     mem::offset_of,
     ops::Deref,
     ptr::NonNull, //
@@ -21,8 +20,12 @@ use kernel::{
         },
         PhysAddr, //
     },
+    new_mutex,
     prelude::*,
-    sync::Arc,
+    sync::{
+        Arc,
+        Mutex, //
+    },
     types::Opaque, //
 };
 
@@ -154,33 +157,135 @@ impl Content {
     }
 }
 
-/// An [`Entry`] that a process can name.
+/// What a process can name of a context's memory.
 ///
 /// # Invariants
 ///
-/// The entry is in the context's table, which holds the reference that `drop` gives back. The
-/// context is not freed before `self` is dropped.
-struct Inserted(NonNull<Entry>);
+/// `context` is valid while it is there, and has all `entries` in its table, with the references
+/// that they are removed with.
+struct Named {
+    /// As long as the context is not about to be freed.
+    context: Option<NonNull<bindings::ib_ucontext>>,
+    entries: KVec<NonNull<Entry>>,
+}
 
-impl Drop for Inserted {
-    fn drop(&mut self) {
-        // SAFETY: The entry is in the table of a live context, by the type invariants. When the
-        // last mapping is gone too, the core calls `mmap_free`.
-        unsafe { bindings::rdma_user_mmap_entry_remove(self.0.cast().as_ptr()) };
+// SAFETY: The core locks the table of a context; any thread may insert and remove entries.
+unsafe impl Send for Named {}
+
+/// The table of what the process of a context may map.
+#[pin_data]
+struct Table {
+    #[pin]
+    named: Mutex<Named>,
+}
+
+impl Table {
+    /// # Safety
+    ///
+    /// `context` must be valid until the result is [closed](Self::close), and its entries made by
+    /// this.
+    unsafe fn new(context: NonNull<bindings::ib_ucontext>) -> Result<Arc<Self>> {
+        // INVARIANT: Valid, as the caller guarantees; there are no entries.
+        Arc::pin_init(
+            pin_init!(Self {
+                named <- new_mutex!(Named {
+                    context: Some(context),
+                    entries: KVec::new(),
+                }),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Lets the process map something, and returns the entry and the offset to give to `mmap`.
+    /// `ENODEV` if the context is about to be freed.
+    fn insert(&self, content: Content) -> Result<(NonNull<Entry>, u64)> {
+        let length = content.length();
+        let entry = KBox::new(
+            Entry {
+                raw: Opaque::zeroed(),
+                content,
+            },
+            GFP_KERNEL,
+        )?;
+
+        let mut named = self.named.lock();
+        let context = named.context.ok_or(ENODEV)?;
+        named.entries.reserve(1, GFP_KERNEL)?;
+        let entry = NonNull::from(KBox::leak(entry));
+        // SAFETY: The context is valid by the type invariant, and the entry a zeroed C structure at
+        // the start of an `Entry`, as `mmap` and `mmap_free` expect.
+        let ret = unsafe {
+            bindings::rdma_user_mmap_entry_insert(context.as_ptr(), entry.cast().as_ptr(), length)
+        };
+        if let Err(error) = to_result(ret) {
+            // SAFETY: Leaked above, and not in the table.
+            drop(unsafe { KBox::from_raw(entry.as_ptr()) });
+            return Err(error);
+        }
+        // INVARIANT: Just inserted. There is room.
+        named.entries.push(entry, GFP_KERNEL)?;
+        // SAFETY: It is in the table, and stays there as long as that is locked.
+        let offset = unsafe { bindings::rdma_user_mmap_get_offset(entry.cast().as_ptr()) };
+        Ok((entry, offset))
+    }
+
+    /// Takes an entry out, if it is still there.
+    fn remove(&self, entry: NonNull<Entry>) {
+        let mut named = self.named.lock();
+        let Some(index) = named.entries.iter().position(|&other| other == entry) else {
+            return;
+        };
+        let _ = named.entries.remove(index);
+        // SAFETY: It was in the table of a context that is not freed meanwhile, by the type
+        // invariant. When the last mapping is gone too, the core calls `mmap_free`.
+        unsafe { bindings::rdma_user_mmap_entry_remove(entry.cast().as_ptr()) };
+    }
+
+    /// The context is about to be freed: nothing of it can be named from here on.
+    fn close(&self) {
+        let mut named = self.named.lock();
+        named.context = None;
+        while let Some(entry) = named.entries.pop() {
+            // SAFETY: As in `remove`.
+            unsafe { bindings::rdma_user_mmap_entry_remove(entry.cast().as_ptr()) };
+        }
     }
 }
 
-// SAFETY: The table of entries is locked by the core; any thread may remove an entry.
-unsafe impl Send for Inserted {}
+/// Memory that a process may map until this is dropped, or its context is deallocated
+/// ([`Ucontext::map_pages`], [`Ucontext::map_device`]). It belongs inside the object whose memory it
+/// is.
+///
+/// A mapping that the process has by then stays as it is.
+pub struct Mapped {
+    table: Arc<Table>,
+    entry: NonNull<Entry>,
+    offset: u64,
+}
 
-// SAFETY: A shared reference gives access to nothing.
-unsafe impl Sync for Inserted {}
+impl Mapped {
+    /// The offset to give to `mmap`.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        self.table.remove(self.entry);
+    }
+}
+
+// SAFETY: The entry is only accessed with the lock of the table.
+unsafe impl Send for Mapped {}
+
+// SAFETY: A shared reference gives access to a number.
+unsafe impl Sync for Mapped {}
 
 /// The table of what the process of a new context may map.
 pub struct Mappings<'a> {
-    context: NonNull<bindings::ib_ucontext>,
-    inserted: KVec<Inserted>,
-    _context: PhantomData<&'a ()>,
+    table: &'a Table,
 }
 
 impl Mappings<'_> {
@@ -200,36 +305,8 @@ impl Mappings<'_> {
     }
 
     fn insert_content(&mut self, content: Content) -> Result<u64> {
-        let length = content.length();
-        self.inserted.reserve(1, GFP_KERNEL)?;
-        let entry = KBox::new(
-            Entry {
-                raw: Opaque::zeroed(),
-                content,
-            },
-            GFP_KERNEL,
-        )?;
-        let entry = NonNull::from(KBox::leak(entry));
-
-        // SAFETY: The context is being constructed and the entry is a zeroed C structure at the
-        // start of an `Entry`, as `mmap` and `mmap_free` expect.
-        let ret = unsafe {
-            bindings::rdma_user_mmap_entry_insert(
-                self.context.as_ptr(),
-                entry.cast().as_ptr(),
-                length,
-            )
-        };
-        if let Err(error) = to_result(ret) {
-            // SAFETY: Leaked above, and not in the table.
-            drop(unsafe { KBox::from_raw(entry.as_ptr()) });
-            return Err(error);
-        }
-
-        // INVARIANT: Inserted above; `self.inserted` is dropped before the context is freed.
-        self.inserted.push(Inserted(entry), GFP_KERNEL)?;
-        // SAFETY: The entry is in the table.
-        Ok(unsafe { bindings::rdma_user_mmap_get_offset(entry.cast().as_ptr()) })
+        let (_, offset) = self.table.insert(content)?;
+        Ok(offset)
     }
 }
 
@@ -241,7 +318,7 @@ impl Mappings<'_> {
 #[repr(C)]
 pub struct Ucontext<T: UserContext> {
     raw: Opaque<bindings::ib_ucontext>,
-    inserted: KVec<Inserted>,
+    table: Arc<Table>,
     data: T,
 }
 
@@ -260,6 +337,25 @@ impl<T: UserContext> Ucontext<T> {
     pub(crate) unsafe fn from_raw<'a>(ptr: *mut bindings::ib_ucontext) -> &'a Self {
         // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
         unsafe { &*ptr.cast() }
+    }
+
+    /// Lets the process of the context map device memory, uncached, that belongs to a new object.
+    pub fn map_device(&self, memory: DeviceMemory) -> Result<Mapped> {
+        self.map(Content::Device(memory))
+    }
+
+    /// Lets the process of the context map pages that belong to a new object.
+    pub fn map_pages(&self, pages: &Arc<UserPages>) -> Result<Mapped> {
+        self.map(Content::Pages(pages.clone()))
+    }
+
+    fn map(&self, content: Content) -> Result<Mapped> {
+        let (entry, offset) = self.table.insert(content)?;
+        Ok(Mapped {
+            table: self.table.clone(),
+            entry,
+            offset,
+        })
     }
 }
 
@@ -295,20 +391,18 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
         // SAFETY: Verbs run only while the device is registered.
         unsafe {
             device.with(|call| {
-                let mut mappings = Mappings {
-                    context: NonNull::new_unchecked(context),
-                    inserted: KVec::new(),
-                    _context: PhantomData,
-                };
-                let (init, response) =
-                    T::UserContext::alloc(call, &mut mappings, udata.request()?)?;
+                let request = udata.request()?;
+                let table = Table::new(NonNull::new_unchecked(context))?;
+                let mut mappings = Mappings { table: &table };
+                let (init, response) = T::UserContext::alloc(call, &mut mappings, request)
+                    .inspect_err(|_| table.close())?;
 
                 let this = context.cast::<Ucontext<T::UserContext>>();
-                let inserted = &raw mut (*this).inserted;
+                let kept = &raw mut (*this).table;
                 let data = &raw mut (*this).data;
 
                 pin_init::raw_init(data, init);
-                inserted.write(mappings.inserted);
+                kept.write(table);
                 udata
                     .respond(&response)
                     .inspect_err(|_| end(context, call))?;
@@ -335,14 +429,13 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
 unsafe fn end<T: Operations>(context: *mut bindings::ib_ucontext, call: &Call<'_, T>) {
     let this = context.cast::<Ucontext<T::UserContext>>();
 
-    // SAFETY: Inserted entries and data were constructed by `alloc_callback` and are dropped once,
-    // the entries first, so that nothing can be mapped that the driver is about to give back.
+    // SAFETY: Table and data were constructed by `alloc_callback` and are dropped once. The table is
+    // closed first, so that nothing can be mapped that the driver is about to give back.
     unsafe {
-        core::ptr::drop_in_place(&raw mut (*this).inserted);
-        (&raw mut (*this).inserted).write(KVec::new());
-
+        (*this).table.close();
         T::UserContext::dealloc(Ucontext::from_raw(context), call);
         core::ptr::drop_in_place(&raw mut (*this).data);
+        core::ptr::drop_in_place(&raw mut (*this).table);
     }
 }
 
@@ -379,7 +472,7 @@ pub(crate) unsafe extern "C" fn mmap_callback(
         return EINVAL.to_errno();
     }
 
-    // SAFETY: All entries in the table of a context are made by `Mappings`; the reference just
+    // SAFETY: All entries in the table of a context are made by `Table`; the reference just
     // taken keeps the entry until it is given back.
     let ret = match unsafe { &(*raw.cast::<Entry>()).content } {
         // SAFETY: As above; the area is being set up by this call. The core checks that it is
@@ -408,9 +501,9 @@ pub(crate) unsafe extern "C" fn mmap_callback(
 
 /// # Safety
 ///
-/// `entry` must be an entry without references, made by [`Mappings::insert`].
+/// `entry` must be an entry without references, made by [`Table::insert`].
 pub(crate) unsafe extern "C" fn mmap_free_callback(entry: *mut bindings::rdma_user_mmap_entry) {
-    // SAFETY: `Mappings::insert` leaked the box; nobody refers to the entry any more.
+    // SAFETY: `Table::insert` leaked the box; nobody refers to the entry any more.
     drop(unsafe { KBox::from_raw(entry.cast::<Entry>()) });
 }
 

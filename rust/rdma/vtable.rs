@@ -326,12 +326,24 @@ impl<T: Operations> VTable<T> {
             None
         },
 
-        size_ib_ah: Ah::<T::AddressHandle>::SIZE,
+        size_ib_ah: if T::AddressHandle::IS_SUPPORTED {
+            Ah::<T::AddressHandle>::SIZE
+        } else {
+            0
+        },
         size_ib_cq: Cq::<T::CompletionQueue>::SIZE,
-        size_ib_mw: Mw::<T::MemoryWindow>::SIZE,
+        size_ib_mw: if T::MemoryWindow::IS_SUPPORTED {
+            Mw::<T::MemoryWindow>::SIZE
+        } else {
+            0
+        },
         size_ib_pd: Pd::<T::ProtectionDomain>::SIZE,
         size_ib_qp: Qp::<T::QueuePair>::SIZE,
-        size_ib_srq: Srq::<T::SharedReceiveQueue>::SIZE,
+        size_ib_srq: if T::SharedReceiveQueue::IS_SUPPORTED {
+            Srq::<T::SharedReceiveQueue>::SIZE
+        } else {
+            0
+        },
         size_ib_ucontext: Ucontext::<T::UserContext>::SIZE,
         // The core allocates these whether or not a driver has a part in them.
         size_rdma_counter: kmalloc_aligned_size::<bindings::rdma_counter>(),
@@ -366,7 +378,13 @@ impl<T: Operations> VTable<T> {
         // SAFETY: Verbs run only while the device is registered; the arguments are valid.
         from_result(|| unsafe {
             Device::<T>::from_raw(device).with(|call| {
-                Udata::no_io(Udata::from_raw(udata).as_ref())?;
+                let udata = Udata::from_raw(udata);
+                if let (true, Some(udata)) = (T::HAS_DEVICE_RESPONSE, &udata) {
+                    udata.request::<()>()?;
+                    udata.respond(&T::device_response(call)?)?;
+                } else {
+                    Udata::no_io(udata.as_ref())?;
+                }
                 T::query_device(call)?.write(blank(attr));
                 if (*device).local_dma_lkey != 0 {
                     (*attr).kernel_cap_flags |=

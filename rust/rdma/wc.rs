@@ -106,6 +106,10 @@ pub enum NetworkHeader {
     Ipv4,
     /// RoCE version 2 over IPv6.
     Ipv6,
+    /// RoCE version 1: a GRH.
+    RoceV1,
+    /// InfiniBand: a GRH.
+    InfiniBand,
 }
 
 /// Where a received datagram came from.
@@ -123,6 +127,8 @@ pub struct Source {
     pub mac: Option<[u8; 6]>,
     /// VLAN.
     pub vlan: Option<u16>,
+    /// LID, and the bits of the local one that it was sent to; 0 but for InfiniBand.
+    pub lid: (u16, u8),
 }
 
 /// A completion (`struct ib_wc`).
@@ -147,8 +153,8 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Writes the completion, of queue pair `qp`, into a zeroed C structure.
-    fn write(&self, qp: *mut bindings::ib_qp, raw: &mut bindings::ib_wc) {
+    /// Writes the completion, of queue pair `qp` at `port`, into a zeroed C structure.
+    fn write(&self, qp: *mut bindings::ib_qp, port: u32, raw: &mut bindings::ib_wc) {
         let mut flags = 0;
 
         raw.status = self.status.raw();
@@ -156,7 +162,7 @@ impl Completion {
         raw.vendor_err = self.vendor_error;
         raw.byte_len = self.byte_length;
         raw.qp = qp;
-        raw.port_num = 1;
+        raw.port_num = port;
         raw.__bindgen_anon_1.bindgen_union_field = self.wr_id;
         match self.extra {
             Some(Extra::Immediate(data)) => {
@@ -174,11 +180,14 @@ impl Completion {
             raw.src_qp = source.qpn;
             raw.pkey_index = source.pkey_index;
             raw.sl = source.service_level;
+            (raw.slid, raw.dlid_path_bits) = (source.lid.0.into(), source.lid.1);
             if let Some(header) = source.header {
                 // CAST: Constants that C keeps in a byte.
                 raw.network_hdr_type = match header {
                     NetworkHeader::Ipv4 => bindings::rdma_network_type_RDMA_NETWORK_IPV4,
                     NetworkHeader::Ipv6 => bindings::rdma_network_type_RDMA_NETWORK_IPV6,
+                    NetworkHeader::RoceV1 => bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1,
+                    NetworkHeader::InfiniBand => bindings::rdma_network_type_RDMA_NETWORK_IB,
                 } as u8;
                 flags |= bindings::ib_wc_flags_IB_WC_GRH
                     | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
@@ -207,8 +216,9 @@ pub struct Completions<'a> {
     slots: *mut bindings::ib_wc,
     room: usize,
     taken: usize,
-    /// Queue pair of the last completion: most come in runs.
-    last: (u32, *mut bindings::ib_qp),
+    /// Number of the queue pair of the last completion, the queue pair, and its port: most come in
+    /// runs.
+    last: (u32, *mut bindings::ib_qp, u32),
     _slots: PhantomData<&'a mut bindings::ib_wc>,
 }
 
@@ -228,7 +238,7 @@ impl<'a> Completions<'a> {
             slots,
             room,
             taken: 0,
-            last: (0, null_mut()),
+            last: (0, null_mut(), 0),
             _slots: PhantomData,
         }
     }
@@ -255,13 +265,14 @@ impl<'a> Completions<'a> {
             return false;
         }
         if self.last.1.is_null() || self.last.0 != completion.qpn {
-            let Some(qp) = self.dispatcher.find_qp(completion.qpn) else {
+            let Some((qp, port)) = self.dispatcher.find_qp(completion.qpn) else {
                 return false;
             };
-            self.last = (completion.qpn, qp.as_ptr());
+            self.last = (completion.qpn, qp.as_ptr(), port);
         }
+        let (_, qp, port) = self.last;
         // SAFETY: There is room, by the check above and the type invariant.
-        completion.write(self.last.1, unsafe { blank(self.slots.add(self.taken)) });
+        completion.write(qp, port, unsafe { blank(self.slots.add(self.taken)) });
         self.taken += 1;
         true
     }

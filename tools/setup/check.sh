@@ -104,7 +104,7 @@ kernel_clippy() {
 # The crates of the module as clippy just compiled them; a kernel tree documents only its own.
 kernel_docs() {
 	local crate saved flag flags bad=0
-	for crate in rust/wire/vrnic_wire rust/bindings/lib rust/virtio/lib rust/rdma/lib drivers/infiniband/hw/vrnic/main; do
+	for crate in rust/wire/vrnic_wire rust/bindings/lib rust/virtio/lib rust/rdma/lib rust/rdma/example/lib drivers/infiniband/hw/vrnic/main; do
 		echo "$crate"
 		saved=$(sed -n '1s/^savedcmd_[^ ]* := //p' "build/clippy/${crate%/*}/.${crate##*/}.o.cmd")
 		flags=()

@@ -967,6 +967,7 @@ pub(crate) const FIRMWARE: &str = "0123456789-0123456789-0123456789-0123456789";
 impl Operations for TestDriver {
     type RegistrationData<'a> = Arc<Log>;
     type Path = ah::Roce;
+    type DeviceResponse = ();
     type UserContext = Object;
     type ProtectionDomain = Object;
     type CompletionQueue = Object;

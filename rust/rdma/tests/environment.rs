@@ -58,7 +58,7 @@ use crate::{
 };
 
 /// A device that does DMA to all addresses.
-pub(crate) struct DmaDevice {
+pub struct DmaDevice {
     faux: faux::Registration,
     /// What the device has a pointer to.
     _parameters: KBox<device_dma_parameters>,
@@ -66,7 +66,7 @@ pub(crate) struct DmaDevice {
 
 impl DmaDevice {
     /// Makes a device.
-    pub(crate) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         // A test that fails leaves its device behind.
         static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -88,7 +88,7 @@ impl DmaDevice {
     }
 
     /// The device.
-    pub(crate) fn device(&self) -> &device::Device<device::Bound> {
+    pub fn device(&self) -> &device::Device<device::Bound> {
         self.faux.as_ref().as_ref()
     }
 }
@@ -98,14 +98,14 @@ impl DmaDevice {
 /// # Invariants
 ///
 /// The pointer is valid and owned; its DMA device lives as long.
-pub(crate) struct TestDevice {
+pub struct TestDevice {
     raw: NonNull<bindings::ib_device>,
     dma_device: DmaDevice,
 }
 
 impl TestDevice {
     /// Makes a device.
-    pub(crate) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let dma_device = DmaDevice::new()?;
         // SAFETY: The size is that of a device without a driver's part.
         unsafe {
@@ -119,7 +119,7 @@ impl TestDevice {
     }
 
     /// The C structure.
-    pub(crate) fn as_raw(&self) -> *mut bindings::ib_device {
+    pub fn as_raw(&self) -> *mut bindings::ib_device {
         self.raw.as_ptr()
     }
 
@@ -130,7 +130,7 @@ impl TestDevice {
     }
 
     /// What does the DMA.
-    pub(crate) fn dma_device(&self) -> &device::Device<device::Bound> {
+    pub fn dma_device(&self) -> &device::Device<device::Bound> {
         self.dma_device.device()
     }
 }
@@ -147,11 +147,11 @@ impl Drop for TestDevice {
 /// # Invariants
 ///
 /// The pointer is valid and owned, and the device registered.
-pub(crate) struct Ethernet(NonNull<bindings::net_device>);
+pub struct Ethernet(NonNull<bindings::net_device>);
 
 impl Ethernet {
     /// Registers a device with that permanent address.
-    pub(crate) fn new(mac: &[u8; 6]) -> Result<Self> {
+    pub fn new(mac: &[u8; 6]) -> Result<Self> {
         // INVARIANT: It is registered, unless it is null.
         // SAFETY: The address has its six bytes.
         let raw = unsafe { bindings::test_netdev_add(mac.as_ptr()) };
@@ -159,24 +159,24 @@ impl Ethernet {
     }
 
     /// The C structure.
-    pub(crate) fn as_raw(&self) -> *mut bindings::net_device {
+    pub fn as_raw(&self) -> *mut bindings::net_device {
         self.0.as_ptr()
     }
 
     /// Brings it up, with a carrier.
-    pub(crate) fn open(&self) -> Result {
+    pub fn open(&self) -> Result {
         // SAFETY: Valid by the type invariant.
         to_result(unsafe { bindings::test_netdev_open(self.as_raw()) })
     }
 
     /// Changes the longest frame.
-    pub(crate) fn set_mtu(&self, mtu: c_int) -> Result {
+    pub fn set_mtu(&self, mtu: c_int) -> Result {
         // SAFETY: Valid by the type invariant.
         to_result(unsafe { bindings::test_netdev_set_mtu(self.as_raw(), mtu) })
     }
 
     /// Takes the carrier away.
-    pub(crate) fn lose_carrier(&self) {
+    pub fn lose_carrier(&self) {
         // SAFETY: Valid by the type invariant.
         unsafe { bindings::test_netdev_carrier_off(self.as_raw()) };
     }
@@ -191,7 +191,7 @@ impl Drop for Ethernet {
 
 /// Waits until `condition` holds, for as long as somebody might take who has to do something for
 /// that.
-pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) -> Result {
+pub fn wait_until(mut condition: impl FnMut() -> bool) -> Result {
     for _ in 0..3000 {
         if condition() {
             return Ok(());
@@ -207,13 +207,13 @@ pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) -> Result {
 ///
 /// The handler is registered.
 #[pin_data(PinnedDrop)]
-pub(crate) struct PortEvents {
+pub struct PortEvents {
     #[pin]
     handler: Opaque<bindings::ib_event_handler>,
     /// Events `IB_EVENT_PORT_ACTIVE`.
-    pub(crate) active: AtomicU32,
+    pub active: AtomicU32,
     /// Events `IB_EVENT_PORT_ERR`.
-    pub(crate) error: AtomicU32,
+    pub error: AtomicU32,
 }
 
 impl PortEvents {
@@ -222,7 +222,7 @@ impl PortEvents {
     /// # Safety
     ///
     /// `device` must be registered as long as the result exists.
-    pub(crate) unsafe fn new(device: *mut bindings::ib_device) -> impl PinInit<Self, Error> {
+    pub unsafe fn new(device: *mut bindings::ib_device) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             handler: Opaque::new(bindings::ib_event_handler {
                 device,
@@ -258,7 +258,7 @@ impl PortEvents {
     }
 
     /// How often the port became active, and how often it ceased to be.
-    pub(crate) fn count(&self) -> (u32, u32) {
+    pub fn count(&self) -> (u32, u32) {
         (self.active.load(Relaxed), self.error.load(Relaxed))
     }
 }
@@ -272,39 +272,39 @@ impl PinnedDrop for PortEvents {
 }
 
 /// Zeroed memory for an object and the driver's part of it, as the core allocates it.
-pub(crate) struct Memory<R>(KVec<u64>, PhantomData<R>);
+pub struct Memory<R>(KVec<u64>, PhantomData<R>);
 
 impl<R> Memory<R> {
     /// Allocates so many bytes.
-    pub(crate) fn new(size: usize) -> Result<Self> {
+    pub fn new(size: usize) -> Result<Self> {
         let words = size.div_ceil(size_of::<u64>());
         Ok(Self(KVec::from_elem(0, words, GFP_KERNEL)?, PhantomData))
     }
 
     /// Allocates room for an `R`, all bytes of which are `byte`.
-    pub(crate) fn poisoned(byte: u8) -> Result<Self> {
+    pub fn poisoned(byte: u8) -> Result<Self> {
         let words = size_of::<R>().div_ceil(size_of::<u64>());
         let word = u64::from_ne_bytes([byte; 8]);
         Ok(Self(KVec::from_elem(word, words, GFP_KERNEL)?, PhantomData))
     }
 
     /// All bytes of the object at the beginning.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.0.as_bytes()[..size_of::<R>()]
     }
 
     /// The object at the beginning.
-    pub(crate) fn as_raw(&mut self) -> *mut R {
+    pub fn as_raw(&mut self) -> *mut R {
         self.0.as_mut_ptr().cast()
     }
 }
 
 /// A netlink message, without anything in it.
-pub(crate) struct Message(NonNull<sk_buff>);
+pub struct Message(NonNull<sk_buff>);
 
 impl Message {
     /// Allocates.
-    pub(crate) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let flags = crate::compat::gfp_as_raw(GFP_KERNEL);
         // SAFETY: There is nothing to be valid.
         let raw = unsafe { __alloc_skb(256, flags, 0, -1) };
@@ -312,12 +312,12 @@ impl Message {
     }
 
     /// The C structure.
-    pub(crate) fn as_raw(&self) -> *mut sk_buff {
+    pub fn as_raw(&self) -> *mut sk_buff {
         self.0.as_ptr()
     }
 
     /// What is in it.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         // SAFETY: What is in the message was written.
         unsafe {
             let raw = self.as_raw();
@@ -338,12 +338,12 @@ impl Drop for Message {
 /// # Invariants
 ///
 /// The memory begins with a bundle, after which there is room for all attributes.
-pub(crate) struct UserCall(Memory<bindings::uverbs_attr_bundle>);
+pub struct UserCall(Memory<bindings::uverbs_attr_bundle>);
 
 impl UserCall {
     /// A call in `context`, which may be null. The driver's part of the request has so many bytes,
     /// at the beginning of `memory`, which those of the response replace.
-    pub(crate) fn new(
+    pub fn new(
         memory: &ProcessMemory,
         length: usize,
         context: *mut bindings::ib_ucontext,
@@ -369,31 +369,31 @@ impl UserCall {
     }
 
     /// Gives the call an attribute: so many bytes at `address` of the process.
-    pub(crate) fn set_attribute(&mut self, attribute: u32, address: u64, length: u16) {
+    pub fn set_attribute(&mut self, attribute: u32, address: u64, length: u16) {
         // SAFETY: There is room for all attributes, by the type invariant.
         unsafe { bindings::test_uverbs_set_attr(self.0.as_raw(), attribute, address, length) };
     }
 
     /// Gives the call an attribute: the object of a handle.
-    pub(crate) fn set_object(&mut self, attribute: u32, handle: &mut bindings::ib_uobject) {
+    pub fn set_object(&mut self, attribute: u32, handle: &mut bindings::ib_uobject) {
         // SAFETY: There is room for all attributes, by the type invariant.
         unsafe { bindings::test_uverbs_set_object(self.0.as_raw(), attribute, handle) };
     }
 
     /// There is no memory any more where the response goes.
-    pub(crate) fn lose_response(&mut self) {
+    pub fn lose_response(&mut self) {
         // SAFETY: All members of the union are plain data.
         let call = unsafe { &mut (*self.0.as_raw()).__bindgen_anon_1.__bindgen_anon_1 };
         call.driver_udata.outbuf = ptr::null_mut();
     }
 
     /// What a verb gets of the call, or rather of its attributes.
-    pub(crate) fn attributes(&mut self) -> *mut bindings::uverbs_attr_bundle {
+    pub fn attributes(&mut self) -> *mut bindings::uverbs_attr_bundle {
         self.0.as_raw()
     }
 
     /// What most verbs get of the call.
-    pub(crate) fn udata(&mut self) -> *mut bindings::ib_udata {
+    pub fn udata(&mut self) -> *mut bindings::ib_udata {
         // SAFETY: All members of the union are plain data.
         unsafe {
             &raw mut (*self.0.as_raw())
@@ -406,11 +406,11 @@ impl UserCall {
 
 /// Private memory of the process that runs a test: each test has a thread of its own, and with this
 /// an address space.
-pub(crate) struct ProcessMemory(u64);
+pub struct ProcessMemory(u64);
 
 impl ProcessMemory {
     /// Maps so many pages, all zeros, that may be read and written.
-    pub(crate) fn new(pages: usize) -> Result<Self> {
+    pub fn new(pages: usize) -> Result<Self> {
         /// `MAP_PRIVATE | MAP_ANONYMOUS`
         const PRIVATE_AND_ANONYMOUS: c_ulong = 0x22;
 
@@ -436,45 +436,45 @@ impl ProcessMemory {
     }
 
     /// Address of the first byte.
-    pub(crate) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.0
     }
 
     /// Writes a word at the beginning.
-    pub(crate) fn write(&self, word: u64) -> Result {
+    pub fn write(&self, word: u64) -> Result {
         self.user(size_of::<u64>()).writer().write(&word)
     }
 
     /// Reads the word at the beginning.
-    pub(crate) fn read(&self) -> Result<u64> {
+    pub fn read(&self) -> Result<u64> {
         self.user(size_of::<u64>()).reader().read()
     }
 
     /// The first `length` bytes.
-    pub(crate) fn user(&self, length: usize) -> UserSlice {
+    pub fn user(&self, length: usize) -> UserSlice {
         UserSlice::new(UserPtr::from_addr(self.0 as usize), length)
     }
 
     /// The memory from that page on.
-    pub(crate) fn page(&self, index: usize) -> Self {
+    pub fn page(&self, index: usize) -> Self {
         Self(self.0 + (index * PAGE_SIZE) as u64)
     }
 
     /// The physical address that is mapped here, uncached.
-    pub(crate) fn uncached(&self) -> Option<PhysAddr> {
+    pub fn uncached(&self) -> Option<PhysAddr> {
         // SAFETY: The thread has an address space, since it has mapped something.
         let address = unsafe { bindings::test_uncached(self.0 as c_ulong) };
         (address != 0).then_some(address)
     }
 
     /// Pages of the process that devices have pinned.
-    pub(crate) fn pinned(&self) -> u64 {
+    pub fn pinned(&self) -> u64 {
         // SAFETY: The thread has an address space, since it has mapped something.
         unsafe { bindings::test_pinned() }
     }
 
     /// Takes pages away.
-    pub(crate) fn unmap(&self, pages: Range<usize>) -> Result {
+    pub fn unmap(&self, pages: Range<usize>) -> Result {
         let start = self.0 as usize + pages.start * PAGE_SIZE;
         // SAFETY: The address space is that of this thread, and nothing of it runs.
         to_result(unsafe { vm_munmap(start as c_ulong, pages.len() * PAGE_SIZE) })
@@ -486,7 +486,7 @@ impl ProcessMemory {
 /// # Invariants
 ///
 /// The pointer is valid and a reference is owned.
-pub(crate) struct UverbsFile(NonNull<file>);
+pub struct UverbsFile(NonNull<file>);
 
 impl UverbsFile {
     /// Opens a device.
@@ -495,7 +495,7 @@ impl UverbsFile {
     ///
     /// `context` must be about to be constructed, and have its device. While its device memory is
     /// mapped it must not be freed, and nothing may be mapped before it is constructed.
-    pub(crate) unsafe fn new(context: *mut bindings::ib_ucontext) -> Result<Self> {
+    pub unsafe fn new(context: *mut bindings::ib_ucontext) -> Result<Self> {
         // INVARIANT: A new file, unless it is null.
         // SAFETY: By the requirements of this function.
         let raw = unsafe { bindings::test_uverbs_open(context) };
@@ -503,7 +503,7 @@ impl UverbsFile {
     }
 
     /// Calls `verb` as ib_uverbs does: the device is not taken away meanwhile.
-    pub(crate) fn call<R>(&self, verb: impl FnOnce() -> R) -> R {
+    pub fn call<R>(&self, verb: impl FnOnce() -> R) -> R {
         // SAFETY: Valid by the type invariant.
         let index = unsafe { bindings::test_uverbs_lock(self.0.as_ptr()) };
         let result = verb();
@@ -513,7 +513,7 @@ impl UverbsFile {
     }
 
     /// Maps so many pages at `offset` of the file as memory that is shared.
-    pub(crate) fn map(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
+    pub fn map(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
         /// `MAP_SHARED`
         const SHARED: c_ulong = 1;
 
@@ -522,7 +522,7 @@ impl UverbsFile {
     }
 
     /// Maps so many pages at `offset` of the file as memory of this process alone.
-    pub(crate) fn map_private(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
+    pub fn map_private(&self, pages: usize, offset: u64) -> Result<ProcessMemory> {
         /// `MAP_PRIVATE`
         const PRIVATE: c_ulong = 2;
 

@@ -313,11 +313,11 @@ mod cases {
         // The hardware gives it away, though nobody told it to forget the owner.
         let refused = list(dispatcher.qp_room()?, 9, new, InUse::new(true));
         assert_eq!(refused.err(), Some(EIO));
-        assert_eq!(dispatcher.find_qp(9), Some(old));
+        assert_eq!(dispatcher.find_qp(9), Some((old, 0)));
         drop(place);
         assert!(dispatcher.find_qp(9).is_none());
         let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
-        assert_eq!(dispatcher.find_qp(9), Some(new));
+        assert_eq!(dispatcher.find_qp(9), Some((new, 0)));
         Ok(())
     }
 
@@ -370,7 +370,7 @@ mod cases {
         let place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         // The old one was there until its handler had returned.
         assert!(!HANDLER_RUNS.load(Relaxed));
-        assert_eq!(dispatcher.find_qp(9), Some(new));
+        assert_eq!(dispatcher.find_qp(9), Some((new, 0)));
         assert!(dispatcher.qp_event(9, QpEvent::Fatal));
         assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_QP_FATAL);
         drop(place);
@@ -404,7 +404,7 @@ mod cases {
         wait_until(|| dispatcher.find_qp(9).is_none())?;
         let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         assert!(!HANDLER_RUNS.load(Relaxed));
-        assert_eq!(dispatcher.find_qp(9), Some(new));
+        assert_eq!(dispatcher.find_qp(9), Some((new, 0)));
         Ok(())
     }
 
@@ -436,10 +436,12 @@ mod cases {
                 header: Some(NetworkHeader::Ipv4),
                 mac: Some([1, 2, 3, 4, 5, 6]),
                 vlan: None,
+                lid: (0x1234, 3),
             }),
         };
 
         let place = list(dispatcher.qp_room()?, 5, qp, InUse::new(true))?;
+        place.set_port(2);
         // SAFETY: There is room for two completions.
         let mut out = unsafe { Completions::new(dispatcher, room.as_mut_ptr(), 2) };
         assert!(out.push(&completion));
@@ -465,6 +467,8 @@ mod cases {
         assert_eq!(first.ex.bindgen_union_field.to_ne_bytes(), [1, 2, 3, 4]);
         assert_eq!((first.byte_len, first.src_qp, first.sl), (104, 6, 1));
         assert_eq!(first.smac, [1, 2, 3, 4, 5, 6]);
+        assert_eq!((first.port_num, second.port_num), (2, 2));
+        assert_eq!((first.slid, first.dlid_path_bits), (0x1234, 3));
         let flags = bindings::ib_wc_flags_IB_WC_GRH
             | bindings::ib_wc_flags_IB_WC_WITH_IMM
             | bindings::ib_wc_flags_IB_WC_WITH_SMAC

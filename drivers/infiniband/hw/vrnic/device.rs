@@ -112,6 +112,7 @@ fn on_demand_paging(limits: &DeviceLimits, memory_placement: bool) -> OnDemandPa
 impl Operations for Vrnic {
     type RegistrationData<'a> = Resources<'a>;
     type Path = rdma::ah::Roce;
+    type DeviceResponse = ();
     type UserContext = UserContext;
     type ProtectionDomain = Pd;
     type CompletionQueue = Cq;

@@ -241,6 +241,7 @@ fn decode(cqe: &Cqe) -> Completion {
         }),
         mac: has(flags::SOURCE_MAC).then_some(cqe.source_mac),
         vlan: has(flags::VLAN).then_some(cqe.vlan.get()),
+        lid: (0, 0),
     });
     let success = status == Status::Success;
 
@@ -319,6 +320,7 @@ mod tests {
                 header: Some(NetworkHeader::Ipv4),
                 mac: Some([1, 2, 3, 4, 5, 6]),
                 vlan: None,
+                lid: (0, 0),
             })
         );
     }

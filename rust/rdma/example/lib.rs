@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An example of a driver: a skeleton of one for EFA, the Elastic Fabric Adapter.
+//!
+//! EFA is unlike the devices for which most verbs were made, so it shows what a driver may leave
+//! out, and add (`include/uapi/rdma/efa-abi.h`; the driver in C is `drivers/infiniband/hw/efa`):
+//!
+//! - Only processes use it: there are no verbs for the kernel.
+//! - It has no shared receive queues and no memory windows.
+//! - Besides unreliable datagrams it has a type of queue pairs of its own: scalable reliable
+//!   datagrams (SRD).
+//! - Its port is neither of InfiniBand nor of RoCE.
+//! - Processes call a method of its own for memory regions.
+//!
+//! What is here is all that the core and processes see. What is missing is the device: where a
+//! driver would send a command, [`Object`] takes the next number.
+
+#![deny(unsafe_code)]
+
+mod abi;
+mod cq;
+mod mr;
+mod qp;
+#[allow(unsafe_code)]
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
+};
+use rdma::{
+    ah::{
+        self,
+        AddressHandle, //
+    },
+    device::{
+        Atomicity,
+        Attributes,
+        Capabilities,
+        OnDemandPaging,
+        Operations, //
+    },
+    gid::Gid,
+    port::{
+        self,
+        LinkLayer,
+        Mtu,
+        Port,
+        Protocol, //
+    },
+    stats::Counter,
+    uapi::Addition,
+    ucontext::{
+        Mappings,
+        Ucontext,
+        UserContext, //
+    },
+    Pd,
+    ProtectionDomain,
+    Unsupported,
+    User, //
+};
+
+/// Prefix of messages in the kernel log. A module has it from `module!`.
+const __LOG_PREFIX: &[u8] = b"rdma_example\0";
+
+/// The module of the driver. This example is none; a module has it from `module!`.
+struct LocalModule;
+
+impl kernel::ModuleMetadata for LocalModule {
+    const NAME: &'static kernel::str::CStr = c"rdma_example";
+
+    #[allow(unsafe_code)]
+    // SAFETY: What is in the kernel itself has none.
+    const THIS_MODULE: kernel::ThisModule =
+        unsafe { kernel::ThisModule::from_ptr(core::ptr::null_mut()) };
+}
+
+/// The driver.
+struct Efa;
+
+/// What every verb gets.
+type Call<'a> = rdma::Call<'a, Efa>;
+
+/// What the driver keeps for a device, as long as that is registered.
+struct Data {
+    admin: Arc<Admin>,
+    /// Address of the device, which is its only GID.
+    address: Gid,
+}
+
+/// Stands for the queue of commands to the device.
+struct Admin {
+    next: Atomic<u32>,
+    /// How many objects the device has.
+    objects: Atomic<u32>,
+}
+
+impl Admin {
+    fn new() -> Result<Arc<Self>> {
+        let admin = Self {
+            next: Atomic::new(1),
+            objects: Atomic::new(0),
+        };
+        Ok(Arc::new(admin, GFP_KERNEL)?)
+    }
+}
+
+/// An object of the device, which forgets it when this is dropped at the latest: then a verb that
+/// fails half way leaves nothing behind.
+struct Object {
+    admin: Arc<Admin>,
+    number: u16,
+    exists: Atomic<bool>,
+}
+
+impl Object {
+    /// Has the device create an object, which gets a number from that.
+    fn create(call: &Call<'_>) -> Result<Self> {
+        let admin = call.data().admin.clone();
+        let number = u16::try_from(admin.next.fetch_add(1, Relaxed))?;
+        admin.objects.fetch_add(1, Relaxed);
+        Ok(Self {
+            admin,
+            number,
+            exists: Atomic::new(true),
+        })
+    }
+
+    /// Has the device forget the object.
+    fn destroy(&self) {
+        if self.exists.xchg(false, Relaxed) {
+            self.admin.objects.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+const MAX_ENTRIES: u32 = 1 << 15;
+const MAX_OBJECTS: u32 = 1 << 12;
+const MAX_INLINE: u32 = 32;
+
+#[vtable]
+impl Operations for Efa {
+    type RegistrationData<'a> = Data;
+    type Path = ah::Unspecified;
+    type DeviceResponse = abi::QueryDeviceResponse;
+    type UserContext = Context;
+    type ProtectionDomain = Domain;
+    type CompletionQueue = cq::Queue;
+    type QueuePair = qp::Pair;
+    type SharedReceiveQueue = Unsupported<Self>;
+    type MemoryRegion = mr::Region;
+    type MemoryWindow = Unsupported<Self>;
+    type AddressHandle = Handle;
+
+    const DRIVER_ID: u32 = abi::DRIVER_ID;
+    const ABI_VERSION: u32 = abi::ABI_VERSION;
+    const USER_METHODS: &'static [Addition<Self>] = &[Addition::method::<mr::Query>()];
+    const PORT_COUNTERS: &'static [Counter] = &[
+        Counter::new(c"tx_bytes"),
+        Counter::new(c"tx_pkts"),
+        Counter::new(c"rx_bytes"),
+        Counter::new(c"rx_pkts"),
+        Counter::new(c"rx_drops"),
+    ];
+
+    fn query_device(_call: &Call<'_>) -> Result<Attributes> {
+        Ok(Attributes {
+            firmware_version: 0,
+            system_image_guid: 0,
+            vendor_id: 0x1d0f,
+            vendor_part_id: 0xefa0,
+            hardware_version: 0,
+            capabilities: Capabilities::default(),
+            max_mr_size: 1 << 40,
+            page_sizes: 0xffff_f000,
+            max_qp: MAX_OBJECTS,
+            max_qp_wr: MAX_ENTRIES,
+            max_send_sge: 2,
+            max_recv_sge: 3,
+            max_sge_rd: 1,
+            max_cq: MAX_OBJECTS,
+            max_cqe: MAX_ENTRIES,
+            max_cq_moderation_count: 0,
+            max_cq_moderation_period: 0,
+            max_srq: 0,
+            max_srq_wr: 0,
+            max_srq_sge: 0,
+            max_multicast_groups: 0,
+            max_multicast_members: 0,
+            max_multicast_attachments: 0,
+            max_mr: MAX_OBJECTS,
+            max_fast_registration_pages: 0,
+            max_mw: 0,
+            max_pd: MAX_OBJECTS,
+            max_ah: MAX_OBJECTS,
+            max_qp_rd_atomic: 0,
+            max_qp_init_rd_atomic: 0,
+            max_res_rd_atomic: 0,
+            atomicity: Atomicity::None,
+            max_pkeys: 1,
+            ack_delay: 0,
+            on_demand_paging: OnDemandPaging::default(),
+            timestamp_mask: 0,
+            clock_khz: 0,
+        })
+    }
+
+    fn device_response(_call: &Call<'_>) -> Result<abi::QueryDeviceResponse> {
+        Ok(abi::QueryDeviceResponse {
+            comp_mask: 0,
+            max_sq_wr: MAX_ENTRIES,
+            max_rq_wr: MAX_ENTRIES,
+            max_sq_sge: 2,
+            max_rq_sge: 3,
+            max_rdma_size: 1 << 30,
+            device_caps: abi::QUERY_DEVICE_CAPS_RDMA_READ,
+        })
+    }
+
+    fn port_immutable(_call: &Call<'_>, _port: Port) -> Result<port::Immutable> {
+        Ok(port::Immutable {
+            protocol: Protocol::Unspecified,
+            pkey_table_length: 1,
+            gid_table_length: 1,
+        })
+    }
+
+    fn link_layer(_call: &Call<'_>, _port: Port) -> LinkLayer {
+        LinkLayer::Unspecified
+    }
+
+    fn query_port(_call: &Call<'_>, _port: Port) -> Result<port::Attributes> {
+        Ok(port::Attributes {
+            state: port::State::Active,
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: Mtu::Mtu4096,
+            // 4 lanes of EDR: 100 Gb/s.
+            active_width: 2,
+            active_speed: 32,
+            pkey_table_length: 1,
+            gid_table_length: 1,
+            max_message_size: 4096,
+            bad_pkey_count: 0,
+            qkey_violation_count: 0,
+            has_ip_gids: false,
+            subnet: None,
+        })
+    }
+
+    fn query_gid(call: &Call<'_>, _port: Port, _index: u32) -> Result<Gid> {
+        Ok(call.data().address)
+    }
+
+    fn query_pkey(_call: &Call<'_>, _port: Port, index: u16) -> Result<u16> {
+        match index {
+            0 => Ok(0xffff),
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn port_counters(_call: &Call<'_>, _port: Port, values: &mut [u64]) -> Result {
+        // The device would count.
+        values.fill(0);
+        Ok(())
+    }
+}
+
+/// A context of a process: the device has a page of doorbells for it.
+struct Context(Object);
+
+#[vtable]
+impl UserContext for Context {
+    type Driver = Efa;
+    type Request = abi::AllocContextRequest;
+    type Response = abi::AllocContextResponse;
+
+    fn alloc(
+        call: &Call<'_>,
+        _mappings: &mut Mappings<'_>,
+        _request: abi::AllocContextRequest,
+    ) -> Result<(impl PinInit<Self>, abi::AllocContextResponse)> {
+        // CAST: A small constant.
+        let response = abi::AllocContextResponse {
+            inline_buf_size: MAX_INLINE as u16,
+            ..Default::default()
+        };
+        Ok((Self(Object::create(call)?), response))
+    }
+
+    fn dealloc(context: &Ucontext<Self>, _call: &Call<'_>) {
+        context.0.destroy();
+    }
+}
+
+/// A protection domain.
+struct Domain(Object);
+
+impl ProtectionDomain for Domain {
+    type Driver = Efa;
+    type Request = ();
+    type Response = abi::AllocPdResponse;
+
+    fn alloc(
+        call: &Call<'_>,
+        _user: Option<User<'_, Efa, ()>>,
+    ) -> Result<(impl PinInit<Self>, abi::AllocPdResponse)> {
+        let object = Object::create(call)?;
+        let response = abi::AllocPdResponse {
+            pdn: object.number,
+            ..Default::default()
+        };
+        Ok((Self(object), response))
+    }
+
+    fn dealloc(pd: &Pd<Self>, _call: &Call<'_>) {
+        pd.0.destroy();
+    }
+}
+
+/// An address handle, which the device knows. All are of processes, so creation may sleep.
+struct Handle(Object);
+
+#[vtable]
+impl AddressHandle for Handle {
+    type Driver = Efa;
+    type Request = ();
+    type Response = abi::CreateAhResponse;
+
+    fn create(
+        call: &Call<'_>,
+        _path: &ah::Unspecified,
+        _user: Option<User<'_, Efa, ()>>,
+    ) -> Result<(impl PinInit<Self>, abi::CreateAhResponse)> {
+        // The command would have the GID of the destination.
+        let object = Object::create(call)?;
+        let response = abi::CreateAhResponse {
+            address_handle: object.number,
+            ..Default::default()
+        };
+        Ok((Self(object), response))
+    }
+
+    fn destroy(ah: &rdma::Ah<Self>, _call: &Call<'_>) {
+        ah.0.destroy();
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions, and the method by which processes learn how they are reached.
+
+use kernel::prelude::*;
+use rdma::{
+    access::{
+        Access,
+        AccessFlags, //
+    },
+    mr::{
+        New,
+        Range, //
+    },
+    uapi::{
+        Attribute,
+        Attributes,
+        Kind,
+        Method, //
+    },
+    MemoryRegion,
+    Mr,
+    Pd,
+    Umem,
+    User, //
+};
+
+use crate::{
+    abi,
+    Call,
+    Domain,
+    Efa,
+    Object, //
+};
+
+/// A memory region.
+pub(crate) struct Region {
+    // Fields are dropped in declaration order: the device lets go of the memory first.
+    object: Object,
+    _memory: Umem,
+}
+
+#[vtable]
+impl MemoryRegion for Region {
+    type Driver = Efa;
+    type Request = ();
+    type Response = ();
+
+    fn register_user(
+        call: &Call<'_>,
+        pd: &Pd<Domain>,
+        range: &Range,
+        access: AccessFlags,
+        _user: User<'_, Efa, ()>,
+    ) -> Result<New<impl PinInit<Self>, ()>> {
+        // Peers read; a device that they may write says so. Who wants an order of writes has it.
+        let known = Access::LocalWrite | Access::RemoteRead | Access::RelaxedOrdering;
+        if access.bits() & !known.bits() != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let length = usize::try_from(range.length)?;
+        let memory = Umem::get(call, range.start, length, access)?;
+        // The command would have the domain, the pages of the memory, and its address for
+        // requests.
+        let _ = pd.0.number;
+        let object = Object::create(call)?;
+        let key = u32::from(object.number);
+
+        Ok(New {
+            init: Self {
+                object,
+                _memory: memory,
+            },
+            response: (),
+            lkey: key,
+            rkey: key,
+        })
+    }
+
+    fn deregister(mr: &Mr<Self>, _call: &Call<'_>) -> Result {
+        mr.object.destroy();
+        Ok(())
+    }
+}
+
+/// Method `EFA_IB_METHOD_MR_QUERY`: by which interconnects of the device a region is reached.
+pub(crate) struct Query;
+
+impl Query {
+    const HANDLE: Attribute = Attribute::object(0, Kind::MemoryRegion);
+    const VALIDITY: Attribute = Attribute::output::<abi::Validity>(1);
+    const RECEIVE: Attribute = Attribute::output::<abi::InterconnectId>(2);
+    const READ: Attribute = Attribute::output::<abi::InterconnectId>(3);
+    const RECEIVE_READ: Attribute = Attribute::output::<abi::InterconnectId>(4);
+}
+
+impl Method for Query {
+    type Driver = Efa;
+
+    const OBJECT: Kind = Kind::MemoryRegion;
+    const NUMBER: u16 = 0;
+    const ATTRIBUTES: &'static [&'static Attribute] = &[
+        &Self::HANDLE,
+        &Self::VALIDITY,
+        &Self::RECEIVE,
+        &Self::READ,
+        &Self::RECEIVE_READ,
+    ];
+
+    fn call(_call: &Call<'_>, attributes: &Attributes<'_, Efa>) -> Result {
+        attributes
+            .named::<Mr<Region>>(&Self::HANDLE)?
+            .ok_or(EINVAL)?;
+        // A device without interconnects has no identifiers to tell.
+        attributes.put(&Self::VALIDITY, &abi::Validity(0))?;
+        for attribute in [Self::RECEIVE, Self::READ, Self::RECEIVE_READ] {
+            attributes.put(&attribute, &abi::InterconnectId(0))?;
+        }
+        Ok(())
+    }
+}
