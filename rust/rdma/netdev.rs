@@ -138,8 +138,8 @@ pub(crate) struct Driver {
 
 /// Looks for the network device of a port as long as it exists.
 ///
-/// The work is C's and not `workqueue::Work`, which can be neither cancelled nor waited for: it could
-/// run when the device, or the module, is gone.
+/// The work is C's and not `workqueue::Work`, which can be neither cancelled nor waited for: it
+/// could run when the device, or the module, is gone.
 ///
 /// # Invariants
 ///
@@ -241,7 +241,8 @@ impl Pairing {
 
     /// Asks the driver nothing any more. Sleeps.
     pub(crate) fn end(&self) {
-        // SAFETY: Nobody who calls this has the lock, or sleeps meanwhile in a callback that has it.
+        // SAFETY: Nobody who calls this has the lock, or sleeps meanwhile in a callback that has
+        // it.
         unsafe {
             bindings::rtnl_lock();
             self.looks.store(false, Relaxed);

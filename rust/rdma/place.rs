@@ -126,8 +126,8 @@ impl<T: Named<Notice = InUse>> Entry<T> {
 }
 
 impl Entry<bindings::ib_cq> {
-    /// Whether the queue's user may be told of asynchronous events: those of the kernel may if there
-    /// are queue pairs.
+    /// Whether the queue's user may be told of asynchronous events: those of the kernel may if
+    /// there are queue pairs.
     pub(crate) fn is_in_use(&self) -> bool {
         self.notice.of_process || self.notice.queue_pairs.load(Relaxed) != 0
     }

@@ -454,7 +454,8 @@ pub struct New<I, R> {
     pub init: I,
     /// Answer to the provider.
     pub response: R,
-    /// Number of the queue pair, 24 bits. One that has more is destroyed again, and refused (`EIO`).
+    /// Number of the queue pair, 24 bits. One that has more is destroyed again, and refused
+    /// (`EIO`).
     pub number: u32,
     /// What it holds, at least what was asked for.
     pub capabilities: Capabilities,

@@ -212,7 +212,8 @@ impl<T: Operations> Attributes<'_, T> {
             && unsafe { bindings::uverbs_attr_is_valid(self.bundle, attribute.id.into()) }
     }
 
-    /// Writes to where an [output](Attribute::output) goes; nothing if an optional one is not there.
+    /// Writes to where an [output](Attribute::output) goes; nothing if an optional one is not
+    /// there.
     ///
     /// `EINVAL` if the method has no such attribute.
     pub fn put<R: Response>(&self, attribute: &Attribute, value: &R) -> Result {

@@ -75,8 +75,8 @@ pub trait UserContext: Send + Sync + Sized + 'static {
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
     /// Answers a process that got the context from another one (`ibv_import_device`), by
-    /// [attributes](Self::QUERY_ATTRIBUTES) of the driver's own. Without this method contexts cannot
-    /// be imported.
+    /// [attributes](Self::QUERY_ATTRIBUTES) of the driver's own. Without this method contexts
+    /// cannot be imported.
     fn query(
         _context: &Ucontext<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -254,8 +254,8 @@ impl Table {
 }
 
 /// Memory that a process may map until this is dropped, or its context is deallocated
-/// ([`Ucontext::map_pages`], [`Ucontext::map_device`]). It belongs inside the object whose memory it
-/// is.
+/// ([`Ucontext::map_pages`], [`Ucontext::map_device`]). It belongs inside the object whose memory
+/// it is.
 ///
 /// A mapping that the process has by then stays as it is.
 pub struct Mapped {
@@ -429,8 +429,8 @@ pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
 unsafe fn end<T: Operations>(context: *mut bindings::ib_ucontext, call: &Call<'_, T>) {
     let this = context.cast::<Ucontext<T::UserContext>>();
 
-    // SAFETY: Table and data were constructed by `alloc_callback` and are dropped once. The table is
-    // closed first, so that nothing can be mapped that the driver is about to give back.
+    // SAFETY: Table and data were constructed by `alloc_callback` and are dropped once. The table
+    // is closed first, so that nothing can be mapped that the driver is about to give back.
     unsafe {
         (*this).table.close();
         T::UserContext::dealloc(Ucontext::from_raw(context), call);

@@ -517,7 +517,8 @@ impl<T: Operations> VTable<T> {
 
     /// # Safety
     ///
-    /// `device` must be a device of `T` that is registered, or being so, and `gid` valid for writes.
+    /// `device` must be a device of `T` that is registered, or being so, and `gid` valid for
+    /// writes.
     unsafe extern "C" fn query_gid_callback(
         device: *mut bindings::ib_device,
         port: u32,
