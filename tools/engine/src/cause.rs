@@ -237,6 +237,8 @@ causes! {
     PeerOperation = 114 => "peer could not do the operation",
     /// The driver put something impossible into a virtqueue.
     VirtqueueBroken = 150 => "driver broke a virtqueue",
+    /// Somebody armed a fault.
+    Provoked = 152 => "a fault that was armed",
     /// The device found itself in a state that cannot be.
     InternalFault = 151 => "internal fault of the device",
     /// The driver moved the queue pair to the error state, or an earlier request failed.

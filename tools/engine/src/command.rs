@@ -52,6 +52,14 @@ pub(crate) fn execute<M: Memory>(
     reply: &mut Vec<u8>,
     io: &mut Io<'_, M>,
 ) -> bool {
+    let code = code_of(request);
+    if let Some((status, vendor)) = rnic.refusal(code) {
+        rnic.resources.counters.count(Counter::Commands);
+        rnic.resources.counters.count(Counter::CommandErrors);
+        rnic.end_command();
+        reply.extend_from_slice(head(status, 0, vendor).as_bytes());
+        return true;
+    }
     // The pages first: nothing else of a command takes long.
     if let Some(list) = page_list_of(request)
         && !rnic.resolve_part(&list, io)
@@ -77,15 +85,27 @@ pub(crate) fn execute<M: Memory>(
         }
     };
     let length = reply.len() - start - size_of::<ReplyHeader>();
-    let header = ReplyHeader {
-        status: status.raw().into(),
-        length: (length as u32).into(),
-        vendor_error: cause.into(),
-        reserved: 0.into(),
-    };
+    let header = head(status, length as u32, cause);
     reply[start..start + size_of::<ReplyHeader>()].copy_from_slice(header.as_bytes());
     rnic.resolution = None;
+    rnic.end_command();
     true
+}
+
+/// The code of the command in `request`, if it is one.
+fn code_of(request: &[u8]) -> Option<CommandCode> {
+    let (header, _) = CommandHeader::read_from_prefix(request).ok()?;
+    CommandCode::try_from(header.code.get()).ok()
+}
+
+/// The header of a reply.
+fn head(status: Status, length: u32, vendor_error: u32) -> ReplyHeader {
+    ReplyHeader {
+        status: status.raw().into(),
+        length: length.into(),
+        vendor_error: vendor_error.into(),
+        reserved: 0.into(),
+    }
 }
 
 /// The page list in a command that has one.

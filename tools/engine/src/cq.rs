@@ -137,6 +137,12 @@ impl Cq {
         if first { Pushed::First } else { Pushed::Done }
     }
 
+    /// Fails, if it has not yet.
+    pub(crate) fn fail<M: Memory>(&mut self, memory: &M) -> bool {
+        let _ = self.ring.set_device_flags(ring::flags::OVERRUN, memory);
+        !std::mem::replace(&mut self.failed, true)
+    }
+
     fn write<M: Memory>(&mut self, cqe: &mut Cqe, memory: &M) -> Result<(), Cause> {
         let entries = self.ring.entries();
         if self.producer.wrapping_sub(self.consumer) >= entries {

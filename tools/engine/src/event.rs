@@ -2,7 +2,7 @@
 
 //! Events that wait until the driver gives buffers for them.
 
-use crate::{cause::Cause, counter::Counters};
+use crate::{cause::Cause, counter::Counters, time::Instant};
 use std::collections::VecDeque;
 use vrnic_wire::{
     counter::Counter,
@@ -15,6 +15,10 @@ use vrnic_wire::{
 pub(crate) struct AsyncEvents {
     queue: VecDeque<AsyncEvent>,
     waiting: rustc_hash::FxHashSet<(u16, u32)>,
+    /// Events that a fault keeps back, and until when.
+    held: Vec<(Instant, AsyncEvent)>,
+    /// Events that were kept back, and are not any more.
+    released: VecDeque<AsyncEvent>,
 }
 
 impl AsyncEvents {
@@ -36,6 +40,34 @@ impl AsyncEvents {
             vendor_error: cause.map_or(0, Cause::code).into(),
             ..AsyncEvent::default()
         });
+    }
+
+    /// Keeps an event that was taken back until then.
+    pub(crate) fn hold(&mut self, event: AsyncEvent, due: Instant) {
+        self.waiting
+            .insert((event.event_type.get(), event.number.get()));
+        self.held.push((due, event));
+    }
+
+    /// Lets events go that were kept back until now.
+    pub(crate) fn release(&mut self, now: Instant) {
+        while let Some(index) = self.held.iter().position(|(due, _)| *due <= now) {
+            let (_, event) = self.held.remove(index);
+            self.released.push_back(event);
+        }
+    }
+
+    /// When the first event that is kept back is due.
+    pub(crate) fn next_held(&self) -> Option<Instant> {
+        self.held.iter().map(|(due, _)| *due).min()
+    }
+
+    /// Takes an event that was kept back, and is not any more.
+    pub(crate) fn pop_released(&mut self) -> Option<AsyncEvent> {
+        let event = self.released.pop_front()?;
+        self.waiting
+            .remove(&(event.event_type.get(), event.number.get()));
+        Some(event)
     }
 
     /// The next event.
@@ -60,6 +92,10 @@ impl AsyncEvents {
         }
         self.queue
             .retain(|event| !of_object(event.event_type.get(), event.number.get()));
+        self.released
+            .retain(|event| !of_object(event.event_type.get(), event.number.get()));
+        self.held
+            .retain(|(_, event)| !of_object(event.event_type.get(), event.number.get()));
         self.waiting
             .retain(|&(kind, owner)| !of_object(kind, owner));
     }

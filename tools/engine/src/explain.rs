@@ -42,6 +42,13 @@ pub enum Happening {
     },
     /// An asynchronous event was raised that tells of an error.
     Event(EventType),
+    /// A fault fired that somebody armed.
+    Fault {
+        /// Its number.
+        id: u64,
+        /// Name of its kind.
+        name: &'static str,
+    },
     /// A command of the driver was refused.
     Command {
         /// Its code, which may mean nothing.
@@ -59,7 +66,7 @@ impl Happening {
             Self::NakSent(syndrome) | Self::NakReceived(syndrome) => {
                 matches!(syndrome, Syndrome::RnrNak { .. })
             }
-            Self::Dropped => true,
+            Self::Dropped | Self::Fault { .. } => true,
             Self::Event(_) | Self::Command { .. } => false,
         }
     }

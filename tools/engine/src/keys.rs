@@ -262,6 +262,15 @@ impl Keys {
         self.region_at(index_of(key))
     }
 
+    /// Takes the rights of a region away that change its memory or that peers have; a window ends.
+    pub(crate) fn revoke(&mut self, key: u32) {
+        if self.window(key).is_some() {
+            self.unbind(index_of(key));
+        } else if let Some(region) = self.region_mut(key) {
+            region.access = 0;
+        }
+    }
+
     fn region_at(&mut self, index: u32) -> Option<&mut Region> {
         match &mut self.by_index.get_mut(&index)?.object {
             Object::Region(region) => Some(region),

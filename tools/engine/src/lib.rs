@@ -34,6 +34,7 @@ mod counter;
 mod cq;
 mod event;
 pub mod explain;
+pub mod fault;
 mod gid;
 mod inspect;
 mod keys;
@@ -61,6 +62,7 @@ mod work;
 
 pub use cause::Cause;
 pub use explain::Explanation;
+pub use fault::Faults;
 pub use inspect::{CqSnapshot, GroupSnapshot, MrSnapshot, SrqSnapshot};
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;

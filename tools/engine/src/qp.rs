@@ -17,13 +17,14 @@ mod transition;
 use crate::{
     cause::Cause,
     explain::{Access, Explanation, Happening},
+    fault::{Occasion, Seam, Subject},
     keys::Accessor,
     memory::Memory,
     pages::Half,
     psn::Psn,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
-    segment::{Body, Path, Payload, Segment},
+    segment::{Body, Path, Payload, Segment, Touched},
     time::Instant,
     work::Capacities,
 };
@@ -331,10 +332,37 @@ impl Qp {
     /// Asks to be reminded of the timer, if it runs.
     fn arm_timer(&mut self, resources: &mut Resources) {
         let deadlines = [self.requester.deadline(), self.congestion.deadline()];
-        if let Some(deadline) = deadlines.into_iter().flatten().min() {
+        if let Some(mut deadline) = deadlines.into_iter().flatten().min() {
+            if let Some(strike) = resources.strike(|| Occasion::of_qp(Seam::Timer, self.subject()))
+            {
+                deadline = deadline + strike.args.delay;
+            }
             resources
                 .timers
                 .remind(self.number, deadline, &mut self.reminder);
+        }
+    }
+
+    /// What a fault may want to know of it.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
+            qpn: self.number,
+            peer: self.attributes.dest_qpn,
+            qp_type: self.created.qp_type,
+            state: self.state,
+            context: self.created.context,
+            kernel: self.created.capacities.kernel,
+        }
+    }
+
+    /// Goes to the state that a completion with an error leads to: that of sends of all but reliable
+    /// connections to the error state of the send queue.
+    pub(crate) fn fail_quietly<M: Memory>(&mut self, send: bool, io: &Io<'_, M>) {
+        let unreliable = self.created.qp_type != QpType::ReliableConnection;
+        if !send || !unreliable {
+            self.enter_error(io);
+        } else if self.state == QpState::ReadyToSend {
+            self.state = QpState::SendQueueError;
         }
     }
 
@@ -388,6 +416,7 @@ impl Qp {
             unreliable: self.is_unreliable(),
             body,
             payload,
+            touched: Touched::NOT,
         }
     }
 

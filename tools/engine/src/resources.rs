@@ -8,6 +8,7 @@ use crate::{
     cq::{Cq, Notice, Pushed},
     event::{AsyncEvents, CompletionEvents},
     explain::{Explanation, Happening, Record},
+    fault::Faults,
     gid::GidTable,
     keys::Keys,
     limits::{Features, Limits},
@@ -47,6 +48,8 @@ pub(crate) struct Port {
     pub(crate) link: bool,
     /// Whether the driver wants it.
     pub(crate) enabled: bool,
+    /// Whether a fault keeps it down.
+    pub(crate) broken: bool,
 }
 
 impl Default for Port {
@@ -54,6 +57,7 @@ impl Default for Port {
         Self {
             link: true,
             enabled: true,
+            broken: false,
         }
     }
 }
@@ -61,7 +65,7 @@ impl Default for Port {
 impl Port {
     /// Whether anything is sent or received.
     pub(crate) fn is_active(self) -> bool {
-        self.link && self.enabled
+        self.link && self.enabled && !self.broken
     }
 }
 
@@ -98,6 +102,8 @@ pub(crate) struct Resources {
     pub(crate) record: Record,
     /// When the call of the device began.
     pub(crate) now: Instant,
+    /// What goes wrong on demand.
+    pub(crate) faults: Faults,
     /// Completion queues with completions since their arm words were looked at.
     unannounced: Vec<u32>,
     /// Completion queues that failed, whose queue pairs do not know it yet.
@@ -137,6 +143,7 @@ impl Resources {
             syncs: Syncs::default(),
             record: Record::default(),
             now: Instant::default(),
+            faults: Faults::default(),
             unannounced: Vec::new(),
             failed_cqs: Vec::new(),
             scratch: Vec::new(),
@@ -192,6 +199,20 @@ impl Resources {
         solicited: bool,
         io: &Io<'_, M>,
     ) {
+        if self.faults.is_busy() {
+            return self.complete_among_faults(cqn, cqe, solicited, io);
+        }
+        self.write_completion(cqn, cqe, solicited, io);
+    }
+
+    /// Writes a completion that no fault keeps back.
+    pub(crate) fn write_completion<M: Memory>(
+        &mut self,
+        cqn: u32,
+        cqe: Cqe,
+        solicited: bool,
+        io: &Io<'_, M>,
+    ) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
             return;
         };
@@ -203,14 +224,7 @@ impl Resources {
         match cq.push(stamped, solicited, io.memory) {
             Pushed::Done => {}
             Pushed::First => self.unannounced.push(cqn),
-            Pushed::Failed(cause) => {
-                self.failed_cqs.push(cqn);
-                let happening = Happening::Event(EventType::CqError);
-                self.explain(Explanation::new(happening, cqn, Some(cause)));
-                self.async_events
-                    .raise(EventType::CqError, cqn, Some(cause), &mut self.counters);
-                return;
-            }
+            Pushed::Failed(cause) => return self.note_failed_cq(cqn, cause),
             Pushed::Lost => return,
         }
         self.counters.count(Counter::Completions);
@@ -219,6 +233,15 @@ impl Resources {
         } else if status != Status::Success.raw() {
             self.counters.count(Counter::CompletionErrors);
         }
+    }
+
+    /// A completion queue failed just now.
+    pub(crate) fn note_failed_cq(&mut self, cqn: u32, cause: Cause) {
+        self.failed_cqs.push(cqn);
+        let happening = Happening::Event(EventType::CqError);
+        self.explain(Explanation::new(happening, cqn, Some(cause)));
+        self.async_events
+            .raise(EventType::CqError, cqn, Some(cause), &mut self.counters);
     }
 
     /// Raises the events that the completions since the last call ask for. Whether there are any.
@@ -268,7 +291,11 @@ impl Resources {
         match notice {
             Notice::Nothing => {}
             Notice::Wait(until) => self.held_events.remind(cqn, until, &mut cq.reminder),
+            Notice::Raise if self.faults.is_busy() && self.withhold_notice(cqn) => return false,
             Notice::Raise => {
+                let Some(cq) = self.cqs.get_mut(cqn) else {
+                    return false;
+                };
                 self.completion_events.raise(cq.vector, cqn);
                 self.counters.count(Counter::CompletionEvents);
             }
@@ -288,6 +315,9 @@ impl Resources {
         if segment.path.is_multicast() && !self.groups.members(&segment.path.destination).is_empty()
         {
             self.looped.push(segment.clone());
+        }
+        if self.faults.is_busy() {
+            return self.leave(segment, io);
         }
         io.outbox.segments.push(segment);
     }

@@ -11,7 +11,7 @@ use crate::{
     limits::{Features, Limits},
     memory::Memory,
     qp::{Qp, Turn},
-    resources::Resources,
+    resources::{Port, Resources},
     segment::{Body, DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
     table::Table,
     time::Instant,
@@ -172,6 +172,8 @@ pub struct Rnic {
     pub(crate) resolution: Option<Resolution>,
     /// Contexts that are, or are to be, polled.
     polled: Vec<u32>,
+    /// Whether a fault made the device fail.
+    pub(crate) failing: bool,
 }
 
 impl Rnic {
@@ -210,6 +212,7 @@ impl Rnic {
             translations: 0,
             resolution: None,
             polled: Vec::new(),
+            failing: false,
             config,
         }
     }
@@ -258,6 +261,20 @@ impl Rnic {
 
     /// A doorbell of a context was rung for a slot. Whether the slot names a queue pair.
     pub(crate) fn ring(&mut self, number: u32, slot: u32) -> bool {
+        if self.resources.faults.is_busy() {
+            let owner = self
+                .contexts
+                .get(number)
+                .and_then(|found| found.owner(slot));
+            if self.withhold_doorbell(number, slot, owner) {
+                return owner.is_some();
+            }
+        }
+        self.ring_now(number, slot)
+    }
+
+    /// As [`ring`](Self::ring), without a fault.
+    pub(crate) fn ring_now(&mut self, number: u32, slot: u32) -> bool {
         let Some(context) = self.contexts.get_mut(number) else {
             return false;
         };
@@ -276,8 +293,11 @@ impl Rnic {
     /// there are new events.
     pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
         self.resources.now = io.now;
+        let mut left = self.resources.faults.budget(budget, io.now);
+        if left == 0 {
+            return false;
+        }
         let found = self.look_at_contexts(io);
-        let mut left = budget;
         let mut worked = false;
         while left > 0 {
             let Some(qpn) = self.qps.ready.pop_front() else {
@@ -307,6 +327,10 @@ impl Rnic {
     pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
         self.resources.now = io.now;
         let told = self.settle(io);
+        let waits = self.resources.faults.conditions.is_stuck() || !self.qps.ready.is_empty();
+        if waits && self.resources.faults.holds_back(io.now) {
+            return told;
+        }
         for &number in &self.polled {
             if let Some(context) = self.contexts.get(number)
                 && context.polled
@@ -371,6 +395,14 @@ impl Rnic {
     /// [`poll`](Self::poll) has to follow.
     pub fn receive<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
+        if self.resources.faults.is_busy() {
+            return self.arrive(segment, io);
+        }
+        self.accept(segment, io);
+    }
+
+    /// Takes a segment that no fault keeps back.
+    pub(crate) fn accept<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
         if segment.path.is_multicast() {
             // What comes back was delivered when it was sent.
             if !self.has_gid(&segment.path.source) {
@@ -402,7 +434,11 @@ impl Rnic {
     ) -> Option<R> {
         let qp = self.qps.get_mut(qpn)?;
         self.resources.counters.act_for(qp.counter_set);
+        if self.resources.faults.is_busy() {
+            self.resources.faults.act_for(Some(qp.subject()));
+        }
         let result = work(qp, &mut self.resources);
+        self.resources.faults.act_for(None);
         self.resources.counters.act_for(None);
         Some(result)
     }
@@ -452,12 +488,20 @@ impl Rnic {
     /// Acts on the timers that are due.
     pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
         self.resources.now = io.now;
+        if self.resources.faults.is_busy() {
+            self.advance_faults(io);
+            if self.resources.faults.conditions.is_stuck() {
+                self.settle(io);
+                return;
+            }
+        }
         while let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) {
             let reminded = self.act(qpn, |qp, resources| qp.remind(reminder, resources, io));
             if reminded.is_some() {
                 self.qps.schedule(qpn);
             }
         }
+        self.resources.async_events.release(io.now);
         self.resources.release_events(io.memory);
         self.settle(io);
     }
@@ -465,7 +509,21 @@ impl Rnic {
     /// When [`advance`](Self::advance) is to be called at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         let resources = &self.resources;
-        let deadlines = [resources.timers.next(), resources.held_events.next()];
+        let faults = resources.faults.next_deadline();
+        if resources.faults.conditions.is_stuck() {
+            return faults;
+        }
+        let pace = resources
+            .faults
+            .pace()
+            .filter(|_| !self.qps.ready.is_empty());
+        let deadlines = [
+            resources.timers.next(),
+            resources.held_events.next(),
+            resources.async_events.next_held(),
+            faults,
+            pace,
+        ];
         deadlines.into_iter().flatten().min()
     }
 
@@ -485,12 +543,28 @@ impl Rnic {
                 }
             }
         }
+        if self.resources.faults.is_busy() {
+            self.settle_victims(io);
+        }
         self.resources.announce(io.memory) || failed
     }
 
     /// The next asynchronous event, when the driver has a buffer for it.
     pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
-        self.resources.async_events.pop()
+        let resources = &mut self.resources;
+        if let Some(released) = resources.async_events.pop_released() {
+            return Some(released);
+        }
+        loop {
+            let event = resources.async_events.pop()?;
+            if !resources.faults.is_busy() {
+                return Some(event);
+            }
+            let goes = resources.withhold_event(event);
+            if goes.is_some() {
+                return goes;
+            }
+        }
     }
 
     /// The next completion event of a vector, when the driver has a buffer for it.
@@ -524,9 +598,14 @@ impl Rnic {
 
     /// Brings the link of the port up or down. While the port is down everything sent or received is lost.
     pub fn set_link(&mut self, up: bool) {
+        self.change_port(|port| port.link = up);
+    }
+
+    /// Changes what the state of the port is made of, and tells of it if that changes.
+    pub(crate) fn change_port(&mut self, change: impl FnOnce(&mut Port)) {
         let resources = &mut self.resources;
         let before = resources.port.is_active();
-        resources.port.link = up;
+        change(&mut resources.port);
         let active = resources.port.is_active();
         if active == before {
             return;

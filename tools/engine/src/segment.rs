@@ -8,6 +8,7 @@
 //! receiver copies it; a wire fabric writes the headers and the payload into a frame.
 
 use crate::{
+    fault::Kind,
     memory::{HostRange, Memory, Unmapped},
     psn::Psn,
 };
@@ -430,6 +431,41 @@ fn copy_ranges<M: Memory>(
     Ok(())
 }
 
+/// What is wrong with the frame of a packet.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// Its ICRC.
+    Icrc,
+    /// It ends early.
+    Cut,
+}
+
+/// What a fault did to a packet. A fabric that makes frames makes them as damaged as this says; one
+/// that does not lets the packet fall, and its receiver count it.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Touched {
+    /// The fault.
+    pub kind: Option<&'static Kind>,
+    /// What is wrong with the frame.
+    pub damage: Option<Damage>,
+}
+
+impl Touched {
+    /// Nothing was done.
+    pub const NOT: Self = Self {
+        kind: None,
+        damage: None,
+    };
+
+    /// A fault of that kind did something.
+    pub(crate) fn by(kind: &'static Kind) -> Self {
+        Self {
+            kind: Some(kind),
+            damage: None,
+        }
+    }
+}
+
 /// A packet.
 #[derive(Clone, Debug)]
 pub struct Segment<'a> {
@@ -454,6 +490,8 @@ pub struct Segment<'a> {
     pub body: Body,
     /// Payload.
     pub payload: Payload<'a>,
+    /// What a fault did to it.
+    pub touched: Touched,
 }
 
 impl Segment<'_> {

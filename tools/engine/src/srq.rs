@@ -91,6 +91,11 @@ impl Srq {
         taken
     }
 
+    /// Fails, if it has not yet.
+    pub(crate) fn fail(&mut self) -> bool {
+        !std::mem::replace(&mut self.failed, true)
+    }
+
     /// Whether the limit was reached since it was set; gives `true` once.
     pub(crate) fn take_limit_event<M: Memory>(&mut self, memory: &M) -> bool {
         let reached = self.limit > 0 && self.queue.untaken(memory) < self.limit;

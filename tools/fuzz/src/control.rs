@@ -19,6 +19,7 @@ use std::{
     sync::{Arc, LazyLock},
     time::Duration,
 };
+use vrnic_engine::fault::{Kind, spec::KEYS};
 use vrnicd::{
     capture::Center,
     control::{
@@ -42,7 +43,7 @@ static SOCKET: LazyLock<PathBuf> = LazyLock::new(|| {
     let waker = Arc::new(Waker::new().expect("waker"));
     let inspector = Arc::new(Inspector::new(waker.clone()));
     let captures = Center::new(NAMES.map(str::to_owned).to_vec(), std::iter::empty());
-    let server = Server::bind(&path, 0o600, inspector.clone(), Arc::new(captures));
+    let server = Server::bind(&path, 0o600, inspector.clone(), Arc::new(captures), true);
     let server = server.expect("server");
     std::thread::spawn(move || server.run(&Stop::new().expect("stop")));
     std::thread::spawn(move || {
@@ -116,9 +117,46 @@ fn check(sent: &[u8], replies: &[u8]) {
     }
 }
 
+/// A description of a fault that is right or nearly so. The one whose purpose is a panic is left out.
+fn fault(input: &mut Input<'_>) -> String {
+    let kinds: Vec<&Kind> = Kind::all()
+        .filter(|kind| kind.name != "engine-panic")
+        .collect();
+    let mut text = input.pick(&kinds).name.to_owned();
+    for _ in 0..input.below(5) {
+        let key = KEYS[input.below(KEYS.len())].name;
+        let values = [
+            "1",
+            "0",
+            "all",
+            "2..1",
+            "50%",
+            "10us",
+            "9e9s",
+            "rc|ud",
+            "out",
+            "busy",
+            "ack",
+            "1024",
+            "port-error",
+            "create-qp",
+            "-1",
+            "18446744073709551615",
+            "",
+        ];
+        let value = input.pick(&values);
+        text.push_str(&format!(" {key}={value}"));
+    }
+    text
+}
+
 /// Appends a request that is right or nearly so.
 fn request(input: &mut Input<'_>, sent: &mut Vec<u8>) {
-    const REQUESTS: [&str; 15] = [
+    const REQUESTS: [&str; 19] = [
+        "fault_add",
+        "fault_clear",
+        "faults",
+        "fault_log",
         "devices",
         "gids",
         "qps",
@@ -179,6 +217,9 @@ fn request(input: &mut Input<'_>, sent: &mut Vec<u8>) {
             }
             if input.below(4) == 0 {
                 fields.push(format!("\"id\":{},\"name\":\"x\"", input.pick(&VALUES)));
+            }
+            if input.below(4) == 0 {
+                fields.push(format!("\"fault\":\"{}\"", fault(input)));
             }
             let text = fields.join(",") + "}";
             sent.extend(text.as_bytes());

@@ -338,6 +338,7 @@ impl Scene {
             ack_request: bits & 0x40 != 0,
             body,
             payload,
+            touched: vrnic_engine::segment::Touched::NOT,
         }
     }
 

@@ -223,6 +223,7 @@ fn read_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
         },
         destination_qpn: bth.destination.get() & LOW_24,
         pkey: bth.pkey.get(),
+        touched: vrnic_engine::segment::Touched::NOT,
         psn: Psn::new(bth.psn.get()),
         solicited: bth.flags & Bth::SOLICITED != 0,
         ack_request: bth.psn.get() & Bth::ACK_REQUEST != 0,

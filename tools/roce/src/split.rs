@@ -107,6 +107,7 @@ mod tests {
             source_qpn: 1,
             destination_qpn: 2,
             pkey: 0xffff,
+            touched: vrnic_engine::segment::Touched::NOT,
             psn: Psn::new(9),
             solicited: true,
             ack_request: true,

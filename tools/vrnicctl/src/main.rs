@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod fault;
 mod table;
 mod watch;
 
@@ -111,6 +112,9 @@ enum Command {
     /// Capture packets to a pcapng file for Wireshark.
     #[command(subcommand)]
     Capture(capture::Command),
+    /// Arm faults, list and clear them, and see when they fired.
+    #[command(subcommand)]
+    Fault(fault::Command),
     /// Print the filter of vrnicd's log, or change it: `debug`, `info,vrnicd::vfio_user=trace`, …
     Log {
         /// New filter. Without it, the current one is printed.
@@ -170,6 +174,9 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
+    if let Command::Fault(fault::Command::Explain { name }) = &arguments.command {
+        return fault::explain(name.as_deref(), arguments.json);
+    }
     let mut client = Client::connect(&arguments.socket)?;
     let client = &mut client;
     let json = arguments.json;
@@ -236,6 +243,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             count,
         } => watch::run(client, choice.device.as_deref(), *interval, *count, json),
         Command::Capture(command) => capture::run(client, command, json),
+        Command::Fault(command) => fault::run(client, command, json),
         Command::Log { filter } => {
             let filter = client.log(filter.clone())?;
             if json {

@@ -53,6 +53,9 @@ pub struct Config {
     /// For tests of drivers: devices that lie.
     #[serde(default)]
     pub test_hostile: Option<hostile::Settings>,
+    /// Whether clients of the control socket may arm faults.
+    #[serde(default)]
+    pub faults: bool,
     /// A capture that begins with the daemon.
     #[serde(default)]
     pub capture: Option<capture::Settings>,
@@ -259,6 +262,7 @@ impl Config {
             control_mode: SocketMode::default(),
             test_panic_on_sigusr1: Vec::new(),
             test_hostile: None,
+            faults: false,
             capture: None,
             devices: vec![device],
             switch: None,

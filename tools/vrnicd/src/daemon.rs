@@ -94,7 +94,7 @@ pub fn run(config: &Config) -> Result<()> {
     let inspector = Arc::new(Inspector::new(waker.clone()));
     if let Some(path) = &config.control {
         let mode = config.control_mode.0;
-        let server = Server::bind(path, mode, inspector.clone(), center.clone())
+        let server = Server::bind(path, mode, inspector.clone(), center.clone(), config.faults)
             .with_context(|| format!("cannot listen on {}", path.display()))?;
         info!(socket = %path.display(), mode = format_args!("{mode:o}"), "control");
         let stop = stop.clone();

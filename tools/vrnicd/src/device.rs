@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
-use vrnic_engine::segment::Gid;
+use vrnic_engine::segment::{Damage, Gid};
 use vrnic_engine::time::Instant;
-use vrnic_engine::{Cause, Features, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
+use vrnic_engine::{Cause, Faults, Features, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
 use vrnic_wire::config::{
     ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
     VIRTIO_ID_RDMA,
@@ -72,6 +72,8 @@ pub struct Device {
     /// Its ill will, if it has any.
     hostile: Option<Hostile>,
     record: Record,
+    /// Its faults while there is no engine that has them.
+    faults: Faults,
     /// Time of the last turn.
     now: Instant,
 }
@@ -112,6 +114,7 @@ impl Device {
             syncer,
             hostile: None,
             record: Record::new(EXPLANATIONS),
+            faults: Faults::default(),
             now: Instant::default(),
         }
     }
@@ -152,6 +155,18 @@ impl Device {
         self.link = up;
         if let Some(rnic) = self.rnic() {
             rnic.set_link(up);
+        }
+    }
+
+    /// Its faults, which outlive its drivers.
+    pub fn faults(&mut self) -> &mut Faults {
+        match self
+            .session
+            .as_mut()
+            .and_then(|session| session.rnic.as_mut())
+        {
+            Some(rnic) => rnic.faults_mut(),
+            None => &mut self.faults,
         }
     }
 
@@ -282,6 +297,7 @@ impl Device {
             Some(hostile) => session.act(hostile, now),
             None => Ok(false),
         };
+        let acted = acted.and_then(|acted| Ok(session.deliver_late(now)? | acted));
         let mut worked = match acted {
             Ok(acted) => acted,
             Err(bad) => {
@@ -308,6 +324,10 @@ impl Device {
             rnic.advance(&mut io);
         }
         worked |= rnic.poll(WORK_PER_TURN, &mut io);
+        if rnic.is_failing() {
+            self.fail(shared, Cause::Provoked);
+            return true;
+        }
         worked | self.sync(shared)
     }
 
@@ -369,6 +389,7 @@ impl Device {
                 let memory = regions.device(self.index, &session.memory);
                 let mut frame = network.buffer();
                 if end.write(&segment, &memory, &mut frame) {
+                    damage(&mut frame, segment.touched.damage);
                     captures.frame(self.index, Direction::Out, &segment, &frame);
                     network.send(self.index, frame, now);
                 } else {
@@ -487,7 +508,8 @@ impl Device {
         let session = self.session.as_ref()?;
         let engine = session.rnic.as_ref().and_then(Rnic::next_deadline);
         let hostile = self.hostile.as_ref().and_then(Hostile::deadline);
-        engine.into_iter().chain(hostile).min()
+        let late = session.next_late();
+        engine.into_iter().chain(hostile).chain(late).min()
     }
 
     fn activate(&mut self, shared: &mut Shared, activation: Activation) {
@@ -510,6 +532,7 @@ impl Device {
             control_notified: true,
             begun: None,
             events: Vec::new(),
+            late: Vec::new(),
         };
         queues.events.resize_with(
             usize::from(1 + self.config.completion_vectors),
@@ -536,6 +559,7 @@ impl Device {
         config.seed = random_seed();
         let mut rnic = Rnic::new(config);
         rnic.set_link(self.link);
+        rnic.set_faults(std::mem::take(&mut self.faults));
         self.session = Some(Session {
             memory,
             notifier: activation.notifier,
@@ -613,14 +637,32 @@ impl Device {
         if told.is_err() {
             error!(device = %self.name, "the engine panicked again and tells no more");
         }
-        let rnic = self
+        let mut rnic = self
             .session
             .as_mut()
             .and_then(|session| session.rnic.take());
+        if let Some(rnic) = &mut rnic {
+            self.faults = rnic.take_faults();
+            self.faults.rest();
+        }
         // After a panic its state may be anything, so even dropping it may panic.
         if catch_unwind(AssertUnwindSafe(|| drop(rnic))).is_err() {
             error!(device = %self.name, "the engine panicked once more while it was taken down");
         }
+    }
+}
+
+/// Makes a frame as damaged as a fault wants it.
+fn damage(frame: &mut Vec<u8>, damage: Option<Damage>) {
+    match damage {
+        None => {}
+        // It ends with the ICRC.
+        Some(Damage::Icrc) => {
+            if let Some(last) = frame.last_mut() {
+                *last ^= 1;
+            }
+        }
+        Some(Damage::Cut) => frame.truncate(frame.len().saturating_sub(8)),
     }
 }
 

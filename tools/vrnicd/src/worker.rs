@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::debug;
+use vrnic_engine::segment::Damage;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Outbox, Segment};
 use vrnic_wire::port::GidEntry;
@@ -191,6 +192,13 @@ impl Worker {
             self.devices[from].capture(&mut self.shared, Direction::Out, &segment);
         }
         match self.fabric.route(from, &segment) {
+            Route::Device(to) if segment.touched.damage.is_some() => {
+                let wrong_crc = segment.touched.damage == Some(Damage::Icrc);
+                if let Some(rnic) = self.devices[to].rnic() {
+                    rnic.count_bad_packet(wrong_crc);
+                }
+                self.shared.outbox.recycle(segment.payload);
+            }
             Route::Device(to) => {
                 if capturing {
                     self.devices[to].capture(&mut self.shared, Direction::In, &segment);

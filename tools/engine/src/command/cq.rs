@@ -124,6 +124,7 @@ impl Execute for DestroyCq {
         }
         resources.held_events.forget(cqn, cq.reminder);
         resources.async_events.forget(cqn, names_cq);
+        resources.faults.later.forget_cq(cqn);
         rnic.translations -= cq.translations();
         change_users(rnic.contexts.get_mut(cq.context), -1);
         resources.cqs.remove(cqn);

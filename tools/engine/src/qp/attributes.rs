@@ -234,6 +234,7 @@ impl Qp {
         };
         match (from, to) {
             (_, QpState::Reset) => {
+                resources.faults.forget_qp(self.number);
                 self.reset(io);
                 resources.held.forget(self.number);
             }

@@ -8,7 +8,7 @@ use crate::{
     memory::{HostRange, Memory},
     pages::Half,
     resources::{Io, Resources},
-    segment::{Body, Path, Payload, Segment},
+    segment::{Body, Path, Payload, Segment, Touched},
     work::{self, SendRequest, Source, Target},
 };
 use vrnic_wire::{
@@ -87,7 +87,10 @@ impl Qp {
                 Ok(request) => {
                     self.note_access(Half::Requester);
                     resources.counters.count(Counter::SendRequests);
-                    if self.created.signal_all || request.flags & send_flags::SIGNALED != 0 {
+                    if self.created.signal_all
+                        || request.flags & send_flags::SIGNALED != 0
+                        || resources.faults.is_victim(self.number)
+                    {
                         let mut cqe = self.cqe(wr_id, Opcode::Send, Status::Success, None);
                         cqe.byte_length = request.length.into();
                         resources.complete(self.created.send_cqn, cqe, false, io);
@@ -161,6 +164,7 @@ impl Qp {
                 immediate: immediate.then_some(request.immediate),
             },
             payload: Payload::Bytes(bytes),
+            touched: Touched::NOT,
         };
         resources.send(segment, io);
         Ok(())

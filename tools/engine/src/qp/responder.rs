@@ -7,6 +7,7 @@
 //! [`Responder::responses`] for a turn of the queue pair; acknowledgements wait behind them, and
 //! the last one stands for all.
 
+mod provoked;
 mod reply;
 mod unreliable;
 
@@ -14,6 +15,7 @@ use super::{Qp, receive::Took};
 use crate::{
     cause::Cause,
     explain::Access,
+    fault::{Direction, Occasion, Seam},
     limits::MAX_MESSAGE,
     memory::{HostRange, Memory},
     pages::Half,
@@ -277,6 +279,10 @@ impl Qp {
             resources.counters.count(Counter::DuplicateRequests);
             self.repeat(segment, resources, io);
             return;
+        }
+        let asked = || Occasion::packet(Seam::Decision, Direction::In, segment);
+        if let Some(strike) = resources.strike(asked) {
+            return self.provoked(strike.kind, segment, resources, io);
         }
         match self.execute(segment, resources, io) {
             Ok(Outcome::Done(packets)) => {

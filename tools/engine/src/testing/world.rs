@@ -10,7 +10,9 @@ use crate::{
     psn::Psn,
     resources::Io,
     rnic::{Rnic, RnicConfig},
-    segment::{Body, ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Path, Payload, Segment},
+    segment::{
+        Body, Damage, ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Path, Payload, Segment, Touched,
+    },
     time::Instant,
 };
 use rand_chacha::ChaCha8Rng;
@@ -305,6 +307,8 @@ impl World {
                 self.send(segment);
             }
         }
+        // What was sent at once because of them goes next.
+        sent.append(&mut self.outbox.segments);
         self.outbox.segments = sent;
         let mut index = 0;
         while index < self.travelling.len() {
@@ -338,6 +342,9 @@ impl World {
 
     /// Puts a segment on its way, on which things may go wrong.
     fn send(&mut self, mut segment: Segment<'static>) {
+        if segment.touched.damage.is_some() {
+            return self.damage(&segment);
+        }
         let faults = self.faults;
         let view = self.nodes[0].guest.view.clone();
         if self.wire.is_none() && faults.are_none() && self.travelling.is_empty() {
@@ -376,6 +383,16 @@ impl World {
             Duration::ZERO
         };
         self.travelling.push((self.now + delay, parcel));
+    }
+
+    /// A frame came damaged: its receiver counts it.
+    fn damage(&mut self, segment: &Segment<'static>) {
+        let destination = segment.path.destination;
+        let mut nodes = self.nodes.iter_mut();
+        if let Some(node) = nodes.find(|node| node.rnic.has_gid(&destination)) {
+            let wrong_crc = segment.touched.damage == Some(Damage::Icrc);
+            node.rnic.count_bad_packet(wrong_crc);
+        }
     }
 
     /// A random time of less than so many nanoseconds.
@@ -519,6 +536,7 @@ impl Connection {
             unreliable: false,
             body,
             payload,
+            touched: Touched::NOT,
         }
     }
 }

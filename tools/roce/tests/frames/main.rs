@@ -199,6 +199,7 @@ fn some_segment() -> Segment<'static> {
         source_qpn: 0,
         destination_qpn: 2,
         pkey: 0xffff,
+        touched: vrnic_engine::segment::Touched::NOT,
         psn: vrnic_engine::psn::Psn::new(3),
         solicited: false,
         ack_request: true,

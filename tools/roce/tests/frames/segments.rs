@@ -197,6 +197,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
                     source_qpn: 0,
                     destination_qpn,
                     pkey,
+                    touched: vrnic_engine::segment::Touched::NOT,
                     psn: Psn::new(psn),
                     solicited,
                     ack_request,

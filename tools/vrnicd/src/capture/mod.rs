@@ -244,10 +244,10 @@ fn comment(name: &str, direction: Direction, segment: &Segment<'_>) -> String {
         0 => "its peer".to_owned(),
         number => format!("QP {number:#x}"),
     };
-    format!(
-        "{name} QP {own:#x} {arrow} {peer}: {}",
-        opcode_name(segment)
-    )
+    let fault = segment.touched.kind.map_or("", |kind| kind.name);
+    let by = if fault.is_empty() { "" } else { ", fault " };
+    let opcode = opcode_name(segment);
+    format!("{name} QP {own:#x} {arrow} {peer}: {opcode}{by}{fault}")
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::config::Mac;
 use crate::device::{self, Shared};
 use crate::network::Network;
 
+mod fault;
 mod switch;
 
 /// Objects of one answer.
@@ -81,18 +82,31 @@ fn about_all(
         | Request::Groups { device, .. }
         | Request::SetLink { device, .. }
         | Request::Mrs { device, .. }
+        | Request::FaultAdd { device, .. }
+        | Request::FaultClear { device, .. }
+        | Request::Faults { device }
+        | Request::FaultLog { device, .. }
         | Request::Explain { device, .. } => device,
     };
     let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
         return Reply::Error(format!("no device is named {name:?}"));
     };
     // An engine with a fault may panic here as anywhere.
-    let reply = device.contained(shared, |device, shared| about(request, device, shared));
+    let reply = device.contained(shared, |device, shared| about(request, device, shared, now));
     reply.unwrap_or_else(|| Reply::Error(format!("device {name:?} failed just now")))
 }
 
-fn about(request: &Request, device: &mut device::Device, shared: &mut Shared) -> Reply {
+fn about(
+    request: &Request,
+    device: &mut device::Device,
+    shared: &mut Shared,
+    now: Instant,
+) -> Reply {
     match *request {
+        Request::FaultAdd { ref fault, .. } => fault::add(device, fault, now),
+        Request::FaultClear { id, .. } => fault::clear(device, id),
+        Request::Faults { .. } => fault::list(device),
+        Request::FaultLog { from, .. } => fault::log(device, from, PAGE),
         Request::Gids { .. } => {
             let gids = device.rnic().map(|rnic| rnic.gids().map(gid).collect());
             Reply::Gids(gids.unwrap_or_default())
@@ -325,6 +339,7 @@ pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
             status,
         } => (format!("{opcode:?} completed with {status:?}"), Some(wr_id)),
         Happening::Event(event) => (format!("event {event:?}"), None),
+        Happening::Fault { id, name } => (format!("fault {id} ({name}) fired"), None),
         Happening::Command { code, status } => {
             let command = match CommandCode::try_from(code) {
                 Ok(code) => format!("{code:?}"),

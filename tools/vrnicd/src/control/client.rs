@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::protocol::{
-    Address, Capture, Cq, Device, Explanation, Gid, Group, MAX_REPLY, Mr, Page, Qp, Reply, Request,
-    Srq, SwitchPort,
+    Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Page, Qp,
+    Reply, Request, Srq, SwitchPort,
 };
 use crate::capture::Choice;
 
@@ -157,6 +157,42 @@ impl Client {
         loop {
             let device = device.to_owned();
             let page = ask!(self, Request::Explain { device, from }, Reply::Explanations)?;
+            let Some(last) = page.last() else {
+                return Ok(all);
+            };
+            from = last.number + 1;
+            all.extend(page);
+        }
+    }
+
+    /// Arms a fault and gives its number.
+    pub fn add_fault(&mut self, device: &str, fault: &str) -> Result<u64> {
+        let (device, fault) = (device.to_owned(), fault.to_owned());
+        ask!(self, Request::FaultAdd { device, fault }, Reply::FaultAdded)
+    }
+
+    /// Disarms a fault, or all, and gives how many there were.
+    pub fn clear_faults(&mut self, device: &str, id: Option<u64>) -> Result<usize> {
+        let device = device.to_owned();
+        ask!(
+            self,
+            Request::FaultClear { device, id },
+            Reply::FaultsCleared
+        )
+    }
+
+    /// The faults of a device that are armed or were.
+    pub fn faults(&mut self, device: &str) -> Result<Vec<Fault>> {
+        let device = device.to_owned();
+        ask!(self, Request::Faults { device }, Reply::Faults)
+    }
+
+    /// When faults of a device fired.
+    pub fn fault_log(&mut self, device: &str) -> Result<Vec<Firing>> {
+        let (mut all, mut from) = (Vec::new(), 0);
+        loop {
+            let device = device.to_owned();
+            let page = ask!(self, Request::FaultLog { device, from }, Reply::Firings)?;
             let Some(last) = page.last() else {
                 return Ok(all);
             };

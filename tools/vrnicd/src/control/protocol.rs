@@ -86,6 +86,34 @@ pub enum Request {
         #[serde(default)]
         from: u64,
     },
+    /// Arms a fault, if the configuration allows that: [`Reply::FaultAdded`].
+    FaultAdd {
+        /// Name of the device.
+        device: String,
+        /// Its description: `NAME [KEY=VALUE]…`, see [`vrnic_engine::fault::spec`].
+        fault: String,
+    },
+    /// Disarms a fault, or all, if the configuration allows that: [`Reply::FaultsCleared`].
+    FaultClear {
+        /// Name of the device.
+        device: String,
+        /// Its number; all if there is none.
+        #[serde(default)]
+        id: Option<u64>,
+    },
+    /// The faults of a device that are armed or were: [`Reply::Faults`].
+    Faults {
+        /// Name of the device.
+        device: String,
+    },
+    /// Some of the latest times that faults fired: [`Reply::Firings`].
+    FaultLog {
+        /// Name of the device.
+        device: String,
+        /// Only what has this number or a later one.
+        #[serde(default)]
+        from: u64,
+    },
     /// Captures to the file whose descriptor comes with the request, in an `SCM_RIGHTS` message: [`Reply::Capture`].
     CaptureStart {
         /// What the file is to be called.
@@ -137,6 +165,14 @@ pub enum Reply {
     Addresses(Page<Address>),
     /// What went wrong, oldest first.
     Explanations(Vec<Explanation>),
+    /// The number of a fault that was armed.
+    FaultAdded(u64),
+    /// How many faults were cleared.
+    FaultsCleared(usize),
+    /// Faults, oldest first.
+    Faults(Vec<Fault>),
+    /// When faults fired, oldest first.
+    Firings(Vec<Firing>),
     /// A capture.
     Capture(Capture),
     /// Captures, oldest first.
@@ -416,6 +452,46 @@ impl Capture {
             (None, ..) => "all RNICs".into(),
         }
     }
+}
+
+/// A fault.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Fault {
+    /// Its number.
+    pub id: u64,
+    /// Its description.
+    pub fault: String,
+    /// `armed`, `waits for N` (another fault), `active` while what it does lasts, or `done`.
+    pub progress: String,
+    /// Occasions that matched.
+    pub seen: u64,
+    /// How often it fired.
+    pub fired: u64,
+}
+
+/// A time that a fault fired.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Firing {
+    /// Counts from 0 for each device.
+    pub number: u64,
+    /// Nanoseconds of the devices' clock.
+    pub nanoseconds: u64,
+    /// The fault.
+    pub id: u64,
+    /// Name of its kind.
+    pub name: String,
+    /// The occasion's place among those that matched, from 1.
+    pub position: u64,
+    /// Queue pair; 0 if it was about none.
+    pub qpn: u32,
+    /// Its peer; 0 if there is none.
+    pub peer_qpn: u32,
+    /// Completion queue; 0 if it was about none.
+    pub cqn: u32,
+    /// PSN of the packet.
+    pub psn: Option<u32>,
+    /// The occasion, in words.
+    pub what: String,
 }
 
 /// Something that went wrong.

@@ -44,6 +44,8 @@ pub struct Server {
 /// Who knows the answers.
 #[derive(Clone)]
 struct Office {
+    /// Whether clients may arm faults.
+    faults: bool,
     inspector: Arc<Inspector>,
     captures: Arc<Center>,
 }
@@ -67,12 +69,13 @@ impl Drop for Place {
 
 impl Server {
     /// Binds `path` with permissions `mode`, less what the process's mask takes away. Replaces a socket that nobody
-    /// listens on any more; refuses anything else that is there.
+    /// listens on any more; refuses anything else that is there. Clients may arm faults if `faults` says so.
     pub fn bind(
         path: &Path,
         mode: u32,
         inspector: Arc<Inspector>,
         captures: Arc<Center>,
+        faults: bool,
     ) -> io::Result<Self> {
         make_room(path)?;
         let socket: OwnedFd = rustix::net::socket_with(
@@ -89,6 +92,7 @@ impl Server {
             socket: UnixListener::from(socket),
             path: path.to_owned(),
             office: Office {
+                faults,
                 inspector,
                 captures,
             },
@@ -214,6 +218,10 @@ fn execute(request: Request, descriptor: Option<OwnedFd>, office: &Office) -> Re
         Request::Captures => {
             let known = office.captures.known();
             Reply::Captures(known.iter().map(|known| describe(known)).collect())
+        }
+        Request::FaultAdd { .. } | Request::FaultClear { .. } if !office.faults => {
+            let why = "the configuration does not allow faults: it needs `faults = true`";
+            Reply::Error(why.into())
         }
         request => office.inspector.ask(Topic::Request(request)),
     }

@@ -21,6 +21,7 @@ use vrnic_wire::event::{AsyncEvent, CompletionEvent, EventType};
 use vrnic_wire::memory::{CHUNK_PAGES, PageList};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::session::Late;
 use crate::guest_memory::GuestMemory;
 use crate::virtio::queue::{BadQueue, Chain, Virtqueue};
 
@@ -140,13 +141,6 @@ impl Plan {
     };
 }
 
-/// An answer that is late.
-struct Late {
-    due: Instant,
-    chain: Chain,
-    reply: Vec<u8>,
-}
-
 /// Memory of the driver's kernel that the device may write.
 struct Ring {
     destroyed_by: CommandCode,
@@ -162,7 +156,6 @@ pub struct Hostile {
     awake: bool,
     /// Parts of replies, which name objects.
     words: Vec<u32>,
-    late: Vec<Late>,
     /// The context of the kernel.
     kernel: Option<u32>,
     rings: Vec<Ring>,
@@ -180,7 +173,6 @@ impl Hostile {
             one_in: settings.one_in.max(1),
             awake: false,
             words: Vec::new(),
-            late: Vec::new(),
             kernel: None,
             rings: Vec::new(),
             next: Instant::default(),
@@ -195,7 +187,6 @@ impl Hostile {
 
     /// The driver reset the device: all that it let the device use is gone.
     pub fn forget(&mut self) {
-        self.late.clear();
         self.rings.clear();
         self.kernel = None;
         self.storm = 0;
@@ -203,8 +194,7 @@ impl Hostile {
 
     /// When it wants a turn, if it does.
     pub fn deadline(&self) -> Option<Instant> {
-        let due = self.late.iter().map(|late| late.due);
-        self.awake.then(|| due.fold(self.next, Instant::min))
+        self.awake.then_some(self.next)
     }
 
     /// A number less than `end`, which is not 0.
@@ -307,13 +297,15 @@ impl Hostile {
     }
 
     /// Sends a reply as planned. True if the driver wants an interrupt.
-    pub fn deliver(
+    #[expect(clippy::too_many_arguments, reason = "a reply and its ways")]
+    pub(super) fn deliver(
         &mut self,
         plan: &Plan,
         queue: &mut Virtqueue,
         memory: &GuestMemory,
         chain: Chain,
         reply: Vec<u8>,
+        late: &mut Vec<Late>,
         now: Instant,
     ) -> Result<bool, BadQueue> {
         if plan.executes && !plan.forged && plan.status.is_none() {
@@ -327,23 +319,13 @@ impl Hostile {
             }
             Delivery::Late(delay) => {
                 let due = now + delay;
-                self.late.push(Late { due, chain, reply });
+                late.push(Late { due, chain, reply });
                 Ok(false)
             }
             Delivery::Never => Ok(false),
             Delivery::As(u32::MAX, written) => queue.complete_as(chain.head().into(), written),
             Delivery::As(head, written) => queue.complete_as(head, written),
         }
-    }
-
-    /// Sends what is late enough. True if the driver wants an interrupt.
-    pub fn deliver_late(&mut self, queue: &mut Virtqueue, now: Instant) -> Result<bool, BadQueue> {
-        let mut interrupt = false;
-        while let Some(index) = self.late.iter().position(|late| late.due <= now) {
-            let late = self.late.swap_remove(index);
-            interrupt |= queue.complete(&late.chain, &late.reply)?;
-        }
-        Ok(interrupt)
     }
 
     /// Whether it is time for what has no cause; then scribbles over a ring, or begins a storm of events.

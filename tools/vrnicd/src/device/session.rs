@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use vrnic_engine::fault::Delivery;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Io, Rnic};
 use vrnic_wire::command::{self, Command, CommandCode, CommandHeader, ReplyHeader, Status};
@@ -34,6 +35,15 @@ pub(super) struct Queues {
     /// A command that takes long, of which a part is done.
     pub(super) begun: Option<Chain>,
     pub(super) events: Vec<EventQueue>,
+    /// Replies that are late on purpose.
+    pub(super) late: Vec<Late>,
+}
+
+/// A reply that is late.
+pub(super) struct Late {
+    pub(super) due: Instant,
+    pub(super) chain: Chain,
+    pub(super) reply: Vec<u8>,
 }
 
 /// An event queue.
@@ -99,12 +109,26 @@ impl Session {
                 }
                 None => refuse(Status::DeviceFailed, &mut reply),
             }
+            let delivery = (self.rnic.as_mut()).map_or(Delivery::Now, Rnic::take_delivery);
+            let late = &mut self.queues.late;
             interrupt |= match &mut hostile {
                 Some(hostile) => {
                     hostile.reply(&plan, &mut reply, length, chain.reply_capacity());
-                    hostile.deliver(&plan, queue, &self.memory, chain, reply, now)?
+                    hostile.deliver(&plan, queue, &self.memory, chain, reply, late, now)?
                 }
-                None => queue.complete(&chain, &reply)?,
+                None => match delivery {
+                    Delivery::Now => queue.complete(&chain, &reply)?,
+                    Delivery::Twice => {
+                        queue.complete(&chain, &reply)?;
+                        queue.complete(&chain, &reply)?
+                    }
+                    Delivery::Late(delay) => {
+                        let due = now + delay;
+                        late.push(Late { due, chain, reply });
+                        false
+                    }
+                    Delivery::Never => false,
+                },
             };
         }
         if interrupt {
@@ -113,13 +137,30 @@ impl Session {
         Ok(())
     }
 
-    /// Has a hostile device do what it does without a cause. True if it did anything.
-    pub(super) fn act(&mut self, hostile: &mut Hostile, now: Instant) -> Result<bool, BadQueue> {
-        if let Some(queue) = &mut self.queues.control
-            && hostile.deliver_late(queue, now)?
-        {
+    /// Sends the replies that are late enough. True if there were any.
+    pub(super) fn deliver_late(&mut self, now: Instant) -> Result<bool, BadQueue> {
+        let (mut any, mut interrupt) = (false, false);
+        let late = &mut self.queues.late;
+        while let Some(index) = late.iter().position(|late| late.due <= now) {
+            let Late { chain, reply, .. } = late.remove(index);
+            any = true;
+            if let Some(queue) = &mut self.queues.control {
+                interrupt |= queue.complete(&chain, &reply)?;
+            }
+        }
+        if interrupt {
             self.notifier.queue_used(CONTROL_QUEUE);
         }
+        Ok(any)
+    }
+
+    /// When the next reply that is late is due.
+    pub(super) fn next_late(&self) -> Option<Instant> {
+        self.queues.late.iter().map(|late| late.due).min()
+    }
+
+    /// Has a hostile device do what it does without a cause. True if it did anything.
+    pub(super) fn act(&mut self, hostile: &mut Hostile, now: Instant) -> Result<bool, BadQueue> {
         if !hostile.act(&self.memory, now) {
             return Ok(false);
         }

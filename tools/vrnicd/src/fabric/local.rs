@@ -85,6 +85,7 @@ mod tests {
             source_qpn: 0,
             destination_qpn: 2,
             pkey: 0xffff,
+            touched: vrnic_engine::segment::Touched::NOT,
             psn: Psn::default(),
             solicited: false,
             ack_request: false,

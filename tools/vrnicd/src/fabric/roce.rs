@@ -143,6 +143,7 @@ mod tests {
             source_qpn: 0,
             destination_qpn: 5,
             pkey: 0xffff,
+            touched: vrnic_engine::segment::Touched::NOT,
             psn: Psn::new(7),
             solicited: false,
             ack_request: false,

@@ -186,7 +186,10 @@ impl Qp {
                 }
                 _ => Counter::SendRequests,
             });
-            if self.created.signal_all || done.request.flags & send_flags::SIGNALED != 0 {
+            if self.created.signal_all
+                || done.request.flags & send_flags::SIGNALED != 0
+                || resources.faults.is_victim(self.number)
+            {
                 let mut cqe = self.cqe(done.request.wr_id, done.opcode(), Status::Success, None);
                 cqe.byte_length = done.request.length.into();
                 resources.complete(self.created.send_cqn, cqe, false, io);

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Faults on demand: what goes wrong because somebody wants it to.
+//!
+//! A fault is an input of the device, like the time. [`Faults`] is empty unless faults are armed. The
+//! rest of the engine asks it at few seams ([`Seam`]): a packet leaves or arrives, the responder decides,
+//! a completion is about to be written, a command to be answered, an event to be raised, a doorbell rings,
+//! a timer is set, time passes. Each such [`Occasion`] that a fault's description matches takes the next
+//! position in the fault's stream; whether the fault fires there follows from its seed and the position
+//! alone. So the same faults and the same traffic give the same firings.
+//!
+//! [`table`] says which faults there are, in words too; [`spec`] reads descriptions such as
+//! `drop opcode=ack nth=3`. What a fault does to packets is in `wire`, to all else in `seam` and `timed`; what is
+//! put off waits in `later`.
+
+pub(crate) mod later;
+mod occasion;
+mod seam;
+pub mod spec;
+pub mod table;
+mod timed;
+mod wire;
+
+use crate::time::Instant;
+use later::Later;
+pub use occasion::{Direction, PacketKind, Seam};
+pub(crate) use occasion::{Occasion, Subject};
+pub use spec::{BadSpec, Spec};
+use std::{collections::VecDeque, time::Duration};
+pub use table::Kind;
+pub use timed::Conditions;
+
+/// Faults of a device that may be armed at a time.
+pub const MAX_ARMED: usize = 64;
+
+/// Faults that are done and still listed.
+const MAX_DONE: usize = 64;
+
+/// Firings that are remembered.
+const MAX_LOG: usize = 4096;
+
+/// What may happen to a reply of the device's control queue.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Delivery {
+    /// It goes out.
+    #[default]
+    Now,
+    /// It goes out after that time.
+    Late(Duration),
+    /// It goes out twice.
+    Twice,
+    /// It never goes out.
+    Never,
+}
+
+/// One time that a fault did something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Firing {
+    /// Counts from 0 for each device.
+    pub number: u64,
+    /// When.
+    pub time: Instant,
+    /// The fault.
+    pub id: u64,
+    /// Name of its kind.
+    pub name: &'static str,
+    /// Place in the fault's stream of occasions, from 1.
+    pub position: u64,
+    /// Queue pair; 0 if it was about none.
+    pub qpn: u32,
+    /// Its peer; 0 if there is none.
+    pub peer_qpn: u32,
+    /// Completion queue; 0 if it was about none.
+    pub cqn: u32,
+    /// PSN of the packet.
+    pub psn: Option<u32>,
+    /// The occasion, in words.
+    pub what: String,
+}
+
+/// How far a fault is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It waits for that fault to fire.
+    Waiting(u64),
+    /// It may fire.
+    Armed,
+    /// It has fired, and what it does lasts.
+    Active,
+    /// It will not fire any more.
+    Done,
+}
+
+/// A fault, as it is listed.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its number, from 1.
+    pub id: u64,
+    /// Its description.
+    pub spec: Spec,
+    /// How far it is.
+    pub progress: Progress,
+    /// Occasions that matched.
+    pub seen: u64,
+    /// How often it fired.
+    pub fired: u64,
+}
+
+/// A fault that is armed.
+#[derive(Debug)]
+struct Armed {
+    id: u64,
+    spec: Spec,
+    /// When it was armed, or the fault fired that it waits for.
+    since: Option<Instant>,
+    seen: u64,
+    fired: u64,
+    /// Occasions left of a burst.
+    burst: u64,
+    /// When it fires next by itself.
+    next: Option<Instant>,
+    /// When a line that it slows down is free.
+    free: Instant,
+    /// The fault that has to fire before.
+    waits_for: Option<u64>,
+}
+
+/// A fault fires: what there is to do.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Strike {
+    pub(crate) id: u64,
+    pub(crate) kind: &'static Kind,
+    pub(crate) args: spec::Args,
+    /// Drawn for this firing.
+    pub(crate) chance: u64,
+    /// How long what it does lasts; `None` is until it is cleared.
+    pub(crate) lasts: Option<Duration>,
+    /// When the packet arrives on a line that is slow.
+    pub(crate) due: Option<Instant>,
+}
+
+/// The faults of a device. Empty by default.
+#[derive(Debug, Default)]
+pub struct Faults {
+    /// Whether any is armed or has something to do; the one thing that is tested while none is.
+    busy: bool,
+    armed: Vec<Armed>,
+    done: VecDeque<Listed>,
+    log: VecDeque<Firing>,
+    /// Firings so far.
+    fired: u64,
+    /// Number of the last fault.
+    last_id: u64,
+    /// The queue pair that acts.
+    acting: Option<Subject>,
+    /// What is put off.
+    pub(crate) later: Later,
+    /// What lasts.
+    pub(crate) conditions: Conditions,
+    /// Queue pairs whose completion was made an error, and that will be in the error state, with
+    /// whether it was a send.
+    victims: Vec<(u32, bool)>,
+    /// What becomes of the command that is being executed.
+    command: Option<seam::CommandFate>,
+    delivery: Delivery,
+}
+
+impl Faults {
+    /// Whether anything is armed, lasts or is put off.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// Whether nothing is armed, lasts or is put off, so that the device is as any other.
+    pub fn is_idle(&self) -> bool {
+        !self.busy
+    }
+
+    fn update(&mut self) {
+        self.busy = !self.armed.is_empty()
+            || !self.later.is_empty()
+            || !self.conditions.is_empty()
+            || !self.victims.is_empty()
+            || self.command.is_some();
+    }
+
+    /// Arms a fault and gives its number. It is noticed with the next call of the device.
+    ///
+    /// # Errors
+    ///
+    /// Too many are armed.
+    pub fn arm(&mut self, spec: Spec, now: Instant) -> Result<u64, BadSpec> {
+        if self.armed.len() >= MAX_ARMED {
+            return Err(BadSpec::new(format!(
+                "{MAX_ARMED} faults are armed already; clear some"
+            )));
+        }
+        self.last_id += 1;
+        self.armed.push(Armed {
+            id: self.last_id,
+            waits_for: spec.moment.after_fault,
+            since: spec.moment.after_fault.is_none().then_some(now),
+            spec,
+            seen: 0,
+            fired: 0,
+            burst: 0,
+            next: None,
+            free: Instant::default(),
+        });
+        self.update();
+        Ok(self.last_id)
+    }
+
+    /// Disarms a fault, or all. What it made last ends with the next call of the device. How many there were.
+    pub fn clear(&mut self, id: Option<u64>) -> usize {
+        let before = self.armed.len() + self.done.len();
+        let keeps = |other: u64| id.is_some_and(|id| id != other);
+        let mut ended: Vec<u64> = Vec::new();
+        self.armed.retain(|fault| {
+            let keep = keeps(fault.id);
+            if !keep {
+                ended.push(fault.id);
+            }
+            keep
+        });
+        self.done.retain(|fault| {
+            let keep = keeps(fault.id);
+            if !keep {
+                ended.push(fault.id);
+            }
+            keep
+        });
+        for id in &ended {
+            self.conditions.end(*id);
+        }
+        self.update();
+        before - self.armed.len() - self.done.len()
+    }
+
+    /// All faults that are armed or were, oldest first.
+    pub fn list(&self) -> Vec<Listed> {
+        let armed = self.armed.iter().map(|fault| Listed {
+            id: fault.id,
+            spec: fault.spec.clone(),
+            progress: match fault.waits_for {
+                Some(id) => Progress::Waiting(id),
+                None if self.conditions.has(fault.id) => Progress::Active,
+                None => Progress::Armed,
+            },
+            seen: fault.seen,
+            fired: fault.fired,
+        });
+        let done = self.done.iter().cloned().map(|done| Listed {
+            progress: if self.conditions.has(done.id) {
+                Progress::Active
+            } else {
+                Progress::Done
+            },
+            ..done
+        });
+        let mut all: Vec<Listed> = done.chain(armed).collect();
+        all.sort_by_key(|fault| fault.id);
+        all
+    }
+
+    /// The youngest firings, oldest first.
+    pub fn log(&self) -> impl Iterator<Item = &Firing> {
+        self.log.iter()
+    }
+
+    /// The device is reset: faults stay armed, what they put off or made last is gone.
+    pub fn rest(&mut self) {
+        self.later = Later::default();
+        self.conditions = Conditions::default();
+        self.victims.clear();
+        self.acting = None;
+        self.command = None;
+        self.delivery = Delivery::Now;
+        for fault in &mut self.armed {
+            fault.burst = 0;
+        }
+        self.update();
+    }
+
+    /// The queue pair that acts from now on.
+    pub(crate) fn act_for(&mut self, acting: Option<Subject>) {
+        self.acting = acting;
+    }
+
+    /// Whether a completion of the queue pair was made an error, and it does not know yet.
+    #[inline]
+    pub(crate) fn is_victim(&self, qpn: u32) -> bool {
+        self.busy && self.victims.iter().any(|(victim, _)| *victim == qpn)
+    }
+
+    /// Forgets what is put off of a queue pair that begins anew or goes. Its packets stay on their way.
+    pub(crate) fn forget_qp(&mut self, qpn: u32) {
+        self.victims.retain(|(victim, _)| *victim != qpn);
+        self.later.forget_qp(qpn);
+    }
+
+    /// Takes a queue pair that has to go to the error state, and whether because of a send.
+    pub(crate) fn next_victim(&mut self) -> Option<(u32, bool)> {
+        let victim = self.victims.pop();
+        self.update();
+        victim
+    }
+
+    /// When something is due.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        if !self.busy {
+            return None;
+        }
+        let timed = self.armed.iter().filter_map(|fault| {
+            let due = fault.spec.kind.seam() == Seam::Time && fault.waits_for.is_none();
+            due.then(|| fault.due())
+        });
+        timed
+            .chain(self.later.next())
+            .chain(self.conditions.next())
+            .min()
+    }
+
+    /// Looks which fault fires on an occasion: the first that does has it for itself.
+    pub(crate) fn strike(&mut self, now: Instant, mut occasion: Occasion) -> Option<Strike> {
+        occasion.qp = occasion.qp.or(self.acting);
+        let mut index = 0;
+        while let Some(fault) = self.armed.get_mut(index) {
+            if fault.spec.kind.seam() != occasion.seam || !fault.fires(now, &occasion) {
+                if fault.is_over(now) {
+                    self.finish(index);
+                } else {
+                    index += 1;
+                }
+                continue;
+            }
+            return Some(self.fire(index, now, &occasion));
+        }
+        None
+    }
+
+    /// The fault at `index` fires.
+    fn fire(&mut self, index: usize, now: Instant, occasion: &Occasion) -> Strike {
+        let fault = &mut self.armed[index];
+        fault.fired += 1;
+        let (spec, position) = (&fault.spec, fault.seen);
+        let mut strike = Strike {
+            id: fault.id,
+            kind: spec.kind,
+            args: spec.args,
+            chance: spec.moment.draw(position, 1),
+            lasts: spec.moment.lasts,
+            due: None,
+        };
+        if let Some(rate) = spec.args.rate {
+            let bytes = occasion.size.unwrap_or(0) + HEADERS;
+            let time = Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / rate);
+            fault.free = fault.free.max(now) + time;
+            strike.due = Some(fault.free);
+        }
+        let (id, spent) = (fault.id, fault.fired >= fault.spec.moment.count);
+        if !spec.kind.is_quiet() {
+            self.remember(now, id, strike.kind.name, position, occasion);
+        }
+        if spent {
+            self.finish(index);
+        }
+        for other in &mut self.armed {
+            if other.waits_for == Some(id) {
+                other.waits_for = None;
+                other.since = Some(now);
+            }
+        }
+        strike
+    }
+
+    fn remember(
+        &mut self,
+        time: Instant,
+        id: u64,
+        name: &'static str,
+        position: u64,
+        on: &Occasion,
+    ) {
+        if self.log.len() == MAX_LOG {
+            self.log.pop_front();
+        }
+        self.log.push_back(Firing {
+            number: self.fired,
+            time,
+            id,
+            name,
+            position,
+            qpn: on.qp.map_or(0, |qp| qp.qpn),
+            peer_qpn: on.qp.map_or(0, |qp| qp.peer),
+            cqn: on.cqn.unwrap_or(0),
+            psn: on.psn,
+            what: on.to_string(),
+        });
+        self.fired += 1;
+    }
+
+    /// The fault at `index` fires no more.
+    fn finish(&mut self, index: usize) {
+        let fault = self.armed.remove(index);
+        if self.done.len() == MAX_DONE {
+            self.done.pop_front();
+        }
+        self.done.push_back(Listed {
+            id: fault.id,
+            spec: fault.spec,
+            progress: Progress::Done,
+            seen: fault.seen,
+            fired: fault.fired,
+        });
+        self.update();
+    }
+}
+
+/// Bytes of a packet that are not payload, on a line that is slow: Ethernet, IPv6, UDP, BTH, ICRC and gap.
+const HEADERS: u64 = 14 + 40 + 8 + 12 + 4 + 24;
+
+impl Armed {
+    /// Whether it fires on an occasion of its seam, which takes a place in its stream if it matches.
+    fn fires(&mut self, now: Instant, occasion: &Occasion) -> bool {
+        if self.waits_for.is_some() || !self.spec.place.has(occasion) {
+            return false;
+        }
+        let after = self.spec.moment.after;
+        let early = !after.is_zero() && self.since.is_none_or(|since| now < since + after);
+        if early || self.is_over(now) {
+            return false;
+        }
+        if self
+            .spec
+            .args
+            .limit
+            .is_some_and(|limit| occasion.objects.is_none_or(|objects| objects < limit))
+        {
+            return false;
+        }
+        self.seen += 1;
+        if self.burst > 0 {
+            self.burst -= 1;
+            return true;
+        }
+        let hit = self.spec.moment.hits(self.seen);
+        if hit {
+            self.burst = self.spec.moment.burst - 1;
+        }
+        hit
+    }
+
+    /// Whether its time is over.
+    fn is_over(&self, now: Instant) -> bool {
+        let moment = &self.spec.moment;
+        self.spec.kind.seam() != Seam::Time
+            && self
+                .since
+                .zip(moment.lasts)
+                .is_some_and(|(since, lasts)| now >= since + moment.after + lasts)
+    }
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What faults do to completions, events, commands and doorbells.
+
+use super::{Delivery, Faults, Strike, later::Parcel, occasion::Occasion, table::Act};
+use crate::{
+    cause::Cause,
+    explain::{Explanation, Happening},
+    memory::Memory,
+    resources::{Io, Resources},
+    rnic::Rnic,
+};
+use vrnic_wire::{
+    command::{self, CommandCode},
+    completion::{Cqe, Opcode, Status},
+    event::{AsyncEvent, EventType},
+};
+
+/// What becomes of a command.
+#[derive(Copy, Clone, Debug, Default)]
+pub(crate) struct CommandFate {
+    /// The status and the `vendor_error` of a reply to a command that is not executed.
+    refusal: Option<(command::Status, u32)>,
+    delivery: Delivery,
+}
+
+/// Whether a completion is one of a send.
+fn is_send(cqe: &Cqe) -> bool {
+    cqe.opcode < Opcode::Receive.raw()
+}
+
+impl Faults {
+    /// How the reply to the command that was executed last is to be delivered; once.
+    pub(crate) fn take_delivery(&mut self) -> Delivery {
+        std::mem::take(&mut self.delivery)
+    }
+
+    /// The command was executed, or refused.
+    fn end_command(&mut self) {
+        if let Some(fate) = self.command.take() {
+            self.delivery = fate.delivery;
+            self.update();
+        }
+    }
+}
+
+impl Resources {
+    /// Looks whether a fault fires. If none is armed that is one test.
+    #[inline]
+    pub(crate) fn strike(&mut self, occasion: impl FnOnce() -> Occasion) -> Option<Strike> {
+        if !self.faults.is_busy() {
+            return None;
+        }
+        self.strike_armed(occasion())
+    }
+
+    #[cold]
+    fn strike_armed(&mut self, occasion: Occasion) -> Option<Strike> {
+        let strike = self.faults.strike(self.now, occasion)?;
+        self.explain_strike(&strike);
+        Some(strike)
+    }
+
+    /// Tells the record that a fault fired.
+    pub(crate) fn explain_strike(&mut self, strike: &Strike) {
+        if strike.kind.is_quiet() {
+            return;
+        }
+        let Some(firing) = self.faults.log.back() else {
+            return;
+        };
+        let happening = Happening::Fault {
+            id: strike.id,
+            name: strike.kind.name,
+        };
+        let what = Explanation {
+            peer_qpn: firing.peer_qpn,
+            psn: firing.psn,
+            ..Explanation::new(happening, firing.qpn, None)
+        };
+        self.explain(what);
+    }
+
+    /// Writes a completion while faults are armed.
+    #[cold]
+    pub(crate) fn complete_among_faults<M: Memory>(
+        &mut self,
+        cqn: u32,
+        mut cqe: Cqe,
+        solicited: bool,
+        io: &Io<'_, M>,
+    ) {
+        let qpn = cqe.qpn.get();
+        let send = is_send(&cqe);
+        let mut notify = false;
+        let mut due = None;
+        if cqe.status == Status::Success.raw() {
+            if self.faults.victims.contains(&(qpn, send)) {
+                fail(&mut cqe, Status::Flushed, Cause::QpInError.code());
+            } else if let Some(strike) = self.strike(|| Occasion::completion(cqn, send)) {
+                match strike.kind.act {
+                    Act::Complete(status) => {
+                        let vendor = strike.args.vendor.unwrap_or(Cause::Provoked.code());
+                        fail(&mut cqe, status, vendor);
+                        self.faults.victims.push((qpn, send));
+                    }
+                    Act::LoseCompletion => return,
+                    Act::HoldCompletion => due = Some(io.now + strike.args.delay),
+                    Act::Overrun => return self.fail_cq(cqn, Cause::Provoked, io.memory),
+                    Act::SpuriousNotice => notify = true,
+                    _ => {}
+                }
+            }
+        }
+        // Completions of a queue stay in order.
+        let last = self.faults.later.last_completion(cqn);
+        match due.max(last) {
+            Some(due) if self.faults.later.has_room(0) => {
+                let parcel = Parcel::Completion(cqn, cqe, solicited);
+                self.faults.later.put(due, parcel);
+            }
+            _ => {
+                for (cqe, solicited) in self.faults.later.take_completions(cqn) {
+                    self.write_completion(cqn, cqe, solicited, io);
+                }
+                self.write_completion(cqn, cqe, solicited, io);
+            }
+        }
+        self.faults.update();
+        if notify {
+            self.raise_notice(cqn);
+        }
+    }
+
+    /// A completion queue fails.
+    pub(crate) fn fail_cq<M: Memory>(&mut self, cqn: u32, cause: Cause, memory: &M) {
+        let Some(cq) = self.cqs.get_mut(cqn) else {
+            return;
+        };
+        if cq.fail(memory) {
+            self.note_failed_cq(cqn, cause);
+        }
+    }
+
+    /// Raises an event of a completion queue, unless one waits.
+    pub(crate) fn raise_notice(&mut self, cqn: u32) {
+        if let Some(cq) = self.cqs.get_mut(cqn)
+            && !std::mem::replace(&mut cq.event_waits, true)
+        {
+            self.completion_events.raise(cq.vector, cqn);
+        }
+    }
+
+    /// Whether a fault keeps an event of a completion queue back.
+    #[cold]
+    pub(crate) fn withhold_notice(&mut self, cqn: u32) -> bool {
+        let Some(strike) = self.strike(|| Occasion::notice(cqn)) else {
+            return false;
+        };
+        let due = self.now + strike.args.delay;
+        let hold = strike.kind.act == Act::HoldNotice && self.faults.later.has_room(0);
+        if hold {
+            self.faults.later.put(due, Parcel::Notice(cqn));
+        }
+        if let Some(cq) = self.cqs.get_mut(cqn) {
+            cq.event_waits = false;
+        }
+        self.faults.update();
+        true
+    }
+
+    /// What a fault makes of an asynchronous event: it goes out if this gives it back.
+    #[cold]
+    pub(crate) fn withhold_event(&mut self, event: AsyncEvent) -> Option<AsyncEvent> {
+        let Ok(event_type) = EventType::try_from(event.event_type.get()) else {
+            return Some(event);
+        };
+        let number = event.number.get();
+        let strike = self.strike(|| {
+            let mut occasion = Occasion::event(event_type);
+            if crate::event::names_cq(event_type) {
+                occasion.cqn = Some(number);
+            }
+            occasion
+        });
+        let Some(strike) = strike else {
+            return Some(event);
+        };
+        if strike.kind.act == Act::HoldEvent {
+            let due = self.now + strike.args.delay;
+            self.async_events.hold(event, due);
+        }
+        None
+    }
+}
+
+/// Makes a completion one with an error, which says nothing of the request but its name.
+fn fail(cqe: &mut Cqe, status: Status, vendor_error: u32) {
+    *cqe = Cqe {
+        wr_id: cqe.wr_id,
+        qpn: cqe.qpn,
+        opcode: cqe.opcode,
+        status: status.raw(),
+        vendor_error: vendor_error.into(),
+        ..Cqe::default()
+    };
+}
+
+impl Rnic {
+    /// Objects that there are of the kind that a command makes.
+    fn objects_of(&self, code: CommandCode) -> Option<u32> {
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Some(match code {
+            CommandCode::CreateContext => self.contexts.len(),
+            CommandCode::CreatePd => self.pds.len(),
+            CommandCode::CreateCq => self.resources.cqs.len(),
+            CommandCode::CreateQp => self.qps.len(),
+            CommandCode::CreateSrq => self.resources.srqs.len(),
+            CommandCode::RegisterMr | CommandCode::AllocateMr => {
+                count(self.resources.keys.regions())
+            }
+            CommandCode::AllocateMw => self.resources.keys.windows(),
+            CommandCode::CreateCounterSet => self.resources.counters.sets(),
+            CommandCode::AttachMulticast => count(self.resources.groups.attachments()),
+            _ => return None,
+        })
+    }
+
+    /// Before a command is executed, or goes on being so: the reply that it has without being executed.
+    #[inline]
+    pub(crate) fn refusal(&mut self, code: Option<CommandCode>) -> Option<(command::Status, u32)> {
+        if !self.resources.faults.is_busy() {
+            return None;
+        }
+        self.refusal_among_faults(code)
+    }
+
+    #[cold]
+    fn refusal_among_faults(
+        &mut self,
+        code: Option<CommandCode>,
+    ) -> Option<(command::Status, u32)> {
+        if let Some(fate) = self.resources.faults.command {
+            return fate.refusal;
+        }
+        let code = code?;
+        let objects = self.objects_of(code);
+        let strike = self.resources.strike(|| Occasion::command(code, objects));
+        let mut fate = CommandFate::default();
+        if let Some(strike) = strike {
+            let args = strike.args;
+            match strike.kind.act {
+                Act::RefuseCommand => {
+                    let status = args.status.unwrap_or(command::Status::NoResources);
+                    let vendor = args.vendor.unwrap_or(Cause::Provoked.code());
+                    fate.refusal = Some((status, vendor));
+                }
+                Act::DelayReply => fate.delivery = Delivery::Late(args.delay),
+                Act::NoReply => fate.delivery = Delivery::Never,
+                Act::ReplyTwice => fate.delivery = Delivery::Twice,
+                _ => {}
+            }
+        }
+        self.resources.faults.command = Some(fate);
+        self.resources.faults.update();
+        fate.refusal
+    }
+
+    /// After a command was executed or refused.
+    #[inline]
+    pub(crate) fn end_command(&mut self) {
+        if self.resources.faults.is_busy() {
+            self.resources.faults.end_command();
+        }
+    }
+
+    /// How the reply to the command that was executed last is to be delivered; once.
+    pub fn take_delivery(&mut self) -> Delivery {
+        self.resources.faults.take_delivery()
+    }
+
+    /// Whether a doorbell is taken away.
+    #[cold]
+    pub(crate) fn withhold_doorbell(
+        &mut self,
+        context: u32,
+        slot: u32,
+        owner: Option<u32>,
+    ) -> bool {
+        let subject = owner
+            .and_then(|qpn| self.qps.get(qpn))
+            .map(|qp| qp.subject());
+        let strike = self.resources.strike(|| Occasion {
+            qp: subject,
+            ..Occasion::new(super::Seam::Doorbell)
+        });
+        let Some(strike) = strike else {
+            return false;
+        };
+        let faults = &mut self.resources.faults;
+        if strike.kind.act == Act::HoldDoorbell {
+            if !faults.later.has_room(0) {
+                return false;
+            }
+            let parcel = Parcel::Doorbell(context, slot);
+            faults.later.put_fresh(strike.args.delay, parcel);
+            faults.update();
+        }
+        true
+    }
+
+    /// Takes queue pairs whose completions were made errors to their error states.
+    #[cold]
+    pub(crate) fn settle_victims<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+        while let Some((qpn, send)) = self.resources.faults.next_victim() {
+            let told = self.act(qpn, |qp, _| qp.fail_quietly(send, io));
+            if told.is_some() {
+                self.qps.schedule(qpn);
+            }
+        }
+    }
+}

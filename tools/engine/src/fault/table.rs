@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Which faults there are. The one source of their names, of what they do, and of what is said of them.
+
+mod command;
+mod completion;
+mod device;
+mod event;
+mod transport;
+mod wire;
+
+use super::{
+    occasion::Seam,
+    spec::{KEYS, Key},
+};
+use crate::segment::{Damage, NakCode};
+use vrnic_wire::{completion::Status, event::EventType};
+
+/// A field of a packet that a fault changes; the ICRC is that of the changed packet.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    Psn,
+    DestinationQp,
+    Pkey,
+    Qkey,
+    Rkey,
+    Address,
+    Length,
+    Opcode,
+    Credits,
+    Msn,
+    Immediate,
+}
+
+/// What a fault does.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Lose,
+    Hold,
+    Overtake,
+    Repeat,
+    Ghost,
+    Damage(Damage),
+    Shorten,
+    Flip,
+    Alter(Field),
+    Mark,
+    Throttle,
+    Notify,
+    Revoke,
+    Refuse(NakCode),
+    MissPacket,
+    NotReady,
+    Complete(Status),
+    LoseCompletion,
+    HoldCompletion,
+    Overrun,
+    SpuriousNotice,
+    LoseNotice,
+    HoldNotice,
+    LoseEvent,
+    HoldEvent,
+    RefuseCommand,
+    DelayReply,
+    NoReply,
+    ReplyTwice,
+    LoseDoorbell,
+    HoldDoorbell,
+    HoldTimer,
+    Raise(EventType),
+    /// Raises the event, and what it tells of is true.
+    Break(EventType),
+    BreakQp,
+    LinkDown,
+    Mtu,
+    Stuck,
+    Slow,
+    Fail,
+    Panic,
+}
+
+/// A kind of fault.
+#[derive(Debug)]
+pub struct Kind {
+    /// Its name.
+    pub name: &'static str,
+    pub(crate) act: Act,
+    /// What its description begins with.
+    pub preset: &'static str,
+    /// Words that its description may have besides those that all of its seam have.
+    takes: &'static [&'static str],
+    /// What it does.
+    pub summary: &'static str,
+    /// What does this in practice.
+    pub hardware: &'static str,
+    /// What the standard says.
+    pub standard: &'static str,
+    /// What a program sees.
+    pub program: &'static str,
+}
+
+/// Kinds of one part of the device.
+#[derive(Debug)]
+pub struct Group {
+    /// What they are about.
+    pub name: &'static str,
+    /// They.
+    pub kinds: &'static [Kind],
+}
+
+/// All kinds.
+pub const GROUPS: &[Group] = &[
+    Group {
+        name: "wire",
+        kinds: wire::KINDS,
+    },
+    Group {
+        name: "transport",
+        kinds: transport::KINDS,
+    },
+    Group {
+        name: "completions",
+        kinds: completion::KINDS,
+    },
+    Group {
+        name: "events",
+        kinds: event::KINDS,
+    },
+    Group {
+        name: "commands",
+        kinds: command::KINDS,
+    },
+    Group {
+        name: "device",
+        kinds: device::KINDS,
+    },
+];
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Kind {
+    /// All kinds.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        GROUPS.iter().flat_map(|group| group.kinds)
+    }
+
+    /// The kind with that name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        Self::all().find(|kind| kind.name == name)
+    }
+
+    /// Where it may fire.
+    pub fn seam(&self) -> Seam {
+        match self.act {
+            Act::Lose
+            | Act::Hold
+            | Act::Overtake
+            | Act::Repeat
+            | Act::Ghost
+            | Act::Damage(_)
+            | Act::Shorten
+            | Act::Flip
+            | Act::Alter(_)
+            | Act::Mark
+            | Act::Throttle
+            | Act::Notify
+            | Act::Revoke => Seam::Packet,
+            Act::Refuse(_) | Act::MissPacket | Act::NotReady => Seam::Decision,
+            Act::Complete(_)
+            | Act::LoseCompletion
+            | Act::HoldCompletion
+            | Act::Overrun
+            | Act::SpuriousNotice => Seam::Completion,
+            Act::LoseNotice | Act::HoldNotice => Seam::Notice,
+            Act::LoseEvent | Act::HoldEvent => Seam::Event,
+            Act::RefuseCommand | Act::DelayReply | Act::NoReply | Act::ReplyTwice => Seam::Command,
+            Act::LoseDoorbell | Act::HoldDoorbell => Seam::Doorbell,
+            Act::HoldTimer => Seam::Timer,
+            Act::Raise(_)
+            | Act::Break(_)
+            | Act::BreakQp
+            | Act::LinkDown
+            | Act::Mtu
+            | Act::Stuck
+            | Act::Slow
+            | Act::Fail
+            | Act::Panic => Seam::Time,
+        }
+    }
+
+    /// Whether it fires too often to tell of each time.
+    pub(crate) fn is_quiet(&self) -> bool {
+        matches!(self.act, Act::HoldTimer | Act::Throttle)
+    }
+
+    /// Whether what it does lasts.
+    pub(crate) fn is_condition(&self) -> bool {
+        matches!(self.act, Act::LinkDown | Act::Mtu | Act::Stuck | Act::Slow)
+    }
+
+    /// Words that its description may have.
+    pub fn keys(&self) -> impl Iterator<Item = &'static Key> {
+        KEYS.iter()
+            .filter(|key| key.is_of(self.seam()) || self.takes.contains(&key.name))
+    }
+
+    pub(super) fn has_key(&self, name: &str) -> bool {
+        self.keys().any(|key| key.name == name)
+    }
+}
+
+const fn kind(
+    name: &'static str,
+    act: Act,
+    preset: &'static str,
+    takes: &'static [&'static str],
+    [summary, hardware, standard, program]: [&'static str; 4],
+) -> Kind {
+    Kind {
+        name,
+        act,
+        preset,
+        takes,
+        summary,
+        hardware,
+        standard,
+        program,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::Spec;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_kind_has_a_name_of_its_own_a_preset_that_is_valid_and_is_described() {
+        let mut names = HashSet::new();
+        for kind in Kind::all() {
+            assert!(names.insert(kind.name), "{} is there twice", kind.name);
+            let spec: Spec = kind.name.parse().expect(kind.name);
+            assert_eq!(spec.kind, kind);
+            for text in [kind.summary, kind.hardware, kind.standard, kind.program] {
+                assert!(
+                    text.ends_with('.') && text.len() > 7,
+                    "{}: {text}",
+                    kind.name
+                );
+            }
+            for key in kind.takes {
+                assert!(KEYS.iter().any(|known| known.name == *key), "{key}");
+            }
+        }
+        assert!(names.len() >= 90, "{}", names.len());
+    }
+
+    #[test]
+    fn each_status_and_each_event_of_the_verbs_has_a_fault() {
+        let has = |act: Act| Kind::all().any(|kind| kind.act == act);
+        for status in Status::ALL {
+            assert_eq!(
+                has(Act::Complete(*status)),
+                *status != Status::Success,
+                "{status:?}"
+            );
+        }
+        for event in EventType::ALL {
+            assert_eq!(
+                has(Act::Raise(*event)),
+                *event != EventType::PageFault,
+                "{event:?}"
+            );
+        }
+    }
+}

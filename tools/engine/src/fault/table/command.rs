@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Faults of control commands: what firmware does to its driver.
+
+use super::{Act, Kind, kind};
+
+pub(super) const KINDS: &[Kind] = &[
+    kind(
+        "command-fails",
+        Act::RefuseCommand,
+        "status=no-resources",
+        &["status", "vendor"],
+        [
+            "A command is not executed, and its reply has status.",
+            "Firmware that runs out of memory, or disagrees with its driver.",
+            "A verb that fails has changed nothing; virtio-rdma says which errno belongs to which status.",
+            "The verb fails with that errno: EOPNOTSUPP, EINVAL, ENOENT, EBUSY, ENOMEM, EFAULT, EPERM or EIO.",
+        ],
+    ),
+    kind(
+        "no-memory",
+        Act::RefuseCommand,
+        "status=no-resources code=register-mr",
+        &["status", "vendor"],
+        [
+            "The device has no room for another region.",
+            "Devices with page tables in memory of their own.",
+            "Insufficient resources (11.2).",
+            "ibv_reg_mr fails with ENOMEM.",
+        ],
+    ),
+    kind(
+        "destroy-fails",
+        Act::RefuseCommand,
+        "status=busy code=destroy-qp",
+        &["status", "vendor"],
+        [
+            "A queue pair cannot be destroyed.",
+            "Firmware that is not done with it.",
+            "Destroying a queue pair succeeds (11.2).",
+            "The driver cannot give memory back that the device may use: it stops the device (IBV_EVENT_DEVICE_FATAL).",
+        ],
+    ),
+    kind(
+        "command-slow",
+        Act::DelayReply,
+        "delay=500ms",
+        &["delay"],
+        [
+            "A command is executed, and its reply comes late; commands behind it do not wait.",
+            "Firmware of many functions with one processor.",
+            "The standard says nothing of time.",
+            "The verb takes so long.",
+        ],
+    ),
+    kind(
+        "command-too-late",
+        Act::DelayReply,
+        "delay=100s",
+        &["delay"],
+        [
+            "A command is executed, and its reply comes after the driver gave up.",
+            "Firmware that hangs and comes back.",
+            "As command-never.",
+            "The verb fails with EIO, IBV_EVENT_DEVICE_FATAL, and the late reply harms nobody.",
+        ],
+    ),
+    kind(
+        "command-never",
+        Act::NoReply,
+        "",
+        &[],
+        [
+            "A command is executed and never answered.",
+            "Firmware that hangs: `command timed out` in the logs of most drivers.",
+            "The driver has to survive it; it gives the device up.",
+            "The verb fails with EIO after the driver's patience; IBV_EVENT_DEVICE_FATAL.",
+        ],
+    ),
+    kind(
+        "command-answered-twice",
+        Act::ReplyTwice,
+        "",
+        &[],
+        [
+            "A command has two replies, of one buffer.",
+            "Firmware or a hypervisor that repeats what it did before a restart.",
+            "A buffer comes back once.",
+            "The driver refuses the second; the verb succeeds.",
+        ],
+    ),
+    kind(
+        "limit-lowered",
+        Act::RefuseCommand,
+        "status=no-resources count=all code=create-qp limit=0",
+        &["status", "vendor", "limit"],
+        [
+            "There may be only limit objects of the kind that the command of code makes, whatever the device said at first.",
+            "Functions of a device that share its resources.",
+            "Limits are upper bounds: insufficient resources may come before (11.2).",
+            "ibv_create_qp and the like fail with ENOMEM below the maximum.",
+        ],
+    ),
+];

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Faults of completions.
+
+use super::{Act, Kind, Status, kind};
+
+const STATUS: &[&str] = &["vendor"];
+
+/// A completion with a status that is not success.
+const fn status(
+    name: &'static str,
+    status: Status,
+    preset: &'static str,
+    [summary, hardware, program]: [&'static str; 3],
+) -> Kind {
+    kind(
+        name,
+        Act::Complete(status),
+        preset,
+        STATUS,
+        [
+            summary,
+            hardware,
+            "A completion with an error takes its queue pair to the error state, that of sends of UC and UD to SQE (10.3.1); what is posted is flushed (11.6.2).",
+            program,
+        ],
+    )
+}
+
+pub(super) const KINDS: &[Kind] = &[
+    status(
+        "cqe-loc-len-err",
+        Status::LocalLength,
+        "side=recv",
+        [
+            "A completion says IBV_WC_LOC_LEN_ERR.",
+            "A message longer than its receive; a send longer than the port's maximum.",
+            "IBV_WC_LOC_LEN_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-loc-qp-op-err",
+        Status::LocalQueuePairOperation,
+        "side=send",
+        [
+            "A completion says IBV_WC_LOC_QP_OP_ERR.",
+            "A work request that the device cannot make sense of; more reads than max_rd_atomic allows.",
+            "IBV_WC_LOC_QP_OP_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-loc-prot-err",
+        Status::LocalProtection,
+        "side=send",
+        [
+            "A completion says IBV_WC_LOC_PROT_ERR.",
+            "A local key that is wrong or out of date.",
+            "IBV_WC_LOC_PROT_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-wr-flush-err",
+        Status::Flushed,
+        "",
+        [
+            "A completion says IBV_WC_WR_FLUSH_ERR, and no error came before it.",
+            "A queue pair that firmware or an administrator took to the error state.",
+            "IBV_WC_WR_FLUSH_ERR first: programs that wait for the cause before it wait in vain.",
+        ],
+    ),
+    status(
+        "cqe-mw-bind-err",
+        Status::MemoryManagement,
+        "side=send",
+        [
+            "A completion says IBV_WC_MW_BIND_ERR.",
+            "A bind or a fast registration that is not allowed.",
+            "IBV_WC_MW_BIND_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-bad-resp-err",
+        Status::BadResponse,
+        "side=send",
+        [
+            "A completion says IBV_WC_BAD_RESP_ERR.",
+            "A responder with a defect: a read response of the wrong length or opcode.",
+            "IBV_WC_BAD_RESP_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-loc-access-err",
+        Status::LocalAccess,
+        "side=recv",
+        [
+            "A completion says IBV_WC_LOC_ACCESS_ERR.",
+            "A write with immediate that hit a protection error.",
+            "IBV_WC_LOC_ACCESS_ERR on a receive, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-rem-inv-req-err",
+        Status::RemoteInvalidRequest,
+        "side=send",
+        [
+            "A completion says IBV_WC_REM_INV_REQ_ERR.",
+            "A message longer than the peer's receive; an operation that the peer does not do.",
+            "IBV_WC_REM_INV_REQ_ERR, then flushes. The peer knows nothing of it.",
+        ],
+    ),
+    status(
+        "cqe-rem-access-err",
+        Status::RemoteAccess,
+        "side=send",
+        [
+            "A completion says IBV_WC_REM_ACCESS_ERR.",
+            "A remote key that is wrong or out of date.",
+            "IBV_WC_REM_ACCESS_ERR, then flushes. The peer knows nothing of it.",
+        ],
+    ),
+    status(
+        "cqe-rem-op-err",
+        Status::RemoteOperation,
+        "side=send",
+        [
+            "A completion says IBV_WC_REM_OP_ERR.",
+            "A peer whose receive names memory that is not there.",
+            "IBV_WC_REM_OP_ERR, then flushes. The peer knows nothing of it.",
+        ],
+    ),
+    status(
+        "cqe-retry-exc-err",
+        Status::RetryExceeded,
+        "side=send",
+        [
+            "A completion says IBV_WC_RETRY_EXC_ERR, and at once.",
+            "A peer or a path that is gone; the most frequent error there is.",
+            "IBV_WC_RETRY_EXC_ERR, then flushes, without the time that the retries would have taken.",
+        ],
+    ),
+    status(
+        "cqe-rnr-retry-exc-err",
+        Status::RnrRetryExceeded,
+        "side=send",
+        [
+            "A completion says IBV_WC_RNR_RETRY_EXC_ERR.",
+            "A peer that posts no receives.",
+            "IBV_WC_RNR_RETRY_EXC_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-rem-abort-err",
+        Status::RemoteAborted,
+        "side=send",
+        [
+            "A completion says IBV_WC_REM_ABORT_ERR.",
+            "Seldom: drivers map what does not fit elsewhere to it.",
+            "IBV_WC_REM_ABORT_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-fatal-err",
+        Status::Fatal,
+        "",
+        [
+            "A completion says IBV_WC_FATAL_ERR.",
+            "A device that failed.",
+            "IBV_WC_FATAL_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-resp-timeout-err",
+        Status::ResponseTimeout,
+        "side=send",
+        [
+            "A completion says IBV_WC_RESP_TIMEOUT_ERR.",
+            "MAD agents report it; devices hardly do.",
+            "IBV_WC_RESP_TIMEOUT_ERR, then flushes.",
+        ],
+    ),
+    status(
+        "cqe-general-err",
+        Status::General,
+        "",
+        [
+            "A completion says IBV_WC_GENERAL_ERR.",
+            "What drivers say when firmware's reason has no other name.",
+            "IBV_WC_GENERAL_ERR, then flushes.",
+        ],
+    ),
+    kind(
+        "cqe-late",
+        Act::HoldCompletion,
+        "delay=100ms",
+        &["delay"],
+        [
+            "A completion is written later, and so are those behind it in its queue.",
+            "PCI Express that is congested; CQE compression; a host under memory pressure.",
+            "Completions of a queue come in order; when, the standard leaves open.",
+            "Latency.",
+        ],
+    ),
+    kind(
+        "cqe-lost",
+        Act::LoseCompletion,
+        "",
+        &[],
+        [
+            "A completion is never written.",
+            "Firmware defects; a driver that reads past an entry.",
+            "Each request that asks for one has a completion (10.8).",
+            "A program that counts completions waits for ever.",
+        ],
+    ),
+    kind(
+        "cq-overrun",
+        Act::Overrun,
+        "",
+        &[],
+        [
+            "A completion queue overruns though it has room.",
+            "A program that made its queue too small.",
+            "An affiliated error of the queue (11.6.3); its queue pairs go to the error state.",
+            "IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL for each queue pair, and no more completions.",
+        ],
+    ),
+    kind(
+        "cq-event-lost",
+        Act::LoseNotice,
+        "",
+        &[],
+        [
+            "The event of a completion queue that was armed is lost.",
+            "A lost interrupt: the classic of drivers and hypervisors.",
+            "An armed queue gives an event with its next completion (11.4).",
+            "A program that sleeps in ibv_get_cq_event stays asleep. One that polls now and then recovers.",
+        ],
+    ),
+    kind(
+        "cq-event-late",
+        Act::HoldNotice,
+        "delay=200ms",
+        &["delay"],
+        [
+            "The event of a completion queue comes late.",
+            "Interrupt moderation, a virtual CPU that does not run.",
+            "The standard says nothing of when.",
+            "Latency of programs that sleep; none of those that poll.",
+        ],
+    ),
+    kind(
+        "cq-event-spurious",
+        Act::SpuriousNotice,
+        "",
+        &[],
+        [
+            "A completion queue raises an event that nobody armed.",
+            "Shared interrupts; races of arming and polling are legal and give the same.",
+            "Programs have to expect an event without a completion (11.4).",
+            "ibv_get_cq_event returns, and maybe there is nothing to poll.",
+        ],
+    ),
+];

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Faults of the whole device: its doorbells, its link, its life.
+
+use super::{Act, Kind, kind};
+
+pub(super) const KINDS: &[Kind] = &[
+    kind(
+        "doorbell-lost",
+        Act::LoseDoorbell,
+        "",
+        &[],
+        [
+            "A doorbell is lost.",
+            "A write to the device that never arrives: PCI error recovery, a hypervisor's defect.",
+            "virtio-rdma: the device looks at its rings when it is rung.",
+            "Posted work lies until the next doorbell of its context.",
+        ],
+    ),
+    kind(
+        "doorbell-late",
+        Act::HoldDoorbell,
+        "delay=100ms",
+        &["delay"],
+        [
+            "A doorbell comes late.",
+            "A host whose emulation is busy.",
+            "The standard says nothing of time.",
+            "Latency.",
+        ],
+    ),
+    kind(
+        "stuck",
+        Act::Stuck,
+        "",
+        &[],
+        [
+            "The device stands still: no doorbell, no packet, no timer; commands are answered.",
+            "A data path that hangs while the control processor lives.",
+            "Peers find out by their timers.",
+            "No completions at all here; IBV_WC_RETRY_EXC_ERR at peers. Work goes on when it ends.",
+        ],
+    ),
+    kind(
+        "slow",
+        Act::Slow,
+        "delay=1ms",
+        &["delay"],
+        [
+            "The device does one unit of work, a packet or so, each delay.",
+            "Thermal throttling; a virtual device on a busy host.",
+            "The standard says nothing of speed.",
+            "Low bandwidth; timeouts that are too short end in retransmissions.",
+        ],
+    ),
+    kind(
+        "link-flap",
+        Act::LinkDown,
+        "for=1s interval=2s",
+        &[],
+        [
+            "The link goes down for a while: count times, one each interval.",
+            "Optics, a switch that restarts, an administrator.",
+            "The port is down, packets are lost (11.6.3).",
+            "IBV_EVENT_PORT_ERR, later IBV_EVENT_PORT_ACTIVE; requests survive if their retries last longer.",
+        ],
+    ),
+    kind(
+        "link-down",
+        Act::LinkDown,
+        "",
+        &[],
+        [
+            "The link goes down, until the fault is cleared.",
+            "A cable that is pulled.",
+            "As link-flap.",
+            "IBV_EVENT_PORT_ERR, then IBV_WC_RETRY_EXC_ERR.",
+        ],
+    ),
+    kind(
+        "mtu-change",
+        Act::Mtu,
+        "mtu=1024",
+        &["mtu"],
+        [
+            "The active MTU of the port is less.",
+            "An administrator who changes the MTU of the network interface.",
+            "The active MTU bounds path MTUs and datagrams (12.7).",
+            "ibv_query_port shows it; longer datagrams end with IBV_WC_LOC_LEN_ERR; connections go on as they were made.",
+        ],
+    ),
+    kind(
+        "needs-reset",
+        Act::Fail,
+        "",
+        &[],
+        [
+            "The device fails and says that it needs a reset.",
+            "Firmware that asserts; an uncorrectable error of the bus.",
+            "A locally detected catastrophic error (11.6.3); virtio's DEVICE_NEEDS_RESET.",
+            "IBV_EVENT_DEVICE_FATAL, every verb fails with EIO, completions of what was posted say flushed.",
+        ],
+    ),
+    kind(
+        "engine-panic",
+        Act::Panic,
+        "",
+        &[],
+        [
+            "The engine of the device panics.",
+            "A defect of vrnicd; the device's own version of firmware that crashes.",
+            "As needs-reset: the panic is contained to the device.",
+            "As needs-reset. Other devices of the same vrnicd go on.",
+        ],
+    ),
+];

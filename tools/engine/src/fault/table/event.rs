@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Asynchronous events: alone, with what they tell of, lost and late.
+
+use super::{Act, EventType, Kind, kind};
+
+const QP: &[&str] = &["qp", "peer", "type", "state", "context"];
+const CQ: &[&str] = &["cq"];
+const SRQ: &[&str] = &["srq"];
+const ALONE: &str = "Told without a reason here: what the event tells of did not happen.";
+
+pub(super) const KINDS: &[Kind] = &[
+    kind(
+        "event-cq-err",
+        Act::Raise(EventType::CqError),
+        "",
+        CQ,
+        [
+            "IBV_EVENT_CQ_ERR for a completion queue, all of programs or that of cq.",
+            ALONE,
+            "An affiliated error: the queue overran or cannot be written (11.6.3).",
+            "IBV_EVENT_CQ_ERR; completions go on.",
+        ],
+    ),
+    kind(
+        "event-qp-fatal",
+        Act::Raise(EventType::QpFatal),
+        "",
+        QP,
+        [
+            "IBV_EVENT_QP_FATAL for a queue pair, all of programs or those of qp.",
+            ALONE,
+            "An affiliated error: no completion could tell of it (11.6.3).",
+            "IBV_EVENT_QP_FATAL; the queue pair goes on.",
+        ],
+    ),
+    kind(
+        "event-qp-req-err",
+        Act::Raise(EventType::QpRequestError),
+        "",
+        QP,
+        [
+            "IBV_EVENT_QP_REQ_ERR for a queue pair.",
+            ALONE,
+            "The responder got a request that is not valid (11.6.3).",
+            "IBV_EVENT_QP_REQ_ERR; the queue pair goes on.",
+        ],
+    ),
+    kind(
+        "event-qp-access-err",
+        Act::Raise(EventType::QpAccessError),
+        "",
+        QP,
+        [
+            "IBV_EVENT_QP_ACCESS_ERR for a queue pair.",
+            ALONE,
+            "The responder got a request that it does not allow (11.6.3).",
+            "IBV_EVENT_QP_ACCESS_ERR; the queue pair goes on.",
+        ],
+    ),
+    kind(
+        "event-comm-est",
+        Act::Raise(EventType::CommunicationEstablished),
+        "",
+        QP,
+        [
+            "IBV_EVENT_COMM_EST for a queue pair.",
+            "The first message is faster than the RTU of the connection manager; on busy fabrics all the time.",
+            "The first message came while the queue pair was in RTR (11.6.3).",
+            "IBV_EVENT_COMM_EST, which rdma_cm turns into an established connection.",
+        ],
+    ),
+    kind(
+        "event-sq-drained",
+        Act::Raise(EventType::SendQueueDrained),
+        "",
+        QP,
+        [
+            "IBV_EVENT_SQ_DRAINED for a queue pair.",
+            ALONE,
+            "A queue pair in SQD has no request on its way any more (11.6.3).",
+            "IBV_EVENT_SQ_DRAINED.",
+        ],
+    ),
+    kind(
+        "event-device-fatal",
+        Act::Raise(EventType::DeviceFatal),
+        "",
+        &[],
+        [
+            "IBV_EVENT_DEVICE_FATAL, and the device goes on.",
+            "Firmware that reports a fault which it survives.",
+            "A locally detected catastrophic error (11.6.3).",
+            "IBV_EVENT_DEVICE_FATAL to each program. Its objects are of no use any more: the driver takes the device's word for it.",
+        ],
+    ),
+    kind(
+        "event-port-active",
+        Act::Raise(EventType::PortActive),
+        "",
+        &[],
+        [
+            "IBV_EVENT_PORT_ACTIVE while the port is active.",
+            "A link that retrains.",
+            "The port can be used again (11.6.3).",
+            "IBV_EVENT_PORT_ACTIVE, for the second time.",
+        ],
+    ),
+    kind(
+        "event-port-err",
+        Act::Raise(EventType::PortError),
+        "",
+        &[],
+        [
+            "IBV_EVENT_PORT_ERR while the port is active.",
+            "A link that retrains faster than anybody looks.",
+            "The port cannot be used (11.6.3).",
+            "IBV_EVENT_PORT_ERR, and ibv_query_port says active.",
+        ],
+    ),
+    kind(
+        "event-pkey-change",
+        Act::Raise(EventType::PkeyChange),
+        "",
+        &[],
+        [
+            "IBV_EVENT_PKEY_CHANGE, and the table is as before.",
+            "A subnet manager that sets partitions; RoCE has none.",
+            "The P_Key table changed (11.6.3).",
+            "IBV_EVENT_PKEY_CHANGE; programs read the table again.",
+        ],
+    ),
+    kind(
+        "event-gid-change",
+        Act::Raise(EventType::GidChange),
+        "",
+        &[],
+        [
+            "IBV_EVENT_GID_CHANGE, and the table is as before.",
+            "An address of the network interface that comes or goes.",
+            "The GID table changed (11.6.3).",
+            "IBV_EVENT_GID_CHANGE; programs read the table again.",
+        ],
+    ),
+    kind(
+        "event-srq-err",
+        Act::Raise(EventType::SrqError),
+        "",
+        SRQ,
+        [
+            "IBV_EVENT_SRQ_ERR for a shared receive queue, all of programs or that of srq.",
+            ALONE,
+            "An affiliated error of the queue (11.6.3).",
+            "IBV_EVENT_SRQ_ERR; receives go on.",
+        ],
+    ),
+    kind(
+        "event-srq-limit",
+        Act::Raise(EventType::SrqLimitReached),
+        "",
+        SRQ,
+        [
+            "IBV_EVENT_SRQ_LIMIT_REACHED for a shared receive queue, without a limit.",
+            ALONE,
+            "Fewer receives are posted than the limit (11.6.3).",
+            "IBV_EVENT_SRQ_LIMIT_REACHED; programs post receives, for which there may be no room.",
+        ],
+    ),
+    kind(
+        "event-last-wqe",
+        Act::Raise(EventType::LastWqeReached),
+        "",
+        QP,
+        [
+            "IBV_EVENT_QP_LAST_WQE_REACHED for a queue pair.",
+            ALONE,
+            "A queue pair in the error state takes no more receives of its shared queue (11.6.3).",
+            "IBV_EVENT_QP_LAST_WQE_REACHED; programs destroy the queue pair.",
+        ],
+    ),
+    kind(
+        "qp-fatal",
+        Act::Break(EventType::QpFatal),
+        "",
+        QP,
+        [
+            "A queue pair fails: IBV_EVENT_QP_FATAL, and it is in the error state.",
+            "Firmware that gives a queue pair up: a work queue that it cannot read, a parity error.",
+            "An affiliated error; the queue pair goes to the error state (11.6.3).",
+            "IBV_EVENT_QP_FATAL, all that was posted is flushed; the peer's requests end with IBV_WC_RETRY_EXC_ERR.",
+        ],
+    ),
+    kind(
+        "qp-error",
+        Act::BreakQp,
+        "",
+        QP,
+        [
+            "A queue pair goes to the error state, and no event tells of it.",
+            "An administrator's reset of a connection; firmware that is at a loss.",
+            "What is posted is flushed (10.3.1).",
+            "IBV_WC_WR_FLUSH_ERR without a cause; with a shared queue IBV_EVENT_QP_LAST_WQE_REACHED.",
+        ],
+    ),
+    kind(
+        "cq-fatal",
+        Act::Break(EventType::CqError),
+        "",
+        CQ,
+        [
+            "A completion queue fails: IBV_EVENT_CQ_ERR, and no more completions.",
+            "Memory of a queue that the device cannot reach any more.",
+            "An affiliated error of the queue (11.6.3).",
+            "IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL for each of its queue pairs.",
+        ],
+    ),
+    kind(
+        "srq-fatal",
+        Act::Break(EventType::SrqError),
+        "",
+        SRQ,
+        [
+            "A shared receive queue fails: IBV_EVENT_SRQ_ERR, and it gives no more receives.",
+            "Memory of a queue that the device cannot reach any more.",
+            "An affiliated error of the queue; queue pairs that need it go to the error state (11.6.3).",
+            "IBV_EVENT_SRQ_ERR; the next message fails its queue pair.",
+        ],
+    ),
+    kind(
+        "event-lost",
+        Act::LoseEvent,
+        "",
+        &[],
+        [
+            "An asynchronous event is lost.",
+            "A full event queue; a lost interrupt.",
+            "The standard knows no lost events.",
+            "A program that waits for an event, as for IBV_EVENT_QP_LAST_WQE_REACHED, waits for ever.",
+        ],
+    ),
+    kind(
+        "event-late",
+        Act::HoldEvent,
+        "delay=500ms",
+        &["delay"],
+        [
+            "An asynchronous event comes late.",
+            "A host that is busy.",
+            "Events are not in order with completions.",
+            "The event comes after the completions that it explains.",
+        ],
+    ),
+    kind(
+        "page-fault-slow",
+        Act::HoldEvent,
+        "event=page-fault count=all delay=2s",
+        &["delay"],
+        [
+            "Pages of regions on demand come slowly.",
+            "Memory that was swapped out, a network file system, a NUMA balancer.",
+            "The responder says RNR, the requester waits.",
+            "Seconds of waiting, and no error as long as retries last.",
+        ],
+    ),
+    kind(
+        "page-fault-lost",
+        Act::LoseEvent,
+        "event=page-fault",
+        &[],
+        [
+            "The device asks for pages and nobody hears it.",
+            "A full event queue.",
+            "As page-fault-slow, for ever.",
+            "The access waits until something else asks for the same pages.",
+        ],
+    ),
+];

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Faults that fire by themselves, and what lasts.
+
+use super::{
+    Armed, Faults, Seam, Strike,
+    later::Parcel,
+    occasion::{Direction, Occasion},
+    spec::{Args, Place},
+    table::Act,
+};
+use crate::{
+    cause::Cause,
+    event::{names_cq, names_port, names_qp, names_srq},
+    explain::{Explanation, Happening},
+    memory::Memory,
+    resources::Io,
+    rnic::Rnic,
+    time::Instant,
+};
+use std::time::Duration;
+use vrnic_wire::{command::ContextKind, event::EventType, port::Mtu};
+
+/// Least time between two firings.
+const MIN_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Something that lasts.
+#[derive(Copy, Clone, Debug)]
+struct Condition {
+    id: u64,
+    act: Act,
+    args: Args,
+    until: Option<Instant>,
+}
+
+/// What lasts.
+#[derive(Debug, Default)]
+pub struct Conditions {
+    all: Vec<Condition>,
+    /// Whether the device has to look at them.
+    changed: bool,
+    /// When a slow device does something next.
+    pace: Instant,
+    /// The MTU that the port has otherwise.
+    mtu: Option<Mtu>,
+}
+
+impl Conditions {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty() && !self.changed
+    }
+
+    pub(super) fn has(&self, id: u64) -> bool {
+        self.all.iter().any(|condition| condition.id == id)
+    }
+
+    pub(super) fn end(&mut self, id: u64) {
+        let before = self.all.len();
+        self.all.retain(|condition| condition.id != id);
+        self.changed |= self.all.len() != before;
+    }
+
+    fn begin(&mut self, condition: Condition) {
+        self.all.retain(|old| old.id != condition.id);
+        self.all.push(condition);
+        self.changed = true;
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let before = self.all.len();
+        self.all
+            .retain(|condition| condition.until.is_none_or(|until| now < until));
+        self.changed |= self.all.len() != before;
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        if self.changed {
+            return Some(Instant::default());
+        }
+        self.all
+            .iter()
+            .filter_map(|condition| condition.until)
+            .min()
+    }
+
+    fn find(&self, act: Act) -> Option<&Condition> {
+        self.all.iter().find(|condition| condition.act == act)
+    }
+
+    /// Whether the device stands still.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.find(Act::Stuck).is_some()
+    }
+}
+
+impl Faults {
+    /// How much of `budget` the device may spend now: nothing while it is held back.
+    #[inline]
+    pub(crate) fn budget(&mut self, budget: u32, now: Instant) -> u32 {
+        if !self.busy {
+            return budget;
+        }
+        if self.holds_back(now) {
+            return 0;
+        }
+        match self.conditions.find(Act::Slow) {
+            None => budget,
+            Some(slow) => {
+                self.conditions.pace = now + slow.args.delay;
+                1
+            }
+        }
+    }
+
+    /// Whether the device does nothing now.
+    pub(crate) fn holds_back(&self, now: Instant) -> bool {
+        let conditions = &self.conditions;
+        self.busy
+            && (conditions.is_stuck()
+                || conditions.find(Act::Slow).is_some() && now < conditions.pace)
+    }
+
+    /// When a slow device, which has something to do, goes on.
+    pub(crate) fn pace(&self) -> Option<Instant> {
+        let slow = self.busy && self.conditions.find(Act::Slow).is_some();
+        slow.then_some(self.conditions.pace)
+    }
+
+    /// A fault whose time has come, with where.
+    fn next_due(&mut self, now: Instant) -> Option<(Strike, Place)> {
+        let is_due = |fault: &Armed| {
+            fault.spec.kind.seam() == Seam::Time && fault.waits_for.is_none() && fault.due() <= now
+        };
+        let index = self.armed.iter().position(is_due)?;
+        let fault = &mut self.armed[index];
+        let moment = &fault.spec.moment;
+        let interval = moment.interval.max(MIN_INTERVAL);
+        fault.next = Some(now + interval);
+        fault.seen += 1;
+        let place = fault.spec.place.clone();
+        Some((self.fire(index, now, &Occasion::new(Seam::Time)), place))
+    }
+}
+
+impl Armed {
+    /// When it fires by itself.
+    pub(super) fn due(&self) -> Instant {
+        let first = self.since.unwrap_or_default() + self.spec.moment.after;
+        self.next.unwrap_or(first)
+    }
+}
+
+impl Rnic {
+    /// Does what faults have put off until now, or do by themselves.
+    #[cold]
+    pub(crate) fn advance_faults<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+        self.resources.faults.conditions.expire(io.now);
+        while let Some((strike, place)) = self.resources.faults.next_due(io.now) {
+            self.resources.explain_strike(&strike);
+            if strike.kind.is_condition() {
+                let condition = Condition {
+                    id: strike.id,
+                    act: strike.kind.act,
+                    args: strike.args,
+                    until: strike.lasts.map(|lasts| io.now + lasts),
+                };
+                self.resources.faults.conditions.begin(condition);
+            } else {
+                self.happen(strike.kind.act, &place, io);
+            }
+        }
+        self.heed_conditions();
+        while !self.resources.faults.conditions.is_stuck()
+            && let Some(parcel) = self.resources.faults.later.pop_due(io.now)
+        {
+            self.release(parcel, io);
+        }
+        self.resources.faults.update();
+    }
+
+    /// Makes the port what the conditions say.
+    fn heed_conditions(&mut self) {
+        let conditions = &mut self.resources.faults.conditions;
+        if !std::mem::replace(&mut conditions.changed, false) {
+            return;
+        }
+        let down = conditions.find(Act::LinkDown).is_some();
+        let less = conditions.find(Act::Mtu).and_then(|found| found.args.mtu);
+        let usual = conditions.mtu.take();
+        if let Some(usual) = usual {
+            self.resources.mtu = usual;
+        }
+        if let Some(less) = less {
+            let usual = self.resources.mtu;
+            self.resources.faults.conditions.mtu = Some(usual);
+            if less.bytes() < usual.bytes() {
+                self.resources.mtu = less;
+            }
+        }
+        self.change_port(|port| port.broken = down);
+    }
+
+    /// What was put off happens.
+    fn release<M: Memory>(&mut self, parcel: Parcel, io: &mut Io<'_, M>) {
+        match parcel {
+            Parcel::Packet(Direction::Out, segment) => {
+                if self.resources.port.is_active() {
+                    io.outbox.segments.push(segment);
+                } else {
+                    io.outbox.recycle(segment.payload);
+                }
+            }
+            Parcel::Packet(Direction::In, segment) => self.accept(segment, io),
+            Parcel::Completion(cqn, cqe, solicited) => {
+                self.resources.write_completion(cqn, cqe, solicited, io);
+            }
+            Parcel::Notice(cqn) => self.resources.raise_notice(cqn),
+            Parcel::Doorbell(context, slot) => {
+                self.ring_now(context, slot);
+            }
+        }
+    }
+
+    /// Numbers of queue pairs that a fault is about: of all those of programs if it names none.
+    fn chosen_qps(&self, place: &Place) -> Vec<u32> {
+        let all = self.qps.table.page(0, usize::MAX).into_iter().flatten();
+        let gsi = self.qps.gsi.as_deref().into_iter();
+        let subjects = gsi
+            .chain(all.map(|(_, qp)| qp.as_ref()))
+            .map(|qp| qp.subject());
+        subjects
+            .filter(|qp| !(qp.kernel && place.names_nobody()))
+            .filter(|qp| place.has(&Occasion::of_qp(Seam::Time, *qp)))
+            .map(|qp| qp.qpn)
+            .collect()
+    }
+
+    fn is_of_kernel(&self, context: u32) -> bool {
+        let context = self.contexts.get(context);
+        context.is_some_and(|context| context.kind == ContextKind::Kernel)
+    }
+
+    fn chosen_cqs(&self, place: &Place) -> Vec<u32> {
+        let all = self.resources.cqs.page(0, usize::MAX).into_iter().flatten();
+        all.filter(|(number, cq)| match place.cq {
+            Some(wanted) => wanted == *number,
+            None => !self.is_of_kernel(cq.context),
+        })
+        .map(|(number, _)| number)
+        .collect()
+    }
+
+    fn chosen_srqs(&self, place: &Place) -> Vec<u32> {
+        let all = self
+            .resources
+            .srqs
+            .page(0, usize::MAX)
+            .into_iter()
+            .flatten();
+        all.filter(|(number, srq)| match place.srq {
+            Some(wanted) => wanted == *number,
+            None => !self.is_of_kernel(srq.context),
+        })
+        .map(|(number, _)| number)
+        .collect()
+    }
+
+    /// Does what a fault does at its time.
+    fn happen<M: Memory>(&mut self, act: Act, place: &Place, io: &mut Io<'_, M>) {
+        match act {
+            Act::Raise(event) => {
+                let numbers = if names_qp(event) {
+                    self.chosen_qps(place)
+                } else if names_cq(event) {
+                    self.chosen_cqs(place)
+                } else if names_srq(event) {
+                    self.chosen_srqs(place)
+                } else if names_port(event) || event != EventType::DeviceFatal {
+                    vec![1]
+                } else {
+                    vec![0]
+                };
+                for number in numbers {
+                    let resources = &mut self.resources;
+                    let cause = Some(Cause::Provoked);
+                    resources
+                        .async_events
+                        .raise(event, number, cause, &mut resources.counters);
+                }
+            }
+            Act::Break(EventType::CqError) => {
+                for cqn in self.chosen_cqs(place) {
+                    self.resources.fail_cq(cqn, Cause::Provoked, io.memory);
+                }
+            }
+            Act::Break(EventType::SrqError) => {
+                for srqn in self.chosen_srqs(place) {
+                    self.fail_srq(srqn);
+                }
+            }
+            Act::Break(_) => {
+                for qpn in self.chosen_qps(place) {
+                    self.act(qpn, |qp, resources| qp.fail(Cause::Provoked, resources, io));
+                    self.qps.schedule(qpn);
+                }
+            }
+            Act::BreakQp => {
+                for qpn in self.chosen_qps(place) {
+                    self.act(qpn, |qp, _| qp.enter_error(io));
+                    self.qps.schedule(qpn);
+                }
+            }
+            Act::Fail => self.failing = true,
+            // The device's process contains it: that is what this fault is for.
+            Act::Panic => panic!("a fault that was armed makes the engine panic"),
+            _ => {}
+        }
+    }
+
+    fn fail_srq(&mut self, srqn: u32) {
+        let resources = &mut self.resources;
+        let Some(srq) = resources.srqs.get_mut(srqn) else {
+            return;
+        };
+        if srq.fail() {
+            let cause = Some(Cause::Provoked);
+            let happening = Happening::Event(EventType::SrqError);
+            resources.explain(Explanation::new(happening, srqn, cause));
+            resources
+                .async_events
+                .raise(EventType::SrqError, srqn, cause, &mut resources.counters);
+        }
+    }
+}
+
+impl Rnic {
+    /// The faults of the device.
+    pub fn faults(&self) -> &Faults {
+        &self.resources.faults
+    }
+
+    /// The faults of the device, to arm some or to clear them. [`advance`](Self::advance) has to follow.
+    pub fn faults_mut(&mut self) -> &mut Faults {
+        &mut self.resources.faults
+    }
+
+    /// Gives the device other faults than it has: those of the device before a reset.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.resources.faults = faults;
+    }
+
+    /// Takes the faults of the device, which has none then.
+    pub fn take_faults(&mut self) -> Faults {
+        std::mem::take(&mut self.resources.faults)
+    }
+
+    /// Whether a fault made the device fail: it has to say that it needs a reset.
+    pub fn is_failing(&self) -> bool {
+        self.failing
+    }
+}

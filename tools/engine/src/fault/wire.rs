@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What faults do to packets.
+
+use super::{
+    Faults, Strike,
+    later::Parcel,
+    occasion::{Direction, Occasion, Seam, key_of},
+    table::{Act, Field},
+};
+use crate::{
+    memory::Memory,
+    resources::{Io, Resources},
+    rnic::Rnic,
+    segment::{Aeth, Body, ECN_MARKED, Payload, Segment, SendTail, Syndrome, Touched},
+};
+use std::time::Duration;
+use vrnic_wire::qp::MAX_PSN;
+
+/// What becomes of a packet.
+enum Fate {
+    /// It goes on, maybe changed.
+    Goes,
+    /// It is lost.
+    Lost,
+    /// It comes so many times more.
+    Repeated(u32),
+    /// A copy of it comes later.
+    Ghost(Duration),
+    /// It comes later.
+    Later(crate::time::Instant),
+    /// So many others overtake it.
+    Overtaken(u32),
+    /// A congestion notification comes with it.
+    Notified,
+    /// The region with that key loses its rights first.
+    Revokes(u32),
+}
+
+/// Does to a packet what the fault does.
+fn suffer<M: Memory>(strike: &Strike, segment: &mut Segment<'static>, io: &Io<'_, M>) -> Fate {
+    let args = &strike.args;
+    segment.touched = Touched::by(strike.kind);
+    match strike.kind.act {
+        Act::Lose => Fate::Lost,
+        Act::Hold => Fate::Later(io.now + args.delay),
+        Act::Throttle => strike.due.map_or(Fate::Goes, Fate::Later),
+        Act::Overtake => Fate::Overtaken(args.by),
+        Act::Repeat => Fate::Repeated(args.by),
+        Act::Ghost => Fate::Ghost(args.delay),
+        Act::Damage(damage) => {
+            segment.touched.damage = Some(damage);
+            Fate::Goes
+        }
+        Act::Mark => {
+            segment.path.traffic_class |= ECN_MARKED;
+            Fate::Goes
+        }
+        Act::Notify => Fate::Notified,
+        Act::Revoke => key_of(&segment.body).map_or(Fate::Goes, Fate::Revokes),
+        Act::Shorten | Act::Flip => {
+            if segment.detach(io.memory).is_err() {
+                return Fate::Lost;
+            }
+            if let Payload::Bytes(bytes) = &mut segment.payload
+                && !bytes.is_empty()
+            {
+                if strike.kind.act == Act::Shorten {
+                    let half = bytes.len() / 2;
+                    let left = args.bytes.map_or(half, |left| left as usize);
+                    bytes.truncate(left);
+                } else {
+                    let bit = (strike.chance % (bytes.len() as u64 * 8)) as usize;
+                    bytes[bit / 8] ^= 1 << (bit % 8);
+                }
+            }
+            Fate::Goes
+        }
+        Act::Alter(field) => {
+            alter(field, args.value, segment);
+            Fate::Goes
+        }
+        _ => Fate::Goes,
+    }
+}
+
+/// Changes a field of a packet that has it.
+fn alter(field: Field, value: Option<u32>, segment: &mut Segment<'static>) {
+    fn aeth(body: &mut Body) -> Option<&mut Aeth> {
+        match body {
+            Body::Acknowledge(aeth) | Body::AtomicAcknowledge { aeth, .. } => Some(aeth),
+            Body::ReadResponse { aeth, .. } => aeth.as_mut(),
+            _ => None,
+        }
+    }
+    let changed = |old: u32| value.unwrap_or(old ^ 0x0001_0000);
+    match (field, &mut segment.body) {
+        (Field::Psn, _) => segment.psn = segment.psn.add(value.unwrap_or(1000)),
+        (Field::DestinationQp, _) => {
+            let next = segment.destination_qpn.wrapping_add(1);
+            segment.destination_qpn = value.unwrap_or(next) & MAX_PSN;
+        }
+        (Field::Pkey, _) => segment.pkey = value.unwrap_or(0x7fff) as u16,
+        (Field::Qkey, Body::Datagram { qkey, .. }) => *qkey = changed(*qkey),
+        (
+            Field::Rkey,
+            Body::Write {
+                reth: Some(reth), ..
+            }
+            | Body::ReadRequest(reth)
+            | Body::AtomicWrite(reth),
+        ) => reth.rkey = changed(reth.rkey),
+        (Field::Rkey, Body::AtomicRequest(request)) => request.rkey = changed(request.rkey),
+        (Field::Rkey, Body::FlushRequest(flush)) => {
+            flush.remote.rkey = changed(flush.remote.rkey);
+        }
+        (
+            Field::Address,
+            Body::Write {
+                reth: Some(reth), ..
+            }
+            | Body::ReadRequest(reth)
+            | Body::AtomicWrite(reth),
+        ) => reth.address = reth.address.wrapping_add(value.unwrap_or(1 << 31).into()),
+        (Field::Address, Body::AtomicRequest(request)) => {
+            request.address = request
+                .address
+                .wrapping_add(value.unwrap_or(1 << 31).into());
+        }
+        (
+            Field::Length,
+            Body::Write {
+                reth: Some(reth), ..
+            }
+            | Body::ReadRequest(reth),
+        ) => reth.length = reth.length.wrapping_add(value.unwrap_or(1)),
+        (Field::Opcode, body) => *body = Body::Unknown(value.unwrap_or(0x1d) as u8 & 0x1f),
+        (Field::Credits, body) => {
+            if let Some(aeth) = aeth(body)
+                && let Syndrome::Ack { credits } = &mut aeth.syndrome
+            {
+                *credits = value.unwrap_or(0) as u8 & 31;
+            }
+        }
+        (Field::Msn, body) => {
+            if let Some(aeth) = aeth(body) {
+                aeth.msn = aeth.msn.wrapping_add(value.unwrap_or(1)) & MAX_PSN;
+            }
+        }
+        (
+            Field::Immediate,
+            Body::Send {
+                tail: SendTail::Immediate(immediate),
+                ..
+            }
+            | Body::Write {
+                immediate: Some(immediate),
+                ..
+            }
+            | Body::Datagram {
+                immediate: Some(immediate),
+                ..
+            },
+        ) => *immediate = changed(*immediate),
+        _ => {}
+    }
+}
+
+impl Faults {
+    /// Puts a packet off if there is room; otherwise gives it back.
+    fn put_packet<M: Memory>(
+        &mut self,
+        direction: Direction,
+        mut segment: Segment<'static>,
+        when: &Fate,
+        io: &mut Io<'_, M>,
+    ) -> Option<Segment<'static>> {
+        if !self.later.has_room(segment.payload.len()) {
+            return Some(segment);
+        }
+        if segment.detach(io.memory).is_err() {
+            io.outbox.recycle(segment.payload);
+            return None;
+        }
+        match *when {
+            Fate::Overtaken(by) => self.later.put_behind(direction, segment, by, io.now),
+            Fate::Ghost(delay) => {
+                let due = io.now + delay;
+                self.later.put(due, Parcel::Packet(direction, segment));
+            }
+            Fate::Later(due) => self.later.put(due, Parcel::Packet(direction, segment)),
+            _ => return Some(segment),
+        }
+        self.update();
+        None
+    }
+
+    /// Puts aside what there is to put aside of a packet, and gives how often it goes on now.
+    fn settle_packet<M: Memory>(
+        &mut self,
+        direction: Direction,
+        segment: Segment<'static>,
+        fate: &Fate,
+        io: &mut Io<'_, M>,
+    ) -> Option<(Segment<'static>, u32)> {
+        match fate {
+            Fate::Goes | Fate::Notified | Fate::Revokes(_) => Some((segment, 1)),
+            Fate::Lost => {
+                io.outbox.recycle(segment.payload);
+                None
+            }
+            Fate::Repeated(by) => Some((segment, 1 + by)),
+            Fate::Ghost(_) => {
+                if let Some(copy) = self.put_packet(direction, segment.clone(), fate, io) {
+                    io.outbox.recycle(copy.payload);
+                }
+                Some((segment, 1))
+            }
+            Fate::Later(_) | Fate::Overtaken(_) => self
+                .put_packet(direction, segment, fate, io)
+                .map(|segment| (segment, 1)),
+        }
+    }
+}
+
+impl Resources {
+    /// A packet leaves while faults are armed.
+    #[cold]
+    pub(crate) fn leave<M: Memory>(&mut self, mut segment: Segment<'static>, io: &mut Io<'_, M>) {
+        let out = Direction::Out;
+        let overtaken = self.faults.later.pass(out, segment.destination_qpn);
+        let strike = self.strike(|| Occasion::packet(Seam::Packet, out, &segment));
+        let fate = strike.map_or(Fate::Goes, |strike| suffer(&strike, &mut segment, io));
+        let goes = self.faults.settle_packet(out, segment, &fate, io);
+        if let Some((segment, times)) = goes {
+            for _ in 1..times {
+                io.outbox.segments.push(segment.clone());
+            }
+            io.outbox.segments.push(segment);
+        }
+        io.outbox.segments.extend(overtaken);
+    }
+}
+
+impl Rnic {
+    /// A packet arrives while faults are armed.
+    #[cold]
+    pub(crate) fn arrive<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
+        if self.resources.faults.conditions.is_stuck() {
+            return io.outbox.recycle(segment.payload);
+        }
+        let qpn = segment.destination_qpn;
+        let overtaken = self.resources.faults.later.pass(Direction::In, qpn);
+        let subject = self.qps.get(qpn).map(|qp| qp.subject());
+        self.resources.faults.act_for(subject);
+        let strike = self
+            .resources
+            .strike(|| Occasion::packet(Seam::Packet, Direction::In, &segment));
+        self.resources.faults.act_for(None);
+        match strike {
+            None => self.accept(segment, io),
+            Some(strike) => self.arrive_struck(&strike, &segment, io),
+        }
+        for segment in overtaken {
+            self.accept(segment, io);
+        }
+    }
+
+    fn arrive_struck<M: Memory>(
+        &mut self,
+        strike: &Strike,
+        segment: &Segment<'_>,
+        io: &mut Io<'_, M>,
+    ) {
+        let Ok(mut owned) = segment.to_owned(io.memory) else {
+            return;
+        };
+        let fate = suffer(strike, &mut owned, io);
+        let (path, from) = (owned.path, owned.source_qpn);
+        let (to, psn) = (owned.destination_qpn, owned.psn);
+        let damaged = owned.touched.damage;
+        if let Fate::Revokes(key) = fate {
+            self.resources.keys.revoke(key);
+        }
+        let faults = &mut self.resources.faults;
+        let goes = faults.settle_packet(Direction::In, owned, &fate, io);
+        if let Some(damage) = damaged {
+            if let Some((segment, _)) = goes {
+                io.outbox.recycle(segment.payload);
+            }
+            return self.count_bad_packet(damage == crate::segment::Damage::Icrc);
+        }
+        if let Some((segment, times)) = goes {
+            for _ in 1..times {
+                self.accept(segment.clone(), io);
+            }
+            self.accept(segment, io);
+        }
+        if matches!(fate, Fate::Notified) {
+            let notification = Segment {
+                path,
+                source_qpn: from,
+                destination_qpn: to,
+                pkey: crate::qp::DEFAULT_PKEY,
+                psn,
+                solicited: false,
+                ack_request: false,
+                unreliable: false,
+                body: Body::CongestionNotification,
+                payload: Payload::Empty,
+                touched: Touched::by(strike.kind),
+            };
+            self.accept(notification, io);
+        }
+    }
+}

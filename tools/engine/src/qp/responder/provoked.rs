@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What the responder answers when a fault decides.
+
+use super::Fault;
+use crate::{
+    cause::Cause,
+    fault::{Kind, table::Act},
+    memory::Memory,
+    qp::Qp,
+    resources::{Io, Resources},
+    segment::{NakCode, Segment, Syndrome},
+};
+use vrnic_wire::{completion::Status, counter::Counter};
+
+impl Qp {
+    /// Answers the packet that is expected as a fault wants it, without executing it.
+    pub(super) fn provoked<M: Memory>(
+        &mut self,
+        kind: &Kind,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
+        let cause = Cause::Provoked;
+        match kind.act {
+            Act::MissPacket => {
+                resources.counters.count(Counter::SequenceNaksSent);
+                let syndrome = Syndrome::Nak(NakCode::SequenceError);
+                self.explain_nak_sent(syndrome, cause, segment, resources);
+                self.nak(syndrome);
+            }
+            Act::Refuse(code) => {
+                let status = match code {
+                    NakCode::InvalidRequest => Status::RemoteInvalidRequest,
+                    NakCode::RemoteAccess => Status::LocalAccess,
+                    _ => Status::LocalQueuePairOperation,
+                };
+                let fault = Fault {
+                    code,
+                    cause,
+                    status,
+                };
+                self.explain_nak_sent(Syndrome::Nak(code), cause, segment, resources);
+                self.refuse(&fault, resources, io);
+            }
+            _ => self.nak_not_ready(cause, segment, resources),
+        }
+    }
+}

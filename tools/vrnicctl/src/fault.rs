@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Faults: armed, listed, cleared, explained.
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use anyhow::{Result, bail};
+use clap::Subcommand;
+use serde::Serialize;
+use vrnic_engine::fault::{
+    Kind,
+    table::{GROUPS, Group},
+};
+use vrnicd::control::client::Client;
+use vrnicd::control::protocol::{Fault, Firing};
+
+use crate::table::{Row, print};
+use crate::{Choice, list};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Arms one on a device: `vrnicctl fault add -d a drop opcode=ack nth=3`. Prints its number. The daemon's configuration
+    /// has to allow it: `faults = true`.
+    Add {
+        /// The device.
+        #[arg(long, short, value_name = "NAME")]
+        device: String,
+        /// Name of the fault, then where, when and what as KEY=VALUE; see `vrnicctl fault explain`.
+        #[arg(required = true, value_name = "FAULT")]
+        fault: Vec<String>,
+    },
+    /// Lists those that are armed or were.
+    List(Choice),
+    /// Clears one, or all: of what lasts, as a link that is down, this is the end.
+    Clear {
+        #[command(flatten)]
+        choice: Choice,
+        /// Its number; needs its device.
+        #[arg(requires = "device")]
+        id: Option<u64>,
+    },
+    /// When they fired: the last few thousand times.
+    Log(Choice),
+    /// Lists all kinds of faults, or says of one what it does, what does so in practice, what the standard says, what a
+    /// program sees, and which words its description may have.
+    Explain {
+        /// Its name.
+        name: Option<String>,
+    },
+}
+
+/// What `explain` knows of a kind.
+#[derive(Serialize)]
+struct Known {
+    name: &'static str,
+    group: &'static str,
+    preset: &'static str,
+    does: &'static str,
+    in_practice: &'static str,
+    standard: &'static str,
+    program: &'static str,
+    keys: Vec<Word>,
+}
+
+/// A word of descriptions.
+#[derive(Serialize)]
+struct Word {
+    key: &'static str,
+    value: &'static str,
+    meaning: &'static str,
+}
+
+impl Known {
+    fn new(group: &Group, kind: &'static Kind) -> Self {
+        let word = |key: &'static vrnic_engine::fault::spec::Key| Word {
+            key: key.name,
+            value: key.value,
+            meaning: key.text,
+        };
+        Self {
+            name: kind.name,
+            group: group.name,
+            preset: kind.preset,
+            does: kind.summary,
+            in_practice: kind.hardware,
+            standard: kind.standard,
+            program: kind.program,
+            keys: kind.keys().map(word).collect(),
+        }
+    }
+}
+
+impl Row for Known {
+    const HEADS: &'static [&'static str] = &["ABOUT", "FAULT", "WHAT IT DOES"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.group.into(), self.name.into(), self.does.into()]
+    }
+}
+
+impl Row for Fault {
+    const HEADS: &'static [&'static str] = &["DEVICE", "ID", "STATE", "SEEN", "FIRED", "FAULT"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.id.to_string(),
+            self.progress.clone(),
+            self.seen.to_string(),
+            self.fired.to_string(),
+            self.fault.clone(),
+        ]
+    }
+}
+
+impl Row for Firing {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE", "SECONDS", "ID", "FAULT", "POSITION", "QP", "PEER", "CQ", "PSN", "WHAT",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let number = |number: u32| match number {
+            0 => "-".to_owned(),
+            number => number.to_string(),
+        };
+        let (seconds, rest) = (
+            self.nanoseconds / 1_000_000_000,
+            self.nanoseconds % 1_000_000_000,
+        );
+        vec![
+            format!("{seconds}.{:06}", rest / 1000),
+            self.id.to_string(),
+            self.name.clone(),
+            self.position.to_string(),
+            number(self.qpn),
+            number(self.peer_qpn),
+            number(self.cqn),
+            self.psn.map_or_else(|| "-".into(), |psn| psn.to_string()),
+            self.what.clone(),
+        ]
+    }
+}
+
+/// Runs all but [`Command::Explain`].
+pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
+    match command {
+        Command::Add { device, fault } => {
+            let id = client.add_fault(device, &fault.join(" "))?;
+            tell(json, &id.to_string(), &serde_json::json!({ "id": id }))
+        }
+        Command::List(choice) => list(client, choice, json, Client::faults),
+        Command::Clear { choice, id } => {
+            let mut count = 0;
+            for device in crate::chosen(client, choice.device.as_deref())? {
+                count += client.clear_faults(&device.name, *id)?;
+            }
+            tell(
+                json,
+                &count.to_string(),
+                &serde_json::json!({ "cleared": count }),
+            )
+        }
+        Command::Log(choice) => list(client, choice, json, Client::fault_log),
+        Command::Explain { name } => explain(name.as_deref(), json),
+    }
+}
+
+fn tell(json: bool, text: &str, value: &serde_json::Value) -> Result<()> {
+    let mut out = std::io::stdout();
+    if json {
+        writeln!(out, "{value}")?;
+    } else {
+        writeln!(out, "{text}")?;
+    }
+    Ok(())
+}
+
+/// Says what there is to know of a kind of faults, or lists all.
+pub fn explain(name: Option<&str>, json: bool) -> Result<()> {
+    let all = GROUPS
+        .iter()
+        .flat_map(|group| group.kinds.iter().map(move |kind| Known::new(group, kind)));
+    let known: Vec<Known> = all
+        .filter(|known| name.is_none_or(|name| known.name == name))
+        .collect();
+    let Some(name) = name else {
+        return print(&known, json);
+    };
+    let [one] = &known[..] else {
+        bail!("no fault is called {name:?}; `vrnicctl fault explain` lists all");
+    };
+    if json {
+        return print(&known, true);
+    }
+    let mut text = format!(
+        "{name}\n  {}\n\nIn practice\n  {}\n\nThe standard\n  {}\n\nA program sees\n  {}\n\n",
+        one.does, one.in_practice, one.standard, one.program
+    );
+    if !one.preset.is_empty() {
+        writeln!(text, "Unless told otherwise\n  {}\n", one.preset)?;
+    }
+    writeln!(text, "Words")?;
+    for Word {
+        key,
+        value,
+        meaning,
+    } in &one.keys
+    {
+        writeln!(text, "  {key}={value}\n      {meaning}")?;
+    }
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
