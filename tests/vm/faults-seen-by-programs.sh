@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Unmodified programs see faults as the table of faults says: completions with each status, retransmissions that nobody
+# notices, asynchronous events, verbs that fail. Nothing can be armed unless the configuration allows it (vrnicd's tests).
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=900
+# lab: vrnicd faults = true
+. "$LAB_LIB"
+
+seen=0
+wrong=0
+
+# ping_pong FAULT DEVICE EXPECTED: ibv_rc_pingpong between the VMs, the server in b. EXPECTED is `ok`, the number of an
+# ibv_wc_status that one of both ends with, or `hangs`. With a + before it the fault waits until the program has sent nine
+# packets. `flags` are more arguments of the program.
+flags=
+ping_pong() {
+	local fault=$1 device=$2 expected=$3 patience=25 server code=0 outcome
+	[ "$expected" = hangs ] && patience=4
+	vrnicctl fault clear >/dev/null
+	if [[ $fault = +* ]]; then
+		fault="${fault#+} after-fault=$(vrnicctl fault add -d "$device" duplicate type=rc nth=10)"
+	fi
+	vrnicctl fault add -d "$device" $fault >/dev/null || fail "$fault cannot be armed"
+	on -t 60 b timeout $((patience + 5)) ibv_rc_pingpong -d "$DEV_b" -g "$GID_INDEX" -n 40 -s 6000 -m 1024 $flags > "$LAB_DIR/server" 2>&1 &
+	server=$!
+	listening b 18515
+	on -t 60 a timeout $patience ibv_rc_pingpong -d "$DEV_a" -g "$GID_INDEX" -n 40 -s 6000 -m 1024 $flags "$IP_b" > "$LAB_DIR/client" 2>&1 || code=$?
+	[ $code = 0 ] || on b pkill ibv_rc_pingpong || true
+	wait $server || true
+	outcome=$(cat "$LAB_DIR/client" "$LAB_DIR/server" | sed -n 's/.*Failed status .*(\([0-9]*\)) for wr_id.*/\1/p' | sort -n | uniq | tr '\n' ' ')
+	if [ $code = 0 ]; then outcome="ok $outcome"; fi
+	if [ $code = 124 ]; then outcome="hangs $outcome"; fi
+	judge "$fault" "$device" "$expected" "$outcome"
+}
+
+# Whether a fault was seen as expected, and fired.
+judge() {
+	local fault=$1 device=$2 expected=$3 outcome=$4 fired
+	fired=$(vrnicctl -j fault list -d "$device" | python3 -c 'import json,sys; print(json.load(sys.stdin)[-1]["fired"])')
+	if [ "$fired" -gt 0 ] && [[ " $outcome " = *" $expected "* ]]; then
+		seen=$((seen + 1))
+		echo "seen    $fault on $device: $outcome(fired $fired)"
+	else
+		wrong=$((wrong + 1))
+		echo "WRONG   $fault on $device: expected $expected, outcome $outcome(fired $fired)"
+		tail -n 3 "$LAB_DIR/client" "$LAB_DIR/server" 2>/dev/null || true
+	fi
+	vrnicctl fault clear >/dev/null
+}
+
+while IFS='|' read -r fault device expected; do
+	ping_pong "$fault" "$device" "$expected" < /dev/null
+done <<'TABLE'
+drop type=rc nth=20|a|ok
+lost-request type=rc nth=20|a|ok
+lost-ack type=rc nth=5|b|ok
+burst-loss type=rc nth=20 chance=1 burst=4 count=4|a|ok
+delay type=rc nth=20|a|ok
+reorder type=rc nth=20|a|ok
+duplicate type=rc count=all|a|ok
+ghost type=rc delay=10ms count=50|a|ok
+corrupt-icrc type=rc nth=20|a|ok
+truncated-frame type=rc nth=20|a|ok
+corrupt-payload type=rc nth=20|a|ok
+wrong-psn type=rc nth=20|a|ok
+wrong-qp type=rc nth=20 value=99999|a|ok
+answers-for-another type=rc value=99999|b|ok
+wrong-pkey type=rc nth=20|a|ok
+wrong-credits type=rc count=all|b|ok
+wrong-msn type=rc count=all|b|ok
+ecn-mark type=rc|a|ok
+cnp-storm type=rc|a|ok
+slow-link type=rc rate=20000000|a|ok
+partition type=rc after=1ms|a|12
+mute type=rc|a|12
+deaf type=rc|a|12
+no-answer type=rc|b|12
+mtu-black-hole type=rc size=1000..65536|a|12
+unknown-opcode type=rc nth=20|a|9
+nak-sequence type=rc nth=20|b|ok
+nak-invalid-request type=rc nth=20|b|9
+nak-remote-access type=rc nth=20|b|10
+nak-remote-operation type=rc nth=20|b|11
+rnr-nak type=rc nth=10 count=3|b|ok
+rnr-storm type=rc|b|hangs
+timer-late type=rc delay=10ms|a|ok
+cqe-loc-len-err type=rc nth=5 vendor=85|a|1
+cqe-loc-qp-op-err type=rc nth=5|a|2
+cqe-loc-prot-err type=rc nth=5|a|4
+cqe-wr-flush-err type=rc nth=5|a|5
+cqe-mw-bind-err type=rc nth=5|a|6
+cqe-bad-resp-err type=rc nth=5|a|7
+cqe-loc-access-err type=rc nth=5|a|8
+cqe-rem-inv-req-err type=rc nth=5|a|9
+cqe-rem-access-err type=rc nth=5|a|10
+cqe-rem-op-err type=rc nth=5|a|11
+cqe-retry-exc-err type=rc nth=5|a|12
+cqe-rnr-retry-exc-err type=rc nth=5|a|13
+cqe-rem-abort-err type=rc nth=5|a|16
+cqe-fatal-err type=rc nth=5|a|19
+cqe-resp-timeout-err type=rc nth=5|a|20
+cqe-general-err type=rc nth=5|a|21
+cqe-late type=rc nth=5|a|ok
+cqe-lost type=rc nth=5|a|hangs
+cq-overrun type=rc nth=5|a|hangs
+doorbell-late type=rc delay=50ms|a|ok
++stuck for=100ms|a|ok
++stuck|b|12
++slow for=300ms delay=100us|a|ok
++qp-error type=rc|b|5
++qp-fatal type=rc|b|5
++cq-fatal|b|12
++link-flap for=200ms|a|ok
++link-down|a|12
+TABLE
+
+# A local segment is the whole message, which arrives short; a packet that is not the last must not be.
+if [ "$FABRIC" = roce ]; then truncated=9; else truncated=ok; fi
+ping_pong "truncate type=rc nth=20 size=1024..65536 bytes=100" a $truncated
+active a
+
+# Programs that sleep until their completion queue has something.
+flags=-e
+ping_pong "cq-event-late nth=5 delay=300ms" a ok
+ping_pong "cq-event-spurious type=rc nth=5" a ok
+ping_pong "cq-event-lost nth=5" a hangs
+flags=
+
+# Asynchronous events of the device and its port, as ibv_asyncwatch names them.
+watch_event() {
+	local fault=$1 expected=$2 watcher
+	vrnicctl fault clear >/dev/null
+	on -t 60 a timeout 20 stdbuf -oL ibv_asyncwatch -d "$DEV_a" > "$LAB_DIR/client" 2>&1 &
+	watcher=$!
+	within 20 grep -q 'async event FD' "$LAB_DIR/client" || fail "ibv_asyncwatch does not start: $(cat "$LAB_DIR/client")"
+	vrnicctl fault add -d a $fault >/dev/null
+	within 10 grep -q "($expected)" "$LAB_DIR/client" || true
+	on a pkill ibv_asyncwatch || true
+	wait $watcher || true
+	judge "$fault" a "$expected" "$(sed -n 's/.*event_type.*(\([0-9]*\)).*/\1/p' "$LAB_DIR/client" | tr '\n' ' ')"
+}
+watch_event event-port-err 10
+watch_event event-port-active 9
+watch_event event-pkey-change 12
+watch_event event-gid-change 18
+watch_event "link-flap for=200ms" 10
+active a
+
+# Verbs that fail: the errno that the program names.
+refuse() {
+	local fault=$1 text=$2 outcome=unseen
+	vrnicctl fault clear >/dev/null
+	vrnicctl fault add -d a $fault >/dev/null
+	on -t 30 a timeout 10 ibv_rc_pingpong -d "$DEV_a" -g "$GID_INDEX" > "$LAB_DIR/client" 2>&1 && fail "$fault: the program goes on"
+	: > "$LAB_DIR/server"
+	grep -q "$text" "$LAB_DIR/client" && outcome=refused
+	judge "$fault" a refused "$outcome"
+}
+refuse no-memory "Couldn't register MR"
+refuse "command-fails code=create-cq" "Couldn't create CQ"
+refuse "command-fails code=create-pd status=not-permitted" "Couldn't allocate PD"
+refuse "limit-lowered code=create-qp limit=1" "Couldn't create QP"
+refuse "command-fails code=modify-qp status=bad-state" "Failed to modify QP to INIT"
+refuse "command-fails code=create-context status=busy" "Couldn't get context"
+
+# Slow commands are only slow; everything works when it is over.
+ping_pong "command-slow code=create-qp delay=1s" a ok
+ping_pong "mtu-change mtu=2048" a ok
+vrnicctl fault log -d a | tail -n 3
+vrnicctl explain -d a -n 400 | found 'fault [0-9]+ \([a-z-]+\) fired' -E || fail "explain does not tell of faults"
+echo "$seen faults seen as described, $wrong not"
+[ $wrong = 0 ] || fail "$wrong faults were not seen as described"
