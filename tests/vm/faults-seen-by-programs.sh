@@ -143,7 +143,6 @@ watch_event() {
 watch_event event-port-err 10
 watch_event event-port-active 9
 watch_event event-pkey-change 12
-watch_event event-gid-change 18
 watch_event "link-flap for=200ms" 10
 active a
 

@@ -260,6 +260,15 @@ mod tests {
     }
 
     #[test]
+    fn each_kind_is_documented() {
+        let guide = include_str!("../../../../Documentation/faults.rst");
+        for kind in Kind::all() {
+            let entry = format!("``{}``\n  {}\n", kind.name, kind.summary);
+            assert!(guide.contains(&entry), "{entry}");
+        }
+    }
+
+    #[test]
     fn each_status_and_each_event_of_the_verbs_has_a_fault() {
         let has = |act: Act| Kind::all().any(|kind| kind.act == act);
         for status in Status::ALL {
