@@ -320,3 +320,14 @@ fn a_file_that_may_not_grow_ends_its_capture_and_the_daemon_goes_on() {
     assert!(client.stop_capture(id).is_ok());
     driver.works();
 }
+
+#[test]
+fn faults_are_refused_unless_the_configuration_allows_them() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let why = client.add_fault("a", "link-down").unwrap_err().to_string();
+    assert!(why.contains("faults = true"), "{why}");
+    assert!(client.clear_faults("a", None).is_err());
+    assert!(client.faults("a").unwrap().is_empty());
+    assert!(client.fault_log("a").unwrap().is_empty());
+}
