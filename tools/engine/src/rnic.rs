@@ -294,7 +294,8 @@ impl Rnic {
     pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
         self.resources.now = io.now;
         let mut left = self.resources.faults.budget(budget, io.now);
-        if left == 0 {
+        // A turn without work still tells events, unless a fault holds the device back.
+        if left == 0 && budget != 0 {
             return false;
         }
         let found = self.look_at_contexts(io);
