@@ -3,8 +3,9 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use serde::Serialize;
 use vrnic_engine::fault::{
@@ -14,6 +15,8 @@ use vrnic_engine::fault::{
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::{Fault, Firing};
 
+use crate::scenario::play::{Daemon, PhaseOutcome};
+use crate::scenario::{self, Scenario};
 use crate::table::{Row, print};
 use crate::{Choice, list};
 
@@ -41,6 +44,13 @@ pub enum Command {
     },
     /// When they fired: the last few thousand times.
     Log(Choice),
+    /// Plays scenarios: files that arm faults phase by phase, wait for what follows, and judge it. Fails if one is not as it
+    /// should be. Clears the faults that a scenario armed, and takes the links up that it took down, also when interrupted.
+    Run {
+        /// The scenarios; Documentation/faults.rst describes them.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
     /// Lists all kinds of faults, or says of one what it does, what does so in practice, what the standard says, what a
     /// program sees, and which words its description may have.
     Explain {
@@ -160,8 +170,81 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
             )
         }
         Command::Log(choice) => list(client, choice, json, Client::fault_log),
+        Command::Run { files } => play(client, files, json),
         Command::Explain { name } => explain(name.as_deref(), json),
     }
+}
+
+/// What became of a scenario.
+#[derive(Serialize)]
+struct Played<'a> {
+    scenario: &'a Path,
+    about: &'a str,
+    good: bool,
+    phases: Vec<PhaseOutcome>,
+}
+
+/// Plays scenarios one after the other.
+fn play(client: &mut Client, files: &[PathBuf], json: bool) -> Result<()> {
+    // All of them are read before the first begins.
+    let scenarios = files.iter().map(|file| Scenario::read(file));
+    let scenarios: Vec<Scenario> = scenarios.collect::<Result<_>>()?;
+    let mut out = std::io::stdout();
+    let mut stage = Daemon::new(client)?;
+    let mut all = Vec::new();
+    for (file, scenario) in files.iter().zip(&scenarios) {
+        if !json {
+            writeln!(out, "{}: {}", file.display(), scenario.about)?;
+        }
+        let mut phases = Vec::new();
+        let good = scenario::play::play(scenario, &mut stage, |phase| {
+            if !json {
+                write!(out, "{}", in_words(&phase))?;
+            }
+            phases.push(phase);
+            Ok(())
+        })
+        .with_context(|| file.display().to_string())?;
+        all.push(Played {
+            scenario: file,
+            about: &scenario.about,
+            good,
+            phases,
+        });
+    }
+    if json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+    }
+    let bad = all.iter().filter(|played| !played.good).count();
+    if bad > 0 {
+        bail!("{bad} of {} scenarios failed", all.len());
+    }
+    Ok(())
+}
+
+/// A phase, as people read it.
+fn in_words(outcome: &PhaseOutcome) -> String {
+    let verdict = if outcome.is_good() { "ok" } else { "FAILED" };
+    let mut text = format!(
+        "  {verdict:<7} {} ({:.1} s)\n",
+        outcome.phase, outcome.seconds
+    );
+    for (id, device, fault) in &outcome.armed {
+        let _ = writeln!(text, "          armed {id} on {device}: {fault}");
+    }
+    for finding in &outcome.findings {
+        let mark = if finding.holds { "yes" } else { "NO " };
+        let on = match finding.device.as_str() {
+            "" => String::new(),
+            device => format!(" on {device}"),
+        };
+        let _ = writeln!(
+            text,
+            "          {mark} {}{on} (found {})",
+            finding.condition, finding.found
+        );
+    }
+    text
 }
 
 fn tell(json: bool, text: &str, value: &serde_json::Value) -> Result<()> {

@@ -5,6 +5,7 @@
 
 mod capture;
 mod fault;
+mod scenario;
 mod table;
 mod watch;
 
@@ -14,11 +15,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use serde::Serialize;
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::Device;
 
+use scenario::LinkState;
 use table::{Row, print};
 
 /// Shows what the RDMA devices of a running vrnicd do, and explains why something failed.
@@ -120,13 +122,6 @@ enum Command {
         /// New filter. Without it, the current one is printed.
         filter: Option<String>,
     },
-}
-
-/// What a link can be.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LinkState {
-    Up,
-    Down,
 }
 
 /// Which devices.

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Every scenario that comes with vrnic plays as it says while a program has traffic, and one that is not met fails.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=300
+# lab: vrnicd faults = true
+. "$LAB_LIB"
+
+scenarios=$(dirname "$LAB_LIB")/../vrnicctl/scenarios
+
+# traffic: ibv_rc_pingpong without an end that matters, in both VMs.
+traffic() {
+	on -t 100 b ibv_rc_pingpong -d "$DEV_b" -g "$GID_INDEX" -n 100000000 > "$LAB_DIR/server" 2>&1 &
+	jobs=($!)
+	listening b 18515
+	on -t 100 a ibv_rc_pingpong -d "$DEV_a" -g "$GID_INDEX" -n 100000000 "$IP_b" > "$LAB_DIR/client" 2>&1 &
+	jobs+=($!)
+}
+finish() {
+	on a pkill ibv_rc_pingpong || true
+	on b pkill ibv_rc_pingpong || true
+	wait "${jobs[@]}" || true
+}
+
+for file in "$scenarios"/*.toml; do
+	traffic
+	vrnicctl fault run "$file" || fail "$(basename "$file") does not play as it says"
+	finish
+	[ "$(vrnicctl -j fault list | tr -d ' \n')" = '[]' ] || fail "$(basename "$file") leaves faults behind"
+	active a
+done
+
+cat > "$LAB_DIR/unmet.toml" <<'TOML'
+about = "Nothing uses the device, so nothing fires."
+device = "a"
+timeout = 0.5
+[[phase]]
+name = "nobody sends"
+link = [{ state = "down" }]
+arm = [{ fault = "drop type=rc" }]
+wait = [{ fired = "drop" }]
+TOML
+vrnicctl fault run "$LAB_DIR/unmet.toml" > "$LAB_DIR/unmet" 2>&1 && fail "a scenario that is not met is said to be good"
+found 'FAILED  nobody sends' < "$LAB_DIR/unmet"
+[ "$(vrnicctl -j fault list | tr -d ' \n')" = '[]' ] || fail "a failed scenario leaves faults behind"
+active a

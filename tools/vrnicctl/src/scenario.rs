@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Scenarios: files that arm faults phase by phase, wait for what follows, and say what has to be true then.
+//!
+//! [`play`] plays them.
+
+pub mod play;
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Deserializer};
+use vrnic_engine::fault::spec::Spec;
+
+/// Seconds that a phase waits unless the file says otherwise.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A scenario.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// What it shows, in a sentence.
+    pub about: String,
+    /// Device of all that names none.
+    pub device: Option<String>,
+    /// Longest time that a phase waits.
+    #[serde(default = "patience", deserialize_with = "seconds")]
+    timeout: Duration,
+    /// One after the other.
+    #[serde(rename = "phase")]
+    pub phases: Vec<Phase>,
+}
+
+/// A part of a scenario: something is done, then waited for, then judged.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// What happens, in a few words.
+    pub name: String,
+    /// Clear the faults that the scenario armed so far.
+    #[serde(default)]
+    pub clear: bool,
+    /// Take links down or up.
+    #[serde(default)]
+    pub link: Vec<Link>,
+    /// Arm these faults.
+    #[serde(default)]
+    pub arm: Vec<Arm>,
+    /// Wait until all of this is true.
+    #[serde(default)]
+    pub wait: Vec<Condition>,
+    /// Longest time to wait.
+    #[serde(default, deserialize_with = "some_seconds")]
+    timeout: Option<Duration>,
+    /// All of this has to be true at the end of the phase.
+    #[serde(default)]
+    pub expect: Vec<Condition>,
+}
+
+/// A link to take down or up.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Whose.
+    device: Option<String>,
+    /// The new state.
+    pub state: LinkState,
+}
+
+/// What a link can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// Frames pass.
+    Up,
+    /// As if the cable was pulled.
+    Down,
+}
+
+/// A fault to arm.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arm {
+    /// Its description, as `vrnicctl fault add` takes it.
+    pub fault: String,
+    /// Where.
+    device: Option<String>,
+}
+
+/// Something that is true or not. One of the first seven fields is there; the bounds are for what can be counted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Condition {
+    /// How often faults of this name fired, of those that the scenario armed on the device.
+    fired: Option<String>,
+    /// How much this counter of the device grew since the scenario began.
+    counter: Option<String>,
+    /// How many failures with these words `vrnicctl explain` has since the scenario began.
+    explained: Option<String>,
+    /// How many queue pairs but QP1 are in this state.
+    qps: Option<String>,
+    /// What the port is: `active` or `down`.
+    port: Option<String>,
+    /// What the device is: `up`, `down` or `failed`.
+    state: Option<String>,
+    /// Whether the phase has lasted so many seconds.
+    #[serde(default, deserialize_with = "some_seconds")]
+    seconds: Option<Duration>,
+    /// Which device.
+    device: Option<String>,
+    /// 1 unless `at_most` is there.
+    at_least: Option<u64>,
+    /// No bound unless it is there.
+    at_most: Option<u64>,
+}
+
+/// What a condition is about.
+#[derive(Clone, Copy, Debug)]
+pub enum About<'a> {
+    /// Faults of that name that fired.
+    Fired(&'a str),
+    /// Growth of a counter.
+    Counter(&'a str),
+    /// Failures explained with these words.
+    Explained(&'a str),
+    /// Queue pairs in a state.
+    QueuePairs(&'a str),
+    /// State of the port.
+    Port(&'a str),
+    /// State of the device.
+    State(&'a str),
+    /// Time since the phase began.
+    Lasted(Duration),
+}
+
+fn patience() -> Duration {
+    PATIENCE
+}
+
+fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let seconds = f64::deserialize(from)?;
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| serde::de::Error::custom("expected seconds, from 0 on"))
+}
+
+fn some_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    seconds(from).map(Some)
+}
+
+impl Scenario {
+    /// Reads a file. Errors name the line, or the phase and what is wrong with it.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("{} is no scenario", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let scenario: Self = toml::from_str(text)?;
+        if scenario.phases.is_empty() {
+            bail!("it has no [[phase]]");
+        }
+        for phase in &scenario.phases {
+            scenario
+                .check(phase)
+                .with_context(|| format!("phase {:?}", phase.name))?;
+        }
+        Ok(scenario)
+    }
+
+    fn check(&self, phase: &Phase) -> Result<()> {
+        let devices = phase.link.iter().map(|link| &link.device);
+        let devices = devices.chain(phase.arm.iter().map(|arm| &arm.device));
+        for device in devices {
+            self.device_or(device.as_ref())?;
+        }
+        for Arm { fault, .. } in &phase.arm {
+            fault
+                .parse::<Spec>()
+                .with_context(|| format!("fault {fault:?}"))?;
+        }
+        for condition in phase.wait.iter().chain(&phase.expect) {
+            condition.about()?;
+            self.device_of(condition)?;
+        }
+        Ok(())
+    }
+
+    fn device_or<'a>(&'a self, named: Option<&'a String>) -> Result<&'a str> {
+        named
+            .or(self.device.as_ref())
+            .map(String::as_str)
+            .context("neither it nor the scenario names a device")
+    }
+
+    /// Device of a condition; none if it needs none.
+    pub fn device_of<'a>(&'a self, condition: &'a Condition) -> Result<&'a str> {
+        match condition.about()? {
+            About::Lasted(_) => Ok(""),
+            _ => self.device_or(condition.device.as_ref()),
+        }
+    }
+
+    /// Device on which a fault is armed.
+    pub fn device_to_arm<'a>(&'a self, arm: &'a Arm) -> Result<&'a str> {
+        self.device_or(arm.device.as_ref())
+    }
+
+    /// Device whose link changes.
+    pub fn device_to_link<'a>(&'a self, link: &'a Link) -> Result<&'a str> {
+        self.device_or(link.device.as_ref())
+    }
+
+    /// Longest time that a phase waits.
+    pub fn timeout_of(&self, phase: &Phase) -> Duration {
+        phase.timeout.unwrap_or(self.timeout)
+    }
+
+    /// All devices that it names.
+    pub fn devices(&self) -> Result<Vec<&str>> {
+        let mut all = Vec::new();
+        for phase in &self.phases {
+            for arm in &phase.arm {
+                all.push(self.device_to_arm(arm)?);
+            }
+            for link in &phase.link {
+                all.push(self.device_to_link(link)?);
+            }
+            for condition in phase.wait.iter().chain(&phase.expect) {
+                all.push(self.device_of(condition)?);
+            }
+        }
+        all.retain(|device| !device.is_empty());
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+}
+
+impl Condition {
+    /// What it is about. An error if that is not exactly one thing, or one that takes no bounds has some.
+    pub fn about(&self) -> Result<About<'_>> {
+        let counted = [
+            self.fired.as_deref().map(About::Fired),
+            self.counter.as_deref().map(About::Counter),
+            self.explained.as_deref().map(About::Explained),
+            self.qps.as_deref().map(About::QueuePairs),
+        ];
+        let plain = [
+            self.port.as_deref().map(About::Port),
+            self.state.as_deref().map(About::State),
+            self.seconds.map(About::Lasted),
+        ];
+        let is_plain = plain.iter().any(Option::is_some);
+        let mut all = counted.into_iter().chain(plain).flatten();
+        let (Some(about), None) = (all.next(), all.next()) else {
+            bail!("a condition has one of fired, counter, explained, qps, port, state and seconds");
+        };
+        if is_plain && (self.at_least.is_some() || self.at_most.is_some()) {
+            bail!("only fired, counter, explained and qps can have at_least and at_most");
+        }
+        if self.at_most.is_some_and(|most| most < self.least()) {
+            bail!("at_most is less than at_least");
+        }
+        Ok(about)
+    }
+
+    fn least(&self) -> u64 {
+        let unsaid = u64::from(self.at_most.is_none());
+        self.at_least.unwrap_or(unsaid)
+    }
+
+    /// Whether so many are right.
+    pub fn allows(&self, count: u64) -> bool {
+        count >= self.least() && self.at_most.is_none_or(|most| count <= most)
+    }
+}
+
+impl fmt::Display for Condition {
+    /// As people would say it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, name) = match self.about() {
+            Err(_) => return f.write_str("nothing"),
+            Ok(About::Lasted(time)) => return write!(f, "{} s have passed", time.as_secs_f64()),
+            Ok(About::Port(state)) => return write!(f, "the port is {state}"),
+            Ok(About::State(state)) => return write!(f, "the device is {state}"),
+            Ok(About::Fired(name)) => ("fault fired", name),
+            Ok(About::Counter(name)) => ("counter grew", name),
+            Ok(About::Explained(words)) => ("failures explained", words),
+            Ok(About::QueuePairs(state)) => ("queue pairs", state),
+        };
+        match (self.least(), self.at_most) {
+            (least, None) => write!(f, "{what}: {name}, at least {least}"),
+            (0, Some(most)) => write!(f, "{what}: {name}, at most {most}"),
+            (least, Some(most)) if least == most => write!(f, "{what}: {name}, exactly {least}"),
+            (least, Some(most)) => write!(f, "{what}: {name}, {least} to {most}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(text: &str) -> String {
+        format!("{:#}", Scenario::parse(text).unwrap_err())
+    }
+
+    #[test]
+    fn scenarios_that_come_with_vrnic_are_right() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
+        let mut count = 0;
+        for file in std::fs::read_dir(directory).unwrap() {
+            let scenario = Scenario::read(&file.unwrap().path()).unwrap();
+            assert!(scenario.about.ends_with('.'));
+            assert!(!scenario.devices().unwrap().is_empty());
+            count += 1;
+        }
+        assert!(count >= 4);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let head = "about = \"x\"\ndevice = \"a\"\n[[phase]]\nname = \"one\"\n";
+        let cases = [
+            ("about = \"x\"\nphase = []\n", "no [[phase]]"),
+            ("about = \"x\"\n[[phase]]\nname = \"one\"\nfoo = 1\n", "foo"),
+            (&format!("{head}arm = [{{ fault = \"dorp\" }}]"), "dorp"),
+            (&format!("{head}wait = [{{ }}]"), "a condition has one of"),
+            (
+                &format!("{head}wait = [{{ fired = \"drop\", port = \"up\" }}]"),
+                "phase \"one\": a condition has one of",
+            ),
+            (
+                &format!("{head}wait = [{{ seconds = 1, at_least = 2 }}]"),
+                "only fired",
+            ),
+            (
+                &format!("{head}expect = [{{ qps = \"rts\", at_least = 2, at_most = 1 }}]"),
+                "at_most is less",
+            ),
+            (&format!("{head}timeout = -1"), "from 0 on"),
+            (
+                &format!("{head}link = [{{ state = \"broken\" }}]"),
+                "broken",
+            ),
+            (
+                "about = \"x\"\n[[phase]]\nname = \"one\"\narm = [{ fault = \"drop\" }]",
+                "names a device",
+            ),
+        ];
+        for (text, expected) in cases {
+            let told = complaint(text);
+            assert!(told.contains(expected), "{text}\n{told}");
+        }
+    }
+
+    #[test]
+    fn bounds_are_what_they_say() {
+        let with = |at_least, at_most| Condition {
+            fired: Some("drop".into()),
+            at_least,
+            at_most,
+            ..Condition::default()
+        };
+        let allowed =
+            |condition: Condition| (0..5).filter(|n| condition.allows(*n)).collect::<Vec<_>>();
+        assert_eq!(allowed(with(None, None)), [1, 2, 3, 4]);
+        assert_eq!(allowed(with(None, Some(1))), [0, 1]);
+        assert_eq!(allowed(with(Some(2), Some(3))), [2, 3]);
+        assert_eq!(
+            with(Some(2), Some(2)).to_string(),
+            "fault fired: drop, exactly 2"
+        );
+        assert_eq!(
+            with(None, Some(0)).to_string(),
+            "fault fired: drop, at most 0"
+        );
+    }
+}
