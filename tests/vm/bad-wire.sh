@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# On a wire that loses one frame in thirteen, repeats some and lets others overtake, in both directions, nothing is lost or wrong and no queue pair fails: every byte and completion of random traffic is checked.
+# A wire loses one frame in thirteen, repeats some and delivers some late, in both directions. Still nothing is lost
+# or wrong, and no queue pair fails: the test checks every byte and completion of random traffic.
 # lab: fabric=roce
 # lab: timeout=300
 # lab: vrnicd-port impairment = { seed = 11, loss = 0.08, duplicate = 0.02, reorder = 0.05, reorder_delay_us = 300 }

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# On either fabric one can capture the packets between two VMs while vrnicd runs: all, or those of one queue pair. tshark dissects every packet.
+# On both fabrics vrnicctl captures the packets between two VMs while vrnicd runs: all of them, or those of one queue
+# pair. tshark dissects every packet.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=400

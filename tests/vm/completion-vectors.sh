@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Each completion vector has an interrupt of its own, by name, and a processor that shall handle it; all processors have some.
+# Each completion vector has its own named interrupt, with a hint which processor is to handle it. Every processor gets
+# some vectors.
 # lab: fabric=local
 # lab: cpus=2
 . "$LAB_LIB"

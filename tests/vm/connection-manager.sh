@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The kernel's own queue pairs work: connections are made by ib_cm and rdma_cm, whose datagrams go over QP1. The programs of librdmacm, between the VMs and in loopback, over IPv4 and IPv6.
+# The kernel's own queue pairs work. ib_cm and rdma_cm, whose datagrams travel over QP1, make connections for the
+# programs of librdmacm, between the VMs and in loopback, over IPv4 and IPv6.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=500

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `rdma statistic qp` counts queue pairs by themselves: one that is chosen, or each process's; nothing is counted twice or lost, neither for those that are gone.
+# `rdma statistic qp` counts separately for a chosen queue pair, or for each process. Nothing is counted twice or
+# lost, not even for queue pairs that are gone.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=120

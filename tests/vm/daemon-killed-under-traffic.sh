@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnicd killed by SIGKILL under traffic: QEMU and the VMs live on, programs get errors and the device-fatal event, all that they and the kernel posted is flushed, and the driver unbinds cleanly.
+# vrnicd is killed by SIGKILL under traffic. QEMU and the VMs live on, programs get errors and the device-fatal event,
+# everything that programs and the kernel posted is flushed, and the driver unbinds cleanly.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A panic inside the engine of one RNIC fails that device only: its programs get errors and the device-fatal event, the other VM goes on, and unbinding and binding the driver brings the device back.
+# A panic in the engine of one RNIC fails only that device. Its programs get errors and the device-fatal event, the
+# other VM goes on, and unbinding and binding the driver brings the device back.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

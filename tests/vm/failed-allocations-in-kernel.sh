@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Each allocation fails once in verbs of users in the kernel, when GIDs come and go, and when the driver is bound: that is refused or works, the device has the kernel's GIDs and no others, and nothing is lost.
+# Each allocation fails once: in verbs of kernel users, when GIDs come and go, when the driver is bound, and when it
+# is unbound. Each time the call is refused or works, the device has exactly the kernel's GIDs, and nothing is lost.
 # lab: timeout=900
 # lab: fresh
 # Linux makes files for an interrupt (kernel/irq/proc.c, register_irq_proc) and does not look whether it could. When it

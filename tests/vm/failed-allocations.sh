@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Each allocation of the kernel in each verb of programs fails once: the verb is refused or works, and nothing is lost.
+# Each allocation of the kernel fails once in each verb of programs. The verb is refused or works, and nothing is
+# lost.
 # lab: timeout=600
 # Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
 # (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A user in the kernel registers memory by work requests: a peer writes and reads it as long as its key is valid, and
-# what must not work ends with the right error. Memory that nobody registered has a key, too, for who asks for it.
+# A kernel user registers memory by work requests. A peer writes and reads it as long as its key is valid, and
+# forbidden accesses end with the right error. The local DMA key gives access to memory that nobody registered.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=120

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Unmodified programs see faults as the table of faults says: completions with each status, retransmissions that nobody
-# notices, asynchronous events, verbs that fail. Nothing can be armed unless the configuration allows it (vrnicd's tests).
+# Unmodified programs see faults as the table of faults says: completions with each status, retransmissions that
+# nobody notices, asynchronous events, verbs that fail. That faults need a switch in the configuration is tested in
+# vrnicd.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=900

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A function-level reset of the PCI function: without a driver the device is as new afterwards; under traffic programs get errors, QEMU and the other VM notice nothing, and binding the driver anew brings the device back.
+# The PCI function is reset (FLR). Without a driver, the device is as new afterwards. Under traffic, programs get
+# errors, QEMU and the other VM notice nothing, and binding the driver again brings the device back.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A VM is reset amid traffic: its peer gets errors, nobody else notices, and the VM works again after its boot.
+# A VM is reset under traffic. Its peer gets errors, nobody else notices, and the VM works again after it booted.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A device that lies in its replies, answers late, twice or never, raises events that nothing caused and scribbles over
-# the rings of the kernel harms nobody: the driver can always be unbound, programs and kernel modules end, and the kernel
-# has nothing to complain of. HOSTILE_SECONDS=3600 for longer; the seed is that of the directive.
+# A device that lies in its replies, answers late, twice or never, raises events that nothing caused and scribbles
+# over the kernel's rings harms nobody. The driver can always be unbound, programs and kernel modules end, and the
+# kernel has nothing to complain about. HOSTILE_SECONDS=3600 runs it longer. The seed is in the directive.
 # lab: fabric=local
 # lab: timeout=600
 # Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it

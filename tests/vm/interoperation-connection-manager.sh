@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Connections between vrnic in VM a and the kernel's Soft-RoCE (rxe) in VM b that rdma_cm makes, whose datagrams go over QP1: either end asks for them, over IPv4 and IPv6; sockets on top of them (rsockets) carry data; datagrams to a multicast group of either reach the other's member.
+# rdma_cm, whose datagrams travel over QP1, makes connections between vrnic in VM a and the kernel's Soft-RoCE (rxe)
+# in VM b. Either end asks for them, over IPv4 and IPv6. Sockets on top of them (rsockets) carry data, and datagrams
+# to a multicast group of either end reach the member at the other.
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=400

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnic in VM a and the kernel's Soft-RoCE (rxe) in VM b, on one switch: the distribution's programs both ways, every operation that both have, verified, at every path MTU, over IPv4 and IPv6; each frame that either sent is well-formed and has the right ICRC.
+# vrnic in VM a and the kernel's Soft-RoCE (rxe) in VM b are on one switch. The distribution's programs run both ways,
+# with every operation that both have, verified, at every path MTU, over IPv4 and IPv6. Each frame of either end is
+# well-formed and has the right ICRC.
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=400

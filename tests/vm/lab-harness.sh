@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The lab itself: output, exit codes, time limits, background programs, perftest pairs.
+# The lab itself works: output, exit codes, time limits, background programs, pairs of perftest programs.
 # lab: timeout=180
 . "$LAB_LIB"
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# With the default configuration the device really reaches the limits that it reports: protection domains, completion queues, queue pairs.
+# With the default configuration the device reaches the limits that it reports, for protection domains, completion
+# queues and queue pairs.
 # lab: fabric=local
 # lab: timeout=900
 # Memory regions are left to the smaller device of limits-to-the-last-object: a million take ten minutes.

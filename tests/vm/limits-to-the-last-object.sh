@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Exactly as many objects as the device reports can be created, one more is refused, and all can be created again.
+# Exactly as many objects can be created as the device reports. One more is refused, and all can be created again.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

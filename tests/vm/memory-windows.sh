@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A memory window of one VM opens its memory to the other, which then takes its key away.
+# A memory window of one VM opens its memory to the other. When the window is invalidated, its key no longer works.
 # lab: fabric=local
 # lab: fabric=roce
 . "$LAB_LIB"

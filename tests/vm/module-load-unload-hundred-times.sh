@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The module is unloaded under traffic and loaded a hundred times; then the RNIC works and nothing is lost.
+# The module is unloaded under traffic and loaded again, a hundred times. Then the RNIC works and nothing is lost.
 # lab: debug-kernel
 # lab: timeout=900
 # lab: fresh

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Datagrams to a multicast group, joined through rdma_cm, reach its members in the other VM and in the sender's own, over RoCE v2 and v1, IPv4 and IPv6; the host sees who is in a group; nothing is left of a group that everybody left.
+# rdma_cm joins multicast groups. Datagrams to a group reach its members in the other VM and in the sender's own VM,
+# over RoCE v2 and v1, IPv4 and IPv6. The host sees who is in a group, and nothing is left of a group that everybody
+# left.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

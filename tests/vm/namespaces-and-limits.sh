@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The RNIC in a network namespace of its own, under the limits of a control group, and used by nobody: a user with no
-# right but to open the device and to lock some memory.
+# The RNIC works in its own network namespace, under the limits of a control group, and for a user with no right
+# except to open the device and to lock some memory.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=600

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Programs of rdma-core 65 with the provider for private ABI 65, with each other and with those of Debian 13 and the
-# provider for 34.
+# Programs of rdma-core 65 work with the provider for private ABI 65, with each other and with the programs of Debian
+# 13, which use the provider for ABI 34.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=400

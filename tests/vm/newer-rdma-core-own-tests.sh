@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# rdma-core 65's own tests in loopback, with its libraries and the provider for private ABI 65: each has the outcome of
-# the pinned list.
+# rdma-core 65's own tests run in loopback, with its libraries and the provider for private ABI 65. Each has the
+# outcome that the pinned list says.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=420

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# NVMe over Fabrics works: one VM exports a RAM disk, the other has a file system on it, whose data survive a reset of the controller and a target that goes away, both under load, and a disconnect; either RNIC can be removed from under it.
+# NVMe over Fabrics works. One VM exports a RAM disk and the other has a file system on it. The data survive a reset
+# of the controller and a target that goes away, both under load, and a disconnect. Either RNIC can be removed while
+# it is in use.
 # lab: timeout=600
 # lab: fabric=local
 # lab: fabric=roce

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# perftest with other options than its defaults (those are in distribution-programs), between two VMs and in loopback: transports, path MTUs, inline and immediate data, events, shared receives, many queue pairs, both directions, depth of reads, the older way to post, durations, rdma_cm.
+# perftest works with other options than its defaults (distribution-programs has those), between two VMs and in
+# loopback: transports, path MTUs, inline and immediate data, events, shared receives, many queue pairs, both
+# directions, depth of reads, the older way to post, durations, rdma_cm.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=600

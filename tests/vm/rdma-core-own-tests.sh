@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# rdma-core's own tests in loopback: each has the outcome of the pinned list, so no test is skipped by accident.
+# rdma-core's own tests run in loopback. Each has the outcome that the pinned list says, so no test is skipped by
+# accident.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Queue pairs of a user in the kernel share their receives: all messages arrive, the limit is told once, draining ends.
+# Queue pairs of a kernel user share their receives. All messages arrive, the limit event comes once, and draining
+# ends.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=120

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# RNICs obey the MTU of their ports of the switch; frames of RoCE v2 over IPv4 and IPv6, of RoCE v1, of a VLAN and of a traffic class are on the wire; vrnicctl shows ports, drops and addresses.
+# RNICs obey the MTU of their switch ports. Frames of RoCE v2 over IPv4 and IPv6, of RoCE v1, of a VLAN and of a
+# traffic class are on the wire. vrnicctl shows ports, drops and addresses.
 # lab: fabric=roce
 # lab: timeout=400
 # lab: vrnicd-port mtu = 1500

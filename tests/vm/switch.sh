@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The VMs' network through vrnicd's switch: large frames, many of them, a VM that goes and comes back, a daemon that does.
+# The VMs' network goes through vrnicd's switch: large frames, many frames, a VM that goes and comes back, a vrnicd
+# that does.
 # lab: timeout=300
 # lab: switch
 . "$LAB_LIB"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Unbinding the driver with open contexts under traffic: programs get errors, what they posted is flushed, the driver leaves, and comes back.
+# The driver is unbound with open contexts under traffic. Programs get errors, everything that they posted is flushed,
+# and the driver unbinds and can be bound again.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Verbs mean what the standard says, right and wrong use, in loopback on one RNIC.
+# Verbs do what the standard says, used rightly and wrongly, in loopback on one RNIC.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=300

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Verbs mean what the standard says, right and wrong use, between two VMs.
+# Verbs do what the standard says, used rightly and wrongly, between two VMs.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=300

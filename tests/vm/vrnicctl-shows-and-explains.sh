@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnicctl shows the queue pairs of programs that run, and explains errors that are provoked: bad keys, bounds, rights, RNR, lengths; at both ends. The log filter changes while vrnicd runs.
+# vrnicctl shows the queue pairs of running programs, and explains errors at both ends: bad keys, bounds, rights, RNR,
+# lengths. The log filter changes while vrnicd runs.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=300

@@ -22,39 +22,40 @@ use crate::{Choice, list};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Arms one on a device: `vrnicctl fault add -d a drop opcode=ack nth=3`. Prints its number. The daemon's configuration
-    /// has to allow it: `faults = true`.
+    /// Arm a fault on a device: `vrnicctl fault add -d a drop opcode=ack nth=3`. Prints its number. vrnicd's configuration
+    /// must have `faults = true`.
     Add {
         /// The device.
         #[arg(long, short, value_name = "NAME")]
         device: String,
-        /// Name of the fault, then where, when and what as KEY=VALUE; see `vrnicctl fault explain`.
+        /// Name of the fault, then KEY=VALUE words that say where, when and how; see `vrnicctl fault explain`.
         #[arg(required = true, value_name = "FAULT")]
         fault: Vec<String>,
     },
-    /// Lists those that are armed or were.
+    /// List faults that are armed, and the last ones that are done.
     List(Choice),
-    /// Clears one, or all: of what lasts, as a link that is down, this is the end.
+    /// Clear one fault, or all. A fault that lasts, such as a link that is down, ends.
     Clear {
         #[command(flatten)]
         choice: Choice,
-        /// Its number; needs its device.
+        /// Number of the fault; needs --device. Without a number, all are cleared.
         #[arg(requires = "device")]
         id: Option<u64>,
     },
-    /// When they fired: the last few thousand times.
+    /// List when faults fired: the last 4096 times on each device.
     Log(Choice),
-    /// Plays scenarios: files that arm faults phase by phase, wait for what follows, and judge it. Fails if one is not as it
-    /// should be. Clears the faults that a scenario armed, and takes the links up that it took down, also when interrupted.
+    /// Play scenarios: files that arm faults phase by phase, wait for what follows, and judge it. Fails if a scenario does
+    /// not end as it says. Afterwards, and when interrupted, clears the faults that a scenario armed and brings up the
+    /// links that it took down.
     Run {
-        /// The scenarios; Documentation/faults.rst describes them.
+        /// Files of scenarios; Documentation/faults.rst describes them.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
-    /// Lists all kinds of faults, or says of one what it does, what does so in practice, what the standard says, what a
-    /// program sees, and which words its description may have.
+    /// List all faults. With a name, say what that fault does, what causes it in practice, what the standard says, what
+    /// a program sees, and which words its description can have.
     Explain {
-        /// Its name.
+        /// Name of the fault.
         name: Option<String>,
     },
 }
@@ -275,11 +276,11 @@ pub fn explain(name: Option<&str>, json: bool) -> Result<()> {
         return print(&known, true);
     }
     let mut text = format!(
-        "{name}\n  {}\n\nIn practice\n  {}\n\nThe standard\n  {}\n\nA program sees\n  {}\n\n",
+        "{name}\n  {}\n\nCause in practice\n  {}\n\nThe standard\n  {}\n\nA program sees\n  {}\n\n",
         one.does, one.in_practice, one.standard, one.program
     );
     if !one.preset.is_empty() {
-        writeln!(text, "Unless told otherwise\n  {}\n", one.preset)?;
+        writeln!(text, "Preset words\n  {}\n", one.preset)?;
     }
     writeln!(text, "Words")?;
     for Word {

@@ -23,7 +23,7 @@ use vrnicd::control::protocol::Device;
 use scenario::LinkState;
 use table::{Row, print};
 
-/// Shows what the RDMA devices of a running vrnicd do, and explains why something failed.
+/// Shows what the RDMA devices of a running vrnicd do, explains why something failed, captures packets, and makes faults.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -87,9 +87,9 @@ enum Command {
     },
     /// List ports of the switch: what is behind them, frames in and out, drops by reason.
     Switch,
-    /// List addresses that the switch knows: those of ports, then learned ones, up to 65536.
+    /// List addresses that the switch knows: first those of ports, then learned ones, up to 65536.
     Addresses,
-    /// Explain why requests, packets and commands failed: the last few thousand failures of each device.
+    /// Explain why requests, packets and commands failed: the last 4096 failures of each device.
     Explain {
         #[command(flatten)]
         choice: Choice,
@@ -100,7 +100,7 @@ enum Command {
         #[arg(long, short = 'n', value_name = "COUNT")]
         last: Option<usize>,
     },
-    /// Show live rates, busy queue pairs and new failures until interrupted.
+    /// Show rates, busy queue pairs and new failures, again and again, until interrupted.
     Watch {
         #[command(flatten)]
         choice: Choice,
@@ -114,7 +114,7 @@ enum Command {
     /// Capture packets to a pcapng file for Wireshark.
     #[command(subcommand)]
     Capture(capture::Command),
-    /// Arm faults, list and clear them, and see when they fired.
+    /// Make the device, its wire or its commands fail on purpose.
     #[command(subcommand)]
     Fault(fault::Command),
     /// Print the filter of vrnicd's log, or change it: `debug`, `info,vrnicd::vfio_user=trace`, …
