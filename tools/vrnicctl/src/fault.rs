@@ -22,8 +22,8 @@ use crate::{Choice, list};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Arm a fault on a device: `vrnicctl fault add -d a drop opcode=ack nth=3`. Prints its number. vrnicd's configuration
-    /// must have `faults = true`.
+    /// Arm a fault on a device: `vrnicctl fault add -d a drop opcode=ack nth=3`. Prints its number. vrnicd's
+    /// configuration must have `faults = true`.
     Add {
         /// The device.
         #[arg(long, short, value_name = "NAME")]

@@ -23,7 +23,8 @@ use vrnicd::control::protocol::Device;
 use scenario::LinkState;
 use table::{Row, print};
 
-/// Shows what the RDMA devices of a running vrnicd do, explains why something failed, captures packets, and makes faults.
+/// Shows what the RDMA devices of a running vrnicd do, explains why something failed, captures packets, and makes
+/// faults.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

@@ -113,7 +113,7 @@ pub const KEYS: &[Key] = &[
     key(
         "type",
         "rc, uc, ud, gsi, joined by |",
-        "only queue pairs of that type; QP1 is spared unless it is named here or by qp",
+        "only queue pairs of that type; faults leave QP1 alone unless gsi or its number is given",
         OF_QPS,
     ),
     key(
@@ -131,7 +131,7 @@ pub const KEYS: &[Key] = &[
     key(
         "dir",
         "out, in, both",
-        "only packets that leave, that arrive, or all",
+        "only packets that leave, or that arrive, or all",
         &[Seam::Packet],
     ),
     key(
@@ -186,26 +186,21 @@ pub const KEYS: &[Key] = &[
     key(
         "nth",
         "N",
-        "the first occasion that counts, from 1",
+        "the first one on which it fires, from 1",
         COUNTED,
     ),
-    key("every", "N", "from there on every Nth occasion", COUNTED),
+    key("every", "N", "from the nth on, every Nth one", COUNTED),
     key(
         "chance",
         "0.01 or 1%",
-        "of these only that part, drawn by the seed and the occasion's number",
+        "of these only this share; the seed and the number of each decide",
         COUNTED,
     ),
-    key(
-        "seed",
-        "N",
-        "where chance starts; 1 if it is not given",
-        COUNTED,
-    ),
+    key("seed", "N", "seed of chance; default 1", COUNTED),
     key(
         "burst",
         "N",
-        "each firing is followed by N-1 more, on the next occasions",
+        "after each firing it also fires on the next N-1",
         COUNTED,
     ),
     key(
@@ -217,16 +212,21 @@ pub const KEYS: &[Key] = &[
     key(
         "after",
         "time",
-        "nothing before that time has passed since it was armed",
+        "does not fire before this time has passed since it was armed",
         ALL,
     ),
     key(
         "for",
         "time",
-        "how long it may fire; of what lasts, how long that lasts",
+        "how long it can fire, or how long a fault that lasts goes on",
         ALL,
     ),
-    key("after-fault", "N", "nothing before fault N has fired", ALL),
+    key(
+        "after-fault",
+        "N",
+        "does not fire before fault N has fired",
+        ALL,
+    ),
     key(
         "interval",
         "time",
@@ -236,11 +236,16 @@ pub const KEYS: &[Key] = &[
     key(
         "delay",
         "time",
-        "how long something is put off: 10us, 5ms, 1.5s",
+        "how late something comes: 10us, 5ms, 1.5s",
         &[],
     ),
-    key("by", "N", "packets that overtake, or copies", &[]),
-    key("bytes", "N", "bytes that are left", &[]),
+    key(
+        "by",
+        "N",
+        "number of packets that overtake, or of copies",
+        &[],
+    ),
+    key("bytes", "N", "number of bytes that are left", &[]),
     key("rate", "N", "bytes per second", &[]),
     key(
         "vendor",
@@ -248,14 +253,14 @@ pub const KEYS: &[Key] = &[
         "the vendor_err of the completion, or the vendor_error of the reply",
         &[],
     ),
-    key("value", "N", "what is there instead", &[]),
+    key("value", "N", "the value to put there", &[]),
     key(
         "status",
         "a status, as busy",
         "the status of the reply: unsupported, malformed, invalid-argument, not-found, busy, no-resources, bad-address, bad-state, not-permitted, device-failed",
         &[],
     ),
-    key("limit", "N", "objects that there may be", &[]),
+    key("limit", "N", "number of objects that can exist", &[]),
     key("mtu", "256, 512, 1024, 2048, 4096", "the MTU", &[]),
 ];
 

@@ -223,8 +223,8 @@ fn events_are_lost_or_late() {
     assert_eq!(stage.events(1), [EventType::QpAccessError]);
 }
 
-/// A write to a region on demand, whose peer's device has the fault: when the device asked for pages, and whether it asks
-/// again.
+/// A write to an on-demand region, whose peer's device has the fault: when the device asked for pages, and whether it
+/// asks again.
 fn page_fault(fault: &str) -> Vec<Duration> {
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(1, fault);

@@ -46,8 +46,8 @@ enum Op {
 /// What has to come of it.
 #[derive(Debug)]
 struct Case {
-    /// The fault; `{qp}` and `{cq}` are the queue pair and the completion queue of sends of the device that has it, `{rcq}`
-    /// that of receives.
+    /// The fault; `{qp}` and `{cq}` are the queue pair and the completion queue of sends of the device that has it,
+    /// `{rcq}` that of receives.
     fault: &'static str,
     /// Which device has it: 0 is the requester's.
     node: usize,

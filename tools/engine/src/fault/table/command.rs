@@ -11,7 +11,7 @@ pub(super) const KINDS: &[Kind] = &[
         "status=no-resources",
         &["status", "vendor"],
         [
-            "A command is not executed, and its reply has status.",
+            "A command is not executed, and its reply is the error status.",
             "Firmware that runs out of memory, or disagrees with its driver.",
             "A verb that fails has changed nothing; virtio-rdma says which errno belongs to which status.",
             "The verb fails with that errno: EOPNOTSUPP, EINVAL, ENOENT, EBUSY, ENOMEM, EFAULT, EPERM or EIO.",
@@ -47,7 +47,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=500ms",
         &["delay"],
         [
-            "A command is executed, and its reply comes late; commands behind it do not wait.",
+            "A command is executed, but its reply comes late; commands behind it do not wait.",
             "Firmware of many functions with one processor.",
             "The standard says nothing of time.",
             "The verb takes so long.",
@@ -59,7 +59,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=100s",
         &["delay"],
         [
-            "A command is executed, and its reply comes after the driver gave up.",
+            "A command is executed, but its reply comes after the driver gave up.",
             "Firmware that hangs and comes back.",
             "As command-never.",
             "The verb fails with EIO, IBV_EVENT_DEVICE_FATAL, and the late reply harms nobody.",
@@ -71,7 +71,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "A command is executed and never answered.",
+            "A command is executed, but never answered.",
             "Firmware that hangs: `command timed out` in the logs of most drivers.",
             "The driver has to survive it; it gives the device up.",
             "The verb fails with EIO after the driver's patience; IBV_EVENT_DEVICE_FATAL.",
@@ -83,7 +83,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "A command has two replies, of one buffer.",
+            "A command is answered twice, in the same buffer.",
             "Firmware or a hypervisor that repeats what it did before a restart.",
             "A buffer comes back once.",
             "The driver refuses the second; the verb succeeds.",
@@ -95,7 +95,7 @@ pub(super) const KINDS: &[Kind] = &[
         "status=no-resources count=all code=create-qp limit=0",
         &["status", "vendor", "limit"],
         [
-            "There may be only limit objects of the kind that the command of code makes, whatever the device said at first.",
+            "The command code fails once limit objects of its kind exist, although the device reports a higher maximum.",
             "Functions of a device that share its resources.",
             "Limits are upper bounds: insufficient resources may come before (11.2).",
             "ibv_create_qp and the like fail with ENOMEM below the maximum.",

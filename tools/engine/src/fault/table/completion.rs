@@ -63,7 +63,7 @@ pub(super) const KINDS: &[Kind] = &[
         Status::Flushed,
         "",
         [
-            "A completion says IBV_WC_WR_FLUSH_ERR, and no error came before it.",
+            "A completion says IBV_WC_WR_FLUSH_ERR, although no error came before it.",
             "A queue pair that firmware or an administrator took to the error state.",
             "IBV_WC_WR_FLUSH_ERR first: programs that wait for the cause before it wait in vain.",
         ],
@@ -133,7 +133,7 @@ pub(super) const KINDS: &[Kind] = &[
         Status::RetryExceeded,
         "side=send",
         [
-            "A completion says IBV_WC_RETRY_EXC_ERR, and at once.",
+            "A completion says IBV_WC_RETRY_EXC_ERR at once, without retries.",
             "A peer or a path that is gone; the most frequent error there is.",
             "IBV_WC_RETRY_EXC_ERR, then flushes, without the time that the retries would have taken.",
         ],
@@ -194,7 +194,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=100ms",
         &["delay"],
         [
-            "A completion is written later, and so are those behind it in its queue.",
+            "A completion is written late, and so are those behind it in its queue.",
             "PCI Express that is congested; CQE compression; a host under memory pressure.",
             "Completions of a queue come in order; when, the standard leaves open.",
             "Latency.",
@@ -218,7 +218,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "A completion queue overruns though it has room.",
+            "A completion queue overruns, although it has room.",
             "A program that made its queue too small.",
             "An affiliated error of the queue (11.6.3); its queue pairs go to the error state.",
             "IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL for each queue pair, and no more completions.",
@@ -230,7 +230,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The event of a completion queue that was armed is lost.",
+            "The event of an armed completion queue is lost.",
             "A lost interrupt: the classic of drivers and hypervisors.",
             "An armed queue gives an event with its next completion (11.4).",
             "A program that sleeps in ibv_get_cq_event stays asleep. One that polls now and then recovers.",

@@ -35,7 +35,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The device stands still: no doorbell, no packet, no timer; commands are answered.",
+            "The device handles no doorbell, no packet and no timer; it still answers commands.",
             "A data path that hangs while the control processor lives.",
             "Peers find out by their timers.",
             "No completions at all here; IBV_WC_RETRY_EXC_ERR at peers. Work goes on when it ends.",
@@ -47,7 +47,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=1ms",
         &["delay"],
         [
-            "The device does one unit of work, a packet or so, each delay.",
+            "The device needs delay for each unit of work, about a packet.",
             "Thermal throttling; a virtual device on a busy host.",
             "The standard says nothing of speed.",
             "Low bandwidth; timeouts that are too short end in retransmissions.",
@@ -59,7 +59,7 @@ pub(super) const KINDS: &[Kind] = &[
         "for=1s interval=2s",
         &[],
         [
-            "The link goes down for a while: count times, one each interval.",
+            "The link goes down for a while (for), count times, once in each interval.",
             "Optics, a switch that restarts, an administrator.",
             "The port is down, packets are lost (11.6.3).",
             "IBV_EVENT_PORT_ERR, later IBV_EVENT_PORT_ACTIVE; requests survive if their retries last longer.",
@@ -83,7 +83,7 @@ pub(super) const KINDS: &[Kind] = &[
         "mtu=1024",
         &["mtu"],
         [
-            "The active MTU of the port is less.",
+            "The active MTU of the port becomes mtu.",
             "An administrator who changes the MTU of the network interface.",
             "The active MTU bounds path MTUs and datagrams (12.7).",
             "ibv_query_port shows it; longer datagrams end with IBV_WC_LOC_LEN_ERR; connections go on as they were made.",

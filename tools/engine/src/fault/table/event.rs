@@ -7,7 +7,7 @@ use super::{Act, EventType, Kind, kind};
 const QP: &[&str] = &["qp", "peer", "type", "state", "context"];
 const CQ: &[&str] = &["cq"];
 const SRQ: &[&str] = &["srq"];
-const ALONE: &str = "Told without a reason here: what the event tells of did not happen.";
+const ALONE: &str = "None: the event is raised although nothing happened.";
 
 pub(super) const KINDS: &[Kind] = &[
     kind(
@@ -16,7 +16,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         CQ,
         [
-            "IBV_EVENT_CQ_ERR for a completion queue, all of programs or that of cq.",
+            "IBV_EVENT_CQ_ERR for completion queue cq, or by default for all of programs.",
             ALONE,
             "An affiliated error: the queue overran or cannot be written (11.6.3).",
             "IBV_EVENT_CQ_ERR; completions go on.",
@@ -28,7 +28,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "IBV_EVENT_QP_FATAL for a queue pair, all of programs or those of qp.",
+            "IBV_EVENT_QP_FATAL for queue pair qp, or by default for all of programs.",
             ALONE,
             "An affiliated error: no completion could tell of it (11.6.3).",
             "IBV_EVENT_QP_FATAL; the queue pair goes on.",
@@ -88,7 +88,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_DEVICE_FATAL, and the device goes on.",
+            "IBV_EVENT_DEVICE_FATAL, although the device goes on.",
             "Firmware that reports a fault which it survives.",
             "A locally detected catastrophic error (11.6.3).",
             "IBV_EVENT_DEVICE_FATAL to each program. Its objects are of no use any more: the driver takes the device's word for it.",
@@ -124,7 +124,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_PKEY_CHANGE, and the table is as before.",
+            "IBV_EVENT_PKEY_CHANGE, although the table did not change.",
             "A subnet manager that sets partitions; RoCE has none.",
             "The P_Key table changed (11.6.3).",
             "IBV_EVENT_PKEY_CHANGE; programs read the table again.",
@@ -136,7 +136,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_GID_CHANGE, and the table is as before.",
+            "IBV_EVENT_GID_CHANGE, although the table did not change.",
             "An address of the network interface that comes or goes.",
             "The GID table changed (11.6.3).",
             "Nothing on Linux, whose core tells of GIDs by itself and keeps the word of a device to itself.",
@@ -148,7 +148,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         SRQ,
         [
-            "IBV_EVENT_SRQ_ERR for a shared receive queue, all of programs or that of srq.",
+            "IBV_EVENT_SRQ_ERR for shared receive queue srq, or by default for all of programs.",
             ALONE,
             "An affiliated error of the queue (11.6.3).",
             "IBV_EVENT_SRQ_ERR; receives go on.",
@@ -160,7 +160,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         SRQ,
         [
-            "IBV_EVENT_SRQ_LIMIT_REACHED for a shared receive queue, without a limit.",
+            "IBV_EVENT_SRQ_LIMIT_REACHED for a shared receive queue, although no limit was reached.",
             ALONE,
             "Fewer receives are posted than the limit (11.6.3).",
             "IBV_EVENT_SRQ_LIMIT_REACHED; programs post receives, for which there may be no room.",
@@ -184,7 +184,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "A queue pair fails: IBV_EVENT_QP_FATAL, and it is in the error state.",
+            "A queue pair fails: it raises IBV_EVENT_QP_FATAL and goes to the error state.",
             "Firmware that gives a queue pair up: a work queue that it cannot read, a parity error.",
             "An affiliated error; the queue pair goes to the error state (11.6.3).",
             "IBV_EVENT_QP_FATAL, all that was posted is flushed; the peer's requests end with IBV_WC_RETRY_EXC_ERR.",
@@ -196,7 +196,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "A queue pair goes to the error state, and no event tells of it.",
+            "A queue pair goes to the error state without an event.",
             "An administrator's reset of a connection; firmware that is at a loss.",
             "What is posted is flushed (10.3.1).",
             "IBV_WC_WR_FLUSH_ERR without a cause; with a shared queue IBV_EVENT_QP_LAST_WQE_REACHED.",
@@ -208,7 +208,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         CQ,
         [
-            "A completion queue fails: IBV_EVENT_CQ_ERR, and no more completions.",
+            "A completion queue fails: it raises IBV_EVENT_CQ_ERR and gets no more completions.",
             "Memory of a queue that the device cannot reach any more.",
             "An affiliated error of the queue (11.6.3).",
             "IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL for each of its queue pairs.",
@@ -220,7 +220,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         SRQ,
         [
-            "A shared receive queue fails: IBV_EVENT_SRQ_ERR, and it gives no more receives.",
+            "A shared receive queue fails: it raises IBV_EVENT_SRQ_ERR and gives no more receives.",
             "Memory of a queue that the device cannot reach any more.",
             "An affiliated error of the queue; queue pairs that need it go to the error state (11.6.3).",
             "IBV_EVENT_SRQ_ERR; the next message fails its queue pair.",
@@ -256,7 +256,7 @@ pub(super) const KINDS: &[Kind] = &[
         "event=page-fault count=all delay=2s",
         &["delay"],
         [
-            "Pages of regions on demand come slowly.",
+            "Pages of on-demand regions come late.",
             "Memory that was swapped out, a network file system, a NUMA balancer.",
             "The responder says RNR, the requester waits.",
             "Seconds of waiting, and no error as long as retries last.",
@@ -268,7 +268,7 @@ pub(super) const KINDS: &[Kind] = &[
         "event=page-fault",
         &[],
         [
-            "The device asks for pages and nobody hears it.",
+            "The device asks for pages, and its request is lost.",
             "A full event queue.",
             "As page-fault-slow, for ever.",
             "The access waits until something else asks for the same pages.",

@@ -11,7 +11,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The responder says that a packet is missing which it has.",
+            "The responder says that a packet is missing, although it arrived.",
             "A receiver that drops packets for want of buffers and says so.",
             "The requester sends again from that PSN; it counts against retry_cnt (9.7.5.2).",
             "Nothing but time, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).",
@@ -23,7 +23,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The responder finds a request not valid.",
+            "The responder answers that a request is invalid.",
             "Requests of a type or a length that the responder does not do.",
             "NAK invalid request; both queue pairs go to the error state (9.9).",
             "IBV_WC_REM_INV_REQ_ERR at the requester; IBV_EVENT_QP_REQ_ERR at the responder, or an error completion if a receive was taken.",
@@ -35,7 +35,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The responder does not allow an access.",
+            "The responder answers that an access is not allowed.",
             "A key that is wrong, out of date, or of another protection domain.",
             "NAK remote access error; both queue pairs go to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR at the requester, IBV_EVENT_QP_ACCESS_ERR at the responder.",
@@ -47,7 +47,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The responder could not do what it was asked.",
+            "The responder answers that it could not execute a request.",
             "A receive that names memory which is not there; a device that runs out of resources.",
             "NAK remote operational error; both queue pairs go to the error state (9.7.5.2).",
             "IBV_WC_REM_OP_ERR at the requester; a flush at the responder.",
@@ -59,7 +59,7 @@ pub(super) const KINDS: &[Kind] = &[
         "opcode=send|write",
         &[],
         [
-            "The responder says that it has no receive, though it has.",
+            "The responder says that it has no receive, although it has one.",
             "A receiver that is slow to post; a shared receive queue that is empty.",
             "The requester waits for the time in the NAK and sends again, rnr_retry times (9.7.5.2).",
             "Nothing but time, unless rnr_retry is less than count.",
@@ -71,7 +71,7 @@ pub(super) const KINDS: &[Kind] = &[
         "opcode=send|write count=all",
         &[],
         [
-            "The responder never has a receive.",
+            "The responder always says that it has no receive.",
             "A receiver whose thread is stuck.",
             "After rnr_retry tries the request fails; 7 is for ever (9.7.5.2).",
             "IBV_WC_RNR_RETRY_EXC_ERR; with rnr_retry 7, a program that waits for ever.",
@@ -83,7 +83,7 @@ pub(super) const KINDS: &[Kind] = &[
         "count=all delay=500ms",
         &["delay"],
         [
-            "The timers of queue pairs end later than they were set for, by delay.",
+            "Timers of queue pairs end late, by delay.",
             "Devices whose timers are coarse: many do not do less than some milliseconds, whatever timeout says.",
             "The timeout is at least what was asked for and may be four times that (9.7.6.1.3).",
             "Each lost packet without another behind it costs so much more.",

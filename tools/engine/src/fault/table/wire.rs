@@ -38,7 +38,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=ack",
         &[],
         [
-            "An acknowledgement is lost that this device sends.",
+            "An acknowledgement that this device sends is lost.",
             "Congestion towards the requester alone, for the ways there and back may differ.",
             "A later ACK stands for it (9.7.5.1). If there is none the requester asks again after its timeout, and the responder must not execute the request twice.",
             RECOVERS,
@@ -98,7 +98,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=both count=all",
         &[],
         [
-            "Nothing leaves and nothing arrives, and the link stays up.",
+            "Nothing leaves and nothing arrives, but the link stays up.",
             "A switch that forgot its tables, a wrong VLAN or route, an ACL, a firewall that eats UDP port 4791.",
             "After retry_cnt timeouts requests fail (9.7.6.1.3). Nothing tells a side that only receives.",
             "IBV_WC_RETRY_EXC_ERR on sends, the rest flushed; no asynchronous event. A pure receiver waits for ever.",
@@ -110,7 +110,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out count=all",
         &[],
         [
-            "Nothing leaves; what arrives is taken.",
+            "Nothing leaves; packets that arrive are accepted.",
             "A broken transmitter, a one-way ACL, an asymmetric route.",
             "The peer's requests are executed and never acknowledged.",
             "The peer's data is there and the peer has IBV_WC_RETRY_EXC_ERR all the same; so has this side.",
@@ -122,7 +122,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=in count=all",
         &[],
         [
-            "Nothing arrives; what is sent leaves.",
+            "Nothing arrives; packets that the device sends leave.",
             "A broken receiver, a one-way ACL.",
             "As partition, for this side.",
             "IBV_WC_RETRY_EXC_ERR at both ends, although this side's requests were executed.",
@@ -134,7 +134,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=in opcode=request count=all",
         &[],
         [
-            "The device takes no requests and gets answers to its own: a peer that stopped answering.",
+            "Requests to the device are lost, answers to its own requests are not: the peer sees a device that stopped answering.",
             "Firmware whose receive side hangs; a host that is paused.",
             TIMEOUT,
             "IBV_WC_RETRY_EXC_ERR at the peer after (retry_cnt + 1) timeouts.",
@@ -146,7 +146,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out burst=8 chance=1% count=all",
         &[],
         [
-            "Packets are lost in rows.",
+            "Several packets in a row are lost.",
             "Tail drop at a full switch buffer.",
             "As drop. Implementations with go-back-N send all that is behind the gap again.",
             RECOVERS,
@@ -158,7 +158,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out size=1025..18446744073709551615 count=all",
         &[],
         [
-            "Packets with more payload than size allows are lost, smaller ones pass.",
+            "Packets of the given size are lost (by default all with more than 1024 bytes of payload), others pass.",
             "A switch port without jumbo frames on a path of MTU 4096.",
             "RoCE has no path MTU discovery: the path MTU is what the connection was set up with.",
             "Connecting works, small messages work, the first large one ends with IBV_WC_RETRY_EXC_ERR.",
@@ -170,7 +170,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out delay=1ms",
         &["delay"],
         [
-            "A packet comes later; those behind it overtake it.",
+            "A packet arrives late, and packets behind it overtake it.",
             "Queues, and paths of different lengths under packet spraying.",
             "To the responder it is a gap first, and a duplicate when it comes after the retransmission.",
             RECOVERS,
@@ -182,7 +182,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["by"],
         [
-            "The next packets to the same queue pair overtake a packet.",
+            "A packet is overtaken by the next packets to the same queue pair.",
             "Packet spraying, link aggregation that balances by packet.",
             "The responder sends a NAK at once: RC wants packets in order (9.7.5.2).",
             RECOVERS,
@@ -194,7 +194,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["by"],
         [
-            "A packet comes twice, or by more times.",
+            "A packet arrives twice; by sets the number of extra copies.",
             "A retransmission that was not needed; loops in a network that is being changed.",
             "A duplicate request is acknowledged and not executed; a duplicate read is answered again (9.7.5.2). UD delivers both.",
             "Nothing on RC. A second message on UD.",
@@ -206,7 +206,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=atomic-request",
         &["by"],
         [
-            "An atomic request comes twice.",
+            "An atomic request arrives twice.",
             "A requester whose ACK timeout is shorter than the round trip.",
             "The responder answers from its record, and must not execute it again (9.4.5).",
             "Nothing. A counter that went up twice is a defect of the responder.",
@@ -218,7 +218,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out delay=1s",
         &["delay"],
         [
-            "A packet comes, and a copy of it long after, maybe when its queue pair is gone.",
+            "A packet arrives, and a copy of it much later, perhaps when its queue pair is gone.",
             "A queue in the network that is stuck for a while, and a queue pair number that is used again.",
             "Nothing protects from it but the PSN, the P_Key and the time before a number is used again (timewait, 12.9).",
             "Nothing, if numbers rest and initial PSNs are random.",
@@ -230,7 +230,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &[],
         [
-            "A bit of the frame changes on the way, so that its ICRC is wrong.",
+            "A bit of the frame changes on the way, so its ICRC is wrong.",
             "Bad optics and connectors; a switch whose memory forgets.",
             "The receiver drops the packet without a word (9.6).",
             "As drop, and rx_icrc_encapsulated or its like counts at the receiver.",
@@ -254,7 +254,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out size=1..18446744073709551615",
         &[],
         [
-            "A bit of the payload changes, and the ICRC is right.",
+            "A bit of the payload changes, but the ICRC is right.",
             "Memory or a bus without error correction, before the ICRC is made or after it is checked.",
             "No check of the transport finds it.",
             "Success, and wrong data: only checks of the application's own find it (iSER digests, NFS krb5i, file system checksums).",
@@ -266,7 +266,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out size=1..18446744073709551615",
         &["bytes"],
         [
-            "A packet loses the end of its payload, half of it or all behind bytes, and the ICRC is right.",
+            "A packet loses the end of its payload, but the ICRC is right; bytes says how much is left, by default half.",
             "A sender with a defect.",
             "The responder finds the wrong length for a first or middle packet and sends NAK invalid request (9.7.4); a read response of wrong length fails the read.",
             "IBV_WC_REM_INV_REQ_ERR at the sender, IBV_EVENT_QP_REQ_ERR or an error completion at the receiver; IBV_WC_BAD_RESP_ERR for a read. A short message is delivered short.",
@@ -278,7 +278,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["value"],
         [
-            "The PSN of a packet is higher by value, 1000 if that is not given.",
+            "The PSN of a packet is too high by value (default 1000).",
             "Firmware defects; a ghost of another connection.",
             "Too high is a gap (NAK), too low a duplicate (9.7.5.2).",
             RECOVERS,
@@ -290,7 +290,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["value"],
         [
-            "A packet goes to another queue pair of the peer: value, or the one with the next number.",
+            "A packet goes to another queue pair of the peer: number value, or by default the next number.",
             "A defect of steering.",
             "The packet does not say which queue pair it is from: one that is connected to another host drops it, one that is connected to this host looks at its PSN (9.6).",
             RECOVERS,
@@ -314,7 +314,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["value"],
         [
-            "The P_Key of a packet is value, 0x7fff if that is not given: not a full member.",
+            "The P_Key of a packet is value (default 0x7fff, which is not a full member).",
             "Partitions that are set up differently at both ends.",
             "The packet is dropped, a counter of the port goes up (10.9).",
             "As drop; bad_pkey_cntr of ibv_query_port counts.",
@@ -326,7 +326,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=ud-send",
         &["value"],
         [
-            "The Q_Key of a datagram is value, or has a bit changed.",
+            "The Q_Key of a datagram is value, or by default has one bit changed.",
             "A peer that restarted with another Q_Key, as IPoIB and MPI do.",
             "The datagram is dropped, a counter of the port goes up (10.2).",
             "A datagram that never comes; qkey_viol_cntr of ibv_query_port counts.",
@@ -338,7 +338,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=write|read-request|atomic-request|atomic-write|flush",
         &["value"],
         [
-            "The remote key of a request is value, or has a bit changed.",
+            "The remote key of a request is value, or by default has one bit changed.",
             "A program that sends a key that is out of date; memory that forgets.",
             "NAK remote access error, the responder's queue pair goes to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR here, IBV_EVENT_QP_ACCESS_ERR at the peer.",
@@ -350,7 +350,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=write|read-request|atomic-request|atomic-write",
         &["value"],
         [
-            "The remote address of a request is higher by value, 2 to the 31 if that is not given.",
+            "The remote address of a request is too high by value (default 2 to the power of 31).",
             "As wrong-rkey.",
             "NAK remote access error: the bounds are checked (10.6).",
             "IBV_WC_REM_ACCESS_ERR here, IBV_EVENT_QP_ACCESS_ERR at the peer; with a small value, wrong data.",
@@ -362,7 +362,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=write|read-request",
         &["value"],
         [
-            "The length in the RETH of a request is higher by value, 1 if that is not given.",
+            "The length in the RETH of a request is too high by value (default 1).",
             "A requester with a defect.",
             "NAK invalid request when a write has another length than its RETH says (9.7.4).",
             "IBV_WC_REM_INV_REQ_ERR here for a write, IBV_WC_BAD_RESP_ERR for a read; or IBV_WC_REM_ACCESS_ERR if the region ends.",
@@ -374,7 +374,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=send|write|read-request",
         &["value"],
         [
-            "A request has a reserved opcode: value, 0x1d if that is not given.",
+            "A request has the reserved opcode value (default 0x1d).",
             "A peer of a later standard, or memory that forgets.",
             "NAK invalid request on RC (9.7.4).",
             "IBV_WC_REM_INV_REQ_ERR here, IBV_EVENT_QP_REQ_ERR at the peer.",
@@ -386,7 +386,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=ack",
         &["value"],
         [
-            "An ACK says value for the credit count: 0 if that is not given, which is no receives.",
+            "The credit count of an ACK is value (default 0, which is no receives).",
             "A responder that counts wrongly.",
             "The requester sends one packet at a time until it has credits (9.7.7), and tries without any.",
             "Slower sends. With credits that are not there: RNR NAKs.",
@@ -398,7 +398,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=ack",
         &["value"],
         [
-            "An ACK says an MSN that is higher by value, 1 if that is not given.",
+            "The MSN of an ACK is too high by value (default 1).",
             "A responder with a defect.",
             "Requesters use the MSN for credits only; the PSN acknowledges (9.7.7).",
             "Nothing, or slower sends.",
@@ -410,7 +410,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=send|write|ud-send",
         &["value"],
         [
-            "Immediate data is value, or has a bit changed; packets without have a turn and are left alone.",
+            "Immediate data is value, or by default has one bit changed; packets without immediate data count, but do not change.",
             "As corrupt-payload.",
             "No check of the transport finds it.",
             "Success, and a wrong imm_data.",
@@ -422,7 +422,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out count=all",
         &[],
         [
-            "A packet is marked as a switch marks it when its queue is long.",
+            "A packet has the ECN mark that a switch with a long queue sets.",
             "Each switch with ECN, all the time.",
             "The receiver sends a CNP and the sender slows down (annex A17).",
             "Lower bandwidth; np_ecn_marked_roce_packets and rp_cnp_handled or their like count.",
@@ -434,7 +434,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=in opcode=response count=all",
         &[],
         [
-            "With each answer comes a congestion notification that no congestion caused.",
+            "Each answer brings a congestion notification that no congestion caused.",
             "A receiver whose CNP timer is off, a switch whose marking threshold is 0.",
             "The sender slows down to its lowest rate (annex A17).",
             "A tenth of the bandwidth, and no error at all.",
@@ -446,7 +446,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out rate=10000000 count=all",
         &["rate"],
         [
-            "The line carries so many bytes a second; what is more waits in a queue.",
+            "The line carries rate bytes per second; further packets wait in a queue.",
             "A link that trained at a lower speed; a rate limiter.",
             "The standard says nothing; timeouts shorter than the queue make retransmissions.",
             "Lower bandwidth; with short timeouts IBV_WC_RETRY_EXC_ERR.",
