@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Counters of the port, and of chosen queue pairs by themselves.
+//! Counters of the port, and separate counters of chosen queue pairs.
 
 use crate::table::Table;
 use vrnic_wire::{command, counter::Counter};

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults on demand: what goes wrong because somebody wants it to.
+//! Faults on demand: the device, its wire or its commands fail because somebody asked for it.
 //!
 //! A fault is an input of the device, like the time. [`Faults`] is empty unless faults are armed. The
-//! rest of the engine asks it at few seams ([`Seam`]): a packet leaves or arrives, the responder decides,
-//! a completion is about to be written, a command to be answered, an event to be raised, a doorbell rings,
-//! a timer is set, time passes. Each such [`Occasion`] that a fault's description matches takes the next
-//! position in the fault's stream; whether the fault fires there follows from its seed and the position
-//! alone. So the same faults and the same traffic give the same firings.
+//! rest of the engine asks it only at a few seams ([`Seam`]): when a packet leaves or arrives, when the
+//! responder decides, before a completion is written, a command answered or an event raised, when a
+//! doorbell rings, when a timer is set, and as time passes. Each such moment is an [`Occasion`]. Those
+//! that match a fault's description are numbered, from 1. Whether the fault fires on one follows from
+//! its seed and that number alone, so the same faults and the same traffic give the same firings.
 //!
-//! [`table`] says which faults there are, in words too; [`spec`] reads descriptions such as
-//! `drop opcode=ack nth=3`. What a fault does to packets is in `wire`, to all else in `seam` and `timed`; what is
-//! put off waits in `later`.
+//! [`table`] lists and describes all faults. [`spec`] reads descriptions such as `drop opcode=ack nth=3`.
+//! `wire` has what faults do to packets, `seam` and `timed` what they do to everything else. What a
+//! fault delays waits in `later`.
 
 pub(crate) mod later;
 mod occasion;

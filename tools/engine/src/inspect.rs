@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What a device is doing, for people who watch it: values, in pages that take a bounded time each.
+//! What a device is doing, for people who watch it. Lists come in pages, each of which takes a bounded
+//! time.
 
 use crate::{
     explain::Explanation,

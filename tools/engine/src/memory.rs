@@ -3,7 +3,7 @@
 //! Guest memory, as the engine sees it.
 //!
 //! The engine never holds a pointer. It asks the embedding program to resolve guest addresses to
-//! [`HostRange`]s once, when memory is registered, and names those ranges ever after. Guest memory
+//! [`HostRange`]s once, when memory is registered, and uses those names from then on. Guest memory
 //! is shared with hostile code that writes concurrently: implementations copy with volatile or
 //! atomic accesses and the engine reads each field once into a private copy.
 

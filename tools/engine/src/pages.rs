@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Pages of memory regions that are not kept in place: which are there, which are wanted, and who
-//! waits for them.
+//! Pages of on-demand memory regions: which are there, which are wanted, and who waits for them.
 
 use crate::{
     cause::Cause,

@@ -2,9 +2,9 @@
 
 //! Making what peers wrote survive a loss of power.
 //!
-//! That takes as long as a disk takes, so it is done elsewhere, for one queue pair after the other:
-//! [`Rnic::next_sync`] says what is next, [`Rnic::synced`] takes the result. Meanwhile the flush that
-//! asked for it, and all answers of its queue pair behind it, wait.
+//! A disk takes its time, so the embedding program does the writing, for one queue pair after the
+//! other: [`Rnic::next_sync`] says what to write next, [`Rnic::synced`] takes the result. Meanwhile the
+//! flush that asked for it waits, and so do all later answers of its queue pair.
 
 use crate::{
     cause::Cause,

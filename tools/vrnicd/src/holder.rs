@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A tiny process that lets VMs survive the death of the daemon.
 //!
-//! QEMU aborts if the socket of a vfio-user device closes with messages unread, which is what happens when a daemon is
-//! killed under load; a virtual CPU that waits for a reply stands still until QEMU gives up; and without a
-//! server QEMU ends at the next reset of the machine. The holder keeps a duplicate of each connected socket and of the
-//! connection's [`Journal`]. When the daemon is gone, the holder raises all interrupts so that the driver looks at its
-//! device, goes on in the journal where the daemon ended, which may be in the middle of a reply, and plays a card that
-//! was pulled out until QEMU closes the socket.
+//! Without it, QEMU aborts if the socket of a vfio-user device closes with unread messages, as happens when a daemon is
+//! killed under load. A virtual CPU that waits for a reply stands still until QEMU gives up. And without a server, QEMU
+//! ends at the next reset of the machine.
 //!
-//! A connection that the daemon accepted and did not give to the holder yet dies with it: its VMM has not begun to
-//! talk, and finds no device when it starts.
+//! The holder keeps a duplicate of each connected socket and of the connection's [`Journal`]. When the daemon is gone,
+//! the holder raises all interrupts so that the driver looks at its device. Then it goes on in the journal where the
+//! daemon ended, which may be in the middle of a reply. Until QEMU closes the socket, the holder plays a card that was
+//! pulled out.
+//!
+//! If the daemon accepted a connection but has not yet given it to the holder, the connection ends with the daemon. Its
+//! VMM has not begun to talk by then, and finds no device when it starts.
 //!
 //! The holder is this same program, started as `vrnicd holder` before any thread exists. It leaves the terminal's
-//! session, so that whatever ends the daemon does not end it too.
+//! session, so that whatever ends the daemon does not end the holder too.
 
 use std::collections::BTreeMap;
 use std::io;

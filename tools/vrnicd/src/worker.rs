@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The worker: one thread that owns the engines of all devices and moves segments between them.
 //!
-//! While there is work it makes no system call, takes no lock and allocates nothing per message. When there is none it
-//! looks on for a while, then sleeps. Before it sleeps, every device clears its
-//! POLLING flags and looks at its notify areas once more, and mailboxes are looked at once more after the sleep was
-//! announced: a ring that came in between is seen by one of the two.
+//! While there is work it makes no system call, takes no lock and allocates nothing per message. When there is none, it
+//! polls for a while and then sleeps. Before it sleeps, every device clears its POLLING flags and looks at its notify
+//! areas once more. Then the worker announces that it sleeps, and looks at the mailboxes once more. One of the two sees
+//! a doorbell that rang in between.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

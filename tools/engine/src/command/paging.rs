@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Commands about the pages of memory regions that are not kept in place.
+//! Commands about the pages of on-demand memory regions.
 
 use super::{Execute, done};
 use crate::{

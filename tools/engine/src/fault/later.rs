@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! What faults put off.
+//! What faults delay: packets, completions, events of completion queues, doorbells.
 
 use super::occasion::Direction;
 use crate::{segment::Segment, time::Instant};

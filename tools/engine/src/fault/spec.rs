@@ -2,7 +2,7 @@
 
 //! Descriptions of faults: `NAME [KEY=VALUE]…`.
 //!
-//! The kind's preset is read first, then what is given. [`KEYS`] is all that there is to know.
+//! The fault's preset is read first, then the words of the description. [`KEYS`] lists all words.
 
 use super::{
     occasion::{Occasion, PacketKind, Seam},

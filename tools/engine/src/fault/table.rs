@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Which faults there are. The one source of their names, of what they do, and of what is said of them.
+//! The table of all faults: the only source of their names, effects and descriptions.
 
 mod command;
 mod completion;

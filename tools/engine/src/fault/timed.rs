@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults that fire by themselves, and what lasts.
+//! Faults that fire at a time rather than on an occasion, and faults that last.
 
 use super::{
     Armed, Faults, Seam, Strike,

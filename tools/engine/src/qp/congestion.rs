@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Congestion on the way: packets that a switch marked are answered with congestion notification
-//! packets (annex A17, 9), and who gets these sends more slowly for a while.
+//! Congestion control (annex A17, 9). A queue pair answers packets that a switch marked with congestion
+//! notification packets. A queue pair that gets such a notification sends more slowly for a while.
 //!
-//! The rate follows the scheme of DCQCN in its plainest form: a notification takes a share of the rate
-//! away, the larger the more notifications came lately; without notifications the rate first returns
-//! half-way to what it was again and again, then grows beyond it, until there is no limit any more.
+//! The rate follows DCQCN in its simplest form. Each notification reduces the rate by a share, which is
+//! larger if more notifications came lately. Without notifications the rate first goes half-way back to
+//! its former value, several times. Then it grows beyond that value, until there is no limit any more.
 
 use super::Qp;
 use crate::{

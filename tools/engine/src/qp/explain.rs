@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Why a queue pair did what nobody hoped for, told to the device's record.
+//! Adds to the device's record why a queue pair failed, refused or dropped something.
 
 use super::Qp;
 use crate::{

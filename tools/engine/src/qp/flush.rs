@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Flushing: what is posted to a queue pair in error completes without being done.
+//! Flushing: requests posted to a queue pair in the error state complete without being executed.
 
 use super::{Qp, Turn};
 use crate::{

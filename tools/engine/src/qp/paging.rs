@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Waiting for pages of memory regions that are not kept in place.
+//! Waiting for pages of on-demand memory regions.
 //!
-//! Nothing here blocks: work that lacks pages asks for them and is tried again when the driver has
+//! Nothing here blocks. Work that lacks pages asks for them. It is tried again when the driver has
 //! answered, or when anything else gives the queue pair a turn. What came over a transport without
-//! acknowledgements, and cannot be asked for again, is kept meanwhile, as far as there is room.
+//! acknowledgements cannot be asked for again, so it is kept meanwhile, as far as there is room.
 
 use super::{Qp, receive::pieces};
 use crate::{

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Starts captures and knows what became of them.
+//! Starts captures and keeps track of them.
 //!
-//! The file of a capture is open already: whoever asks for one opens it with rights of their own. Writing it is the
-//! business of a thread of its own, for which nobody waits for long: a file that takes nothing holds up nothing else.
+//! The file of a capture is already open: the client that asks for the capture opens it, with the client's own rights.
+//! A thread for each capture writes the file. Nobody waits for that thread for long, so a file that accepts no data
+//! delays nothing else.
 
 use std::collections::VecDeque;
 use std::fs::File;

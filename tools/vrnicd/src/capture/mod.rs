@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Capture: what RNICs send and receive and what passes the switch, as pcapng files that Wireshark and tshark dissect.
 //!
-//! RNICs on a wire send frames anyway. Between RNICs that copy from guest to guest there are none: what would have been
-//! sent is written then, cut into packets of [`RENDERED_MTU`] bytes. There a sequence number stands for a segment, so
-//! the packets of one segment have the same.
+//! RNICs on a wire send frames anyway. RNICs that copy from guest to guest send none. The capture then has the packets
+//! that they would have sent, with up to [`RENDERED_MTU`] bytes of payload. There a sequence number counts segments, so
+//! all packets of one segment have the same number.
 //!
-//! The worker only copies frames into bounded queues ([`Captures`]). A thread for each capture writes its file; when it
-//! cannot keep up, packets are missing in the file, and the next one that is not says how many. [`Center`] starts them
-//! and knows what became of them.
+//! The worker only copies frames into bounded queues ([`Captures`]). A thread for each capture writes its file. If it
+//! cannot keep up, packets are missing from the file, and the next packet in it says how many. [`Center`] starts
+//! captures and keeps track of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

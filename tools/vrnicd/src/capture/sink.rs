@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Where a capture is written to: a file or, as somebody else opened it, a pipe or a socket that may take nothing.
+//! Where a capture is written to. Somebody else opened it, so it may be a pipe or a socket that accepts no data.
 
 use std::fs::File;
 use std::io::{self, Write};

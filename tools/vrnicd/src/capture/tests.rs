@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Files of captures, read by others.
+//! Other programs read the files of captures.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -7,10 +7,10 @@
 //! * [`answer`]: what the worker answers; a question takes it a bounded time.
 //! * [`client`]: the other end.
 //!
-//! The socket's permissions say who may ask, and who may capture: the file of a capture comes as an open descriptor, so
-//! that nobody writes through this process where they could not themselves. A client can neither keep the worker busy
-//! (it answers one question a turn, each about a page of objects) nor fill memory (lines, clients, captures and replies
-//! are bounded). One that neither reads nor writes is dropped.
+//! The socket's permissions say who may ask and who may capture. The file of a capture comes as an open descriptor, so
+//! no client can write a file through this process that it could not write itself. A client can neither keep the worker
+//! busy (it answers one question a turn, each about a page of objects) nor fill memory (lines, clients, captures and
+//! replies are bounded). A client that neither reads nor writes is disconnected.
 
 pub mod answer;
 pub mod client;

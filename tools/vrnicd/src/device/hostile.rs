@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! A device that means its driver ill, by a seed: for tests of drivers.
+//! A hostile device, driven by a seed, for tests of drivers.
 //!
 //! It lies in replies, answers late, twice or never, raises events that nothing caused, and scribbles over the rings of
-//! the driver's kernel. Everything else is done by the engine as ever. What a driver can defend itself against is what
-//! a device says, not what it does to memory that it was given: so this one writes only where the driver lets it, and
-//! takes care that the engine does not go on to use what the driver is told it may free.
+//! the driver's kernel. The engine does everything else as usual. A driver can defend itself against what a device
+//! says, but not against what a device does with memory that the driver gave it. So this device writes only where the
+//! driver lets it, and the engine no longer uses memory that the driver was told it may free.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -2,9 +2,9 @@
 //! Where segments go when they leave an RNIC.
 //!
 //! A fabric decides which RNIC a segment reaches; the engine neither knows nor cares. [`Local`] joins the RNICs of this
-//! process that want it: a segment names its payload by ranges of guest memory, and the receiver copies it once,
-//! straight from guest to guest. RNICs on a wire send RoCE frames instead: a [`RoceEnd`] makes them of segments and
-//! segments of them, and a [`Network`](crate::network::Network) carries them.
+//! process that have this setting: a segment names its payload by ranges of guest memory, and the receiver copies it
+//! once, straight from guest to guest. RNICs on a wire send RoCE frames instead: a [`RoceEnd`] turns segments into
+//! frames and frames into segments, and a [`Network`](crate::network::Network) carries the frames.
 
 mod local;
 mod roce;

@@ -12,7 +12,7 @@
 //!   `memmove` accesses, so a guest that writes at the same time changes data and nothing else.
 //! * A mapping lives as long as somebody holds its [`Arc`](std::sync::Arc). DMA_UNMAP removes the translation at once,
 //!   the mapping itself goes when the device was reset and no memory region can name it any more.
-//! * A page that is not there when we access it raises SIGBUS; [`sigbus`] makes that the end of that file alone.
+//! * A page that is not there when we access it raises SIGBUS. [`sigbus`] then gives up that file alone.
 
 mod map;
 mod mapping;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Survives a VMM that takes the pages of a file of guest memory away.
 //!
-//! An access beyond the end of a file that shrank, or to a huge page when there are no more, raises SIGBUS, which would
-//! end all devices for the fault of one VMM. If the address belongs to a guarded mapping, the handler here puts private
-//! zeros in place of all of it and marks it as lost: the access at hand goes on, and there is no other. So the file
-//! costs neither memory nor mappings, of which the kernel grants a process few, however large it was. That VM's device
-//! finds its memory gone, the others notice nothing. Any other SIGBUS ends the process as usual.
+//! An access beyond the end of a file that shrank, or to a huge page when there are no more, raises SIGBUS. That would
+//! end all devices because of one VMM. If the address belongs to a guarded mapping, the handler here replaces the whole
+//! mapping with private zeros and marks it as lost. The current access goes on, and no other follows. So even a large
+//! file then costs no memory, and no further mappings, of which the kernel grants a process few. That VM's device finds
+//! its memory gone, and the others notice nothing. Any other SIGBUS ends the process as usual.
 
 use std::io;
 use std::ops::Range;

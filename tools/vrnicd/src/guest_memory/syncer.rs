@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Makes guest memory survive a loss of power, in a thread of its own: a disk may take as long as it likes.
+//! Makes guest memory survive a loss of power. A disk may take long, so a separate thread does it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

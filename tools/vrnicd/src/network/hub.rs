@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What the worker and the network thread hand each other.
+//! The queues of frames between the worker and the network thread.
 
 use std::io;
 use std::mem;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A link to a switch elsewhere: each frame is a UDP datagram behind a VXLAN header (RFC 7348).
 //!
-//! Why datagrams: one that is lost delays no other, a peer that comes back needs nothing to be set up, and RoCE brings
-//! its own reliability, which a stream below it would fight. Why VXLAN: other switches, the kernel's and analysers
-//! know it.
+//! Why datagrams: a lost one delays no other, a peer that comes back needs no setup, and RoCE brings its own
+//! reliability, which a stream below it would work against. Why VXLAN: other switches, the kernel and analysers
+//! understand it.
 //!
-//! The socket is connected, so the kernel drops what comes from any other address or port than the peer's. That is all
-//! the authentication there is: the network between both must be trusted, or protected (WireGuard, IPsec).
+//! The socket is connected, so the kernel drops what comes from any other address or port than the peer's. There is no
+//! further authentication: the network between both must be trusted, or protected (WireGuard, IPsec).
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

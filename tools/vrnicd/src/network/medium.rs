@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What frames come and go by.
+//! What frames arrive and leave through: a stream, a TAP device or a link.
 
 use std::collections::VecDeque;
 use std::io;

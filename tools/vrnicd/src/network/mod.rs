@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The network that frames travel: a switch in the worker's thread, and a thread of its own that brings frames from and
-//! to sockets and devices.
+//! The network of the frames: a switch in the worker's thread, and a second thread that moves frames between the switch
+//! and sockets or TAP devices.
 //!
 //! ```text
 //!           worker's thread                              network thread

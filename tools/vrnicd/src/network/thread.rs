@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The thread that brings frames from and to the outside.
+//! The thread that moves frames between the switch and the outside.
 //!
-//! It waits for all descriptors at once. One that takes nothing holds back the frames of its own port: a batch here, a
+//! It waits for all descriptors at once. If one accepts no data, only the frames of its own port wait: a batch here, a
 //! queue in the [`Hub`], a queue in the switch, all bounded.
 
 use std::collections::VecDeque;

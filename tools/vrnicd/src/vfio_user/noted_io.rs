@@ -2,8 +2,8 @@
 //! Sends and receives whose length the kernel itself notes in shared memory.
 //!
 //! `recvmmsg(2)` and `sendmmsg(2)` store the number of bytes of each message in the caller's `struct mmsghdr` before
-//! they return. With that structure in memory that another process maps too, the number is there as soon as the bytes
-//! were taken or given: no moment lies between at which the caller could be killed.
+//! they return. If that structure is in memory that another process maps too, the number is there as soon as the bytes
+//! were taken or given. The caller cannot be killed between the two.
 
 use std::io;
 use std::mem::offset_of;
