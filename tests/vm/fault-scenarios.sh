@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Every scenario that comes with vrnic plays as it says while a program has traffic, and one that is not met fails.
+# Every scenario that comes with vrnic ends as it says while a program has traffic, and a scenario whose conditions are
+# not met fails.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=300
