@@ -12,7 +12,7 @@ pub(super) const KINDS: &[Kind] = &[
         &["status", "vendor"],
         [
             "A command is not executed, and its reply is the error status.",
-            "Firmware that runs out of memory, or disagrees with its driver.",
+            "Firmware that runs out of memory, or that disagrees with its driver.",
             "A verb that fails has changed nothing; virtio-rdma says which errno belongs to which status.",
             "The verb fails with that errno: EOPNOTSUPP, EINVAL, ENOENT, EBUSY, ENOMEM, EFAULT, EPERM or EIO.",
         ],
@@ -36,9 +36,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["status", "vendor"],
         [
             "A queue pair cannot be destroyed.",
-            "Firmware that is not done with it.",
+            "Firmware that still uses the queue pair.",
             "Destroying a queue pair succeeds (11.2).",
-            "The driver cannot give memory back that the device may use: it stops the device (IBV_EVENT_DEVICE_FATAL).",
+            "The driver cannot free memory that the device may still use, so it stops the device (IBV_EVENT_DEVICE_FATAL).",
         ],
     ),
     kind(
@@ -49,8 +49,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A command is executed, but its reply comes late; commands behind it do not wait.",
             "Firmware of many functions with one processor.",
-            "The standard says nothing of time.",
-            "The verb takes so long.",
+            "The standard says nothing about time.",
+            "The verb takes as long as the delay.",
         ],
     ),
     kind(
@@ -73,8 +73,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A command is executed, but never answered.",
             "Firmware that hangs: `command timed out` in the logs of most drivers.",
-            "The driver has to survive it; it gives the device up.",
-            "The verb fails with EIO after the driver's patience; IBV_EVENT_DEVICE_FATAL.",
+            "The driver has to survive it. It gives the device up.",
+            "The verb fails with EIO after the driver's time limit; IBV_EVENT_DEVICE_FATAL.",
         ],
     ),
     kind(
@@ -97,7 +97,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The command code fails once limit objects of its kind exist, although the device reports a higher maximum.",
             "Functions of a device that share its resources.",
-            "Limits are upper bounds: insufficient resources may come before (11.2).",
+            "Limits are upper bounds: a verb may fail for insufficient resources before (11.2).",
             "ibv_create_qp and the like fail with ENOMEM below the maximum.",
         ],
     ),

@@ -44,7 +44,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_LOC_QP_OP_ERR.",
-            "A work request that the device cannot make sense of; more reads than max_rd_atomic allows.",
+            "A work request that the device does not understand; more reads than max_rd_atomic allows.",
             "IBV_WC_LOC_QP_OP_ERR, then flushes.",
         ],
     ),
@@ -54,7 +54,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_LOC_PROT_ERR.",
-            "A local key that is wrong or out of date.",
+            "A local key that is wrong or outdated.",
             "IBV_WC_LOC_PROT_ERR, then flushes.",
         ],
     ),
@@ -65,7 +65,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A completion says IBV_WC_WR_FLUSH_ERR, although no error came before it.",
             "A queue pair that firmware or an administrator took to the error state.",
-            "IBV_WC_WR_FLUSH_ERR first: programs that wait for the cause before it wait in vain.",
+            "IBV_WC_WR_FLUSH_ERR first. A program that waits for the completion with the cause waits in vain.",
         ],
     ),
     status(
@@ -114,7 +114,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_REM_ACCESS_ERR.",
-            "A remote key that is wrong or out of date.",
+            "A remote key that is wrong or outdated.",
             "IBV_WC_REM_ACCESS_ERR, then flushes. The peer knows nothing of it.",
         ],
     ),
@@ -154,7 +154,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_REM_ABORT_ERR.",
-            "Seldom: drivers map what does not fit elsewhere to it.",
+            "Rare: drivers use it for errors that fit no other status.",
             "IBV_WC_REM_ABORT_ERR, then flushes.",
         ],
     ),
@@ -174,7 +174,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_RESP_TIMEOUT_ERR.",
-            "MAD agents report it; devices hardly do.",
+            "MAD agents report it; devices hardly ever do.",
             "IBV_WC_RESP_TIMEOUT_ERR, then flushes.",
         ],
     ),
@@ -184,7 +184,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         [
             "A completion says IBV_WC_GENERAL_ERR.",
-            "What drivers say when firmware's reason has no other name.",
+            "Drivers use it for firmware errors that have no status of their own.",
             "IBV_WC_GENERAL_ERR, then flushes.",
         ],
     ),
@@ -196,7 +196,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A completion is written late, and so are those behind it in its queue.",
             "PCI Express that is congested; CQE compression; a host under memory pressure.",
-            "Completions of a queue come in order; when, the standard leaves open.",
+            "Completions of a queue come in order. The standard says nothing about time.",
             "Latency.",
         ],
     ),
@@ -231,7 +231,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The event of an armed completion queue is lost.",
-            "A lost interrupt: the classic of drivers and hypervisors.",
+            "A lost interrupt, a common bug of drivers and hypervisors.",
             "An armed queue gives an event with its next completion (11.4).",
             "A program that sleeps in ibv_get_cq_event stays asleep. One that polls now and then recovers.",
         ],
@@ -244,7 +244,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The event of a completion queue comes late.",
             "Interrupt moderation, a virtual CPU that does not run.",
-            "The standard says nothing of when.",
+            "The standard says nothing about time.",
             "Latency of programs that sleep; none of those that poll.",
         ],
     ),
@@ -255,9 +255,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A completion queue raises an event that nobody armed.",
-            "Shared interrupts; races of arming and polling are legal and give the same.",
+            "Shared interrupts. A race of arming and polling is legal and has the same effect.",
             "Programs have to expect an event without a completion (11.4).",
-            "ibv_get_cq_event returns, and maybe there is nothing to poll.",
+            "ibv_get_cq_event returns, and there may be nothing to poll.",
         ],
     ),
 ];

@@ -14,7 +14,7 @@ pub(super) const KINDS: &[Kind] = &[
             "A doorbell is lost.",
             "A write to the device that never arrives: PCI error recovery, a hypervisor's defect.",
             "virtio-rdma: the device looks at its rings when it is rung.",
-            "Posted work lies until the next doorbell of its context.",
+            "Posted work waits until the next doorbell of its context.",
         ],
     ),
     kind(
@@ -25,7 +25,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A doorbell comes late.",
             "A host whose emulation is busy.",
-            "The standard says nothing of time.",
+            "The standard says nothing about time.",
             "Latency.",
         ],
     ),
@@ -37,8 +37,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device handles no doorbell, no packet and no timer; it still answers commands.",
             "A data path that hangs while the control processor lives.",
-            "Peers find out by their timers.",
-            "No completions at all here; IBV_WC_RETRY_EXC_ERR at peers. Work goes on when it ends.",
+            "Peers notice by their timers.",
+            "No completions here; IBV_WC_RETRY_EXC_ERR at peers. When the fault ends, work goes on.",
         ],
     ),
     kind(
@@ -49,8 +49,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device needs delay for each unit of work, about a packet.",
             "Thermal throttling; a virtual device on a busy host.",
-            "The standard says nothing of speed.",
-            "Low bandwidth; timeouts that are too short end in retransmissions.",
+            "The standard says nothing about speed.",
+            "Low bandwidth, and retransmissions if timeouts are too short.",
         ],
     ),
     kind(
@@ -62,7 +62,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The link goes down for a while (for), count times, once in each interval.",
             "Optics, a switch that restarts, an administrator.",
             "The port is down, packets are lost (11.6.3).",
-            "IBV_EVENT_PORT_ERR, later IBV_EVENT_PORT_ACTIVE; requests survive if their retries last longer.",
+            "IBV_EVENT_PORT_ERR, later IBV_EVENT_PORT_ACTIVE. Requests survive if their retries last longer than that.",
         ],
     ),
     kind(
@@ -86,7 +86,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The active MTU of the port becomes mtu.",
             "An administrator who changes the MTU of the network interface.",
             "The active MTU bounds path MTUs and datagrams (12.7).",
-            "ibv_query_port shows it; longer datagrams end with IBV_WC_LOC_LEN_ERR; connections go on as they were made.",
+            "ibv_query_port shows it. Longer datagrams end with IBV_WC_LOC_LEN_ERR. Connections go on with the MTU that they have.",
         ],
     ),
     kind(
@@ -108,7 +108,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The engine of the device panics.",
-            "A defect of vrnicd; the device's own version of firmware that crashes.",
+            "A bug of vrnicd. It corresponds to firmware that crashes.",
             "As needs-reset: the panic is contained to the device.",
             "As needs-reset. Other devices of the same vrnicd go on.",
         ],

@@ -65,7 +65,7 @@ pub(super) const KINDS: &[Kind] = &[
         QP,
         [
             "IBV_EVENT_COMM_EST for a queue pair.",
-            "The first message is faster than the RTU of the connection manager; on busy fabrics all the time.",
+            "The first message is faster than the RTU of the connection manager. This is common on busy fabrics.",
             "The first message came while the queue pair was in RTR (11.6.3).",
             "IBV_EVENT_COMM_EST, which rdma_cm turns into an established connection.",
         ],
@@ -89,9 +89,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "IBV_EVENT_DEVICE_FATAL, although the device goes on.",
-            "Firmware that reports a fault which it survives.",
+            "Firmware that reports a fault that it survives.",
             "A locally detected catastrophic error (11.6.3).",
-            "IBV_EVENT_DEVICE_FATAL to each program. Its objects are of no use any more: the driver takes the device's word for it.",
+            "IBV_EVENT_DEVICE_FATAL in each program. Its objects can no longer be used, because the driver believes the device.",
         ],
     ),
     kind(
@@ -139,7 +139,7 @@ pub(super) const KINDS: &[Kind] = &[
             "IBV_EVENT_GID_CHANGE, although the table did not change.",
             "An address of the network interface that comes or goes.",
             "The GID table changed (11.6.3).",
-            "Nothing on Linux, whose core tells of GIDs by itself and keeps the word of a device to itself.",
+            "Nothing on Linux: its core raises this event itself, and does not pass on the device's.",
         ],
     ),
     kind(
@@ -185,7 +185,7 @@ pub(super) const KINDS: &[Kind] = &[
         QP,
         [
             "A queue pair fails: it raises IBV_EVENT_QP_FATAL and goes to the error state.",
-            "Firmware that gives a queue pair up: a work queue that it cannot read, a parity error.",
+            "Firmware that gives up a queue pair, because it cannot read a work queue or has a parity error.",
             "An affiliated error; the queue pair goes to the error state (11.6.3).",
             "IBV_EVENT_QP_FATAL, all that was posted is flushed; the peer's requests end with IBV_WC_RETRY_EXC_ERR.",
         ],
@@ -197,7 +197,7 @@ pub(super) const KINDS: &[Kind] = &[
         QP,
         [
             "A queue pair goes to the error state without an event.",
-            "An administrator's reset of a connection; firmware that is at a loss.",
+            "An administrator who resets a connection; firmware that has no other way out.",
             "What is posted is flushed (10.3.1).",
             "IBV_WC_WR_FLUSH_ERR without a cause; with a shared queue IBV_EVENT_QP_LAST_WQE_REACHED.",
         ],
@@ -209,7 +209,7 @@ pub(super) const KINDS: &[Kind] = &[
         CQ,
         [
             "A completion queue fails: it raises IBV_EVENT_CQ_ERR and gets no more completions.",
-            "Memory of a queue that the device cannot reach any more.",
+            "A queue in memory that the device can no longer reach.",
             "An affiliated error of the queue (11.6.3).",
             "IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL for each of its queue pairs.",
         ],
@@ -221,7 +221,7 @@ pub(super) const KINDS: &[Kind] = &[
         SRQ,
         [
             "A shared receive queue fails: it raises IBV_EVENT_SRQ_ERR and gives no more receives.",
-            "Memory of a queue that the device cannot reach any more.",
+            "A queue in memory that the device can no longer reach.",
             "An affiliated error of the queue; queue pairs that need it go to the error state (11.6.3).",
             "IBV_EVENT_SRQ_ERR; the next message fails its queue pair.",
         ],
@@ -234,8 +234,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "An asynchronous event is lost.",
             "A full event queue; a lost interrupt.",
-            "The standard knows no lost events.",
-            "A program that waits for an event, as for IBV_EVENT_QP_LAST_WQE_REACHED, waits for ever.",
+            "The standard has no lost events.",
+            "A program that waits for an event, for example IBV_EVENT_QP_LAST_WQE_REACHED, waits for ever.",
         ],
     ),
     kind(
@@ -246,7 +246,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "An asynchronous event comes late.",
             "A host that is busy.",
-            "Events are not in order with completions.",
+            "Events and completions come in no fixed order.",
             "The event comes after the completions that it explains.",
         ],
     ),
@@ -270,7 +270,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device asks for pages, and its request is lost.",
             "A full event queue.",
-            "As page-fault-slow, for ever.",
+            "As page-fault-slow, but for ever.",
             "The access waits until something else asks for the same pages.",
         ],
     ),

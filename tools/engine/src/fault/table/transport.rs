@@ -12,9 +12,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The responder says that a packet is missing, although it arrived.",
-            "A receiver that drops packets for want of buffers and says so.",
+            "A receiver that drops packets because it has no buffers, and says so.",
             "The requester sends again from that PSN; it counts against retry_cnt (9.7.5.2).",
-            "Nothing but time, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).",
+            "Only a delay, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).",
         ],
     ),
     kind(
@@ -36,7 +36,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The responder answers that an access is not allowed.",
-            "A key that is wrong, out of date, or of another protection domain.",
+            "A key that is wrong, outdated, or of another protection domain.",
             "NAK remote access error; both queue pairs go to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR at the requester, IBV_EVENT_QP_ACCESS_ERR at the responder.",
         ],
@@ -48,7 +48,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The responder answers that it could not execute a request.",
-            "A receive that names memory which is not there; a device that runs out of resources.",
+            "A receive that names memory that is not there; a device that runs out of resources.",
             "NAK remote operational error; both queue pairs go to the error state (9.7.5.2).",
             "IBV_WC_REM_OP_ERR at the requester; a flush at the responder.",
         ],
@@ -62,7 +62,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The responder says that it has no receive, although it has one.",
             "A receiver that is slow to post; a shared receive queue that is empty.",
             "The requester waits for the time in the NAK and sends again, rnr_retry times (9.7.5.2).",
-            "Nothing but time, unless rnr_retry is less than count.",
+            "Only a delay, unless rnr_retry is less than count.",
         ],
     ),
     kind(
@@ -73,7 +73,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The responder always says that it has no receive.",
             "A receiver whose thread is stuck.",
-            "After rnr_retry tries the request fails; 7 is for ever (9.7.5.2).",
+            "After rnr_retry tries the request fails; 7 means for ever (9.7.5.2).",
             "IBV_WC_RNR_RETRY_EXC_ERR; with rnr_retry 7, a program that waits for ever.",
         ],
     ),
@@ -84,9 +84,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "Timers of queue pairs end late, by delay.",
-            "Devices whose timers are coarse: many do not do less than some milliseconds, whatever timeout says.",
-            "The timeout is at least what was asked for and may be four times that (9.7.6.1.3).",
-            "Each lost packet without another behind it costs so much more.",
+            "Devices with coarse timers: many have a minimum of some milliseconds, whatever timeout says.",
+            "The timeout is at least what was asked for, and may be four times as long (9.7.6.1.3).",
+            "Each lost packet that no other packet follows costs that much more time.",
         ],
     ),
 ];

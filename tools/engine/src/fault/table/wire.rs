@@ -4,7 +4,7 @@
 
 use super::{Act, Damage, Field, Kind, kind};
 
-const RECOVERS: &str = "Nothing but time: the request completes with success after a retransmission, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).";
+const RECOVERS: &str = "Only a delay: the request completes with success after a retransmission, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).";
 const TIMEOUT: &str = "The requester's local ACK timer ends and it sends again, retry_cnt times (IBTA volume 1, 9.7.6.1.3).";
 
 pub(super) const KINDS: &[Kind] = &[
@@ -16,7 +16,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A packet is lost.",
             "Any Ethernet: full queues, bit errors, a line card that restarts. RoCE without PFC loses packets at each congestion.",
-            "RC finds out by a gap in the PSNs (NAK, 9.7.5.2) or by the ACK timer and sends again; UC drops the rest of the message, UD loses the datagram.",
+            "RC notices a gap in the PSNs (NAK, 9.7.5.2), or its ACK timer ends, and it sends again. UC drops the rest of the message, UD loses the datagram.",
             "RC: a delay. UC, UD: a message that never comes, and no error at either end.",
         ],
     ),
@@ -28,7 +28,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A request packet is lost.",
             "As drop.",
-            "The responder answers the packet behind it with a NAK of the missing PSN; after the last packet of a burst nobody does, and the ACK timer ends.",
+            "The responder answers the next packet with a NAK that names the missing PSN. If the last packet of a burst is lost, there is no NAK, and the ACK timer ends.",
             RECOVERS,
         ],
     ),
@@ -39,8 +39,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "An acknowledgement that this device sends is lost.",
-            "Congestion towards the requester alone, for the ways there and back may differ.",
-            "A later ACK stands for it (9.7.5.1). If there is none the requester asks again after its timeout, and the responder must not execute the request twice.",
+            "Congestion towards the requester alone: the two directions may take different paths.",
+            "A later ACK acknowledges the same packets (9.7.5.1). If there is none, the requester sends again after its timeout, and the responder must not execute the request twice.",
             RECOVERS,
         ],
     ),
@@ -51,9 +51,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A negative acknowledgement is lost.",
-            "As lost-ack, and it hurts more: the NAK is sent once.",
+            "As lost-ack, but it costs more: the NAK is sent only once.",
             TIMEOUT,
-            "A gap costs a whole timeout in place of a round trip. If the NAK told of an error the requester ends with IBV_WC_RETRY_EXC_ERR, for a responder in the error state answers no more.",
+            "A gap costs a whole timeout instead of a round trip. If the NAK reported an error, the requester gets IBV_WC_RETRY_EXC_ERR, because a responder in the error state no longer answers.",
         ],
     ),
     kind(
@@ -65,7 +65,7 @@ pub(super) const KINDS: &[Kind] = &[
             "An RNR NAK is lost.",
             "As lost-ack.",
             TIMEOUT,
-            "The wait for a receive is counted against retry_cnt and not against rnr_retry.",
+            "The wait for a receive counts against retry_cnt instead of rnr_retry.",
         ],
     ),
     kind(
@@ -75,7 +75,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A packet of a read response is lost; nth says which.",
-            "Congestion towards the reader: incast is made of read responses.",
+            "Congestion towards the reader: incast consists of read responses.",
             "The requester notices by the next packet or the timer and reads the rest again from the missing PSN (9.7.5.2).",
             RECOVERS,
         ],
@@ -99,7 +99,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "Nothing leaves and nothing arrives, but the link stays up.",
-            "A switch that forgot its tables, a wrong VLAN or route, an ACL, a firewall that eats UDP port 4791.",
+            "A switch that lost its tables, a wrong VLAN or route, an ACL, a firewall that drops UDP port 4791.",
             "After retry_cnt timeouts requests fail (9.7.6.1.3). Nothing tells a side that only receives.",
             "IBV_WC_RETRY_EXC_ERR on sends, the rest flushed; no asynchronous event. A pure receiver waits for ever.",
         ],
@@ -113,7 +113,7 @@ pub(super) const KINDS: &[Kind] = &[
             "Nothing leaves; packets that arrive are accepted.",
             "A broken transmitter, a one-way ACL, an asymmetric route.",
             "The peer's requests are executed and never acknowledged.",
-            "The peer's data is there and the peer has IBV_WC_RETRY_EXC_ERR all the same; so has this side.",
+            "The peer's data has arrived, but the peer gets IBV_WC_RETRY_EXC_ERR; so does this side.",
         ],
     ),
     kind(
@@ -148,7 +148,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "Several packets in a row are lost.",
             "Tail drop at a full switch buffer.",
-            "As drop. Implementations with go-back-N send all that is behind the gap again.",
+            "As drop. Implementations with go-back-N send everything after the gap again.",
             RECOVERS,
         ],
     ),
@@ -172,7 +172,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A packet arrives late, and packets behind it overtake it.",
             "Queues, and paths of different lengths under packet spraying.",
-            "To the responder it is a gap first, and a duplicate when it comes after the retransmission.",
+            "The responder first sees a gap. If the packet comes after its retransmission, it is a duplicate.",
             RECOVERS,
         ],
     ),
@@ -220,7 +220,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A packet arrives, and a copy of it much later, perhaps when its queue pair is gone.",
             "A queue in the network that is stuck for a while, and a queue pair number that is used again.",
-            "Nothing protects from it but the PSN, the P_Key and the time before a number is used again (timewait, 12.9).",
+            "Only the PSN, the P_Key and the time before a number is used again (timewait, 12.9) protect from it.",
             "Nothing, if numbers rest and initial PSNs are random.",
         ],
     ),
@@ -231,7 +231,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A bit of the frame changes on the way, so its ICRC is wrong.",
-            "Bad optics and connectors; a switch whose memory forgets.",
+            "Bad optics and connectors; bit errors in a switch's memory.",
             "The receiver drops the packet without a word (9.6).",
             "As drop, and rx_icrc_encapsulated or its like counts at the receiver.",
         ],
@@ -257,7 +257,7 @@ pub(super) const KINDS: &[Kind] = &[
             "A bit of the payload changes, but the ICRC is right.",
             "Memory or a bus without error correction, before the ICRC is made or after it is checked.",
             "No check of the transport finds it.",
-            "Success, and wrong data: only checks of the application's own find it (iSER digests, NFS krb5i, file system checksums).",
+            "Success, and wrong data. Only the application's own checks find it (iSER digests, NFS krb5i, file system checksums).",
         ],
     ),
     kind(
@@ -280,7 +280,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The PSN of a packet is too high by value (default 1000).",
             "Firmware defects; a ghost of another connection.",
-            "Too high is a gap (NAK), too low a duplicate (9.7.5.2).",
+            "A PSN that is too high is a gap (NAK), one that is too low a duplicate (9.7.5.2).",
             RECOVERS,
         ],
     ),
@@ -292,7 +292,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A packet goes to another queue pair of the peer: number value, or by default the next number.",
             "A defect of steering.",
-            "The packet does not say which queue pair it is from: one that is connected to another host drops it, one that is connected to this host looks at its PSN (9.6).",
+            "The packet does not say which queue pair sent it. A queue pair that is connected to another host drops it; one that is connected to this host checks its PSN (9.6).",
             RECOVERS,
         ],
     ),
@@ -304,7 +304,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "An answer goes to another queue pair of the requester.",
             "As wrong-qp.",
-            "As wrong-qp: an answer that is not between the oldest and the newest request on its way is ignored.",
+            "As wrong-qp. A queue pair ignores an answer whose PSN is not that of an outstanding request.",
             RECOVERS,
         ],
     ),
@@ -316,7 +316,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The P_Key of a packet is value (default 0x7fff, which is not a full member).",
             "Partitions that are set up differently at both ends.",
-            "The packet is dropped, a counter of the port goes up (10.9).",
+            "The packet is dropped, and the port counts it (10.9).",
             "As drop; bad_pkey_cntr of ibv_query_port counts.",
         ],
     ),
@@ -328,7 +328,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The Q_Key of a datagram is value, or by default has one bit changed.",
             "A peer that restarted with another Q_Key, as IPoIB and MPI do.",
-            "The datagram is dropped, a counter of the port goes up (10.2).",
+            "The datagram is dropped, and the port counts it (10.2).",
             "A datagram that never comes; qkey_viol_cntr of ibv_query_port counts.",
         ],
     ),
@@ -339,7 +339,7 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "The remote key of a request is value, or by default has one bit changed.",
-            "A program that sends a key that is out of date; memory that forgets.",
+            "A program that sends an outdated key; bit errors in memory.",
             "NAK remote access error, the responder's queue pair goes to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR here, IBV_EVENT_QP_ACCESS_ERR at the peer.",
         ],
@@ -375,7 +375,7 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "A request has the reserved opcode value (default 0x1d).",
-            "A peer of a later standard, or memory that forgets.",
+            "A peer of a later standard; bit errors in memory.",
             "NAK invalid request on RC (9.7.4).",
             "IBV_WC_REM_INV_REQ_ERR here, IBV_EVENT_QP_REQ_ERR at the peer.",
         ],
@@ -388,8 +388,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The credit count of an ACK is value (default 0, which is no receives).",
             "A responder that counts wrongly.",
-            "The requester sends one packet at a time until it has credits (9.7.7), and tries without any.",
-            "Slower sends. With credits that are not there: RNR NAKs.",
+            "The requester sends one packet at a time until it has credits (9.7.7), even if it has none.",
+            "Slower sends. RNR NAKs, if the credits are too high.",
         ],
     ),
     kind(
@@ -423,7 +423,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A packet has the ECN mark that a switch with a long queue sets.",
-            "Each switch with ECN, all the time.",
+            "Every switch with ECN does this all the time.",
             "The receiver sends a CNP and the sender slows down (annex A17).",
             "Lower bandwidth; np_ecn_marked_roce_packets and rp_cnp_handled or their like count.",
         ],
@@ -461,7 +461,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The region that a request names loses its rights just before the request is executed.",
             "A program that deregisters memory while its peer uses it; memory taken away by a driver.",
             "NAK remote access error (9.7.5.2).",
-            "IBV_WC_REM_ACCESS_ERR at the requester, IBV_EVENT_QP_ACCESS_ERR here, and so for all that use the key later.",
+            "IBV_WC_REM_ACCESS_ERR at the requester and IBV_EVENT_QP_ACCESS_ERR here, also for everybody who uses the key later.",
         ],
     ),
 ];
