@@ -94,9 +94,9 @@ pub struct Arm {
 pub struct Condition {
     /// How often faults of this name fired, of those that the scenario armed on the device.
     fired: Option<String>,
-    /// How much this counter of the device grew since the scenario began.
+    /// How much this counter of the device grew since the phase began.
     counter: Option<String>,
-    /// How many failures with these words `vrnicctl explain` has since the scenario began.
+    /// How many failures with these words `vrnicctl explain` has since the phase began.
     explained: Option<String>,
     /// How many queue pairs but QP1 are in this state.
     qps: Option<String>,

@@ -148,7 +148,7 @@ impl PhaseOutcome {
     }
 }
 
-/// What a device was when the scenario began.
+/// What a device was when the phase began.
 struct Before {
     counters: BTreeMap<String, u64>,
     next_explanation: u64,
@@ -198,15 +198,6 @@ pub fn play<S: Stage>(
 
 impl<'a, S: Stage> Run<'a, S> {
     fn phases(&mut self, report: &mut impl FnMut(PhaseOutcome) -> Result<()>) -> Result<bool> {
-        for name in self.scenario.devices()? {
-            let device = self.stage.device(name)?;
-            let explained = self.stage.explained(name, 0)?;
-            let before = Before {
-                counters: counters(&device),
-                next_explanation: explained.last().map_or(0, |(number, _)| number + 1),
-            };
-            self.before.insert(name, before);
-        }
         for phase in &self.scenario.phases {
             let outcome = self
                 .phase(phase)
@@ -222,6 +213,7 @@ impl<'a, S: Stage> Run<'a, S> {
 
     fn phase(&mut self, phase: &'a Phase) -> Result<PhaseOutcome> {
         let began = self.stage.now();
+        self.remember()?;
         if phase.clear {
             self.clear()?;
         }
@@ -265,6 +257,26 @@ impl<'a, S: Stage> Run<'a, S> {
             armed,
             findings,
         })
+    }
+
+    /// Remembers what the devices are before a phase.
+    fn remember(&mut self) -> Result<()> {
+        for name in self.scenario.devices()? {
+            let device = self.stage.device(name)?;
+            let known = self.before.get(name);
+            let explained = self
+                .stage
+                .explained(name, known.map_or(0, |known| known.next_explanation))?;
+            let before = Before {
+                counters: counters(&device),
+                next_explanation: match explained.last() {
+                    Some((number, _)) => number + 1,
+                    None => known.map_or(0, |known| known.next_explanation),
+                },
+            };
+            self.before.insert(name, before);
+        }
+        Ok(())
     }
 
     fn look(&mut self, conditions: &'a [Condition], began: Duration) -> Result<Vec<Finding>> {
