@@ -25,6 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
+import types
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -133,20 +134,21 @@ def cases(suite):
             yield test
 
 
-def wait_before_resize():
-    """Lets the device complete what was posted before a completion queue is resized.
+def wait_after_sends():
+    """Lets the device complete a send before the tests of completion queues go on.
 
-    A test posts sends and makes the queue too small for their completions at once. If the device has not come to the
-    sends yet, the queue can shrink, and overruns later. The suite itself waits since its commit 197d1a40a (January 2026).
+    One posts sends and makes the queue too small for their completions at once. If the device has not come to the sends
+    yet, the queue can shrink, and overruns later. The suite itself waits since its commit 197d1a40a (January 2026).
     """
     import tests.test_cq
 
-    class PatientCQ(tests.test_cq.CQ):
-        def resize(self, cqe):
-            time.sleep(1)
-            super().resize(cqe)
+    utilities = tests.test_cq.u
 
-    tests.test_cq.CQ = PatientCQ
+    def send(*arguments, **named):
+        utilities.send(*arguments, **named)
+        time.sleep(0.2)
+
+    tests.test_cq.u = types.SimpleNamespace(**{**vars(utilities), "send": send})
 
 
 def run(device, suite, part):
@@ -162,7 +164,7 @@ def run(device, suite, part):
     names = sorted("tests." + path.stem for path in tests.glob("test_*.py"))
     recorder = Recorder()
     loaded = cases(unittest.defaultTestLoader.loadTestsFromNames(names))
-    wait_before_resize()
+    wait_after_sends()
     with huge_pages(8):
         unittest.TestSuite(test for test in loaded if part.has(test.id())).run(recorder)
     shutil.rmtree(base, ignore_errors=True)
