@@ -122,6 +122,7 @@ pub fn has_payload(body: &Body) -> bool {
         body,
         Body::Send { .. }
             | Body::Write { .. }
+            | Body::AtomicWrite(_)
             | Body::ReadResponse { .. }
             | Body::Datagram { .. }
             | Body::Unknown(_)
