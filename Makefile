@@ -4,6 +4,7 @@
 # KDIR=<built kernel tree>  use that kernel instead of the one the setup builds
 # QEMU=<program>            use that QEMU (10.1 or newer)
 # T=<part of a name>        make test, make fuzz: only tests, or targets, whose name contains it; test: or T=this,that
+# W=<workloads>             make chaos: these workloads
 # MINUTES=<number>          make fuzz: minutes for each target
 
 export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)
@@ -16,7 +17,7 @@ kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
 kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
 	CC=$(call setup,VRNIC_KERNEL_CC) BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
 
-.PHONY: help run shell attach test test-debug test-races fuzz bench check build module kunit-module test-modules userspace setup clean
+.PHONY: help run shell attach test test-debug test-races fuzz chaos bench check build module kunit-module test-modules userspace setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -43,6 +44,9 @@ test-races: ## KUnit and VM tests on a kernel with KCSAN; takes hours
 
 fuzz: setup ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)
 	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)
+
+chaos: build ## run workloads under each fault, judge how they take it: W='pingpong rping' (default: all)
+	$(LAB) chaos $(W)
 
 bench: build ## measure beside rxe; tables, build/bench/report.json, charts
 	$(LAB) bench

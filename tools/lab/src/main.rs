@@ -6,7 +6,9 @@
 mod accelerator;
 mod agent;
 mod bench;
+mod chaos;
 mod chart;
+mod console;
 mod control;
 mod daemon;
 mod goodput;
@@ -30,7 +32,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::control::Ask;
 use crate::lab::{Extra, Lab, Module, Options};
@@ -109,6 +111,18 @@ enum Command {
         #[arg(long)]
         goodput: bool,
     },
+    /// Run workloads between the VMs once under each fault, and judge how they take it
+    ///
+    /// A fault is made in the RNIC of one end; `vrnicctl fault explain` describes all faults. Each run is judged:
+    /// not reached, unaffected, recovered, reported, hang, crash, leak, wrong data, or kernel report. Writes
+    /// build/chaos/index.html with the evidence of each run, and build/chaos/report.json.
+    ///
+    /// The workloads run VM b's command first, as the server, then VM a's, as the client. Your own commands run by
+    /// `sh -c`, with DEV (the RDMA device), GID (index of its RoCEv2 GID) and SERVER (address of VM b) set:
+    ///
+    ///   vrnic-lab chaos --listen 18515 -- 'ibv_rc_pingpong -g $GID' --- 'ibv_rc_pingpong -g $GID $SERVER'
+    #[command(verbatim_doc_comment)]
+    Chaos(ChaosArguments),
     /// Run all tests: cargo, KUnit in a VM, tests/vm
     Test {
         /// Run only tests whose name contains one of these, such as `kunit`, `cargo` or a name in tests/vm
@@ -155,6 +169,45 @@ enum Command {
     },
 }
 
+#[derive(Args)]
+struct ChaosArguments {
+    /// Workloads that come with the lab, see --list; all if none is named
+    workload: Vec<String>,
+    /// List the workloads and the faults, and run nothing
+    #[arg(long)]
+    list: bool,
+    /// Make only this fault: NAME [KEY=VALUE]…, as for `vrnicctl fault add`. May be given more than once
+    #[arg(long, value_name = "FAULT")]
+    fault: Vec<String>,
+    /// Whose RNIC has the faults of --fault
+    #[arg(long, value_enum, default_value = "client", requires = "fault")]
+    on: chaos::plan::Side,
+    /// Arm the faults of --fault only when the RNIC has sent some packets of a reliable connection
+    #[arg(long, requires = "fault")]
+    traffic: bool,
+    /// Your server's port, TCP or rdma_cm: the client starts when somebody listens there; without it, after a second
+    #[arg(long, value_name = "PORT", requires = "own")]
+    listen: Option<u16>,
+    /// Your programs hang if they have not ended after so many seconds
+    #[arg(long, default_value_t = 20, requires = "own")]
+    seconds: u64,
+    /// What your programs print when they find damaged data, a regular expression
+    #[arg(long, value_name = "REGEX", requires = "own")]
+    wrong_data: Option<regex_lite::Regex>,
+    /// Fail if a run ends with one of these verdicts
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["crash", "leak", "wrong-data", "kernel-report"])]
+    fail_on: Vec<chaos::verdict::Verdict>,
+    /// Number of runs at the same time, each in its own lab
+    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    labs: u32,
+    /// Directory for the page, the report and the logs
+    #[arg(long, default_value = "build/chaos")]
+    out: PathBuf,
+    /// Your own workload: SERVER-COMMAND --- CLIENT-COMMAND
+    #[arg(last = true, conflicts_with = "workload", value_name = "COMMANDS")]
+    own: Vec<String>,
+}
+
 fn main() -> ExitCode {
     let result = process::stop_children_on_signals().and_then(|()| command(Cli::parse()));
     match result {
@@ -190,6 +243,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
                 bench::run(&settings, &out)?;
             }
         }
+        Command::Chaos(arguments) => run_chaos(arguments, cli.fabric)?,
         Command::Test {
             only,
             guests,
@@ -220,6 +274,57 @@ fn command(cli: Cli) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn run_chaos(arguments: ChaosArguments, fabric: Fabric) -> Result<()> {
+    let mut known = chaos::plan::profiles()?;
+    if arguments.list {
+        return chaos::list(&known, &chaos::plan::faults()?);
+    }
+    for name in &arguments.workload {
+        if !known.iter().any(|profile| profile.name == *name) {
+            bail!("no workload is called {name:?}; `vrnic-lab chaos --list` lists all");
+        }
+    }
+    let mut repeat = String::new();
+    let profiles = if arguments.own.is_empty() {
+        known.retain(|profile| {
+            arguments.workload.is_empty() || arguments.workload.contains(&profile.name)
+        });
+        known
+    } else {
+        let mut own = chaos::plan::own(&arguments.own, arguments.listen, arguments.seconds)?;
+        repeat = chaos::plan::words(&arguments.own, &own, arguments.wrong_data.as_ref());
+        own.wrong_data = arguments.wrong_data;
+        vec![own]
+    };
+    let chosen = arguments.fault.into_iter().map(|fault| chaos::plan::Fault {
+        fault,
+        on: arguments.on,
+        traffic: arguments.traffic,
+    });
+    let chosen: Vec<_> = chosen.collect();
+    let faults = if chosen.is_empty() {
+        chaos::plan::faults()?
+    } else {
+        chosen
+    };
+    chaos::plan::check(&faults)?;
+    let settings = Settings {
+        labs: arguments.labs,
+        ..Settings::load()?.with_fabric(fabric)
+    };
+    let out = settings.tree.join(arguments.out);
+    chaos::run(
+        &settings,
+        &chaos::Plan {
+            profiles,
+            faults,
+            fail_on: arguments.fail_on,
+            out,
+            repeat,
+        },
+    )
 }
 
 fn exec(

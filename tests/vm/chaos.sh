@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# `vrnic-lab chaos` judges how programs take faults. Each verdict is provoked: by a fault where one leads to it, else by
+# a program that behaves so. It boots labs of its own.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=600
+. "$LAB_LIB"
+
+out=$LAB_DIR/chaos
+judged() {
+	python3 - "$out/report.json" "$@" <<'EOF'
+import json, sys
+cases = [case for case in json.load(open(sys.argv[1])) if case["fault"]]
+wanted = sys.argv[2:]
+got = [f'{case["fault"]["fault"].split()[0]}={case["verdict"]}' for case in cases]
+fits = lambda got, wanted: got.split("=")[0] == wanted.split("=")[0] and got.split("=")[1] in wanted.split("=")[1].split("/")
+if len(got) != len(wanted) or not all(map(fits, got, wanted)):
+    sys.exit(f"judged {got}, expected {wanted}")
+for case in cases:
+    if case["verdict"] != "not-reached" and "wire" in case["fault"]["fault"] and not case["capture"]:
+        sys.exit(f"no capture: {case}")
+EOF
+}
+chaos() { "$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" "$@"; }
+
+# Faults of different kinds, each with the verdict that the programs' behaviour deserves. The server of a client that
+# could not begin waits for ever, as real ones do.
+chaos pingpong --on client --fault 'drop type=rc nth=20' --fault 'delay type=rc nth=20' --fault 'unknown-opcode type=rc nth=20' \
+	--fault 'lost-read-response type=rc' --fault 'cqe-lost type=rc nth=5' --fault 'no-memory' || fail "the run failed"
+judged drop=recovered delay=unaffected unknown-opcode=reported lost-read-response=not-reached cqe-lost=hang no-memory=hang
+grep -q 'remote invalid request error (9)' "$out/report.json" || fail "the client's words are not in the report"
+grep -q 'data:application/vnd.tcpdump.pcap;base64,' "$out/index.html" || fail "the page has no capture"
+
+# A fault that waits for traffic, in the other RNIC.
+chaos pingpong --on server --traffic --fault 'nak-remote-access type=rc' || fail "the run failed"
+judged nak-remote-access=reported
+
+# A device that breaks for good is replaced for the next run.
+chaos pingpong --on client --traffic --fault 'engine-panic' --fault 'nak-remote-access type=rc opcode=send dir=in' && fail "a fault that makes no sense is accepted"
+chaos pingpong --on client --traffic --fault 'engine-panic' --fault 'partition type=rc for=20ms' || fail "the run failed"
+judged engine-panic=hang/reported partition=recovered
+
+# What the lab does with programs has nothing to do with the fabric.
+[ "$FABRIC" = local ] || exit 0
+
+# Somebody's own programs: a crash, damaged data, a kernel that complains. `drop` never fires there, as nobody sends.
+bad() {
+	local verdict=$1
+	shift
+	chaos --fault 'drop type=rc' --seconds 5 "$@" && fail "$verdict does not fail the run"
+	judged drop=$verdict
+}
+chaos --fault 'drop type=rc' -- true --- true || fail "programs that do nothing fail"
+judged drop=not-reached
+only_the_second="n=/tmp/chaos-runs; echo x >> \$n; [ \$(wc -l < \$n) = 1 ] ||"
+bad crash -- true --- "$only_the_second kill -SEGV \$\$"
+bad wrong-data --wrong-data 'differs at' -- true --- "$only_the_second echo 'byte 7 differs at the end'"
+bad kernel-report -- true --- "$only_the_second echo 'BUG: not really' > /dev/kmsg"
+# One that fails without any fault proves nothing.
+chaos --fault 'drop type=rc' -- true --- false && fail "a workload that never works is accepted"
+chaos --fault 'drop type=rc' --seconds 2 --fail-on hang -- true --- "$only_the_second sleep 60" && fail "--fail-on is ignored"
+judged drop=hang

@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! One run of a workload under one fault, and the evidence that it leaves.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+use vrnicd::capture::Choice;
+use vrnicd::control::client::Client;
+
+use super::plan::{Fault, Profile, Side};
+use super::verdict::{Ending, Seen, TROUBLE, Verdict, complaint};
+use super::window;
+use crate::agent::{Agent, Program};
+use crate::console::{Known, judge, unread};
+use crate::daemon;
+use crate::lab::{Lab, SHORT};
+use crate::vm::{NAMES, ipv4};
+
+/// How long a program may take to end after its peer has.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// How long the RNICs and their drivers may take to be as before.
+const RETURN: Duration = Duration::from_secs(20);
+/// Most bytes that a capture may have while it runs.
+const MAX_CAPTURE: u64 = 64 << 20;
+
+/// What is known of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Case {
+    /// The workload.
+    pub profile: String,
+    /// The fault; `None` for the run without one.
+    pub fault: Option<Fault>,
+    /// How the workload took it.
+    pub verdict: Verdict,
+    /// What was seen.
+    #[serde(flatten)]
+    pub seen: Seen,
+    /// Each time the fault fired.
+    pub firings: Vec<String>,
+    /// What the RNICs say about failures.
+    pub explain: Vec<String>,
+    /// What the programs printed.
+    pub output: [String; 2],
+    /// The packets around the fault: pcapng, base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capture: Option<String>,
+}
+
+impl Case {
+    /// Whether the lab is as it was, so that another run can follow.
+    #[must_use]
+    pub fn left_clean(&self) -> bool {
+        let seen = &self.seen;
+        seen.kernel.is_none() && seen.leak.is_none() && seen.lost_device.is_none()
+    }
+
+    /// One line for people: what the programs and the RNICs said.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let seen = &self.seen;
+        let mut parts = Vec::new();
+        let ends = [
+            ("client", &seen.client, &seen.client_says),
+            ("server", &seen.server, &seen.server_says),
+        ];
+        for (name, end, says) in ends {
+            match (end, says) {
+                (None | Some(Ending::Exited(0)), _) => {}
+                (Some(Ending::Exited(_)), Some(says)) => parts.push(format!("{name}: {says}")),
+                (Some(end), _) => parts.push(format!("{name}: {}", end.text())),
+            }
+        }
+        parts.extend(seen.wrong_data.iter().map(|line| line.trim().to_owned()));
+        parts.extend(seen.leak.iter().cloned());
+        parts.extend(
+            seen.kernel
+                .iter()
+                .map(|text| text.lines().nth(1).unwrap_or(text).trim().to_owned()),
+        );
+        if parts.is_empty() {
+            let counters = seen
+                .counters
+                .iter()
+                .map(|(name, grown)| format!("{name} {grown}"));
+            parts.push(counters.collect::<Vec<_>>().join(", "));
+        }
+        parts.extend(seen.lost_device.iter().cloned());
+        parts.join("; ")
+    }
+}
+
+/// A lab in which one run follows another.
+pub struct Bench<'a> {
+    lab: &'a Lab,
+    control: Client,
+    /// How much of each VM's console was read.
+    consoles: [usize; NAMES.len()],
+    /// Environment of the programs of each VM.
+    environment: [Vec<(&'static str, String)>; NAMES.len()],
+}
+
+impl<'a> Bench<'a> {
+    /// In a lab that has just been booted.
+    ///
+    /// # Errors
+    /// vrnicd does not answer, or a VM has no RNIC.
+    pub fn new(lab: &'a Lab) -> Result<Self> {
+        let control = Client::connect(&daemon::control(lab.sockets()))?;
+        let mut environment = [Vec::new(), Vec::new()];
+        for (name, environment) in NAMES.into_iter().zip(&mut environment) {
+            let gid = lab.wait_rdma(name, lab.device(name))?;
+            *environment = vec![
+                ("DEV", lab.device(name).ibdev().to_owned()),
+                ("GID", gid.to_string()),
+                ("SERVER", ipv4(Side::Server.vm()).to_owned()),
+            ];
+        }
+        let mut bench = Self {
+            lab,
+            control,
+            consoles: [0; NAMES.len()],
+            environment,
+        };
+        // What the boot said is nobody's fault here.
+        bench.complaints()?;
+        Ok(bench)
+    }
+
+    /// Runs the workload under the fault. Whether the lab can be used again is [`Case::left_clean`].
+    ///
+    /// # Errors
+    /// The run could not be made: the fault is refused, a VM or vrnicd is gone before it began.
+    pub fn run(&mut self, profile: &Profile, fault: Option<&Fault>) -> Result<Case> {
+        let before = self.counters()?;
+        let objects = self.objects()?;
+        let explained = self.explained()?;
+        let fired = self.fired()?;
+        let scratch = tempfile::NamedTempFile::new()?;
+        let capture = self.start_capture(scratch.as_file())?;
+        let armed = fault.map(|fault| self.arm(fault)).transpose()?;
+
+        let mut seen = Seen::default();
+        let output = self.play(profile, &mut seen)?;
+
+        let _ = self.control.stop_capture(capture);
+        let mut firings = Vec::new();
+        if let (Some(fault), Some(armed)) = (fault, armed) {
+            firings = self.firings(fault, armed, fired)?;
+            let all = self.control.faults(fault.on.vm())?;
+            let one = all.iter().find(|fault| fault.id == armed);
+            seen.fired = one.map_or(0, |fault| fault.fired);
+        }
+        let explain = self.explain_since(explained)?;
+        seen.counters = grown(&before, &self.counters()?);
+        for name in NAMES {
+            self.control.clear_faults(name, None)?;
+        }
+        seen.lost_device = self.is_lost();
+        if seen.lost_device.is_none() {
+            seen.leak = self.leak(&objects);
+        }
+        seen.kernel = self.complaints().err().map(|error| format!("{error:#}"));
+        let verdict = match (Verdict::of(&seen), fault) {
+            // There was nothing to reach.
+            (Verdict::NotReached, None) => Verdict::Unaffected,
+            (verdict, _) => verdict,
+        };
+        Ok(Case {
+            profile: profile.name.clone(),
+            fault: fault.cloned(),
+            verdict,
+            seen,
+            firings,
+            explain,
+            output,
+            capture: window::around_faults(&fs::read(scratch.path())?)
+                .map(|bytes| STANDARD.encode(bytes)),
+        })
+    }
+
+    /// Arms a fault; gives its number.
+    fn arm(&mut self, fault: &Fault) -> Result<u64> {
+        let device = fault.on.vm();
+        let mut words = fault.fault.clone();
+        if fault.traffic {
+            // A PSN that is too high by nothing harms nobody, and says that there is traffic.
+            let sign = self
+                .control
+                .add_fault(device, "wrong-psn type=rc nth=10 value=0")?;
+            words = format!("{words} after-fault={sign}");
+        }
+        self.control
+            .add_fault(device, &words)
+            .with_context(|| format!("arming `{words}`"))
+    }
+
+    /// Runs both programs to their ends; gives what client and server printed.
+    fn play(&self, profile: &Profile, seen: &mut Seen) -> Result<[String; 2]> {
+        let patience = Duration::from_secs(profile.seconds);
+        let server_agent = self.lab.agent(Side::Server.vm())?;
+        let mut server = Running::new(self.start(&server_agent, Side::Server, &profile.server)?);
+        self.await_server(profile, &server_agent, &mut server)?;
+        let client_agent = self.lab.agent(Side::Client.vm())?;
+        let start = Instant::now();
+        let mut client = Running::new(self.start(&client_agent, Side::Client, &profile.client)?);
+        let deadline = start + client_agent.patience(patience);
+        client.follow(deadline);
+        seen.seconds = start.elapsed().as_secs_f64();
+        server.follow(deadline.min(Instant::now() + server_agent.patience(FAREWELL)));
+        seen.client = Some(client.end());
+        seen.server = Some(server.end());
+        let output = [client.output, server.output];
+        for (text, end, says) in [
+            (&output[0], &seen.client, &mut seen.client_says),
+            (&output[1], &seen.server, &mut seen.server_says),
+        ] {
+            if *end != Some(Ending::Exited(0)) {
+                *says = complaint(text);
+            }
+            if let Some(wrong) = &profile.wrong_data {
+                let line = text.lines().find(|line| wrong.is_match(line));
+                seen.wrong_data = seen.wrong_data.take().or(line.map(str::to_owned));
+            }
+        }
+        Ok(output)
+    }
+
+    /// Starts the command of one end.
+    fn start(&self, agent: &Agent, side: Side, command: &str) -> Result<Program> {
+        let index = NAMES.iter().position(|&name| name == side.vm());
+        let environment = &self.environment[index.context("an end is in a VM")?];
+        let environment: Vec<(&str, &str)> = environment
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        agent.start(&["sh", "-c", command], &environment)
+    }
+
+    /// Waits until the server listens, or has ended, or it takes too long; the client finds out.
+    fn await_server(&self, profile: &Profile, agent: &Agent, server: &mut Running) -> Result<()> {
+        let Some(port) = profile.listen else {
+            server.follow(Instant::now() + Duration::from_secs(1));
+            return Ok(());
+        };
+        let listens = format!(
+            "rdma resource show cm_id | grep -q 'state LISTEN .*:{port} ' || ss -Hltn sport = :{port} | grep -q ."
+        );
+        let deadline = Instant::now() + agent.patience(Duration::from_secs(profile.seconds));
+        while server.ending.is_none() && Instant::now() < deadline {
+            if agent.run(&["sh", "-c", &listens], SHORT)?.code == 0 {
+                break;
+            }
+            server.follow(Instant::now() + Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    fn start_capture(&mut self, file: &File) -> Result<u64> {
+        let choice = Choice {
+            device: None,
+            qp: None,
+            switch: false,
+            max_packets: None,
+            max_bytes: Some(MAX_CAPTURE),
+        };
+        Ok(self
+            .control
+            .start_capture(choice, "chaos", file.as_fd())?
+            .id)
+    }
+
+    /// Values of the counters of trouble.
+    fn counters(&mut self) -> Result<Vec<(String, u64)>> {
+        let mut all = Vec::new();
+        for device in self.control.devices()? {
+            let counters = device.port.map(|port| port.counters).unwrap_or_default();
+            for (name, value) in counters {
+                if TROUBLE.contains(&name.as_str()) {
+                    all.push((format!("{} {name}", device.name), value));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// How many explanations each RNIC has given.
+    fn explained(&mut self) -> Result<[u64; NAMES.len()]> {
+        let mut next = [0; NAMES.len()];
+        for (name, next) in NAMES.into_iter().zip(&mut next) {
+            let all = self.control.explanations(name, 0)?;
+            *next = all.last().map_or(0, |last| last.number + 1);
+        }
+        Ok(next)
+    }
+
+    /// What the RNICs have explained since then.
+    fn explain_since(&mut self, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
+        let mut lines = Vec::new();
+        for (name, from) in NAMES.into_iter().zip(from) {
+            for explanation in self.control.explanations(name, from)? {
+                lines.push((
+                    explanation.nanoseconds,
+                    format!("{} {name}: {explanation}", time(explanation.nanoseconds)),
+                ));
+            }
+        }
+        lines.sort();
+        Ok(lines.into_iter().map(|(_, line)| line).collect())
+    }
+
+    /// How many firings each RNIC's log has seen.
+    fn fired(&mut self) -> Result<[u64; NAMES.len()]> {
+        let mut next = [0; NAMES.len()];
+        for (name, next) in NAMES.into_iter().zip(&mut next) {
+            let all = self.control.fault_log(name)?;
+            *next = all.last().map_or(0, |last| last.number + 1);
+        }
+        Ok(next)
+    }
+
+    /// When the fault fired since then, and on what.
+    fn firings(&mut self, fault: &Fault, id: u64, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
+        let index = NAMES.iter().position(|&name| name == fault.on.vm());
+        let from = from[index.context("a fault is on an RNIC")?];
+        let log = self.control.fault_log(fault.on.vm())?;
+        let ours = log
+            .iter()
+            .filter(|firing| firing.number >= from && firing.id == id);
+        Ok(ours
+            .map(|firing| {
+                format!(
+                    "{} {} #{}: {}",
+                    time(firing.nanoseconds),
+                    firing.name,
+                    firing.position,
+                    firing.what
+                )
+            })
+            .collect())
+    }
+
+    /// RDMA objects of both VMs.
+    fn objects(&self) -> Result<[String; NAMES.len()]> {
+        let mut objects = [const { String::new() }; NAMES.len()];
+        for (name, objects) in NAMES.into_iter().zip(&mut objects) {
+            let text = self
+                .lab
+                .agent(name)?
+                .check(&["rdma", "resource", "show"], SHORT)?;
+            // A driver that was bound again has a device of another number.
+            let devices = text
+                .lines()
+                .map(|line| line.split_once(": ").map_or(line, |(_, device)| device));
+            *objects = devices.collect::<Vec<_>>().join("\n");
+        }
+        Ok(objects)
+    }
+
+    /// What is left of the programs' objects, if it does not go within some seconds.
+    fn leak(&self, before: &[String; NAMES.len()]) -> Option<String> {
+        let deadline = Instant::now() + RETURN * self.lab.settings.slowness();
+        loop {
+            let now = self.objects().ok()?;
+            if now == *before {
+                return None;
+            }
+            if Instant::now() > deadline {
+                let (name, now) = NAMES
+                    .iter()
+                    .zip(now)
+                    .zip(before)
+                    .find_map(|((name, now), before)| (now != *before).then_some((name, now)))?;
+                return Some(format!("VM {name} still has {}", now.trim()));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// What keeps an RNIC from being used again, if anything does.
+    fn is_lost(&mut self) -> Option<String> {
+        for name in NAMES {
+            if !self.lab.vm_alive(name) {
+                return Some(format!("VM {name} is gone"));
+            }
+            let good = |control: &mut Client| -> Option<bool> {
+                let devices = control.devices().ok()?;
+                let device = devices.into_iter().find(|device| device.name == name)?;
+                Some(device.state == "up" && device.port?.state == "active")
+            };
+            let deadline = Instant::now() + RETURN * self.lab.settings.slowness();
+            while good(&mut self.control) != Some(true) {
+                if Instant::now() > deadline {
+                    return Some(format!(
+                        "the RNIC of VM {name} does not come back by itself"
+                    ));
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            if let Err(error) = self.lab.wait_rdma(name, self.lab.device(name)) {
+                return Some(
+                    format!("{error:#}")
+                        .lines()
+                        .next()
+                        .unwrap_or_default()
+                        .to_owned(),
+                );
+            }
+        }
+        None
+    }
+
+    /// Judges what the kernels have said since this was last asked.
+    fn complaints(&mut self) -> Result<()> {
+        for (name, read) in NAMES.into_iter().zip(&mut self.consoles) {
+            let new = unread(&self.lab.logs().join(format!("console-{name}.log")), read);
+            judge(&new, Known::default()).with_context(|| format!("VM {name}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A program, and what it has printed so far.
+struct Running {
+    program: Program,
+    output: String,
+    ending: Option<Ending>,
+}
+
+impl Running {
+    fn new(program: Program) -> Self {
+        Self {
+            program,
+            output: String::new(),
+            ending: None,
+        }
+    }
+
+    /// Reads what it prints until it ends, or until then.
+    fn follow(&mut self, deadline: Instant) {
+        use crate::agent::Event;
+        while self.ending.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.program.next(left) {
+                Some(Event::Output(_, bytes)) => {
+                    self.output.push_str(&String::from_utf8_lossy(&bytes))
+                }
+                Some(Event::Exit(code)) => self.ending = Some(Ending::of_code(code)),
+                Some(Event::Lost(why)) => self.ending = Some(Ending::Lost(why)),
+                None => return,
+            }
+        }
+    }
+
+    /// How it ended. One that has not is killed.
+    fn end(&mut self) -> Ending {
+        self.ending.clone().unwrap_or_else(|| {
+            self.program.kill();
+            // Its last words, and its objects, go with it.
+            self.follow(Instant::now() + FAREWELL);
+            Ending::Hung
+        })
+    }
+}
+
+/// What has grown.
+fn grown(before: &[(String, u64)], after: &[(String, u64)]) -> Vec<(String, u64)> {
+    let old = |name: &str| {
+        before
+            .iter()
+            .find(|(other, _)| other == name)
+            .map_or(0, |(_, value)| *value)
+    };
+    after
+        .iter()
+        // After a reset of the RNIC they count from 0.
+        .map(|(name, value)| (name.clone(), value.checked_sub(old(name)).unwrap_or(*value)))
+        .filter(|(_, grown)| *grown > 0)
+        .collect()
+}
+
+/// A time of the RNICs' clock in seconds.
+fn time(nanoseconds: u64) -> String {
+    format!(
+        "{}.{:06}",
+        nanoseconds / 1_000_000_000,
+        nanoseconds % 1_000_000_000 / 1000
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_that_grow() {
+        let counters = |values: &[(&str, u64)]| -> Vec<(String, u64)> {
+            values
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value))
+                .collect()
+        };
+        let before = counters(&[("a", 5), ("b", 7), ("c", 9)]);
+        let after = counters(&[("a", 5), ("b", 9), ("c", 2)]);
+        assert_eq!(grown(&before, &after), counters(&[("b", 2), ("c", 2)]));
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What a chaos run is made of: workloads and faults. tools/lab/chaos has those that come with the lab.
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use regex_lite::Regex;
+use serde::{Deserialize, Serialize};
+
+/// Which end of a workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The program in VM a.
+    Client,
+    /// The program in VM b.
+    Server,
+}
+
+impl Side {
+    /// Its VM, which is also the name of its RNIC.
+    #[must_use]
+    pub fn vm(self) -> &'static str {
+        match self {
+            Self::Client => "a",
+            Self::Server => "b",
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Server => "server",
+        }
+    }
+}
+
+/// A workload: a program in each VM.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub about: String,
+    /// Command of the server, for `sh -c`.
+    pub server: String,
+    /// Command of the client, for `sh -c`.
+    pub client: String,
+    /// Port on which the server listens, over TCP or rdma_cm. Without it, the client starts a second later.
+    pub listen: Option<u16>,
+    /// A program that has not ended by then hangs.
+    pub seconds: u64,
+    /// Output that says that data arrived damaged.
+    #[serde(default, deserialize_with = "regex")]
+    pub wrong_data: Option<Regex>,
+}
+
+/// A fault, and the end whose RNIC has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// Its description, as for `vrnicctl fault add`.
+    pub fault: String,
+    /// Whose RNIC.
+    pub on: Side,
+    /// Not before the RNIC has sent some packets of a reliable connection.
+    #[serde(default)]
+    pub traffic: bool,
+}
+
+fn regex<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Regex>, D::Error> {
+    let text = String::deserialize(from)?;
+    Regex::new(&text)
+        .map(Some)
+        .map_err(serde::de::Error::custom)
+}
+
+/// The workloads that come with the lab.
+///
+/// # Errors
+/// The file is wrong.
+pub fn profiles() -> Result<Vec<Profile>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct File {
+        profile: Vec<Profile>,
+    }
+    let file: File = toml::from_str(include_str!("../../chaos/profiles.toml"))
+        .context("tools/lab/chaos/profiles.toml")?;
+    Ok(file.profile)
+}
+
+/// The faults that come with the lab.
+///
+/// # Errors
+/// The file is wrong.
+pub fn faults() -> Result<Vec<Fault>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct File {
+        fault: Vec<Fault>,
+    }
+    let file: File = toml::from_str(include_str!("../../chaos/faults.toml"))
+        .context("tools/lab/chaos/faults.toml")?;
+    Ok(file.fault)
+}
+
+/// The workload of somebody else: a server's words, `---`, a client's words.
+///
+/// # Errors
+/// There are no two commands.
+pub fn own(words: &[String], listen: Option<u16>, seconds: u64) -> Result<Profile> {
+    let mut ends = words.split(|word| word == "---");
+    let (Some(server), Some(client), None) = (ends.next(), ends.next(), ends.next()) else {
+        bail!("your own workload is: -- SERVER-COMMAND --- CLIENT-COMMAND");
+    };
+    if server.is_empty() || client.is_empty() {
+        bail!("your own workload is: -- SERVER-COMMAND --- CLIENT-COMMAND");
+    }
+    Ok(Profile {
+        name: "own".into(),
+        about: format!("{} / {}", server.join(" "), client.join(" ")),
+        server: server.join(" "),
+        client: client.join(" "),
+        listen,
+        seconds,
+        wrong_data: None,
+    })
+}
+
+/// Refuses faults that no RNIC would take, before anything is booted.
+///
+/// # Errors
+/// Says what is wrong with the first of them.
+pub fn check(faults: &[Fault]) -> Result<()> {
+    for Fault { fault, .. } in faults {
+        if let Err(error) = fault.parse::<vrnic_engine::fault::Spec>() {
+            bail!("fault `{fault}`: {error}");
+        }
+    }
+    Ok(())
+}
+
+/// Somebody's own workload as a command line has it, options first.
+#[must_use]
+pub fn words(words: &[String], profile: &Profile, wrong_data: Option<&Regex>) -> String {
+    let quote = |word: &String| {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,".contains(letter);
+        if word.chars().all(plain) && !word.is_empty() {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    };
+    let mut text = format!("--seconds {}", profile.seconds);
+    if let Some(port) = profile.listen {
+        text.push_str(&format!(" --listen {port}"));
+    }
+    if let Some(wrong) = wrong_data {
+        text.push_str(&format!(" --wrong-data {}", quote(&wrong.to_string())));
+    }
+    let words: Vec<String> = words.iter().map(quote).collect();
+    format!("{text} -- {}", words.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_with_the_lab_is_well_formed() {
+        let (profiles, faults) = (profiles().unwrap(), faults().unwrap());
+        assert!(faults.len() >= 60);
+        check(&faults).unwrap();
+        for (index, fault) in faults.iter().enumerate() {
+            assert!(!faults[..index].contains(fault), "{} twice", fault.fault);
+        }
+        for (index, profile) in profiles.iter().enumerate() {
+            let before = &profiles[..index];
+            assert!(before.iter().all(|other| other.name != profile.name));
+        }
+    }
+
+    #[test]
+    fn own_commands() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let own = |text: &str| own(&words(text), None, 9);
+        let profile = own("serve -p 7 --- ask $SERVER").unwrap();
+        assert_eq!(
+            (profile.server.as_str(), profile.client.as_str()),
+            ("serve -p 7", "ask $SERVER")
+        );
+        assert_eq!(
+            super::words(&words("serve --- ask $SERVER"), &profile, None),
+            "--seconds 9 -- serve --- ask '$SERVER'"
+        );
+        assert!(own("serve").is_err());
+        assert!(own("serve ---").is_err());
+        assert!(own("a --- b --- c").is_err());
+    }
+}

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! How a workload took a fault.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// How one program ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// With that exit code.
+    Exited(i32),
+    /// By that signal.
+    Killed(i32),
+    /// Not within its time; then the lab ended it.
+    Hung,
+    /// It could not be run at all.
+    Lost(String),
+}
+
+impl Ending {
+    /// From an exit code as a shell reports it.
+    #[must_use]
+    pub fn of_code(code: i32) -> Self {
+        match code {
+            129..=192 => Self::Killed(code - 128),
+            _ => Self::Exited(code),
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match self {
+            Self::Exited(0) => "ok".into(),
+            Self::Exited(code) => format!("exit code {code}"),
+            Self::Killed(signal) => format!("killed by signal {signal}"),
+            Self::Hung => "hangs".into(),
+            Self::Lost(why) => why.clone(),
+        }
+    }
+}
+
+/// What was seen in one run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Seen {
+    /// How the client ended.
+    pub client: Option<Ending>,
+    /// How the server ended.
+    pub server: Option<Ending>,
+    /// What the client reported, in its own words.
+    pub client_says: Option<String>,
+    /// What the server reported, in its own words.
+    pub server_says: Option<String>,
+    /// How often the fault fired.
+    pub fired: u64,
+    /// Counters of retries and errors that grew.
+    pub counters: Vec<(String, u64)>,
+    /// A program found that data arrived damaged.
+    pub wrong_data: Option<String>,
+    /// What a guest's kernel complained of.
+    pub kernel: Option<String>,
+    /// RDMA objects that were still there when the programs were gone.
+    pub leak: Option<String>,
+    /// The RNIC or its driver did not come back when the fault was over.
+    pub lost_device: Option<String>,
+    /// Seconds from the start of the client to its end.
+    pub seconds: f64,
+}
+
+/// How a workload took a fault, from good to bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The fault did not fire, and nothing happened.
+    NotReached,
+    /// The programs ended well, and the RNICs had nothing to repair.
+    Unaffected,
+    /// The programs ended well, after the RNICs repaired something.
+    Recovered,
+    /// A program ended with an error, and no program hung.
+    Reported,
+    /// A program did not end.
+    Hang,
+    /// A program crashed.
+    Crash,
+    /// RDMA objects outlived the programs.
+    Leak,
+    /// A program found that data arrived damaged.
+    WrongData,
+    /// A guest's kernel complained.
+    KernelReport,
+}
+
+impl Verdict {
+    /// All of them, from good to bad.
+    pub const ALL: [Self; 9] = [
+        Self::NotReached,
+        Self::Unaffected,
+        Self::Recovered,
+        Self::Reported,
+        Self::Hang,
+        Self::Crash,
+        Self::Leak,
+        Self::WrongData,
+        Self::KernelReport,
+    ];
+
+    /// Judges a run.
+    #[must_use]
+    pub fn of(seen: &Seen) -> Self {
+        let ends = || [&seen.client, &seen.server].into_iter().flatten();
+        let any = |is: fn(&Ending) -> bool| ends().any(is);
+        if seen.kernel.is_some() {
+            Self::KernelReport
+        } else if seen.wrong_data.is_some() {
+            Self::WrongData
+        } else if seen.leak.is_some() {
+            Self::Leak
+        } else if any(|end| matches!(end, Ending::Killed(_))) {
+            Self::Crash
+        } else if any(|end| *end == Ending::Hung) {
+            Self::Hang
+        } else if any(|end| *end != Ending::Exited(0)) {
+            Self::Reported
+        } else if !seen.counters.is_empty() {
+            Self::Recovered
+        } else if seen.fired == 0 {
+            Self::NotReached
+        } else {
+            Self::Unaffected
+        }
+    }
+
+    /// For people, and the class of a cell of the page.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotReached => "not reached",
+            Self::Unaffected => "unaffected",
+            Self::Recovered => "recovered",
+            Self::Reported => "reported",
+            Self::Hang => "hang",
+            Self::Crash => "crash",
+            Self::Leak => "leak",
+            Self::WrongData => "wrong data",
+            Self::KernelReport => "kernel report",
+        }
+    }
+
+    /// What it means.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::NotReached => "the fault never fired, and the programs ended well",
+            Self::Unaffected => {
+                "the programs ended well, and the RNICs counted no retry and no error"
+            }
+            Self::Recovered => {
+                "the programs ended well, after retries or errors that the RNICs counted"
+            }
+            Self::Reported => "a program ended with an error, and none hung",
+            Self::Hang => "a program did not end in time, whatever the other one did",
+            Self::Crash => "a program was killed by a signal",
+            Self::Leak => "RDMA objects were left when the programs were gone",
+            Self::WrongData => "a program that checks its data found it damaged",
+            Self::KernelReport => "a guest's kernel complained (BUG, WARNING, hung task, …)",
+        }
+    }
+}
+
+/// Counters that grow when an RNIC repairs or refuses something.
+pub const TROUBLE: &[&str] = &[
+    "completion_errors",
+    "completion_flushes",
+    "local_ack_timeout_err",
+    "retransmitted_pkts",
+    "retry_exceeded_err",
+    "rnr_retry_exceeded_err",
+    "rnr_nak_sent",
+    "rnr_nak_retry_err",
+    "out_of_sequence",
+    "packet_seq_err",
+    "duplicate_request",
+    "resp_remote_access_errors",
+    "resp_remote_invalid_requests",
+    "local_protection_errors",
+    "rx_dropped",
+    "command_errors",
+    "rx_icrc_encapsulated",
+    "rx_malformed",
+    "np_ecn_marked_roce_packets",
+    "rp_cnp_handled",
+];
+
+/// The line in which a program says what went wrong: the first that names an error, else its last one.
+#[must_use]
+pub fn complaint(output: &str) -> Option<String> {
+    const WORDS: [&str; 12] = [
+        "failed",
+        "error",
+        "couldn't",
+        "cannot",
+        "can't",
+        "unable",
+        "unexpected",
+        "invalid",
+        "mismatch",
+        "timed out",
+        "disconnected",
+        "rejected",
+    ];
+    let lines = || {
+        output
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+    };
+    let complains = |line: &&str| {
+        let line = line.to_lowercase();
+        WORDS.iter().any(|word| line.contains(word))
+    };
+    lines()
+        .find(complains)
+        .or_else(|| lines().next_back())
+        .map(|line| line.chars().take(160).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen() -> Seen {
+        Seen {
+            client: Some(Ending::Exited(0)),
+            server: Some(Ending::Exited(0)),
+            fired: 1,
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn the_worst_thing_counts() {
+        assert_eq!(
+            Verdict::of(&Seen { fired: 0, ..seen() }),
+            Verdict::NotReached
+        );
+        assert_eq!(Verdict::of(&seen()), Verdict::Unaffected);
+        let mut run = seen();
+        run.counters = vec![("a: retransmitted_pkts".into(), 1)];
+        assert_eq!(Verdict::of(&run), Verdict::Recovered);
+        run.client = Some(Ending::of_code(1));
+        assert_eq!(Verdict::of(&run), Verdict::Reported);
+        run.server = Some(Ending::Hung);
+        assert_eq!(Verdict::of(&run), Verdict::Hang);
+        run.client = Some(Ending::of_code(139));
+        assert_eq!(Verdict::of(&run), Verdict::Crash);
+        run.leak = Some("a QP".into());
+        assert_eq!(Verdict::of(&run), Verdict::Leak);
+        run.wrong_data = Some("page 0".into());
+        assert_eq!(Verdict::of(&run), Verdict::WrongData);
+        run.kernel = Some("BUG".into());
+        assert_eq!(Verdict::of(&run), Verdict::KernelReport);
+        assert!(Verdict::ALL.is_sorted());
+    }
+
+    #[test]
+    fn complaints_of_programs() {
+        let text = "  local address: LID 0\n\nFailed status transport retry counter exceeded (12) for wr_id 2\nbye\n";
+        assert_eq!(
+            complaint(text).unwrap(),
+            "Failed status transport retry counter exceeded (12) for wr_id 2"
+        );
+        assert_eq!(complaint("one\ntwo\n").unwrap(), "two");
+        assert_eq!(complaint("\n"), None);
+    }
+}

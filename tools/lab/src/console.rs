@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What a guest's kernel complains of on its console.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use regex_lite::Regex;
+
+/// Kernel messages that must not appear during a test.
+const INCIDENTS: [&str; 17] = [
+    "BUG:",
+    "WARNING:",
+    "Oops",
+    "general protection fault",
+    "Call Trace:",
+    "refcount_t:",
+    "INFO: task",
+    "UBSAN:",
+    "Kernel panic",
+    "kernel BUG at",
+    "unable to handle",
+    "possible circular locking",
+    "ODEBUG:",
+    "INFO: trying to register",
+    "list_add corruption",
+    "rust_kernel: panicked",
+    // From then on nobody looks.
+    "DMA-API: debugging out of memory",
+];
+
+/// What a file has beyond its first `read` bytes, which then are all it has.
+pub fn unread(path: &Path, read: &mut usize) -> String {
+    let all = fs::read(path).unwrap_or_default();
+    let new = all.get(*read..).unwrap_or_default();
+    *read = all.len();
+    String::from_utf8_lossy(new).into_owned()
+}
+
+/// What a kernel complains of in a console's text, one report after the other: from its first line to the end of the
+/// stack that follows, of a data race to the line below it, or to the next report.
+fn reports(console: &str) -> Vec<String> {
+    let mut reports: Vec<Vec<&str>> = Vec::new();
+    let mut open = false;
+    for line in console.lines() {
+        let complains = INCIDENTS.iter().any(|incident| line.contains(incident));
+        if complains && !(open && line.contains("Call Trace:")) {
+            reports.push(Vec::new());
+            open = true;
+        }
+        if open {
+            reports.last_mut().expect("one is open").push(line);
+            open = !line.contains("</TASK>") && !line.starts_with("=====");
+        }
+    }
+    reports.iter().map(|lines| lines.join("\n")).collect()
+}
+
+/// Reports of the kernel that are Linux's own, and known.
+#[derive(Clone, Copy, Default)]
+pub struct Known<'a> {
+    /// What reports without a function of ours match.
+    pub report: Option<&'a Regex>,
+    /// The function of Linux that calls the one that complains, whoever called it.
+    pub caller: Option<&'a str>,
+}
+
+/// Who called the function that complains: the first of a report's stack.
+fn caller(report: &str) -> Option<&str> {
+    let mut stack = report.lines().skip_while(|line| !line.contains("<TASK>"));
+    let first = stack.find(|line| !line.contains("<TASK>") && !line.contains(" ? "))?;
+    first.split('+').next().map(str::trim)
+}
+
+/// Judges a console's text. Returns whether there is a report that matches that of `known`.
+///
+/// # Errors
+///
+/// There is a report that is not known.
+pub fn judge(console: &str, known: Known<'_>) -> Result<bool> {
+    let mut matches = false;
+    for report in reports(console) {
+        let ours = report.contains("[vrnic");
+        if !ours && report.contains("BUG: KCSAN:") {
+            // Linux has races of its own, which are on their way to be ended or marked.
+            continue;
+        }
+        if !ours && known.report.is_some_and(|known| known.is_match(&report)) {
+            matches = true;
+        } else if known.caller.is_none() || caller(&report) != known.caller {
+            let some: Vec<&str> = report.lines().take(26).collect();
+            bail!("the guest's kernel complained:\n{}", some.join("\n"));
+        }
+    }
+    Ok(matches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn incidents_are_found_and_can_be_expected() {
+        let console = "vrnic0: up\nWARNING: CPU: 0 PID: 1 at foo\nCall Trace:\n";
+        assert!(
+            judge(console, Known::default())
+                .unwrap_err()
+                .to_string()
+                .contains("at foo")
+        );
+        let foo = Regex::new("at fo+").unwrap();
+        let foo = Known {
+            report: Some(&foo),
+            caller: None,
+        };
+        assert!(judge(console, foo).unwrap());
+        assert!(!judge("all is well\n", Known::default()).unwrap());
+        // A known report excuses neither the next nor one that has a function of ours.
+        let two = format!("{console} baz\n </TASK>\nBUG: bar\nCall Trace:\n </TASK>\n");
+        assert_eq!(reports(&two).len(), 2);
+        assert!(judge(&two, foo).unwrap_err().to_string().contains("bar"));
+        let cut_off = format!("BUG: bar\n{console} </TASK>\n");
+        assert!(judge(&cut_off, foo).is_err());
+        assert!(judge(&format!("{console} work+0x3/0x9 [vrnic]\n"), foo).is_err());
+        // But for what a known function of Linux does, which ours may well have called.
+        let far = "WARNING: at foo\nCall Trace:\n <TASK>\n ? stale+0x1/0x2\n inner+0x1/0x2\n outer+0x1/0x2\n \
+                   work+0x3/0x9 [vrnic]\n </TASK>\n";
+        let by = |caller| Known {
+            report: None,
+            caller: Some(caller),
+        };
+        // Locks are still looked at after a warning.
+        assert!(!judge(far, by("inner")).unwrap());
+        for other in ["foo", "stale", "inn", "outer", "work", ""] {
+            assert!(judge(far, by(other)).is_err());
+        }
+        assert!(judge("WARNING: at foo\n", by("")).is_err());
+    }
+
+    #[test]
+    fn data_races_count_if_we_are_in_them() {
+        let race = |function| {
+            format!(
+                "=====\nBUG: KCSAN: data-race in foo / bar\n\nwrite to 0xff of 4 bytes by task 1 on cpu 0:\n \
+                 foo+0x1/0x2\n\nread to 0xff of 4 bytes by task 2 on cpu 1:\n {function}\n\nReported by \
+                 Kernel Concurrency Sanitizer on:\n=====\nvrnic0: [vrnic] is well\n"
+            )
+        };
+        assert!(!judge(&race("bar+0x1/0x2"), Known::default()).unwrap());
+        for function in ["bar+0x1/0x2 [vrnic]", "bar+0x1/0x2 [vrnic_fast]"] {
+            assert!(judge(&race(function), Known::default()).is_err());
+        }
+        // Nor does one hide another report.
+        let two = race("bar+0x1/0x2") + "WARNING: at foo\n";
+        assert!(judge(&two, Known::default()).is_err());
+    }
+
+    #[test]
+    fn a_console_is_judged_from_its_beginning_and_each_line_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, mut read) = (dir.path().join("console"), 0);
+        fs::write(&path, "BUG: KASAN: at boot\n").unwrap();
+        assert!(judge(&unread(&path, &mut read), Known::default()).is_err());
+        assert_eq!(unread(&path, &mut read), "");
+        fs::write(&path, "BUG: KASAN: at boot\nlater\n").unwrap();
+        assert_eq!(unread(&path, &mut read), "later\n");
+    }
+}
