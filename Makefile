@@ -17,7 +17,7 @@ kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
 kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
 	CC=$(call setup,VRNIC_KERNEL_CC) BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
 
-.PHONY: help run shell attach test test-debug test-races fuzz chaos bench check build module kunit-module test-modules userspace setup clean
+.PHONY: help run shell attach test test-debug test-races fuzz chaos bench check build module kunit-module test-modules userspace manual setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -78,6 +78,9 @@ test-modules: setup # users of RDMA devices inside the kernel, for tests/vm
 userspace: setup ## vrnicd, the provider (build/provider), the test programs and the lab
 	cd tools && cargo build --release --workspace
 	bash tools/libvrnic/build.sh build/provider
+
+manual: userspace ## build/manual: man pages, completions for bash, zsh and fish
+	for program in vrnicd vrnicctl vrnic-lab; do tools/target/release/$$program write-manual build/manual || exit; done
 
 clean: ## remove what was built here (the cache outside the tree stays)
 	rm -rf build

@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::control::Ask;
 use crate::lab::{Extra, Lab, Module, Options};
@@ -167,6 +167,9 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         request: Vec<String>,
     },
+    /// Write manual pages and shell completions
+    #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
+    Manual { directory: PathBuf },
 }
 
 #[derive(Args)]
@@ -262,6 +265,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
                 },
             )?;
         }
+        Command::Manual { directory } => vrnicd::manual::write(Cli::command(), 1, &directory)?,
         Command::Ctl { request } => {
             let (code, text) = control::ask(
                 &control_socket(&Settings::load()?),

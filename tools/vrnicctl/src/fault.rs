@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
+use roff::{Roff, bold, italic, roman};
 use serde::Serialize;
 use vrnic_engine::fault::{
     Kind,
@@ -248,6 +249,71 @@ fn in_words(outcome: &PhaseOutcome) -> String {
     text
 }
 
+/// Writes the page vrnic-faults(7): every fault, and every word of descriptions.
+pub fn write_manual(directory: &Path) -> Result<()> {
+    let pages = directory.join("man7");
+    std::fs::create_dir_all(&pages).with_context(|| format!("making {}", pages.display()))?;
+    let path = pages.join("vrnic-faults.7");
+    std::fs::write(&path, manual()).with_context(|| format!("writing {}", path.display()))
+}
+
+/// The page vrnic-faults(7).
+fn manual() -> String {
+    let mut page = Roff::new();
+    page.control("TH", ["vrnic-faults", "7"]);
+    page.control("SH", ["NAME"]);
+    page.text([roman(
+        "vrnic-faults - faults of vrnic's RDMA devices, made on purpose",
+    )]);
+    page.control("SH", ["SYNOPSIS"]);
+    page.text([
+        bold("vrnicctl fault add -d"),
+        roman(" DEVICE NAME [KEY=VALUE]..."),
+    ]);
+    page.control("SH", ["DESCRIPTION"]);
+    page.text([roman(
+        "A fault is described by its name and by words that say where, when and how it happens. Preset words apply unless \
+         the description has others. The section WORDS says what each word means. Faults can be armed if vrnicd's \
+         configuration has faults = true.",
+    )]);
+    for group in GROUPS {
+        page.control("SH", [group.name.to_uppercase().as_str()]);
+        for kind in group.kinds {
+            let known = Known::new(group, kind);
+            page.control("SS", [known.name]);
+            page.text([roman(known.does)]);
+            for (what, text) in [
+                ("In practice:", known.in_practice),
+                ("The standard:", known.standard),
+                ("A program sees:", known.program),
+                ("Preset:", known.preset),
+            ] {
+                if !text.is_empty() {
+                    page.control("PP", []);
+                    page.text([italic(what), roman(" "), roman(text)]);
+                }
+            }
+            let words: Vec<&str> = known.keys.iter().map(|word| word.key).collect();
+            page.control("PP", []);
+            page.text([italic("Words:"), roman(" "), roman(words.join(", "))]);
+        }
+    }
+    page.control("SH", ["WORDS"]);
+    for key in vrnic_engine::fault::spec::KEYS {
+        page.control("TP", []);
+        page.text([bold(format!("{}=", key.name)), italic(key.value)]);
+        page.text([roman(key.text)]);
+    }
+    page.control("SH", ["SEE ALSO"]);
+    page.text([
+        bold("vrnicctl-fault"),
+        roman("(1), "),
+        bold("vrnicd"),
+        roman("(8)"),
+    ]);
+    page.to_roff()
+}
+
 fn tell(json: bool, text: &str, value: &serde_json::Value) -> Result<()> {
     let mut out = std::io::stdout();
     if json {
@@ -293,4 +359,30 @@ pub fn explain(name: Option<&str>, json: bool) -> Result<()> {
     }
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manual_has_every_fault_and_every_word() {
+        let page = manual();
+        for kind in GROUPS.iter().flat_map(|group| group.kinds) {
+            assert!(
+                page.contains(&format!(".SS {}\n", kind.name.replace('-', "\\-")))
+                    || page.contains(&format!(".SS {}\n", kind.name)),
+                "{}",
+                kind.name
+            );
+        }
+        for key in vrnic_engine::fault::spec::KEYS {
+            assert!(
+                page.contains(&format!("{}=", key.name))
+                    || page.contains(&key.name.replace('-', "\\-")),
+                "{}",
+                key.name
+            );
+        }
+    }
 }

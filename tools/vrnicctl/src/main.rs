@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde::Serialize;
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::Device;
@@ -123,6 +123,9 @@ enum Command {
         /// New filter. Without it, the current one is printed.
         filter: Option<String>,
     },
+    /// Write manual pages and shell completions.
+    #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
+    Manual { directory: PathBuf },
 }
 
 /// Which devices.
@@ -172,6 +175,10 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 fn run(arguments: &Arguments) -> Result<()> {
     if let Command::Fault(fault::Command::Explain { name }) = &arguments.command {
         return fault::explain(name.as_deref(), arguments.json);
+    }
+    if let Command::Manual { directory } = &arguments.command {
+        vrnicd::manual::write(Arguments::command(), 1, directory)?;
+        return fault::write_manual(directory);
     }
     let mut client = Client::connect(&arguments.socket)?;
     let client = &mut client;
@@ -233,6 +240,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             Ok(())
         }),
+        Command::Manual { .. } => Ok(()),
         Command::Watch {
             choice,
             interval,

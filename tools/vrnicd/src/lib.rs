@@ -33,6 +33,7 @@ pub mod fabric;
 pub mod guest_memory;
 pub mod holder;
 pub mod logging;
+pub mod manual;
 pub mod network;
 pub mod pci;
 #[allow(unsafe_code, reason = "system calls that no safe crate has")]

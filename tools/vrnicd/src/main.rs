@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vrnicd::config::{Config, Device, Mac};
 
@@ -63,6 +63,9 @@ enum Internal {
     /// Keeps QEMU alive when vrnicd dies; started by vrnicd itself.
     #[command(name = vrnicd::holder::SUBCOMMAND, hide = true)]
     Holder,
+    /// Writes manual pages and shell completions.
+    #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
+    Manual { directory: PathBuf },
 }
 
 fn main() -> ExitCode {
@@ -70,6 +73,9 @@ fn main() -> ExitCode {
     raise_descriptor_limit();
     let result = match arguments.command {
         Some(Internal::Holder) => vrnicd::holder::run(std::io::stdin().as_fd()).context("holder"),
+        Some(Internal::Manual { directory }) => {
+            vrnicd::manual::write(Arguments::command(), 8, &directory)
+        }
         None => serve(arguments),
     };
     match result {
