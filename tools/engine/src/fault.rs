@@ -5,7 +5,7 @@
 //! A fault is an input of the device, like the time. [`Faults`] is empty unless faults are armed. The
 //! rest of the engine asks it only at a few seams ([`Seam`]): when a packet leaves or arrives, when the
 //! responder decides, before a completion is written, a command answered or an event raised, when a
-//! doorbell rings, when a timer is set, and as time passes. Each such moment is an [`Occasion`]. Those
+//! doorbell rings, when a timer is set, and as time passes. Each such moment is an occasion. Those
 //! that match a fault's description are numbered, from 1. Whether the fault fires on one follows from
 //! its seed and that number alone, so the same faults and the same traffic give the same firings.
 //!

@@ -12,6 +12,7 @@ use crate::{
     machine::{Innocent, NAMES, Worker},
 };
 use std::{
+    fmt::Write as _,
     io::{BufRead, BufReader, Read, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
@@ -145,7 +146,7 @@ fn fault(input: &mut Input<'_>) -> String {
             "",
         ];
         let value = input.pick(&values);
-        text.push_str(&format!(" {key}={value}"));
+        let _ = write!(text, " {key}={value}");
     }
     text
 }

@@ -289,7 +289,7 @@ impl Rnic {
     ) -> bool {
         let subject = owner
             .and_then(|qpn| self.qps.get(qpn))
-            .map(|qp| qp.subject());
+            .map(crate::qp::Qp::subject);
         let strike = self.resources.strike(|| Occasion {
             qp: subject,
             ..Occasion::new(super::Seam::Doorbell)

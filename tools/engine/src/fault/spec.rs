@@ -715,6 +715,12 @@ fn parse_chance(text: &str) -> Option<u64> {
         Some(percent) => parse_decimal(percent)? / 100.0,
         None => parse_decimal(text)?,
     };
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "CERTAIN is a power of 2, and the product lies between 0 and it"
+    )]
     (0.0..=1.0)
         .contains(&part)
         .then_some((part * CERTAIN as f64) as u64)

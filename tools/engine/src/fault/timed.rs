@@ -227,7 +227,7 @@ impl Rnic {
         let gsi = self.qps.gsi.as_deref().into_iter();
         let subjects = gsi
             .chain(all.map(|(_, qp)| qp.as_ref()))
-            .map(|qp| qp.subject());
+            .map(crate::qp::Qp::subject);
         subjects
             .filter(|qp| !(qp.kernel && place.names_nobody()))
             .filter(|qp| place.has(&Occasion::of_qp(Seam::Time, *qp)))

@@ -251,7 +251,7 @@ impl Rnic {
         }
         let qpn = segment.destination_qpn;
         let overtaken = self.resources.faults.later.pass(Direction::In, qpn);
-        let subject = self.qps.get(qpn).map(|qp| qp.subject());
+        let subject = self.qps.get(qpn).map(crate::qp::Qp::subject);
         self.resources.faults.act_for(subject);
         let strike = self
             .resources

@@ -107,7 +107,7 @@ fn receives_fail_too_and_the_vendor_error_is_the_chosen_one() {
         assert_eq!(statuses(&received), expected);
         assert_eq!(received[1].wr_id, 1);
         // The number is that of a cause which people know.
-        assert_eq!(received[1].cause.map(|cause| cause.code()), Some(81));
+        assert_eq!(received[1].cause.map(vrnic_engine::Cause::code), Some(81));
         assert_eq!(received[1].length, 0);
         let qpn = stage.victim.qps[1].qpn;
         assert_eq!(stage.world.state(1, qpn), QpState::Error);

@@ -204,7 +204,7 @@ impl<'a> Bench<'a> {
         let patience = Duration::from_secs(profile.seconds);
         let server_agent = self.lab.agent(Side::Server.vm())?;
         let mut server = Running::new(self.start(&server_agent, Side::Server, &profile.server)?);
-        self.await_server(profile, &server_agent, &mut server)?;
+        await_server(profile, &server_agent, &mut server)?;
         let client_agent = self.lab.agent(Side::Client.vm())?;
         let start = Instant::now();
         let mut client = Running::new(self.start(&client_agent, Side::Client, &profile.client)?);
@@ -239,25 +239,6 @@ impl<'a> Bench<'a> {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         agent.start(&["sh", "-c", command], &environment)
-    }
-
-    /// Waits until the server listens, or has ended, or it takes too long; the client finds out.
-    fn await_server(&self, profile: &Profile, agent: &Agent, server: &mut Running) -> Result<()> {
-        let Some(port) = profile.listen else {
-            server.follow(Instant::now() + Duration::from_secs(1));
-            return Ok(());
-        };
-        let listens = format!(
-            "rdma resource show cm_id | grep -q 'state LISTEN .*:{port} ' || ss -Hltn sport = :{port} | grep -q ."
-        );
-        let deadline = Instant::now() + agent.patience(Duration::from_secs(profile.seconds));
-        while server.ending.is_none() && Instant::now() < deadline {
-            if agent.run(&["sh", "-c", &listens], SHORT)?.code == 0 {
-                break;
-            }
-            server.follow(Instant::now() + Duration::from_millis(100));
-        }
-        Ok(())
     }
 
     fn start_capture(&mut self, file: &File) -> Result<u64> {
@@ -447,7 +428,7 @@ impl Running {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.program.next(left) {
                 Some(Event::Output(_, bytes)) => {
-                    self.output.push_str(&String::from_utf8_lossy(&bytes))
+                    self.output.push_str(&String::from_utf8_lossy(&bytes));
                 }
                 Some(Event::Exit(code)) => self.ending = Some(Ending::of_code(code)),
                 Some(Event::Lost(why)) => self.ending = Some(Ending::Lost(why)),
@@ -465,6 +446,25 @@ impl Running {
             Ending::Hung
         })
     }
+}
+
+/// Waits until the server listens, or has ended, or it takes too long; the client finds out.
+fn await_server(profile: &Profile, agent: &Agent, server: &mut Running) -> Result<()> {
+    let Some(port) = profile.listen else {
+        server.follow(Instant::now() + Duration::from_secs(1));
+        return Ok(());
+    };
+    let listens = format!(
+        "rdma resource show cm_id | grep -q 'state LISTEN .*:{port} ' || ss -Hltn sport = :{port} | grep -q ."
+    );
+    let deadline = Instant::now() + agent.patience(Duration::from_secs(profile.seconds));
+    while server.ending.is_none() && Instant::now() < deadline {
+        if agent.run(&["sh", "-c", &listens], SHORT)?.code == 0 {
+            break;
+        }
+        server.follow(Instant::now() + Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 /// What has grown.

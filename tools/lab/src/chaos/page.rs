@@ -38,7 +38,7 @@ fn escape(text: &str) -> String {
             '\'' => escaped.push_str("&#39;"),
             // What a terminal would have obeyed.
             letter if letter.is_control() && letter != '\n' && letter != '\t' => {
-                escaped.push('\u{fffd}')
+                escaped.push('\u{fffd}');
             }
             letter => escaped.push(letter),
         }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What a chaos run is made of: workloads and faults. tools/lab/chaos has those that come with the lab.
 
+use std::fmt::Write as _;
+
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use regex_lite::Regex;
@@ -156,10 +158,10 @@ pub fn words(words: &[String], profile: &Profile, wrong_data: Option<&Regex>) ->
     };
     let mut text = format!("--seconds {}", profile.seconds);
     if let Some(port) = profile.listen {
-        text.push_str(&format!(" --listen {port}"));
+        let _ = write!(text, " --listen {port}");
     }
     if let Some(wrong) = wrong_data {
-        text.push_str(&format!(" --wrong-data {}", quote(&wrong.to_string())));
+        let _ = write!(text, " --wrong-data {}", quote(&wrong.to_string()));
     }
     let words: Vec<String> = words.iter().map(quote).collect();
     format!("{text} -- {}", words.join(" "))

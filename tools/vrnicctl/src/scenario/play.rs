@@ -176,8 +176,8 @@ struct Run<'a, S> {
     down: Vec<&'a str>,
 }
 
-/// Plays a scenario and tells `report` of each phase. Whether all of them were as they had to be. Faults that it armed are
-/// cleared at the end, and links that it took down are up, whatever happens.
+/// Plays a scenario and tells `report` of each phase. Whether all of them were as they had to be. Faults that it armed
+/// are cleared at the end, and links that it took down are up, whatever happens.
 pub fn play<S: Stage>(
     scenario: &Scenario,
     stage: &mut S,
@@ -253,7 +253,7 @@ impl<'a, S: Stage> Run<'a, S> {
         }
         Ok(PhaseOutcome {
             phase: phase.name.clone(),
-            seconds: (self.stage.now() - began).as_secs_f64(),
+            seconds: self.stage.now().saturating_sub(began).as_secs_f64(),
             armed,
             findings,
         })
@@ -297,7 +297,7 @@ impl<'a, S: Stage> Run<'a, S> {
         let name = self.scenario.device_of(condition)?;
         let count = match condition.about()? {
             About::Lasted(time) => {
-                let lasted = self.stage.now() - began;
+                let lasted = self.stage.now().saturating_sub(began);
                 return Ok((format!("{:.3} s", lasted.as_secs_f64()), lasted >= time));
             }
             About::Port(state) => {
