@@ -46,8 +46,8 @@ pub enum Command {
     /// List when faults fired: the last 4096 times on each device.
     Log(Choice),
     /// Play scenarios: files that arm faults phase by phase, wait for what follows, and judge it. Fails if a scenario
-    /// does not end as it says. Afterwards, and when interrupted, clears the faults that a scenario armed and brings up the
-    /// links that it took down.
+    /// does not end as it says. Afterwards, and when interrupted, clears the faults that a scenario armed and brings up
+    /// the links that it took down.
     Run {
         /// Files of scenarios; Documentation/faults.rst describes them.
         #[arg(required = true, value_name = "FILE")]
