@@ -316,10 +316,9 @@ impl Faults {
             let due = fault.spec.kind.seam() == Seam::Time && fault.waits_for.is_none();
             due.then(|| fault.due())
         });
-        timed
-            .chain(self.later.next())
-            .chain(self.conditions.next())
-            .min()
+        // What was put off waits until the device goes on.
+        let later = self.later.next().filter(|_| !self.conditions.is_stuck());
+        timed.chain(later).chain(self.conditions.next()).min()
     }
 
     /// Looks which fault fires on an occasion: the first that does has it for itself.

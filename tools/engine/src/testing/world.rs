@@ -449,6 +449,9 @@ impl World {
         loop {
             while self.step() {
                 self.now = self.now + Duration::from_nanos(200);
+                if self.now > end {
+                    return;
+                }
             }
             let mut awake = false;
             for node in &mut self.nodes {
@@ -460,6 +463,11 @@ impl World {
                 awake |= node.rnic.prepare_sleep(&mut io);
             }
             if awake {
+                // Whoever is kept from its work by a fault stays awake, and time passes.
+                self.now = self.now + Duration::from_nanos(200);
+                if self.now > end {
+                    return;
+                }
                 continue;
             }
             let timers = self

@@ -402,6 +402,22 @@ fn doorbells_are_lost_or_late() {
     }
 }
 
+/// A time that has passed would keep the worker busy as long as the device is stuck.
+#[test]
+fn a_stuck_device_waits_for_nothing_that_it_holds_back() {
+    let mut stage = Stage::new(Segmentation::PathMtu);
+    stage.arm(0, "delay qp={qp} delay=3ms");
+    stage.arm(0, "stuck after=1ms");
+    stage.post(Op::Sends(1));
+    stage.run(2);
+    stage.run(5);
+    let (rnic, now) = (&stage.world.nodes[0].rnic, stage.world.now);
+    assert!(rnic.next_deadline().is_none_or(|at| at > now));
+    stage.world.nodes[0].rnic.faults_mut().clear(None);
+    stage.run(10);
+    assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK[..1]);
+}
+
 #[test]
 fn a_stuck_device_does_nothing_until_it_goes_on() {
     let mut stage = Stage::new(Segmentation::Local);
