@@ -172,7 +172,6 @@ impl Verdict {
 /// Counters that grow when an RNIC repairs or refuses something.
 pub const TROUBLE: &[&str] = &[
     "completion_errors",
-    "completion_flushes",
     "local_ack_timeout_err",
     "retransmitted_pkts",
     "retry_exceeded_err",
@@ -193,7 +192,8 @@ pub const TROUBLE: &[&str] = &[
     "rp_cnp_handled",
 ];
 
-/// The line in which a program says what went wrong: the first that names an error, else its last one.
+/// The line in which a program says what went wrong: the first that names a status, else the first that names an
+/// error, else its last one.
 #[must_use]
 pub fn complaint(output: &str) -> Option<String> {
     const WORDS: [&str; 12] = [
@@ -210,20 +210,19 @@ pub fn complaint(output: &str) -> Option<String> {
         "disconnected",
         "rejected",
     ];
-    let lines = || {
-        output
-            .lines()
-            .map(str::trim)
-            .filter(|line| !line.is_empty())
+    let lines: Vec<&str> = output
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    let first = |words: &[&str]| {
+        let names = |line: &&&str| words.iter().any(|word| line.to_lowercase().contains(word));
+        lines.iter().find(names).copied()
     };
-    let complains = |line: &&str| {
-        let line = line.to_lowercase();
-        WORDS.iter().any(|word| line.contains(word))
-    };
-    lines()
-        .find(complains)
-        .or_else(|| lines().next_back())
-        .map(|line| line.chars().take(160).collect())
+    let line = first(&["failed status"])
+        .or_else(|| first(&WORDS))
+        .or(lines.last().copied());
+    line.map(|line| line.chars().take(160).collect())
 }
 
 #[cfg(test)]
@@ -270,6 +269,10 @@ mod tests {
         assert_eq!(
             complaint(text).unwrap(),
             "Failed status transport retry counter exceeded (12) for wr_id 2"
+        );
+        assert_eq!(
+            complaint("Completion with error at client\n Failed status 12: wr_id 0\n").unwrap(),
+            "Failed status 12: wr_id 0"
         );
         assert_eq!(complaint("one\ntwo\n").unwrap(), "two");
         assert_eq!(complaint("\n"), None);
