@@ -666,12 +666,8 @@ pub struct UnregisteredDevice<T: Operations> {
 }
 
 impl<T: Operations> UnregisteredDevice<T> {
-    /// Allocates a device, a child of `parent`, to which `objects` belong from now on.
-    pub fn new(
-        parent: &device::Device<device::Bound>,
-        properties: &Properties,
-        objects: Objects,
-    ) -> Result<Self> {
+    /// Allocates a device, to which `objects` belong from now on.
+    pub fn new(properties: &Properties, objects: Objects) -> Result<Self> {
         const {
             assert!(offset_of!(Device<T>, dev) == 0);
             assert!(!core::mem::needs_drop::<Device<T>>());
@@ -704,8 +700,6 @@ impl<T: Operations> UnregisteredDevice<T> {
             (*raw).node_type = properties.node_type.raw() as u8;
             (*raw).local_dma_lkey = properties.local_dma_key.unwrap_or(0);
             (*raw).num_comp_vectors = objects.dispatcher().vectors() as c_int;
-            let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
-            (*generic).parent = compat::device_as_raw(parent);
 
             if properties.user_posts_by_verb {
                 (*raw).uverbs_cmd_mask |= POST_VERBS;
@@ -750,7 +744,7 @@ pub struct Registration<'a, T: Operations> {
 impl<'a, T: Operations> Registration<'a, T> {
     /// Registers a device as `name`, in which `%d` stands for the first free number.
     ///
-    /// `dma_device` is the device that accesses memory on behalf of this one.
+    /// It becomes a child of `parent`, which accesses memory on its behalf.
     ///
     /// # Safety
     ///
@@ -759,7 +753,7 @@ impl<'a, T: Operations> Registration<'a, T> {
     pub unsafe fn new<E>(
         device: UnregisteredDevice<T>,
         name: &CStr,
-        dma_device: &'a device::Device<device::Bound>,
+        parent: &'a device::Device<device::Bound>,
         data: impl PinInit<T::RegistrationData<'a>, E>,
     ) -> Result<Self>
     where
@@ -767,7 +761,7 @@ impl<'a, T: Operations> Registration<'a, T> {
     {
         let raw = device.as_raw();
         // SAFETY: The device is valid.
-        let mapper = unsafe { Mapper::new(raw, dma_device) }?;
+        let mapper = unsafe { Mapper::new(raw, parent) }?;
         let dispatcher = device.objects.dispatcher().clone();
         let registered = KBox::pin_init(
             try_pin_init!(Registered {
@@ -780,8 +774,11 @@ impl<'a, T: Operations> Registration<'a, T> {
 
         // INVARIANT: It lives until the device is unregistered.
         // SAFETY: Nobody else has the device. The lifetime is erased here, and given back by
-        // `Device::with`.
+        // `Device::with`. The parent is there longer than the device is registered; before and
+        // after that nobody looks at it.
         unsafe {
+            let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
+            (*generic).parent = compat::device_as_raw(parent);
             *device.raw.as_ref().registered.get() =
                 NonNull::from(Pin::get_ref(registered.as_ref())).cast();
         }
@@ -800,10 +797,10 @@ impl<'a, T: Operations> Registration<'a, T> {
             }
         }
 
-        // SAFETY: The device is complete: verbs may run from here on. The DMA device is bound
-        // during `'a`, and the device is unregistered before that ends.
+        // SAFETY: The device is complete: verbs may run from here on. The parent is bound during
+        // `'a`, and the device is unregistered before that ends.
         to_result(unsafe {
-            bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(dma_device))
+            bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(parent))
         })
         .inspect_err(|_| {
             // The driver is asked for no network devices any more.

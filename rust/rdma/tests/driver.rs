@@ -1135,7 +1135,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
         GFP_KERNEL,
     )?;
     let parent = dma_device.device();
-    let device = UnregisteredDevice::new(parent, &PROPERTIES, objects)?;
+    let device = UnregisteredDevice::new(&PROPERTIES, objects)?;
     // SAFETY: It is dropped below.
     let registration = unsafe { Registration::new(device, c"rdma-test%d", parent, log.clone()) }?;
     let told = dispatcher.port_event(Port::FIRST, crate::event::PortEvent::PkeyChange);

@@ -222,7 +222,7 @@ fn register<'bound>(
         counters_of_queue_pairs: resources.limits.max_counter_sets.get() != 0,
         local_dma_key: resources.local_dma_key,
     };
-    let device = UnregisteredDevice::new(parent, &properties, objects)?;
+    let device = UnregisteredDevice::new(&properties, objects)?;
     let data = Ok::<_, Error>(resources);
 
     // SAFETY: The result becomes a field of `Data`, which the virtio adapter drops before the
