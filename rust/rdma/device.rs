@@ -567,6 +567,33 @@ impl<T: Operations> Device<T> {
         Port::all(unsafe { (*self.as_raw()).phys_port_cnt })
     }
 
+    /// The port of that number; `EINVAL` if the device has no such port.
+    pub(crate) fn port(&self, number: u32) -> Result<Port> {
+        let port = Port::try_from(number)?;
+        // CAST: `usize` has at least 32 bits.
+        match number as usize <= self.ports().len() {
+            true => Ok(port),
+            false => Err(EINVAL),
+        }
+    }
+
+    /// What never changes about a port, as the driver said when the device was registered; `EINVAL`
+    /// if the device has no such port.
+    ///
+    /// # Safety
+    ///
+    /// The device must be registered, or be so as far as that all ports were asked for this.
+    pub(crate) unsafe fn immutable(&self, port: Port) -> Result<&bindings::ib_port_immutable> {
+        let port = self.port(port.number())?;
+        // SAFETY: There is an element for each port, which the core filled before the caller was
+        // called, and which nobody writes later.
+        // CAST: `usize` has at least 32 bits.
+        unsafe {
+            let data = (*self.as_raw()).port_data.add(port.number() as usize);
+            Ok(&*(&raw const (*data).immutable))
+        }
+    }
+
     /// Number of completion vectors.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: Set before the device was registered, from a `u32`.
@@ -636,7 +663,7 @@ c_enum! {
 
 /// What a device tells of itself before it is registered.
 pub struct Properties {
-    /// Number of ports.
+    /// Number of ports, at least one.
     pub ports: u32,
     /// What kind of node it is.
     pub node_type: NodeType,
@@ -671,6 +698,10 @@ impl<T: Operations> UnregisteredDevice<T> {
         const {
             assert!(offset_of!(Device<T>, dev) == 0);
             assert!(!core::mem::needs_drop::<Device<T>>());
+        }
+        // As the core demands it, which would say so to all the world.
+        if matches!(properties.ports, 0 | u32::MAX) {
+            return Err(EINVAL);
         }
         // SAFETY: The size has room for the whole `Device<T>`, suitably aligned. Devices are in the
         // initial network namespace until somebody moves them.

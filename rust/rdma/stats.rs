@@ -18,7 +18,6 @@ use crate::{
         Device,
         Operations, //
     },
-    port::Port,
     qp::Qp, //
 };
 
@@ -82,11 +81,12 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
     // - Verbs run only while the device is registered.
     // - The statistics were allocated for `count` values and are locked.
     from_result(|| unsafe {
-        let port = Port::try_from(port)?;
+        let device = Device::<T>::from_raw(device);
+        let port = device.port(port)?;
         let values = (*stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);
 
-        Device::<T>::from_raw(device).with(|call| T::port_counters(call, port, values))?;
+        device.with(|call| T::port_counters(call, port, values))?;
         // CAST: Far fewer counters than a `c_int` can count.
         Ok(count as c_int)
     })
@@ -119,8 +119,9 @@ pub(crate) unsafe extern "C" fn counter_bind_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the arguments are valid, and what is
     // written belongs to the driver while the counter is locked.
     from_result(|| unsafe {
-        let port = Port::try_from(port)?;
-        Device::<T>::from_raw((*counter).device).with(|call| {
+        let device = Device::<T>::from_raw((*counter).device);
+        let port = device.port(port)?;
+        device.with(|call| {
             bind_in(
                 &mut (*counter).id,
                 || T::create_qp_counter(call, port),

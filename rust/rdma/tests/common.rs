@@ -50,12 +50,15 @@ pub(super) use crate::{
         Atomicity,
         Capability,
         Device,
-        OnDemandPaging, //
+        OnDemandPaging,
+        Properties,
+        UnregisteredDevice, //
     },
     event::{
         CqEvent,
         Dispatcher,
         Objects,
+        PortEvent,
         QpEvent,
         SrqEvent, //
     },
@@ -135,6 +138,7 @@ pub(super) use super::driver::{
     DEVICE_MEMORY,
     DEVICE_PAGES,
     FIRMWARE,
+    GIDS,
     MAC,
     MACS,
     MAPPABLE,

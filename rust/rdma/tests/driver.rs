@@ -932,8 +932,6 @@ pub(crate) fn port_attributes(port: Port) -> port::Attributes {
         // 4 lanes of EDR, or 8 of HDR.
         active_width: 2 * port as u8,
         active_speed: 32 * port as u16,
-        pkey_table_length: PKEYS,
-        gid_table_length: 13,
         max_message_size: 14 * port,
         bad_pkey_count: 15 * port,
         qkey_violation_count: 16 * port,
@@ -953,6 +951,9 @@ pub(crate) fn port_link_layer(port: Port) -> LinkLayer {
 
 /// Entries of the P_Key table.
 const PKEYS: u16 = 3;
+
+/// Entries of the GID tables of the ports.
+pub(crate) const GIDS: [u32; PORTS as usize] = [13, 17];
 
 /// Ports of the device.
 pub(crate) const PORTS: u32 = 2;
@@ -1002,11 +1003,12 @@ impl Operations for TestDriver {
     }
 
     fn port_immutable(_call: &Call<'_, Self>, port: Port) -> Result<port::Immutable> {
-        let attributes = port_attributes(port);
+        let protocol = port::Protocol::RoceV2;
         Ok(port::Immutable {
-            protocol: port::Protocol::RoceV2,
-            pkey_table_length: attributes.pkey_table_length,
-            gid_table_length: attributes.gid_table_length,
+            protocol,
+            pkey_table_length: PKEYS,
+            // CAST: There are two ports.
+            gid_table_length: GIDS[port.number() as usize - 1],
         })
     }
 
