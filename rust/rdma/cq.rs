@@ -262,7 +262,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
     let device = unsafe { Device::<T>::from_raw((*cq).device) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts.
+    // - Verbs run only while the device is registered; processes call this one, and have contexts.
     // - Attributes and udata are valid during the call.
     // - The core allocated the queue, which nobody reaches before the call returns.
     from_result(|| unsafe {
@@ -273,7 +273,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
             .driver_udata;
         let udata = Udata::from_raw(udata).ok_or(EINVAL)?;
 
-        device.with(|call| {
+        device.with_caller(true, |call| {
             let attributes = attributes(attr, device)?;
             let room = call.dispatcher().cq_room(attributes.vector)?;
             let user = udata.user_with_buffer::<T, _>(call, BufferOf::CompletionQueue)?;
@@ -349,9 +349,10 @@ pub(crate) unsafe extern "C" fn resize_callback<T: Operations>(
         )
     };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts. Those who have
+    // udata are processes.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let udata = udata.ok_or(EINVAL)?;
             T::CompletionQueue::resize(cq, call, entries, udata.user::<T, _>()?)?;
             udata.respond(&())?;

@@ -312,10 +312,12 @@ impl Attributes {
 /// # Invariants
 ///
 /// As long as `self` exists the device is registered, and `registered` is what its registration
-/// owns.
+/// owns. If `is_of_process`, the task that runs is in a system call by which a process calls the
+/// verb, and has that process's memory; it does not return before `self` is gone.
 pub struct Call<'bound, T: Operations> {
     device: NonNull<Device<T>>,
     registered: NonNull<Registered<'bound, T>>,
+    is_of_process: bool,
 }
 
 impl<'bound, T: Operations> Call<'bound, T> {
@@ -333,6 +335,15 @@ impl<'bound, T: Operations> Call<'bound, T> {
     /// The driver's data for the device.
     pub fn data(&self) -> &T::RegistrationData<'bound> {
         &self.registered().data
+    }
+
+    /// `ESRCH` unless a process called the verb: only then is there memory of it to be had. What
+    /// the kernel calls may run in any process, or in none.
+    pub(crate) fn check_process(&self) -> Result {
+        match self.is_of_process {
+            true => Ok(()),
+            false => Err(ESRCH),
+        }
     }
 
     /// The dispatcher of the device.
@@ -611,13 +622,31 @@ impl<T: Operations> Device<T> {
     /// The device must be registered until `f` returns: this must be called from a verb.
     #[inline]
     pub(crate) unsafe fn with<R>(&self, f: impl for<'bound> FnOnce(&Call<'bound, T>) -> R) -> R {
+        // SAFETY: Guaranteed by the caller.
+        unsafe { self.with_caller(false, f) }
+    }
+
+    /// As [`with`](Self::with), in a verb that a process may have called. No verb ends an object
+    /// this way: that may be when the process has no memory any more.
+    ///
+    /// # Safety
+    ///
+    /// As for [`with`](Self::with), and `is_process` only if the task that runs is in a system call
+    /// of a process by which that calls the verb.
+    #[inline]
+    pub(crate) unsafe fn with_caller<R>(
+        &self,
+        is_process: bool,
+        f: impl for<'bound> FnOnce(&Call<'bound, T>) -> R,
+    ) -> R {
         // INVARIANT: The caller guarantees that the device is registered until `f` returns, and the
-        // call cannot be used later.
+        // call cannot be used later, nor elsewhere: it is not `Send`.
         f(&Call {
             device: NonNull::from(self),
             // SAFETY: Nobody writes the pointer while the device is registered.
             // Lifetimes do not change the layout of what it points to.
             registered: unsafe { *self.registered.get() }.cast(),
+            is_of_process: is_process && current!().mm().is_some(),
         })
     }
 }

@@ -81,8 +81,9 @@ pub struct OnDemand<P: Pager> {
 impl<P: Pager> OnDemand<P> {
     /// Watches `length` bytes at `address` of the calling process.
     ///
-    /// The device may write to them if `access` says so. `EOPNOTSUPP` if the device cannot follow
-    /// changes of memory, `EOVERFLOW` for ranges that there are not.
+    /// The device may write to them if `access` says so. `ESRCH` if no process called the verb,
+    /// `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for ranges that there
+    /// are not.
     pub fn new<T: Operations>(
         call: &Call<'_, T>,
         address: u64,
@@ -90,7 +91,8 @@ impl<P: Pager> OnDemand<P> {
         access: AccessFlags,
         pager: P,
     ) -> Result<Self> {
-        // SAFETY: The device is registered, since there is a call.
+        call.check_process()?;
+        // SAFETY: The device is registered, since there is a call. The task is in one of a process.
         let memory = unsafe {
             Memory::watch(
                 call.device().as_raw(),
@@ -201,7 +203,8 @@ impl<P: Pager> Memory<P> {
     ///
     /// # Safety
     ///
-    /// `device` must be valid and have a DMA device, and `mapper` be that of the device.
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task that
+    /// runs must have the memory of a process.
     unsafe fn watch(
         device: *mut bindings::ib_device,
         mapper: &Arc<Mapper>,
@@ -600,7 +603,7 @@ mod tests {
         let pager = log.clone();
         // The first and the last page in part.
         let (start, length) = (process.address() + 8, PAGES * PAGE_SIZE - 16);
-        // SAFETY: The device is valid, and the mapper its own.
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
         let memory =
             unsafe { Memory::watch(device.as_raw(), &mapper, start, length, access, pager) }?;
         let memory = OnDemand::keep(memory)?;

@@ -609,13 +609,14 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts.
+    // - Verbs run only while the device is registered; its users have contexts. Those who have udata
+    //   are processes.
     // - The attributes are valid during the call. The core refers to the completion queues and the
     //   domain, which are of the same device.
     // - The core allocated room for the queue pair, which is constructed once and reachable by
     //   nobody but the dispatcher before the call returns.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let attr = &mut *attr;
             if attr.create_flags != 0 || !attr.rwq_ind_tbl.is_null() {
                 return Err(EOPNOTSUPP);

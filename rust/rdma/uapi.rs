@@ -349,12 +349,12 @@ pub trait Method: Sized + 'static {
 unsafe extern "C" fn method_callback<M: Method>(
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller. While a process calls a method, its device stays
-    // registered; if there is a context it is of that device.
+    // SAFETY: Guaranteed by the caller. While a process calls a method, as it does now, its device
+    // stays registered; if there is a context it is of that device.
     from_result(|| unsafe {
         let ufile = (*bundle).__bindgen_anon_1.__bindgen_anon_1.ufile;
         let context = from_err_ptr(bindings::ib_uverbs_get_ucontext_file(ufile))?;
-        Device::<M::Driver>::from_raw((*context).device).with(|call| {
+        Device::<M::Driver>::from_raw((*context).device).with_caller(true, |call| {
             M::call(call, &Attributes::new(bundle, M::ATTRIBUTES))?;
             Ok(0)
         })

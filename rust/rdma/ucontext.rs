@@ -388,9 +388,9 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
     from_result(|| {
         let udata = udata.ok_or(EINVAL)?;
-        // SAFETY: Verbs run only while the device is registered.
+        // SAFETY: Verbs run only while the device is registered. Processes call this one.
         unsafe {
-            device.with(|call| {
+            device.with_caller(true, |call| {
                 let request = udata.request()?;
                 let table = Table::new(NonNull::new_unchecked(context))?;
                 let mut mappings = Mappings { table: &table };
@@ -446,10 +446,11 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device, which the core set, is registered. The core keeps
-    // the context during the call, whose attributes are those that the driver added.
+    // SAFETY: Verbs run only while the device, which the core set, is registered. Processes call this
+    // one; the core keeps the context during the call, whose attributes are those that the driver
+    // added.
     from_result(|| unsafe {
-        Device::<T>::from_raw((*context).device).with(|call| {
+        Device::<T>::from_raw((*context).device).with_caller(true, |call| {
             let attributes = Attributes::new(bundle, T::UserContext::QUERY_ATTRIBUTES);
             T::UserContext::query(Ucontext::from_raw(context), call, &attributes)?;
             Ok(0)
