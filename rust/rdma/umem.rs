@@ -163,8 +163,11 @@ impl Umem {
 
     /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n`
     /// set: 2 to the `n` bytes) that fits a region whose first byte has the address `iova`.
-    pub fn pages(&self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
-        // SAFETY: Valid by the type invariant.
+    ///
+    /// The core notes the address in the memory itself, for the list: so there is one list at a
+    /// time.
+    pub fn pages(&mut self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
+        // SAFETY: Valid by the type invariant, and nobody else has the structure, which this writes.
         // CAST: `c_ulong` has 64 bits where there are pages that large.
         let size =
             unsafe { bindings::ib_umem_find_best_pgsz(self.raw.as_ptr(), sizes as c_ulong, iova) };
@@ -192,7 +195,8 @@ impl Drop for Umem {
 // SAFETY: A umem may be released by any thread.
 unsafe impl Send for Umem {}
 
-// SAFETY: Through a shared reference it is only read.
+// SAFETY: Through a shared reference the structure is only read: the address in it, which is all
+// that changes, is written by `pages`, which has it alone.
 unsafe impl Sync for Umem {}
 
 /// What a [`Buffer`] is for.
@@ -284,7 +288,8 @@ impl<'a> Buffer<'a> {
 ///
 /// # Invariants
 ///
-/// `size` is a page size that the C side found for the memory.
+/// `size` is a page size that the C side found for the memory, and not 0; the memory has the address
+/// that it was found with.
 pub struct Pages<'a> {
     umem: &'a Umem,
     size: c_ulong,
@@ -477,7 +482,7 @@ mod tests {
         let (start, length) = (process.address() + 100, 4 * PAGE_SIZE);
         let access = Access::LocalWrite.into();
         // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
-        let umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
+        let mut umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
         assert_eq!((umem.address(), umem.len()), (start, length));
         assert!(!umem.is_empty() && !umem.is_dma_buf());
 
@@ -495,7 +500,7 @@ mod tests {
         assert_eq!(count, 5);
 
         let any = umem.pages(SIZES, start)?;
-        assert!(any.shift() >= pages.shift() && any.count() <= 5);
+        assert!(any.shift() >= PAGE_SIZE.trailing_zeros() && any.count() <= 5);
         // Pages that are larger than the memory do not fit.
         assert_eq!(umem.pages(1 << 40, start).err(), Some(EINVAL));
         Ok(())
@@ -509,7 +514,7 @@ mod tests {
         let (start, length) = (process.address(), 2 * PAGE_SIZE);
         let access = Access::LocalWrite.into();
         // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
-        let umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
+        let mut umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
         process.unmap(0..2)?;
         assert!(umem.pages(SIZES, start)?.iter().next().is_some());
         // SAFETY: As above.
@@ -583,7 +588,7 @@ mod tests {
                     Umem::get_dma_buf(call, exported.0, offset, length, access)
                 })
             };
-            let umem = get(PAGE_SIZE + 8, 2 * PAGE_SIZE)?;
+            let mut umem = get(PAGE_SIZE + 8, 2 * PAGE_SIZE)?;
             assert!(umem.is_dma_buf());
             assert_eq!(umem.address(), page + 8);
             assert_eq!(umem.len(), 2 * PAGE_SIZE);
