@@ -110,10 +110,10 @@ impl<'bound> Region<'bound> {
     }
 
     /// The BAR that the structure is in.
-    pub fn bar(&self) -> &Resource {
+    pub fn bar(&self) -> &'bound Resource {
         let Reservation { pdev, bar } = &*self.reservation;
-        // SAFETY: The device has a resource for each BAR, which lives as long. It is bound, so
-        // nobody changes its resources.
+        // SAFETY: The device has a resource for each BAR, which lives as long. It is bound during
+        // `'bound`, so nobody changes its resources.
         unsafe {
             let resources = (&raw mut (*as_raw(pdev)).resource).cast();
             compat::resource_from_raw(resources, usize::from(*bar))

@@ -404,7 +404,7 @@ impl UserContext for Object {
         let bar = unsafe { crate::compat::resource_from_raw(&mut bar, 0) };
         let device = DeviceMemory::new(bar, 0, length)?;
         let offsets = Offsets {
-            device: mappings.insert(device)?,
+            device: mappings.insert(call, device)?,
             shared: mappings.insert_pages(&pages)?,
         };
         if request == MAPPABLE_BUT_REFUSED {
