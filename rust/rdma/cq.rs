@@ -122,8 +122,6 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
 
     /// Takes completions out of a queue of the kernel, oldest first, until there are no more or
     /// `out` is full. May not sleep.
-    ///
-    /// Processes can get here for their queues too; the driver refuses if it cannot serve them.
     fn poll(_cq: &Cq<Self>, _call: &Call<'_, Self::Driver>, _out: &mut Completions<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -390,12 +388,22 @@ pub(crate) unsafe extern "C" fn poll_callback<T: Operations>(
     wc: *mut bindings::ib_wc,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
-    let (device, cq) = unsafe { (Device::<T>::from_raw((*cq).device), Cq::from_raw(cq)) };
+    let (device, cq) = unsafe {
+        (
+            Device::<T>::from_raw((*cq).device),
+            Cq::<T::CompletionQueue>::from_raw(cq),
+        )
+    };
 
     // SAFETY: Verbs run only while the device is registered; `wc` has room for `count`.
     from_result(|| unsafe {
+        // A queue of a process, which may destroy queue pairs while it polls.
+        if cq.place().is_of_process() {
+            return Err(EOPNOTSUPP);
+        }
         device.with(|call| {
-            let mut out = Completions::new(call.dispatcher(), wc, usize::try_from(count)?);
+            let mut out =
+                Completions::new(call.dispatcher(), cq.as_raw(), wc, usize::try_from(count)?);
             T::CompletionQueue::poll(cq, call, &mut out)?;
             // CAST: Not more than `count`.
             Ok(out.len() as c_int)

@@ -16,6 +16,7 @@ use kernel::{
 use crate::{
     bindings,
     place::{
+        Entry,
         Pointer,
         Room,
         Table, //
@@ -150,10 +151,10 @@ impl Dispatcher {
         Room::new(&self.srqs)
     }
 
-    /// Finds the queue pair that a completion names, and its port. Its user keeps it as long as he
-    /// wants completions of it. May be called in any context.
-    pub(crate) fn find_qp(&self, number: u32) -> Option<(NonNull<bindings::ib_qp>, u32)> {
-        self.qps.find(number).map(|qp| (qp.object(), qp.port()))
+    /// Finds the queue pair that a completion names. Its user keeps it as long as he wants
+    /// completions of it. May be called in any context.
+    pub(crate) fn find_qp(&self, number: u32) -> Option<Arc<Entry<bindings::ib_qp>>> {
+        self.qps.find(number)
     }
 
     /// Lets events of ports and of the device through from now on, or, with `None`, no more.

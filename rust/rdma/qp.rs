@@ -29,6 +29,7 @@ use crate::{
     },
     pd::Pd,
     place::{
+        Completes,
         InUse,
         Place, //
     },
@@ -49,6 +50,7 @@ use crate::{
         BufferOf, //
     },
     wr::{
+        Posted,
         ReceiveRequests,
         SendRequests, //
     },
@@ -524,8 +526,9 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
 
     /// Posts sends in the order in which `requests` yields them. May not sleep.
     ///
-    /// On error the request taken last was not posted, and those before it were. A process gets
-    /// here too (verb POST_SEND), also without any request.
+    /// A request is posted when its [continuation](crate::wr::Continuation) is taken; on an error
+    /// all those after it were not. A process gets here too (verb POST_SEND), also without any
+    /// request.
     fn post_send(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -536,8 +539,8 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
-    /// On error the request taken last was not posted, and those before it were. A process gets
-    /// here too (verb POST_RECV), also without any request.
+    /// What is posted is said as for [sends](Self::post_send). A process gets here too (verb
+    /// POST_RECV), also without any request.
     fn post_recv(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -648,7 +651,12 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             };
             let pd = Pd::from_raw((*qp).pd);
             let new = T::QueuePair::create(call, pd, &attributes, user)?;
-            let in_use = InUse::new(udata.is_some());
+            let completes = Completes {
+                send_cq: attr.send_cq,
+                recv_cq: attr.recv_cq,
+                receives: attributes.srq.map(|srq| srq.place().poster()),
+            };
+            let in_use = InUse::of_queue_pair(udata.is_some(), completes);
             let (place, listing) = room.assign(new.number, NonNull::new_unchecked(qp), in_use);
 
             // Those of management have one from the beginning.
@@ -702,6 +710,9 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
             T::QueuePair::modify(this, call, mask, &attributes)?;
             if mask.contains(Attribute::Port) {
                 this.place.set_port(attributes.port.number());
+            }
+            if mask.contains(Attribute::State) && attributes.state == State::Reset {
+                this.place.reset();
             }
             Ok(0)
         })
@@ -853,10 +864,10 @@ pub(crate) unsafe extern "C" fn post_send_callback<T: Operations>(
         device.with(|call| {
             // Processes post to queue pairs of the driver's own types without the kernel.
             let ty = Type::try_from(ty).map_err(|_| EOPNOTSUPP)?;
-            let mut requests = SendRequests::new(wr, ty);
-            T::QueuePair::post_send(this, call, &mut requests)
-                .inspect_err(|_| *bad = requests.taken())?;
-            Ok(0)
+            let posted = Posted::new();
+            let mut requests = SendRequests::new(wr, ty, this.place.poster(), &posted);
+            let result = T::QueuePair::post_send(this, call, &mut requests);
+            requests.answer(result, bad)
         })
     })
 }
@@ -881,10 +892,10 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
     from_result(|| unsafe {
         device.with(|call| {
-            let mut requests = ReceiveRequests::new(wr);
-            T::QueuePair::post_recv(this, call, &mut requests)
-                .inspect_err(|_| *bad = requests.taken())?;
-            Ok(0)
+            let posted = Posted::new();
+            let mut requests = ReceiveRequests::new(wr, this.place.poster(), &posted);
+            let result = T::QueuePair::post_recv(this, call, &mut requests);
+            requests.answer(result, bad)
         })
     })
 }

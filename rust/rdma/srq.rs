@@ -37,7 +37,10 @@ use crate::{
         Buffer,
         BufferOf, //
     },
-    wr::ReceiveRequests,
+    wr::{
+        Posted,
+        ReceiveRequests, //
+    }, //
 };
 
 /// Attributes of a shared receive queue (`struct ib_srq_attr`).
@@ -165,8 +168,8 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
-    /// On error the request taken last was not posted, and those before it were. Without this
-    /// method there are no queues of the kernel.
+    /// A request is posted when its [continuation](crate::wr::Continuation) is taken; on an error
+    /// all those after it were not. Without this method there are no queues of the kernel.
     fn post_recv(
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -363,11 +366,11 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
     from_result(|| unsafe {
         device.with(|call| {
-            let mut requests = ReceiveRequests::new(wr);
+            let posted = Posted::new();
+            let mut requests = ReceiveRequests::new(wr, Srq::place(this).poster(), &posted);
             Srq::place(this).begin_use();
-            T::SharedReceiveQueue::post_recv(this, call, &mut requests)
-                .inspect_err(|_| *bad = requests.taken())?;
-            Ok(0)
+            let result = T::SharedReceiveQueue::post_recv(this, call, &mut requests);
+            requests.answer(result, bad)
         })
     })
 }

@@ -113,6 +113,7 @@ use crate::{
     umem::Buffer,
     wc,
     wr::{
+        Continuation,
         ReceiveRequests,
         SendRequests,
         Sge, //
@@ -209,8 +210,11 @@ pub(crate) struct Log {
     pub(crate) is_down: AtomicBool,
     /// Who hands events out.
     pub(crate) dispatcher: Arc<Dispatcher>,
-    /// Queue pair of the completions that it has, of which there is no end.
+    /// Queue pair that it says its completions are of.
     pub(crate) completing: AtomicU32,
+    /// Sends that were posted and have not completed.
+    #[pin]
+    pub(crate) posted: SpinLock<KVec<Continuation>>,
     /// Pages that the last process that may map memory shares with the device.
     #[pin]
     shared: SpinLock<Option<Arc<UserPages>>>,
@@ -532,8 +536,7 @@ impl CompletionQueue for Object {
     }
 
     fn poll(_cq: &Cq<Self>, call: &Call<'_, TestDriver>, out: &mut wc::Completions<'_>) -> Result {
-        let mut completion = wc::Completion {
-            wr_id: 0,
+        let completion = wc::Completion {
             qpn: call.data().completing.load(SeqCst),
             status: wc::Status::Success,
             opcode: wc::Opcode::Send,
@@ -542,8 +545,11 @@ impl CompletionQueue for Object {
             extra: None,
             source: None,
         };
-        while out.push(&completion) {
-            completion.wr_id += 1;
+        let mut posted = call.data().posted.lock();
+        while !posted.is_empty() && !out.is_full() {
+            let request = posted.remove(0).map_err(|_| EINVAL)?;
+            // What is not wanted is dropped.
+            let _ = out.push(request, &completion);
         }
         Ok(())
     }
@@ -658,7 +664,9 @@ impl QueuePair for Object {
         for request in requests {
             let request = request?;
             count += 1;
+            let request = request.post();
             call.data().note(Asked::Send(count, request.wr_id));
+            call.data().posted.lock().push_within_capacity(request)?;
         }
         Ok(())
     }
@@ -681,7 +689,7 @@ fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> R
     for request in requests {
         let request = request?;
         count += 1;
-        call.data().note(Asked::Receive(count, request.wr_id));
+        call.data().note(Asked::Receive(count, request.post().wr_id));
     }
     Ok(())
 }
@@ -1132,8 +1140,9 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
             buffer <- new_spinlock!(None),
             dispatcher: events,
             completing: AtomicU32::new(0),
+            posted <- new_spinlock!(KVec::with_capacity(8, GFP_KERNEL)?),
             shared <- new_spinlock!(None),
-        }),
+        }? Error),
         GFP_KERNEL,
     )?;
     let parent = dma_device.device();

@@ -213,6 +213,8 @@ mod cases {
                 SendRequests::<TestDriver>::new(
                     ptr::from_ref(wr).cast(),
                     qp::Type::ReliableConnection,
+                    Poster::new(),
+                    &NOWHERE.0,
                 )
                 .next()
                 .ok_or(ENOENT)?
