@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of the queues of a device.
+
+use core::sync::atomic::Ordering::SeqCst;
+
+use kernel::prelude::*;
+
+use super::transport::with_device;
+use crate::{
+    AnyVirtqueue,
+    Chain, //
+};
+
+#[kunit_tests(virtio_queues)]
+mod cases {
+    use super::*;
+
+    #[test]
+    fn queues_go_with_the_lock_of_their_device() -> Result {
+        with_device(
+            |_, data, transport| {
+                // Whoever can name the driver's data can do this, with whatever lock.
+                let queues = data.queues.lock().take();
+                drop(queues);
+                assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (0, 0));
+                assert_eq!(data.queue.capacity(), 0);
+                let chain = Chain::new(KVec::new(), 8, (), GFP_KERNEL)?;
+                let refused = data.queue.add(chain).map_err(|(error, _)| error);
+                assert_eq!(refused, Err(ENODEV));
+                Ok(())
+            },
+            |transport| {
+                assert_eq!(transport.deleted.load(SeqCst), 1);
+                assert!(transport.was_locked.load(SeqCst));
+                Ok(())
+            },
+        )
+    }
+
+    #[test]
+    fn queues_that_are_forgotten_go_all_the_same() -> Result {
+        with_device(
+            |_, data, _| {
+                core::mem::forget(data.queues.lock().take());
+                assert_eq!(data.queue.capacity(), 8);
+                Ok(())
+            },
+            |transport| {
+                // The core has acknowledged it again, and nothing more.
+                assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (1, 1));
+                Ok(())
+            },
+        )
+    }
+
+    #[test]
+    fn a_queue_that_is_stopped_hears_nothing() -> Result {
+        with_device(
+            |_, data, transport| {
+                let calls = &data.queue.handler().0;
+                transport.interrupt();
+                assert_eq!(calls.load(SeqCst), 1);
+                let stopper = data.queues.lock().as_ref().map(|queues| queues.stopper());
+                stopper.ok_or(ENOENT)?.stop();
+                transport.interrupt();
+                assert_eq!(calls.load(SeqCst), 1);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn what_is_deferred_does_not_wait_for_itself() -> Result {
+        with_device(
+            |_, data, _| {
+                data.queue.flush_deferred();
+                data.queue.flush_deferred();
+                assert!(data.queue.handler().0.load(SeqCst) >= 2);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+}
