@@ -72,6 +72,18 @@ mod cases {
     }
 
     #[test]
+    fn a_configuration_that_is_not_there_is_not_read() -> Result {
+        with_device(
+            |dev, _, _| {
+                // Nobody knows how long it is, and in truth the transport has none.
+                assert_eq!(dev.read_config::<[u8; 4]>(), Err(EOPNOTSUPP));
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
     fn what_is_deferred_does_not_wait_for_itself() -> Result {
         with_device(
             |_, data, _| {
