@@ -35,8 +35,11 @@ use crate::{
     bindings,
     compat,
     virtqueue::AnyVirtqueue,
+    watchdog::Watchdogs,
     Device,
-    Dma, //
+    Dma,
+    Watch,
+    Watchdog, //
 };
 
 /// How far the life of the queues of a device has gone.
@@ -66,6 +69,7 @@ struct Queues {
     dev: ARef<Device>,
     queues: KVec<Arc<dyn AnyVirtqueue>>,
     dma: Dma,
+    watchdogs: Arc<Watchdogs>,
     #[pin]
     state: Mutex<State>,
     /// [`State::Stopping`] is over.
@@ -126,6 +130,7 @@ impl Queues {
             // One may have stopped the device from there.
             queue.join();
         }
+        self.watchdogs.close();
         self.dma.close();
         let raw = self.dev.as_raw();
         // SAFETY: The device is valid, and by the caller's contract bound, so its transport is
@@ -294,6 +299,7 @@ impl<'bound> Virtqueues<'bound> {
         let queues = Arc::pin_init(
             try_pin_init!(Queues {
                 dma: Dma::new(dev.parent())?,
+                watchdogs: Watchdogs::new()?,
                 dev: dev.into(),
                 queues: queues.keep(),
                 state <- new_mutex!(State::Created, "virtio::Virtqueues"),
@@ -388,6 +394,11 @@ impl<'bound> Virtqueues<'bound> {
     /// Who does the DMA of the device.
     pub fn dma(&self) -> &Dma {
         &self.queues.dma
+    }
+
+    /// Looks at something each `interval_ms` milliseconds, for the first time after that long.
+    pub fn watch<W: Watch>(&self, interval_ms: u32, watch: W) -> Result<Watchdog<W>> {
+        Watchdog::new(&self.queues.watchdogs, interval_ms, watch)
     }
 
     /// A handle that stops the device.

@@ -30,6 +30,7 @@ use crate::{
         Handler,
         Virtqueue, //
     },
+    watchdog::Watchdogs,
     Completion,
     Feature,
     SharedMemory,
@@ -209,7 +210,8 @@ mod cases {
             }),
             GFP_KERNEL,
         )?;
-        *kennel.watchdog.lock() = Some(Watchdog::new(1, Suicidal(kennel.clone()))?);
+        let all = Watchdogs::new()?;
+        *kennel.watchdog.lock() = Some(Watchdog::new(&all, 1, Suicidal(kennel.clone()))?);
         for _ in 0..1000 {
             fsleep(Delta::from_millis(10));
             if kennel.looks.load(Ordering::Relaxed) != 0 {
@@ -218,6 +220,38 @@ mod cases {
         }
         fsleep(Delta::from_millis(20));
         assert_eq!(kennel.looks.load(Ordering::Relaxed), 1);
+        Ok(())
+    }
+
+    /// Counts how often it looks.
+    struct Counting(Arc<AtomicU32>);
+
+    impl Watch for Counting {
+        fn look(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+    }
+
+    #[test]
+    fn nobody_looks_when_all_have_ended() -> Result {
+        let looks = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
+        let all = Watchdogs::new()?;
+        let kept = Watchdog::new(&all, 1, Counting(looks.clone()))?;
+        for _ in 0..1000 {
+            fsleep(Delta::from_millis(10));
+            if looks.load(Ordering::Relaxed) >= 2 {
+                break;
+            }
+        }
+        assert!(looks.load(Ordering::Relaxed) >= 2);
+        all.close();
+        let last = looks.load(Ordering::Relaxed);
+        kept.look_now();
+        fsleep(Delta::from_millis(50));
+        assert_eq!(looks.load(Ordering::Relaxed), last);
+        let late = Watchdog::new(&all, 1, Counting(looks));
+        assert_eq!(late.err(), Some(ENODEV));
         Ok(())
     }
 

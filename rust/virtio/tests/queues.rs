@@ -2,14 +2,29 @@
 
 //! Tests of the queues of a device.
 
-use core::sync::atomic::Ordering::SeqCst;
+use core::{
+    mem::transmute,
+    sync::atomic::{
+        AtomicU32,
+        Ordering::SeqCst, //
+    }, //
+};
 
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 
 use super::transport::with_device;
 use crate::{
     AnyVirtqueue,
-    Chain, //
+    Chain,
+    Virtqueues,
+    Watch, //
 };
 
 #[kunit_tests(virtio_queues)]
@@ -40,9 +55,13 @@ mod cases {
 
     #[test]
     fn queues_that_are_forgotten_go_all_the_same() -> Result {
-        with_device(
+        let mut kept = None;
+        let result = with_device(
             |_, data, _| {
-                core::mem::forget(data.queues.lock().take());
+                let queues = data.queues.lock().take().ok_or(ENOENT)?;
+                // SAFETY: It is not used any more, but dropped when all is over, so that the test
+                // does not leak it in truth.
+                kept = Some(unsafe { transmute::<Virtqueues<'_>, Virtqueues<'static>>(queues) });
                 assert_eq!(data.queue.capacity(), 8);
                 Ok(())
             },
@@ -51,7 +70,45 @@ mod cases {
                 assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (1, 1));
                 Ok(())
             },
-        )
+        );
+        drop(kept);
+        result
+    }
+
+    /// Counts how often it looks.
+    struct Counting(Arc<AtomicU32>);
+
+    impl Watch for Counting {
+        fn look(&self) -> bool {
+            self.0.fetch_add(1, SeqCst);
+            true
+        }
+    }
+
+    #[test]
+    fn watchdogs_that_are_forgotten_end_with_the_driver() -> Result {
+        let looks = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
+        let mut kept = None;
+        let result = with_device(
+            |_, data, _| {
+                let queues = data.queues.lock();
+                let queues = queues.as_ref().ok_or(ENOENT)?;
+                // As good as forgotten: it is there for longer than the driver.
+                kept = Some(queues.watch(1, Counting(looks.clone()))?);
+                while looks.load(SeqCst) == 0 {
+                    fsleep(Delta::from_millis(1));
+                }
+                Ok(())
+            },
+            |_| {
+                let last = looks.load(SeqCst);
+                fsleep(Delta::from_millis(50));
+                assert_eq!(looks.load(SeqCst), last);
+                Ok(())
+            },
+        );
+        drop(kept);
+        result
     }
 
     #[test]

@@ -324,7 +324,7 @@ impl<'bound> Resources<'bound> {
             None
         };
         let resources = Self {
-            _supervised: supervise(control.clone())?,
+            _supervised: supervise(&queues, control.clone())?,
             context: KernelContext::new(dma, &control, doorbells.as_ref())?,
             control,
             health,
