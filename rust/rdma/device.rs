@@ -865,6 +865,8 @@ impl<'a, T: Operations> Registration<'a, T> {
         .inspect_err(|_| {
             // The driver is asked for no network devices any more.
             pairings.clear();
+            // Somebody may have used the device, before somebody else could not.
+            registered.mapper.close();
             // INVARIANT: Not registered.
             // SAFETY: Nobody else has the device.
             unsafe { *device.raw.as_ref().registered.get() = NonNull::dangling() };
