@@ -367,7 +367,7 @@ impl uapi::Method for Nothing {
     const OBJECT: uapi::Kind = uapi::Kind::CompletionQueue;
     const NUMBER: u16 = 2;
     const ATTRIBUTES: &'static [&'static Attribute] =
-        &[&Attribute::object(0, uapi::Kind::CompletionQueue)];
+        &[&Attribute::object::<Cq<Object>>(0)];
 
     fn call(
         _call: &Call<'_, TestDriver>,
