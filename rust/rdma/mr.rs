@@ -213,15 +213,22 @@ pub struct Mapping {
 impl Mapping {
     /// Takes over what `ib_map_mr_sg` left in a region, for which `pages` pages were noted.
     /// `EINVAL` if it was not called, or with a bad page size.
-    pub(crate) fn from_raw(raw: &bindings::ib_mr, pages: u32) -> Result<Self> {
-        if !raw.page_size.is_power_of_two() {
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a region whose mapping nobody changes meanwhile. Other members may change, as
+    /// its reference count does, so there is no reference to the whole.
+    pub(crate) unsafe fn from_raw(raw: *const bindings::ib_mr, pages: u32) -> Result<Self> {
+        // SAFETY: Guaranteed by the caller.
+        let (iova, length, page_size) = unsafe { ((*raw).iova, (*raw).length, (*raw).page_size) };
+        if !page_size.is_power_of_two() {
             return Err(EINVAL);
         }
         Ok(Self {
-            iova: raw.iova,
-            length: raw.length,
+            iova,
+            length,
             pages,
-            page_shift: raw.page_size.trailing_zeros(),
+            page_shift: page_size.trailing_zeros(),
         })
     }
 }
@@ -270,9 +277,10 @@ impl<T: MemoryRegion> Mr<T> {
             return Err(EINVAL);
         }
         // SAFETY: Guaranteed by the caller.
-        let (this, raw) = unsafe { (Self::from_raw(ptr), &*ptr) };
-        let mapping = Mapping::from_raw(raw, this.mapped.load(Relaxed))?;
-        Ok((this, mapping))
+        unsafe {
+            let this = Self::from_raw(ptr);
+            Ok((this, Mapping::from_raw(ptr, this.mapped.load(Relaxed))?))
+        }
     }
 
     /// Gives a region to the core.

@@ -79,7 +79,8 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
 
     // SAFETY:
     // - Verbs run only while the device is registered.
-    // - The statistics were allocated for `count` values and are locked.
+    // - The statistics were allocated for `count` values, zeroed, and are locked: nobody else has
+    //   them during the call.
     from_result(|| unsafe {
         let device = Device::<T>::from_raw(device);
         let port = device.port(port)?;
@@ -176,8 +177,8 @@ pub(crate) unsafe extern "C" fn counter_update_callback<T: Operations>(
 ) -> c_int {
     let count = T::PORT_COUNTERS.len();
 
-    // SAFETY: Verbs run only while the device is registered; there is room for `count` values,
-    // which nobody else writes while the counter is locked.
+    // SAFETY: Verbs run only while the device is registered; there are `count` values, zeroed when
+    // they were allocated, which nobody else has while the counter is locked.
     from_result(|| unsafe {
         let values = (*(*counter).stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);

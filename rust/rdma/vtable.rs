@@ -553,7 +553,8 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the entry is valid.
+        // SAFETY: Verbs run only while the device is registered. The entry is valid, and nobody
+        // changes it during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
                 T::add_gid(call, &gid::Attributes::new(&*attr))?;
@@ -569,7 +570,8 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the entry is valid.
+        // SAFETY: Verbs run only while the device is registered. The entry is valid, and nobody
+        // changes it during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
                 T::del_gid(call, &gid::Attributes::new(&*attr))?;
