@@ -763,7 +763,10 @@ mod tests {
         let take = |wr: &bindings::ib_send_wr| unsafe { first(wr, RC) };
         let taken = take(&wr)?;
         let name = &taken.posting.continuation;
-        assert_eq!((name.wr_id, name.is_receive), (0xfedc_ba98_7654_3210, false));
+        assert_eq!(
+            (name.wr_id, name.is_receive),
+            (0xfedc_ba98_7654_3210, false)
+        );
         assert_eq!(taken.flags, SendFlags::default());
 
         for (raw, flag) in [

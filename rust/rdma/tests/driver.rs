@@ -366,8 +366,7 @@ impl uapi::Method for Nothing {
 
     const OBJECT: uapi::Kind = uapi::Kind::CompletionQueue;
     const NUMBER: u16 = 2;
-    const ATTRIBUTES: &'static [&'static Attribute] =
-        &[&Attribute::object::<Cq<Object>>(0)];
+    const ATTRIBUTES: &'static [&'static Attribute] = &[&Attribute::object::<Cq<Object>>(0)];
 
     fn call(
         _call: &Call<'_, TestDriver>,
@@ -689,7 +688,8 @@ fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> R
     for request in requests {
         let request = request?;
         count += 1;
-        call.data().note(Asked::Receive(count, request.post().wr_id));
+        call.data()
+            .note(Asked::Receive(count, request.post().wr_id));
     }
     Ok(())
 }

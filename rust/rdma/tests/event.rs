@@ -469,7 +469,9 @@ mod cases {
         };
         assert!(out.push(request(receives, true), &other).is_err());
         assert!(out.push(request(receives, false), &completion).is_err());
-        assert!(out.push(request(place.poster(), true), &completion).is_err());
+        assert!(out
+            .push(request(place.poster(), true), &completion)
+            .is_err());
         let send = Completion {
             opcode: Opcode::Send,
             extra: None,

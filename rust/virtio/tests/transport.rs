@@ -193,7 +193,8 @@ impl Transport {
             let this = Self::of(vdev);
             this.deleted.fetch_add(1, SeqCst);
             let lock = &raw mut (*vdev).dev.mutex;
-            this.was_locked.store(bindings::mutex_is_locked(lock), SeqCst);
+            this.was_locked
+                .store(bindings::mutex_is_locked(lock), SeqCst);
             Self::delete_all(vdev);
         }
     }
