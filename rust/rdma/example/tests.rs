@@ -283,9 +283,11 @@ mod cases {
         with_device(|device| {
             let mut process = Process::new(device)?;
             let pd = process.pd.as_raw();
-            let mut path = bindings::rdma_ah_attr::default();
-            path.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_UNDEFINED;
-            path.port_num = 1;
+            let mut path = bindings::rdma_ah_attr {
+                type_: bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_UNDEFINED,
+                port_num: 1,
+                ..Default::default()
+            };
             // SAFETY: The domain is constructed; the core looks whether the device can do it first.
             let (ah, mr) = unsafe {
                 (

@@ -317,7 +317,7 @@ mod cases {
         drop(place);
         assert!(dispatcher.find_qp(9).is_none());
         let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
-        assert_eq!(found(&dispatcher, 9), Some(new));
+        assert_eq!(found(dispatcher, 9), Some(new));
         Ok(())
     }
 
@@ -370,7 +370,7 @@ mod cases {
         let place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         // The old one was there until its handler had returned.
         assert!(!HANDLER_RUNS.load(Relaxed));
-        assert_eq!(found(&dispatcher, 9), Some(new));
+        assert_eq!(found(dispatcher, 9), Some(new));
         assert!(dispatcher.qp_event(9, QpEvent::Fatal));
         assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_QP_FATAL);
         drop(place);
@@ -404,7 +404,7 @@ mod cases {
         wait_until(|| dispatcher.find_qp(9).is_none())?;
         let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         assert!(!HANDLER_RUNS.load(Relaxed));
-        assert_eq!(found(&dispatcher, 9), Some(new));
+        assert_eq!(found(dispatcher, 9), Some(new));
         Ok(())
     }
 

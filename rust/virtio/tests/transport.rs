@@ -206,8 +206,12 @@ impl Transport {
         // SAFETY: The list is one of queues, each of which takes itself out.
         unsafe {
             let list = &raw mut (*vdev).vqs;
-            while (*list).next != list {
-                let queue = kernel::container_of!((*list).next, bindings::virtqueue, list);
+            loop {
+                let next = (*list).next;
+                if next == list {
+                    break;
+                }
+                let queue = kernel::container_of!(next, bindings::virtqueue, list);
                 bindings::vring_del_virtqueue(queue);
             }
         }
