@@ -347,8 +347,8 @@ pub(crate) unsafe extern "C" fn resize_callback<T: Operations>(
         )
     };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts. Those who have
-    // udata are processes.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts. Those who
+    // have udata are processes.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let udata = udata.ok_or(EINVAL)?;

@@ -524,9 +524,9 @@ pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
     // SAFETY: The device was set by `create`; the call is not over before we return.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
 
-    // SAFETY: Verbs run only while the device is registered; those who have udata are processes. The
-    // region came from `into_raw`, the domain is valid if it is named. The core reads the keys after
-    // the call.
+    // SAFETY: Verbs run only while the device is registered; those who have udata are processes.
+    // The region came from `into_raw`, the domain is valid if it is named. The core reads the keys
+    // after the call.
     let result = unsafe {
         device.with_caller(udata.is_some(), |call| {
             Udata::no_io(udata.as_ref())?;

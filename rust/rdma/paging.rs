@@ -83,8 +83,8 @@ impl<P: Pager> OnDemand<P> {
     /// Watches `length` bytes at `address` of the calling process.
     ///
     /// The device may write to them if `access` says so. `ESRCH` if no process called the verb,
-    /// `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for ranges that there
-    /// are not.
+    /// `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for ranges that
+    /// there are not.
     pub fn new<T: Operations>(
         call: &Call<'_, T>,
         address: u64,
@@ -212,8 +212,8 @@ impl<P: Pager> Memory<P> {
     ///
     /// # Safety
     ///
-    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task that
-    /// runs must have the memory of a process.
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task
+    /// that runs must have the memory of a process.
     unsafe fn watch(
         device: *mut bindings::ib_device,
         mapper: &Arc<Mapper>,

@@ -79,8 +79,9 @@ impl Named for bindings::ib_srq {
     type Notice = InUse;
 }
 
-/// Who has requests of users: a queue pair or a shared receive queue, from the beginning or its last
-/// reset on. No other has the same, not even one that has the number of an object that is gone.
+/// Who has requests of users: a queue pair or a shared receive queue, from the beginning or its
+/// last reset on. No other has the same, not even one that has the number of an object that is
+/// gone.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Poster(u64);
 

@@ -352,8 +352,8 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     let (device, udata) = unsafe { (Device::<T>::from_raw((*qp).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts. Those who have udata
-    //   are processes.
+    // - Verbs run only while the device is registered; its users have contexts. Those who have
+    //   udata are processes.
     // - The attributes are valid during the call. The core refers to the completion queues and the
     //   domain, which are of the same device.
     // - The core allocated room for the queue pair, which is constructed once and reachable by

@@ -305,10 +305,9 @@ pub struct Mappings<'a> {
 impl Mappings<'_> {
     /// Lets the process map `memory`, uncached, and returns the offset to give to `mmap`.
     ///
-    /// It can do so until the context is deallocated or the device goes away: then its mappings
-    /// are replaced by zeroes. That is in the lifetime of the registration, in which the memory must
-    /// be the device's: it is named by something that the [data](Call::data) of the registration
-    /// has.
+    /// It can do so until the context is deallocated or the device goes away: then its mappings are
+    /// replaced by zeroes. That is in the lifetime of the registration, in which the memory must be
+    /// the device's: it is named by something that the [data](Call::data) of the registration has.
     pub fn insert<'bound, T: Operations>(
         &mut self,
         _call: &Call<'bound, T>,
@@ -471,9 +470,9 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device, which the core set, is registered. Processes call this
-    // one; the core keeps the context during the call, whose attributes are those that the driver
-    // added.
+    // SAFETY: Verbs run only while the device, which the core set, is registered. Processes call
+    // this one; the core keeps the context during the call, whose attributes are those that the
+    // driver added.
     from_result(|| unsafe {
         Device::<T>::from_raw((*context).device).with_caller(true, |call| {
             let attributes = Attributes::new(bundle, T::UserContext::QUERY_ATTRIBUTES);

@@ -41,9 +41,9 @@ pub struct Umem {
 impl Umem {
     /// Pins `length` bytes at `address` of the calling process.
     ///
-    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the verb,
-    /// `ENOMEM` if it may not lock so much memory, `EFAULT` if it has no memory there, `EINVAL` for
-    /// bad ranges.
+    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the
+    /// verb, `ENOMEM` if it may not lock so much memory, `EFAULT` if it has no memory there,
+    /// `EINVAL` for bad ranges.
     pub fn get<T: Operations>(
         call: &Call<'_, T>,
         address: u64,
@@ -68,8 +68,8 @@ impl Umem {
     ///
     /// # Safety
     ///
-    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task that
-    /// runs must have the memory of a process.
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task
+    /// that runs must have the memory of a process.
     unsafe fn pin(
         device: *mut bindings::ib_device,
         mapper: &Arc<Mapper>,
@@ -95,10 +95,10 @@ impl Umem {
     /// Pins `length` bytes at `offset` of the dma-buf that the calling process knows by `fd`:
     /// memory of any device, or of the kernel. It stays in place, whoever closes the descriptor.
     ///
-    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the verb,
-    /// `EBADF` if there is no such file, `EINVAL` if it is no dma-buf or not as long, others of the
-    /// one who exports the dma-buf, as when it cannot keep the memory in place or the device cannot
-    /// reach it.
+    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the
+    /// verb, `EBADF` if there is no such file, `EINVAL` if it is no dma-buf or not as long, others
+    /// of the one who exports the dma-buf, as when it cannot keep the memory in place or the device
+    /// cannot reach it.
     pub fn get_dma_buf<T: Operations>(
         call: &Call<'_, T>,
         fd: c_int,
@@ -167,7 +167,8 @@ impl Umem {
     /// The core notes the address in the memory itself, for the list: so there is one list at a
     /// time.
     pub fn pages(&mut self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
-        // SAFETY: Valid by the type invariant, and nobody else has the structure, which this writes.
+        // SAFETY: Valid by the type invariant, and nobody else has the structure, which this
+        // writes.
         // CAST: `c_ulong` has 64 bits where there are pages that large.
         let size =
             unsafe { bindings::ib_umem_find_best_pgsz(self.raw.as_ptr(), sizes as c_ulong, iova) };
@@ -288,8 +289,8 @@ impl<'a> Buffer<'a> {
 ///
 /// # Invariants
 ///
-/// `size` is a page size that the C side found for the memory, and not 0; the memory has the address
-/// that it was found with.
+/// `size` is a page size that the C side found for the memory, and not 0; the memory has the
+/// address that it was found with.
 pub struct Pages<'a> {
     umem: &'a Umem,
     size: c_ulong,

@@ -264,9 +264,9 @@ impl<'a> Completions<'a> {
 
     /// Hands a completion of a request to the poller.
     ///
-    /// If that cannot be, the request comes back: when there is no room, when the queue pair is gone
-    /// or was reset (then the verbs demand that the completion is dropped), or when such a request
-    /// was not posted to that queue pair, or does not complete in this queue.
+    /// If that cannot be, the request comes back: when there is no room, when the queue pair is
+    /// gone or was reset (then the verbs demand that the completion is dropped), or when such a
+    /// request was not posted to that queue pair, or does not complete in this queue.
     pub fn push(
         &mut self,
         request: Continuation,

@@ -175,8 +175,8 @@ pub enum Operation<'a, T: Operations> {
 /// A request that was posted, until it is [completed](crate::wc::Completions::push).
 ///
 /// The user's name for a request is, in the kernel, the address of what to call when it is complete
-/// (`struct ib_cqe`). So nobody can make one of these up, nor use it twice: it comes from a request,
-/// and goes with its completion.
+/// (`struct ib_cqe`). So nobody can make one of these up, nor use it twice: it comes from a
+/// request, and goes with its completion.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Continuation {

@@ -141,9 +141,9 @@ impl Device<Bound> {
     /// Reads the configuration space of the device from its start.
     ///
     /// The read is repeated if the device changed the configuration meanwhile, so the result is
-    /// consistent. May sleep. `EINVAL` if the configuration is shorter, `EIO` if the device no longer
-    /// answers, `EOPNOTSUPP` if the transport does not say how long it is: of those that there are,
-    /// PCI does.
+    /// consistent. May sleep. `EINVAL` if the configuration is shorter, `EIO` if the device no
+    /// longer answers, `EOPNOTSUPP` if the transport does not say how long it is: of those that
+    /// there are, PCI does.
     pub fn read_config<T: FromBytes>(&self) -> Result<T> {
         // Transports trust their callers: one that reads beyond the end is a BUG, or reads what is
         // there, and one of a device without configuration calls nothing.

@@ -54,8 +54,8 @@ pub trait Driver {
     /// What the driver keeps for a device while it is bound to it.
     ///
     /// The value is dropped while the device still works; its [`Virtqueues`](crate::Virtqueues), if
-    /// it has any, should be the last to go. Whatever becomes of them, the device has been reset and
-    /// its queues are deleted when its driver has let it go.
+    /// it has any, should be the last to go. Whatever becomes of them, the device has been reset
+    /// and its queues are deleted when its driver has let it go.
     type Data<'bound>: Send + 'bound;
 
     /// The devices this driver is for.

@@ -188,8 +188,8 @@ impl SharedMemory {
         }
         // SAFETY: `word` is aligned and points to four bytes of an allocation that lives as long as
         // `self` and was initialised with zeroes. Apart from atomics, only `read` and `write`
-        // access it: by volatile accesses of bytes, or of words that are aligned, which the kernel's
-        // memory model takes for relaxed atomics.
+        // access it: by volatile accesses of bytes, or of words that are aligned, which the
+        // kernel's memory model takes for relaxed atomics.
         Ok(unsafe { word.as_ref() })
     }
 

@@ -93,8 +93,8 @@ impl Capability {
     }
 }
 
-/// Bytes of the configuration space of a device, as far as the transport reads them; [`None`] if the
-/// device is not one on PCI.
+/// Bytes of the configuration space of a device, as far as the transport reads them; [`None`] if
+/// the device is not one on PCI.
 ///
 /// What the transport found when it began must be what is found here. A device that says other
 /// things at other times is not proof against itself.
@@ -112,14 +112,14 @@ pub(crate) fn config_length(dev: &Device<Bound>) -> Result<Option<usize>> {
     Ok(Some(len as usize))
 }
 
-/// The BAR of that number, less than [`PCI_STD_NUM_BARS`](bindings::PCI_STD_NUM_BARS).
+/// The BAR of that number, less than `PCI_STD_NUM_BARS`.
 ///
 /// # Safety
 ///
 /// The number must be so.
 unsafe fn bar_of(pdev: &pci::Device<Bound>, bar: u8) -> &Resource {
-    // SAFETY: The device has a resource for each BAR, which lives as long. It is bound meanwhile, so
-    // nobody changes its resources.
+    // SAFETY: The device has a resource for each BAR, which lives as long. It is bound meanwhile,
+    // so nobody changes its resources.
     unsafe {
         let resources = (&raw mut (*as_raw(pdev)).resource).cast();
         compat::resource_from_raw(resources, usize::from(bar))

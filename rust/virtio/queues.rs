@@ -262,8 +262,8 @@ impl Drop for Claimed {
 
 /// The queues of a bound device, and thereby all its DMA and interrupts.
 ///
-/// Dropping it stops the device as [`Stopper::stop`] does. The queues, empty then, go when the driver
-/// has let the device go.
+/// Dropping it stops the device as [`Stopper::stop`] does. The queues, empty then, go when the
+/// driver has let the device go.
 pub struct Virtqueues<'bound> {
     queues: Arc<Queues>,
     _bound: PhantomData<&'bound Device<kernel::device::Bound>>,
@@ -272,8 +272,8 @@ pub struct Virtqueues<'bound> {
 impl<'bound> Virtqueues<'bound> {
     /// Creates the queues of a device, from number 0 on.
     ///
-    /// Fails with `EBUSY` if the device already has queues, or has had some since it was bound, or a
-    /// queue is in use elsewhere; with what the transport answers (as `ENOENT`) if the device has
+    /// Fails with `EBUSY` if the device already has queues, or has had some since it was bound, or
+    /// a queue is in use elsewhere; with what the transport answers (as `ENOENT`) if the device has
     /// fewer queues.
     pub fn new(dev: &'bound Device<Core<'_>>, queues: KVec<Arc<dyn AnyVirtqueue>>) -> Result<Self> {
         let raw = dev.as_raw();
@@ -382,8 +382,8 @@ impl<'bound> Virtqueues<'bound> {
             return;
         };
         let dev: &device::Device = (*self.queues.dev).as_ref();
-        // SAFETY: The device is valid, as is the queue while the lock is held. For any number there is
-        // a processor, a possible one.
+        // SAFETY: The device is valid, as is the queue while the lock is held. For any number there
+        // is a processor, a possible one.
         unsafe {
             let node = bindings::dev_to_node((*compat::device_as_raw(dev)).parent);
             let cpu = bindings::cpumask_local_spread(nth, node);

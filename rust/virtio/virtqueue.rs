@@ -190,8 +190,8 @@ unsafe impl Sync for Workqueue {}
 /// # Invariants
 ///
 /// `raw` is null or a queue of which this is the only user, and which is not deleted before `raw`
-/// is set to null; it is not null if `open`. All tokens in it come from `KBox<Chain<C>>::into_raw`, with the `C` of the
-/// [`Virtqueue`] this is in.
+/// is set to null; it is not null if `open`. All tokens in it come from `KBox<Chain<C>>::into_raw`,
+/// with the `C` of the [`Virtqueue`] this is in.
 struct RawQueue {
     raw: *mut bindings::virtqueue,
     /// Whether it belongs to a device, or is about to.

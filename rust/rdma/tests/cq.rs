@@ -95,8 +95,8 @@ mod cases {
         })
     }
 
-    /// The names of the requests whose completions there are, at most three, and whether they are of
-    /// that queue pair.
+    /// The names of the requests whose completions there are, at most three, and whether they are
+    /// of that queue pair.
     fn poll(
         device: &Device<TestDriver>,
         cq: *mut bindings::ib_cq,
