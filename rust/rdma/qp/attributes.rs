@@ -115,7 +115,7 @@ impl AttributeMask {
 }
 
 /// Attributes of a queue pair (`struct ib_qp_attr`): to set, or as they are. `P` is a path of the
-/// driver's ports ([`Operations::Path`]).
+/// driver's ports ([`Operations::Path`](crate::Operations::Path)).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Attributes<P> {
     /// State to go to.
