@@ -313,12 +313,13 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     let (device, udata) = unsafe { (Device::<T>::from_raw((*ah).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts.
+    // - Verbs run only while the device is registered; its users have contexts. Those who have
+    //   udata are processes.
     // - The attributes are valid during the call.
     // - The core allocated room for the data, which is constructed here and reachable by nobody
     //   before the call returns.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let path = T::Path::from_raw(&*(*init).ah_attr)?;
             let user = udata
                 .as_ref()

@@ -122,8 +122,6 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
 
     /// Takes completions out of a queue of the kernel, oldest first, until there are no more or
     /// `out` is full. May not sleep.
-    ///
-    /// Processes can get here for their queues too; the driver refuses if it cannot serve them.
     fn poll(_cq: &Cq<Self>, _call: &Call<'_, Self::Driver>, _out: &mut Completions<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -262,7 +260,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
     let device = unsafe { Device::<T>::from_raw((*cq).device) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts.
+    // - Verbs run only while the device is registered; processes call this one, and have contexts.
     // - Attributes and udata are valid during the call.
     // - The core allocated the queue, which nobody reaches before the call returns.
     from_result(|| unsafe {
@@ -273,7 +271,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
             .driver_udata;
         let udata = Udata::from_raw(udata).ok_or(EINVAL)?;
 
-        device.with(|call| {
+        device.with_caller(true, |call| {
             let attributes = attributes(attr, device)?;
             let room = call.dispatcher().cq_room(attributes.vector)?;
             let user = udata.user_with_buffer::<T, _>(call, BufferOf::CompletionQueue)?;
@@ -349,9 +347,10 @@ pub(crate) unsafe extern "C" fn resize_callback<T: Operations>(
         )
     };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts. Those who
+    // have udata are processes.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let udata = udata.ok_or(EINVAL)?;
             T::CompletionQueue::resize(cq, call, entries, udata.user::<T, _>()?)?;
             udata.respond(&())?;
@@ -389,12 +388,22 @@ pub(crate) unsafe extern "C" fn poll_callback<T: Operations>(
     wc: *mut bindings::ib_wc,
 ) -> c_int {
     // SAFETY: Guaranteed by the caller.
-    let (device, cq) = unsafe { (Device::<T>::from_raw((*cq).device), Cq::from_raw(cq)) };
+    let (device, cq) = unsafe {
+        (
+            Device::<T>::from_raw((*cq).device),
+            Cq::<T::CompletionQueue>::from_raw(cq),
+        )
+    };
 
     // SAFETY: Verbs run only while the device is registered; `wc` has room for `count`.
     from_result(|| unsafe {
+        // A queue of a process, which may destroy queue pairs while it polls.
+        if cq.place().is_of_process() {
+            return Err(EOPNOTSUPP);
+        }
         device.with(|call| {
-            let mut out = Completions::new(call.dispatcher(), wc, usize::try_from(count)?);
+            let mut out =
+                Completions::new(call.dispatcher(), cq.as_raw(), wc, usize::try_from(count)?);
             T::CompletionQueue::poll(cq, call, &mut out)?;
             // CAST: Not more than `count`.
             Ok(out.len() as c_int)

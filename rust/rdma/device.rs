@@ -9,10 +9,8 @@ use core::{
 };
 
 use kernel::{
-    bits::bit_u64,
     device,
     error::to_result,
-    impl_flags,
     prelude::*,
     sync::{
         aref::{
@@ -73,235 +71,17 @@ use crate::{
     vtable::VTable, //
 };
 
-impl_flags!(
-    /// What a device can do (`enum ib_device_cap_flags`).
-    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
-    pub struct Capabilities(u64);
+mod attributes;
 
-    /// Something that a device can do.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum Capability {
-        /// Counts bad P_Keys.
-        BadPkeyCounter = bit_u64(1),
-        /// Counts bad Q_Keys.
-        BadQkeyCounter = bit_u64(2),
-        /// Checks the state that a modify names as the current one.
-        CurrentQpState = bit_u64(7),
-        /// Raises an event when a port becomes active.
-        PortActiveEvent = bit_u64(10),
-        /// Has a system image GUID.
-        SystemImageGuid = bit_u64(11),
-        /// Sends RNR NAKs for reliable connections.
-        RcRnrNak = bit_u64(12),
-        /// Shared receive queues can be resized.
-        SrqResize = bit_u64(13),
-        /// Has memory windows of type 1.
-        MemoryWindow = bit_u64(17),
-        /// Registers memory by work requests, and invalidates keys, here and at peers.
-        MemoryExtensions = bit_u64(21),
-        /// Has memory windows of type 2B.
-        MemoryWindowType2B = bit_u64(24),
-        /// Flushes what peers wrote to where all of the machine sees it.
-        FlushGlobal = bit_u64(38),
-        /// Flushes what peers wrote to where it survives a loss of power.
-        FlushPersistent = bit_u64(39),
-        /// Writes 8 bytes of peers at once.
-        AtomicWrite = bit_u64(40),
-    }
-);
-
-/// How far atomic operations are atomic (`enum ib_atomic_cap`).
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Atomicity {
-    /// There are none.
-    None,
-    /// With regard to other operations of this device.
-    Device,
-    /// With regard to all of the machine.
-    Global,
-}
-
-impl_flags!(
-    /// What works with regions whose pages are not kept in place
-    /// (`enum ib_odp_transport_cap_bits`).
-    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
-    pub struct OnDemandOperations(u32);
-
-    /// An operation that may find pages missing.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum OnDemandOperation {
-        /// Sends.
-        Send = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SEND,
-        /// Receives.
-        Receive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_RECV,
-        /// Writes, at both ends.
-        Write = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_WRITE,
-        /// Reads, at both ends.
-        Read = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_READ,
-        /// Atomic operations, at both ends.
-        Atomic = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_ATOMIC,
-        /// Receives of shared receive queues.
-        SharedReceive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SRQ_RECV,
-        /// Flushes.
-        Flush = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_FLUSH,
-        /// Atomic writes.
-        AtomicWrite = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_ATOMIC_WRITE,
-    }
-);
-
-impl OnDemandOperations {
-    /// The operations as the verbs number them.
-    #[inline]
-    pub const fn bits(self) -> u32 {
-        self.0
-    }
-}
-
-/// What works with regions whose pages are not kept in place (`struct ib_odp_caps`), for each
-/// service. There are such regions if anything does.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct OnDemandPaging {
-    /// Reliable connections.
-    pub reliable: OnDemandOperations,
-    /// Unreliable connections.
-    pub unreliable: OnDemandOperations,
-    /// Datagrams.
-    pub datagram: OnDemandOperations,
-}
-
-/// Attributes of a device (`struct ib_device_attr`). A limit of 0: the device has no such thing.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Attributes {
-    /// Firmware version: major in bits 47 to 32, minor in 31 to 16, patch in 15 to 0.
-    pub firmware_version: u64,
-    /// GUID of the system, most significant byte first in text.
-    pub system_image_guid: u64,
-    /// Vendor.
-    pub vendor_id: u32,
-    /// Part, as the vendor numbers it.
-    pub vendor_part_id: u32,
-    /// Version of the hardware.
-    pub hardware_version: u32,
-    /// What the device can do.
-    pub capabilities: Capabilities,
-    /// Longest memory region in bytes.
-    pub max_mr_size: u64,
-    /// Page sizes: bit `n` set means 2 to the `n` bytes.
-    pub page_sizes: u64,
-    /// Queue pairs.
-    pub max_qp: u32,
-    /// Work requests that a queue of a queue pair holds.
-    pub max_qp_wr: u32,
-    /// Scatter/gather elements of a send.
-    pub max_send_sge: u32,
-    /// Scatter/gather elements of a receive.
-    pub max_recv_sge: u32,
-    /// Scatter/gather elements of an RDMA read.
-    pub max_sge_rd: u32,
-    /// Completion queues.
-    pub max_cq: u32,
-    /// Entries of a completion queue.
-    pub max_cqe: u32,
-    /// Completions that an event may wait for; 0 if none does.
-    pub max_cq_moderation_count: u16,
-    /// Microseconds that an event may wait; 0 if none does.
-    pub max_cq_moderation_period: u16,
-    /// Shared receive queues.
-    pub max_srq: u32,
-    /// Receives that a shared receive queue holds.
-    pub max_srq_wr: u32,
-    /// Scatter/gather elements of a receive of a shared receive queue.
-    pub max_srq_sge: u32,
-    /// Multicast groups.
-    pub max_multicast_groups: u32,
-    /// Queue pairs of a multicast group.
-    pub max_multicast_members: u32,
-    /// Queue pairs of all multicast groups together.
-    pub max_multicast_attachments: u32,
-    /// Memory regions.
-    pub max_mr: u32,
-    /// Pages of a fast registration.
-    pub max_fast_registration_pages: u32,
-    /// Memory windows.
-    pub max_mw: u32,
-    /// Protection domains.
-    pub max_pd: u32,
-    /// Address handles.
-    pub max_ah: u32,
-    /// Reads and atomics that a peer may have outstanding at a queue pair.
-    pub max_qp_rd_atomic: u32,
-    /// Reads and atomics that a queue pair may have outstanding.
-    pub max_qp_init_rd_atomic: u32,
-    /// Reads and atomics that peers may have outstanding at the device.
-    pub max_res_rd_atomic: u32,
-    /// Atomic operations.
-    pub atomicity: Atomicity,
-    /// P_Keys.
-    pub max_pkeys: u16,
-    /// Time that the device needs for an ACK: 4.096 µs times 2 to this.
-    pub ack_delay: u8,
-    /// What works with regions whose pages are not kept in place.
-    pub on_demand_paging: OnDemandPaging,
-    /// Bits of a completion's time stamp that are valid.
-    pub timestamp_mask: u64,
-    /// Frequency of the clock of time stamps in kilohertz.
-    pub clock_khz: u64,
-}
-
-impl Attributes {
-    /// Writes into a zeroed C structure.
-    pub(crate) fn write(&self, raw: &mut bindings::ib_device_attr) {
-        raw.fw_ver = self.firmware_version;
-        raw.sys_image_guid = self.system_image_guid.to_be();
-        raw.vendor_id = self.vendor_id;
-        raw.vendor_part_id = self.vendor_part_id;
-        raw.hw_ver = self.hardware_version;
-        raw.device_cap_flags = self.capabilities.0;
-        raw.max_mr_size = self.max_mr_size;
-        raw.page_size_cap = self.page_sizes;
-        raw.max_qp = self.max_qp;
-        raw.max_qp_wr = self.max_qp_wr;
-        raw.max_send_sge = self.max_send_sge;
-        raw.max_recv_sge = self.max_recv_sge;
-        raw.max_sge_rd = self.max_sge_rd;
-        raw.max_cq = self.max_cq;
-        raw.max_cqe = self.max_cqe;
-        raw.cq_caps.max_cq_moderation_count = self.max_cq_moderation_count;
-        raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
-        raw.max_srq = self.max_srq;
-        raw.max_srq_wr = self.max_srq_wr;
-        raw.max_srq_sge = self.max_srq_sge;
-        raw.max_mcast_grp = self.max_multicast_groups;
-        raw.max_mcast_qp_attach = self.max_multicast_members;
-        raw.max_total_mcast_qp_attach = self.max_multicast_attachments;
-        raw.max_mr = self.max_mr;
-        raw.max_mw = self.max_mw;
-        raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;
-        raw.max_pd = self.max_pd;
-        raw.max_ah = self.max_ah;
-        raw.max_qp_rd_atom = self.max_qp_rd_atomic;
-        raw.max_qp_init_rd_atom = self.max_qp_init_rd_atomic;
-        raw.max_res_rd_atom = self.max_res_rd_atomic;
-        raw.atomic_cap = match self.atomicity {
-            Atomicity::None => bindings::ib_atomic_cap_IB_ATOMIC_NONE,
-            Atomicity::Device => bindings::ib_atomic_cap_IB_ATOMIC_HCA,
-            Atomicity::Global => bindings::ib_atomic_cap_IB_ATOMIC_GLOB,
-        };
-        raw.max_pkeys = self.max_pkeys;
-        raw.local_ca_ack_delay = self.ack_delay;
-        let paging = &self.on_demand_paging;
-        if *paging != OnDemandPaging::default() {
-            raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING);
-            raw.odp_caps.general_caps = u64::from(bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT);
-            let transports = &mut raw.odp_caps.per_transport_caps;
-            transports.rc_odp_caps = paging.reliable.bits();
-            transports.uc_odp_caps = paging.unreliable.bits();
-            transports.ud_odp_caps = paging.datagram.bits();
-        }
-        raw.timestamp_mask = self.timestamp_mask;
-        raw.hca_core_clock = self.clock_khz;
-    }
-}
+pub use attributes::{
+    Atomicity,
+    Attributes,
+    Capabilities,
+    Capability,
+    OnDemandOperation,
+    OnDemandOperations,
+    OnDemandPaging, //
+};
 
 /// What every verb gets: the device, which is registered, and what its registration owns.
 ///
@@ -312,10 +92,12 @@ impl Attributes {
 /// # Invariants
 ///
 /// As long as `self` exists the device is registered, and `registered` is what its registration
-/// owns.
+/// owns. If `is_of_process`, the task that runs is in a system call by which a process calls the
+/// verb, and has that process's memory; it does not return before `self` is gone.
 pub struct Call<'bound, T: Operations> {
     device: NonNull<Device<T>>,
     registered: NonNull<Registered<'bound, T>>,
+    is_of_process: bool,
 }
 
 impl<'bound, T: Operations> Call<'bound, T> {
@@ -333,6 +115,15 @@ impl<'bound, T: Operations> Call<'bound, T> {
     /// The driver's data for the device.
     pub fn data(&self) -> &T::RegistrationData<'bound> {
         &self.registered().data
+    }
+
+    /// `ESRCH` unless a process called the verb: only then is there memory of it to be had. What
+    /// the kernel calls may run in any process, or in none.
+    pub(crate) fn check_process(&self) -> Result {
+        match self.is_of_process {
+            true => Ok(()),
+            false => Err(ESRCH),
+        }
     }
 
     /// The dispatcher of the device.
@@ -567,6 +358,33 @@ impl<T: Operations> Device<T> {
         Port::all(unsafe { (*self.as_raw()).phys_port_cnt })
     }
 
+    /// The port of that number; `EINVAL` if the device has no such port.
+    pub(crate) fn port(&self, number: u32) -> Result<Port> {
+        let port = Port::try_from(number)?;
+        // CAST: `usize` has at least 32 bits.
+        match number as usize <= self.ports().len() {
+            true => Ok(port),
+            false => Err(EINVAL),
+        }
+    }
+
+    /// What never changes about a port, as the driver said when the device was registered; `EINVAL`
+    /// if the device has no such port.
+    ///
+    /// # Safety
+    ///
+    /// The device must be registered, or be so as far as that all ports were asked for this.
+    pub(crate) unsafe fn immutable(&self, port: Port) -> Result<&bindings::ib_port_immutable> {
+        let port = self.port(port.number())?;
+        // SAFETY: There is an element for each port, which the core filled before the caller was
+        // called, and which nobody writes later.
+        // CAST: `usize` has at least 32 bits.
+        unsafe {
+            let data = (*self.as_raw()).port_data.add(port.number() as usize);
+            Ok(&(*data).immutable)
+        }
+    }
+
     /// Number of completion vectors.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: Set before the device was registered, from a `u32`.
@@ -584,13 +402,31 @@ impl<T: Operations> Device<T> {
     /// The device must be registered until `f` returns: this must be called from a verb.
     #[inline]
     pub(crate) unsafe fn with<R>(&self, f: impl for<'bound> FnOnce(&Call<'bound, T>) -> R) -> R {
+        // SAFETY: Guaranteed by the caller.
+        unsafe { self.with_caller(false, f) }
+    }
+
+    /// As [`with`](Self::with), in a verb that a process may have called. No verb ends an object
+    /// this way: that may be when the process has no memory any more.
+    ///
+    /// # Safety
+    ///
+    /// As for [`with`](Self::with), and `is_process` only if the task that runs is in a system call
+    /// of a process by which that calls the verb.
+    #[inline]
+    pub(crate) unsafe fn with_caller<R>(
+        &self,
+        is_process: bool,
+        f: impl for<'bound> FnOnce(&Call<'bound, T>) -> R,
+    ) -> R {
         // INVARIANT: The caller guarantees that the device is registered until `f` returns, and the
-        // call cannot be used later.
+        // call cannot be used later, nor elsewhere: it is not `Send`.
         f(&Call {
             device: NonNull::from(self),
             // SAFETY: Nobody writes the pointer while the device is registered.
             // Lifetimes do not change the layout of what it points to.
             registered: unsafe { *self.registered.get() }.cast(),
+            is_of_process: is_process && current!().mm().is_some(),
         })
     }
 }
@@ -636,7 +472,7 @@ c_enum! {
 
 /// What a device tells of itself before it is registered.
 pub struct Properties {
-    /// Number of ports.
+    /// Number of ports, at least one.
     pub ports: u32,
     /// What kind of node it is.
     pub node_type: NodeType,
@@ -666,15 +502,15 @@ pub struct UnregisteredDevice<T: Operations> {
 }
 
 impl<T: Operations> UnregisteredDevice<T> {
-    /// Allocates a device, a child of `parent`, to which `objects` belong from now on.
-    pub fn new(
-        parent: &device::Device<device::Bound>,
-        properties: &Properties,
-        objects: Objects,
-    ) -> Result<Self> {
+    /// Allocates a device, to which `objects` belong from now on.
+    pub fn new(properties: &Properties, objects: Objects) -> Result<Self> {
         const {
             assert!(offset_of!(Device<T>, dev) == 0);
             assert!(!core::mem::needs_drop::<Device<T>>());
+        }
+        // As the core demands it, which would say so to all the world.
+        if matches!(properties.ports, 0 | u32::MAX) {
+            return Err(EINVAL);
         }
         // SAFETY: The size has room for the whole `Device<T>`, suitably aligned. Devices are in the
         // initial network namespace until somebody moves them.
@@ -704,8 +540,6 @@ impl<T: Operations> UnregisteredDevice<T> {
             (*raw).node_type = properties.node_type.raw() as u8;
             (*raw).local_dma_lkey = properties.local_dma_key.unwrap_or(0);
             (*raw).num_comp_vectors = objects.dispatcher().vectors() as c_int;
-            let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
-            (*generic).parent = compat::device_as_raw(parent);
 
             if properties.user_posts_by_verb {
                 (*raw).uverbs_cmd_mask |= POST_VERBS;
@@ -750,7 +584,7 @@ pub struct Registration<'a, T: Operations> {
 impl<'a, T: Operations> Registration<'a, T> {
     /// Registers a device as `name`, in which `%d` stands for the first free number.
     ///
-    /// `dma_device` is the device that accesses memory on behalf of this one.
+    /// It becomes a child of `parent`, which accesses memory on its behalf.
     ///
     /// # Safety
     ///
@@ -759,7 +593,7 @@ impl<'a, T: Operations> Registration<'a, T> {
     pub unsafe fn new<E>(
         device: UnregisteredDevice<T>,
         name: &CStr,
-        dma_device: &'a device::Device<device::Bound>,
+        parent: &'a device::Device<device::Bound>,
         data: impl PinInit<T::RegistrationData<'a>, E>,
     ) -> Result<Self>
     where
@@ -767,7 +601,7 @@ impl<'a, T: Operations> Registration<'a, T> {
     {
         let raw = device.as_raw();
         // SAFETY: The device is valid.
-        let mapper = unsafe { Mapper::new(raw, dma_device) }?;
+        let mapper = unsafe { Mapper::new(raw, parent) }?;
         let dispatcher = device.objects.dispatcher().clone();
         let registered = KBox::pin_init(
             try_pin_init!(Registered {
@@ -780,8 +614,11 @@ impl<'a, T: Operations> Registration<'a, T> {
 
         // INVARIANT: It lives until the device is unregistered.
         // SAFETY: Nobody else has the device. The lifetime is erased here, and given back by
-        // `Device::with`.
+        // `Device::with`. The parent is there longer than the device is registered; before and
+        // after that nobody looks at it.
         unsafe {
+            let generic: *mut bindings::device = (&raw mut (*raw).__bindgen_anon_1.dev).cast();
+            (*generic).parent = compat::device_as_raw(parent);
             *device.raw.as_ref().registered.get() =
                 NonNull::from(Pin::get_ref(registered.as_ref())).cast();
         }
@@ -800,14 +637,16 @@ impl<'a, T: Operations> Registration<'a, T> {
             }
         }
 
-        // SAFETY: The device is complete: verbs may run from here on. The DMA device is bound
-        // during `'a`, and the device is unregistered before that ends.
+        // SAFETY: The device is complete: verbs may run from here on. The parent is bound during
+        // `'a`, and the device is unregistered before that ends.
         to_result(unsafe {
-            bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(dma_device))
+            bindings::ib_register_device(raw, name.as_char_ptr(), compat::device_as_raw(parent))
         })
         .inspect_err(|_| {
             // The driver is asked for no network devices any more.
             pairings.clear();
+            // Somebody may have used the device, before somebody else could not.
+            registered.mapper.close();
             // INVARIANT: Not registered.
             // SAFETY: Nobody else has the device.
             unsafe { *device.raw.as_ref().registered.get() = NonNull::dangling() };

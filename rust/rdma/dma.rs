@@ -80,6 +80,11 @@ impl Mapper {
         )
     }
 
+    /// The device that does the DMA, for messages.
+    pub(crate) fn dma(&self) -> &device::Device {
+        &self.dma_device
+    }
+
     /// The device that does the DMA.
     pub(crate) fn dma_device(&self) -> *mut bindings::device {
         compat::device_as_raw(&*self.dma_device)

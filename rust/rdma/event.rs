@@ -16,6 +16,7 @@ use kernel::{
 use crate::{
     bindings,
     place::{
+        Entry,
         Pointer,
         Room,
         Table, //
@@ -82,8 +83,12 @@ c_enum! {
 pub struct Objects(Arc<Dispatcher>);
 
 impl Objects {
-    /// No objects yet, of a device with `vectors` completion vectors.
+    /// No objects yet, of a device with `vectors` completion vectors. `EINVAL` if that is none: the
+    /// core divides by their number.
     pub fn new(vectors: u32) -> Result<Self> {
+        if vectors == 0 {
+            return Err(EINVAL);
+        }
         let mut tables = KVec::new();
         for _ in 0..vectors {
             tables.push(Table::new()?, GFP_KERNEL)?;
@@ -146,10 +151,10 @@ impl Dispatcher {
         Room::new(&self.srqs)
     }
 
-    /// Finds the queue pair that a completion names, and its port. Its user keeps it as long as he
-    /// wants completions of it. May be called in any context.
-    pub(crate) fn find_qp(&self, number: u32) -> Option<(NonNull<bindings::ib_qp>, u32)> {
-        self.qps.find(number).map(|qp| (qp.object(), qp.port()))
+    /// Finds the queue pair that a completion names. Its user keeps it as long as he wants
+    /// completions of it. May be called in any context.
+    pub(crate) fn find_qp(&self, number: u32) -> Option<Arc<Entry<bindings::ib_qp>>> {
+        self.qps.find(number)
     }
 
     /// Lets events of ports and of the device through from now on, or, with `None`, no more.
@@ -273,8 +278,8 @@ impl Dispatcher {
         })
     }
 
-    /// Tells everybody of an event of a port. Returns whether the device is registered. May be
-    /// called in any context.
+    /// Tells everybody of an event of a port. Returns whether the device is registered and has such
+    /// a port. May be called in any context.
     pub fn port_event(&self, port: Port, event: PortEvent) -> bool {
         self.device_event(event.raw(), port.number())
     }
@@ -293,6 +298,11 @@ impl Dispatcher {
         let Some(Pointer(device)) = *device else {
             return false;
         };
+        // The core's users index tables of ports by this.
+        // SAFETY: The device is valid, and its number of ports does not change.
+        if port > unsafe { (*device.as_ptr()).phys_port_cnt } {
+            return false;
+        }
         let mut raw = bindings::ib_event {
             device: device.as_ptr(),
             event,

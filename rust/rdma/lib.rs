@@ -33,6 +33,10 @@
 //!   objects that live, waits for handlers that run before an object goes away, and tells users in
 //!   the kernel only of completions that they asked for.
 //! - A verb writes all of the structure that it answers with: the core does not zero it first.
+//! - What the kernel calls when a request is complete comes from the request and goes with its
+//!   completion ([`wr::Continuation`]); nobody can make it up, or complete a request twice.
+//! - Memory of a process is taken only in calls of processes, and memory of the device mapped only
+//!   in the lifetime of the registration ([`ucontext::DeviceMemory`]).
 //! - Work requests, completions, states, masks and access rights are types; a value that the
 //!   driver has no name for is refused before the driver sees it.
 //!

@@ -213,15 +213,22 @@ pub struct Mapping {
 impl Mapping {
     /// Takes over what `ib_map_mr_sg` left in a region, for which `pages` pages were noted.
     /// `EINVAL` if it was not called, or with a bad page size.
-    pub(crate) fn from_raw(raw: &bindings::ib_mr, pages: u32) -> Result<Self> {
-        if !raw.page_size.is_power_of_two() {
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a region whose mapping nobody changes meanwhile. Other members may change, as
+    /// its reference count does, so there is no reference to the whole.
+    pub(crate) unsafe fn from_raw(raw: *const bindings::ib_mr, pages: u32) -> Result<Self> {
+        // SAFETY: Guaranteed by the caller.
+        let (iova, length, page_size) = unsafe { ((*raw).iova, (*raw).length, (*raw).page_size) };
+        if !page_size.is_power_of_two() {
             return Err(EINVAL);
         }
         Ok(Self {
-            iova: raw.iova,
-            length: raw.length,
+            iova,
+            length,
             pages,
-            page_shift: raw.page_size.trailing_zeros(),
+            page_shift: page_size.trailing_zeros(),
         })
     }
 }
@@ -270,9 +277,10 @@ impl<T: MemoryRegion> Mr<T> {
             return Err(EINVAL);
         }
         // SAFETY: Guaranteed by the caller.
-        let (this, raw) = unsafe { (Self::from_raw(ptr), &*ptr) };
-        let mapping = Mapping::from_raw(raw, this.mapped.load(Relaxed))?;
-        Ok((this, mapping))
+        unsafe {
+            let this = Self::from_raw(ptr);
+            Ok((this, Mapping::from_raw(ptr, this.mapped.load(Relaxed))?))
+        }
     }
 
     /// Gives a region to the core.
@@ -358,9 +366,10 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
         iova,
     };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts. Those who
+    // have udata are processes.
     from_region_result(unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             if !dmah.is_null() {
                 return Err(EOPNOTSUPP);
             }
@@ -377,7 +386,7 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
 
 /// # Safety
 ///
-/// `pd` must be a constructed domain of a device of `T`, and `dmah` that of the call.
+/// `pd` must be a constructed domain of a device of `T`, `dmah` and `attributes` those of the call.
 pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
     pd: *mut bindings::ib_pd,
     offset: u64,
@@ -386,7 +395,7 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
     fd: c_int,
     access: c_int,
     dmah: *mut bindings::ib_dmah,
-    _attributes: *mut bindings::uverbs_attr_bundle,
+    attributes: *mut bindings::uverbs_attr_bundle,
 ) -> *mut bindings::ib_mr {
     // SAFETY: The core set the device of the domain.
     let device = unsafe { Device::<T>::from_raw((*pd).device) };
@@ -397,10 +406,10 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
         iova,
     };
 
-    // SAFETY: Verbs run only while the device is registered. The call carries nothing of the
-    // provider.
+    // SAFETY: Verbs run only while the device is registered. Only processes have dma-bufs
+    // registered, and the call carries nothing of the provider.
     from_region_result(unsafe {
-        device.with(|call| {
+        device.with_caller(!attributes.is_null(), |call| {
             if !dmah.is_null() {
                 return Err(EOPNOTSUPP);
             }
@@ -515,10 +524,11 @@ pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
     // SAFETY: The device was set by `create`; the call is not over before we return.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*mr).device), Udata::from_raw(udata)) };
 
-    // SAFETY: Verbs run only while the device is registered; the region came from `into_raw`, the
-    // domain is valid if it is named. The core reads the keys after the call.
+    // SAFETY: Verbs run only while the device is registered; those who have udata are processes.
+    // The region came from `into_raw`, the domain is valid if it is named. The core reads the keys
+    // after the call.
     let result = unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             Udata::no_io(udata.as_ref())?;
             let change = Change {
                 range: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS).then_some(Range {

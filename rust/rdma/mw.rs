@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     // - The core allocated room for the data, which is constructed here and reachable by nobody
     //   before the call returns.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let ty = Type::try_from((*mw).type_)?;
             let udata = udata.as_ref().ok_or(EINVAL)?;
             let user = udata.user::<T, _>()?;

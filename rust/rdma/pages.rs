@@ -50,8 +50,10 @@ pub struct UserPages {
 }
 
 impl UserPages {
-    /// Allocates at least `length` bytes, at the expense of the calling process.
+    /// Allocates at least `length` bytes, at the expense of the calling process. `ESRCH` if no
+    /// process called the verb.
     pub fn new<T: Operations>(call: &Call<'_, T>, length: usize) -> Result<Self> {
+        call.check_process()?;
         Self::of(call.mapper(), length)
     }
 

@@ -73,7 +73,8 @@ pub trait Pager: Send + Sync + Sized + 'static {
 /// A piece of the memory of a process, which the process may unmap, move and swap out at will.
 ///
 /// It is watched until this is dropped, or the device is not registered any more. It belongs inside
-/// an RDMA object, as does a [`Umem`](crate::Umem).
+/// an RDMA object, as does a [`Umem`](crate::Umem). Its own pager must not drop it, nor may what is
+/// done while somebody has the memory: then it is watched as long as the device is registered.
 pub struct OnDemand<P: Pager> {
     memory: Arc<Memory<P>>,
 }
@@ -81,8 +82,9 @@ pub struct OnDemand<P: Pager> {
 impl<P: Pager> OnDemand<P> {
     /// Watches `length` bytes at `address` of the calling process.
     ///
-    /// The device may write to them if `access` says so. `EOPNOTSUPP` if the device cannot follow
-    /// changes of memory, `EOVERFLOW` for ranges that there are not.
+    /// The device may write to them if `access` says so. `ESRCH` if no process called the verb,
+    /// `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for ranges that
+    /// there are not.
     pub fn new<T: Operations>(
         call: &Call<'_, T>,
         address: u64,
@@ -90,7 +92,8 @@ impl<P: Pager> OnDemand<P> {
         access: AccessFlags,
         pager: P,
     ) -> Result<Self> {
-        // SAFETY: The device is registered, since there is a call.
+        call.check_process()?;
+        // SAFETY: The device is registered, since there is a call. The task is in one of a process.
         let memory = unsafe {
             Memory::watch(
                 call.device().as_raw(),
@@ -124,6 +127,14 @@ impl<P: Pager> Deref for OnDemand<P> {
 
 impl<P: Pager> Drop for OnDemand<P> {
     fn drop(&mut self) {
+        // It waits for who works for the memory, or has it: not for itself.
+        if self.memory.is_used_here() {
+            dev_err!(
+                self.memory.mapper.dma(),
+                "memory on demand is dropped by its own pager, and stays until the device goes\n"
+            );
+            return;
+        }
         // If it is not registered any more, the mapper revokes all that it knows.
         if let Some(_registered) = self.memory.mapper.enter() {
             let revocable: Arc<dyn Revoke> = self.memory.clone();
@@ -201,7 +212,8 @@ impl<P: Pager> Memory<P> {
     ///
     /// # Safety
     ///
-    /// `device` must be valid and have a DMA device, and `mapper` be that of the device.
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task
+    /// that runs must have the memory of a process.
     unsafe fn watch(
         device: *mut bindings::ib_device,
         mapper: &Arc<Mapper>,
@@ -333,6 +345,12 @@ impl<P: Pager> Memory<P> {
     /// Whether this task has the mutex already.
     fn is_locked_here(&self) -> bool {
         self.locked_by.load(Relaxed) == current()
+    }
+
+    /// Whether this task has the mutex or is the work.
+    fn is_used_here(&self) -> bool {
+        // SAFETY: Any task may ask what it runs.
+        self.is_locked_here() || unsafe { bindings::current_work() == self.work.get() }
     }
 
     /// Looks pages up, with `write` such that may be written, and lets `tell` give them to the
@@ -571,10 +589,26 @@ mod tests {
         served: Mutex<usize>,
     }
 
-    impl Pager for Arc<Log> {
+    impl Log {
         fn forget(&self, pages: Range<usize>) {
             // The test made room.
             let _ = self.forgotten.lock().push_within_capacity(pages);
+        }
+    }
+
+    fn new_log() -> Result<Arc<Log>> {
+        Arc::pin_init(
+            pin_init!(Log {
+                forgotten <- new_mutex!(KVec::with_capacity(PAGES, GFP_KERNEL)?),
+                served <- new_mutex!(0),
+            }? Error),
+            GFP_KERNEL,
+        )
+    }
+
+    impl Pager for Arc<Log> {
+        fn forget(&self, pages: Range<usize>) {
+            Log::forget(self, pages);
         }
 
         fn serve(&self, memory: &Memory<Self>) {
@@ -590,17 +624,11 @@ mod tests {
         let device = TestDevice::new()?;
         let mapper = device.mapper()?;
         let process = ProcessMemory::new(PAGES)?;
-        let log = Arc::pin_init(
-            pin_init!(Log {
-                forgotten <- new_mutex!(KVec::with_capacity(PAGES, GFP_KERNEL)?),
-                served <- new_mutex!(0),
-            }? Error),
-            GFP_KERNEL,
-        )?;
+        let log = new_log()?;
         let pager = log.clone();
         // The first and the last page in part.
         let (start, length) = (process.address() + 8, PAGES * PAGE_SIZE - 16);
-        // SAFETY: The device is valid, and the mapper its own.
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
         let memory =
             unsafe { Memory::watch(device.as_raw(), &mapper, start, length, access, pager) }?;
         let memory = OnDemand::keep(memory)?;
@@ -710,6 +738,75 @@ mod tests {
             // But later.
             memory.exclusively(|| ())
         })
+    }
+
+    /// Drops the memory that it is the pager of, when it is asked to serve it.
+    struct Suicidal(Arc<Log>, Arc<Kept>);
+
+    /// Where that memory is.
+    #[pin_data]
+    struct Kept {
+        #[pin]
+        memory: Mutex<Option<OnDemand<Suicidal>>>,
+    }
+
+    impl Pager for Suicidal {
+        fn forget(&self, pages: Range<usize>) {
+            self.0.forget(pages);
+            let memory = self.1.memory.lock().take();
+            drop(memory);
+        }
+
+        fn serve(&self, memory: &Memory<Self>) {
+            *self.0.served.lock() += memory.pages();
+            let memory = self.1.memory.lock().take();
+            drop(memory);
+        }
+    }
+
+    #[test]
+    fn a_pager_does_not_wait_for_itself() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(PAGES)?;
+        for is_served in [true, false] {
+            let log = new_log()?;
+            let kept = Arc::pin_init(
+                pin_init!(Kept {
+                    memory <- new_mutex!(None),
+                }),
+                GFP_KERNEL,
+            )?;
+            // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+            let memory = unsafe {
+                Memory::watch(
+                    device.as_raw(),
+                    &mapper,
+                    process.address(),
+                    PAGE_SIZE,
+                    Access::LocalWrite.into(),
+                    Suicidal(log.clone(), kept.clone()),
+                )
+            }?;
+            *kept.memory.lock() = Some(OnDemand::keep(memory.clone())?);
+            memory.map(0..1, true, true, |pages| {
+                pages.for_each(drop);
+                Ok(())
+            })?;
+            if is_served {
+                memory.request();
+                // SAFETY: The work is initialised.
+                unsafe { flush_work(memory.work.get()) };
+                assert_eq!(*log.served.lock(), 1);
+            } else {
+                process.unmap(0..1)?;
+                assert_eq!(log.forgotten.lock().len(), 1);
+            }
+            assert!(kept.memory.lock().is_none());
+        }
+        // What is left ends here.
+        mapper.close();
+        Ok(())
     }
 
     #[test]

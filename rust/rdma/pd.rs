@@ -63,11 +63,12 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     let (device, udata) = unsafe { (Device::<T>::from_raw((*pd).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts.
+    // - Verbs run only while the device is registered; its users have contexts. Those who have
+    //   udata are processes.
     // - The core allocated room for the data, which is constructed here and reachable by nobody
     //   before the call returns.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let user = udata
                 .as_ref()
                 .map(|udata| udata.user::<T, _>())

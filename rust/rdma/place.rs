@@ -14,7 +14,10 @@
 
 use core::{
     mem::MaybeUninit,
-    ptr::NonNull, //
+    ptr::{
+        self,
+        NonNull, //
+    },
 };
 
 use kernel::{
@@ -76,7 +79,47 @@ impl Named for bindings::ib_srq {
     type Notice = InUse;
 }
 
-/// Whether the user of an object is told of asynchronous events of it.
+/// Who has requests of users: a queue pair or a shared receive queue, from the beginning or its
+/// last reset on. No other has the same, not even one that has the number of an object that is
+/// gone.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Poster(u64);
+
+impl Poster {
+    /// One that there was never before.
+    pub(crate) fn new() -> Self {
+        static NEXT: Atomic<u64> = Atomic::new(1);
+
+        Self(NEXT.fetch_add(1, Relaxed))
+    }
+}
+
+/// Where requests of a queue pair complete.
+pub(crate) struct Completes {
+    /// The queue of its sends, by its address.
+    pub(crate) send_cq: *mut bindings::ib_cq,
+    /// That of its receives.
+    pub(crate) recv_cq: *mut bindings::ib_cq,
+    /// Whose receives it takes, if they are not its own.
+    pub(crate) receives: Option<Poster>,
+}
+
+impl Completes {
+    /// Nowhere.
+    const NOWHERE: Self = Self {
+        send_cq: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        receives: None,
+    };
+}
+
+// SAFETY: The pointers are only compared.
+unsafe impl Send for Completes {}
+
+// SAFETY: As above.
+unsafe impl Sync for Completes {}
+
+/// Whether the user of an object is told of asynchronous events of it, and whose its requests are.
 ///
 /// A user in the kernel may not be ready for them before the verb that creates the object has
 /// returned: what its handler looks at may be what the verb returns (`ib_mad` does that). Then no
@@ -85,6 +128,10 @@ pub(crate) struct InUse {
     in_use: Atomic<bool>,
     /// Port of a queue pair, 0 before it has one.
     port: Atomic<u32>,
+    /// Number of the [`Poster`].
+    poster: Atomic<u64>,
+    /// Of a queue pair.
+    completes: Completes,
 }
 
 impl InUse {
@@ -93,6 +140,16 @@ impl InUse {
         Self {
             in_use: Atomic::new(of_process),
             port: Atomic::new(0),
+            poster: Atomic::new(Poster::new().0),
+            completes: Completes::NOWHERE,
+        }
+    }
+
+    /// That of a queue pair.
+    pub(crate) fn of_queue_pair(of_process: bool, completes: Completes) -> Self {
+        Self {
+            completes,
+            ..Self::new(of_process)
         }
     }
 }
@@ -102,6 +159,11 @@ impl<T: Named<Notice = InUse>> Place<T> {
     pub(crate) fn begin_use(&self) {
         self.entry.notice.in_use.store(true, Relaxed);
     }
+
+    /// Whose the requests of the object are. May be called in any context.
+    pub(crate) fn poster(&self) -> Poster {
+        Poster(self.entry.notice.poster.load(Relaxed))
+    }
 }
 
 impl Place<bindings::ib_qp> {
@@ -109,12 +171,36 @@ impl Place<bindings::ib_qp> {
     pub(crate) fn set_port(&self, port: u32) {
         self.entry.notice.port.store(port, Relaxed);
     }
+
+    /// The queue pair was reset: what had been posted to it is forgotten.
+    pub(crate) fn reset(&self) {
+        self.entry.notice.poster.store(Poster::new().0, Relaxed);
+    }
 }
 
 impl Entry<bindings::ib_qp> {
     /// Port of the queue pair, 0 before it has one.
     pub(crate) fn port(&self) -> u32 {
         self.notice.port.load(Relaxed)
+    }
+
+    /// Whether requests of `poster` complete in `cq`, those of its receives or of its sends.
+    pub(crate) fn completes(
+        &self,
+        poster: Poster,
+        is_receive: bool,
+        cq: *const bindings::ib_cq,
+    ) -> bool {
+        let Completes {
+            send_cq,
+            recv_cq,
+            receives,
+        } = &self.notice.completes;
+        let own = Poster(self.notice.poster.load(Relaxed));
+        match is_receive {
+            false => poster == own && ptr::eq(*send_cq, cq),
+            true => poster == receives.unwrap_or(own) && ptr::eq(*recv_cq, cq),
+        }
     }
 }
 
@@ -337,6 +423,11 @@ impl<T: Named> Place<T> {
 }
 
 impl Place<bindings::ib_cq> {
+    /// Whether the queue is a process's.
+    pub(crate) fn is_of_process(&self) -> bool {
+        self.entry.notice.of_process
+    }
+
     /// The queue's user asks for an event. To be called before the hardware is asked. May be called
     /// in any context.
     pub(crate) fn arm(&self) {

@@ -156,6 +156,13 @@ pub struct Subnet {
     pub timeout: u8,
 }
 
+impl Subnet {
+    /// Whether each value fits its bits. The core shifts by some of them.
+    fn is_valid(&self) -> bool {
+        self.lid_mask_count < 1 << 3 && self.manager_service_level < 1 << 4 && self.timeout < 1 << 5
+    }
+}
+
 /// Attributes of a port (`struct ib_port_attr`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Attributes {
@@ -169,10 +176,6 @@ pub struct Attributes {
     pub active_width: u8,
     /// Speed of a lane (`enum ib_port_speed`).
     pub active_speed: u16,
-    /// Length of the P_Key table.
-    pub pkey_table_length: u16,
-    /// Length of the GID table.
-    pub gid_table_length: u32,
     /// Longest message in bytes.
     pub max_message_size: u32,
     /// Packets dropped for a bad P_Key.
@@ -186,8 +189,18 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Writes into a zeroed C structure.
-    pub(crate) fn write(&self, raw: &mut bindings::ib_port_attr) -> Result {
+    /// Writes into a zeroed C structure what the driver says of a port, and how long its tables
+    /// are: the core made them as long as `immutable` says, and believes what it finds here.
+    ///
+    /// `EINVAL` if the driver says what no subnet manager can.
+    pub(crate) fn write(
+        &self,
+        immutable: &bindings::ib_port_immutable,
+        raw: &mut bindings::ib_port_attr,
+    ) -> Result {
+        if self.subnet.is_some_and(|subnet| !subnet.is_valid()) {
+            return Err(EINVAL);
+        }
         // CAST: Constants that C keeps in a byte.
         raw.phys_state = match self.state {
             State::Down => bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_DISABLED as u8,
@@ -198,8 +211,8 @@ impl Attributes {
         raw.active_mtu = self.active_mtu.raw();
         raw.active_width = self.active_width;
         raw.active_speed = self.active_speed;
-        raw.pkey_tbl_len = self.pkey_table_length;
-        raw.gid_tbl_len = self.gid_table_length.try_into()?;
+        raw.pkey_tbl_len = immutable.pkey_tbl_len.try_into()?;
+        raw.gid_tbl_len = immutable.gid_tbl_len;
         raw.max_msg_sz = self.max_message_size;
         raw.bad_pkey_cntr = self.bad_pkey_count;
         raw.qkey_viol_cntr = self.qkey_violation_count;

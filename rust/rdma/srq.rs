@@ -37,7 +37,10 @@ use crate::{
         Buffer,
         BufferOf, //
     },
-    wr::ReceiveRequests,
+    wr::{
+        Posted,
+        ReceiveRequests, //
+    }, //
 };
 
 /// Attributes of a shared receive queue (`struct ib_srq_attr`).
@@ -165,8 +168,8 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
-    /// On error the request taken last was not posted, and those before it were. Without this
-    /// method there are no queues of the kernel.
+    /// A request is posted when its [continuation](crate::wr::Continuation) is taken; on an error
+    /// all those after it were not. Without this method there are no queues of the kernel.
     fn post_recv(
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -212,12 +215,13 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
 
     // SAFETY:
-    // - Verbs run only while the device is registered; its users have contexts.
+    // - Verbs run only while the device is registered; its users have contexts. Those who have
+    //   udata are processes.
     // - The attributes are valid during the call. The core set the domain, of the same device.
     // - The core allocated room for the queue, which is constructed once and reachable by nobody
     //   but the dispatcher before the call returns.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let attr = &mut *attr;
             let may_post = T::SharedReceiveQueue::HAS_POST_RECV || udata.is_some();
             if attr.srq_type != bindings::ib_srq_type_IB_SRQT_BASIC || !may_post {
@@ -260,10 +264,10 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     // SAFETY: The core set the device of the queue; the call is not over before we return.
     let (device, udata) = unsafe { (Device::<T>::from_raw((*srq).device), Udata::from_raw(udata)) };
 
-    // SAFETY: Verbs run only while the device is registered; its users have contexts; the arguments
-    // are valid.
+    // SAFETY: Verbs run only while the device is registered; its users have contexts, and those who
+    // have udata are processes. The arguments are valid.
     from_result(|| unsafe {
-        device.with(|call| {
+        device.with_caller(udata.is_some(), |call| {
             let change = Change::from_raw(&Attributes::from_raw(&*attr), mask)?;
             let can_resize = T::SharedReceiveQueue::HAS_RESIZE || change.max_wr.is_none();
             let has_limit = T::SharedReceiveQueue::HAS_SET_LIMIT || change.limit.is_none();
@@ -362,11 +366,11 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
     from_result(|| unsafe {
         device.with(|call| {
-            let mut requests = ReceiveRequests::new(wr);
+            let posted = Posted::new();
+            let mut requests = ReceiveRequests::new(wr, Srq::place(this).poster(), &posted);
             Srq::place(this).begin_use();
-            T::SharedReceiveQueue::post_recv(this, call, &mut requests)
-                .inspect_err(|_| *bad = requests.taken())?;
-            Ok(0)
+            let result = T::SharedReceiveQueue::post_recv(this, call, &mut requests);
+            requests.answer(result, bad)
         })
     })
 }

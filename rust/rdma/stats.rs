@@ -18,7 +18,6 @@ use crate::{
         Device,
         Operations, //
     },
-    port::Port,
     qp::Qp, //
 };
 
@@ -80,13 +79,15 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
 
     // SAFETY:
     // - Verbs run only while the device is registered.
-    // - The statistics were allocated for `count` values and are locked.
+    // - The statistics were allocated for `count` values, zeroed, and are locked: nobody else has
+    //   them during the call.
     from_result(|| unsafe {
-        let port = Port::try_from(port)?;
+        let device = Device::<T>::from_raw(device);
+        let port = device.port(port)?;
         let values = (*stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);
 
-        Device::<T>::from_raw(device).with(|call| T::port_counters(call, port, values))?;
+        device.with(|call| T::port_counters(call, port, values))?;
         // CAST: Far fewer counters than a `c_int` can count.
         Ok(count as c_int)
     })
@@ -119,8 +120,9 @@ pub(crate) unsafe extern "C" fn counter_bind_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the arguments are valid, and what is
     // written belongs to the driver while the counter is locked.
     from_result(|| unsafe {
-        let port = Port::try_from(port)?;
-        Device::<T>::from_raw((*counter).device).with(|call| {
+        let device = Device::<T>::from_raw((*counter).device);
+        let port = device.port(port)?;
+        device.with(|call| {
             bind_in(
                 &mut (*counter).id,
                 || T::create_qp_counter(call, port),
@@ -175,8 +177,8 @@ pub(crate) unsafe extern "C" fn counter_update_callback<T: Operations>(
 ) -> c_int {
     let count = T::PORT_COUNTERS.len();
 
-    // SAFETY: Verbs run only while the device is registered; there is room for `count` values,
-    // which nobody else writes while the counter is locked.
+    // SAFETY: Verbs run only while the device is registered; there are `count` values, zeroed when
+    // they were allocated, which nobody else has while the counter is locked.
     from_result(|| unsafe {
         let values = (*(*counter).stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);

@@ -8,6 +8,14 @@
 
 use crate::{
     bindings,
+    place::Poster,
+    wr::{
+        Continuation,
+        Operation,
+        SendFlags,
+        SendRequest, //
+    },
+    Operations,
     Qp,
     QueuePair, //
 };
@@ -20,6 +28,28 @@ use crate::{
 pub unsafe fn qp_data<'a, T: QueuePair>(qp: *mut bindings::ib_qp) -> &'a T {
     // SAFETY: Guaranteed by the caller.
     unsafe { Qp::from_raw(qp) }
+}
+
+/// A continuation of a request that nobody posted, for tests of drivers.
+pub fn continuation(wr_id: u64) -> Continuation {
+    Continuation {
+        wr_id,
+        poster: Poster::new(),
+        is_receive: false,
+    }
+}
+
+/// A request to send that nobody made, for tests of drivers: it must not be posted.
+pub fn send_request<T: Operations>(
+    flags: SendFlags,
+    operation: Operation<'static, T>,
+) -> SendRequest<'static, T> {
+    SendRequest::for_test(flags, operation)
+}
+
+/// What the poster of a request calls it.
+pub fn wr_id(request: &Continuation) -> u64 {
+    request.wr_id
 }
 
 #[macro_use]

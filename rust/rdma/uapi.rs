@@ -53,7 +53,7 @@ use crate::{
 const OURS: u16 = 1 << bindings::UVERBS_ID_NS_SHIFT;
 
 c_enum! {
-    /// What a method is one of, or an attribute names (`enum uverbs_default_objects`).
+    /// What a method is one of (`enum uverbs_default_objects`).
     pub enum Kind: bindings::uverbs_default_objects {
         /// The device, of which there are no handles.
         Device = bindings::uverbs_default_objects_UVERBS_OBJECT_DEVICE,
@@ -150,15 +150,16 @@ impl Attribute {
         )
     }
 
-    /// An object of the calling process, which exists until the method is over.
-    pub const fn object(number: u16, kind: Kind) -> Self {
+    /// An object of the calling process, which exists until the method is over. The device is none:
+    /// the core, which has no handles of it, would follow a null pointer.
+    pub const fn object<O: NamedObject>(number: u16) -> Self {
         // CAST: A small constant.
         let access = bindings::uverbs_obj_access_UVERBS_ACCESS_READ as u8;
         Self::new(
             number,
             OBJECT,
             0,
-            [kind.id(), u16::from_ne_bytes([access, 0])],
+            [O::KIND.id(), u16::from_ne_bytes([access, 0])],
         )
     }
 
@@ -262,7 +263,7 @@ impl<T: Operations> Attributes<'_, T> {
     /// there.
     ///
     /// `EINVAL` if the method has no such attribute, or one for objects of another kind.
-    pub fn named<O: NamedObject<T>>(&self, attribute: &Attribute) -> Result<Option<&O>> {
+    pub fn named<O: NamedObject<Driver = T>>(&self, attribute: &Attribute) -> Result<Option<&O>> {
         let id = self.find(attribute, OBJECT)?;
         if attribute.spec.u[0] != O::KIND.id() {
             return Err(EINVAL);
@@ -290,8 +291,11 @@ mod sealed {
 }
 
 /// An object that processes have handles of: [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Ah`], [`Mr`] or
-/// [`Mw`], of driver `T`.
-pub trait NamedObject<T: Operations>: sealed::FromObject {
+/// [`Mw`].
+pub trait NamedObject: sealed::FromObject {
+    /// The driver.
+    type Driver: Operations;
+
     /// What it is.
     const KIND: Kind;
 }
@@ -306,9 +310,9 @@ macro_rules! named_object {
                 }
             }
 
-            impl<T: Operations<$object = O>, O: crate::$object<Driver = T>> NamedObject<T>
-                for $name<O>
-            {
+            impl<T: Operations<$object = O>, O: crate::$object<Driver = T>> NamedObject for $name<O> {
+                type Driver = T;
+
                 const KIND: Kind = Kind::$kind;
             }
         )*
@@ -349,12 +353,12 @@ pub trait Method: Sized + 'static {
 unsafe extern "C" fn method_callback<M: Method>(
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Guaranteed by the caller. While a process calls a method, its device stays
-    // registered; if there is a context it is of that device.
+    // SAFETY: Guaranteed by the caller. While a process calls a method, as it does now, its device
+    // stays registered; if there is a context it is of that device.
     from_result(|| unsafe {
         let ufile = (*bundle).__bindgen_anon_1.__bindgen_anon_1.ufile;
         let context = from_err_ptr(bindings::ib_uverbs_get_ucontext_file(ufile))?;
-        Device::<M::Driver>::from_raw((*context).device).with(|call| {
+        Device::<M::Driver>::from_raw((*context).device).with_caller(true, |call| {
             M::call(call, &Attributes::new(bundle, M::ATTRIBUTES))?;
             Ok(0)
         })
@@ -553,7 +557,7 @@ mod tests {
         let length = unsafe { raw.attr.u.ptr.as_ref() };
         assert_eq!((length.len, length.min_len), (24, 16));
 
-        let attribute = Attribute::object(0, Kind::ProtectionDomain);
+        let attribute = Attribute::object::<Pd<Object>>(0);
         // SAFETY: As above.
         let raw = unsafe { &*ptr::from_ref(&attribute).cast::<bindings::uverbs_attr_def>() };
         assert_eq!(
@@ -582,7 +586,7 @@ mod tests {
     }
 
     const WORDS: Attribute = Attribute::input::<Words>(1).optional();
-    const DOMAIN: Attribute = Attribute::object(2, Kind::ProtectionDomain);
+    const DOMAIN: Attribute = Attribute::object::<Pd<Object>>(2);
     const ANSWER: Attribute = Attribute::output::<[u64; 4]>(3).optional();
     const DECLARED: &[&Attribute] = &[&WORDS, &DOMAIN, &ANSWER];
 
@@ -614,7 +618,7 @@ mod tests {
         assert_eq!(given.put(&WORDS, &[0_u64; 4]), Err(EINVAL));
         assert!(given.named::<Pd<Object>>(&WORDS).is_err());
         assert!(given.named::<Cq<Object>>(&DOMAIN).is_err());
-        let pretended = Attribute::object(1, Kind::ProtectionDomain);
+        let pretended = Attribute::object::<Pd<Object>>(1);
         assert!(given.named::<Pd<Object>>(&pretended).is_err());
         assert!(!given.has(&pretended));
         let mandatory = Attribute::input::<Words>(1);

@@ -3,6 +3,7 @@
 //! User contexts, and memory of devices and the kernel mapped into processes.
 
 use core::{
+    marker::PhantomData,
     mem::offset_of,
     ops::Deref,
     ptr::NonNull, //
@@ -93,19 +94,29 @@ pub trait UserContext: Send + Sync + Sized + 'static {
 }
 
 /// A piece of a device's memory, page aligned, that may be mapped into processes.
+///
+/// `'bound` is a time during which the device is bound to its driver, and so the memory its own:
+/// later it may be another device's.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
+pub struct DeviceMemory<'bound> {
+    range: PhysicalRange,
+    _bound: PhantomData<&'bound Resource>,
+}
+
+/// Where a [`DeviceMemory`] is, for as long as a context that has it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct PhysicalRange {
     start: PhysAddr,
     length: usize,
 }
 
-impl DeviceMemory {
+impl<'bound> DeviceMemory<'bound> {
     /// Names `length` bytes at `offset` of a resource of the driver's device. They begin at a page,
     /// and are whole pages.
     ///
     /// `EINVAL` if they are not, if the resource is not memory or not as long, or if it is not
     /// memory of a device but RAM: no process may be given that by its address.
-    pub fn new(resource: &Resource, offset: u64, length: usize) -> Result<Self> {
+    pub fn new(resource: &'bound Resource, offset: u64, length: usize) -> Result<Self> {
         let end = offset.checked_add(length as u64).ok_or(EINVAL)?;
         if end > resource.size() || !resource.flags().contains(Flags::IORESOURCE_MEM) {
             return Err(EINVAL);
@@ -128,7 +139,10 @@ impl DeviceMemory {
         if found as u32 != bindings::REGION_DISJOINT {
             return Err(EINVAL);
         }
-        Ok(Self { start, length })
+        Ok(Self {
+            range: PhysicalRange { start, length },
+            _bound: PhantomData,
+        })
     }
 }
 
@@ -143,7 +157,7 @@ struct Entry {
 
 /// The memory of an [`Entry`].
 enum Content {
-    Device(DeviceMemory),
+    Device(PhysicalRange),
     Pages(Arc<UserPages>),
 }
 
@@ -151,7 +165,7 @@ impl Content {
     /// Bytes, whole pages.
     fn length(&self) -> usize {
         match self {
-            Self::Device(memory) => memory.length,
+            Self::Device(range) => range.length,
             Self::Pages(pages) => pages.len(),
         }
     }
@@ -291,10 +305,15 @@ pub struct Mappings<'a> {
 impl Mappings<'_> {
     /// Lets the process map `memory`, uncached, and returns the offset to give to `mmap`.
     ///
-    /// It can do so until the context is deallocated or the device goes away: then its mappings
-    /// are replaced by zeroes.
-    pub fn insert(&mut self, memory: DeviceMemory) -> Result<u64> {
-        self.insert_content(Content::Device(memory))
+    /// It can do so until the context is deallocated or the device goes away: then its mappings are
+    /// replaced by zeroes. That is in the lifetime of the registration, in which the memory must be
+    /// the device's: it is named by something that the [data](Call::data) of the registration has.
+    pub fn insert<'bound, T: Operations>(
+        &mut self,
+        _call: &Call<'bound, T>,
+        memory: DeviceMemory<'bound>,
+    ) -> Result<u64> {
+        self.insert_content(Content::Device(memory.range))
     }
 
     /// Lets the process map `pages`, and returns the offset to give to `mmap`.
@@ -340,8 +359,13 @@ impl<T: UserContext> Ucontext<T> {
     }
 
     /// Lets the process of the context map device memory, uncached, that belongs to a new object.
-    pub fn map_device(&self, memory: DeviceMemory) -> Result<Mapped> {
-        self.map(Content::Device(memory))
+    /// What memory that can be is as for [`Mappings::insert`].
+    pub fn map_device<'bound>(
+        &self,
+        _call: &Call<'bound, T::Driver>,
+        memory: DeviceMemory<'bound>,
+    ) -> Result<Mapped> {
+        self.map(Content::Device(memory.range))
     }
 
     /// Lets the process of the context map pages that belong to a new object.
@@ -388,9 +412,9 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 
     from_result(|| {
         let udata = udata.ok_or(EINVAL)?;
-        // SAFETY: Verbs run only while the device is registered.
+        // SAFETY: Verbs run only while the device is registered. Processes call this one.
         unsafe {
-            device.with(|call| {
+            device.with_caller(true, |call| {
                 let request = udata.request()?;
                 let table = Table::new(NonNull::new_unchecked(context))?;
                 let mut mappings = Mappings { table: &table };
@@ -446,10 +470,11 @@ pub(crate) unsafe extern "C" fn query_callback<T: Operations>(
     context: *mut bindings::ib_ucontext,
     bundle: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: Verbs run only while the device, which the core set, is registered. The core keeps
-    // the context during the call, whose attributes are those that the driver added.
+    // SAFETY: Verbs run only while the device, which the core set, is registered. Processes call
+    // this one; the core keeps the context during the call, whose attributes are those that the
+    // driver added.
     from_result(|| unsafe {
-        Device::<T>::from_raw((*context).device).with(|call| {
+        Device::<T>::from_raw((*context).device).with_caller(true, |call| {
             let attributes = Attributes::new(bundle, T::UserContext::QUERY_ATTRIBUTES);
             T::UserContext::query(Ucontext::from_raw(context), call, &attributes)?;
             Ok(0)
@@ -476,15 +501,17 @@ pub(crate) unsafe extern "C" fn mmap_callback(
     // taken keeps the entry until it is given back.
     let ret = match unsafe { &(*raw.cast::<Entry>()).content } {
         // SAFETY: As above; the area is being set up by this call. The core checks that it is
-        // shared and as long as the entry. The offset of a page in physical memory fits `c_ulong`.
-        Content::Device(memory) => unsafe {
+        // shared and as long as the entry, and takes it from the process before the device is not
+        // registered any more. Until then the memory is the device's. The offset of a page in
+        // physical memory fits `c_ulong`.
+        Content::Device(range) => unsafe {
             bindings::rdma_user_mmap_io(
                 context,
                 vma,
                 // CAST: A page number fits `c_ulong` where a page can be mapped.
-                (memory.start / PAGE_SIZE as PhysAddr) as c_ulong,
+                (range.start / PAGE_SIZE as PhysAddr) as c_ulong,
                 // CAST: `usize` and `c_ulong` are the same size.
-                memory.length as c_ulong,
+                range.length as c_ulong,
                 bindings::pgprot_noncached((*vma).vm_page_prot),
                 raw,
             )
@@ -579,8 +606,9 @@ mod tests {
         };
         let bar = resource(&mut raw);
         let memory = DeviceMemory::new(bar, PAGE, 2 * PAGE_SIZE)?;
-        assert_eq!((memory.start, memory.length), (START + PAGE, 2 * PAGE_SIZE));
-        assert_eq!(Content::Device(memory).length(), 2 * PAGE_SIZE);
+        let range = memory.range;
+        assert_eq!((range.start, range.length), (START + PAGE, 2 * PAGE_SIZE));
+        assert_eq!(Content::Device(range).length(), 2 * PAGE_SIZE);
         for (offset, length) in [
             (0, 0),
             (0, PAGE_SIZE + 1),

@@ -41,15 +41,18 @@ pub struct Umem {
 impl Umem {
     /// Pins `length` bytes at `address` of the calling process.
     ///
-    /// The device may write to it if `access` says so. Errors: `ENOMEM` if the process may not lock
-    /// so much memory, `EFAULT` if it has no memory there, `EINVAL` for bad ranges.
+    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the
+    /// verb, `ENOMEM` if it may not lock so much memory, `EFAULT` if it has no memory there,
+    /// `EINVAL` for bad ranges.
     pub fn get<T: Operations>(
         call: &Call<'_, T>,
         address: u64,
         length: usize,
         access: AccessFlags,
     ) -> Result<Self> {
-        // SAFETY: The device is registered, since there is a call, and the mapper its own.
+        call.check_process()?;
+        // SAFETY: The device is registered, since there is a call, and the mapper its own. The task
+        // is in a call of a process.
         unsafe {
             Self::pin(
                 call.device().as_raw(),
@@ -65,7 +68,8 @@ impl Umem {
     ///
     /// # Safety
     ///
-    /// `device` must be valid and have a DMA device, and `mapper` be that of the device.
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device. The task
+    /// that runs must have the memory of a process.
     unsafe fn pin(
         device: *mut bindings::ib_device,
         mapper: &Arc<Mapper>,
@@ -91,9 +95,10 @@ impl Umem {
     /// Pins `length` bytes at `offset` of the dma-buf that the calling process knows by `fd`:
     /// memory of any device, or of the kernel. It stays in place, whoever closes the descriptor.
     ///
-    /// The device may write to it if `access` says so. Errors: `EBADF` if there is no such file,
-    /// `EINVAL` if it is no dma-buf or not as long, others of the one who exports the dma-buf, as
-    /// when it cannot keep the memory in place or the device cannot reach it.
+    /// The device may write to it if `access` says so. Errors: `ESRCH` if no process called the
+    /// verb, `EBADF` if there is no such file, `EINVAL` if it is no dma-buf or not as long, others
+    /// of the one who exports the dma-buf, as when it cannot keep the memory in place or the device
+    /// cannot reach it.
     pub fn get_dma_buf<T: Operations>(
         call: &Call<'_, T>,
         fd: c_int,
@@ -101,6 +106,7 @@ impl Umem {
         length: usize,
         access: AccessFlags,
     ) -> Result<Self> {
+        call.check_process()?;
         // SAFETY: The device is registered, since there is a call.
         // CAST: `c_ulong` has the bits of a `size_t`; rights are bits that C keeps in an `int`.
         let raw = unsafe {
@@ -157,8 +163,12 @@ impl Umem {
 
     /// Returns the memory as a list of equal pages, of the largest size out of `sizes` (bit `n`
     /// set: 2 to the `n` bytes) that fits a region whose first byte has the address `iova`.
-    pub fn pages(&self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
-        // SAFETY: Valid by the type invariant.
+    ///
+    /// The core notes the address in the memory itself, for the list: so there is one list at a
+    /// time.
+    pub fn pages(&mut self, sizes: u64, iova: u64) -> Result<Pages<'_>> {
+        // SAFETY: Valid by the type invariant, and nobody else has the structure, which this
+        // writes.
         // CAST: `c_ulong` has 64 bits where there are pages that large.
         let size =
             unsafe { bindings::ib_umem_find_best_pgsz(self.raw.as_ptr(), sizes as c_ulong, iova) };
@@ -186,7 +196,8 @@ impl Drop for Umem {
 // SAFETY: A umem may be released by any thread.
 unsafe impl Send for Umem {}
 
-// SAFETY: Through a shared reference it is only read.
+// SAFETY: Through a shared reference the structure is only read: the address in it, which is all
+// that changes, is written by `pages`, which has it alone.
 unsafe impl Sync for Umem {}
 
 /// What a [`Buffer`] is for.
@@ -278,7 +289,8 @@ impl<'a> Buffer<'a> {
 ///
 /// # Invariants
 ///
-/// `size` is a page size that the C side found for the memory.
+/// `size` is a page size that the C side found for the memory, and not 0; the memory has the
+/// address that it was found with.
 pub struct Pages<'a> {
     umem: &'a Umem,
     size: c_ulong,
@@ -354,6 +366,7 @@ mod tests {
     use super::*;
     use crate::{
         access::Access,
+        pages::UserPages,
         tests::driver::with_device,
         tests::environment::{
             ProcessMemory,
@@ -469,8 +482,8 @@ mod tests {
         let process = ProcessMemory::new(5)?;
         let (start, length) = (process.address() + 100, 4 * PAGE_SIZE);
         let access = Access::LocalWrite.into();
-        // SAFETY: The device is valid, and the mapper its own.
-        let umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+        let mut umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
         assert_eq!((umem.address(), umem.len()), (start, length));
         assert!(!umem.is_empty() && !umem.is_dma_buf());
 
@@ -488,7 +501,7 @@ mod tests {
         assert_eq!(count, 5);
 
         let any = umem.pages(SIZES, start)?;
-        assert!(any.shift() >= pages.shift() && any.count() <= 5);
+        assert!(any.shift() >= PAGE_SIZE.trailing_zeros() && any.count() <= 5);
         // Pages that are larger than the memory do not fit.
         assert_eq!(umem.pages(1 << 40, start).err(), Some(EINVAL));
         Ok(())
@@ -501,8 +514,8 @@ mod tests {
         let process = ProcessMemory::new(2)?;
         let (start, length) = (process.address(), 2 * PAGE_SIZE);
         let access = Access::LocalWrite.into();
-        // SAFETY: The device is valid, and the mapper its own.
-        let umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+        let mut umem = unsafe { Umem::pin(device.as_raw(), &mapper, start, length, access) }?;
         process.unmap(0..2)?;
         assert!(umem.pages(SIZES, start)?.iter().next().is_some());
         // SAFETY: As above.
@@ -518,7 +531,7 @@ mod tests {
         let process = ProcessMemory::new(1)?;
         let start = process.address();
         let get = |address, length, access: Access| {
-            // SAFETY: The device is valid, and the mapper its own.
+            // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
             unsafe { Umem::pin(device.as_raw(), &mapper, address, length, access.into()) }.err()
         };
         assert_eq!(get(start, 0, Access::RemoteRead), Some(EINVAL));
@@ -535,7 +548,7 @@ mod tests {
         let process = ProcessMemory::new(1)?;
         let access = Access::LocalWrite.into();
         let get = || {
-            // SAFETY: The device is valid, and the mapper its own.
+            // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
             unsafe {
                 Umem::pin(
                     device.as_raw(),
@@ -564,6 +577,7 @@ mod tests {
 
     #[test]
     fn a_piece_of_a_dma_buf_is_listed_page_by_page() -> Result {
+        let _process = ProcessMemory::new(1)?;
         let exported = Exported::new()?;
         let [first, second] = Exported::PIECES;
         let page = PAGE_SIZE as u64;
@@ -571,9 +585,11 @@ mod tests {
             let access = Access::LocalWrite.into();
             // SAFETY: The device is registered.
             let get = |offset, length| unsafe {
-                device.with(|call| Umem::get_dma_buf(call, exported.0, offset, length, access))
+                device.with_caller(true, |call| {
+                    Umem::get_dma_buf(call, exported.0, offset, length, access)
+                })
             };
-            let umem = get(PAGE_SIZE + 8, 2 * PAGE_SIZE)?;
+            let mut umem = get(PAGE_SIZE + 8, 2 * PAGE_SIZE)?;
             assert!(umem.is_dma_buf());
             assert_eq!(umem.address(), page + 8);
             assert_eq!(umem.len(), 2 * PAGE_SIZE);
@@ -596,12 +612,42 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_that_of_a_process_which_calls() -> Result {
+        with_device(|device, _| {
+            let get = |is_process, address| {
+                // SAFETY: The device is registered. A thread of a test is as good as a process.
+                unsafe {
+                    device.with_caller(is_process, |call| {
+                        let access = AccessFlags::default();
+                        let pinned = Umem::get(call, address, PAGE_SIZE, access).err();
+                        let of_buffer = Umem::get_dma_buf(call, -1, 0, PAGE_SIZE, access).err();
+                        let shared = UserPages::new(call, PAGE_SIZE).err();
+                        (pinned, of_buffer, shared)
+                    })
+                }
+            };
+            let nobody = (Some(ESRCH), Some(ESRCH), Some(ESRCH));
+            // Threads of the kernel have no memory of a process.
+            assert_eq!(get(false, 0), nobody);
+            assert_eq!(get(true, 0), nobody);
+            let process = ProcessMemory::new(1)?;
+            // Nor is it that of the process in which somebody in the kernel calls a verb.
+            assert_eq!(get(false, process.address()), nobody);
+            assert_eq!(get(true, process.address()), (None, Some(EBADF), None));
+            Ok(())
+        })
+    }
+
+    #[test]
     fn what_is_no_dma_buf_is_refused() -> Result {
+        let _process = ProcessMemory::new(1)?;
         with_device(|device, _| {
             let access = Access::LocalWrite.into();
             // SAFETY: The device is registered.
             let get = |fd, offset, length| unsafe {
-                device.with(|call| Umem::get_dma_buf(call, fd, offset, length, access).err())
+                device.with_caller(true, |call| {
+                    Umem::get_dma_buf(call, fd, offset, length, access).err()
+                })
             };
             assert_eq!(get(-1, 0, PAGE_SIZE), Some(EBADF));
             // The range is looked at first.

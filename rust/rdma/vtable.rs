@@ -56,7 +56,6 @@ use crate::{
     },
     port::{
         LinkLayer,
-        Port,
         State, //
     },
     qp::{
@@ -428,8 +427,10 @@ impl<T: Operations> VTable<T> {
     ) -> c_int {
         // SAFETY: Verbs run only while the device is registered; the arguments are valid.
         from_result(|| unsafe {
-            Device::<T>::from_raw(device).with(|call| {
-                T::query_port(call, Port::try_from(port)?)?.write(blank(attr))?;
+            let device = Device::<T>::from_raw(device);
+            let port = device.port(port)?;
+            device.with(|call| {
+                T::query_port(call, port)?.write(device.immutable(port)?, blank(attr))?;
                 Ok(0)
             })
         })
@@ -445,8 +446,10 @@ impl<T: Operations> VTable<T> {
     ) -> c_int {
         // SAFETY: The data is set before the device is registered; the arguments are valid.
         from_result(|| unsafe {
-            Device::<T>::from_raw(device).with(|call| {
-                T::port_immutable(call, Port::try_from(port)?)?.write(blank(immutable))?;
+            let device = Device::<T>::from_raw(device);
+            let port = device.port(port)?;
+            device.with(|call| {
+                T::port_immutable(call, port)?.write(blank(immutable))?;
                 Ok(0)
             })
         })
@@ -459,11 +462,13 @@ impl<T: Operations> VTable<T> {
         device: *mut bindings::ib_device,
         port: u32,
     ) -> bindings::rdma_link_layer {
-        let Ok(port) = Port::try_from(port) else {
+        // SAFETY: Guaranteed by the caller.
+        let device = unsafe { Device::<T>::from_raw(device) };
+        let Ok(port) = device.port(port) else {
             return LinkLayer::Unspecified.raw();
         };
         // SAFETY: The data is set before the device is registered.
-        unsafe { Device::<T>::from_raw(device).with(|call| T::link_layer(call, port)) }.raw()
+        unsafe { device.with(|call| T::link_layer(call, port)) }.raw()
     }
 
     /// Returns the speed of a port in units of 100 Mb/s; 0 if there is no link.
@@ -480,10 +485,12 @@ impl<T: Operations> VTable<T> {
         let mut info = bindings::ib_port_speed_info::default();
         // SAFETY: Verbs run only while the device is registered; the arguments are valid.
         from_result(|| unsafe {
-            let state = Device::<T>::from_raw(device).with(|call| {
-                let port = T::query_port(call, Port::try_from(port)?)?;
-                port.write(&mut attributes)?;
-                Ok::<_, Error>(port.state)
+            let device = Device::<T>::from_raw(device);
+            let port = device.port(port)?;
+            let state = device.with(|call| {
+                let now = T::query_port(call, port)?;
+                now.write(device.immutable(port)?, &mut attributes)?;
+                Ok::<_, Error>(now.state)
             })?;
             *speed = 0;
             if state != State::Down {
@@ -508,8 +515,10 @@ impl<T: Operations> VTable<T> {
     ) -> c_int {
         // SAFETY: Verbs run only while the device is registered; the arguments are valid.
         from_result(|| unsafe {
-            Device::<T>::from_raw(device).with(|call| {
-                *pkey = T::query_pkey(call, Port::try_from(port)?, index)?;
+            let device = Device::<T>::from_raw(device);
+            let port = device.port(port)?;
+            device.with(|call| {
+                *pkey = T::query_pkey(call, port, index)?;
                 Ok(0)
             })
         })
@@ -527,8 +536,10 @@ impl<T: Operations> VTable<T> {
     ) -> c_int {
         // SAFETY: The data is set before the device is registered; the arguments are valid.
         from_result(|| unsafe {
-            Device::<T>::from_raw(device).with(|call| {
-                let Gid(bytes) = T::query_gid(call, Port::try_from(port)?, index.try_into()?)?;
+            let device = Device::<T>::from_raw(device);
+            let port = device.port(port)?;
+            device.with(|call| {
+                let Gid(bytes) = T::query_gid(call, port, index.try_into()?)?;
                 *(*gid).raw.as_mut() = bytes;
                 Ok(0)
             })
@@ -542,7 +553,8 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the entry is valid.
+        // SAFETY: Verbs run only while the device is registered. The entry is valid, and nobody
+        // changes it during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
                 T::add_gid(call, &gid::Attributes::new(&*attr))?;
@@ -558,7 +570,8 @@ impl<T: Operations> VTable<T> {
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: Verbs run only while the device is registered; the entry is valid.
+        // SAFETY: Verbs run only while the device is registered. The entry is valid, and nobody
+        // changes it during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
                 T::del_gid(call, &gid::Attributes::new(&*attr))?;

@@ -2,15 +2,16 @@
 
 //! Completions of work requests.
 
-use core::{
-    marker::PhantomData,
-    ptr::null_mut, //
-};
+use core::marker::PhantomData;
+
+use kernel::sync::Arc;
 
 use crate::{
     bindings,
     event::Dispatcher,
-    object::blank, //
+    object::blank,
+    place::Entry,
+    wr::Continuation, //
 };
 
 c_enum! {
@@ -131,14 +132,13 @@ pub struct Source {
     pub lid: (u16, u8),
 }
 
-/// A completion (`struct ib_wc`).
+/// What a completion tells of a request (`struct ib_wc`), which its [`Continuation`] names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The poster's name for the request.
-    pub wr_id: u64,
     /// Queue pair that it was posted to.
     pub qpn: u32,
-    /// How it ended. If it failed only this, `wr_id`, `qpn` and `vendor_error` have a meaning.
+    /// How it ended. If it failed only this, `qpn`, `vendor_error`, and whether `opcode` is that of
+    /// a receive, have a meaning.
     pub status: Status,
     /// What it did.
     pub opcode: Opcode,
@@ -153,17 +153,18 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Writes the completion, of queue pair `qp` at `port`, into a zeroed C structure.
-    fn write(&self, qp: *mut bindings::ib_qp, port: u32, raw: &mut bindings::ib_wc) {
+    /// Writes the completion of the request that its poster, `qp`, calls `wr_id` into a zeroed C
+    /// structure.
+    fn write(&self, wr_id: u64, qp: &Entry<bindings::ib_qp>, raw: &mut bindings::ib_wc) {
         let mut flags = 0;
 
         raw.status = self.status.raw();
         raw.opcode = self.opcode.raw();
         raw.vendor_err = self.vendor_error;
         raw.byte_len = self.byte_length;
-        raw.qp = qp;
-        raw.port_num = port;
-        raw.__bindgen_anon_1.bindgen_union_field = self.wr_id;
+        raw.qp = qp.object().as_ptr();
+        raw.port_num = qp.port();
+        raw.__bindgen_anon_1.bindgen_union_field = wr_id;
         match self.extra {
             Some(Extra::Immediate(data)) => {
                 // Immediate data stands in memory as it does on the network.
@@ -213,12 +214,13 @@ impl Completion {
 /// `slots` has room for `room` completions during `'a`, of which `taken` are written.
 pub struct Completions<'a> {
     dispatcher: &'a Dispatcher,
+    /// The queue that is polled.
+    cq: *const bindings::ib_cq,
     slots: *mut bindings::ib_wc,
     room: usize,
     taken: usize,
-    /// Number of the queue pair of the last completion, the queue pair, and its port: most come in
-    /// runs.
-    last: (u32, *mut bindings::ib_qp, u32),
+    /// Number of the queue pair of the last completion, and the queue pair: most come in runs.
+    last: Option<(u32, Arc<Entry<bindings::ib_qp>>)>,
     _slots: PhantomData<&'a mut bindings::ib_wc>,
 }
 
@@ -230,15 +232,17 @@ impl<'a> Completions<'a> {
     /// `slots` must have room for `room` completions, which nobody else accesses during `'a`.
     pub(crate) unsafe fn new(
         dispatcher: &'a Dispatcher,
+        cq: *const bindings::ib_cq,
         slots: *mut bindings::ib_wc,
         room: usize,
     ) -> Self {
         Self {
             dispatcher,
+            cq,
             slots,
             room,
             taken: 0,
-            last: (0, null_mut(), 0),
+            last: None,
             _slots: PhantomData,
         }
     }
@@ -258,22 +262,36 @@ impl<'a> Completions<'a> {
         self.taken == self.room
     }
 
-    /// Hands a completion to the poller. One of a queue pair that is gone is dropped, as the verbs
-    /// demand; returns whether it was handed over.
-    pub fn push(&mut self, completion: &Completion) -> bool {
-        if self.is_full() {
-            return false;
+    /// Hands a completion of a request to the poller.
+    ///
+    /// If that cannot be, the request comes back: when there is no room, when the queue pair is
+    /// gone or was reset (then the verbs demand that the completion is dropped), or when such a
+    /// request was not posted to that queue pair, or does not complete in this queue.
+    pub fn push(
+        &mut self,
+        request: Continuation,
+        completion: &Completion,
+    ) -> Result<(), Continuation> {
+        let is_receive = completion.opcode.is_receive();
+        if self.is_full() || request.is_receive != is_receive {
+            return Err(request);
         }
-        if self.last.1.is_null() || self.last.0 != completion.qpn {
-            let Some((qp, port)) = self.dispatcher.find_qp(completion.qpn) else {
-                return false;
-            };
-            self.last = (completion.qpn, qp.as_ptr(), port);
+        let found = match self.last.take() {
+            Some((qpn, qp)) if qpn == completion.qpn => Some(qp),
+            _ => self.dispatcher.find_qp(completion.qpn),
+        };
+        let Some(qp) = found else {
+            return Err(request);
+        };
+        if !qp.completes(request.poster, is_receive, self.cq) {
+            return Err(request);
         }
-        let (_, qp, port) = self.last;
         // SAFETY: There is room, by the check above and the type invariant.
-        completion.write(qp, port, unsafe { blank(self.slots.add(self.taken)) });
+        completion.write(request.wr_id, &qp, unsafe {
+            blank(self.slots.add(self.taken))
+        });
+        self.last = Some((completion.qpn, qp));
         self.taken += 1;
-        true
+        Ok(())
     }
 }

@@ -3,7 +3,9 @@
 //! Work requests that the kernel posts.
 
 use core::{
+    cell::Cell,
     marker::PhantomData,
+    ptr,
     slice, //
 };
 
@@ -22,6 +24,7 @@ use crate::{
         Mapping,
         Mr, //
     },
+    place::Poster,
     qp::Type, //
 };
 
@@ -169,10 +172,87 @@ pub enum Operation<'a, T: Operations> {
     },
 }
 
+/// A request that was posted, until it is [completed](crate::wc::Completions::push).
+///
+/// The user's name for a request is, in the kernel, the address of what to call when it is complete
+/// (`struct ib_cqe`). So nobody can make one of these up, nor use it twice: it comes from a
+/// request, and goes with its completion.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Continuation {
+    pub(crate) wr_id: u64,
+    pub(crate) poster: Poster,
+    pub(crate) is_receive: bool,
+}
+
+/// How far a list of requests has been posted: how many of them were, and the last of these.
+pub(crate) struct Posted<R>(Cell<(usize, *const R)>);
+
+impl<R> Posted<R> {
+    /// None yet.
+    pub(crate) const fn new() -> Self {
+        Self(Cell::new((0, ptr::null())))
+    }
+
+    /// Request `index`, which is `this`, is posted, and with it those before.
+    fn advance(&self, index: usize, this: *const R) {
+        if index >= self.0.get().0 {
+            self.0.set((index + 1, this));
+        }
+    }
+
+    /// The last that was posted.
+    fn last(&self) -> *const R {
+        self.0.get().1
+    }
+}
+
+/// Says that a request was posted.
+struct Posting<'a, R> {
+    continuation: Continuation,
+    /// The request, and where in the list it is.
+    this: *const R,
+    index: usize,
+    posted: &'a Posted<R>,
+}
+
+impl<R> Posting<'_, R> {
+    fn post(self) -> Continuation {
+        self.posted.advance(self.index, self.this);
+        self.continuation
+    }
+}
+
+/// What to answer to who posts a list. Requests after the last that was posted are not.
+///
+/// # Safety
+///
+/// `posted` must be null or a request of the list, `list` null or its first, and `bad` valid for
+/// writes; `next` must find the one after a request.
+unsafe fn answer<R>(
+    list: *const R,
+    posted: *const R,
+    next: impl FnOnce(&R) -> *const R,
+    result: Result,
+    bad: *mut *const R,
+) -> Result<c_int> {
+    // SAFETY: Null or valid, as the caller guarantees.
+    let refused = unsafe { posted.as_ref() }.map_or(list, next);
+    match result {
+        // There is nothing that could be refused.
+        Err(_) if refused.is_null() && !list.is_null() => Ok(0),
+        Err(error) => {
+            // SAFETY: Valid, as the caller guarantees.
+            unsafe { *bad = refused };
+            Err(error)
+        }
+        Ok(()) => Ok(0),
+    }
+}
+
 /// A request to send (`struct ib_send_wr`).
 pub struct SendRequest<'a, T: Operations> {
-    /// The poster's name for the request.
-    pub wr_id: u64,
+    posting: Posting<'a, bindings::ib_send_wr>,
     /// How it is done.
     pub flags: SendFlags,
     /// Where the payload is, or where what is read goes.
@@ -188,7 +268,13 @@ impl<'a, T: Operations> SendRequest<'a, T> {
     ///
     /// `wr` must be a request to a queue pair of type `ty` of a device of `T`, inside the larger
     /// structure that its operation has, and stay as it is during `'a`.
-    unsafe fn from_raw(wr: &'a bindings::ib_send_wr, ty: Type) -> Result<Self> {
+    unsafe fn from_raw(
+        wr: &'a bindings::ib_send_wr,
+        ty: Type,
+        poster: Poster,
+        index: usize,
+        posted: &'a Posted<bindings::ib_send_wr>,
+    ) -> Result<Self> {
         let raw = core::ptr::from_ref(wr);
         let extra = wr.ex.bindgen_union_field;
         // Immediate data stands in memory as it does on the network.
@@ -275,12 +361,26 @@ impl<'a, T: Operations> SendRequest<'a, T> {
         };
 
         Ok(Self {
-            wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+            posting: Posting {
+                continuation: Continuation {
+                    wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+                    poster,
+                    is_receive: false,
+                },
+                this: wr,
+                index,
+                posted,
+            },
             flags: SendFlags::from_raw(wr.send_flags)?,
             // SAFETY: The list is as long as the request says.
             elements: unsafe { Sge::slice(wr.sg_list, wr.num_sge) }?,
             operation,
         })
+    }
+
+    /// The request is posted, and with it those before: its user waits for it to complete.
+    pub fn post(self) -> Continuation {
+        self.posting.post()
     }
 }
 
@@ -291,30 +391,51 @@ impl<'a, T: Operations> SendRequest<'a, T> {
 /// `next` is null or the rest of a list as [`new`](Self::new) demands it.
 pub struct SendRequests<'a, T: Operations> {
     next: *const bindings::ib_send_wr,
-    last: *const bindings::ib_send_wr,
+    /// Where in the list that is.
+    index: usize,
+    list: *const bindings::ib_send_wr,
     ty: Type,
+    poster: Poster,
+    posted: &'a Posted<bindings::ib_send_wr>,
     _list: PhantomData<(&'a (), T)>,
 }
 
-impl<T: Operations> SendRequests<'_, T> {
-    /// Wraps a list.
+impl<'a, T: Operations> SendRequests<'a, T> {
+    /// Wraps a list. The last request that is posted will be in `posted`, where nothing is now.
     ///
     /// # Safety
     ///
     /// `list` must be null or a list of requests to a queue pair of type `ty` of a device of `T`,
-    /// which stay as they are during `'a`.
-    pub(crate) unsafe fn new(list: *const bindings::ib_send_wr, ty: Type) -> Self {
+    /// the `poster`, which stay as they are during `'a`.
+    pub(crate) unsafe fn new(
+        list: *const bindings::ib_send_wr,
+        ty: Type,
+        poster: Poster,
+        posted: &'a Posted<bindings::ib_send_wr>,
+    ) -> Self {
         Self {
             next: list,
-            last: list,
+            index: 0,
+            list,
             ty,
+            poster,
+            posted,
             _list: PhantomData,
         }
     }
 
-    /// The request that was taken last; the first if none was taken.
-    pub(crate) fn taken(&self) -> *const bindings::ib_send_wr {
-        self.last
+    /// What to answer to who posts, to whom the driver says `result`.
+    ///
+    /// # Safety
+    ///
+    /// `bad` must be valid for writes.
+    pub(crate) unsafe fn answer(
+        &self,
+        result: Result,
+        bad: *mut *const bindings::ib_send_wr,
+    ) -> Result<c_int> {
+        // SAFETY: Guaranteed by the caller; only requests of the list were posted.
+        unsafe { answer(self.list, self.posted.last(), |wr| wr.next, result, bad) }
     }
 }
 
@@ -325,19 +446,25 @@ impl<'a, T: Operations> Iterator for SendRequests<'a, T> {
         // SAFETY: Null or valid, by the type invariant.
         let wr = unsafe { self.next.as_ref() }?;
 
-        self.last = wr;
-        self.next = wr.next;
+        let index = self.index;
+        (self.next, self.index) = (wr.next, index + 1);
         // SAFETY: By the type invariant.
-        Some(unsafe { SendRequest::from_raw(wr, self.ty) })
+        Some(unsafe { SendRequest::from_raw(wr, self.ty, self.poster, index, self.posted) })
     }
 }
 
 /// A request to receive (`struct ib_recv_wr`).
 pub struct ReceiveRequest<'a> {
-    /// The poster's name for the request.
-    pub wr_id: u64,
+    posting: Posting<'a, bindings::ib_recv_wr>,
     /// Where the payload goes.
     pub elements: &'a [Sge],
+}
+
+impl ReceiveRequest<'_> {
+    /// The request is posted, and with it those before: its user waits for it to complete.
+    pub fn post(self) -> Continuation {
+        self.posting.post()
+    }
 }
 
 /// A list of requests to receive.
@@ -347,27 +474,47 @@ pub struct ReceiveRequest<'a> {
 /// `next` is null or the rest of a list that stays as it is during `'a`.
 pub struct ReceiveRequests<'a> {
     next: *const bindings::ib_recv_wr,
-    last: *const bindings::ib_recv_wr,
+    /// Where in the list that is.
+    index: usize,
+    list: *const bindings::ib_recv_wr,
+    poster: Poster,
+    posted: &'a Posted<bindings::ib_recv_wr>,
     _list: PhantomData<&'a ()>,
 }
 
-impl ReceiveRequests<'_> {
-    /// Wraps a list.
+impl<'a> ReceiveRequests<'a> {
+    /// Wraps a list. The last request that is posted will be in `posted`, where nothing is now.
     ///
     /// # Safety
     ///
-    /// `list` must be null or a list of requests that stay as they are during `'a`.
-    pub(crate) unsafe fn new(list: *const bindings::ib_recv_wr) -> Self {
+    /// `list` must be null or a list of requests to `poster` that stay as they are during `'a`.
+    pub(crate) unsafe fn new(
+        list: *const bindings::ib_recv_wr,
+        poster: Poster,
+        posted: &'a Posted<bindings::ib_recv_wr>,
+    ) -> Self {
         Self {
             next: list,
-            last: list,
+            index: 0,
+            list,
+            poster,
+            posted,
             _list: PhantomData,
         }
     }
 
-    /// The request that was taken last; the first if none was taken.
-    pub(crate) fn taken(&self) -> *const bindings::ib_recv_wr {
-        self.last
+    /// What to answer to who posts, to whom the driver says `result`.
+    ///
+    /// # Safety
+    ///
+    /// `bad` must be valid for writes.
+    pub(crate) unsafe fn answer(
+        &self,
+        result: Result,
+        bad: *mut *const bindings::ib_recv_wr,
+    ) -> Result<c_int> {
+        // SAFETY: Guaranteed by the caller; only requests of the list were posted.
+        unsafe { answer(self.list, self.posted.last(), |wr| wr.next, result, bad) }
     }
 }
 
@@ -378,14 +525,58 @@ impl<'a> Iterator for ReceiveRequests<'a> {
         // SAFETY: Null or valid, by the type invariant.
         let wr = unsafe { self.next.as_ref::<'a>() }?;
 
-        self.last = wr;
-        self.next = wr.next;
+        let index = self.index;
+        (self.next, self.index) = (wr.next, index + 1);
         // SAFETY: The list is as long as the request says.
         let elements = unsafe { Sge::slice(wr.sg_list, wr.num_sge) };
         Some(elements.map(|elements| ReceiveRequest {
-            wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+            posting: Posting {
+                continuation: Continuation {
+                    wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+                    poster: self.poster,
+                    is_receive: true,
+                },
+                this: wr,
+                index,
+                posted: self.posted,
+            },
             elements,
         }))
+    }
+}
+
+/// Where nothing is posted.
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+pub(crate) struct Nowhere(pub(crate) Posted<bindings::ib_send_wr>);
+
+// SAFETY: Tests only look at what requests want, and post none.
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+unsafe impl Sync for Nowhere {}
+
+/// For tests that only look at what requests want.
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+pub(crate) static NOWHERE: Nowhere = Nowhere(Posted::new());
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+impl<T: Operations> SendRequest<'static, T> {
+    /// A request that nobody made, and that cannot be posted.
+    pub(crate) fn for_test(flags: SendFlags, operation: Operation<'static, T>) -> Self {
+        let continuation = Continuation {
+            wr_id: 42,
+            poster: Poster::new(),
+            is_receive: false,
+        };
+        Self {
+            posting: Posting {
+                continuation,
+                this: ptr::null(),
+                index: 0,
+                posted: &NOWHERE.0,
+            },
+            flags,
+            elements: &[],
+            operation,
+        }
     }
 }
 
@@ -431,7 +622,7 @@ mod tests {
         ty: Type,
     ) -> Result<SendRequest<'a, TestDriver>> {
         // SAFETY: Guaranteed by the caller.
-        let mut list = unsafe { SendRequests::new(wr, ty) };
+        let mut list = unsafe { SendRequests::new(wr, ty, Poster::new(), &NOWHERE.0) };
         list.next().ok_or(ENOENT)?
     }
 
@@ -571,7 +762,11 @@ mod tests {
         // SAFETY: There is one, which stays as it is while it is looked at.
         let take = |wr: &bindings::ib_send_wr| unsafe { first(wr, RC) };
         let taken = take(&wr)?;
-        assert_eq!(taken.wr_id, 0xfedc_ba98_7654_3210);
+        let name = &taken.posting.continuation;
+        assert_eq!(
+            (name.wr_id, name.is_receive),
+            (0xfedc_ba98_7654_3210, false)
+        );
         assert_eq!(taken.flags, SendFlags::default());
 
         for (raw, flag) in [
@@ -650,30 +845,47 @@ mod tests {
         first.wr.__bindgen_anon_1.bindgen_union_field = 1;
 
         let head: *const bindings::ib_send_wr = (&raw const first).cast();
-        // SAFETY: A list of requests as their operations demand them, which does not change.
-        let mut list = unsafe { SendRequests::<TestDriver>::new(head, RC) };
-        assert_eq!(list.taken(), head);
+        let (posted, poster) = (Posted::new(), Poster::new());
+        let new = |list| {
+            // SAFETY: None, or a list of requests as their operations demand them, which does not
+            // change.
+            unsafe { SendRequests::<TestDriver>::new(list, RC, poster, &posted) }
+        };
+        let mut list = new(head);
+        let refused = |list: &SendRequests<'_, TestDriver>, result| {
+            let mut bad = null();
+            // SAFETY: There is room for an answer.
+            let answer = unsafe { list.answer(result, &mut bad) };
+            (answer, bad)
+        };
+        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
         let request = list.next().ok_or(ENOENT)??;
         assert!(matches!(request.operation, Operation::Read(r) if r == REMOTE));
-        assert_eq!((request.wr_id, list.taken()), (1, head));
+        // It is taken, but not posted.
+        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
+        assert_eq!(request.post().wr_id, 1);
+        let behind = &raw const second;
+        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), behind));
 
         // One that is refused is named, and does not hide the next.
-        let refused = list.next().ok_or(ENOENT)?;
-        assert_eq!(refused.err(), Some(EOPNOTSUPP));
-        assert_eq!(list.taken(), &raw const second);
+        let unknown = list.next().ok_or(ENOENT)?;
+        assert_eq!(unknown.err(), Some(EOPNOTSUPP));
+        assert_eq!(refused(&list, Err(EOPNOTSUPP)), (Err(EOPNOTSUPP), behind));
 
         let request = list.next().ok_or(ENOENT)??;
         assert!(matches!(
             request.operation,
             Operation::SendWithInvalidate(_)
         ));
-        assert_eq!((request.wr_id, list.taken()), (3, &raw const third));
+        assert_eq!(request.post().wr_id, 3);
         assert!(list.next().is_none());
-        assert_eq!(list.taken(), &raw const third);
+        // What is posted cannot be refused.
+        assert_eq!(refused(&list, Err(EIO)), (Ok(0), null()));
 
-        // SAFETY: There is no request.
-        let mut none = unsafe { SendRequests::<TestDriver>::new(null(), RC) };
-        assert!(none.next().is_none() && none.taken().is_null());
+        let mut none = new(null());
+        assert!(none.next().is_none());
+        posted.0.set((0, null()));
+        assert_eq!(refused(&none, Err(EINVAL)), (Err(EINVAL), null()));
         Ok(())
     }
 }

@@ -26,7 +26,10 @@ use kernel::{
 use crate::{
     bindings,
     compat,
-    pci::Region, //
+    pci::{
+        self,
+        Region, //
+    }, //
 };
 
 /// Number of a feature bit (virtio standard, section 2.2).
@@ -138,11 +141,23 @@ impl Device<Bound> {
     /// Reads the configuration space of the device from its start.
     ///
     /// The read is repeated if the device changed the configuration meanwhile, so the result is
-    /// consistent. May sleep. `EIO` if the device no longer answers.
+    /// consistent. May sleep. `EINVAL` if the configuration is shorter, `EIO` if the device no
+    /// longer answers, `EOPNOTSUPP` if the transport does not say how long it is: of those that
+    /// there are, PCI does.
     pub fn read_config<T: FromBytes>(&self) -> Result<T> {
+        // Transports trust their callers: one that reads beyond the end is a BUG, or reads what is
+        // there, and one of a device without configuration calls nothing.
+        if size_of::<T>() > pci::config_length(self)?.ok_or(EOPNOTSUPP)? {
+            return Err(EINVAL);
+        }
+        // SAFETY: The device is valid; its transport set `config`, which does not change.
+        if unsafe { (*(*self.as_raw()).config).get }.is_none() {
+            return Err(EINVAL);
+        }
         let mut config = MaybeUninit::<T>::zeroed();
 
-        // SAFETY: The device is valid, and `config` is writable for the size of `T`.
+        // SAFETY: The device is valid, and its configuration so long; `config` is writable for the
+        // size of `T`.
         unsafe {
             bindings::virtio_cread_bytes(
                 self.as_raw(),

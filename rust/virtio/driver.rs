@@ -54,7 +54,8 @@ pub trait Driver {
     /// What the driver keeps for a device while it is bound to it.
     ///
     /// The value is dropped while the device still works; its [`Virtqueues`](crate::Virtqueues), if
-    /// it has any, should be the last to go.
+    /// it has any, should be the last to go. Whatever becomes of them, the device has been reset
+    /// and its queues are deleted when its driver has let it go.
     type Data<'bound>: Send + 'bound;
 
     /// The devices this driver is for.
@@ -154,7 +155,7 @@ impl<T: Driver> Adapter<T> {
         from_result(|| {
             vdev.as_ref()
                 .set_drvdata(T::probe(vdev))
-                .inspect_err(|_| queues::reset_unbound(vdev))?;
+                .inspect_err(|_| queues::delete_unbound(vdev))?;
             Ok(0)
         })
     }
@@ -180,7 +181,7 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: As above; nobody else borrows the data: `config_changed` is disabled before
         // `remove` is called.
         drop(unsafe { compat::drvdata_obtain::<T::Data<'_>>(vdev.as_ref()) });
-        queues::reset_unbound(vdev);
+        queues::delete_unbound(vdev);
     }
 
     /// Entry of the virtio core.

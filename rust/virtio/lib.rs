@@ -23,7 +23,8 @@
 //!   interrupts come while `probe` still runs, because drivers talk to their device in `probe`.
 //! - The virtio core demands a device that is reset when `remove` returns, and a driver may want to
 //!   talk to its device until the last moment of its teardown. So the [`Adapter`] drops the
-//!   driver's private data inside `remove`, with the queues as the last thing to go.
+//!   driver's private data inside `remove`, with the queues as the last thing to go, and then
+//!   deletes what is left, forgotten or not: queues, and [watchdogs](Watchdog).
 //!
 //! That a token of the caller accompanies each buffer through the queue, and the names of much of
 //! what follows, are ideas of the virtio abstractions proposed by Manos Pitsidianakis on the

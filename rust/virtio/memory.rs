@@ -124,7 +124,8 @@ pub struct SharedMemory {
 // SAFETY: The memory may be accessed and freed from any thread.
 unsafe impl Send for SharedMemory {}
 
-// SAFETY: Accesses are atomic, or made for memory which others change meanwhile.
+// SAFETY: All accesses are atomic, or volatile and no larger than a word, which in the kernel's
+// memory model is no race with others of that kind.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -187,7 +188,8 @@ impl SharedMemory {
         }
         // SAFETY: `word` is aligned and points to four bytes of an allocation that lives as long as
         // `self` and was initialised with zeroes. Apart from atomics, only `read` and `write`
-        // access it, by volatile accesses that do not rely on it being stable.
+        // access it: by volatile accesses of bytes, or of words that are aligned, which the
+        // kernel's memory model takes for relaxed atomics.
         Ok(unsafe { word.as_ref() })
     }
 

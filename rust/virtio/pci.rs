@@ -16,7 +16,10 @@ use core::{
 use kernel::{
     device::Bound,
     error::to_result,
-    io::resource::Resource,
+    io::resource::{
+        Flags,
+        Resource, //
+    },
     pci,
     prelude::*,
     sync::Arc, //
@@ -38,7 +41,7 @@ pub const REGION_PAGE_SIZE: usize = 4096;
 ///
 /// # Invariants
 ///
-/// The BAR has been requested.
+/// `bar` is the number of a BAR that has been requested.
 struct Reservation<'bound> {
     pdev: &'bound pci::Device<Bound>,
     bar: u8,
@@ -58,41 +61,92 @@ pub struct Region<'bound> {
     len: u64,
 }
 
-impl<'bound> Region<'bound> {
-    /// See [`Device::region`].
-    pub(crate) fn find(dev: &'bound Device<Bound>, cfg_type: u8) -> Result<Option<Self>> {
-        let Ok(pdev) = <&pci::Device<Bound>>::try_from(dev.parent()) else {
-            return Ok(None);
-        };
+/// Where a device says that one of its structures is (`struct virtio_pci_cap`).
+struct Capability {
+    bar: u8,
+    offset: u32,
+    len: u32,
+}
 
+impl Capability {
+    /// Finds the first capability of a kind, whose BAR has a number that is not reserved.
+    fn find(pdev: &pci::Device<Bound>, cfg_type: u8) -> Result<Option<Self>> {
         // SAFETY: `pdev` is a valid PCI device.
         let mut at = unsafe { bindings::pci_find_capability(as_raw(pdev), CAP_ID_VENDOR) };
         for _ in 0..MAX_CAPABILITIES {
             if at == 0 {
                 break;
             }
-            if read_u8(pdev, at, offset_of!(bindings::virtio_pci_cap, cfg_type))? == cfg_type {
-                return Self::new(pdev, at).map(Some);
+            let bar = read_u8(pdev, at, offset_of!(bindings::virtio_pci_cap, bar))?;
+            let found = read_u8(pdev, at, offset_of!(bindings::virtio_pci_cap, cfg_type))?;
+            if found == cfg_type && u32::from(bar) < bindings::PCI_STD_NUM_BARS {
+                return Ok(Some(Self {
+                    bar,
+                    offset: read_u32(pdev, at, offset_of!(bindings::virtio_pci_cap, offset))?,
+                    len: read_u32(pdev, at, offset_of!(bindings::virtio_pci_cap, length))?,
+                }));
             }
             // SAFETY: As above.
             at = unsafe { bindings::pci_find_next_capability(as_raw(pdev), at, CAP_ID_VENDOR) };
         }
         Ok(None)
     }
+}
 
-    /// Reserves the structure of the capability at `at` in configuration space.
-    fn new(pdev: &'bound pci::Device<Bound>, at: u8) -> Result<Self> {
-        let bar = read_u8(pdev, at, offset_of!(bindings::virtio_pci_cap, bar))?;
-        let offset = read_u32(pdev, at, offset_of!(bindings::virtio_pci_cap, offset))?;
-        let len = read_u32(pdev, at, offset_of!(bindings::virtio_pci_cap, length))?;
+/// Bytes of the configuration space of a device, as far as the transport reads them; [`None`] if
+/// the device is not one on PCI.
+///
+/// What the transport found when it began must be what is found here. A device that says other
+/// things at other times is not proof against itself.
+pub(crate) fn config_length(dev: &Device<Bound>) -> Result<Option<usize>> {
+    /// The transport maps no more.
+    const MOST: u32 = kernel::page::PAGE_SIZE as u32;
+    // CAST: A small constant.
+    const DEVICE_CFG: u8 = bindings::VIRTIO_PCI_CAP_DEVICE_CFG as u8;
 
-        if u32::from(bar) >= bindings::PCI_STD_NUM_BARS {
-            return Err(EINVAL);
+    let Ok(pdev) = <&pci::Device<Bound>>::try_from(dev.parent()) else {
+        return Ok(None);
+    };
+    let len = Capability::find(pdev, DEVICE_CFG)?.map_or(0, |found| found.len.min(MOST));
+    // CAST: `usize` has at least 32 bits.
+    Ok(Some(len as usize))
+}
+
+/// The BAR of that number, less than `PCI_STD_NUM_BARS`.
+///
+/// # Safety
+///
+/// The number must be so.
+unsafe fn bar_of(pdev: &pci::Device<Bound>, bar: u8) -> &Resource {
+    // SAFETY: The device has a resource for each BAR, which lives as long. It is bound meanwhile,
+    // so nobody changes its resources.
+    unsafe {
+        let resources = (&raw mut (*as_raw(pdev)).resource).cast();
+        compat::resource_from_raw(resources, usize::from(bar))
+    }
+}
+
+impl<'bound> Region<'bound> {
+    /// See [`Device::region`].
+    pub(crate) fn find(dev: &'bound Device<Bound>, cfg_type: u8) -> Result<Option<Self>> {
+        let Ok(pdev) = <&pci::Device<Bound>>::try_from(dev.parent()) else {
+            return Ok(None);
+        };
+        match Capability::find(pdev, cfg_type)? {
+            Some(found) => Self::new(pdev, &found).map(Some),
+            None => Ok(None),
         }
-        let bar_start = pdev.resource_start(bar.into())?;
-        let bar_len = pdev.resource_len(bar.into())?;
-        let (offset, len) = (u64::from(offset), u64::from(len));
-        if bar_start == 0 || len == 0 || !fits(bar_len, offset, len) {
+    }
+
+    /// Reserves the structure of a capability.
+    fn new(pdev: &'bound pci::Device<Bound>, found: &Capability) -> Result<Self> {
+        let bar = found.bar;
+        let (offset, len) = (u64::from(found.offset), u64::from(found.len));
+        // SAFETY: Capabilities with other numbers are not found.
+        let resource = unsafe { bar_of(pdev, bar) };
+        // Ports of the CPU have addresses, too, at which there is other memory.
+        let is_memory = resource.flags().contains(Flags::IORESOURCE_MEM);
+        if !is_memory || resource.start() == 0 || len == 0 || !fits(resource.size(), offset, len) {
             return Err(EINVAL);
         }
 
@@ -110,14 +164,10 @@ impl<'bound> Region<'bound> {
     }
 
     /// The BAR that the structure is in.
-    pub fn bar(&self) -> &Resource {
+    pub fn bar(&self) -> &'bound Resource {
         let Reservation { pdev, bar } = &*self.reservation;
-        // SAFETY: The device has a resource for each BAR, which lives as long. It is bound, so
-        // nobody changes its resources.
-        unsafe {
-            let resources = (&raw mut (*as_raw(pdev)).resource).cast();
-            compat::resource_from_raw(resources, usize::from(*bar))
-        }
+        // SAFETY: The number is that of a BAR, by the type invariant.
+        unsafe { bar_of(pdev, *bar) }
     }
 
     /// Where in the BAR the structure begins.

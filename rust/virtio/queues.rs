@@ -35,8 +35,11 @@ use crate::{
     bindings,
     compat,
     virtqueue::AnyVirtqueue,
+    watchdog::Watchdogs,
     Device,
-    Dma, //
+    Dma,
+    Watch,
+    Watchdog, //
 };
 
 /// How far the life of the queues of a device has gone.
@@ -66,6 +69,7 @@ struct Queues {
     dev: ARef<Device>,
     queues: KVec<Arc<dyn AnyVirtqueue>>,
     dma: Dma,
+    watchdogs: Arc<Watchdogs>,
     #[pin]
     state: Mutex<State>,
     /// [`State::Stopping`] is over.
@@ -112,7 +116,8 @@ impl Queues {
     ///
     /// # Safety
     ///
-    /// The device must be bound to the driver that created the queues, and its lock must be held.
+    /// The device must be bound to the driver that created the queues, whose data is gone, and its
+    /// lock must be held.
     unsafe fn delete(&self) {
         self.stop();
         // Nobody else looks at the transport from here on. The lock is given back because freeing
@@ -125,6 +130,7 @@ impl Queues {
             // One may have stopped the device from there.
             queue.join();
         }
+        self.watchdogs.close();
         self.dma.close();
         let raw = self.dev.as_raw();
         // SAFETY: The device is valid, and by the caller's contract bound, so its transport is
@@ -174,14 +180,14 @@ fn quiesce<Ctx: DeviceContext>(dev: &Device<Ctx>) {
     }
 }
 
-/// Leaves a device in reset that its driver has let go, whatever the driver left behind.
-pub(crate) fn reset_unbound(dev: &Device<CoreInternal<'_>>) {
+/// Leaves a device in reset, and without queues, whose driver has let it go.
+///
+/// Here and not where [`Virtqueues`] are dropped: that may be anywhere, with any locks.
+pub(crate) fn delete_unbound(dev: &Device<CoreInternal<'_>>) {
     // SAFETY: The device is valid, and its lock is held.
     let queues = unsafe { (*dev.as_raw()).priv_ }.cast::<Queues>();
 
     if let Some(queues) = NonNull::new(queues) {
-        // The driver has leaked its `Virtqueues`.
-        //
         // SAFETY: Only `Virtqueues::new` sets `priv`, to a reference that lives at least until
         // `delete` drops it. Another one is taken, to live through `delete`.
         let queues = ManuallyDrop::new(unsafe { Arc::<Queues>::from_raw(queues.as_ptr()) });
@@ -256,7 +262,8 @@ impl Drop for Claimed {
 
 /// The queues of a bound device, and thereby all its DMA and interrupts.
 ///
-/// Dropping it stops the device as [`Stopper::stop`] does.
+/// Dropping it stops the device as [`Stopper::stop`] does. The queues, empty then, go when the
+/// driver has let the device go.
 pub struct Virtqueues<'bound> {
     queues: Arc<Queues>,
     _bound: PhantomData<&'bound Device<kernel::device::Bound>>,
@@ -265,8 +272,9 @@ pub struct Virtqueues<'bound> {
 impl<'bound> Virtqueues<'bound> {
     /// Creates the queues of a device, from number 0 on.
     ///
-    /// Fails with `EBUSY` if the device already has queues, or a queue is in use elsewhere; with
-    /// what the transport answers (as `ENOENT`) if the device has fewer queues.
+    /// Fails with `EBUSY` if the device already has queues, or has had some since it was bound, or
+    /// a queue is in use elsewhere; with what the transport answers (as `ENOENT`) if the device has
+    /// fewer queues.
     pub fn new(dev: &'bound Device<Core<'_>>, queues: KVec<Arc<dyn AnyVirtqueue>>) -> Result<Self> {
         let raw = dev.as_raw();
         // SAFETY: The device is valid, and `Core` says that its lock is held.
@@ -291,6 +299,7 @@ impl<'bound> Virtqueues<'bound> {
         let queues = Arc::pin_init(
             try_pin_init!(Queues {
                 dma: Dma::new(dev.parent())?,
+                watchdogs: Watchdogs::new()?,
                 dev: dev.into(),
                 queues: queues.keep(),
                 state <- new_mutex!(State::Created, "virtio::Virtqueues"),
@@ -363,12 +372,18 @@ impl<'bound> Virtqueues<'bound> {
         let Some(queue) = self.queues.queues.get(index) else {
             return;
         };
-        let Some(raw) = queue.raw() else {
+        // The queue is not deleted meanwhile: `Queues::delete` would have to get the lock first.
+        let state = self.queues.state.lock();
+        let raw = match *state {
+            State::Created | State::Ready => queue.raw(),
+            State::Stopping(_) | State::Stopped | State::Deleted => None,
+        };
+        let Some(raw) = raw else {
             return;
         };
         let dev: &device::Device = (*self.queues.dev).as_ref();
-        // SAFETY: The device is valid. The queue is not deleted before `self` is dropped. For any
-        // number there is a processor, a possible one.
+        // SAFETY: The device is valid, as is the queue while the lock is held. For any number there
+        // is a processor, a possible one.
         unsafe {
             let node = bindings::dev_to_node((*compat::device_as_raw(dev)).parent);
             let cpu = bindings::cpumask_local_spread(nth, node);
@@ -381,6 +396,11 @@ impl<'bound> Virtqueues<'bound> {
         &self.queues.dma
     }
 
+    /// Looks at something each `interval_ms` milliseconds, for the first time after that long.
+    pub fn watch<W: Watch>(&self, interval_ms: u32, watch: W) -> Result<Watchdog<W>> {
+        Watchdog::new(&self.queues.watchdogs, interval_ms, watch)
+    }
+
     /// A handle that stops the device.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.queues.clone())
@@ -389,9 +409,6 @@ impl<'bound> Virtqueues<'bound> {
 
 impl Drop for Virtqueues<'_> {
     fn drop(&mut self) {
-        // SAFETY: The device is bound during `'bound`. Its lock is held: the value was created in
-        // `probe` and cannot leave the driver's private data but by being leaked; so it is dropped
-        // either there or when `probe` fails, or when the driver is unbound.
-        unsafe { self.queues.delete() };
+        self.queues.stop();
     }
 }

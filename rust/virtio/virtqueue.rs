@@ -190,8 +190,8 @@ unsafe impl Sync for Workqueue {}
 /// # Invariants
 ///
 /// `raw` is null or a queue of which this is the only user, and which is not deleted before `raw`
-/// is set to null. All tokens in it come from `KBox<Chain<C>>::into_raw`, with the `C` of the
-/// [`Virtqueue`] this is in.
+/// is set to null; it is not null if `open`. All tokens in it come from `KBox<Chain<C>>::into_raw`,
+/// with the `C` of the [`Virtqueue`] this is in.
 struct RawQueue {
     raw: *mut bindings::virtqueue,
     /// Whether it belongs to a device, or is about to.
@@ -408,27 +408,13 @@ impl<H: Handler> Virtqueue<H> {
     }
 }
 
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-impl<H: Handler> Virtqueue<H> {
-    /// Lets [`defer`](Self::defer) work, and nothing else, without a device.
-    pub(crate) fn open_for_test(&self) {
-        self.queue.lock().open = true;
-    }
-
-    /// Ends that.
-    pub(crate) fn close_for_test(&self) {
-        private::Sealed::close(self);
-        private::Sealed::join(self);
-    }
-}
-
 mod private {
     /// What only this crate may call.
     pub trait Sealed {
         /// Name of the interrupt.
         fn name(&self) -> &kernel::str::CStr;
 
-        /// Calls the handler.
+        /// Calls the handler, unless the queue is closed.
         fn interrupt(&self);
 
         /// Makes the queue that of a device. Returns whether it was nobody's.
@@ -489,7 +475,12 @@ impl<H: Handler> private::Sealed for Virtqueue<H> {
     }
 
     fn interrupt(&self) {
-        self.handler.used(self);
+        // Who closes the queue waits for all handlers that have begun. A device that interrupts
+        // though it is stopped is not heard.
+        let open = self.queue.lock().open;
+        if open {
+            self.handler.used(self);
+        }
     }
 
     fn claim(&self) -> bool {

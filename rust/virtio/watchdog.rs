@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Something that is looked at from time to time.
+//! Something that is looked at from time to time, as long as its device has a driver.
 
 use core::mem::{
     offset_of,
@@ -8,9 +8,13 @@ use core::mem::{
 };
 
 use kernel::{
+    new_mutex,
     prelude::*,
     static_lock_class,
-    sync::Arc,
+    sync::{
+        Arc,
+        Mutex, //
+    },
     time::msecs_to_jiffies,
     types::Opaque, //
 };
@@ -23,10 +27,64 @@ pub trait Watch: Send + Sync + 'static {
     fn look(&self) -> bool;
 }
 
-/// Looks at something again and again until there is no need to, and whenever it is asked to.
+/// Looks at something again and again until there is no need to, and whenever it is asked to
+/// ([`Virtqueues::watch`](crate::Virtqueues::watch)).
 ///
-/// Dropping it waits for a look that is under way, but for one that drops it.
-pub struct Watchdog<W: Watch>(Arc<Work<W>>);
+/// Dropping it waits for a look that is under way, but for one that drops it. One that is forgotten
+/// ends when the driver has let the device go: so it never runs code of a driver that is gone.
+pub struct Watchdog<W: Watch> {
+    work: Arc<Work<W>>,
+    all: Arc<Watchdogs>,
+}
+
+/// What is not to run any more at the end.
+trait End: Send + Sync {
+    /// On return it does not run, and will not. Sleeps.
+    fn end(&self);
+}
+
+/// All watchdogs of a device with queues.
+#[pin_data]
+pub(crate) struct Watchdogs {
+    /// Those that have not ended. [`None`] when there can be no more.
+    #[pin]
+    running: Mutex<Option<KVec<Arc<dyn End>>>>,
+}
+
+impl Watchdogs {
+    /// None yet.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                running <- new_mutex!(Some(KVec::new()), "virtio::Watchdogs"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// `ENODEV` if there can be no more.
+    fn add(&self, work: Arc<dyn End>) -> Result {
+        let mut running = self.running.lock();
+        let running: &mut Option<_> = &mut running;
+        running.as_mut().ok_or(ENODEV)?.push(work, GFP_KERNEL)?;
+        Ok(())
+    }
+
+    fn remove<W: Watch>(&self, work: &Arc<Work<W>>) {
+        let is_other = |other: &mut Arc<dyn End>| !core::ptr::addr_eq(&**other, &**work);
+        if let Some(running) = &mut *self.running.lock() {
+            running.retain(is_other);
+        }
+    }
+
+    /// Ends all that have not ended. Sleeps.
+    pub(crate) fn close(&self) {
+        let running = self.running.lock().take();
+        for work in running.iter().flatten() {
+            work.end();
+        }
+    }
+}
 
 /// The work of a [`Watchdog`]. It is C's and not `workqueue::DelayedWork`, which can be neither
 /// cancelled nor waited for, nor brought forward.
@@ -35,7 +93,7 @@ pub struct Watchdog<W: Watch>(Arc<Work<W>>);
 ///
 /// - `work` was initialised when `self` was created; its function is [`Self::callback`].
 /// - It is part of an [`Arc`], and not freed while the work is queued or runs, unless the work
-///   itself keeps it.
+///   itself keeps it: the work is disabled before [`Watchdogs`] forgets it.
 #[pin_data]
 struct Work<W: Watch> {
     #[pin]
@@ -51,8 +109,9 @@ unsafe impl<W: Watch> Send for Work<W> {}
 unsafe impl<W: Watch> Sync for Work<W> {}
 
 impl<W: Watch> Watchdog<W> {
-    /// Looks each `interval_ms` milliseconds, for the first time after that long.
-    pub fn new(interval_ms: u32, watch: W) -> Result<Self> {
+    /// Looks each `interval_ms` milliseconds, for the first time after that long, until this is
+    /// dropped or all have ended.
+    pub(crate) fn new(all: &Arc<Watchdogs>, interval_ms: u32, watch: W) -> Result<Self> {
         // One for all types, as are the lock classes: lockdep knows names by address.
         static WORK: &CStr = c"virtio::Watchdog::work";
         static TIMER: &CStr = c"virtio::Watchdog::timer";
@@ -84,8 +143,12 @@ impl<W: Watch> Watchdog<W> {
             }),
             GFP_KERNEL,
         )?;
+        all.add(work.clone())?;
+        // From here on it ends with all others, if not before; if it has by now, this is of no
+        // effect.
         work.schedule();
-        Ok(Self(work))
+        let all = all.clone();
+        Ok(Self { work, all })
     }
 
     /// Looks as soon as possible: any look that begins after this call has seen what came before
@@ -96,7 +159,7 @@ impl<W: Watch> Watchdog<W> {
             bindings::mod_delayed_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
                 bindings::system_dfl_wq,
-                self.0.work.get(),
+                self.work.work.get(),
                 0,
             )
         };
@@ -105,12 +168,23 @@ impl<W: Watch> Watchdog<W> {
 
 impl<W: Watch> Drop for Watchdog<W> {
     fn drop(&mut self) {
-        let work = self.0.work.get();
-        // SAFETY: The work is initialised, by the type invariant; any task may ask what it runs.
-        // From here on it is not queued, though its function does that. If it does not run, or this
-        // waits for it, it is not used afterwards; and if it is what runs here, it keeps itself.
+        self.work.end();
+        // A look that drops its watchdog is waited for when all end. Whoever ends all at this time
+        // has the work, too.
+        if !self.work.is_looking_here() {
+            self.all.remove(&self.work);
+        }
+    }
+}
+
+impl<W: Watch> End for Work<W> {
+    fn end(&self) {
+        let work = self.work.get();
+        // SAFETY: The work is initialised, by the type invariant. From here on it is not queued,
+        // though its function does that. If it does not run, or this waits for it, it is not used
+        // afterwards; and if it is what runs here, it keeps itself.
         unsafe {
-            if bindings::current_work() == &raw mut (*work).work {
+            if self.is_looking_here() {
                 bindings::disable_delayed_work(work);
             } else {
                 bindings::disable_delayed_work_sync(work);
@@ -120,6 +194,12 @@ impl<W: Watch> Drop for Watchdog<W> {
 }
 
 impl<W: Watch> Work<W> {
+    /// Whether the caller is a look.
+    fn is_looking_here(&self) -> bool {
+        // SAFETY: The work is initialised, by the type invariant; any task may ask what it runs.
+        unsafe { bindings::current_work() == &raw mut (*self.work.get()).work }
+    }
+
     /// Has the work done after the interval.
     fn schedule(&self) {
         // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.

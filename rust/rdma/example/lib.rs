@@ -251,8 +251,6 @@ impl Operations for Efa {
             // 4 lanes of EDR: 100 Gb/s.
             active_width: 2,
             active_speed: 32,
-            pkey_table_length: 1,
-            gid_table_length: 1,
             max_message_size: 4096,
             bad_pkey_count: 0,
             qkey_violation_count: 0,

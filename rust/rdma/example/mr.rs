@@ -87,7 +87,7 @@ impl MemoryRegion for Region {
 pub(crate) struct Query;
 
 impl Query {
-    const HANDLE: Attribute = Attribute::object(0, Kind::MemoryRegion);
+    const HANDLE: Attribute = Attribute::object::<Mr<Region>>(0);
     const VALIDITY: Attribute = Attribute::output::<abi::Validity>(1);
     const RECEIVE: Attribute = Attribute::output::<abi::InterconnectId>(2);
     const READ: Attribute = Attribute::output::<abi::InterconnectId>(3);

@@ -77,7 +77,7 @@ fn with_device(test: impl FnOnce(*mut bindings::ib_device) -> Result) -> Result 
         admin: admin.clone(),
         address: ADDRESS,
     };
-    let device = UnregisteredDevice::<Efa>::new(parent, &PROPERTIES, Objects::new(2)?)?;
+    let device = UnregisteredDevice::<Efa>::new(&PROPERTIES, Objects::new(2)?)?;
     // SAFETY: It is dropped below.
     let registration = unsafe { Registration::new(device, c"rdma-efa%d", parent, data) }?;
     let result = test(raw(registration.device()));

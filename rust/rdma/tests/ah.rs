@@ -49,8 +49,14 @@ mod cases {
             ] {
                 wr.wr.opcode = opcode;
                 // SAFETY: A request that is what its operation demands, and does not change.
-                let mut list =
-                    unsafe { SendRequests::<TestDriver>::new((&raw const wr).cast(), ty) };
+                let mut list = unsafe {
+                    SendRequests::<TestDriver>::new(
+                        (&raw const wr).cast(),
+                        ty,
+                        Poster::new(),
+                        &NOWHERE.0,
+                    )
+                };
                 let Operation::Datagram {
                     ah: handle,
                     remote_qpn,

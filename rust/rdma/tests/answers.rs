@@ -85,7 +85,10 @@ mod cases {
         with_device(|device, log| {
             let mut qp = Pair::new(device)?;
             log.completing.store(qp.number(), SeqCst);
-            let cq = qp.queues[0].0.as_raw();
+            for _ in 0..2 {
+                qp.send(device, 1)?;
+            }
+            let cq = qp.send_cq();
             assert!(fills(|wc| match verb!(device, poll_cq(cq, 1, wc)) {
                 1 => Ok(()),
                 _ => Err(EIO),

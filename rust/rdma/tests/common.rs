@@ -50,12 +50,15 @@ pub(super) use crate::{
         Atomicity,
         Capability,
         Device,
-        OnDemandPaging, //
+        OnDemandPaging,
+        Properties,
+        UnregisteredDevice, //
     },
     event::{
         CqEvent,
         Dispatcher,
         Objects,
+        PortEvent,
         QpEvent,
         SrqEvent, //
     },
@@ -70,10 +73,12 @@ pub(super) use crate::{
     mw,
     pages::UserPages,
     place::{
+        Completes,
         InUse,
         Named,
         Notice,
         Place,
+        Poster,
         Room, //
     },
     port::{
@@ -105,10 +110,13 @@ pub(super) use crate::{
         Status, //
     },
     wr::{
+        Continuation,
         Operation,
+        Posted,
         ReceiveRequests,
         SendFlag,
-        SendRequests, //
+        SendRequests,
+        NOWHERE, //
     },
     Ah,
     Cq,
@@ -135,6 +143,7 @@ pub(super) use super::driver::{
     DEVICE_MEMORY,
     DEVICE_PAGES,
     FIRMWARE,
+    GIDS,
     MAC,
     MACS,
     MAPPABLE,
@@ -346,6 +355,25 @@ impl Pair {
     pub(super) fn number(&mut self) -> u32 {
         // SAFETY: It was constructed.
         unsafe { (*self.as_raw()).qp_num }
+    }
+
+    /// Posts a send by that name.
+    pub(super) fn send(&mut self, device: &Device<TestDriver>, wr_id: u64) -> Result {
+        let mut bad = ptr::null();
+        let mut wr = bindings::ib_send_wr {
+            opcode: bindings::ib_wr_opcode_IB_WR_SEND,
+            ..Default::default()
+        };
+        wr.__bindgen_anon_1.bindgen_union_field = wr_id;
+        to_result(verb!(
+            device,
+            post_send(self.as_raw(), &raw const wr, &mut bad)
+        ))
+    }
+
+    /// The completion queue of sends.
+    pub(super) fn send_cq(&mut self) -> *mut bindings::ib_cq {
+        self.queues[0].0.as_raw()
     }
 
     pub(super) fn end(mut self, device: &Device<TestDriver>) -> Result {

@@ -95,26 +95,105 @@ mod cases {
         })
     }
 
+    /// The names of the requests whose completions there are, at most three, and whether they are
+    /// of that queue pair.
+    fn poll(
+        device: &Device<TestDriver>,
+        cq: *mut bindings::ib_cq,
+        qp: *mut bindings::ib_qp,
+    ) -> Result<KVec<u64>> {
+        let mut room = core::array::from_fn::<_, 3, _>(|_| bindings::ib_wc::default());
+        let count = verb!(device, poll_cq(cq, 3, room.as_mut_ptr()));
+        let mut names = KVec::new();
+        for wc in &room[..count as usize] {
+            assert_eq!(wc.qp, qp);
+            names.push(wc.__bindgen_anon_1.bindgen_union_field, GFP_KERNEL)?;
+        }
+        Ok(names)
+    }
+
     #[test]
-    fn completions_are_of_queue_pairs_that_exist() -> Result {
+    fn completions_are_of_requests_that_were_posted() -> Result {
+        with_device(|device, log| {
+            let (mut qp, mut other) = (Pair::new(device)?, Pair::new(device)?);
+            let (raw, cq) = (qp.as_raw(), qp.send_cq());
+            assert!(poll(device, cq, raw)?.is_empty());
+            log.completing.store(qp.number(), SeqCst);
+            for name in 1..=4 {
+                qp.send(device, name)?;
+            }
+            assert_eq!(*poll(device, cq, raw)?, [1, 2, 3]);
+            assert_eq!(*poll(device, cq, raw)?, [4]);
+            // Each once.
+            assert!(poll(device, cq, raw)?.is_empty());
+
+            // Sends do not complete in the queue of receives, nor in that of other sends.
+            for elsewhere in [qp.queues[1].0.as_raw(), other.send_cq()] {
+                qp.send(device, 5)?;
+                assert!(poll(device, elsewhere, raw)?.is_empty());
+            }
+            // Nor were they posted to another queue pair.
+            log.completing.store(other.number(), SeqCst);
+            qp.send(device, 6)?;
+            assert!(poll(device, cq, raw)?.is_empty());
+            qp.send(device, 7)?;
+            assert!(poll(device, other.send_cq(), raw)?.is_empty());
+
+            let mut room = bindings::ib_wc::default();
+            assert!(verb!(device, poll_cq(cq, -1, &mut room)) < 0);
+            qp.end(device)?;
+            other.end(device)
+        })
+    }
+
+    #[test]
+    fn what_is_posted_before_a_reset_does_not_complete() -> Result {
         with_device(|device, log| {
             let mut qp = Pair::new(device)?;
-            let raw = qp.as_raw();
-            let cq = qp.queues[0].0.as_raw();
-            let mut room = core::array::from_fn::<_, 3, _>(|_| bindings::ib_wc::default());
-            assert_eq!(verb!(device, poll_cq(cq, 3, room.as_mut_ptr())), 0);
+            let (raw, cq) = (qp.as_raw(), qp.send_cq());
             log.completing.store(qp.number(), SeqCst);
-            assert_eq!(verb!(device, poll_cq(cq, 2, room.as_mut_ptr())), 2);
-            for (i, wc) in room.iter().enumerate() {
-                let expected = if i < 2 {
-                    (raw, i as u64)
-                } else {
-                    (null_mut(), 0)
-                };
-                assert_eq!((wc.qp, wc.__bindgen_anon_1.bindgen_union_field), expected);
-            }
-            assert!(verb!(device, poll_cq(cq, -1, room.as_mut_ptr())) < 0);
+            qp.send(device, 1)?;
+            let mut attr = KBox::new(bindings::ib_qp_attr::default(), GFP_KERNEL)?;
+            attr.qp_state = State::Error.raw();
+            // CAST: A set of bits that C keeps in an `int`.
+            let mask = Attribute::State as c_int;
+            to_result(verb!(
+                device,
+                modify_qp(raw, &raw mut *attr, mask, null_mut())
+            ))?;
+            assert_eq!(*poll(device, cq, raw)?, [1]);
+            qp.send(device, 2)?;
+            attr.qp_state = State::Reset.raw();
+            to_result(verb!(
+                device,
+                modify_qp(raw, &raw mut *attr, mask, null_mut())
+            ))?;
+            qp.send(device, 3)?;
+            assert_eq!(*poll(device, cq, raw)?, [3]);
             qp.end(device)
+        })
+    }
+
+    #[test]
+    fn queues_of_processes_are_not_polled_by_the_kernel() -> Result {
+        with_device(|device, _| {
+            let mut process = Process::new(device)?;
+            let mut cq = room!(device, ib_cq, Cq);
+            let attributes = bindings::ib_cq_init_attr {
+                cqe: 1,
+                ..Default::default()
+            };
+            let buffer = process.memory.address();
+            let mut call = process.call(buffer)?;
+            to_result(verb!(
+                device,
+                create_user_cq(cq.as_raw(), &attributes, call.attributes())
+            ))?;
+            let mut room = bindings::ib_wc::default();
+            let polled = verb!(device, poll_cq(cq.as_raw(), 1, &mut room));
+            assert_eq!(to_result(polled), Err(EOPNOTSUPP));
+            to_result(verb!(device, destroy_cq(cq.as_raw(), null_mut())))?;
+            process.end(device)
         })
     }
 }

@@ -113,6 +113,7 @@ use crate::{
     umem::Buffer,
     wc,
     wr::{
+        Continuation,
         ReceiveRequests,
         SendRequests,
         Sge, //
@@ -209,8 +210,11 @@ pub(crate) struct Log {
     pub(crate) is_down: AtomicBool,
     /// Who hands events out.
     pub(crate) dispatcher: Arc<Dispatcher>,
-    /// Queue pair of the completions that it has, of which there is no end.
+    /// Queue pair that it says its completions are of.
     pub(crate) completing: AtomicU32,
+    /// Sends that were posted and have not completed.
+    #[pin]
+    pub(crate) posted: SpinLock<KVec<Continuation>>,
     /// Pages that the last process that may map memory shares with the device.
     #[pin]
     shared: SpinLock<Option<Arc<UserPages>>>,
@@ -362,8 +366,7 @@ impl uapi::Method for Nothing {
 
     const OBJECT: uapi::Kind = uapi::Kind::CompletionQueue;
     const NUMBER: u16 = 2;
-    const ATTRIBUTES: &'static [&'static Attribute] =
-        &[&Attribute::object(0, uapi::Kind::CompletionQueue)];
+    const ATTRIBUTES: &'static [&'static Attribute] = &[&Attribute::object::<Cq<Object>>(0)];
 
     fn call(
         _call: &Call<'_, TestDriver>,
@@ -404,7 +407,7 @@ impl UserContext for Object {
         let bar = unsafe { crate::compat::resource_from_raw(&mut bar, 0) };
         let device = DeviceMemory::new(bar, 0, length)?;
         let offsets = Offsets {
-            device: mappings.insert(device)?,
+            device: mappings.insert(call, device)?,
             shared: mappings.insert_pages(&pages)?,
         };
         if request == MAPPABLE_BUT_REFUSED {
@@ -532,8 +535,7 @@ impl CompletionQueue for Object {
     }
 
     fn poll(_cq: &Cq<Self>, call: &Call<'_, TestDriver>, out: &mut wc::Completions<'_>) -> Result {
-        let mut completion = wc::Completion {
-            wr_id: 0,
+        let completion = wc::Completion {
             qpn: call.data().completing.load(SeqCst),
             status: wc::Status::Success,
             opcode: wc::Opcode::Send,
@@ -542,8 +544,11 @@ impl CompletionQueue for Object {
             extra: None,
             source: None,
         };
-        while out.push(&completion) {
-            completion.wr_id += 1;
+        let mut posted = call.data().posted.lock();
+        while !posted.is_empty() && !out.is_full() {
+            let request = posted.remove(0).map_err(|_| EINVAL)?;
+            // What is not wanted is dropped.
+            let _ = out.push(request, &completion);
         }
         Ok(())
     }
@@ -658,7 +663,9 @@ impl QueuePair for Object {
         for request in requests {
             let request = request?;
             count += 1;
+            let request = request.post();
             call.data().note(Asked::Send(count, request.wr_id));
+            call.data().posted.lock().push_within_capacity(request)?;
         }
         Ok(())
     }
@@ -681,7 +688,8 @@ fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> R
     for request in requests {
         let request = request?;
         count += 1;
-        call.data().note(Asked::Receive(count, request.wr_id));
+        call.data()
+            .note(Asked::Receive(count, request.post().wr_id));
     }
     Ok(())
 }
@@ -932,8 +940,6 @@ pub(crate) fn port_attributes(port: Port) -> port::Attributes {
         // 4 lanes of EDR, or 8 of HDR.
         active_width: 2 * port as u8,
         active_speed: 32 * port as u16,
-        pkey_table_length: PKEYS,
-        gid_table_length: 13,
         max_message_size: 14 * port,
         bad_pkey_count: 15 * port,
         qkey_violation_count: 16 * port,
@@ -953,6 +959,9 @@ pub(crate) fn port_link_layer(port: Port) -> LinkLayer {
 
 /// Entries of the P_Key table.
 const PKEYS: u16 = 3;
+
+/// Entries of the GID tables of the ports.
+pub(crate) const GIDS: [u32; PORTS as usize] = [13, 17];
 
 /// Ports of the device.
 pub(crate) const PORTS: u32 = 2;
@@ -1002,11 +1011,12 @@ impl Operations for TestDriver {
     }
 
     fn port_immutable(_call: &Call<'_, Self>, port: Port) -> Result<port::Immutable> {
-        let attributes = port_attributes(port);
+        let protocol = port::Protocol::RoceV2;
         Ok(port::Immutable {
-            protocol: port::Protocol::RoceV2,
-            pkey_table_length: attributes.pkey_table_length,
-            gid_table_length: attributes.gid_table_length,
+            protocol,
+            pkey_table_length: PKEYS,
+            // CAST: There are two ports.
+            gid_table_length: GIDS[port.number() as usize - 1],
         })
     }
 
@@ -1130,12 +1140,13 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
             buffer <- new_spinlock!(None),
             dispatcher: events,
             completing: AtomicU32::new(0),
+            posted <- new_spinlock!(KVec::with_capacity(8, GFP_KERNEL)?),
             shared <- new_spinlock!(None),
-        }),
+        }? Error),
         GFP_KERNEL,
     )?;
     let parent = dma_device.device();
-    let device = UnregisteredDevice::new(parent, &PROPERTIES, objects)?;
+    let device = UnregisteredDevice::new(&PROPERTIES, objects)?;
     // SAFETY: It is dropped below.
     let registration = unsafe { Registration::new(device, c"rdma-test%d", parent, log.clone()) }?;
     let told = dispatcher.port_event(Port::FIRST, crate::event::PortEvent::PkeyChange);

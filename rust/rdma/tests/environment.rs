@@ -343,6 +343,10 @@ pub struct UserCall(Memory<bindings::uverbs_attr_bundle>);
 impl UserCall {
     /// A call in `context`, which may be null. The driver's part of the request has so many bytes,
     /// at the beginning of `memory`, which those of the response replace.
+    #[expect(
+        clippy::not_unsafe_ptr_arg_deref,
+        reason = "contexts of tests are there, and all calls of verbs are unsafe anyway"
+    )]
     pub fn new(
         memory: &ProcessMemory,
         length: usize,

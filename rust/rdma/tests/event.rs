@@ -313,11 +313,11 @@ mod cases {
         // The hardware gives it away, though nobody told it to forget the owner.
         let refused = list(dispatcher.qp_room()?, 9, new, InUse::new(true));
         assert_eq!(refused.err(), Some(EIO));
-        assert_eq!(dispatcher.find_qp(9), Some((old, 0)));
+        assert_eq!(found(dispatcher, 9), Some(old));
         drop(place);
         assert!(dispatcher.find_qp(9).is_none());
         let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
-        assert_eq!(dispatcher.find_qp(9), Some((new, 0)));
+        assert_eq!(found(dispatcher, 9), Some(new));
         Ok(())
     }
 
@@ -370,7 +370,7 @@ mod cases {
         let place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         // The old one was there until its handler had returned.
         assert!(!HANDLER_RUNS.load(Relaxed));
-        assert_eq!(dispatcher.find_qp(9), Some((new, 0)));
+        assert_eq!(found(dispatcher, 9), Some(new));
         assert!(dispatcher.qp_event(9, QpEvent::Fatal));
         assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_QP_FATAL);
         drop(place);
@@ -404,8 +404,13 @@ mod cases {
         wait_until(|| dispatcher.find_qp(9).is_none())?;
         let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
         assert!(!HANDLER_RUNS.load(Relaxed));
-        assert_eq!(dispatcher.find_qp(9), Some((new, 0)));
+        assert_eq!(found(dispatcher, 9), Some(new));
         Ok(())
+    }
+
+    /// The queue pair that completions find by that number.
+    fn found(dispatcher: &Dispatcher, number: u32) -> Option<NonNull<bindings::ib_qp>> {
+        dispatcher.find_qp(number).map(|entry| entry.object())
     }
 
     #[test]
@@ -422,7 +427,6 @@ mod cases {
         let qp = NonNull::from(&mut *qp);
         let mut room = [bindings::ib_wc::default(), bindings::ib_wc::default()];
         let completion = Completion {
-            wr_id: 0x1122_3344_5566_7788,
             qpn: 5,
             status: Status::Success,
             opcode: Opcode::Receive,
@@ -440,21 +444,46 @@ mod cases {
             }),
         };
 
-        let place = list(dispatcher.qp_room()?, 5, qp, InUse::new(true))?;
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        let (cq, receives) = (&raw mut *cq, Poster::new());
+        // Its receives are those of a shared queue.
+        let completes = Completes {
+            send_cq: cq,
+            recv_cq: cq,
+            receives: Some(receives),
+        };
+        let in_use = InUse::of_queue_pair(true, completes);
+        let place = list(dispatcher.qp_room()?, 5, qp, in_use)?;
         place.set_port(2);
+        let request = |poster, is_receive| Continuation {
+            wr_id: 0x1122_3344_5566_7788,
+            poster,
+            is_receive,
+        };
         // SAFETY: There is room for two completions.
-        let mut out = unsafe { Completions::new(dispatcher, room.as_mut_ptr(), 2) };
-        assert!(out.push(&completion));
-        assert!(!out.push(&Completion {
+        let mut out = unsafe { Completions::new(dispatcher, cq, room.as_mut_ptr(), 2) };
+        assert_eq!(out.push(request(receives, true), &completion), Ok(()));
+        let other = Completion {
             qpn: 4,
             ..completion
-        }));
-        assert!(out.push(&Completion {
+        };
+        assert!(out.push(request(receives, true), &other).is_err());
+        assert!(out.push(request(receives, false), &completion).is_err());
+        assert!(out
+            .push(request(place.poster(), true), &completion)
+            .is_err());
+        let send = Completion {
+            opcode: Opcode::Send,
             extra: None,
             source: None,
             ..completion
-        }));
-        assert!(out.is_full() && !out.push(&completion));
+        };
+        assert!(out.push(request(receives, false), &send).is_err());
+        assert_eq!(out.push(request(place.poster(), false), &send), Ok(()));
+        assert!(out.is_full());
+        // What there is no room for comes back.
+        let back = out.push(request(receives, true), &completion);
+        assert_eq!(back, Err(request(receives, true)));
         assert_eq!(out.len(), 2);
         drop(place);
 

@@ -213,6 +213,8 @@ mod cases {
                 SendRequests::<TestDriver>::new(
                     ptr::from_ref(wr).cast(),
                     qp::Type::ReliableConnection,
+                    Poster::new(),
+                    &NOWHERE.0,
                 )
                 .next()
                 .ok_or(ENOENT)?
@@ -277,13 +279,15 @@ mod cases {
     #[test]
     fn a_mapping_is_what_the_core_left() -> Result {
         let mut raw = boxed::<bindings::ib_mr>()?;
-        assert_eq!(Mapping::from_raw(&raw, 0).err(), Some(EINVAL));
+        // SAFETY: Nobody else has the region.
+        let mapping = |raw: &bindings::ib_mr, pages| unsafe { Mapping::from_raw(raw, pages) };
+        assert_eq!(mapping(&raw, 0).err(), Some(EINVAL));
 
         raw.iova = 0x1_2345;
         raw.length = 0x3000;
         raw.page_size = 4096;
         assert_eq!(
-            Mapping::from_raw(&raw, 4)?,
+            mapping(&raw, 4)?,
             Mapping {
                 iova: 0x1_2345,
                 length: 0x3000,
@@ -292,7 +296,7 @@ mod cases {
             }
         );
         raw.page_size = 6144;
-        assert_eq!(Mapping::from_raw(&raw, 4).err(), Some(EINVAL));
+        assert_eq!(mapping(&raw, 4).err(), Some(EINVAL));
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ mod cases {
             assert!(device.ports().eq([Port::FIRST, second_port()?]));
             for port in device.ports() {
                 let expected = port_attributes(port);
+                let gids = GIDS[port.number() as usize - 1] as c_int;
                 let mut raw = bindings::ib_port_attr::default();
                 // SAFETY: The device is registered, and there is room.
                 to_result(unsafe {
@@ -30,7 +31,7 @@ mod cases {
                 );
                 assert_eq!(raw.active_width, expected.active_width);
                 assert_eq!(raw.active_speed, expected.active_speed);
-                assert_eq!((raw.pkey_tbl_len, raw.gid_tbl_len), (3, 13));
+                assert_eq!((raw.pkey_tbl_len, raw.gid_tbl_len), (3, gids));
                 assert_eq!(raw.max_msg_sz, expected.max_message_size);
                 assert_eq!(raw.bad_pkey_cntr, expected.bad_pkey_count);
                 assert_eq!(raw.qkey_viol_cntr, expected.qkey_violation_count);
@@ -41,7 +42,7 @@ mod cases {
                     let ports = (*device.as_raw()).port_data;
                     &(*ports.add(port.number() as usize)).immutable
                 };
-                assert_eq!((immutable.pkey_tbl_len, immutable.gid_tbl_len), (3, 13));
+                assert_eq!((immutable.pkey_tbl_len, immutable.gid_tbl_len), (3, gids));
                 assert_eq!(
                     immutable.core_cap_flags,
                     bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP
@@ -59,12 +60,38 @@ mod cases {
                     unsafe { bindings::rdma_port_get_link_layer(device.as_raw(), port.number()) };
                 assert_eq!(layer, port_link_layer(port).raw());
             }
-            // There is no port 0, whoever asks.
-            let mut raw = bindings::ib_port_attr::default();
-            let query = verb!(device, query_port(device.as_raw(), 0, &mut raw));
-            assert_eq!(to_result(query), Err(EINVAL));
+            // There is no port 0, whoever asks, nor one after the last.
+            for number in [0, PORTS + 1, u32::MAX] {
+                let mut raw = bindings::ib_port_attr::default();
+                let query = verb!(device, query_port(device.as_raw(), number, &mut raw));
+                assert_eq!(to_result(query), Err(EINVAL));
+            }
             Ok(())
         })
+    }
+
+    #[test]
+    fn ports_that_are_not_there_have_no_events() -> Result {
+        with_device(|device, log| {
+            let told = |port| log.dispatcher.port_event(port, PortEvent::PkeyChange);
+            assert!(device.ports().all(told));
+            assert!(!told(Port::try_from(PORTS + 1)?) && !told(Port::try_from(u32::MAX)?));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_device_has_ports_and_vectors() -> Result {
+        assert_eq!(Objects::new(0).err(), Some(EINVAL));
+        for ports in [0, u32::MAX] {
+            let properties = Properties {
+                ports,
+                ..PROPERTIES
+            };
+            let device = UnregisteredDevice::<TestDriver>::new(&properties, Objects::new(1)?);
+            assert_eq!(device.err(), Some(EINVAL));
+        }
+        Ok(())
     }
 
     #[test]
@@ -145,7 +172,7 @@ mod cases {
             timeout: 18,
         });
         let mut raw = bindings::ib_port_attr::default();
-        attributes.write(&mut raw)?;
+        attributes.write(&Default::default(), &mut raw)?;
         assert_eq!((raw.lid, raw.lmc), (0x1122, 3));
         assert_eq!((raw.sm_lid, raw.sm_sl), (0x3344, 5));
         assert_eq!((raw.subnet_timeout, raw.ip_gids()), (18, 0));
@@ -228,16 +255,45 @@ mod cases {
         ] {
             let mut raw = bindings::ib_port_attr::default();
             attributes.state = state;
-            attributes.write(&mut raw)?;
+            attributes.write(&Default::default(), &mut raw)?;
             assert_eq!(
                 (raw.state, u32::from(raw.phys_state)),
                 (raw_state, physical)
             );
         }
-        attributes.gid_table_length = u32::MAX;
-        let mut raw = bindings::ib_port_attr::default();
-        assert!(attributes.write(&mut raw).is_err());
         Ok(())
+    }
+
+    #[test]
+    fn what_no_subnet_manager_gives_is_refused() {
+        let mut attributes = port_attributes(Port::FIRST);
+        let mut write = |subnet| {
+            attributes.subnet = Some(subnet);
+            attributes.write(&Default::default(), &mut Default::default())
+        };
+        let most = port::Subnet {
+            lid_mask_count: 7,
+            manager_service_level: 15,
+            timeout: 31,
+            ..Default::default()
+        };
+        assert_eq!(write(most), Ok(()));
+        for wrong in [
+            port::Subnet {
+                lid_mask_count: 8,
+                ..most
+            },
+            port::Subnet {
+                manager_service_level: 16,
+                ..most
+            },
+            port::Subnet {
+                timeout: 32,
+                ..most
+            },
+        ] {
+            assert_eq!(write(wrong), Err(EINVAL));
+        }
     }
 
     #[test]

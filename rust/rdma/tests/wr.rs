@@ -79,20 +79,23 @@ mod cases {
         };
         first.__bindgen_anon_1.bindgen_union_field = 77;
 
+        let posted = Posted::new();
         // SAFETY: The list is as long as its requests say, and does not change. The count that is
         // negative is refused.
-        let mut list = unsafe { ReceiveRequests::new(&first) };
-        assert_eq!(list.taken(), &raw const first);
+        let mut list = unsafe { ReceiveRequests::new(&first, Poster::new(), &posted) };
         let request = list.next().ok_or(ENOENT)??;
-        assert_eq!(request.wr_id, 77);
         assert_eq!(request.elements.len(), 2);
         assert_eq!(request.elements[1].address(), 0x1000);
         assert_eq!(request.elements[1].lkey(), 5);
-        assert_eq!(list.taken(), &raw const first);
+        let request = request.post();
+        assert_eq!((request.wr_id, request.is_receive), (77, true));
 
         assert!(list.next().ok_or(ENOENT)?.is_err());
-        assert_eq!(list.taken(), &raw const second);
         assert!(list.next().is_none());
+        let mut bad = ptr::null();
+        // SAFETY: There is room for an answer.
+        assert_eq!(unsafe { list.answer(Err(EINVAL), &mut bad) }, Err(EINVAL));
+        assert_eq!(bad, &raw const second);
         Ok(())
     }
 }

@@ -222,7 +222,7 @@ fn register<'bound>(
         counters_of_queue_pairs: resources.limits.max_counter_sets.get() != 0,
         local_dma_key: resources.local_dma_key,
     };
-    let device = UnregisteredDevice::new(parent, &properties, objects)?;
+    let device = UnregisteredDevice::new(&properties, objects)?;
     let data = Ok::<_, Error>(resources);
 
     // SAFETY: The result becomes a field of `Data`, which the virtio adapter drops before the
@@ -324,7 +324,7 @@ impl<'bound> Resources<'bound> {
             None
         };
         let resources = Self {
-            _supervised: supervise(control.clone())?,
+            _supervised: supervise(&queues, control.clone())?,
             context: KernelContext::new(dma, &control, doorbells.as_ref())?,
             control,
             health,

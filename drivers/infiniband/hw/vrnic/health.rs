@@ -25,6 +25,7 @@ use kernel::{
 };
 use rdma::event::Dispatcher;
 use virtio::{
+    Virtqueues,
     Watch,
     Watchdog, //
 };
@@ -171,10 +172,10 @@ impl Drop for Supervised {
     }
 }
 
-/// Supervises the device that `control` gives commands.
-pub(crate) fn supervise(control: Arc<Control>) -> Result<Supervised> {
+/// Supervises the device that has the `queues`, and that `control` gives commands.
+pub(crate) fn supervise(queues: &Virtqueues<'_>, control: Arc<Control>) -> Result<Supervised> {
     let health = control.health().clone();
-    let watchdog = Watchdog::new(INTERVAL_MS, Supervision(control))?;
+    let watchdog = queues.watch(INTERVAL_MS, Supervision(control))?;
     *health.watchdog.lock() = Some(watchdog);
     Ok(Supervised(health))
 }

@@ -14,14 +14,17 @@ use kernel::{
         SpinLockIrq, //
     }, //
 };
-use rdma::wc::{
-    Completion,
-    Completions,
-    Extra,
-    NetworkHeader,
-    Opcode,
-    Source,
-    Status, //
+use rdma::{
+    wc::{
+        Completion,
+        Completions,
+        Extra,
+        NetworkHeader,
+        Opcode,
+        Source,
+        Status, //
+    },
+    wr::Continuation, //
 };
 use vrnic_wire::completion::{
     self,
@@ -151,7 +154,7 @@ impl Polled {
     }
 
     /// Says what a completion tells, and of which request. `EIO` if there is no such request.
-    pub(crate) fn resolve(&self, cqe: &Cqe) -> Result<Completion> {
+    pub(crate) fn resolve(&self, cqe: &Cqe) -> Result<(Continuation, Completion)> {
         let name = Name::from_wire(cqe.wr_id.get())?;
         let poster = self.posters.get(&cqe.qpn.get()).ok_or(EIO)?;
         let mut completion = decode(cqe);
@@ -163,8 +166,7 @@ impl Polled {
         {
             return Err(EIO);
         }
-        completion.wr_id = poster.rings.complete(name)?;
-        Ok(completion)
+        Ok((poster.rings.complete(name)?, completion))
     }
 
     /// Flushes requests until there are none or `out` is full. The device must have stopped.
@@ -172,11 +174,10 @@ impl Polled {
         for (&qpn, poster) in self.posters.iter() {
             for (side, ring) in poster.rings() {
                 while !out.is_full() {
-                    let Some(wr_id) = ring.lock().flush() else {
+                    let Some(request) = ring.lock().flush() else {
                         break;
                     };
-                    out.push(&Completion {
-                        wr_id,
+                    let completion = Completion {
                         qpn,
                         status: Status::Flushed,
                         opcode: opcode_of(side),
@@ -184,7 +185,9 @@ impl Polled {
                         byte_length: 0,
                         extra: None,
                         source: None,
-                    });
+                    };
+                    // Nobody waits for a queue pair that is gone.
+                    let _ = out.push(request, &completion);
                 }
             }
         }
@@ -246,7 +249,6 @@ fn decode(cqe: &Cqe) -> Completion {
     let success = status == Status::Success;
 
     Completion {
-        wr_id: cqe.wr_id.get(),
         qpn: cqe.qpn.get(),
         status,
         opcode,
@@ -269,6 +271,10 @@ mod tests {
     use super::*;
 
     use crate::ring::Layout;
+    use rdma::tests::{
+        continuation,
+        wr_id, //
+    };
     use virtio::SharedMemory;
     use vrnic_wire::completion::CQE_STRIDE;
 
@@ -307,7 +313,6 @@ mod tests {
             vlan: 7.into(),
             ..Default::default()
         });
-        assert_eq!(completion.wr_id, 0x1234_5678_9abc_def0);
         assert_eq!(completion.opcode, Opcode::Receive);
         assert_eq!(completion.byte_length, 296);
         assert_eq!(completion.extra, Some(Extra::Immediate(0x0102_0304)));
@@ -364,7 +369,7 @@ mod tests {
     fn post(rings: &Arc<KernelRings>, side: Side, wr_id: u64) -> Result<Name> {
         let mut ring = rings.ring(side).lock();
         let (_, name) = ring.next_entry()?;
-        ring.advance(wr_id, true);
+        ring.advance(continuation(wr_id), true);
         Ok(name)
     }
 
@@ -393,8 +398,8 @@ mod tests {
             assert_eq!(polled.resolve(&received(send)).err(), Some(EIO));
 
             assert!(polled.has_outstanding());
-            let completion = polled.resolve(&received(name))?;
-            assert_eq!((completion.wr_id, completion.qpn), (77, 5));
+            let (request, completion) = polled.resolve(&received(name))?;
+            assert_eq!((wr_id(&request), completion.qpn), (77, 5));
             assert_eq!(polled.resolve(&received(name)).err(), Some(EIO));
             // Sends complete elsewhere.
             assert!(!polled.has_outstanding());
@@ -408,7 +413,7 @@ mod tests {
             let mut cqe = received(post(rings, Side::Receive, 1)?);
             cqe.opcode = 0;
             cqe.status = completion::Status::Flushed.raw();
-            let completion = polled.resolve(&cqe)?;
+            let (_, completion) = polled.resolve(&cqe)?;
             assert_eq!(completion.opcode, Opcode::Receive);
             assert_eq!(completion.status, Status::Flushed);
             Ok(())

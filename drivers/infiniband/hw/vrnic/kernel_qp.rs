@@ -16,6 +16,7 @@ use kernel::{
         SpinLockIrq, //
     }, //
 };
+use rdma::wr::Continuation;
 use virtio::{
     full_fence,
     SharedMemory, //
@@ -78,10 +79,8 @@ impl Name {
 }
 
 /// A request that was posted and not completed.
-#[derive(Copy, Clone, Default)]
 struct Posted {
-    /// The poster's name for it.
-    wr_id: u64,
+    request: Continuation,
     /// Whether it completes in any case; otherwise it may pass in silence.
     signaled: bool,
 }
@@ -91,7 +90,7 @@ pub(crate) struct WorkRing {
     side: Side,
     layout: RingLayout,
     /// Requests by their index modulo the entries; those from `done` to `producer` count.
-    posted: KVVec<Posted>,
+    posted: KVVec<Option<Posted>>,
     done: u32,
     producer: u32,
     /// Whether entries may be posted: not while the queue pair is in the reset state.
@@ -102,10 +101,14 @@ impl WorkRing {
     /// A ring in zeroed memory.
     pub(crate) fn new(side: Side, layout: RingLayout) -> Result<Self> {
         let entries = layout.entries.get() as usize;
+        let mut posted = KVVec::with_capacity(entries, GFP_KERNEL)?;
+        for _ in 0..entries {
+            posted.push(None, GFP_KERNEL)?;
+        }
         Ok(Self {
             side,
             layout,
-            posted: KVVec::from_elem(Posted::default(), entries, GFP_KERNEL)?,
+            posted,
             done: 0,
             producer: 0,
             open: false,
@@ -142,10 +145,10 @@ impl WorkRing {
     }
 
     /// Counts the entry at [`next_entry`](Self::next_entry) as written.
-    pub(crate) fn advance(&mut self, wr_id: u64, signaled: bool) {
+    pub(crate) fn advance(&mut self, request: Continuation, signaled: bool) {
         let slot = self.slot(self.producer);
         if let Some(posted) = self.posted.get_mut(slot) {
-            *posted = Posted { wr_id, signaled };
+            *posted = Some(Posted { request, signaled });
             self.producer = self.producer.wrapping_add(1);
         }
     }
@@ -172,33 +175,40 @@ impl WorkRing {
     }
 
     /// The request `index` has completed, and with it those before, which must not have asked for
-    /// a completion of their own. Returns the poster's name for it.
+    /// a completion of their own.
     ///
     /// `EIO` if there is no such request, or one before was skipped; then nothing has completed.
-    pub(crate) fn complete(&mut self, index: u32) -> Result<u64> {
+    pub(crate) fn complete(&mut self, index: u32) -> Result<Continuation> {
         let ahead = index.wrapping_sub(self.done);
         if ahead >= self.outstanding() {
             return Err(EIO);
         }
         for before in 0..ahead {
             let slot = self.slot(self.done.wrapping_add(before));
-            if self.posted.get(slot).ok_or(EIO)?.signaled {
+            let before = self.posted.get(slot).and_then(Option::as_ref);
+            if before.ok_or(EIO)?.signaled {
                 return Err(EIO);
             }
         }
-        let wr_id = self.posted.get(self.slot(index)).ok_or(EIO)?.wr_id;
+        let request = self.take(index).ok_or(EIO)?;
         self.done = index.wrapping_add(1);
-        Ok(wr_id)
+        Ok(request)
     }
 
-    /// Ends the oldest request that has not completed and returns the poster's name for it.
-    pub(crate) fn flush(&mut self) -> Option<u64> {
+    /// Ends the oldest request that has not completed and returns it.
+    pub(crate) fn flush(&mut self) -> Option<Continuation> {
         if self.outstanding() == 0 {
             return None;
         }
-        let wr_id = self.posted.get(self.slot(self.done))?.wr_id;
+        let request = self.take(self.done)?;
         self.done = self.done.wrapping_add(1);
-        Some(wr_id)
+        Some(request)
+    }
+
+    fn take(&mut self, index: u32) -> Option<Continuation> {
+        let slot = self.slot(index);
+        let posted = self.posted.get_mut(slot)?.take()?;
+        Some(posted.request)
     }
 }
 
@@ -248,9 +258,8 @@ impl KernelRings {
         }
     }
 
-    /// The request of that name has completed. Returns the poster's name for it; `EIO` if there is
-    /// no such request.
-    pub(crate) fn complete(&self, name: Name) -> Result<u64> {
+    /// The request of that name has completed. `EIO` if there is no such request.
+    pub(crate) fn complete(&self, name: Name) -> Result<Continuation> {
         match (&self.shared, name.side) {
             (Some(shared), Side::Receive) => shared.ring.lock().complete(name.index),
             _ => self.ring(name.side).lock().complete(name.index),
@@ -287,6 +296,10 @@ mod tests {
     use super::*;
 
     use crate::ring::Layout;
+    use rdma::tests::{
+        continuation,
+        wr_id, //
+    };
     use virtio::with_test_dma;
 
     fn ring(side: Side, entries: u32) -> Result<(WorkRing, Layout)> {
@@ -299,8 +312,16 @@ mod tests {
 
     fn post(ring: &mut WorkRing, wr_id: u64, signaled: bool) -> Result<u32> {
         let (_, name) = ring.next_entry()?;
-        ring.advance(wr_id, signaled);
+        ring.advance(continuation(wr_id), signaled);
         Ok(name.index)
+    }
+
+    fn complete(ring: &mut WorkRing, index: u32) -> Result<u64> {
+        ring.complete(index).map(|request| wr_id(&request))
+    }
+
+    fn flush(ring: &mut WorkRing) -> Option<u64> {
+        ring.flush().map(|request| wr_id(&request))
     }
 
     #[test]
@@ -323,17 +344,17 @@ mod tests {
             let (produced, flags_word) = (word(offset::DRIVER_INDEX)?, word(offset::DEVICE_FLAGS)?);
 
             let (first, _) = ring.next_entry()?;
-            ring.advance(1, true);
+            ring.advance(continuation(1), true);
             let (second, _) = ring.next_entry()?;
             assert_eq!(second - first, 64);
-            ring.advance(2, true);
+            ring.advance(continuation(2), true);
             assert_eq!(ring.next_entry(), Err(ENOMEM));
 
             assert_eq!(produced.load(Ordering::Relaxed), 0);
             ring.publish(&memory)?;
             assert_eq!(u32::from_le(produced.load(Ordering::Relaxed)), 2);
 
-            assert_eq!(ring.complete(0), Ok(1));
+            assert_eq!(complete(&mut ring, 0), Ok(1));
             assert_eq!(ring.next_entry()?.0, first);
 
             assert!(!ring.needs_doorbell(&memory)?);
@@ -355,12 +376,12 @@ mod tests {
             let first = post(&mut ring, 10 * round, true)?;
             let second = post(&mut ring, 10 * round + 1, true)?;
             let third = post(&mut ring, 10 * round + 2, true)?;
-            assert_eq!(ring.complete(second), Err(EIO));
-            assert_eq!(ring.complete(third.wrapping_add(1)), Err(EIO));
-            assert_eq!(ring.complete(first), Ok(10 * round));
-            assert_eq!(ring.complete(first), Err(EIO));
-            assert_eq!(ring.complete(second), Ok(10 * round + 1));
-            assert_eq!(ring.complete(third), Ok(10 * round + 2));
+            assert_eq!(complete(&mut ring, second), Err(EIO));
+            assert_eq!(complete(&mut ring, third.wrapping_add(1)), Err(EIO));
+            assert_eq!(complete(&mut ring, first), Ok(10 * round));
+            assert_eq!(complete(&mut ring, first), Err(EIO));
+            assert_eq!(complete(&mut ring, second), Ok(10 * round + 1));
+            assert_eq!(complete(&mut ring, third), Ok(10 * round + 2));
             assert_eq!(ring.outstanding(), 0);
         }
         Ok(())
@@ -373,12 +394,12 @@ mod tests {
         let silent = post(&mut ring, 1, false)?;
         post(&mut ring, 2, false)?;
         let loud = post(&mut ring, 3, true)?;
-        assert_eq!(ring.complete(loud), Ok(3));
-        assert_eq!(ring.complete(silent), Err(EIO));
+        assert_eq!(complete(&mut ring, loud), Ok(3));
+        assert_eq!(complete(&mut ring, silent), Err(EIO));
 
         // One that fails is heard all the same.
         let failing = post(&mut ring, 4, false)?;
-        assert_eq!(ring.complete(failing), Ok(4));
+        assert_eq!(complete(&mut ring, failing), Ok(4));
         Ok(())
     }
 
@@ -389,13 +410,13 @@ mod tests {
         for wr_id in 1..=4 {
             post(&mut ring, wr_id, wr_id % 2 == 0)?;
         }
-        assert_eq!(ring.complete(1), Ok(2));
-        assert_eq!(ring.flush(), Some(3));
+        assert_eq!(complete(&mut ring, 1), Ok(2));
+        assert_eq!(flush(&mut ring), Some(3));
         post(&mut ring, 5, false)?;
-        assert_eq!(ring.flush(), Some(4));
-        assert_eq!(ring.flush(), Some(5));
-        assert_eq!(ring.flush(), None);
-        assert_eq!(ring.complete(3), Err(EIO));
+        assert_eq!(flush(&mut ring), Some(4));
+        assert_eq!(flush(&mut ring), Some(5));
+        assert_eq!(flush(&mut ring), None);
+        assert_eq!(complete(&mut ring, 3), Err(EIO));
         Ok(())
     }
 
@@ -412,9 +433,9 @@ mod tests {
         rings.forget();
         for side in [Side::Send, Side::Receive] {
             let mut ring = rings.ring(side).lock();
-            assert_eq!(ring.flush(), None);
+            assert_eq!(flush(&mut ring), None);
             assert_eq!(post(&mut ring, 2, true), Ok(1));
-            assert_eq!(ring.complete(1), Ok(2));
+            assert_eq!(complete(&mut ring, 1), Ok(2));
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ use kernel::{
         SpinLockIrq, //
     }, //
 };
+use rdma::wr::Continuation;
 use virtio::SharedMemory;
 use vrnic_wire::ring::{
     offset,
@@ -34,10 +35,9 @@ use crate::{
 };
 
 /// Where a receive is remembered.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// The poster's name for the receive that is here.
-    Posted(u64),
+    /// A receive is here.
+    Posted(Continuation),
     /// No receive is here; the next place that is free, if any.
     Free(Option<u32>),
 }
@@ -87,13 +87,13 @@ impl SharedRing {
     }
 
     /// Counts the entry at [`next_entry`](Self::next_entry) as written.
-    pub(crate) fn advance(&mut self, wr_id: u64) {
+    pub(crate) fn advance(&mut self, request: Continuation) {
         let place = self
             .free
             .and_then(|free| self.places.get_mut(free as usize));
         if let Some(place) = place {
             if let Place::Free(next) = *place {
-                *place = Place::Posted(wr_id);
+                *place = Place::Posted(request);
                 self.free = next;
                 self.producer = self.producer.wrapping_add(1);
             }
@@ -108,16 +108,17 @@ impl SharedRing {
         Ok(())
     }
 
-    /// The receive `index` has completed. Returns the poster's name for it; `EIO` if there is no
-    /// such receive.
-    pub(crate) fn complete(&mut self, index: u32) -> Result<u64> {
+    /// The receive `index` has completed. `EIO` if there is no such receive.
+    pub(crate) fn complete(&mut self, index: u32) -> Result<Continuation> {
         let place = self.places.get_mut(index as usize).ok_or(EIO)?;
-        let Place::Posted(wr_id) = *place else {
+        if matches!(place, Place::Free(_)) {
             return Err(EIO);
-        };
-        *place = Place::Free(self.free);
-        self.free = Some(index);
-        Ok(wr_id)
+        }
+        let before = core::mem::replace(place, Place::Free(self.free.replace(index)));
+        match before {
+            Place::Posted(request) => Ok(request),
+            Place::Free(_) => Err(EIO),
+        }
     }
 }
 
@@ -148,14 +149,22 @@ mod tests {
     use super::*;
 
     use crate::ring::Layout;
+    use rdma::tests::{
+        continuation,
+        wr_id, //
+    };
 
     fn ring(entries: u32) -> Result<SharedRing> {
         SharedRing::new(Layout::new().place(entries, 64)?)
     }
 
+    fn complete(ring: &mut SharedRing, index: u32) -> Result<u64> {
+        ring.complete(index).map(|request| wr_id(&request))
+    }
+
     fn post(ring: &mut SharedRing, wr_id: u64) -> Result<(usize, u32)> {
         let (entry, name) = ring.next_entry()?;
-        ring.advance(wr_id);
+        ring.advance(continuation(wr_id));
         Ok((entry, name.index))
     }
 
@@ -170,12 +179,12 @@ mod tests {
             }
             assert_eq!(ring.next_entry(), Err(ENOMEM));
             for n in [2, 0, 3, 1] {
-                assert_eq!(ring.complete(names[n]), Ok(10 * round + n as u64));
-                assert_eq!(ring.complete(names[n]), Err(EIO));
+                assert_eq!(complete(&mut ring, names[n]), Ok(10 * round + n as u64));
+                assert_eq!(complete(&mut ring, names[n]), Err(EIO));
             }
         }
-        assert_eq!(ring.complete(4), Err(EIO));
-        assert_eq!(ring.complete(u32::MAX), Err(EIO));
+        assert_eq!(complete(&mut ring, 4), Err(EIO));
+        assert_eq!(complete(&mut ring, u32::MAX), Err(EIO));
         assert_eq!(ring.producer(), 12);
         Ok(())
     }
@@ -187,11 +196,11 @@ mod tests {
         let (first, one) = post(&mut ring, 1)?;
         let (second, two) = post(&mut ring, 2)?;
         assert_ne!(first, second);
-        assert_eq!(ring.complete(two), Ok(2));
+        assert_eq!(complete(&mut ring, two), Ok(2));
         // The place is that of the second receive, the entry that of the first.
         assert_eq!(post(&mut ring, 3)?, (first, two));
-        assert_eq!(ring.complete(two), Ok(3));
-        assert_eq!(ring.complete(one), Ok(1));
+        assert_eq!(complete(&mut ring, two), Ok(3));
+        assert_eq!(complete(&mut ring, one), Ok(1));
         Ok(())
     }
 }

@@ -46,8 +46,9 @@ pub(crate) fn pin_ring(
 }
 
 /// Lists the pages of a buffer that holds rings.
-fn list_ring(call: &Call<'_>, umem: Umem) -> Result<(Umem, PageListBuffer)> {
-    let (pages, offset) = list(call, &umem, 1 << MIN_PAGE_SHIFT, umem.address())?;
+fn list_ring(call: &Call<'_>, mut umem: Umem) -> Result<(Umem, PageListBuffer)> {
+    let address = umem.address();
+    let (pages, offset) = list(call, &mut umem, 1 << MIN_PAGE_SHIFT, address)?;
     if offset != 0 {
         return Err(EINVAL);
     }
@@ -73,19 +74,25 @@ pub(crate) fn notify_pages(
 
 /// Lists the pages of a memory region whose first byte work requests name by `iova`, in pages as
 /// large as the device and the memory allow.
-pub(crate) fn region_pages(call: &Call<'_>, umem: &Umem, iova: u64) -> Result<PageListBuffer> {
+pub(crate) fn region_pages(call: &Call<'_>, umem: &mut Umem, iova: u64) -> Result<PageListBuffer> {
     list(call, umem, call.data().limits.page_sizes.get(), iova).map(|(list, _)| list)
 }
 
 /// Lists the pages of `umem` and says where in the first it begins.
-fn list(call: &Call<'_>, umem: &Umem, sizes: u64, iova: u64) -> Result<(PageListBuffer, usize)> {
+fn list(
+    call: &Call<'_>,
+    umem: &mut Umem,
+    sizes: u64,
+    iova: u64,
+) -> Result<(PageListBuffer, usize)> {
+    let length = umem.len() as u64;
     let pages = umem.pages(sizes, iova)?;
     let list = PageListBuffer::new(
         call.data().dma(),
         pages.iter(),
         u8::try_from(pages.shift())?,
         pages.offset() as u64,
-        umem.len() as u64,
+        length,
     )?;
     Ok((list, pages.offset()))
 }

@@ -164,11 +164,11 @@ impl UserMemory {
     /// Lists the pages of pinned memory.
     fn list(
         call: &Call<'_>,
-        umem: Umem,
+        mut umem: Umem,
         iova: u64,
         access: AccessFlags,
     ) -> Result<(Self, PageListBuffer)> {
-        let pages = region_pages(call, &umem, iova)?;
+        let pages = region_pages(call, &mut umem, iova)?;
         let list = pages.list();
         let memory = Self {
             umem,

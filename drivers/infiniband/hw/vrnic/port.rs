@@ -123,8 +123,6 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
         active_mtu: Mtu::try_from(u32::from(reply.active_mtu))?,
         active_width: reply.active_width,
         active_speed: reply.active_speed.get(),
-        pkey_table_length: PKEY_TABLE_LENGTH,
-        gid_table_length: call.data().limits.gid_table_length.get(),
         max_message_size: reply.max_message_size.get(),
         bad_pkey_count: reply.bad_pkey_count.get(),
         qkey_violation_count: reply.qkey_violation_count.get(),

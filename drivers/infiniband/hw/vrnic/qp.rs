@@ -445,7 +445,7 @@ impl QueuePair for Qp {
             let (entry, name) = ring.next_entry()?;
             wqe::write_send(memory, entry, name, &request, qp.capabilities.max_send_sge)?;
             let signaled = qp.signal_all || request.flags.contains(SendFlag::Signaled);
-            ring.advance(request.wr_id, signaled);
+            ring.advance(request.post(), signaled);
             Ok(())
         });
         if ring.producer() != before {
@@ -476,7 +476,7 @@ impl QueuePair for Qp {
             let request = request?;
             let (entry, name) = ring.next_entry()?;
             wqe::write_receive(memory, entry, name, &request, qp.capabilities.max_recv_sge)?;
-            ring.advance(request.wr_id, true);
+            ring.advance(request.post(), true);
             Ok(())
         });
         if ring.producer() != before {

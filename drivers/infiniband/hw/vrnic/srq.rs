@@ -260,7 +260,7 @@ impl SharedReceiveQueue for Srq {
             let request = request?;
             let (entry, name) = ring.next_entry()?;
             wqe::write_receive(memory, entry, name, &request, srq.max_sge)?;
-            ring.advance(request.wr_id);
+            ring.advance(request.post());
             Ok(())
         });
         // Those before a bad one are posted. The device looks when a message needs one.

@@ -23,7 +23,7 @@ use crate::{
 pub(crate) const CONTEXT_RESPONSE: Attribute = Attribute::output::<AllocContextResponse>(0);
 
 /// A protection domain.
-const PD_HANDLE: Attribute = Attribute::object(0, Kind::ProtectionDomain);
+const PD_HANDLE: Attribute = Attribute::object::<rdma::Pd<Pd>>(0);
 
 /// A method of protection domains that does nothing but fail if there is no such domain.
 pub(crate) struct FindPd;

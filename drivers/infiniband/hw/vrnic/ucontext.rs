@@ -128,7 +128,7 @@ impl rdma::UserContext for UserContext {
             // CAST: A page of 4096 bytes.
             let length = DOORBELL_PAGE_SIZE as usize;
             let memory = DeviceMemory::new(doorbells.bar(), offset, length)?;
-            response.doorbell_offset = mappings.insert(memory)?;
+            response.doorbell_offset = mappings.insert(call, memory)?;
             response.doorbell_length = DOORBELL_PAGE_SIZE;
         }
 

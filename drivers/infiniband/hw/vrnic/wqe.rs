@@ -239,12 +239,7 @@ mod tests {
     }
 
     fn request(operation: Operation<'static, Vrnic>) -> SendRequest<'static, Vrnic> {
-        SendRequest {
-            wr_id: 42,
-            flags: SendFlag::Signaled | SendFlag::Solicited,
-            elements: &[],
-            operation,
-        }
+        rdma::tests::send_request(SendFlag::Signaled | SendFlag::Solicited, operation)
     }
 
     #[test]

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a device can do, and how much of it.
+
+use kernel::{
+    bits::bit_u64,
+    impl_flags, //
+};
+
+use crate::bindings;
+
+impl_flags!(
+    /// What a device can do (`enum ib_device_cap_flags`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct Capabilities(u64);
+
+    /// Something that a device can do.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Capability {
+        /// Counts bad P_Keys.
+        BadPkeyCounter = bit_u64(1),
+        /// Counts bad Q_Keys.
+        BadQkeyCounter = bit_u64(2),
+        /// Checks the state that a modify names as the current one.
+        CurrentQpState = bit_u64(7),
+        /// Raises an event when a port becomes active.
+        PortActiveEvent = bit_u64(10),
+        /// Has a system image GUID.
+        SystemImageGuid = bit_u64(11),
+        /// Sends RNR NAKs for reliable connections.
+        RcRnrNak = bit_u64(12),
+        /// Shared receive queues can be resized.
+        SrqResize = bit_u64(13),
+        /// Has memory windows of type 1.
+        MemoryWindow = bit_u64(17),
+        /// Registers memory by work requests, and invalidates keys, here and at peers.
+        MemoryExtensions = bit_u64(21),
+        /// Has memory windows of type 2B.
+        MemoryWindowType2B = bit_u64(24),
+        /// Flushes what peers wrote to where all of the machine sees it.
+        FlushGlobal = bit_u64(38),
+        /// Flushes what peers wrote to where it survives a loss of power.
+        FlushPersistent = bit_u64(39),
+        /// Writes 8 bytes of peers at once.
+        AtomicWrite = bit_u64(40),
+    }
+);
+
+/// How far atomic operations are atomic (`enum ib_atomic_cap`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Atomicity {
+    /// There are none.
+    None,
+    /// With regard to other operations of this device.
+    Device,
+    /// With regard to all of the machine.
+    Global,
+}
+
+impl_flags!(
+    /// What works with regions whose pages are not kept in place
+    /// (`enum ib_odp_transport_cap_bits`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct OnDemandOperations(u32);
+
+    /// An operation that may find pages missing.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum OnDemandOperation {
+        /// Sends.
+        Send = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SEND,
+        /// Receives.
+        Receive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_RECV,
+        /// Writes, at both ends.
+        Write = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_WRITE,
+        /// Reads, at both ends.
+        Read = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_READ,
+        /// Atomic operations, at both ends.
+        Atomic = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_ATOMIC,
+        /// Receives of shared receive queues.
+        SharedReceive = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SRQ_RECV,
+        /// Flushes.
+        Flush = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_FLUSH,
+        /// Atomic writes.
+        AtomicWrite = bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_ATOMIC_WRITE,
+    }
+);
+
+impl OnDemandOperations {
+    /// The operations as the verbs number them.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// What works with regions whose pages are not kept in place (`struct ib_odp_caps`), for each
+/// service. There are such regions if anything does.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnDemandPaging {
+    /// Reliable connections.
+    pub reliable: OnDemandOperations,
+    /// Unreliable connections.
+    pub unreliable: OnDemandOperations,
+    /// Datagrams.
+    pub datagram: OnDemandOperations,
+}
+
+/// Attributes of a device (`struct ib_device_attr`). A limit of 0: the device has no such thing.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Firmware version: major in bits 47 to 32, minor in 31 to 16, patch in 15 to 0.
+    pub firmware_version: u64,
+    /// GUID of the system, most significant byte first in text.
+    pub system_image_guid: u64,
+    /// Vendor.
+    pub vendor_id: u32,
+    /// Part, as the vendor numbers it.
+    pub vendor_part_id: u32,
+    /// Version of the hardware.
+    pub hardware_version: u32,
+    /// What the device can do.
+    pub capabilities: Capabilities,
+    /// Longest memory region in bytes.
+    pub max_mr_size: u64,
+    /// Page sizes: bit `n` set means 2 to the `n` bytes.
+    pub page_sizes: u64,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Work requests that a queue of a queue pair holds.
+    pub max_qp_wr: u32,
+    /// Scatter/gather elements of a send.
+    pub max_send_sge: u32,
+    /// Scatter/gather elements of a receive.
+    pub max_recv_sge: u32,
+    /// Scatter/gather elements of an RDMA read.
+    pub max_sge_rd: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of a completion queue.
+    pub max_cqe: u32,
+    /// Completions that an event may wait for; 0 if none does.
+    pub max_cq_moderation_count: u16,
+    /// Microseconds that an event may wait; 0 if none does.
+    pub max_cq_moderation_period: u16,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Receives that a shared receive queue holds.
+    pub max_srq_wr: u32,
+    /// Scatter/gather elements of a receive of a shared receive queue.
+    pub max_srq_sge: u32,
+    /// Multicast groups.
+    pub max_multicast_groups: u32,
+    /// Queue pairs of a multicast group.
+    pub max_multicast_members: u32,
+    /// Queue pairs of all multicast groups together.
+    pub max_multicast_attachments: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Pages of a fast registration.
+    pub max_fast_registration_pages: u32,
+    /// Memory windows.
+    pub max_mw: u32,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Reads and atomics that a peer may have outstanding at a queue pair.
+    pub max_qp_rd_atomic: u32,
+    /// Reads and atomics that a queue pair may have outstanding.
+    pub max_qp_init_rd_atomic: u32,
+    /// Reads and atomics that peers may have outstanding at the device.
+    pub max_res_rd_atomic: u32,
+    /// Atomic operations.
+    pub atomicity: Atomicity,
+    /// P_Keys.
+    pub max_pkeys: u16,
+    /// Time that the device needs for an ACK: 4.096 µs times 2 to this.
+    pub ack_delay: u8,
+    /// What works with regions whose pages are not kept in place.
+    pub on_demand_paging: OnDemandPaging,
+    /// Bits of a completion's time stamp that are valid.
+    pub timestamp_mask: u64,
+    /// Frequency of the clock of time stamps in kilohertz.
+    pub clock_khz: u64,
+}
+
+impl Attributes {
+    /// Writes into a zeroed C structure.
+    pub(crate) fn write(&self, raw: &mut bindings::ib_device_attr) {
+        raw.fw_ver = self.firmware_version;
+        raw.sys_image_guid = self.system_image_guid.to_be();
+        raw.vendor_id = self.vendor_id;
+        raw.vendor_part_id = self.vendor_part_id;
+        raw.hw_ver = self.hardware_version;
+        raw.device_cap_flags = self.capabilities.0;
+        raw.max_mr_size = self.max_mr_size;
+        raw.page_size_cap = self.page_sizes;
+        raw.max_qp = self.max_qp;
+        raw.max_qp_wr = self.max_qp_wr;
+        raw.max_send_sge = self.max_send_sge;
+        raw.max_recv_sge = self.max_recv_sge;
+        raw.max_sge_rd = self.max_sge_rd;
+        raw.max_cq = self.max_cq;
+        raw.max_cqe = self.max_cqe;
+        raw.cq_caps.max_cq_moderation_count = self.max_cq_moderation_count;
+        raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
+        raw.max_srq = self.max_srq;
+        raw.max_srq_wr = self.max_srq_wr;
+        raw.max_srq_sge = self.max_srq_sge;
+        raw.max_mcast_grp = self.max_multicast_groups;
+        raw.max_mcast_qp_attach = self.max_multicast_members;
+        raw.max_total_mcast_qp_attach = self.max_multicast_attachments;
+        raw.max_mr = self.max_mr;
+        raw.max_mw = self.max_mw;
+        raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;
+        raw.max_pd = self.max_pd;
+        raw.max_ah = self.max_ah;
+        raw.max_qp_rd_atom = self.max_qp_rd_atomic;
+        raw.max_qp_init_rd_atom = self.max_qp_init_rd_atomic;
+        raw.max_res_rd_atom = self.max_res_rd_atomic;
+        raw.atomic_cap = match self.atomicity {
+            Atomicity::None => bindings::ib_atomic_cap_IB_ATOMIC_NONE,
+            Atomicity::Device => bindings::ib_atomic_cap_IB_ATOMIC_HCA,
+            Atomicity::Global => bindings::ib_atomic_cap_IB_ATOMIC_GLOB,
+        };
+        raw.max_pkeys = self.max_pkeys;
+        raw.local_ca_ack_delay = self.ack_delay;
+        let paging = &self.on_demand_paging;
+        if *paging != OnDemandPaging::default() {
+            raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING);
+            raw.odp_caps.general_caps = u64::from(bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT);
+            let transports = &mut raw.odp_caps.per_transport_caps;
+            transports.rc_odp_caps = paging.reliable.bits();
+            transports.uc_odp_caps = paging.unreliable.bits();
+            transports.ud_odp_caps = paging.datagram.bits();
+        }
+        raw.timestamp_mask = self.timestamp_mask;
+        raw.hca_core_clock = self.clock_khz;
+    }
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What can be changed about a queue pair, and when.
+
+use kernel::{
+    bits::bit_u32,
+    impl_flags,
+    prelude::*, //
+};
+
+use super::Type;
+use crate::{
+    access::AccessFlags,
+    ah::Path,
+    bindings,
+    port::{
+        Mtu,
+        Port, //
+    }, //
+};
+
+c_enum! {
+    /// State of a queue pair (`enum ib_qp_state`).
+    pub enum State: bindings::ib_qp_state {
+        /// Just created; nothing may be posted.
+        Reset = bindings::ib_qp_state_IB_QPS_RESET,
+        /// Receives may be posted.
+        Init = bindings::ib_qp_state_IB_QPS_INIT,
+        /// Ready to receive.
+        ReadyToReceive = bindings::ib_qp_state_IB_QPS_RTR,
+        /// Ready to send.
+        ReadyToSend = bindings::ib_qp_state_IB_QPS_RTS,
+        /// Send queue draining or drained.
+        SendQueueDrain = bindings::ib_qp_state_IB_QPS_SQD,
+        /// Send queue in error.
+        SendQueueError = bindings::ib_qp_state_IB_QPS_SQE,
+        /// In error: everything posted is flushed.
+        Error = bindings::ib_qp_state_IB_QPS_ERR,
+    }
+}
+
+impl_flags!(
+    /// Which attributes of a queue pair are meant (`enum ib_qp_attr_mask`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct AttributeMask(u32);
+
+    /// An attribute of a queue pair.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Attribute {
+        /// [`Attributes::state`].
+        State = bit_u32(0),
+        /// [`Attributes::current_state`].
+        CurrentState = bit_u32(1),
+        /// [`Attributes::drain_notify`].
+        DrainNotify = bit_u32(2),
+        /// [`Attributes::access`].
+        Access = bit_u32(3),
+        /// [`Attributes::pkey_index`].
+        PkeyIndex = bit_u32(4),
+        /// [`Attributes::port`].
+        Port = bit_u32(5),
+        /// [`Attributes::qkey`].
+        Qkey = bit_u32(6),
+        /// [`Attributes::path`].
+        Path = bit_u32(7),
+        /// [`Attributes::path_mtu`].
+        PathMtu = bit_u32(8),
+        /// [`Attributes::timeout`].
+        Timeout = bit_u32(9),
+        /// [`Attributes::retry_count`].
+        RetryCount = bit_u32(10),
+        /// [`Attributes::rnr_retry`].
+        RnrRetry = bit_u32(11),
+        /// [`Attributes::rq_psn`].
+        RqPsn = bit_u32(12),
+        /// [`Attributes::max_rd_atomic`].
+        MaxRdAtomic = bit_u32(13),
+        /// Alternate path.
+        AlternatePath = bit_u32(14),
+        /// [`Attributes::min_rnr_timer`].
+        MinRnrTimer = bit_u32(15),
+        /// [`Attributes::sq_psn`].
+        SqPsn = bit_u32(16),
+        /// [`Attributes::max_dest_rd_atomic`].
+        MaxDestRdAtomic = bit_u32(17),
+        /// Path migration state.
+        PathMigrationState = bit_u32(18),
+        /// Capabilities.
+        Capabilities = bit_u32(19),
+        /// [`Attributes::dest_qpn`].
+        DestQpn = bit_u32(20),
+        /// Rate limit.
+        RateLimit = bit_u32(25),
+    }
+);
+
+impl AttributeMask {
+    /// Takes over a mask of C; a bit that has no name here is refused with `EOPNOTSUPP`.
+    pub(crate) fn from_raw(raw: c_int) -> Result<Self> {
+        const KNOWN: u32 = ((1 << 21) - 1) | Attribute::RateLimit as u32;
+
+        // CAST: A set of bits that C keeps in an `int`.
+        let raw = raw as u32;
+        if raw & !KNOWN != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        Ok(Self(raw))
+    }
+
+    /// The mask as the verbs number it.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// Attributes of a queue pair (`struct ib_qp_attr`): to set, or as they are. `P` is a path of the
+/// driver's ports ([`Operations::Path`](crate::Operations::Path)).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Attributes<P> {
+    /// State to go to.
+    pub state: State,
+    /// State that the caller believes the queue pair to be in.
+    pub current_state: State,
+    /// Payload of a packet.
+    pub path_mtu: Mtu,
+    /// Q_Key.
+    pub qkey: u32,
+    /// First PSN to receive, 24 bits.
+    pub rq_psn: u32,
+    /// First PSN to send, 24 bits.
+    pub sq_psn: u32,
+    /// Queue pair at the other end, 24 bits.
+    pub dest_qpn: u32,
+    /// Rights of the peer.
+    pub access: AccessFlags,
+    /// P_Key index.
+    pub pkey_index: u16,
+    /// Port.
+    pub port: Port,
+    /// Reads and atomics that this side may have outstanding.
+    pub max_rd_atomic: u8,
+    /// Reads and atomics that the peer may have outstanding.
+    pub max_dest_rd_atomic: u8,
+    /// RNR timer that this side asks its peer to wait (IBTA table 45).
+    pub min_rnr_timer: u8,
+    /// Local ACK timeout: 4.096 µs times 2 to this.
+    pub timeout: u8,
+    /// Retries after a timeout or a sequence error.
+    pub retry_count: u8,
+    /// Retries after an RNR NAK.
+    pub rnr_retry: u8,
+    /// Whether to raise an event when the send queue drained.
+    pub drain_notify: bool,
+    /// Whether the send queue is draining.
+    pub draining: bool,
+    /// Path to the peer.
+    pub path: P,
+}
+
+impl<P: Path> Default for Attributes<P> {
+    fn default() -> Self {
+        Self {
+            state: State::Reset,
+            current_state: State::Reset,
+            path_mtu: Mtu::Mtu256,
+            qkey: 0,
+            rq_psn: 0,
+            sq_psn: 0,
+            dest_qpn: 0,
+            access: AccessFlags::default(),
+            pkey_index: 0,
+            port: Port::FIRST,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: 0,
+            timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            drain_notify: false,
+            draining: false,
+            path: P::default(),
+        }
+    }
+}
+
+impl<P: Path> Attributes<P> {
+    /// Takes over the attributes that `mask` names; the others keep their defaults. A value that
+    /// has no name here is refused with `EINVAL`.
+    pub(crate) fn from_raw(raw: &bindings::ib_qp_attr, mask: AttributeMask) -> Result<Self> {
+        let mut this = Self::default();
+
+        if mask.contains(Attribute::State) {
+            this.state = State::try_from(raw.qp_state)?;
+        }
+        if mask.contains(Attribute::CurrentState) {
+            this.current_state = State::try_from(raw.cur_qp_state)?;
+        }
+        if mask.contains(Attribute::DrainNotify) {
+            this.drain_notify = raw.en_sqd_async_notify != 0;
+        }
+        if mask.contains(Attribute::Access) {
+            this.access = AccessFlags::from_raw(raw.qp_access_flags)?;
+        }
+        if mask.contains(Attribute::PkeyIndex) {
+            this.pkey_index = raw.pkey_index;
+        }
+        if mask.contains(Attribute::Port) {
+            this.port = Port::try_from(raw.port_num)?;
+        }
+        if mask.contains(Attribute::Qkey) {
+            this.qkey = raw.qkey;
+        }
+        if mask.contains(Attribute::Path) {
+            this.path = P::from_raw(&raw.ah_attr)?;
+        }
+        if mask.contains(Attribute::PathMtu) {
+            this.path_mtu = Mtu::try_from(raw.path_mtu)?;
+        }
+        if mask.contains(Attribute::Timeout) {
+            this.timeout = raw.timeout;
+        }
+        if mask.contains(Attribute::RetryCount) {
+            this.retry_count = raw.retry_cnt;
+        }
+        if mask.contains(Attribute::RnrRetry) {
+            this.rnr_retry = raw.rnr_retry;
+        }
+        if mask.contains(Attribute::RqPsn) {
+            this.rq_psn = raw.rq_psn;
+        }
+        if mask.contains(Attribute::MaxRdAtomic) {
+            this.max_rd_atomic = raw.max_rd_atomic;
+        }
+        if mask.contains(Attribute::MinRnrTimer) {
+            this.min_rnr_timer = raw.min_rnr_timer;
+        }
+        if mask.contains(Attribute::SqPsn) {
+            this.sq_psn = raw.sq_psn;
+        }
+        if mask.contains(Attribute::MaxDestRdAtomic) {
+            this.max_dest_rd_atomic = raw.max_dest_rd_atomic;
+        }
+        if mask.contains(Attribute::DestQpn) {
+            this.dest_qpn = raw.dest_qp_num;
+        }
+        Ok(this)
+    }
+
+    /// Writes all attributes into a zeroed C structure. There is no alternate path.
+    pub(crate) fn write(&self, raw: &mut bindings::ib_qp_attr) {
+        raw.qp_state = self.state.raw();
+        raw.cur_qp_state = self.current_state.raw();
+        raw.path_mtu = self.path_mtu.raw();
+        raw.path_mig_state = bindings::ib_mig_state_IB_MIG_MIGRATED;
+        raw.qkey = self.qkey;
+        raw.rq_psn = self.rq_psn;
+        raw.sq_psn = self.sq_psn;
+        raw.dest_qp_num = self.dest_qpn;
+        // CAST: A set of bits that C keeps in an `int`.
+        raw.qp_access_flags = self.access.bits() as c_int;
+        raw.pkey_index = self.pkey_index;
+        raw.port_num = self.port.number();
+        raw.max_rd_atomic = self.max_rd_atomic;
+        raw.max_dest_rd_atomic = self.max_dest_rd_atomic;
+        raw.min_rnr_timer = self.min_rnr_timer;
+        raw.timeout = self.timeout;
+        raw.retry_cnt = self.retry_count;
+        raw.rnr_retry = self.rnr_retry;
+        raw.en_sqd_async_notify = self.drain_notify.into();
+        raw.sq_draining = self.draining.into();
+        self.path.write(&mut raw.ah_attr);
+    }
+}
+
+/// Returns whether the verbs allow a queue pair of type `ty` to go from state `from` to state `to`
+/// when the attributes in `mask` are given (`ib_modify_qp_is_ok`).
+pub fn modify_is_ok(from: State, to: State, ty: Type, mask: AttributeMask) -> bool {
+    // SAFETY: The function only looks its arguments up in a table.
+    // CAST: A set of bits that C keeps in an enum.
+    unsafe { bindings::ib_modify_qp_is_ok(from.raw(), to.raw(), ty.raw(), mask.bits()) }
+}

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A transport without a bus: a device that has queues, never uses a buffer, and forgets all when
+//! it is reset.
+
+use core::{
+    ptr::{
+        self,
+        NonNull, //
+    },
+    sync::atomic::{
+        AtomicBool,
+        AtomicU32,
+        AtomicU8,
+        Ordering::SeqCst, //
+    }, //
+};
+
+use kernel::{
+    device::{
+        self,
+        Bound,
+        BoundInternal,
+        Core, //
+    },
+    device_id::IdArray,
+    driver,
+    error::to_result,
+    faux,
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+    types::Opaque,
+    ThisModule, //
+};
+
+use crate::{
+    bindings,
+    compat,
+    Adapter,
+    AnyVirtqueue,
+    Chain,
+    Device,
+    DeviceId,
+    Driver,
+    Feature,
+    Handler,
+    IdTable,
+    Virtqueue,
+    Virtqueues, //
+};
+
+/// Type of the device: no standard has so many.
+const DEVICE_ID: u32 = 0x7e57;
+
+/// Entries of a queue.
+const ENTRIES: c_uint = 8;
+
+/// The device, and what its transport was asked for.
+///
+/// # Invariants
+///
+/// `vdev` is at offset 0.
+#[repr(C)]
+pub(super) struct Transport {
+    vdev: Opaque<bindings::virtio_device>,
+    status: AtomicU8,
+    /// How often queues were deleted.
+    pub(super) deleted: AtomicU32,
+    /// Whether the lock of the device was held then.
+    pub(super) was_locked: AtomicBool,
+}
+
+impl Transport {
+    const OPS: &'static bindings::virtio_config_ops = &bindings::virtio_config_ops {
+        get_status: Some(Self::get_status),
+        set_status: Some(Self::set_status),
+        reset: Some(Self::reset),
+        find_vqs: Some(Self::find_vqs),
+        del_vqs: Some(Self::del_vqs),
+        get_features: Some(Self::get_features),
+        finalize_features: Some(Self::finalize_features),
+        ..pin_init::zeroed()
+    };
+
+    /// # Safety
+    ///
+    /// `vdev` must be that of a transport, which does not go away during `'a`.
+    unsafe fn of<'a>(vdev: *mut bindings::virtio_device) -> &'a Self {
+        // SAFETY: Guaranteed by the caller, and by the type invariant.
+        unsafe { &*vdev.cast() }
+    }
+
+    /// The status of the device.
+    pub(super) fn status(&self) -> u8 {
+        self.status.load(SeqCst)
+    }
+
+    /// # Safety
+    ///
+    /// As for [`of`](Self::of), here and below.
+    unsafe extern "C" fn get_status(vdev: *mut bindings::virtio_device) -> u8 {
+        // SAFETY: Guaranteed by the caller.
+        unsafe { Self::of(vdev) }.status()
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn set_status(vdev: *mut bindings::virtio_device, status: u8) {
+        // SAFETY: Guaranteed by the caller.
+        unsafe { Self::of(vdev) }.status.store(status, SeqCst);
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn reset(vdev: *mut bindings::virtio_device) {
+        // SAFETY: Guaranteed by the caller.
+        unsafe { Self::set_status(vdev, 0) };
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn get_features(_vdev: *mut bindings::virtio_device) -> u64 {
+        0
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn finalize_features(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: Guaranteed by the caller.
+        unsafe { bindings::vring_transport_features(vdev) };
+        0
+    }
+
+    /// # Safety
+    ///
+    /// As above, and both arrays must have `count` elements.
+    unsafe extern "C" fn find_vqs(
+        vdev: *mut bindings::virtio_device,
+        count: c_uint,
+        queues: *mut *mut bindings::virtqueue,
+        infos: *mut bindings::virtqueue_info,
+        _affinity: *mut bindings::irq_affinity,
+    ) -> c_int {
+        for index in 0..count {
+            // SAFETY: Guaranteed by the caller.
+            let queue = unsafe {
+                let info = &*infos.add(index as usize);
+                bindings::vring_create_virtqueue(
+                    index,
+                    ENTRIES,
+                    4096,
+                    vdev,
+                    true,
+                    true,
+                    false,
+                    Some(Self::notify),
+                    info.callback,
+                    info.name,
+                )
+            };
+            if queue.is_null() {
+                // SAFETY: As above.
+                unsafe { Self::delete_all(vdev) };
+                return ENOMEM.to_errno();
+            }
+            // SAFETY: As above.
+            unsafe { *queues.add(index as usize) = queue };
+        }
+        0
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn notify(_queue: *mut bindings::virtqueue) -> bool {
+        true
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn del_vqs(vdev: *mut bindings::virtio_device) {
+        // SAFETY: Guaranteed by the caller; the device is valid.
+        unsafe {
+            let this = Self::of(vdev);
+            this.deleted.fetch_add(1, SeqCst);
+            let lock = &raw mut (*vdev).dev.mutex;
+            this.was_locked
+                .store(bindings::mutex_is_locked(lock), SeqCst);
+            Self::delete_all(vdev);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As above, and nobody may use the queues.
+    unsafe fn delete_all(vdev: *mut bindings::virtio_device) {
+        // SAFETY: The list is one of queues, each of which takes itself out.
+        unsafe {
+            let list = &raw mut (*vdev).vqs;
+            loop {
+                let next = (*list).next;
+                if next == list {
+                    break;
+                }
+                let queue = kernel::container_of!(next, bindings::virtqueue, list);
+                bindings::vring_del_virtqueue(queue);
+            }
+        }
+    }
+
+    /// The device interrupts for its first queue, though nobody asked for that.
+    pub(super) fn interrupt(&self) {
+        // SAFETY: The list is one of queues, whose callback takes its queue. No queue is deleted
+        // meanwhile: it is the caller who does that.
+        unsafe {
+            let list = &raw mut (*self.vdev.get()).vqs;
+            let queue = kernel::container_of!((*list).next, bindings::virtqueue, list);
+            if let Some(callback) = (*queue).callback {
+                callback(queue);
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `dev` must be in a transport to which there are no references any more.
+    unsafe extern "C" fn release(dev: *mut bindings::device) {
+        // SAFETY: Guaranteed by the caller; `with_device` leaked the box.
+        unsafe {
+            let vdev = kernel::container_of!(dev, bindings::virtio_device, dev);
+            drop(KBox::from_raw(vdev.cast::<Self>()));
+        }
+    }
+}
+
+/// A handler that counts how often it is called.
+pub(super) struct Counted(pub(super) AtomicU32);
+
+impl Handler for Counted {
+    type Context = ();
+
+    const DEFERS: bool = true;
+
+    fn used(&self, _queue: &Virtqueue<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+
+    /// Comes back here at once, for the first time.
+    fn deferred(&self, queue: &Virtqueue<Self>) {
+        if self.0.fetch_add(1, SeqCst) == 0 {
+            queue.flush_deferred();
+        }
+    }
+}
+
+/// A driver.
+struct TestDriver;
+
+/// What it keeps for a device.
+#[pin_data]
+pub(super) struct Data<'bound> {
+    /// A queue of the device.
+    pub(super) queue: Arc<Virtqueue<Counted>>,
+    /// Its queues.
+    #[pin]
+    pub(super) queues: Mutex<Option<Virtqueues<'bound>>>,
+}
+
+static TABLE: IdArray<DeviceId, (), 1> = IdArray::new_without_index([DeviceId::new(DEVICE_ID)]);
+
+impl Driver for TestDriver {
+    type Data<'bound> = Data<'bound>;
+
+    const ID_TABLE: IdTable = &TABLE;
+    const FEATURES: &'static [Feature] = &[];
+
+    fn probe<'bound>(
+        dev: &'bound Device<Core<'_>>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        pin_init::pin_init_scope(move || {
+            let handler = Counted(AtomicU32::new(0));
+            let queue = Virtqueue::new(fmt!("test"), Ok::<_, Error>(handler))?;
+            let mut all: KVec<Arc<dyn AnyVirtqueue>> = KVec::new();
+            all.push(queue.clone(), GFP_KERNEL)?;
+            let queues = Virtqueues::new(dev, all)?;
+            queues.ready()?;
+            queue
+                .add(Chain::new(KVec::new(), 8, (), GFP_KERNEL)?)
+                .map_err(|(error, _)| error)?;
+            Ok(try_pin_init!(Data {
+                queue,
+                queues <- new_mutex!(Some(queues)),
+            }? Error))
+        })
+    }
+}
+
+/// The module of the driver: that of what is in the kernel itself.
+struct NoModule(ThisModule);
+
+static MODULE: NoModule = NoModule(
+    // SAFETY: There is none.
+    unsafe { ThisModule::from_ptr(ptr::null_mut()) },
+);
+
+/// Calls `test` with a device that is bound to a driver, from a thread that does not have the
+/// device's lock. On return it is unbound; `after` looks at what happened then.
+pub(super) fn with_device(
+    test: impl FnOnce(&Device<Bound>, &Data<'_>, &Transport) -> Result,
+    after: impl FnOnce(&Transport) -> Result,
+) -> Result {
+    let driver = driver::Registration::<Adapter<TestDriver>>::new(c"virtio-test", &MODULE.0);
+    let driver = KBox::pin_init(driver, GFP_KERNEL)?;
+    let parent = faux::Registration::new(c"virtio-test", None)?;
+    let transport = KBox::new(
+        Transport {
+            vdev: Opaque::zeroed(),
+            status: AtomicU8::new(0),
+            deleted: AtomicU32::new(0),
+            was_locked: AtomicBool::new(false),
+        },
+        GFP_KERNEL,
+    )?;
+    let transport = NonNull::from(KBox::leak(transport));
+    let vdev: *mut bindings::virtio_device = transport.cast().as_ptr();
+    let generic: &device::Device<Bound> = parent.as_ref().as_ref();
+    // SAFETY: The device is ours, and zeroed; its parent lives longer. What is taken here is given
+    // back below, so that it can be looked at when it is gone for everybody else.
+    let registered = unsafe {
+        (*vdev).dev.parent = compat::device_as_raw(generic);
+        (*vdev).dev.release = Some(Transport::release);
+        (*vdev).config = Transport::OPS;
+        (*vdev).id.device = DEVICE_ID;
+        let registered = to_result(bindings::register_virtio_device(vdev));
+        bindings::get_device(&raw mut (*vdev).dev);
+        registered
+    };
+    // SAFETY: As above.
+    let transport = unsafe { transport.as_ref() };
+    let result = registered.and_then(|()| {
+        // SAFETY: The driver is bound, and nobody unbinds it but this function. The data is that of
+        // the driver.
+        let result = unsafe {
+            let dev = &*vdev.cast::<Device<BoundInternal>>();
+            let data = dev.as_ref().drvdata_borrow::<Data<'_>>();
+            test(dev, &data, transport)
+        };
+        // SAFETY: Registered above.
+        unsafe { bindings::unregister_virtio_device(vdev) };
+        result.and_then(|()| after(transport))
+    });
+    drop(driver);
+    // SAFETY: Taken above.
+    unsafe { bindings::put_device(&raw mut (*vdev).dev) };
+    result
+}
