@@ -446,10 +446,12 @@ impl World {
     /// Runs until nothing happens any more, or for that long.
     pub fn run(&mut self, limit: Duration) {
         let end = self.now + limit;
+        // Who still works then does so for ever.
+        let never = end + Duration::from_secs(1);
         loop {
             while self.step() {
                 self.now = self.now + Duration::from_nanos(200);
-                if self.now > end {
+                if self.now > never {
                     return;
                 }
             }
@@ -465,7 +467,7 @@ impl World {
             if awake {
                 // Whoever is kept from its work by a fault stays awake, and time passes.
                 self.now = self.now + Duration::from_nanos(200);
-                if self.now > end {
+                if self.now > never {
                     return;
                 }
                 continue;
