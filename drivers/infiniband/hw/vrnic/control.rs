@@ -383,6 +383,10 @@ impl Control {
         self.queue.handler().reserve();
         if let Err((err, chain)) = self.queue.add(chain) {
             self.queue.handler().release();
+            // There are objects that cannot be destroyed without commands.
+            if err != ENODEV && self.queue.is_broken() {
+                self.fail("its control queue is broken");
+            }
             let err = if err == ENODEV { EIO } else { err };
             return (Err(err), Memory { chain, call });
         }
