@@ -66,5 +66,5 @@ pub use fault::Faults;
 pub use inspect::{CqSnapshot, GroupSnapshot, MrSnapshot, SrqSnapshot};
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
-pub use rnic::{Io, Rnic, RnicConfig, Segmentation, Snapshot};
+pub use rnic::{Io, Recovery, Rnic, RnicConfig, Segmentation, Snapshot};
 pub use segment::{Outbox, Segment};

@@ -34,6 +34,7 @@ use paging::Await;
 pub(crate) use paging::Held;
 use receive::Receive;
 use requester::Requester;
+pub(crate) use responder::Kept;
 use responder::Responder;
 use vrnic_wire::{
     completion::{Cqe, Opcode, Status},
@@ -245,6 +246,7 @@ impl Qp {
             return;
         }
         self.take_held(resources, io);
+        turn.half(|part| self.take_kept(part, resources, io));
         // Half of the turn for the peer's requests, so that neither side's are kept waiting.
         turn.half(|part| self.respond(part, resources, io));
         if matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
@@ -259,6 +261,7 @@ impl Qp {
         }
         match self.state {
             QpState::Error => {
+                self.forget_kept(resources);
                 self.flush_sends(turn, resources, io);
                 self.flush_receives(turn, resources, io);
             }

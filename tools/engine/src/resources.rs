@@ -15,7 +15,7 @@ use crate::{
     memory::{HostRange, Memory, Unmapped},
     multicast::Groups,
     persistence::Syncs,
-    qp::Held,
+    qp::{Held, Kept},
     segment::{Outbox, Payload, Segment},
     srq::{Entry, Srq},
     table::Table,
@@ -96,6 +96,10 @@ pub(crate) struct Resources {
     pub(crate) bad_pkeys: u32,
     /// Segments that wait for pages.
     pub(crate) held: Held,
+    /// Packets that came before their turn.
+    pub(crate) kept: Kept,
+    /// Whether connections keep what comes early, and send only what is missing again.
+    pub(crate) recovers_selectively: bool,
     /// Flushes to persistent memory.
     pub(crate) syncs: Syncs,
     /// What went wrong lately.
@@ -140,6 +144,8 @@ impl Resources {
             bad_qkeys: 0,
             bad_pkeys: 0,
             held: Held::default(),
+            kept: Kept::default(),
+            recovers_selectively: true,
             syncs: Syncs::default(),
             record: Record::default(),
             now: Instant::default(),

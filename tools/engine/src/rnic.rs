@@ -36,6 +36,18 @@ pub enum Segmentation {
     PathMtu,
 }
 
+/// How a reliable connection makes up for packets that are lost.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Recovery {
+    /// The responder keeps what arrives behind a missing packet, and the requester sends only that one again if its
+    /// peer keeps the rest, too.
+    #[default]
+    Selective,
+    /// The responder drops what arrives behind a missing packet, and the requester sends it again with that one. As the
+    /// standard describes it, and as other devices do.
+    GoBackN,
+}
+
 /// What a device is made with.
 #[derive(Clone, Debug)]
 pub struct RnicConfig {
@@ -51,6 +63,8 @@ pub struct RnicConfig {
     pub max_mtu: Mtu,
     /// How messages are cut into segments.
     pub segmentation: Segmentation,
+    /// How connections make up for loss.
+    pub recovery: Recovery,
     /// Features that were negotiated.
     pub features: Features,
     /// Limits.
@@ -68,6 +82,7 @@ impl Default for RnicConfig {
             completion_vectors: 4,
             doorbell_pages: 4096,
             segmentation: Segmentation::Local,
+            recovery: Recovery::default(),
             features: Features::ALL,
             max_mtu: Mtu::Mtu4096,
             limits: Limits::default(),
@@ -154,6 +169,8 @@ pub struct Snapshot {
     pub ready_qps: usize,
     /// Host ranges that page lists need.
     pub translations: usize,
+    /// Bytes of packets that came before their turn.
+    pub kept_bytes: usize,
 }
 
 /// An RDMA device. See the [crate documentation](crate) for how to drive it.
@@ -197,6 +214,7 @@ impl Rnic {
             config.seed,
         );
         resources.mtu = config.max_mtu;
+        resources.recovers_selectively = config.recovery == Recovery::Selective;
         config.seed = [0; 32];
         Self {
             resources,
@@ -674,6 +692,7 @@ impl Rnic {
             counter_sets: self.resources.counters.sets(),
             ready_qps: self.qps.ready.len(),
             translations: self.translations,
+            kept_bytes: self.resources.kept.bytes(),
         }
     }
 }

@@ -86,6 +86,9 @@ pub struct Device {
     /// Which network the device is on.
     #[serde(default)]
     pub fabric: FabricKind,
+    /// How reliable connections make up for lost packets.
+    #[serde(default)]
+    pub recovery: RecoveryKind,
     /// Whether the device has doorbell pages. Without them the driver rings by commands.
     #[serde(default = "default_doorbells")]
     pub doorbells: bool,
@@ -114,6 +117,17 @@ pub enum FabricKind {
     Local,
     /// RoCE frames.
     Roce,
+}
+
+/// Ways to make up for lost packets.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecoveryKind {
+    /// Packets behind a missing one are kept, and only that one is sent again to peers that keep them, too.
+    #[default]
+    Selective,
+    /// Packets behind a missing one are dropped, and sent again with it.
+    GoBackN,
 }
 
 /// Permissions of a socket.
@@ -370,6 +384,7 @@ impl Device {
             node_guid: None,
             completion_vectors: default_completion_vectors(),
             fabric: FabricKind::default(),
+            recovery: RecoveryKind::default(),
             doorbells: default_doorbells(),
             limits: Limits::default(),
         }
@@ -431,13 +446,15 @@ mod tests {
     fn everything_can_be_set() {
         let config = Config::parse(&format!(
             "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
-             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\ndoorbells = false\n\
+             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\nrecovery = \"go-back-n\"\n\
+             doorbells = false\n\
              [device.limits]\nqp = 100\ncontexts = 16\n"
         ))
         .unwrap();
         let device = &config.devices[0];
         assert_eq!(device.guid(), Guid(0x0011_2233_4455_6677));
         assert_eq!(device.fabric, FabricKind::Roce);
+        assert_eq!(device.recovery, RecoveryKind::GoBackN);
         assert_eq!(device.limits.qp, 100);
         assert_eq!(device.limits.contexts, 16);
         assert_eq!(config.log_format, LogFormat::Json);

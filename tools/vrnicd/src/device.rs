@@ -14,7 +14,9 @@ use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::segment::{Damage, Gid};
 use vrnic_engine::time::Instant;
-use vrnic_engine::{Cause, Faults, Features, Io, Outbox, Rnic, RnicConfig, Segment, Segmentation};
+use vrnic_engine::{
+    Cause, Faults, Features, Io, Outbox, Recovery, Rnic, RnicConfig, Segment, Segmentation,
+};
 use vrnic_wire::config::{
     ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
     VIRTIO_ID_RDMA,
@@ -24,7 +26,7 @@ use vrnic_wire::port::Mtu;
 use zerocopy::IntoBytes;
 
 use crate::capture::{Captures, Direction};
-use crate::config::{self, FabricKind};
+use crate::config::{self, FabricKind, RecoveryKind};
 use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
@@ -97,6 +99,10 @@ impl Device {
             segmentation: match settings.fabric {
                 FabricKind::Local => Segmentation::Local,
                 FabricKind::Roce => Segmentation::PathMtu,
+            },
+            recovery: match settings.recovery {
+                RecoveryKind::Selective => Recovery::Selective,
+                RecoveryKind::GoBackN => Recovery::GoBackN,
             },
             seed: [0; 32],
         };

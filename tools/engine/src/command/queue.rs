@@ -252,6 +252,7 @@ impl Execute for DestroyQp {
         rnic.resources.keys.forget_queue_pair(qpn);
         rnic.resources.groups.forget(qpn);
         rnic.resources.held.forget(qpn);
+        rnic.resources.kept.forget(qpn);
         rnic.resources.faults.forget_qp(qpn);
         rnic.resources.counters.rebind(qp.counter_set, None);
         rnic.translations -= created.translations;

@@ -237,6 +237,7 @@ impl Qp {
                 resources.faults.forget_qp(self.number);
                 self.reset(io);
                 resources.held.forget(self.number);
+                resources.kept.forget(self.number);
             }
             (QpState::Reset, QpState::Init) => {
                 self.created.sq.restart(io.memory);
@@ -252,7 +253,9 @@ impl Qp {
                 self.state = to;
             }
             (QpState::ReadyToReceive, QpState::ReadyToSend) => {
-                self.requester = Requester::new(Psn::new(self.attributes.sq_psn));
+                let first = Psn::new(self.attributes.sq_psn);
+                let selective = resources.recovers_selectively && !self.is_unreliable();
+                self.requester = Requester::new(first, selective, resources.fabric_mtu.is_none());
                 self.refresh_retries();
                 self.state = to;
             }

@@ -3,15 +3,17 @@
 //! The requester half of a connection (IBTA volume 1, 9.7 and 9.8.2).
 //!
 //! Work requests are taken from the ring into [`Requester::queue`], where they stay until they
-//! complete; a cursor says which packet of which request is sent next. Whatever goes wrong, the
-//! cursor goes back to the oldest packet that was not acknowledged. A packet of an unreliable
-//! connection is as good as acknowledged when it was sent. This file sends, [`completer`]
-//! takes responses, [`retry`] decides how often and when to try again, [`local`] does what needs no
-//! peer.
+//! complete; a cursor says which packet of which request is sent next. If something goes wrong, the oldest packet that
+//! was not acknowledged is sent again, or the cursor goes back to it. A packet of an unreliable connection is as good as
+//! acknowledged when it was sent. This file sends, [`completer`] takes responses, [`retry`] decides how often and when to
+//! try again, [`recovery`] with how many packets, [`local`] does what needs no peer.
 
 mod completer;
 mod local;
+mod recovery;
 mod retry;
+mod rtt;
+mod window;
 
 use super::{Qp, Turn, credit::Credit, receive::pieces};
 use crate::{
@@ -25,6 +27,8 @@ use crate::{
     time::Instant,
     work::{self, SendRequest, Source, Target},
 };
+use recovery::Recovery;
+use rtt::Rtt;
 use std::collections::VecDeque;
 use vrnic_wire::{
     completion::{Opcode, Status},
@@ -34,6 +38,7 @@ use vrnic_wire::{
     qp::{MAX_PSN, QpState},
     work::{SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
 };
+use window::Window;
 
 /// Most work requests that are taken from the ring before the first of them completes. Bounds the
 /// memory that a queue pair takes, whose ring may be memory that a guest uses many times over.
@@ -45,9 +50,6 @@ const MAX_ELEMENTS: usize = 256;
 /// Most packets that are on their way unacknowledged. Less than half of all PSNs, so that old and
 /// new ones can be told apart.
 const MAX_UNACKED: u32 = 1 << 22;
-
-/// The same on a wire: more would only be lost with the first that is.
-const WIRE_WINDOW: u32 = 256;
 
 /// An acknowledgement is asked for at least every so many packets of a message.
 const ACK_INTERVAL: u32 = 16;
@@ -149,6 +151,10 @@ pub(super) struct Requester {
     /// RNR NAKs left.
     rnr_retries: u8,
     timer: Timer,
+    recovery: Recovery,
+    rtt: Rtt,
+    /// Packets on their way on a wire.
+    window: Window,
     /// Value of `unacked` for which a missing response was asked for again.
     gap: Option<Psn>,
     /// PSN of the packet that the peer last had no receive for, until it makes progress.
@@ -164,9 +170,11 @@ pub(super) struct Requester {
 }
 
 impl Requester {
-    /// A requester whose first packet has that PSN.
-    pub(super) fn new(psn: Psn) -> Self {
+    /// A requester whose first packet has that PSN, on a wire or not. It sends no more than necessary again if it is
+    /// `selective`.
+    pub(super) fn new(psn: Psn, selective: bool, is_wire: bool) -> Self {
         Self {
+            recovery: Recovery::new(selective, is_wire),
             unacked: psn,
             unsent: psn,
             next: psn,
@@ -221,15 +229,20 @@ impl Requester {
     /// Sends nothing any more.
     pub(super) fn stop(&mut self) {
         self.timer = Timer::Idle;
+        self.recovery.forget();
         self.stopped = true;
     }
 
     /// When the timer ends.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        match self.timer {
+        let timer = match self.timer {
             Timer::Idle => None,
             Timer::Ack(at) | Timer::Rnr(at) => Some(at),
-        }
+        };
+        [timer, self.recovery.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Gives up the oldest request: its `wr_id` and the opcode of its completion.
@@ -285,8 +298,15 @@ impl Requester {
         self.elements.range(first..first + request.elements())
     }
 
-    /// Puts the cursor to the oldest packet that was not acknowledged.
+    /// Has everything sent again that was not acknowledged.
     fn go_back(&mut self) {
+        self.recovery.forget();
+        self.rtt.abort();
+        self.rewind();
+    }
+
+    /// Puts the cursor to the oldest packet that was not acknowledged.
+    fn rewind(&mut self) {
         self.sending = 0;
         self.fetching = 0;
         self.packet = 0;
@@ -330,15 +350,25 @@ impl Qp {
             if self.waits_for_receiver() {
                 return;
             }
-            if self.requester.sending == self.requester.queue.len() && !self.fetch(resources, io) {
-                return;
+            let again = self.requester.has_oldest_due();
+            let mut sent = if again {
+                self.send_oldest(resources, io)
+            } else if self.requester.sending < self.requester.queue.len()
+                || self.fetch(resources, io)
+            {
+                self.send_next(resources, io)
+            } else {
+                Sent::Blocked
+            };
+            if matches!(sent, Sent::Blocked) && !again {
+                sent = self.send_more_again(resources, io);
             }
-            match self.send_next(resources, io) {
+            match sent {
                 Sent::Packet(bytes) => turn.spend(bytes),
                 Sent::Blocked => return,
                 Sent::Failed(status, cause) => {
                     self.requester.stopped = true;
-                    let sending = self.requester.sending;
+                    let sending = if again { 0 } else { self.requester.sending };
                     if sending == 0 {
                         self.fail_front(status, cause, resources, io);
                     } else if self.requester.queue[sending].failure.is_none() {
@@ -444,11 +474,14 @@ impl Qp {
             requester.packet
         });
         let ahead = psn.packets_since(requester.unacked);
-        let window = match resources.fabric_mtu {
-            Some(_) => MAX_UNACKED,
-            None => WIRE_WINDOW,
+        if ahead > 0 && self.is_short_of_credit(request) {
+            return Sent::Blocked;
+        }
+        let admitted = match resources.fabric_mtu {
+            Some(_) => ahead < MAX_UNACKED,
+            None => self.requester.window.admits(ahead),
         };
-        if ahead >= window || (ahead > 0 && self.is_short_of_credit(request)) {
+        if !admitted {
             return Sent::Blocked;
         }
         if !self.congestion.may_send(io.now) {
@@ -632,6 +665,7 @@ impl Qp {
             ack_request: !unreliable
                 && (position.ends()
                     || (packet + 1).is_multiple_of(ACK_INTERVAL)
+                    || requester.recovery.is_due()
                     || self.is_short_of_credit(request)),
             ..self.segment(psn, body, payload)
         };
@@ -754,10 +788,16 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        if segment.psn == self.requester.unsent {
-            self.requester.unsent = next;
+        let requester = &mut self.requester;
+        if segment.psn == requester.unsent {
+            requester.unsent = next;
+            let timed = segment.ack_request && !matches!(segment.body, Body::FlushRequest(_));
+            if timed && requester.recovery.is_selective() {
+                requester.rtt.begin(segment.psn, io.now);
+            }
         } else {
             resources.counters.count(Counter::Retransmits);
+            requester.recovery.note_repeated(next);
         }
         resources.send(segment, io);
     }

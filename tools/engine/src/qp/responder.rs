@@ -3,13 +3,17 @@
 //! The responder half of a connection (IBTA volume 1, 9.7 to 9.9). What differs where nothing is
 //! acknowledged is in [`unreliable`].
 //!
-//! Requests are executed when they arrive. Data of reads and results of atomics wait in
+//! Requests are executed when they arrive, unless they came before their turn: then [`kept`] has them. Data of reads and results of atomics wait in
 //! [`Responder::responses`] for a turn of the queue pair; acknowledgements wait behind them, and
 //! the last one stands for all.
 
+mod kept;
 mod provoked;
 mod reply;
 mod unreliable;
+
+pub(crate) use kept::Kept;
+pub(in crate::qp) use kept::MAX_AHEAD;
 
 use super::{Qp, receive::Took};
 use crate::{
@@ -179,6 +183,8 @@ pub(super) struct Responder {
     flushing: Option<Flushing>,
     /// The last one that was answered.
     flushed: Option<Psn>,
+    /// Whether packets wait that came early.
+    keeping: bool,
 }
 
 impl Responder {
@@ -266,23 +272,28 @@ impl Qp {
     ) {
         let ahead = segment.psn.distance_from(self.responder.expected);
         if ahead > 0 {
-            if !self.responder.told {
-                resources.counters.count(Counter::SequenceNaksSent);
-                let syndrome = Syndrome::Nak(NakCode::SequenceError);
-                self.explain_nak_sent(syndrome, Cause::PacketMissing, segment, resources);
-                self.nak(syndrome);
-            }
-            return;
+            return self.take_early(segment, ahead.cast_unsigned(), resources, io);
         }
         self.note_established(resources);
         if ahead < 0 {
             resources.counters.count(Counter::DuplicateRequests);
             self.repeat(segment, resources, io);
-            return;
+        } else if self.execute_expected(segment, resources, io) {
+            self.follow_up(resources, io);
         }
+    }
+
+    /// Executes and answers the packet that is expected. Whether it was executed.
+    fn execute_expected<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> bool {
         let asked = || Occasion::packet(Seam::Decision, Direction::In, segment);
         if let Some(strike) = resources.strike(asked) {
-            return self.provoked(strike.kind, segment, resources, io);
+            self.provoked(strike.kind, segment, resources, io);
+            return false;
         }
         match self.execute(segment, resources, io) {
             Ok(Outcome::Done(packets)) => {
@@ -294,6 +305,8 @@ impl Qp {
                 if segment.ack_request && !segment.body.has_response() {
                     responder.reply(Reply::Ack);
                 }
+                self.pass_kept(packets, resources);
+                return true;
             }
             Ok(Outcome::NotReady) => self.nak_not_ready(Cause::NoReceive, segment, resources),
             Err(fault) => match self.or_wait(fault, Half::Responder, resources) {
@@ -309,6 +322,7 @@ impl Qp {
                 }
             },
         }
+        false
     }
 
     /// What a request fails for, unless it waits for pages.

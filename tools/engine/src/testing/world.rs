@@ -65,6 +65,17 @@ pub struct Wire {
     pub parse: for<'a> fn(&'a [u8]) -> Option<Segment<'a>>,
 }
 
+/// What holds everything up that goes to a node.
+#[derive(Copy, Clone, Debug)]
+pub struct Line {
+    /// Its bandwidth.
+    pub bytes_per_s: u64,
+    /// Time that each bit takes.
+    pub delay: Duration,
+    /// Bytes that wait for it; more are lost.
+    pub queue: u64,
+}
+
 /// What is on its way.
 #[derive(Clone, Debug)]
 enum Parcel {
@@ -98,6 +109,12 @@ pub struct World {
     pub filter: Option<fn(&Segment) -> bool>,
     /// Whether, and how, segments travel as frames.
     pub wire: Option<Wire>,
+    /// The line to each node; `None` if it takes no time.
+    pub line: Option<Line>,
+    /// How late segments are at most that take longer.
+    pub lateness: Duration,
+    /// When the line to each node is free.
+    busy: Vec<Instant>,
     /// How long it takes at most to make memory survive; `None` if it is not done.
     pub sync_time: Option<Duration>,
     /// When the devices hear that it does.
@@ -125,11 +142,17 @@ pub struct Connection {
 impl World {
     /// `count` guests with `pages` pages each. `config` is that of all devices but for their seeds.
     pub fn new(count: usize, pages: usize, config: &RnicConfig, seed: u64) -> Self {
+        Self::of(&vec![config.clone(); count], pages, seed)
+    }
+
+    /// A guest with `pages` pages for each configuration, which is that of its device but for the seed.
+    pub fn of(configs: &[RnicConfig], pages: usize, seed: u64) -> Self {
         let memories = Memories::new();
         let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let count = configs.len();
         let nodes = (0..count)
             .map(|index| {
-                let mut config = config.clone();
+                let mut config = configs[index].clone();
                 random.fill_bytes(&mut config.seed);
                 let mut rnic = Rnic::new(config);
                 let view = memories.add(pages * 4096);
@@ -160,6 +183,9 @@ impl World {
             sync_time: Some(Duration::from_micros(100)),
             synced: vec![None; count],
             wire: None,
+            line: None,
+            lateness: Duration::from_micros(20),
+            busy: vec![Instant::default(); count],
             random,
             outbox: Outbox::new(),
             travelling: Vec::new(),
@@ -347,7 +373,8 @@ impl World {
         }
         let faults = self.faults;
         let view = self.nodes[0].guest.view.clone();
-        if self.wire.is_none() && faults.are_none() && self.travelling.is_empty() {
+        let timed = self.wire.is_some() || self.line.is_some();
+        if !timed && faults.are_none() && self.travelling.is_empty() {
             return self.deliver(segment);
         }
         let mut hit = |parts| self.random.next_u32() % 1024 < parts;
@@ -357,6 +384,9 @@ impl World {
             *class |= ECN_MARKED;
         }
         let damaged = hit(faults.damage);
+        let Some(passage) = self.pass_line(&segment) else {
+            return self.outbox.recycle(segment.payload);
+        };
         let parcel = match self.wire {
             Some(wire) => {
                 let mut frame = (wire.encode)(&segment, &view);
@@ -374,15 +404,35 @@ impl World {
             return;
         }
         if twice {
-            let delay = self.delay(200_000);
+            let delay = passage + self.delay(200_000);
             self.travelling.push((self.now + delay, parcel.clone()));
         }
-        let delay = if late {
-            self.delay(20_000)
+        let late = if late {
+            self.delay(self.lateness.as_nanos() as u32)
         } else {
             Duration::ZERO
         };
-        self.travelling.push((self.now + delay, parcel));
+        self.travelling.push((self.now + passage + late, parcel));
+    }
+
+    /// How long a segment takes on the line; `None` if it finds no room there.
+    fn pass_line(&mut self, segment: &Segment<'_>) -> Option<Duration> {
+        /// Bytes of headers.
+        const OVERHEAD: u64 = 78;
+        let Some(line) = self.line else {
+            return Some(Duration::ZERO);
+        };
+        let destination = &segment.path.destination;
+        let mut nodes = self.nodes.iter();
+        let node = nodes.position(|node| node.rnic.has_gid(destination))?;
+        let time = |bytes| Duration::from_nanos(bytes * 1_000_000_000 / line.bytes_per_s);
+        let waits = self.busy[node] - self.now;
+        if waits > time(line.queue) {
+            return None;
+        }
+        let passed = waits + time(segment.payload.len() + OVERHEAD);
+        self.busy[node] = self.now + passed;
+        Some(passed + line.delay)
     }
 
     /// A frame came damaged: its receiver counts it.

@@ -17,7 +17,7 @@ pub mod failing;
 use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
 use vrnic_engine::{
-    Cause, RnicConfig, Segmentation,
+    Cause, Recovery, RnicConfig, Segmentation,
     testing::{Completion, Connection, FastMr, Faults, Mr, Node, QpOptions, Send, Wire, World},
 };
 use vrnic_wire::{
@@ -458,6 +458,10 @@ pub struct Setting {
     pub seed: u64,
     pub faults: Faults,
     pub segmentation: Segmentation,
+    /// Of each device.
+    pub recovery: [Recovery; 2],
+    /// Local ACK timeout, as a queue pair has it.
+    pub timeout: u8,
     pub loopback: bool,
     /// Receives that are posted late, in parts of 256.
     pub late: u8,
@@ -520,20 +524,34 @@ fn resize() -> impl Strategy<Value = Resize> {
     )
 }
 
+/// What goes wrong on the fabric, how both devices make up for it, and how soon.
+fn loss() -> impl Strategy<Value = (Faults, [Recovery; 2], u8)> {
+    let recovery = || prop::sample::select(vec![Recovery::Selective, Recovery::GoBackN]);
+    let some = (0u32..60, 0u32..60, 0u32..100).prop_map(|(drop, duplicate, delay)| Faults {
+        drop,
+        duplicate,
+        delay,
+        ..Faults::default()
+    });
+    // So much would exhaust the retries of a requester that tries only once in each timeout.
+    let much = (60u32..250, 0u32..300, 0u32..500).prop_map(|(drop, duplicate, delay)| Faults {
+        drop,
+        duplicate,
+        delay,
+        ..Faults::default()
+    });
+    prop_oneof![
+        1 => [recovery(), recovery()].prop_map(|recovery| (Faults::default(), recovery, 8)),
+        2 => (some, [recovery(), recovery()], Just(8)),
+        1 => much.prop_map(|faults| (faults, [Recovery::Selective; 2], 12)),
+    ]
+}
+
 pub fn setting() -> impl Strategy<Value = Setting> {
-    let faults = prop_oneof![
-        Just(Faults::default()),
-        (0u32..60, 0u32..60, 0u32..100).prop_map(|(drop, duplicate, delay)| Faults {
-            drop,
-            duplicate,
-            delay,
-            ..Faults::default()
-        }),
-    ];
     let segmentation = prop_oneof![Just(Segmentation::Local), Just(Segmentation::PathMtu)];
     (
         any::<u64>(),
-        faults,
+        loss(),
         segmentation,
         any::<bool>(),
         any::<u8>(),
@@ -541,10 +559,20 @@ pub fn setting() -> impl Strategy<Value = Setting> {
         prop::array::uniform6(resize()),
     )
         .prop_map(
-            |(seed, faults, segmentation, loopback, late, windows, resizes)| Setting {
+            |(
+                seed,
+                (faults, recovery, timeout),
+                segmentation,
+                loopback,
+                late,
+                windows,
+                resizes,
+            )| Setting {
                 seed,
                 faults,
                 segmentation,
+                recovery,
+                timeout,
                 loopback,
                 late,
                 windows,
@@ -555,11 +583,12 @@ pub fn setting() -> impl Strategy<Value = Setting> {
 }
 
 pub fn new_world(setting: &Setting) -> World {
-    let config = RnicConfig {
+    let configs = setting.recovery.map(|recovery| RnicConfig {
         segmentation: setting.segmentation,
+        recovery,
         ..RnicConfig::default()
-    };
-    let mut world = World::new(2, 3000, &config, setting.seed);
+    });
+    let mut world = World::of(&configs, 3000, setting.seed);
     world.wire = setting.wire;
     world
 }
@@ -575,7 +604,9 @@ pub fn options() -> QpOptions {
 pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
     let mut world = new_world(setting);
     let nodes = if setting.loopback { [0, 0] } else { [0, 1] };
-    let mut c = world.connect(nodes, &options(), REGION, |_, _| {});
+    let mut c = world.connect(nodes, &options(), REGION, |_, attributes| {
+        attributes.timeout = setting.timeout;
+    });
     let mut models = [0, 1].map(|side| Model::new(side, &mut world, nodes[usize::from(side)]));
     give_keys(&mut world, &mut c, &mut models, setting.windows);
     world.faults = setting.faults;

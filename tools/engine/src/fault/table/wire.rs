@@ -53,7 +53,7 @@ pub(super) const KINDS: &[Kind] = &[
             "A negative acknowledgement is lost.",
             "As lost-ack, but it costs more: the NAK is sent only once.",
             TIMEOUT,
-            "A gap costs a whole timeout instead of a round trip. If the NAK reported an error, the requester gets IBV_WC_RETRY_EXC_ERR, because a responder in the error state no longer answers.",
+            "A gap costs the time after which the requester probes, or a whole timeout if it does not, instead of a round trip. If the NAK reported an error, the requester gets IBV_WC_RETRY_EXC_ERR, because a responder in the error state no longer answers.",
         ],
     ),
     kind(

@@ -71,7 +71,10 @@ impl Qp {
         }
         let failure = match aeth.syndrome {
             Syndrome::Ack { .. } => {
-                if !self.acknowledge(psn, resources, io) {
+                let before = self.requester.unacked;
+                let complete = self.acknowledge(psn, resources, io);
+                self.requester.learn(before, false, io.now);
+                if !complete {
                     self.ask_again(resources, io);
                 }
                 return;
@@ -85,7 +88,10 @@ impl Qp {
             }
             Syndrome::Nak(NakCode::SequenceError) => {
                 resources.counters.count(Counter::SequenceNaksReceived);
-                if self.acknowledge_before(psn, resources, io) {
+                let before = self.requester.unacked;
+                let complete = self.acknowledge_before(psn, resources, io);
+                self.requester.learn(before, true, io.now);
+                if complete {
                     self.fill_gap(resources, io);
                 }
                 return;

@@ -2,7 +2,7 @@
 
 //! Timers and retries.
 
-use super::Timer;
+use super::{Timer, recovery::Reason};
 use crate::{
     cause::Cause,
     memory::Memory,
@@ -18,8 +18,13 @@ impl Qp {
     /// The peer made progress: all retries are available again.
     pub(super) fn note_progress(&mut self, now: Instant) {
         self.refresh_retries();
-        self.requester.gap = None;
-        self.requester.refused = None;
+        let requester = &mut self.requester;
+        requester.gap = None;
+        requester.refused = None;
+        requester.recovery.note_progress();
+        if let Some(time) = requester.rtt.answered(requester.unacked, now) {
+            requester.window.measured(time, requester.rtt.shortest());
+        }
         if !self.waits_for_receiver() {
             self.restart_ack_timer(now);
         }
@@ -36,15 +41,17 @@ impl Qp {
         let waiting = self.requester.unsent != self.requester.unacked;
         let timeout = timer::ack_timeout(self.attributes.timeout).filter(|_| waiting);
         self.requester.timer = timeout.map_or(Timer::Idle, |timeout| Timer::Ack(now + timeout));
+        self.restart_probe(now);
     }
 
-    /// The peer misses the oldest packet that was not acknowledged: sends it and all behind it again.
+    /// The peer misses the oldest packet that was not acknowledged: sends it again.
     ///
     /// Not if that is the packet that it had no receive for: it is known there, and sent again when the peer's time is
     /// over. Soft-RoCE says of packets behind such a one that it misses it.
     pub(super) fn fill_gap<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
-        if self.requester.refused != Some(self.requester.unacked) {
-            self.retry(resources, io);
+        let requester = &self.requester;
+        if requester.refused != Some(requester.unacked) && !requester.is_on_its_way_again(io.now) {
+            self.retry(Reason::Gap, resources, io);
         }
     }
 
@@ -53,7 +60,7 @@ impl Qp {
         let unacked = self.requester.unacked;
         let waits = self.waits_for_receiver() || self.requester.starved;
         if self.requester.gap != Some(unacked) && !waits {
-            self.retry(resources, io);
+            self.retry(Reason::Response, resources, io);
             self.requester.gap = Some(unacked);
         }
     }
@@ -63,8 +70,13 @@ impl Qp {
         matches!(self.requester.timer, Timer::Rnr(_))
     }
 
-    /// Sends everything again that was not acknowledged, or fails if that was done too often.
-    pub(super) fn retry<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
+    /// Sends again what the peer misses, or fails if that was done too often.
+    pub(super) fn retry<M: Memory>(
+        &mut self,
+        reason: Reason,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) {
         if self.waits_for_receiver() {
             return;
         }
@@ -79,7 +91,7 @@ impl Qp {
             return;
         }
         self.requester.retries -= 1;
-        self.requester.go_back();
+        self.requester.send_again(reason, io.now);
         self.restart_ack_timer(io.now);
     }
 
@@ -118,10 +130,12 @@ impl Qp {
             Timer::Ack(at) if at <= io.now => {
                 resources.counters.count(Counter::Timeouts);
                 self.requester.gap = None;
-                self.retry(resources, io);
+                self.requester.recovery.note_timeout();
+                self.requester.window.collapse();
+                self.retry(Reason::Timeout, resources, io);
             }
             Timer::Rnr(at) if at <= io.now => self.requester.timer = Timer::Idle,
-            _ => {}
+            _ => self.look_at_probe(io.now),
         }
     }
 }

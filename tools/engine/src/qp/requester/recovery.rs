@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Which packets are sent again.
+//!
+//! The standard has one way: from the missing packet on, all (go-back-N). It does not say that a responder has to forget
+//! what came behind the missing packet, and no requester can tell if it did, until the answer to that packet comes. This
+//! is how this requester finds out. It sends the missing packet alone. If the next acknowledgement jumps over packets
+//! that were sent before, the peer has kept them. If it ends right behind the packet, the peer has not, and all of them
+//! are sent at once. What was found out is remembered: a peer that does not keep is tried again only now and then, and
+//! one that does is believed through a few packets that were lost in a row, which looks the same.
+//!
+//! A peer tells of one gap at a time, so each gap costs a round trip. If more gaps are to be expected in what is on its
+//! way, and the window is full or there is nothing else to send, the packets behind the gap are sent again, too, each
+//! once. That takes nothing from anybody, and fills most gaps before the peer tells of them.
+//!
+//! Nobody tells that a packet sent last, a negative acknowledgement or a packet sent again was lost. So after the time
+//! that an answer usually takes, the oldest packet is sent as a probe. These attempts are in addition to those of the
+//! local ACK timeout, and do not count as retries: a connection dies as late as it would without them.
+
+use super::{Request, Requester, Sent, Timer};
+use crate::{
+    memory::Memory,
+    pages::Half,
+    psn::Psn,
+    qp::Qp,
+    resources::{Io, Resources},
+    time::Instant,
+};
+use std::time::Duration;
+use vrnic_wire::work::SendOpcode;
+
+/// Most that a peer is trusted to keep packets: so often may it seem that it does not.
+const MAX_TRUST: u8 = 4;
+
+/// Gaps of a peer that does not keep after which it is tried again, at first and at most.
+const PAUSES: (u32, u32) = (4, 1024);
+
+/// Least time after which a read or an atomic is asked for again: the peer may have to do more than acknowledge.
+const FETCH_PATIENCE: Duration = Duration::from_millis(1);
+
+/// Why packets are sent again.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The peer says that the oldest is missing, and that it has others.
+    Gap,
+    /// A response is missing.
+    Response,
+    /// Nothing came for the local ACK timeout.
+    Timeout,
+    /// Nothing came for as long as an answer usually takes.
+    Probe,
+}
+
+/// The oldest packet, sent again alone.
+#[derive(Copy, Clone, Debug)]
+struct Attempt {
+    psn: Psn,
+    /// First PSN that had not been sent then.
+    end: Psn,
+    /// Whether the peer has packets behind it.
+    has_more: bool,
+    at: Instant,
+}
+
+/// Packets behind the oldest one that are sent again, if there is time for it.
+#[derive(Copy, Clone, Debug)]
+struct Pass {
+    next: Psn,
+    end: Psn,
+}
+
+/// What is known of a peer, and what is being tried.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Recovery {
+    /// Whether anything but go-back-N is tried at all.
+    selective: bool,
+    /// Whether packets travel on a wire.
+    is_wire: bool,
+    /// How much the peer is trusted to keep packets.
+    trust: u8,
+    /// Gaps until it is tried again, and the next time.
+    pause: u32,
+    next_pause: u32,
+    /// Why the oldest packet is to be sent again, alone and before any other.
+    due: Option<Reason>,
+    attempt: Option<Attempt>,
+    /// First PSN behind everything that was sent again and is not acknowledged. Progress beyond it is due to packets
+    /// that were sent once.
+    repeated: Option<Psn>,
+    /// Where the cursor went back to because of a gap, and when.
+    went_back: Option<(Psn, Instant)>,
+    /// What is sent again behind the oldest packet.
+    pass: Option<Pass>,
+    /// When the last of those was sent.
+    passed_at: Option<Instant>,
+    /// How often packets are lost, in parts of 2^16.
+    losses: u32,
+    /// When the oldest packet is sent as a probe.
+    probe: Option<Instant>,
+    /// Probes since the last progress.
+    probes: u32,
+}
+
+impl Default for Recovery {
+    fn default() -> Self {
+        Self {
+            selective: false,
+            is_wire: false,
+            trust: 1,
+            pause: 0,
+            next_pause: PAUSES.0,
+            due: None,
+            attempt: None,
+            repeated: None,
+            went_back: None,
+            pass: None,
+            passed_at: None,
+            losses: 0,
+            probe: None,
+            probes: 0,
+        }
+    }
+}
+
+impl Recovery {
+    /// Recovery of a connection, by go-back-N alone unless it is `selective`.
+    pub(super) fn new(selective: bool, is_wire: bool) -> Self {
+        Self {
+            selective,
+            is_wire,
+            trust: u8::from(selective),
+            ..Self::default()
+        }
+    }
+
+    /// When a probe is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.probe
+    }
+
+    /// Whether the oldest packet is to be sent alone.
+    pub(super) fn is_due(&self) -> bool {
+        self.due.is_some()
+    }
+
+    /// Whether it is found out what the peer keeps.
+    pub(super) fn is_selective(&self) -> bool {
+        self.selective
+    }
+
+    /// Everything is sent again from the oldest packet on, or nothing any more.
+    pub(super) fn forget(&mut self) {
+        self.due = None;
+        self.attempt = None;
+        self.pass = None;
+        self.probe = None;
+    }
+
+    /// A packet that was sent before is sent again, before `next`.
+    pub(super) fn note_repeated(&mut self, next: Psn) {
+        let repeated = self.repeated.get_or_insert(next);
+        if next.distance_from(*repeated) > 0 {
+            *repeated = next;
+        }
+    }
+
+    /// So many packets were acknowledged, or one was lost.
+    fn note_losses(&mut self, acknowledged: u32, lost: bool) {
+        /// What one packet moves the average by: 1 part of so many.
+        const GAIN: u32 = 512;
+        self.losses -= self.losses / GAIN * acknowledged.min(GAIN);
+        if lost {
+            self.losses += (u32::from(u16::MAX) - self.losses) / GAIN;
+        }
+    }
+
+    /// The peer made progress: another packet is the oldest.
+    pub(super) fn note_progress(&mut self) {
+        self.due = None;
+        self.probes = 0;
+    }
+
+    /// The local ACK timeout is over: in the next one it is probed as often.
+    pub(super) fn note_timeout(&mut self) {
+        self.probes = 0;
+    }
+
+    /// The peer has kept packets.
+    fn trust_more(&mut self) {
+        self.trust = (self.trust.max(1) + 1).min(MAX_TRUST);
+        self.next_pause = PAUSES.0;
+    }
+
+    /// The peer has not kept packets.
+    fn distrust(&mut self) {
+        self.trust = 0;
+        self.pause = self.next_pause;
+        self.next_pause = (2 * self.next_pause).min(PAUSES.1);
+    }
+
+    /// Whether to send the missing packet alone.
+    fn tries_gap(&mut self) -> bool {
+        if self.selective && self.trust == 0 {
+            self.pause = self.pause.saturating_sub(1);
+            return self.pause == 0;
+        }
+        self.selective
+    }
+}
+
+impl Requester {
+    /// Whether the oldest packet is to be sent again, alone.
+    pub(super) fn has_oldest_due(&self) -> bool {
+        self.recovery.is_due() && self.unsent != self.unacked && !self.queue.is_empty()
+    }
+
+    /// Whether the oldest packet was sent again so recently that its answer cannot be here yet.
+    ///
+    /// That is so if it was not the last that was sent again: a peer that keeps packets tells of the next gap as soon as
+    /// it has filled one, and what was sent since comes after that.
+    pub(super) fn is_on_its_way_again(&self, now: Instant) -> bool {
+        let recovery = &self.recovery;
+        let attempt = recovery.attempt.map(|attempt| (attempt.psn, attempt.at));
+        let recently = [attempt, recovery.went_back]
+            .into_iter()
+            .flatten()
+            .any(|(psn, at)| psn == self.unacked && self.rtt.is_too_soon(now - at));
+        let in_pass = attempt.is_none()
+            && !self.oldest_fetches()
+            && (recovery.pass).is_some_and(|pass| pass.next.distance_from(self.unacked) > 0);
+        recovery.due.is_some() || recently || in_pass
+    }
+
+    /// Whether the oldest request is one that the peer answers with more than an acknowledgement.
+    fn oldest_fetches(&self) -> bool {
+        self.queue.front().is_some_and(Request::fetches)
+    }
+
+    /// Puts the cursor, which is at the oldest packet, to a later one of a message.
+    fn seek(&mut self, psn: Psn) {
+        while let Some(request) = self.queue.get(self.sending)
+            && psn.distance_from(request.end_psn()) >= 0
+        {
+            self.fetching += u32::from(request.fetches());
+            self.sending += 1;
+            self.packet = 0;
+        }
+        if let Some(request) = self.queue.get(self.sending)
+            && !request.fetches()
+        {
+            self.packet = psn.packets_since(request.first_psn);
+        }
+    }
+
+    /// The first PSN from `psn` on that belongs to a message that was sent, not to a read or an atomic. The peer would
+    /// take those for the beginning of all that comes again.
+    fn skip_fetches(&self, mut psn: Psn) -> Option<Psn> {
+        for request in self.queue.iter().take(self.sending + 1) {
+            if psn.distance_from(request.end_psn()) >= 0 {
+                continue;
+            }
+            if !request.fetches() {
+                return Some(psn);
+            }
+            psn = request.end_psn();
+        }
+        None
+    }
+
+    /// Has the oldest packet sent again, and what is behind it as far as the peer does not keep it.
+    pub(super) fn send_again(&mut self, reason: Reason, now: Instant) {
+        let alone = match reason {
+            Reason::Gap => self.recovery.tries_gap(),
+            // The peer takes a read that comes again for the first of all that come again.
+            Reason::Response => false,
+            Reason::Timeout => self.recovery.trust > 0 && !self.oldest_fetches(),
+            Reason::Probe => !self.oldest_fetches(),
+        };
+        if alone {
+            self.rtt.abort();
+            self.recovery.attempt = None;
+            self.recovery.due = Some(reason);
+        } else {
+            self.go_back();
+            if reason == Reason::Gap {
+                self.recovery.went_back = Some((self.unacked, now));
+                self.window.collapse();
+            }
+        }
+    }
+
+    /// Learns from an answer by which the oldest packet, which was `before`, became another one.
+    pub(super) fn learn(&mut self, before: Psn, tells_gap: bool, now: Instant) {
+        let gained = self.unacked.packets_since(before);
+        if gained == 0 || !self.recovery.selective {
+            return;
+        }
+        let recovery = &mut self.recovery;
+        recovery.note_losses(gained, tells_gap);
+        // Negative while packets that were sent again explain all progress.
+        let beyond = (recovery.repeated).map_or(0, |repeated| self.unacked.distance_from(repeated));
+        recovery.repeated.take_if(|_| beyond >= 0);
+        let is_over = |pass: &mut Pass| self.unacked.distance_from(pass.end) >= 0;
+        recovery.pass.take_if(is_over);
+        let told_gap = recovery.went_back.take().is_some()
+            || (recovery.attempt).is_some_and(|attempt| attempt.has_more);
+        if beyond > 0 && told_gap {
+            recovery.trust_more();
+        }
+        let attempt = recovery.attempt.take();
+        let Some(attempt) = attempt.filter(|attempt| attempt.psn == before) else {
+            return;
+        };
+        if attempt.has_more {
+            let time = now - attempt.at;
+            self.rtt.measured(time, now);
+            self.window.measured(time, self.rtt.shortest());
+        }
+        let rest = attempt.end.distance_from(self.unacked) > 0;
+        if gained > 1 {
+            if rest && !tells_gap && beyond > 0 {
+                // Had it more, it would have told of a gap: what was sent last is missing.
+                self.recovery.due = Some(Reason::Probe);
+            }
+        } else if !rest || beyond < 0 {
+            // It may have kept packets or not, for there were none.
+        } else if tells_gap {
+            // Perhaps two in a row were lost.
+            match self.recovery.trust {
+                0 | 1 => self.recovery.distrust(),
+                _ => self.recovery.trust -= 1,
+            }
+        } else {
+            if attempt.has_more {
+                self.recovery.distrust();
+            }
+            self.go_back();
+            self.recovery.went_back = Some((self.unacked, now));
+        }
+    }
+}
+
+impl Qp {
+    /// Sends the oldest packet again, without moving the cursor.
+    pub(super) fn send_oldest<M: Memory>(
+        &mut self,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Sent {
+        let (unacked, unsent) = (self.requester.unacked, self.requester.unsent);
+        let sent = self.send_apart(unacked, resources, io);
+        let recovery = &mut self.requester.recovery;
+        if matches!(sent, Sent::Packet(_))
+            && let Some(reason) = recovery.due.take()
+        {
+            recovery.attempt = Some(Attempt {
+                psn: unacked,
+                end: unsent,
+                has_more: reason == Reason::Gap,
+                at: io.now,
+            });
+            // Else what was sent again before may still be on its way.
+            let rtt = &self.requester.rtt;
+            let is_new = recovery.passed_at.is_none_or(|at| rtt.is_long(io.now - at));
+            if reason == Reason::Gap || is_new {
+                recovery.pass = Some(Pass {
+                    next: unacked.add(1),
+                    end: unsent,
+                });
+            }
+            self.restart_probe(io.now);
+        }
+        sent
+    }
+
+    /// Sends another packet behind the oldest one again, if the peer is likely to miss more than that one.
+    pub(super) fn send_more_again<M: Memory>(
+        &mut self,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Sent {
+        let requester = &mut self.requester;
+        let recovery = &requester.recovery;
+        let Some(pass) = recovery.pass.filter(|_| recovery.trust >= 2) else {
+            return Sent::Blocked;
+        };
+        let rest = pass.end.packets_since(requester.unacked);
+        let expected = u64::from(recovery.losses) * u64::from(rest);
+        if expected < 1 << 16 || requester.rtt.is_queueing() {
+            return Sent::Blocked;
+        }
+        // The oldest packet may be one of them by now, and was sent apart then.
+        let first = if pass.next.distance_from(requester.unacked) > 0 {
+            pass.next
+        } else {
+            requester.unacked.add(1)
+        };
+        let next = requester.skip_fetches(first);
+        let Some(psn) = next.filter(|psn| pass.end.distance_from(*psn) > 0) else {
+            return Sent::Blocked;
+        };
+        let sent = self.send_apart(psn, resources, io);
+        let recovery = &mut self.requester.recovery;
+        match sent {
+            Sent::Packet(_) => {
+                recovery.passed_at = Some(io.now);
+                recovery.pass = Some(Pass {
+                    next: psn.add(1),
+                    ..pass
+                });
+                sent
+            }
+            Sent::Blocked => sent,
+            Sent::Failed(..) => {
+                // Nobody may miss it. If somebody does, its turn will come.
+                recovery.pass = None;
+                Sent::Blocked
+            }
+        }
+    }
+
+    /// Sends a packet that was sent before again, without moving the cursor.
+    fn send_apart<M: Memory>(
+        &mut self,
+        psn: Psn,
+        resources: &mut Resources,
+        io: &mut Io<'_, M>,
+    ) -> Sent {
+        let requester = &mut self.requester;
+        let cursor = (requester.sending, requester.packet, requester.fetching);
+        requester.rewind();
+        requester.seek(psn);
+        let sent = self.send_next(resources, io);
+        let requester = &mut self.requester;
+        (requester.sending, requester.packet, requester.fetching) = cursor;
+        sent
+    }
+
+    /// Has the oldest packet sent as a probe when no answer comes for the time that it usually takes, unless the local
+    /// ACK timeout is earlier.
+    pub(super) fn restart_probe(&mut self, now: Instant) {
+        let requester = &mut self.requester;
+        let front = requester.queue.front().map(|front| front.request.opcode);
+        let usual = requester.rtt.patience(requester.recovery.is_wire);
+        let patience = match front {
+            // It may have to wait for a disk, and would be put off.
+            None | Some(SendOpcode::Flush) => None,
+            Some(_) if requester.oldest_fetches() => Some((4 * usual).max(FETCH_PATIENCE)),
+            Some(_) => Some(usual),
+        };
+        let recovery = &mut requester.recovery;
+        recovery.probe = match (requester.timer, patience) {
+            (Timer::Ack(end), Some(patience)) if recovery.selective => {
+                let at = now + patience * (1 << recovery.probes.min(16));
+                (at < end).then_some(at)
+            }
+            _ => None,
+        };
+    }
+
+    /// Sends a probe if it is due.
+    pub(super) fn look_at_probe(&mut self, now: Instant) {
+        if !self.requester.recovery.probe.is_some_and(|at| at <= now) {
+            return;
+        }
+        self.requester.recovery.probes += 1;
+        // Nothing is missing if nothing could be sent, or taken.
+        if !self.requester.starved && !self.waits(Half::Requester) {
+            self.requester.send_again(Reason::Probe, now);
+        }
+        self.restart_probe(now);
+    }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! How long the peer takes to answer, measured on packets that were sent once (Karn's rule), and smoothed as RFC 6298
+//! does it.
+
+use crate::{psn::Psn, time::Instant};
+use std::time::Duration;
+
+/// Time after which the oldest packet is sent again, as long as nothing was measured.
+const UNKNOWN: Duration = Duration::from_millis(10);
+
+/// Least time after which it is, on a wire.
+const LEAST: Duration = Duration::from_micros(50);
+
+/// The same where packets are lost only on demand, and devices should not be woken up for nothing.
+const LEAST_LOCAL: Duration = Duration::from_millis(1);
+
+/// For how long the shortest time counts: the path may change.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// Times of a connection, in nanoseconds.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Rtt {
+    /// Average; 0 if nothing was measured.
+    smoothed: u64,
+    /// Average deviation from that.
+    deviation: u64,
+    /// The shortest of late, and when it was measured.
+    shortest: Option<(u64, Instant)>,
+    /// A packet whose answer is awaited, and when it was sent.
+    timed: Option<(Psn, Instant)>,
+}
+
+impl Rtt {
+    /// A packet is sent that will be answered.
+    pub(super) fn begin(&mut self, psn: Psn, now: Instant) {
+        self.timed.get_or_insert((psn, now));
+    }
+
+    /// Packets are sent again, so an answer does not tell any more what it answers.
+    pub(super) fn abort(&mut self) {
+        self.timed = None;
+    }
+
+    /// Everything before `unacked` was answered. Gives how long the answer took, if that was measured.
+    pub(super) fn answered(&mut self, unacked: Psn, now: Instant) -> Option<Duration> {
+        let (_, sent) = self
+            .timed
+            .take_if(|(psn, _)| unacked.distance_from(*psn) > 0)?;
+        self.measured(now - sent, now);
+        Some(now - sent)
+    }
+
+    /// An answer took so long.
+    pub(super) fn measured(&mut self, time: Duration, now: Instant) {
+        let time = time.as_nanos().clamp(1, u64::MAX.into()) as u64;
+        if self.smoothed == 0 {
+            self.smoothed = time;
+            self.deviation = time / 2;
+        } else {
+            self.deviation = self.deviation / 4 * 3 + self.smoothed.abs_diff(time) / 4;
+            self.smoothed = self.smoothed / 8 * 7 + time / 8;
+        }
+        self.shortest = match self.shortest {
+            Some((shortest, at)) if shortest <= time && now - at < MEMORY => Some((shortest, at)),
+            _ => Some((time, now)),
+        };
+    }
+
+    /// Time after which an answer is taken to be lost, on a wire or not.
+    pub(super) fn patience(&self, is_wire: bool) -> Duration {
+        if self.smoothed == 0 {
+            return UNKNOWN;
+        }
+        let least = if is_wire { LEAST } else { LEAST_LOCAL };
+        let usual = self
+            .smoothed
+            .saturating_add(self.deviation.saturating_mul(4));
+        Duration::from_nanos(usual).max(least)
+    }
+
+    /// Whether an answer so soon can hardly be one.
+    pub(super) fn is_too_soon(&self, time: Duration) -> bool {
+        time < Duration::from_nanos(self.smoothed / 2)
+    }
+
+    /// Whether an answer to what was sent so long ago would be here.
+    pub(super) fn is_long(&self, time: Duration) -> bool {
+        time > Duration::from_nanos(self.smoothed.saturating_mul(2))
+    }
+
+    /// Whether packets seem to wait for others on their way.
+    pub(super) fn is_queueing(&self) -> bool {
+        self.smoothed > self.shortest.map_or(0, |(time, _)| time).saturating_mul(4)
+    }
+
+    /// The shortest time of late; zero if nothing was measured.
+    pub(super) fn shortest(&self) -> Duration {
+        Duration::from_nanos(self.shortest.map_or(0, |(time, _)| time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(microseconds: u64) -> Instant {
+        Instant::from_nanos(microseconds * 1000)
+    }
+
+    #[test]
+    fn one_packet_at_a_time_is_timed() {
+        let mut rtt = Rtt::default();
+        assert_eq!(rtt.patience(true), UNKNOWN);
+        rtt.begin(Psn::new(7), at(100));
+        rtt.begin(Psn::new(9), at(150));
+        assert_eq!(
+            rtt.answered(Psn::new(7), at(160)),
+            None,
+            "7 is not answered"
+        );
+        assert_eq!(
+            rtt.answered(Psn::new(8), at(300)),
+            Some(Duration::from_micros(200))
+        );
+        assert_eq!(rtt.answered(Psn::new(10), at(300)), None);
+        assert_eq!(rtt.patience(true), Duration::from_micros(600));
+        rtt.begin(Psn::new(11), at(400));
+        rtt.abort();
+        assert_eq!(rtt.answered(Psn::new(12), at(500)), None, "sent again");
+    }
+
+    #[test]
+    fn steady_times_make_impatient() {
+        let mut rtt = Rtt::default();
+        for round in 0..100 {
+            rtt.measured(Duration::from_micros(80), at(round * 100));
+        }
+        assert!(rtt.patience(true) < Duration::from_micros(90), "{rtt:?}");
+        rtt.measured(Duration::from_micros(200), at(10_000));
+        assert!(rtt.patience(true) > Duration::from_micros(200), "{rtt:?}");
+        assert_eq!(rtt.shortest(), Duration::from_micros(80));
+        rtt.measured(Duration::from_micros(200), at(11_000_000));
+        assert_eq!(rtt.shortest(), Duration::from_micros(200), "forgotten");
+        assert!(rtt.is_too_soon(Duration::from_micros(20)));
+        assert!(!rtt.is_too_soon(Duration::from_micros(150)));
+    }
+}
