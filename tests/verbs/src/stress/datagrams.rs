@@ -251,8 +251,15 @@ pub fn run(
             totals.batches += 1;
             Ok(())
         };
-        // A datagram that cannot be lost comes, however slow the machine is.
-        let quiet = Duration::from_secs(if may_lose { 2 } else { 60 });
+        // What cannot be lost comes, however slow the machine is: all completions of sends, and datagrams unless they
+        // may be lost.
+        let quiet = |sends_done| {
+            Duration::from_secs(if may_lose && sends_done == ROUND {
+                2
+            } else {
+                60
+            })
+        };
         let mut all_sent = None::<Instant>;
         let mut sends_done = 0;
         let mut receives_done = 0;
@@ -266,7 +273,7 @@ pub fn run(
                 }
             } else {
                 let since = all_sent.get_or_insert_with(Instant::now).elapsed();
-                if since > quiet {
+                if since > quiet(sends_done) {
                     break;
                 }
             }
