@@ -6,6 +6,11 @@
 //! others are in virtual time, where a line is: its bandwidth, and the time that it takes. The seed is always the same.
 //! Each cell has the goodput, its share of that without loss, and the packets sent for each that was necessary.
 
+#![allow(
+    clippy::cast_precision_loss,
+    reason = "figures of a table are rounded anyway"
+)]
+
 use std::time::{Duration, Instant};
 use vrnic_engine::{
     Recovery, RnicConfig, Segment, Segmentation,

@@ -123,11 +123,11 @@ pub enum FabricKind {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecoveryKind {
-    /// Packets behind a missing one are kept, and only that one is sent again to peers that keep them, too.
-    #[default]
-    Selective,
     /// Packets behind a missing one are dropped, and sent again with it.
+    #[default]
     GoBackN,
+    /// Packets behind a missing one are kept, and only that one is sent again to peers that keep them, too.
+    Selective,
 }
 
 /// Permissions of a socket.
@@ -446,7 +446,7 @@ mod tests {
     fn everything_can_be_set() {
         let config = Config::parse(&format!(
             "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
-             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\nrecovery = \"go-back-n\"\n\
+             node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\nrecovery = \"selective\"\n\
              doorbells = false\n\
              [device.limits]\nqp = 100\ncontexts = 16\n"
         ))
@@ -454,7 +454,7 @@ mod tests {
         let device = &config.devices[0];
         assert_eq!(device.guid(), Guid(0x0011_2233_4455_6677));
         assert_eq!(device.fabric, FabricKind::Roce);
-        assert_eq!(device.recovery, RecoveryKind::GoBackN);
+        assert_eq!(device.recovery, RecoveryKind::Selective);
         assert_eq!(device.limits.qp, 100);
         assert_eq!(device.limits.contexts, 16);
         assert_eq!(config.log_format, LogFormat::Json);

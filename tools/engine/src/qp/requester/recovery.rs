@@ -460,7 +460,7 @@ impl Qp {
 
     /// Sends a probe if it is due.
     pub(super) fn look_at_probe(&mut self, now: Instant) {
-        if !self.requester.recovery.probe.is_some_and(|at| at <= now) {
+        if self.requester.recovery.probe.is_none_or(|at| at > now) {
             return;
         }
         self.requester.recovery.probes += 1;
