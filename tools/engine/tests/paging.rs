@@ -652,9 +652,7 @@ fn explain(world: &mut World, c: &Connection) -> String {
 fn run_paged(setting: &Setting, programs: &[Vec<Op>; 2], seed: u64) {
     let mut world = new_world(setting);
     let nodes = if setting.loopback { [0, 0] } else { [0, 1] };
-    let mut c = world.connect(nodes, &options(), 4096, |_, attributes| {
-        attributes.timeout = setting.timeout;
-    });
+    let mut c = world.connect(nodes, &options(), 4096, |_, _| {});
     let mut pager = Pager::new(seed);
     for (side, node) in nodes.into_iter().enumerate() {
         let Node { rnic, guest } = &mut world.nodes[node];

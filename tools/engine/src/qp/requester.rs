@@ -2,11 +2,11 @@
 
 //! The requester half of a connection (IBTA volume 1, 9.7 and 9.8.2).
 //!
-//! Work requests are taken from the ring into [`Requester::queue`], where they stay until they
-//! complete; a cursor says which packet of which request is sent next. If something goes wrong, the oldest packet that
-//! was not acknowledged is sent again, or the cursor goes back to it. A packet of an unreliable connection is as good as
-//! acknowledged when it was sent. This file sends, [`completer`] takes responses, [`retry`] decides how often and when to
-//! try again, [`recovery`] with how many packets, [`local`] does what needs no peer.
+//! Work requests are taken from the ring into [`Requester::queue`], where they stay until they complete; a
+//! cursor says which packet of which request is sent next. If something goes wrong, the oldest packet that was
+//! not acknowledged is sent again, or the cursor goes back to it. A packet of an unreliable connection is as
+//! good as acknowledged when it was sent. This file sends, [`completer`] takes responses, [`retry`] decides how
+//! often and when to try again, [`recovery`] with how many packets, [`local`] does what needs no peer.
 
 mod completer;
 mod local;

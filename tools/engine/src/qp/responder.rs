@@ -3,9 +3,9 @@
 //! The responder half of a connection (IBTA volume 1, 9.7 to 9.9). What differs where nothing is
 //! acknowledged is in [`unreliable`].
 //!
-//! Requests are executed when they arrive, unless they came before their turn: then [`kept`] has them. Data of reads and results of atomics wait in
-//! [`Responder::responses`] for a turn of the queue pair; acknowledgements wait behind them, and
-//! the last one stands for all.
+//! Requests are executed when they arrive, unless they came before their turn: then [`kept`] has
+//! them. Data of reads and results of atomics wait in [`Responder::responses`] for a turn of the
+//! queue pair; acknowledgements wait behind them, and the last one stands for all.
 
 mod kept;
 mod provoked;

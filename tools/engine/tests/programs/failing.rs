@@ -94,9 +94,7 @@ pub fn wrong() -> impl Strategy<Value = Wrong> {
 /// which case the requester runs out of retries.
 pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op]) {
     let mut world = new_world(setting);
-    let mut c = world.connect([0, 1], &options(), REGION, |_, attributes| {
-        attributes.timeout = setting.timeout;
-    });
+    let mut c = world.connect([0, 1], &options(), REGION, |_, _| {});
     let mut models = [0, 1].map(|side| Model::new(side, &mut world, usize::from(side)));
     give_keys(&mut world, &mut c, &mut models, setting.windows);
     world.faults = setting.faults;

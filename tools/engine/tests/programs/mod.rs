@@ -460,8 +460,6 @@ pub struct Setting {
     pub segmentation: Segmentation,
     /// Of each device.
     pub recovery: [Recovery; 2],
-    /// Local ACK timeout, as a queue pair has it.
-    pub timeout: u8,
     pub loopback: bool,
     /// Receives that are posted late, in parts of 256.
     pub late: u8,
@@ -524,8 +522,8 @@ fn resize() -> impl Strategy<Value = Resize> {
     )
 }
 
-/// What goes wrong on the fabric, how both devices make up for it, and how soon.
-fn loss() -> impl Strategy<Value = (Faults, [Recovery; 2], u8)> {
+/// What goes wrong on the fabric, and how both devices make up for it.
+fn loss() -> impl Strategy<Value = (Faults, [Recovery; 2])> {
     let recovery = || prop::sample::select(vec![Recovery::Selective, Recovery::GoBackN]);
     let some = (0u32..60, 0u32..60, 0u32..100).prop_map(|(drop, duplicate, delay)| Faults {
         drop,
@@ -533,17 +531,9 @@ fn loss() -> impl Strategy<Value = (Faults, [Recovery; 2], u8)> {
         delay,
         ..Faults::default()
     });
-    // So much would exhaust the retries of a requester that tries only once in each timeout.
-    let much = (60u32..250, 0u32..300, 0u32..500).prop_map(|(drop, duplicate, delay)| Faults {
-        drop,
-        duplicate,
-        delay,
-        ..Faults::default()
-    });
     prop_oneof![
-        1 => [recovery(), recovery()].prop_map(|recovery| (Faults::default(), recovery, 8)),
-        2 => (some, [recovery(), recovery()], Just(8)),
-        1 => much.prop_map(|faults| (faults, [Recovery::Selective; 2], 12)),
+        1 => [recovery(), recovery()].prop_map(|recovery| (Faults::default(), recovery)),
+        2 => (some, [recovery(), recovery()]),
     ]
 }
 
@@ -559,20 +549,11 @@ pub fn setting() -> impl Strategy<Value = Setting> {
         prop::array::uniform6(resize()),
     )
         .prop_map(
-            |(
-                seed,
-                (faults, recovery, timeout),
-                segmentation,
-                loopback,
-                late,
-                windows,
-                resizes,
-            )| Setting {
+            |(seed, (faults, recovery), segmentation, loopback, late, windows, resizes)| Setting {
                 seed,
                 faults,
                 segmentation,
                 recovery,
-                timeout,
                 loopback,
                 late,
                 windows,
@@ -604,9 +585,7 @@ pub fn options() -> QpOptions {
 pub fn run_program(setting: &Setting, programs: &[Vec<Op>; 2]) {
     let mut world = new_world(setting);
     let nodes = if setting.loopback { [0, 0] } else { [0, 1] };
-    let mut c = world.connect(nodes, &options(), REGION, |_, attributes| {
-        attributes.timeout = setting.timeout;
-    });
+    let mut c = world.connect(nodes, &options(), REGION, |_, _| {});
     let mut models = [0, 1].map(|side| Model::new(side, &mut world, nodes[usize::from(side)]));
     give_keys(&mut world, &mut c, &mut models, setting.windows);
     world.faults = setting.faults;

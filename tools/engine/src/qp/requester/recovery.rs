@@ -2,20 +2,22 @@
 
 //! Which packets are sent again.
 //!
-//! The standard has one way: from the missing packet on, all (go-back-N). It does not say that a responder has to forget
-//! what came behind the missing packet, and no requester can tell if it did, until the answer to that packet comes. This
-//! is how this requester finds out. It sends the missing packet alone. If the next acknowledgement jumps over packets
-//! that were sent before, the peer has kept them. If it ends right behind the packet, the peer has not, and all of them
-//! are sent at once. What was found out is remembered: a peer that does not keep is tried again only now and then, and
-//! one that does is believed through a few packets that were lost in a row, which looks the same.
+//! The standard has one way: from the missing packet on, all (go-back-N). It does not say that a responder has
+//! to forget what came behind the missing packet, and no requester can tell if it did, until the answer to that
+//! packet comes. This is how this requester finds out. It sends the missing packet alone. If the next
+//! acknowledgement jumps over packets that were sent before, the peer has kept them. If it ends right behind
+//! the packet, the peer has not, and all of them are sent at once. What was found out is remembered: a peer
+//! that does not keep is tried again only now and then, and one that does is believed through a few packets
+//! that were lost in a row, which looks the same.
 //!
-//! A peer tells of one gap at a time, so each gap costs a round trip. If more gaps are to be expected in what is on its
-//! way, and the window is full or there is nothing else to send, the packets behind the gap are sent again, too, each
-//! once. That takes nothing from anybody, and fills most gaps before the peer tells of them.
+//! A peer tells of one gap at a time, so each gap costs a round trip. If more gaps are to be expected in what
+//! is on its way, and the window is full or there is nothing else to send, the packets behind the gap are sent
+//! again, too, each once. That takes nothing from anybody, and fills most gaps before the peer tells of them.
 //!
-//! Nobody tells that a packet sent last, a negative acknowledgement or a packet sent again was lost. So after the time
-//! that an answer usually takes, the oldest packet is sent as a probe. These attempts are in addition to those of the
-//! local ACK timeout, and do not count as retries: a connection dies as late as it would without them.
+//! Nobody tells that a packet sent last, a negative acknowledgement or a packet sent again was lost. So after
+//! the time that an answer usually takes, the oldest packet is sent as a probe. These attempts are in addition
+//! to those of the local ACK timeout, and do not count as retries: a connection dies as late as it would
+//! without them.
 
 use super::{Request, Requester, Sent, Timer};
 use crate::{
@@ -216,8 +218,8 @@ impl Requester {
 
     /// Whether the oldest packet was sent again so recently that its answer cannot be here yet.
     ///
-    /// That is so if it was not the last that was sent again: a peer that keeps packets tells of the next gap as soon as
-    /// it has filled one, and what was sent since comes after that.
+    /// That is so if it was not the last that was sent again: a peer that keeps packets tells of the next gap
+    /// as soon as it has filled one, and what was sent since comes after that.
     pub(super) fn is_on_its_way_again(&self, now: Instant) -> bool {
         let recovery = &self.recovery;
         let attempt = recovery.attempt.map(|attempt| (attempt.psn, attempt.at));
@@ -252,8 +254,8 @@ impl Requester {
         }
     }
 
-    /// The first PSN from `psn` on that belongs to a message that was sent, not to a read or an atomic. The peer would
-    /// take those for the beginning of all that comes again.
+    /// The first PSN from `psn` on that belongs to a message that was sent, not to a read or an atomic. The
+    /// peer would take those for the beginning of all that comes again.
     fn skip_fetches(&self, mut psn: Psn) -> Option<Psn> {
         for request in self.queue.iter().take(self.sending + 1) {
             if psn.distance_from(request.end_psn()) >= 0 {
@@ -436,8 +438,8 @@ impl Qp {
         sent
     }
 
-    /// Has the oldest packet sent as a probe when no answer comes for the time that it usually takes, unless the local
-    /// ACK timeout is earlier.
+    /// Has the oldest packet sent as a probe when no answer comes for the time that it usually takes, unless
+    /// the local ACK timeout is earlier.
     pub(super) fn restart_probe(&mut self, now: Instant) {
         let requester = &mut self.requester;
         let front = requester.queue.front().map(|front| front.request.opcode);

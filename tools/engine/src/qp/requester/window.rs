@@ -2,13 +2,13 @@
 
 //! How many packets are on their way on a wire: as many as the path holds.
 //!
-//! The window doubles with each measured round trip in which it was what held the requester back, as long as packets do
-//! not queue up on the way, which shows in the time that they take.
+//! The window doubles with each measured round trip in which it was what held the requester back, as long as
+//! packets do not queue up on the way, which shows in the time that they take.
 
 use std::time::Duration;
 
-/// Packets at first, and at least. If the path holds less, they wait on it; but while a packet is missing, none of those
-/// behind it counts as arrived, and a smaller window would be full soon.
+/// Packets at first, and at least. If the path holds less, they wait on it; but while a packet is missing, none
+/// of those behind it counts as arrived, and a smaller window would be full soon.
 const LEAST: u32 = 256;
 
 /// Packets at most. A peer of this kind keeps as many.

@@ -3,10 +3,11 @@
 //! Packets that came before their turn.
 //!
 //! Whatever a connection guarantees follows from this: packets are executed in the order of their PSNs, and an
-//! acknowledgement means that everything up to it was executed. So a packet that comes early is copied and waits here,
-//! and nobody is told. The peer learns of the first missing packet by the one negative acknowledgement that the standard
-//! has for it. When that packet comes, those that waited are executed behind it, and the next acknowledgement jumps over
-//! them. A peer that begins anew from the missing packet repeats what is known, which does no harm.
+//! acknowledgement means that everything up to it was executed. So a packet that comes early is copied and waits
+//! here, and nobody is told. The peer learns of the first missing packet by the one negative acknowledgement that
+//! the standard has for it. When that packet comes, those that waited are executed behind it, and the next
+//! acknowledgement jumps over them. A peer that begins anew from the missing packet repeats what is known, which
+//! does no harm.
 
 use crate::{
     cause::Cause,
