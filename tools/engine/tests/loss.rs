@@ -180,9 +180,37 @@ fn a_send_that_waits_and_has_no_receive_is_put_off() {
     assert_eq!(acknowledged(&refused), Some((psn(1), put_off)));
     assert_eq!(written(&c, 3), [1, 0, 0]);
     c.receive(&mut world, 1, 9, &[]);
+    // The peer will send what is behind it again, too. Nobody waits for it.
+    assert_eq!(acknowledged(&answers(&mut world, 1, write(&c, 2))), None);
+    assert_eq!(world.nodes[1].rnic.snapshot().kept_bytes, 0);
     let taken = answers(&mut world, 1, send(&c, 1));
-    assert_eq!(acknowledged(&taken), Some((psn(2), Syndrome::ACK)));
+    assert_eq!(acknowledged(&taken), Some((psn(1), Syndrome::ACK)));
+    let last = answers(&mut world, 1, write(&c, 2));
+    assert_eq!(acknowledged(&last), Some((psn(2), Syndrome::ACK)));
     assert_eq!(written(&c, 3), [1, 0, 3]);
+}
+
+/// A packet far ahead of all that its sender sends, as a defect makes it.
+#[test]
+fn a_ghost_far_ahead_is_told_of_once_and_makes_way() {
+    let (mut world, c) = world([Recovery::Selective; 2]);
+    let ghost = |c: &Connection, offset: u32| Segment {
+        psn: Psn::new(psn(offset)),
+        ..write(c, 7)
+    };
+    let told = answers(&mut world, 1, ghost(&c, 5));
+    assert_eq!(acknowledged(&told), Some((psn(0), MISSING)));
+    assert_eq!(acknowledged(&answers(&mut world, 1, ghost(&c, 1000))), None);
+    for offset in 0..4 {
+        let next = answers(&mut world, 1, write(&c, offset));
+        assert_eq!(acknowledged(&next), Some((psn(offset), Syndrome::ACK)));
+    }
+    // The one that comes later is the right one.
+    let early = answers(&mut world, 1, write(&c, 5));
+    assert_eq!(acknowledged(&early), Some((psn(4), MISSING)));
+    let next = answers(&mut world, 1, write(&c, 4));
+    assert_eq!(acknowledged(&next), Some((psn(6), MISSING)));
+    assert_eq!(written(&c, 8), [1, 2, 3, 4, 5, 6, 0, 0]);
 }
 
 #[test]

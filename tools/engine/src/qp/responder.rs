@@ -176,6 +176,8 @@ pub(super) struct Responder {
     reply: Option<Reply>,
     /// Whether the peer knows which PSN is expected, so that it need not be told again.
     told: bool,
+    /// Whether the peer was told to send the expected packet later.
+    refused: bool,
     atomics: VecDeque<AtomicResult>,
     /// Whether the first message was seen.
     established: bool,
@@ -301,6 +303,7 @@ impl Qp {
                 let responder = &mut self.responder;
                 responder.expected = responder.expected.add(packets);
                 responder.told = false;
+                responder.refused = false;
                 // Some are acknowledged by their responses.
                 if segment.ack_request && !segment.body.has_response() {
                     responder.reply(Reply::Ack);
@@ -344,6 +347,8 @@ impl Qp {
     fn nak_not_ready(&mut self, cause: Cause, segment: &Segment, resources: &mut Resources) {
         let syndrome = self.rnr_nak(cause, segment, resources);
         self.nak(syndrome);
+        self.responder.refused = true;
+        self.forget_kept(resources);
     }
 
     /// A negative acknowledgement that asks for the time that the owner chose.

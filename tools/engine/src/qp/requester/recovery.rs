@@ -326,18 +326,20 @@ impl Requester {
             }
         } else if !rest || beyond < 0 {
             // It may have kept packets or not, for there were none.
-        } else if tells_gap {
+        } else if attempt.has_more && self.recovery.trust >= 2 {
             // Perhaps two in a row were lost.
-            match self.recovery.trust {
-                0 | 1 => self.recovery.distrust(),
-                _ => self.recovery.trust -= 1,
+            self.recovery.trust -= 1;
+            if !tells_gap {
+                self.recovery.due = Some(Reason::Probe);
             }
         } else {
             if attempt.has_more {
                 self.recovery.distrust();
             }
-            self.go_back();
-            self.recovery.went_back = Some((self.unacked, now));
+            if !tells_gap {
+                self.go_back();
+                self.recovery.went_back = Some((self.unacked, now));
+            }
         }
     }
 }

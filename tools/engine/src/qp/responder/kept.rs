@@ -14,7 +14,7 @@ use crate::{
     memory::Memory,
     qp::{Qp, Turn},
     resources::{Io, Resources},
-    segment::{NakCode, Segment, Syndrome},
+    segment::{NakCode, Payload, Segment, Syndrome},
 };
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -59,28 +59,26 @@ impl Kept {
         self.queues.contains_key(&qpn)
     }
 
-    /// Whether there is room for a packet so far ahead, and it is not here yet. A queue pair does not get more room
-    /// than is left for all others.
+    /// Whether there is room for a packet so far ahead. A queue pair does not get more room than is left for
+    /// all others.
     fn wants(&self, qpn: u32, ahead: u32, segment: &Segment) -> bool {
         let bytes = Self::bytes_of(segment);
-        let queue = self.queues.get(&qpn);
-        let (used, place) = queue.map_or((0, 0), |queue| {
-            (queue.bytes, queue.expected + u64::from(ahead))
-        });
+        let used = self.queues.get(&qpn).map_or(0, |queue| queue.bytes);
         let left = MAX_BYTES.saturating_sub(self.bytes + bytes);
-        ahead < MAX_AHEAD
-            && used + bytes <= left
-            && !queue.is_some_and(|queue| queue.packets.contains_key(&place))
+        ahead < MAX_AHEAD && used + bytes <= left
     }
 
-    /// Keeps a packet that is [wanted](Self::wants).
+    /// Keeps a packet that is [wanted](Self::wants). It takes the place of one with its PSN: that may be a
+    /// ghost, or have been damaged by its sender, and the one that comes last is the one that belongs to the
+    /// others.
     fn push(&mut self, qpn: u32, ahead: u32, segment: Segment<'static>) {
         let bytes = Self::bytes_of(&segment);
-        self.bytes += bytes;
         let queue = self.queues.entry(qpn).or_default();
-        queue.bytes += bytes;
         let place = queue.expected + u64::from(ahead);
-        queue.packets.insert(place, Box::new(segment));
+        let replaced = queue.packets.insert(place, Box::new(segment));
+        let freed = replaced.map_or(0, |old| Self::bytes_of(&old));
+        queue.bytes = queue.bytes + bytes - freed;
+        self.bytes = self.bytes + bytes - freed;
     }
 
     /// Takes the packet that is expected.
@@ -134,7 +132,7 @@ impl Kept {
 
 impl Qp {
     /// A packet came that is so many ahead of the expected one: keeps it, if there is room, and tells the peer of the
-    /// gap.
+    /// gap. If the peer was told to send the expected packet later, it will send everything behind that again, too.
     pub(super) fn take_early<M: Memory>(
         &mut self,
         segment: &Segment,
@@ -143,6 +141,7 @@ impl Qp {
         io: &Io<'_, M>,
     ) {
         if resources.recovers_selectively
+            && !self.responder.refused
             && resources.kept.wants(self.number, ahead, segment)
             && let Ok(owned) = segment.to_owned(io.memory)
         {
@@ -178,21 +177,21 @@ impl Qp {
         }
     }
 
-    /// Executes what came early and is expected now, until the turn is over. If a packet is missing then, tells the
-    /// peer.
+    /// Executes what came early and is expected now, until the turn is over. If a packet is missing behind
+    /// that, tells the peer. If nothing was executed it is not told: what waits may be far ahead of all that it
+    /// has sent.
     pub(in crate::qp) fn take_kept<M: Memory>(
         &mut self,
         turn: &mut Turn,
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
+        let mut executed = false;
         while self.responder.keeping && self.receives() && !turn.is_over() {
             let Some(segment) = resources.kept.pop(self.number) else {
-                if let Some(first) = resources.kept.first(self.number)
-                    && !self.responder.told
-                {
+                if executed && let Some(first) = resources.kept.first(self.number) {
                     let behind = Segment {
-                        payload: crate::segment::Payload::Empty,
+                        payload: Payload::Empty,
                         ..*first
                     };
                     self.report_gap(&behind, resources);
@@ -200,10 +199,10 @@ impl Qp {
                 return;
             };
             turn.spend(segment.payload.len());
-            let done = self.execute_expected(&segment, resources, io);
+            executed = self.execute_expected(&segment, resources, io);
             io.outbox.recycle(segment.payload);
             self.responder.keeping = resources.kept.has(self.number);
-            if !done {
+            if !executed {
                 return;
             }
         }
