@@ -463,22 +463,6 @@ fn bad_receive_elements_fail_at_both_ends() {
 }
 
 #[test]
-fn regions_cannot_be_invalidated_by_peers() {
-    let mut world = World::pair(35);
-    let mut c = connected(&mut world);
-    c.receive(&mut world, 1, 1, &[]);
-    let send = Send::new(1, SendOpcode::SendWithInvalidate).immediate(c.mrs[1].key);
-    c.send(&mut world, 0, &send);
-    world.settle();
-    assert_eq!(
-        statuses(&c.send_cqs[0].drain()),
-        [(1, Status::RemoteAccess)]
-    );
-    let received = c.recv_cqs[1].drain();
-    assert_eq!(received[0].cause, Some(Cause::RemoteInvalidate));
-}
-
-#[test]
 fn wild_producer_indices_are_fatal_to_their_queue_pair() {
     let mut world = World::pair(36);
     let mut c = connected(&mut world);

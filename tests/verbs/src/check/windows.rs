@@ -13,8 +13,8 @@ use crate::verbs::{
     ACCESS_REMOTE_WRITE, ACCESS_ZERO_BASED, AsyncEvent, Bind, Change, EVENT_QP_ACCESS_ERR, Errno,
     EventObject, Interface, MW_TYPE_1, MW_TYPE_2, Mr, Mw, Pd, QP_EX_WITH_BIND_MW,
     QP_EX_WITH_LOCAL_INV, QP_EX_WITH_SEND_WITH_INV, QPS_ERR, QpConfig, SendOp, WC_BIND_MW,
-    WC_LOCAL_INV, WC_MW_BIND_ERR, WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR,
-    WC_SUCCESS, WC_WITH_INV, WC_WR_FLUSH_ERR,
+    WC_LOC_ACCESS_ERR, WC_LOCAL_INV, WC_MW_BIND_ERR, WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR,
+    WC_REM_INV_REQ_ERR, WC_SUCCESS, WC_WITH_INV, WC_WR_FLUSH_ERR,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -178,19 +178,19 @@ fn shut(env: &mut Env, link: &Link, access: Access, target: Region, len: usize) 
     // A message that needs a receive is not to be refused for the lack of one.
     link.recv(RECEIVING, &[])?;
     env.peer.access(link.peer_qpn, access, target, len)?;
-    env.peer.expect(1, WC_REM_ACCESS_ERR).map_err(what)?;
-    let takes = matches!(access, Access::Invalidate);
+    let (told, status) = match access {
+        // The message arrives; what it asks for is between us and our keys.
+        Access::Invalidate => (WC_SUCCESS, WC_REM_INV_REQ_ERR),
+        Access::WriteImm => (WC_REM_ACCESS_ERR, WC_LOC_ACCESS_ERR),
+        _ => (WC_REM_ACCESS_ERR, WC_WR_FLUSH_ERR),
+    };
+    env.peer.expect(1, told).map_err(what)?;
     if env.vrnic {
-        let status = if takes {
-            WC_REM_INV_REQ_ERR
-        } else {
-            WC_WR_FLUSH_ERR
-        };
         link.expect(RECEIVING, status).map_err(what)?;
         let object = EventObject::Qp(link.qp.number());
         let told = |e: &AsyncEvent| e.kind == EVENT_QP_ACCESS_ERR && e.object == object;
         ensure!(
-            takes || env.context.wait_event(SOON, told).is_some(),
+            access.tells_in_receive() || env.context.wait_event(SOON, told).is_some(),
             "{access:?}: no event"
         );
     }

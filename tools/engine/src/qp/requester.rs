@@ -693,7 +693,12 @@ impl Qp {
         let requester = &self.requester;
         let request = &requester.queue[requester.sending];
         let wanted = &request.request;
-        self.check_elements(request, access::LOCAL_WRITE, resources, io)?;
+        // Other errors are for when the response is there: what the peer says against the request comes first.
+        if self.check_elements(request, access::LOCAL_WRITE, resources, io)
+            == Err(Cause::PageAbsent)
+        {
+            return Err(Cause::PageAbsent);
+        }
         let skipped = request.fetched * self.mtu;
         let mut payload = Payload::Empty;
         let body = match wanted.target {

@@ -304,8 +304,9 @@ impl Qp {
                 responder.expected = responder.expected.add(packets);
                 responder.told = false;
                 responder.refused = false;
-                // Some are acknowledged by their responses.
-                if segment.ack_request && !segment.body.has_response() {
+                // Some are acknowledged by their responses. The last one that is executed cannot wait for another.
+                let is_last = self.state == QpState::Error;
+                if (segment.ack_request || is_last) && !segment.body.has_response() {
                     responder.reply(Reply::Ack);
                 }
                 self.pass_kept(packets, resources);
@@ -395,6 +396,21 @@ impl Qp {
         } else if fault.code != NakCode::RemoteOperation {
             self.raise(event, Some(fault.cause), resources);
         }
+        self.enter_error(io);
+    }
+
+    /// Fails after a message that is there, and is acknowledged, because of what it asked to be done
+    /// to the receiver's own keys (IBTA volume 1, 9.9.3, class J).
+    fn fail_received<M: Memory>(
+        &mut self,
+        fault: &Fault,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        resources.counters.count(Counter::RemoteInvalidRequests);
+        self.responder.message = Message::None;
+        self.responder.count_message();
+        self.fail_receive(fault.status, fault.cause, resources, io);
         self.enter_error(io);
     }
 
@@ -519,12 +535,18 @@ impl Qp {
             self.responder.message = Message::Send { received: total };
             return Ok(Outcome::Done(1));
         }
-        if let SendTail::Invalidate(key) = tail {
-            let invalidated = resources.keys.invalidate(key, self.accessor());
-            invalidated.map_err(|cause| Fault {
+        if let SendTail::Invalidate(key) = tail
+            && let Err(cause) = resources.keys.invalidate(key, self.accessor())
+        {
+            let fault = Fault {
                 status: Status::RemoteInvalidRequest,
                 ..Fault::access(cause)
-            })?;
+            };
+            if self.responder.owes_flush() {
+                return Err(fault);
+            }
+            self.fail_received(&fault, resources, io);
+            return Ok(Outcome::Done(1));
         }
         self.responder.message = Message::None;
         self.responder.count_message();
@@ -566,7 +588,13 @@ impl Qp {
     ) -> Result<Outcome, Fault> {
         let (reth, received) = match (self.responder.message, position.begins(), reth) {
             (Message::None, true, Some(reth)) => {
-                self.check_remote(&reth, access::REMOTE_WRITE, resources, io)?;
+                self.check_asked(&reth, access::REMOTE_WRITE, resources)?;
+                // Its receive tells the owner if the memory is not what the peer may write to.
+                let takes_receive = immediate.is_some() && position.ends();
+                if takes_receive && !self.has_receive(resources, io)? {
+                    return Ok(Outcome::NotReady);
+                }
+                self.check_key(&reth, access::REMOTE_WRITE, resources, io)?;
                 (reth, 0)
             }
             (Message::Write { reth, received }, false, None) => (reth, received),
@@ -640,18 +668,22 @@ impl Qp {
         Ok(Outcome::Done(1))
     }
 
-    /// Checks that the peer may access memory with `right`.
-    fn check_remote<M: Memory>(
+    /// Checks that the peer may ask for such an access at all, whatever the key.
+    fn check_asked(&self, reth: &Reth, right: u32, resources: &Resources) -> Result<(), Fault> {
+        if reth.length > MAX_MESSAGE {
+            return Err(Fault::invalid(Cause::WqeLength));
+        }
+        self.check_granted(reth, right, resources)
+    }
+
+    /// Checks that the key gives the peer `right` to the memory.
+    fn check_key<M: Memory>(
         &self,
         reth: &Reth,
         right: u32,
         resources: &Resources,
         io: &Io<'_, M>,
     ) -> Result<(), Fault> {
-        if reth.length > MAX_MESSAGE {
-            return Err(Fault::invalid(Cause::WqeLength));
-        }
-        self.check_granted(reth, right, resources)?;
         resources
             .keys
             .check(
@@ -687,7 +719,8 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<Outcome, Fault> {
-        self.check_remote(&reth, access::REMOTE_READ, resources, io)?;
+        self.check_asked(&reth, access::REMOTE_READ, resources)?;
+        self.check_key(&reth, access::REMOTE_READ, resources, io)?;
         self.responder.answer(Answer::Data {
             left: reth,
             begun: false,

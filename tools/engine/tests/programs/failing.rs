@@ -23,9 +23,9 @@ impl Wrong {
     fn status(self) -> Status {
         match self {
             Self::LocalKey | Self::LocalBounds => Status::LocalProtection,
-            Self::RemoteKey | Self::RemoteBounds | Self::StaleKey | Self::InvalidateAtPeer => {
-                Status::RemoteAccess
-            }
+            Self::RemoteKey | Self::RemoteBounds | Self::StaleKey => Status::RemoteAccess,
+            // The message arrived; the peer fails all the same.
+            Self::InvalidateAtPeer => Status::Success,
             Self::Invalidate | Self::Register => Status::MemoryManagement,
             Self::Opcode => Status::LocalQueuePairOperation,
             Self::ReceiveTooShort => Status::RemoteInvalidRequest,
@@ -143,7 +143,15 @@ pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op])
     // A peer in error does not answer again, so an answer that is lost or overtaken is not replaced.
     let lossless =
         setting.faults.drop == 0 && setting.faults.delay == 0 && setting.faults.damage == 0;
-    if ok == expected && failed.first().is_some_and(|first| first.wr_id == bad) {
+    let last = done.last().map(|last| last.status);
+    if wrong.status() == Status::Success && last == Some(Status::Success) {
+        // Nothing was sent behind the wrong request.
+        assert!(done.iter().any(|done| done.wr_id == bad), "{done:?}");
+        assert_eq!(world.state(0, c.qps[0].qpn), QpState::ReadyToSend);
+    } else if wrong.status() != Status::Success
+        && ok == expected
+        && failed.first().is_some_and(|first| first.wr_id == bad)
+    {
         let status = failed[0].status;
         let gave_up = from_peer && !lossless && status == Status::RetryExceeded;
         assert!(status == wrong.status() || gave_up, "{:?}", failed[0]);
@@ -157,8 +165,10 @@ pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op])
             .collect();
         assert_eq!(rest, flushed);
     } else {
-        // The peer failed on the wrong request, and acknowledgements of earlier ones were lost.
-        assert!(from_peer && !lossless, "{done:?}");
+        // The peer failed on the wrong request, and does not answer what comes behind it; or
+        // acknowledgements of earlier ones were lost.
+        let silent = wrong.status() == Status::Success;
+        assert!(from_peer && (silent || !lossless), "{done:?}");
         let first = done
             .iter()
             .position(|done| done.status != Status::Success)
@@ -166,11 +176,15 @@ pub fn run_failing(setting: &Setting, before: &[Op], wrong: Wrong, after: &[Op])
         assert_eq!(done[first].status, Status::RetryExceeded, "{done:?}");
         let found: Vec<u64> = done[first..].iter().map(|done| done.wr_id).collect();
         assert!(names.ends_with(&found), "{found:?}");
+        let behind = names.len() - wrong_at - 1;
+        assert!(!lossless || found.len() <= behind, "{found:?}");
         for later in &done[first + 1..] {
             assert_eq!(later.status, Status::Flushed);
         }
     }
-    assert_eq!(world.state(0, c.qps[0].qpn), QpState::Error);
+    if last != Some(Status::Success) {
+        assert_eq!(world.state(0, c.qps[0].qpn), QpState::Error);
+    }
     let receives = c.recv_cqs[1].drain();
     if from_peer {
         assert_eq!(world.state(1, c.qps[1].qpn), QpState::Error);
