@@ -123,11 +123,11 @@ pub enum FabricKind {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecoveryKind {
-    /// Packets behind a missing one are dropped, and sent again with it.
-    #[default]
-    GoBackN,
     /// Packets behind a missing one are kept, and only that one is sent again to peers that keep them, too.
+    #[default]
     Selective,
+    /// Packets behind a missing one are dropped, and sent again with it.
+    GoBackN,
 }
 
 /// Permissions of a socket.

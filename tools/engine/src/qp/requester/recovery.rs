@@ -37,8 +37,14 @@ const MAX_TRUST: u8 = 4;
 /// Gaps of a peer that does not keep after which it is tried again, at first and at most.
 const PAUSES: (u32, u32) = (4, 1024);
 
-/// Least time after which a read or an atomic is asked for again: the peer may have to do more than acknowledge.
-const FETCH_PATIENCE: Duration = Duration::from_millis(1);
+/// Least time after which more than one packet is sent again though nobody said that anything is missing, but at most
+/// a quarter of the local ACK timeout. A peer may have been kept from its work for a while, or have to do more than
+/// acknowledge, and Soft-RoCE fails when it gets reads again that it was just busy with. Also the time after which one
+/// packet is, as long as it is not known how long answers take.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Less makes no sense: the local ACK timeout is about to end.
+const SHORTEST: Duration = Duration::from_micros(50);
 
 /// Why packets are sent again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -101,6 +107,8 @@ pub(super) struct Recovery {
     probe: Option<Instant>,
     /// Probes since the last progress.
     probes: u32,
+    /// Whether a probe was all that was answered. If nothing else comes, the rest is missing, too.
+    doubts_rest: bool,
 }
 
 impl Default for Recovery {
@@ -120,6 +128,7 @@ impl Default for Recovery {
             losses: 0,
             probe: None,
             probes: 0,
+            doubts_rest: false,
         }
     }
 }
@@ -156,6 +165,7 @@ impl Recovery {
         self.attempt = None;
         self.pass = None;
         self.probe = None;
+        self.doubts_rest = false;
     }
 
     /// A packet that was sent before is sent again, before `next`.
@@ -298,6 +308,7 @@ impl Requester {
             return;
         }
         let recovery = &mut self.recovery;
+        recovery.doubts_rest = false;
         recovery.note_losses(gained, tells_gap);
         // Negative while packets that were sent again explain all progress.
         let beyond = (recovery.repeated).map_or(0, |repeated| self.unacked.distance_from(repeated));
@@ -332,15 +343,50 @@ impl Requester {
             if !tells_gap {
                 self.recovery.due = Some(Reason::Probe);
             }
-        } else {
+        } else if attempt.has_more || self.recovery.trust >= 2 {
             if attempt.has_more {
                 self.recovery.distrust();
             }
             if !tells_gap {
-                self.go_back();
-                self.recovery.went_back = Some((self.unacked, now));
+                self.send_rest_again(now);
             }
+        } else {
+            // It may just be slow, and this the answer to the packet that was sent first.
+            self.recovery.doubts_rest = !tells_gap;
+            self.restart_probe(now);
         }
+    }
+
+    /// Has the oldest packet sent as a probe when no answer comes for the time that it usually takes, unless
+    /// the local ACK timeout is earlier.
+    pub(super) fn restart_probe(&mut self, now: Instant) {
+        self.recovery.probe = self.probe_at(now);
+    }
+
+    fn probe_at(&self, now: Instant) -> Option<Instant> {
+        let recovery = &self.recovery;
+        let Timer::Ack(end) = self.timer else {
+            return None;
+        };
+        let opcode = self.queue.front()?.request.opcode;
+        // A flush may have to wait for a disk, and would be put off.
+        if !recovery.selective || opcode == SendOpcode::Flush {
+            return None;
+        }
+        let patience = ((end - now) / 4).clamp(SHORTEST, PATIENCE);
+        let usual = self.rtt.patience(recovery.is_wire);
+        let mut wait = usual.unwrap_or(patience);
+        if self.oldest_fetches() || recovery.doubts_rest {
+            wait = (4 * wait).max(patience);
+        }
+        let at = now + wait * (1 << recovery.probes.min(16));
+        (at < end).then_some(at)
+    }
+
+    /// Sends everything again behind a packet that was answered.
+    fn send_rest_again(&mut self, now: Instant) {
+        self.go_back();
+        self.recovery.went_back = Some((self.unacked, now));
     }
 }
 
@@ -372,7 +418,7 @@ impl Qp {
                     end: unsent,
                 });
             }
-            self.restart_probe(io.now);
+            self.requester.restart_probe(io.now);
         }
         sent
     }
@@ -440,28 +486,6 @@ impl Qp {
         sent
     }
 
-    /// Has the oldest packet sent as a probe when no answer comes for the time that it usually takes, unless
-    /// the local ACK timeout is earlier.
-    pub(super) fn restart_probe(&mut self, now: Instant) {
-        let requester = &mut self.requester;
-        let front = requester.queue.front().map(|front| front.request.opcode);
-        let usual = requester.rtt.patience(requester.recovery.is_wire);
-        let patience = match front {
-            // It may have to wait for a disk, and would be put off.
-            None | Some(SendOpcode::Flush) => None,
-            Some(_) if requester.oldest_fetches() => Some((4 * usual).max(FETCH_PATIENCE)),
-            Some(_) => Some(usual),
-        };
-        let recovery = &mut requester.recovery;
-        recovery.probe = match (requester.timer, patience) {
-            (Timer::Ack(end), Some(patience)) if recovery.selective => {
-                let at = now + patience * (1 << recovery.probes.min(16));
-                (at < end).then_some(at)
-            }
-            _ => None,
-        };
-    }
-
     /// Sends a probe if it is due.
     pub(super) fn look_at_probe(&mut self, now: Instant) {
         if self.requester.recovery.probe.is_none_or(|at| at > now) {
@@ -470,8 +494,12 @@ impl Qp {
         self.requester.recovery.probes += 1;
         // Nothing is missing if nothing could be sent, or taken.
         if !self.requester.starved && !self.waits(Half::Requester) {
-            self.requester.send_again(Reason::Probe, now);
+            if self.requester.recovery.doubts_rest {
+                self.requester.send_rest_again(now);
+            } else {
+                self.requester.send_again(Reason::Probe, now);
+            }
         }
-        self.restart_probe(now);
+        self.requester.restart_probe(now);
     }
 }

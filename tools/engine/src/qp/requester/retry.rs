@@ -41,7 +41,7 @@ impl Qp {
         let waiting = self.requester.unsent != self.requester.unacked;
         let timeout = timer::ack_timeout(self.attributes.timeout).filter(|_| waiting);
         self.requester.timer = timeout.map_or(Timer::Idle, |timeout| Timer::Ack(now + timeout));
-        self.restart_probe(now);
+        self.requester.restart_probe(now);
     }
 
     /// The peer misses the oldest packet that was not acknowledged: sends it again.

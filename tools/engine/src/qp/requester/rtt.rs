@@ -6,9 +6,6 @@
 use crate::{psn::Psn, time::Instant};
 use std::time::Duration;
 
-/// Time after which the oldest packet is sent again, as long as nothing was measured.
-const UNKNOWN: Duration = Duration::from_millis(10);
-
 /// Least time after which it is, on a wire.
 const LEAST: Duration = Duration::from_micros(50);
 
@@ -67,16 +64,16 @@ impl Rtt {
         };
     }
 
-    /// Time after which an answer is taken to be lost, on a wire or not.
-    pub(super) fn patience(&self, is_wire: bool) -> Duration {
+    /// Time after which an answer is taken to be lost, on a wire or not, if anything was measured.
+    pub(super) fn patience(&self, is_wire: bool) -> Option<Duration> {
         if self.smoothed == 0 {
-            return UNKNOWN;
+            return None;
         }
         let least = if is_wire { LEAST } else { LEAST_LOCAL };
         let usual = self
             .smoothed
             .saturating_add(self.deviation.saturating_mul(4));
-        Duration::from_nanos(usual).max(least)
+        Some(Duration::from_nanos(usual).max(least))
     }
 
     /// Whether an answer so soon can hardly be one.
@@ -111,7 +108,7 @@ mod tests {
     #[test]
     fn one_packet_at_a_time_is_timed() {
         let mut rtt = Rtt::default();
-        assert_eq!(rtt.patience(true), UNKNOWN);
+        assert_eq!(rtt.patience(true), None);
         rtt.begin(Psn::new(7), at(100));
         rtt.begin(Psn::new(9), at(150));
         assert_eq!(
@@ -124,7 +121,7 @@ mod tests {
             Some(Duration::from_micros(200))
         );
         assert_eq!(rtt.answered(Psn::new(10), at(300)), None);
-        assert_eq!(rtt.patience(true), Duration::from_micros(600));
+        assert_eq!(rtt.patience(true), Some(Duration::from_micros(600)));
         rtt.begin(Psn::new(11), at(400));
         rtt.abort();
         assert_eq!(rtt.answered(Psn::new(12), at(500)), None, "sent again");
@@ -136,9 +133,15 @@ mod tests {
         for round in 0..100 {
             rtt.measured(Duration::from_micros(80), at(round * 100));
         }
-        assert!(rtt.patience(true) < Duration::from_micros(90), "{rtt:?}");
+        assert!(
+            rtt.patience(true) < Some(Duration::from_micros(90)),
+            "{rtt:?}"
+        );
         rtt.measured(Duration::from_micros(200), at(10_000));
-        assert!(rtt.patience(true) > Duration::from_micros(200), "{rtt:?}");
+        assert!(
+            rtt.patience(true) > Some(Duration::from_micros(200)),
+            "{rtt:?}"
+        );
         assert_eq!(rtt.shortest(), Duration::from_micros(80));
         rtt.measured(Duration::from_micros(200), at(11_000_000));
         assert_eq!(rtt.shortest(), Duration::from_micros(200), "forgotten");
