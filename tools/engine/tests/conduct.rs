@@ -23,7 +23,7 @@ const MR: usize = 1 << 16;
 /// What is wrong with the memory of the request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Local {
-    Right,
+    Valid,
     Key,
     Bounds,
 }
@@ -31,7 +31,7 @@ enum Local {
 /// What is wrong with the memory that the request names at the peer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Remote {
-    Right,
+    Valid,
     Key,
     Rights,
     Bounds,
@@ -43,7 +43,7 @@ enum Remote {
 /// What is wrong with the first receive of the peer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Receive {
-    Right,
+    Valid,
     Absent,
     Short,
     Key,
@@ -145,11 +145,11 @@ impl Case {
                     | SendOpcode::Write
                     | SendOpcode::WriteWithImmediate
             );
-        let has_memory = self.length() > 0 || self.local == Local::Right;
+        let has_memory = self.length() > 0 || self.local == Local::Valid;
         let has_length = !self.long || self.length() == 3000;
         let aligned = self.remote != Remote::Alignment || self.is_atomic();
-        let remote = !self.is_send() || self.remote == Remote::Right;
-        let receive = self.takes_receive() || self.receive == Receive::Right;
+        let remote = !self.is_send() || self.remote == Remote::Valid;
+        let receive = self.takes_receive() || self.receive == Receive::Valid;
         let invalidates = self.invalidates || self.opcode == SendOpcode::SendWithInvalidate;
         carried && has_memory && has_length && aligned && remote && receive && invalidates
     }
@@ -199,7 +199,7 @@ impl Case {
             states: [QpState::Error, self.peer],
             done,
         };
-        if self.local != Local::Right && !self.fetches() {
+        if self.local != Local::Valid && !self.fetches() {
             return alone(Status::LocalProtection, false);
         }
         if self.peer != QpState::ReadyToSend {
@@ -217,7 +217,7 @@ impl Case {
         if in_use && self.receive == Receive::Absent {
             return alone(Status::RnrRetryExceeded, false);
         }
-        if self.remote != Remote::Right {
+        if self.remote != Remote::Valid {
             return if in_use {
                 fails(Status::RemoteAccess, Status::LocalAccess, None)
             } else {
@@ -243,7 +243,7 @@ impl Case {
                 ..fails(Status::Success, Status::RemoteInvalidRequest, None)
             };
         }
-        if self.local != Local::Right {
+        if self.local != Local::Valid {
             return alone(Status::LocalProtection, true);
         }
         self.succeeds()
@@ -266,7 +266,7 @@ impl Case {
             done: false,
             ..self.succeeds()
         };
-        if self.local != Local::Right {
+        if self.local != Local::Valid {
             return Seen {
                 request: Some(Status::LocalProtection),
                 states: [QpState::SendQueueError, self.peer],
@@ -279,7 +279,7 @@ impl Case {
                 ..dropped
             };
         }
-        if self.remote != Remote::Right {
+        if self.remote != Remote::Valid {
             return dropped;
         }
         if self.takes_receive() && self.receive == Receive::Absent {
@@ -300,12 +300,12 @@ impl Case {
 
     fn element(&self, mr: &Mr, other: &Mr) -> Option<Sge> {
         let length = self.length();
-        let right = mr.sge(0, length);
+        let valid = mr.sge(0, length);
         (length > 0).then(|| match self.local {
-            Local::Right => right,
+            Local::Valid => valid,
             Local::Key => Sge {
                 lkey: (other.key ^ 0x10).into(),
-                ..right
+                ..valid
             },
             Local::Bounds => mr.sge(MR - 1, length),
         })
@@ -318,7 +318,7 @@ impl Case {
             Remote::Rights => (read_only.iova, read_only.key),
             Remote::Bounds => (region.iova + MR as u64 - 1, region.key),
             Remote::Alignment => (region.iova + 4, region.key),
-            Remote::Right | Remote::QueuePair => (region.iova, region.key),
+            Remote::Valid | Remote::QueuePair => (region.iova, region.key),
         };
         // Aligned, and still outside.
         let address = match self.remote {
@@ -394,7 +394,7 @@ impl Case {
         let at = MR / 2;
         let first = match self.receive {
             Receive::Absent => return,
-            Receive::Right => c.mrs[1].sge(at, 4096),
+            Receive::Valid => c.mrs[1].sge(at, 4096),
             Receive::Short => c.mrs[1].sge(at, 63),
             Receive::Key => Sge {
                 lkey: (c.mrs[1].key ^ 0x10).into(),
@@ -490,9 +490,9 @@ fn all_of(qp_type: QpType, segmentation: Segmentation) -> impl Iterator<Item = C
         QpState::Init,
         QpState::Error,
     ];
-    let locals = [Local::Right, Local::Key, Local::Bounds];
+    let locals = [Local::Valid, Local::Key, Local::Bounds];
     let remotes = [
-        Remote::Right,
+        Remote::Valid,
         Remote::Key,
         Remote::Rights,
         Remote::Bounds,
@@ -500,7 +500,7 @@ fn all_of(qp_type: QpType, segmentation: Segmentation) -> impl Iterator<Item = C
         Remote::Alignment,
     ];
     let receives = [
-        Receive::Right,
+        Receive::Valid,
         Receive::Absent,
         Receive::Short,
         Receive::Key,

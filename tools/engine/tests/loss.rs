@@ -312,6 +312,13 @@ fn finish(world: &mut World, c: &mut Connection, count: u32) -> (u64, u64) {
     (count(Counter::Retransmits), count(Counter::Timeouts))
 }
 
+/// Runs for `time`, and lets all of it pass although nothing may be left to do.
+fn let_pass(world: &mut World, time: Duration) {
+    let end = world.now + time;
+    world.run(time);
+    world.now = world.now.max(end);
+}
+
 /// A few exchanges, after which each side knows how long the other takes.
 fn warm_up(world: &mut World, c: &mut Connection) {
     for _ in 0..4 {
@@ -392,5 +399,39 @@ fn a_lost_acknowledgement_does_not_cost_a_timeout() {
     world.filter = None;
     let (again, timeouts) = finish(&mut world, &mut c, 12);
     assert!(again >= 1);
+    assert_eq!(timeouts, 0);
+}
+
+/// The answer to the first packet comes late, after it was sent again. It says nothing about what is behind it.
+#[test]
+fn a_slow_peer_does_not_get_everything_again() {
+    let (mut world, mut c) = slow_world([Recovery::Selective; 2]);
+    post_writes(&mut world, &mut c, 12);
+    let retransmits = |world: &World| {
+        let counters = world.nodes[0].rnic.counters();
+        counters[Counter::Retransmits as usize]
+    };
+    // The first probe, and no answer from the peer itself.
+    world.filter = Some(|segment| !segment.body.is_response());
+    while retransmits(&world) == 0 {
+        let_pass(&mut world, Duration::from_micros(10));
+    }
+    let late = Body::Acknowledge(Aeth {
+        syndrome: Syndrome::ACK,
+        msn: 1,
+    });
+    world.filter = None;
+    world.deliver(c.packet(1, FIRST, late, Payload::Empty));
+    world.filter = Some(|segment| !segment.body.is_response());
+    let_pass(&mut world, Duration::from_micros(100));
+    assert_eq!(retransmits(&world), 1);
+    // If nothing else comes, all of it is missing.
+    while retransmits(&world) == 1 {
+        let_pass(&mut world, Duration::from_micros(10));
+    }
+    assert_eq!(retransmits(&world), 1 + 11);
+    world.filter = None;
+    let (again, timeouts) = finish(&mut world, &mut c, 12);
+    assert!((12..=13).contains(&again), "{again}");
     assert_eq!(timeouts, 0);
 }

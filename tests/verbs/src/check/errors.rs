@@ -167,14 +167,15 @@ fn local_error(env: &mut Env, sge: Sge<'_>) -> Outcome<()> {
         SendOp::Read(all.addr, all.rkey),
     ];
     for op in ops {
-        let link = env.link(&LinkConfig::default())?;
-        env.peer.recv(link.peer_qpn, 9, 0, 64)?;
-        // A read is sent all the same: only its response needs the memory. So is what is posted before that comes.
+        // A read is sent all the same: only its response needs the memory. What is posted behind it may be sent before
+        // that response comes, so nothing is posted until the read has failed.
         let is_sent = matches!(op, SendOp::Read(..));
         if is_sent && sge.length() as usize > BUFFER {
             // The peer has no region of that size either, and what it says comes first.
             continue;
         }
+        let link = env.link(&LinkConfig::default())?;
+        env.peer.recv(link.peer_qpn, 9, 0, 64)?;
         link.send(1, op, &[sge])?;
         if !is_sent {
             link.send(2, SendOp::Send, &[])?;

@@ -304,9 +304,9 @@ impl Qp {
                 responder.expected = responder.expected.add(packets);
                 responder.told = false;
                 responder.refused = false;
-                // Some are acknowledged by their responses. The last one that is executed cannot wait for another.
-                let is_last = self.state == QpState::Error;
-                if (segment.ack_request || is_last) && !segment.body.has_response() {
+                // Some are acknowledged by their responses. What ended the connection is acknowledged now or never.
+                let has_ended = self.state == QpState::Error;
+                if (segment.ack_request || has_ended) && !segment.body.has_response() {
                     responder.reply(Reply::Ack);
                 }
                 self.pass_kept(packets, resources);
@@ -403,14 +403,15 @@ impl Qp {
     /// to the receiver's own keys (IBTA volume 1, 9.9.3, class J).
     fn fail_received<M: Memory>(
         &mut self,
-        fault: &Fault,
+        cause: Cause,
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) {
         resources.counters.count(Counter::RemoteInvalidRequests);
         self.responder.message = Message::None;
         self.responder.count_message();
-        self.fail_receive(fault.status, fault.cause, resources, io);
+        let status = Status::RemoteInvalidRequest;
+        self.fail_receive(status, cause.as_remote(), resources, io);
         self.enter_error(io);
     }
 
@@ -538,14 +539,11 @@ impl Qp {
         if let SendTail::Invalidate(key) = tail
             && let Err(cause) = resources.keys.invalidate(key, self.accessor())
         {
-            let fault = Fault {
-                status: Status::RemoteInvalidRequest,
-                ..Fault::access(cause)
-            };
             if self.responder.owes_flush() {
-                return Err(fault);
+                // The peer is told to send it again after the flush.
+                return Err(Fault::access(cause));
             }
-            self.fail_received(&fault, resources, io);
+            self.fail_received(cause, resources, io);
             return Ok(Outcome::Done(1));
         }
         self.responder.message = Message::None;
@@ -676,6 +674,18 @@ impl Qp {
         self.check_granted(reth, right, resources)
     }
 
+    /// Checks that the peer may access memory with `right`.
+    fn check_remote<M: Memory>(
+        &self,
+        reth: &Reth,
+        right: u32,
+        resources: &Resources,
+        io: &Io<'_, M>,
+    ) -> Result<(), Fault> {
+        self.check_asked(reth, right, resources)?;
+        self.check_key(reth, right, resources, io)
+    }
+
     /// Checks that the key gives the peer `right` to the memory.
     fn check_key<M: Memory>(
         &self,
@@ -719,8 +729,7 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<Outcome, Fault> {
-        self.check_asked(&reth, access::REMOTE_READ, resources)?;
-        self.check_key(&reth, access::REMOTE_READ, resources, io)?;
+        self.check_remote(&reth, access::REMOTE_READ, resources, io)?;
         self.responder.answer(Answer::Data {
             left: reth,
             begun: false,

@@ -37,13 +37,12 @@ const MAX_TRUST: u8 = 4;
 /// Gaps of a peer that does not keep after which it is tried again, at first and at most.
 const PAUSES: (u32, u32) = (4, 1024);
 
-/// Least time after which more than one packet is sent again though nobody said that anything is missing, but at most
-/// a quarter of the local ACK timeout. A peer may have been kept from its work for a while, or have to do more than
-/// acknowledge, and Soft-RoCE fails when it gets reads again that it was just busy with. Also the time after which one
-/// packet is, as long as it is not known how long answers take.
+/// If the peer says nothing, least time after which a read, or more than one packet, is sent again. The peer may just be
+/// slow, and Soft-RoCE fails when a read comes again that it is still busy with. As long as no answer was measured, other
+/// packets wait as long. A quarter of the local ACK timeout, if that is less.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Less makes no sense: the local ACK timeout is about to end.
+/// Least value of that quarter.
 const SHORTEST: Duration = Duration::from_micros(50);
 
 /// Why packets are sent again.
@@ -190,6 +189,7 @@ impl Recovery {
     pub(super) fn note_progress(&mut self) {
         self.due = None;
         self.probes = 0;
+        self.doubts_rest = false;
     }
 
     /// The local ACK timeout is over: in the next one it is probed as often.
@@ -308,7 +308,6 @@ impl Requester {
             return;
         }
         let recovery = &mut self.recovery;
-        recovery.doubts_rest = false;
         recovery.note_losses(gained, tells_gap);
         // Negative while packets that were sent again explain all progress.
         let beyond = (recovery.repeated).map_or(0, |repeated| self.unacked.distance_from(repeated));
@@ -376,8 +375,10 @@ impl Requester {
         let patience = ((end - now) / 4).clamp(SHORTEST, PATIENCE);
         let usual = self.rtt.patience(recovery.is_wire);
         let mut wait = usual.unwrap_or(patience);
-        if self.oldest_fetches() || recovery.doubts_rest {
+        if self.oldest_fetches() {
             wait = (4 * wait).max(patience);
+        } else if recovery.doubts_rest {
+            wait = wait.max(patience);
         }
         let at = now + wait * (1 << recovery.probes.min(16));
         (at < end).then_some(at)

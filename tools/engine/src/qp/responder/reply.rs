@@ -36,10 +36,7 @@ impl Qp {
         let response = match segment.body {
             Body::ReadRequest(reth) => {
                 let right = access::REMOTE_READ;
-                let allowed = self
-                    .check_asked(&reth, right, resources)
-                    .and_then(|()| self.check_key(&reth, right, resources, io));
-                if let Err(fault) = allowed {
+                if let Err(fault) = self.check_remote(&reth, right, resources, io) {
                     if fault.cause == Cause::PageAbsent {
                         self.put_off_read(segment, resources, io);
                     }
