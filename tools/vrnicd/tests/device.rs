@@ -182,7 +182,8 @@ fn kill_under_load_leaves_a_dead_device() {
     };
     driver
         .client
-        .send(command::REGION_READ, access.as_bytes(), &[], false);
+        .send(command::REGION_READ, access.as_bytes(), &[], false)
+        .unwrap();
     daemon.process.kill().unwrap();
     daemon.process.wait().unwrap();
     // Without the holder this would be ECONNRESET, upon which QEMU aborts.

@@ -250,7 +250,9 @@ fn a_driver_starts_rings_and_resets() {
     let mut body = 2u64.to_ne_bytes().to_vec();
     body.extend(one(1, 10).as_bytes());
     body.extend(one(999, 20).as_bytes());
-    client.send(command::REGION_WRITE_MULTI, &body, &[], true);
+    client
+        .send(command::REGION_WRITE_MULTI, &body, &[], true)
+        .unwrap();
     client.status();
     let rings = [
         Call::Notify(3),
@@ -378,7 +380,7 @@ fn the_first_message_must_be_a_good_version() {
         let mut client = Client::new(stream);
         assert!(client.request(command, body, &[]).is_err());
         assert_eq!(
-            client.stream.read(&mut [0]).unwrap(),
+            client.stream().read(&mut [0]).unwrap(),
             0,
             "and the connection ends"
         );
@@ -401,7 +403,7 @@ proptest! {
     fn random_bytes_do_no_harm(negotiate: bool, bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         let (mut stream, _, server) = start();
         if negotiate {
-            stream = Client::negotiated(stream).stream;
+            stream = Client::negotiated(stream).into_stream();
         }
         let _ = stream.write_all(&bytes);
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -467,8 +469,8 @@ fn an_impossible_size_ends_the_connection() {
         let mut client = Client::negotiated(stream);
         let mut header = Header::request(7, command::DEVICE_RESET, 0, false);
         header.size = size;
-        client.stream.write_all(header.as_bytes()).unwrap();
-        assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
+        client.stream().write_all(header.as_bytes()).unwrap();
+        assert_eq!(client.stream().read(&mut [0]).unwrap(), 0);
         assert!(matches!(server.join().unwrap(), Disconnect::Protocol(_)));
     }
 }

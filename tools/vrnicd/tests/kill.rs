@@ -99,7 +99,7 @@ fn every_request_is_answered_once_whenever_the_daemon_is_killed() {
     let (mut alive, mut dead) = (0, 0);
     for round in 0..ROUNDS {
         let mut daemon = Daemon::start();
-        let socket = daemon.connect("a").stream;
+        let socket = daemon.connect("a").into_stream();
         let mut random = ChaCha8Rng::seed_from_u64(round);
         let moment = Duration::from_micros(u64::from(random.next_u32() % 3000));
         let gone = AtomicBool::new(false);

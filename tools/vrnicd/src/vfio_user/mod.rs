@@ -7,10 +7,12 @@
 //! * [`pci_device`]: a [`pci::Function`](crate::pci::Function) as a [`Device`].
 //! * [`journal`], `noted_io` and [`dead_device`]: what the holder process needs to stand in for a daemon that died.
 //! * [`listener`]: a socket that serves one VMM after the other.
+//! * [`client`]: the other side, for tests and measurements.
 //!
 //! The thread that reads the socket never waits for anything but the socket: QEMU queues posted writes without a limit
 //! and gives a device up that does not answer for five seconds.
 
+pub mod client;
 pub mod dead_device;
 pub mod journal;
 pub mod listener;

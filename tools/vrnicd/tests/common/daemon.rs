@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vrnic_wire::command::{CommandHeader, DeviceLimits, ReplyHeader, Status};
+use vrnicd::vfio_user::message::command;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;

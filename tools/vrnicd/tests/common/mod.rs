@@ -4,20 +4,17 @@
 
 pub mod daemon;
 
-use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::io::Errno;
 use vrnicd::guest_memory::Mapping;
-use vrnicd::vfio_user::message::{
-    DmaMap, Header, IrqSet, RegionAccess, RegionInfo, Version, command, dma_flags,
-};
-use vrnicd::vfio_user::stream::send;
-use zerocopy::{FromBytes, IntoBytes};
+use vrnicd::vfio_user;
+
+use vrnicd::vfio_user::message::Version;
+use zerocopy::FromBytes;
 
 /// Regions by the vfio numbering.
 pub const BAR0: u32 = 0;
@@ -36,9 +33,21 @@ pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
 /// Offset of the queue notifications in BAR 0.
 pub const NOTIFY: u64 = 0x4000;
 
-pub struct Client {
-    pub stream: UnixStream,
-    id: u16,
+/// What a VMM and the driver behind it do with a device.
+pub struct Client(vfio_user::client::Client);
+
+impl Deref for Client {
+    type Target = vfio_user::client::Client;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Client {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
 }
 
 impl Client {
@@ -47,7 +56,7 @@ impl Client {
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        Self { stream, id: 0 }
+        Self(vfio_user::client::Client::new(stream))
     }
 
     /// Takes a connected socket and negotiates.
@@ -63,62 +72,8 @@ impl Client {
         client
     }
 
-    pub fn negotiate(&mut self, capabilities: &str) -> Result<Vec<u8>, Errno> {
-        let mut body = Version { major: 0, minor: 1 }.as_bytes().to_vec();
-        body.extend(capabilities.as_bytes());
-        body.push(0);
-        self.request(command::VERSION, &body, &[])
-    }
-
-    pub fn send(&mut self, command: u16, body: &[u8], fds: &[BorrowedFd<'_>], no_reply: bool) {
-        self.id = self.id.wrapping_add(1);
-        let header = Header::request(self.id, command, body.len(), no_reply);
-        let mut message = header.as_bytes().to_vec();
-        message.extend(body);
-        let mut sent = send(self.stream.as_fd(), &message, fds).unwrap();
-        while sent < message.len() {
-            sent += send(self.stream.as_fd(), &message[sent..], &[]).unwrap();
-        }
-    }
-
-    pub fn reply(&mut self) -> Result<Vec<u8>, Errno> {
-        let mut header = [0; Header::LEN];
-        self.stream.read_exact(&mut header).unwrap();
-        let header = Header::read_from_bytes(&header).unwrap();
-        assert_eq!(header.id, self.id, "in step");
-        let mut body = vec![0; header.size as usize - Header::LEN];
-        self.stream.read_exact(&mut body).unwrap();
-        header.result().map(|()| body)
-    }
-
-    pub fn request(
-        &mut self,
-        command: u16,
-        body: &[u8],
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<Vec<u8>, Errno> {
-        self.send(command, body, fds, false);
-        self.reply()
-    }
-
-    pub fn region(&mut self, index: u32) -> Result<RegionInfo, Errno> {
-        let request = RegionInfo {
-            argsz: 32,
-            index,
-            ..RegionInfo::default()
-        };
-        let reply = self.request(command::DEVICE_GET_REGION_INFO, request.as_bytes(), &[])?;
-        Ok(RegionInfo::read_from_bytes(&reply).unwrap())
-    }
-
-    pub fn read(&mut self, region: u32, offset: u64, count: u32) -> Result<Vec<u8>, Errno> {
-        let access = RegionAccess {
-            offset,
-            region,
-            count,
-        };
-        let mut reply = self.request(command::REGION_READ, access.as_bytes(), &[])?;
-        Ok(reply.split_off(size_of::<RegionAccess>()))
+    pub fn into_stream(self) -> UnixStream {
+        self.0.into_stream()
     }
 
     pub fn read_number(&mut self, region: u32, offset: u64, width: u32) -> u64 {
@@ -127,59 +82,14 @@ impl Client {
         u64::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
-        let mut body = RegionAccess {
-            offset,
-            region,
-            count: data.len() as u32,
-        }
-        .as_bytes()
-        .to_vec();
-        body.extend(data);
-        self.request(command::REGION_WRITE, &body, &[]).map(drop)
-    }
-
     /// A write that is not answered, as QEMU does it.
     pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) {
-        let mut body = RegionAccess {
-            offset,
-            region,
-            count: data.len() as u32,
-        }
-        .as_bytes()
-        .to_vec();
-        body.extend(data);
-        self.send(command::REGION_WRITE, &body, &[], true);
-    }
-
-    pub fn map(&mut self, fd: &OwnedFd, offset: u64, address: u64, size: u64) -> Result<(), Errno> {
-        let flags = dma_flags::READ | dma_flags::WRITE;
-        let map = DmaMap {
-            argsz: 32,
-            flags,
-            offset,
-            address,
-            size,
-        };
-        self.request(command::DMA_MAP, map.as_bytes(), &[fd.as_fd()])
-            .map(drop)
+        self.0.post(region, offset, data).unwrap();
     }
 
     /// Connects `count` MSI-X vectors from 0 on.
     pub fn connect_vectors(&mut self, count: u32) -> Vec<OwnedFd> {
-        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
-        let eventfds: Vec<_> = (0..count).map(|_| eventfd(0, flags).unwrap()).collect();
-        let set = IrqSet {
-            argsz: 20,
-            flags: 4 | 32,
-            index: 2,
-            start: 0,
-            count,
-        };
-        let fds: Vec<_> = eventfds.iter().map(AsFd::as_fd).collect();
-        self.request(command::DEVICE_SET_IRQS, set.as_bytes(), &fds)
-            .unwrap();
-        eventfds
+        self.0.connect_vectors(count).unwrap()
     }
 
     pub fn status(&mut self) -> u8 {
