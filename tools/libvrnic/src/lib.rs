@@ -7,8 +7,9 @@
 //! `doorbell` are the protocol, `verbs` is what libibverbs calls, `ffi` is the C interface and its
 //! proof.
 //!
-//! The crate is built as a plain library for its tests, and by `build.sh` once per private ABI of
-//! libibverbs as the shared object that is loaded: feature `pabi34` or `pabi65`.
+//! The crate is built as a plain library for its tests and for programs that are driver and
+//! application in one (`doorbell`, `memory` and `ring` are for them), and by `build.sh` once per
+//! private ABI of libibverbs as the shared object that is loaded: feature `pabi34` or `pabi65`.
 
 #![cfg_attr(not(test), no_std)]
 // The names of C are many, and have their prefixes.
@@ -27,13 +28,13 @@ extern crate alloc;
 
 #[cfg(test)]
 mod cost;
-mod doorbell;
+pub mod doorbell;
 mod ffi;
 #[cfg(all(any(feature = "pabi34", feature = "pabi65"), not(test)))]
 mod heap;
-mod memory;
+pub mod memory;
 mod patience;
-mod ring;
+pub mod ring;
 mod spinlock;
 #[cfg(any(feature = "pabi34", feature = "pabi65"))]
 mod verbs;

@@ -67,6 +67,7 @@ impl Shared {
 
     /// The `length` bytes at `offset`, a multiple of 16.
     #[inline]
+    #[must_use]
     pub fn part(&self, offset: usize, length: usize) -> Self {
         assert!(
             offset.is_multiple_of(16) && offset <= self.length && self.length - offset >= length
@@ -178,7 +179,8 @@ impl Mapping {
         NonNull::new(base.cast()).map(|base| Self { base, length })
     }
 
-    /// Maps memory to be read and written; as [`new`](Self::new).
+    /// Maps `length` bytes at `offset` of the file that is open as `fd`, to be read and written. `None`
+    /// sets `errno`.
     pub fn memory(fd: i32, offset: u64, length: usize) -> Option<Self> {
         Self::new(fd, offset, length, libc::PROT_READ | libc::PROT_WRITE)
     }

@@ -56,6 +56,11 @@ impl WorkRing {
         }
     }
 
+    /// Number of the queue at its completion queue.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Bytes of an entry; 0 if there is no ring.
     pub fn stride(&self) -> u32 {
         self.layout.stride

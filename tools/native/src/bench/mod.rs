@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Measures a vrnicd with guests that nothing emulates, beside what the machine can do at best in the same seconds.
+//!
+//! Other programs may use the processors too, so each figure is measured in many short windows. The best of them is
+//! what nobody disturbed, the median says how much that was worth.
+
+mod counters;
+mod latency;
+mod limits;
+mod objects;
+mod throughput;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+use vrnic::ring::send::Target;
+use vrnic_wire::work::SendOpcode;
+
+use crate::daemon::Fabric;
+use crate::pair::{self, End};
+
+pub use counters::PerMessage;
+pub use throughput::Load;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// RDMA write.
+    Write,
+    /// RDMA read.
+    Read,
+    /// Send into a receive.
+    Send,
+    /// Fetch and add.
+    Atomic,
+}
+
+impl Operation {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Write, Self::Read, Self::Send, Self::Atomic];
+
+    /// For people and for reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Send => "send",
+            Self::Atomic => "atomic",
+        }
+    }
+
+    fn opcode(self) -> SendOpcode {
+        match self {
+            Self::Write => SendOpcode::Write,
+            Self::Read => SendOpcode::Read,
+            Self::Send => SendOpcode::Send,
+            Self::Atomic => SendOpcode::FetchAdd,
+        }
+    }
+
+    /// What of the peer's memory a request of it is about.
+    fn target(self, peer: &End) -> Target<'static> {
+        match self {
+            Self::Write | Self::Read => peer.mr.target(0),
+            Self::Send => Target::Peer,
+            Self::Atomic => peer.mr.atomic(0, 1, 0),
+        }
+    }
+}
+
+/// A figure.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Figure {
+    /// `local` or `roce`.
+    pub fabric: String,
+    /// What was measured.
+    pub what: String,
+    /// The operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// Bytes of a message, or of an object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<usize>,
+    /// Queue pairs in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qps: Option<usize>,
+    /// Median time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50_ns: Option<f64>,
+    /// 99 of 100 took no longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_ns: Option<f64>,
+    /// 999 of 1000 took no longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p999_ns: Option<f64>,
+    /// Messages or objects in a second, in the best window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_s: Option<f64>,
+    /// In the median window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub median_per_s: Option<f64>,
+    /// What the machine can do: nanoseconds beside times, else how many of these in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<f64>,
+}
+
+impl Figure {
+    /// How many times the limit a time is, or what share of it a rate reaches.
+    #[must_use]
+    pub fn ratio(&self) -> Option<f64> {
+        Some(self.p50_ns.or(self.per_s)? / self.limit?)
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// Median round trip of a cache line between two threads, in nanoseconds, at the beginning and at the end.
+    pub ping_pong_ns: Vec<f64>,
+    /// Bytes in a second of the wire's CRC over 4 KiB.
+    pub crc_bytes_per_s: f64,
+    /// Everything else.
+    pub figures: Vec<Figure>,
+    /// Events of the processor in vrnicd for each message, or why they are not known.
+    pub counters: Vec<PerMessage>,
+    /// Load average when it began.
+    pub load: f64,
+}
+
+/// How much to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The vrnicd to measure.
+    pub program: PathBuf,
+    /// Fabrics.
+    pub fabrics: Vec<Fabric>,
+    /// Time for each figure.
+    pub time: Duration,
+    /// Only what has this in its name.
+    pub only: String,
+}
+
+/// Sizes of messages for bandwidth.
+const SIZES: [usize; 12] = [
+    2,
+    8,
+    64,
+    512,
+    4096,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+    8 << 20,
+];
+/// Numbers of queue pairs for rates.
+const QPS: [usize; 7] = [1, 3, 10, 32, 100, 300, 1000];
+/// Bytes of a small message.
+const SMALL: usize = 2;
+/// Bytes of a message whose latency is measured.
+const WORD: usize = 8;
+/// Entries of the completion queues: enough for all requests of the most queue pairs.
+const COMPLETIONS: u32 = 1 << 16;
+
+/// Measures everything; `told` hears of each figure.
+///
+/// # Errors
+/// A request failed, or the device did not answer.
+pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
+    let mut report = Report {
+        ping_pong_ns: vec![limits::ping_pong(options.time)?],
+        crc_bytes_per_s: limits::crc(options.time),
+        load: load(),
+        ..Report::default()
+    };
+    let wanted = |what: &str| what.contains(&options.only);
+    for &fabric in &options.fabrics {
+        let mut note = |figure: Figure| {
+            let figure = Figure {
+                fabric: fabric.name().into(),
+                ..figure
+            };
+            told(&figure);
+            report.figures.push(figure);
+        };
+        let largest = SIZES[SIZES.len() - 1];
+        let (daemon, mut ends) = pair::alone(&options.program, fabric, largest, COMPLETIONS)?;
+        let ping_pong = report.ping_pong_ns[0];
+        if wanted("latency") {
+            pair::connect(&mut ends, 1, 64)?;
+            latency::all(&mut ends, options.time, ping_pong, &mut note)?;
+            pair::disconnect(&mut ends)?;
+        }
+        if wanted("rate") {
+            for operation in Operation::ALL {
+                let bytes = if operation == Operation::Atomic {
+                    WORD
+                } else {
+                    SMALL
+                };
+                for qps in QPS {
+                    // The others show the same.
+                    if operation != Operation::Write && ![1, 32].contains(&qps) {
+                        continue;
+                    }
+                    note(rate(&mut ends, operation, bytes, qps, options.time)?);
+                }
+            }
+        }
+        if wanted("bandwidth") {
+            for operation in [Operation::Write, Operation::Read, Operation::Send] {
+                for bytes in SIZES {
+                    let all = operation == Operation::Write;
+                    if all || [4096, 64 << 10, 1 << 20].contains(&bytes) {
+                        note(bandwidth(&mut ends, operation, bytes, options.time)?);
+                    }
+                }
+            }
+        }
+        if wanted("counters") {
+            let counted = counters::all(&mut ends, daemon.pid(), fabric)?;
+            report.counters.extend(counted);
+        }
+        if wanted("objects") {
+            objects::all(&mut ends, options.time, &mut note)?;
+        }
+    }
+    report.ping_pong_ns.push(limits::ping_pong(options.time)?);
+    Ok(report)
+}
+
+/// Small messages over so many queue pairs.
+fn rate(
+    ends: &mut [End; 2],
+    operation: Operation,
+    bytes: usize,
+    qps: usize,
+    time: Duration,
+) -> Result<Figure> {
+    pair::connect(ends, qps, 64)?;
+    let mut load = Load::new(ends, operation, bytes, 16)?;
+    let windows = load.windows(ends, time)?;
+    load.finish(ends)?;
+    pair::disconnect(ends)?;
+    Ok(Figure {
+        what: "rate".into(),
+        operation: Some(operation.name().into()),
+        bytes: Some(bytes),
+        qps: Some(qps),
+        per_s: Some(best(&windows)),
+        median_per_s: Some(median(&windows)),
+        ..Figure::default()
+    })
+}
+
+/// Messages of one size over one queue pair, beside a memcpy of the same bytes.
+fn bandwidth(
+    ends: &mut [End; 2],
+    operation: Operation,
+    bytes: usize,
+    time: Duration,
+) -> Result<Figure> {
+    pair::connect(ends, 1, 64)?;
+    let mut load = Load::new(ends, operation, bytes, 1)?;
+    let (mut windows, mut copies) = (Vec::new(), Vec::new());
+    // By turns, so that both have the same neighbours.
+    for _ in 0..4 {
+        windows.extend(load.windows(ends, time / 8)?);
+        copies.extend(limits::memcpy(bytes, time / 8));
+    }
+    load.finish(ends)?;
+    pair::disconnect(ends)?;
+    Ok(Figure {
+        what: "bandwidth".into(),
+        operation: Some(operation.name().into()),
+        bytes: Some(bytes),
+        qps: Some(1),
+        per_s: Some(best(&windows)),
+        median_per_s: Some(median(&windows)),
+        limit: Some(best(&copies)),
+        ..Figure::default()
+    })
+}
+
+/// Work for a profiler to look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Busy {
+    /// What is done.
+    pub operation: Operation,
+    /// Bytes of a message.
+    pub bytes: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Requests that are posted together, of which the last completes.
+    pub batch: u32,
+}
+
+/// Keeps a device busy; `ready` hears its process when it begins. Messages in a second, in the best and in the median
+/// window.
+///
+/// # Errors
+/// As [`run`].
+pub fn keep_busy(
+    program: &Path,
+    fabric: Fabric,
+    busy: Busy,
+    time: Duration,
+    ready: impl FnOnce(u32),
+) -> Result<(f64, f64)> {
+    let bytes = busy.bytes.max(4096);
+    let (daemon, mut ends) = pair::alone(program, fabric, bytes, COMPLETIONS)?;
+    pair::connect(&mut ends, busy.qps, 64)?;
+    let mut load = Load::new(&mut ends, busy.operation, busy.bytes, busy.batch)?;
+    ready(daemon.pid());
+    let windows = load.windows(&mut ends, time)?;
+    load.finish(&mut ends)?;
+    Ok((best(&windows), median(&windows)))
+}
+
+/// The same with round trips of a write of 8 bytes: the medians of the best and of the median window, in nanoseconds.
+///
+/// # Errors
+/// As [`run`].
+pub fn round_trips(
+    program: &Path,
+    fabric: Fabric,
+    time: Duration,
+    ready: impl FnOnce(u32),
+) -> Result<(f64, f64)> {
+    let (daemon, mut ends) = pair::alone(program, fabric, 4096, 256)?;
+    pair::connect(&mut ends, 1, 64)?;
+    ready(daemon.pid());
+    let end = Instant::now() + time;
+    let mut medians = Vec::new();
+    while Instant::now() < end {
+        let mut samples = latency::round_trips(&mut ends, 2000)?;
+        medians.push(percentile(&mut samples, 0.5));
+    }
+    medians.sort_by(f64::total_cmp);
+    Ok((medians[0], medians[medians.len() / 2]))
+}
+
+/// The largest.
+fn best(figures: &[f64]) -> f64 {
+    figures.iter().copied().fold(0.0, f64::max)
+}
+
+/// The one in the middle.
+fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The sample that this share is not above.
+#[allow(
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "there are not that many samples"
+)]
+fn percentile(samples: &mut [u32], share: f64) -> f64 {
+    samples.sort_unstable();
+    let place = (samples.len() as f64 * share) as usize;
+    samples
+        .get(place.min(samples.len().saturating_sub(1)))
+        .map_or(0.0, |sample| f64::from(*sample))
+}
+
+/// Nanoseconds since then, as a sample.
+fn sample(since: Instant) -> u32 {
+    u32::try_from(since.elapsed().as_nanos()).unwrap_or(u32::MAX)
+}
+
+/// Load average over the last minute.
+fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split_whitespace().next();
+    first.and_then(|word| word.parse().ok()).unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles() {
+        let mut samples: Vec<u32> = (1..=1000).rev().collect();
+        assert!((percentile(&mut samples, 0.5) - 501.0).abs() < 0.1);
+        assert!((percentile(&mut samples, 0.999) - 1000.0).abs() < 0.1);
+        assert!((percentile(&mut [], 0.5)).abs() < 0.1);
+        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 0.1);
+        assert!((best(&[3.0, 1.0, 2.0]) - 3.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn ratios() {
+        let time = Figure {
+            p50_ns: Some(300.0),
+            limit: Some(100.0),
+            ..Figure::default()
+        };
+        assert!((time.ratio().unwrap() - 3.0).abs() < 1e-9);
+        assert!(Figure::default().ratio().is_none());
+    }
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! As many messages as the device takes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use vrnic_wire::work::send_flags;
+
+use super::Operation;
+use crate::pair::End;
+use crate::queues::{Patience, request};
+
+/// Requests that a queue pair has posted at most.
+const DEPTH: u32 = 64;
+/// Bytes on their way that more requests are of no use for.
+const ENOUGH: usize = 4 << 20;
+/// How long a window lasts at least.
+const WINDOW: Duration = Duration::from_millis(4);
+/// Messages of a window at least, and how many times those that can be on their way: else completions that come in
+/// crowds make a window look better than what can last.
+const LEAST: u32 = 64;
+const TIMES: u32 = 4;
+
+/// Work that goes on and on: on all queue pairs of the two, from the first to the second.
+pub struct Load {
+    operation: Operation,
+    bytes: usize,
+    /// Requests that are posted together; the last of them completes.
+    batch: u32,
+    /// Requests of a queue pair.
+    depth: u32,
+    /// Requests posted and not completed, for each queue pair.
+    posted: Vec<u32>,
+    /// Receives that were used up, for each queue pair.
+    used: Vec<u32>,
+}
+
+impl Load {
+    /// Work with messages of one kind, of which each queue pair posts `batch` together.
+    pub fn new(
+        ends: &mut [End; 2],
+        operation: Operation,
+        bytes: usize,
+        batch: u32,
+    ) -> Result<Self> {
+        let depth = u32::try_from(ENOUGH / bytes.max(1))
+            .unwrap_or(DEPTH)
+            .clamp(2, DEPTH);
+        let qps = ends[0].qps.len();
+        let mut load = Self {
+            operation,
+            bytes,
+            batch: batch.min(depth),
+            depth,
+            posted: vec![0; qps],
+            used: vec![DEPTH; qps],
+        };
+        for qp in 0..qps {
+            load.offer(&mut ends[1], qp)?;
+        }
+        Ok(load)
+    }
+
+    /// Works for `time`: messages completed in a second, window by window, without the first, which warms up.
+    pub fn windows(&mut self, ends: &mut [End; 2], time: Duration) -> Result<Vec<f64>> {
+        let mut rates = Vec::new();
+        self.window(ends)?;
+        let end = Instant::now() + time;
+        while Instant::now() < end || rates.is_empty() {
+            rates.push(self.window(ends)?);
+        }
+        Ok(rates)
+    }
+
+    fn window(&mut self, ends: &mut [End; 2]) -> Result<f64> {
+        let start = Instant::now();
+        let mut messages = 0;
+        let mut patience = Patience::new();
+        let under_way = self.depth * u32::try_from(self.posted.len())?;
+        let least = LEAST.max(TIMES * under_way);
+        loop {
+            // The clock is read once in a while.
+            for _ in 0..16 {
+                let done = self.turn(ends)?;
+                messages += done;
+                if done == 0 {
+                    patience.look()?;
+                }
+            }
+            let elapsed = start.elapsed();
+            if elapsed >= WINDOW && messages >= least {
+                return Ok(f64::from(messages) / elapsed.as_secs_f64());
+            }
+        }
+    }
+
+    /// Messages for the time that a program runs which counts something; how many.
+    pub fn until(&mut self, ends: &mut [End; 2], mut ended: impl FnMut() -> bool) -> Result<u64> {
+        let mut messages = 0;
+        let mut patience = Patience::new();
+        loop {
+            for _ in 0..4096 {
+                let done = self.turn(ends)?;
+                messages += u64::from(done);
+                if done == 0 {
+                    patience.look()?;
+                }
+            }
+            if ended() {
+                return Ok(messages);
+            }
+        }
+    }
+
+    /// Fills all queues that have room, and takes what completed; how many messages that were.
+    #[inline]
+    fn turn(&mut self, ends: &mut [End; 2]) -> Result<u32> {
+        let [a, b] = ends;
+        for qp in 0..a.qps.len() {
+            if self.posted[qp] + self.batch <= self.depth {
+                self.post(a, b, qp)?;
+            }
+        }
+        let done = self.take(a)?;
+        if self.operation == Operation::Send {
+            self.refill(b)?;
+        }
+        Ok(done)
+    }
+
+    fn post(&mut self, a: &mut End, b: &End, qp: usize) -> Result<()> {
+        let mut wanted = request(self.operation.opcode(), qp as u64, self.operation.target(b));
+        let element = a.mr.sge(0, self.bytes);
+        for n in 1..=self.batch {
+            wanted.flags = if n == self.batch {
+                send_flags::SIGNALED
+            } else {
+                0
+            };
+            ensure!(a.qps[qp].push(&wanted, element)?, "the ring is full");
+        }
+        self.posted[qp] += self.batch;
+        a.qps[qp].ring(&mut a.vm)
+    }
+
+    /// Takes completions, each of which is of a batch.
+    fn take(&mut self, a: &mut End) -> Result<u32> {
+        let mut done = 0;
+        a.sends.drain(64, |cqe| {
+            self.posted[cqe.wr_id.get() as usize] -= self.batch;
+            done += self.batch;
+        })?;
+        Ok(done)
+    }
+
+    /// Posts receives again.
+    fn refill(&mut self, b: &mut End) -> Result<()> {
+        let used = &mut self.used;
+        let mut full = None;
+        b.receives.drain(256, |cqe| {
+            let qp = cqe.wr_id.get() as usize;
+            used[qp] += 1;
+            if used[qp] >= DEPTH / 4 {
+                full = Some(qp);
+            }
+        })?;
+        if full.is_some() {
+            for qp in 0..self.used.len() {
+                if self.used[qp] >= DEPTH / 4 {
+                    self.offer(b, qp)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self, b: &mut End, qp: usize) -> Result<()> {
+        if self.operation != Operation::Send {
+            return Ok(());
+        }
+        let element = b.mr.sge(0, self.bytes);
+        for _ in 0..std::mem::take(&mut self.used[qp]) {
+            b.qps[qp].push_receive(qp as u64, element)?;
+        }
+        b.qps[qp].offer(&mut b.vm)
+    }
+
+    /// Waits until nothing is on its way.
+    pub fn finish(mut self, ends: &mut [End; 2]) -> Result<()> {
+        let [a, b] = ends;
+        let mut patience = Patience::new();
+        while self.posted.iter().any(|&posted| posted > 0) {
+            if self.take(a)? == 0 {
+                patience.look()?;
+            }
+            if self.operation == Operation::Send {
+                self.refill(b)?;
+            }
+        }
+        // What was sent has been received.
+        b.receives.drain(u32::MAX, |_| {})?;
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A vrnicd of our own, with a device for each guest.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// How messages travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fabric {
+    /// Copied from guest to guest.
+    Local,
+    /// In RoCE frames.
+    Roce,
+}
+
+impl Fabric {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Local, Self::Roce];
+
+    /// As the configuration has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Roce => "roce",
+        }
+    }
+}
+
+/// How long vrnicd may take to begin.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running vrnicd, which ends with the value.
+pub struct Daemon {
+    process: Child,
+    directory: TempDir,
+}
+
+/// MAC address of a device.
+pub fn mac(device: usize) -> [u8; 6] {
+    [0x52, 0x54, 0, 0, (device >> 8) as u8, device as u8]
+}
+
+impl Daemon {
+    /// Starts `program` with `devices` devices on a fabric.
+    pub fn start(program: &Path, fabric: Fabric, devices: usize) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let path = |name: &str| directory.path().join(name);
+        let mut text = String::new();
+        for device in 0..devices {
+            let mac = mac(device).map(|byte| format!("{byte:02x}")).join(":");
+            writeln!(
+                text,
+                "[[device]]\nname = \"{device}\"\nsocket = \"{}\"\nmac = \"{mac}\"\nfabric = \"{}\"",
+                path(&device.to_string()).display(),
+                fabric.name()
+            )?;
+        }
+        std::fs::write(path("config"), text)?;
+        let process = Command::new(program)
+            .arg("--config")
+            .arg(path("config"))
+            .stdout(Stdio::null())
+            .stderr(File::create(path("log"))?)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        Ok(Self { process, directory })
+    }
+
+    /// Connects to a device.
+    pub fn connect(&mut self, device: usize) -> Result<UnixStream> {
+        let path = self.directory.path().join(device.to_string());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match UnixStream::connect(&path) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(PATIENCE))?;
+                    return Ok(stream);
+                }
+                Err(error) if Instant::now() > deadline => bail!("{error}: {}", self.log()),
+                Err(_) => {}
+            }
+            if let Some(status) = self.process.try_wait()? {
+                bail!("vrnicd ended ({status}): {}", self.log());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let pid = Pid::from_child(&self.process);
+        let _ = kill_process(pid, Signal::TERM);
+        let deadline = Instant::now() + PATIENCE;
+        while matches!(self.process.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                let _ = self.process.kill();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Measures a vrnicd without VMs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand, ValueEnum};
+use vrnic_native::bench::{self, Operation, Options};
+use vrnic_native::daemon::Fabric;
+use vrnic_native::table;
+
+/// Measures a vrnicd with guests that nothing emulates.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The vrnicd to measure; by default the one beside this program
+    #[arg(long, global = true)]
+    vrnicd: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure everything, beside what the machine can do at best
+    Bench {
+        /// Only this fabric
+        #[arg(long)]
+        fabric: Option<FabricName>,
+        /// Only a part: latency, rate, bandwidth, counters or objects
+        #[arg(long, default_value = "")]
+        only: String,
+        /// Milliseconds for each figure
+        #[arg(long, default_value_t = 400)]
+        time: u64,
+        /// Write the figures to this file, as JSON
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// Keep vrnicd busy with one kind of message, for a profiler
+    Load {
+        #[arg(long, default_value = "local")]
+        fabric: FabricName,
+        #[arg(long, default_value = "write")]
+        operation: OperationName,
+        /// Bytes of a message
+        #[arg(long, default_value_t = 2)]
+        bytes: usize,
+        /// Queue pairs
+        #[arg(long, default_value_t = 32)]
+        qps: usize,
+        /// Requests that are posted together, of which the last completes
+        #[arg(long, default_value_t = 16)]
+        batch: u32,
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+    },
+    /// Keep vrnicd busy with round trips of writes of 8 bytes, for a profiler
+    RoundTrips {
+        #[arg(long, default_value = "local")]
+        fabric: FabricName,
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FabricName {
+    Local,
+    Roce,
+}
+
+impl From<FabricName> for Fabric {
+    fn from(name: FabricName) -> Self {
+        match name {
+            FabricName::Local => Self::Local,
+            FabricName::Roce => Self::Roce,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum OperationName {
+    Write,
+    Read,
+    Send,
+    Atomic,
+}
+
+impl From<OperationName> for Operation {
+    fn from(name: OperationName) -> Self {
+        match name {
+            OperationName::Write => Self::Write,
+            OperationName::Read => Self::Read,
+            OperationName::Send => Self::Send,
+            OperationName::Atomic => Self::Atomic,
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let program = match arguments.vrnicd {
+        Some(program) => program,
+        None => std::env::current_exe()?.with_file_name("vrnicd"),
+    };
+    let ready = |pid: u32| eprintln!("vrnicd has the PID {pid}");
+    match arguments.command {
+        Command::Bench {
+            fabric,
+            only,
+            time,
+            json,
+        } => {
+            let options = Options {
+                program,
+                fabrics: match fabric {
+                    Some(fabric) => vec![fabric.into()],
+                    None => Fabric::ALL.to_vec(),
+                },
+                time: Duration::from_millis(time),
+                only,
+            };
+            let report = bench::run(&options, |figure| eprintln!("{}", table::line(figure)))?;
+            if let Some(json) = json {
+                let text = serde_json::to_string_pretty(&report)? + "\n";
+                std::fs::write(&json, text).with_context(|| json.display().to_string())?;
+            }
+            print!("{}", table::tables(&report));
+        }
+        Command::Load {
+            fabric,
+            operation,
+            bytes,
+            qps,
+            batch,
+            seconds,
+        } => {
+            let load = bench::Busy {
+                operation: operation.into(),
+                bytes,
+                qps,
+                batch,
+            };
+            let time = Duration::from_secs(seconds);
+            let (best, median) = bench::keep_busy(&program, fabric.into(), load, time, ready)?;
+            println!(
+                "{best:.0} messages/s in the best window, {median:.0} in the median one; {:.1} ns each",
+                1e9 / best
+            );
+        }
+        Command::RoundTrips { fabric, seconds } => {
+            let time = Duration::from_secs(seconds);
+            let (best, median) = bench::round_trips(&program, fabric.into(), time, ready)?;
+            println!("{best:.0} ns in the best window, {median:.0} in the median one");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Regions, completion queues and queue pairs of a guest, as its programs use them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use vrnic::ring::completion::CompletionQueue;
+use vrnic::ring::outstanding::Outstanding;
+use vrnic::ring::receive::ReceiveQueue;
+use vrnic::ring::send::{Limits, Request, SendQueue, Target};
+use vrnic::ring::{Refused, WorkRing};
+use vrnic_wire::abi::Ring;
+use vrnic_wire::command::{CreateCq, CreateQp, DeregisterMr, DestroyQp, ModifyQp, RegisterMr};
+use vrnic_wire::completion::{CQE_STRIDE, Cqe, Opcode, Status};
+use vrnic_wire::memory::access;
+use vrnic_wire::notify::SlotBits;
+use vrnic_wire::port::{GidEntry, Mtu};
+use vrnic_wire::qp::{QpAttributes, QpState, QpType, attribute};
+use vrnic_wire::ring::{RingHeader, RingLayout};
+use vrnic_wire::work::{AddressVector, SendOpcode, Sge, receive_stride, send_flags, send_stride};
+
+use crate::ram::Area;
+use crate::vm::Vm;
+
+const HEADER: usize = size_of::<RingHeader>();
+/// Inline bytes of a request.
+const INLINE: u32 = 64;
+/// Reads and atomics that a connection may have outstanding, in each direction.
+const READS: u8 = 16;
+/// 67 ms: nothing is lost, and other programs may have the processors.
+const ACK_TIMEOUT: u8 = 14;
+/// The same, for ever.
+const RNR_FOR_EVER: u8 = 7;
+/// How long a completion may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A registered region, whose addresses are bus addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Mr {
+    /// Its memory.
+    pub area: Area,
+    /// Its key.
+    pub key: u32,
+}
+
+impl Mr {
+    /// Registers `area` for everything.
+    pub fn register(vm: &mut Vm, area: Area) -> Result<Self> {
+        let command = RegisterMr {
+            pd: vm.pd().into(),
+            access: (access::LOCAL_WRITE
+                | access::REMOTE_WRITE
+                | access::REMOTE_READ
+                | access::REMOTE_ATOMIC)
+                .into(),
+            iova: area.address.into(),
+            pages: vm.pages(&area)?,
+            ..RegisterMr::default()
+        };
+        let key = vm.execute(&command)?.key.get();
+        Ok(Self { area, key })
+    }
+
+    /// Registers new memory.
+    pub fn new(vm: &mut Vm, length: usize) -> Result<Self> {
+        let area = vm.allocate(length)?;
+        Self::register(vm, area)
+    }
+
+    /// Deregisters it.
+    pub fn deregister(self, vm: &mut Vm) -> Result<()> {
+        vm.execute(&DeregisterMr {
+            pd: vm.pd().into(),
+            key: self.key.into(),
+        })?;
+        Ok(())
+    }
+
+    /// A piece of it, for this side.
+    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+        Sge {
+            address: (self.area.address + offset as u64).into(),
+            length: (length as u32).into(),
+            lkey: self.key.into(),
+        }
+    }
+
+    /// Where a piece of it begins, for the peer.
+    pub fn target(&self, offset: usize) -> Target<'static> {
+        Target::Memory {
+            address: self.area.address + offset as u64,
+            rkey: self.key,
+        }
+    }
+
+    /// Eight bytes of it, for an atomic operation of the peer.
+    pub fn atomic(&self, offset: usize, compare_add: u64, swap: u64) -> Target<'static> {
+        Target::Atomic {
+            address: self.area.address + offset as u64,
+            rkey: self.key,
+            compare_add,
+            swap,
+        }
+    }
+}
+
+/// A completion queue.
+pub struct Cq {
+    queue: CompletionQueue,
+    cqn: u32,
+    vector: u16,
+}
+
+impl Cq {
+    /// Room for at least `entries` completions; events come by `vector`.
+    pub fn new(vm: &mut Vm, entries: u32, vector: u16) -> Result<Self> {
+        let entries = entries.next_power_of_two();
+        let area = vm.allocate(HEADER + (entries * CQE_STRIDE) as usize)?;
+        let ring = Ring {
+            header_offset: 0,
+            entries_offset: HEADER as u32,
+            entries,
+            stride: CQE_STRIDE,
+        };
+        let command = CreateCq {
+            context: vm.context().into(),
+            vector: u32::from(vector).into(),
+            ring: RingLayout::from(ring),
+            pages: vm.pages(&area)?,
+        };
+        Ok(Self {
+            cqn: vm.execute(&command)?.cqn.get(),
+            queue: CompletionQueue::new(area.memory, ring),
+            vector,
+        })
+    }
+
+    /// The next completion, if there is one.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Cqe> {
+        let cqe = self.queue.pop();
+        if cqe.is_some() {
+            self.queue.publish();
+        }
+        cqe
+    }
+
+    /// Takes up to `most` completions, which must be successes.
+    #[inline]
+    pub fn drain(&mut self, most: u32, mut what: impl FnMut(&Cqe)) -> Result<()> {
+        for _ in 0..most {
+            let Some(cqe) = self.queue.pop() else {
+                break;
+            };
+            success(&cqe)?;
+            what(&cqe);
+        }
+        self.queue.publish();
+        Ok(())
+    }
+
+    /// Polls until there is a completion, which must be a success.
+    #[inline]
+    pub fn wait(&mut self) -> Result<Cqe> {
+        let mut patience = Patience::new();
+        loop {
+            if let Some(cqe) = self.poll() {
+                success(&cqe)?;
+                return Ok(cqe);
+            }
+            patience.look()?;
+        }
+    }
+
+    /// Asks for an event.
+    pub fn arm(&mut self) {
+        self.queue.request_event(false);
+    }
+
+    /// Waits for the event that was asked for, without polling.
+    pub fn wait_event(&mut self, vm: &mut Vm) -> Result<()> {
+        let cqn = vm.completion_event(self.vector)?;
+        ensure!(cqn == self.cqn, "an event of CQ {cqn}, not {}", self.cqn);
+        self.queue.event_came();
+        Ok(())
+    }
+}
+
+/// Refuses completions that tell of an error.
+#[inline]
+fn success(cqe: &Cqe) -> Result<()> {
+    if cqe.status != Status::Success.raw() {
+        bail!(
+            "request {} of QP {} ended with {:?}",
+            cqe.wr_id.get(),
+            cqe.qpn.get(),
+            Status::try_from(cqe.status)
+        );
+    }
+    Ok(())
+}
+
+/// Polls for something, but not for ever.
+pub struct Patience {
+    looks: u32,
+    started: Option<Instant>,
+}
+
+impl Patience {
+    /// Nothing was looked at so far.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            looks: 0,
+            started: None,
+        }
+    }
+
+    /// Looked in vain once more; an error if that is enough. Reads no clock in the beginning.
+    #[inline]
+    pub fn look(&mut self) -> Result<()> {
+        self.looks += 1;
+        if self.looks.is_multiple_of(1 << 16) {
+            let started = *self.started.get_or_insert_with(Instant::now);
+            ensure!(started.elapsed() < PATIENCE, "the device does not go on");
+        }
+        std::hint::spin_loop();
+        Ok(())
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A queue pair of the type RC.
+pub struct Qp {
+    send: SendQueue,
+    receive: ReceiveQueue,
+    qpn: u32,
+    slot: u32,
+    bits: SlotBits,
+}
+
+impl Qp {
+    /// Room for `entries` requests and as many receives, with an element each.
+    pub fn new(vm: &mut Vm, entries: u32, send_cq: &mut Cq, receive_cq: &mut Cq) -> Result<Self> {
+        let entries = entries.next_power_of_two();
+        let (send_stride, receive_stride) = (send_stride(1, INLINE), receive_stride(1));
+        let first = (2 * HEADER as u32).next_multiple_of(send_stride);
+        let send = Ring {
+            header_offset: 0,
+            entries_offset: first,
+            entries,
+            stride: send_stride,
+        };
+        let receive = Ring {
+            header_offset: HEADER as u32,
+            entries_offset: first + entries * send_stride,
+            entries,
+            stride: receive_stride,
+        };
+        let area = vm.allocate((receive.entries_offset + entries * receive_stride) as usize)?;
+        let command = CreateQp {
+            context: vm.context().into(),
+            pd: vm.pd().into(),
+            qp_type: QpType::ReliableConnection.raw(),
+            max_send_sge: 1.into(),
+            max_recv_sge: 1.into(),
+            max_inline: (INLINE as u16).into(),
+            send_cqn: send_cq.cqn.into(),
+            recv_cqn: receive_cq.cqn.into(),
+            send_ring: RingLayout::from(send),
+            recv_ring: RingLayout::from(receive),
+            pages: vm.pages(&area)?,
+            ..CreateQp::default()
+        };
+        let created = vm.execute(&command)?;
+        let ring = |layout: Ring, opcode, cq: &mut Cq| {
+            let outstanding = Outstanding::new(layout.entries, opcode).context("no memory")?;
+            outstanding.set_qpn(created.qpn.get());
+            let number = cq.queue.attach(outstanding.clone()).context("no memory")?;
+            anyhow::Ok(WorkRing::new(area.memory, layout, outstanding, number))
+        };
+        let limits = Limits {
+            opcodes: u32::MAX,
+            datagrams: false,
+            max_sge: 1,
+            max_inline: INLINE,
+        };
+        Ok(Self {
+            send: SendQueue::new(ring(send, Opcode::Send, send_cq)?, limits),
+            receive: ReceiveQueue::new(ring(receive, Opcode::Receive, receive_cq)?, 1),
+            qpn: created.qpn.get(),
+            slot: created.slot.get(),
+            bits: SlotBits::new(created.slot.get()),
+        })
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// Its doorbell slot.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Connects it with a queue pair of another guest, or of the same.
+    pub fn connect(&mut self, vm: &mut Vm, peer: u32, gid: &GidEntry) -> Result<()> {
+        use attribute::{
+            ACCESS_FLAGS, ADDRESS_VECTOR, DEST_QPN, MAX_DEST_RD_ATOMIC, MAX_RD_ATOMIC,
+            MIN_RNR_TIMER, PATH_MTU, PKEY_INDEX, PORT, RETRY_COUNT, RNR_RETRY, RQ_PSN, SQ_PSN,
+            STATE, TIMEOUT,
+        };
+        let attributes = QpAttributes {
+            path_mtu: Mtu::Mtu4096.raw(),
+            dest_qpn: peer.into(),
+            access: access::QUEUE_PAIR.into(),
+            port: 1,
+            max_rd_atomic: READS,
+            max_dest_rd_atomic: READS,
+            min_rnr_timer: 1,
+            timeout: ACK_TIMEOUT,
+            retry_count: 7,
+            rnr_retry: RNR_FOR_EVER,
+            address: AddressVector {
+                dgid: gid.gid,
+                dmac: gid.mac,
+                hop_limit: 64,
+                ..AddressVector::default()
+            },
+            ..QpAttributes::default()
+        };
+        let steps = [
+            (QpState::Init, PKEY_INDEX | PORT | ACCESS_FLAGS),
+            (
+                QpState::ReadyToReceive,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+            ),
+            (
+                QpState::ReadyToSend,
+                TIMEOUT | RETRY_COUNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC,
+            ),
+        ];
+        for (state, mask) in steps {
+            vm.execute(&ModifyQp {
+                qpn: self.qpn.into(),
+                reserved: 0.into(),
+                attributes: QpAttributes {
+                    state: state.raw(),
+                    mask: (mask | STATE).into(),
+                    ..attributes
+                },
+            })?;
+        }
+        self.receive.set_accepts(true);
+        self.send.set_accepts(true);
+        Ok(())
+    }
+
+    /// Writes a request to the ring, which the device gets with [`ring`](Self::ring). False if the ring is full.
+    #[inline]
+    pub fn push(&mut self, request: &Request<'_>, element: Sge) -> Result<bool> {
+        match self.send.push(request, [element].into_iter()) {
+            Ok(()) => Ok(true),
+            Err(Refused::Full) => Ok(false),
+            Err(Refused::Invalid) => bail!("the request is not valid"),
+        }
+    }
+
+    /// Gives the device what was pushed.
+    #[inline]
+    pub fn ring(&mut self, vm: &mut Vm) -> Result<()> {
+        if self.send.publish() {
+            vm.ring(self.slot, &self.bits)?;
+        }
+        Ok(())
+    }
+
+    /// Posts a request.
+    #[inline]
+    pub fn post(&mut self, vm: &mut Vm, request: &Request<'_>, element: Sge) -> Result<()> {
+        ensure!(self.push(request, element)?, "the ring is full");
+        self.ring(vm)
+    }
+
+    /// Posts a request that names no memory of this side.
+    pub fn post_bare(&mut self, vm: &mut Vm, request: &Request<'_>) -> Result<()> {
+        let pushed = self.send.push(request, std::iter::empty());
+        pushed.map_err(|refused| anyhow::anyhow!("the request is refused: {refused:?}"))?;
+        self.ring(vm)
+    }
+
+    /// Writes a receive to the ring, which the device gets with [`offer`](Self::offer).
+    #[inline]
+    pub fn push_receive(&mut self, wr_id: u64, element: Sge) -> Result<()> {
+        let pushed = self.receive.push(wr_id, [element].into_iter());
+        pushed.map_err(|refused| anyhow::anyhow!("the receive is refused: {refused:?}"))
+    }
+
+    /// Gives the device the receives that were pushed.
+    #[inline]
+    pub fn offer(&mut self, vm: &mut Vm) -> Result<()> {
+        if self.receive.publish() {
+            vm.ring(self.slot, &self.bits)?;
+        }
+        Ok(())
+    }
+
+    /// Destroys it; its completions must be polled before.
+    pub fn destroy(self, vm: &mut Vm, send_cq: &mut Cq, receive_cq: &mut Cq) -> Result<()> {
+        vm.execute(&DestroyQp {
+            qpn: self.qpn.into(),
+            reserved: 0.into(),
+        })?;
+        send_cq.queue.detach(self.send.ring().number());
+        receive_cq.queue.detach(self.receive.ring().number());
+        Ok(())
+    }
+}
+
+/// A request with a completion.
+pub fn request(opcode: SendOpcode, wr_id: u64, target: Target<'_>) -> Request<'_> {
+    Request {
+        opcode,
+        flags: send_flags::SIGNALED,
+        wr_id,
+        immediate: 0,
+        target,
+    }
+}

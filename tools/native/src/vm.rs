@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! A guest: its VMM, its driver, and the one context and protection domain that its programs share.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use vrnic::doorbell::{Doorbell, Rung};
+use vrnic_wire::command::{
+    Command, CommandHeader, ContextKind, CreateContext, CreatePd, MAX_REPLY, MAX_REQUEST,
+    ReplyHeader, SetGid, Status,
+};
+use vrnic_wire::config::{CONTROL_QUEUE, Config, DOORBELL_PAGE_SIZE, FIRST_COMPLETION_QUEUE};
+use vrnic_wire::event::CompletionEvent;
+use vrnic_wire::memory::{CHUNK_PAGES, CHUNK_SIZE, PageList};
+use vrnic_wire::notify::{self, SlotBits};
+use vrnic_wire::port::{GidEntry, GidType, IPV4_MAPPED, NO_VLAN};
+use vrnicd::pci::{DOORBELL_BAR, VIRTIO_BAR, layout};
+use vrnicd::vfio_user::client::Client;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::daemon;
+use crate::ram::{Area, PAGE, Ram};
+use crate::virtqueue::{NEXT, SIZE, Virtqueue, WRITE};
+
+/// Registers of the common configuration (virtio 1.3, 4.1.4.3).
+mod register {
+    pub const DEVICE_FEATURE_SELECT: u64 = 0x00;
+    pub const DEVICE_FEATURE: u64 = 0x04;
+    pub const DRIVER_FEATURE_SELECT: u64 = 0x08;
+    pub const DRIVER_FEATURE: u64 = 0x0c;
+    pub const CONFIG_VECTOR: u64 = 0x10;
+    pub const QUEUE_SELECT: u64 = 0x16;
+    pub const QUEUE_SIZE: u64 = 0x18;
+    pub const QUEUE_VECTOR: u64 = 0x1a;
+    pub const QUEUE_ENABLE: u64 = 0x1c;
+    pub const QUEUE_ADDRESSES: u64 = 0x20;
+}
+
+const ACKNOWLEDGE: u8 = 1;
+const DRIVER: u8 = 2;
+const DRIVER_OK: u8 = 4;
+const FEATURES_OK: u8 = 8;
+
+/// Slots of the context: queue pairs that can exist.
+const SLOTS: u32 = 8192;
+/// Chunks of the page lists of commands, which are free again when a command is done: enough for 255 MiB.
+const CHUNKS: usize = 128;
+/// Bytes of a buffer for an event.
+const EVENT: u32 = 16;
+/// How long the device may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Access to the device.
+struct Device {
+    client: Client,
+    control: Virtqueue,
+    request: Area,
+    reply: Area,
+}
+
+/// A guest.
+pub struct Vm {
+    device: Device,
+    ram: Ram,
+    /// The queue of each event kind, async events first, with its buffers.
+    events: Vec<(Virtqueue, Area)>,
+    vectors: Vec<OwnedFd>,
+    chunks: Area,
+    gid: GidEntry,
+    context: u32,
+    pd: u32,
+    doorbell: Doorbell,
+    doorbell_page: u64,
+    rung: u64,
+}
+
+impl Device {
+    fn write<const N: usize>(&mut self, offset: u64, bytes: [u8; N]) -> Result<(), Errno> {
+        self.client.write(VIRTIO_BAR.into(), offset, &bytes)
+    }
+
+    fn notify(&mut self, queue: u16) -> Result<(), Errno> {
+        let offset = layout::NOTIFY + u64::from(queue) * u64::from(layout::NOTIFY_MULTIPLIER);
+        self.client
+            .post(VIRTIO_BAR.into(), offset, &queue.to_le_bytes())
+    }
+
+    fn set_status(&mut self, status: u8) -> Result<(), Errno> {
+        self.write(layout::STATUS, [status])
+    }
+
+    fn status(&mut self) -> Result<u8, Errno> {
+        Ok(self.client.read(VIRTIO_BAR.into(), layout::STATUS, 1)?[0])
+    }
+
+    /// Accepts everything that the device offers.
+    fn negotiate(&mut self) -> Result<()> {
+        self.set_status(ACKNOWLEDGE | DRIVER)?;
+        for half in 0..2_u32 {
+            self.write(register::DEVICE_FEATURE_SELECT, half.to_le_bytes())?;
+            let offered = self
+                .client
+                .read(VIRTIO_BAR.into(), register::DEVICE_FEATURE, 4)?;
+            self.write(register::DRIVER_FEATURE_SELECT, half.to_le_bytes())?;
+            self.client
+                .write(VIRTIO_BAR.into(), register::DRIVER_FEATURE, &offered)?;
+        }
+        self.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK)?;
+        ensure!(
+            self.status()? & FEATURES_OK != 0,
+            "the device takes back what it offered"
+        );
+        Ok(())
+    }
+
+    /// Sets a queue up at these addresses, with the interrupt vector behind the one of the configuration.
+    fn enable(&mut self, index: u16, addresses: [u64; 3]) -> Result<(), Errno> {
+        self.write(register::QUEUE_SELECT, index.to_le_bytes())?;
+        self.write(register::QUEUE_SIZE, SIZE.to_le_bytes())?;
+        self.write(register::QUEUE_VECTOR, (index + 1).to_le_bytes())?;
+        for (place, address) in (register::QUEUE_ADDRESSES..).step_by(8).zip(addresses) {
+            self.write(place, (address as u32).to_le_bytes())?;
+            self.write(place + 4, ((address >> 32) as u32).to_le_bytes())?;
+        }
+        self.write(register::QUEUE_ENABLE, 1_u16.to_le_bytes())
+    }
+
+    /// Executes a command.
+    fn execute<C: Command>(&mut self, command: &C) -> Result<C::Reply> {
+        let header = CommandHeader {
+            code: C::CODE.raw().into(),
+            reserved: 0.into(),
+            length: (size_of::<C>() as u32).into(),
+        };
+        self.request.memory.write_bytes(0, header.as_bytes());
+        self.request
+            .memory
+            .write_bytes(size_of::<CommandHeader>(), command.as_bytes());
+        let length = size_of::<CommandHeader>() + size_of::<C>();
+        self.control
+            .describe(0, self.request.address, length as u32, NEXT, 1);
+        self.control
+            .describe(1, self.reply.address, MAX_REPLY as u32, WRITE, 0);
+        if self.control.offer(0) {
+            self.notify(CONTROL_QUEUE)?;
+        }
+        let started = Instant::now();
+        let mut looks = 0_u32;
+        let written = loop {
+            if let Some((_, written)) = self.control.take() {
+                break written as usize;
+            }
+            looks += 1;
+            if looks.is_multiple_of(1024) {
+                ensure!(started.elapsed() < PATIENCE, "{:?} has no reply", C::CODE);
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        };
+        let mut bytes = [0; MAX_REPLY];
+        for (at, byte) in bytes.iter_mut().enumerate().take(written) {
+            *byte = self.reply.byte(at);
+        }
+        let (header, body) = ReplyHeader::read_from_prefix(&bytes[..written])
+            .map_err(|_| anyhow::anyhow!("a reply of {written} bytes"))?;
+        match Status::try_from(header.status.get()) {
+            Ok(Status::Ok) => C::Reply::read_from_bytes(body)
+                .map_err(|_| anyhow::anyhow!("{:?}: a reply of {written} bytes", C::CODE)),
+            status => bail!(
+                "{:?} ended with {status:?}, vendor error {}",
+                C::CODE,
+                header.vendor_error
+            ),
+        }
+    }
+}
+
+impl Vm {
+    /// Starts a guest with so many bytes of RAM on a device, the number of which its addresses are made from.
+    pub fn start(stream: UnixStream, number: usize, ram: usize) -> Result<Self> {
+        let mut ram = Ram::new(ram)?;
+        let mut device = Device {
+            client: Client::new(stream),
+            control: Virtqueue::new(&mut ram, true)?,
+            request: ram.allocate(MAX_REQUEST)?,
+            reply: ram.allocate(MAX_REPLY)?,
+        };
+        device
+            .client
+            .negotiate(r#"{"capabilities":{"max_msg_fds":16}}"#)?;
+        device.client.map(ram.file(), 0, 0, ram.length() as u64)?;
+        device.set_status(0)?;
+        let started = Instant::now();
+        while device.status()? != 0 {
+            ensure!(started.elapsed() < PATIENCE, "the reset does not end");
+        }
+        device.negotiate()?;
+        let config = device.client.read(
+            VIRTIO_BAR.into(),
+            layout::DEVICE,
+            size_of::<Config>() as u32,
+        )?;
+        let config = Config::read_from_bytes(&config)
+            .map_err(|_| anyhow::anyhow!("not a configuration space"))?;
+        let queues = FIRST_COMPLETION_QUEUE + config.completion_vectors.get();
+        let vectors = device.client.connect_vectors(u32::from(queues) + 1)?;
+        device.write(register::CONFIG_VECTOR, 0_u16.to_le_bytes())?;
+        let mut events = Vec::new();
+        for _ in 1..queues {
+            let mut queue = Virtqueue::new(&mut ram, false)?;
+            let buffers = ram.allocate(usize::from(SIZE) * EVENT as usize)?;
+            for index in 0..SIZE {
+                let address = buffers.address + u64::from(index) * u64::from(EVENT);
+                queue.describe(index, address, EVENT, WRITE, 0);
+                queue.offer(index);
+            }
+            events.push((queue, buffers));
+        }
+        device.enable(CONTROL_QUEUE, device.control.addresses())?;
+        for (index, (queue, _)) in (1..).zip(&events) {
+            device.enable(index, queue.addresses())?;
+        }
+        device.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK)?;
+
+        let gid = gid(number);
+        device.execute(&SetGid {
+            entry: gid,
+            ..SetGid::default()
+        })?;
+        let chunks = ram.allocate(CHUNKS * CHUNK_SIZE)?;
+        let area = ram.allocate(notify::area_length(SLOTS))?;
+        let created = device.execute(&CreateContext {
+            kind: ContextKind::User.raw(),
+            slots: SLOTS.into(),
+            area: list_pages(&chunks, &area)?,
+            ..CreateContext::default()
+        })?;
+        let pd = device.execute(&CreatePd {
+            context: created.context,
+            ..CreatePd::default()
+        })?;
+        Ok(Self {
+            device,
+            ram,
+            events,
+            vectors,
+            chunks,
+            gid,
+            context: created.context.get(),
+            pd: pd.pd.get(),
+            doorbell: Doorbell::new(area.memory, None),
+            doorbell_page: u64::from(created.doorbell_page.get()) * u64::from(DOORBELL_PAGE_SIZE),
+            rung: 0,
+        })
+    }
+
+    /// Executes a command.
+    pub fn execute<C: Command>(&mut self, command: &C) -> Result<C::Reply> {
+        self.device.execute(command)
+    }
+
+    /// RAM that nobody used before.
+    pub fn allocate(&mut self, length: usize) -> Result<Area> {
+        self.ram.allocate(length)
+    }
+
+    /// A page list for the next command.
+    pub fn pages(&mut self, area: &Area) -> Result<PageList> {
+        list_pages(&self.chunks, area)
+    }
+
+    /// Its GID, and the MAC address that belongs to it.
+    pub fn gid(&self) -> GidEntry {
+        self.gid
+    }
+
+    /// Number of the context.
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Number of the protection domain.
+    pub fn pd(&self) -> u32 {
+        self.pd
+    }
+
+    /// Tells the device that there is work: as libvrnic does it, and if it wants a doorbell, as QEMU passes one on.
+    #[inline]
+    pub fn ring(&mut self, slot: u32, bits: &SlotBits) -> Result<()> {
+        if self.doorbell.ring(slot, bits) == Rung::AskKernel {
+            self.write_doorbell(slot)?;
+        }
+        Ok(())
+    }
+
+    /// Writes to the doorbell page, whether or not the device wants it.
+    #[cold]
+    pub fn write_doorbell(&mut self, slot: u32) -> Result<()> {
+        self.rung += 1;
+        let bytes = slot.to_le_bytes();
+        Ok(self
+            .device
+            .client
+            .post(DOORBELL_BAR.into(), self.doorbell_page, &bytes)?)
+    }
+
+    /// Writes to the doorbell page so far.
+    pub fn rung(&self) -> u64 {
+        self.rung
+    }
+
+    /// Waits for the next event of a completion vector: the number of the completion queue.
+    pub fn completion_event(&mut self, vector: u16) -> Result<u32> {
+        let index = FIRST_COMPLETION_QUEUE + vector;
+        let interrupt = &self.vectors[usize::from(index) + 1];
+        let (queue, buffers) = &mut self.events[usize::from(index) - 1];
+        let deadline = Instant::now() + PATIENCE;
+        let (head, written) = loop {
+            if let Some(taken) = queue.take() {
+                break taken;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            ensure!(!left.is_zero(), "no event on vector {vector}");
+            let timeout = Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            poll(&mut [PollFd::new(interrupt, PollFlags::IN)], Some(&timeout))?;
+            let _ = rustix::io::read(interrupt, &mut [0; 8]);
+        };
+        ensure!(
+            written as usize == size_of::<CompletionEvent>(),
+            "an event of {written} bytes"
+        );
+        let event: CompletionEvent = buffers.memory.read(usize::from(head) * EVENT as usize);
+        if queue.offer(head) {
+            self.device.notify(index)?;
+        }
+        Ok(event.cqn.get())
+    }
+}
+
+/// The GID of a guest: an IPv4 address, and the MAC address of its device.
+fn gid(number: usize) -> GidEntry {
+    let mut gid = [0; 16];
+    gid[..12].copy_from_slice(&IPV4_MAPPED);
+    gid[12..].copy_from_slice(&[10, 77, (number >> 8) as u8, number as u8 + 1]);
+    GidEntry {
+        gid,
+        mac: daemon::mac(number),
+        vlan: NO_VLAN.into(),
+        gid_type: GidType::RoceV2.raw(),
+        reserved: [0; 7],
+    }
+}
+
+/// Writes the page list of `area` to `chunks`.
+fn list_pages(chunks: &Area, area: &Area) -> Result<PageList> {
+    let count = area.length.max(1).div_ceil(PAGE);
+    let needed = count.div_ceil(CHUNK_PAGES);
+    ensure!(needed <= chunks.length / CHUNK_SIZE, "too many pages");
+    for chunk in 0..needed {
+        let first = chunk * CHUNK_PAGES;
+        let here = CHUNK_PAGES.min(count - first);
+        let at = chunk * CHUNK_SIZE;
+        let next = chunks.address + (at + CHUNK_SIZE) as u64;
+        chunks
+            .memory
+            .write(at, &[next.to_le(), (here as u64).to_le()]);
+        for page in 0..here {
+            let address = area.address + ((first + page) * PAGE) as u64;
+            chunks.memory.write(at + 16 + 8 * page, &address.to_le());
+        }
+    }
+    Ok(PageList {
+        first_chunk: chunks.address.into(),
+        offset: 0.into(),
+        length: (area.length as u64).into(),
+        page_count: u32::try_from(count).context("too many pages")?.into(),
+        page_shift: PAGE.trailing_zeros() as u8,
+        reserved: [0; 3],
+    })
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, every byte checked.
+//! Needs neither QEMU nor a kernel module.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use vrnic::ring::send::{Request, Target};
+use vrnic_native::daemon::{Daemon, Fabric};
+use vrnic_native::pair::{self, End};
+use vrnic_native::queues::request;
+use vrnic_wire::completion::{Cqe, Opcode, flags};
+use vrnic_wire::work::SendOpcode;
+
+/// Bytes of each region: what is sent, and behind it what is received.
+const REGION: usize = 2 * MESSAGE;
+/// Longest message: of several packets on a wire, and not of whole ones.
+const MESSAGE: usize = 3 * 65536;
+const LENGTHS: [usize; 7] = [0, 1, 8, 4095, 4096, 4097, 3 * 65536 - 5];
+
+fn pair_on(fabric: Fabric) -> Result<(Daemon, [End; 2])> {
+    let (daemon, mut ends) =
+        pair::alone(Path::new(env!("CARGO_BIN_EXE_vrnicd")), fabric, REGION, 256)?;
+    pair::connect(&mut ends, 2, 16)?;
+    Ok((daemon, ends))
+}
+
+/// Runs a test on both fabrics; an error has the log of the daemon.
+fn on_both(test: impl Fn(&mut [End; 2]) -> Result<()>) {
+    for fabric in Fabric::ALL {
+        let (daemon, mut ends) = pair_on(fabric).unwrap();
+        test(&mut ends)
+            .with_context(|| format!("on {}: {}", fabric.name(), daemon.log()))
+            .unwrap();
+    }
+}
+
+fn sent(end: &mut End, wr_id: u64, opcode: Opcode) -> Result<Cqe> {
+    let cqe = end.sends.wait()?;
+    ensure!(
+        cqe.wr_id.get() == wr_id && cqe.opcode == opcode.raw(),
+        "{cqe:?}"
+    );
+    Ok(cqe)
+}
+
+fn received(end: &mut End, wr_id: u64, length: usize) -> Result<Cqe> {
+    let cqe = end.receives.wait()?;
+    ensure!(
+        cqe.wr_id.get() == wr_id && cqe.byte_length.get() as usize == length,
+        "{cqe:?}"
+    );
+    Ok(cqe)
+}
+
+/// The sender's pattern is at the receiver, and nothing behind it.
+fn arrived(receiver: &End, seed: u8, length: usize) -> Result<()> {
+    let area = &receiver.mr.area;
+    let wrong = area.difference(seed, MESSAGE, length);
+    ensure!(wrong.is_none(), "byte {wrong:?} of {length} is wrong");
+    ensure!(
+        length == MESSAGE || area.byte(MESSAGE + length) == 0,
+        "more than {length} bytes arrived"
+    );
+    Ok(())
+}
+
+/// Fills what is sent, and empties what is received.
+fn prepare(ends: &[End; 2], seed: u8) {
+    for end in ends {
+        end.mr.area.fill(seed, 0..MESSAGE);
+        end.mr.area.clear(MESSAGE..REGION);
+    }
+}
+
+#[test]
+fn writes_arrive_whole() {
+    on_both(|ends| {
+        for (seed, length) in (1..).zip(LENGTHS) {
+            prepare(ends, seed);
+            let [a, b] = ends;
+            let write = request(SendOpcode::Write, 7, b.mr.target(MESSAGE));
+            a.qps[0].post(&mut a.vm, &write, a.mr.sge(0, length))?;
+            sent(a, 7, Opcode::Write)?;
+            arrived(b, seed, length)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn writes_with_immediate_tell_the_peer() {
+    on_both(|ends| {
+        for (seed, length) in (1..).zip(LENGTHS) {
+            prepare(ends, seed);
+            let [a, b] = ends;
+            b.qps[1].push_receive(9, b.mr.sge(0, 0))?;
+            b.qps[1].offer(&mut b.vm)?;
+            let write = Request {
+                immediate: 0x1234_5678,
+                ..request(SendOpcode::WriteWithImmediate, 8, b.mr.target(MESSAGE))
+            };
+            a.qps[1].post(&mut a.vm, &write, a.mr.sge(0, length))?;
+            let cqe = received(b, 9, length)?;
+            ensure!(
+                cqe.opcode == Opcode::ReceiveWriteWithImmediate.raw(),
+                "{cqe:?}"
+            );
+            ensure!(cqe.flags & flags::IMMEDIATE != 0, "{cqe:?}");
+            ensure!(cqe.immediate.get() == 0x1234_5678, "{cqe:?}");
+            sent(a, 8, Opcode::Write)?;
+            arrived(b, seed, length)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn sends_fill_the_receives() {
+    on_both(|ends| {
+        for (seed, length) in (1..).zip(LENGTHS) {
+            for opcode in [SendOpcode::Send, SendOpcode::SendWithImmediate] {
+                prepare(ends, seed);
+                let [a, b] = ends;
+                b.qps[0].push_receive(3, b.mr.sge(MESSAGE, MESSAGE))?;
+                b.qps[0].offer(&mut b.vm)?;
+                let send = Request {
+                    immediate: 77,
+                    ..request(opcode, 4, Target::Peer)
+                };
+                a.qps[0].post(&mut a.vm, &send, a.mr.sge(0, length))?;
+                let cqe = received(b, 3, length)?;
+                let immediate = cqe.flags & flags::IMMEDIATE != 0;
+                ensure!(
+                    immediate == (opcode == SendOpcode::SendWithImmediate),
+                    "{cqe:?}"
+                );
+                ensure!(!immediate || cqe.immediate.get() == 77, "{cqe:?}");
+                sent(a, 4, Opcode::Send)?;
+                arrived(b, seed, length)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn reads_fetch_what_the_peer_has() {
+    on_both(|ends| {
+        for (seed, length) in (1..).zip(LENGTHS) {
+            prepare(ends, seed);
+            let [a, b] = ends;
+            let read = request(SendOpcode::Read, 5, a.mr.target(0));
+            b.qps[0].post(&mut b.vm, &read, b.mr.sge(MESSAGE, length))?;
+            let cqe = sent(b, 5, Opcode::Read)?;
+            ensure!(cqe.byte_length.get() as usize == length, "{cqe:?}");
+            arrived(b, seed, length)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn atomics_are_exact() {
+    on_both(|ends| {
+        let [a, b] = ends;
+        let (target, result) = (64, 128);
+        b.mr.area.set_long(target, 1000);
+        let mut expected = 1000;
+        for add in [1, 5, u64::MAX] {
+            let request = request(SendOpcode::FetchAdd, add, b.mr.atomic(target, add, 0));
+            a.qps[0].post(&mut a.vm, &request, a.mr.sge(result, 8))?;
+            sent(a, add, Opcode::FetchAdd)?;
+            ensure!(a.mr.area.long(result) == expected, "fetched");
+            expected = expected.wrapping_add(add);
+            ensure!(b.mr.area.long(target) == expected, "added");
+        }
+        for (compare, swap) in [(expected, 42), (expected, 43), (42, 44)] {
+            let before = b.mr.area.long(target);
+            let request = request(
+                SendOpcode::CompareSwap,
+                1,
+                b.mr.atomic(target, compare, swap),
+            );
+            a.qps[0].post(&mut a.vm, &request, a.mr.sge(result, 8))?;
+            sent(a, 1, Opcode::CompareSwap)?;
+            ensure!(a.mr.area.long(result) == before, "what was there");
+            let after = if before == compare { swap } else { before };
+            ensure!(b.mr.area.long(target) == after, "swapped if it was equal");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_written_atomically_is_there_whole() {
+    on_both(|ends| {
+        let [a, b] = ends;
+        let write = request(SendOpcode::AtomicWrite, 1, b.mr.atomic(72, 0, 0xfeed));
+        a.qps[0].post_bare(&mut a.vm, &write)?;
+        sent(a, 1, Opcode::AtomicWrite)?;
+        ensure!(b.mr.area.long(72) == 0xfeed, "written");
+        Ok(())
+    });
+}
+
+#[test]
+fn guests_of_one_daemon_talk_to_whom_they_are_connected_with() {
+    const PAIRS: usize = 3;
+    for fabric in Fabric::ALL {
+        let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
+        let mut daemon = Daemon::start(program, fabric, 2 * PAIRS).unwrap();
+        let mut pairs: Vec<[End; 2]> = (0..PAIRS)
+            .map(|pair| pair::start(&mut daemon, 2 * pair, REGION, 64).unwrap())
+            .collect();
+        for (seed, ends) in (1..).zip(&mut pairs) {
+            pair::connect(ends, 1, 8).unwrap();
+            prepare(ends, seed);
+            let [a, b] = ends;
+            let write = request(SendOpcode::Write, 1, b.mr.target(MESSAGE));
+            a.qps[0].post(&mut a.vm, &write, a.mr.sge(0, 5000)).unwrap();
+        }
+        for (seed, [a, b]) in (1..).zip(&mut pairs) {
+            sent(a, 1, Opcode::Write).unwrap();
+            arrived(b, seed, 5000).unwrap();
+        }
+    }
+}
+
+#[test]
+fn completions_raise_events() {
+    on_both(|ends| {
+        for round in 0..50_u64 {
+            let seed = round as u8;
+            prepare(ends, seed);
+            let [a, b] = ends;
+            b.qps[0].push_receive(round, b.mr.sge(MESSAGE, 64))?;
+            b.qps[0].offer(&mut b.vm)?;
+            b.receives.arm();
+            a.sends.arm();
+            if round % 3 == 0 {
+                // The device sleeps by now.
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let send = request(SendOpcode::Send, round, Target::Peer);
+            a.qps[0].post(&mut a.vm, &send, a.mr.sge(0, 64))?;
+            b.receives.wait_event(&mut b.vm)?;
+            let cqe = b.receives.poll().context("an event without a completion")?;
+            ensure!(cqe.wr_id.get() == round, "{cqe:?}");
+            arrived(b, seed, 64)?;
+            a.sends.wait_event(&mut a.vm)?;
+            let cqe = a.sends.poll().context("an event without a completion")?;
+            ensure!(cqe.wr_id.get() == round, "{cqe:?}");
+            ensure!(
+                a.sends.poll().is_none() && b.receives.poll().is_none(),
+                "once"
+            );
+        }
+        Ok(())
+    });
+}
