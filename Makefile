@@ -48,7 +48,7 @@ fuzz: setup ## search for hostile bytes that break something, 30 minutes each (M
 chaos: build ## run workloads under each fault, judge how they take it: W='pingpong rping' (default: all)
 	$(LAB) chaos $(W)
 
-bench: build ## measure beside rxe; tables, build/bench/report.json, charts
+bench: build ## measure the device alone, and VMs beside rxe; tables, build/bench/report.json, charts
 	$(LAB) bench
 
 check: setup ## rustfmt, clippy, docs and file rules, all without a warning

@@ -12,6 +12,7 @@ use crate::chart;
 use crate::goodput;
 use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
+use crate::native;
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report, align, bandwidth, scaled};
@@ -235,6 +236,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let repeated = host::memcpy_repeated(&[65_536, 1_048_576]);
     let streamed = host::memcpy_streamed(&[65_536, 1_048_576]);
     memory.done();
+    let native = native::measure(settings)?;
     let wire_packet = wire_packet(settings)?;
     let lab = Lab::boot(
         settings,
@@ -342,6 +344,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         host,
         scale: scales,
         wire_packet,
+        native: Some(native),
     };
     report.write(&out.join("report.json"))?;
 
@@ -375,6 +378,13 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     println!("{}", align(&table));
     println!("{}", scale::table(&report.scale));
     println!("{}", goodput::table(&bad_wires));
+    if let Some(native) = &report.native {
+        println!(
+            "the device alone, with guests that nothing emulates:\n{}",
+            vrnic_native::table::tables(native)
+        );
+        chart::draw_native(out, native)?;
+    }
     chart::draw(out, &report, &costs)?;
     println!(
         "host: {} ({} cpus, load {load:.1} at the start), guests on {}\nreport: {}   charts: {}   {:.0} s in all",

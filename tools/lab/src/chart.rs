@@ -8,6 +8,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
+use vrnic_native::bench::{Figure, Report as Native};
+
 use crate::report::{Entry, Report};
 
 const SIZE: (u32, u32) = (960, 540);
@@ -28,13 +30,7 @@ const FONT_FILES: [&str; 2] = [
 /// # Errors
 /// No font, or a file cannot be written.
 pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
-    let font = FONT_FILES.iter().find_map(|file| std::fs::read(file).ok());
-    let Some(font) = font else {
-        bail!("no font for the charts: install fonts-dejavu-core (`make setup` does)")
-    };
-    // The drawing library keeps the font for the rest of the program.
-    register_font(FONT, FontStyle::Normal, Box::leak(font.into_boxed_slice()))
-        .map_err(|_| anyhow!("{} is no font", FONT_FILES[0]))?;
+    register()?;
     let (svg, png) = (
         |name: &str| out.join(name).with_extension("svg"),
         |name: &str| out.join(name).with_extension("png"),
@@ -67,6 +63,92 @@ pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
             report,
         )?;
     }
+    Ok(())
+}
+
+/// Draws native.{svg,png}, bandwidth by size of message with guests that nothing emulates, into `out`.
+///
+/// # Errors
+/// As [`draw`].
+pub fn draw_native(out: &Path, report: &Native) -> Result<()> {
+    register()?;
+    sizes(
+        &SVGBackend::new(&out.join("native.svg"), SIZE).into_drawing_area(),
+        report,
+    )?;
+    sizes(
+        &BitMapBackend::new(&out.join("native.png"), SIZE).into_drawing_area(),
+        report,
+    )
+}
+
+/// Makes the font known.
+fn register() -> Result<()> {
+    let font = FONT_FILES.iter().find_map(|file| std::fs::read(file).ok());
+    let Some(font) = font else {
+        bail!("no font for the charts: install fonts-dejavu-core (`make setup` does)")
+    };
+    // The drawing library keeps the font for the rest of the program.
+    register_font(FONT, FontStyle::Normal, Box::leak(font.into_boxed_slice()))
+        .map_err(|_| anyhow!("{} is no font", FONT_FILES[0]))
+}
+
+/// Bandwidth by size of message, on logarithmic axes, below that of memcpy.
+fn sizes<B: DrawingBackend>(area: &DrawingArea<B, Shift>, report: &Native) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let points = |fabric: &str, value: fn(&Figure) -> Option<f64>| -> Vec<(f64, f64)> {
+        let figures = report.figures.iter().filter(|figure| {
+            figure.what == "bandwidth"
+                && figure.operation.as_deref() == Some("write")
+                && figure.fabric == fabric
+        });
+        figures
+            .filter_map(|figure| {
+                let bytes = to_f64(figure.bytes?);
+                Some((bytes, value(figure)? * bytes))
+            })
+            .collect()
+    };
+    let lines = [
+        ("memcpy", RXE, points("local", |figure| figure.limit)),
+        ("vrnic", VRNIC, points("local", |figure| figure.per_s)),
+        ("vrnic, wire", WIRE, points("roce", |figure| figure.per_s)),
+    ];
+    let rates = || lines.iter().flat_map(|line| &line.2).map(|point| point.1);
+    let (low, high) = (
+        rates().fold(1e9, f64::min) / 2.0,
+        rates().fold(1e9, f64::max) * 2.0,
+    );
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(area)
+        .caption(
+            "Bandwidth of writes by size, guests that nothing emulates, one QP",
+            (FONT, 22),
+        )
+        .margin(16)
+        .x_label_area_size(44)
+        .y_label_area_size(90)
+        .build_cartesian_2d((1.0..4e7).log_scale(), (low..high).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("bytes of a message, logarithmic")
+        .x_label_formatter(&|value| format!("{value:.0}"))
+        .y_label_formatter(&|value| crate::report::bandwidth(*value))
+        .label_style((FONT, 15))
+        .draw()?;
+    for (name, color, points) in lines {
+        chart.draw_series(LineSeries::new(
+            points.iter().copied(),
+            color.stroke_width(2),
+        ))?;
+        if let Some(&(x, y)) = points.last() {
+            let label = format!("{name} {}", crate::report::bandwidth(y));
+            chart.draw_series([Text::new(label, (x / 20.0, y * 1.3), (FONT, 14))])?;
+        }
+    }
+    area.present()?;
     Ok(())
 }
 
@@ -300,6 +382,7 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         draw(dir.path(), &report(), &[(1, 3.0), (1000, 3.2)]).unwrap();
+        draw_native(dir.path(), &native()).unwrap();
         for file in [
             "bandwidth.svg",
             "bandwidth.png",
@@ -307,6 +390,8 @@ mod tests {
             "qps.png",
             "goodput.svg",
             "goodput.png",
+            "native.svg",
+            "native.png",
         ] {
             assert!(
                 std::fs::metadata(dir.path().join(file)).unwrap().len() > 500,
@@ -318,9 +403,27 @@ mod tests {
                 .unwrap()
                 .contains("2.50 GB/s")
         );
+        let native = std::fs::read_to_string(dir.path().join("native.svg")).unwrap();
+        assert!(native.contains("vrnic 4.00 GB/s") && native.contains("memcpy 8.00 GB/s"));
         let goodput = std::fs::read_to_string(dir.path().join("goodput.svg")).unwrap();
         for text in ["vrnic 300.0 MB/s", "rxe: connection died", "0.1 %"] {
             assert!(goodput.contains(text), "{text}");
+        }
+    }
+
+    fn native() -> Native {
+        let figure = |bytes| Figure {
+            fabric: "local".into(),
+            what: "bandwidth".into(),
+            operation: Some("write".into()),
+            bytes: Some(bytes),
+            per_s: Some(1e6),
+            limit: Some(2e6),
+            ..Figure::default()
+        };
+        Native {
+            figures: vec![figure(8), figure(4000)],
+            ..Native::default()
         }
     }
 
@@ -359,6 +462,7 @@ mod tests {
             },
             scale: Vec::new(),
             wire_packet: std::collections::BTreeMap::new(),
+            native: None,
         }
     }
 }

@@ -15,6 +15,7 @@ mod goodput;
 mod host;
 mod lab;
 mod namespaces;
+mod native;
 mod perf;
 mod process;
 mod progress;
@@ -110,6 +111,9 @@ enum Command {
         /// Measure only the goodput on wires that lose frames; write no report and no charts
         #[arg(long)]
         goodput: bool,
+        /// Measure only the device, with guests that nothing emulates and no VM; write native.json and its chart
+        #[arg(long, conflicts_with = "goodput")]
+        native: bool,
     },
     /// Run workloads between the VMs once under each fault, and judge how they take it
     ///
@@ -237,11 +241,17 @@ fn command(cli: Cli) -> Result<ExitCode> {
             device,
             argv,
         } => return exec(&load()?, vm, timeout, device, argv),
-        Command::Bench { out, goodput } => {
+        Command::Bench {
+            out,
+            goodput,
+            native,
+        } => {
             let settings = load()?;
             let out = settings.tree.join(out);
             if goodput {
                 goodput::run(&settings, &out)?;
+            } else if native {
+                native::run(&settings, &out)?;
             } else {
                 bench::run(&settings, &out)?;
             }

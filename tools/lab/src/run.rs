@@ -94,6 +94,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
         host: host::describe(lab.accelerator, &lab, load)?,
         scale: Vec::new(),
         wire_packet: BTreeMap::new(),
+        native: None,
     };
     report.write(&out.join("report.json"))?;
     println!("\n{}", report.table());
