@@ -261,7 +261,7 @@ impl Device {
                 }
             }
         }
-        let mailbox = self.mailbox.clone();
+        let mailbox = &self.mailbox;
         let Some(session) = &mut self.session else {
             // What was rung before a reset means nothing after it.
             mailbox.drain_queues(|_| worked = true);
@@ -294,7 +294,7 @@ impl Device {
     pub fn work(&mut self, shared: &mut Shared, now: Instant) -> bool {
         let panic_requested = self.mailbox.take_panic_request() && self.session.is_some();
         assert!(!panic_requested, "requested for a test");
-        let mailbox = self.mailbox.clone();
+        let mailbox = &self.mailbox;
         let index = self.index;
         let Some(session) = &mut self.session else {
             return false;
