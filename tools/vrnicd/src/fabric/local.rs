@@ -19,6 +19,16 @@ pub struct Local {
     /// GIDs of each device.
     devices: Vec<Vec<Gid>>,
     owners: HashMap<Gid, usize>,
+    /// The way of the last segment of each device: many take the same in a row, and finding it takes long.
+    last: Vec<Option<Way>>,
+}
+
+/// A way that was found.
+#[derive(Clone, Copy)]
+struct Way {
+    source: Gid,
+    destination: Gid,
+    route: Route,
 }
 
 impl Local {
@@ -33,6 +43,7 @@ impl Local {
             self.devices.resize(device + 1, Vec::new());
         }
         self.devices[device] = gids.collect();
+        self.last.clear();
         let kept = &self.devices[device];
         self.owners
             .retain(|gid, owner| *owner != device || kept.contains(gid));
@@ -46,7 +57,26 @@ impl Local {
     }
 
     /// Where `segment`, sent by device `from`, goes.
-    pub fn route(&self, from: usize, segment: &Segment<'_>) -> Route {
+    pub fn route(&mut self, from: usize, segment: &Segment<'_>) -> Route {
+        let (source, destination) = (segment.path.source, segment.path.destination);
+        if let Some(Some(way)) = self.last.get(from)
+            && (way.source, way.destination) == (source, destination)
+        {
+            return way.route;
+        }
+        let route = self.find(from, segment);
+        if self.last.len() <= from {
+            self.last.resize(from + 1, None);
+        }
+        self.last[from] = Some(Way {
+            source,
+            destination,
+            route,
+        });
+        route
+    }
+
+    fn find(&self, from: usize, segment: &Segment<'_>) -> Route {
         let destination = &segment.path.destination;
         let multicast = segment.path.is_multicast();
         if !multicast
@@ -120,7 +150,20 @@ mod tests {
             "first owner"
         );
         assert_eq!(local.route(1, &to([9; 16])), Route::Nowhere);
+        for way in [[1; 16], [2; 16], [1; 16], [1; 16]] {
+            let owner = usize::from(way == [1; 16]);
+            assert_eq!(
+                local.route(0, &to(way)),
+                Route::Device(owner),
+                "the last way is found again, and no other"
+            );
+        }
         local.set_gids(1, std::iter::empty());
+        assert_eq!(
+            local.route(0, &to([1; 16])),
+            Route::Nowhere,
+            "a way ends with its GID"
+        );
         assert_eq!(local.route(1, &to([1; 16])), Route::Nowhere);
         assert_eq!(
             local.route(1, &to([2; 16])),
