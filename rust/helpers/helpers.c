@@ -13,6 +13,7 @@
 #define __rust_helper
 #endif
 
+#include "device.c"
 #include "dma.c"
 #include "mm.c"
 #include "netdevice.c"

@@ -60,3 +60,8 @@ __rust_helper void rust_helper_virtio_cread_bytes(struct virtio_device *vdev,
 {
 	virtio_cread_bytes(vdev, offset, buf, len);
 }
+
+__rust_helper int rust_helper_virtio_finalize_features(struct virtio_device *vdev)
+{
+	return vdev->config->finalize_features(vdev);
+}

@@ -75,6 +75,11 @@ impl Status {
         u32::from(self.0) & bindings::VIRTIO_CONFIG_S_DRIVER_OK != 0
     }
 
+    /// Whether the device works with the features that the driver has accepted.
+    pub(crate) fn features_ok(self) -> bool {
+        !self.is_gone() && u32::from(self.0) & bindings::VIRTIO_CONFIG_S_FEATURES_OK != 0
+    }
+
     /// Whether the device is reset.
     pub fn is_reset(self) -> bool {
         self.0 == 0

@@ -6,6 +6,7 @@ use core::mem::offset_of;
 
 use kernel::{
     device::{
+        self,
         Bound,
         BoundInternal,
         Core,
@@ -17,6 +18,10 @@ use kernel::{
         to_result, //
     },
     prelude::*,
+    sync::{
+        static_lock_class,
+        SpinLockIrq, //
+    },
     types::Opaque, //
 };
 
@@ -24,6 +29,13 @@ use crate::{
     bindings,
     compat,
     queues,
+    restart::{
+        renegotiate,
+        Locked,
+        Restart,
+        Restarter, //
+    },
+    watchdog::Owner,
     Device,
     Feature,
     IdTable, //
@@ -45,13 +57,18 @@ use crate::{
 ///
 ///     fn probe<'bound>(
 ///         dev: &'bound virtio::Device<Core<'_>>,
+///         restarter: virtio::Restarter,
 ///     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
 ///         MyData::new(dev)
 ///     }
 /// }
 /// ```
 pub trait Driver {
-    /// What the driver keeps for a device while it is bound to it.
+    /// What the driver keeps for a device.
+    ///
+    /// It is there for as long as the device is bound to the driver, but for the times in which the
+    /// device is not the driver's: the machine sleeps, the transport resets the device, or the
+    /// driver [begins anew](Restarter). Afterwards the device is probed once more.
     ///
     /// The value is dropped while the device still works; its [`Virtqueues`](crate::Virtqueues), if
     /// it has any, should be the last to go. Whatever becomes of them, the device has been reset
@@ -66,15 +83,17 @@ pub trait Driver {
 
     /// Takes over a device.
     ///
-    /// Features have been negotiated. If this fails, the device is left reset.
+    /// Features have been negotiated. If this fails, the device is left reset. `restarter` is for
+    /// the case that the device fails later.
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,
+        restarter: Restarter,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound;
 
     /// The device changed its configuration or its status.
     ///
-    /// Called in interrupt context, at any time between the end of `probe` and the begin of
-    /// `unbind`.
+    /// Called in interrupt context and with a spinlock held, at any time between the end of `probe`
+    /// and the begin of `unbind`.
     fn config_changed(dev: &Device<Bound>, this: Pin<&Self::Data<'_>>) {
         let _ = (dev, this);
     }
@@ -83,6 +102,60 @@ pub trait Driver {
     fn unbind<'bound>(dev: &'bound Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         let _ = (dev, this);
     }
+
+    /// The machine is about to be switched off, or to begin another kernel. When this returns the
+    /// device is stopped for good; the private data stays.
+    fn shutdown<'bound>(dev: &'bound Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        let _ = (dev, this);
+    }
+}
+
+/// What the adapter keeps for a device that is bound to a driver.
+#[pin_data]
+pub struct Bond<'bound, T: Driver> {
+    /// What the driver keeps, while the device is the driver's. Taken out and put in with the lock
+    /// of the device held.
+    #[pin]
+    data: SpinLockIrq<Option<Pin<KBox<T::Data<'bound>>>>>,
+    restarter: Restarter,
+    restart: Owner<Restart>,
+}
+
+impl<'bound, T: Driver> Bond<'bound, T> {
+    /// Has the driver take over the device.
+    fn begin(&self, dev: &'bound Device<CoreInternal<'_>>) -> Result {
+        if self.data.lock().is_some() {
+            return Err(EBUSY);
+        }
+        let data = T::probe(dev, self.restarter.clone());
+        let data = KBox::pin_init(data, GFP_KERNEL).inspect_err(|_| queues::delete_unbound(dev))?;
+        *self.data.lock() = Some(data);
+        Ok(())
+    }
+
+    /// Takes the device from the driver, if it is the driver's.
+    ///
+    /// The driver core would drop the data when it is unbound. That is too late: dropping it may
+    /// need the device, and the virtio core wants the device reset on return.
+    fn end(&self, dev: &'bound Device<CoreInternal<'_>>) {
+        let data = self.data.lock().take();
+        if let Some(data) = data {
+            T::unbind(dev, data.as_ref());
+        }
+        queues::delete_unbound(dev);
+    }
+
+    /// Where the data is, for tests, which see to it that it stays there.
+    #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+    pub(crate) fn data(&self) -> Option<core::ptr::NonNull<T::Data<'bound>>> {
+        self.with_data(|data| data.into())
+    }
+
+    /// Looks at the data, for tests, with a spinlock held.
+    #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+    pub(crate) fn with_data<R>(&self, f: impl FnOnce(&T::Data<'bound>) -> R) -> Option<R> {
+        self.data.lock().as_ref().map(|data| f(data))
+    }
 }
 
 /// Connects a [`Driver`] with the virtio core.
@@ -90,11 +163,11 @@ pub struct Adapter<T: Driver>(T);
 
 // SAFETY:
 // - `bindings::virtio_driver` is a C type declared as `repr(C)`.
-// - `T::Data` is the type of the driver's device private data.
+// - `Bond` is the type of the driver's device private data.
 // - `struct virtio_driver` embeds a `struct device_driver` at this offset.
 unsafe impl<T: Driver> driver::DriverLayout for Adapter<T> {
     type DriverType = bindings::virtio_driver;
-    type DriverData<'bound> = T::Data<'bound>;
+    type DriverData<'bound> = Bond<'bound, T>;
     const DEVICE_DRIVER_OFFSET: usize = offset_of!(Self::DriverType, driver);
 }
 
@@ -118,7 +191,11 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
             (*drv).probe = Some(Self::probe_callback);
             (*drv).remove = Some(Self::remove_callback);
             (*drv).config_changed = Some(Self::config_changed_callback);
-            (*drv).freeze = Some(freeze_callback);
+            (*drv).freeze = Some(Self::suspend_callback);
+            (*drv).restore = Some(Self::resume_callback);
+            (*drv).reset_prepare = Some(Self::suspend_callback);
+            (*drv).reset_done = Some(Self::resume_callback);
+            (*drv).shutdown = Some(Self::shutdown_callback);
         }
 
         // SAFETY: `drv` has been filled in above and by the caller's contract stays valid until it
@@ -132,30 +209,50 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
     }
 }
 
-/// Refuses to let the machine sleep: the device would be reset, and forget what its driver has told
-/// it, which no driver can bring back without help by its users.
-///
-/// # Safety
-///
-/// There are no requirements; the type of the function pointer is unsafe.
-unsafe extern "C" fn freeze_callback(_vdev: *mut bindings::virtio_device) -> c_int {
-    EOPNOTSUPP.to_errno()
-}
-
 impl<T: Driver> Adapter<T> {
+    /// What is kept for a device. [`None`] if it is not bound.
+    ///
+    /// # Safety
+    ///
+    /// The device must be bound to this driver or to none, or be about to be, and stay so during
+    /// `'a`: its lock must be held.
+    unsafe fn bond<'a, 'bound>(
+        vdev: &'a Device<CoreInternal<'_>>,
+    ) -> Option<Pin<&'a Bond<'bound, T>>> {
+        let generic: &device::Device<CoreInternal<'_>> = vdev.as_ref();
+        // SAFETY: The device is valid.
+        let data = unsafe { bindings::dev_get_drvdata(compat::device_as_raw(generic)) };
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, and `remove_callback`
+        // does not take it meanwhile: it would need the lock.
+        (!data.is_null()).then(|| unsafe { generic.drvdata_borrow::<Bond<'bound, T>>() })
+    }
+
     /// Entry of the virtio core.
     ///
     /// # Safety
     ///
     /// `vdev` must be a valid device that is about to be bound to this driver, and its lock held.
     unsafe extern "C" fn probe_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // One for all drivers, as is the lock class: lockdep knows names by address.
+        static DATA: &CStr = c"virtio::Bond::data";
+
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
 
         from_result(|| {
-            vdev.as_ref()
-                .set_drvdata(T::probe(vdev))
-                .inspect_err(|_| queues::delete_unbound(vdev))?;
+            // SAFETY: It is ended when the bond is dropped: by `remove_callback`, or below.
+            let (restarter, restart) = unsafe { Restarter::new(vdev, Self::again) }?;
+            vdev.as_ref().set_drvdata(try_pin_init!(Bond::<'_, T> {
+                data <- SpinLockIrq::new(None, DATA, static_lock_class!()),
+                restarter,
+                restart,
+            }? Error))?;
+            // SAFETY: The lock is held.
+            let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
+            bond.begin(vdev).inspect_err(|_| {
+                // SAFETY: Stored above, and not borrowed any more.
+                drop(unsafe { compat::drvdata_obtain::<Bond<'_, T>>(vdev.as_ref()) });
+            })?;
             Ok(0)
         })
     }
@@ -170,18 +267,93 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
 
-        // SAFETY: `probe_callback` has succeeded, hence stored a `Pin<KBox<T::Data<'_>>>`.
-        T::unbind(vdev, unsafe {
-            vdev.as_ref().drvdata_borrow::<T::Data<'_>>()
-        });
+        // SAFETY: The lock is held.
+        if let Some(bond) = unsafe { Self::bond(vdev) } {
+            bond.restart.end();
+            bond.end(vdev);
+        }
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, which nobody else
+        // borrows: `config_changed` is disabled before `remove` is called, and all others need the
+        // lock.
+        drop(unsafe { compat::drvdata_obtain::<Bond<'_, T>>(vdev.as_ref()) });
+    }
 
-        // The driver core would drop the data after this function has returned. That is too late:
-        // dropping it may need the device, and the virtio core wants the device reset on return.
-        //
-        // SAFETY: As above; nobody else borrows the data: `config_changed` is disabled before
-        // `remove` is called.
-        drop(unsafe { compat::drvdata_obtain::<T::Data<'_>>(vdev.as_ref()) });
-        queues::delete_unbound(vdev);
+    /// Entry of the virtio core: the machine is about to sleep, or the transport to reset the
+    /// device. The features that were negotiated stay the same.
+    ///
+    /// # Safety
+    ///
+    /// `vdev` must be a valid device, whose lock is not held by the caller. This driver must not go
+    /// away meanwhile.
+    unsafe extern "C" fn suspend_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: Valid by the caller's contract, and the device outlives the call.
+        let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
+        let _locked = Locked::new(vdev);
+
+        // SAFETY: The lock is held.
+        if let Some(bond) = unsafe { Self::bond(vdev) } {
+            bond.restart.0.watch.suspend();
+            bond.end(vdev);
+        }
+        0
+    }
+
+    /// Entry of the virtio core: the machine sleeps no more, or the transport has reset the device.
+    ///
+    /// # Safety
+    ///
+    /// As for `suspend_callback`.
+    unsafe extern "C" fn resume_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: Valid by the caller's contract, and the device outlives the call.
+        let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
+        let _locked = Locked::new(vdev);
+
+        from_result(|| {
+            // SAFETY: The lock is held.
+            let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
+            bond.restart.0.watch.resume();
+            bond.begin(vdev)?;
+            Ok(0)
+        })
+    }
+
+    /// Entry of the virtio core: the machine is about to be switched off, or to begin another
+    /// kernel.
+    ///
+    /// # Safety
+    ///
+    /// `vdev` must be a valid device that is bound to this driver, and its lock held.
+    unsafe extern "C" fn shutdown_callback(vdev: *mut bindings::virtio_device) {
+        // SAFETY: Valid by the caller's contract, and the device outlives the call.
+        let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
+
+        // SAFETY: The lock is held.
+        if let Some(bond) = unsafe { Self::bond(vdev) } {
+            bond.restart.end();
+            let data = bond.data.lock().take();
+            if let Some(data) = data {
+                T::shutdown(vdev, data.as_ref());
+                *bond.data.lock() = Some(data);
+            }
+        }
+        queues::stop_for_good(vdev);
+    }
+
+    /// Takes the device from the driver and gives it back.
+    ///
+    /// # Safety
+    ///
+    /// The device must be bound to this driver, and its lock held.
+    unsafe fn again(vdev: *mut bindings::virtio_device) -> Result {
+        // SAFETY: Valid by the caller's contract. It is bound for longer than the driver's data is
+        // there.
+        let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
+
+        // SAFETY: The lock is held.
+        let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
+        bond.end(vdev);
+        renegotiate(vdev)?;
+        bond.begin(vdev)
     }
 
     /// Entry of the virtio core.
@@ -194,11 +366,14 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<BoundInternal>>() };
 
-        // SAFETY: `probe_callback` has stored a `Pin<KBox<T::Data<'_>>>`, and `remove_callback`
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, and `remove_callback`
         // does not take it meanwhile.
-        T::config_changed(vdev, unsafe {
-            vdev.as_ref().drvdata_borrow::<T::Data<'_>>()
-        });
+        let bond = unsafe { vdev.as_ref().drvdata_borrow::<Bond<'_, T>>() };
+        // Nobody takes the data while the lock is held.
+        let data = bond.data.lock();
+        if let Some(data) = &*data {
+            T::config_changed(vdev, data.as_ref());
+        }
     }
 }
 

@@ -24,7 +24,9 @@
 //! - The virtio core demands a device that is reset when `remove` returns, and a driver may want to
 //!   talk to its device until the last moment of its teardown. So the [`Adapter`] drops the
 //!   driver's private data inside `remove`, with the queues as the last thing to go, and then
-//!   deletes what is left, forgotten or not: queues, and [watchdogs](Watchdog).
+//!   deletes what is left, forgotten or not: queues, and [watchdogs](Watchdog). It does the same
+//!   when the machine sleeps, when the function is reset, and when the driver has to [begin
+//!   anew](Restarter) with a device that failed; then it probes the device once more.
 //!
 //! That a token of the caller accompanies each buffer through the queue, and the names of much of
 //! what follows, are ideas of the virtio abstractions proposed by Manos Pitsidianakis on the
@@ -44,6 +46,7 @@ mod id;
 mod memory;
 mod pci;
 mod queues;
+mod restart;
 mod virtqueue;
 mod watchdog;
 
@@ -80,6 +83,7 @@ pub use queues::{
     Stopper,
     Virtqueues, //
 };
+pub use restart::Restarter;
 pub use virtqueue::{
     AnyVirtqueue,
     Chain,

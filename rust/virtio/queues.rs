@@ -199,6 +199,21 @@ pub(crate) fn delete_unbound(dev: &Device<CoreInternal<'_>>) {
     }
 }
 
+/// Stops a device whose driver keeps its data: whoever uses it is told that it has been stopped.
+pub(crate) fn stop_for_good(dev: &Device<CoreInternal<'_>>) {
+    // SAFETY: The device is valid, and its lock is held.
+    let queues = unsafe { (*dev.as_raw()).priv_ }.cast::<Queues>();
+
+    if let Some(queues) = NonNull::new(queues) {
+        // SAFETY: Only `Virtqueues::new` sets `priv`, to a reference that `delete` drops, for which
+        // the lock of the device is needed.
+        unsafe { queues.as_ref() }.stop();
+    }
+    if !dev.raw_status().is_reset() {
+        quiesce(&**dev);
+    }
+}
+
 /// Stops a device from anywhere in its driver.
 #[derive(Clone)]
 pub struct Stopper(Arc<Queues>);
@@ -396,9 +411,10 @@ impl<'bound> Virtqueues<'bound> {
         &self.queues.dma
     }
 
-    /// Looks at something each `interval_ms` milliseconds, for the first time after that long.
-    pub fn watch<W: Watch>(&self, interval_ms: u32, watch: W) -> Result<Watchdog<W>> {
-        Watchdog::new(&self.queues.watchdogs, interval_ms, watch)
+    /// Looks at something for the first time after `delay_ms` milliseconds, and then when the look
+    /// before it said.
+    pub fn watch<W: Watch>(&self, delay_ms: u32, watch: W) -> Result<Watchdog<W>> {
+        Watchdog::new(&self.queues.watchdogs, delay_ms, watch)
     }
 
     /// A handle that stops the device.

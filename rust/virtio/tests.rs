@@ -5,4 +5,5 @@
 
 mod parts;
 mod queues;
+mod restart;
 mod transport;

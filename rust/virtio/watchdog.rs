@@ -23,8 +23,8 @@ use crate::bindings;
 
 /// What a [`Watchdog`] does.
 pub trait Watch: Send + Sync + 'static {
-    /// Looks, and returns whether to look again. Process context.
-    fn look(&self) -> bool;
+    /// Looks, and returns after how many milliseconds to look again, if at all. Process context.
+    fn look(&self) -> Option<u32>;
 }
 
 /// Looks at something again and again until there is no need to, and whenever it is asked to
@@ -93,13 +93,13 @@ impl Watchdogs {
 ///
 /// - `work` was initialised when `self` was created; its function is [`Self::callback`].
 /// - It is part of an [`Arc`], and not freed while the work is queued or runs, unless the work
-///   itself keeps it: the work is disabled before [`Watchdogs`] forgets it.
+///   itself keeps it: the work is disabled before its [`Owner`] or [`Watchdogs`] forget it.
 #[pin_data]
-struct Work<W: Watch> {
+pub(crate) struct Work<W: Watch> {
     #[pin]
     work: Opaque<bindings::delayed_work>,
-    interval_ms: u32,
-    watch: W,
+    #[pin]
+    pub(crate) watch: W,
 }
 
 // SAFETY: A `delayed_work` may be queued and cancelled by any thread; `W` is `Send`.
@@ -108,23 +108,38 @@ unsafe impl<W: Watch> Send for Work<W> {}
 // SAFETY: As above; `W` is `Sync`.
 unsafe impl<W: Watch> Sync for Work<W> {}
 
-impl<W: Watch> Watchdog<W> {
-    /// Looks each `interval_ms` milliseconds, for the first time after that long, until this is
-    /// dropped or all have ended.
-    pub(crate) fn new(all: &Arc<Watchdogs>, interval_ms: u32, watch: W) -> Result<Self> {
+/// Who has a work done, until this is dropped.
+pub(crate) struct Owner<W: Watch>(pub(crate) Arc<Work<W>>);
+
+impl<W: Watch> Owner<W> {
+    /// On return the work is not done any more, nor will be. Sleeps; must not be called by it.
+    pub(crate) fn end(&self) {
+        self.0.end();
+    }
+}
+
+impl<W: Watch> Drop for Owner<W> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl<W: Watch> Work<W> {
+    /// A work that nobody has asked for yet, to be ended before it is dropped.
+    fn new(watch: impl PinInit<W>) -> Result<Arc<Self>> {
         // One for all types, as are the lock classes: lockdep knows names by address.
         static WORK: &CStr = c"virtio::Watchdog::work";
         static TIMER: &CStr = c"virtio::Watchdog::timer";
 
-        let work = Arc::pin_init(
-            pin_init!(Work {
+        Arc::pin_init(
+            pin_init!(Self {
                 work <- Opaque::ffi_init(|slot: *mut bindings::delayed_work| {
                     // SAFETY: `slot` is valid for writes and will not be on a stack. The timer
                     // belongs to a `delayed_work`, as its function demands.
                     unsafe {
                         bindings::init_work_with_key(
                             &raw mut (*slot).work,
-                            Some(Work::<W>::callback),
+                            Some(Self::callback),
                             false,
                             WORK.as_char_ptr(),
                             static_lock_class!().as_ptr(),
@@ -138,15 +153,41 @@ impl<W: Watch> Watchdog<W> {
                         );
                     }
                 }),
-                interval_ms,
-                watch,
+                watch <- watch,
             }),
             GFP_KERNEL,
-        )?;
+        )
+    }
+
+    /// A work that nobody has asked for yet.
+    pub(crate) fn owned(watch: impl PinInit<W>) -> Result<Owner<W>> {
+        Self::new(watch).map(Owner)
+    }
+
+    /// Looks after so many milliseconds, and not when it would have been otherwise: any look that
+    /// begins then has seen what came before this call. May be called in any context.
+    pub(crate) fn look_after(&self, delay_ms: u32) {
+        // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.
+        unsafe {
+            bindings::mod_delayed_work_on(
+                bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                bindings::system_dfl_wq,
+                self.work.get(),
+                msecs_to_jiffies(delay_ms),
+            )
+        };
+    }
+}
+
+impl<W: Watch> Watchdog<W> {
+    /// Looks for the first time after `delay_ms` milliseconds, and then when the look before it
+    /// said, until this is dropped or all have ended.
+    pub(crate) fn new(all: &Arc<Watchdogs>, delay_ms: u32, watch: W) -> Result<Self> {
+        let work = Work::new(watch)?;
         all.add(work.clone())?;
         // From here on it ends with all others, if not before; if it has by now, this is of no
         // effect.
-        work.schedule();
+        work.schedule(delay_ms);
         let all = all.clone();
         Ok(Self { work, all })
     }
@@ -154,15 +195,7 @@ impl<W: Watch> Watchdog<W> {
     /// Looks as soon as possible: any look that begins after this call has seen what came before
     /// it. May be called in any context.
     pub fn look_now(&self) {
-        // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.
-        unsafe {
-            bindings::mod_delayed_work_on(
-                bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                bindings::system_dfl_wq,
-                self.work.work.get(),
-                0,
-            )
-        };
+        self.work.look_after(0);
     }
 }
 
@@ -200,15 +233,15 @@ impl<W: Watch> Work<W> {
         unsafe { bindings::current_work() == &raw mut (*self.work.get()).work }
     }
 
-    /// Has the work done after the interval.
-    fn schedule(&self) {
+    /// Has the work done after so many milliseconds, or earlier if somebody else asked for that.
+    fn schedule(&self, delay_ms: u32) {
         // SAFETY: The work is initialised, by the type invariant, and disabled before it is freed.
         unsafe {
             bindings::queue_delayed_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
                 bindings::system_dfl_wq,
                 self.work.get(),
-                msecs_to_jiffies(self.interval_ms),
+                msecs_to_jiffies(delay_ms),
             )
         };
     }
@@ -228,8 +261,8 @@ impl<W: Watch> Work<W> {
             let this = work.byte_sub(offset_of!(Self, work)).cast::<Self>();
             Arc::clone(&ManuallyDrop::new(Arc::from_raw(this)))
         };
-        if this.watch.look() {
-            this.schedule();
+        if let Some(delay_ms) = this.watch.look() {
+            this.schedule(delay_ms);
         }
     }
 }

@@ -193,11 +193,11 @@ mod cases {
     }
 
     impl Watch for Suicidal {
-        fn look(&self) -> bool {
+        fn look(&self) -> Option<u32> {
             let watchdog = self.0.watchdog.lock().take();
             drop(watchdog);
             self.0.looks.fetch_add(1, Ordering::Relaxed);
-            true
+            Some(1)
         }
     }
 
@@ -227,9 +227,9 @@ mod cases {
     struct Counting(Arc<AtomicU32>);
 
     impl Watch for Counting {
-        fn look(&self) -> bool {
+        fn look(&self) -> Option<u32> {
             self.0.fetch_add(1, Ordering::Relaxed);
-            true
+            Some(1)
         }
     }
 

@@ -79,9 +79,9 @@ mod cases {
     struct Counting(Arc<AtomicU32>);
 
     impl Watch for Counting {
-        fn look(&self) -> bool {
+        fn look(&self) -> Option<u32> {
             self.0.fetch_add(1, SeqCst);
-            true
+            Some(1)
         }
     }
 

@@ -40,6 +40,8 @@ use kernel::{
 use crate::{
     bindings,
     compat,
+    driver::Bond,
+    restart::Locked,
     Adapter,
     AnyVirtqueue,
     Chain,
@@ -49,6 +51,7 @@ use crate::{
     Feature,
     Handler,
     IdTable,
+    Restarter,
     Virtqueue,
     Virtqueues, //
 };
@@ -68,6 +71,8 @@ const ENTRIES: c_uint = 8;
 pub(super) struct Transport {
     vdev: Opaque<bindings::virtio_device>,
     status: AtomicU8,
+    /// How often it will refuse the features that it offers.
+    pub(super) refuses: AtomicU32,
     /// How often queues were deleted.
     pub(super) deleted: AtomicU32,
     /// Whether the lock of the device was held then.
@@ -111,8 +116,16 @@ impl Transport {
     ///
     /// As above.
     unsafe extern "C" fn set_status(vdev: *mut bindings::virtio_device, status: u8) {
+        const FEATURES_OK: u8 = bindings::VIRTIO_CONFIG_S_FEATURES_OK as u8;
+
         // SAFETY: Guaranteed by the caller.
-        unsafe { Self::of(vdev) }.status.store(status, SeqCst);
+        let this = unsafe { Self::of(vdev) };
+        let accepts = status & FEATURES_OK == 0
+            || (this.refuses)
+                .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1))
+                .is_err();
+        let refused = if accepts { 0 } else { FEATURES_OK };
+        this.status.store(status & !refused, SeqCst);
     }
 
     /// # Safety
@@ -127,7 +140,7 @@ impl Transport {
     ///
     /// As above.
     unsafe extern "C" fn get_features(_vdev: *mut bindings::virtio_device) -> u64 {
-        0
+        1 << Feature::VERSION_1.bit()
     }
 
     /// # Safety
@@ -217,6 +230,13 @@ impl Transport {
         }
     }
 
+    /// The device fails.
+    pub(super) fn fail(&self) {
+        const NEEDS_RESET: u8 = bindings::VIRTIO_CONFIG_S_NEEDS_RESET as u8;
+
+        self.status.fetch_or(NEEDS_RESET, SeqCst);
+    }
+
     /// The device interrupts for its first queue, though nobody asked for that.
     pub(super) fn interrupt(&self) {
         // SAFETY: The list is one of queues, whose callback takes its queue. No queue is deleted
@@ -263,11 +283,13 @@ impl Handler for Counted {
 }
 
 /// A driver.
-struct TestDriver;
+pub(super) struct TestDriver;
 
 /// What it keeps for a device.
 #[pin_data]
 pub(super) struct Data<'bound> {
+    /// What begins anew with it.
+    pub(super) restarter: Restarter,
     /// A queue of the device.
     pub(super) queue: Arc<Virtqueue<Counted>>,
     /// Its queues.
@@ -285,6 +307,7 @@ impl Driver for TestDriver {
 
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,
+        restarter: Restarter,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
             let handler = Counted(AtomicU32::new(0));
@@ -297,6 +320,7 @@ impl Driver for TestDriver {
                 .add(Chain::new(KVec::new(), 8, (), GFP_KERNEL)?)
                 .map_err(|(error, _)| error)?;
             Ok(try_pin_init!(Data {
+                restarter,
                 queue,
                 queues <- new_mutex!(Some(queues)),
             }? Error))
@@ -318,6 +342,64 @@ pub(super) fn with_device(
     test: impl FnOnce(&Device<Bound>, &Data<'_>, &Transport) -> Result,
     after: impl FnOnce(&Transport) -> Result,
 ) -> Result {
+    with_bond(
+        |bond| {
+            // SAFETY: Nobody takes the device from the driver, as long as the test does not have
+            // it done.
+            let data = unsafe { bond.bond.data().ok_or(ENODEV)?.as_ref() };
+            test(bond.dev, data, bond.transport)
+        },
+        after,
+    )
+}
+
+/// A device that is bound to a driver, as its transport sees both.
+pub(super) struct Bonded<'a, 'bound> {
+    /// The device.
+    pub(super) dev: &'a Device<Bound>,
+    /// Its transport.
+    pub(super) transport: &'a Transport,
+    bond: Pin<&'a Bond<'bound, TestDriver>>,
+}
+
+impl Bonded<'_, '_> {
+    /// What begins anew with the device. [`None`] if the driver does not have it.
+    pub(super) fn restarter(&self) -> Option<Restarter> {
+        // The driver's data may go at any time.
+        self.bond.with_data(|data| data.restarter.clone())
+    }
+
+    /// The transport is about to reset the device.
+    pub(super) fn reset_prepare(&self) -> Result {
+        // SAFETY: The device is bound, and its lock not held.
+        to_result(unsafe { bindings::virtio_device_reset_prepare(self.dev.as_raw()) })
+    }
+
+    /// The transport has reset the device.
+    pub(super) fn reset_done(&self) -> Result {
+        // SAFETY: As above.
+        to_result(unsafe { bindings::virtio_device_reset_done(self.dev.as_raw()) })
+    }
+
+    /// The machine is switched off.
+    pub(super) fn shutdown(&self) {
+        let _locked = Locked::new(self.dev);
+        // SAFETY: The device is bound, and its lock held.
+        unsafe {
+            let generic: &device::Device<Bound> = self.dev.as_ref();
+            let bus = (*compat::device_as_raw(generic)).bus;
+            if let Some(shutdown) = (*bus).shutdown {
+                shutdown(compat::device_as_raw(generic));
+            }
+        }
+    }
+}
+
+/// As [`with_device`], for tests that take the device from its driver.
+pub(super) fn with_bond(
+    test: impl FnOnce(&Bonded<'_, '_>) -> Result,
+    after: impl FnOnce(&Transport) -> Result,
+) -> Result {
     let driver = driver::Registration::<Adapter<TestDriver>>::new(c"virtio-test", &MODULE.0);
     let driver = KBox::pin_init(driver, GFP_KERNEL)?;
     let parent = faux::Registration::new(c"virtio-test", None)?;
@@ -325,6 +407,7 @@ pub(super) fn with_device(
         Transport {
             vdev: Opaque::zeroed(),
             status: AtomicU8::new(0),
+            refuses: AtomicU32::new(0),
             deleted: AtomicU32::new(0),
             was_locked: AtomicBool::new(false),
         },
@@ -347,12 +430,16 @@ pub(super) fn with_device(
     // SAFETY: As above.
     let transport = unsafe { transport.as_ref() };
     let result = registered.and_then(|()| {
-        // SAFETY: The driver is bound, and nobody unbinds it but this function. The data is that of
+        // SAFETY: The driver is bound, and nobody unbinds it but this function. The bond is that of
         // the driver.
         let result = unsafe {
             let dev = &*vdev.cast::<Device<BoundInternal>>();
-            let data = dev.as_ref().drvdata_borrow::<Data<'_>>();
-            test(dev, &data, transport)
+            let bond = dev.as_ref().drvdata_borrow::<Bond<'_, TestDriver>>();
+            test(&Bonded {
+                dev,
+                transport,
+                bond,
+            })
         };
         // SAFETY: Registered above.
         unsafe { bindings::unregister_virtio_device(vdev) };

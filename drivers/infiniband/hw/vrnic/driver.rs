@@ -38,6 +38,7 @@ use virtio::{
     Feature,
     IdTable,
     Region,
+    Restarter,
     Virtqueues, //
 };
 use vrnic_wire::{
@@ -168,8 +169,9 @@ impl virtio::Driver for Driver {
 
     fn probe<'bound>(
         dev: &'bound Device<Core<'_>>,
+        restarter: Restarter,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
-        Data::new(dev)
+        Data::new(dev, restarter)
     }
 
     fn config_changed(dev: &Device<Bound>, this: Pin<&Self::Data<'_>>) {
@@ -182,6 +184,10 @@ impl virtio::Driver for Driver {
             this.health.fail("it has been reset");
         }
     }
+
+    fn shutdown<'bound>(_dev: &'bound Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.health.shutdown();
+    }
 }
 
 /// What the driver keeps for a device.
@@ -192,8 +198,8 @@ pub(crate) struct Data<'bound> {
 }
 
 impl<'bound> Data<'bound> {
-    fn new(dev: &'bound Device<Core<'_>>) -> Result<Self> {
-        let (resources, objects) = Resources::new(dev)?;
+    fn new(dev: &'bound Device<Core<'_>>, restarter: Restarter) -> Result<Self> {
+        let (resources, objects) = Resources::new(dev, restarter)?;
         let health = resources.health.clone();
         Ok(Self {
             _registration: register(dev.parent(), objects, resources)?,
@@ -273,7 +279,7 @@ impl<'bound> Resources<'bound> {
     }
 
     /// Brings the device up as far as the verbs need it.
-    fn new(dev: &'bound Device<Core<'_>>) -> Result<(Self, Objects)> {
+    fn new(dev: &'bound Device<Core<'_>>, restarter: Restarter) -> Result<(Self, Objects)> {
         check_features(dev)?;
         let config = read_config(dev)?;
         let doorbells = find_doorbells(dev, &config)?;
@@ -281,7 +287,7 @@ impl<'bound> Resources<'bound> {
         let vectors = u32::from(config.completion_vectors.get());
         let objects = Objects::new(vectors)?;
         let dispatcher = objects.dispatcher();
-        let health = Health::new(dev.as_ref(), dispatcher.clone())?;
+        let health = Health::new(dev.as_ref(), dispatcher.clone(), restarter)?;
 
         let control_queue = control::new_queue()?;
         let faults = Faults::new()?;

@@ -4,7 +4,9 @@
 //!
 //! A device that fails is given no commands any more, and its users are told. Then a work item
 //! stops it. From there on it writes no completions, so what was posted can be flushed: processes
-//! find a flag in their notify areas, and every completion queue that is armed gets an event.
+//! find a flag in their notify areas, and every completion queue that is armed gets an event. At
+//! last the driver lets the device go and begins anew with it: users close what they have, and open
+//! the new RDMA device.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -25,6 +27,7 @@ use kernel::{
 };
 use rdma::event::Dispatcher;
 use virtio::{
+    Restarter,
     Virtqueues,
     Watch,
     Watchdog, //
@@ -40,6 +43,7 @@ use crate::{
 pub(crate) struct Health {
     dev: ARef<Device>,
     dispatcher: Arc<Dispatcher>,
+    restarter: Restarter,
     failed: AtomicBool,
     stopped: AtomicBool,
     /// Notify areas of all processes. Held while processes are told.
@@ -51,11 +55,16 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    pub(crate) fn new(dev: &Device, dispatcher: Arc<Dispatcher>) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        dev: &Device,
+        dispatcher: Arc<Dispatcher>,
+        restarter: Restarter,
+    ) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 dev: dev.into(),
                 dispatcher,
+                restarter,
                 failed: AtomicBool::new(false),
                 stopped: AtomicBool::new(false),
                 processes <- new_mutex!(KVec::new()),
@@ -72,11 +81,25 @@ impl Health {
 
     /// The device has failed. Only the first call does anything. May be called in any context.
     pub(crate) fn fail(&self, reason: &str) {
-        if !self.failed.swap(true, Ordering::Relaxed) {
+        if self.end() {
             dev_err!(self.dev, "device failed: {}\n", reason);
+        }
+    }
+
+    /// The machine is about to be switched off, or to begin another kernel: for the users of the
+    /// device it is as if it had failed.
+    pub(crate) fn shutdown(&self) {
+        self.end();
+    }
+
+    /// Tells users that the device is of no use any more. Returns whether this is new to them.
+    fn end(&self) -> bool {
+        let new = !self.failed.swap(true, Ordering::Relaxed);
+        if new {
             self.dispatcher.device_fatal();
             self.look_now();
         }
+        new
     }
 
     /// Whether the device has failed.
@@ -117,6 +140,7 @@ impl Health {
         // Who drains a queue pair waits for that. It is told once, not whenever somebody posts.
         if !before {
             self.dispatcher.last_receive_all();
+            self.restarter.request();
         }
     }
 
@@ -152,12 +176,12 @@ const INTERVAL_MS: u32 = 1000;
 struct Supervision(Arc<Control>);
 
 impl Watch for Supervision {
-    fn look(&self) -> bool {
-        let stopped = self.0.check();
-        if stopped {
-            self.0.health().flush_all();
+    fn look(&self) -> Option<u32> {
+        if !self.0.check() {
+            return Some(INTERVAL_MS);
         }
-        !stopped
+        self.0.health().flush_all();
+        None
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The device fails and says that it needs a reset.",
             "Firmware that asserts; an uncorrectable error of the bus.",
             "A locally detected catastrophic error (11.6.3); virtio's DEVICE_NEEDS_RESET.",
-            "IBV_EVENT_DEVICE_FATAL, every verb fails with EIO, completions of what was posted say flushed.",
+            "IBV_EVENT_DEVICE_FATAL, every verb fails with EIO, completions of what was posted say flushed. A second later the device is there again, to be opened anew.",
         ],
     ),
     kind(

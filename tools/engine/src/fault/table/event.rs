@@ -91,7 +91,7 @@ pub(super) const KINDS: &[Kind] = &[
             "IBV_EVENT_DEVICE_FATAL, although the device goes on.",
             "Firmware that reports a fault that it survives.",
             "A locally detected catastrophic error (11.6.3).",
-            "IBV_EVENT_DEVICE_FATAL in each program. Its objects can no longer be used, because the driver believes the device.",
+            "IBV_EVENT_DEVICE_FATAL in each program, and then as needs-reset, because the driver believes the device.",
         ],
     ),
     kind(

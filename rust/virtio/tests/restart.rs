@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of drivers that begin anew.
+
+use core::sync::atomic::Ordering::SeqCst;
+
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+
+use super::transport::{
+    with_bond,
+    Bonded, //
+};
+use crate::Restarter;
+
+/// Status of a device that works.
+const WORKS: u8 = 0xf;
+
+/// How often the queues of the device have been deleted, once that is `count`, or after long.
+fn deleted(bond: &Bonded<'_, '_>, count: u32) -> u32 {
+    for _ in 0..1000 {
+        if bond.transport.deleted.load(SeqCst) >= count {
+            break;
+        }
+        fsleep(Delta::from_millis(10));
+    }
+    bond.transport.deleted.load(SeqCst)
+}
+
+/// That of the driver's data, which is there soon.
+fn restarter(bond: &Bonded<'_, '_>) -> Result<Restarter> {
+    for _ in 0..1000 {
+        if let Some(restarter) = bond.restarter() {
+            return Ok(restarter);
+        }
+        fsleep(Delta::from_millis(10));
+    }
+    Err(ETIMEDOUT)
+}
+
+/// Time in which an attempt would have been made.
+fn wait() {
+    fsleep(Delta::from_millis(300));
+}
+
+#[kunit_tests(virtio_restart)]
+mod cases {
+    use super::*;
+
+    #[test]
+    fn a_device_that_fails_is_probed_anew() -> Result {
+        with_bond(
+            |bond| {
+                bond.transport.fail();
+                restarter(bond)?.request();
+                assert_eq!(deleted(bond, 1), 1);
+                restarter(bond)?;
+                assert_eq!(bond.transport.status(), WORKS);
+                assert!(bond.transport.was_locked.load(SeqCst));
+                Ok(())
+            },
+            |transport| {
+                assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (1, 2));
+                Ok(())
+            },
+        )
+    }
+
+    #[test]
+    fn one_that_fails_again_and_again_is_given_up() -> Result {
+        with_bond(
+            |bond| {
+                for count in 1..=5 {
+                    restarter(bond)?.request();
+                    assert_eq!(deleted(bond, count), count);
+                }
+                restarter(bond)?.request();
+                wait();
+                assert_eq!(bond.transport.deleted.load(SeqCst), 5);
+                assert_eq!(bond.transport.status(), WORKS);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn one_that_cannot_be_probed_is_tried_again_later() -> Result {
+        with_bond(
+            |bond| {
+                bond.transport.refuses.store(2, SeqCst);
+                restarter(bond)?.request();
+                assert_eq!(deleted(bond, 1), 1);
+                restarter(bond)?;
+                assert_eq!(bond.transport.status(), WORKS);
+                assert_eq!(bond.transport.refuses.load(SeqCst), 0);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn one_that_never_can_be_probed_is_left_without_a_driver() -> Result {
+        let mut kept = None;
+        let result = with_bond(
+            |bond| {
+                kept = Some(restarter(bond)?);
+                bond.transport.refuses.store(5, SeqCst);
+                restarter(bond)?.request();
+                assert_eq!(deleted(bond, 1), 1);
+                for _ in 0..1000 {
+                    if bond.transport.refuses.load(SeqCst) == 0 {
+                        break;
+                    }
+                    fsleep(Delta::from_millis(10));
+                }
+                wait();
+                assert!(bond.restarter().is_none());
+                assert_eq!(bond.transport.refuses.load(SeqCst), 0);
+                Ok(())
+            },
+            |transport| {
+                // Unbound as any other.
+                assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (1, 1));
+                Ok(())
+            },
+        );
+        // Of no effect: there is no driver any more.
+        kept.ok_or(ENOENT)?.request();
+        result
+    }
+
+    #[test]
+    fn a_reset_by_the_transport_is_a_new_beginning() -> Result {
+        with_bond(
+            |bond| {
+                let kept = restarter(bond)?;
+                kept.request();
+                bond.reset_prepare()?;
+                assert!(bond.restarter().is_none());
+                assert_eq!((bond.transport.status(), deleted(bond, 1)), (0, 1));
+                // What was wanted before, and what is wanted now, is of no use.
+                kept.request();
+                wait();
+                assert!(bond.restarter().is_none());
+                bond.reset_done()?;
+                assert_eq!(bond.transport.status(), WORKS);
+                assert!(bond.restarter().is_some());
+                wait();
+                assert_eq!(bond.transport.deleted.load(SeqCst), 1);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn a_machine_that_is_switched_off_leaves_a_quiet_device() -> Result {
+        with_bond(
+            |bond| {
+                let kept = restarter(bond)?;
+                bond.shutdown();
+                assert_eq!(bond.transport.status(), 0);
+                kept.request();
+                wait();
+                assert_eq!(bond.transport.status(), 0);
+                // The driver still has what it needs to tell others so.
+                assert!(bond.restarter().is_some());
+                Ok(())
+            },
+            |transport| {
+                assert_eq!((transport.status(), transport.deleted.load(SeqCst)), (1, 1));
+                Ok(())
+            },
+        )
+    }
+}
