@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The PCI function is reset (FLR). Without a driver, the device is as new afterwards. Under traffic, programs get
-# errors, QEMU and the other VM notice nothing, and binding the driver again brings the device back.
+# errors and the device-fatal event, QEMU and the other VM notice nothing, and the driver takes the device over again.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: timeout=240
@@ -35,14 +35,18 @@ on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --secon
 bystander=$!
 on -t 90 a sh -c "vrnic-stress --device $DEV --seconds 60 --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
 victim=$!
-sleep 6
-before=$(resets)
-on a sh -c "echo 1 > $reset/reset"
-within 20 reset_seen || fail "the device was not reset under traffic"
+on -t 200 a sh -c "RDMAV_ALLOW_DISASSOC_DESTROY=1 vrnic-verbs-check --device $DEV --gid $GID_INDEX --recover zero-length; echo program exit \$?" > "$LAB_DIR/program" &
+program=$!
+within 60 grep -sq 'kill the device' "$LAB_DIR/program" || fail "the program is not ready: $(cat "$LAB_DIR/program")"
+for round in 1 2 3; do
+	before=$(resets)
+	on a sh -c "echo 1 > $reset/reset"
+	within 20 reset_seen || fail "the device was not reset under traffic"
+done
 wait $victim || fail "the program does not end"
 cat "$LAB_DIR/victim"
 grep -q 'exit 1' "$LAB_DIR/victim" || fail "the program did not see an error"
-bind unbind
-bind bind
+wait $program || fail "the program that waits does not end"
+grep -q 'program exit 0' "$LAB_DIR/program" || fail "the program could not go on: $(cat "$LAB_DIR/program")"
 works
 wait $bystander || fail "the other VM noticed"

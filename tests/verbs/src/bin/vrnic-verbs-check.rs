@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use verbs_tests::args::Args;
 use verbs_tests::check::errors::survive;
-use verbs_tests::check::failure::outlive;
+use verbs_tests::check::failure::{outlive, recover};
 use verbs_tests::check::import;
 use verbs_tests::check::peer::{self, Peer};
 use verbs_tests::check::system_calls::data_path;
@@ -28,6 +28,7 @@ Runs the cases whose name contains one of the NAMEs, or all.
   --slow            also what takes minutes: every limit to its last object
   --survivor        connect, say so, and expect the peer's machine to vanish
   --outlive         post, say so, and expect the device to fail or to go away
+  --recover         as --outlive, and then run the cases on the device as it comes back
   --own, --import   be a process of the cases `import`
   --data-path       be the process of the case `data-path-makes-no-system-call`
   --list            print the names of the cases
@@ -79,6 +80,12 @@ fn run(args: &Args) -> Outcome<usize> {
         println!("all requests were flushed");
         return Ok(0);
     }
+    if args.flag("recover") {
+        let mut env = Env::new(device.as_deref(), gid, false, peer).during("connecting")?;
+        outlive(&mut env)?;
+        peer = recover(env, device.as_deref())?;
+        println!("the device is back");
+    }
     let mut failures = 0;
     let mut count = 0;
     for (name, case) in cases() {
@@ -127,6 +134,7 @@ fn main() -> ExitCode {
             "list",
             "survivor",
             "outlive",
+            "recover",
             "own",
             "import",
             "data-path",

@@ -3,15 +3,16 @@
 //! order of its queue: with the completion that the device had written, or flushed.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::peer::Peer;
 use super::{Env, Link, LinkConfig, SOON, expect};
 use crate::ensure;
 use crate::ffi::ibv_wc;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    Channel, Cq, Interface, Qp, SEND_SIGNALED, SendOp, SendWr, WC_SUCCESS, WC_WR_FLUSH_ERR,
-    status_name,
+    Channel, Context, Cq, EVENT_DEVICE_FATAL, Interface, Pd, Qp, SEND_SIGNALED, SendOp, SendWr,
+    WC_SUCCESS, WC_WR_FLUSH_ERR, status_name,
 };
 
 /// How long the test takes to kill the device.
@@ -127,4 +128,31 @@ pub fn outlive(env: &mut Env) -> Outcome<()> {
     done.recv(5, &[])?;
     expect(&done.cq, 5, WC_WR_FLUSH_ERR)?;
     done.expect_quiet()
+}
+
+/// A device that failed has told its users so. They let go of all that they have, and soon open it anew.
+pub fn recover(env: Env, device: Option<&str>) -> Outcome<Peer> {
+    /// `IBV_PORT_ACTIVE`.
+    const ACTIVE: i32 = 4;
+    /// How long the device may take to come back.
+    const BACK: Duration = Duration::from_secs(120);
+
+    let told = env.context.async_event(SOON);
+    ensure!(
+        told.is_some_and(|event| event.kind == EVENT_DEVICE_FATAL),
+        "no device-fatal event but {told:?}"
+    );
+    let peer = env.finish()?;
+    let end = Instant::now() + BACK;
+    loop {
+        // One that is about to go may still be opened, and may even still look as it did.
+        let is_back = Context::open(device).is_ok_and(|context| {
+            context.port_attr().is_ok_and(|port| port.state == ACTIVE) && Pd::new(&context).is_ok()
+        });
+        if is_back {
+            return Ok(peer);
+        }
+        ensure!(Instant::now() < end, "the device does not come back");
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A device that fails comes back by itself. Its programs and its users in the kernel are told, everything that they
+# posted is flushed, and a program that opens the device anew goes on in the same process. A device that fails again
+# and again is given up, and works again when its driver is bound anew.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=600
+# lab: fresh
+# lab: vrnicd faults = true
+. "$LAB_LIB"
+
+driver=/sys/bus/virtio/drivers/vrnic
+virtio=$(on a sh -c "basename $driver/virtio*")
+on a test -e "$driver/$virtio" || fail "no virtio device is bound to the driver"
+said() { on a dmesg | grep -c "$1" || true; }
+says() { [ "$(said "$1")" -gt "$2" ]; }
+
+on -t 400 b sh -c "until [ -e /tmp/enough ]; do vrnic-stress --device $DEV --gid $GID_INDEX --port 18700 --seconds 3 --qps 2 || exit 1; done" &
+bystander=$!
+
+for fault in needs-reset event-device-fatal engine-panic; do
+	before=$(said "begins anew")
+	on -t 60 a sh -c "timeout 50 ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
+	watch=$!
+	on -t 100 a sh -c "vrnic-stress --device $DEV --seconds $((60 * LAB_SLOWNESS)) --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
+	victim=$!
+	rm -f "$LAB_DIR/program"
+	on -t 200 a sh -c "RDMAV_ALLOW_DISASSOC_DESTROY=1 vrnic-verbs-check --device $DEV --gid $GID_INDEX --recover import zero-length extended-interface-all; echo program exit \$?" > "$LAB_DIR/program" &
+	program=$!
+	on a modprobe vrnic-drain
+	within 60 grep -sq 'kill the device' "$LAB_DIR/program" || fail "$fault: the program is not ready: $(cat "$LAB_DIR/program")"
+	within 20 on a grep -q 'async event FD' /tmp/events || fail "$fault: ibv_asyncwatch does not start"
+	vrnicctl fault add -d a $fault >/dev/null
+	wait $victim || fail "$fault: the program on the failed device does not end"
+	grep -q 'exit 1' "$LAB_DIR/victim" || fail "$fault: the program did not see an error: $(cat "$LAB_DIR/victim")"
+	wait $program || fail "$fault: the program does not end: $(cat "$LAB_DIR/program")"
+	tail -n 3 "$LAB_DIR/program"
+	grep -q 'program exit 0' "$LAB_DIR/program" || fail "$fault: the program could not go on: $(cat "$LAB_DIR/program")"
+	grep -q 'the device is back' "$LAB_DIR/program" || fail "$fault: the program did not notice"
+	within 20 on a grep -q DEVICE_FATAL /tmp/events || fail "$fault: no device-fatal event"
+	on a pkill -x ibv_asyncwatch || true
+	wait $watch
+	on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "$fault: the kernel's receives were not flushed"
+	on a modprobe -r vrnic-drain
+	vrnicctl fault clear >/dev/null
+	says "begins anew" "$before" || fail "$fault: the driver did not begin anew"
+	active a
+	on -t 60 a vrnic-stress --device "$DEV" --seconds 2 || fail "$fault: the device does not work again"
+done
+on b touch /tmp/enough
+wait $bystander || fail "the other VM noticed"
+
+# One that fails whenever it works again is left alone in the end.
+fails_again() {
+	vrnicctl fault add -d a needs-reset >/dev/null
+	says "given up" 0
+}
+within 240 fails_again || fail "the driver tries for ever: $(on a dmesg | tail -n 30)"
+attempts=$(said "begins anew")
+vrnicctl fault clear >/dev/null
+sleep 5
+[ "$(said "begins anew")" = "$attempts" ] || fail "the driver did not give up"
+on -t 60 a sh -c "echo $virtio > $driver/unbind"
+on -t 60 a sh -c "echo $virtio > $driver/bind"
+active a
+on -t 60 a vrnic-stress --device "$DEV" --seconds 2

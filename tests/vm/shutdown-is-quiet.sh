@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# A VM is halted under traffic: the driver resets the device before the processors stand still, as before another kernel
+# begins (kexec), so it accesses no memory any more. Users are told, and the other VM notices nothing.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=240
+# lab: fresh
+. "$LAB_LIB"
+
+state() { vrnicctl --json devices | grep -A3 '"name": "a"' | grep -o '"state": "[a-z]*"' | cut -d'"' -f4; }
+is_down() { [ "$(state)" = down ]; }
+
+on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+bystander=$!
+(on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18701 --server --seconds $((60 * LAB_SLOWNESS)) || true) &
+server=$!
+on -t 90 b sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 18701 --client $IP_a --seconds $((60 * LAB_SLOWNESS)) --patience 20 && exit 9; true" &
+client=$!
+connected b 18701
+(on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18702 --seconds $((60 * LAB_SLOWNESS)) || true) &
+loopback=$!
+sleep 4
+[ "$(state)" = up ] || fail "the device of VM a is $(state)"
+# LINUX_REBOOT_CMD_HALT: the VM goes on, with processors that stand still.
+(on -t 30 a python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0xcdef0123)' || true) &
+halt=$!
+within 30 is_down || fail "the device of a halted VM is $(state)"
+kill -0 "$(lab pid qemu-a)" || fail "VM a is gone"
+wait $client || fail "the peer of the VM that was halted did not get an error"
+is_down || fail "the device of a halted VM is $(state)"
+wait $bystander || fail "the other VM noticed"
+lab qmp a '{"execute":"system_reset"}'
+lab wait a
+wait $server $loopback $halt || true
+on -t 60 a vrnic-stress --device "$DEV" --seconds 3
