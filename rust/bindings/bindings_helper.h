@@ -18,4 +18,5 @@
 #include <rdma/iter.h>
 #include <rdma/restrack.h>
 #include <rdma/uverbs_ioctl.h>
+#include <trace/events/vrnic.h>
 #include <uapi/linux/virtio_pci.h>

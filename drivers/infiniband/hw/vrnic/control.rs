@@ -26,6 +26,10 @@ use kernel::{
         Arc,
         CondVar,
         SpinLockIrq, //
+    },
+    time::{
+        Instant,
+        Monotonic, //
     }, //
 };
 use virtio::{
@@ -392,10 +396,15 @@ impl Control {
         }
         self.queue.kick();
 
+        let begin = Instant::<Monotonic>::now();
         let (result, chain) = match self.wait(&call) {
             Returned::Used(used) => (parse_reply::<C>(used.written()), used.into_chain()),
             Returned::Cancelled(chain) => (Err(EIO), chain),
         };
+        // CAST: Time does not go backwards.
+        let ns = begin.elapsed().as_nanos() as u64;
+        let error = result.as_ref().err().copied();
+        vrnic_trace::command(self.health.dev(), C::CODE.raw(), error, ns);
         let result = result.inspect_err(|err| {
             dev_dbg!(
                 self.health.dev(),

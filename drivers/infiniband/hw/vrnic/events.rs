@@ -10,8 +10,12 @@
 //! item, because their handlers may sleep.
 
 use kernel::{
+    device::Device,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
 };
 use rdma::{
     event::{
@@ -152,6 +156,7 @@ impl EventHandler for AsyncEvents {
 
     fn handle(&self, event: &AsyncEvent) {
         let number = event.number.get();
+        vrnic_trace::event(self.health.dev(), event.event_type.get(), number);
         let Ok(event_type) = EventType::try_from(event.event_type.get()) else {
             dev_dbg!(
                 self.health.dev(),
@@ -187,6 +192,7 @@ impl EventHandler for AsyncEvents {
 
 /// Handler of the queue of completion events of one vector.
 pub(crate) struct Completions {
+    dev: ARef<Device>,
     dispatcher: Arc<Dispatcher>,
     vector: u32,
 }
@@ -194,13 +200,16 @@ pub(crate) struct Completions {
 impl Completions {
     /// Creates the queue of the completion events of `vector`.
     pub(crate) fn new_queue(
+        dev: &Device,
         dispatcher: Arc<Dispatcher>,
         vector: u32,
     ) -> Result<Arc<Virtqueue<Self>>> {
-        Virtqueue::new(
-            fmt!("completion.{vector}"),
-            Ok::<_, Error>(Self { dispatcher, vector }),
-        )
+        let handler = Self {
+            dev: dev.into(),
+            dispatcher,
+            vector,
+        };
+        Virtqueue::new(fmt!("completion.{vector}"), Ok::<_, Error>(handler))
     }
 }
 
@@ -216,6 +225,7 @@ impl EventHandler for Completions {
     type Event = CompletionEvent;
 
     fn handle(&self, event: &CompletionEvent) {
+        vrnic_trace::completion_event(&self.dev, self.vector, event.cqn.get());
         // A completion queue that is being destroyed is not found any more: nobody waits for it.
         self.dispatcher.complete(self.vector, event.cqn.get());
     }
@@ -226,6 +236,10 @@ impl EventHandler for Completions {
 mod tests {
     use super::*;
 
+    use kernel::{
+        device,
+        faux, //
+    };
     use rdma::event::Objects;
 
     #[test]
@@ -246,7 +260,9 @@ mod tests {
 
     #[test]
     fn a_queue_that_is_not_alive_takes_no_buffers() -> Result {
-        let queue = Completions::new_queue(Objects::new(1)?.dispatcher().clone(), 0)?;
+        let dev = faux::Registration::new(c"vrnic-test", None)?;
+        let dev: &Device<device::Bound> = dev.as_ref().as_ref();
+        let queue = Completions::new_queue(dev, Objects::new(1)?.dispatcher().clone(), 0)?;
         fill(&queue)?;
         drain(&queue);
         assert!(queue.is_broken());

@@ -103,7 +103,9 @@ impl<'bound> KernelContext<'bound> {
         summary.fetch_or(bits.summary_mask.to_le(), Ordering::Release);
         // Pairs with the fence of the device between saying that it sleeps and looking once more.
         full_fence();
-        if u32::from_le(state.load(Ordering::Relaxed)) & flags::POLLING != 0 {
+        let wakes = u32::from_le(state.load(Ordering::Relaxed)) & flags::POLLING == 0;
+        vrnic_trace::doorbell(self.object.control().health().dev(), slot, wakes);
+        if !wakes {
             return Ok(());
         }
         match &self.page {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tracepoints of the driver (`include/trace/events/vrnic.h`), as functions that are safe to call.
+//!
+//! Tracing costs a branch where nobody traces. In a kernel without tracepoints these are nothing.
+
+use kernel::{
+    device::Device,
+    prelude::*, //
+};
+
+use vrnic_bindings as bindings;
+use vrnic_bindings::compat;
+
+/// `kernel::tracepoint::declare_trace`, which names the bindings of the kernel.
+macro_rules! declare_trace {
+    ($($(#[$attr:meta])* unsafe fn $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {$(
+        $(#[$attr])*
+        #[inline(always)]
+        unsafe fn $name($($arg: $type),*) {
+            #[cfg(CONFIG_TRACEPOINTS)]
+            {
+                // SAFETY: It is the static key of a tracepoint.
+                let should_trace = unsafe {
+                    ::kernel::macros::paste! {
+                        ::kernel::jump_label::static_branch_unlikely!(
+                            bindings::[< __tracepoint_ $name >],
+                            bindings::tracepoint,
+                            key
+                        )
+                    }
+                };
+                if should_trace {
+                    ::kernel::macros::paste! {
+                        // SAFETY: Guaranteed by the caller.
+                        unsafe { bindings::[< rust_do_trace_ $name >]($($arg),*) };
+                    }
+                }
+            }
+            #[cfg(not(CONFIG_TRACEPOINTS))]
+            {
+                $(let _ = $arg;)*
+            }
+        }
+    )*};
+}
+
+declare_trace! {
+    /// # Safety
+    ///
+    /// `dev` must be a valid device, here and below.
+    unsafe fn vrnic_command(dev: *mut bindings::device, code: u16, error: c_int, ns: u64);
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn vrnic_event(dev: *mut bindings::device, event_type: u16, number: u32);
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn vrnic_completion_event(dev: *mut bindings::device, vector: u32, cqn: u32);
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn vrnic_doorbell(dev: *mut bindings::device, slot: u32, wakes: bool);
+}
+
+/// A command came back after `ns` nanoseconds, with the error that its caller gets.
+#[inline]
+pub fn command(dev: &Device, code: u16, error: Option<Error>, ns: u64) {
+    let error = error.map_or(0, Error::to_errno);
+    // SAFETY: The device is valid.
+    unsafe { vrnic_command(compat::device_as_raw(dev), code, error, ns) }
+}
+
+/// An asynchronous event came.
+#[inline]
+pub fn event(dev: &Device, event_type: u16, number: u32) {
+    // SAFETY: The device is valid.
+    unsafe { vrnic_event(compat::device_as_raw(dev), event_type, number) }
+}
+
+/// An event of completion queue `cqn` came.
+#[inline]
+pub fn completion_event(dev: &Device, vector: u32, cqn: u32) {
+    // SAFETY: The device is valid.
+    unsafe { vrnic_completion_event(compat::device_as_raw(dev), vector, cqn) }
+}
+
+/// The kernel has posted work in a slot; `wakes` says whether the device has to be woken for that.
+#[inline]
+pub fn doorbell(dev: &Device, slot: u32, wakes: bool) {
+    // SAFETY: The device is valid.
+    unsafe { vrnic_doorbell(compat::device_as_raw(dev), slot, wakes) }
+}
