@@ -17,7 +17,7 @@ use crate::{
     explain::{Explanation, Happening},
     memory::Memory,
     resources::Io,
-    rnic::Rnic,
+    rnic::Engine,
 };
 use vrnic_wire::{
     command::{
@@ -39,7 +39,7 @@ trait Execute: Command {
     /// Executes it.
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         io: &mut Io<'_, M>,
     ) -> Result<<Self as Command>::Reply, Cause>;
 }
@@ -47,7 +47,7 @@ trait Execute: Command {
 /// Executes the command in `request` and appends its reply to `reply`. `false` if it takes long and
 /// has to be called again, with the same request, for the rest; nothing was appended then.
 pub(crate) fn execute<M: Memory>(
-    rnic: &mut Rnic,
+    rnic: &mut Engine,
     request: &[u8],
     reply: &mut Vec<u8>,
     io: &mut Io<'_, M>,
@@ -134,7 +134,7 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
 
 /// Executes a command, and appends its reply without the header.
 fn dispatch<M: Memory>(
-    rnic: &mut Rnic,
+    rnic: &mut Engine,
     request: &[u8],
     reply: &mut Vec<u8>,
     io: &mut Io<'_, M>,
@@ -195,7 +195,7 @@ fn dispatch<M: Memory>(
 }
 
 fn run<C: Execute, M: Memory>(
-    rnic: &mut Rnic,
+    rnic: &mut Engine,
     body: &[u8],
     reply: &mut Vec<u8>,
     io: &mut Io<'_, M>,

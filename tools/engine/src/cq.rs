@@ -2,7 +2,13 @@
 
 //! Completion queues.
 
-use crate::{cause::Cause, inspect::CqSnapshot, memory::Memory, ring::Ring, time::Instant};
+use crate::{
+    cause::Cause,
+    inspect::CqSnapshot,
+    memory::{HostRange, Memory},
+    ring::Ring,
+    time::Instant,
+};
 use rustc_hash::FxHashSet;
 use std::time::Duration;
 use vrnic_wire::{
@@ -272,6 +278,11 @@ impl Cq {
             queue_pairs: self.users.len(),
             failed: self.failed,
         }
+    }
+
+    /// Memory of all entries.
+    pub(crate) fn places(&self) -> Vec<HostRange> {
+        self.ring.places()
     }
 
     /// Host ranges that the ring needs.

@@ -21,6 +21,7 @@ pub mod table;
 mod timed;
 mod wire;
 
+pub use crate::device::Armory;
 use crate::time::Instant;
 use later::Later;
 pub use occasion::{Direction, PacketKind, Seam};
@@ -414,6 +415,87 @@ impl Faults {
             fired: fault.fired,
         });
         self.update();
+    }
+}
+
+/// What a recording has to know of faults at rest, so that they go on from there.
+#[derive(Clone, Debug, Default)]
+pub struct Saved {
+    /// Number of the last fault.
+    pub last_id: u64,
+    /// Firings so far.
+    pub fired: u64,
+    /// What is armed.
+    pub armed: Vec<SavedFault>,
+}
+
+/// A fault that is armed, and how far it is.
+#[derive(Clone, Debug)]
+pub struct SavedFault {
+    /// Its description.
+    pub text: String,
+    /// Its number.
+    pub id: u64,
+    /// When it was armed, or the fault fired that it waits for.
+    pub since: Option<Instant>,
+    /// Occasions that matched.
+    pub seen: u64,
+    /// How often it fired.
+    pub fired: u64,
+    /// When it fires next by itself.
+    pub next: Option<Instant>,
+    /// When a line that it slows down is free.
+    pub free: Instant,
+    /// The fault that has to fire before.
+    pub waits_for: Option<u64>,
+}
+
+impl Faults {
+    /// What is armed. Faults that are not [at rest](Self::rest) have put off or made last more than that.
+    pub fn saved(&self) -> Saved {
+        let armed = self.armed.iter().map(|fault| SavedFault {
+            text: fault.spec.to_string(),
+            id: fault.id,
+            since: fault.since,
+            seen: fault.seen,
+            fired: fault.fired,
+            next: fault.next,
+            free: fault.free,
+            waits_for: fault.waits_for,
+        });
+        Saved {
+            last_id: self.last_id,
+            fired: self.fired,
+            armed: armed.collect(),
+        }
+    }
+
+    /// Faults that go on from there; `None` if there are none of such a description, or too many.
+    pub fn from_saved(saved: &Saved) -> Option<Self> {
+        if saved.armed.len() > MAX_ARMED {
+            return None;
+        }
+        let armed = saved.armed.iter().map(|fault| {
+            Some(Armed {
+                id: fault.id,
+                spec: fault.text.parse().ok()?,
+                since: fault.since,
+                seen: fault.seen,
+                fired: fault.fired,
+                burst: 0,
+                next: fault.next,
+                free: fault.free,
+                waits_for: fault.waits_for,
+            })
+        });
+        let mut faults = Self {
+            armed: armed.collect::<Option<_>>()?,
+            fired: saved.fired,
+            last_id: saved.last_id,
+            ..Self::default()
+        };
+        faults.update();
+        Some(faults)
     }
 }
 

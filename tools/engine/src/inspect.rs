@@ -5,12 +5,13 @@
 
 use crate::{
     explain::Explanation,
-    memory::Memory,
+    memory::{HostRange, Memory},
     qp::{Qp, QpSnapshot},
-    rnic::Rnic,
+    rnic::Engine,
     segment::Gid,
 };
 use std::time::Duration;
+use vrnic_wire::qp::GSI_QPN;
 
 /// A completion queue.
 #[derive(Clone, Debug)]
@@ -82,7 +83,47 @@ pub struct GroupSnapshot {
     pub members: Vec<u32>,
 }
 
-impl Rnic {
+/// A queue that has a ring in guest memory.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queue {
+    /// The send queue of that queue pair.
+    Send(u32),
+    /// The receive queue of that queue pair.
+    Receive(u32),
+    /// That shared receive queue.
+    Shared(u32),
+    /// That completion queue.
+    Completion(u32),
+}
+
+impl Engine {
+    /// Where the entries of all rings are. Takes time in proportion to their number.
+    pub fn rings(&self) -> Vec<(Queue, Vec<HostRange>)> {
+        let mut all: Vec<(Queue, Vec<HostRange>)> = Vec::new();
+        let gsi = self.qps.gsi.iter().map(|qp| (GSI_QPN, qp.as_ref()));
+        let others = self.qps.table.page(0, usize::MAX).into_iter().flatten();
+        for (qpn, qp) in gsi.chain(others.map(|(qpn, qp)| (qpn, qp.as_ref()))) {
+            let [sends, receives] = qp.places();
+            all.push((Queue::Send(qpn), sends));
+            all.push((Queue::Receive(qpn), receives));
+        }
+        let srqs = self
+            .resources
+            .srqs
+            .page(0, usize::MAX)
+            .into_iter()
+            .flatten();
+        all.extend(srqs.map(|(srqn, srq)| (Queue::Shared(srqn), srq.places())));
+        let cqs = self.resources.cqs.page(0, usize::MAX).into_iter().flatten();
+        all.extend(cqs.map(|(cqn, cq)| (Queue::Completion(cqn), cq.places())));
+        all
+    }
+
+    /// A queue pair.
+    pub fn qp<M: Memory>(&self, qpn: u32, memory: &M) -> Option<QpSnapshot> {
+        self.qps.get(qpn).map(|qp| qp.snapshot(memory))
+    }
+
     /// Queue pairs in up to `limit` places from place `first` on; `None` behind the last place. The GSI
     /// queue pair has no place, and comes before the first.
     pub fn qp_page<M: Memory>(

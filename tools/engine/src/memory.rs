@@ -131,6 +131,11 @@ pub trait Memory {
     /// Copies `bytes` to the beginning of `to`.
     fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped>;
 
+    /// Does what [`write`](Memory::write) does, with bytes that mean nothing to the device.
+    fn write_payload(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        self.write(to, bytes)
+    }
+
     /// Copies `from` to the beginning of `to`, which is at least as long. The two may overlap or
     /// belong to different guests.
     fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped>;

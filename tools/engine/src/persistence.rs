@@ -3,7 +3,7 @@
 //! Making what peers wrote survive a loss of power.
 //!
 //! A disk takes its time, so the embedding program does the writing, for one queue pair after the
-//! other: [`Rnic::next_sync`] says what to write next, [`Rnic::synced`] takes the result. Meanwhile the
+//! other: [`Engine::next_sync`] says what to write next, [`Engine::synced`] takes the result. Meanwhile the
 //! flush that asked for it waits, and so do all later answers of its queue pair.
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     memory::{HostRange, Memory},
     psn::Psn,
     region::RegionMemory,
-    rnic::Rnic,
+    rnic::Engine,
 };
 use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
@@ -103,7 +103,13 @@ impl Syncs {
     }
 }
 
-impl Rnic {
+impl Engine {
+    /// Whether [`next_sync`](Self::next_sync) would look for anything.
+    pub(crate) fn wants_sync(&self) -> bool {
+        let syncs = &self.resources.syncs;
+        syncs.under_way.is_none() && !syncs.queue.is_empty()
+    }
+
     /// What has to be made to survive a loss of power next, one range in each block of memory;
     /// `None` if nothing, or if it was asked before and [`synced`](Self::synced) was not called.
     pub fn next_sync(&mut self) -> Option<Vec<HostRange>> {

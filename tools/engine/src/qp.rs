@@ -19,7 +19,7 @@ use crate::{
     explain::{Access, Explanation, Happening},
     fault::{Occasion, Seam, Subject},
     keys::Accessor,
-    memory::Memory,
+    memory::{HostRange, Memory},
     pages::Half,
     psn::Psn,
     resources::{Io, Resources},
@@ -468,6 +468,11 @@ impl Qp {
             attributes.sq_psn = self.requester.next_psn().raw().into();
         }
         attributes
+    }
+
+    /// Memory of all entries of the send queue, and of the receive queue.
+    pub(crate) fn places(&self) -> [Vec<HostRange>; 2] {
+        [self.created.sq.places(), self.created.rq.places()]
     }
 
     /// What it is doing, for people.

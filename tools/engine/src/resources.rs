@@ -366,7 +366,7 @@ pub(crate) fn copy_of<M: Memory>(
     let copied = ranges.iter().try_for_each(|range| {
         let start = bytes.len();
         bytes.resize(start + range.length as usize, 0);
-        io.memory.read(*range, &mut bytes[start..])
+        io.memory.read_payload(*range, &mut bytes[start..])
     });
     io.outbox.recycle(Payload::Ranges(ranges));
     let payload = Payload::Bytes(bytes);

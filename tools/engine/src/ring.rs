@@ -50,6 +50,12 @@ impl Ring {
             .ok_or(Unmapped)
     }
 
+    /// Memory of all entries, as far as they have any.
+    pub(crate) fn places(&self) -> Vec<HostRange> {
+        let entries = 0..self.entries;
+        entries.filter_map(|index| self.entry(index).ok()).collect()
+    }
+
     /// Host ranges that the buffer needs.
     pub(crate) fn translations(&self) -> usize {
         self.buffer.translations()
@@ -217,6 +223,11 @@ impl WorkQueue {
         self.producer = producer;
         self.ring = Some(ring);
         Ok(())
+    }
+
+    /// Memory of all entries.
+    pub(crate) fn places(&self) -> Vec<HostRange> {
+        self.ring.as_ref().map_or_else(Vec::new, Ring::places)
     }
 
     /// Host ranges that the ring needs.

@@ -175,7 +175,7 @@ pub struct Snapshot {
 
 /// An RDMA device. See the [crate documentation](crate) for how to drive it.
 #[derive(Debug)]
-pub struct Rnic {
+pub struct Engine {
     pub(crate) config: RnicConfig,
     pub(crate) resources: Resources,
     pub(crate) contexts: Table<Context>,
@@ -193,7 +193,7 @@ pub struct Rnic {
     pub(crate) failing: bool,
 }
 
-impl Rnic {
+impl Engine {
     /// A device in the state after a reset. To reset a device, make a new one with a fresh seed.
     pub fn new(mut config: RnicConfig) -> Self {
         config.completion_vectors = config.completion_vectors.max(1);

@@ -383,7 +383,7 @@ fn copy_bytes<M: Memory>(
             .len()
             .min(usize::try_from(range.length).unwrap_or(usize::MAX));
         let (head, tail) = rest.split_at(length);
-        memory.write(*range, head)?;
+        memory.write_payload(*range, head)?;
         rest = tail;
     }
     Ok(())

@@ -5,7 +5,7 @@
 use crate::{
     cause::Cause,
     inspect::SrqSnapshot,
-    memory::Memory,
+    memory::{HostRange, Memory},
     ring::{Broken, Ring, WorkQueue},
     work,
 };
@@ -133,6 +133,11 @@ impl Srq {
     /// The limit; 0 for none.
     pub(crate) fn limit(&self) -> u32 {
         self.limit
+    }
+
+    /// Memory of all entries.
+    pub(crate) fn places(&self) -> Vec<HostRange> {
+        self.queue.places()
     }
 
     /// Host ranges that the ring needs.

@@ -8,7 +8,7 @@ use crate::{
     context::Context,
     memory::Memory,
     resources::Io,
-    rnic::{Pd, Rnic},
+    rnic::{Engine, Pd},
 };
 use vrnic_wire::{
     command::{
@@ -21,7 +21,7 @@ use vrnic_wire::{
 impl Execute for CreateContext {
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         io: &mut Io<'_, M>,
     ) -> Result<ContextCreated, Cause> {
         reserved(self.reserved)?;
@@ -52,7 +52,7 @@ impl Execute for CreateContext {
 }
 
 impl Execute for DestroyContext {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let number = self.context.get();
         let context = rnic.contexts.get(number).ok_or(Cause::UnknownContext)?;
@@ -68,7 +68,7 @@ impl Execute for DestroyContext {
 }
 
 impl Execute for RingDoorbell {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let context = self.context.get();
         if rnic.contexts.get(context).is_none() {
             return Err(Cause::UnknownContext);
@@ -81,7 +81,7 @@ impl Execute for RingDoorbell {
 }
 
 impl Execute for CreatePd {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<PdCreated, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<PdCreated, Cause> {
         reserved(self.reserved)?;
         let context = self.context.get();
         let kind = rnic
@@ -105,7 +105,7 @@ impl Execute for CreatePd {
 }
 
 impl Execute for DestroyPd {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let pd = rnic.pds.get(self.pd.get()).ok_or(Cause::UnknownPd)?;
         if pd.users > 0 {

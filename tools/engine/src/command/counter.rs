@@ -3,14 +3,14 @@
 //! Commands about counter sets.
 
 use super::{Execute, done, port::check_port, reserved};
-use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
+use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
 use vrnic_wire::command::{
     BindCounterSet, CounterSetCreated, Counters, CreateCounterSet, DestroyCounterSet, Empty,
     QueryCounterSet,
 };
 
 /// Fails unless the driver accepted counter sets.
-fn check_feature(rnic: &Rnic) -> Result<(), Cause> {
+fn check_feature(rnic: &Engine) -> Result<(), Cause> {
     if rnic.config.features.counter_sets {
         Ok(())
     } else {
@@ -21,7 +21,7 @@ fn check_feature(rnic: &Rnic) -> Result<(), Cause> {
 impl Execute for CreateCounterSet {
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         _: &mut Io<'_, M>,
     ) -> Result<CounterSetCreated, Cause> {
         check_feature(rnic)?;
@@ -36,7 +36,7 @@ impl Execute for CreateCounterSet {
 }
 
 impl Execute for BindCounterSet {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         check_feature(rnic)?;
         let counters = &mut rnic.resources.counters;
         let set = match self.counter_set.get() {
@@ -51,7 +51,7 @@ impl Execute for BindCounterSet {
 }
 
 impl Execute for QueryCounterSet {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Counters, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Counters, Cause> {
         check_feature(rnic)?;
         reserved(self.reserved)?;
         let values = rnic.resources.counters.report_set(self.counter_set.get());
@@ -60,7 +60,7 @@ impl Execute for QueryCounterSet {
 }
 
 impl Execute for DestroyCounterSet {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         check_feature(rnic)?;
         reserved(self.reserved)?;
         let counters = &mut rnic.resources.counters;

@@ -10,7 +10,7 @@ use crate::{
     memory::Memory,
     resources::Io,
     ring::Ring,
-    rnic::Rnic,
+    rnic::Engine,
 };
 use std::{sync::Arc, time::Duration};
 use vrnic_wire::{
@@ -20,7 +20,7 @@ use vrnic_wire::{
     ring::RingLayout,
 };
 
-impl Rnic {
+impl Engine {
     /// Fails as for an unknown command if the driver did not accept that completion queues change.
     fn check_cq_changes(&self) -> Result<(), Cause> {
         if self.config.features.completion_queue_changes {
@@ -46,7 +46,7 @@ impl Rnic {
 }
 
 impl Execute for CreateCq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<CqCreated, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<CqCreated, Cause> {
         let vector = u16::try_from(self.vector.get())
             .ok()
             .filter(|&vector| vector < rnic.config.completion_vectors)
@@ -77,7 +77,7 @@ impl Execute for CreateCq {
 }
 
 impl Execute for ResizeCq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         rnic.check_cq_changes()?;
         reserved(self.reserved)?;
         let cqn = self.cqn.get();
@@ -94,7 +94,7 @@ impl Execute for ResizeCq {
 }
 
 impl Execute for ModifyCq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         rnic.check_cq_changes()?;
         let moderation = Moderation {
             count: self.count.get().into(),
@@ -111,7 +111,7 @@ impl Execute for ModifyCq {
 }
 
 impl Execute for DestroyCq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let cqn = self.cqn.get();
         let resources = &mut rnic.resources;

@@ -13,7 +13,7 @@ use crate::{
     persistence,
     region::{Region, RegionMemory, check_extent, check_rights},
     resources::Io,
-    rnic::Rnic,
+    rnic::Engine,
     window::Window,
 };
 use vrnic_wire::{
@@ -67,7 +67,7 @@ impl Resolution {
     }
 }
 
-impl Rnic {
+impl Engine {
     /// The buffer of a page list, which may have been resolved in advance.
     fn resolve_buffer<M: Memory>(
         &mut self,
@@ -178,7 +178,7 @@ impl Rnic {
 impl Execute for RegisterMr {
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         io: &mut Io<'_, M>,
     ) -> Result<MrRegistered, Cause> {
         reserved(self.reserved)?;
@@ -228,7 +228,7 @@ impl Execute for RegisterMr {
 }
 
 impl Execute for DeregisterMr {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let key = self.key.get();
         let keys = &mut rnic.resources.keys;
         let region = keys.region(key).ok_or(Cause::UnknownKey)?;
@@ -253,7 +253,7 @@ impl Execute for DeregisterMr {
 impl Execute for AllocateMr {
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         io: &mut Io<'_, M>,
     ) -> Result<MrRegistered, Cause> {
         if !rnic.config.features.memory_extensions {
@@ -286,7 +286,7 @@ impl Execute for AllocateMr {
 impl Execute for ReregisterMr {
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         io: &mut Io<'_, M>,
     ) -> Result<MrRegistered, Cause> {
         let features = rnic.config.features;
@@ -348,7 +348,11 @@ impl Execute for ReregisterMr {
 }
 
 impl Execute for AllocateMw {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<MwAllocated, Cause> {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        _: &mut Io<'_, M>,
+    ) -> Result<MwAllocated, Cause> {
         if !rnic.config.features.memory_windows {
             return Err(Cause::CommandCode);
         }
@@ -370,7 +374,7 @@ impl Execute for AllocateMw {
 }
 
 impl Execute for DeallocateMw {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         if !rnic.config.features.memory_windows {
             return Err(Cause::CommandCode);
         }

@@ -3,14 +3,14 @@
 //! Commands about multicast groups.
 
 use super::{Execute, done, reserved};
-use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
+use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
 use vrnic_wire::{
     command::{AttachMulticast, DetachMulticast, Empty},
     qp::QpType,
 };
 
 impl Execute for AttachMulticast {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         if !rnic.config.features.multicast {
             return Err(Cause::CommandCode);
         }
@@ -26,7 +26,7 @@ impl Execute for AttachMulticast {
 }
 
 impl Execute for DetachMulticast {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         if !rnic.config.features.multicast {
             return Err(Cause::CommandCode);
         }

@@ -9,7 +9,7 @@ use crate::{
     memory::{GuestAddress, Memory},
     pages::{Page, Pages},
     resources::Io,
-    rnic::Rnic,
+    rnic::Engine,
 };
 use std::ops::Range;
 use vrnic_wire::{
@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 /// Bits of a table entry that are not part of the address.
 const FLAG_BITS: u64 = CHUNK_SIZE as u64 - 1;
 
-impl Rnic {
+impl Engine {
     /// The pages of a region that a command names.
     fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
         if !self.config.features.on_demand_paging {
@@ -101,7 +101,7 @@ fn read_table<M: Memory>(
 }
 
 impl Execute for TakePageFault {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<PageFault, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<PageFault, Cause> {
         let pages = rnic.pages_mut(self.pd.get(), self.key.get())?;
         let want = pages.take_want();
         Ok(want.map_or_else(PageFault::default, |want| PageFault {
@@ -114,7 +114,7 @@ impl Execute for TakePageFault {
 }
 
 impl Execute for MapPages {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let (pd, key) = (self.pd.get(), self.key.get());
         let pages = rnic.pages_mut(pd, key)?;
         let numbers = pages.numbered(self.first_page.get(), self.page_count.get())?;
@@ -139,7 +139,7 @@ impl Execute for MapPages {
 }
 
 impl Execute for UnmapPages {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let (pd, key) = (self.pd.get(), self.key.get());
         let numbers =
             (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;
@@ -151,7 +151,7 @@ impl Execute for UnmapPages {
 }
 
 impl Execute for RefusePages {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let (pd, key) = (self.pd.get(), self.key.get());
         let numbers =
             (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;

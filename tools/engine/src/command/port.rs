@@ -3,7 +3,7 @@
 //! Commands about the device, its port and its GIDs.
 
 use super::{Execute, done, reserved};
-use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Rnic};
+use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
 use vrnic_wire::{
     U32,
     command::{
@@ -23,7 +23,11 @@ pub(super) fn check_port(port: U32) -> Result<(), Cause> {
 }
 
 impl Execute for QueryDevice {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<DeviceLimits, Cause> {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        _: &mut Io<'_, M>,
+    ) -> Result<DeviceLimits, Cause> {
         Ok(rnic.config.limits.report(rnic.config.features))
     }
 }
@@ -31,7 +35,7 @@ impl Execute for QueryDevice {
 impl Execute for QueryPort {
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         _: &mut Io<'_, M>,
     ) -> Result<PortAttributes, Cause> {
         reserved(self.reserved)?;
@@ -41,7 +45,7 @@ impl Execute for QueryPort {
 }
 
 impl Execute for QueryCounters {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Counters, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Counters, Cause> {
         reserved(self.reserved)?;
         check_port(self.port)?;
         Ok(rnic.resources.counters.report())
@@ -49,7 +53,7 @@ impl Execute for QueryCounters {
 }
 
 impl Execute for SetMtu {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         if self.reserved != [0; 3] {
             return Err(Cause::ReservedField);
         }
@@ -64,7 +68,7 @@ impl Execute for SetMtu {
 }
 
 impl Execute for SetPortState {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         if !rnic.config.features.port_state {
             return Err(Cause::CommandCode);
         }
@@ -77,7 +81,7 @@ impl Execute for SetPortState {
 }
 
 impl Execute for SetGid {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         reserved(self.entry.reserved)?;
         rnic.resources.gids.set(self.index.get(), self.entry)?;
@@ -86,7 +90,7 @@ impl Execute for SetGid {
 }
 
 impl Execute for ClearGid {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         rnic.resources.gids.clear(self.index.get())?;
         done()

@@ -12,7 +12,7 @@ use crate::{
     qp::{Creation, Qp},
     resources::Io,
     ring::{Ring, WorkQueue},
-    rnic::Rnic,
+    rnic::Engine,
     work::Capacities,
 };
 use std::sync::Arc;
@@ -59,7 +59,7 @@ fn work_queue(buffer: &Arc<Buffer>, layout: &RingLayout) -> Result<WorkQueue, Ca
 }
 
 /// Checks the request on its own, against the limits of the device.
-fn check_request(request: &CreateQp, rnic: &Rnic) -> Result<(QpType, Capacities), Cause> {
+fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacities), Cause> {
     let qp_type = QpType::try_from(request.qp_type).map_err(|_| Cause::QpType)?;
     if qp_type == QpType::UnreliableConnection && !rnic.config.features.unreliable_connections {
         return Err(Cause::QpTypeAbsent);
@@ -112,7 +112,7 @@ fn shared_receive_queue(request: &CreateQp) -> Option<u32> {
 }
 
 /// Checks that the objects named go together.
-fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Rnic) -> Result<(), Cause> {
+fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Engine) -> Result<(), Cause> {
     let number = request.context.get();
     let context = rnic.contexts.get(number).ok_or(Cause::UnknownContext)?;
     let pd = rnic.pds.get(request.pd.get()).ok_or(Cause::UnknownPd)?;
@@ -147,7 +147,7 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Rnic) -> Result<(),
 }
 
 impl Execute for CreateQp {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<QpCreated, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<QpCreated, Cause> {
         let (qp_type, mut capacities) = check_request(&self, rnic)?;
         check_objects(&self, qp_type, rnic)?;
         // A queue pair without rings has no buffer.
@@ -216,7 +216,7 @@ impl Execute for CreateQp {
 }
 
 impl Execute for ModifyQp {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let qpn = self.qpn.get();
         let modified = rnic.act(qpn, |qp, resources| {
@@ -229,7 +229,11 @@ impl Execute for ModifyQp {
 }
 
 impl Execute for QueryQp {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<QpAttributes, Cause> {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        _: &mut Io<'_, M>,
+    ) -> Result<QpAttributes, Cause> {
         reserved(self.reserved)?;
         let qp = rnic.qps.get(self.qpn.get()).ok_or(Cause::UnknownQp)?;
         Ok(qp.query())
@@ -237,7 +241,7 @@ impl Execute for QueryQp {
 }
 
 impl Execute for DestroyQp {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let qpn = self.qpn.get();
         let qp = if qpn == GSI_QPN {

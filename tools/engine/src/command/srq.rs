@@ -8,7 +8,8 @@ use super::{
     reserved,
 };
 use crate::{
-    cause::Cause, event::names_srq, memory::Memory, resources::Io, ring::Ring, rnic::Rnic, srq::Srq,
+    cause::Cause, event::names_srq, memory::Memory, resources::Io, ring::Ring, rnic::Engine,
+    srq::Srq,
 };
 use std::sync::Arc;
 use vrnic_wire::{
@@ -20,7 +21,7 @@ use vrnic_wire::{
     work,
 };
 
-impl Rnic {
+impl Engine {
     /// Fails as for an unknown command if the driver did not accept shared receive queues.
     fn check_srqs(&self) -> Result<(), Cause> {
         if self.config.features.shared_receive_queues {
@@ -53,7 +54,11 @@ impl Rnic {
 }
 
 impl Execute for CreateSrq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<SrqCreated, Cause> {
+    fn execute<M: Memory>(
+        self,
+        rnic: &mut Engine,
+        io: &mut Io<'_, M>,
+    ) -> Result<SrqCreated, Cause> {
         rnic.check_srqs()?;
         let max_sge = self.max_sge.get();
         if max_sge > rnic.config.limits.recv_sge {
@@ -91,7 +96,7 @@ impl Execute for CreateSrq {
 }
 
 impl Execute for ModifySrq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         rnic.check_srqs()?;
         let srqn = self.srqn.get();
         let resources = &mut rnic.resources;
@@ -103,7 +108,7 @@ impl Execute for ModifySrq {
 }
 
 impl Execute for ResizeSrq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         rnic.check_srqs()?;
         reserved(self.reserved)?;
         let srqn = self.srqn.get();
@@ -122,7 +127,7 @@ impl Execute for ResizeSrq {
 impl Execute for QuerySrq {
     fn execute<M: Memory>(
         self,
-        rnic: &mut Rnic,
+        rnic: &mut Engine,
         _: &mut Io<'_, M>,
     ) -> Result<SrqAttributes, Cause> {
         rnic.check_srqs()?;
@@ -139,7 +144,7 @@ impl Execute for QuerySrq {
 }
 
 impl Execute for DestroySrq {
-    fn execute<M: Memory>(self, rnic: &mut Rnic, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         rnic.check_srqs()?;
         reserved(self.reserved)?;
         let srqn = self.srqn.get();

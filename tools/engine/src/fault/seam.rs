@@ -8,7 +8,7 @@ use crate::{
     explain::{Explanation, Happening},
     memory::Memory,
     resources::{Io, Resources},
-    rnic::Rnic,
+    rnic::Engine,
 };
 use vrnic_wire::{
     command::{self, CommandCode},
@@ -206,7 +206,7 @@ fn fail(cqe: &mut Cqe, status: Status, vendor_error: u32) {
     };
 }
 
-impl Rnic {
+impl Engine {
     /// Objects that there are of the kind that a command makes.
     fn objects_of(&self, code: CommandCode) -> Option<u32> {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);

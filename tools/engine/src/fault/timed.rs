@@ -15,7 +15,7 @@ use crate::{
     explain::{Explanation, Happening},
     memory::Memory,
     resources::Io,
-    rnic::Rnic,
+    rnic::Engine,
     time::Instant,
 };
 use std::time::Duration;
@@ -150,7 +150,7 @@ impl Armed {
     }
 }
 
-impl Rnic {
+impl Engine {
     /// Does what faults have put off until now, or do by themselves.
     #[cold]
     pub(crate) fn advance_faults<M: Memory>(&mut self, io: &mut Io<'_, M>) {
@@ -333,7 +333,7 @@ impl Rnic {
     }
 }
 
-impl Rnic {
+impl Engine {
     /// The faults of the device.
     pub fn faults(&self) -> &Faults {
         &self.resources.faults

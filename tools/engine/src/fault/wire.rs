@@ -11,7 +11,7 @@ use super::{
 use crate::{
     memory::Memory,
     resources::{Io, Resources},
-    rnic::Rnic,
+    rnic::Engine,
     segment::{Aeth, Body, ECN_MARKED, Payload, Segment, SendTail, Syndrome, Touched},
 };
 use std::time::Duration;
@@ -242,7 +242,7 @@ impl Resources {
     }
 }
 
-impl Rnic {
+impl Engine {
     /// A packet arrives while faults are armed.
     #[cold]
     pub(crate) fn arrive<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {

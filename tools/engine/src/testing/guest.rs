@@ -3,7 +3,7 @@
 //! A guest: what driver and provider do, in the plainest way.
 
 use super::memory::{BASE, GuestView};
-use crate::{cause::Cause, resources::Io, rnic::Rnic, segment::Outbox, time::Instant};
+use crate::{cause::Cause, device::Rnic, resources::Io, segment::Outbox, time::Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use vrnic_wire::{

@@ -3,7 +3,7 @@
 //! Keys that work requests change: what the driver of a guest does with them.
 
 use super::guest::{Arena, Guest, Mr, Send};
-use crate::rnic::Rnic;
+use crate::device::Rnic;
 use vrnic_wire::{
     command::{AllocateMr, AllocateMw, MwType},
     memory::TABLE_ENTRY_LENGTH,

@@ -7,9 +7,11 @@ use super::{
     memory::{GuestView, Memories},
 };
 use crate::{
+    device::Rnic,
     psn::Psn,
+    recording::replay,
     resources::Io,
-    rnic::{Rnic, RnicConfig},
+    rnic::RnicConfig,
     segment::{
         Body, Damage, ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Path, Payload, Segment, Touched,
     },
@@ -17,7 +19,7 @@ use crate::{
 };
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 use vrnic_wire::{
     command::{ContextKind, ModifyQp, QueryQp, SetGid},
     memory::access,
@@ -119,6 +121,8 @@ pub struct World {
     pub sync_time: Option<Duration>,
     /// When the devices hear that it does.
     synced: Vec<Option<Instant>>,
+    /// Where the recordings go if the test fails.
+    pub keep: Option<PathBuf>,
     random: ChaCha8Rng,
     outbox: Outbox,
     travelling: Vec<(Instant, Parcel)>,
@@ -139,6 +143,31 @@ pub struct Connection {
     pub mrs: [Mr; 2],
 }
 
+/// Variable of the environment with which every world is recorded and replayed.
+const REPLAY: &str = "VRNIC_REPLAY";
+
+impl Drop for World {
+    /// Replays what was recorded; or keeps it, if the test fails.
+    fn drop(&mut self) {
+        let fails = std::thread::panicking();
+        for (device, recording) in self.recordings().iter().enumerate() {
+            if !fails {
+                if let Err(why) = replay(recording) {
+                    panic!("device {device}: {why}");
+                }
+            } else if let Some(directory) = &self.keep {
+                let file = directory.join(format!("device-{device}.vrnic"));
+                match std::fs::create_dir_all(directory)
+                    .and_then(|()| std::fs::write(&file, recording))
+                {
+                    Ok(()) => eprintln!("device {device}: vrnic-replay {}", file.display()),
+                    Err(error) => eprintln!("device {device}: {}: {error}", file.display()),
+                }
+            }
+        }
+    }
+}
+
 impl World {
     /// `count` guests with `pages` pages each. `config` is that of all devices but for their seeds.
     pub fn new(count: usize, pages: usize, config: &RnicConfig, seed: u64) -> Self {
@@ -147,6 +176,40 @@ impl World {
 
     /// A guest with `pages` pages for each configuration, which is that of its device but for the seed.
     pub fn of(configs: &[RnicConfig], pages: usize, seed: u64) -> Self {
+        if std::env::var_os(REPLAY).is_some() {
+            return Self::recorded(configs, pages, seed);
+        }
+        Self::build(configs, pages, seed, |config, _| Rnic::new(config))
+    }
+
+    /// As [`of`](Self::of), with devices that are recorded from the beginning, each under its index as its name. When the
+    /// world ends, every recording has to replay.
+    pub fn recorded(configs: &[RnicConfig], pages: usize, seed: u64) -> Self {
+        Self::build(configs, pages, seed, |config, index| {
+            Rnic::recorded(config, &index.to_string(), u64::MAX)
+        })
+    }
+
+    /// Ends the recordings of all devices, and gives them.
+    pub fn recordings(&mut self) -> Vec<Vec<u8>> {
+        let recorders = self
+            .nodes
+            .iter_mut()
+            .filter_map(|node| node.rnic.take_recorder());
+        recorders
+            .map(|mut recorder| {
+                recorder.end("stopped");
+                recorder.take()
+            })
+            .collect()
+    }
+
+    fn build(
+        configs: &[RnicConfig],
+        pages: usize,
+        seed: u64,
+        make: impl Fn(RnicConfig, usize) -> Rnic,
+    ) -> Self {
         let memories = Memories::new();
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let count = configs.len();
@@ -154,7 +217,7 @@ impl World {
             .map(|index| {
                 let mut config = configs[index].clone();
                 random.fill_bytes(&mut config.seed);
-                let mut rnic = Rnic::new(config);
+                let mut rnic = make(config, index);
                 let view = memories.add(pages * 4096);
                 let mut guest = Guest::new(view, pages, random.next_u64());
                 guest.start(&mut rnic, ContextKind::Kernel, 1024);
@@ -186,6 +249,7 @@ impl World {
             line: None,
             lateness: Duration::from_micros(20),
             busy: vec![Instant::default(); count],
+            keep: None,
             random,
             outbox: Outbox::new(),
             travelling: Vec::new(),

@@ -111,7 +111,7 @@ impl Stage {
             .replace("{rcq}", &self.victim.recv_cqs[node].cqn.to_string());
         let spec = text.parse().unwrap_or_else(|why| panic!("{text}: {why}"));
         let now = self.world.now;
-        let faults = self.world.nodes[node].rnic.faults_mut();
+        let mut faults = self.world.nodes[node].rnic.faults_mut();
         faults.arm(spec, now).expect("room")
     }
 

@@ -362,7 +362,7 @@ fn faults_are_chained_and_cleared_and_one_packet_has_one_fault() {
     assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK);
     let ids: Vec<u64> = stage.log(0).iter().map(|firing| firing.id).collect();
     assert_eq!(ids, [first, second, second]);
-    let faults = stage.world.nodes[0].rnic.faults_mut();
+    let mut faults = stage.world.nodes[0].rnic.faults_mut();
     assert!(!faults.is_idle());
     assert_eq!(faults.clear(Some(first)), 1);
     assert_eq!(faults.clear(Some(first)), 0);

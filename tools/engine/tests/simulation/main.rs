@@ -9,7 +9,8 @@
 //! * whom no fault concerns notices nothing;
 //! * when all objects are destroyed, the devices are as they were.
 //!
-//! A failure prints its smallest form: few connections, few requests, few faults.
+//! A failure prints its smallest form: few connections, few requests, few faults. Recordings of its devices are kept for
+//! `vrnic-replay`, and their names printed.
 //! `PROPTEST_CASES=n cargo test --release -p vrnic-engine --test simulation` runs n simulations.
 
 mod faults;
@@ -20,9 +21,9 @@ use link::{Link, LinkPlan, link};
 use proptest::{
     collection::vec,
     prelude::*,
-    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+    test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner},
 };
-use std::time::Duration;
+use std::{panic::catch_unwind, path::PathBuf, time::Duration};
 use vrnic_engine::{
     RnicConfig, Segmentation, Snapshot,
     testing::{Faults, World},
@@ -97,13 +98,20 @@ impl Plan {
             .collect()
     }
 
-    fn run(&self) {
+    /// Runs it. One in eight is recorded, and has to replay; or `all`, and the recordings are kept if it fails.
+    fn run(&self, all: bool) {
         let config = RnicConfig {
             segmentation: self.segmentation,
             ..RnicConfig::default()
         };
         let pages = 1024 + self.links.len() * 2 * Link::PAGES;
-        let mut world = World::new(self.devices, pages, &config, self.seed);
+        let configs = vec![config; self.devices];
+        let mut world = if all || self.seed.is_multiple_of(8) {
+            World::recorded(&configs, pages, self.seed)
+        } else {
+            World::of(&configs, pages, self.seed)
+        };
+        world.keep = all.then(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("failure"));
         let before = Self::objects(&world);
         let mut links: Vec<Link> = self
             .links
@@ -115,7 +123,7 @@ impl Plan {
             let now = world.now;
             let text = fault.text();
             let spec = text.parse().unwrap_or_else(|why| panic!("{text}: {why}"));
-            let faults = world.nodes[fault.device].rnic.faults_mut();
+            let mut faults = world.nodes[fault.device].rnic.faults_mut();
             faults.arm(spec, now).expect("room for a fault");
         }
         for round in 0..link::MOST {
@@ -162,10 +170,14 @@ const SHRINKING: u32 = 1000;
 
 fn simulate(mut runner: TestRunner) {
     let result = runner.run(&plan(), |plan| {
-        plan.run();
+        plan.run(false);
         Ok(())
     });
     if let Err(failure) = result {
+        if let TestError::Fail(_, plan) = &failure {
+            // Once more, for its recordings.
+            let _ = catch_unwind(|| plan.run(true));
+        }
         panic!("{failure}");
     }
 }

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A device as its users see it: an engine, and the seam at which everything that enters it can be recorded.
+
+use crate::{
+    explain::Explanation,
+    fault::{BadSpec, Delivery, Faults, Spec},
+    memory::{HostRange, Memory},
+    recording::{Digest, Flight, Header, Input, Kind, Put, Recorder, put_range, put_received},
+    resources::Io,
+    rnic::{Engine, RnicConfig},
+    segment::Segment,
+    time::Instant,
+};
+use std::ops::Deref;
+use vrnic_wire::event::{AsyncEvent, CompletionEvent};
+use zerocopy::IntoBytes;
+
+/// An RDMA device. See the [crate documentation](crate) for how to drive it, and [`recording`](crate::recording) for
+/// how to record what it does.
+///
+/// What changes nothing is called through [`Engine`]. Everything else has its method here, which records the call if a
+/// recording is under way: that is one test otherwise.
+#[derive(Debug)]
+pub struct Rnic {
+    engine: Engine,
+    recorder: Option<Box<Recorder>>,
+    flight: Flight,
+}
+
+impl Deref for Rnic {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+/// Makes a call that is given guest memory, and records it if a recorder is there.
+macro_rules! call {
+    ($self:ident, $io:ident, $put:expr, |$engine:ident, $inner:ident| $work:expr, $outcome:expr) => {{
+        let $engine = &mut $self.engine;
+        match $self.recorder.as_deref_mut() {
+            Some(recorder) if recorder.goes_on() => {
+                recorder.begin($io.now, $put);
+                let result = recorder.during($io, |$inner| $work);
+                recorder.finish(|digest| $outcome(digest, &result));
+                result
+            }
+            _ => {
+                let $inner = &mut *$io;
+                $work
+            }
+        }
+    }};
+}
+
+/// What comes of a call that says whether it worked.
+fn answer(digest: &mut Digest, answer: &bool) {
+    digest.byte((*answer).into());
+}
+
+/// What comes of a call that gives nothing.
+fn nothing(_: &mut Digest, (): &()) {}
+
+impl Rnic {
+    /// A device in the state after a reset. To reset a device, make a new one with a fresh seed.
+    pub fn new(config: RnicConfig) -> Self {
+        Self {
+            engine: Engine::new(config),
+            recorder: None,
+            flight: Flight::default(),
+        }
+    }
+
+    /// A device in the state after a reset, named `device`, that is recorded from now on until there are `limit` bytes.
+    pub fn recorded(config: RnicConfig, device: &str, limit: u64) -> Self {
+        let header = Header {
+            device: device.to_owned(),
+            program: concat!("vrnic ", env!("CARGO_PKG_VERSION")).to_owned(),
+            config: config.clone(),
+        };
+        Self {
+            engine: Engine::new(config),
+            recorder: Some(Box::new(Recorder::new(&header, limit))),
+            flight: Flight::default(),
+        }
+    }
+
+    /// What the device was called with lately, oldest first, in words. Also after a panic.
+    pub fn flight(&self) -> impl Iterator<Item = String> {
+        self.flight.lines()
+    }
+
+    /// The recorder, if there is one.
+    pub fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_deref_mut()
+    }
+
+    /// Takes the recorder away: nothing is recorded any more.
+    pub fn take_recorder(&mut self) -> Option<Box<Recorder>> {
+        self.recorder.take()
+    }
+
+    /// Makes a call without guest memory, and records it if a recorder is there and `matters` says so of the result.
+    fn plain<R>(
+        &mut self,
+        input: impl FnOnce() -> Input,
+        work: impl FnOnce(&mut Engine) -> R,
+        matters: impl FnOnce(&R) -> bool,
+        outcome: impl FnOnce(&mut Digest, &R),
+    ) -> R {
+        let recorder = self.recorder.as_deref_mut();
+        let Some(recorder) = recorder.filter(|recorder| recorder.goes_on()) else {
+            return work(&mut self.engine);
+        };
+        recorder.begin_untimed(|out| input().put(out));
+        let result = work(&mut self.engine);
+        if matters(&result) {
+            recorder.finish(|digest| outcome(digest, &result));
+        } else {
+            recorder.forget();
+        }
+        result
+    }
+
+    /// Executes a control command: `request` is its readable part, and the writable part is appended
+    /// to `reply`. Any bytes get an answer. `false` if the command takes long: there is no reply
+    /// yet, and after others had their turn this has to be called again with the same request.
+    #[must_use]
+    pub fn execute<M: Memory>(
+        &mut self,
+        request: &[u8],
+        reply: &mut Vec<u8>,
+        io: &mut Io<'_, M>,
+    ) -> bool {
+        self.flight.at(io.now).command(request);
+        let before = reply.len();
+        call!(
+            self,
+            io,
+            |out| Input::put_request(request, out),
+            |engine, io| engine.execute(request, reply, io),
+            |digest: &mut Digest, done| {
+                answer(digest, done);
+                digest.string(&reply[before..]);
+            }
+        )
+    }
+
+    /// The driver side wrote `value` to doorbell page `page`.
+    pub fn doorbell(&mut self, page: u32, value: u32) {
+        self.flight.note(Kind::Doorbell, page, value);
+        self.plain(
+            || Input::Doorbell(page, value),
+            |engine| engine.doorbell(page, value),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// Looks at the notify areas of polled contexts, and does up to `budget` units of work, which
+    /// are segments to send or work requests to complete. Whether there was or still is work, or
+    /// there are new events.
+    pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
+        self.flight.at(io.now);
+        let before = io.outbox.segments.len();
+        let worked = call!(
+            self,
+            io,
+            |out| Input::Poll(budget).put(out),
+            |engine, io| engine.poll(budget, io),
+            answer
+        );
+        if worked {
+            let sent = io.outbox.segments.len() - before;
+            self.flight.note(Kind::Poll, sent as u32, 0);
+        }
+        worked
+    }
+
+    /// Before the worker sleeps: announces it to all polled contexts and looks once more. If this
+    /// gives `true` there is work after all, and the worker must not sleep.
+    pub fn prepare_sleep<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
+        self.flight.at(io.now);
+        let work = call!(
+            self,
+            io,
+            |out| Input::PrepareSleep.put(out),
+            |engine, io| engine.prepare_sleep(io),
+            answer
+        );
+        if !work {
+            self.flight.note(Kind::Sleep, 0, 0);
+        }
+        work
+    }
+
+    /// A segment arrived for a GID of this device. Its payload is taken back by `io.outbox`.
+    /// [`poll`](Self::poll) has to follow.
+    pub fn receive<M: Memory>(&mut self, segment: Segment<'_>, io: &mut Io<'_, M>) {
+        self.flight.at(io.now).packet(&segment);
+        call!(
+            self,
+            io,
+            |out| put_received(&segment, out),
+            |engine, io| engine.receive(segment, io),
+            nothing
+        );
+    }
+
+    /// Counts a packet that arrived but is no segment, or not for a GID of this device.
+    pub fn count_bad_packet(&mut self, wrong_crc: bool) {
+        self.flight.note(Kind::BadPacket, 0, 0);
+        self.plain(
+            || Input::BadPacket(wrong_crc),
+            |engine| engine.count_bad_packet(wrong_crc),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// Acts on the timers that are due.
+    pub fn advance<M: Memory>(&mut self, io: &mut Io<'_, M>) {
+        self.flight.at(io.now).note(Kind::Timer, 0, 0);
+        call!(
+            self,
+            io,
+            |out| Input::Advance.put(out),
+            |engine, io| engine.advance(io),
+            nothing
+        );
+    }
+
+    /// The next asynchronous event, when the driver has a buffer for it.
+    pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
+        let faulty = !self.faults().is_idle();
+        self.plain(
+            || Input::AsyncEvent,
+            Engine::next_async_event,
+            |event| event.is_some() || faulty,
+            |digest, event| digest.string(event.as_ref().map_or(&[], |event| event.as_bytes())),
+        )
+    }
+
+    /// The next completion event of a vector, when the driver has a buffer for it.
+    pub fn next_completion_event(&mut self, vector: u16) -> Option<CompletionEvent> {
+        self.plain(
+            || Input::CompletionEvent(vector),
+            |engine| engine.next_completion_event(vector),
+            Option::is_some,
+            |digest, event| digest.string(event.as_ref().map_or(&[], |event| event.as_bytes())),
+        )
+    }
+
+    /// Brings the link of the port up or down. While the port is down everything sent or received is lost.
+    pub fn set_link(&mut self, up: bool) {
+        self.flight.note(Kind::Link, up.into(), 0);
+        self.plain(
+            || Input::SetLink(up),
+            |engine| engine.set_link(up),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// The faults of the device, to arm some or to clear them. [`advance`](Self::advance) has to follow.
+    pub fn faults_mut(&mut self) -> Armory<'_> {
+        self.flight.note(Kind::Fault, 0, 0);
+        Armory {
+            faults: self.engine.faults_mut(),
+            recorder: self
+                .recorder
+                .as_deref_mut()
+                .filter(|recorder| recorder.goes_on()),
+        }
+    }
+
+    /// Gives the device other faults than it has: those of the device before a reset, which are at rest.
+    pub fn set_faults(&mut self, faults: Faults) {
+        let saved = self.recorder.is_some().then(|| faults.saved());
+        self.plain(
+            || Input::SetFaults(saved.unwrap_or_default()),
+            |engine| engine.set_faults(faults),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// Takes the faults of the device, which has none then.
+    pub fn take_faults(&mut self) -> Faults {
+        self.plain(
+            || Input::SetFaults(Default::default()),
+            Engine::take_faults,
+            |_| true,
+            |_, _| {},
+        )
+    }
+
+    /// How the reply to the command that was executed last is to be delivered; once.
+    pub fn take_delivery(&mut self) -> Delivery {
+        self.plain(
+            || Input::TakeDelivery,
+            Engine::take_delivery,
+            |delivery| *delivery != Delivery::Now,
+            |digest, delivery| match delivery {
+                Delivery::Now => digest.byte(0),
+                Delivery::Late(delay) => digest.number(delay.as_nanos() as u64),
+                Delivery::Twice => digest.byte(2),
+                Delivery::Never => digest.byte(3),
+            },
+        )
+    }
+
+    /// What has to be made to survive a loss of power next, one range in each block of memory;
+    /// `None` if nothing, or if it was asked before and [`synced`](Self::synced) was not called.
+    pub fn next_sync(&mut self) -> Option<Vec<HostRange>> {
+        let wanted = self.wants_sync();
+        self.plain(
+            || Input::NextSync,
+            Engine::next_sync,
+            |_| wanted,
+            |digest, ranges| {
+                for range in ranges.iter().flatten() {
+                    put_range(digest, range);
+                }
+            },
+        )
+    }
+
+    /// What [`next_sync`](Self::next_sync) gave last was made to survive, or could not be.
+    /// [`poll`](Self::poll) has to follow.
+    pub fn synced(&mut self, done: bool) {
+        self.flight.note(Kind::Synced, 0, 0);
+        self.plain(
+            || Input::Synced(done),
+            |engine| engine.synced(done),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// Takes the oldest thing that went wrong. The device keeps a few hundred.
+    pub fn next_explanation(&mut self) -> Option<Explanation> {
+        self.plain(
+            || Input::Explanation,
+            Engine::next_explanation,
+            Option::is_some,
+            |digest, explanation| digest.string(format!("{explanation:?}").as_bytes()),
+        )
+    }
+}
+
+/// The faults of a device, to arm some or to clear them.
+#[derive(Debug)]
+pub struct Armory<'a> {
+    faults: &'a mut Faults,
+    recorder: Option<&'a mut Recorder>,
+}
+
+impl<'a> Armory<'a> {
+    /// Those of a device that nobody records.
+    pub fn new(faults: &'a mut Faults) -> Self {
+        Self {
+            faults,
+            recorder: None,
+        }
+    }
+
+    /// Arms a fault and gives its number. It is noticed with the next call of the device.
+    ///
+    /// # Errors
+    ///
+    /// Too many are armed.
+    pub fn arm(&mut self, spec: Spec, now: Instant) -> Result<u64, BadSpec> {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.begin(now, |out| Input::Arm(spec.to_string()).put(out));
+        }
+        let armed = self.faults.arm(spec, now);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.finish(|digest| digest.number(armed.as_ref().map_or(0, |id| *id)));
+        }
+        armed
+    }
+
+    /// Disarms a fault, or all. What it made last ends with the next call of the device. How many there were.
+    pub fn clear(&mut self, id: Option<u64>) -> usize {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.begin_untimed(|out| Input::Clear(id).put(out));
+        }
+        let count = self.faults.clear(id);
+        if let Some(recorder) = &mut self.recorder {
+            // Those that are done are no concern of the engine, nor of a recording.
+            recorder.finish(|_| {});
+        }
+        count
+    }
+}
+
+impl Deref for Armory<'_> {
+    type Target = Faults;
+
+    fn deref(&self) -> &Faults {
+        self.faults
+    }
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The flight recorder: what a device was called with lately, for people.
+//!
+//! It is always on, has a fixed size, and holds one line for each call, not what was found in memory. So it tells what
+//! led to a panic but cannot be replayed.
+
+use crate::{
+    explain::Packet,
+    segment::{Body, Segment},
+    time::Instant,
+};
+use std::fmt;
+use vrnic_wire::command::{CommandCode, CommandHeader};
+use zerocopy::FromBytes;
+
+/// Calls that are remembered.
+const CALLS: usize = 2048;
+
+/// What the engine was asked to do.
+#[derive(Copy, Clone, Debug, Default)]
+pub(crate) enum Kind {
+    #[default]
+    Nothing,
+    Command(u16),
+    Doorbell,
+    Poll,
+    Sleep,
+    Packet,
+    BadPacket,
+    Timer,
+    Link,
+    Fault,
+    Synced,
+}
+
+/// A call.
+#[derive(Copy, Clone, Debug, Default)]
+struct Flown {
+    now: Instant,
+    kind: Kind,
+    /// What the kind says of it.
+    values: (u32, u32),
+    name: &'static str,
+}
+
+/// The last calls of a device.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    calls: Box<[Flown; CALLS]>,
+    next: usize,
+    now: Instant,
+}
+
+impl Default for Flight {
+    fn default() -> Self {
+        Self {
+            calls: Box::new([Flown::default(); CALLS]),
+            next: 0,
+            now: Instant::default(),
+        }
+    }
+}
+
+impl Flight {
+    fn put(&mut self, kind: Kind, values: (u32, u32), name: &'static str) {
+        self.calls[self.next % CALLS] = Flown {
+            now: self.now,
+            kind,
+            values,
+            name,
+        };
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// A call that tells the time.
+    pub(crate) fn at(&mut self, now: Instant) -> &mut Self {
+        self.now = now;
+        self
+    }
+
+    /// A call, with what its kind says of it.
+    pub(crate) fn note(&mut self, kind: Kind, first: u32, second: u32) {
+        self.put(kind, (first, second), "");
+    }
+
+    /// A command is to be executed.
+    pub(crate) fn command(&mut self, request: &[u8]) {
+        let code = CommandHeader::read_from_prefix(request).map(|(header, _)| header.code.get());
+        self.note(Kind::Command(code.unwrap_or_default()), 0, 0);
+    }
+
+    /// A packet arrived.
+    pub(crate) fn packet(&mut self, segment: &Segment<'_>) {
+        let psn = segment.psn.raw();
+        let name = match &segment.body {
+            Body::Acknowledge(_) => "acknowledgement",
+            body => Packet::new(body, psn).name,
+        };
+        self.put(Kind::Packet, (segment.destination_qpn, psn), name);
+    }
+
+    /// The calls, oldest first, each in words.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        let (new, old) = self.calls.split_at(self.next % CALLS);
+        let all = old.iter().chain(new);
+        all.filter(|flown| !matches!(flown.kind, Kind::Nothing))
+            .map(Flown::to_string)
+    }
+}
+
+impl fmt::Display for Flown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanoseconds = self.now.as_nanos();
+        let (seconds, rest) = (nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000);
+        write!(f, "{seconds}.{rest:09} s: ")?;
+        let (first, second) = self.values;
+        match self.kind {
+            Kind::Nothing => Ok(()),
+            Kind::Command(code) => match CommandCode::try_from(code) {
+                Ok(code) => write!(f, "command {code:?}"),
+                Err(_) => write!(f, "command {code:#x}, which there is not"),
+            },
+            Kind::Doorbell => write!(f, "doorbell of page {first} for slot {second}"),
+            Kind::Poll => write!(f, "work, {first} packets sent"),
+            Kind::Sleep => f.write_str("nothing to do"),
+            Kind::Packet => write!(f, "{} for QP {first}, PSN {second}", self.name),
+            Kind::BadPacket => f.write_str("a packet that is damaged"),
+            Kind::Timer => f.write_str("timer"),
+            Kind::Link => f.write_str(if first == 0 { "link down" } else { "link up" }),
+            Kind::Fault => f.write_str("faults changed"),
+            Kind::Synced => f.write_str("memory was made to survive"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_calls_are_remembered() {
+        let mut flight = Flight::default();
+        assert_eq!(flight.lines().count(), 0);
+        for value in 0..CALLS as u32 + 10 {
+            let now = Instant::from_nanos(1_000_000_000 + u64::from(value));
+            flight.at(now).note(Kind::Doorbell, 3, value);
+        }
+        let lines: Vec<String> = flight.lines().collect();
+        assert_eq!(lines.len(), CALLS);
+        assert_eq!(lines[0], "1.000000010 s: doorbell of page 3 for slot 10");
+        flight.command(&[]);
+        let last = flight.lines().last().expect("a line");
+        assert!(last.ends_with("command 0x0, which there is not"), "{last}");
+    }
+}

@@ -1,0 +1,1097 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The bytes of a recording: what is described in the [module](super)'s documentation, and nothing else.
+
+use crate::{
+    fault::{self, Faults, Kind},
+    limits::{Features, Limits},
+    memory::{HostRange, RegionId},
+    psn::Psn,
+    rnic::{Recovery, RnicConfig, Segmentation},
+    segment::{
+        Aeth, AtomicKind, AtomicRequest, Body, Damage, Flush, LOCAL_MTU, NakCode, Path, Payload,
+        Position, Reth, Segment, SendTail, Syndrome, Touched,
+    },
+    time::Instant,
+};
+use std::fmt;
+use vrnic_wire::port::Mtu;
+
+/// What a recording begins with.
+pub const MAGIC: [u8; 8] = *b"VRNICREC";
+
+/// Version of the format.
+pub const VERSION: u8 = 1;
+
+/// Payloads with more bytes than this are recorded by their length alone, and are zeros in a replay. The engine looks
+/// into none that is longer than 8 bytes.
+pub const KEPT_PAYLOAD: usize = 64;
+
+/// Most bytes of a payload that a recording may speak of.
+const MAX_PAYLOAD: u64 = LOCAL_MTU as u64;
+
+/// Longest call, without its time, that may be written as a repetition of the one before.
+pub(crate) const MAX_REPEATED: usize = 256;
+
+/// Why something is no recording, or not a whole one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRecording {
+    /// Byte in the file.
+    pub at: usize,
+    /// What is wrong there.
+    pub what: &'static str,
+}
+
+impl fmt::Display for BadRecording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (at byte {})", self.what, self.at)
+    }
+}
+
+impl std::error::Error for BadRecording {}
+
+/// First bytes of accesses, of what ends a call, and of calls.
+pub(crate) mod tag {
+    pub(crate) const END: u8 = 0;
+    pub(crate) const DONE: u8 = 1;
+    pub(crate) const UNMAPPED: u8 = 2;
+    pub(crate) const READ: u8 = 3;
+    pub(crate) const SKIPPED: u8 = 4;
+    pub(crate) const WORD: u8 = 5;
+    pub(crate) const RESOLVED: u8 = 6;
+    pub(crate) const NOTHING: u8 = 7;
+    pub(crate) const LENGTH: u8 = 8;
+    pub(crate) const PANIC: u8 = 15;
+    pub(crate) const EXECUTE: u8 = 16;
+    pub(crate) const DOORBELL: u8 = 17;
+    pub(crate) const POLL: u8 = 18;
+    pub(crate) const PREPARE_SLEEP: u8 = 19;
+    pub(crate) const RECEIVE: u8 = 20;
+    pub(crate) const BAD_PACKET: u8 = 21;
+    pub(crate) const ADVANCE: u8 = 22;
+    pub(crate) const ASYNC_EVENT: u8 = 23;
+    pub(crate) const COMPLETION_EVENT: u8 = 24;
+    pub(crate) const SET_LINK: u8 = 25;
+    pub(crate) const ARM: u8 = 26;
+    pub(crate) const CLEAR: u8 = 27;
+    pub(crate) const SET_FAULTS: u8 = 28;
+    pub(crate) const NEXT_SYNC: u8 = 29;
+    pub(crate) const SYNCED: u8 = 30;
+    pub(crate) const TAKE_DELIVERY: u8 = 31;
+    pub(crate) const EXPLANATION: u8 = 32;
+    pub(crate) const REPEAT: u8 = 64;
+    pub(crate) const OVER: u8 = 65;
+}
+
+/// Appends values to a recording.
+pub(crate) trait Put {
+    fn byte(&mut self, value: u8);
+    fn bytes(&mut self, bytes: &[u8]);
+
+    /// A number, in groups of 7 bits, the lowest first; all but the last have bit 7 set.
+    fn number(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.byte(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.byte(value as u8);
+    }
+
+    /// Bytes, behind their number.
+    fn string(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.bytes(bytes);
+    }
+
+    /// Whether there is something, and what.
+    fn option(&mut self, value: Option<u64>) {
+        self.byte(value.is_some().into());
+        if let Some(value) = value {
+            self.number(value);
+        }
+    }
+}
+
+impl Put for Vec<u8> {
+    fn byte(&mut self, value: u8) {
+        self.push(value);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+/// Most bytes of a number.
+const MAX_NUMBER: usize = 10;
+
+/// A number for a difference of either sign that is small if the difference is.
+pub(crate) const fn fold_sign(value: i64) -> u64 {
+    (value << 1 ^ value >> 63) as u64
+}
+
+const fn unfold_sign(value: u64) -> i64 {
+    (value >> 1) as i64 ^ -((value & 1) as i64)
+}
+
+/// Takes values from a recording.
+#[derive(Clone, Debug)]
+pub(crate) struct Take<'a> {
+    all: &'a [u8],
+    pub(crate) at: usize,
+}
+
+type Taken<T> = Result<T, BadRecording>;
+
+impl<'a> Take<'a> {
+    pub(crate) fn new(all: &'a [u8]) -> Self {
+        Self { all, at: 0 }
+    }
+
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.at >= self.all.len()
+    }
+
+    pub(crate) fn bad<T>(&self, what: &'static str) -> Taken<T> {
+        Err(BadRecording { at: self.at, what })
+    }
+
+    /// The bytes from `start` to here.
+    pub(crate) fn since(&self, start: usize) -> &'a [u8] {
+        &self.all[start..self.at]
+    }
+
+    pub(crate) fn bytes(&mut self, count: usize) -> Taken<&'a [u8]> {
+        let end = self.at.checked_add(count);
+        match end.and_then(|end| self.all.get(self.at..end)) {
+            Some(bytes) => {
+                self.at += count;
+                Ok(bytes)
+            }
+            None => self.bad("the recording ends in the middle of something"),
+        }
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> Taken<[u8; N]> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.bytes(N)?);
+        Ok(array)
+    }
+
+    pub(crate) fn byte(&mut self) -> Taken<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(crate) fn number(&mut self) -> Taken<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        self.bad("a number has too many bits")
+    }
+
+    /// A number that fits.
+    pub(crate) fn small<T: TryFrom<u64>>(&mut self) -> Taken<T> {
+        let value = self.number()?;
+        T::try_from(value).or_else(|_| self.bad("a number is too large"))
+    }
+
+    pub(crate) fn flag(&mut self) -> Taken<bool> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => self.bad("what is neither 0 nor 1 stands for yes or no"),
+        }
+    }
+
+    pub(crate) fn string(&mut self) -> Taken<&'a [u8]> {
+        let length = self.small()?;
+        self.bytes(length)
+    }
+
+    pub(crate) fn text(&mut self) -> Taken<&'a str> {
+        let bytes = self.string()?;
+        std::str::from_utf8(bytes).or_else(|_| self.bad("a text is not UTF-8"))
+    }
+
+    fn option<T: TryFrom<u64>>(&mut self) -> Taken<Option<T>> {
+        self.flag()?.then(|| self.small()).transpose()
+    }
+
+    /// The time, given the last one.
+    pub(crate) fn time(&mut self, last: u64) -> Taken<u64> {
+        Ok(last.wrapping_add_signed(unfold_sign(self.number()?)))
+    }
+}
+
+/// What is known of a recording before the first call.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// Name of the device.
+    pub device: String,
+    /// What made it, in words.
+    pub program: String,
+    /// The seed included: whoever has it knows all keys.
+    pub config: RnicConfig,
+}
+
+impl Header {
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        out.bytes(&MAGIC);
+        out.byte(VERSION);
+        out.string(self.program.as_bytes());
+        out.string(self.device.as_bytes());
+        let RnicConfig {
+            mac,
+            node_guid,
+            completion_vectors,
+            doorbell_pages,
+            max_mtu,
+            segmentation,
+            recovery,
+            features,
+            limits,
+            seed,
+        } = &self.config;
+        out.bytes(mac);
+        out.bytes(&node_guid.to_le_bytes());
+        out.number((*completion_vectors).into());
+        out.number((*doorbell_pages).into());
+        out.byte(max_mtu.raw());
+        out.byte(match segmentation {
+            Segmentation::Local => 0,
+            Segmentation::PathMtu => 1,
+        });
+        out.byte(match recovery {
+            Recovery::Selective => 0,
+            Recovery::GoBackN => 1,
+        });
+        out.number(features.bits());
+        out.bytes(seed);
+        for limit in limit_values(limits) {
+            out.number(limit);
+        }
+    }
+
+    pub(crate) fn take(from: &mut Take<'_>) -> Taken<Self> {
+        if from.bytes(MAGIC.len()).ok() != Some(&MAGIC) {
+            from.at = 0;
+            return from.bad("this is no recording of vrnic");
+        }
+        if from.byte()? != VERSION {
+            return from.bad("the recording has another version of the format");
+        }
+        let program = from.text()?.to_owned();
+        let device = from.text()?.to_owned();
+        let config = RnicConfig {
+            mac: from.array()?,
+            node_guid: u64::from_le_bytes(from.array()?),
+            completion_vectors: from.small()?,
+            doorbell_pages: from.small()?,
+            max_mtu: Mtu::try_from(from.byte()?).or_else(|_| from.bad("there is no such MTU"))?,
+            segmentation: match from.byte()? {
+                0 => Segmentation::Local,
+                1 => Segmentation::PathMtu,
+                _ => return from.bad("there is no such segmentation"),
+            },
+            recovery: match from.byte()? {
+                0 => Recovery::Selective,
+                1 => Recovery::GoBackN,
+                _ => return from.bad("there is no such recovery"),
+            },
+            features: Features::from_bits(from.number()?),
+            seed: from.array()?,
+            limits: take_limits(from)?,
+        };
+        Ok(Self {
+            device,
+            program,
+            config,
+        })
+    }
+}
+
+/// All limits, in the order of their declaration.
+fn limit_values(limits: &Limits) -> [u64; 22] {
+    let Limits {
+        mr_size,
+        qp,
+        qp_entries,
+        send_sge,
+        recv_sge,
+        inline,
+        cq,
+        cq_entries,
+        mr,
+        fast_registration_pages,
+        mw,
+        srq,
+        pd,
+        contexts,
+        dest_rd_atomic,
+        rd_atomic,
+        gid_table,
+        multicast_groups,
+        multicast_members,
+        multicast_attachments,
+        counter_sets,
+        translations,
+    } = *limits;
+    let small = [
+        qp,
+        qp_entries,
+        send_sge,
+        recv_sge,
+        inline,
+        cq,
+        cq_entries,
+        mr,
+        fast_registration_pages,
+        mw,
+        srq,
+        pd,
+        contexts,
+        dest_rd_atomic,
+        rd_atomic,
+        gid_table,
+        multicast_groups,
+        multicast_members,
+        multicast_attachments,
+        counter_sets,
+    ];
+    let mut all = [0; 22];
+    all[0] = mr_size;
+    for (to, from) in all[1..21].iter_mut().zip(small) {
+        *to = from.into();
+    }
+    all[21] = translations as u64;
+    all
+}
+
+fn take_limits(from: &mut Take<'_>) -> Taken<Limits> {
+    Ok(Limits {
+        mr_size: from.number()?,
+        qp: from.small()?,
+        qp_entries: from.small()?,
+        send_sge: from.small()?,
+        recv_sge: from.small()?,
+        inline: from.small()?,
+        cq: from.small()?,
+        cq_entries: from.small()?,
+        mr: from.small()?,
+        fast_registration_pages: from.small()?,
+        mw: from.small()?,
+        srq: from.small()?,
+        pd: from.small()?,
+        contexts: from.small()?,
+        dest_rd_atomic: from.small()?,
+        rd_atomic: from.small()?,
+        gid_table: from.small()?,
+        multicast_groups: from.small()?,
+        multicast_members: from.small()?,
+        multicast_attachments: from.small()?,
+        counter_sets: from.small()?,
+        translations: from.small()?,
+    })
+}
+
+/// A segment, without long payload. The same segment always gives the same bytes.
+pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
+    let Segment {
+        path,
+        source_qpn,
+        destination_qpn,
+        pkey,
+        psn,
+        solicited,
+        ack_request,
+        unreliable,
+        body,
+        payload,
+        touched,
+    } = segment;
+    out.bytes(&path.source);
+    out.bytes(&path.destination);
+    out.bytes(&path.source_mac);
+    out.bytes(&path.destination_mac);
+    out.number(path.vlan.into());
+    out.byte(path.hop_limit);
+    out.byte(path.traffic_class);
+    out.byte(path.service_level);
+    out.number(path.flow_label.into());
+    out.number(path.source_port.into());
+    out.byte(path.roce_v1.into());
+    out.number((*source_qpn).into());
+    out.number((*destination_qpn).into());
+    out.number((*pkey).into());
+    out.number(psn.raw().into());
+    out.byte(u8::from(*solicited) | u8::from(*ack_request) << 1 | u8::from(*unreliable) << 2);
+    put_body(out, body);
+    match payload {
+        Payload::Empty => out.byte(0),
+        Payload::Ranges(ranges) => {
+            out.byte(1);
+            out.number(ranges.len() as u64);
+            for range in ranges {
+                put_range(out, range);
+            }
+        }
+        Payload::Bytes(bytes) => put_payload(out, bytes),
+        Payload::Frame(bytes) => put_payload(out, bytes),
+    }
+    out.string(touched.kind.map_or("", |kind| kind.name).as_bytes());
+    out.byte(match touched.damage {
+        None => 0,
+        Some(Damage::Icrc) => 1,
+        Some(Damage::Cut) => 2,
+    });
+}
+
+fn put_payload(out: &mut impl Put, bytes: &[u8]) {
+    if bytes.len() <= KEPT_PAYLOAD {
+        out.byte(2);
+        out.string(bytes);
+    } else {
+        out.byte(3);
+        out.number(bytes.len() as u64);
+    }
+}
+
+pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
+    let path = Path {
+        source: from.array()?,
+        destination: from.array()?,
+        source_mac: from.array()?,
+        destination_mac: from.array()?,
+        vlan: from.small()?,
+        hop_limit: from.byte()?,
+        traffic_class: from.byte()?,
+        service_level: from.byte()?,
+        flow_label: from.small()?,
+        source_port: from.small()?,
+        roce_v1: from.flag()?,
+    };
+    let source_qpn = from.small()?;
+    let destination_qpn = from.small()?;
+    let pkey = from.small()?;
+    let psn = Psn::new(from.small()?);
+    let flags = from.byte()?;
+    let body = take_body(from)?;
+    let payload = match from.byte()? {
+        0 => Payload::Empty,
+        1 => {
+            let mut ranges = Vec::new();
+            for _ in 0..from.number()? {
+                ranges.push(take_range(from)?);
+            }
+            Payload::Ranges(ranges)
+        }
+        2 => Payload::Bytes(from.string()?.to_vec()),
+        3 => match from.number()? {
+            length @ 0..=MAX_PAYLOAD => Payload::Bytes(vec![0; length as usize]),
+            _ => return from.bad("a payload is too long"),
+        },
+        _ => return from.bad("there is no such kind of payload"),
+    };
+    let kind = match from.text()? {
+        "" => None,
+        name => Some(Kind::find(name).map_or_else(|| from.bad("there is no such fault"), Ok)?),
+    };
+    let damage = match from.byte()? {
+        0 => None,
+        1 => Some(Damage::Icrc),
+        2 => Some(Damage::Cut),
+        _ => return from.bad("there is no such damage"),
+    };
+    Ok(Segment {
+        path,
+        source_qpn,
+        destination_qpn,
+        pkey,
+        psn,
+        solicited: flags & 1 != 0,
+        ack_request: flags & 2 != 0,
+        unreliable: flags & 4 != 0,
+        body,
+        payload,
+        touched: Touched { kind, damage },
+    })
+}
+
+pub(crate) fn put_range(out: &mut impl Put, range: &HostRange) {
+    out.number(range.region.0.into());
+    out.number(range.offset);
+    out.number(range.length);
+}
+
+fn take_range(from: &mut Take<'_>) -> Taken<HostRange> {
+    Ok(HostRange {
+        region: RegionId(from.small()?),
+        offset: take_offset(from)?,
+        length: from.small::<u32>()?.into(),
+    })
+}
+
+/// An offset in a block of memory, far from what could overflow when something is added to it.
+fn take_offset(from: &mut Take<'_>) -> Taken<u64> {
+    const MAX_OFFSET: u64 = 1 << 56;
+    match from.number()? {
+        offset @ 0..=MAX_OFFSET => Ok(offset),
+        _ => from.bad("an offset is too large"),
+    }
+}
+
+fn put_position(out: &mut impl Put, position: Position) {
+    out.byte(match position {
+        Position::First => 0,
+        Position::Middle => 1,
+        Position::Last => 2,
+        Position::Only => 3,
+    });
+}
+
+fn take_position(from: &mut Take<'_>) -> Taken<Position> {
+    Ok(match from.byte()? {
+        0 => Position::First,
+        1 => Position::Middle,
+        2 => Position::Last,
+        3 => Position::Only,
+        _ => return from.bad("there is no such position"),
+    })
+}
+
+fn put_reth(out: &mut impl Put, reth: &Reth) {
+    out.number(reth.address);
+    out.number(reth.rkey.into());
+    out.number(reth.length.into());
+}
+
+fn take_reth(from: &mut Take<'_>) -> Taken<Reth> {
+    Ok(Reth {
+        address: from.number()?,
+        rkey: from.small()?,
+        length: from.small()?,
+    })
+}
+
+fn put_aeth(out: &mut impl Put, aeth: &Aeth) {
+    let (kind, value) = match aeth.syndrome {
+        Syndrome::Ack { credits } => (0, credits),
+        Syndrome::RnrNak { timer } => (1, timer),
+        Syndrome::Nak(NakCode::SequenceError) => (2, 0),
+        Syndrome::Nak(NakCode::InvalidRequest) => (2, 1),
+        Syndrome::Nak(NakCode::RemoteAccess) => (2, 2),
+        Syndrome::Nak(NakCode::RemoteOperation) => (2, 3),
+    };
+    out.byte(kind);
+    out.byte(value);
+    out.number(aeth.msn.into());
+}
+
+fn take_aeth(from: &mut Take<'_>) -> Taken<Aeth> {
+    let syndrome = match (from.byte()?, from.byte()?) {
+        (0, credits) => Syndrome::Ack { credits },
+        (1, timer) => Syndrome::RnrNak { timer },
+        (2, 0) => Syndrome::Nak(NakCode::SequenceError),
+        (2, 1) => Syndrome::Nak(NakCode::InvalidRequest),
+        (2, 2) => Syndrome::Nak(NakCode::RemoteAccess),
+        (2, 3) => Syndrome::Nak(NakCode::RemoteOperation),
+        _ => return from.bad("there is no such syndrome"),
+    };
+    Ok(Aeth {
+        syndrome,
+        msn: from.small()?,
+    })
+}
+
+fn put_body(out: &mut impl Put, body: &Body) {
+    match body {
+        Body::Send { position, tail } => {
+            out.byte(0);
+            put_position(out, *position);
+            match tail {
+                SendTail::Plain => out.byte(0),
+                SendTail::Immediate(value) => {
+                    out.byte(1);
+                    out.number((*value).into());
+                }
+                SendTail::Invalidate(key) => {
+                    out.byte(2);
+                    out.number((*key).into());
+                }
+            }
+        }
+        Body::Write {
+            position,
+            reth,
+            immediate,
+        } => {
+            out.byte(1);
+            put_position(out, *position);
+            out.byte(reth.is_some().into());
+            if let Some(reth) = reth {
+                put_reth(out, reth);
+            }
+            out.option(immediate.map(u64::from));
+        }
+        Body::ReadRequest(reth) => {
+            out.byte(2);
+            put_reth(out, reth);
+        }
+        Body::AtomicRequest(atomic) => {
+            out.byte(3);
+            out.byte(match atomic.kind {
+                AtomicKind::CompareSwap => 0,
+                AtomicKind::FetchAdd => 1,
+            });
+            out.number(atomic.address);
+            out.number(atomic.rkey.into());
+            out.number(atomic.compare_add);
+            out.number(atomic.swap);
+        }
+        Body::FlushRequest(flush) => {
+            out.byte(4);
+            put_reth(out, &flush.remote);
+            out.byte(flush.placement);
+            out.byte(flush.selectivity);
+        }
+        Body::AtomicWrite(reth) => {
+            out.byte(5);
+            put_reth(out, reth);
+        }
+        Body::ReadResponse { position, aeth } => {
+            out.byte(6);
+            put_position(out, *position);
+            out.byte(aeth.is_some().into());
+            if let Some(aeth) = aeth {
+                put_aeth(out, aeth);
+            }
+        }
+        Body::Acknowledge(aeth) => {
+            out.byte(7);
+            put_aeth(out, aeth);
+        }
+        Body::AtomicAcknowledge { aeth, original } => {
+            out.byte(8);
+            put_aeth(out, aeth);
+            out.number(*original);
+        }
+        Body::Datagram {
+            qkey,
+            source_qpn,
+            immediate,
+        } => {
+            out.byte(9);
+            out.number((*qkey).into());
+            out.number((*source_qpn).into());
+            out.option(immediate.map(u64::from));
+        }
+        Body::Unknown(opcode) => {
+            out.byte(10);
+            out.byte(*opcode);
+        }
+        Body::CongestionNotification => out.byte(11),
+    }
+}
+
+fn take_body(from: &mut Take<'_>) -> Taken<Body> {
+    Ok(match from.byte()? {
+        0 => Body::Send {
+            position: take_position(from)?,
+            tail: match from.byte()? {
+                0 => SendTail::Plain,
+                1 => SendTail::Immediate(from.small()?),
+                2 => SendTail::Invalidate(from.small()?),
+                _ => return from.bad("there is no such end of a send"),
+            },
+        },
+        1 => Body::Write {
+            position: take_position(from)?,
+            reth: from.flag()?.then(|| take_reth(from)).transpose()?,
+            immediate: from.option()?,
+        },
+        2 => Body::ReadRequest(take_reth(from)?),
+        3 => Body::AtomicRequest(AtomicRequest {
+            kind: match from.byte()? {
+                0 => AtomicKind::CompareSwap,
+                1 => AtomicKind::FetchAdd,
+                _ => return from.bad("there is no such atomic operation"),
+            },
+            address: from.number()?,
+            rkey: from.small()?,
+            compare_add: from.number()?,
+            swap: from.number()?,
+        }),
+        4 => Body::FlushRequest(Flush {
+            remote: take_reth(from)?,
+            placement: from.byte()?,
+            selectivity: from.byte()?,
+        }),
+        5 => Body::AtomicWrite(take_reth(from)?),
+        6 => Body::ReadResponse {
+            position: take_position(from)?,
+            aeth: from.flag()?.then(|| take_aeth(from)).transpose()?,
+        },
+        7 => Body::Acknowledge(take_aeth(from)?),
+        8 => Body::AtomicAcknowledge {
+            aeth: take_aeth(from)?,
+            original: from.number()?,
+        },
+        9 => Body::Datagram {
+            qkey: from.small()?,
+            source_qpn: from.small()?,
+            immediate: from.option()?,
+        },
+        10 => Body::Unknown(from.byte()?),
+        11 => Body::CongestionNotification,
+        _ => return from.bad("there is no such packet"),
+    })
+}
+
+/// The result of an access to guest memory, in the order in which the engine made them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Something was stored or copied.
+    Done,
+    /// The memory is not mapped.
+    Unmapped,
+    /// Bytes that were read.
+    Read(Vec<u8>),
+    /// Payload that was read and is not in the recording.
+    Skipped,
+    /// A word, as it was before.
+    Word(u64),
+    /// An address is in this block of memory, at that offset.
+    Resolved(RegionId, u64),
+    /// An address or a block is nowhere, or not persistent.
+    Nothing,
+    /// Bytes of a persistent block.
+    Length(u64),
+}
+
+/// How a call ended.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It returned; the digest of everything that came of it.
+    Returned(u64),
+    /// The engine panicked.
+    Panicked,
+}
+
+/// What the engine was asked to do.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// [`execute`](crate::Rnic::execute) this request.
+    Execute(Vec<u8>),
+    /// [`doorbell`](crate::Rnic::doorbell) of a page, with that value.
+    Doorbell(u32, u32),
+    /// [`poll`](crate::Rnic::poll), with that budget.
+    Poll(u32),
+    /// [`prepare_sleep`](crate::Rnic::prepare_sleep).
+    PrepareSleep,
+    /// [`receive`](crate::Rnic::receive) this segment.
+    Receive(Box<Segment<'static>>),
+    /// [`count_bad_packet`](crate::Rnic::count_bad_packet).
+    BadPacket(bool),
+    /// [`advance`](crate::Rnic::advance).
+    Advance,
+    /// [`next_async_event`](crate::Rnic::next_async_event).
+    AsyncEvent,
+    /// [`next_completion_event`](crate::Rnic::next_completion_event) of that vector.
+    CompletionEvent(u16),
+    /// [`set_link`](crate::Rnic::set_link).
+    SetLink(bool),
+    /// [`arm`](crate::fault::Armory::arm) this fault.
+    Arm(String),
+    /// [`clear`](crate::fault::Armory::clear) one fault or all.
+    Clear(Option<u64>),
+    /// [`set_faults`](crate::Rnic::set_faults).
+    SetFaults(fault::Saved),
+    /// [`next_sync`](crate::Rnic::next_sync).
+    NextSync,
+    /// [`synced`](crate::Rnic::synced).
+    Synced(bool),
+    /// [`take_delivery`](crate::Rnic::take_delivery).
+    TakeDelivery,
+    /// [`next_explanation`](crate::Rnic::next_explanation).
+    Explanation,
+}
+
+/// A call of the engine.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Place among all calls, from 0.
+    pub index: u64,
+    /// Where it begins in the recording.
+    pub at: usize,
+    /// When.
+    pub now: Instant,
+    /// What the engine was asked to do.
+    pub input: Input,
+    /// What it found in guest memory.
+    pub accesses: Vec<Access>,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+fn put_faults(out: &mut Vec<u8>, saved: &fault::Saved) {
+    out.number(saved.last_id);
+    out.number(saved.fired);
+    out.number(saved.armed.len() as u64);
+    for fault in &saved.armed {
+        out.string(fault.text.as_bytes());
+        out.number(fault.id);
+        out.option(fault.since.map(Instant::as_nanos));
+        out.number(fault.seen);
+        out.number(fault.fired);
+        out.option(fault.next.map(Instant::as_nanos));
+        out.number(fault.free.as_nanos());
+        out.option(fault.waits_for);
+    }
+}
+
+fn take_faults(from: &mut Take<'_>) -> Taken<fault::Saved> {
+    let (last_id, fired) = (from.number()?, from.number()?);
+    let mut armed = Vec::new();
+    for _ in 0..from.number()? {
+        armed.push(fault::SavedFault {
+            text: from.text()?.to_owned(),
+            id: from.number()?,
+            since: from.option()?.map(Instant::from_nanos),
+            seen: from.number()?,
+            fired: from.number()?,
+            next: from.option()?.map(Instant::from_nanos),
+            free: Instant::from_nanos(from.number()?),
+            waits_for: from.option()?,
+        });
+    }
+    let saved = fault::Saved {
+        last_id,
+        fired,
+        armed,
+    };
+    if Faults::from_saved(&saved).is_none() {
+        return from.bad("there is no such fault");
+    }
+    Ok(saved)
+}
+
+impl Input {
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Execute(request) => Self::put_request(request, out),
+            Self::Doorbell(page, value) => {
+                out.byte(tag::DOORBELL);
+                out.number((*page).into());
+                out.number((*value).into());
+            }
+            Self::Poll(budget) => {
+                out.byte(tag::POLL);
+                out.number((*budget).into());
+            }
+            Self::PrepareSleep => out.byte(tag::PREPARE_SLEEP),
+            Self::Receive(segment) => super::put_received(segment, out),
+            Self::BadPacket(wrong_crc) => {
+                out.byte(tag::BAD_PACKET);
+                out.byte((*wrong_crc).into());
+            }
+            Self::Advance => out.byte(tag::ADVANCE),
+            Self::AsyncEvent => out.byte(tag::ASYNC_EVENT),
+            Self::CompletionEvent(vector) => {
+                out.byte(tag::COMPLETION_EVENT);
+                out.number((*vector).into());
+            }
+            Self::SetLink(up) => {
+                out.byte(tag::SET_LINK);
+                out.byte((*up).into());
+            }
+            Self::Arm(text) => {
+                out.byte(tag::ARM);
+                out.string(text.as_bytes());
+            }
+            Self::Clear(id) => {
+                out.byte(tag::CLEAR);
+                out.option(*id);
+            }
+            Self::SetFaults(saved) => {
+                out.byte(tag::SET_FAULTS);
+                put_faults(out, saved);
+            }
+            Self::NextSync => out.byte(tag::NEXT_SYNC),
+            Self::Synced(done) => {
+                out.byte(tag::SYNCED);
+                out.byte((*done).into());
+            }
+            Self::TakeDelivery => out.byte(tag::TAKE_DELIVERY),
+            Self::Explanation => out.byte(tag::EXPLANATION),
+        }
+    }
+
+    fn take(tag: u8, from: &mut Take<'_>) -> Taken<Self> {
+        Ok(match tag {
+            tag::EXECUTE => Self::Execute(from.string()?.to_vec()),
+            tag::DOORBELL => Self::Doorbell(from.small()?, from.small()?),
+            tag::POLL => Self::Poll(from.small()?),
+            tag::PREPARE_SLEEP => Self::PrepareSleep,
+            tag::RECEIVE => Self::Receive(Box::new(take_segment(from)?)),
+            tag::BAD_PACKET => Self::BadPacket(from.flag()?),
+            tag::ADVANCE => Self::Advance,
+            tag::ASYNC_EVENT => Self::AsyncEvent,
+            tag::COMPLETION_EVENT => Self::CompletionEvent(from.small()?),
+            tag::SET_LINK => Self::SetLink(from.flag()?),
+            tag::ARM => Self::Arm(from.text()?.to_owned()),
+            tag::CLEAR => Self::Clear(from.option()?),
+            tag::SET_FAULTS => Self::SetFaults(take_faults(from)?),
+            tag::NEXT_SYNC => Self::NextSync,
+            tag::SYNCED => Self::Synced(from.flag()?),
+            tag::TAKE_DELIVERY => Self::TakeDelivery,
+            tag::EXPLANATION => Self::Explanation,
+            _ => return from.bad("there is no such call"),
+        })
+    }
+}
+
+/// The calls of a recording, one after the other.
+#[derive(Clone, Debug)]
+pub struct Recording<'a> {
+    header: Header,
+    from: Take<'a>,
+    now: u64,
+    index: u64,
+    /// The last call, for repetitions.
+    last: Option<Call>,
+    ended: Option<String>,
+    broken: bool,
+    panicked: bool,
+}
+
+impl<'a> Recording<'a> {
+    /// Reads what stands before the first call.
+    ///
+    /// # Errors
+    ///
+    /// This is no recording.
+    pub fn new(bytes: &'a [u8]) -> Result<Self, BadRecording> {
+        let mut from = Take::new(bytes);
+        let header = Header::take(&mut from)?;
+        Ok(Self {
+            header,
+            from,
+            now: 0,
+            index: 0,
+            last: None,
+            ended: None,
+            broken: false,
+            panicked: false,
+        })
+    }
+
+    /// What is known before the first call.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Why the recording ends, once the last call was read; nothing if nobody ended it.
+    pub fn ended(&self) -> Option<&str> {
+        self.ended.as_deref()
+    }
+
+    /// Where the next call begins.
+    pub fn position(&self) -> usize {
+        self.from.at
+    }
+
+    /// What was read since the position was `start`.
+    pub(crate) fn bytes_from(&self, start: usize) -> &'a [u8] {
+        self.from.since(start)
+    }
+
+    fn take(&mut self) -> Taken<Option<Call>> {
+        if self.from.is_at_end() || self.ended.is_some() {
+            return Ok(None);
+        }
+        let at = self.from.at;
+        let from = &mut self.from;
+        self.now = from.time(self.now)?;
+        let tag = from.byte()?;
+        if self.panicked && tag != tag::OVER {
+            return from.bad("there is a call behind one that panicked");
+        }
+        let call = match tag {
+            tag::OVER => {
+                self.ended = Some(from.text()?.to_owned());
+                return Ok(None);
+            }
+            tag::REPEAT => match &self.last {
+                Some(last) => Call {
+                    index: self.index,
+                    at,
+                    now: Instant::from_nanos(self.now),
+                    ..last.clone()
+                },
+                None => return from.bad("the first call cannot be a repetition"),
+            },
+            tag => Call {
+                index: self.index,
+                at,
+                now: Instant::from_nanos(self.now),
+                input: Input::take(tag, from)?,
+                accesses: Vec::new(),
+                outcome: Outcome::Panicked,
+            }
+            .take_rest(from)?,
+        };
+        self.index += 1;
+        self.panicked = call.outcome == Outcome::Panicked;
+        if tag != tag::REPEAT {
+            let short = self.from.at - at <= MAX_REPEATED + MAX_NUMBER;
+            self.last = short.then(|| call.clone());
+        }
+        Ok(Some(call))
+    }
+}
+
+impl Call {
+    fn take_rest(mut self, from: &mut Take<'_>) -> Taken<Self> {
+        loop {
+            self.accesses.push(match from.byte()? {
+                tag::END => {
+                    self.outcome = Outcome::Returned(u64::from_le_bytes(from.array()?));
+                    return Ok(self);
+                }
+                tag::PANIC => return Ok(self),
+                tag::DONE => Access::Done,
+                tag::UNMAPPED => Access::Unmapped,
+                tag::READ => Access::Read(from.string()?.to_vec()),
+                tag::SKIPPED => Access::Skipped,
+                tag::WORD => Access::Word(from.number()?),
+                tag::RESOLVED => Access::Resolved(RegionId(from.small()?), take_offset(from)?),
+                tag::NOTHING => Access::Nothing,
+                tag::LENGTH => Access::Length(from.number()?),
+                _ => return from.bad("there is no such access"),
+            });
+        }
+    }
+}
+
+impl Iterator for Recording<'_> {
+    type Item = Result<Call, BadRecording>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.broken {
+            return None;
+        }
+        let call = self.take();
+        // Nothing behind what makes no sense can be trusted.
+        self.broken = call.is_err();
+        call.transpose()
+    }
+}

@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Replays recordings.
+//!
+//! A replay is a recording of a recording: an engine is called as the recorded one was, finds in memory what that one
+//! found, and is itself recorded. The two recordings have to be equal, byte by byte.
+
+use super::format::{Access, BadRecording, Call, Header, Input, KEPT_PAYLOAD, Outcome, Recording};
+use crate::{
+    device::Rnic,
+    explain::Explanation,
+    memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped},
+    resources::Io,
+    segment::{Outbox, Segment},
+    time::Instant,
+};
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+use vrnic_wire::event::{AsyncEvent, CompletionEvent};
+
+/// What the engine wanted of guest memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// The host range of so many bytes at an address.
+    Resolve(GuestAddress, u64),
+    /// Whether a block is persistent.
+    PersistentLength(RegionId),
+    /// Bytes.
+    Read(HostRange),
+    /// Bytes that mean nothing to it.
+    ReadPayload(HostRange),
+    /// To store bytes.
+    Write(HostRange, Vec<u8>),
+    /// To store bytes that mean nothing to it.
+    WritePayload(HostRange),
+    /// To copy the first to the second.
+    Copy(HostRange, HostRange),
+    /// To store zeros.
+    Clear(HostRange),
+    /// A word.
+    Load(HostRange),
+    /// To store a word.
+    Store(HostRange, u64),
+    /// To exchange a word for another, and the old one.
+    Swap(HostRange, u64),
+    /// To add to a word, and the old one.
+    Add(HostRange, u64),
+    /// To exchange a word for the second if it is the first, and the old one.
+    Compare(HostRange, u64, u64),
+}
+
+/// What a call gave back.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// Nothing of interest.
+    Nothing,
+    /// Whether there was work.
+    Worked(bool),
+    /// The reply to a command, if it is finished.
+    Reply(Option<Vec<u8>>),
+    /// An asynchronous event.
+    AsyncEvent(Option<AsyncEvent>),
+    /// A completion event.
+    CompletionEvent(Option<CompletionEvent>),
+    /// Something went wrong.
+    Explanation(Option<Explanation>),
+    /// The engine panicked, and said this.
+    Panicked(String),
+}
+
+/// What a call did.
+#[derive(Debug)]
+pub struct Step {
+    /// What it gave back.
+    pub output: Output,
+    /// What it sent.
+    pub segments: Vec<Segment<'static>>,
+    /// What it wanted of guest memory, and what it found.
+    pub touches: Vec<(Touch, Access)>,
+}
+
+/// A replay is not what was recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// The call.
+    pub call: u64,
+    /// When it was made.
+    pub now: Instant,
+    /// What is different.
+    pub what: String,
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, now, what } = self;
+        write!(
+            f,
+            "call {call} at {} ns differs from the recording: {what}",
+            now.as_nanos()
+        )
+    }
+}
+
+impl std::error::Error for Divergence {}
+
+/// Why a replay ended early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// The recording is broken.
+    Bad(BadRecording),
+    /// The engine did something else.
+    Divergence(Divergence),
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bad(bad) => bad.fmt(f),
+            Self::Divergence(divergence) => divergence.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failed {}
+
+impl From<BadRecording> for Failed {
+    fn from(bad: BadRecording) -> Self {
+        Self::Bad(bad)
+    }
+}
+
+/// Memory in which the engine finds what stands in a recording.
+#[derive(Debug)]
+struct Script<'a> {
+    accesses: &'a [Access],
+    next: Cell<usize>,
+    wrong: RefCell<Option<String>>,
+    touches: RefCell<Vec<(Touch, Access)>>,
+}
+
+impl Script<'_> {
+    /// The next access, if it is what the engine wants.
+    fn find(&self, touch: impl FnOnce() -> Touch, fits: impl FnOnce(&Access) -> bool) -> Access {
+        let next = self.next.get();
+        self.next.set(next + 1);
+        let found = self.accesses.get(next);
+        if let Some(access) = found
+            && (fits(access) || *access == Access::Unmapped)
+        {
+            self.touches.borrow_mut().push((touch(), access.clone()));
+            return access.clone();
+        }
+        let mut wrong = self.wrong.borrow_mut();
+        if wrong.is_none() {
+            let there = match found {
+                Some(access) => format!("there it found {access:?}"),
+                None => "there it made none".into(),
+            };
+            *wrong = Some(format!("access {next} is {:?}; {there}", touch()));
+        }
+        Access::Unmapped
+    }
+
+    fn done(&self, touch: impl FnOnce() -> Touch) -> Result<(), Unmapped> {
+        match self.find(touch, |access| *access == Access::Done) {
+            Access::Done => Ok(()),
+            _ => Err(Unmapped),
+        }
+    }
+
+    fn word(&self, touch: impl FnOnce() -> Touch) -> Result<u64, Unmapped> {
+        match self.find(touch, |access| matches!(access, Access::Word(_))) {
+            Access::Word(word) => Ok(word),
+            _ => Err(Unmapped),
+        }
+    }
+}
+
+/// The word at `offset` of a range, which may not lie within.
+fn word(range: HostRange, offset: u64, length: u64) -> HostRange {
+    HostRange {
+        offset: range.offset.wrapping_add(offset),
+        length,
+        ..range
+    }
+}
+
+/// The first bytes of a range.
+fn first(range: HostRange, length: usize) -> HostRange {
+    HostRange {
+        length: length as u64,
+        ..range
+    }
+}
+
+impl Memory for Script<'_> {
+    fn resolve(&self, address: GuestAddress, length: u64) -> Option<HostRange> {
+        let fits = |access: &Access| matches!(access, Access::Resolved(..) | Access::Nothing);
+        match self.find(|| Touch::Resolve(address, length), fits) {
+            Access::Resolved(region, offset) => Some(HostRange {
+                region,
+                offset,
+                length,
+            }),
+            _ => None,
+        }
+    }
+
+    fn persistent_length(&self, region: RegionId) -> Option<u64> {
+        let fits = |access: &Access| matches!(access, Access::Length(_) | Access::Nothing);
+        match self.find(|| Touch::PersistentLength(region), fits) {
+            Access::Length(length) => Some(length),
+            _ => None,
+        }
+    }
+
+    fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        let touch = || Touch::Read(first(from, buffer.len()));
+        let fits =
+            |access: &Access| matches!(access, Access::Read(bytes) if bytes.len() == buffer.len());
+        match self.find(touch, fits) {
+            Access::Read(bytes) => {
+                buffer.copy_from_slice(&bytes);
+                Ok(())
+            }
+            _ => Err(Unmapped),
+        }
+    }
+
+    fn read_payload(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        let touch = || Touch::ReadPayload(first(from, buffer.len()));
+        let short = buffer.len() <= KEPT_PAYLOAD;
+        let fits = |access: &Access| match access {
+            Access::Read(bytes) => short && bytes.len() == buffer.len(),
+            access => !short && *access == Access::Skipped,
+        };
+        match self.find(touch, fits) {
+            Access::Read(bytes) => buffer.copy_from_slice(&bytes),
+            Access::Skipped => buffer.fill(0),
+            _ => return Err(Unmapped),
+        }
+        Ok(())
+    }
+
+    fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        self.done(|| Touch::Write(first(to, bytes.len()), bytes.to_vec()))
+    }
+
+    fn write_payload(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        self.done(|| Touch::WritePayload(first(to, bytes.len())))
+    }
+
+    fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
+        self.done(|| Touch::Copy(from, to))
+    }
+
+    fn clear(&self, to: HostRange) -> Result<(), Unmapped> {
+        self.done(|| Touch::Clear(to))
+    }
+
+    fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped> {
+        let value = self.word(|| Touch::Load(word(range, offset, 4)))?;
+        Ok(value as u32)
+    }
+
+    fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped> {
+        self.done(|| Touch::Store(word(range, offset, 4), value.into()))
+    }
+
+    fn store_u8(&self, range: HostRange, offset: u64, value: u8) -> Result<(), Unmapped> {
+        self.done(|| Touch::Store(word(range, offset, 1), value.into()))
+    }
+
+    fn load_u64(&self, range: HostRange, offset: u64) -> Result<u64, Unmapped> {
+        self.word(|| Touch::Load(word(range, offset, 8)))
+    }
+
+    fn swap_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
+        self.word(|| Touch::Swap(word(range, offset, 8), value))
+    }
+
+    fn fetch_add_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
+        self.word(|| Touch::Add(word(range, offset, 8), value))
+    }
+
+    fn compare_exchange_u64(
+        &self,
+        range: HostRange,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<u64, Unmapped> {
+        self.word(|| Touch::Compare(word(range, offset, 8), current, new))
+    }
+
+    fn fence(&self) {}
+}
+
+/// Calls `rnic` as `input` says. What it sends stays in the outbox.
+pub fn perform<M: Memory>(rnic: &mut Rnic, input: &Input, io: &mut Io<'_, M>) -> Output {
+    match input {
+        Input::Execute(request) => {
+            let mut reply = Vec::new();
+            let done = rnic.execute(request, &mut reply, io);
+            return Output::Reply(done.then_some(reply));
+        }
+        Input::Doorbell(page, value) => rnic.doorbell(*page, *value),
+        Input::Poll(budget) => return Output::Worked(rnic.poll(*budget, io)),
+        Input::PrepareSleep => return Output::Worked(rnic.prepare_sleep(io)),
+        Input::Receive(segment) => rnic.receive(Segment::clone(segment), io),
+        Input::BadPacket(wrong_crc) => rnic.count_bad_packet(*wrong_crc),
+        Input::Advance => rnic.advance(io),
+        Input::AsyncEvent => return Output::AsyncEvent(rnic.next_async_event()),
+        Input::CompletionEvent(vector) => {
+            return Output::CompletionEvent(rnic.next_completion_event(*vector));
+        }
+        Input::SetLink(up) => rnic.set_link(*up),
+        Input::Arm(text) => {
+            if let Ok(spec) = text.parse() {
+                let _ = rnic.faults_mut().arm(spec, io.now);
+            }
+        }
+        Input::Clear(id) => {
+            rnic.faults_mut().clear(*id);
+        }
+        Input::SetFaults(saved) => {
+            let faults = crate::Faults::from_saved(saved);
+            rnic.set_faults(faults.unwrap_or_default());
+        }
+        Input::NextSync => {
+            rnic.next_sync();
+        }
+        Input::Synced(done) => rnic.synced(*done),
+        Input::TakeDelivery => {
+            rnic.take_delivery();
+        }
+        Input::Explanation => return Output::Explanation(rnic.next_explanation()),
+    }
+    Output::Nothing
+}
+
+/// A replay.
+#[derive(Debug)]
+pub struct Player<'a> {
+    recording: Recording<'a>,
+    rnic: Rnic,
+    outbox: Outbox,
+    over: bool,
+}
+
+impl<'a> Player<'a> {
+    /// A replay of the recording in `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub fn new(bytes: &'a [u8]) -> Result<Self, BadRecording> {
+        let recording = Recording::new(bytes)?;
+        Ok(Self {
+            rnic: fresh(recording.header()),
+            recording,
+            outbox: Outbox::new(),
+            over: false,
+        })
+    }
+
+    /// The recording, as far as it was read.
+    pub fn recording(&self) -> &Recording<'a> {
+        &self.recording
+    }
+
+    /// The device, as it is after the last call.
+    pub fn rnic(&self) -> &Rnic {
+        &self.rnic
+    }
+
+    /// What went wrong of which nobody was told while the recording was made. Nothing can be replayed after this.
+    pub fn leftovers(&mut self) -> Vec<Explanation> {
+        self.over = true;
+        std::iter::from_fn(|| self.rnic.next_explanation()).collect()
+    }
+
+    /// Makes the next call; `None` after the last one.
+    ///
+    /// # Errors
+    ///
+    /// The recording is broken, or the engine does not what it did. Then nothing follows.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "the device is looked at between steps"
+    )]
+    pub fn next(&mut self) -> Option<Result<(Call, Step), Failed>> {
+        if self.over {
+            return None;
+        }
+        let start = self.recording.position();
+        let call = match self.recording.next()? {
+            Ok(call) => call,
+            Err(bad) => {
+                self.over = true;
+                return Some(Err(bad.into()));
+            }
+        };
+        let step = self.step(&call, start);
+        self.over = step.is_err();
+        Some(match step {
+            Ok(step) => Ok((call, step)),
+            Err(what) => Err(Failed::Divergence(Divergence {
+                call: call.index,
+                now: call.now,
+                what,
+            })),
+        })
+    }
+
+    fn step(&mut self, call: &Call, start: usize) -> Result<Step, String> {
+        let script = Script {
+            accesses: &call.accesses,
+            next: Cell::new(0),
+            wrong: RefCell::default(),
+            touches: RefCell::default(),
+        };
+        let (rnic, outbox) = (&mut self.rnic, &mut self.outbox);
+        let mut io = Io {
+            memory: &script,
+            now: call.now,
+            outbox,
+        };
+        let output = catch_unwind(AssertUnwindSafe(|| perform(rnic, &call.input, &mut io)));
+        let output = output.unwrap_or_else(|payload| Output::Panicked(panic_message(&*payload)));
+        let panicked = matches!(output, Output::Panicked(_));
+        let segments = std::mem::take(&mut outbox.segments);
+        if let Some(what) = script.wrong.take() {
+            return Err(what);
+        }
+        match (&output, call.outcome) {
+            (Output::Panicked(message), Outcome::Returned(_)) => {
+                return Err(format!("the engine panics: {message}"));
+            }
+            (_, Outcome::Panicked) if !panicked => return Err("there the engine panicked".into()),
+            _ => {}
+        }
+        let unused = call.accesses.len().saturating_sub(script.next.get());
+        if unused > 0 {
+            return Err(format!("{unused} accesses to memory are not made"));
+        }
+        let again = self.rnic.recorder().map(|recorder| {
+            if panicked {
+                recorder.end("panic");
+            }
+            recorder.take()
+        });
+        let before = self.recording.bytes_from(start);
+        if !again.is_some_and(|again| again.starts_with(before)) {
+            return Err("what the call gave back, stored or sent is not the same".into());
+        }
+        Ok(Step {
+            output,
+            segments,
+            touches: script.touches.into_inner(),
+        })
+    }
+}
+
+/// A device as it was when the recording began, itself recorded.
+pub fn fresh(header: &Header) -> Rnic {
+    let mut rnic = Rnic::recorded(header.config.clone(), &header.device, u64::MAX);
+    // The header is no call.
+    if let Some(recorder) = rnic.recorder() {
+        recorder.take();
+    }
+    rnic
+}
+
+/// What somebody said who panicked.
+pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into())
+}
+
+/// Replays a whole recording; gives the number of calls.
+///
+/// # Errors
+///
+/// The recording is broken, or the engine does not what it did.
+pub fn replay(bytes: &[u8]) -> Result<u64, Failed> {
+    let mut player = Player::new(bytes)?;
+    let mut calls = 0;
+    while let Some(step) = player.next() {
+        step?;
+        calls += 1;
+    }
+    Ok(calls)
+}

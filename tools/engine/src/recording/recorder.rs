@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Makes recordings.
+
+use super::format::{
+    Header, KEPT_PAYLOAD, MAX_REPEATED, Put, fold_sign, put_range, put_segment, tag,
+};
+use crate::{
+    memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped},
+    resources::Io,
+    time::Instant,
+};
+use std::cell::RefCell;
+
+/// A digest of what the engine does: any difference gives, for all practical purposes, another one.
+#[derive(Debug)]
+pub(crate) struct Digest(u64);
+
+impl Digest {
+    const START: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    fn new() -> Self {
+        Self(Self::START)
+    }
+
+    /// Adds a number.
+    pub(crate) fn add(&mut self, value: u64) {
+        const FACTOR: u128 = 0xd6e8_feb8_6659_fd93;
+        let product = u128::from(self.0 ^ value ^ 0xa5a5_1234_5678_9abc) * FACTOR;
+        self.0 = (product ^ product >> 64) as u64 ^ self.0.rotate_left(29);
+    }
+}
+
+impl Put for Digest {
+    fn byte(&mut self, value: u8) {
+        self.add(value.into());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.add(u64::from_le_bytes(word));
+        }
+    }
+}
+
+/// Bytes of a recording that nobody took yet, and what the next depend on.
+#[derive(Debug)]
+struct Log {
+    buffer: Vec<u8>,
+    /// Bytes that were taken.
+    taken: u64,
+    limit: u64,
+    /// Time of the last call.
+    now: u64,
+    /// Where the call that is under way begins, and where, behind its time, what may be a repetition does.
+    call: Option<(usize, usize)>,
+    /// The last call, without its time, if it may be repeated.
+    last: Vec<u8>,
+    digest: Digest,
+    over: bool,
+}
+
+/// Records the calls of one engine. Bytes gather here until somebody [takes](Self::take) them.
+#[derive(Debug)]
+pub struct Recorder {
+    log: RefCell<Log>,
+}
+
+impl Recorder {
+    /// A recording of a device that was not called yet. It ends by itself with the call after which it has `limit`
+    /// bytes or more.
+    pub fn new(header: &Header, limit: u64) -> Self {
+        let mut buffer = Vec::new();
+        header.put(&mut buffer);
+        Self {
+            log: RefCell::new(Log {
+                buffer,
+                taken: 0,
+                limit,
+                now: 0,
+                call: None,
+                last: Vec::new(),
+                digest: Digest::new(),
+                over: false,
+            }),
+        }
+    }
+
+    /// Takes what was recorded since the last time.
+    pub fn take(&mut self) -> Vec<u8> {
+        let log = self.log.get_mut();
+        if log.call.is_some() {
+            return Vec::new();
+        }
+        log.taken += log.buffer.len() as u64;
+        std::mem::take(&mut log.buffer)
+    }
+
+    /// Bytes that nobody took yet.
+    pub fn waiting(&self) -> usize {
+        self.log.borrow().buffer.len()
+    }
+
+    /// Bytes so far.
+    pub fn length(&self) -> u64 {
+        let log = self.log.borrow();
+        log.taken + log.buffer.len() as u64
+    }
+
+    /// Whether it has ended: nothing is recorded any more.
+    pub fn is_over(&self) -> bool {
+        self.log.borrow().over
+    }
+
+    /// Whether it records the next call. If the one before did not return, there is nothing more to record.
+    pub(crate) fn goes_on(&self) -> bool {
+        let mut log = self.log.borrow_mut();
+        if log.call.is_some() {
+            log.end("panic");
+        }
+        !log.over
+    }
+
+    /// Ends it, and says why. A call that did not return panicked.
+    pub fn end(&mut self, why: &str) {
+        self.log.get_mut().end(why);
+    }
+
+    /// A call begins that `put` writes.
+    pub(crate) fn begin(&mut self, now: Instant, put: impl FnOnce(&mut Vec<u8>)) {
+        self.log.get_mut().begin(now.as_nanos(), put);
+    }
+
+    /// As [`begin`](Self::begin), for a call that does not tell the time.
+    pub(crate) fn begin_untimed(&mut self, put: impl FnOnce(&mut Vec<u8>)) {
+        let log = self.log.get_mut();
+        log.begin(log.now, put);
+    }
+
+    /// Makes the call that has begun, and looks at what it finds in guest memory, does there, and sends.
+    pub(crate) fn during<M: Memory, R>(
+        &mut self,
+        io: &mut Io<'_, M>,
+        work: impl FnOnce(&mut Io<'_, Tap<'_, M>>) -> R,
+    ) -> R {
+        let before = io.outbox.segments.len();
+        let tap = Tap {
+            inner: io.memory,
+            log: &self.log,
+        };
+        let result = work(&mut Io {
+            memory: &tap,
+            now: io.now,
+            outbox: io.outbox,
+        });
+        let log = self.log.get_mut();
+        for segment in &io.outbox.segments[before..] {
+            put_segment(&mut log.digest, segment);
+        }
+        result
+    }
+
+    /// The call returned; `outcome` adds what came of it to the digest.
+    pub(crate) fn finish(&mut self, outcome: impl FnOnce(&mut Digest)) {
+        let log = self.log.get_mut();
+        outcome(&mut log.digest);
+        log.finish();
+    }
+
+    /// The call that began did nothing that matters: it leaves no trace. It was one without a time.
+    pub(crate) fn forget(&mut self) {
+        let log = self.log.get_mut();
+        if let Some((start, _)) = log.call.take() {
+            log.buffer.truncate(start);
+        }
+    }
+}
+
+impl Log {
+    fn begin(&mut self, now: u64, put: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.buffer.len();
+        // A device's time never goes back, but those of tests do.
+        let passed = now.wrapping_sub(self.now) as i64;
+        self.buffer.number(fold_sign(passed));
+        self.now = now;
+        self.call = Some((start, self.buffer.len()));
+        put(&mut self.buffer);
+        self.digest = Digest::new();
+    }
+
+    fn finish(&mut self) {
+        let Some((_, body)) = self.call.take() else {
+            return;
+        };
+        self.buffer.byte(tag::END);
+        let digest = self.digest.0.to_le_bytes();
+        self.buffer.bytes(&digest);
+        let written = &self.buffer[body..];
+        if written == self.last {
+            self.buffer.truncate(body);
+            self.buffer.byte(tag::REPEAT);
+        } else {
+            self.last.clear();
+            if written.len() <= MAX_REPEATED {
+                self.last.extend_from_slice(written);
+            }
+        }
+        if self.taken + self.buffer.len() as u64 >= self.limit {
+            self.end("full");
+        }
+    }
+
+    fn end(&mut self, why: &str) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        if self.call.take().is_some() {
+            self.buffer.byte(tag::PANIC);
+        }
+        self.buffer.number(0);
+        self.buffer.byte(tag::OVER);
+        self.buffer.string(why.as_bytes());
+    }
+
+    /// Something was done to guest memory, or could not be.
+    fn done(&mut self, result: Result<(), Unmapped>) {
+        self.buffer.byte(match result {
+            Ok(()) => tag::DONE,
+            Err(Unmapped) => tag::UNMAPPED,
+        });
+    }
+
+    fn word(&mut self, result: Result<u64, Unmapped>) {
+        match result {
+            Ok(word) => {
+                self.buffer.byte(tag::WORD);
+                self.buffer.number(word);
+            }
+            Err(Unmapped) => self.buffer.byte(tag::UNMAPPED),
+        }
+    }
+
+    /// The engine accesses `range` in a way that `kind` tells from others.
+    fn access(&mut self, kind: u64, range: &HostRange) {
+        self.digest.add(kind);
+        put_range(&mut self.digest, range);
+    }
+}
+
+/// Guest memory on whose accesses a recorder looks.
+#[derive(Debug)]
+pub(crate) struct Tap<'a, M> {
+    inner: &'a M,
+    log: &'a RefCell<Log>,
+}
+
+impl<M: Memory> Memory for Tap<'_, M> {
+    fn resolve(&self, address: GuestAddress, length: u64) -> Option<HostRange> {
+        let result = self.inner.resolve(address, length);
+        let log = &mut *self.log.borrow_mut();
+        log.digest.add(0);
+        log.digest.add(address.0);
+        log.digest.add(length);
+        match &result {
+            Some(range) => {
+                log.buffer.byte(tag::RESOLVED);
+                log.buffer.number(range.region.0.into());
+                log.buffer.number(range.offset);
+            }
+            None => log.buffer.byte(tag::NOTHING),
+        }
+        result
+    }
+
+    fn persistent_length(&self, region: RegionId) -> Option<u64> {
+        let result = self.inner.persistent_length(region);
+        let log = &mut *self.log.borrow_mut();
+        log.digest.add(1);
+        log.digest.add(region.0.into());
+        match result {
+            Some(length) => {
+                log.buffer.byte(tag::LENGTH);
+                log.buffer.number(length);
+            }
+            None => log.buffer.byte(tag::NOTHING),
+        }
+        result
+    }
+
+    fn read(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        let result = self.inner.read(from, buffer);
+        let log = &mut *self.log.borrow_mut();
+        log.access(2, &from);
+        match result {
+            Ok(()) => {
+                log.buffer.byte(tag::READ);
+                log.buffer.string(buffer);
+            }
+            Err(Unmapped) => log.buffer.byte(tag::UNMAPPED),
+        }
+        result
+    }
+
+    fn read_payload(&self, from: HostRange, buffer: &mut [u8]) -> Result<(), Unmapped> {
+        let result = self.inner.read_payload(from, buffer);
+        let log = &mut *self.log.borrow_mut();
+        log.access(3, &from);
+        log.digest.add(buffer.len() as u64);
+        match result {
+            Ok(()) if buffer.len() <= KEPT_PAYLOAD => {
+                log.buffer.byte(tag::READ);
+                log.buffer.string(buffer);
+            }
+            Ok(()) => log.buffer.byte(tag::SKIPPED),
+            Err(Unmapped) => log.buffer.byte(tag::UNMAPPED),
+        }
+        result
+    }
+
+    fn write(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        let result = self.inner.write(to, bytes);
+        let log = &mut *self.log.borrow_mut();
+        log.access(4, &to);
+        log.digest.string(bytes);
+        log.done(result);
+        result
+    }
+
+    fn write_payload(&self, to: HostRange, bytes: &[u8]) -> Result<(), Unmapped> {
+        let result = self.inner.write_payload(to, bytes);
+        let log = &mut *self.log.borrow_mut();
+        log.access(5, &to);
+        log.digest.add(bytes.len() as u64);
+        log.done(result);
+        result
+    }
+
+    fn copy(&self, from: HostRange, to: HostRange) -> Result<(), Unmapped> {
+        let result = self.inner.copy(from, to);
+        let log = &mut *self.log.borrow_mut();
+        log.access(6, &from);
+        log.access(6, &to);
+        log.done(result);
+        result
+    }
+
+    fn clear(&self, to: HostRange) -> Result<(), Unmapped> {
+        let result = self.inner.clear(to);
+        let log = &mut *self.log.borrow_mut();
+        log.access(7, &to);
+        log.done(result);
+        result
+    }
+
+    fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped> {
+        let result = self.inner.load_u32(range, offset);
+        let log = &mut *self.log.borrow_mut();
+        log.access(8, &range);
+        log.digest.add(offset);
+        log.word(result.map(u64::from));
+        result
+    }
+
+    fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped> {
+        let result = self.inner.store_u32(range, offset, value);
+        let log = &mut *self.log.borrow_mut();
+        log.access(9, &range);
+        log.digest.add(offset);
+        log.digest.add(value.into());
+        log.done(result);
+        result
+    }
+
+    fn store_u8(&self, range: HostRange, offset: u64, value: u8) -> Result<(), Unmapped> {
+        let result = self.inner.store_u8(range, offset, value);
+        let log = &mut *self.log.borrow_mut();
+        log.access(10, &range);
+        log.digest.add(offset);
+        log.digest.add(value.into());
+        log.done(result);
+        result
+    }
+
+    fn load_u64(&self, range: HostRange, offset: u64) -> Result<u64, Unmapped> {
+        let result = self.inner.load_u64(range, offset);
+        let log = &mut *self.log.borrow_mut();
+        log.access(11, &range);
+        log.digest.add(offset);
+        log.word(result);
+        result
+    }
+
+    fn swap_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
+        let result = self.inner.swap_u64(range, offset, value);
+        let log = &mut *self.log.borrow_mut();
+        log.access(12, &range);
+        log.digest.add(offset);
+        log.digest.add(value);
+        log.word(result);
+        result
+    }
+
+    fn fetch_add_u64(&self, range: HostRange, offset: u64, value: u64) -> Result<u64, Unmapped> {
+        let result = self.inner.fetch_add_u64(range, offset, value);
+        let log = &mut *self.log.borrow_mut();
+        log.access(13, &range);
+        log.digest.add(offset);
+        log.digest.add(value);
+        log.word(result);
+        result
+    }
+
+    fn compare_exchange_u64(
+        &self,
+        range: HostRange,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<u64, Unmapped> {
+        let result = self.inner.compare_exchange_u64(range, offset, current, new);
+        let log = &mut *self.log.borrow_mut();
+        log.access(14, &range);
+        log.digest.add(offset);
+        log.digest.add(current);
+        log.digest.add(new);
+        log.word(result);
+        result
+    }
+
+    fn fence(&self) {
+        self.inner.fence();
+    }
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Recordings: they replay to the last bit, and what is no recording says so. Random worlds are recorded and replayed
+//! by the simulation; with `VRNIC_REPLAY` in the environment, all worlds of all tests are.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use vrnic_engine::{
+    Rnic, RnicConfig, Segmentation,
+    recording::{Access, Failed, Input, Outcome, Output, Player, Recording, replay},
+    testing::{QpOptions, Send, World},
+};
+use vrnic_wire::work::SendOpcode;
+
+/// What happens on both fabrics: requests of each kind, a lost packet, and a refused one.
+fn world(segmentation: Segmentation) -> World {
+    let config = RnicConfig {
+        segmentation,
+        ..RnicConfig::default()
+    };
+    let mut world = World::recorded(&vec![config; 2], 2048, 5);
+    let mut c = world.connect([0, 1], &QpOptions::default(), 100_000, |_, attributes| {
+        attributes.timeout = 8;
+    });
+    let now = world.now;
+    let fault = "lost-ack type=rc nth=2".parse().expect("fault");
+    world.nodes[1]
+        .rnic
+        .faults_mut()
+        .arm(fault, now)
+        .expect("room");
+    let (address, key) = (c.mrs[1].iova, c.mrs[1].key);
+    let sge = c.mrs[1].sge(0, 50_000);
+    c.receive(&mut world, 1, 1, &[sge]);
+    let sge = c.mrs[0].sge(0, 50_000);
+    for (wr_id, opcode) in [
+        (1, SendOpcode::Send),
+        (2, SendOpcode::Write),
+        (3, SendOpcode::Read),
+    ] {
+        let send = Send::new(wr_id, opcode).rdma(address, key).element(sge);
+        c.send(&mut world, 0, &send);
+    }
+    let add = Send::new(4, SendOpcode::FetchAdd)
+        .atomic(address, key, 1, 0)
+        .element(c.mrs[0].sge(0, 8));
+    c.send(&mut world, 0, &add);
+    world.settle();
+    let wrong = Send::new(5, SendOpcode::Write)
+        .rdma(address, key ^ 1)
+        .element(sge);
+    c.send(&mut world, 0, &wrong);
+    world.settle();
+    assert_eq!(c.send_cqs[0].drain().len(), 5);
+    while world.nodes[0].rnic.next_explanation().is_some() {}
+    world
+}
+
+fn recordings() -> Vec<Vec<u8>> {
+    [Segmentation::Local, Segmentation::PathMtu]
+        .into_iter()
+        .flat_map(|segmentation| world(segmentation).recordings())
+        .collect()
+}
+
+#[test]
+fn a_recording_replays() {
+    for recording in recordings() {
+        let calls = replay(&recording).expect("replay");
+        assert!(calls > 20, "{calls}");
+        let mut parsed = Recording::new(&recording).expect("recording");
+        assert_eq!(parsed.by_ref().map(Result::unwrap).count() as u64, calls);
+        assert_eq!(parsed.ended(), Some("stopped"));
+    }
+}
+
+#[test]
+fn what_the_engine_would_have_done_otherwise_is_told() {
+    // The opcode of a work request is changed, where it stands in the recording.
+    let recording = &recordings()[0];
+    let calls: Vec<_> = Recording::new(recording)
+        .expect("recording")
+        .map(Result::unwrap)
+        .collect();
+    let has_request = |access: &Access| matches!(access, Access::Read(bytes) if bytes.len() >= 64);
+    let polls = calls
+        .iter()
+        .filter(|call| matches!(call.input, Input::Poll(_)));
+    let call = polls
+        .into_iter()
+        .find(|call| call.accesses.iter().any(has_request))
+        .expect("a work request is read");
+    let Some(Access::Read(entry)) = call.accesses.iter().find(|access| has_request(access)) else {
+        unreachable!()
+    };
+    let place = recording[call.at..]
+        .windows(entry.len())
+        .position(|bytes| bytes == entry)
+        .expect("it is there");
+    let mut changed = recording.clone();
+    changed[call.at + place] ^= 0xff;
+    match replay(&changed) {
+        Err(Failed::Divergence(divergence)) => assert_eq!(divergence.call, call.index),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_recording_that_is_cut_short_says_so() {
+    let recording = &recordings()[3];
+    let whole = replay(recording).expect("replay");
+    let mut most = 0;
+    for length in (0..recording.len()).rev().step_by(7) {
+        let part = &recording[..length];
+        let bad = match Player::new(part) {
+            Err(bad) => Some(bad),
+            Ok(mut player) => {
+                let mut calls = 0;
+                let bad = loop {
+                    match player.next() {
+                        None => break None,
+                        Some(Ok(_)) => calls += 1,
+                        Some(Err(Failed::Bad(bad))) => break Some(bad),
+                        Some(Err(other)) => panic!("{length}: {other}"),
+                    }
+                };
+                assert!(calls <= whole && player.recording().ended().is_none());
+                most = most.max(calls);
+                bad
+            }
+        };
+        if let Some(bad) = bad {
+            assert!(bad.at <= length, "{bad}");
+        }
+    }
+    assert!(most + 2 >= whole, "{most} of {whole}");
+    let error = replay(&recording[..recording.len() / 2]).unwrap_err();
+    assert!(
+        error.to_string().contains("in the middle of something"),
+        "{error}"
+    );
+    assert!(replay(b"").is_err() && replay(b"VRNICREC\x02").is_err());
+    let error = replay(b"\xd4\xc3\xb2\xa1 no recording at all").unwrap_err();
+    assert!(error.to_string().contains("no recording"), "{error}");
+}
+
+#[test]
+fn bytes_that_are_changed_harm_nobody() {
+    let recordings = recordings();
+    let recording = &recordings[1];
+    let mut state = 1u64;
+    let mut wrong = 0;
+    for round in 0..3000 {
+        let mut changed = recording.clone();
+        for _ in 0..1 + round % 3 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let place = (state >> 20) as usize % changed.len();
+            changed[place] = (state >> 56) as u8;
+        }
+        wrong += u32::from(replay(&changed).is_err());
+    }
+    assert!(wrong > 2000, "{wrong}");
+}
+
+#[test]
+fn a_panic_is_replayed() {
+    let mut world = World::recorded(&[RnicConfig::default()], 2048, 5);
+    let now = world.now;
+    let fault = "engine-panic".parse().expect("fault");
+    let mut faults = world.nodes[0].rnic.faults_mut();
+    faults.arm(fault, now).expect("room");
+    let panicked = catch_unwind(AssertUnwindSafe(|| world.settle()));
+    assert!(panicked.is_err());
+    let recording = world.recordings().remove(0);
+    let mut player = Player::new(&recording).expect("recording");
+    let mut last = None;
+    while let Some(step) = player.next() {
+        last = Some(step.expect("replay"));
+    }
+    let (call, step) = last.expect("calls");
+    assert_eq!(call.outcome, Outcome::Panicked);
+    match step.output {
+        Output::Panicked(message) => assert!(message.contains("makes the engine panic")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_recording_is_bounded() {
+    let mut rnic = Rnic::recorded(RnicConfig::default(), "x", 1000);
+    let mut before = 0;
+    for value in 0..1_000_000 {
+        rnic.doorbell(0, value);
+        let recorder = rnic.recorder().expect("recorder");
+        if recorder.is_over() {
+            before = value;
+            break;
+        }
+    }
+    assert!(before > 10, "it ends");
+    rnic.doorbell(0, 0);
+    let recording = rnic.recorder().expect("recorder").take();
+    assert!(
+        (1000..1100).contains(&recording.len()),
+        "{}",
+        recording.len()
+    );
+    let mut parsed = Recording::new(&recording).expect("recording");
+    assert_eq!(parsed.by_ref().count(), before as usize + 1);
+    assert_eq!(parsed.ended(), Some("full"));
+    assert_eq!(replay(&recording), Ok(u64::from(before) + 1));
+}
+
+#[test]
+fn many_equal_calls_take_two_bytes_each() {
+    let mut rnic = Rnic::recorded(RnicConfig::default(), "x", u64::MAX);
+    rnic.doorbell(0, 1);
+    let first = rnic.recorder().expect("recorder").length();
+    for _ in 0..1000 {
+        rnic.doorbell(0, 1);
+    }
+    let recorder = rnic.recorder().expect("recorder");
+    assert_eq!(recorder.length(), first + 2000);
+    assert_eq!(replay(&recorder.take()), Ok(1001));
+}
