@@ -5,6 +5,7 @@
 
 mod capture;
 mod fault;
+mod record;
 mod scenario;
 mod table;
 mod watch;
@@ -115,6 +116,9 @@ enum Command {
     /// Capture packets to a pcapng file for Wireshark.
     #[command(subcommand)]
     Capture(capture::Command),
+    /// Record everything that a device is told and finds in memory, for vrnic-replay.
+    #[command(subcommand)]
+    Record(record::Command),
     /// Make the device, its wire or its commands fail on purpose.
     #[command(subcommand)]
     Fault(fault::Command),
@@ -247,6 +251,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             count,
         } => watch::run(client, choice.device.as_deref(), *interval, *count, json),
         Command::Capture(command) => capture::run(client, command, json),
+        Command::Record(command) => record::run(client, command, json),
         Command::Fault(command) => fault::run(client, command, json),
         Command::Log { filter } => {
             let filter = client.log(filter.clone())?;

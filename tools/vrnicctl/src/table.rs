@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
-    Address, Capture, Cq, Device, Explanation, Gid, Group, Mr, Port, Qp, Srq, SwitchPort,
+    Address, Capture, Cq, Device, Explanation, Gid, Group, Mr, Port, Qp, Recording, Srq, SwitchPort,
 };
 
 use crate::Of;
@@ -354,6 +354,19 @@ impl Row for Capture {
             self.bytes.to_string(),
             self.missing.to_string(),
             self.ended.clone().unwrap_or_else(|| "running".into()),
+            self.file.clone(),
+        ]
+    }
+}
+
+impl Row for Recording {
+    const HEADS: &'static [&'static str] = &["DEVICE", "BYTES", "STATE", "FILE"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.device.clone(),
+            self.bytes.to_string(),
+            self.state.clone(),
             self.file.clone(),
         ]
     }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
+use vrnic_engine::fault::Armory;
 use vrnic_engine::segment::{Damage, Gid};
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
@@ -31,6 +32,7 @@ use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
 use crate::network::Network;
+use crate::recording::Tape;
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec};
@@ -71,6 +73,10 @@ pub struct Device {
     session: Option<Session>,
     /// Makes guest memory survive a loss of power.
     syncer: Syncer,
+    /// Its recording: the one that waits or runs, or else the last.
+    tape: Option<Tape>,
+    /// What the engine that failed last was called with before.
+    flown: Vec<String>,
     /// Its ill will, if it has any.
     hostile: Option<Hostile>,
     record: Record,
@@ -118,6 +124,8 @@ impl Device {
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
             syncer,
+            tape: None,
+            flown: Vec::new(),
             hostile: None,
             record: Record::new(EXPLANATIONS),
             faults: Faults::default(),
@@ -165,14 +173,68 @@ impl Device {
     }
 
     /// Its faults, which outlive its drivers.
-    pub fn faults(&mut self) -> &mut Faults {
+    pub fn faults(&mut self) -> Armory<'_> {
         match self
             .session
             .as_mut()
             .and_then(|session| session.rnic.as_mut())
         {
             Some(rnic) => rnic.faults_mut(),
-            None => &mut self.faults,
+            None => Armory::new(&mut self.faults),
+        }
+    }
+
+    /// Records the device from the next reset by its driver on.
+    ///
+    /// # Errors
+    /// Another recording waits or runs.
+    pub fn set_tape(&mut self, tape: Tape) -> Result<(), String> {
+        if self.tape.as_ref().is_some_and(|tape| !tape.is_over()) {
+            return Err(format!("device {:?} has a recording already", self.name));
+        }
+        self.tape = Some(tape);
+        Ok(())
+    }
+
+    /// What its engine was called with lately, oldest first, in words; of one that failed, what led to that.
+    pub fn flight(&self) -> Vec<String> {
+        let session = self.session.as_ref();
+        match session.and_then(|session| session.rnic.as_ref()) {
+            Some(rnic) => rnic.flight().collect(),
+            None => self.flown.clone(),
+        }
+    }
+
+    /// Its recording: the one that waits or runs, or else the last.
+    pub fn tape(&self) -> Option<&Tape> {
+        self.tape.as_ref()
+    }
+
+    /// Ends the recording that waits or runs, if there is one.
+    pub fn end_tape(&mut self, why: &str) {
+        self.finish_recording(why);
+        if let Some(tape) = &mut self.tape {
+            tape.end(why);
+        }
+    }
+
+    /// Ends the recording that runs, if there is one.
+    fn finish_recording(&mut self, why: &str) {
+        let recorder = self.rnic().and_then(Rnic::take_recorder);
+        if let (Some(tape), Some(recorder)) = (&mut self.tape, recorder) {
+            tape.finish(recorder, why);
+        }
+    }
+
+    /// Passes on what was recorded, if there is enough of it or `all` is to go.
+    pub fn pass_recording_on(&mut self, all: bool) {
+        if let Some(tape) = self.tape.as_mut().filter(|tape| !tape.is_over())
+            && let Some(session) = &mut self.session
+            && let Some(rnic) = &mut session.rnic
+            && let Some(recorder) = rnic.recorder()
+            && !tape.pass_on(recorder, all)
+        {
+            rnic.take_recorder();
         }
     }
 
@@ -512,7 +574,7 @@ impl Device {
     /// When the device has to be woken.
     pub fn next_deadline(&self) -> Option<Instant> {
         let session = self.session.as_ref()?;
-        let engine = session.rnic.as_ref().and_then(Rnic::next_deadline);
+        let engine = session.rnic.as_ref().and_then(|rnic| rnic.next_deadline());
         let hostile = self.hostile.as_ref().and_then(Hostile::deadline);
         let late = session.next_late();
         engine.into_iter().chain(hostile).chain(late).min()
@@ -563,7 +625,14 @@ impl Device {
         }
         config.features = Features::from_bits(activation.features);
         config.seed = random_seed();
-        let mut rnic = Rnic::new(config);
+        let tape = self.tape.as_mut().filter(|tape| tape.waits());
+        let mut rnic = match tape {
+            Some(tape) => {
+                info!(device = %self.name, "recording begins");
+                Rnic::recorded(config, &self.name, tape.begin())
+            }
+            None => Rnic::new(config),
+        };
         rnic.set_link(self.link);
         rnic.set_faults(std::mem::take(&mut self.faults));
         self.session = Some(Session {
@@ -582,7 +651,7 @@ impl Device {
         if let Some(hostile) = &mut self.hostile {
             hostile.forget();
         }
-        self.drop_rnic();
+        self.drop_rnic("the driver reset the device");
         shared.regions.release(self.index);
         if let Some(session) = self.session.take() {
             let memory = session.memory.clone();
@@ -598,7 +667,7 @@ impl Device {
 
     /// Takes the engine down, tells the driver, and waits for its reset.
     fn fail(&mut self, shared: &mut Shared, cause: Cause) {
-        self.drop_rnic();
+        self.drop_rnic(cause.text());
         shared.regions.release(self.index);
         if self.session.is_some() {
             let happening = Happening::Event(EventType::DeviceFatal);
@@ -637,7 +706,12 @@ impl Device {
         self.record.add(what);
     }
 
-    fn drop_rnic(&mut self) {
+    fn drop_rnic(&mut self, why: &str) {
+        self.finish_recording(why);
+        if let Some(rnic) = self.rnic() {
+            let flown = rnic.flight().collect();
+            self.flown = flown;
+        }
         self.syncer.forget();
         let told = catch_unwind(AssertUnwindSafe(|| self.take_explanations()));
         if told.is_err() {

@@ -36,6 +36,7 @@ pub mod logging;
 pub mod manual;
 pub mod network;
 pub mod pci;
+pub mod recording;
 #[allow(unsafe_code, reason = "system calls that no safe crate has")]
 pub mod scheduling;
 mod socket;

@@ -100,6 +100,9 @@ impl Worker {
             self.clock.slept(timeout);
             idle_since = None;
         }
+        for device in &mut self.devices {
+            device.end_tape("vrnicd stopped");
+        }
         self.network.log_counters();
     }
 
@@ -134,6 +137,7 @@ impl Worker {
                 device.contained(&mut self.shared, |device, shared| {
                     device.publish_events(shared);
                 });
+                device.pass_recording_on(false);
             }
         }
         worked
@@ -251,6 +255,7 @@ impl Worker {
                 })
                 .unwrap_or(true);
             work |= self.deliver(index, now);
+            self.devices[index].pass_recording_on(true);
         }
         work
     }

@@ -26,6 +26,7 @@ mod writer;
 pub use center::{Center, Known, MAX_RUNNING};
 use settings::Scope;
 pub use settings::{Choice, Settings};
+pub(crate) use sink::Sink;
 
 /// Payload bytes of packets that are rendered of longer segments.
 pub const RENDERED_MTU: u64 = 4096;

@@ -47,6 +47,16 @@ pub fn answer(
             }
             Reply::Done
         }
+        Topic::Tape(name, tape) => {
+            let device = devices.iter_mut().find(|device| device.name() == name);
+            let (Some(device), Some(tape)) = (device, tape.take()) else {
+                return Reply::Error(format!("no device is named {name:?}"));
+            };
+            match device.set_tape(tape) {
+                Ok(()) => recording(device),
+                Err(why) => Reply::Error(why),
+            }
+        }
         Topic::EndOfCapture(id) => {
             shared.captures.remove(*id);
             Reply::Done
@@ -66,6 +76,13 @@ fn about_all(
             let devices = devices.iter_mut().map(|device| describe(device, shared));
             return Reply::Devices(devices.collect());
         }
+        Request::Recordings => {
+            let all = devices.iter().filter_map(|device| {
+                let tape = device.tape()?;
+                Some(tape.describe(device.name()))
+            });
+            return Reply::Recordings(all.collect());
+        }
         Request::Switch => return Reply::Switch(switch::ports(devices, network)),
         Request::Addresses { from } => {
             let found = (*from < MAX_ADDRESSES).then(|| network.addresses(now, *from, PAGE));
@@ -74,6 +91,7 @@ fn about_all(
         Request::Log { .. }
         | Request::CaptureStart { .. }
         | Request::CaptureStop { .. }
+        | Request::RecordStart { .. }
         | Request::Captures => return Reply::Error("the worker knows nothing of that".into()),
         Request::Gids { device }
         | Request::Qps { device, .. }
@@ -86,6 +104,8 @@ fn about_all(
         | Request::FaultClear { device, .. }
         | Request::Faults { device }
         | Request::FaultLog { device, .. }
+        | Request::RecordStop { device }
+        | Request::Flight { device }
         | Request::Explain { device, .. } => device,
     };
     let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
@@ -133,6 +153,11 @@ fn about(
             Reply::Mrs(page(found, from, mr))
         }
         Request::Mrs { from, .. } => Reply::Mrs(page(None, from, mr)),
+        Request::Flight { .. } => Reply::Flight(device.flight()),
+        Request::RecordStop { .. } => {
+            device.end_tape("stopped");
+            recording(device)
+        }
         Request::SetLink { up, .. } => {
             device.set_link(up);
             Reply::Done
@@ -155,6 +180,14 @@ fn page<T, U>(found: Option<Vec<T>>, from: usize, view: impl Fn(T) -> U) -> Page
     Page {
         items: found.unwrap_or_default().into_iter().map(view).collect(),
         next,
+    }
+}
+
+/// How far the recording of a device is.
+fn recording(device: &device::Device) -> Reply {
+    match device.tape() {
+        Some(tape) => Reply::Recording(tape.describe(device.name())),
+        None => Reply::Error(format!("device {:?} has no recording", device.name())),
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::protocol::{
     Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Page, Qp,
-    Reply, Request, Srq, SwitchPort,
+    Recording, Reply, Request, Srq, SwitchPort,
 };
 use crate::capture::Choice;
 
@@ -223,6 +223,43 @@ impl Client {
     /// All captures that run, and some that ran.
     pub fn captures(&mut self) -> Result<Vec<Capture>> {
         ask!(self, Request::Captures, Reply::Captures)
+    }
+
+    /// Records a device from its next reset on, to an open file, which is called `name` from now on.
+    pub fn start_recording(
+        &mut self,
+        device: &str,
+        name: &str,
+        max_bytes: Option<u64>,
+        file: BorrowedFd<'_>,
+    ) -> Result<Recording> {
+        let (device, name) = (device.to_owned(), name.to_owned());
+        let request = Request::RecordStart {
+            device,
+            name,
+            max_bytes,
+        };
+        match self.ask_with(&request, Some(file))? {
+            Reply::Recording(recording) => Ok(recording),
+            other => bail!("the daemon answered something else: {other:?}"),
+        }
+    }
+
+    /// Ends the recording of a device. If it is not at its end then, its file takes nothing.
+    pub fn stop_recording(&mut self, device: &str) -> Result<Recording> {
+        let device = device.to_owned();
+        ask!(self, Request::RecordStop { device }, Reply::Recording)
+    }
+
+    /// The recording of each device that waits or runs, or was the last.
+    pub fn recordings(&mut self) -> Result<Vec<Recording>> {
+        ask!(self, Request::Recordings, Reply::Recordings)
+    }
+
+    /// What a device was called with lately, oldest first, in words.
+    pub fn flight(&mut self, device: &str) -> Result<Vec<String>> {
+        let device = device.to_owned();
+        ask!(self, Request::Flight { device }, Reply::Flight)
     }
 
     /// The filter of the daemon's log, after it was set to `filter` if one is given.

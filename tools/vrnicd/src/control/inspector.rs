@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::protocol::{Reply, Request};
 use crate::capture::Capture;
+use crate::recording::Tape;
 use crate::waker::Waker;
 
 /// How long a client waits for the worker.
@@ -24,6 +25,8 @@ pub enum Topic {
     Capture(Option<Capture>),
     /// The number of a capture that ends.
     EndOfCapture(u64),
+    /// A recording of the device of that name that begins. The worker takes it.
+    Tape(String, Option<Tape>),
 }
 
 /// A question, and where the answer goes.

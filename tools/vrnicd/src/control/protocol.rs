@@ -129,6 +129,29 @@ pub enum Request {
     },
     /// All captures that run, and some that ran: [`Reply::Captures`].
     Captures,
+    /// Records a device from its next reset on, to the file whose descriptor comes with the request, in an `SCM_RIGHTS`
+    /// message: [`Reply::Recording`].
+    RecordStart {
+        /// Name of the device.
+        device: String,
+        /// What the file is to be called.
+        name: String,
+        /// The recording ends when it has about so many bytes.
+        #[serde(default)]
+        max_bytes: Option<u64>,
+    },
+    /// Ends the recording of a device: [`Reply::Recording`], when its file is finished or takes long.
+    RecordStop {
+        /// Name of the device.
+        device: String,
+    },
+    /// The recording of each device that waits or runs, or was the last: [`Reply::Recordings`].
+    Recordings,
+    /// What a device was called with lately: [`Reply::Flight`].
+    Flight {
+        /// Name of the device.
+        device: String,
+    },
     /// Reads or sets the filter of the log: [`Reply::Log`].
     Log {
         /// The new filter, as in the configuration.
@@ -177,6 +200,12 @@ pub enum Reply {
     Capture(Capture),
     /// Captures, oldest first.
     Captures(Vec<Capture>),
+    /// A recording.
+    Recording(Recording),
+    /// Recordings, by device.
+    Recordings(Vec<Recording>),
+    /// Calls in words, oldest first. Of a device that failed, those that led to it.
+    Flight(Vec<String>),
     /// The filter of the log.
     Log(String),
 }
@@ -451,6 +480,26 @@ impl Capture {
             (None, _, true) => "switch".into(),
             (None, ..) => "all RNICs".into(),
         }
+    }
+}
+
+/// A recording of a device.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Recording {
+    /// Name of the device.
+    pub device: String,
+    /// The file, as whoever asked for it called it.
+    pub file: String,
+    /// `waiting for the driver` to reset the device, `recording`, `ending`, or `ended: ` and why.
+    pub state: String,
+    /// Bytes in the file.
+    pub bytes: u64,
+}
+
+impl Recording {
+    /// Whether the file is finished.
+    pub fn has_ended(&self) -> bool {
+        self.state.starts_with("ended")
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, fchmod};
 use rustix::net::{
@@ -22,6 +22,7 @@ use super::inspector::{Inspector, Topic};
 use super::protocol::{self, MAX_REQUEST, Reply, Request};
 use crate::capture::{Capture, Center, Known};
 use crate::logging;
+use crate::recording::{self, Tape};
 use crate::socket::make_room;
 use crate::stop::Stop;
 
@@ -33,6 +34,9 @@ const BACKLOG: i32 = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client waits for the end of a capture.
 const FINISH: Duration = Duration::from_secs(5);
+
+/// Between two looks at whether a recording has ended.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The bound socket, removed when dropped.
 pub struct Server {
@@ -214,6 +218,22 @@ fn execute(request: Request, descriptor: Option<OwnedFd>, office: &Office) -> Re
                 Err(error) => Reply::Error(format!("{error:#}")),
             }
         }
+        Request::RecordStart {
+            device,
+            name,
+            max_bytes,
+        } => {
+            let Some(descriptor) = descriptor else {
+                return Reply::Error("no descriptor came with the request".into());
+            };
+            let limit = max_bytes.unwrap_or(recording::MAX_BYTES);
+            match Tape::new(File::from(descriptor), &name, limit) {
+                // If the worker never takes it up it ends at once, by being dropped.
+                Ok(tape) => office.inspector.ask(Topic::Tape(device, Some(tape))),
+                Err(error) => Reply::Error(format!("{error:#}")),
+            }
+        }
+        Request::RecordStop { device } => end_recording(device, office),
         Request::CaptureStop { id } => end(id, office),
         Request::Captures => {
             let known = office.captures.known();
@@ -234,6 +254,21 @@ fn begin(capture: Capture, office: &Office) -> Reply {
         // If the worker never takes it up it ends at once, by being dropped.
         Reply::Error(error) => Reply::Error(error),
         _ => found(id, office),
+    }
+}
+
+/// Ends a recording, and waits until the file is finished unless that takes long.
+fn end_recording(device: String, office: &Office) -> Reply {
+    let deadline = Instant::now() + FINISH;
+    loop {
+        let device = device.clone();
+        let stop = Topic::Request(Request::RecordStop { device });
+        match office.inspector.ask(stop) {
+            Reply::Recording(recording) if !recording.has_ended() && Instant::now() < deadline => {
+                std::thread::sleep(LOOK);
+            }
+            reply => return reply,
+        }
     }
 }
 

@@ -33,7 +33,8 @@ pub fn list(device: &mut Device) -> Reply {
 
 /// Some firings.
 pub fn log(device: &mut Device, from: u64, most: usize) -> Reply {
-    let log = device.faults().log();
+    let faults = device.faults();
+    let log = faults.log();
     let wanted = log.filter(|firing| firing.number >= from).take(most);
     Reply::Firings(wanted.map(firing).collect())
 }

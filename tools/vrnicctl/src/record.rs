@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! `vrnicctl record`: starts, stops and lists recordings.
+//!
+//! As with captures, this program opens the file, with the rights of its user.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use vrnicd::control::client::Client;
+
+use crate::table::print;
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Record a device from the next time that its driver resets it: when the driver is loaded or bound, or the guest
+    /// boots. The recording goes on after this command ends, until the next reset. It holds the device's keys and what
+    /// is in the guest's rings: keep it as safe as the guest.
+    Start {
+        /// File to write; it is overwritten. Only you may read it.
+        file: PathBuf,
+        /// The device. Not needed if there is only one.
+        #[arg(long, short, value_name = "NAME")]
+        device: Option<String>,
+        /// Stop when the file has about COUNT bytes; 268435456 if nothing is said.
+        #[arg(long, short = 'b', value_name = "COUNT")]
+        bytes: Option<u64>,
+    },
+    /// Stop the recording of a device and wait until its file is complete.
+    Stop {
+        /// The device. Not needed if only one is recorded.
+        #[arg(long, short, value_name = "NAME")]
+        device: Option<String>,
+    },
+    /// Print what a device was asked to do last, oldest first: about 2000 calls. After a failure of the device, those that
+    /// led to it, until its driver resets it. This is always on, and cannot be replayed.
+    Last {
+        /// The device. Not needed if there is only one.
+        #[arg(long, short, value_name = "NAME")]
+        device: Option<String>,
+    },
+    /// List the recording of each device: the one that waits or runs, or was the last.
+    List,
+}
+
+pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
+    match command {
+        Command::Start {
+            file,
+            device,
+            bytes,
+        } => {
+            let device = chosen(client, device.as_deref())?;
+            let opened = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(file)
+                .with_context(|| format!("cannot write {}", file.display()))?;
+            let name = std::path::absolute(file)?.display().to_string();
+            let started = client.start_recording(&device, &name, *bytes, opened.as_fd())?;
+            print(&[started], json)
+        }
+        Command::Stop { device } => {
+            let device = match device {
+                Some(device) => device.clone(),
+                None => {
+                    let all = client.recordings()?.into_iter();
+                    let left = all.filter(|recording| !recording.has_ended());
+                    only(left.map(|recording| recording.device))?
+                }
+            };
+            print(&[client.stop_recording(&device)?], json)
+        }
+        Command::Last { device } => {
+            let device = chosen(client, device.as_deref())?;
+            let calls = client.flight(&device)?;
+            let mut out = std::io::stdout().lock();
+            if json {
+                writeln!(out, "{}", serde_json::to_string(&calls)?)?;
+                return Ok(());
+            }
+            for call in calls {
+                writeln!(out, "{call}")?;
+            }
+            Ok(())
+        }
+        Command::List => print(&client.recordings()?, json),
+    }
+}
+
+/// The device that is named, or the only one.
+fn chosen(client: &mut Client, device: Option<&str>) -> Result<String> {
+    match device {
+        Some(device) => Ok(device.to_owned()),
+        None => only(client.devices()?.into_iter().map(|device| device.name)),
+    }
+}
+
+/// The one device that it can be.
+fn only(mut names: impl Iterator<Item = String>) -> Result<String> {
+    match (names.next(), names.next()) {
+        (Some(one), None) => Ok(one),
+        (None, _) => bail!("there is no such device"),
+        (Some(_), Some(_)) => bail!("there are several devices: name one with --device"),
+    }
+}

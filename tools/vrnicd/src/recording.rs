@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Recordings of devices on their way to files.
+//!
+//! The engine makes the recording ([`vrnic_engine::recording`]). The worker takes what there is of it, piece by piece,
+//! and leaves it to a thread that writes the file. The worker never waits for that thread: a recording whose file is too
+//! slow ends, because one with a gap could not be replayed.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tracing::{info, warn};
+use vrnic_engine::recording::Recorder;
+
+use crate::capture::Sink;
+use crate::control::protocol;
+
+/// Bytes that a recording has at most unless somebody says otherwise.
+pub const MAX_BYTES: u64 = 256 << 20;
+/// Bytes that make a piece worth passing on.
+const PIECE: usize = 256 << 10;
+/// Pieces that may wait for the file.
+const WAITING: usize = 256;
+/// How long a file may take nothing before it is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How far a recording is.
+#[derive(Debug)]
+struct Progress {
+    /// Bytes in the file.
+    bytes: AtomicU64,
+    /// Why it ended; none while it waits or runs.
+    ended: Mutex<Option<String>>,
+}
+
+/// A recording that waits for its device's next reset, runs or is over.
+#[derive(Debug)]
+pub struct Tape {
+    file: String,
+    limit: u64,
+    /// Where pieces go; none when the last one is on its way.
+    sender: Option<SyncSender<Vec<u8>>>,
+    /// Why nothing more comes, for the thread to tell when it has written everything.
+    why: Arc<Mutex<Option<String>>>,
+    progress: Arc<Progress>,
+    runs: bool,
+}
+
+/// The data behind a lock is whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tape {
+    /// A recording of at most about `limit` bytes to a file that is called `name`.
+    ///
+    /// # Errors
+    /// The file is not open for writing.
+    pub fn new(file: File, name: &str, limit: u64) -> Result<Self> {
+        let name = name.escape_debug().to_string();
+        let mut sink =
+            Sink::new(file, PATIENCE).with_context(|| format!("cannot record to {name}"))?;
+        let (sender, receiver) = sync_channel::<Vec<u8>>(WAITING);
+        let why = Arc::new(Mutex::new(None));
+        let progress = Arc::new(Progress {
+            bytes: AtomicU64::new(0),
+            ended: Mutex::new(None),
+        });
+        let (told, written, file) = (why.clone(), progress.clone(), name.clone());
+        std::thread::Builder::new()
+            .name("recording".into())
+            .spawn(move || {
+                let why = match write(&mut sink, &receiver, &written.bytes) {
+                    Ok(()) => lock(&told).take().unwrap_or_else(|| "stopped".into()),
+                    Err(error) => error.to_string(),
+                };
+                info!(file, why, "recording ends");
+                *lock(&written.ended) = Some(why);
+            })?;
+        Ok(Self {
+            file: name,
+            limit,
+            sender: Some(sender),
+            why,
+            progress,
+            runs: false,
+        })
+    }
+
+    /// Whether the device's next reset begins it.
+    pub fn waits(&self) -> bool {
+        !self.runs && self.sender.is_some()
+    }
+
+    /// Whether nothing more comes.
+    pub fn is_over(&self) -> bool {
+        self.sender.is_none()
+    }
+
+    /// It begins; gives the bytes that it has at most.
+    pub fn begin(&mut self) -> u64 {
+        self.runs = true;
+        self.limit
+    }
+
+    /// Passes on what was recorded, if it is worth it or `all` is to go. False if that was the end.
+    pub fn pass_on(&mut self, recorder: &mut Recorder, all: bool) -> bool {
+        let waiting = recorder.waiting();
+        if waiting == 0 || (waiting < PIECE && !all && !recorder.is_over()) {
+            return true;
+        }
+        let Some(sender) = &self.sender else {
+            return false;
+        };
+        let over = recorder.is_over();
+        if sender.try_send(recorder.take()).is_err() {
+            self.end("the file is too slow");
+            return false;
+        }
+        if over {
+            self.end("full");
+        }
+        !over
+    }
+
+    /// Nothing more comes.
+    pub fn end(&mut self, why: &str) {
+        if self.sender.is_some() {
+            lock(&self.why).get_or_insert_with(|| why.to_owned());
+            self.sender = None;
+        }
+    }
+
+    /// Ends the recording itself, then [`end`](Self::end)s.
+    pub fn finish(&mut self, mut recorder: Box<Recorder>, why: &str) {
+        if !recorder.is_over() {
+            // The reason is this one, not that nothing more is recorded.
+            lock(&self.why).get_or_insert_with(|| why.to_owned());
+            recorder.end(why);
+        }
+        if self.pass_on(&mut recorder, true) {
+            self.end(why);
+        }
+    }
+
+    /// How far it is.
+    pub fn describe(&self, device: &str) -> protocol::Recording {
+        let ended = lock(&self.progress.ended).clone();
+        protocol::Recording {
+            device: device.to_owned(),
+            file: self.file.clone(),
+            state: match ended {
+                Some(why) => format!("ended: {why}"),
+                None if self.is_over() => "ending".into(),
+                None if self.runs => "recording".into(),
+                None => "waiting for the driver".into(),
+            },
+            bytes: self.progress.bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Writes pieces until no more come.
+fn write(sink: &mut Sink, pieces: &Receiver<Vec<u8>>, bytes: &AtomicU64) -> std::io::Result<()> {
+    while let Ok(piece) = pieces.recv() {
+        if let Err(error) = sink.write_all(&piece) {
+            warn!(%error, "a recording cannot be written");
+            return Err(error);
+        }
+        bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+    }
+    sink.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+    use vrnic_engine::recording::{Recording, replay};
+    use vrnic_engine::{Rnic, RnicConfig};
+
+    fn ended(tape: &Tape) -> String {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let state = tape.describe("x").state;
+            if state.starts_with("ended") {
+                return state;
+            }
+            assert!(Instant::now() < deadline, "{state}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_file_has_what_was_recorded() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut tape = Tape::new(file.reopen().unwrap(), "a\nb", 1 << 20).unwrap();
+        assert!(tape.waits());
+        assert_eq!(tape.describe("x").state, "waiting for the driver");
+        let mut rnic = Rnic::recorded(RnicConfig::default(), "x", tape.begin());
+        assert!(!tape.waits());
+        for value in 0..1000 {
+            rnic.doorbell(0, value);
+            assert!(tape.pass_on(rnic.recorder().unwrap(), value % 100 == 0));
+        }
+        tape.finish(rnic.take_recorder().unwrap(), "reset");
+        assert_eq!(ended(&tape), "ended: reset");
+        let bytes = std::fs::read(file.path()).unwrap();
+        let view = tape.describe("x");
+        assert_eq!(
+            (view.bytes, view.file.as_str()),
+            (bytes.len() as u64, r"a\nb")
+        );
+        assert_eq!(replay(&bytes), Ok(1000));
+        let mut recording = Recording::new(&bytes).unwrap();
+        assert_eq!(recording.by_ref().count(), 1000);
+        assert_eq!(recording.ended(), Some("reset"));
+    }
+
+    #[test]
+    fn a_recording_ends_when_it_is_full() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut tape = Tape::new(file.reopen().unwrap(), "a", 1000).unwrap();
+        let mut rnic = Rnic::recorded(RnicConfig::default(), "x", tape.begin());
+        let mut value = 0;
+        while tape.pass_on(rnic.recorder().unwrap(), false) {
+            rnic.doorbell(0, value);
+            value += 1;
+            assert!(value < 1000);
+        }
+        assert!(tape.is_over());
+        assert_eq!(ended(&tape), "ended: full");
+        assert_eq!(
+            replay(&std::fs::read(file.path()).unwrap()),
+            Ok(value.into())
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_not_for_writing_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = File::open(file.path()).unwrap();
+        assert!(Tape::new(file, "a", 1000).is_err());
+    }
+}
