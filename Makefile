@@ -80,7 +80,7 @@ userspace: setup ## vrnicd, the provider (build/provider), the test programs and
 	bash tools/libvrnic/build.sh build/provider
 
 manual: userspace ## build/manual: man pages, completions for bash, zsh and fish
-	for program in vrnicd vrnicctl vrnic-lab; do tools/target/release/$$program write-manual build/manual || exit; done
+	for program in vrnicd vrnicctl vrnic-lab vrnic-replay; do tools/target/release/$$program write-manual build/manual || exit; done
 
 clean: ## remove what was built here (the cache outside the tree stays)
 	rm -rf build

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Command line of `vrnic-replay`.
+
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{CommandFactory, Parser, Subcommand};
+use vrnic_engine::recording::{Failed, Outcome, Player};
+use vrnic_engine::{Engine, Explanation};
+use vrnic_replay::check::{Checker, Rule};
+use vrnic_replay::image::Nowhere;
+use vrnic_replay::minimise::{Failure, minimise};
+use vrnic_replay::story::{Event, Narrator, timeline_head};
+use vrnicd::control::answer::explanation;
+
+/// Runs a recorded device once more, checks that it does the same, bit for bit, and tells what happened.
+///
+/// `vrnicctl record start` makes recordings. The device runs offline: there is no guest, no network and no clock. Times
+/// are those of the device's clock, in seconds, as vrnicctl shows them.
+///
+/// The exit code is 0 if the replay is equal to the recording and nothing that was asked for failed.
+#[derive(Parser)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+struct Arguments {
+    /// The recording.
+    #[arg(required = true)]
+    file: Option<PathBuf>,
+
+    /// Stop behind the last call before this time, or behind call N if it is given as `#N`, and show the device as it
+    /// is then.
+    #[arg(long, value_name = "SECONDS|#N", value_parser = parse_until)]
+    until: Option<Until>,
+
+    /// Say what went wrong on this queue pair, and why.
+    #[arg(long, value_name = "QPN")]
+    explain: Option<u32>,
+
+    /// Print a sequence diagram: the guest's requests and completions to the left of a bar, packets to the right.
+    #[arg(long)]
+    timeline: bool,
+
+    /// In the sequence diagram, only what is about this queue pair.
+    #[arg(long, value_name = "QPN", requires = "timeline")]
+    qpn: Option<u32>,
+
+    /// Check on every step what the standard demands of a device.
+    #[arg(long)]
+    check: bool,
+
+    /// Write the smallest recording that is found in which the failure still happens. The failure is what --fails says;
+    /// or a panic of the engine, if there is one; or the first thing that --check finds.
+    #[arg(long, value_name = "OUT")]
+    minimise: Option<PathBuf>,
+
+    /// The failure to keep: some text that a line of the timeline has in it, such as `RetryExceeded`.
+    #[arg(long, value_name = "TEXT", requires = "minimise")]
+    fails: Option<String>,
+
+    #[command(subcommand)]
+    command: Option<Internal>,
+}
+
+#[derive(Subcommand)]
+enum Internal {
+    /// Writes manual pages and shell completions.
+    #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
+    Manual { directory: PathBuf },
+}
+
+/// Where to stop.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    Call(u64),
+    Time(u64),
+}
+
+fn parse_until(text: &str) -> Result<Until, String> {
+    if let Some(call) = text.strip_prefix('#') {
+        return call
+            .parse()
+            .map(Until::Call)
+            .map_err(|_| "a call is a number".into());
+    }
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    let time = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
+    let nanoseconds = u64::try_from(time.as_nanos()).map_err(|_| "too long".to_owned())?;
+    Ok(Until::Time(nanoseconds))
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    // The engine's panics are an outcome here, and told of as one.
+    std::panic::set_hook(Box::new(|info| {
+        PANIC.with(|place| {
+            let location = info.location().map(ToString::to_string);
+            *place.borrow_mut() = location.unwrap_or_default();
+        });
+    }));
+    match run(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let broken = error.downcast_ref::<std::io::Error>();
+            if broken.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe) {
+                return ExitCode::SUCCESS;
+            }
+            let _ = writeln!(std::io::stderr(), "vrnic-replay: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+thread_local! {
+    /// Where somebody panicked last.
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+fn run(arguments: &Arguments) -> Result<bool> {
+    if let Some(Internal::Manual { directory }) = &arguments.command {
+        vrnicd::manual::write(Arguments::command(), 1, directory)?;
+        return Ok(true);
+    }
+    let Some(file) = &arguments.file else {
+        bail!("no recording is named");
+    };
+    let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let sound = play(arguments, &bytes).with_context(|| file.display().to_string())?;
+    match &arguments.minimise {
+        Some(out) => reduce(arguments, &bytes, out),
+        None => Ok(sound),
+    }
+}
+
+/// Replays, and prints what was asked for. Whether all is well.
+fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut player = Player::new(bytes)?;
+    let header = player.recording().header().clone();
+    let mut narrator = Narrator::new();
+    let mut checker = Checker::new();
+    let mut explanations: Vec<Explanation> = Vec::new();
+    let (mut calls, mut last) = (0u64, 0);
+    let mut first = None;
+    let mut failed = None;
+    let mut panicked = None;
+    if arguments.timeline {
+        out.write_all(timeline_head().as_bytes())?;
+    }
+    loop {
+        match arguments.until {
+            Some(Until::Call(call)) if calls > call => break,
+            _ => {}
+        }
+        let (call, step) = match player.next() {
+            None => break,
+            Some(Ok(step)) => step,
+            Some(Err(error)) => {
+                failed = Some(error);
+                break;
+            }
+        };
+        calls += 1;
+        last = call.now.as_nanos();
+        first.get_or_insert(last);
+        let panics = call.outcome == Outcome::Panicked;
+        let events = narrator.tell(&call, &step, player.rnic());
+        for told in &events {
+            match &told.event {
+                Event::Explained(why) => explanations.push((**why).clone()),
+                Event::Panicked(message) => panicked = Some(message.clone()),
+                _ => {}
+            }
+            let wanted = arguments.qpn.is_none_or(|qpn| told.qpn() == Some(qpn));
+            if arguments.timeline && wanted {
+                writeln!(out, "{told}")?;
+            }
+        }
+        if arguments.check {
+            checker.look(&events, (!panics).then_some(player.rnic()));
+        }
+        if let Some(Until::Time(time)) = arguments.until
+            && last >= time
+        {
+            break;
+        }
+    }
+    let passed = Duration::from_nanos(last.saturating_sub(first.unwrap_or(last)));
+    writeln!(
+        out,
+        "device {} ({}): {calls} calls in {:.6} s",
+        header.device,
+        header.program,
+        passed.as_secs_f64()
+    )?;
+    let mut sound = match &failed {
+        None => {
+            writeln!(out, "the replay is equal to the recording")?;
+            true
+        }
+        Some(Failed::Divergence(divergence)) => {
+            writeln!(
+                out,
+                "the replay is NOT equal to the recording: {divergence}"
+            )?;
+            let here = concat!("vrnic ", env!("CARGO_PKG_VERSION"));
+            if header.program != here {
+                writeln!(out, "it was made by {}, and this is {here}", header.program)?;
+            }
+            false
+        }
+        Some(Failed::Bad(bad)) => {
+            writeln!(out, "up to there the replay is equal: {bad}")?;
+            false
+        }
+    };
+    if arguments.until.is_none() && failed.is_none() {
+        match player.recording().ended() {
+            Some(why) => writeln!(out, "the recording ends: {why}")?,
+            None if panicked.is_some() => {}
+            None => writeln!(out, "nobody ended the recording: vrnicd was killed")?,
+        }
+    }
+    if let Some(message) = &panicked {
+        let place = PANIC.with(|place| place.borrow().clone());
+        writeln!(out, "the engine panics, as it did: {message} ({place})")?;
+    }
+    if arguments.until.is_some() && panicked.is_none() {
+        write!(out, "{}", state(player.rnic()))?;
+    }
+    if let Some(qpn) = arguments.explain {
+        explain(&mut out, qpn, &explanations, player.leftovers())?;
+    }
+    if arguments.check {
+        let (completions, packets) = checker.looked_at;
+        for violation in &checker.violations {
+            writeln!(out, "{violation}")?;
+        }
+        writeln!(
+            out,
+            "{completions} completions and {packets} packets checked, {} violations",
+            checker.violations.len()
+        )?;
+        sound &= checker.violations.is_empty();
+    }
+    out.flush()?;
+    Ok(sound)
+}
+
+/// What went wrong on a queue pair.
+fn explain(
+    out: &mut impl Write,
+    qpn: u32,
+    told: &[Explanation],
+    left: Vec<Explanation>,
+) -> Result<()> {
+    let mut any = false;
+    for why in told.iter().chain(&left).filter(|why| why.number == qpn) {
+        let nanoseconds = why.time.as_nanos();
+        let (seconds, rest) = (nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000);
+        writeln!(out, "at {seconds}.{rest:09} s: {}", explanation(0, why))?;
+        any = true;
+    }
+    if !any {
+        writeln!(out, "nothing went wrong on QP {qpn}")?;
+    }
+    Ok(())
+}
+
+/// The device, in words.
+fn state(engine: &Engine) -> String {
+    let mut text = String::new();
+    let mut first = 0;
+    while let Some(page) = engine.qp_page(first, 256, &Nowhere) {
+        first += 256;
+        for qp in page {
+            let _ = writeln!(
+                text,
+                "QP {}: {:?}, {:?}, peer {}, next PSN {}, unacknowledged from {}, expects {}, {} sends in flight",
+                qp.number,
+                qp.qp_type,
+                qp.state,
+                qp.destination_qpn,
+                qp.send_psn,
+                qp.unacknowledged_psn,
+                qp.receive_psn,
+                qp.sends_in_flight
+            );
+        }
+    }
+    let names = vrnic_wire::counter::Counter::ALL.iter();
+    for (counter, value) in names.zip(engine.counters()) {
+        if *value != 0 {
+            let _ = writeln!(text, "{} {value}", counter.name().to_string_lossy());
+        }
+    }
+    text
+}
+
+/// Writes the smallest recording that still fails.
+fn reduce(arguments: &Arguments, bytes: &[u8], out: &Path) -> Result<bool> {
+    let failure = match &arguments.fails {
+        Some(text) => Failure::Says(text.clone()),
+        None => find_failure(bytes)?,
+    };
+    let minimal = minimise(bytes, &failure)?;
+    std::fs::write(out, &minimal.recording)
+        .with_context(|| format!("cannot write {}", out.display()))?;
+    println!(
+        "{}: {} of {} calls up to the failure, after {} attempts",
+        out.display(),
+        minimal.calls,
+        minimal.before,
+        minimal.attempts
+    );
+    Ok(true)
+}
+
+/// The failure of a recording: its panic, or the first rule that is broken.
+fn find_failure(bytes: &[u8]) -> Result<Failure> {
+    let mut player = Player::new(bytes)?;
+    let mut narrator = Narrator::new();
+    let mut checker = Checker::new();
+    while let Some(step) = player.next() {
+        let (call, step) = step?;
+        let panics = call.outcome == Outcome::Panicked;
+        let events = narrator.tell(&call, &step, player.rnic());
+        checker.look(&events, (!panics).then_some(player.rnic()));
+        if let Some(violation) = checker.violations.first() {
+            return Ok(match violation.rule {
+                Rule::Panic => Failure::Panic,
+                rule => Failure::Breaks(rule),
+            });
+        }
+    }
+    bail!("nothing fails in this recording: say with --fails what does")
+}

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What happens in a recording, in terms of the verbs: work requests are taken, packets leave and arrive, completions
+//! are written.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::Ipv6Addr;
+
+use vrnic_engine::memory::{HostRange, RegionId};
+use vrnic_engine::recording::{Access, Call, Input, Output, Step, Touch};
+use vrnic_engine::segment::{Body, NakCode, Position, SendTail, Syndrome};
+use vrnic_engine::time::Instant;
+use vrnic_engine::{Engine, Explanation, Queue, Segment};
+use vrnic_wire::command::{CommandCode, CommandHeader, ModifyQp, ReplyHeader, Status};
+use vrnic_wire::completion::{self, Cqe};
+use vrnic_wire::event::{AsyncEvent, EventType};
+use vrnic_wire::qp::{QpState, attribute};
+use vrnic_wire::work::{ReceiveHeader, SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge, send_flags};
+use zerocopy::FromBytes;
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The device read a send request. It may read it again as long as it has not taken it.
+    Send {
+        /// Whose.
+        queue: Queue,
+        /// Where in its ring.
+        slot: u64,
+        /// What.
+        opcode: Option<SendOpcode>,
+        /// The poster's name for it.
+        wr_id: u64,
+        /// Bytes that it moves; none if it was only read to be flushed.
+        length: Option<u64>,
+    },
+    /// The device read a receive.
+    Receive {
+        /// Whose.
+        queue: Queue,
+        /// The poster's name for it.
+        wr_id: u64,
+    },
+    /// A packet left.
+    Left(Box<Segment<'static>>),
+    /// A packet arrived.
+    Arrived(Box<Segment<'static>>),
+    /// A completion was written.
+    Completed {
+        /// Where.
+        cqn: u32,
+        /// What.
+        cqe: Box<Cqe>,
+    },
+    /// A command was answered.
+    Command {
+        /// Its code, if there is such a command.
+        code: Option<CommandCode>,
+        /// The answer.
+        status: Option<Status>,
+        /// The state that it gives a queue pair.
+        state: Option<(u32, QpState)>,
+        /// The queue pair that it is about.
+        qpn: Option<u32>,
+    },
+    /// The driver was told of an event.
+    Raised(AsyncEvent),
+    /// A timer was due.
+    Timer,
+    /// Somebody armed a fault.
+    Armed(String),
+    /// The link went up or down.
+    Link(bool),
+    /// Something went wrong.
+    Explained(Box<Explanation>),
+    /// The engine panicked.
+    Panicked(String),
+}
+
+/// Something that happened, and when.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// The call.
+    pub call: u64,
+    /// The time.
+    pub now: Instant,
+    /// What happened.
+    pub event: Event,
+}
+
+/// Knows where rings are, and so what accesses to guest memory mean.
+#[derive(Debug, Default)]
+pub struct Narrator {
+    /// Queue and index of each entry.
+    places: HashMap<(RegionId, u64), (Queue, u64)>,
+}
+
+impl Narrator {
+    /// Nothing is known yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What a call did. `engine` is the device after it.
+    pub fn tell(&mut self, call: &Call, step: &Step, engine: &Engine) -> Vec<Told> {
+        let mut events = Vec::new();
+        match &call.input {
+            Input::Receive(segment) => events.push(Event::Arrived(segment.clone())),
+            Input::Advance => events.push(Event::Timer),
+            Input::Arm(text) => events.push(Event::Armed(text.clone())),
+            Input::SetLink(up) => events.push(Event::Link(*up)),
+            _ => {}
+        }
+        for (touch, access) in &step.touches {
+            events.extend(self.touched(touch, access));
+        }
+        let segments = step.segments.iter().cloned();
+        events.extend(segments.map(|segment| Event::Left(Box::new(segment))));
+        match &step.output {
+            Output::Reply(Some(reply)) => {
+                if let Input::Execute(request) = &call.input {
+                    events.push(command(request, reply));
+                }
+            }
+            Output::AsyncEvent(Some(event)) => events.push(Event::Raised(*event)),
+            Output::Explanation(Some(why)) => {
+                events.push(Event::Explained(Box::new(why.clone())));
+            }
+            Output::Panicked(message) => events.push(Event::Panicked(message.clone())),
+            _ => {}
+        }
+        // After a panic its state may be anything.
+        let panicked = matches!(step.output, Output::Panicked(_));
+        if !panicked && events.iter().any(moves_rings) {
+            self.places.clear();
+            for (queue, entries) in engine.rings() {
+                let places = entries.iter().zip(0..);
+                self.places.extend(
+                    places.map(|(entry, slot)| ((entry.region, entry.offset), (queue, slot))),
+                );
+            }
+        }
+        let told = events.into_iter().map(|event| Told {
+            call: call.index,
+            now: call.now,
+            event,
+        });
+        told.collect()
+    }
+
+    fn touched(&self, touch: &Touch, access: &Access) -> Option<Event> {
+        match (touch, access) {
+            (Touch::Read(range), Access::Read(bytes)) => self.entry(range, bytes),
+            // The last byte is written behind the others.
+            (Touch::Write(range, bytes), Access::Done) => {
+                let mut entry = bytes.clone();
+                entry.resize(size_of::<Cqe>(), 0);
+                let cqe = Cqe::read_from_bytes(&entry).ok()?;
+                match self.places.get(&(range.region, range.offset))? {
+                    (Queue::Completion(cqn), _) => Some(Event::Completed {
+                        cqn: *cqn,
+                        cqe: Box::new(cqe),
+                    }),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// What was read, if it was an entry of a ring.
+    fn entry(&self, range: &HostRange, bytes: &[u8]) -> Option<Event> {
+        let (queue, slot) = *self.places.get(&(range.region, range.offset))?;
+        match queue {
+            Queue::Send(_) => {
+                let (header, _) = SendHeader::read_from_prefix(bytes).ok()?;
+                let whole = bytes.len() >= SEND_DATA_OFFSET;
+                Some(Event::Send {
+                    queue,
+                    slot,
+                    opcode: SendOpcode::try_from(header.opcode).ok(),
+                    wr_id: header.wr_id.get(),
+                    length: whole.then(|| payload(&header, &bytes[SEND_DATA_OFFSET..])),
+                })
+            }
+            Queue::Receive(_) | Queue::Shared(_) => {
+                let (header, _) = ReceiveHeader::read_from_prefix(bytes).ok()?;
+                Some(Event::Receive {
+                    queue,
+                    wr_id: header.wr_id.get(),
+                })
+            }
+            Queue::Completion(_) => None,
+        }
+    }
+}
+
+/// Bytes of a send, as far as the beginning of its entry says.
+fn payload(header: &SendHeader, data: &[u8]) -> u64 {
+    if header.flags & send_flags::INLINE != 0 {
+        return header.inline_length.get().into();
+    }
+    let elements = data.chunks_exact(size_of::<Sge>());
+    let elements = elements.take(header.num_sge.get().into());
+    let lengths = elements.filter_map(|bytes| Sge::read_from_bytes(bytes).ok());
+    lengths.map(|element| u64::from(element.length.get())).sum()
+}
+
+/// A command that was answered.
+fn command(request: &[u8], reply: &[u8]) -> Event {
+    let parsed = CommandHeader::read_from_prefix(request).ok();
+    let code = parsed.and_then(|(header, _)| CommandCode::try_from(header.code.get()).ok());
+    let body = parsed.map_or(&[][..], |(_, body)| body);
+    let header = ReplyHeader::read_from_prefix(reply).ok();
+    let status = header.and_then(|(header, _)| Status::try_from(header.status.get()).ok());
+    let mut state = None;
+    let qpn = match code {
+        Some(CommandCode::ModifyQp) => ModifyQp::read_from_bytes(body).ok().map(|modify| {
+            let wanted = &modify.attributes;
+            if wanted.mask.get() & attribute::STATE != 0 {
+                let qpn = modify.qpn.get();
+                state = QpState::try_from(wanted.state)
+                    .ok()
+                    .map(|state| (qpn, state));
+            }
+            modify.qpn.get()
+        }),
+        Some(CommandCode::DestroyQp | CommandCode::QueryQp) => {
+            let bytes = body.first_chunk::<4>();
+            bytes.map(|bytes| u32::from_le_bytes(*bytes))
+        }
+        Some(CommandCode::CreateQp) if status == Some(Status::Ok) => {
+            let bytes = reply[size_of::<ReplyHeader>()..].first_chunk::<4>();
+            bytes.map(|bytes| u32::from_le_bytes(*bytes))
+        }
+        _ => None,
+    };
+    Event::Command {
+        code,
+        status,
+        state: state.filter(|_| status == Some(Status::Ok)),
+        qpn,
+    }
+}
+
+/// Whether rings may be elsewhere, or others, after it.
+fn moves_rings(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::Command {
+            code: Some(
+                CommandCode::CreateQp
+                    | CommandCode::DestroyQp
+                    | CommandCode::CreateCq
+                    | CommandCode::DestroyCq
+                    | CommandCode::ResizeCq
+                    | CommandCode::CreateSrq
+                    | CommandCode::DestroySrq
+                    | CommandCode::ResizeSrq,
+            ),
+            status: Some(Status::Ok),
+            ..
+        }
+    )
+}
+
+impl Told {
+    /// The queue pair that it is about, if it is about one.
+    pub fn qpn(&self) -> Option<u32> {
+        match &self.event {
+            Event::Send { queue, .. } | Event::Receive { queue, .. } => match queue {
+                Queue::Send(qpn) | Queue::Receive(qpn) => Some(*qpn),
+                Queue::Shared(_) | Queue::Completion(_) => None,
+            },
+            Event::Left(segment) => Some(segment.source_qpn),
+            Event::Arrived(segment) => Some(segment.destination_qpn),
+            Event::Completed { cqe, .. } => Some(cqe.qpn.get()),
+            Event::Command { qpn, .. } => *qpn,
+            Event::Explained(why) => Some(why.number),
+            Event::Raised(event) => Some(event.number.get()),
+            _ => None,
+        }
+    }
+}
+
+/// A packet in few words, and who is at its other end.
+struct Packet<'a>(&'a Segment<'static>);
+
+impl fmt::Display for Packet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Segment {
+            psn, body, payload, ..
+        } = self.0;
+        match body {
+            Body::Send { position, tail } => {
+                write!(f, "SEND {position:?}")?;
+                match tail {
+                    SendTail::Plain => {}
+                    SendTail::Immediate(_) => f.write_str(" with immediate")?,
+                    SendTail::Invalidate(_) => f.write_str(" with invalidate")?,
+                }
+            }
+            Body::Write { position, .. } => write!(f, "WRITE {position:?}")?,
+            Body::ReadRequest(reth) => write!(f, "READ request for {} B", reth.length)?,
+            Body::AtomicRequest(atomic) => write!(f, "{:?}", atomic.kind)?,
+            Body::FlushRequest(_) => f.write_str("FLUSH")?,
+            Body::AtomicWrite(_) => f.write_str("ATOMIC WRITE")?,
+            Body::ReadResponse { position, .. } => match position {
+                Position::Only if payload.is_empty() => f.write_str("response")?,
+                position => write!(f, "READ response {position:?}")?,
+            },
+            Body::Acknowledge(aeth) => match aeth.syndrome {
+                Syndrome::Ack { .. } => f.write_str("ACK")?,
+                Syndrome::RnrNak { .. } => f.write_str("RNR NAK")?,
+                Syndrome::Nak(NakCode::SequenceError) => f.write_str("NAK (PSN missing)")?,
+                Syndrome::Nak(NakCode::InvalidRequest) => f.write_str("NAK (invalid request)")?,
+                Syndrome::Nak(NakCode::RemoteAccess) => f.write_str("NAK (remote access)")?,
+                Syndrome::Nak(NakCode::RemoteOperation) => f.write_str("NAK (operation)")?,
+            },
+            Body::AtomicAcknowledge { .. } => f.write_str("atomic ACK")?,
+            Body::Datagram { .. } => f.write_str("UD SEND")?,
+            Body::Unknown(opcode) => write!(f, "opcode {opcode:#x}")?,
+            Body::CongestionNotification => return f.write_str("CNP"),
+        }
+        write!(f, " PSN {}", psn.raw())?;
+        if !payload.is_empty() {
+            write!(f, ", {} B", payload.len())?;
+        }
+        if let Some(kind) = self.0.touched.kind {
+            write!(f, " [{}]", kind.name)?;
+        }
+        Ok(())
+    }
+}
+
+/// The head of what [`Told`] prints as.
+pub fn timeline_head() -> String {
+    format!(
+        "{:>14} {:>7} {:>6}  {:<38}|\n",
+        "seconds", "call", "QP", "guest"
+    )
+}
+
+impl fmt::Display for Told {
+    /// A line of a sequence diagram: to the left of the bar is the guest, to the right the wire.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanoseconds = self.now.as_nanos();
+        let qpn = self.qpn().filter(|qpn| *qpn != 0);
+        write!(
+            f,
+            "{:>4}.{:09} {:>7} {:>6}  ",
+            nanoseconds / 1_000_000_000,
+            nanoseconds % 1_000_000_000,
+            self.call,
+            qpn.map_or_else(String::new, |qpn| qpn.to_string()),
+        )?;
+        let guest = match &self.event {
+            Event::Send {
+                opcode,
+                wr_id,
+                length,
+                ..
+            } => {
+                let name = opcode.map_or_else(|| "?".into(), |opcode| format!("{opcode:?}"));
+                match length {
+                    Some(length) => format!("{name} {wr_id:#x}, {length} B -->"),
+                    None => format!("{name} {wr_id:#x}, to be flushed -->"),
+                }
+            }
+            Event::Receive { queue, wr_id } => match queue {
+                Queue::Shared(srqn) => format!("receive {wr_id:#x} of SRQ {srqn} -->"),
+                _ => format!("receive {wr_id:#x} -->"),
+            },
+            Event::Completed { cqn, cqe } => {
+                let opcode = completion::Opcode::try_from(cqe.opcode);
+                let opcode = opcode.map_or_else(|_| "?".into(), |opcode| format!("{opcode:?}"));
+                let status = completion::Status::try_from(cqe.status);
+                let status = status.map_or_else(|_| "?".into(), |status| format!("{status:?}"));
+                let wr_id = cqe.wr_id.get();
+                format!("<-- CQ {cqn}: {opcode} {wr_id:#x} {status}")
+            }
+            Event::Command {
+                code,
+                status,
+                state,
+                ..
+            } => {
+                let name =
+                    code.map_or_else(|| "unknown command".into(), |code| format!("{code:?}"));
+                let to = state.map_or_else(String::new, |(_, state)| format!(" to {state:?}"));
+                match status {
+                    Some(Status::Ok) => format!("{name}{to} -->"),
+                    Some(status) => format!("{name} --> refused: {status:?}"),
+                    None => format!("{name} -->"),
+                }
+            }
+            Event::Raised(event) => {
+                let kind = u16::try_from(event.event_type.get()).ok();
+                let kind = kind.and_then(|kind| EventType::try_from(kind).ok());
+                let kind = kind.map_or_else(|| "?".into(), |kind| format!("{kind:?}"));
+                format!("<-- event {kind}")
+            }
+            _ => String::new(),
+        };
+        write!(f, "{guest:<38}|")?;
+        match &self.event {
+            Event::Left(segment) => {
+                let (peer, packet) = (segment.destination_qpn, Packet(segment));
+                let gid = Ipv6Addr::from(segment.path.destination);
+                write!(f, " --> {packet}, to QP {peer} of {gid}")
+            }
+            Event::Arrived(segment) => {
+                let gid = Ipv6Addr::from(segment.path.source);
+                write!(f, " <-- {}, from {gid}", Packet(segment))
+            }
+            Event::Timer => f.write_str(" timer"),
+            Event::Armed(text) => write!(f, " fault armed: {text}"),
+            Event::Link(up) => write!(f, " link {}", if *up { "up" } else { "down" }),
+            Event::Explained(why) => {
+                write!(f, " {}", vrnicd::control::answer::explanation(0, why))
+            }
+            Event::Panicked(message) => write!(f, " PANIC: {message}"),
+            _ => Ok(()),
+        }
+    }
+}
