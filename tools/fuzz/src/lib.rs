@@ -20,6 +20,7 @@ pub mod innocent;
 pub mod input;
 pub mod machine;
 pub mod objects;
+pub mod recording;
 pub mod responder;
 pub mod rings;
 pub mod switch;
@@ -36,4 +37,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("vfio_user", vfio_user::run),
     ("control", control::run),
     ("switch", switch::run),
+    ("recording", recording::run),
 ];

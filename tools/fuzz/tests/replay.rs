@@ -53,3 +53,8 @@ fn control() {
 fn switch() {
     replay("switch");
 }
+
+#[test]
+fn recording() {
+    replay("recording");
+}
