@@ -1,0 +1,73 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# On both fabrics the devices of two VMs are recorded while programs run between them. The recordings replay to the same
+# outputs, keep the rules of the standard, and tell what happened. A panic of an engine is in its recording, and replays.
+# lab: fabric=local
+# lab: fabric=roce
+# lab: timeout=400
+# lab: vrnicd faults = true
+# lab: allow-leaks
+. "$LAB_LIB"
+
+replay() { "$(dirname "$VRNICCTL")/vrnic-replay" "$@"; }
+
+# rebind VM: has its driver reset the device.
+rebind() {
+	local virtio
+	virtio=$(on "$1" sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
+	on -t 60 "$1" sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
+	on -t 60 "$1" sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
+	active "$1"
+}
+
+for vm in a b; do
+	vrnicctl record start -d $vm "$LAB_DIR/$vm.vrnic" | found ' waiting for the driver ' || fail "it does not wait"
+	if vrnicctl record start -d $vm "$LAB_DIR/two.vrnic" 2>/dev/null; then fail "two recordings of one device"; fi
+	rebind $vm
+done
+[ "$(vrnicctl record list | grep -c ' recording ')" = 2 ] || fail "two devices are not recorded"
+perf a b ib_write_bw -s 9000 -n 200
+perf a b ib_send_bw -s 100 -n 200
+perf a b ib_read_bw -s 9000 -n 200
+perf a b ib_atomic_bw -n 50 -A FETCH_AND_ADD
+perf a b ibv_ud_pingpong -n 50
+vrnicctl fault add -d b lost-ack type=rc nth=5
+perf a b ibv_rc_pingpong -n 50
+vrnicctl fault log -d b | found lost-ack || fail "the fault did not fire"
+for vm in a b; do
+	vrnicctl record stop -d $vm | found 'ended: stopped' || fail "the recording of $vm does not end"
+	[ "$(stat -c %a "$LAB_DIR/$vm.vrnic")" = 600 ] || fail "others may read the recording"
+	ls -l "$LAB_DIR/$vm.vrnic"
+	replay "$LAB_DIR/$vm.vrnic" --check | tee "$LAB_DIR/replay-$vm" || fail "the recording of $vm is not sound"
+	found 'the replay is equal to the recording' <"$LAB_DIR/replay-$vm" || fail "the replay of $vm differs"
+	replay "$LAB_DIR/$vm.vrnic" --timeline >"$LAB_DIR/timeline-$vm"
+done
+grep -q 'Write 0x.*, 9000 B -->' "$LAB_DIR/timeline-a" || fail "no request in the timeline"
+grep -q -- '--> WRITE' "$LAB_DIR/timeline-a" || fail "no packet in the timeline"
+grep -q -- '<-- CQ .* Write .* Success' "$LAB_DIR/timeline-a" || fail "no completion in the timeline"
+grep -q -- '<-- WRITE' "$LAB_DIR/timeline-b" || fail "no packet that arrives in the timeline"
+grep -q 'fault armed: lost-ack' "$LAB_DIR/timeline-b" || fail "no fault in the timeline"
+
+# A driver's reset ends a recording as well.
+vrnicctl record start -d b "$LAB_DIR/reset.vrnic"
+rebind b
+rebind b
+vrnicctl record list | found 'ended: the driver reset the device' || fail "the reset does not end the recording"
+replay "$LAB_DIR/reset.vrnic" | found 'equal to the recording' || fail "the recording up to the reset does not replay"
+
+# A panic leaves a recording that panics.
+vrnicctl record start -d a "$LAB_DIR/panic.vrnic"
+rebind a
+perf a b ib_write_bw -s 9000 -n 20
+vrnicctl fault add -d a engine-panic
+panicked() { vrnicctl record list | found ' ended: .*panic.vrnic'; }
+within 20 panicked || fail "the panic does not end the recording"
+replay "$LAB_DIR/panic.vrnic" | tee "$LAB_DIR/replay-panic" || fail "the panic does not replay"
+found 'the engine panics, as it did: a fault that was armed' <"$LAB_DIR/replay-panic" || fail "no panic"
+replay "$LAB_DIR/panic.vrnic" --minimise "$LAB_DIR/small.vrnic" || fail "the panic does not become small"
+replay "$LAB_DIR/small.vrnic" | found 'the engine panics, as it did' || fail "the small one does not panic"
+[ "$(stat -c %s "$LAB_DIR/small.vrnic")" -lt 1000 ] || fail "the small one is large"
+vrnicctl record last -d a | tail -3
+vrnicctl record last -d a | found ' command ' || fail "nothing is known of the last calls"
+rebind a
+on -t 60 a vrnic-stress --device "$DEV" --seconds 2
