@@ -242,7 +242,7 @@ impl Checker {
         if self.lies {
             return;
         }
-        let is_receive = Opcode::try_from(cqe.opcode).is_ok_and(|opcode| is_receive(opcode));
+        let is_receive = Opcode::try_from(cqe.opcode).is_ok_and(is_receive);
         let status = Status::try_from(cqe.status).ok();
         let srqn = engine
             .and_then(|engine| engine.qp(qpn, &Nowhere))

@@ -396,8 +396,7 @@ impl fmt::Display for Told {
                 }
             }
             Event::Raised(event) => {
-                let kind = u16::try_from(event.event_type.get()).ok();
-                let kind = kind.and_then(|kind| EventType::try_from(kind).ok());
+                let kind = EventType::try_from(event.event_type.get()).ok();
                 let kind = kind.map_or_else(|| "?".into(), |kind| format!("{kind:?}"));
                 format!("<-- event {kind}")
             }
