@@ -305,7 +305,7 @@ mod cases {
 
     #[test]
     fn the_speed_of_a_port_is_that_of_its_lanes() -> Result {
-        with_device(|device, log| {
+        with_device(|device, _| {
             let speed = |port: Port| -> Result<u64> {
                 let mut speed = u64::MAX;
                 let raw = device.as_raw();
@@ -317,9 +317,11 @@ mod cases {
             };
             // In units of 100 Mb/s.
             assert_eq!(speed(Port::FIRST)?, 1000);
-            log.is_down.store(true, SeqCst);
-            assert_eq!(speed(Port::FIRST)?, 0);
-            log.is_down.store(false, SeqCst);
+            // A port without a link has none. The driver's own work would overwrite what the test says of the port.
+            let netdev = Ethernet::new(&MAC)?;
+            wait_until(|| speed(Port::FIRST) == Ok(0))?;
+            netdev.open()?;
+            wait_until(|| speed(Port::FIRST) == Ok(1000))?;
             Ok(())
         })
     }
