@@ -317,7 +317,7 @@ mod cases {
             };
             // In units of 100 Mb/s.
             assert_eq!(speed(Port::FIRST)?, 1000);
-            // A port without a link has none. The driver's own work would overwrite what the test says of the port.
+            // A port without a link has none.
             let netdev = Ethernet::new(&MAC)?;
             wait_until(|| speed(Port::FIRST) == Ok(0))?;
             netdev.open()?;

@@ -56,11 +56,13 @@ macro_rules! call {
 }
 
 /// What comes of a call that says whether it worked.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "answers are lent")]
 fn answer(digest: &mut Digest, answer: &bool) {
     digest.byte((*answer).into());
 }
 
 /// What comes of a call that gives nothing.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "answers are lent")]
 fn nothing(_: &mut Digest, (): &()) {}
 
 impl Rnic {
@@ -290,7 +292,7 @@ impl Rnic {
     /// Takes the faults of the device, which has none then.
     pub fn take_faults(&mut self) -> Faults {
         self.plain(
-            || Input::SetFaults(Default::default()),
+            || Input::SetFaults(crate::fault::Saved::default()),
             Engine::take_faults,
             |_| true,
             |_, _| {},

@@ -330,9 +330,8 @@ impl Case {
             SendOpcode::Send => send,
             SendOpcode::SendWithImmediate => send.immediate(7),
             SendOpcode::SendWithInvalidate => send.immediate(key),
-            SendOpcode::CompareSwap => send.atomic(address, rkey, 0, 1),
+            SendOpcode::CompareSwap | SendOpcode::AtomicWrite => send.atomic(address, rkey, 0, 1),
             SendOpcode::FetchAdd => send.atomic(address, rkey, 1, 0),
-            SendOpcode::AtomicWrite => send.atomic(address, rkey, 0, 1),
             SendOpcode::Flush => send.flush(address, rkey, 64, placement::GLOBAL),
             _ => send.rdma(address, rkey),
         };

@@ -151,7 +151,7 @@ fn bytes_that_are_changed_harm_nobody() {
     let mut wrong = 0;
     for round in 0..3000 {
         let mut changed = recording.clone();
-        for _ in 0..1 + round % 3 {
+        for _ in 0..=(round % 3) {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1);

@@ -129,14 +129,14 @@ impl Image {
         let state = self.state.get_mut();
         state.found.clear();
         for (touch, access) in touches {
-            let range = match touch {
-                Touch::Read(range)
-                | Touch::ReadPayload(range)
-                | Touch::Load(range)
-                | Touch::Swap(range, _)
-                | Touch::Add(range, _)
-                | Touch::Compare(range, ..) => range,
-                _ => continue,
+            let (Touch::Read(range)
+            | Touch::ReadPayload(range)
+            | Touch::Load(range)
+            | Touch::Swap(range, _)
+            | Touch::Add(range, _)
+            | Touch::Compare(range, ..)) = touch
+            else {
+                continue;
             };
             let queue = state.found.entry(place(range)).or_default();
             if queue.is_empty() {

@@ -36,8 +36,8 @@ pub enum Command {
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
     },
-    /// Print what a device was asked to do last, oldest first: about 2000 calls. After a failure of the device, those that
-    /// led to it, until its driver resets it. This is always on, and cannot be replayed.
+    /// Print what a device was asked to do last, oldest first: about 2000 calls. After a failure of the device, those
+    /// that led to it, until its driver resets it. This is always on, and cannot be replayed.
     Last {
         /// The device. Not needed if there is only one.
         #[arg(long, short, value_name = "NAME")]
@@ -67,13 +67,12 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
             print(&[started], json)
         }
         Command::Stop { device } => {
-            let device = match device {
-                Some(device) => device.clone(),
-                None => {
-                    let all = client.recordings()?.into_iter();
-                    let left = all.filter(|recording| !recording.has_ended());
-                    only(left.map(|recording| recording.device))?
-                }
+            let device = if let Some(device) = device {
+                device.clone()
+            } else {
+                let all = client.recordings()?.into_iter();
+                let left = all.filter(|recording| !recording.has_ended());
+                only(left.map(|recording| recording.device))?
             };
             print(&[client.stop_recording(&device)?], json)
         }

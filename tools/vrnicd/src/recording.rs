@@ -2,8 +2,8 @@
 //! Recordings of devices on their way to files.
 //!
 //! The engine makes the recording ([`vrnic_engine::recording`]). The worker takes what there is of it, piece by piece,
-//! and leaves it to a thread that writes the file. The worker never waits for that thread: a recording whose file is too
-//! slow ends, because one with a gap could not be replayed.
+//! and leaves it to a thread that writes the file. The worker never waits for that thread: a recording whose file is
+//! too slow ends, because one with a gap could not be replayed.
 
 use std::fs::File;
 use std::io::Write;

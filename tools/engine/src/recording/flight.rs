@@ -47,7 +47,7 @@ struct Flown {
 /// The last calls of a device.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    calls: Box<[Flown; CALLS]>,
+    calls: Box<[Flown]>,
     next: usize,
     now: Instant,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Flight {
 impl Default for Flight {
     fn default() -> Self {
         Self {
-            calls: Box::new([Flown::default(); CALLS]),
+            calls: vec![Flown::default(); CALLS].into(),
             next: 0,
             now: Instant::default(),
         }

@@ -127,11 +127,11 @@ const MAX_NUMBER: usize = 10;
 
 /// A number for a difference of either sign that is small if the difference is.
 pub(crate) const fn fold_sign(value: i64) -> u64 {
-    (value << 1 ^ value >> 63) as u64
+    (value << 1 ^ value >> 63).cast_unsigned()
 }
 
 const fn unfold_sign(value: u64) -> i64 {
-    (value >> 1) as i64 ^ -((value & 1) as i64)
+    (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
 }
 
 /// Takes values from a recording.
@@ -582,7 +582,7 @@ fn take_reth(from: &mut Take<'_>) -> Taken<Reth> {
     })
 }
 
-fn put_aeth(out: &mut impl Put, aeth: &Aeth) {
+fn put_aeth(out: &mut impl Put, aeth: Aeth) {
     let (kind, value) = match aeth.syndrome {
         Syndrome::Ack { credits } => (0, credits),
         Syndrome::RnrNak { timer } => (1, timer),
@@ -672,16 +672,16 @@ fn put_body(out: &mut impl Put, body: &Body) {
             put_position(out, *position);
             out.byte(aeth.is_some().into());
             if let Some(aeth) = aeth {
-                put_aeth(out, aeth);
+                put_aeth(out, *aeth);
             }
         }
         Body::Acknowledge(aeth) => {
             out.byte(7);
-            put_aeth(out, aeth);
+            put_aeth(out, *aeth);
         }
         Body::AtomicAcknowledge { aeth, original } => {
             out.byte(8);
-            put_aeth(out, aeth);
+            put_aeth(out, *aeth);
             out.number(*original);
         }
         Body::Datagram {

@@ -182,7 +182,7 @@ impl Log {
     fn begin(&mut self, now: u64, put: impl FnOnce(&mut Vec<u8>)) {
         let start = self.buffer.len();
         // A device's time never goes back, but those of tests do.
-        let passed = now.wrapping_sub(self.now) as i64;
+        let passed = now.wrapping_sub(self.now).cast_signed();
         self.buffer.number(fold_sign(passed));
         self.now = now;
         self.call = Some((start, self.buffer.len()));

@@ -182,8 +182,8 @@ impl World {
         Self::build(configs, pages, seed, |config, _| Rnic::new(config))
     }
 
-    /// As [`of`](Self::of), with devices that are recorded from the beginning, each under its index as its name. When the
-    /// world ends, every recording has to replay.
+    /// As [`of`](Self::of), with devices that are recorded from the beginning, each under its index as its name. When
+    /// the world ends, every recording has to replay.
     pub fn recorded(configs: &[RnicConfig], pages: usize, seed: u64) -> Self {
         Self::build(configs, pages, seed, |config, index| {
             Rnic::recorded(config, &index.to_string(), u64::MAX)

@@ -9,8 +9,8 @@
 //! * whom no fault concerns notices nothing;
 //! * when all objects are destroyed, the devices are as they were.
 //!
-//! A failure prints its smallest form: few connections, few requests, few faults. Recordings of its devices are kept for
-//! `vrnic-replay`, and their names printed.
+//! A failure prints its smallest form: few connections, few requests, few faults. Recordings of its devices are kept
+//! for `vrnic-replay`, and their names printed.
 //! `PROPTEST_CASES=n cargo test --release -p vrnic-engine --test simulation` runs n simulations.
 
 mod faults;

@@ -37,9 +37,9 @@ const MAX_TRUST: u8 = 4;
 /// Gaps of a peer that does not keep after which it is tried again, at first and at most.
 const PAUSES: (u32, u32) = (4, 1024);
 
-/// If the peer says nothing, least time after which a read, or more than one packet, is sent again. The peer may just be
-/// slow, and Soft-RoCE fails when a read comes again that it is still busy with. As long as no answer was measured, other
-/// packets wait as long. A quarter of the local ACK timeout, if that is less.
+/// If the peer says nothing, least time after which a read, or more than one packet, is sent again. The peer may just
+/// be slow, and Soft-RoCE fails when a read comes again that it is still busy with. As long as no answer was measured,
+/// other packets wait as long. A quarter of the local ACK timeout, if that is less.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Least value of that quarter.
