@@ -14,6 +14,7 @@ use kernel::{
     },
     io::resource::Resource,
     prelude::*,
+    time::Jiffies,
     types::{
         ForeignOwnable,
         Opaque, //
@@ -48,17 +49,14 @@ pub unsafe fn drvdata_obtain<T>(dev: &Device<CoreInternal<'_>>) -> Option<Pin<KB
     Some(unsafe { Pin::<KBox<T>>::from_foreign(ptr.cast()) })
 }
 
-/// `io::resource::Resource::from_raw`: the resource `index` of an array.
+/// `io::resource::Resource::from_raw`: a resource of C.
 ///
 /// # Safety
 ///
-/// `resources` must have such an element, which is valid during `'a`.
-pub unsafe fn resource_from_raw<'a>(
-    resources: *mut bindings::resource,
-    index: usize,
-) -> &'a Resource {
+/// It must be valid during `'a`.
+pub unsafe fn resource_from_raw<'a>(resource: *mut bindings::resource) -> &'a Resource {
     // SAFETY: Guaranteed by the caller; `Resource` is a transparent wrapper of the C structure.
-    unsafe { &*resources.add(index).cast() }
+    unsafe { &*resource.cast() }
 }
 
 /// `alloc::Flags::as_raw`: allocation flags as C functions want them.
@@ -68,6 +66,29 @@ pub fn gfp_as_raw(flags: kernel::alloc::Flags) -> bindings::gfp_t {
     }
     // SAFETY: `Flags` is a newtype of `u32`, the representation of `gfp_t`.
     unsafe { core::mem::transmute(flags) }
+}
+
+/// The member of a union.
+///
+/// In the tree bindgen makes unions of Rust. Here it knows too little of the kernel's types, and
+/// makes structures that are as good.
+///
+/// # Safety
+///
+/// The member must be valid.
+pub unsafe fn member<T>(field: &crate::__BindgenUnionField<T>) -> &T {
+    // SAFETY: Guaranteed by the caller.
+    unsafe { field.as_ref() }
+}
+
+/// As [`member`], to change it.
+///
+/// # Safety
+///
+/// As for [`member`].
+pub unsafe fn member_mut<T>(field: &mut crate::__BindgenUnionField<T>) -> &mut T {
+    // SAFETY: Guaranteed by the caller.
+    unsafe { field.as_mut() }
 }
 
 /// `sync::Completion`, with the timeout that it lacks.
@@ -110,15 +131,15 @@ impl Completion {
 
     /// Waits, uninterruptibly, until [`complete_all`](Self::complete_all) has been called, or
     /// [`complete`](Self::complete) for this task.
-    pub fn wait(&self) {
+    pub fn wait_for_completion(&self) {
         // SAFETY: `inner` was initialised by `new`.
         unsafe { bindings::wait_for_completion(self.inner.get()) };
     }
 
-    /// As [`wait`](Self::wait), but at most `milliseconds`; whether it has been completed.
-    pub fn wait_timeout(&self, milliseconds: c_uint) -> bool {
-        let jiffies = kernel::time::msecs_to_jiffies(milliseconds);
+    /// As [`wait_for_completion`](Self::wait_for_completion), but at most that long; whether it has
+    /// been completed.
+    pub fn wait_for_completion_timeout(&self, timeout: Jiffies) -> bool {
         // SAFETY: `inner` was initialised by `new`.
-        unsafe { bindings::wait_for_completion_timeout(self.inner.get(), jiffies) != 0 }
+        unsafe { bindings::wait_for_completion_timeout(self.inner.get(), timeout) != 0 }
     }
 }

@@ -69,7 +69,7 @@ impl GlobalRoute {
         raw.grh.traffic_class = self.traffic_class;
         raw.grh.flow_label = self.flow_label;
         // SAFETY: All members of the union are plain bytes.
-        *unsafe { raw.grh.dgid.raw.as_mut() } = self.dgid.0;
+        *unsafe { crate::compat::member_mut(&mut raw.grh.dgid.raw) } = self.dgid.0;
     }
 }
 
@@ -122,7 +122,7 @@ impl RawPath for Roce {
             return Err(EINVAL);
         }
         // SAFETY: The type says that this member of the union is valid.
-        let roce = unsafe { raw.__bindgen_anon_1.roce.as_ref() };
+        let roce = unsafe { crate::compat::member(&raw.__bindgen_anon_1.roce) };
         Ok(Self {
             service_level: raw.sl,
             port: Port::try_from(raw.port_num)?,
@@ -137,7 +137,7 @@ impl RawPath for Roce {
         raw.port_num = self.port.number();
         self.route.write(raw);
         // SAFETY: All members of the union are plain bytes; the type says which is valid.
-        unsafe { raw.__bindgen_anon_1.roce.as_mut() }.dmac = self.dmac;
+        unsafe { crate::compat::member_mut(&mut raw.__bindgen_anon_1.roce) }.dmac = self.dmac;
     }
 }
 
@@ -165,7 +165,7 @@ impl RawPath for InfiniBand {
             return Err(EINVAL);
         }
         // SAFETY: The type says that this member of the union is valid.
-        let ib = unsafe { raw.__bindgen_anon_1.ib.as_ref() };
+        let ib = unsafe { crate::compat::member(&raw.__bindgen_anon_1.ib) };
         Ok(Self {
             service_level: raw.sl,
             port: Port::try_from(raw.port_num)?,
@@ -185,7 +185,7 @@ impl RawPath for InfiniBand {
             route.write(raw);
         }
         // SAFETY: All members of the union are plain bytes; the type says which is valid.
-        let ib = unsafe { raw.__bindgen_anon_1.ib.as_mut() };
+        let ib = unsafe { crate::compat::member_mut(&mut raw.__bindgen_anon_1.ib) };
         ib.dlid = self.dlid;
         ib.src_path_bits = self.source_path_bits;
     }

@@ -87,7 +87,7 @@ impl Mapper {
 
     /// The device that does the DMA.
     pub(crate) fn dma_device(&self) -> *mut bindings::device {
-        compat::device_as_raw(&*self.dma_device)
+        compat::device_as_raw(&self.dma_device)
     }
 
     /// Keeps the device registered until the result is dropped. [`None`] if it is not any more.

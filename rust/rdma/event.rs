@@ -194,7 +194,8 @@ impl Dispatcher {
                     event: event.raw(),
                     ..bindings::ib_event::default()
                 };
-                *raw.element.cq.as_mut() = cq;
+                let element = crate::compat::member_mut(&mut raw.element.cq);
+                *element = cq;
                 if let Some(handler) = (*cq).event_handler {
                     handler(&mut raw, (*cq).cq_context);
                 }
@@ -244,7 +245,8 @@ impl Dispatcher {
                 event: event.raw(),
                 ..bindings::ib_event::default()
             };
-            *raw.element.qp.as_mut() = qp;
+            let element = crate::compat::member_mut(&mut raw.element.qp);
+            *element = qp;
             if let Some(handler) = (*qp).event_handler {
                 handler(&mut raw, (*qp).qp_context);
             }
@@ -270,7 +272,8 @@ impl Dispatcher {
                     event: event.raw(),
                     ..bindings::ib_event::default()
                 };
-                *raw.element.srq.as_mut() = srq;
+                let element = crate::compat::member_mut(&mut raw.element.srq);
+                *element = srq;
                 if let Some(handler) = (*srq).event_handler {
                     handler(&mut raw, (*srq).srq_context);
                 }
@@ -309,7 +312,7 @@ impl Dispatcher {
             ..bindings::ib_event::default()
         };
         // SAFETY: All members of the union are plain words.
-        *unsafe { raw.element.port_num.as_mut() } = port;
+        *unsafe { crate::compat::member_mut(&mut raw.element.port_num) } = port;
         // SAFETY: The device is registered, and stays so while the lock is held. The core copies
         // the event, and flushes what it queued when the device is unregistered.
         unsafe { bindings::ib_dispatch_event(&raw) };

@@ -20,7 +20,7 @@ impl Gid {
     /// Takes over a GID of C.
     pub(crate) fn from_raw(raw: &bindings::ib_gid) -> Self {
         // SAFETY: All members of the union are plain bytes.
-        Self(*unsafe { raw.raw.as_ref() })
+        Self(*unsafe { crate::compat::member(&raw.raw) })
     }
 }
 

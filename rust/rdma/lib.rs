@@ -56,8 +56,7 @@ pub(crate) use vrnic_bindings::gate;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 const __LOG_PREFIX: &[u8] = b"rdma\0";
 
-/// Module of the driver that tests have. `#[vtable]` wants one; in the tree the `kernel` crate has
-/// it.
+/// Module of the driver that tests have, which `#[vtable]` wants.
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 struct LocalModule;
 

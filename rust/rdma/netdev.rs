@@ -315,7 +315,7 @@ impl Pairing {
             ..bindings::ib_event::default()
         };
         // SAFETY: All members of the union are plain words.
-        *unsafe { event.element.port_num.as_mut() } = port;
+        *unsafe { crate::compat::member_mut(&mut event.element.port_num) } = port;
         // SAFETY: As above. The core copies the event.
         unsafe { bindings::ib_dispatch_event(&event) };
     }

@@ -310,7 +310,11 @@ macro_rules! named_object {
                 }
             }
 
-            impl<T: Operations<$object = O>, O: crate::$object<Driver = T>> NamedObject for $name<O> {
+            impl<T, O> NamedObject for $name<O>
+            where
+                T: Operations<$object = O>,
+                O: crate::$object<Driver = T>,
+            {
                 type Driver = T;
 
                 const KIND: Kind = Kind::$kind;
@@ -542,7 +546,7 @@ mod tests {
         assert_eq!((raw.attr.mandatory(), raw.attr.zero_trailing()), (1, 1));
         assert_eq!((raw.attr.alloc_and_copy(), raw.attr.is_udata()), (0, 0));
         // SAFETY: The attribute is a pointer.
-        let length = unsafe { raw.attr.u.ptr.as_ref() };
+        let length = unsafe { crate::compat::member(&raw.attr.u.ptr) };
         assert_eq!((length.len, length.min_len), (32, 0));
 
         let attribute = Attribute::input::<Words>(1).optional();
@@ -554,7 +558,7 @@ mod tests {
         );
         assert_eq!((raw.attr.mandatory(), raw.attr.zero_trailing()), (0, 1));
         // SAFETY: The attribute is a pointer.
-        let length = unsafe { raw.attr.u.ptr.as_ref() };
+        let length = unsafe { crate::compat::member(&raw.attr.u.ptr) };
         assert_eq!((length.len, length.min_len), (24, 16));
 
         let attribute = Attribute::object::<Pd<Object>>(0);
@@ -566,7 +570,7 @@ mod tests {
         );
         assert_eq!((raw.attr.mandatory(), raw.attr.zero_trailing()), (1, 0));
         // SAFETY: The attribute is an object.
-        let kind = unsafe { raw.attr.u.obj.as_ref() };
+        let kind = unsafe { crate::compat::member(&raw.attr.u.obj) };
         assert_eq!(
             (kind.obj_type.into(), kind.access.into()),
             (

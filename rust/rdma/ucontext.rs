@@ -549,8 +549,8 @@ mod tests {
 
     /// A resource, as some of the kernel's own are.
     fn resource(raw: &mut bindings::resource) -> &Resource {
-        // SAFETY: It is valid, and an array of one.
-        unsafe { crate::compat::resource_from_raw(raw, 0) }
+        // SAFETY: It is valid.
+        unsafe { crate::compat::resource_from_raw(raw) }
     }
 
     /// Some RAM.

@@ -540,7 +540,8 @@ impl<T: Operations> VTable<T> {
             let port = device.port(port)?;
             device.with(|call| {
                 let Gid(bytes) = T::query_gid(call, port, index.try_into()?)?;
-                *(*gid).raw.as_mut() = bytes;
+                let raw = crate::compat::member_mut(&mut (*gid).raw);
+                *raw = bytes;
                 Ok(0)
             })
         })

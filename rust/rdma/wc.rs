@@ -164,15 +164,18 @@ impl Completion {
         raw.byte_len = self.byte_length;
         raw.qp = qp.object().as_ptr();
         raw.port_num = qp.port();
-        raw.__bindgen_anon_1.bindgen_union_field = wr_id;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut raw.__bindgen_anon_1.wr_id) } = wr_id;
         match self.extra {
             Some(Extra::Immediate(data)) => {
                 // Immediate data stands in memory as it does on the network.
-                raw.ex.bindgen_union_field = data.to_be();
+                // SAFETY: All members of the union are plain words.
+                *unsafe { crate::compat::member_mut(&mut raw.ex.imm_data) } = data.to_be();
                 flags |= bindings::ib_wc_flags_IB_WC_WITH_IMM;
             }
             Some(Extra::Invalidated(key)) => {
-                raw.ex.bindgen_union_field = key;
+                // SAFETY: All members of the union are plain words.
+                *unsafe { crate::compat::member_mut(&mut raw.ex.invalidate_rkey) } = key;
                 flags |= bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE;
             }
             None => {}

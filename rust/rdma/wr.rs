@@ -276,7 +276,8 @@ impl<'a, T: Operations> SendRequest<'a, T> {
         posted: &'a Posted<bindings::ib_send_wr>,
     ) -> Result<Self> {
         let raw = core::ptr::from_ref(wr);
-        let extra = wr.ex.bindgen_union_field;
+        // SAFETY: All members of the union are plain words.
+        let extra = *unsafe { crate::compat::member(&wr.ex.imm_data) };
         // Immediate data stands in memory as it does on the network.
         let immediate = u32::from_be(extra);
         // SAFETY: Evaluated for RDMA operations only, which are part of a `struct ib_rdma_wr`.
@@ -363,7 +364,8 @@ impl<'a, T: Operations> SendRequest<'a, T> {
         Ok(Self {
             posting: Posting {
                 continuation: Continuation {
-                    wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+                    // SAFETY: All members of the union are plain words.
+                    wr_id: *unsafe { crate::compat::member(&wr.__bindgen_anon_1.wr_id) },
                     poster,
                     is_receive: false,
                 },
@@ -532,7 +534,8 @@ impl<'a> Iterator for ReceiveRequests<'a> {
         Some(elements.map(|elements| ReceiveRequest {
             posting: Posting {
                 continuation: Continuation {
-                    wr_id: wr.__bindgen_anon_1.bindgen_union_field,
+                    // SAFETY: All members of the union are plain words.
+                    wr_id: *unsafe { crate::compat::member(&wr.__bindgen_anon_1.wr_id) },
                     poster: self.poster,
                     is_receive: true,
                 },
@@ -607,8 +610,11 @@ mod tests {
             opcode,
             ..Default::default()
         };
-        wr.__bindgen_anon_1.bindgen_union_field = 0xfedc_ba98_7654_3210;
-        wr.ex.bindgen_union_field = u32::from_ne_bytes(EXTRA);
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut wr.__bindgen_anon_1.wr_id) } =
+            0xfedc_ba98_7654_3210;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut wr.ex.imm_data) } = u32::from_ne_bytes(EXTRA);
         wr
     }
 
@@ -833,7 +839,8 @@ mod tests {
     #[test]
     fn a_chain_is_taken_in_order() -> Result {
         let mut third = request(bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV);
-        third.__bindgen_anon_1.bindgen_union_field = 3;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut third.__bindgen_anon_1.wr_id) } = 3;
         let mut second = request(bindings::ib_wr_opcode_IB_WR_LSO);
         second.next = &raw mut third;
         let mut first = bindings::ib_rdma_wr {
@@ -842,7 +849,8 @@ mod tests {
             rkey: REMOTE.rkey,
         };
         first.wr.next = &raw mut second;
-        first.wr.__bindgen_anon_1.bindgen_union_field = 1;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut first.wr.__bindgen_anon_1.wr_id) } = 1;
 
         let head: *const bindings::ib_send_wr = (&raw const first).cast();
         let (posted, poster) = (Posted::new(), Poster::new());

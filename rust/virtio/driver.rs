@@ -70,7 +70,7 @@ pub trait Driver {
     /// device is not the driver's: the machine sleeps, the transport resets the device, or the
     /// driver [begins anew](Restarter). Afterwards the device is probed once more.
     ///
-    /// The value is dropped while the device still works; its [`Virtqueues`](crate::Virtqueues), if
+    /// The value is dropped while the device still works; its [`Virtqueues`](super::Virtqueues), if
     /// it has any, should be the last to go. Whatever becomes of them, the device has been reset
     /// and its queues are deleted when its driver has let it go.
     type Data<'bound>: Send + 'bound;

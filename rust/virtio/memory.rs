@@ -43,7 +43,7 @@ pub fn full_fence() {
 }
 
 /// Who does the DMA of a virtio device, as long as that has queues
-/// ([`Virtqueues::dma`](crate::Virtqueues::dma)).
+/// ([`Virtqueues::dma`](super::Virtqueues::dma)).
 #[derive(Clone)]
 pub struct Dma(Arc<Binding>);
 

@@ -121,8 +121,8 @@ unsafe fn bar_of(pdev: &pci::Device<Bound>, bar: u8) -> &Resource {
     // SAFETY: The device has a resource for each BAR, which lives as long. It is bound meanwhile,
     // so nobody changes its resources.
     unsafe {
-        let resources = (&raw mut (*as_raw(pdev)).resource).cast();
-        compat::resource_from_raw(resources, usize::from(bar))
+        let resources: *mut bindings::resource = (&raw mut (*as_raw(pdev)).resource).cast();
+        compat::resource_from_raw(resources.add(usize::from(bar)))
     }
 }
 

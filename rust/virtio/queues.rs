@@ -222,7 +222,7 @@ impl Stopper {
     /// Resets the device and returns all buffers to their owners.
     ///
     /// On return the device does not access any memory, whatever it was asked to do before, all
-    /// buffers have been [cancelled](crate::Handler::cancelled) and no handler runs. Only the first
+    /// buffers have been [cancelled](super::Handler::cancelled) and no handler runs. Only the first
     /// call does anything; none does after the [`Virtqueues`] have been dropped. Process context.
     ///
     /// A handler may call this. It does not wait for itself, nor for one who waits for it.

@@ -117,7 +117,7 @@ impl<C> Used<C> {
 /// What a driver does with the buffers of a queue.
 ///
 /// Both methods may be called while `probe` of the driver still runs, once the device is
-/// [ready](crate::Virtqueues::ready).
+/// [ready](super::Virtqueues::ready).
 pub trait Handler: Send + Sync + Sized + 'static {
     /// What accompanies a buffer through the queue.
     type Context: Send + 'static;
@@ -205,7 +205,7 @@ unsafe impl Send for RawQueue {}
 
 /// A virtqueue.
 ///
-/// It comes to life when it is given to [`Virtqueues::new`](crate::Virtqueues::new), and refuses
+/// It comes to life when it is given to [`Virtqueues::new`](super::Virtqueues::new), and refuses
 /// all buffers after the device has been stopped.
 #[pin_data]
 pub struct Virtqueue<H: Handler> {

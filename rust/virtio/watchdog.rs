@@ -28,7 +28,7 @@ pub trait Watch: Send + Sync + 'static {
 }
 
 /// Looks at something again and again until there is no need to, and whenever it is asked to
-/// ([`Virtqueues::watch`](crate::Virtqueues::watch)).
+/// ([`Virtqueues::watch`](super::Virtqueues::watch)).
 ///
 /// Dropping it waits for a look that is under way, but for one that drops it. One that is forgotten
 /// ends when the driver has let the device go: so it never runs code of a driver that is gone.

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause) */
 /*
  * User ABI of vrnic, the virtio RDMA driver: the driver's part of the uverbs
- * commands. rust/wire/abi.rs has the same structures; a test compares the two.
+ * commands. rust/wire/abi.rs has the same
+ * structures.
  */
 #ifndef VRNIC_ABI_USER_H
 #define VRNIC_ABI_USER_H

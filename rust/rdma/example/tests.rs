@@ -331,7 +331,7 @@ mod cases {
                 bindings::rdma_port_get_link_layer(device, 1)
             };
             // SAFETY: All members of the union are plain bytes.
-            assert_eq!(*unsafe { gid.raw.as_ref() }, ADDRESS.0);
+            assert_eq!(*unsafe { bindings::compat::member(&gid.raw) }, ADDRESS.0);
             assert_eq!(layer, bindings::rdma_link_layer_IB_LINK_LAYER_UNSPECIFIED);
             assert_eq!((attributes.gid_tbl_len, attributes.ip_gids()), (1, 0));
             Ok(())

@@ -34,7 +34,9 @@ mod cases {
                 ..Default::default()
             };
             wr.wr.opcode = bindings::ib_wr_opcode_IB_WR_SEND;
-            wr.wr.ex.bindgen_union_field = u32::from_ne_bytes([1, 2, 3, 4]);
+            // SAFETY: All members of the union are plain words.
+            *unsafe { crate::compat::member_mut(&mut wr.wr.ex.imm_data) } =
+                u32::from_ne_bytes([1, 2, 3, 4]);
             for (ty, opcode, with) in [
                 (
                     qp::Type::UnreliableDatagram,
@@ -141,7 +143,7 @@ mod cases {
             let mut raw = bindings::rdma_ah_attr::default();
             path.write(&mut raw);
             // SAFETY: The type says that this member of the union is valid.
-            let ib = unsafe { raw.__bindgen_anon_1.ib.as_ref() };
+            let ib = unsafe { crate::compat::member(&raw.__bindgen_anon_1.ib) };
             assert_eq!((ib.dlid, ib.src_path_bits), (0x1234, 5));
             assert_eq!((raw.static_rate, raw.sl, raw.port_num), (3, 6, 2));
             let has_route = u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;

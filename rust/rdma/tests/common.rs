@@ -364,7 +364,8 @@ impl Pair {
             opcode: bindings::ib_wr_opcode_IB_WR_SEND,
             ..Default::default()
         };
-        wr.__bindgen_anon_1.bindgen_union_field = wr_id;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut wr.__bindgen_anon_1.wr_id) } = wr_id;
         to_result(verb!(
             device,
             post_send(self.as_raw(), &raw const wr, &mut bad)

@@ -107,7 +107,9 @@ mod cases {
         let mut names = KVec::new();
         for wc in &room[..count as usize] {
             assert_eq!(wc.qp, qp);
-            names.push(wc.__bindgen_anon_1.bindgen_union_field, GFP_KERNEL)?;
+            // SAFETY: All members of the union are plain words.
+            let wr_id = *unsafe { crate::compat::member(&wc.__bindgen_anon_1.wr_id) };
+            names.push(wr_id, GFP_KERNEL)?;
         }
         Ok(names)
     }

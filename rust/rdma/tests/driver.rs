@@ -403,8 +403,8 @@ impl UserContext for Object {
             flags: bindings::IORESOURCE_MEM as c_ulong,
             ..Default::default()
         };
-        // SAFETY: An array of one.
-        let bar = unsafe { crate::compat::resource_from_raw(&mut bar, 0) };
+        // SAFETY: It is valid.
+        let bar = unsafe { crate::compat::resource_from_raw(&mut bar) };
         let device = DeviceMemory::new(bar, 0, length)?;
         let offsets = Offsets {
             device: mappings.insert(call, device)?,

@@ -489,11 +489,12 @@ mod cases {
 
         let [first, second] = room;
         assert_eq!(first.qp, qp.as_ptr());
-        assert_eq!(
-            first.__bindgen_anon_1.bindgen_union_field,
-            0x1122_3344_5566_7788
-        );
-        assert_eq!(first.ex.bindgen_union_field.to_ne_bytes(), [1, 2, 3, 4]);
+        // SAFETY: All members of the union are plain words.
+        let wr_id = *unsafe { crate::compat::member(&first.__bindgen_anon_1.wr_id) };
+        assert_eq!(wr_id, 0x1122_3344_5566_7788);
+        // SAFETY: All members of the union are plain words.
+        let data = *unsafe { crate::compat::member(&first.ex.imm_data) };
+        assert_eq!(data.to_ne_bytes(), [1, 2, 3, 4]);
         assert_eq!((first.byte_len, first.src_qp, first.sl), (104, 6, 1));
         assert_eq!(first.smac, [1, 2, 3, 4, 5, 6]);
         assert_eq!((first.port_num, second.port_num), (2, 2));

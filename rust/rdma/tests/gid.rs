@@ -18,7 +18,7 @@ mod cases {
         };
         let bytes = core::array::from_fn::<_, 16, _>(|i| i as u8 + 1);
         // SAFETY: All members of the union are plain bytes.
-        *unsafe { raw.gid.raw.as_mut() } = bytes;
+        *unsafe { crate::compat::member_mut(&mut raw.gid.raw) } = bytes;
         let entry = gid::Attributes::new(&raw);
         assert_eq!((entry.index(), entry.port()), (0x1234, Port::try_from(2)));
         assert_eq!(

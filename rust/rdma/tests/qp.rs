@@ -136,7 +136,8 @@ mod cases {
 
             let mut gid = bindings::ib_gid::default();
             // SAFETY: All members of the union are plain bytes.
-            unsafe { gid.raw.as_mut()[15] = 5 };
+            let bytes = unsafe { crate::compat::member_mut(&mut gid.raw) };
+            bytes[15] = 5;
             let group = Gid::from_raw(&gid);
             to_result(verb!(device, attach_mcast(raw, &mut gid, 0)))?;
             assert_eq!(log.asked(), Some(Asked::Attach(group)));

@@ -44,7 +44,8 @@ mod cases {
 
             let mut bad = ptr::null();
             let mut wr = bindings::ib_recv_wr::default();
-            wr.__bindgen_anon_1.bindgen_union_field = 71;
+            // SAFETY: All members of the union are plain words.
+            *unsafe { crate::compat::member_mut(&mut wr.__bindgen_anon_1.wr_id) } = 71;
             to_result(verb!(device, post_srq_recv(raw, &raw const wr, &mut bad)))?;
             assert_eq!(log.asked(), Some(Asked::Receive(1, 71)));
             wr.num_sge = -1;

@@ -18,13 +18,15 @@ mod cases {
                 opcode: bindings::ib_wr_opcode_IB_WR_SEND,
                 ..Default::default()
             };
-            second.__bindgen_anon_1.bindgen_union_field = 52;
+            // SAFETY: All members of the union are plain words.
+            *unsafe { crate::compat::member_mut(&mut second.__bindgen_anon_1.wr_id) } = 52;
             let mut first = bindings::ib_send_wr {
                 next: &raw mut second,
                 opcode: bindings::ib_wr_opcode_IB_WR_SEND,
                 ..Default::default()
             };
-            first.__bindgen_anon_1.bindgen_union_field = 51;
+            // SAFETY: All members of the union are plain words.
+            *unsafe { crate::compat::member_mut(&mut first.__bindgen_anon_1.wr_id) } = 51;
             to_result(verb!(
                 device,
                 post_send(raw, &raw const first, &mut bad_send)
@@ -43,8 +45,10 @@ mod cases {
                 next: &raw mut second,
                 ..Default::default()
             };
-            first.__bindgen_anon_1.bindgen_union_field = 61;
-            second.__bindgen_anon_1.bindgen_union_field = 62;
+            // SAFETY: All members of the union are plain words.
+            *unsafe { crate::compat::member_mut(&mut first.__bindgen_anon_1.wr_id) } = 61;
+            // SAFETY: All members of the union are plain words.
+            *unsafe { crate::compat::member_mut(&mut second.__bindgen_anon_1.wr_id) } = 62;
             to_result(verb!(
                 device,
                 post_recv(raw, &raw const first, &mut bad_receive)
@@ -77,7 +81,8 @@ mod cases {
             num_sge: 2,
             ..Default::default()
         };
-        first.__bindgen_anon_1.bindgen_union_field = 77;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut first.__bindgen_anon_1.wr_id) } = 77;
 
         let posted = Posted::new();
         // SAFETY: The list is as long as its requests say, and does not change. The count that is

@@ -20,6 +20,7 @@ use kernel::{
     }, //
 };
 
+use crate::compat::Completion;
 use crate::{
     memory::with_test_dma,
     pci,
@@ -31,7 +32,6 @@ use crate::{
         Virtqueue, //
     },
     watchdog::Watchdogs,
-    Completion,
     Feature,
     SharedMemory,
     Status,
@@ -101,10 +101,10 @@ mod cases {
     #[test]
     fn a_completion_times_out_or_is_seen() -> Result {
         let completion = KBox::pin_init(Completion::new(), GFP_KERNEL)?;
-        assert!(!completion.wait_timeout(1));
+        assert!(!completion.wait_for_completion_timeout(1));
         completion.complete_all();
-        assert!(completion.wait_timeout(1));
-        completion.wait();
+        assert!(completion.wait_for_completion_timeout(1));
+        completion.wait_for_completion();
         Ok(())
     }
 

@@ -28,14 +28,15 @@ use kernel::{
         SpinLockIrq, //
     },
     time::{
+        msecs_to_jiffies,
         Instant,
         Monotonic, //
     }, //
 };
+use virtio::Completion;
 use virtio::{
     AnyVirtqueue,
     Chain,
-    Completion,
     Handler,
     Stopper,
     Used,
@@ -97,7 +98,7 @@ impl Call {
             if let Some(returned) = self.returned.lock().take() {
                 return returned;
             }
-            self.done.wait();
+            self.done.wait_for_completion();
         }
     }
 
@@ -418,8 +419,10 @@ impl Control {
 
     /// Waits until the device has done with a command, or stops it.
     fn wait(&self, call: &Call) -> Returned {
+        let interval = msecs_to_jiffies(CHECK_INTERVAL_S * 1000);
+
         for _ in 0..TIMEOUT_S / CHECK_INTERVAL_S {
-            if call.done.wait_timeout(CHECK_INTERVAL_S * 1000) {
+            if call.done.wait_for_completion_timeout(interval) {
                 return call.take();
             }
             if self.health.has_failed() || self.queue.is_broken() || self.stopper.device_failed() {
@@ -429,7 +432,7 @@ impl Control {
         self.health.fail("it does not answer commands");
         self.stopper.stop();
         // All commands have come back or have been cancelled, so this does not wait any more.
-        call.done.wait();
+        call.done.wait_for_completion();
         call.take()
     }
 

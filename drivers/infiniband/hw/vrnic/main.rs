@@ -2,8 +2,8 @@
 
 //! Driver of virtio RDMA devices.
 //!
-//! The device, its commands, its rings and its events are those of `Documentation/virtio-rdma.rst`;
-//! the crate `vrnic_wire` has them as types.
+//! The device, its commands, its rings and its events are those of
+//! `Documentation/virtio-rdma.rst`; the crate `vrnic_wire` has them as types.
 //!
 //! Objects have a module each, named as theirs in `rdma`. What the kernel posts to and polls by
 //! itself is in `kernel_*`: processes do that in their provider. All else is what stands between

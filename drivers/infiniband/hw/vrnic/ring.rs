@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Where rings of the kernel stand, and completion rings: the driver side of
-//! `Documentation/virtio-rdma.rst`, section "Rings". Work rings are in [`crate::kernel_qp`].
+//! `Documentation/virtio-rdma.rst`, section "Rings". Work rings are in
+//! [`crate::kernel_qp`].
 //!
 //! The rings of processes are written by their provider; the driver only tells the device where
 //! they are.
