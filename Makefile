@@ -17,7 +17,7 @@ kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
 kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
 	CC=$(call setup,VRNIC_KERNEL_CC) BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
 
-.PHONY: help run shell attach test test-debug test-races fuzz chaos bench check build module kunit-module test-modules userspace manual setup clean
+.PHONY: help run shell attach test series test-debug test-races fuzz chaos bench check build module kunit-module test-modules userspace manual setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -78,6 +78,11 @@ test-modules: setup # users of RDMA devices inside the kernel, for tests/vm
 userspace: setup ## vrnicd, the provider (build/provider), the test programs and the lab
 	cd tools && cargo build --release --workspace
 	bash tools/libvrnic/build.sh build/provider
+
+# CHECK=m, y: the result is built too; CHECK=all: each commit. SIGNOFF=1: git config says who signs.
+series: setup ## build/series: the kernel side as patches for Linux 7.3 (CHECK=m, CHECK=y, CHECK=all: build them)
+	@bash tools/series/series.sh $(if $(SIGNOFF),--signoff)
+	@$(if $(CHECK),bash tools/series/$(if $(filter all,$(CHECK)),check.sh,build.sh $(CHECK)))
 
 manual: userspace ## build/manual: man pages, completions for bash, zsh and fish
 	for program in vrnicd vrnicctl vrnic-lab vrnic-replay; do tools/target/release/$$program write-manual build/manual || exit; done

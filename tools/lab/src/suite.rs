@@ -27,7 +27,7 @@ use crate::vm::{Device, Fabric, NAMES, ipv4, ipv6};
 /// What to test.
 #[derive(Debug, Clone)]
 pub struct Choice {
-    /// Only tests whose name contains one of these, host tests (`cargo`) and `kunit` too; all if there are none.
+    /// Only tests whose name contains one of these, `cargo`, `series` and `kunit` too; all if there are none.
     pub only: Vec<String>,
     /// Only what runs in guests: no host tests.
     pub guests: bool,
@@ -114,6 +114,10 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     if choice.wants("cargo") && !choice.guests {
         println!("== host tests");
         cargo(settings, choice, &mut tally)?;
+    }
+    if choice.wants("series") && !choice.guests {
+        println!("== patch series");
+        series(settings, choice, &mut tally);
     }
     if choice.wants("kunit") && choice.device == Device::Vrnic {
         println!("== KUnit in a VM");
@@ -275,6 +279,30 @@ impl Failures {
             tally.add(name, Verdict::Failed, Instant::now(), why);
         }
     }
+}
+
+/// `make series`: the patches apply to the kernel, and it builds with them.
+fn series(settings: &Settings, choice: &Choice, tally: &mut Tally) {
+    let start = Instant::now();
+    let output = Command::new("bash")
+        .arg("tools/series/test.sh")
+        .current_dir(&settings.tree)
+        .stdin(Stdio::null())
+        .output();
+    let (verdict, why) = match output {
+        Ok(output) => {
+            let text = [output.stdout, output.stderr].concat();
+            let _ = fs::write(choice.out.join("series.log"), &text);
+            let text = String::from_utf8_lossy(&text).into_owned();
+            if output.status.success() {
+                (Verdict::Passed, String::new())
+            } else {
+                (Verdict::Failed, text)
+            }
+        }
+        Err(error) => (Verdict::Failed, error.to_string()),
+    };
+    tally.add("series: applies and builds", verdict, start, why);
 }
 
 /// Boots a VM with the test build of the module: its suites run at load. Each KUnit case is one case here.

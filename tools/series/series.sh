@@ -1,0 +1,94 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# `make series`: this tree's kernel side as patches for a pristine kernel tree, in build/series.
+#
+#   series.sh [--signoff]
+#
+# Each file of commits/ makes one patch: its message, then what it takes from this tree, then its changes of files that
+# the kernel has, as a diff. What it takes is given by lines of two kinds:
+#
+#   file HERE THERE     a file or a directory of files, in the form that it has in the kernel tree (convert.pl)
+#   merge HERE THERE    a file of helpers, added to one that the kernel has
+#
+# The patches come from a repository of only the files that they change. Who runs this is the author: git config says who.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
+. tools/series/lib.sh
+here=$PWD
+commits=$here/tools/series/commits
+repository=build/series/repository
+signoff=${1:-}
+
+# file HERE THERE: takes a file, or all sources of a directory.
+file() {
+	local from=$1 to=$2 modules source
+	if [ -d "$here/$from" ]; then
+		# The root last: it declares the modules that are there.
+		(cd "$here/$from" && git ls-files ':!lib.rs' && git ls-files lib.rs) | while read -r source; do file "$from/$source" "$to/$source"; done
+		return
+	fi
+	mkdir -p "$(dirname "$to")"
+	# The modules of a crate's root stand beside it, those of another file in a directory of its name.
+	case $to in */lib.rs) modules=$(dirname "$to") ;; *) modules=${to%.rs} ;; esac
+	perl "$here/tools/series/convert.pl" "$from" "$modules" <"$here/$from" >"$to"
+	case $to in *.rs) rustfmt --edition 2021 --config-path "$KERNEL/.rustfmt.toml" --config skip_children=true "$to" ;; esac
+}
+
+# merge HERE THERE: adds helpers, with the headers that they need.
+merge() {
+	local from=$here/$1 to=$2 include
+	grep '^#include' "$from" | while read -r include; do
+		grep -qxF "$include" "$to" || sed -i "0,/^#include/s||$include\n&|" "$to"
+	done
+	sed '1,/^#include/{/^#include/!d}; /^#include/d' "$from" >>"$to"
+}
+
+# base COMMIT...: the files of the kernel that the commits change, as they are there.
+base() {
+	local path
+	sed -n 's|^--- a/||p; s|^merge [^ ]* ||p' "$@" | sort -u | while read -r path; do
+		[ ! -f "$KERNEL/$path" ] || (cd "$KERNEL" && cp --parents "$path" "$here/$repository/")
+	done
+	git add -A
+	git commit -q --allow-empty -m "Linux $(make -s --no-print-directory -C "$KERNEL" kernelversion)"
+}
+
+# commit FILE: makes what the file says.
+commit() {
+	local verb from to
+	sed '1,/^---$/d; /^diff --git/,$d' "$1" | while read -r verb from to; do
+		case $verb in
+		file | merge) "$verb" "$from" "$to" ;;
+		'') ;;
+		*) echo "$1: unknown word $verb" >&2; exit 1 ;;
+		esac
+	done
+	sed -n '/^diff --git/,$p' "$1" | sed "s|@MAINTAINER@|$name <$address>|" >.git/change
+	[ ! -s .git/change ] || git apply .git/change
+	git add -A
+	sed '/^---$/,$d' "$1" | git commit -q $signoff -F -
+}
+
+name=$(git config user.name) && address=$(git config user.email) || {
+	[ -z "$signoff" ] || { echo "git config does not say who signs: set user.name and user.email" >&2; exit 1; }
+	name=nobody address=nobody@localhost
+}
+# The same tree makes the same patches.
+GIT_AUTHOR_DATE=$(git log -1 --format=%cI)
+export GIT_AUTHOR_DATE GIT_COMMITTER_DATE=$GIT_AUTHOR_DATE
+rm -rf "$repository" build/series/*.patch
+mkdir -p "$repository"
+cd "$repository"
+git init -q -b series
+git config user.name "$name"
+git config user.email "$address"
+base "$commits"/*
+git tag base
+for file in "$commits"/*; do
+	commit "$file"
+done
+git config branch.series.description "$(cat "$here/tools/series/cover")"
+git format-patch -q --zero-commit --no-signature --cover-letter --cover-from-description=subject -o "$here/build/series" base
+cd "$here"
+echo "build/series: a cover letter and $(($(ls build/series/*.patch | wc -l) - 1)) patches"

@@ -1,0 +1,25 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# The series as a test: it is made, applies to the pristine kernel, and builds without a warning with INFINIBAND as a
+# module and built in. What has passed once is not built again before something changes.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+. tools/series/lib.sh
+
+bash tools/series/series.sh
+inputs=$({ echo "$KERNEL"; setup VRNIC_KERNEL_CC; /usr/bin/rustc --version; cat "$(setup VRNIC_KDIR)/.config" tools/series/{build.sh,config} \
+	build/series/0*.patch | grep -vE '^(From|Date|Subject): '; } | sha256sum)
+passed=build/series/passed
+if [ "$(cat "$passed" 2>/dev/null)" = "$inputs" ]; then
+	echo "built before, without a change since"
+	exit
+fi
+for infiniband in m y; do
+	log=build/series/build-$infiniband.log
+	if ! bash tools/series/build.sh "$infiniband" >"$log" 2>&1 || grep -E '^(warning|error)|: warning: ' "$log" | grep -v 'override: reassigning'; then
+		grep -nE -A 12 '^(warning|error)|\*\*\*' "$log" | head -n 40
+		echo "INFINIBAND=$infiniband does not build; see $log"
+		exit 1
+	fi
+done
+echo "$inputs" >"$passed"
