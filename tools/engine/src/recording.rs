@@ -21,8 +21,8 @@
 //!
 //! Payload means nothing to the device. Where more than [`KEPT_PAYLOAD`] bytes of it come in a segment or are read from
 //! guest memory, their number is recorded, and a replay has zeros; digests have where payload goes, not what it is.
-//! What is copied from guest to guest is not seen at all. Calls that change nothing, such as asking for an event when there
-//! is none, are left out.
+//! What is copied from guest to guest is not seen at all. Calls that change nothing, such as asking for an event when
+//! there is none, are left out.
 //!
 //! # Format
 //!

@@ -3,8 +3,8 @@
 //! The fewest calls that still end in the same failure.
 //!
 //! Calls are left out, first many at a time, then one by one (delta debugging), and the rest is made again. They find
-//! in guest memory what they found, or, where they look elsewhere now, what an [`Image`] knows. What is left is recorded,
-//! and is a recording like any other: it replays by itself.
+//! in guest memory what they found, or, where they look elsewhere now, what an [`Image`] knows. What is left is
+//! recorded, and is a recording like any other: it replays by itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
