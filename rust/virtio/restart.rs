@@ -51,7 +51,11 @@ const FIRST_DELAY_MS: u32 = if cfg!(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST) {
 const BUSY_MS: u32 = 100;
 
 /// For how long a device has to work until its failures are forgotten.
-const SETTLED: Delta = Delta::from_secs(60);
+const SETTLED: Delta = Delta::from_secs(if cfg!(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST) {
+    1
+} else {
+    60
+});
 
 /// The lock of a device, held.
 pub(crate) struct Locked<'a>(&'a Device, NotThreadSafe);
@@ -97,8 +101,19 @@ struct Progress {
     wish: Wish,
     /// How often it was tried since the device last worked for long.
     attempts: u32,
-    /// Since when the driver has the device.
-    since: Instant<Monotonic>,
+    /// When the driver got the device, or the last attempt ended. [`None`] during an attempt.
+    since: Option<Instant<Monotonic>>,
+}
+
+impl Progress {
+    /// The driver gets the device now.
+    fn new() -> Self {
+        Self {
+            wish: Wish::None,
+            attempts: 0,
+            since: Some(Instant::now()),
+        }
+    }
 }
 
 /// Takes a device from its driver and gives it back.
@@ -124,9 +139,9 @@ impl Restart {
         self.progress.lock().wish = Wish::Resume;
     }
 
-    /// The transport has given the device back.
+    /// The transport gives the device back. What failed before does not count any more.
     pub(crate) fn resume(&self) {
-        self.progress.lock().wish = Wish::None;
+        *self.progress.lock() = Progress::new();
     }
 
     /// After how many milliseconds an attempt is made, if any.
@@ -135,10 +150,11 @@ impl Restart {
         if progress.wish == Wish::Resume {
             return None;
         }
-        if progress.since.elapsed() > SETTLED {
+        progress.wish = Wish::Restart;
+        // Whoever makes an attempt looks at the wish when it has ended.
+        if progress.since?.elapsed() > SETTLED {
             progress.attempts = 0;
         }
-        progress.wish = Wish::Restart;
         self.next(&mut progress)
     }
 
@@ -168,10 +184,11 @@ impl Watch for Restart {
             if progress.wish != Wish::Restart {
                 return None;
             }
+            progress.wish = Wish::None;
             if self.dev.raw_status().is_gone() {
-                progress.wish = Wish::None;
                 return None;
             }
+            progress.since = None;
             progress.attempts += 1;
             dev_info!(
                 self.dev,
@@ -183,16 +200,15 @@ impl Watch for Restart {
         // SAFETY: By the type invariant; the lock is held.
         let result = unsafe { (self.again)(self.dev.as_raw()) };
         let mut progress = self.progress.lock();
-        match result {
-            Ok(()) => {
-                progress.wish = Wish::None;
-                progress.since = Instant::now();
-                None
-            }
-            Err(err) => {
-                dev_warn!(self.dev, "cannot begin anew: {:?}\n", err);
-                self.next(&mut progress)
-            }
+        progress.since = Some(Instant::now());
+        if let Err(err) = result {
+            dev_warn!(self.dev, "cannot begin anew: {:?}\n", err);
+            progress.wish = Wish::Restart;
+        }
+        // It may also have failed while the driver took it over.
+        match progress.wish {
+            Wish::Restart => self.next(&mut progress),
+            Wish::None | Wish::Resume => None,
         }
     }
 }
@@ -212,11 +228,7 @@ impl Restarter {
         let owner = Work::owned(pin_init!(Restart {
             dev: dev.into(),
             again,
-            progress <- new_mutex!(Progress {
-                wish: Wish::None,
-                attempts: 0,
-                since: Instant::now(),
-            }),
+            progress <- new_mutex!(Progress::new()),
         }))?;
         Ok((Self(owner.0.clone()), owner))
     }
@@ -234,13 +246,17 @@ impl Restarter {
     }
 }
 
-/// Resets a device and negotiates once more what its driver has negotiated before.
+/// Resets a device and negotiates once more what its driver has negotiated before. `ENODEV` if the
+/// device is gone: it would never say that it has been reset.
 pub(crate) fn renegotiate(dev: &Device<CoreInternal<'_>>) -> Result {
     let raw = dev.as_raw();
     let status = |bit: c_uint| {
         // SAFETY: The device is valid. May sleep; the caller may.
         unsafe { bindings::virtio_add_status(raw, bit) }
     };
+    if dev.raw_status().is_gone() {
+        return Err(ENODEV);
+    }
     // SAFETY: As above.
     unsafe { bindings::virtio_reset_device(raw) };
     status(bindings::VIRTIO_CONFIG_S_ACKNOWLEDGE);

@@ -13,6 +13,7 @@ use kernel::{
     static_lock_class,
     sync::{
         Arc,
+        LockClassKey,
         Mutex, //
     },
     time::msecs_to_jiffies,
@@ -125,9 +126,10 @@ impl<W: Watch> Drop for Owner<W> {
 }
 
 impl<W: Watch> Work<W> {
-    /// A work that nobody has asked for yet, to be ended before it is dropped.
-    fn new(watch: impl PinInit<W>) -> Result<Arc<Self>> {
-        // One for all types, as are the lock classes: lockdep knows names by address.
+    /// A work that nobody has asked for yet, to be ended before it is dropped. Works that wait for
+    /// one another are of different classes.
+    fn new(watch: impl PinInit<W>, class: Pin<&'static LockClassKey>) -> Result<Arc<Self>> {
+        // One for all types, as is the timer's lock class: lockdep knows names by address.
         static WORK: &CStr = c"virtio::Watchdog::work";
         static TIMER: &CStr = c"virtio::Watchdog::timer";
 
@@ -142,7 +144,7 @@ impl<W: Watch> Work<W> {
                             Some(Self::callback),
                             false,
                             WORK.as_char_ptr(),
-                            static_lock_class!().as_ptr(),
+                            class.as_ptr(),
                         );
                         bindings::timer_init_key(
                             &raw mut (*slot).timer,
@@ -159,9 +161,9 @@ impl<W: Watch> Work<W> {
         )
     }
 
-    /// A work that nobody has asked for yet.
+    /// A work that nobody has asked for yet. It may end watchdogs.
     pub(crate) fn owned(watch: impl PinInit<W>) -> Result<Owner<W>> {
-        Self::new(watch).map(Owner)
+        Self::new(watch, static_lock_class!()).map(Owner)
     }
 
     /// Looks after so many milliseconds, and not when it would have been otherwise: any look that
@@ -183,7 +185,7 @@ impl<W: Watch> Watchdog<W> {
     /// Looks for the first time after `delay_ms` milliseconds, and then when the look before it
     /// said, until this is dropped or all have ended.
     pub(crate) fn new(all: &Arc<Watchdogs>, delay_ms: u32, watch: W) -> Result<Self> {
-        let work = Work::new(watch)?;
+        let work = Work::new(watch, static_lock_class!())?;
         all.add(work.clone())?;
         // From here on it ends with all others, if not before; if it has by now, this is of no
         // effect.

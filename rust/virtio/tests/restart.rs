@@ -137,6 +137,68 @@ mod cases {
     }
 
     #[test]
+    fn one_that_fails_while_it_is_probed_is_probed_once_more() -> Result {
+        with_bond(
+            |bond| {
+                bond.transport.asks.store(1, SeqCst);
+                restarter(bond)?.request();
+                assert_eq!(deleted(bond, 2), 2);
+                restarter(bond)?;
+                assert_eq!(bond.transport.status(), WORKS);
+                wait();
+                assert_eq!(bond.transport.deleted.load(SeqCst), 2);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn one_that_fails_in_each_probe_is_given_up() -> Result {
+        with_bond(
+            |bond| {
+                let transport = bond.transport;
+                // It has worked for long.
+                fsleep(Delta::from_millis(1200));
+                transport.asks.store(u32::MAX, SeqCst);
+                transport.fails.store(u32::MAX, SeqCst);
+                let before = transport.probed.load(SeqCst);
+                restarter(bond)?.request();
+                for _ in 0..1000 {
+                    if transport.probed.load(SeqCst) - before >= 5 {
+                        break;
+                    }
+                    fsleep(Delta::from_millis(10));
+                }
+                wait();
+                assert_eq!(transport.probed.load(SeqCst) - before, 5);
+                assert!(bond.restarter().is_none());
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn one_that_goes_away_meanwhile_is_not_reset() -> Result {
+        with_bond(
+            |bond| {
+                bond.transport.goes.store(true, SeqCst);
+                restarter(bond)?.request();
+                assert_eq!(deleted(bond, 1), 1);
+                wait();
+                assert!(bond.restarter().is_none());
+                bond.transport.come_back();
+                Ok(())
+            },
+            |transport| {
+                assert!(!transport.was_reset_in_vain.load(SeqCst));
+                Ok(())
+            },
+        )
+    }
+
+    #[test]
     fn a_reset_by_the_transport_is_a_new_beginning() -> Result {
         with_bond(
             |bond| {

@@ -62,6 +62,15 @@ const DEVICE_ID: u32 = 0x7e57;
 /// Entries of a queue.
 const ENTRIES: c_uint = 8;
 
+/// What is read of a device that is gone.
+const GONE: u8 = 0xff;
+
+/// Whether this is one of the next so many.
+fn is_next(left: &AtomicU32) -> bool {
+    left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1))
+        .is_ok()
+}
+
 /// The device, and what its transport was asked for.
 ///
 /// # Invariants
@@ -73,6 +82,16 @@ pub(super) struct Transport {
     status: AtomicU8,
     /// How often it will refuse the features that it offers.
     pub(super) refuses: AtomicU32,
+    /// How many of the next probes fail at their end.
+    pub(super) fails: AtomicU32,
+    /// In how many of the next probes the driver asks for a new beginning.
+    pub(super) asks: AtomicU32,
+    /// How often it was probed.
+    pub(super) probed: AtomicU32,
+    /// Whether the device goes away when its queues are deleted.
+    pub(super) goes: AtomicBool,
+    /// Whether it was reset though it had gone.
+    pub(super) was_reset_in_vain: AtomicBool,
     /// How often queues were deleted.
     pub(super) deleted: AtomicU32,
     /// Whether the lock of the device was held then.
@@ -120,10 +139,10 @@ impl Transport {
 
         // SAFETY: Guaranteed by the caller.
         let this = unsafe { Self::of(vdev) };
-        let accepts = status & FEATURES_OK == 0
-            || (this.refuses)
-                .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1))
-                .is_err();
+        if this.status() == GONE {
+            return;
+        }
+        let accepts = status & FEATURES_OK == 0 || !is_next(&this.refuses);
         let refused = if accepts { 0 } else { FEATURES_OK };
         this.status.store(status & !refused, SeqCst);
     }
@@ -133,7 +152,13 @@ impl Transport {
     /// As above.
     unsafe extern "C" fn reset(vdev: *mut bindings::virtio_device) {
         // SAFETY: Guaranteed by the caller.
-        unsafe { Self::set_status(vdev, 0) };
+        unsafe {
+            let this = Self::of(vdev);
+            // That of PCI would wait for ever.
+            this.was_reset_in_vain
+                .fetch_or(this.status() == GONE, SeqCst);
+            Self::set_status(vdev, 0);
+        }
     }
 
     /// # Safety
@@ -209,6 +234,9 @@ impl Transport {
             this.was_locked
                 .store(bindings::mutex_is_locked(lock), SeqCst);
             Self::delete_all(vdev);
+            if this.goes.load(SeqCst) {
+                this.status.store(GONE, SeqCst);
+            }
         }
     }
 
@@ -235,6 +263,12 @@ impl Transport {
         const NEEDS_RESET: u8 = bindings::VIRTIO_CONFIG_S_NEEDS_RESET as u8;
 
         self.status.fetch_or(NEEDS_RESET, SeqCst);
+    }
+
+    /// The device is there again, and in reset: the virtio core warns of one that is not when its
+    /// driver has let it go.
+    pub(super) fn come_back(&self) {
+        self.status.store(0, SeqCst);
     }
 
     /// The device interrupts for its first queue, though nobody asked for that.
@@ -319,6 +353,15 @@ impl Driver for TestDriver {
             queue
                 .add(Chain::new(KVec::new(), 8, (), GFP_KERNEL)?)
                 .map_err(|(error, _)| error)?;
+            // SAFETY: The driver is bound to no other device.
+            let transport = unsafe { Transport::of(dev.as_raw()) };
+            if is_next(&transport.asks) {
+                restarter.request();
+            }
+            transport.probed.fetch_add(1, SeqCst);
+            if is_next(&transport.fails) {
+                return Err(EIO);
+            }
             Ok(try_pin_init!(Data {
                 restarter,
                 queue,
@@ -408,6 +451,11 @@ pub(super) fn with_bond(
             vdev: Opaque::zeroed(),
             status: AtomicU8::new(0),
             refuses: AtomicU32::new(0),
+            fails: AtomicU32::new(0),
+            asks: AtomicU32::new(0),
+            probed: AtomicU32::new(0),
+            goes: AtomicBool::new(false),
+            was_reset_in_vain: AtomicBool::new(false),
             deleted: AtomicU32::new(0),
             was_locked: AtomicBool::new(false),
         },
