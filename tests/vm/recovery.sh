@@ -47,6 +47,18 @@ for fault in needs-reset event-device-fatal engine-panic; do
 	active a
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2 || fail "$fault: the device does not work again"
 done
+
+# One that does not stop a queue pair of the kernel has failed, too: who drains it frees its memory next.
+on a modprobe vrnic-drain
+before=$(said "begins anew")
+vrnicctl fault add -d a command-fails code=modify-qp status=not-found >/dev/null
+on a modprobe -r vrnic-drain
+on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "the kernel's receives were not flushed"
+within 20 says "it does not stop a queue pair" 0 || fail "a device that does not stop a queue pair goes on"
+vrnicctl fault clear >/dev/null
+within 60 says "begins anew" "$before" || fail "the driver did not begin anew"
+active a
+on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 on b touch /tmp/enough
 wait $bystander || fail "the other VM noticed"
 

@@ -68,6 +68,7 @@ use crate::{
         Object,
         PageListBuffer, //
     },
+    control::Prepared,
     device::{
         Call,
         Vrnic, //
@@ -106,6 +107,15 @@ enum Rings {
     Kernel(Arc<KernelRings>),
 }
 
+/// What changes of a queue pair.
+struct Condition {
+    /// State that it was put into last; the device may have gone on to an error state.
+    state: State,
+    /// Stops one whose rings are the kernel's: whoever does that frees memory next, even if it
+    /// failed, so it must not fail for want of memory.
+    stop: Option<Prepared<ModifyQp>>,
+}
+
 /// A queue pair.
 #[pin_data]
 pub(crate) struct Qp {
@@ -118,10 +128,9 @@ pub(crate) struct Qp {
     /// Whether each send raises a completion, as opposed to those that ask for it.
     signal_all: bool,
     capabilities: Capabilities,
-    /// State that the queue pair was put into last; the device may have gone on to an error state.
     /// Held while the state changes.
     #[pin]
-    state: Mutex<State>,
+    condition: Mutex<Condition>,
 }
 
 /// Refuses sizes beyond the limits of the device.
@@ -273,6 +282,10 @@ impl QueuePair for Qp {
             return Err(EINVAL);
         }
 
+        let stop = match &rings {
+            Rings::User { .. } => None,
+            Rings::Kernel(_) => Some(Prepared::new()?),
+        };
         let room = [Room::new(GFP_KERNEL)?, Room::new(GFP_KERNEL)?];
         let mut flags = 0;
         if attributes.signal_all {
@@ -326,7 +339,7 @@ impl QueuePair for Qp {
                 ty,
                 signal_all,
                 capabilities: given,
-                state <- new_mutex!(State::Reset),
+                condition <- new_mutex!(Condition { state: State::Reset, stop }),
             }),
             response: CreateQpResponse(response),
             number,
@@ -340,11 +353,11 @@ impl QueuePair for Qp {
         mask: AttributeMask,
         attributes: &Attributes,
     ) -> Result {
-        let mut state = qp.state.lock();
+        let mut condition = qp.condition.lock();
         let from = if mask.contains(Attribute::CurrentState) {
             attributes.current_state
         } else {
-            *state
+            condition.state
         };
         let to = if mask.contains(Attribute::State) {
             attributes.state
@@ -363,14 +376,29 @@ impl QueuePair for Qp {
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
             rings.set_open(false);
         }
-        let mut result = call.data().control.execute(&command).map(|_| ());
+        let control = &call.data().control;
+        let mut result = match (&mut condition.stop, to) {
+            (Some(stop), State::Error) => stop.execute(control, &command).inspect_err(|err| {
+                if !control.is_stopped() {
+                    dev_err!(
+                        control.health().dev(),
+                        "queue pair {} cannot be stopped: {:?}\n",
+                        qp.number(),
+                        err
+                    );
+                    control.fail("it does not stop a queue pair");
+                }
+            }),
+            _ => control.execute(&command),
+        }
+        .map(|_| ());
         // A queue pair of a device that failed is as good as in error. Who goes there to see all
         // requests flushed must not be stopped.
-        if matches!(to, State::Error | State::Reset) && call.data().control.is_stopped() {
+        if matches!(to, State::Error | State::Reset) && control.is_stopped() {
             result = Ok(());
         }
         if result.is_ok() {
-            *state = to;
+            condition.state = to;
         }
         if let Rings::Kernel(rings) = &qp.rings {
             if result.is_ok() && to == State::Reset {
@@ -378,7 +406,7 @@ impl QueuePair for Qp {
                 qp.recv_cq().forget(qp.number())?;
                 rings.forget();
             }
-            rings.set_open(*state != State::Reset);
+            rings.set_open(condition.state != State::Reset);
         }
         result
     }
@@ -395,7 +423,7 @@ impl QueuePair for Qp {
         });
         if reply.is_err() && call.data().control.is_stopped() {
             // As good as in error; who asks may be about to destroy it.
-            let state = match *qp.state.lock() {
+            let state = match qp.condition.lock().state {
                 State::Reset => State::Reset,
                 _ => State::Error,
             };
