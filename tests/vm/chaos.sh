@@ -27,8 +27,9 @@ chaos() { "$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" "$@"; }
 # could not begin waits for ever, as real ones do. A packet that is late is sent again or not: the requester probes when
 # an answer takes longer than usual.
 chaos pingpong --on client --fault 'drop type=rc nth=20' --fault 'delay type=rc nth=20' --fault 'unknown-opcode type=rc nth=20' \
-	--fault 'lost-read-response type=rc' --fault 'cqe-lost type=rc nth=5' --fault 'no-memory' || fail "the run failed"
-judged drop=recovered delay=unaffected/recovered unknown-opcode=reported lost-read-response=not-reached cqe-lost=hang no-memory=hang
+	--fault 'lost-read-response type=rc' --fault 'cqe-lost type=rc nth=5' --fault 'cqe-late type=rc nth=5' \
+	--fault 'no-memory' || fail "the run failed"
+judged drop=recovered delay=unaffected/recovered unknown-opcode=reported lost-read-response=not-reached cqe-lost=hang cqe-late=unaffected no-memory=hang
 grep -q 'remote invalid request error (9)' "$out/report.json" || fail "the client's words are not in the report"
 grep -q 'data:application/vnd.tcpdump.pcap;base64,' "$out/index.html" || fail "the page has no capture"
 
