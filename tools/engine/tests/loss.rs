@@ -435,3 +435,44 @@ fn a_slow_peer_does_not_get_everything_again() {
     assert!((12..=13).contains(&again), "{again}");
     assert_eq!(timeouts, 0);
 }
+
+/// A peer that is slow is not asked for data that it is still busy with: not before a quarter of the local ACK timeout,
+/// whether the oldest request or one behind it is a read.
+#[test]
+fn a_slow_peer_is_not_asked_for_the_same_data_soon() {
+    for writes in 0..=2 {
+        let mut world = World::of(&[Recovery::Selective; 2].map(config), 2048, 1);
+        let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, attributes| {
+            // 1.07 seconds.
+            attributes.timeout = 18;
+        });
+        world.line = slow_world([Recovery::Selective; 2]).0.line;
+        // What is asked for arrives, and no answer comes.
+        world.filter = Some(|segment| !segment.body.is_response());
+        post_writes(&mut world, &mut c, writes);
+        let read = Send::new(1, SendOpcode::Read)
+            .rdma(c.mrs[1].iova, c.mrs[1].key)
+            .element(c.mrs[0].sge(0, MTU));
+        c.send(&mut world, 0, &read);
+        let retransmits =
+            |world: &World| world.nodes[0].rnic.counters()[Counter::Retransmits as usize];
+        let_pass(&mut world, Duration::from_millis(30));
+        // A write is sent again, alone.
+        let again = u64::from(writes.min(1));
+        assert_eq!(retransmits(&world), again);
+        if writes > 0 {
+            let late = Body::Acknowledge(Aeth {
+                syndrome: Syndrome::ACK,
+                msn: writes,
+            });
+            world.filter = None;
+            world.deliver(c.packet(1, psn(writes - 1), late, Payload::Empty));
+            world.filter = Some(|segment| !segment.body.is_response());
+        }
+        let_pass(&mut world, Duration::from_millis(200));
+        assert_eq!(retransmits(&world), again, "{writes}");
+        world.filter = None;
+        let (_, timeouts) = finish(&mut world, &mut c, 1 + writes);
+        assert_eq!(timeouts, 0);
+    }
+}

@@ -158,12 +158,16 @@ impl Qp {
             }
             count += 1;
         }
-        if acknowledged.distance_from(self.requester.unacked) > 0 {
+        let progressed = acknowledged.distance_from(self.requester.unacked) > 0;
+        if progressed {
             self.requester.unacked = acknowledged;
-            self.note_progress(io.now);
         }
         self.complete_sends(count, resources, io);
         self.requester.skip_acknowledged();
+        if progressed {
+            // How long to wait for the next answer depends on what is the oldest request now.
+            self.note_progress(io.now);
+        }
         complete
     }
 
@@ -347,11 +351,11 @@ impl Qp {
         front.fetched += 1;
         let complete = front.fetched == front.packets;
         requester.unacked = requester.unacked.add(1);
-        self.note_progress(io.now);
         if complete {
             self.complete_sends(1, resources, io);
             self.complete_local(resources, io);
             self.requester.skip_acknowledged();
         }
+        self.note_progress(io.now);
     }
 }

@@ -37,9 +37,10 @@ const MAX_TRUST: u8 = 4;
 /// Gaps of a peer that does not keep after which it is tried again, at first and at most.
 const PAUSES: (u32, u32) = (4, 1024);
 
-/// If the peer says nothing, least time after which a read, or more than one packet, is sent again. The peer may just
-/// be slow, and Soft-RoCE fails when a read comes again that it is still busy with. As long as no answer was measured,
-/// other packets wait as long. A quarter of the local ACK timeout, if that is less.
+/// If the peer says nothing, least time after which more than one packet is sent again: the peer may just be slow. As
+/// long as no answer was measured, a single packet waits as long. A quarter of the local ACK timeout, if that is less.
+/// Reads and atomics wait for all of that quarter, however long it is: Soft-RoCE fails when a read comes again that it
+/// is still busy with.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Least value of that quarter.
@@ -248,6 +249,12 @@ impl Requester {
         self.queue.front().is_some_and(Request::fetches)
     }
 
+    /// Whether any request that was begun and is not answered does.
+    fn any_fetches(&self) -> bool {
+        let mut begun = self.queue.iter().take(self.sending + 1);
+        begun.any(Request::fetches)
+    }
+
     /// Puts the cursor, which is at the oldest packet, to a later one of a message.
     fn seek(&mut self, psn: Psn) {
         while let Some(request) = self.queue.get(self.sending)
@@ -332,7 +339,7 @@ impl Requester {
         if gained > 1 {
             if rest && !tells_gap && beyond > 0 {
                 // Had it more, it would have told of a gap: what was sent last is missing.
-                self.recovery.due = Some(Reason::Probe);
+                self.probe_at_once();
             }
         } else if !rest || beyond < 0 {
             // It may have kept packets or not, for there were none.
@@ -340,7 +347,7 @@ impl Requester {
             // Perhaps two in a row were lost.
             self.recovery.trust -= 1;
             if !tells_gap {
-                self.recovery.due = Some(Reason::Probe);
+                self.probe_at_once();
             }
         } else if attempt.has_more || self.recovery.trust >= 2 {
             if attempt.has_more {
@@ -353,6 +360,14 @@ impl Requester {
             // It may just be slow, and this the answer to the packet that was sent first.
             self.recovery.doubts_rest = !tells_gap;
             self.restart_probe(now);
+        }
+    }
+
+    /// Has the oldest packet sent as a probe now; one that fetches when that was due anyway, as the peer may be busy
+    /// with it.
+    fn probe_at_once(&mut self) {
+        if !self.oldest_fetches() {
+            self.recovery.due = Some(Reason::Probe);
         }
     }
 
@@ -372,13 +387,18 @@ impl Requester {
         if !recovery.selective || opcode == SendOpcode::Flush {
             return None;
         }
-        let patience = ((end - now) / 4).clamp(SHORTEST, PATIENCE);
+        let quarter = ((end - now) / 4).max(SHORTEST);
+        let patience = quarter.min(PATIENCE);
         let usual = self.rtt.patience(recovery.is_wire);
         let mut wait = usual.unwrap_or(patience);
         if self.oldest_fetches() {
-            wait = (4 * wait).max(patience);
+            wait = (4 * wait).max(quarter);
         } else if recovery.doubts_rest {
-            wait = wait.max(patience);
+            wait = wait.max(if self.any_fetches() {
+                quarter
+            } else {
+                patience
+            });
         }
         let at = now + wait * (1 << recovery.probes.min(16));
         (at < end).then_some(at)
