@@ -48,7 +48,7 @@ for fault in needs-reset event-device-fatal engine-panic; do
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2 || fail "$fault: the device does not work again"
 done
 
-# One that does not stop a queue pair of the kernel has failed, too: who drains it frees its memory next.
+# A device that refuses to stop a queue pair of the kernel has failed, too: its user frees the buffers next.
 on a modprobe vrnic-drain
 before=$(said "begins anew")
 vrnicctl fault add -d a command-fails code=modify-qp status=not-found >/dev/null

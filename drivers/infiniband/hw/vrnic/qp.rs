@@ -107,12 +107,12 @@ enum Rings {
     Kernel(Arc<KernelRings>),
 }
 
-/// What changes of a queue pair.
+/// The part of a queue pair that changes.
 struct Condition {
     /// State that it was put into last; the device may have gone on to an error state.
     state: State,
-    /// Stops one whose rings are the kernel's: whoever does that frees memory next, even if it
-    /// failed, so it must not fail for want of memory.
+    /// The command that moves a queue pair of the kernel to the error state. Its memory is taken
+    /// when the queue pair is created: users free their buffers after that, even if it fails.
     stop: Option<Prepared<ModifyQp>>,
 }
 
