@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # vrnic: `make run` on a fresh Debian 12 or 13 machine is all one needs. `make help` lists the rest.
 #
-# KDIR=<built kernel tree>  use that kernel instead of the one the setup builds
+# VRNIC_KERNEL=<name>       the VMs' kernel: stock (Debian's own), lab (with KUnit and failing allocations), debug, races
+# KDIR=<built kernel tree>  that kernel instead
 # QEMU=<program>            use that QEMU (10.1 or newer)
 # T=<part of a name>        make test, make fuzz: only tests, or targets, whose name contains it; test: or T=this,that
 # W=<workloads>             make chaos: these workloads
@@ -10,14 +11,18 @@
 export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)
 export KDIR QEMU VRNIC_KERNEL
 
-LAB := tools/target/release/vrnic-lab
-setup = $(shell sed -n 's/^$(1)=//p' build/setup.env 2>/dev/null)
-# Expanded when a recipe runs, after the setup has written build/setup.env.
-kdir = $(or $(KDIR),$(call setup,VRNIC_KDIR))
-kbuild = LIBCLANG_PATH=$(call setup,VRNIC_LIBCLANG) $(MAKE) --no-print-directory -C $(kdir) \
-	CC=$(call setup,VRNIC_KERNEL_CC) BINDGEN=$(call setup,VRNIC_BINDGEN) RUSTC=/usr/bin/rustc
+# The parts of the setup and the builds run side by side; -j of the command line goes first.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(shell echo $$(($$(nproc) + 2)))
+endif
 
-.PHONY: help run shell attach test series test-debug test-races fuzz chaos bench check build module kunit-module test-modules userspace manual setup clean
+LAB := tools/target/release/vrnic-lab
+SETUP := bash tools/setup/setup.sh
+KERNELS := stock lab debug races own
+$(if $(filter-out $(KERNELS),$(VRNIC_KERNEL)),$(error VRNIC_KERNEL=$(VRNIC_KERNEL) is no kernel: set it to stock, lab, debug or races))
+# The kernels that a command needs: the one that was asked for, else those it names.
+kernels = $(if $(KDIR),own,$(or $(VRNIC_KERNEL),$(1)))
+
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,55 +37,50 @@ shell: build ## the same two VMs with a prompt in each
 attach: ## join this terminal to VM=a or VM=b of a running `make shell`
 	$(LAB) attach --vm $(or $(VM),a)
 
-test: build kunit-module test-modules ## all tests: host, KUnit in a VM, VM tests
+test: setup-userland setup-qemu setup-guest userspace test-kernels ## all tests: host, KUnit in a VM, VM tests
 	$(LAB) test $(TEST_ARGS) $(if $(T),--only $(T))
 
-# The module is built for that kernel; the next command without it builds for the usual one again.
 test-debug: ## KUnit and VM tests on a kernel with KASAN, UBSAN, lockdep, kmemleak; takes hours
 	$(MAKE) VRNIC_KERNEL=debug TEST_ARGS="--guests --out build/test-debug" test
 
 test-races: ## KUnit and VM tests on a kernel with KCSAN; takes hours
 	$(MAKE) VRNIC_KERNEL=races TEST_ARGS="--guests --out build/test-races" test
 
-fuzz: setup ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)
+fuzz: setup-tests ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)
 	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)
 
 chaos: build ## run workloads under each fault, judge how they take it: W='pingpong rping' (default: all)
 	$(LAB) chaos $(W)
 
-bench: build ## measure the device alone, and VMs beside rxe; tables, build/bench/report.json, charts
+bench: build setup-tests ## measure the device alone, and VMs beside rxe; tables, build/bench/report.json, charts
 	$(LAB) bench
 
-check: setup ## rustfmt, clippy, docs and file rules, all without a warning
-	@bash tools/setup/check.sh
+check: $(if $(KDIR),kernel-own,kernel-lab) ## rustfmt, clippy, docs and file rules, all without a warning
+	@bash tools/setup/check.sh build/kernel/$(if $(KDIR),own,lab)
 
-setup: ## host packages, toolchain, kernel, QEMU, guest image (quick when present)
-	@bash tools/setup/setup.sh
+setup: setup-qemu setup-guest $(addprefix kernel-,$(call kernels,stock)) ## what `make run` needs but does not build here (quick when present)
 
-build: setup module userspace ## kernel module and userspace
+build: setup-qemu setup-guest module userspace ## kernel module and userspace
 
-# Each build of the module has a copy of the sources of its own.
-define build-module
-	@bash tools/setup/module-sources.sh build/$(1)
-	+@$(kbuild) M=$(CURDIR)/build/$(1) $(2) $(if $(V),V=$(V)) modules
-endef
+module: $(addprefix module-,$(call kernels,stock)) ## build/kernel/NAME/module/vrnic.ko for the kernel NAME
 
-module: setup ## build/module/vrnic.ko
-	$(call build-module,module)
+# What guests of tests load. KUnit is not in Debian's kernel.
+test-kernels: $(foreach kernel,$(call kernels,lab),module-$(kernel) test-modules-$(kernel)) kunit-module
 
-kunit-module: setup
-	$(call build-module,kunit,CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y)
+kunit-module: $(patsubst %,kunit-%,$(filter-out stock,$(call kernels,lab)))
 
-test-modules: setup # users of RDMA devices inside the kernel, for tests/vm
-	@mkdir -p build && rsync -rt tests/kernel/ build/test-modules
-	+@$(kbuild) M=$(CURDIR)/build/test-modules $(if $(V),V=$(V)) modules
+userspace: programs provider ## vrnicd, the provider (build/provider), the test programs and the lab
 
-userspace: setup ## vrnicd, the provider (build/provider), the test programs and the lab
-	cd tools && cargo build --release --workspace
-	bash tools/libvrnic/build.sh build/provider
+# Cargo has jobs of its own. At the end it shows what failed beside it, which was shorter at work.
+programs: setup-packages
+	cd tools && env -u MAKEFLAGS -u MFLAGS cargo build --quiet --release --workspace --exclude vrnic-fuzz
+	@! cat build/setup/failed 2>/dev/null
+
+provider: setup-packages
+	env -u MAKEFLAGS -u MFLAGS bash tools/libvrnic/build.sh build/provider
 
 # CHECK=m, y: the result is built too; CHECK=all: each commit. SIGNOFF=1: git config says who signs.
-series: setup ## build/series: the kernel side as patches for Linux 7.3 (CHECK=m, CHECK=y, CHECK=all: build them)
+series: $(if $(KDIR),kernel-own,kernel-lab) ## build/series: the kernel side as patches for Linux 7.3 (CHECK=m, CHECK=y, CHECK=all: build them)
 	@bash tools/series/series.sh $(if $(SIGNOFF),--signoff)
 	@$(if $(CHECK),bash tools/series/$(if $(filter all,$(CHECK)),check.sh,build.sh $(CHECK)))
 
@@ -90,3 +90,37 @@ manual: userspace ## build/manual: man pages, completions for bash, zsh and fish
 clean: ## remove what was built here (the cache outside the tree stays)
 	rm -rf build
 	cd tools && cargo clean
+
+setup-packages:
+	@$(SETUP) packages
+
+setup-tests: setup-packages
+	@$(SETUP) tests
+
+setup-qemu setup-guest setup-userland: setup-%: setup-packages
+	@$(SETUP) $*
+
+# Each kernel has builds of its own, and each build of the module a copy of the sources of its own.
+kernel-lab kernel-debug kernel-races: setup-tests
+$(KERNELS:%=kernel-%): kernel-%: setup-packages
+	@exec env VRNIC_KERNEL=$(filter-out own,$*) $(SETUP) kernel
+
+define build-module
+	@bash tools/setup/module-sources.sh build/kernel/$(1)
+	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$(1) $(2) $(if $(V),V=$(V)) modules
+endef
+
+$(KERNELS:%=module-%): module-%: kernel-%
+	$(call build-module,$*/module)
+
+$(KERNELS:%=kunit-%): kunit-%: kernel-%
+	$(call build-module,$*/kunit,CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y)
+
+# Users of RDMA devices inside the kernel, for tests/vm.
+$(KERNELS:%=test-modules-%): test-modules-%: kernel-%
+	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
+	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
+
+.PHONY: help run shell attach test series test-debug test-races fuzz chaos bench check setup build module kunit-module test-kernels \
+	userspace programs provider manual clean setup-packages setup-tests setup-qemu setup-guest setup-userland \
+	$(foreach what,kernel module kunit test-modules,$(KERNELS:%=$(what)-%))

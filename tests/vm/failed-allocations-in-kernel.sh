@@ -6,6 +6,7 @@
 # Linux makes files for an interrupt (kernel/irq/proc.c, register_irq_proc) and does not look whether it could. When it
 # removes them it warns of those that are missing.
 # lab: allow-kernel-warning unregister_irq_proc
+# lab: needs CONFIG_FAILSLAB=y
 . "$LAB_LIB"
 
 fails() { on -t 600 a python3 /vrnic/tests/pyverbs/failed_allocations_in_kernel.py "$@" --device "$DEV"; }

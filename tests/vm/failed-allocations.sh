@@ -5,6 +5,7 @@
 # Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
 # (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).
 # lab: allow-kernel-leak dup_task_struct|copy_signal|prepare_creds
+# lab: needs CONFIG_FAILSLAB=y
 . "$LAB_LIB"
 
 on -t 580 a python3 /vrnic/tests/pyverbs/failed_allocations.py --device "$DEV" --gid "$GID_INDEX"

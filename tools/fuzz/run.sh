@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
+# The jobs of the make that called this are not for cargo.
+unset MAKEFLAGS MFLAGS
 out=build/fuzz
 host=$(rustc -vV | sed -n 's/^host: //p')
 program=$out/target/$host/fuzz/vrnic-fuzz

@@ -37,15 +37,12 @@ apply() {
 	rsync -rc --out-format='changed: %n' "$series/changed/" "$tree/"
 }
 
-run() {
-	LIBCLANG_PATH=$(setup VRNIC_LIBCLANG) make -C "$tree" O="$objects" CC="$(setup VRNIC_KERNEL_CC)" BINDGEN="$(setup VRNIC_BINDGEN)" \
-		RUSTC=/usr/bin/rustc "$@"
-}
+run() { "$BUILT/make" -C "$tree" O="$objects" "$@"; }
 
 configure() {
 	mkdir -p "$objects"
 	{
-		cat "$(setup VRNIC_KDIR)/.config"
+		cat "$CONFIG"
 		sed "s/@INFINIBAND@/$infiniband/" tools/series/config
 	} >"$objects/.config"
 	run olddefconfig

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # What the scripts of this directory share. Sourced.
 
-setup() { sed -n "s/^$1=//p" build/setup.env; }
+# Builds here have jobs of their own.
+unset MAKEFLAGS MFLAGS MAKELEVEL
 
-# The pristine sources of the kernel that the lab uses, which are never changed.
-KERNEL=$(readlink -f "${KDIR:-$(setup VRNIC_KDIR)}")
+# The lab's kernel, or that of KDIR: with what it was configured and built, and its pristine sources, which nothing changes.
+BUILT=build/kernel/$([ -n "${KDIR:-}" ] && echo own || echo lab)
+CONFIG=$(readlink -f "$BUILT/tree/.config")
+KERNEL=$(readlink -f "$BUILT/tree")
 [ ! -e "$KERNEL/source" ] || KERNEL=$(readlink -f "$KERNEL/source")

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 . tools/series/lib.sh
 
 bash tools/series/series.sh
-inputs=$({ echo "$KERNEL"; setup VRNIC_KERNEL_CC; /usr/bin/rustc --version; cat "$(setup VRNIC_KDIR)/.config" tools/series/{build.sh,config} \
+inputs=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG" tools/series/{build.sh,config} \
 	build/series/0*.patch | grep -vE '^(From|Date|Subject): '; } | sha256sum)
 passed=build/series/passed
 if [ "$(cat "$passed" 2>/dev/null)" = "$inputs" ]; then

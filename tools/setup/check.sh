@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # `make check`: formatting, lints, documentation and file rules. Everything runs; the end says what failed.
+# usage: check.sh build/kernel/NAME, of the kernel that the module is checked with
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
-setup() { sed -n "s/^$1=//p" build/setup.env; }
-kdir=${KDIR:-$(setup VRNIC_KDIR)}
-LIBCLANG_PATH=$(setup VRNIC_LIBCLANG)
-export LIBCLANG_PATH
+# The jobs of the make that called this are not for cargo.
+unset MAKEFLAGS MFLAGS
+kernel=$1 kdir=$(readlink "$1/tree")
 logs=build/check
 mkdir -p "$logs"
 failed=()
@@ -95,8 +95,7 @@ kernel_clippy() {
 	bash tools/setup/module-sources.sh build/clippy
 	# Only what is compiled is linted.
 	find build/clippy -name '*.o' -delete
-	make -C "$kdir" M="$PWD/build/clippy" CC="$(setup VRNIC_KERNEL_CC)" BINDGEN="$(setup VRNIC_BINDGEN)" RUSTC=/usr/bin/rustc CLIPPY=1 \
-		CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y modules || return 1
+	"$kernel/make" M="$PWD/build/clippy" CLIPPY=1 CONFIG_INFINIBAND_VRNIC_KUNIT_TEST=y modules || return 1
 	# Quietly: grep refuses to read the file that it would write to.
 	! grep -qE '^(warning|error)' "$logs/kernel-clippy.log"
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The guest's root directory: an unmodified minimal Debian 13 with the RDMA programs, served read-only over 9p.
-# GUEST_ROOT holds its path. Sourced by setup.sh.
+# build/setup/guest becomes a link to it. Sourced by setup.sh.
 
 GUEST_SUITE=trixie
 GUEST_PACKAGES=(
@@ -28,11 +28,13 @@ guest_build() {
 }
 
 setup_guest() {
-	local key
-	key=$(key_of "$SETUP_DIR/guest.sh" "$SETUP_DIR/guest-init")
-	GUEST_ROOT=$CACHE/guest/$key
-	[ -f "$GUEST_ROOT.complete" ] && return
-	mkdir -p "$CACHE/guest"
-	step "guest image (Debian 13)" "$LOGS/guest.log" 16 guest_build "$GUEST_ROOT" "$(mirror)"
-	date -u +%FT%TZ >"$GUEST_ROOT.complete"
+	local root
+	root=$CACHE/guest/$(key_of "$SETUP_DIR/guest.sh" "$SETUP_DIR/guest-init")
+	if [ ! -f "$root.complete" ]; then
+		need_space 600 "the guest image"
+		mkdir -p "$CACHE/guest"
+		step "guest image (Debian 13)" "$LOGS/guest.log" 16 guest_build "$root" "$(mirror)"
+		date -u +%FT%TZ >"$root.complete"
+	fi
+	ln -sfn "$root" "$TREE/build/setup/guest"
 }

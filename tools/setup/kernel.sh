@@ -1,22 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The guests' kernel: Debian's linux-source-7.3, tinyconfig plus kernel.config. VRNIC_KERNEL=debug adds
-# kernel-debug.config, which needs clang, and VRNIC_KERNEL=races kernel-races.config. A user's own configured and built
-# tree is used as it is: KDIR=. KERNEL_TREE holds the object tree, KERNEL_CC the compiler that modules of it need. Sourced
-# by setup.sh.
-
-KERNEL_SERIES=7.3
-KERNEL_SUITES=(trixie trixie-backports)
-
-kernel_unpack() {
-	local dir=$1
-	rm -rf "$dir"
-	mkdir -p "$dir/deb" "$dir/src" "$dir/obj"
-	(cd "$dir/deb" && apt-get download "linux-source-$KERNEL_SERIES/trixie-backports")
-	dpkg-deb -x "$dir"/deb/linux-source-*.deb "$dir/deb"
-	tar -C "$dir/src" --strip-components=1 -xf "$dir/deb/usr/src/linux-source-$KERNEL_SERIES.tar.xz"
-	rm -rf "$dir/deb"
-}
+# The guests' kernels, of which VRNIC_KERNEL names one:
+#
+#   stock   Debian's own, see stock.sh
+#   lab     of the same source, tinyconfig plus kernel.config: KUnit, failing allocations, and other checks that cost little
+#   debug   lab, and kernel-debug.config, which needs clang
+#   races   lab, and kernel-races.config
+#
+# A user's own configured and built tree is used as it is: KDIR=. In build/kernel/NAME, where NAME is one of these or
+# `own`, `tree` becomes a link to the tree that modules are built with, and `make` runs make in it with the compilers that
+# made the kernel. Sourced by setup.sh.
 
 # kernel_compiler TREE: the compiler that built it.
 kernel_compiler() {
@@ -31,13 +24,17 @@ kernel_compiler() {
 	fi
 }
 
-kernel_make() {
-	LIBCLANG_PATH=$LIBCLANG_DIR make -C "$1/src" O="$1/obj" CC="$KERNEL_CC" BINDGEN="$BINDGEN_PATH" RUSTC=/usr/bin/rustc "${@:2}"
-}
+# kernel_make DIRECTORY ARGS...: make in DIRECTORY/obj.
+kernel_make() { LIBCLANG_PATH=$LIBCLANG_DIR make -C "$SOURCE_DIR" O="$1/obj" "${KERNEL_VARIABLES[@]}" "${@:2}"; }
+
+# kernel_compilers CC RUSTC: KERNEL_VARIABLES for a kernel that these built.
+kernel_compilers() { KERNEL_VARIABLES=(CC="$1" RUSTC="$2" BINDGEN="$COMPILERS_DIR/bin/bindgen"); }
 
 kernel_configure() {
 	local dir=$1 option
 	shift
+	rm -rf "$dir"
+	mkdir -p "$dir/obj"
 	kernel_make "$dir" rustavailable
 	kernel_make "$dir" tinyconfig
 	cat "$@" >>"$dir/obj/.config"
@@ -49,34 +46,86 @@ kernel_configure() {
 	done
 }
 
-setup_kernel() {
-	local key dir fragments=("$SETUP_DIR/kernel.config")
-	if [ -n "${KDIR:-}" ]; then
-		KERNEL_TREE=$(cd "$KDIR" 2>/dev/null && pwd) || die "KDIR=$KDIR is not a directory" "give a configured and built kernel tree"
-		[ -f "$KERNEL_TREE/.config" ] || die "KDIR=$KDIR has no .config" "configure and build that tree first (tools/setup/kernel.config lists what the lab needs)"
-		grep -q '^CONFIG_RUST=y' "$KERNEL_TREE/.config" || die "the kernel in KDIR=$KDIR has no CONFIG_RUST=y" "enable it (make rustavailable says what is missing) and rebuild"
-		[ -f "$KERNEL_TREE/arch/x86/boot/bzImage" ] || die "KDIR=$KDIR has no arch/x86/boot/bzImage" "build it: make bzImage modules"
-		KERNEL_CC=$(kernel_compiler "$KERNEL_TREE")
+# kernel_own: the tree that KDIR= names, if modules can be built for it.
+kernel_own() {
+	local release file
+	KERNEL_TREE=$(cd "$KDIR" 2>/dev/null && pwd) || die "KDIR=$KDIR is not a directory" "give a configured and built kernel tree"
+	[ -f "$KERNEL_TREE/.config" ] || die "KDIR=$KDIR has no .config" "configure and build that tree first (tools/setup/kernel.config lists what the lab needs)"
+	grep -q '^CONFIG_RUST=y' "$KERNEL_TREE/.config" || die "the kernel in KDIR=$KDIR has no CONFIG_RUST=y" "enable it (make rustavailable says what is missing) and rebuild"
+	grep -q '^CONFIG_INFINIBAND=[ym]' "$KERNEL_TREE/.config" || die "the kernel in KDIR=$KDIR has no CONFIG_INFINIBAND" "enable it (tools/setup/kernel.config lists what the lab needs) and rebuild"
+	for file in include/config/kernel.release arch/x86/boot/bzImage Module.symvers rust/libkernel.rmeta; do
+		[ -f "$KERNEL_TREE/$file" ] || die "KDIR=$KDIR has no $file" "build that kernel: make bzImage modules"
+	done
+	release=$(cat "$KERNEL_TREE/include/config/kernel.release")
+	[ "$(printf '%s\n' "$KERNEL_SERIES" "$release" | sort -V | head -n 1)" = "$KERNEL_SERIES" ] ||
+		die "the kernel in KDIR=$KDIR is $release, and the driver needs $KERNEL_SERIES or newer" "give the tree of a newer kernel, or unset KDIR: then it is Debian's"
+}
+
+# kernel_own_compilers: those that made it. Its metadata is of one rustc.
+kernel_own_compilers() {
+	local made rustc
+	made=$(sed -n 's/^CONFIG_RUSTC_VERSION_TEXT="\(.*\)"$/\1/p' "$KERNEL_TREE/.config")
+	for rustc in /usr/bin/rustc "$COMPILERS_DIR/bin/rustc"; do
+		[ "$("$rustc" --version)" = "$made" ] || continue
+		kernel_compilers "$(kernel_compiler "$KERNEL_TREE")" "$rustc"
 		return
-	fi
-	KERNEL_CC=gcc
-	case ${VRNIC_KERNEL:-} in
-	'') ;;
-	debug) fragments+=("$SETUP_DIR/kernel-debug.config") KERNEL_CC=clang-19 ;;
-	races) fragments+=("$SETUP_DIR/kernel-races.config") ;;
-	*) die "VRNIC_KERNEL=$VRNIC_KERNEL is no kernel" "set it to debug or races, or not at all" ;;
-	esac
+	done
+	die "the kernel in KDIR=$KDIR was built by another Rust: $made" "rebuild it with RUSTC=/usr/bin/rustc or RUSTC=$rustc"
+}
+
+# kernel_lab CC FRAGMENT...: of Debian's source, by that compiler, with these configurations.
+kernel_lab() {
+	local key dir cc=$1
+	local -x APT_CONFIG
+	shift
+	kernel_compilers "$cc" /usr/bin/rustc
 	# The object tree holds absolute paths and metadata of one compiler: both are part of the key.
-	key=$(key_of "$SETUP_DIR/kernel.sh" "${fragments[@]}" "$(/usr/bin/rustc --version)" "$("$KERNEL_CC" --version | head -n 1)" \
-		"$("$BINDGEN_PATH" --version)" "$CACHE")
+	key=$(key_of "$SETUP_DIR"/{kernel,source}.sh "$@" "$(/usr/bin/rustc --version)" "$("$cc" --version | head -n 1)" \
+		"$COMPILERS_DIR" "$CACHE")
 	dir=$CACHE/kernel/$key
 	KERNEL_TREE=$dir/obj
-	ready "$dir" && return
-	(
-		apt_state guest-only empty "${KERNEL_SUITES[@]}"
-		step "kernel source $KERNEL_SERIES" "$LOGS/kernel-source.log" 4 kernel_unpack "$dir"
-	)
-	step "kernel configuration" "$LOGS/kernel-config.log" 40 kernel_configure "$dir" "${fragments[@]}"
+	ready "$dir" && [ -f "$KERNEL_TREE/source/Makefile" ] && return
+	need_space 1500 "the lab's kernel"
+	apt_state guest-only empty "${KERNEL_SUITES[@]}"
+	kernel_source
+	mkdir -p "$CACHE/kernel"
+	step "kernel configuration" "$LOGS/kernel-config.log" 40 kernel_configure "$dir" "$@"
 	step "kernel (about 11 minutes on 2 cores)" "$LOGS/kernel.log" "${KERNEL_LINES:-3050}" kernel_make "$dir" -j"$JOBS" bzImage modules
 	finish "$dir"
+}
+
+# kernel_record NAME: writes build/kernel/NAME.
+kernel_record() {
+	local dir=$TREE/build/kernel/$1
+	mkdir -p "$dir"
+	ln -sfn "$KERNEL_TREE" "$dir/tree"
+	{
+		echo '#!/bin/sh'
+		echo '# Builds modules for this kernel: make M=DIRECTORY modules'
+		printf "exec env LIBCLANG_PATH='%s' make --no-print-directory -C '%s'" "$LIBCLANG_DIR" "$KERNEL_TREE"
+		printf " '%s'" "${KERNEL_VARIABLES[@]}"
+		echo ' "$@"'
+	} >"$dir/make.new"
+	chmod +x "$dir/make.new"
+	# Unchanged, it keeps its time.
+	if cmp -s "$dir/make.new" "$dir/make"; then rm "$dir/make.new"; else mv "$dir/make.new" "$dir/make"; fi
+}
+
+setup_kernel() {
+	local name=${VRNIC_KERNEL:-stock} lab=$SETUP_DIR/kernel.config
+	[ -z "${KDIR:-}" ] || name=own
+	case $name in
+	own) kernel_own ;;
+	stock | lab | debug | races) ;;
+	*) die "VRNIC_KERNEL=$name is no kernel" "set it to stock, lab, debug or races" ;;
+	esac
+	setup_compilers
+	case $name in
+	own) kernel_own_compilers ;;
+	stock) setup_stock ;;
+	lab) kernel_lab gcc "$lab" ;;
+	debug) kernel_lab clang-19 "$lab" "$SETUP_DIR/kernel-debug.config" ;;
+	races) kernel_lab gcc "$lab" "$SETUP_DIR/kernel-races.config" ;;
+	esac
+	kernel_record "$name"
 }

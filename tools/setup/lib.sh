@@ -7,7 +7,13 @@ TREE=$(cd "$SETUP_DIR/../.." && pwd)
 CACHE=${VRNIC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vrnic}
 LOGS=$CACHE/logs
 JOBS=${VRNIC_JOBS:-$(nproc)}
-mkdir -p "$CACHE" "$LOGS"
+mkdir -p "$CACHE" "$LOGS" 2>/dev/null || {
+	echo "setup: cannot make $CACHE" >&2
+	echo "       give a directory that this user may write: VRNIC_CACHE=DIR" >&2
+	exit 1
+}
+# Builds here have jobs of their own.
+unset MAKEFLAGS MFLAGS MAKELEVEL
 
 # Debian's own tools first: a rustup toolchain earlier in PATH has no rust-src and would be picked up by Kbuild.
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin
@@ -15,10 +21,10 @@ export LC_ALL=C.UTF-8
 
 say() { printf '%s\n' "$*"; }
 
-# die WHAT WHAT_TO_DO: every failure names both.
+# die WHAT WHAT_TO_DO: every failure names both. What runs beside this ends, and shows them once more, see step().
+FAILED=$TREE/build/setup/failed
 die() {
-	printf 'setup: %s\n' "$1" >&2
-	[ $# -lt 2 ] || printf '       %s\n' "$2" >&2
+	printf '%s\n' "setup: $1" ${2:+"       $2"} | tee "$FAILED" >&2
 	exit 1
 }
 
@@ -32,11 +38,11 @@ as_root() {
 	fi
 }
 
-# key_of STRING...: a short hash over the strings and over the contents of those that are files.
+# key_of STRING...: a short hash over the strings and over the contents, but for comments, of those that are files.
 key_of() {
 	local item
 	for item in "$@"; do
-		if [ -f "$item" ]; then cat "$item"; else printf '%s\n' "$item"; fi
+		if [ -f "$item" ]; then grep -vE '^[[:blank:]]*(#|$)' "$item"; else printf '%s\n' "$item"; fi
 	done | sha256sum | cut -c1-16
 }
 
@@ -44,38 +50,46 @@ key_of() {
 ready() { [ -f "$1/.complete" ]; }
 finish() { date -u +%FT%TZ >"$1/.complete"; }
 
-# step WHAT LOG LINES COMMAND...: runs COMMAND with its output in LOG and shows how far it is. LINES is the number of
-# lines the log usually has, which is what the bar is measured by. On a terminal the line is redrawn; elsewhere one
-# line every 20 seconds keeps a log readable.
+# need_space MIB WHAT: ends the setup before something is half made for want of space.
+need_space() {
+	local free
+	free=$(df --output=avail -BM "$CACHE" | tail -n 1 | tr -dc 0-9)
+	[ "$free" -ge "$1" ] || die "$2 needs $1 MiB in $CACHE, and $free MiB are free" \
+		"make room there, or set VRNIC_CACHE= to a directory on a larger disk"
+}
+
+# step WHAT LOG LINES COMMAND...: runs COMMAND with its output in LOG and says every 20 seconds how far it is, in lines
+# that others' may come between. LINES is the number of lines the log usually has.
 step() {
-	local what=$1 log=$2 lines=$3 pid start now last=0 done_lines pct bar filled
+	local what=$1 log=$2 lines=$3 pid start now last=0 pct fd
 	shift 3
 	start=$(date +%s)
 	: >"$log"
-	[ -t 1 ] || say "$what ..."
-	"$@" >>"$log" 2>&1 &
+	say "$what ..."
+	(
+		# Without our locks and what others left open: dash, and so mmdebstrap, knows no descriptor above 9.
+		for fd in "/proc/$BASHPID/fd"/*; do
+			fd=${fd##*/}
+			[ "$fd" -le 2 ] || [ "$fd" = 255 ] || eval "exec $fd>&-"
+		done
+		"$@"
+	) >>"$log" 2>&1 &
 	pid=$!
 	STEP_PID=$pid
 	while kill -0 "$pid" 2>/dev/null; do
-		sleep 0.5
+		sleep 0.2
+		[ ! -f "$FAILED" ] || exit 1
 		now=$(($(date +%s) - start))
-		done_lines=$(wc -l <"$log")
-		pct=$((done_lines * 100 / lines))
-		[ "$pct" -le 99 ] || pct=99
-		if [ -t 1 ]; then
-			filled=$((pct / 4))
-			bar=$(printf '%*s' "$filled" '' | tr ' ' '#')
-			printf '\r%-42s [%-25s] %2d%% %4ds ' "$what" "$bar" "$pct" "$now"
-		elif [ $((now - last)) -ge 20 ]; then
+		if [ $((now - last)) -ge 20 ]; then
 			last=$now
+			pct=$(($(wc -l <"$log") * 100 / lines))
+			[ "$pct" -le 99 ] || pct=99
 			say "$what: about $pct% after ${now}s"
 		fi
 	done
 	if wait "$pid"; then
-		now=$(($(date +%s) - start))
-		if [ -t 1 ]; then printf '\r%-42s [%-25s] done %4ds\n' "$what" "#########################" "$now"; else say "$what: done in ${now}s"; fi
+		say "$what: done in $(($(date +%s) - start))s"
 	else
-		[ ! -t 1 ] || printf '\n'
 		say "--- last lines of $log" >&2
 		tail -n 20 "$log" >&2
 		die "$what failed" "the whole log is $log; correct the cause and run the same command again (finished parts are kept)"
@@ -83,7 +97,13 @@ step() {
 	STEP_PID=
 }
 STEP_PID=
-trap '[ -z "$STEP_PID" ] || kill "$STEP_PID" 2>/dev/null || true' EXIT
+# end_all PID: the process and all that it started.
+end_all() {
+	local child
+	for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end_all "$child"; done
+	kill "$1" 2>/dev/null || true
+}
+trap '[ -z "$STEP_PID" ] || end_all "$STEP_PID"' EXIT
 trap 'exit 130' INT TERM
 
 # The Debian release this machine runs: 12 or 13.
@@ -116,6 +136,9 @@ apt_state() {
 	dir=$CACHE/apt/$name
 	uri=$(mirror)
 	mkdir -p "$dir"/{etc/preferences.d,state,lists/partial,cache/archives/partial}
+	# Other parts of the setup may come to this state at the same time.
+	exec 8>"$dir/lock"
+	flock 8
 	[ "$status" != empty ] || { status=$dir/state/status; : >"$status"; }
 	for suite in "$@"; do
 		options=signed-by=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -147,13 +170,43 @@ apt_state() {
 	else
 		rm -f "$dir/etc/sources.list.new"
 	fi
+	flock -u 8
 }
 
-# lock: one setup at a time; a second one waits and says so.
+# apt_closure PACKAGE...: what the state of apt_state would install for them.
+apt_closure() { apt-get -s -y --no-install-recommends install "$@" | awk '$1 == "Inst" { print $2 }'; }
+
+# apt_version PACKAGE: the version that state would install, or nothing.
+apt_version() { apt-cache policy "$1" | awk '$1 == "Candidate:" && $2 != "(none)" { print $2 }'; }
+
+# apt_fetch DIRECTORY PACKAGE...: these packages and no others.
+apt_fetch() {
+	local dir=$1
+	shift
+	mkdir -p "$dir"
+	(cd "$dir" && apt-get download "$@")
+}
+
+# own_loader ROOT PROGRAM...: makes programs of packages that were unpacked in ROOT run there, with the loader and the
+# libraries that came along: this machine's may be older.
+own_loader() {
+	local lib=$1/usr/lib/x86_64-linux-gnu program
+	shift
+	for program in "$@"; do
+		mv "$program" "$program.elf"
+		cat >"$program" <<-EOF
+			#!/bin/sh
+			exec '$lib/ld-linux-x86-64.so.2' --argv0 "\$0" --library-path '$lib' '$program.elf' "\$@"
+		EOF
+		chmod +x "$program"
+	done
+}
+
+# lock PART: one setup of a part at a time; a second one waits and says so.
 lock() {
-	exec 9>"$CACHE/lock"
+	exec 9>"$CACHE/lock.$1"
 	if ! flock -n 9; then
-		say "another setup is running; waiting for it"
+		say "another setup prepares this ($1); waiting for it"
 		flock 9
 	fi
 }

@@ -1,17 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Host packages and the Rust toolchain. Sourced by setup.sh.
+# Packages of this machine, the Rust toolchain among them. Sourced by setup.sh.
 
-# What the kernel build, the guest image and the lab need on both releases.
+# What the modules, the guest image and the lab need on both releases.
 HOST_PACKAGES=(
-	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 python3-docutils xz-utils kmod pkg-config rsync
-	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev fonts-dejavu-core tshark iproute2
+	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 xz-utils kmod pkg-config rsync
+	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev iproute2
 )
-# The Rust toolchain: kernel 7.3 needs 1.85 or newer with matching rust-src.
-RUST_PACKAGES_12=(rustc-web rust-web-src cargo-web rust-web-clippy rustfmt-web clang-19 libclang-19-dev)
-RUST_PACKAGES_13=(rustc rust-src cargo rust-clippy rustfmt)
-BINDGEN_PACKAGES_13=(bindgen libclang-19-dev clang-19)
-BINDGEN_VERSION=0.72.1
+# What tests, checks, fuzzers and charts need besides.
+TEST_PACKAGES=(python3-docutils fonts-dejavu-core tshark clang-19)
+# The Rust toolchain by its names in Debian 13; the lab's kernels need its sources, checks the rest.
+RUST_PACKAGES=(rustc cargo)
+RUST_TEST_PACKAGES=(rust-src rust-clippy rustfmt)
 
 # missing PACKAGE...: those that are not installed.
 missing() {
@@ -45,47 +45,35 @@ rustc_is_new_enough() {
 	[ -n "$version" ] && [ "$(printf '%s\n1.95.0\n' "$version" | sort -V | head -n 1)" = 1.95.0 ]
 }
 
-setup_packages() {
-	local release list
-	[ -z "${VRNIC_NO_PACKAGES:-}" ] || return 0
-	release=$(host_release)
-	install_missing "build tools" "${HOST_PACKAGES[@]}"
-	if [ "$release" = 12 ]; then
-		install_missing "Rust from Debian 12 security" "${RUST_PACKAGES_12[@]}"
+# install_rust PACKAGE...: of a Rust that the programs here can be built with.
+install_rust() {
+	local list
+	if [ "$(host_release)" = 12 ]; then
+		mapfile -t list < <(printf '%s\n' "$@" | sed 's/^rust-/rust-web-/; s/^\(rustc\|cargo\|rustfmt\)$/\1-web/')
+		install_missing "Rust from Debian 12 security" "${list[@]}"
 		return
 	fi
-	install_missing "bindgen and libclang" "${BINDGEN_PACKAGES_13[@]}"
 	# Debian 13 itself has 1.85: the newer toolchain comes from backports through a private apt state, which leaves
 	# the machine's sources as they are.
-	mapfile -t list < <(missing "${RUST_PACKAGES_13[@]}")
+	mapfile -t list < <(missing "$@")
 	if [ ${#list[@]} -gt 0 ] || ! rustc_is_new_enough; then
 		(
 			apt_state backports /var/lib/dpkg/status trixie trixie-updates trixie-backports
-			step "Rust from Debian 13 backports" "$LOGS/rust.log" \
-				"$(apt_lines -t trixie-backports "${RUST_PACKAGES_13[@]}")" apt_install -t trixie-backports "${RUST_PACKAGES_13[@]}"
+			step "Rust from Debian 13 backports" "$LOGS/rust.log" "$(apt_lines -t trixie-backports "$@")" apt_install -t trixie-backports "$@"
 		)
 	fi
 }
 
-bindgen_install() {
-	/usr/bin/cargo install bindgen-cli --version "$BINDGEN_VERSION" --locked --root "$1" --target-dir "$1.build" &&
-		rm -rf "$1.build"
+setup_packages() {
+	if [ -z "${VRNIC_NO_PACKAGES:-}" ]; then
+		install_missing "build tools" "${HOST_PACKAGES[@]}"
+		install_rust "${RUST_PACKAGES[@]}"
+	fi
+	rustc_is_new_enough || die "/usr/bin/rustc is missing or older than 1.95" "install a newer one, or unset VRNIC_NO_PACKAGES"
 }
 
-setup_toolchain() {
-	local release dir
-	release=$(host_release)
-	LIBCLANG_DIR=$(dirname "$(ls -d /usr/lib/llvm-*/lib/libclang.so* 2>/dev/null | sort -V | tail -n 1)") || true
-	[ -n "$LIBCLANG_DIR" ] || die "libclang is missing" "apt-get install libclang-19-dev"
-	rustc_is_new_enough || die "/usr/bin/rustc is missing or older than 1.95" "run 'tools/setup/setup.sh packages'"
-	if [ "$release" = 13 ]; then
-		BINDGEN_PATH=/usr/bin/bindgen
-		return
-	fi
-	dir=$CACHE/bindgen/$(key_of "$BINDGEN_VERSION" "$(/usr/bin/rustc --version)")
-	BINDGEN_PATH=$dir/bin/bindgen
-	ready "$dir" && return
-	mkdir -p "$CACHE/bindgen"
-	step "bindgen $BINDGEN_VERSION" "$LOGS/bindgen.log" 75 bindgen_install "$dir"
-	finish "$dir"
+setup_tests() {
+	[ -z "${VRNIC_NO_PACKAGES:-}" ] || return 0
+	install_missing "tools of tests" "${TEST_PACKAGES[@]}"
+	install_rust "${RUST_TEST_PACKAGES[@]}"
 }

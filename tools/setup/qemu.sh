@@ -1,9 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# A QEMU with vfio-user-pci (10.1 or newer). Prints nothing when there is one; QEMU_PATH holds the program.
-# Order: the user's QEMU=, an installed one that is new enough, else Debian 13 backports' packages unpacked into the
-# cache and run through their own loader: nothing is installed and no root is needed.
-# Sourced by setup.sh.
+# A QEMU with vfio-user-pci (10.1 or newer). build/setup/qemu becomes a link to it. Order: the user's QEMU=, an installed
+# one that is new enough, else Debian 13 backports' packages unpacked into the cache and run through their own loader:
+# nothing is installed and no root is needed. Sourced by setup.sh.
 
 QEMU_SUITES=(trixie trixie-backports)
 
@@ -35,7 +34,7 @@ qemu_download() {
 	rm -rf "$CACHE/apt/guest-only/qemu"
 }
 
-setup_qemu() {
+qemu_find() {
 	local key dir installed
 	if [ -n "${QEMU:-}" ]; then
 		QEMU_PATH=$(command -v "$QEMU") || die "QEMU=$QEMU is not a program" "give the path of a qemu-system-x86_64 of version 10.1 or newer"
@@ -57,4 +56,9 @@ setup_qemu() {
 	)
 	qemu_has_vfio_user "$QEMU_PATH" || die "the unpacked QEMU does not run or has no vfio-user-pci" "see $LOGS/qemu.log; a QEMU of your own can be given as QEMU="
 	finish "$dir"
+}
+
+setup_qemu() {
+	qemu_find
+	ln -sfn "$QEMU_PATH" "$TREE/build/setup/qemu"
 }

@@ -1,38 +1,32 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# Prepares everything `make run` needs and writes build/setup.env. Quick when nothing is to be done.
-# usage: setup.sh [packages] [toolchain] [kernel] [qemu] [guest] [userland]     (default: all of them)
+# Prepares what `make run` needs, and links it in build/setup and build/kernel. Quick when nothing is to be done.
+# usage: setup.sh PART...
+#   packages    of this machine
+#   tests       packages that tests and checks need besides
+#   kernel      the one that VRNIC_KERNEL or KDIR names
+#   qemu
+#   guest       the guests' root directory
+#   userland    RDMA programs of a newer release, for tests
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 . "$SETUP_DIR/packages.sh"
+. "$SETUP_DIR/compilers.sh"
+. "$SETUP_DIR/source.sh"
+. "$SETUP_DIR/initramfs.sh"
+. "$SETUP_DIR/stock.sh"
 . "$SETUP_DIR/kernel.sh"
 . "$SETUP_DIR/qemu.sh"
 . "$SETUP_DIR/guest.sh"
 . "$SETUP_DIR/userland.sh"
 
-parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(packages toolchain kernel qemu guest userland)
-lock
-mkdir -p "$TREE/build"
-for part in "${parts[@]}"; do
+mkdir -p "$TREE/build/setup"
+rm -f "$FAILED"
+for part in "$@"; do
 	case $part in
-	packages | toolchain | kernel | qemu | guest | userland) "setup_$part" ;;
-	*) die "unknown part '$part'" "parts are: packages toolchain kernel qemu guest userland" ;;
+	packages | tests | kernel | qemu | guest | userland) ;;
+	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest userland" ;;
 	esac
+	lock "$part"
+	"setup_$part"
 done
-
-# What later steps (make, the lab) read. Parts not asked for keep their former line.
-env=$TREE/build/setup.env
-touch "$env"
-{
-	record() { if [ -n "$2" ]; then printf '%s=%s\n' "$1" "$2"; else grep "^$1=" "$env" || true; fi; }
-	record VRNIC_KDIR "${KERNEL_TREE:-}"
-	record VRNIC_KERNEL_CC "${KERNEL_CC:-}"
-	record VRNIC_QEMU "${QEMU_PATH:-}"
-	record VRNIC_GUEST_ROOT "${GUEST_ROOT:-}"
-	record VRNIC_USERLAND "${USERLAND_DIR:-}"
-	record VRNIC_BINDGEN "${BINDGEN_PATH:-}"
-	record VRNIC_LIBCLANG "${LIBCLANG_DIR:-}"
-	record VRNIC_HEADERS "${HEADERS_DIR:-}"
-} >"$env.new"
-mv "$env.new" "$env"

@@ -2,7 +2,7 @@
 # The RDMA programs and libraries of rdma-core 65 (Debian unstable or testing), for the guests of Debian 13: the provider
 # is built for both releases and both are run. Unpacked, not installed; each program runs through its own loader and
 # libraries. So does a Python, with which rdma-core's own tests are run: they stand in lib/rdma-core-tests.
-# USERLAND_DIR holds bin/, which the lab adds to the guests' share, and lib/. Sourced by setup.sh.
+# build/setup/userland becomes a link to it: bin/, which the lab adds to the guests' share, and lib/. Sourced by setup.sh.
 
 USERLAND_SUITES=(sid forky)
 USERLAND_PACKAGES=(ibverbs-utils perftest python3-pyverbs rdmacm-utils)
@@ -53,21 +53,19 @@ userland_download() {
 }
 
 setup_userland() {
-	local key suite
-	key=$(key_of "$SETUP_DIR/userland.sh")
-	USERLAND_DIR=$CACHE/userland/$key
-	ready "$USERLAND_DIR" && return
+	local dir suite
+	dir=$CACHE/userland/$(key_of "$SETUP_DIR/userland.sh")
 	mkdir -p "$CACHE/userland"
-	# Both move on. Without it everything but its tests, which fail, can be run.
+	rm -f "$TREE/build/setup/userland"
+	# Both suites move on. Without it everything but its tests, which fail, can be run.
 	for suite in "${USERLAND_SUITES[@]}"; do
-		if (
+		ready "$dir" || (
 			apt_state "userland-$suite" empty "$suite"
-			step "rdma-core 65 for the guests" "$LOGS/userland.log" 120 userland_download "$USERLAND_DIR" "$suite"
-		); then
-			finish "$USERLAND_DIR"
-			return
-		fi
+			step "rdma-core 65 for the guests" "$LOGS/userland.log" 120 userland_download "$dir" "$suite"
+			finish "$dir"
+		) || continue
+		ln -sfn "$dir" "$TREE/build/setup/userland"
+		return
 	done
 	say "going on without rdma-core 65: its tests will fail"
-	USERLAND_DIR=
 }

@@ -90,8 +90,8 @@ fn verdict_file(settings: &Settings) -> Result<PathBuf> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     settings.qemu.hash(&mut hasher);
-    settings.bzimage().hash(&mut hasher);
-    fs::metadata(settings.bzimage())?
+    settings.kernel.image().hash(&mut hasher);
+    fs::metadata(settings.kernel.image())?
         .modified()?
         .hash(&mut hasher);
     for fact in [
@@ -131,7 +131,7 @@ fn boots_under_kvm(settings: &Settings) -> Result<bool> {
     let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
     args.extend([
         "-kernel".into(),
-        text(&settings.bzimage()),
+        text(&settings.kernel.image()),
         "-serial".into(),
         format!("file:{}", console.display()),
     ]);

@@ -454,6 +454,7 @@ mod tests {
             host: Host {
                 accelerator: Accelerator::Tcg,
                 cpus: 2,
+                vm_kernel: "test".into(),
                 vm_cpus: 1,
                 cpu: "test".into(),
                 load: 0.0,

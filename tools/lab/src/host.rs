@@ -34,6 +34,11 @@ pub fn describe(accelerator: Accelerator, lab: &Lab, load: f64) -> Result<Host> 
     Ok(Host {
         accelerator,
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        vm_kernel: lab
+            .agent("a")?
+            .check(&["uname", "-r"], SHORT)?
+            .trim()
+            .to_owned(),
         vm_cpus: lab.agent("a")?.check(&["nproc"], SHORT)?.trim().parse()?,
         cpu: cpu.map_or("unknown", |(_, name)| name.trim()).to_owned(),
         load,

@@ -35,9 +35,9 @@ impl Module {
     /// Where the build puts it.
     #[must_use]
     pub fn path(self, settings: &Settings) -> PathBuf {
-        settings.tree.join(match self {
-            Self::Plain => "build/module/vrnic.ko",
-            Self::Kunit => "build/kunit/vrnic.ko",
+        settings.kernel.built.join(match self {
+            Self::Plain => "module/vrnic.ko",
+            Self::Kunit => "kunit/vrnic.ko",
         })
     }
 }
@@ -119,7 +119,10 @@ impl Lab {
     /// Any part did not come up; the message says which and shows its log's end.
     pub fn boot(settings: &Settings, options: Options) -> Result<Self> {
         let (accelerator, why) = accelerator::choose(settings)?;
-        let step = Step::start(&format!("booting two VMs ({accelerator}: {why})"));
+        let linux = settings.kernel.release()?;
+        let step = Step::start(&format!(
+            "booting two VMs with Linux {linux} ({accelerator}: {why})"
+        ));
         let sockets = scratch()?;
         let _ = fs::remove_dir_all(&options.logs);
         fs::create_dir_all(&options.logs)

@@ -13,6 +13,7 @@ mod control;
 mod daemon;
 mod goodput;
 mod host;
+mod kernel;
 mod lab;
 mod namespaces;
 mod native;
@@ -36,6 +37,7 @@ use anyhow::{Result, bail};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::control::Ask;
+use crate::kernel::Kernel;
 use crate::lab::{Extra, Lab, Module, Options};
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric};
@@ -43,6 +45,7 @@ use crate::vm::{Device, Fabric};
 /// Boots two VMs, a and b, with one RNIC each, and runs programs in them.
 ///
 /// Environment:
+///   VRNIC_KERNEL=NAME      kernel of the VMs, as --kernel
 ///   KDIR=DIR               built kernel tree for the VMs
 ///   QEMU=PROGRAM           QEMU 10.1 or newer
 ///   VRNIC_ACCEL=kvm|tcg    how QEMU runs the VMs; default: kvm if the kernel boots under it
@@ -56,6 +59,9 @@ struct Cli {
     /// How messages travel between the RNICs
     #[arg(long, global = true, value_enum, default_value = "local")]
     fabric: Fabric,
+    /// Kernel of the VMs; default: stock; of tests, lab
+    #[arg(long, global = true, value_enum)]
+    kernel: Option<kernel::Name>,
     #[command(subcommand)]
     command: Command,
 }
@@ -227,20 +233,28 @@ fn main() -> ExitCode {
 }
 
 fn command(cli: Cli) -> Result<ExitCode> {
-    let load = || Settings::load().map(|settings| settings.with_fabric(cli.fabric));
+    let asked = match cli.kernel {
+        None => kernel::Name::of_environment()?,
+        kernel => kernel,
+    };
+    let kernel = asked.unwrap_or(match cli.command {
+        Command::Test { .. } => kernel::Name::Lab,
+        _ => kernel::Name::Stock,
+    });
+    let load = || Settings::load(kernel).map(|settings| settings.with_fabric(cli.fabric));
     match cli.command {
         Command::Run { device, out } => {
             let settings = load()?;
             run::run(&settings, &settings.tree.join(out), device)?;
         }
         Command::Shell { device, plain } => shell::shell(&load()?, device, plain)?,
-        Command::Attach { vm } => shell::attach(&Settings::load()?, &vm)?,
+        Command::Attach { vm } => shell::attach(&settings::source_tree()?, &vm)?,
         Command::Exec {
             vm,
             timeout,
             device,
             argv,
-        } => return exec(&load()?, vm, timeout, device, argv),
+        } => return exec(load, vm, timeout, device, argv),
         Command::Bench {
             out,
             goodput,
@@ -256,7 +270,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
                 bench::run(&settings, &out)?;
             }
         }
-        Command::Chaos(arguments) => run_chaos(arguments, cli.fabric)?,
+        Command::Chaos(arguments) => run_chaos(arguments, load)?,
         Command::Test {
             only,
             guests,
@@ -265,22 +279,21 @@ fn command(cli: Cli) -> Result<ExitCode> {
             out,
         } => {
             let settings = Settings { labs, ..load()? };
+            let special = asked.unwrap_or(kernel::Name::Lab);
             suite::run(
                 &settings,
                 &suite::Choice {
                     only,
                     guests,
                     device,
+                    special: Kernel::load(&settings.tree, special).ok(),
                     out: settings.tree.join(out),
                 },
             )?;
         }
         Command::Manual { directory } => vrnicd::manual::write(Cli::command(), 1, &directory)?,
         Command::Ctl { request } => {
-            let (code, text) = control::ask(
-                &control_socket(&Settings::load()?),
-                &Ask::from_words(&request)?,
-            )?;
+            let (code, text) = control::ask(&control_socket()?, &Ask::from_words(&request)?)?;
             if !text.is_empty() {
                 println!("{text}");
             }
@@ -290,7 +303,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_chaos(arguments: ChaosArguments, fabric: Fabric) -> Result<()> {
+fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>) -> Result<()> {
     let mut known = chaos::plan::profiles()?;
     if arguments.list {
         return chaos::list(&known, &chaos::plan::faults()?);
@@ -326,7 +339,7 @@ fn run_chaos(arguments: ChaosArguments, fabric: Fabric) -> Result<()> {
     chaos::plan::check(&faults)?;
     let settings = Settings {
         labs: arguments.labs,
-        ..Settings::load()?.with_fabric(fabric)
+        ..load()?
     };
     let out = settings.tree.join(arguments.out);
     chaos::run(
@@ -342,13 +355,13 @@ fn run_chaos(arguments: ChaosArguments, fabric: Fabric) -> Result<()> {
 }
 
 fn exec(
-    settings: &Settings,
+    load: impl FnOnce() -> Result<Settings>,
     vm: String,
     timeout: u64,
     device: Device,
     argv: Vec<String>,
 ) -> Result<ExitCode> {
-    let socket = control_socket(settings);
+    let socket = control_socket()?;
     let request = Ask::Exec { vm, argv, timeout };
     if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
         return Ok(exit(control::ask(&socket, &request)?.0));
@@ -356,9 +369,10 @@ fn exec(
     if std::env::var_os("LAB_CONTROL").is_some() {
         bail!("the lab at {} is gone", socket.display());
     }
+    let settings = load()?;
     let logs = settings.tree.join("build/exec/logs");
     let lab = Arc::new(Lab::boot(
-        settings,
+        &settings,
         Options {
             device,
             logs,
@@ -374,8 +388,11 @@ fn exec(
 }
 
 /// The running lab's control socket.
-fn control_socket(settings: &Settings) -> PathBuf {
-    std::env::var_os("LAB_CONTROL").map_or_else(|| shell::control_socket(settings), PathBuf::from)
+fn control_socket() -> Result<PathBuf> {
+    match std::env::var_os("LAB_CONTROL") {
+        Some(socket) => Ok(socket.into()),
+        None => settings::source_tree().map(|tree| shell::control_socket(&tree)),
+    }
 }
 
 /// Exit codes of guests fit: they are 0 to 255.

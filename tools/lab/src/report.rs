@@ -67,6 +67,8 @@ pub struct Host {
     pub accelerator: Accelerator,
     /// Processors the host has.
     pub cpus: usize,
+    /// The VMs' kernel, as `uname -r` has it.
+    pub vm_kernel: String,
     /// Processors each VM has.
     pub vm_cpus: usize,
     /// The processor's name.

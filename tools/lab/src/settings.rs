@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Where things are: the source tree and what `tools/setup` prepared.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
+use crate::kernel::{self, Kernel};
 use crate::vm::Fabric;
 
-/// Paths every subcommand needs.
+/// What every subcommand that boots VMs needs.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Root of the source tree.
     pub tree: PathBuf,
-    /// Built kernel tree: `KDIR=` or the one the setup built.
-    pub kdir: PathBuf,
+    /// The guests' kernel.
+    pub kernel: Kernel,
     /// QEMU: `QEMU=`, or what the setup found or unpacked.
     pub qemu: PathBuf,
     /// Root directory of the guests.
@@ -28,50 +28,33 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads build/setup.env; `KDIR` and `QEMU` in the environment go first.
+    /// Finds what the setup left in build/; `KDIR`, `QEMU` and `VRNIC_GUEST` in the environment go first.
     ///
     /// # Errors
     /// Not inside the source tree, or the setup has not run.
-    pub fn load() -> Result<Self> {
-        let tree = find_tree()?;
-        let path = tree.join("build/setup.env");
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("{} is missing: run `make setup` first", path.display()))?;
-        let recorded: HashMap<String, String> = text
-            .lines()
-            .filter_map(|line| line.split_once('='))
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .collect();
-        let pick = |variable: &str, key: &str| -> Result<PathBuf> {
+    pub fn load(kernel: kernel::Name) -> Result<Self> {
+        let tree = source_tree()?;
+        let setup = tree.join("build/setup");
+        let pick = |variable: &str, what: &str| -> Result<PathBuf> {
             match std::env::var_os(variable).filter(|value| !value.is_empty()) {
                 Some(value) => Ok(PathBuf::from(value)),
-                None => recorded.get(key).map(PathBuf::from).with_context(|| {
+                None => setup.join(what).canonicalize().with_context(|| {
                     format!(
-                        "{} has no {key}: run `make setup`, or set {variable}=",
-                        path.display()
+                        "{} is missing: run `make setup`, or set {variable}=",
+                        setup.join(what).display()
                     )
                 }),
             }
         };
-        let settings = Self {
-            kdir: pick("KDIR", "VRNIC_KDIR")?,
-            qemu: pick("QEMU", "VRNIC_QEMU")?,
-            guest_root: pick("VRNIC_GUEST", "VRNIC_GUEST_ROOT")?,
-            userland: recorded
-                .get("VRNIC_USERLAND")
-                .map(PathBuf::from)
-                .filter(|dir| dir.is_dir()),
+        Ok(Self {
+            kernel: Kernel::load(&tree, kernel)?,
+            qemu: pick("QEMU", "qemu")?,
+            guest_root: pick("VRNIC_GUEST", "guest")?,
+            userland: setup.join("userland").canonicalize().ok(),
             fabric: Fabric::default(),
             labs: 1,
             tree,
-        };
-        if !settings.bzimage().is_file() {
-            bail!(
-                "{} is missing: build that kernel, or unset KDIR and run `make setup`",
-                settings.bzimage().display()
-            );
-        }
-        Ok(settings)
+        })
     }
 
     /// The same with another fabric.
@@ -83,39 +66,19 @@ impl Settings {
         }
     }
 
-    /// The guests' kernel.
+    /// The same with another kernel.
     #[must_use]
-    pub fn bzimage(&self) -> PathBuf {
-        self.kdir.join("arch/x86/boot/bzImage")
-    }
-
-    /// Whether the guests' kernel looks for errors of its own at great cost: what `VRNIC_KERNEL=debug` builds.
-    #[must_use]
-    pub fn debug_kernel(&self) -> bool {
-        self.kernel_has("CONFIG_KASAN=y")
-    }
-
-    /// Whether it looks for data races: what `VRNIC_KERNEL=races` builds.
-    #[must_use]
-    pub fn races_kernel(&self) -> bool {
-        self.kernel_has("CONFIG_KCSAN=y")
-    }
-
-    /// Whether everything takes many times as long with it.
-    #[must_use]
-    pub fn slow_kernel(&self) -> bool {
-        self.debug_kernel() || self.races_kernel()
-    }
-
-    fn kernel_has(&self, option: &str) -> bool {
-        std::fs::read_to_string(self.kdir.join(".config"))
-            .is_ok_and(|config| config.lines().any(|line| line == option))
+    pub fn with_kernel(&self, kernel: &Kernel) -> Self {
+        Self {
+            kernel: kernel.clone(),
+            ..self.clone()
+        }
     }
 
     /// How much longer than usual to wait for guests with this kernel, beside other labs.
     #[must_use]
     pub fn slowness(&self) -> u32 {
-        self.labs * if self.slow_kernel() { 10 } else { 1 }
+        self.labs * if self.kernel.slow() { 10 } else { 1 }
     }
 
     /// Where cargo puts release programs.
@@ -141,7 +104,10 @@ impl Settings {
 }
 
 /// The source tree around the current directory.
-fn find_tree() -> Result<PathBuf> {
+///
+/// # Errors
+/// There is none.
+pub fn source_tree() -> Result<PathBuf> {
     let here = std::env::current_dir()?;
     here.ancestors()
         .find(|dir| dir.join("tools/lab/Cargo.toml").is_file())

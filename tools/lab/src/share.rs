@@ -7,12 +7,13 @@
 //! bin/              executables of the cargo workspace
 //! lib/libvrnic-…    providers
 //! userland/         libraries and programs of a newer release; bin/…-65 runs them
-//! lib/modules/REL/  vrnic.ko, every module of the kernel tree, those of tests; with depmod's tables
+//! lib/modules/REL/  vrnic.ko, every module of the kernel tree, those of tests; with depmod's tables. Modules that came
+//!                   with a kernel are in a share of their own, mounted as kernel/
 //! tests/            the source tree's tests/
 //! ```
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -113,21 +114,17 @@ fn tree(from: &Path, to: &Path) -> Result<()> {
 
 /// The kernel's modules and ours, laid out for modprobe.
 fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<()> {
-    let release = fs::read_to_string(settings.kdir.join("include/config/kernel.release"))
-        .with_context(|| format!("{} is not a built kernel tree", settings.kdir.display()))?;
-    let release = release.trim();
-    let dir = share.join("lib/modules").join(release);
+    let kernel = &settings.kernel;
+    let release = kernel.release()?;
+    let dir = share.join("lib/modules").join(&release);
     fs::create_dir_all(&dir)?;
-    let order = fs::read_to_string(settings.kdir.join("modules.order")).with_context(|| {
-        format!(
-            "{}: build its modules (make modules)",
-            settings.kdir.display()
-        )
-    })?;
-    for line in order.lines() {
-        let object = settings.kdir.join(line).with_extension("ko");
-        let name = object.file_name().context("a module without a name")?;
-        copy(&object, &dir.join(name))?;
+    let elsewhere = kernel.modules();
+    // Those that came with the kernel do not change: guests have them as a directory of their own, mounted here.
+    let mount = dir.join("kernel");
+    if let Some(modules) = &elsewhere {
+        symlink(modules.join("kernel"), &mount)?;
+    } else {
+        built_modules(&kernel.tree, &dir)?;
     }
     if let Some(driver) = driver {
         if !driver.is_file() {
@@ -136,7 +133,7 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
         copy(driver, &dir.join("vrnic.ko"))?;
     }
     // Those of tests are built for tests only.
-    let tests = settings.tree.join("build/test-modules");
+    let tests = kernel.built.join("test-modules");
     for entry in fs::read_dir(tests).into_iter().flatten() {
         let entry = entry?;
         if entry
@@ -152,7 +149,7 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
         "modules.builtin.modinfo",
         "modules.order",
     ] {
-        let from = settings.kdir.join(list);
+        let from = elsewhere.as_ref().unwrap_or(&kernel.tree).join(list);
         if from.is_file() {
             copy(&from, &dir.join(list))?;
         }
@@ -161,12 +158,28 @@ fn modules(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<(
     let output = Command::new("depmod")
         .arg("-b")
         .arg(share)
-        .arg(release)
+        .arg(&release)
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .output()
         .context("running depmod (package kmod)")?;
     if !output.status.success() {
         bail!("depmod failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    if elsewhere.is_some() {
+        fs::remove_file(&mount)?;
+        fs::create_dir(&mount)?;
+    }
+    Ok(())
+}
+
+/// Modules that were built in the kernel's tree.
+fn built_modules(tree: &Path, dir: &Path) -> Result<()> {
+    let order = fs::read_to_string(tree.join("modules.order"))
+        .with_context(|| format!("{}: build its modules (make modules)", tree.display()))?;
+    for line in order.lines() {
+        let object = tree.join(line).with_extension("ko");
+        let name = object.file_name().context("a module without a name")?;
+        copy(&object, &dir.join(name))?;
     }
     Ok(())
 }

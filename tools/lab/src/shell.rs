@@ -22,14 +22,14 @@ use crate::vm::{Device, NAMES};
 const DETACH: u8 = 0x1d;
 
 /// Where a running shell lab can be reached; a link into its scratch directory.
-fn running(settings: &Settings) -> PathBuf {
-    settings.tree.join("build/shell/sockets")
+fn running(tree: &Path) -> PathBuf {
+    tree.join("build/shell/sockets")
 }
 
 /// The control socket of the lab that `shell` started.
 #[must_use]
-pub fn control_socket(settings: &Settings) -> PathBuf {
-    running(settings).join("control")
+pub fn control_socket(tree: &Path) -> PathBuf {
+    running(tree).join("control")
 }
 
 /// Boots the lab and gives prompts until the user is done.
@@ -49,7 +49,7 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
         },
     )?);
     control::serve(&lab, &lab.sockets().join("control"))?;
-    let link = running(settings);
+    let link = running(&settings.tree);
     let _ = std::fs::remove_file(&link);
     std::os::unix::fs::symlink(lab.sockets(), &link)
         .with_context(|| format!("making {}", link.display()))?;
@@ -74,7 +74,7 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
         println!(
             "\nVM a is here; for VM b run this in another terminal:\n    make attach VM=b\nCtrl-] leaves; the lab ends when you leave VM a.\n"
         );
-        attach(settings, "a")?;
+        attach(&settings.tree, "a")?;
     }
     let _ = std::fs::remove_file(&link);
     println!("\nending the lab");
@@ -148,8 +148,8 @@ impl Drop for Raw {
 ///
 /// # Errors
 /// No lab is running, its console cannot be reached, or another terminal has it.
-pub fn attach(settings: &Settings, vm: &str) -> Result<()> {
-    let sockets = running(settings);
+pub fn attach(tree: &Path, vm: &str) -> Result<()> {
+    let sockets = running(tree);
     let stream = UnixStream::connect(sockets.join(format!("shell-{vm}")))
         .context("no lab is running; start one with `make shell`")?;
     // QEMU serves one terminal and lets the next one wait without a word.

@@ -19,6 +19,7 @@ use serde::Serialize;
 use crate::console::{Known, judge, unread};
 use crate::control;
 use crate::daemon;
+use crate::kernel::Kernel;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::process::{Process, scratch, tail, text};
 use crate::settings::Settings;
@@ -33,6 +34,8 @@ pub struct Choice {
     pub guests: bool,
     /// The device of the VM tests.
     pub device: Device,
+    /// The kernel for KUnit, and for tests that need more than the usual one has; if it is prepared.
+    pub special: Option<Kernel>,
     /// Directory of logs and the report.
     pub out: PathBuf,
 }
@@ -42,6 +45,9 @@ impl Choice {
         self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
     }
 }
+
+/// Why nothing runs that the kernel of [`Choice::special`] is for.
+const NO_SPECIAL: &str = "this needs the lab's kernel: run `make test`, which builds it";
 
 /// How a test ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -121,7 +127,14 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     }
     if choice.wants("kunit") && choice.device == Device::Vrnic {
         println!("== KUnit in a VM");
-        kunit(settings, choice, &mut tally);
+        let now = Instant::now();
+        match &choice.special {
+            Some(kernel) if kernel.has("CONFIG_KUNIT=y") => {
+                kunit(&settings.with_kernel(kernel), choice, &mut tally);
+            }
+            Some(_) => tally.add("kunit", Verdict::Skipped, now, "the kernel has no KUnit"),
+            None => tally.add("kunit", Verdict::Failed, now, NO_SPECIAL),
+        }
     }
     println!("== VM tests");
     vm_tests(settings, choice, &mut tally)?;
@@ -173,6 +186,9 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
     let mut child = Command::new("cargo")
         .args(["test", "--release", "--workspace", "--no-fail-fast"])
         .current_dir(settings.tree.join("tools"))
+        // The jobs of the make that called this are not for cargo.
+        .env_remove("MAKEFLAGS")
+        .env_remove("MFLAGS")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log.try_clone()?)
@@ -445,6 +461,8 @@ struct Script {
     fresh: bool,
     debug_kernel: bool,
     allow_leaks: bool,
+    /// Lines of .config that the guests' kernel must have.
+    needs: Vec<String>,
     /// Reports of the kernel that are Linux's own, and known.
     allowed: Option<Regex>,
     /// The function of Linux that calls another which complains, and is known for it.
@@ -471,6 +489,7 @@ impl Script {
             fresh: false,
             debug_kernel: false,
             allow_leaks: false,
+            needs: Vec::new(),
             allowed: None,
             allowed_caller: None,
             allowed_leak: None,
@@ -493,6 +512,7 @@ impl Script {
                 "fresh" => script.fresh = true,
                 "debug-kernel" => script.debug_kernel = true,
                 "allow-leaks" => script.allow_leaks = true,
+                "needs" => script.needs.push(rest.trim().to_owned()),
                 "fabric" => script.fabrics.push(
                     Fabric::from_str(rest.trim(), false)
                         .map_err(|error| anyhow!("{}: {error}", path.display()))?,
@@ -547,6 +567,12 @@ impl Script {
             }
         }
         Ok(script)
+    }
+
+    /// The option that it needs and that `kernel` has not.
+    fn lacks(&self, kernel: &Kernel) -> Option<&str> {
+        let mut needs = self.needs.iter().map(String::as_str);
+        needs.find(|option| !kernel.has(option))
     }
 
     /// Name of the test on that fabric.
@@ -675,22 +701,36 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
     for path in &paths {
         scripts.push(Script::read(path)?);
     }
-    if !settings.debug_kernel() {
+    if !settings.kernel.debug() {
         scripts.retain(|script| !script.debug_kernel);
     }
-    let mut runs: Vec<(Fabric, &Script)> = Vec::new();
+    let special = choice.special.as_ref().unwrap_or(&settings.kernel);
+    let special = settings.with_kernel(special);
+    let mut runs: Vec<(Settings, &Script)> = Vec::new();
     for script in &scripts {
-        match &script.fabrics[..] {
-            [] => runs.push((settings.fabric, script)),
+        let fabrics = match &script.fabrics[..] {
+            [] => vec![settings.fabric],
             // Guests' kernels do not see the fabric, and everything takes ten times as long.
-            [first, ..] if settings.slow_kernel() => runs.push((*first, script)),
-            fabrics => runs.extend(fabrics.iter().map(|&fabric| (fabric, script))),
-        }
+            [first, ..] if settings.kernel.slow() => vec![*first],
+            fabrics => fabrics.to_vec(),
+        };
+        let settings = match script.lacks(&settings.kernel) {
+            None => settings,
+            Some(_) => &special,
+        };
+        runs.extend(
+            fabrics
+                .iter()
+                .map(|&fabric| (settings.with_fabric(fabric), script)),
+        );
     }
-    runs.retain(|(fabric, script)| choice.wants(&script.run_name(*fabric)));
-    // One boot serves all that share a lab on a fabric. Those that may take long go first, so that the lanes end
-    // together.
-    runs.sort_by_key(|(fabric, script)| (!script.fresh, *fabric, Reverse(script.timeout)));
+    runs.retain(|(settings, script)| choice.wants(&script.run_name(settings.fabric)));
+    // One boot serves all that share a lab: on a fabric, with a kernel. Those that may take long go first, so that the
+    // lanes end together.
+    runs.sort_by_key(|(settings, script)| {
+        let lab = (settings.fabric, settings.kernel.built.clone());
+        (!script.fresh, lab, Reverse(script.timeout))
+    });
     let (runs, boots) = (Mutex::new(runs.into_iter()), AtomicUsize::new(0));
     let tally = Mutex::new(tally);
     let next = || lock(&runs).next();
@@ -698,14 +738,13 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
         for _ in 0..settings.labs {
             scope.spawn(|| {
                 let mut lane = Lane {
-                    settings,
                     choice,
                     tally: &tally,
                     boots: &boots,
                     shared: None,
                 };
-                while let Some((fabric, script)) = next() {
-                    lane.run(fabric, script);
+                while let Some((settings, script)) = next() {
+                    lane.run(&settings, script);
                 }
                 lane.leave_shared();
             });
@@ -720,7 +759,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Runs VM tests one after the other, beside other lanes. It has one lab at a time.
 struct Lane<'a> {
-    settings: &'a Settings,
     choice: &'a Choice,
     tally: &'a Mutex<&'a mut Tally>,
     /// Shared labs that the lanes have booted.
@@ -730,24 +768,30 @@ struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    fn run(&mut self, fabric: Fabric, script: &Script) {
+    fn run(&mut self, settings: &Settings, script: &Script) {
         let start = Instant::now();
-        let name = script.run_name(fabric);
+        let name = script.run_name(settings.fabric);
         let add = |what: String, verdict, why| lock(self.tally).add(what, verdict, start, why);
-        let settings = self.settings.with_fabric(fabric);
-        let lab = match self.lab(&settings, script, &name) {
+        if let Some(option) = script.lacks(&settings.kernel) {
+            let (verdict, why) = match &self.choice.special {
+                Some(_) => (Verdict::Skipped, format!("the kernel has no {option}")),
+                None => (Verdict::Failed, NO_SPECIAL.to_owned()),
+            };
+            return add(format!("vm: {name}"), verdict, why);
+        }
+        let lab = match self.lab(settings, script, &name) {
             Ok(lab) => lab,
             Err(error) => {
                 return add(format!("vm: {name}"), Verdict::Failed, format!("{error:#}"));
             }
         };
-        let (verdict, why) = one(&settings, self.choice, script, &lab)
+        let (verdict, why) = one(settings, self.choice, script, &lab)
             .unwrap_or_else(|error| (Verdict::Failed, format!("{error:#}")));
         add(format!("vm: {name}"), verdict, why);
         if script.fresh {
             return;
         }
-        if verdict == Verdict::Failed || (settings.debug_kernel() && script.allowed.is_some()) {
+        if verdict == Verdict::Failed || (settings.kernel.debug() && script.allowed.is_some()) {
             // Whatever it left behind is not the next one's fault, be it a kernel that has given up looking.
             self.leave_shared();
         } else if let Err(error) = lab.usable() {
@@ -762,7 +806,7 @@ impl Lane<'_> {
         let Some(shared) = self.shared.take() else {
             return;
         };
-        if self.settings.debug_kernel() {
+        if shared.lab.settings.kernel.debug() {
             let start = Instant::now();
             let name = shared
                 .lab
@@ -781,8 +825,11 @@ impl Lane<'_> {
 
     /// A lab for a script.
     fn lab(&mut self, settings: &Settings, script: &Script, name: &str) -> Result<TestLab> {
-        let fabric = |shared: &TestLab| shared.lab.settings.fabric;
-        if script.fresh || self.shared.as_ref().map(fabric) != Some(settings.fabric) {
+        let suits = |shared: &TestLab| {
+            let its = &shared.lab.settings;
+            (its.fabric, &its.kernel.tree) == (settings.fabric, &settings.kernel.tree)
+        };
+        if script.fresh || !self.shared.as_ref().is_some_and(suits) {
             self.leave_shared();
         }
         let boot = |logs: &str, extra| TestLab::boot(settings, self.choice, logs, extra);
@@ -877,7 +924,7 @@ fn one(
     }
     let known = Known {
         // The debug kernel alone makes such reports.
-        report: script.allowed.as_ref().filter(|_| settings.debug_kernel()),
+        report: script.allowed.as_ref().filter(|_| settings.kernel.debug()),
         caller: script.allowed_caller.as_deref(),
     };
     let known = test_lab.complaints(known)?;
@@ -888,7 +935,7 @@ fn one(
             }
         }
     }
-    if settings.debug_kernel() {
+    if settings.kernel.debug() {
         let answers = test_lab.answers(BLIND, &known)?;
         if let Some((name, _)) = answers.iter().find(|(_, answer)| !answer.is_empty()) {
             let why = format!("the kernel of VM {name} no longer looks at its locks");
@@ -1006,6 +1053,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
             only: only.iter().map(|&part| part.to_owned()).collect(),
             guests: false,
             device: Device::Vrnic,
+            special: None,
             out: PathBuf::new(),
         };
         assert!(choice(&[]).wants("srp"));
@@ -1048,6 +1096,15 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         fs::write(&path, "# lab: nvdimm=64\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.nvdimm == Some(64));
+        fs::write(&path, "# lab: needs CONFIG_A=y\n# lab: needs CONFIG_B=m\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        let kernel = |config: &str| Kernel {
+            config: config.to_owned(),
+            ..Kernel::default()
+        };
+        let lacks = |config| script.lacks(&kernel(config)).map(str::to_owned);
+        assert_eq!(lacks("CONFIG_A=y\nCONFIG_B=m\n"), None);
+        assert_eq!(lacks("CONFIG_A=y\nCONFIG_B=y\n").unwrap(), "CONFIG_B=m");
         fs::write(&path, "# lab: cpus=2\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.cpus == Some(2));

@@ -188,7 +188,7 @@ impl Spec {
             number(
                 "VRNIC_VM_CPUS",
                 // Races need somebody to race with.
-                if self.accelerator == Accelerator::Kvm || settings.races_kernel() {
+                if self.accelerator == Accelerator::Kvm || settings.kernel.races() {
                     2
                 } else {
                     1
@@ -234,22 +234,29 @@ impl Spec {
             "-object",
             &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on"),
         ]);
-        add(&["-kernel", &text(&settings.bzimage())]);
+        add(&["-kernel", &text(&settings.kernel.image())]);
+        if let Some(initramfs) = settings.kernel.initramfs() {
+            add(&["-initrd", &text(&initramfs)]);
+        }
         // no5lvl: as Linux identifies its processor, it forgets for a moment that page tables have five levels. KASAN
         // takes the memory that an interrupt uses in that moment for none and says so, and from then on it says no more
-        // and lockdep is off. On that kernel a task may also wait for minutes without being hung.
+        // and lockdep is off. On that kernel a task may also wait for minutes without being hung. What a distribution's
+        // kernel does against faults of processors costs most of all where a processor is emulated.
         add(&[
             "-append",
             &format!(
                 "console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
-                 init=/sbin/vrnic-init panic=0 no_timer_check no5lvl sysctl.kernel.hung_task_timeout_secs={} kunit.enable=1 \
+                 init=/sbin/vrnic-init panic=0 no_timer_check no5lvl mitigations=off sysctl.kernel.hung_task_timeout_secs={} kunit.enable=1 \
                  lab.name={} lab.device={}",
-                if settings.slow_kernel() { 600 } else { 60 },
+                if settings.kernel.slow() { 600 } else { 60 },
                 self.name,
                 self.device.name()
             ),
         ]);
-        for (tag, path) in [("root", &settings.guest_root), ("share", &self.share)] {
+        let mut directories = vec![("root", &settings.guest_root), ("share", &self.share)];
+        let modules = settings.kernel.modules().map(|dir| dir.join("kernel"));
+        directories.extend(modules.iter().map(|dir| ("modules", dir)));
+        for (tag, path) in directories {
             add(&[
                 "-fsdev",
                 &format!(

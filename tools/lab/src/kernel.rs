@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The guests' kernels: those that `tools/setup` prepared, or the user's own. `build/kernel/NAME` has a link to the
+//! tree of each, and what was built for it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::ValueEnum;
+
+/// Which kernel the guests boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Name {
+    /// Debian's own
+    Stock,
+    /// A small one with KUnit and failing allocations
+    Lab,
+    /// One that looks for errors of memory, locking and lifetime
+    Debug,
+    /// One that looks for data races
+    Races,
+    /// The tree that KDIR names
+    #[value(skip)]
+    Own,
+}
+
+impl Name {
+    /// The kernel that the environment asks for: `KDIR`, or `VRNIC_KERNEL`.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn of_environment() -> Result<Option<Self>> {
+        let value = |variable| std::env::var(variable).ok().filter(|text| !text.is_empty());
+        if value("KDIR").is_some() {
+            return Ok(Some(Self::Own));
+        }
+        value("VRNIC_KERNEL")
+            .map(|name| Self::from_str(&name, false))
+            .transpose()
+            .map_err(|_| anyhow!("VRNIC_KERNEL: set it to stock, lab, debug or races"))
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Lab => "lab",
+            Self::Debug => "debug",
+            Self::Races => "races",
+            Self::Own => "own",
+        }
+    }
+}
+
+/// A kernel that guests can boot.
+#[derive(Debug, Clone, Default)]
+pub struct Kernel {
+    /// The configured and built tree.
+    pub tree: PathBuf,
+    /// What was built here for it: our modules.
+    pub built: PathBuf,
+    /// Its .config.
+    pub config: String,
+}
+
+impl Kernel {
+    /// Finds it, as the setup left it in the source tree `source`.
+    ///
+    /// # Errors
+    /// The setup has not prepared it, or it is not built.
+    pub fn load(source: &Path, name: Name) -> Result<Self> {
+        let built = source.join("build/kernel").join(name.text());
+        let tree = match std::env::var_os("KDIR") {
+            Some(tree) if name == Name::Own => PathBuf::from(tree),
+            _ => fs::read_link(built.join("tree")).with_context(|| {
+                let name = name.text();
+                format!("the kernel `{name}` is not prepared: run `make build VRNIC_KERNEL={name}`")
+            })?,
+        };
+        let config = fs::read_to_string(tree.join(".config"))
+            .with_context(|| format!("{} is no configured kernel tree", tree.display()))?;
+        let kernel = Self {
+            tree,
+            built,
+            config,
+        };
+        let image = kernel.image();
+        if !image.is_file() {
+            bail!(
+                "{} is missing: build that kernel, or unset KDIR and run `make setup`",
+                image.display()
+            );
+        }
+        Ok(kernel)
+    }
+
+    /// What QEMU boots.
+    #[must_use]
+    pub fn image(&self) -> PathBuf {
+        self.tree.join("arch/x86/boot/bzImage")
+    }
+
+    /// What loads the drivers of the root directory, if they are in modules.
+    #[must_use]
+    pub fn initramfs(&self) -> Option<PathBuf> {
+        Some(self.tree.join("lab/initramfs")).filter(|path| path.is_file())
+    }
+
+    /// The modules that were built elsewhere with the kernel, if they were: as in /lib/modules/RELEASE.
+    #[must_use]
+    pub fn modules(&self) -> Option<PathBuf> {
+        self.tree.join("lab/modules").canonicalize().ok()
+    }
+
+    /// As `uname -r` has it.
+    ///
+    /// # Errors
+    /// The tree is not built.
+    pub fn release(&self) -> Result<String> {
+        let path = self.tree.join("include/config/kernel.release");
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("{} is not a built kernel tree", self.tree.display()))?;
+        Ok(text.trim().to_owned())
+    }
+
+    /// Whether it was configured with `option`, a line of .config.
+    #[must_use]
+    pub fn has(&self, option: &str) -> bool {
+        self.config.lines().any(|line| line == option)
+    }
+
+    /// Whether it looks for errors of its own at great cost: what `VRNIC_KERNEL=debug` builds.
+    #[must_use]
+    pub fn debug(&self) -> bool {
+        self.has("CONFIG_KASAN=y")
+    }
+
+    /// Whether it looks for data races: what `VRNIC_KERNEL=races` builds.
+    #[must_use]
+    pub fn races(&self) -> bool {
+        self.has("CONFIG_KCSAN=y")
+    }
+
+    /// Whether everything takes many times as long with it.
+    #[must_use]
+    pub fn slow(&self) -> bool {
+        self.debug() || self.races()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_found_by_its_link() {
+        let source = tempfile::tempdir().unwrap();
+        let error = |name| Kernel::load(source.path(), name).unwrap_err().to_string();
+        assert!(error(Name::Lab).contains("make build VRNIC_KERNEL=lab"));
+        let (tree, built) = (
+            source.path().join("obj"),
+            source.path().join("build/kernel/lab"),
+        );
+        fs::create_dir_all(tree.join("arch/x86/boot")).unwrap();
+        fs::create_dir_all(&built).unwrap();
+        std::os::unix::fs::symlink(&tree, built.join("tree")).unwrap();
+        assert!(error(Name::Lab).contains("no configured kernel tree"));
+        fs::write(
+            tree.join(".config"),
+            "CONFIG_KASAN=y\n# CONFIG_KCSAN is not set\n",
+        )
+        .unwrap();
+        assert!(error(Name::Lab).contains("bzImage is missing"));
+        fs::write(tree.join("arch/x86/boot/bzImage"), "").unwrap();
+        let kernel = Kernel::load(source.path(), Name::Lab).unwrap();
+        assert!(kernel.debug() && !kernel.races() && kernel.slow());
+        assert!(kernel.initramfs().is_none() && kernel.modules().is_none());
+        assert!(error(Name::Stock).contains("`stock` is not prepared"));
+    }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What `tools/setup` says when it cannot go on, and what it leaves behind then. Nothing is downloaded or installed.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::thread::sleep;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+/// A tree with a copy of the setup in it, and a cache.
+fn tree() -> TempDir {
+    let tree = tempfile::tempdir().unwrap();
+    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../setup");
+    fs::create_dir(tree.path().join("tools")).unwrap();
+    let copied = Command::new("cp")
+        .arg("-r")
+        .arg(setup)
+        .arg(tree.path().join("tools/setup"))
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    fs::create_dir_all(tree.path().join("build/setup")).unwrap();
+    tree
+}
+
+fn bash(tree: &TempDir, script: &str) -> Command {
+    let mut command = Command::new("bash");
+    command
+        .args(["-euo", "pipefail", "-c", script])
+        .current_dir(tree)
+        .env("VRNIC_CACHE", tree.path().join("cache"))
+        .env_remove("VRNIC_KERNEL")
+        .env_remove("KDIR");
+    command
+}
+
+/// Its last words, which name what is wrong and what to do: it has failed.
+fn words(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = text.lines().rev().take(2).collect();
+    assert!(lines[1].starts_with("setup: "), "{text}");
+    assert!(lines[0].starts_with("       "), "{text}");
+    text.into_owned()
+}
+
+#[test]
+fn a_kernel_of_ones_own_must_fit() {
+    let tree = tree();
+    let kernel = tree.path().join("linux");
+    let says = |what: &str| {
+        let output = bash(&tree, "exec bash tools/setup/setup.sh kernel")
+            .env("KDIR", &kernel)
+            .output()
+            .unwrap();
+        let text = words(&output);
+        assert!(text.contains(what), "{text}");
+        assert!(!tree.path().join("build/kernel").exists());
+    };
+    let write = |file: &str, text: &str| {
+        let path = kernel.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    says("is not a directory");
+    fs::create_dir(&kernel).unwrap();
+    says("has no .config");
+    write(".config", "# CONFIG_RUST is not set\n");
+    says("has no CONFIG_RUST=y");
+    write(".config", "CONFIG_RUST=y\n");
+    says("has no CONFIG_INFINIBAND");
+    write(".config", "CONFIG_RUST=y\nCONFIG_INFINIBAND=m\n");
+    says("has no include/config/kernel.release");
+    write("include/config/kernel.release", "6.12.0-rc1\n");
+    says("has no arch/x86/boot/bzImage");
+    write("arch/x86/boot/bzImage", "");
+    says("has no Module.symvers");
+    write("Module.symvers", "");
+    says("has no rust/libkernel.rmeta");
+    write("rust/libkernel.rmeta", "");
+    says("is 6.12.0-rc1, and the driver needs 7.3 or newer");
+}
+
+#[test]
+fn a_kernel_of_another_rust_is_told() {
+    let tree = tree();
+    fs::write(
+        tree.path().join(".config"),
+        "CONFIG_RUSTC_VERSION_TEXT=\"rustc 1.0.0 (of old)\"\n",
+    )
+    .unwrap();
+    let script = ". tools/setup/lib.sh; . tools/setup/kernel.sh
+        mkdir -p bin; printf '#!/bin/sh\necho rustc 2.0.0\n' >bin/rustc; chmod +x bin/rustc
+        KDIR=. KERNEL_TREE=. COMPILERS_DIR=.; kernel_own_compilers";
+    let text = words(&bash(&tree, script).output().unwrap());
+    assert!(
+        text.contains("another Rust: rustc 1.0.0 (of old)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn want_of_space_is_told_before_anything_is_made() {
+    let tree = tree();
+    let script = ". tools/setup/lib.sh; df() { printf 'Avail\n99M\n'; }
+        need_space 99 'this'; echo enough; need_space 100 'the kernel'; echo made";
+    let output = bash(&tree, script).output().unwrap();
+    let text = words(&output);
+    assert!(text.contains("the kernel needs 100 MiB"), "{text}");
+    assert!(text.contains("99 MiB are free"), "{text}");
+    assert_eq!(output.stdout, b"enough\n");
+}
+
+#[test]
+fn unknown_names_are_told() {
+    let tree = tree();
+    let run = |script: &str| words(&bash(&tree, script).output().unwrap());
+    assert!(run("exec bash tools/setup/setup.sh kernle").contains("unknown part 'kernle'"));
+    let text = run("VRNIC_KERNEL=new exec bash tools/setup/setup.sh kernel");
+    assert!(text.contains("VRNIC_KERNEL=new is no kernel"), "{text}");
+}
+
+#[test]
+fn a_step_that_fails_shows_the_end_of_its_log_and_ends_the_others() {
+    let tree = tree();
+    let script = ". tools/setup/lib.sh; (step slow \"$LOGS/slow.log\" 9 sleep 1000) &
+        step broken \"$LOGS/broken.log\" 9 bash -c 'echo what broke; exit 3' || wait $! || exit 1";
+    let text = words(&bash(&tree, script).output().unwrap());
+    assert!(text.contains("what broke\nsetup: broken failed"), "{text}");
+    let told = fs::read_to_string(tree.path().join("build/setup/failed")).unwrap();
+    assert!(told.contains("broken failed"), "{told}");
+}
+
+#[test]
+fn an_end_from_outside_ends_what_was_started() {
+    let tree = tree();
+    let pid = tree.path().join("pid");
+    let script = ". tools/setup/lib.sh; step long \"$LOGS/long.log\" 9 sh -c 'sleep 1000 & echo $! >pid; wait'";
+    let mut child = bash(&tree, script).spawn().unwrap();
+    let sleeper = loop {
+        match fs::read_to_string(&pid) {
+            Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
+            _ => sleep(Duration::from_millis(20)),
+        }
+    };
+    let ended = Command::new("kill").arg(child.id().to_string()).status();
+    assert!(ended.unwrap().success());
+    let status = child.wait().unwrap();
+    assert_eq!((status.code(), status.signal()), (Some(130), None));
+    let alive = || {
+        fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    while alive() {
+        sleep(Duration::from_millis(20));
+    }
+}
