@@ -3,10 +3,11 @@
 # lab: fabric=local
 # lab: timeout=180
 # lab: vrnicd faults = true
+# lab: needs CONFIG_TRACING=y
 . "$LAB_LIB"
 
 tracing=/sys/kernel/tracing
-on a sh -c "mountpoint -q $tracing || mount -t tracefs none $tracing" || skip "this kernel has no tracing"
+on a sh -c "mountpoint -q $tracing || mount -t tracefs none $tracing"
 on a test -d $tracing/events/vrnic || fail "the driver has no tracepoints"
 
 # traced PATTERN COMMAND...: what the command causes in VM a is traced.
