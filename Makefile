@@ -71,9 +71,10 @@ kunit-module: $(patsubst %,kunit-%,$(filter-out stock,$(call kernels,lab)))
 
 userspace: programs provider ## vrnicd, the provider (build/provider), the test programs and the lab
 
-# Cargo has jobs of its own. At the end it shows what failed beside it, which was shorter at work.
+# Cargo has jobs of its own. At the end it shows what failed beside it, which was shorter at work. The fuzzers turn on
+# features of other crates, as all tests do: programs for tests are built with them, or `cargo test` would build them anew.
 programs: setup-packages
-	cd tools && env -u MAKEFLAGS -u MFLAGS cargo build --quiet --release --workspace --exclude vrnic-fuzz
+	cd tools && env -u MAKEFLAGS -u MFLAGS cargo build --quiet --release --workspace $(if $(filter test,$(MAKECMDGOALS)),,--exclude vrnic-fuzz)
 	@! cat build/setup/failed 2>/dev/null
 
 provider: setup-packages

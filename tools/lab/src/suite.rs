@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -109,12 +109,17 @@ impl Tally {
     }
 }
 
+/// This program. Its path is asked for once, at the start: cargo may put another in its place.
+static PROGRAM: LazyLock<String> =
+    LazyLock::new(|| text(&std::env::current_exe().unwrap_or_default()));
+
 /// Runs everything chosen.
 ///
 /// # Errors
 /// A test failed, or nothing was run at all.
 pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     let start = Instant::now();
+    LazyLock::force(&PROGRAM);
     fs::create_dir_all(&choice.out)?;
     let mut tally = Tally::default();
     if choice.wants("cargo") && !choice.guests {
@@ -867,7 +872,7 @@ fn one(
     let start = Instant::now();
     let mut env = vec![
         ("LAB_CONTROL", text(&lab.sockets().join("control"))),
-        ("LAB_BIN", text(&std::env::current_exe()?)),
+        ("LAB_BIN", PROGRAM.clone()),
         ("VRNIC_CONTROL", text(&daemon::control(lab.sockets()))),
         ("VRNICCTL", text(&settings.programs().join("vrnicctl"))),
         ("LAB_LIB", text(&settings.tree.join("tools/lab/vmtest.sh"))),
