@@ -11,7 +11,7 @@ pub(super) const KINDS: &[Kind] = &[
         "status=no-resources",
         &["status", "vendor"],
         [
-            "A command is not executed, and its reply is the error status.",
+            "A command is not executed, and its reply contains an error; status=NAME sets which one.",
             "Firmware that runs out of memory, or that disagrees with its driver.",
             "A verb that fails has changed nothing; virtio-rdma says which errno belongs to which status.",
             "The verb fails with that errno: EOPNOTSUPP, EINVAL, ENOENT, EBUSY, ENOMEM, EFAULT, EPERM or EIO.",
@@ -23,7 +23,7 @@ pub(super) const KINDS: &[Kind] = &[
         "status=no-resources code=register-mr",
         &["status", "vendor"],
         [
-            "The device has no room for another region.",
+            "The device has no room for another memory region.",
             "Devices with page tables in memory of their own.",
             "Insufficient resources (11.2).",
             "ibv_reg_mr fails with ENOMEM.",
@@ -47,7 +47,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=500ms",
         &["delay"],
         [
-            "A command is executed, but its reply comes late; commands behind it do not wait.",
+            "A command is executed, but its reply is late. Later commands do not wait for it.",
             "Firmware of many functions with one processor.",
             "The standard says nothing about time.",
             "The verb takes as long as the delay.",
@@ -59,7 +59,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=100s",
         &["delay"],
         [
-            "A command is executed, but its reply comes after the driver gave up.",
+            "A command is executed, but its reply arrives after the driver has given up.",
             "Firmware that hangs and comes back.",
             "As command-never.",
             "The verb fails with EIO, IBV_EVENT_DEVICE_FATAL, and the late reply harms nobody.",
@@ -95,7 +95,7 @@ pub(super) const KINDS: &[Kind] = &[
         "status=no-resources count=all code=create-qp limit=0",
         &["status", "vendor", "limit"],
         [
-            "The command code fails once limit objects of its kind exist, although the device reports a higher maximum.",
+            "The command code=NAME fails once limit=N objects of its kind exist, although the device reports a higher maximum.",
             "Functions of a device that share its resources.",
             "Limits are upper bounds: a verb may fail for insufficient resources before (11.2).",
             "ibv_create_qp and the like fail with ENOMEM below the maximum.",

@@ -194,7 +194,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=100ms",
         &["delay"],
         [
-            "A completion is written late, and so are those behind it in its queue.",
+            "A completion is written late, and so are the later completions in its queue.",
             "PCI Express that is congested; CQE compression; a host under memory pressure.",
             "Completions of a queue come in order. The standard says nothing about time.",
             "Latency.",
@@ -242,7 +242,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=200ms",
         &["delay"],
         [
-            "The event of a completion queue comes late.",
+            "The event of a completion queue is late.",
             "Interrupt moderation, a virtual CPU that does not run.",
             "The standard says nothing about time.",
             "Latency of programs that sleep; none of those that poll.",
@@ -254,7 +254,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "A completion queue raises an event that nobody armed.",
+            "A completion queue raises an event although it was not armed.",
             "Shared interrupts. A race of arming and polling is legal and has the same effect.",
             "Programs have to expect an event without a completion (11.4).",
             "ibv_get_cq_event returns, and there may be nothing to poll.",

@@ -23,7 +23,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=100ms",
         &["delay"],
         [
-            "A doorbell comes late.",
+            "A doorbell is late.",
             "A host whose emulation is busy.",
             "The standard says nothing about time.",
             "Latency.",
@@ -35,7 +35,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The device handles no doorbell, no packet and no timer; it still answers commands.",
+            "The device handles no doorbells, packets or timers, but still answers commands.",
             "A data path that hangs while the control processor lives.",
             "Peers notice by their timers.",
             "No completions here; IBV_WC_RETRY_EXC_ERR at peers. When the fault ends, work goes on.",
@@ -47,7 +47,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=1ms",
         &["delay"],
         [
-            "The device needs delay for each unit of work, about a packet.",
+            "The device is slow: each unit of work, about a packet, takes delay=TIME.",
             "Thermal throttling; a virtual device on a busy host.",
             "The standard says nothing about speed.",
             "Low bandwidth, and retransmissions if timeouts are too short.",
@@ -59,7 +59,7 @@ pub(super) const KINDS: &[Kind] = &[
         "for=1s interval=2s",
         &[],
         [
-            "The link goes down for a while (for), count times, once in each interval.",
+            "The link goes down and comes up again: it stays down for=TIME, count=N times, once every interval=TIME.",
             "Optics, a switch that restarts, an administrator.",
             "The port is down, packets are lost (11.6.3).",
             "IBV_EVENT_PORT_ERR, later IBV_EVENT_PORT_ACTIVE. Requests survive if their retries last longer than that.",
@@ -71,7 +71,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The link goes down, until the fault is cleared.",
+            "The link goes down and stays down until the fault is cleared.",
             "A cable that is pulled.",
             "As link-flap.",
             "IBV_EVENT_PORT_ERR, then IBV_WC_RETRY_EXC_ERR.",
@@ -83,7 +83,7 @@ pub(super) const KINDS: &[Kind] = &[
         "mtu=1024",
         &["mtu"],
         [
-            "The active MTU of the port becomes mtu.",
+            "The active MTU of the port changes to mtu=N.",
             "An administrator who changes the MTU of the network interface.",
             "The active MTU bounds path MTUs and datagrams (12.7).",
             "ibv_query_port shows it. Longer datagrams end with IBV_WC_LOC_LEN_ERR. Connections go on with the MTU that they have.",
@@ -95,7 +95,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The device fails and says that it needs a reset.",
+            "The device fails and reports that it needs a reset.",
             "Firmware that asserts; an uncorrectable error of the bus.",
             "A locally detected catastrophic error (11.6.3); virtio's DEVICE_NEEDS_RESET.",
             "IBV_EVENT_DEVICE_FATAL, every verb fails with EIO, completions of what was posted say flushed. A second later the device is there again, to be opened anew.",

@@ -16,7 +16,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         CQ,
         [
-            "IBV_EVENT_CQ_ERR for completion queue cq, or by default for all of programs.",
+            "The device raises IBV_EVENT_CQ_ERR for completion queue cq=N (default: all completion queues of programs).",
             ALONE,
             "An affiliated error: the queue overran or cannot be written (11.6.3).",
             "IBV_EVENT_CQ_ERR; completions go on.",
@@ -28,7 +28,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "IBV_EVENT_QP_FATAL for queue pair qp, or by default for all of programs.",
+            "The device raises IBV_EVENT_QP_FATAL for queue pair qp=N (default: all queue pairs of programs).",
             ALONE,
             "An affiliated error: no completion could tell of it (11.6.3).",
             "IBV_EVENT_QP_FATAL; the queue pair goes on.",
@@ -40,7 +40,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "IBV_EVENT_QP_REQ_ERR for a queue pair.",
+            "The device raises IBV_EVENT_QP_REQ_ERR for a queue pair.",
             ALONE,
             "The responder got a request that is not valid (11.6.3).",
             "IBV_EVENT_QP_REQ_ERR; the queue pair goes on.",
@@ -52,7 +52,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "IBV_EVENT_QP_ACCESS_ERR for a queue pair.",
+            "The device raises IBV_EVENT_QP_ACCESS_ERR for a queue pair.",
             ALONE,
             "The responder got a request that it does not allow (11.6.3).",
             "IBV_EVENT_QP_ACCESS_ERR; the queue pair goes on.",
@@ -64,7 +64,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "IBV_EVENT_COMM_EST for a queue pair.",
+            "The device raises IBV_EVENT_COMM_EST for a queue pair.",
             "The first message is faster than the RTU of the connection manager. This is common on busy fabrics.",
             "The first message came while the queue pair was in RTR (11.6.3).",
             "IBV_EVENT_COMM_EST, which rdma_cm turns into an established connection.",
@@ -76,7 +76,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "IBV_EVENT_SQ_DRAINED for a queue pair.",
+            "The device raises IBV_EVENT_SQ_DRAINED for a queue pair.",
             ALONE,
             "A queue pair in SQD has no request on its way any more (11.6.3).",
             "IBV_EVENT_SQ_DRAINED.",
@@ -88,7 +88,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_DEVICE_FATAL, although the device goes on.",
+            "The device raises IBV_EVENT_DEVICE_FATAL, although it still works.",
             "Firmware that reports a fault that it survives.",
             "A locally detected catastrophic error (11.6.3).",
             "IBV_EVENT_DEVICE_FATAL in each program, and then as needs-reset, because the driver believes the device.",
@@ -100,7 +100,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_PORT_ACTIVE while the port is active.",
+            "The device raises IBV_EVENT_PORT_ACTIVE while the port is active.",
             "A link that retrains.",
             "The port can be used again (11.6.3).",
             "IBV_EVENT_PORT_ACTIVE, for the second time.",
@@ -112,7 +112,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_PORT_ERR while the port is active.",
+            "The device raises IBV_EVENT_PORT_ERR while the port is active.",
             "A link that retrains faster than anybody looks.",
             "The port cannot be used (11.6.3).",
             "IBV_EVENT_PORT_ERR, and ibv_query_port says active.",
@@ -124,7 +124,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_PKEY_CHANGE, although the table did not change.",
+            "The device raises IBV_EVENT_PKEY_CHANGE, although the table did not change.",
             "A subnet manager that sets partitions; RoCE has none.",
             "The P_Key table changed (11.6.3).",
             "IBV_EVENT_PKEY_CHANGE; programs read the table again.",
@@ -136,7 +136,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "IBV_EVENT_GID_CHANGE, although the table did not change.",
+            "The device raises IBV_EVENT_GID_CHANGE, although the table did not change.",
             "An address of the network interface that comes or goes.",
             "The GID table changed (11.6.3).",
             "Nothing on Linux: its core raises this event itself, and does not pass on the device's.",
@@ -148,7 +148,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         SRQ,
         [
-            "IBV_EVENT_SRQ_ERR for shared receive queue srq, or by default for all of programs.",
+            "The device raises IBV_EVENT_SRQ_ERR for shared receive queue srq=N (default: all shared receive queues of programs).",
             ALONE,
             "An affiliated error of the queue (11.6.3).",
             "IBV_EVENT_SRQ_ERR; receives go on.",
@@ -160,7 +160,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         SRQ,
         [
-            "IBV_EVENT_SRQ_LIMIT_REACHED for a shared receive queue, although no limit was reached.",
+            "The device raises IBV_EVENT_SRQ_LIMIT_REACHED for a shared receive queue, although no limit was reached.",
             ALONE,
             "Fewer receives are posted than the limit (11.6.3).",
             "IBV_EVENT_SRQ_LIMIT_REACHED; programs post receives, for which there may be no room.",
@@ -172,7 +172,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         QP,
         [
-            "IBV_EVENT_QP_LAST_WQE_REACHED for a queue pair.",
+            "The device raises IBV_EVENT_QP_LAST_WQE_REACHED for a queue pair.",
             ALONE,
             "A queue pair in the error state takes no more receives of its shared queue (11.6.3).",
             "IBV_EVENT_QP_LAST_WQE_REACHED; programs destroy the queue pair.",
@@ -220,7 +220,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         SRQ,
         [
-            "A shared receive queue fails: it raises IBV_EVENT_SRQ_ERR and gives no more receives.",
+            "A shared receive queue fails: it raises IBV_EVENT_SRQ_ERR and provides no more receives.",
             "A queue in memory that the device can no longer reach.",
             "An affiliated error of the queue; queue pairs that need it go to the error state (11.6.3).",
             "IBV_EVENT_SRQ_ERR; the next message fails its queue pair.",
@@ -244,7 +244,7 @@ pub(super) const KINDS: &[Kind] = &[
         "delay=500ms",
         &["delay"],
         [
-            "An asynchronous event comes late.",
+            "An asynchronous event is late.",
             "A host that is busy.",
             "Events and completions come in no fixed order.",
             "The event comes after the completions that it explains.",
@@ -256,7 +256,7 @@ pub(super) const KINDS: &[Kind] = &[
         "event=page-fault count=all delay=2s",
         &["delay"],
         [
-            "Pages of on-demand regions come late.",
+            "Pages of on-demand regions arrive late.",
             "Memory that was swapped out, a network file system, a NUMA balancer.",
             "The responder says RNR, the requester waits.",
             "Seconds of waiting, and no error as long as retries last.",
@@ -268,7 +268,7 @@ pub(super) const KINDS: &[Kind] = &[
         "event=page-fault",
         &[],
         [
-            "The device asks for pages, and its request is lost.",
+            "The device requests pages of an on-demand region, and its request is lost.",
             "A full event queue.",
             "As page-fault-slow, but for ever.",
             "The access waits until something else asks for the same pages.",

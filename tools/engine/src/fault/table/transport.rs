@@ -11,7 +11,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The responder says that a packet is missing, although it arrived.",
+            "The responder reports a missing packet, although it arrived.",
             "A receiver that drops packets because it has no buffers, and says so.",
             "The requester sends again from that PSN; it counts against retry_cnt (9.7.5.2).",
             "Only a delay, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).",
@@ -35,7 +35,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         &[],
         [
-            "The responder answers that an access is not allowed.",
+            "The responder answers that the access is not allowed.",
             "A key that is wrong, outdated, or of another protection domain.",
             "NAK remote access error; both queue pairs go to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR at the requester, IBV_EVENT_QP_ACCESS_ERR at the responder.",
@@ -59,7 +59,7 @@ pub(super) const KINDS: &[Kind] = &[
         "opcode=send|write",
         &[],
         [
-            "The responder says that it has no receive, although it has one.",
+            "The responder reports that no receive is posted, although one is.",
             "A receiver that is slow to post; a shared receive queue that is empty.",
             "The requester waits for the time in the NAK and sends again, rnr_retry times (9.7.5.2).",
             "Only a delay, unless rnr_retry is less than count.",
@@ -71,7 +71,7 @@ pub(super) const KINDS: &[Kind] = &[
         "opcode=send|write count=all",
         &[],
         [
-            "The responder always says that it has no receive.",
+            "The responder always reports that no receive is posted.",
             "A receiver whose thread is stuck.",
             "After rnr_retry tries the request fails; 7 means for ever (9.7.5.2).",
             "IBV_WC_RNR_RETRY_EXC_ERR; with rnr_retry 7, a program that waits for ever.",
@@ -83,7 +83,7 @@ pub(super) const KINDS: &[Kind] = &[
         "count=all delay=500ms",
         &["delay"],
         [
-            "Timers of queue pairs end late, by delay.",
+            "Timers of queue pairs expire late; delay=TIME sets by how much.",
             "Devices with coarse timers: many have a minimum of some milliseconds, whatever timeout says.",
             "The timeout is at least what was asked for, and may be four times as long (9.7.6.1.3).",
             "Each lost packet that no other packet follows costs that much more time.",

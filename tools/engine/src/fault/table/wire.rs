@@ -74,7 +74,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=read-response",
         &[],
         [
-            "A packet of a read response is lost; nth says which.",
+            "A packet of a read response is lost; nth selects which one.",
             "Congestion towards the reader: incast consists of read responses.",
             "The requester notices by the next packet or the timer and reads the rest again from the missing PSN (9.7.5.2).",
             RECOVERS,
@@ -98,7 +98,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=both count=all",
         &[],
         [
-            "Nothing leaves and nothing arrives, but the link stays up.",
+            "No packet is sent or received, but the link stays up.",
             "A switch that lost its tables, a wrong VLAN or route, an ACL, a firewall that drops UDP port 4791.",
             "After retry_cnt timeouts requests fail (9.7.6.1.3). Nothing tells a side that only receives.",
             "IBV_WC_RETRY_EXC_ERR on sends, the rest flushed; no asynchronous event. A pure receiver waits for ever.",
@@ -110,7 +110,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out count=all",
         &[],
         [
-            "Nothing leaves; packets that arrive are accepted.",
+            "The device sends no packets, but still receives them.",
             "A broken transmitter, a one-way ACL, an asymmetric route.",
             "The peer's requests are executed and never acknowledged.",
             "The peer's data has arrived, but the peer gets IBV_WC_RETRY_EXC_ERR; so does this side.",
@@ -122,7 +122,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=in count=all",
         &[],
         [
-            "Nothing arrives; packets that the device sends leave.",
+            "The device receives no packets, but still sends them.",
             "A broken receiver, a one-way ACL.",
             "As partition, for this side.",
             "IBV_WC_RETRY_EXC_ERR at both ends, although this side's requests were executed.",
@@ -134,7 +134,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=in opcode=request count=all",
         &[],
         [
-            "Requests to the device are lost, answers to its own requests are not: the peer sees a device that stopped answering.",
+            "Requests to the device are lost, but answers to its own requests arrive. To the peer, the device has stopped answering.",
             "Firmware whose receive side hangs; a host that is paused.",
             TIMEOUT,
             "IBV_WC_RETRY_EXC_ERR at the peer after (retry_cnt + 1) timeouts.",
@@ -158,7 +158,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out size=1025..18446744073709551615 count=all",
         &[],
         [
-            "Packets of the given size are lost (by default all with more than 1024 bytes of payload), others pass.",
+            "Packets of the given size are lost (by default, all with more than 1024 bytes of payload). Others pass.",
             "A switch port without jumbo frames on a path of MTU 4096.",
             "RoCE has no path MTU discovery: the path MTU is what the connection was set up with.",
             "Connecting works, small messages work, the first large one ends with IBV_WC_RETRY_EXC_ERR.",
@@ -170,7 +170,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out delay=1ms",
         &["delay"],
         [
-            "A packet arrives late, and packets behind it overtake it.",
+            "A packet arrives late, and later packets overtake it.",
             "Queues, and paths of different lengths under packet spraying.",
             "The responder first sees a gap. If the packet comes after its retransmission, it is a duplicate.",
             RECOVERS,
@@ -194,7 +194,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["by"],
         [
-            "A packet arrives twice; by sets the number of extra copies.",
+            "A packet arrives twice; by=N sets the number of extra copies.",
             "A retransmission that was not needed; loops in a network that is being changed.",
             "A duplicate request is acknowledged and not executed; a duplicate read is answered again (9.7.5.2). UD delivers both.",
             "Nothing on RC. A second message on UD.",
@@ -218,7 +218,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out delay=1s",
         &["delay"],
         [
-            "A packet arrives, and a copy of it much later, perhaps when its queue pair is gone.",
+            "A copy of a packet arrives much later, possibly after its queue pair is gone.",
             "A queue in the network that is stuck for a while, and a queue pair number that is used again.",
             "Only the PSN, the P_Key and the time before a number is used again (timewait, 12.9) protect from it.",
             "Nothing, if numbers rest and initial PSNs are random.",
@@ -230,7 +230,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &[],
         [
-            "A bit of the frame changes on the way, so its ICRC is wrong.",
+            "A bit of the frame flips on the wire, so its ICRC is wrong.",
             "Bad optics and connectors; bit errors in a switch's memory.",
             "The receiver drops the packet without a word (9.6).",
             "As drop, and rx_icrc_encapsulated or its like counts at the receiver.",
@@ -242,7 +242,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &[],
         [
-            "A frame ends early.",
+            "A frame is cut short.",
             "Cut-through switches pass on what has begun when the sender breaks off.",
             "The receiver drops it: the lengths of the headers do not agree with the frame.",
             "As drop, and the receiver counts a malformed packet.",
@@ -254,7 +254,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out size=1..18446744073709551615",
         &[],
         [
-            "A bit of the payload changes, but the ICRC is right.",
+            "A bit of the payload flips, but the ICRC is correct.",
             "Memory or a bus without error correction, before the ICRC is made or after it is checked.",
             "No check of the transport finds it.",
             "Success, and wrong data. Only the application's own checks find it (iSER digests, NFS krb5i, file system checksums).",
@@ -266,7 +266,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out size=1..18446744073709551615",
         &["bytes"],
         [
-            "A packet loses the end of its payload, but the ICRC is right; bytes says how much is left, by default half.",
+            "A packet loses the end of its payload, but the ICRC is correct; bytes=N sets how much is left (default: half).",
             "A sender with a defect.",
             "The responder finds the wrong length for a first or middle packet and sends NAK invalid request (9.7.4); a read response of wrong length fails the read.",
             "IBV_WC_REM_INV_REQ_ERR at the sender, IBV_EVENT_QP_REQ_ERR or an error completion at the receiver; IBV_WC_BAD_RESP_ERR for a read. A short message is delivered short.",
@@ -278,7 +278,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["value"],
         [
-            "The PSN of a packet is too high by value (default 1000).",
+            "The PSN of a packet is too high; value=N sets by how much (default 1000).",
             "Firmware defects; a ghost of another connection.",
             "A PSN that is too high is a gap (NAK), one that is too low a duplicate (9.7.5.2).",
             RECOVERS,
@@ -290,7 +290,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["value"],
         [
-            "A packet goes to another queue pair of the peer: number value, or by default the next number.",
+            "A packet goes to another queue pair of the peer; value=N sets its number (default: the next number).",
             "A defect of steering.",
             "The packet does not say which queue pair sent it. A queue pair that is connected to another host drops it; one that is connected to this host checks its PSN (9.6).",
             RECOVERS,
@@ -314,7 +314,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out",
         &["value"],
         [
-            "The P_Key of a packet is value (default 0x7fff, which is not a full member).",
+            "A packet has the wrong P_Key; value=N sets it (default 0x7fff, which is not a full member).",
             "Partitions that are set up differently at both ends.",
             "The packet is dropped, and the port counts it (10.9).",
             "As drop; bad_pkey_cntr of ibv_query_port counts.",
@@ -326,7 +326,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=ud-send",
         &["value"],
         [
-            "The Q_Key of a datagram is value, or by default has one bit changed.",
+            "A datagram has the wrong Q_Key; value=N sets it (default: one bit flipped).",
             "A peer that restarted with another Q_Key, as IPoIB and MPI do.",
             "The datagram is dropped, and the port counts it (10.2).",
             "A datagram that never comes; qkey_viol_cntr of ibv_query_port counts.",
@@ -338,7 +338,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=write|read-request|atomic-request|atomic-write|flush",
         &["value"],
         [
-            "The remote key of a request is value, or by default has one bit changed.",
+            "A request has the wrong remote key; value=N sets it (default: one bit flipped).",
             "A program that sends an outdated key; bit errors in memory.",
             "NAK remote access error, the responder's queue pair goes to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR here, IBV_EVENT_QP_ACCESS_ERR at the peer.",
@@ -350,7 +350,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=write|read-request|atomic-request|atomic-write",
         &["value"],
         [
-            "The remote address of a request is too high by value (default 2 to the power of 31).",
+            "The remote address of a request is too high; value=N sets by how much (default 2 to the power of 31).",
             "As wrong-rkey.",
             "NAK remote access error: the bounds are checked (10.6).",
             "IBV_WC_REM_ACCESS_ERR here, IBV_EVENT_QP_ACCESS_ERR at the peer; with a small value, wrong data.",
@@ -362,7 +362,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=write|read-request",
         &["value"],
         [
-            "The length in the RETH of a request is too high by value (default 1).",
+            "The length in the RETH of a request is too high; value=N sets by how much (default 1).",
             "A requester with a defect.",
             "NAK invalid request when a write has another length than its RETH says (9.7.4).",
             "IBV_WC_REM_INV_REQ_ERR here for a write, IBV_WC_BAD_RESP_ERR for a read; or IBV_WC_REM_ACCESS_ERR if the region ends.",
@@ -374,7 +374,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=send|write|read-request",
         &["value"],
         [
-            "A request has the reserved opcode value (default 0x1d).",
+            "A request has a reserved opcode; value=N sets it (default 0x1d).",
             "A peer of a later standard; bit errors in memory.",
             "NAK invalid request on RC (9.7.4).",
             "IBV_WC_REM_INV_REQ_ERR here, IBV_EVENT_QP_REQ_ERR at the peer.",
@@ -386,7 +386,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=ack",
         &["value"],
         [
-            "The credit count of an ACK is value (default 0, which is no receives).",
+            "An ACK has the wrong credit count; value=N sets it (default 0, which means no receives).",
             "A responder that counts wrongly.",
             "The requester sends one packet at a time until it has credits (9.7.7), even if it has none.",
             "Slower sends. RNR NAKs, if the credits are too high.",
@@ -398,7 +398,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=ack",
         &["value"],
         [
-            "The MSN of an ACK is too high by value (default 1).",
+            "The MSN of an ACK is too high; value=N sets by how much (default 1).",
             "A responder with a defect.",
             "Requesters use the MSN for credits only; the PSN acknowledges (9.7.7).",
             "Nothing, or slower sends.",
@@ -410,7 +410,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out opcode=send|write|ud-send",
         &["value"],
         [
-            "Immediate data is value, or by default has one bit changed; packets without immediate data count, but do not change.",
+            "A packet has the wrong immediate data; value=N sets it (default: one bit flipped). Packets without immediate data count, but do not change.",
             "As corrupt-payload.",
             "No check of the transport finds it.",
             "Success, and a wrong imm_data.",
@@ -422,7 +422,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out count=all",
         &[],
         [
-            "A packet has the ECN mark that a switch with a long queue sets.",
+            "A packet has the ECN mark, as if a switch with a long queue had set it.",
             "Every switch with ECN does this all the time.",
             "The receiver sends a CNP and the sender slows down (annex A17).",
             "Lower bandwidth; np_ecn_marked_roce_packets and rp_cnp_handled or their like count.",
@@ -434,7 +434,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=in opcode=response count=all",
         &[],
         [
-            "Each answer brings a congestion notification that no congestion caused.",
+            "Each answer comes with a congestion notification, although there is no congestion.",
             "A receiver whose CNP timer is off, a switch whose marking threshold is 0.",
             "The sender slows down to its lowest rate (annex A17).",
             "A tenth of the bandwidth, and no error at all.",
@@ -446,7 +446,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=out rate=10000000 count=all",
         &["rate"],
         [
-            "The line carries rate bytes per second; further packets wait in a queue.",
+            "The link carries only rate=N bytes per second; further packets wait in a queue.",
             "A link that trained at a lower speed; a rate limiter.",
             "The standard says nothing; timeouts shorter than the queue make retransmissions.",
             "Lower bandwidth; with short timeouts IBV_WC_RETRY_EXC_ERR.",
@@ -458,7 +458,7 @@ pub(super) const KINDS: &[Kind] = &[
         "dir=in opcode=write|read-request|atomic-request|flush|atomic-write",
         &[],
         [
-            "The region that a request names loses its rights just before the request is executed.",
+            "The region that a request names loses its access rights just before the request is executed.",
             "A program that deregisters memory while its peer uses it; memory taken away by a driver.",
             "NAK remote access error (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR at the requester and IBV_EVENT_QP_ACCESS_ERR here, also for everybody who uses the key later.",
