@@ -12,8 +12,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["status", "vendor"],
         [
             "A command is not executed, and its reply contains an error; status=NAME sets which one.",
-            "Firmware that runs out of memory, or that disagrees with its driver.",
-            "A verb that fails has changed nothing; virtio-rdma says which errno belongs to which status.",
+            "Firmware that runs out of memory or does not match its driver.",
+            "A failed verb has changed nothing. The virtio-rdma specification maps each status to an errno.",
             "The verb fails with that errno: EOPNOTSUPP, EINVAL, ENOENT, EBUSY, ENOMEM, EFAULT, EPERM or EIO.",
         ],
     ),
@@ -24,7 +24,7 @@ pub(super) const KINDS: &[Kind] = &[
         &["status", "vendor"],
         [
             "The device has no room for another memory region.",
-            "Devices with page tables in memory of their own.",
+            "Devices that keep page tables in their own memory.",
             "Insufficient resources (11.2).",
             "ibv_reg_mr fails with ENOMEM.",
         ],
@@ -38,7 +38,7 @@ pub(super) const KINDS: &[Kind] = &[
             "A queue pair cannot be destroyed.",
             "Firmware that still uses the queue pair.",
             "Destroying a queue pair succeeds (11.2).",
-            "The driver cannot free memory that the device may still use, so it stops the device (IBV_EVENT_DEVICE_FATAL).",
+            "IBV_EVENT_DEVICE_FATAL: the driver stops the device, because it cannot free memory that the device may still use.",
         ],
     ),
     kind(
@@ -48,8 +48,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "A command is executed, but its reply is late. Later commands do not wait for it.",
-            "Firmware of many functions with one processor.",
-            "The standard says nothing about time.",
+            "Firmware that serves many functions with one processor.",
+            "The standard does not specify timing.",
             "The verb takes as long as the delay.",
         ],
     ),
@@ -61,8 +61,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A command is executed, but its reply arrives after the driver has given up.",
             "Firmware that hangs and comes back.",
-            "As command-never.",
-            "The verb fails with EIO, IBV_EVENT_DEVICE_FATAL, and the late reply harms nobody.",
+            "Same as command-never.",
+            "The verb fails with EIO, and there is IBV_EVENT_DEVICE_FATAL. The late reply does no harm.",
         ],
     ),
     kind(
@@ -73,8 +73,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A command is executed, but never answered.",
             "Firmware that hangs: `command timed out` in the logs of most drivers.",
-            "The driver has to survive it. It gives the device up.",
-            "The verb fails with EIO after the driver's time limit; IBV_EVENT_DEVICE_FATAL.",
+            "The driver must survive this. It gives up on the device.",
+            "The verb fails with EIO after the driver's timeout, and there is IBV_EVENT_DEVICE_FATAL.",
         ],
     ),
     kind(
@@ -84,9 +84,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A command is answered twice, in the same buffer.",
-            "Firmware or a hypervisor that repeats what it did before a restart.",
-            "A buffer comes back once.",
-            "The driver refuses the second; the verb succeeds.",
+            "Firmware or a hypervisor that repeats earlier work after a restart.",
+            "A buffer is returned only once.",
+            "The verb succeeds. The driver rejects the second reply.",
         ],
     ),
     kind(
@@ -96,9 +96,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["status", "vendor", "limit"],
         [
             "The command code=NAME fails once limit=N objects of its kind exist, although the device reports a higher maximum.",
-            "Functions of a device that share its resources.",
-            "Limits are upper bounds: a verb may fail for insufficient resources before (11.2).",
-            "ibv_create_qp and the like fail with ENOMEM below the maximum.",
+            "Several functions that share the resources of one device.",
+            "Limits are upper bounds. A verb may fail earlier for lack of resources (11.2).",
+            "ibv_create_qp and similar calls fail with ENOMEM below the maximum.",
         ],
     ),
 ];

@@ -21,7 +21,7 @@ const fn status(
         [
             summary,
             hardware,
-            "A completion with an error takes its queue pair to the error state, that of sends of UC and UD to SQE (10.3.1); what is posted is flushed (11.6.2).",
+            "An error completion moves its queue pair to the error state, or to SQE for a UC or UD send (10.3.1). Posted requests are flushed (11.6.2).",
             program,
         ],
     )
@@ -34,7 +34,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=recv",
         [
             "A completion says IBV_WC_LOC_LEN_ERR.",
-            "A message longer than its receive; a send longer than the port's maximum.",
+            "A message longer than the receive; a send longer than the port's maximum.",
             "IBV_WC_LOC_LEN_ERR, then flushes.",
         ],
     ),
@@ -64,8 +64,8 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         [
             "A completion says IBV_WC_WR_FLUSH_ERR, although no error came before it.",
-            "A queue pair that firmware or an administrator took to the error state.",
-            "IBV_WC_WR_FLUSH_ERR first. A program that waits for the completion with the cause waits in vain.",
+            "A queue pair that firmware or an administrator moved to the error state.",
+            "IBV_WC_WR_FLUSH_ERR without any earlier error. A program that waits for the completion with the cause never gets it.",
         ],
     ),
     status(
@@ -84,7 +84,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_BAD_RESP_ERR.",
-            "A responder with a defect: a read response of the wrong length or opcode.",
+            "A defective responder: a read response with the wrong length or opcode.",
             "IBV_WC_BAD_RESP_ERR, then flushes.",
         ],
     ),
@@ -104,7 +104,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_REM_INV_REQ_ERR.",
-            "A message longer than the peer's receive; an operation that the peer does not do.",
+            "A message longer than the peer's receive; an operation that the peer does not support.",
             "IBV_WC_REM_INV_REQ_ERR, then flushes. The peer knows nothing of it.",
         ],
     ),
@@ -124,7 +124,7 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_REM_OP_ERR.",
-            "A peer whose receive names memory that is not there.",
+            "A peer whose receive names memory that does not exist.",
             "IBV_WC_REM_OP_ERR, then flushes. The peer knows nothing of it.",
         ],
     ),
@@ -134,8 +134,8 @@ pub(super) const KINDS: &[Kind] = &[
         "side=send",
         [
             "A completion says IBV_WC_RETRY_EXC_ERR at once, without retries.",
-            "A peer or a path that is gone; the most frequent error there is.",
-            "IBV_WC_RETRY_EXC_ERR, then flushes, without the time that the retries would have taken.",
+            "A peer or a path that is gone. This is the most frequent error in practice.",
+            "IBV_WC_RETRY_EXC_ERR, then flushes, without the delay of the retries.",
         ],
     ),
     status(
@@ -164,7 +164,7 @@ pub(super) const KINDS: &[Kind] = &[
         "",
         [
             "A completion says IBV_WC_FATAL_ERR.",
-            "A device that failed.",
+            "A failed device.",
             "IBV_WC_FATAL_ERR, then flushes.",
         ],
     ),
@@ -195,8 +195,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "A completion is written late, and so are the later completions in its queue.",
-            "PCI Express that is congested; CQE compression; a host under memory pressure.",
-            "Completions of a queue come in order. The standard says nothing about time.",
+            "Congestion on PCI Express; CQE compression; a host under memory pressure.",
+            "Completions of a queue are in order. The standard does not specify timing.",
             "Latency.",
         ],
     ),
@@ -207,9 +207,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A completion is never written.",
-            "Firmware defects; a driver that reads past an entry.",
-            "Each request that asks for one has a completion (10.8).",
-            "A program that counts completions waits for ever.",
+            "Defective firmware; a driver that skips an entry.",
+            "Every request that asks for a completion gets one (10.8).",
+            "A program that counts completions waits forever.",
         ],
     ),
     kind(
@@ -220,7 +220,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A completion queue overruns, although it has room.",
             "A program that made its queue too small.",
-            "An affiliated error of the queue (11.6.3); its queue pairs go to the error state.",
+            "An affiliated error of the queue (11.6.3). Its queue pairs go to the error state.",
             "IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL for each queue pair, and no more completions.",
         ],
     ),
@@ -231,9 +231,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The event of an armed completion queue is lost.",
-            "A lost interrupt, a common bug of drivers and hypervisors.",
-            "An armed queue gives an event with its next completion (11.4).",
-            "A program that sleeps in ibv_get_cq_event stays asleep. One that polls now and then recovers.",
+            "A lost interrupt, a common bug in drivers and hypervisors.",
+            "An armed queue raises an event with its next completion (11.4).",
+            "A program that sleeps in ibv_get_cq_event stays asleep. A program that polls occasionally recovers.",
         ],
     ),
     kind(
@@ -243,9 +243,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "The event of a completion queue is late.",
-            "Interrupt moderation, a virtual CPU that does not run.",
-            "The standard says nothing about time.",
-            "Latency of programs that sleep; none of those that poll.",
+            "Interrupt moderation; a virtual CPU that is not scheduled.",
+            "The standard does not specify timing.",
+            "Higher latency for programs that wait for events. Programs that poll are not affected.",
         ],
     ),
     kind(
@@ -255,8 +255,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A completion queue raises an event although it was not armed.",
-            "Shared interrupts. A race of arming and polling is legal and has the same effect.",
-            "Programs have to expect an event without a completion (11.4).",
+            "Shared interrupts. A race between arming and polling has the same effect, and is legal.",
+            "Programs must expect an event without a completion (11.4).",
             "ibv_get_cq_event returns, and there may be nothing to poll.",
         ],
     ),

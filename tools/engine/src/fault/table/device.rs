@@ -12,8 +12,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A doorbell is lost.",
-            "A write to the device that never arrives: PCI error recovery, a hypervisor's defect.",
-            "virtio-rdma: the device looks at its rings when it is rung.",
+            "A write to the device that never arrives: PCI error recovery, a defective hypervisor.",
+            "virtio-rdma: the device checks its rings when a doorbell is rung.",
             "Posted work waits until the next doorbell of its context.",
         ],
     ),
@@ -24,8 +24,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "A doorbell is late.",
-            "A host whose emulation is busy.",
-            "The standard says nothing about time.",
+            "Device emulation on a busy host.",
+            "The standard does not specify timing.",
             "Latency.",
         ],
     ),
@@ -36,9 +36,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The device handles no doorbells, packets or timers, but still answers commands.",
-            "A data path that hangs while the control processor lives.",
-            "Peers notice by their timers.",
-            "No completions here; IBV_WC_RETRY_EXC_ERR at peers. When the fault ends, work goes on.",
+            "A data path that hangs while the control processor still runs.",
+            "Peers detect it by their timers.",
+            "No completions here; IBV_WC_RETRY_EXC_ERR at peers. When the fault ends, work resumes.",
         ],
     ),
     kind(
@@ -49,7 +49,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device is slow: each unit of work, about a packet, takes delay=TIME.",
             "Thermal throttling; a virtual device on a busy host.",
-            "The standard says nothing about speed.",
+            "The standard does not specify speed.",
             "Low bandwidth, and retransmissions if timeouts are too short.",
         ],
     ),
@@ -60,9 +60,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The link goes down and comes up again: it stays down for=TIME, count=N times, once every interval=TIME.",
-            "Optics, a switch that restarts, an administrator.",
-            "The port is down, packets are lost (11.6.3).",
-            "IBV_EVENT_PORT_ERR, later IBV_EVENT_PORT_ACTIVE. Requests survive if their retries last longer than that.",
+            "Optics; a switch that restarts; an administrator.",
+            "The port is down, and packets are lost (11.6.3).",
+            "IBV_EVENT_PORT_ERR, later IBV_EVENT_PORT_ACTIVE. Requests survive if their retries last longer than the outage.",
         ],
     ),
     kind(
@@ -72,8 +72,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The link goes down and stays down until the fault is cleared.",
-            "A cable that is pulled.",
-            "As link-flap.",
+            "An unplugged cable.",
+            "Same as link-flap.",
             "IBV_EVENT_PORT_ERR, then IBV_WC_RETRY_EXC_ERR.",
         ],
     ),
@@ -85,8 +85,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The active MTU of the port changes to mtu=N.",
             "An administrator who changes the MTU of the network interface.",
-            "The active MTU bounds path MTUs and datagrams (12.7).",
-            "ibv_query_port shows it. Longer datagrams end with IBV_WC_LOC_LEN_ERR. Connections go on with the MTU that they have.",
+            "The active MTU limits path MTUs and datagrams (12.7).",
+            "ibv_query_port shows it. Longer datagrams end with IBV_WC_LOC_LEN_ERR. Existing connections keep their MTU.",
         ],
     ),
     kind(
@@ -96,9 +96,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The device fails and reports that it needs a reset.",
-            "Firmware that asserts; an uncorrectable error of the bus.",
+            "Firmware that hits an assertion; an uncorrectable bus error.",
             "A locally detected catastrophic error (11.6.3); virtio's DEVICE_NEEDS_RESET.",
-            "IBV_EVENT_DEVICE_FATAL, every verb fails with EIO, completions of what was posted say flushed. A second later the device is there again, to be opened anew.",
+            "IBV_EVENT_DEVICE_FATAL. Every verb fails with EIO, and everything posted completes as flushed. A second later the device is back, and programs can open it again.",
         ],
     ),
     kind(
@@ -108,9 +108,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The engine of the device panics.",
-            "A bug of vrnicd. It corresponds to firmware that crashes.",
-            "As needs-reset: the panic is contained to the device.",
-            "As needs-reset. Other devices of the same vrnicd go on.",
+            "A bug in vrnicd. It corresponds to a firmware crash.",
+            "Same as needs-reset: the panic affects only this device.",
+            "Same as needs-reset. Other devices of the same vrnicd keep working.",
         ],
     ),
 ];

@@ -19,7 +19,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The device raises IBV_EVENT_CQ_ERR for completion queue cq=N (default: all completion queues of programs).",
             ALONE,
             "An affiliated error: the queue overran or cannot be written (11.6.3).",
-            "IBV_EVENT_CQ_ERR; completions go on.",
+            "IBV_EVENT_CQ_ERR. Completions still arrive.",
         ],
     ),
     kind(
@@ -30,8 +30,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device raises IBV_EVENT_QP_FATAL for queue pair qp=N (default: all queue pairs of programs).",
             ALONE,
-            "An affiliated error: no completion could tell of it (11.6.3).",
-            "IBV_EVENT_QP_FATAL; the queue pair goes on.",
+            "An affiliated error that no completion could report (11.6.3).",
+            "IBV_EVENT_QP_FATAL. The queue pair still works.",
         ],
     ),
     kind(
@@ -42,8 +42,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device raises IBV_EVENT_QP_REQ_ERR for a queue pair.",
             ALONE,
-            "The responder got a request that is not valid (11.6.3).",
-            "IBV_EVENT_QP_REQ_ERR; the queue pair goes on.",
+            "The responder received an invalid request (11.6.3).",
+            "IBV_EVENT_QP_REQ_ERR. The queue pair still works.",
         ],
     ),
     kind(
@@ -54,8 +54,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device raises IBV_EVENT_QP_ACCESS_ERR for a queue pair.",
             ALONE,
-            "The responder got a request that it does not allow (11.6.3).",
-            "IBV_EVENT_QP_ACCESS_ERR; the queue pair goes on.",
+            "The responder received a request that is not allowed (11.6.3).",
+            "IBV_EVENT_QP_ACCESS_ERR. The queue pair still works.",
         ],
     ),
     kind(
@@ -65,8 +65,8 @@ pub(super) const KINDS: &[Kind] = &[
         QP,
         [
             "The device raises IBV_EVENT_COMM_EST for a queue pair.",
-            "The first message is faster than the RTU of the connection manager. This is common on busy fabrics.",
-            "The first message came while the queue pair was in RTR (11.6.3).",
+            "The first message arrives before the RTU of the connection manager. This is common on busy fabrics.",
+            "The first message arrived while the queue pair was in RTR (11.6.3).",
             "IBV_EVENT_COMM_EST, which rdma_cm turns into an established connection.",
         ],
     ),
@@ -78,7 +78,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device raises IBV_EVENT_SQ_DRAINED for a queue pair.",
             ALONE,
-            "A queue pair in SQD has no request on its way any more (11.6.3).",
+            "A queue pair in SQD has no outstanding requests any more (11.6.3).",
             "IBV_EVENT_SQ_DRAINED.",
         ],
     ),
@@ -89,9 +89,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The device raises IBV_EVENT_DEVICE_FATAL, although it still works.",
-            "Firmware that reports a fault that it survives.",
+            "Firmware that reports a fault from which it recovers.",
             "A locally detected catastrophic error (11.6.3).",
-            "IBV_EVENT_DEVICE_FATAL in each program, and then as needs-reset, because the driver believes the device.",
+            "IBV_EVENT_DEVICE_FATAL in each program. The rest is the same as needs-reset, because the driver believes the device.",
         ],
     ),
     kind(
@@ -103,7 +103,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The device raises IBV_EVENT_PORT_ACTIVE while the port is active.",
             "A link that retrains.",
             "The port can be used again (11.6.3).",
-            "IBV_EVENT_PORT_ACTIVE, for the second time.",
+            "IBV_EVENT_PORT_ACTIVE a second time.",
         ],
     ),
     kind(
@@ -113,9 +113,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The device raises IBV_EVENT_PORT_ERR while the port is active.",
-            "A link that retrains faster than anybody looks.",
+            "A link that retrains before anyone can query it.",
             "The port cannot be used (11.6.3).",
-            "IBV_EVENT_PORT_ERR, and ibv_query_port says active.",
+            "IBV_EVENT_PORT_ERR, although ibv_query_port says active.",
         ],
     ),
     kind(
@@ -125,9 +125,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The device raises IBV_EVENT_PKEY_CHANGE, although the table did not change.",
-            "A subnet manager that sets partitions; RoCE has none.",
+            "A subnet manager that sets partitions. RoCE has no subnet manager.",
             "The P_Key table changed (11.6.3).",
-            "IBV_EVENT_PKEY_CHANGE; programs read the table again.",
+            "IBV_EVENT_PKEY_CHANGE. Programs read the table again.",
         ],
     ),
     kind(
@@ -137,9 +137,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The device raises IBV_EVENT_GID_CHANGE, although the table did not change.",
-            "An address of the network interface that comes or goes.",
+            "An address that is added to or removed from the network interface.",
             "The GID table changed (11.6.3).",
-            "Nothing on Linux: its core raises this event itself, and does not pass on the device's.",
+            "Nothing on Linux: the RDMA core raises this event itself and does not pass on the device's event.",
         ],
     ),
     kind(
@@ -151,7 +151,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The device raises IBV_EVENT_SRQ_ERR for shared receive queue srq=N (default: all shared receive queues of programs).",
             ALONE,
             "An affiliated error of the queue (11.6.3).",
-            "IBV_EVENT_SRQ_ERR; receives go on.",
+            "IBV_EVENT_SRQ_ERR. Receives still work.",
         ],
     ),
     kind(
@@ -163,7 +163,7 @@ pub(super) const KINDS: &[Kind] = &[
             "The device raises IBV_EVENT_SRQ_LIMIT_REACHED for a shared receive queue, although no limit was reached.",
             ALONE,
             "Fewer receives are posted than the limit (11.6.3).",
-            "IBV_EVENT_SRQ_LIMIT_REACHED; programs post receives, for which there may be no room.",
+            "IBV_EVENT_SRQ_LIMIT_REACHED. Programs post more receives, and the queue may have no room for them.",
         ],
     ),
     kind(
@@ -174,8 +174,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device raises IBV_EVENT_QP_LAST_WQE_REACHED for a queue pair.",
             ALONE,
-            "A queue pair in the error state takes no more receives of its shared queue (11.6.3).",
-            "IBV_EVENT_QP_LAST_WQE_REACHED; programs destroy the queue pair.",
+            "A queue pair in the error state takes no more receives from its shared receive queue (11.6.3).",
+            "IBV_EVENT_QP_LAST_WQE_REACHED. Programs destroy the queue pair.",
         ],
     ),
     kind(
@@ -185,9 +185,9 @@ pub(super) const KINDS: &[Kind] = &[
         QP,
         [
             "A queue pair fails: it raises IBV_EVENT_QP_FATAL and goes to the error state.",
-            "Firmware that gives up a queue pair, because it cannot read a work queue or has a parity error.",
-            "An affiliated error; the queue pair goes to the error state (11.6.3).",
-            "IBV_EVENT_QP_FATAL, all that was posted is flushed; the peer's requests end with IBV_WC_RETRY_EXC_ERR.",
+            "Firmware that gives up on a queue pair, because it cannot read a work queue or has a parity error.",
+            "An affiliated error. The queue pair goes to the error state (11.6.3).",
+            "IBV_EVENT_QP_FATAL. All posted requests are flushed. The peer's requests end with IBV_WC_RETRY_EXC_ERR.",
         ],
     ),
     kind(
@@ -197,9 +197,9 @@ pub(super) const KINDS: &[Kind] = &[
         QP,
         [
             "A queue pair goes to the error state without an event.",
-            "An administrator who resets a connection; firmware that has no other way out.",
-            "What is posted is flushed (10.3.1).",
-            "IBV_WC_WR_FLUSH_ERR without a cause; with a shared queue IBV_EVENT_QP_LAST_WQE_REACHED.",
+            "An administrator who resets a connection; firmware that has no other way to recover.",
+            "Posted requests are flushed (10.3.1).",
+            "IBV_WC_WR_FLUSH_ERR without a cause. With a shared receive queue, also IBV_EVENT_QP_LAST_WQE_REACHED.",
         ],
     ),
     kind(
@@ -211,7 +211,7 @@ pub(super) const KINDS: &[Kind] = &[
             "A completion queue fails: it raises IBV_EVENT_CQ_ERR and gets no more completions.",
             "A queue in memory that the device can no longer reach.",
             "An affiliated error of the queue (11.6.3).",
-            "IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL for each of its queue pairs.",
+            "IBV_EVENT_CQ_ERR, and IBV_EVENT_QP_FATAL for each of its queue pairs.",
         ],
     ),
     kind(
@@ -222,8 +222,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A shared receive queue fails: it raises IBV_EVENT_SRQ_ERR and provides no more receives.",
             "A queue in memory that the device can no longer reach.",
-            "An affiliated error of the queue; queue pairs that need it go to the error state (11.6.3).",
-            "IBV_EVENT_SRQ_ERR; the next message fails its queue pair.",
+            "An affiliated error of the queue. Queue pairs that need it go to the error state (11.6.3).",
+            "IBV_EVENT_SRQ_ERR. The next message fails its queue pair.",
         ],
     ),
     kind(
@@ -234,8 +234,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "An asynchronous event is lost.",
             "A full event queue; a lost interrupt.",
-            "The standard has no lost events.",
-            "A program that waits for an event, for example IBV_EVENT_QP_LAST_WQE_REACHED, waits for ever.",
+            "The standard does not provide for lost events.",
+            "A program that waits for an event, for example IBV_EVENT_QP_LAST_WQE_REACHED, waits forever.",
         ],
     ),
     kind(
@@ -245,9 +245,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "An asynchronous event is late.",
-            "A host that is busy.",
-            "Events and completions come in no fixed order.",
-            "The event comes after the completions that it explains.",
+            "A busy host.",
+            "There is no fixed order between events and completions.",
+            "The event arrives after the completions that it explains.",
         ],
     ),
     kind(
@@ -257,9 +257,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "Pages of on-demand regions arrive late.",
-            "Memory that was swapped out, a network file system, a NUMA balancer.",
-            "The responder says RNR, the requester waits.",
-            "Seconds of waiting, and no error as long as retries last.",
+            "Memory that was swapped out; a network file system; NUMA balancing.",
+            "The responder answers with RNR NAKs, and the requester waits.",
+            "A delay of seconds, and no error unless the retries are exhausted.",
         ],
     ),
     kind(
@@ -270,8 +270,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device requests pages of an on-demand region, and its request is lost.",
             "A full event queue.",
-            "As page-fault-slow, but for ever.",
-            "The access waits until something else asks for the same pages.",
+            "Same as page-fault-slow, but forever.",
+            "The access waits until something else requests the same pages.",
         ],
     ),
 ];

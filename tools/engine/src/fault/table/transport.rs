@@ -12,9 +12,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The responder reports a missing packet, although it arrived.",
-            "A receiver that drops packets because it has no buffers, and says so.",
-            "The requester sends again from that PSN; it counts against retry_cnt (9.7.5.2).",
-            "Only a delay, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).",
+            "A receiver that drops packets because it has no buffers, and reports that.",
+            "The requester retransmits from that PSN. This counts against retry_cnt (9.7.5.2).",
+            "Only a delay, unless retry_cnt is exhausted (IBV_WC_RETRY_EXC_ERR).",
         ],
     ),
     kind(
@@ -24,9 +24,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The responder answers that a request is invalid.",
-            "Requests of a type or a length that the responder does not do.",
-            "NAK invalid request; both queue pairs go to the error state (9.9).",
-            "IBV_WC_REM_INV_REQ_ERR at the requester; IBV_EVENT_QP_REQ_ERR at the responder, or an error completion if a receive was taken.",
+            "Requests of a type or length that the responder does not support.",
+            "NAK invalid request. Both queue pairs go to the error state (9.9).",
+            "IBV_WC_REM_INV_REQ_ERR at the requester; IBV_EVENT_QP_REQ_ERR at the responder, or an error completion if the request had consumed a receive.",
         ],
     ),
     kind(
@@ -36,8 +36,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The responder answers that the access is not allowed.",
-            "A key that is wrong, outdated, or of another protection domain.",
-            "NAK remote access error; both queue pairs go to the error state (9.7.5.2).",
+            "A key that is wrong or outdated, or that belongs to another protection domain.",
+            "NAK remote access error. Both queue pairs go to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR at the requester, IBV_EVENT_QP_ACCESS_ERR at the responder.",
         ],
     ),
@@ -48,9 +48,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The responder answers that it could not execute a request.",
-            "A receive that names memory that is not there; a device that runs out of resources.",
-            "NAK remote operational error; both queue pairs go to the error state (9.7.5.2).",
-            "IBV_WC_REM_OP_ERR at the requester; a flush at the responder.",
+            "A receive that names memory that does not exist; a device that runs out of resources.",
+            "NAK remote operational error. Both queue pairs go to the error state (9.7.5.2).",
+            "IBV_WC_REM_OP_ERR at the requester; flushed requests at the responder.",
         ],
     ),
     kind(
@@ -61,7 +61,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The responder reports that no receive is posted, although one is.",
             "A receiver that is slow to post; a shared receive queue that is empty.",
-            "The requester waits for the time in the NAK and sends again, rnr_retry times (9.7.5.2).",
+            "The requester waits for the time given in the NAK and retransmits, up to rnr_retry times (9.7.5.2).",
             "Only a delay, unless rnr_retry is less than count.",
         ],
     ),
@@ -73,8 +73,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The responder always reports that no receive is posted.",
             "A receiver whose thread is stuck.",
-            "After rnr_retry tries the request fails; 7 means for ever (9.7.5.2).",
-            "IBV_WC_RNR_RETRY_EXC_ERR; with rnr_retry 7, a program that waits for ever.",
+            "The request fails after rnr_retry retries; 7 means no limit (9.7.5.2).",
+            "IBV_WC_RNR_RETRY_EXC_ERR. With rnr_retry 7, the program waits forever.",
         ],
     ),
     kind(
@@ -84,9 +84,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "Timers of queue pairs expire late; delay=TIME sets by how much.",
-            "Devices with coarse timers: many have a minimum of some milliseconds, whatever timeout says.",
-            "The timeout is at least what was asked for, and may be four times as long (9.7.6.1.3).",
-            "Each lost packet that no other packet follows costs that much more time.",
+            "Devices with coarse timers: many have a minimum of a few milliseconds, whatever timeout is set.",
+            "The timeout is at least as long as requested, and may be four times as long (9.7.6.1.3).",
+            "Each lost packet that is not followed by another packet takes that much longer to recover.",
         ],
     ),
 ];

@@ -4,8 +4,8 @@
 
 use super::{Act, Damage, Field, Kind, kind};
 
-const RECOVERS: &str = "Only a delay: the request completes with success after a retransmission, unless retry_cnt is used up (IBV_WC_RETRY_EXC_ERR).";
-const TIMEOUT: &str = "The requester's local ACK timer ends and it sends again, retry_cnt times (IBTA volume 1, 9.7.6.1.3).";
+const RECOVERS: &str = "Only a delay: the request completes successfully after a retransmission, unless retry_cnt is exhausted (IBV_WC_RETRY_EXC_ERR).";
+const TIMEOUT: &str = "The requester's local ACK timer expires and it retransmits, up to retry_cnt times (IBTA volume 1, 9.7.6.1.3).";
 
 pub(super) const KINDS: &[Kind] = &[
     kind(
@@ -15,9 +15,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A packet is lost.",
-            "Any Ethernet: full queues, bit errors, a line card that restarts. RoCE without PFC loses packets at each congestion.",
-            "RC notices a gap in the PSNs (NAK, 9.7.5.2), or its ACK timer ends, and it sends again. UC drops the rest of the message, UD loses the datagram.",
-            "RC: a delay. UC, UD: a message that never comes, and no error at either end.",
+            "Any Ethernet network: full queues, bit errors, a line card that restarts. Without PFC, RoCE loses packets whenever there is congestion.",
+            "RC detects a gap in the PSNs (NAK, 9.7.5.2), or its ACK timer expires, and it retransmits. UC drops the rest of the message. UD loses the datagram.",
+            "RC: a delay. UC, UD: a message that never arrives, and no error at either end.",
         ],
     ),
     kind(
@@ -27,8 +27,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A request packet is lost.",
-            "As drop.",
-            "The responder answers the next packet with a NAK that names the missing PSN. If the last packet of a burst is lost, there is no NAK, and the ACK timer ends.",
+            "Same as drop.",
+            "The responder answers the next packet with a NAK that names the missing PSN. If the last packet of a burst is lost, there is no NAK, and the ACK timer expires.",
             RECOVERS,
         ],
     ),
@@ -39,8 +39,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "An acknowledgement that this device sends is lost.",
-            "Congestion towards the requester alone: the two directions may take different paths.",
-            "A later ACK acknowledges the same packets (9.7.5.1). If there is none, the requester sends again after its timeout, and the responder must not execute the request twice.",
+            "Congestion only in the direction of the requester: the two directions may take different paths.",
+            "A later ACK acknowledges the same packets (9.7.5.1). If there is none, the requester retransmits after its timeout, and the responder must not execute the request twice.",
             RECOVERS,
         ],
     ),
@@ -51,9 +51,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A negative acknowledgement is lost.",
-            "As lost-ack, but it costs more: the NAK is sent only once.",
+            "Same as lost-ack, but the effect is worse, because the NAK is sent only once.",
             TIMEOUT,
-            "A gap costs the time after which the requester probes, or a whole timeout if it does not, instead of a round trip. If the NAK reported an error, the requester gets IBV_WC_RETRY_EXC_ERR, because a responder in the error state no longer answers.",
+            "Recovery takes the time until the requester probes (or a full timeout, if it does not probe) instead of one round trip. If the NAK reported an error, the requester gets IBV_WC_RETRY_EXC_ERR, because a responder in the error state no longer answers.",
         ],
     ),
     kind(
@@ -63,7 +63,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "An RNR NAK is lost.",
-            "As lost-ack.",
+            "Same as lost-ack.",
             TIMEOUT,
             "The wait for a receive counts against retry_cnt instead of rnr_retry.",
         ],
@@ -75,8 +75,8 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A packet of a read response is lost; nth selects which one.",
-            "Congestion towards the reader: incast consists of read responses.",
-            "The requester notices by the next packet or the timer and reads the rest again from the missing PSN (9.7.5.2).",
+            "Congestion in the direction of the reader: read responses are what causes incast.",
+            "The next packet or the timer tells the requester, which reads the rest again from the missing PSN (9.7.5.2).",
             RECOVERS,
         ],
     ),
@@ -87,9 +87,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The result of an atomic is lost.",
-            "As lost-ack.",
+            "Same as lost-ack.",
             "The requester repeats the atomic; the responder must answer from its record and must not execute it again (9.4.5).",
-            "A delay. A counter that went up twice is a defect of the responder.",
+            "A delay. If a counter is incremented twice, the responder is defective.",
         ],
     ),
     kind(
@@ -100,8 +100,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "No packet is sent or received, but the link stays up.",
             "A switch that lost its tables, a wrong VLAN or route, an ACL, a firewall that drops UDP port 4791.",
-            "After retry_cnt timeouts requests fail (9.7.6.1.3). Nothing tells a side that only receives.",
-            "IBV_WC_RETRY_EXC_ERR on sends, the rest flushed; no asynchronous event. A pure receiver waits for ever.",
+            "Requests fail after retry_cnt timeouts (9.7.6.1.3). A side that only receives is not notified.",
+            "IBV_WC_RETRY_EXC_ERR on sends, the rest flushed; no asynchronous event. A pure receiver waits forever.",
         ],
     ),
     kind(
@@ -112,8 +112,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device sends no packets, but still receives them.",
             "A broken transmitter, a one-way ACL, an asymmetric route.",
-            "The peer's requests are executed and never acknowledged.",
-            "The peer's data has arrived, but the peer gets IBV_WC_RETRY_EXC_ERR; so does this side.",
+            "The peer's requests are executed but never acknowledged.",
+            "The peer's data arrives, but the peer gets IBV_WC_RETRY_EXC_ERR. So does this side.",
         ],
     ),
     kind(
@@ -124,7 +124,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "The device receives no packets, but still sends them.",
             "A broken receiver, a one-way ACL.",
-            "As partition, for this side.",
+            "Same as partition, for this side.",
             "IBV_WC_RETRY_EXC_ERR at both ends, although this side's requests were executed.",
         ],
     ),
@@ -135,7 +135,7 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "Requests to the device are lost, but answers to its own requests arrive. To the peer, the device has stopped answering.",
-            "Firmware whose receive side hangs; a host that is paused.",
+            "Firmware whose receive side hangs; a paused host.",
             TIMEOUT,
             "IBV_WC_RETRY_EXC_ERR at the peer after (retry_cnt + 1) timeouts.",
         ],
@@ -148,7 +148,7 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "Several packets in a row are lost.",
             "Tail drop at a full switch buffer.",
-            "As drop. Implementations with go-back-N send everything after the gap again.",
+            "Same as drop. Implementations with go-back-N retransmit everything after the gap.",
             RECOVERS,
         ],
     ),
@@ -160,8 +160,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "Packets of the given size are lost (by default, all with more than 1024 bytes of payload). Others pass.",
             "A switch port without jumbo frames on a path of MTU 4096.",
-            "RoCE has no path MTU discovery: the path MTU is what the connection was set up with.",
-            "Connecting works, small messages work, the first large one ends with IBV_WC_RETRY_EXC_ERR.",
+            "RoCE has no path MTU discovery. The path MTU is set when the connection is set up.",
+            "Connecting works and small messages work, but the first large one ends with IBV_WC_RETRY_EXC_ERR.",
         ],
     ),
     kind(
@@ -171,8 +171,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "A packet arrives late, and later packets overtake it.",
-            "Queues, and paths of different lengths under packet spraying.",
-            "The responder first sees a gap. If the packet comes after its retransmission, it is a duplicate.",
+            "Queues; packet spraying over paths of different lengths.",
+            "The responder first sees a gap. If the packet arrives after its retransmission, it is a duplicate.",
             RECOVERS,
         ],
     ),
@@ -183,8 +183,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["by"],
         [
             "A packet is overtaken by the next packets to the same queue pair.",
-            "Packet spraying, link aggregation that balances by packet.",
-            "The responder sends a NAK at once: RC wants packets in order (9.7.5.2).",
+            "Packet spraying; link aggregation that balances per packet.",
+            "The responder sends a NAK at once, because RC requires packets in order (9.7.5.2).",
             RECOVERS,
         ],
     ),
@@ -195,7 +195,7 @@ pub(super) const KINDS: &[Kind] = &[
         &["by"],
         [
             "A packet arrives twice; by=N sets the number of extra copies.",
-            "A retransmission that was not needed; loops in a network that is being changed.",
+            "An unnecessary retransmission; temporary loops while a network is being changed.",
             "A duplicate request is acknowledged and not executed; a duplicate read is answered again (9.7.5.2). UD delivers both.",
             "Nothing on RC. A second message on UD.",
         ],
@@ -209,7 +209,7 @@ pub(super) const KINDS: &[Kind] = &[
             "An atomic request arrives twice.",
             "A requester whose ACK timeout is shorter than the round trip.",
             "The responder answers from its record, and must not execute it again (9.4.5).",
-            "Nothing. A counter that went up twice is a defect of the responder.",
+            "Nothing. If a counter is incremented twice, the responder is defective.",
         ],
     ),
     kind(
@@ -219,9 +219,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["delay"],
         [
             "A copy of a packet arrives much later, possibly after its queue pair is gone.",
-            "A queue in the network that is stuck for a while, and a queue pair number that is used again.",
-            "Only the PSN, the P_Key and the time before a number is used again (timewait, 12.9) protect from it.",
-            "Nothing, if numbers rest and initial PSNs are random.",
+            "A queue in the network that is stuck for a while, and a queue pair number that is reused.",
+            "The only protection is the PSN, the P_Key and the time before a number is reused (timewait, 12.9).",
+            "Nothing, if numbers are not reused too early and initial PSNs are random.",
         ],
     ),
     kind(
@@ -232,8 +232,8 @@ pub(super) const KINDS: &[Kind] = &[
         [
             "A bit of the frame flips on the wire, so its ICRC is wrong.",
             "Bad optics and connectors; bit errors in a switch's memory.",
-            "The receiver drops the packet without a word (9.6).",
-            "As drop, and rx_icrc_encapsulated or its like counts at the receiver.",
+            "The receiver silently drops the packet (9.6).",
+            "Same as drop. The receiver counts it in rx_icrc_encapsulated or a similar counter.",
         ],
     ),
     kind(
@@ -243,9 +243,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A frame is cut short.",
-            "Cut-through switches pass on what has begun when the sender breaks off.",
-            "The receiver drops it: the lengths of the headers do not agree with the frame.",
-            "As drop, and the receiver counts a malformed packet.",
+            "Cut-through switches forward the start of a frame that its sender aborts.",
+            "The receiver drops the frame, because the lengths in the headers do not match it.",
+            "Same as drop. The receiver counts a malformed packet.",
         ],
     ),
     kind(
@@ -255,9 +255,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A bit of the payload flips, but the ICRC is correct.",
-            "Memory or a bus without error correction, before the ICRC is made or after it is checked.",
-            "No check of the transport finds it.",
-            "Success, and wrong data. Only the application's own checks find it (iSER digests, NFS krb5i, file system checksums).",
+            "Memory or a bus without error correction, before the ICRC is computed or after it is checked.",
+            "No check in the transport detects it.",
+            "Success, and wrong data. Only the application's own checks detect it (iSER digests, NFS krb5i, file system checksums).",
         ],
     ),
     kind(
@@ -267,9 +267,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["bytes"],
         [
             "A packet loses the end of its payload, but the ICRC is correct; bytes=N sets how much is left (default: half).",
-            "A sender with a defect.",
-            "The responder finds the wrong length for a first or middle packet and sends NAK invalid request (9.7.4); a read response of wrong length fails the read.",
-            "IBV_WC_REM_INV_REQ_ERR at the sender, IBV_EVENT_QP_REQ_ERR or an error completion at the receiver; IBV_WC_BAD_RESP_ERR for a read. A short message is delivered short.",
+            "A defective sender.",
+            "The responder detects the wrong length of a first or middle packet and sends NAK invalid request (9.7.4). A read response of the wrong length fails the read.",
+            "IBV_WC_REM_INV_REQ_ERR at the sender, IBV_EVENT_QP_REQ_ERR or an error completion at the receiver; IBV_WC_BAD_RESP_ERR for a read. A short message is delivered with its new length.",
         ],
     ),
     kind(
@@ -279,8 +279,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "The PSN of a packet is too high; value=N sets by how much (default 1000).",
-            "Firmware defects; a ghost of another connection.",
-            "A PSN that is too high is a gap (NAK), one that is too low a duplicate (9.7.5.2).",
+            "Defective firmware; a ghost packet of another connection.",
+            "A PSN that is too high is a gap (NAK). A PSN that is too low is a duplicate (9.7.5.2).",
             RECOVERS,
         ],
     ),
@@ -291,8 +291,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "A packet goes to another queue pair of the peer; value=N sets its number (default: the next number).",
-            "A defect of steering.",
-            "The packet does not say which queue pair sent it. A queue pair that is connected to another host drops it; one that is connected to this host checks its PSN (9.6).",
+            "Defective packet steering.",
+            "The packet does not say which queue pair sent it. A queue pair connected to another host drops it. A queue pair connected to this host checks its PSN (9.6).",
             RECOVERS,
         ],
     ),
@@ -303,8 +303,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "An answer goes to another queue pair of the requester.",
-            "As wrong-qp.",
-            "As wrong-qp. A queue pair ignores an answer whose PSN is not that of an outstanding request.",
+            "Same as wrong-qp.",
+            "Same as wrong-qp. A queue pair ignores an answer whose PSN does not belong to an outstanding request.",
             RECOVERS,
         ],
     ),
@@ -315,9 +315,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "A packet has the wrong P_Key; value=N sets it (default 0x7fff, which is not a full member).",
-            "Partitions that are set up differently at both ends.",
+            "Partitions that are configured differently at the two ends.",
             "The packet is dropped, and the port counts it (10.9).",
-            "As drop; bad_pkey_cntr of ibv_query_port counts.",
+            "Same as drop. The counter bad_pkey_cntr of ibv_query_port grows.",
         ],
     ),
     kind(
@@ -327,9 +327,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "A datagram has the wrong Q_Key; value=N sets it (default: one bit flipped).",
-            "A peer that restarted with another Q_Key, as IPoIB and MPI do.",
+            "A peer that restarts with another Q_Key, as IPoIB and MPI do.",
             "The datagram is dropped, and the port counts it (10.2).",
-            "A datagram that never comes; qkey_viol_cntr of ibv_query_port counts.",
+            "A datagram that never arrives. The counter qkey_viol_cntr of ibv_query_port grows.",
         ],
     ),
     kind(
@@ -339,8 +339,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "A request has the wrong remote key; value=N sets it (default: one bit flipped).",
-            "A program that sends an outdated key; bit errors in memory.",
-            "NAK remote access error, the responder's queue pair goes to the error state (9.7.5.2).",
+            "A program that uses an outdated key; bit errors in memory.",
+            "NAK remote access error. The responder's queue pair goes to the error state (9.7.5.2).",
             "IBV_WC_REM_ACCESS_ERR here, IBV_EVENT_QP_ACCESS_ERR at the peer.",
         ],
     ),
@@ -351,8 +351,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "The remote address of a request is too high; value=N sets by how much (default 2 to the power of 31).",
-            "As wrong-rkey.",
-            "NAK remote access error: the bounds are checked (10.6).",
+            "Same as wrong-rkey.",
+            "NAK remote access error, because the bounds are checked (10.6).",
             "IBV_WC_REM_ACCESS_ERR here, IBV_EVENT_QP_ACCESS_ERR at the peer; with a small value, wrong data.",
         ],
     ),
@@ -363,9 +363,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "The length in the RETH of a request is too high; value=N sets by how much (default 1).",
-            "A requester with a defect.",
-            "NAK invalid request when a write has another length than its RETH says (9.7.4).",
-            "IBV_WC_REM_INV_REQ_ERR here for a write, IBV_WC_BAD_RESP_ERR for a read; or IBV_WC_REM_ACCESS_ERR if the region ends.",
+            "A defective requester.",
+            "NAK invalid request if the length of a write differs from its RETH (9.7.4).",
+            "IBV_WC_REM_INV_REQ_ERR here for a write, IBV_WC_BAD_RESP_ERR for a read; or IBV_WC_REM_ACCESS_ERR if that is beyond the end of the region.",
         ],
     ),
     kind(
@@ -375,7 +375,7 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "A request has a reserved opcode; value=N sets it (default 0x1d).",
-            "A peer of a later standard; bit errors in memory.",
+            "A peer that implements a later standard; bit errors in memory.",
             "NAK invalid request on RC (9.7.4).",
             "IBV_WC_REM_INV_REQ_ERR here, IBV_EVENT_QP_REQ_ERR at the peer.",
         ],
@@ -387,9 +387,9 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "An ACK has the wrong credit count; value=N sets it (default 0, which means no receives).",
-            "A responder that counts wrongly.",
-            "The requester sends one packet at a time until it has credits (9.7.7), even if it has none.",
-            "Slower sends. RNR NAKs, if the credits are too high.",
+            "A responder that miscounts.",
+            "Without credits, the requester sends one packet at a time until it gets some (9.7.7).",
+            "Slower sends, or RNR NAKs if the credit count is too high.",
         ],
     ),
     kind(
@@ -399,8 +399,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "The MSN of an ACK is too high; value=N sets by how much (default 1).",
-            "A responder with a defect.",
-            "Requesters use the MSN for credits only; the PSN acknowledges (9.7.7).",
+            "A defective responder.",
+            "Requesters use the MSN only for credits. Packets are acknowledged by PSN (9.7.7).",
             "Nothing, or slower sends.",
         ],
     ),
@@ -411,8 +411,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["value"],
         [
             "A packet has the wrong immediate data; value=N sets it (default: one bit flipped). Packets without immediate data count, but do not change.",
-            "As corrupt-payload.",
-            "No check of the transport finds it.",
+            "Same as corrupt-payload.",
+            "No check in the transport detects it.",
             "Success, and a wrong imm_data.",
         ],
     ),
@@ -423,9 +423,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "A packet has the ECN mark, as if a switch with a long queue had set it.",
-            "Every switch with ECN does this all the time.",
+            "Normal operation of any switch with ECN.",
             "The receiver sends a CNP and the sender slows down (annex A17).",
-            "Lower bandwidth; np_ecn_marked_roce_packets and rp_cnp_handled or their like count.",
+            "Lower bandwidth; np_ecn_marked_roce_packets and rp_cnp_handled, or similar counters, grow.",
         ],
     ),
     kind(
@@ -435,9 +435,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "Each answer comes with a congestion notification, although there is no congestion.",
-            "A receiver whose CNP timer is off, a switch whose marking threshold is 0.",
+            "A receiver whose CNP timer is off; a switch whose marking threshold is 0.",
             "The sender slows down to its lowest rate (annex A17).",
-            "A tenth of the bandwidth, and no error at all.",
+            "A tenth of the bandwidth, and no error.",
         ],
     ),
     kind(
@@ -447,8 +447,8 @@ pub(super) const KINDS: &[Kind] = &[
         &["rate"],
         [
             "The link carries only rate=N bytes per second; further packets wait in a queue.",
-            "A link that trained at a lower speed; a rate limiter.",
-            "The standard says nothing; timeouts shorter than the queue make retransmissions.",
+            "A link that came up at a lower speed; a rate limiter.",
+            "The standard does not cover this. Timeouts shorter than the queueing delay cause retransmissions.",
             "Lower bandwidth; with short timeouts IBV_WC_RETRY_EXC_ERR.",
         ],
     ),
@@ -459,9 +459,9 @@ pub(super) const KINDS: &[Kind] = &[
         &[],
         [
             "The region that a request names loses its access rights just before the request is executed.",
-            "A program that deregisters memory while its peer uses it; memory taken away by a driver.",
+            "A program that deregisters memory while its peer uses it; a driver that revokes memory.",
             "NAK remote access error (9.7.5.2).",
-            "IBV_WC_REM_ACCESS_ERR at the requester and IBV_EVENT_QP_ACCESS_ERR here, also for everybody who uses the key later.",
+            "IBV_WC_REM_ACCESS_ERR at the requester and IBV_EVENT_QP_ACCESS_ERR here. The same happens to everyone who uses the key later.",
         ],
     ),
 ];
