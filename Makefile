@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnic: `make run` on a fresh Debian 12 or 13 machine is all one needs. `make help` lists the rest.
+# vrnic: on a fresh Debian 12 or 13 machine, run `make run`. `make help` lists the other targets.
 #
-# VRNIC_KERNEL=<name>       the VMs' kernel: stock (Debian's own), lab (with KUnit and failing allocations), debug, races
-# KDIR=<built kernel tree>  that kernel instead
-# QEMU=<program>            use that QEMU (10.1 or newer)
-# T=<part of a name>        make test, make fuzz: only tests, or targets, whose name contains it; test: or T=this,that
-# W=<workloads>             make chaos: these workloads
-# MINUTES=<number>          make fuzz: minutes for each target
+# VRNIC_KERNEL=<name>       kernel of the VMs: stock (Debian's own), lab (with KUnit and failing allocations), debug, races
+# KDIR=<built kernel tree>  use this kernel instead
+# QEMU=<program>            use this QEMU (10.1 or newer)
+# T=<part of a name>        make test, make fuzz: only tests or targets whose name contains this; test: also T=this,that
+# W=<workloads>             make chaos: only these workloads
+# MINUTES=<number>          make fuzz: minutes per target
 
 export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)
 export KDIR QEMU VRNIC_KERNEL
@@ -25,51 +25,51 @@ kernels = $(if $(KDIR),own,$(or $(VRNIC_KERNEL),$(1)))
 
 .DEFAULT_GOAL := help
 
-help: ## list the targets
+help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
-run: build ## set up, build, boot two VMs, run RDMA programs, print one table
+run: build ## set up, build, boot two VMs, run RDMA programs between them, print a table of results
 	$(LAB) run
 
-shell: build ## the same two VMs with a prompt in each
+shell: build ## boot the same two VMs and open a prompt in each
 	$(LAB) shell
 
-attach: ## join this terminal to VM=a or VM=b of a running `make shell`
+attach: ## open the prompt of VM=a or VM=b of a running `make shell` in this terminal
 	$(LAB) attach --vm $(or $(VM),a)
 
-test: setup-userland setup-qemu setup-guest userspace test-kernels ## all tests: host, KUnit in a VM, VM tests
+test: setup-userland setup-qemu setup-guest userspace test-kernels ## run all tests: host tests, KUnit in a VM, VM tests (T=part of a name)
 	$(LAB) test $(TEST_ARGS) $(if $(T),--only $(T))
 
-test-debug: ## KUnit and VM tests on a kernel with KASAN, UBSAN, lockdep, kmemleak; takes hours
+test-debug: ## run KUnit and VM tests on a kernel with KASAN, UBSAN, lockdep, kmemleak; takes hours
 	$(MAKE) VRNIC_KERNEL=debug TEST_ARGS="--guests --out build/test-debug" test
 
-test-races: ## KUnit and VM tests on a kernel with KCSAN; takes hours
+test-races: ## run KUnit and VM tests on a kernel with KCSAN; takes hours
 	$(MAKE) VRNIC_KERNEL=races TEST_ARGS="--guests --out build/test-races" test
 
-fuzz: setup-tests ## search for hostile bytes that break something, 30 minutes each (MINUTES=n, T=target)
+fuzz: setup-tests ## fuzz each target for 30 minutes (MINUTES=n, T=target)
 	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)
 
-chaos: build ## run workloads under each fault, judge how they take it: W='pingpong rping' (default: all)
+chaos: build ## run workloads under each fault and report how they cope: W='pingpong rping' (default: all)
 	$(LAB) chaos $(W)
 
-bench: build setup-tests ## measure the device alone, and VMs beside rxe; tables, build/bench/report.json, charts
+bench: build setup-tests ## measure the device alone, then vrnic and rxe in VMs; write build/bench/report.json and charts
 	$(LAB) bench
 
-check: $(if $(KDIR),kernel-own,kernel-lab) ## rustfmt, clippy, docs and file rules, all without a warning
+check: $(if $(KDIR),kernel-own,kernel-lab) ## check formatting, lints, documentation and file rules; no warning is allowed
 	@bash tools/setup/check.sh build/kernel/$(if $(KDIR),own,lab)
 
-setup: setup-qemu setup-guest $(addprefix kernel-,$(call kernels,stock)) ## what `make run` needs but does not build here (quick when present)
+setup: setup-qemu setup-guest $(addprefix kernel-,$(call kernels,stock)) ## install and download what `make run` needs (quick if it is already there)
 
-build: setup-qemu setup-guest module userspace ## kernel module and userspace
+build: setup-qemu setup-guest module userspace ## build the kernel module and the user-space programs
 
-module: $(addprefix module-,$(call kernels,stock)) ## build/kernel/NAME/module/vrnic.ko for the kernel NAME
+module: $(addprefix module-,$(call kernels,stock)) ## build the kernel module: build/kernel/NAME/module/vrnic.ko (VRNIC_KERNEL=NAME)
 
 # What guests of tests load. KUnit is not in Debian's kernel.
 test-kernels: $(foreach kernel,$(call kernels,lab),module-$(kernel) test-modules-$(kernel)) kunit-module
 
 kunit-module: $(patsubst %,kunit-%,$(filter-out stock,$(call kernels,lab)))
 
-userspace: programs provider ## vrnicd, the provider (build/provider), the test programs and the lab
+userspace: programs provider ## build vrnicd, the provider (build/provider), the test programs and the lab
 
 # Cargo has jobs of its own. At the end it shows what failed beside it, which was shorter at work. The fuzzers turn on
 # features of other crates, as all tests do: programs for tests are built with them, or `cargo test` would build them anew.
@@ -81,14 +81,14 @@ provider: setup-packages
 	env -u MAKEFLAGS -u MFLAGS bash tools/libvrnic/build.sh build/provider
 
 # CHECK=m, y: the result is built too; CHECK=all: each commit. SIGNOFF=1: git config says who signs.
-series: $(if $(KDIR),kernel-own,kernel-lab) ## build/series: the kernel side as patches for Linux 7.3 (CHECK=m, CHECK=y, CHECK=all: build them)
+series: $(if $(KDIR),kernel-own,kernel-lab) ## make the patch series for Linux 7.3 in build/series (CHECK=m, CHECK=y, CHECK=all: build it)
 	@bash tools/series/series.sh $(if $(SIGNOFF),--signoff)
 	@$(if $(CHECK),bash tools/series/$(if $(filter all,$(CHECK)),check.sh,build.sh $(CHECK)))
 
-manual: userspace ## build/manual: man pages, completions for bash, zsh and fish
+manual: userspace ## make man pages, and completions for bash, zsh and fish, in build/manual
 	for program in vrnicd vrnicctl vrnic-lab vrnic-replay; do tools/target/release/$$program write-manual build/manual || exit; done
 
-clean: ## remove what was built here (the cache outside the tree stays)
+clean: ## remove everything built in this tree (keeps the cache outside the tree)
 	rm -rf build
 	cd tools && cargo clean
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# `make fuzz`: libFuzzer searches for inputs that make a target of this crate panic, hang or eat memory.
+# `make fuzz`: libFuzzer searches for inputs that make a target of this crate panic, hang or use too much memory.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin:$PATH
@@ -12,11 +12,11 @@ program=$out/target/$host/fuzz/vrnic-fuzz
 
 usage() {
 	cat <<-EOF
-	usage: run.sh all [PART] [MINUTES]       builds and searches, target after target whose name contains PART
-	       run.sh build                      the program, instrumented, with every arithmetic check
-	       run.sh search TARGET [MINUTES]    one target; what it learns goes to $out/TARGET, crashes to $out/crashes/TARGET
-	       run.sh minimise TARGET            makes the corpus of the tree anew, of what was learned
-	       run.sh one TARGET FILE...         runs single inputs, say a crash
+	usage: run.sh all [PART] [MINUTES]       build, then fuzz each target whose name contains PART
+	       run.sh build                      build the instrumented program, with overflow checks
+	       run.sh search TARGET [MINUTES]    fuzz one target; new inputs go to $out/TARGET, crashes to $out/crashes/TARGET
+	       run.sh minimise TARGET            regenerate the corpus in the source tree from all inputs found so far
+	       run.sh one TARGET FILE...         run single inputs, such as a crash
 	targets: $(targets | xargs)
 	EOF
 }

@@ -10,11 +10,11 @@ use vrnic_native::bench::{self, Operation, Options};
 use vrnic_native::daemon::Fabric;
 use vrnic_native::table;
 
-/// Measures a vrnicd with guests that nothing emulates.
+/// Measures vrnicd without VMs: this program plays the guests itself.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The vrnicd to measure; by default the one beside this program
+    /// The vrnicd to measure; default: the one in the directory of this program
     #[arg(long, global = true)]
     vrnicd: Option<PathBuf>,
     #[command(subcommand)]
@@ -23,22 +23,22 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure everything, beside what the machine can do at best
+    /// Measure everything, and compare it with what the machine can do at best
     Bench {
-        /// Only this fabric
+        /// Measure only this fabric
         #[arg(long)]
         fabric: Option<FabricName>,
-        /// Only a part: latency, rate, bandwidth, counters or objects
+        /// Measure only this part: latency, rate, bandwidth, counters or objects
         #[arg(long, default_value = "")]
         only: String,
-        /// Milliseconds for each figure
+        /// Milliseconds per figure
         #[arg(long, default_value_t = 400)]
         time: u64,
         /// Write the figures to this file, as JSON
         #[arg(long)]
         json: Option<PathBuf>,
     },
-    /// Keep vrnicd busy with one kind of message, for a profiler
+    /// Keep vrnicd busy with one kind of message, to profile it
     Load {
         #[arg(long, default_value = "local")]
         fabric: FabricName,
@@ -50,13 +50,13 @@ enum Command {
         /// Queue pairs
         #[arg(long, default_value_t = 32)]
         qps: usize,
-        /// Requests that are posted together, of which the last completes
+        /// Requests that are posted together; only the last one gets a completion
         #[arg(long, default_value_t = 16)]
         batch: u32,
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
-    /// Keep vrnicd busy with round trips of writes of 8 bytes, for a profiler
+    /// Keep vrnicd busy with round trips of 8-byte writes, to profile it
     RoundTrips {
         #[arg(long, default_value = "local")]
         fabric: FabricName,

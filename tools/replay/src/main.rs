@@ -20,12 +20,12 @@ use vrnic_replay::minimise::{Failure, minimise};
 use vrnic_replay::story::{Event, Narrator, timeline_head};
 use vrnicd::control::answer::explanation;
 
-/// Runs a recorded device once more, checks that it does the same, bit for bit, and tells what happened.
+/// Replays a recording of a device, checks that the device does exactly the same again, and shows what happened.
 ///
-/// `vrnicctl record start` makes recordings. The device runs offline: there is no guest, no network and no clock. Times
-/// are those of the device's clock, in seconds, as vrnicctl shows them.
+/// To make a recording, use `vrnicctl record start`. The replay runs offline, without a guest, network or clock. Times
+/// are in seconds of the device's clock, as in vrnicctl.
 ///
-/// The exit code is 0 if the replay is equal to the recording and nothing that was asked for failed.
+/// The exit code is 0 if the replay matches the recording and everything that you requested succeeded.
 #[derive(Parser)]
 #[command(
     version,
@@ -37,33 +37,33 @@ struct Arguments {
     #[arg(required = true)]
     file: Option<PathBuf>,
 
-    /// Stop behind the last call before this time, or behind call N if it is given as `#N`, and show the device as it
-    /// is then.
+    /// Stop at this time, or after call N if given as `#N`, and show the state of the device.
     #[arg(long, value_name = "SECONDS|#N", value_parser = parse_until)]
     until: Option<Until>,
 
-    /// Say what went wrong on this queue pair, and why.
+    /// Explain what went wrong on this queue pair, and why.
     #[arg(long, value_name = "QPN")]
     explain: Option<u32>,
 
-    /// Print a sequence diagram: the guest's requests and completions to the left of a bar, packets to the right.
+    /// Print a sequence diagram: the guest's requests and completions on the left of a bar, packets on the right.
     #[arg(long)]
     timeline: bool,
 
-    /// In the sequence diagram, only what is about this queue pair.
+    /// Show only this queue pair in the sequence diagram.
     #[arg(long, value_name = "QPN", requires = "timeline")]
     qpn: Option<u32>,
 
-    /// Check on every step what the standard demands of a device.
+    /// Check every step against the rules that the standard sets for a device.
     #[arg(long)]
     check: bool,
 
-    /// Write the smallest recording that is found in which the failure still happens. The failure is what --fails says;
-    /// or a panic of the engine, if there is one; or the first thing that --check finds.
+    /// Find a smaller recording in which the failure still happens, and write it to OUT. The failure is the one given
+    /// with --fails. Without --fails, it is a panic of the engine, if there is one, or the first violation that --check
+    /// finds.
     #[arg(long, value_name = "OUT")]
     minimise: Option<PathBuf>,
 
-    /// The failure to keep: some text that a line of the timeline has in it, such as `RetryExceeded`.
+    /// The failure to preserve: a text that a line of the timeline contains, such as `RetryExceeded`.
     #[arg(long, value_name = "TEXT", requires = "minimise")]
     fails: Option<String>,
 
@@ -73,7 +73,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Internal {
-    /// Writes manual pages and shell completions.
+    /// Write man pages and shell completions.
     #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
     Manual { directory: PathBuf },
 }

@@ -19,10 +19,11 @@ use crate::table::print;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Start a capture: of every packet that RNICs send, or of one RNIC, one queue pair or the switch. The capture goes
-    /// on after this command ends.
+    /// Start a capture of every packet that RNICs send, or of one RNIC, one queue pair or the switch. The capture
+    /// continues after this command exits.
     Start {
-        /// File to write; it is overwritten. `-` is standard output: `vrnicctl capture start - | wireshark -k -i -`.
+        /// File to write; an existing file is overwritten. `-` means standard output, for example `vrnicctl capture
+        /// start - | wireshark -k -i -`.
         file: PathBuf,
         /// Capture what this device sends and receives.
         #[arg(long, short, value_name = "NAME")]
@@ -30,22 +31,22 @@ pub enum Command {
         /// Capture only this queue pair of the device.
         #[arg(long, short, value_name = "N", requires = "device")]
         qpn: Option<u32>,
-        /// Capture what RNICs send, and all other frames that reach the switch.
+        /// Capture what RNICs send and all other frames that reach the switch.
         #[arg(long, conflicts_with = "device")]
         switch: bool,
         /// Stop after COUNT packets.
         #[arg(long, short = 'c', value_name = "COUNT")]
         packets: Option<u64>,
-        /// Stop before the file has more than COUNT bytes.
+        /// Stop before the file exceeds COUNT bytes.
         #[arg(long, short = 'b', value_name = "COUNT")]
         bytes: Option<u64>,
     },
-    /// Stop a capture and wait until its file is complete.
+    /// Stop a capture, and wait until its file is complete.
     Stop {
-        /// Number of the capture. Not needed if only one is running.
+        /// Number of the capture. Optional if only one is running.
         id: Option<u64>,
     },
-    /// List running captures and the last ones that ended.
+    /// List the running captures and the last finished ones.
     List,
 }
 

@@ -23,38 +23,39 @@ use crate::{Choice, list};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Arm a fault on a device: `vrnicctl fault add -d a drop opcode=ack nth=3`. Prints its number. vrnicd's
-    /// configuration must have `faults = true`.
+    /// Arm a fault on a device and print its number, for example: `vrnicctl fault add -d a drop opcode=ack nth=3`.
+    /// Requires `faults = true` in vrnicd's configuration.
     Add {
         /// The device.
         #[arg(long, short, value_name = "NAME")]
         device: String,
-        /// Name of the fault, then KEY=VALUE words that say where, when and how; see `vrnicctl fault explain`.
+        /// Name of the fault, then KEY=VALUE pairs that select where and when it fires and what it does. See `vrnicctl
+        /// fault explain NAME`.
         #[arg(required = true, value_name = "FAULT")]
         fault: Vec<String>,
     },
-    /// List faults that are armed, and the last ones that are done.
+    /// List the armed faults and the last finished ones.
     List(Choice),
-    /// Clear one fault, or all. A fault that lasts, such as a link that is down, ends.
+    /// Clear one fault, or all. This also ends a lasting fault, such as a link that is down.
     Clear {
         #[command(flatten)]
         choice: Choice,
-        /// Number of the fault; needs --device. Without a number, all are cleared.
+        /// Number of the fault; requires --device. Without a number, clear all faults.
         #[arg(requires = "device")]
         id: Option<u64>,
     },
-    /// List when faults fired: the last 4096 times on each device.
+    /// List when faults fired. Covers the last 4096 times on each device.
     Log(Choice),
-    /// Play scenarios: files that arm faults phase by phase, wait for what follows, and judge it. Fails if a scenario
-    /// does not end as it says. Afterwards, and when interrupted, clears the faults that a scenario armed and brings up
-    /// the links that it took down.
+    /// Play scenarios: files that arm faults in phases, wait for conditions, and check the result. Fails if a result
+    /// is not as expected. At the end, or when interrupted, clears the faults that a scenario armed and brings up the
+    /// links that it took down.
     Run {
-        /// Files of scenarios; Documentation/faults.rst describes them.
+        /// Scenario files. Documentation/faults.rst describes the format.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
-    /// List all faults. With a name, say what that fault does, what causes it in practice, what the standard says, what
-    /// a program sees, and which words its description can have.
+    /// List all faults. With a name, describe that fault: what it does, what causes it in practice, what the standard
+    /// says, what a program sees, and which keys you can use.
     Explain {
         /// Name of the fault.
         name: Option<String>,
@@ -263,7 +264,7 @@ fn manual() -> String {
     page.control("TH", ["vrnic-faults", "7"]);
     page.control("SH", ["NAME"]);
     page.text([roman(
-        "vrnic-faults - faults of vrnic's RDMA devices, made on purpose",
+        "vrnic-faults - fault injection in vrnic's RDMA devices",
     )]);
     page.control("SH", ["SYNOPSIS"]);
     page.text([
@@ -272,9 +273,9 @@ fn manual() -> String {
     ]);
     page.control("SH", ["DESCRIPTION"]);
     page.text([roman(
-        "A fault is described by its name and by words that say where, when and how it happens. Preset words apply unless \
-         the description has others. The section WORDS says what each word means. Faults can be armed if vrnicd's \
-         configuration has faults = true.",
+        "To arm a fault, give its name and KEY=VALUE pairs that select where and when it fires and what it does. The \
+         preset of the fault applies unless you give other values. The section KEYS describes each key. To allow \
+         faults, set faults = true in vrnicd's configuration.",
     )]);
     for group in GROUPS {
         page.control("SH", [group.name.to_uppercase().as_str()]);
@@ -295,10 +296,10 @@ fn manual() -> String {
             }
             let words: Vec<&str> = known.keys.iter().map(|word| word.key).collect();
             page.control("PP", []);
-            page.text([italic("Words:"), roman(" "), roman(words.join(", "))]);
+            page.text([italic("Keys:"), roman(" "), roman(words.join(", "))]);
         }
     }
-    page.control("SH", ["WORDS"]);
+    page.control("SH", ["KEYS"]);
     for key in vrnic_engine::fault::spec::KEYS {
         page.control("TP", []);
         page.text([bold(format!("{}=", key.name)), italic(key.value)]);
@@ -346,9 +347,9 @@ pub fn explain(name: Option<&str>, json: bool) -> Result<()> {
         one.does, one.in_practice, one.standard, one.program
     );
     if !one.preset.is_empty() {
-        writeln!(text, "Preset words\n  {}\n", one.preset)?;
+        writeln!(text, "Preset\n  {}\n", one.preset)?;
     }
-    writeln!(text, "Words")?;
+    writeln!(text, "Keys")?;
     for Word {
         key,
         value,

@@ -24,12 +24,12 @@ use vrnicd::control::protocol::Device;
 use scenario::LinkState;
 use table::{Row, print};
 
-/// Shows what the RDMA devices of a running vrnicd do, explains why something failed, captures packets, and makes
-/// faults.
+/// Inspects and controls the RDMA devices of a running vrnicd: shows their state, explains failures, captures packets,
+/// and injects faults.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Control socket of vrnicd: its `control` setting or --control option.
+    /// Control socket of vrnicd, set by its `control` setting or --control option.
     #[arg(
         long,
         short,
@@ -40,7 +40,7 @@ struct Arguments {
     )]
     socket: PathBuf,
 
-    /// Print JSON instead of a table: an array with one object for each row.
+    /// Print JSON instead of a table: an array with one object per row.
     #[arg(long, short, global = true)]
     json: bool,
 
@@ -50,7 +50,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List devices: driver, link, address, number of objects.
+    /// List devices: driver, link, addresses, number of objects.
     Devices,
     /// List ports.
     Ports(Choice),
@@ -68,11 +68,11 @@ enum Command {
     Cqs(Choice),
     /// List shared receive queues.
     Srqs(Choice),
-    /// List multicast groups and the queue pairs that are attached to them.
+    /// List multicast groups and the queue pairs attached to them.
     Groups(Choice),
-    /// List memory regions, up to 65536 of a device.
+    /// List memory regions, up to 65536 per device.
     Mrs(Choice),
-    /// List counters of ports, with the names that `rdma statistic` uses.
+    /// List the counters of ports, under the same names as `rdma statistic`.
     Counters {
         #[command(flatten)]
         choice: Choice,
@@ -80,18 +80,18 @@ enum Command {
         #[arg(long, short)]
         all: bool,
     },
-    /// Take the link of a device down, as if somebody pulled its cable, or bring it up again.
+    /// Take the link of a device down, as if the cable were unplugged, or bring it up again.
     Link {
         /// The device.
         device: String,
         /// The new state of the link.
         state: LinkState,
     },
-    /// List ports of the switch: what is behind them, frames in and out, drops by reason.
+    /// List the ports of the switch: what is connected, frames received and sent, drops by reason.
     Switch,
-    /// List addresses that the switch knows: first those of ports, then learned ones, up to 65536.
+    /// List the addresses that the switch knows: first those of ports, then learned ones, up to 65536.
     Addresses,
-    /// Explain why requests, packets and commands failed: the last 4096 failures of each device.
+    /// Explain why requests, packets and commands failed. Covers the last 4096 failures of each device.
     Explain {
         #[command(flatten)]
         choice: Choice,
@@ -102,32 +102,32 @@ enum Command {
         #[arg(long, short = 'n', value_name = "COUNT")]
         last: Option<usize>,
     },
-    /// Show rates, busy queue pairs and new failures, again and again, until interrupted.
+    /// Show live rates, busy queue pairs and new failures, until interrupted.
     Watch {
         #[command(flatten)]
         choice: Choice,
-        /// Seconds between two updates.
+        /// Seconds between updates.
         #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
         interval: Duration,
-        /// End after COUNT updates.
+        /// Stop after COUNT updates.
         #[arg(long, short = 'n', value_name = "COUNT")]
         count: Option<u64>,
     },
     /// Capture packets to a pcapng file for Wireshark.
     #[command(subcommand)]
     Capture(capture::Command),
-    /// Record everything that a device is told and finds in memory, for vrnic-replay.
+    /// Record all inputs of a device, for vrnic-replay.
     #[command(subcommand)]
     Record(record::Command),
-    /// Make the device, its wire or its commands fail on purpose.
+    /// Inject faults into a device, its wire or its commands.
     #[command(subcommand)]
     Fault(fault::Command),
-    /// Print the filter of vrnicd's log, or change it: `debug`, `info,vrnicd::vfio_user=trace`, …
+    /// Show or change vrnicd's log filter, such as `debug` or `info,vrnicd::vfio_user=trace`.
     Log {
-        /// New filter. Without it, the current one is printed.
+        /// New filter. Without it, show the current one.
         filter: Option<String>,
     },
-    /// Write manual pages and shell completions.
+    /// Write man pages and shell completions.
     #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
     Manual { directory: PathBuf },
 }

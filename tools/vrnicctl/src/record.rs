@@ -17,33 +17,33 @@ use crate::table::print;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Record a device from the next time that its driver resets it: when the driver is loaded or bound, or the guest
-    /// boots. The recording goes on after this command ends, until the next reset. It holds the device's keys and what
-    /// is in the guest's rings: keep it as safe as the guest.
+    /// Record a device, starting with the next reset by its driver: when the driver is loaded or bound, or the guest
+    /// boots. The recording continues after this command exits, until the following reset. It contains the device's
+    /// keys and the content of the guest's rings, so protect it like the guest itself.
     Start {
-        /// File to write; it is overwritten. Only you may read it.
+        /// File to write; an existing file is overwritten. Only you can read a new file.
         file: PathBuf,
-        /// The device. Not needed if there is only one.
+        /// The device. Optional if there is only one.
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
-        /// Stop when the file has about COUNT bytes; 268435456 if nothing is said.
+        /// Stop when the file has about COUNT bytes (default: 268435456).
         #[arg(long, short = 'b', value_name = "COUNT")]
         bytes: Option<u64>,
     },
-    /// Stop the recording of a device and wait until its file is complete.
+    /// Stop the recording of a device, and wait until its file is complete.
     Stop {
-        /// The device. Not needed if only one is recorded.
+        /// The device. Optional if only one is being recorded.
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
     },
-    /// Print what a device was asked to do last, oldest first: about 2000 calls. After a failure of the device, those
-    /// that led to it, until its driver resets it. This is always on, and cannot be replayed.
+    /// Print the last calls to a device, about 2000, oldest first. After a failure of the device, print the calls that
+    /// led to it, until its driver resets it. This is always on. It cannot be replayed.
     Last {
-        /// The device. Not needed if there is only one.
+        /// The device. Optional if there is only one.
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
     },
-    /// List the recording of each device: the one that waits or runs, or was the last.
+    /// List the recording of each device: the waiting or running one, otherwise the last one.
     List,
 }
 

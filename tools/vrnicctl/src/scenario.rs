@@ -74,7 +74,7 @@ pub struct Link {
 pub enum LinkState {
     /// Frames pass.
     Up,
-    /// As if the cable was pulled.
+    /// No frames pass, as if the cable were unplugged.
     Down,
 }
 

@@ -13,36 +13,37 @@ use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vrnicd::config::{Config, Device, Mac};
 
-/// Gives QEMU virtual machines RDMA NICs, over vfio-user. Needs no privileges.
+/// Provides RDMA NICs to QEMU virtual machines over vfio-user. Needs no privileges.
 ///
-/// For one device use --socket and --mac. For several devices use --config. Then start QEMU (10.1 or newer) with:
+/// For one device, use --socket and --mac. For several devices, use --config. Then start QEMU (10.1 or newer) with
+/// these options:
 ///
 ///   -machine q35,memory-backend=mem0
 ///   -object memory-backend-memfd,id=mem0,size=…,share=on
 ///   -device '{"driver":"vfio-user-pci","socket":{"path":"SOCKET","type":"unix"}}'
 ///
-/// and give the guest a network device with the same MAC address.
+/// Give the guest a network device with the same MAC address.
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment, args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// Configuration file (TOML). tools/vrnicd/vrnicd.toml has all settings with their defaults.
+    /// Configuration file (TOML). tools/vrnicd/vrnicd.toml lists all settings with their defaults.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "mac", "name"], required_unless_present = "socket")]
     config: Option<PathBuf>,
 
-    /// Socket for QEMU, if there is one device.
+    /// Socket for QEMU, for a single device without a configuration file.
     #[arg(long, value_name = "PATH", requires = "mac")]
     socket: Option<PathBuf>,
 
-    /// MAC address of the device. The guest's network device must have the same.
+    /// MAC address of the device. The guest's network device must have the same address.
     #[arg(long, value_name = "MAC", requires = "socket", value_parser = |text: &str| text.parse::<Mac>())]
     mac: Option<Mac>,
 
-    /// Name of the device, in logs and in vrnicctl.
+    /// Name of the device in logs and in vrnicctl.
     #[arg(long, default_value = "rnic0")]
     name: String,
 
-    /// What to log: error, warn, info, debug, trace, or a filter such as `info,vrnicd::vfio_user=debug`. Overrides
-    /// the configuration file.
+    /// Log level (error, warn, info, debug, trace) or filter, such as `info,vrnicd::vfio_user=debug`. Overrides the
+    /// configuration file.
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
 
@@ -50,7 +51,7 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
-    /// After the last work, poll for this many microseconds before sleeping. Overrides the configuration file.
+    /// When there is no more work, poll for this many microseconds before sleeping. Overrides the configuration file.
     #[arg(long, value_name = "N")]
     poll_us: Option<u32>,
 
@@ -63,7 +64,7 @@ enum Internal {
     /// Keeps QEMU alive when vrnicd dies; started by vrnicd itself.
     #[command(name = vrnicd::holder::SUBCOMMAND, hide = true)]
     Holder,
-    /// Writes manual pages and shell completions.
+    /// Write man pages and shell completions.
     #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
     Manual { directory: PathBuf },
 }
@@ -98,7 +99,7 @@ fn raise_descriptor_limit() {
 fn serve(arguments: Arguments) -> Result<()> {
     let mut config = match (arguments.config, arguments.socket, arguments.mac) {
         (None, Some(socket), Some(mac)) => Config::of_one(Device::new(arguments.name, socket, mac)),
-        (file, ..) => Config::load(&file.context("--config FILE or --socket PATH is needed")?)?,
+        (file, ..) => Config::load(&file.context("give --config FILE, or --socket PATH and --mac MAC")?)?,
     };
     if let Some(log) = arguments.log {
         config.log = log;
