@@ -132,7 +132,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let Some(file) = &arguments.file else {
-        bail!("no recording is named");
+        bail!("give the file of a recording");
     };
     let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let sound = play(arguments, &bytes).with_context(|| file.display().to_string())?;
@@ -215,12 +215,19 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
             )?;
             let here = concat!("vrnic ", env!("CARGO_PKG_VERSION"));
             if header.program != here {
-                writeln!(out, "it was made by {}, and this is {here}", header.program)?;
+                writeln!(
+                    out,
+                    "the recording was made by {}, but this is {here}",
+                    header.program
+                )?;
             }
             false
         }
         Some(Failed::Bad(bad)) => {
-            writeln!(out, "up to there the replay is equal: {bad}")?;
+            writeln!(
+                out,
+                "the replay is equal up to a damaged part of the recording: {bad}"
+            )?;
             false
         }
     };
@@ -228,7 +235,7 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
         match player.recording().ended() {
             Some(why) => writeln!(out, "the recording ends: {why}")?,
             None if panicked.is_some() => {}
-            None => writeln!(out, "nobody ended the recording: vrnicd was killed")?,
+            None => writeln!(out, "the recording has no end: vrnicd was killed")?,
         }
     }
     if let Some(message) = &panicked {
@@ -343,5 +350,5 @@ fn find_failure(bytes: &[u8]) -> Result<Failure> {
             });
         }
     }
-    bail!("nothing fails in this recording: say with --fails what does")
+    bail!("nothing fails in this recording: use --fails to name the failure")
 }

@@ -129,7 +129,7 @@ pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
     let mut chunk = kept.len().div_ceil(2);
     // The calls as they are have to fail on an image, too.
     if attempt(&header, &places, &all, &kept, failure).is_none() {
-        bail!("the failure needs more than what the recording knows of guest memory");
+        bail!("the failure depends on guest memory that is not in the recording");
     }
     while chunk > 0 {
         let mut start = 0;
@@ -153,7 +153,7 @@ pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
         }
     }
     let Some((recording, calls)) = attempt(&header, &places, &all, &kept, failure) else {
-        bail!("the failure comes and goes");
+        bail!("the failure is not reproducible");
     };
     let replayed = replay(&recording)?;
     ensure!(

@@ -153,7 +153,7 @@ impl Scenario {
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("{} is no scenario", path.display()))
+        Self::parse(&text).with_context(|| format!("{} is not a valid scenario", path.display()))
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -191,7 +191,7 @@ impl Scenario {
         named
             .or(self.device.as_ref())
             .map(String::as_str)
-            .context("neither it nor the scenario names a device")
+            .context("name a device here or in the scenario")
     }
 
     /// Device of a condition; none if it needs none.
@@ -255,7 +255,9 @@ impl Condition {
         let is_plain = plain.iter().any(Option::is_some);
         let mut all = counted.into_iter().chain(plain).flatten();
         let (Some(about), None) = (all.next(), all.next()) else {
-            bail!("a condition has one of fired, counter, explained, qps, port, state and seconds");
+            bail!(
+                "a condition has one of fired, counter, explained, qps, port, state and seconds: give exactly one"
+            );
         };
         if is_plain && (self.at_least.is_some() || self.at_most.is_some()) {
             bail!("only fired, counter, explained and qps can have at_least and at_most");

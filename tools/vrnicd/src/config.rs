@@ -353,14 +353,14 @@ impl Config {
         for name in &self.test_panic_on_sigusr1 {
             ensure!(
                 names.contains(name),
-                "test_panic_on_sigusr1 names `{name}`, which is no device"
+                "test_panic_on_sigusr1 names the device `{name}`, which does not exist"
             );
         }
         if let Some(hostile) = &self.test_hostile {
             for name in &hostile.devices {
                 ensure!(
                     names.contains(name),
-                    "test_hostile names `{name}`, which is no device"
+                    "test_hostile names the device `{name}`, which does not exist"
                 );
             }
             ensure!(hostile.one_in > 0, "test_hostile: one_in is at least 1");

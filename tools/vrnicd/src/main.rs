@@ -99,7 +99,9 @@ fn raise_descriptor_limit() {
 fn serve(arguments: Arguments) -> Result<()> {
     let mut config = match (arguments.config, arguments.socket, arguments.mac) {
         (None, Some(socket), Some(mac)) => Config::of_one(Device::new(arguments.name, socket, mac)),
-        (file, ..) => Config::load(&file.context("give --config FILE, or --socket PATH and --mac MAC")?)?,
+        (file, ..) => {
+            Config::load(&file.context("give --config FILE, or --socket PATH and --mac MAC")?)?
+        }
     };
     if let Some(log) = arguments.log {
         config.log = log;

@@ -72,13 +72,15 @@ impl Choice {
     pub fn check<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
         match &self.device {
             Some(device) if !names.any(|name| name == device) => {
-                bail!("capture names `{device}`, which is no device")
+                bail!("capture names the device `{device}`, which does not exist")
             }
             Some(_) if self.switch => {
-                bail!("capture is of a device or of the switch, not of both")
+                bail!("capture: give a device or the switch, not both")
             }
             None if self.qp.is_some() => {
-                bail!("capture of a QP needs its device: QP numbers are those of a device")
+                bail!(
+                    "capture of a QP needs its device, because each device has its own QP numbers"
+                )
             }
             _ => Ok(()),
         }

@@ -30,7 +30,7 @@ macro_rules! ask {
     ($client:expr, $request:expr, $reply:path) => {
         match $client.ask(&$request)? {
             $reply(content) => anyhow::Ok(content),
-            other => bail!("the daemon answered something else: {other:?}"),
+            other => bail!("unexpected reply from vrnicd: {other:?}"),
         }
     };
 }
@@ -38,8 +38,12 @@ macro_rules! ask {
 impl Client {
     /// Connects to the socket at `path`.
     pub fn connect(path: &Path) -> Result<Self> {
-        let socket = UnixStream::connect(path)
-            .with_context(|| format!("cannot reach vrnicd at {}", path.display()))?;
+        let socket = UnixStream::connect(path).with_context(|| {
+            format!(
+                "cannot connect to the control socket of vrnicd at {}",
+                path.display()
+            )
+        })?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
         Ok(Self {
@@ -78,7 +82,7 @@ impl Client {
         if line.is_empty() {
             bail!("vrnicd closed the connection");
         }
-        match serde_json::from_slice(&line).context("vrnicd's answer makes no sense")? {
+        match serde_json::from_slice(&line).context("cannot parse the reply of vrnicd")? {
             Reply::Error(error) => bail!("{error}"),
             reply => Ok(reply),
         }
@@ -135,7 +139,7 @@ impl Client {
         let device = device.to_owned();
         match self.ask(&Request::SetLink { device, up })? {
             Reply::Done => Ok(()),
-            other => bail!("the daemon answered something else: {other:?}"),
+            other => bail!("unexpected reply from vrnicd: {other:?}"),
         }
     }
 
@@ -211,7 +215,7 @@ impl Client {
         let name = name.to_owned();
         match self.ask_with(&Request::CaptureStart { name, choice }, Some(file))? {
             Reply::Capture(capture) => Ok(capture),
-            other => bail!("the daemon answered something else: {other:?}"),
+            other => bail!("unexpected reply from vrnicd: {other:?}"),
         }
     }
 
@@ -241,7 +245,7 @@ impl Client {
         };
         match self.ask_with(&request, Some(file))? {
             Reply::Recording(recording) => Ok(recording),
-            other => bail!("the daemon answered something else: {other:?}"),
+            other => bail!("unexpected reply from vrnicd: {other:?}"),
         }
     }
 

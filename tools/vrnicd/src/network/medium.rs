@@ -69,7 +69,7 @@ pub fn open(port: &Port) -> Result<Box<dyn Medium>> {
     } else if let Some(link) = &port.link {
         Box::new(Link::open(link)?)
     } else {
-        bail!("nothing is behind it")
+        bail!("nothing is connected to it")
     })
 }
 

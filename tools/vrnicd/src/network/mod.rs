@@ -144,10 +144,9 @@ impl Network {
     /// Adds a port, all of it down.
     fn add_port(&mut self, name: &str, port: PortConfig, device: Option<usize>) -> Result<()> {
         let (mtu, vlans, netdev) = (port.mtu, port.vlans.clone(), port.netdev);
-        let port = self
-            .switch
-            .add_port(port)
-            .with_context(|| format!("switch port `{name}`: its address is another port's"))?;
+        let port = self.switch.add_port(port).with_context(|| {
+            format!("switch port `{name}`: another port already has its address")
+        })?;
         info!(port = name, mtu, %vlans, "switch port");
         let mut owners = Owners::default();
         if let Some(device) = device {

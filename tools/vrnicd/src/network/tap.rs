@@ -55,7 +55,7 @@ impl Tap {
                 .with_context(|| format!("tap_fd = {fd} is not open"))?,
         );
         let flags = interface(&file, libc::TUNGETIFF, "", 0)
-            .with_context(|| format!("tap_fd = {fd} is no TAP device"))?;
+            .with_context(|| format!("tap_fd = {fd} is not a TAP device"))?;
         ensure!(
             flags & MODE == BARE_FRAMES,
             "tap_fd = {fd}: the device must be a TAP without packet information and without virtio headers"
