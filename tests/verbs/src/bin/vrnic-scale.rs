@@ -19,12 +19,12 @@ use verbs_tests::verbs::{
 const USAGE: &str = "\
 vrnic-scale [options] qp|mr|process COUNT
 
-Makes so many queue pairs, memory regions or processes, which live at the same time and work, and tells what one costs.
-A process has a context, a queue pair and a region of its own.
+Creates COUNT queue pairs, memory regions or processes that exist at the same time, uses them, and prints the cost of one.
+Each process has its own context, queue pair and region.
 
   --device NAME     RDMA device (default: the first)
   --gid N           GID index (default: RoCE v2 over IPv4 if there is one)
-  --hold FILE       keep them until the file exists
+  --hold FILE       keep the objects until FILE exists
 ";
 
 /// Length of the message that shows that something works.
@@ -285,7 +285,9 @@ fn run(args: &Args) -> Outcome<()> {
                 _ => Err(Failure(format!("there are no objects of kind {kind}"))),
             }
         }
-        _ => Err(Failure(format!("what, and how many?\n\n{USAGE}"))),
+        _ => Err(Failure(format!(
+            "give the kind of object and the count\n\n{USAGE}"
+        ))),
     }
 }
 

@@ -21,34 +21,34 @@ vrnic-stress [options]              both ends in this process (loopback)
 vrnic-stress [options] --server     wait for a client
 vrnic-stress [options] --client HOST
 
-Random SEND, WRITE, READ and atomic traffic both ways over RC QPs, every byte and every completion checked; FLUSH and
-ATOMIC_WRITE too where both devices have them, by QPs of the extended interface.
-Both ends need the same --threads and --ud; everything else is decided by the client (in loopback: here).
+Sends random SEND, WRITE, READ and atomic traffic in both directions over RC QPs, and checks every byte and every
+completion. If both devices support FLUSH and ATOMIC_WRITE, QPs of the extended interface use them too.
+Both ends need the same --threads and --ud. The client sets all other options (in loopback: this process).
 
   --device NAME     RDMA device (default: the first)
   --gid N           GID index (default: RoCE v2 over IPv4 if there is one)
   --port N          TCP port of the control connection (default 18600)
-  --seed N          run this seed again
+  --seed N          use this seed, to repeat a run
   --seconds N       start new batches for N seconds (default 10)
-  --batches N       … or this many batches per QP
+  --batches N       … or until each QP has run N batches
   --qps N           QPs per thread (default 4)
   --threads N       threads, each with its own QPs (default 1)
-  --max-size N      longest message in bytes (default 1048576)
-  --batch-ops N     most operations between two checks of all memory (default 24)
-  --sges N          most scatter/gather entries (default 8)
+  --max-size N      maximum message size in bytes (default 1048576)
+  --batch-ops N     maximum number of operations between two checks of all memory (default 24)
+  --sges N          maximum number of scatter/gather entries (default 8)
   --sq-depth N      send queue depth (default 32)
   --cqs N           completion queues per thread (default 3)
-  --mtu N           path MTU enumerator, 1 = 256 … 5 = 4096 (default: the port's)
+  --mtu N           path MTU as an enumerator, 1 = 256 … 5 = 4096 (default: the port's MTU)
   --ack-timeout N   wait 4.096 us * 2^N for an acknowledgement (default 17)
   --patience N      fail after N seconds without progress (default 60)
   --events          sleep on completion events instead of polling
-  --rnr             leave receive queues short now and then
-  --srq             all QPs of a thread take their receives from one queue, which is resized meanwhile
-  --on-demand       regions on demand; and a child shares all memory now and then, so that pages move
-  --no-atomics      leave out atomics, also ATOMIC_WRITE, and FLUSH
+  --rnr             post too few receives from time to time
+  --srq             use one shared receive queue for all QPs of a thread, and resize it during the run
+  --on-demand       use on-demand regions, and fork from time to time so that pages move
+  --no-atomics      use no atomics, ATOMIC_WRITE or FLUSH
   --interface X     legacy, extended (ibv_wr_*, ibv_start_poll) or mixed (default)
   --ud              also send datagrams
-  --ud-loss         lost datagrams are no error
+  --ud-loss         do not treat lost datagrams as errors
 ";
 
 const VALUES: &[&str] = &[

@@ -17,20 +17,20 @@ use verbs_tests::verbs::failed_destroys;
 
 const USAGE: &str = "\
 vrnic-verbs-check [options] [NAME…]             both ends in this process (loopback)
-vrnic-verbs-check [options] --server            take orders from a client
+vrnic-verbs-check [options] --server            wait for a client
 vrnic-verbs-check [options] --client HOST [NAME…]
 
-Runs the cases whose name contains one of the NAMEs, or all.
+Runs the cases whose name contains one of the NAMEs. Without a NAME, runs all cases.
 
   --device NAME     RDMA device (default: the first)
   --gid N           GID index (default: RoCE v2 over IPv4 if there is one)
   --port N          TCP port of the control connection (default 18601)
-  --slow            also what takes minutes: every limit to its last object
-  --survivor        connect, say so, and expect the peer's machine to vanish
-  --outlive         post, say so, and expect the device to fail or to go away
-  --recover         as --outlive, and then run the cases on the device as it comes back
-  --own, --import   be a process of the cases `import`
-  --data-path       be the process of the case `data-path-makes-no-system-call`
+  --slow            also run cases that take minutes: every limit to its last object
+  --survivor        connect, print a message, and expect the peer's machine to disappear
+  --outlive         post requests, print a message, and expect the device to fail or disappear
+  --recover         like --outlive, then run the cases when the device is back
+  --own, --import   internal: act as a process of the cases `import`
+  --data-path       internal: act as the process of the case `data-path-makes-no-system-call`
   --list            print the names of the cases
 ";
 
