@@ -2,11 +2,16 @@
 
 //! Tracepoints of the driver (`include/trace/events/vrnic.h`), as functions that are safe to call.
 //!
-//! Tracing costs a branch where nobody traces. In a kernel without tracepoints these are nothing.
+//! Tracing costs a branch where nobody traces, for a command two. In a kernel without tracepoints
+//! these are nothing.
 
 use kernel::{
     device::Device,
-    prelude::*, //
+    prelude::*,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 use vrnic_bindings as bindings;
@@ -67,9 +72,36 @@ declare_trace! {
     unsafe fn vrnic_doorbell(dev: *mut bindings::device, slot: u32, wakes: bool);
 }
 
-/// A command came back after `ns` nanoseconds, with the error that its caller gets.
+/// When a command begins: now, if somebody traces commands. The clock is read for nobody else.
 #[inline]
-pub fn command(dev: &Device, code: u16, error: Option<Error>, ns: u64) {
+pub fn command_begins() -> Option<Instant<Monotonic>> {
+    #[cfg(CONFIG_TRACEPOINTS)]
+    {
+        // SAFETY: It is the static key of a tracepoint.
+        let is_traced = unsafe {
+            ::kernel::jump_label::static_branch_unlikely!(
+                bindings::__tracepoint_vrnic_command,
+                bindings::tracepoint,
+                key
+            )
+        };
+        is_traced.then(Instant::now)
+    }
+    #[cfg(not(CONFIG_TRACEPOINTS))]
+    {
+        None
+    }
+}
+
+/// A command came back, with the error that its caller gets; `begin` is when it
+/// [began](command_begins).
+#[inline]
+pub fn command(dev: &Device, code: u16, error: Option<Error>, begin: Option<Instant<Monotonic>>) {
+    let Some(begin) = begin else {
+        return;
+    };
+    // CAST: Time does not go backwards.
+    let ns = begin.elapsed().as_nanos() as u64;
     let error = error.map_or(0, Error::to_errno);
     // SAFETY: The device is valid.
     unsafe { vrnic_command(compat::device_as_raw(dev), code, error, ns) }
