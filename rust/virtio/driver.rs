@@ -2,7 +2,10 @@
 
 //! Drivers of virtio devices.
 
-use core::mem::offset_of;
+use core::{
+    mem::offset_of,
+    ptr::fn_addr_eq, //
+};
 
 use kernel::{
     device::{
@@ -28,6 +31,7 @@ use kernel::{
 use crate::{
     bindings,
     compat,
+    pci,
     queues,
     restart::{
         renegotiate,
@@ -124,9 +128,6 @@ pub struct Bond<'bound, T: Driver> {
 impl<'bound, T: Driver> Bond<'bound, T> {
     /// Has the driver take over the device.
     fn begin(&self, dev: &'bound Device<CoreInternal<'_>>) -> Result {
-        if self.data.lock().is_some() {
-            return Err(EBUSY);
-        }
         let data = T::probe(dev, self.restarter.clone());
         let data = KBox::pin_init(data, GFP_KERNEL).inspect_err(|_| queues::delete_unbound(dev))?;
         *self.data.lock() = Some(data);
@@ -157,6 +158,9 @@ impl<'bound, T: Driver> Bond<'bound, T> {
         self.data.lock().as_ref().map(|data| f(data))
     }
 }
+
+/// What the virtio core calls for a device.
+type Callback = unsafe extern "C" fn(*mut bindings::virtio_device) -> c_int;
 
 /// Connects a [`Driver`] with the virtio core.
 pub struct Adapter<T: Driver>(T);
@@ -204,12 +208,41 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
     }
 
     unsafe fn unregister(reg: &Opaque<Self::DriverType>) {
-        // SAFETY: By the caller's contract, `reg` has been registered.
-        unsafe { bindings::unregister_virtio_driver(reg.get()) }
+        let drv = reg.get();
+
+        // SAFETY: By the caller's contract, `reg` has been registered. From here on nobody finds
+        // the driver.
+        unsafe { bindings::unregister_virtio_driver(drv) };
+        // SAFETY: The bus is that of all virtio devices, which set it when the driver was
+        // registered.
+        pci::wait_for_resets(unsafe { (*drv).driver.bus });
     }
 }
 
 impl<T: Driver> Adapter<T> {
+    /// Whether a device, whose lock must be held, is bound to a driver whose callback, as `of` finds
+    /// it, is `this`.
+    ///
+    /// The transport looks for the driver of a device without the lock. When the callback that it
+    /// has found gets the lock, the device may be bound to another driver, or to none. Two drivers
+    /// with the same callback, by its address, have the same code, hence the same type of data.
+    fn is_bound(
+        vdev: &Device<CoreInternal<'_>>,
+        of: impl FnOnce(*mut bindings::virtio_driver) -> Option<Callback>,
+        this: Callback,
+    ) -> bool {
+        // SAFETY: The device is valid, and the lock keeps it bound, or not. Devices of this bus are
+        // bound to drivers of this bus only.
+        let driver = unsafe {
+            let driver = (*vdev.as_raw()).dev.driver;
+            if driver.is_null() {
+                return false;
+            }
+            kernel::container_of!(driver, bindings::virtio_driver, driver)
+        };
+        of(driver).is_some_and(|callback| fn_addr_eq(callback, this))
+    }
+
     /// What is kept for a device. [`None`] if it is not bound.
     ///
     /// # Safety
@@ -283,14 +316,23 @@ impl<T: Driver> Adapter<T> {
     ///
     /// # Safety
     ///
-    /// `vdev` must be a valid device, whose lock is not held by the caller. This driver must not go
-    /// away meanwhile.
+    /// `vdev` must be a valid device, whose lock is not held by the caller. This code must not go
+    /// away meanwhile, though the device may be bound to another driver by now, or to none:
+    ///
+    /// - While a machine falls asleep, or wakes up, there is no process that could remove a module.
+    /// - Whoever resets a function holds the lock of the transport's device all the time, for which
+    ///   [`unregister`](driver::RegistrationOps::unregister) waits.
     unsafe extern "C" fn suspend_callback(vdev: *mut bindings::virtio_device) -> c_int {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<CoreInternal<'_>>>() };
         let _locked = Locked::new(vdev);
 
-        // SAFETY: The lock is held.
+        // SAFETY: It is given a driver.
+        let of = |driver: *mut bindings::virtio_driver| unsafe { (*driver).reset_prepare };
+        if !Self::is_bound(vdev, of, Self::suspend_callback) {
+            return 0;
+        }
+        // SAFETY: The lock is held, and the device bound to this driver.
         if let Some(bond) = unsafe { Self::bond(vdev) } {
             bond.restart.0.watch.suspend();
             bond.end(vdev);
@@ -309,10 +351,22 @@ impl<T: Driver> Adapter<T> {
         let _locked = Locked::new(vdev);
 
         from_result(|| {
-            // SAFETY: The lock is held.
+            // SAFETY: It is given a driver.
+            let of = |driver: *mut bindings::virtio_driver| unsafe { (*driver).reset_done };
+            if !Self::is_bound(vdev, of, Self::resume_callback) {
+                return Err(ENODEV);
+            }
+            // SAFETY: The lock is held, and the device bound to this driver.
             let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
             bond.restart.0.watch.resume();
-            bond.begin(vdev)?;
+            let is_bound_anew = bond.data.lock().is_some();
+            if is_bound_anew {
+                // It was while the transport had the device, which has forgotten that.
+                // SAFETY: As above.
+                unsafe { Self::again(vdev.as_raw()) }?;
+            } else {
+                bond.begin(vdev)?;
+            }
             Ok(0)
         })
     }
@@ -351,9 +405,19 @@ impl<T: Driver> Adapter<T> {
 
         // SAFETY: The lock is held.
         let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
+        // What the virtio core does when it probes a device, too: changes of the configuration are
+        // told when the driver has the device, which is ready then.
+        // SAFETY: The device is valid, and this is its driver.
+        unsafe { bindings::virtio_config_driver_disable(vdev.as_raw()) };
         bond.end(vdev);
-        renegotiate(vdev)?;
-        bond.begin(vdev)
+        let result = renegotiate(vdev).and_then(|()| bond.begin(vdev));
+        if result.is_ok() && !vdev.raw_status().driver_ok() {
+            // SAFETY: The device is valid, bound, and has not been told yet.
+            unsafe { bindings::virtio_device_ready(vdev.as_raw()) };
+        }
+        // SAFETY: As above.
+        unsafe { bindings::virtio_config_driver_enable(vdev.as_raw()) };
+        result
     }
 
     /// Entry of the virtio core.

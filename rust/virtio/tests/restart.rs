@@ -223,6 +223,60 @@ mod cases {
     }
 
     #[test]
+    fn one_that_is_bound_during_a_reset_by_the_transport_is_probed_once_more() -> Result {
+        with_bond(
+            |bond| {
+                bond.reset_done()?;
+                assert_eq!(bond.transport.deleted.load(SeqCst), 1);
+                assert_eq!(bond.transport.probed.load(SeqCst), 2);
+                assert_eq!(bond.transport.status(), WORKS);
+                assert!(bond.restarter().is_some());
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn one_is_ready_even_if_its_driver_leaves_that_to_others() -> Result {
+        with_bond(
+            |bond| {
+                bond.transport.leaves_ready.store(true, SeqCst);
+                restarter(bond)?.request();
+                assert_eq!(deleted(bond, 1), 1);
+                for _ in 0..1000 {
+                    if bond.transport.status() == WORKS {
+                        break;
+                    }
+                    fsleep(Delta::from_millis(10));
+                }
+                assert_eq!(bond.transport.status(), WORKS);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn one_that_changes_while_it_is_probed_is_told_of_afterwards() -> Result {
+        with_bond(
+            |bond| {
+                bond.transport.changes.store(1, SeqCst);
+                restarter(bond)?.request();
+                for _ in 0..1000 {
+                    if bond.transport.told.load(SeqCst) != 0 {
+                        break;
+                    }
+                    fsleep(Delta::from_millis(10));
+                }
+                assert_eq!(bond.transport.told.load(SeqCst), 1);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
     fn a_machine_that_is_switched_off_leaves_a_quiet_device() -> Result {
         with_bond(
             |bond| {

@@ -88,6 +88,12 @@ pub(super) struct Transport {
     pub(super) asks: AtomicU32,
     /// How often it was probed.
     pub(super) probed: AtomicU32,
+    /// Whether the driver leaves it to the virtio core to make the device ready.
+    pub(super) leaves_ready: AtomicBool,
+    /// In how many of the next probes the device changes its configuration.
+    pub(super) changes: AtomicU32,
+    /// How often the driver was told of such changes.
+    pub(super) told: AtomicU32,
     /// Whether the device goes away when its queues are deleted.
     pub(super) goes: AtomicBool,
     /// Whether it was reset though it had gone.
@@ -349,12 +355,18 @@ impl Driver for TestDriver {
             let mut all: KVec<Arc<dyn AnyVirtqueue>> = KVec::new();
             all.push(queue.clone(), GFP_KERNEL)?;
             let queues = Virtqueues::new(dev, all)?;
-            queues.ready()?;
-            queue
-                .add(Chain::new(KVec::new(), 8, (), GFP_KERNEL)?)
-                .map_err(|(error, _)| error)?;
             // SAFETY: The driver is bound to no other device.
             let transport = unsafe { Transport::of(dev.as_raw()) };
+            if !transport.leaves_ready.load(SeqCst) {
+                queues.ready()?;
+                queue
+                    .add(Chain::new(KVec::new(), 8, (), GFP_KERNEL)?)
+                    .map_err(|(error, _)| error)?;
+            }
+            if is_next(&transport.changes) {
+                // SAFETY: The device is valid.
+                unsafe { bindings::virtio_config_changed(dev.as_raw()) };
+            }
             if is_next(&transport.asks) {
                 restarter.request();
             }
@@ -369,6 +381,12 @@ impl Driver for TestDriver {
             }? Error))
         })
     }
+
+    fn config_changed(dev: &Device<Bound>, _this: Pin<&Self::Data<'_>>) {
+        // SAFETY: The driver is bound to no other device.
+        let transport = unsafe { Transport::of(dev.as_raw()) };
+        transport.told.fetch_add(1, SeqCst);
+    }
 }
 
 /// The module of the driver: that of what is in the kernel itself.
@@ -378,6 +396,14 @@ static MODULE: NoModule = NoModule(
     // SAFETY: There is none.
     unsafe { ThisModule::from_ptr(ptr::null_mut()) },
 );
+
+/// Registers the driver.
+pub(super) fn register() -> Result<Pin<KBox<driver::Registration<Adapter<TestDriver>>>>> {
+    KBox::pin_init(
+        driver::Registration::new(c"virtio-test", &MODULE.0),
+        GFP_KERNEL,
+    )
+}
 
 /// Calls `test` with a device that is bound to a driver, from a thread that does not have the
 /// device's lock. On return it is unbound; `after` looks at what happened then.
@@ -443,8 +469,7 @@ pub(super) fn with_bond(
     test: impl FnOnce(&Bonded<'_, '_>) -> Result,
     after: impl FnOnce(&Transport) -> Result,
 ) -> Result {
-    let driver = driver::Registration::<Adapter<TestDriver>>::new(c"virtio-test", &MODULE.0);
-    let driver = KBox::pin_init(driver, GFP_KERNEL)?;
+    let driver = register()?;
     let parent = faux::Registration::new(c"virtio-test", None)?;
     let transport = KBox::new(
         Transport {
@@ -454,6 +479,9 @@ pub(super) fn with_bond(
             fails: AtomicU32::new(0),
             asks: AtomicU32::new(0),
             probed: AtomicU32::new(0),
+            leaves_ready: AtomicBool::new(false),
+            changes: AtomicU32::new(0),
+            told: AtomicU32::new(0),
             goes: AtomicBool::new(false),
             was_reset_in_vain: AtomicBool::new(false),
             deleted: AtomicU32::new(0),
