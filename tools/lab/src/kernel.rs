@@ -111,6 +111,13 @@ impl Kernel {
         self.tree.join("lab/modules").canonicalize().ok()
     }
 
+    /// The name by which it is chosen; `own` is chosen by KDIR only.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = self.built.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// As `uname -r` has it.
     ///
     /// # Errors
@@ -173,6 +180,7 @@ mod tests {
         fs::write(tree.join("arch/x86/boot/bzImage"), "").unwrap();
         let kernel = Kernel::load(source.path(), Name::Lab).unwrap();
         assert!(kernel.debug() && !kernel.races() && kernel.slow());
+        assert_eq!(kernel.name(), "lab");
         assert!(kernel.initramfs().is_none() && kernel.modules().is_none());
         assert!(error(Name::Stock).contains("`stock` is not prepared"));
     }

@@ -892,6 +892,8 @@ fn one(
         env.push((format!("IP6_{name}"), ipv6(name).to_owned()));
         env.push((format!("DEV_{name}"), lab.device(name).ibdev().to_owned()));
     }
+    // Labs that the test boots itself have the same kernel; what KDIR names goes first.
+    env.push(("VRNIC_KERNEL".to_owned(), settings.kernel.name()));
     // timeout ends the whole process group, of which it is the first.
     let words = [
         format!("--chdir={}", settings.tree.display()),
