@@ -74,6 +74,7 @@ mod recorder;
 pub(crate) use flight::{Flight, Kind};
 pub use format::{
     Access, BadRecording, Call, Header, Input, KEPT_PAYLOAD, MAGIC, Outcome, Recording, VERSION,
+    ending,
 };
 pub(crate) use format::{Put, put_range};
 use format::{put_segment, tag};

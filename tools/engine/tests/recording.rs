@@ -4,10 +4,12 @@
 //! by the simulation; with `VRNIC_REPLAY` in the environment, all worlds of all tests are.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 use vrnic_engine::{
-    Rnic, RnicConfig, Segmentation,
-    recording::{Access, Failed, Input, Outcome, Output, Player, Recording, replay},
+    Faults, Rnic, RnicConfig, Segmentation,
+    recording::{Access, Call, Failed, Input, Outcome, Output, Player, Recording, ending, replay},
     testing::{QpOptions, Send, World},
+    time::Instant,
 };
 use vrnic_wire::work::SendOpcode;
 
@@ -213,6 +215,20 @@ fn a_recording_is_bounded() {
 }
 
 #[test]
+fn a_recording_that_is_cut_between_calls_can_be_ended() {
+    let mut rnic = Rnic::recorded(RnicConfig::default(), "x", u64::MAX);
+    rnic.doorbell(0, 1);
+    let mut recording = rnic.recorder().expect("recorder").take();
+    recording.extend(ending("cut"));
+    let mut player = Player::new(&recording).expect("recording");
+    assert_eq!(player.next_time(), Some(Instant::default()));
+    assert!(player.next().is_some_and(|step| step.is_ok()));
+    assert_eq!(player.next_time(), None);
+    assert!(player.next().is_none());
+    assert_eq!(player.recording().ended(), Some("cut"));
+}
+
+#[test]
 fn many_equal_calls_take_two_bytes_each() {
     let mut rnic = Rnic::recorded(RnicConfig::default(), "x", u64::MAX);
     rnic.doorbell(0, 1);
@@ -223,4 +239,54 @@ fn many_equal_calls_take_two_bytes_each() {
     let recorder = rnic.recorder().expect("recorder");
     assert_eq!(recorder.length(), first + 2000);
     assert_eq!(replay(&recorder.take()), Ok(1001));
+}
+
+/// A recording of a device with a fault, which is armed again after a reset, and whose timers are looked at.
+fn with_a_fault(fault: &str) -> Vec<u8> {
+    let mut faults = Faults::default();
+    let spec = |text: &str| text.parse().expect("fault");
+    faults.arm(spec(fault), Instant::default()).expect("room");
+    let mut world = World::recorded(&[RnicConfig::default()], 2048, 5);
+    let rnic = &mut world.nodes[0].rnic;
+    rnic.set_faults(faults);
+    rnic.faults_mut()
+        .arm(spec("link-down"), Instant::default())
+        .expect("room");
+    world.run(Duration::from_millis(1));
+    world.recordings().remove(0)
+}
+
+/// The first such call.
+fn find(recording: &[u8], wanted: impl Fn(&Input) -> bool) -> Call {
+    let calls = Recording::new(recording)
+        .expect("recording")
+        .map(Result::unwrap);
+    calls
+        .into_iter()
+        .find(|call| wanted(&call.input))
+        .expect("such a call")
+}
+
+#[test]
+fn a_time_that_no_clock_reaches_is_refused() {
+    let mut recording = with_a_fault("link-flap count=all");
+    replay(&recording).expect("replay");
+    let call = find(&recording, |input| matches!(input, Input::Advance));
+    // The call before was at 0; this one is at -1, the last nanosecond that there is, at which nothing can be later.
+    assert_eq!(recording[call.at], 2);
+    recording[call.at] = 1;
+    let error = replay(&recording).unwrap_err().to_string();
+    assert!(error.contains("a time is too late"), "{error}");
+}
+
+#[test]
+fn faults_that_counted_too_much_are_refused() {
+    let recording = with_a_fault("drop nth=1000");
+    replay(&recording).expect("replay");
+    let call = find(&recording, |input| matches!(input, Input::SetFaults(_)));
+    // A time and a tag, then the number of the last fault, which is 1: the largest that there is.
+    let (before, behind) = (&recording[..call.at + 2], &recording[call.at + 3..]);
+    let changed = [before, &[0xff; 9], &[1], behind].concat();
+    let error = replay(&changed).unwrap_err();
+    assert!(matches!(error, Failed::Bad(_)), "{error}");
 }

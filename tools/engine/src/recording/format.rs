@@ -30,8 +30,27 @@ pub const KEPT_PAYLOAD: usize = 64;
 /// Most bytes of a payload that a recording may speak of.
 const MAX_PAYLOAD: u64 = LOCAL_MTU as u64;
 
+/// The last nanosecond at which a call may be made: at the end of the clock whatever is put off would be due again.
+const MAX_TIME: u64 = 1 << 62;
+
+/// Most that a fault may have counted.
+const MAX_COUNT: u64 = 1 << 56;
+
 /// Longest call, without its time, that may be written as a repetition of the one before.
 pub(crate) const MAX_REPEATED: usize = 256;
+
+/// What ends a recording, whose last call returned, and says why.
+pub fn ending(why: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_ending(&mut out, why);
+    out
+}
+
+pub(crate) fn put_ending(out: &mut Vec<u8>, why: &str) {
+    out.number(0);
+    out.byte(tag::OVER);
+    out.string(why.as_bytes());
+}
 
 /// Why something is no recording, or not a whole one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,9 +245,21 @@ impl<'a> Take<'a> {
         self.flag()?.then(|| self.small()).transpose()
     }
 
+    /// How often something happened, far from what could overflow when it happens again.
+    fn count(&mut self) -> Taken<u64> {
+        match self.number()? {
+            count @ 0..=MAX_COUNT => Ok(count),
+            _ => self.bad("a count is too large"),
+        }
+    }
+
     /// The time, given the last one.
     pub(crate) fn time(&mut self, last: u64) -> Taken<u64> {
-        Ok(last.wrapping_add_signed(unfold_sign(self.number()?)))
+        let passed = unfold_sign(self.number()?);
+        match last.wrapping_add_signed(passed) {
+            time @ 0..=MAX_TIME => Ok(time),
+            _ => self.bad("a time is too late"),
+        }
     }
 }
 
@@ -488,13 +519,21 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
     let payload = match from.byte()? {
         0 => Payload::Empty,
         1 => {
-            let mut ranges = Vec::new();
+            let (mut ranges, mut length) = (Vec::new(), 0);
             for _ in 0..from.number()? {
-                ranges.push(take_range(from)?);
+                let range = take_range(from)?;
+                length += range.length;
+                ranges.push(range);
+            }
+            if length > MAX_PAYLOAD {
+                return from.bad("a payload is too long");
             }
             Payload::Ranges(ranges)
         }
-        2 => Payload::Bytes(from.string()?.to_vec()),
+        2 => match from.string()? {
+            bytes if bytes.len() <= KEPT_PAYLOAD => Payload::Bytes(bytes.to_vec()),
+            _ => return from.bad("a payload is too long"),
+        },
         3 => match from.number()? {
             length @ 0..=MAX_PAYLOAD => Payload::Bytes(vec![0; length as usize]),
             _ => return from.bad("a payload is too long"),
@@ -859,15 +898,15 @@ fn put_faults(out: &mut Vec<u8>, saved: &fault::Saved) {
 }
 
 fn take_faults(from: &mut Take<'_>) -> Taken<fault::Saved> {
-    let (last_id, fired) = (from.number()?, from.number()?);
+    let (last_id, fired) = (from.count()?, from.count()?);
     let mut armed = Vec::new();
     for _ in 0..from.number()? {
         armed.push(fault::SavedFault {
             text: from.text()?.to_owned(),
-            id: from.number()?,
+            id: from.count()?,
             since: from.option()?.map(Instant::from_nanos),
-            seen: from.number()?,
-            fired: from.number()?,
+            seen: from.count()?,
+            fired: from.count()?,
             next: from.option()?.map(Instant::from_nanos),
             free: Instant::from_nanos(from.number()?),
             waits_for: from.option()?,
@@ -1002,6 +1041,17 @@ impl<'a> Recording<'a> {
     /// Why the recording ends, once the last call was read; nothing if nobody ended it.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
+    }
+
+    /// When the next call was made; nothing if there is none.
+    pub fn next_time(&self) -> Option<Instant> {
+        if self.ended.is_some() || self.broken {
+            return None;
+        }
+        let mut from = self.from.clone();
+        let time = from.time(self.now).ok()?;
+        let is_call = from.byte().is_ok_and(|tag| tag != tag::OVER);
+        is_call.then(|| Instant::from_nanos(time))
     }
 
     /// Where the next call begins.

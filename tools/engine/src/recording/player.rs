@@ -383,6 +383,11 @@ impl<'a> Player<'a> {
         std::iter::from_fn(|| self.rnic.next_explanation()).collect()
     }
 
+    /// When the next call was made; `None` after the last one.
+    pub fn next_time(&self) -> Option<Instant> {
+        self.recording.next_time().filter(|_| !self.over)
+    }
+
     /// Makes the next call; `None` after the last one.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Makes recordings.
 
 use super::format::{
-    Header, KEPT_PAYLOAD, MAX_REPEATED, Put, fold_sign, put_range, put_segment, tag,
+    Header, KEPT_PAYLOAD, MAX_REPEATED, Put, fold_sign, put_ending, put_range, put_segment, tag,
 };
 use crate::{
     memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped},
@@ -219,9 +219,7 @@ impl Log {
         if self.call.take().is_some() {
             self.buffer.byte(tag::PANIC);
         }
-        self.buffer.number(0);
-        self.buffer.byte(tag::OVER);
-        self.buffer.string(why.as_bytes());
+        put_ending(&mut self.buffer, why);
     }
 
     /// Something was done to guest memory, or could not be.
