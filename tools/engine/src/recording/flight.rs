@@ -5,11 +5,7 @@
 //! It is always on, has a fixed size, and holds one line for each call, not what was found in memory. So it tells what
 //! led to a panic but cannot be replayed.
 
-use crate::{
-    explain::Packet,
-    segment::{Body, Segment},
-    time::Instant,
-};
+use crate::{fault::PacketKind, segment::Segment, time::Instant};
 use std::fmt;
 use vrnic_wire::command::{CommandCode, CommandHeader};
 use zerocopy::FromBytes;
@@ -26,7 +22,7 @@ pub(crate) enum Kind {
     Doorbell,
     Poll,
     Sleep,
-    Packet,
+    Packet(PacketKind),
     BadPacket,
     Timer,
     Link,
@@ -34,15 +30,16 @@ pub(crate) enum Kind {
     Synced,
 }
 
-/// A call.
+/// A call. It is small: all of them together should leave room in the processor's first cache.
 #[derive(Copy, Clone, Debug, Default)]
 struct Flown {
     now: Instant,
     kind: Kind,
     /// What the kind says of it.
     values: (u32, u32),
-    name: &'static str,
 }
+
+const _: () = assert!(size_of::<Flown>() == 24);
 
 /// The last calls of a device.
 #[derive(Debug)]
@@ -63,16 +60,6 @@ impl Default for Flight {
 }
 
 impl Flight {
-    fn put(&mut self, kind: Kind, values: (u32, u32), name: &'static str) {
-        self.calls[self.next % CALLS] = Flown {
-            now: self.now,
-            kind,
-            values,
-            name,
-        };
-        self.next = self.next.wrapping_add(1);
-    }
-
     /// A call that tells the time.
     pub(crate) fn at(&mut self, now: Instant) -> &mut Self {
         self.now = now;
@@ -81,7 +68,12 @@ impl Flight {
 
     /// A call, with what its kind says of it.
     pub(crate) fn note(&mut self, kind: Kind, first: u32, second: u32) {
-        self.put(kind, (first, second), "");
+        self.calls[self.next % CALLS] = Flown {
+            now: self.now,
+            kind,
+            values: (first, second),
+        };
+        self.next = self.next.wrapping_add(1);
     }
 
     /// A command is to be executed.
@@ -92,12 +84,8 @@ impl Flight {
 
     /// A packet arrived.
     pub(crate) fn packet(&mut self, segment: &Segment<'_>) {
-        let psn = segment.psn.raw();
-        let name = match &segment.body {
-            Body::Acknowledge(_) => "acknowledgement",
-            body => Packet::new(body, psn).name,
-        };
-        self.put(Kind::Packet, (segment.destination_qpn, psn), name);
+        let kind = Kind::Packet(PacketKind::of(&segment.body));
+        self.note(kind, segment.destination_qpn, segment.psn.raw());
     }
 
     /// The calls, oldest first, each in words.
@@ -124,7 +112,9 @@ impl fmt::Display for Flown {
             Kind::Doorbell => write!(f, "doorbell of page {first} for slot {second}"),
             Kind::Poll => write!(f, "work, {first} packets sent"),
             Kind::Sleep => f.write_str("nothing to do"),
-            Kind::Packet => write!(f, "{} for QP {first}, PSN {second}", self.name),
+            Kind::Packet(kind) => {
+                write!(f, "packet for QP {first}: {}, PSN {second}", kind.name())
+            }
             Kind::BadPacket => f.write_str("a packet that is damaged"),
             Kind::Timer => f.write_str("timer"),
             Kind::Link => f.write_str(if first == 0 { "link down" } else { "link up" }),
@@ -137,6 +127,10 @@ impl fmt::Display for Flown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        psn::Psn,
+        segment::{Aeth, Body, NakCode, Path, Payload, Syndrome, Touched},
+    };
 
     #[test]
     fn the_last_calls_are_remembered() {
@@ -149,6 +143,25 @@ mod tests {
         let lines: Vec<String> = flight.lines().collect();
         assert_eq!(lines.len(), CALLS);
         assert_eq!(lines[0], "1.000000010 s: doorbell of page 3 for slot 10");
+        let nak = Segment {
+            path: Path::default(),
+            source_qpn: 0,
+            destination_qpn: 17,
+            pkey: 0,
+            psn: Psn::new(5),
+            solicited: false,
+            ack_request: false,
+            unreliable: false,
+            body: Body::Acknowledge(Aeth {
+                syndrome: Syndrome::Nak(NakCode::SequenceError),
+                msn: 0,
+            }),
+            payload: Payload::Empty,
+            touched: Touched::default(),
+        };
+        flight.packet(&nak);
+        let last = flight.lines().last().expect("a line");
+        assert!(last.ends_with("packet for QP 17: nak, PSN 5"), "{last}");
         flight.command(&[]);
         let last = flight.lines().last().expect("a line");
         assert!(last.ends_with("command 0x0, which there is not"), "{last}");
