@@ -3,15 +3,14 @@
 //!
 //! As with captures, this program opens the file, with the rights of its user.
 
-use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use vrnicd::control::client::Client;
+use vrnicd::recording::create_private;
 
 use crate::table::print;
 
@@ -21,7 +20,7 @@ pub enum Command {
     /// boots. The recording continues after this command exits, until the following reset. It contains the device's
     /// keys and the content of the guest's rings, so protect it like the guest itself.
     Start {
-        /// File to write; an existing file is overwritten. Only you can read a new file.
+        /// File to write; an existing file is overwritten. Only you can read it afterwards.
         file: PathBuf,
         /// The device. Optional if there is only one.
         #[arg(long, short, value_name = "NAME")]
@@ -36,12 +35,15 @@ pub enum Command {
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
     },
-    /// Print the last calls to a device, about 2000, oldest first. After a failure of the device, print the calls that
-    /// led to it, until its driver resets it. This is always on. It cannot be replayed.
+    /// Print the last calls to a device since its driver reset it, about 2000, oldest first. This is always on. It
+    /// cannot be replayed.
     Last {
         /// The device. Optional if there is only one.
         #[arg(long, short, value_name = "NAME")]
         device: Option<String>,
+        /// Print the calls that led to the device's last failure instead, even if its driver has reset it since.
+        #[arg(long, short)]
+        failure: bool,
     },
     /// List the recording of each device: the waiting or running one, otherwise the last one.
     List,
@@ -55,13 +57,8 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
             bytes,
         } => {
             let device = chosen(client, device.as_deref())?;
-            let opened = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(file)
-                .with_context(|| format!("cannot write {}", file.display()))?;
+            let opened =
+                create_private(file).with_context(|| format!("cannot write {}", file.display()))?;
             let name = std::path::absolute(file)?.display().to_string();
             let started = client.start_recording(&device, &name, *bytes, opened.as_fd())?;
             print(&[started], json)
@@ -76,9 +73,9 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
             };
             print(&[client.stop_recording(&device)?], json)
         }
-        Command::Last { device } => {
+        Command::Last { device, failure } => {
             let device = chosen(client, device.as_deref())?;
-            let calls = client.flight(&device)?;
+            let calls = client.flight(&device, *failure)?;
             let mut out = std::io::stdout().lock();
             if json {
                 writeln!(out, "{}", serde_json::to_string(&calls)?)?;

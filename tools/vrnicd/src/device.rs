@@ -75,8 +75,8 @@ pub struct Device {
     syncer: Syncer,
     /// Its recording: the one that waits or runs, or else the last.
     tape: Option<Tape>,
-    /// What the engine that failed last was called with before.
-    flown: Vec<String>,
+    /// What the engine that failed last was called with before; drivers that come later do not change it.
+    flown: Option<Vec<String>>,
     /// Its ill will, if it has any.
     hostile: Option<Hostile>,
     record: Record,
@@ -125,7 +125,7 @@ impl Device {
             session: None,
             syncer,
             tape: None,
-            flown: Vec::new(),
+            flown: None,
             hostile: None,
             record: Record::new(EXPLANATIONS),
             faults: Faults::default(),
@@ -196,13 +196,16 @@ impl Device {
         Ok(())
     }
 
-    /// What its engine was called with lately, oldest first, in words; of one that failed, what led to that.
+    /// What its engine was called with lately, oldest first, in words; nothing if there is none.
     pub fn flight(&self) -> Vec<String> {
         let session = self.session.as_ref();
-        match session.and_then(|session| session.rnic.as_ref()) {
-            Some(rnic) => rnic.flight().collect(),
-            None => self.flown.clone(),
-        }
+        let rnic = session.and_then(|session| session.rnic.as_ref());
+        rnic.map_or_else(Vec::new, |rnic| rnic.flight().collect())
+    }
+
+    /// What led to its last failure, likewise, even if the driver has reset it since; `None` if it never failed.
+    pub fn flight_of_failure(&self) -> Option<&[String]> {
+        self.flown.as_deref()
     }
 
     /// Its recording: the one that waits or runs, or else the last.
@@ -224,6 +227,12 @@ impl Device {
         if let (Some(tape), Some(recorder)) = (&mut self.tape, recorder) {
             tape.finish(recorder, why);
         }
+    }
+
+    /// Waits until the file of its recording, which has been [ended](Self::end_tape), is finished. False if that is not
+    /// so at the deadline.
+    pub fn wait_for_tape(&self, deadline: std::time::Instant) -> bool {
+        self.tape.as_ref().is_none_or(|tape| tape.wait(deadline))
     }
 
     /// Passes on what was recorded, if there is enough of it or `all` is to go.
@@ -667,6 +676,10 @@ impl Device {
 
     /// Takes the engine down, tells the driver, and waits for its reset.
     fn fail(&mut self, shared: &mut Shared, cause: Cause) {
+        if let Some(rnic) = self.rnic() {
+            let flown = rnic.flight().collect();
+            self.flown = Some(flown);
+        }
         self.drop_rnic(cause.text());
         shared.regions.release(self.index);
         if self.session.is_some() {
@@ -708,10 +721,6 @@ impl Device {
 
     fn drop_rnic(&mut self, why: &str) {
         self.finish_recording(why);
-        if let Some(rnic) = self.rnic() {
-            let flown = rnic.flight().collect();
-            self.flown = flown;
-        }
         self.syncer.forget();
         let told = catch_unwind(AssertUnwindSafe(|| self.take_explanations()));
         if told.is_err() {

@@ -5,16 +5,18 @@
 //! and leaves it to a thread that writes the file. The worker never waits for that thread: a recording whose file is
 //! too slow ends, because one with a gap could not be replayed.
 
-use std::fs::File;
-use std::io::Write;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{Error, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tracing::{info, warn};
-use vrnic_engine::recording::Recorder;
+use vrnic_engine::recording::{Recorder, ending};
 
 use crate::capture::Sink;
 use crate::control::protocol;
@@ -27,6 +29,42 @@ const PIECE: usize = 256 << 10;
 const WAITING: usize = 256;
 /// How long a file may take nothing before it is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Between two looks at whether a file is finished.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Opens a file for a recording, which is as confidential as the guest: it is emptied, and nobody but its owner, who is
+/// this user, may read it. What is no file, such as a pipe, is opened as it is.
+///
+/// # Errors
+/// It cannot be opened, or is the file of another user.
+pub fn create_private(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)?;
+    let found = file.metadata()?;
+    if found.is_file() {
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            let why = "it is the file of another user, who could read it";
+            return Err(Error::new(ErrorKind::PermissionDenied, why));
+        }
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// How a recording ended.
+#[derive(Debug, Default)]
+struct End {
+    /// Why; none while it waits or runs.
+    why: Option<String>,
+    /// Whether a piece is missing, so that the recording does not say it itself.
+    cut: bool,
+}
 
 /// How far a recording is.
 #[derive(Debug)]
@@ -44,8 +82,8 @@ pub struct Tape {
     limit: u64,
     /// Where pieces go; none when the last one is on its way.
     sender: Option<SyncSender<Vec<u8>>>,
-    /// Why nothing more comes, for the thread to tell when it has written everything.
-    why: Arc<Mutex<Option<String>>>,
+    /// For the thread to tell when it has written everything.
+    end: Arc<Mutex<End>>,
     progress: Arc<Progress>,
     runs: bool,
 }
@@ -65,19 +103,17 @@ impl Tape {
         let mut sink =
             Sink::new(file, PATIENCE).with_context(|| format!("cannot record to {name}"))?;
         let (sender, receiver) = sync_channel::<Vec<u8>>(WAITING);
-        let why = Arc::new(Mutex::new(None));
+        let end = Arc::new(Mutex::new(End::default()));
         let progress = Arc::new(Progress {
             bytes: AtomicU64::new(0),
             ended: Mutex::new(None),
         });
-        let (told, written, file) = (why.clone(), progress.clone(), name.clone());
+        let (told, written, file) = (end.clone(), progress.clone(), name.clone());
         std::thread::Builder::new()
             .name("recording".into())
             .spawn(move || {
-                let why = match write(&mut sink, &receiver, &written.bytes) {
-                    Ok(()) => lock(&told).take().unwrap_or_else(|| "stopped".into()),
-                    Err(error) => error.to_string(),
-                };
+                let why = write(&mut sink, &receiver, &told, &written.bytes);
+                let why = why.unwrap_or_else(|error| error.to_string());
                 info!(file, why, "recording ends");
                 *lock(&written.ended) = Some(why);
             })?;
@@ -85,7 +121,7 @@ impl Tape {
             file: name,
             limit,
             sender: Some(sender),
-            why,
+            end,
             progress,
             runs: false,
         })
@@ -118,7 +154,11 @@ impl Tape {
         };
         let over = recorder.is_over();
         if sender.try_send(recorder.take()).is_err() {
-            self.end("the file is too slow");
+            *lock(&self.end) = End {
+                why: Some("the file is too slow".into()),
+                cut: true,
+            };
+            self.sender = None;
             return false;
         }
         if over {
@@ -129,9 +169,8 @@ impl Tape {
 
     /// Nothing more comes.
     pub fn end(&mut self, why: &str) {
-        if self.sender.is_some() {
-            lock(&self.why).get_or_insert_with(|| why.to_owned());
-            self.sender = None;
+        if self.sender.take().is_some() {
+            lock(&self.end).why.get_or_insert_with(|| why.to_owned());
         }
     }
 
@@ -139,12 +178,23 @@ impl Tape {
     pub fn finish(&mut self, mut recorder: Box<Recorder>, why: &str) {
         if !recorder.is_over() {
             // The reason is this one, not that nothing more is recorded.
-            lock(&self.why).get_or_insert_with(|| why.to_owned());
+            lock(&self.end).why.get_or_insert_with(|| why.to_owned());
             recorder.end(why);
         }
         if self.pass_on(&mut recorder, true) {
             self.end(why);
         }
+    }
+
+    /// Waits until the file is finished. False if it is not at the deadline.
+    pub fn wait(&self, deadline: Instant) -> bool {
+        while lock(&self.progress.ended).is_none() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
     }
 
     /// How far it is.
@@ -164,22 +214,37 @@ impl Tape {
     }
 }
 
-/// Writes pieces until no more come.
-fn write(sink: &mut Sink, pieces: &Receiver<Vec<u8>>, bytes: &AtomicU64) -> std::io::Result<()> {
-    while let Ok(piece) = pieces.recv() {
-        if let Err(error) = sink.write_all(&piece) {
+/// Writes pieces until no more come. Why that is.
+fn write(
+    sink: &mut Sink,
+    pieces: &Receiver<Vec<u8>>,
+    end: &Mutex<End>,
+    bytes: &AtomicU64,
+) -> std::io::Result<String> {
+    let mut put = |piece: &[u8]| {
+        if let Err(error) = sink.write_all(piece) {
             warn!(%error, "a recording cannot be written");
             return Err(error);
         }
         bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        Ok(())
+    };
+    while let Ok(piece) = pieces.recv() {
+        put(&piece)?;
     }
-    sink.flush()
+    let End { why, cut } = std::mem::take(&mut *lock(end));
+    let why = why.unwrap_or_else(|| "stopped".into());
+    if cut {
+        put(&ending(&why))?;
+    }
+    sink.flush()?;
+    Ok(why)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
+    use std::io::Read;
     use vrnic_engine::recording::{Recording, replay};
     use vrnic_engine::{Rnic, RnicConfig};
 
@@ -238,6 +303,54 @@ mod tests {
             replay(&std::fs::read(file.path()).unwrap()),
             Ok(value.into())
         );
+    }
+
+    #[test]
+    fn a_recording_whose_file_is_too_slow_says_so_itself() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let mut tape = Tape::new(file, "a", u64::MAX).unwrap();
+        let mut rnic = Rnic::recorded(RnicConfig::default(), "x", tape.begin());
+        // More than the pipe and the pieces that may wait hold.
+        let mut passed = 0;
+        while !tape.is_over() {
+            for value in 0..5000 {
+                rnic.doorbell(value % 7, passed);
+            }
+            if tape.pass_on(rnic.recorder().unwrap(), true) {
+                passed += 1;
+            }
+            assert!(passed < 2 * WAITING as u32);
+        }
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        assert_eq!(ended(&tape), "ended: the file is too slow");
+        assert_eq!(replay(&bytes), Ok(u64::from(passed) * 5000));
+        let mut recording = Recording::new(&bytes).unwrap();
+        assert_eq!(recording.by_ref().count() as u32, passed * 5000);
+        assert_eq!(recording.ended(), Some("the file is too slow"));
+    }
+
+    #[test]
+    fn only_the_user_may_read_a_recording() {
+        let directory = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        let path = directory.path().join("new");
+        create_private(&path).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        std::fs::write(&path, "what others could read").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        create_private(&path).unwrap();
+        assert_eq!((mode(&path), path.metadata().unwrap().len()), (0o600, 0));
+        // Root may write the files of others.
+        if std::os::unix::fs::chown(&path, Some(1234), None).is_ok() {
+            std::fs::write(&path, "precious").unwrap();
+            let error = create_private(&path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+            assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        }
+        assert!(create_private(Path::new("/dev/null")).is_ok());
+        assert!(create_private(directory.path()).is_err());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::debug;
+use tracing::{debug, warn};
 use vrnic_engine::segment::Damage;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Outbox, Segment};
@@ -24,6 +24,9 @@ use crate::fabric::{Local, Route};
 use crate::guest_memory::RegionTable;
 use crate::network::Network;
 use crate::waker::Waker;
+
+/// How long the files of recordings may take when vrnicd stops.
+const FINISH: Duration = Duration::from_secs(2);
 
 /// All devices and what joins them.
 pub struct Worker {
@@ -102,6 +105,16 @@ impl Worker {
         }
         for device in &mut self.devices {
             device.end_tape("vrnicd stopped");
+        }
+        // Who writes them ends with the process.
+        let deadline = std::time::Instant::now() + FINISH;
+        for device in &self.devices {
+            if !device.wait_for_tape(deadline) {
+                warn!(
+                    device = device.name(),
+                    "the recording is not finished: its file is too slow"
+                );
+            }
         }
         self.network.log_counters();
     }

@@ -11,8 +11,10 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use common::daemon::{Daemon, Driver, QUERY_DEVICE};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
+use vrnic_engine::recording::{Recording, replay};
 use vrnic_wire::command::Status;
 use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
@@ -330,4 +332,125 @@ fn faults_are_refused_unless_the_configuration_allows_them() {
     assert!(client.clear_faults("a", None).is_err());
     assert!(client.faults("a").unwrap().is_empty());
     assert!(client.fault_log("a").unwrap().is_empty());
+}
+
+fn recording_state(client: &mut Client) -> String {
+    client.recordings().unwrap()[0].state.clone()
+}
+
+#[test]
+fn a_recording_begins_with_a_reset_and_replays() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
+    assert!(client.recordings().unwrap().is_empty());
+    let path = daemon.directory.path().join("recording");
+    let file = File::create(&path).unwrap();
+    let started = client
+        .start_recording("a", "recording", None, file.as_fd())
+        .unwrap();
+    assert_eq!(started.state, "waiting for the driver");
+    let again = client.start_recording("a", "recording", None, file.as_fd());
+    let error = again.unwrap_err().to_string();
+    assert!(error.contains("has a recording already"), "{error}");
+    driver.bring_up();
+    driver.works();
+    assert_eq!(recording_state(&mut client), "recording");
+    let stopped = client.stop_recording("a").unwrap();
+    assert_eq!(stopped.state, "ended: stopped");
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(bytes.len() as u64, stopped.bytes);
+    assert!(replay(&bytes).unwrap() > 2);
+    driver.works();
+    let error = client.stop_recording("b").unwrap_err().to_string();
+    assert!(error.contains("has no recording"), "{error}");
+}
+
+#[test]
+fn a_recording_goes_where_its_client_may_write_and_nowhere_else() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let precious = daemon.directory.path().join("precious");
+    std::fs::write(&precious, "data").unwrap();
+    // The name of a file gives no access to it.
+    let name = precious.to_str().unwrap();
+    let request = Request::RecordStart {
+        device: "a".into(),
+        name: name.into(),
+        max_bytes: None,
+    };
+    let error = client.ask(&request).unwrap_err().to_string();
+    assert!(error.contains("no descriptor"), "{error}");
+    let readable = File::open(&precious).unwrap();
+    let error = client.start_recording("a", name, None, readable.as_fd());
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("not open for writing") || error.contains("cannot record"),
+        "{error}"
+    );
+    let writable = tempfile::tempfile().unwrap();
+    let error = client.start_recording("nobody", name, None, writable.as_fd());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("no device"), "{error}");
+    assert_eq!(std::fs::read(&precious).unwrap(), b"data");
+    assert!(client.recordings().unwrap().is_empty());
+}
+
+#[test]
+fn a_recording_is_whole_when_the_daemon_stops() {
+    let mut daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
+    // A reader who is late: the pipe is full until the daemon is told to stop.
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    client
+        .start_recording("a", "pipe", None, writer.as_fd())
+        .unwrap();
+    let mut full = 0;
+    fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
+    while let Ok(length) = writer.write(&[0; 1024]) {
+        full += length;
+    }
+    fcntl_setfl(&writer, OFlags::empty()).unwrap();
+    drop(writer);
+    driver.bring_up();
+    driver.works();
+    daemon.signal(Signal::TERM);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    assert!(daemon.process.wait().unwrap().success());
+    let mut recording = Recording::new(&bytes[full..]).unwrap();
+    assert!(recording.by_ref().all(|call| call.is_ok()));
+    // Its VMM is gone before the worker stops.
+    assert_eq!(recording.ended(), Some("the driver reset the device"));
+    assert!(replay(&bytes[full..]).unwrap() > 2);
+}
+
+#[test]
+fn what_led_to_a_failure_is_known_after_the_driver_came_back() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let mut driver = Driver::start(daemon.connect("a"));
+    let error = client.flight("a", true).unwrap_err().to_string();
+    assert!(error.contains("has not failed"), "{error}");
+    for _ in 0..3 {
+        driver.works();
+    }
+    daemon.signal(Signal::USR1);
+    driver.wait_needs_reset();
+    let commands = |flight: Vec<String>| {
+        let is_command = |call: &&String| call.ends_with("command QueryDevice");
+        flight.iter().filter(is_command).count()
+    };
+    assert_eq!(commands(client.flight("a", true).unwrap()), 3);
+    assert!(client.flight("a", false).unwrap().is_empty());
+    // A driver resets a device that failed at once.
+    for _ in 0..2 {
+        driver.bring_up();
+        driver.works();
+    }
+    assert_eq!(commands(client.flight("a", true).unwrap()), 3);
+    assert_eq!(commands(client.flight("a", false).unwrap()), 1);
+    assert!(client.flight("b", false).unwrap().is_empty());
 }

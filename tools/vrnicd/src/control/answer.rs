@@ -105,7 +105,7 @@ fn about_all(
         | Request::Faults { device }
         | Request::FaultLog { device, .. }
         | Request::RecordStop { device }
-        | Request::Flight { device }
+        | Request::Flight { device, .. }
         | Request::Explain { device, .. } => device,
     };
     let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
@@ -153,7 +153,11 @@ fn about(
             Reply::Mrs(page(found, from, mr))
         }
         Request::Mrs { from, .. } => Reply::Mrs(page(None, from, mr)),
-        Request::Flight { .. } => Reply::Flight(device.flight()),
+        Request::Flight { failure: false, .. } => Reply::Flight(device.flight()),
+        Request::Flight { failure: true, .. } => match device.flight_of_failure() {
+            Some(calls) => Reply::Flight(calls.to_vec()),
+            None => Reply::Error(format!("device {:?} has not failed", device.name())),
+        },
         Request::RecordStop { .. } => {
             device.end_tape("stopped");
             recording(device)

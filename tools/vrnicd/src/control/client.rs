@@ -260,10 +260,11 @@ impl Client {
         ask!(self, Request::Recordings, Reply::Recordings)
     }
 
-    /// What a device was called with lately, oldest first, in words.
-    pub fn flight(&mut self, device: &str) -> Result<Vec<String>> {
+    /// What a device was called with lately, oldest first, in words: since its last reset, or what led to its last
+    /// failure.
+    pub fn flight(&mut self, device: &str, failure: bool) -> Result<Vec<String>> {
         let device = device.to_owned();
-        ask!(self, Request::Flight { device }, Reply::Flight)
+        ask!(self, Request::Flight { device, failure }, Reply::Flight)
     }
 
     /// The filter of the daemon's log, after it was set to `filter` if one is given.

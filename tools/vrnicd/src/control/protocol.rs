@@ -147,10 +147,13 @@ pub enum Request {
     },
     /// The recording of each device that waits or runs, or was the last: [`Reply::Recordings`].
     Recordings,
-    /// What a device was called with lately: [`Reply::Flight`].
+    /// What a device was called with lately, since its last reset: [`Reply::Flight`].
     Flight {
         /// Name of the device.
         device: String,
+        /// What led to its last failure instead, even if its driver has reset it since.
+        #[serde(default)]
+        failure: bool,
     },
     /// Reads or sets the filter of the log: [`Reply::Log`].
     Log {
