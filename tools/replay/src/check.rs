@@ -290,10 +290,12 @@ impl Checker {
         let before = self.qps.get(&qpn).and_then(|known| known.before);
         let response =
             segment.body.is_response() || matches!(segment.body, Body::CongestionNotification);
+        // In the error state no request is taken, but those that were taken before are answered, with the one that may
+        // have led to that state.
         let allows = |state: QpState| match state {
             QpState::ReadyToSend | QpState::SendQueueDrain => true,
-            QpState::ReadyToReceive | QpState::SendQueueError => response,
-            QpState::Reset | QpState::Init | QpState::Error => false,
+            QpState::ReadyToReceive | QpState::SendQueueError | QpState::Error => response,
+            QpState::Reset | QpState::Init => false,
         };
         // It may have been sent before the call took the queue pair to another state.
         if !allows(qp.state) && !before.is_some_and(|(state, _)| allows(state)) {

@@ -6,19 +6,21 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io::Write;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{CommandFactory, Parser, Subcommand};
-use vrnic_engine::recording::{Failed, Outcome, Player};
+use vrnic_engine::recording::{Failed, Outcome, Player, panic_message};
 use vrnic_engine::{Engine, Explanation};
 use vrnic_replay::check::{Checker, Rule};
 use vrnic_replay::image::Nowhere;
 use vrnic_replay::minimise::{Failure, minimise};
 use vrnic_replay::story::{Event, Narrator, timeline_head};
 use vrnicd::control::answer::explanation;
+use vrnicd::recording::create_private;
 
 /// Replays a recording of a device, checks that the device does exactly the same again, and shows what happened.
 ///
@@ -107,7 +109,15 @@ fn main() -> ExitCode {
             *place.borrow_mut() = location.unwrap_or_default();
         });
     }));
-    match run(&arguments) {
+    let outcome = catch_unwind(|| run(&arguments)).unwrap_or_else(|payload| {
+        // This one is not the engine's, and nobody was told of it.
+        let place = PANIC.with(|place| place.borrow().clone());
+        Err(anyhow!(
+            "internal error: {} ({place})",
+            panic_message(&*payload)
+        ))
+    });
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -158,9 +168,14 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
         out.write_all(timeline_head().as_bytes())?;
     }
     loop {
-        match arguments.until {
-            Some(Until::Call(call)) if calls > call => break,
-            _ => {}
+        let enough = arguments.until.is_some_and(|until| match until {
+            Until::Call(call) => calls > call,
+            Until::Time(time) => player
+                .next_time()
+                .is_some_and(|next| next.as_nanos() >= time),
+        });
+        if enough {
+            break;
         }
         let (call, step) = match player.next() {
             None => break,
@@ -189,18 +204,13 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
         if arguments.check {
             checker.look(&events, (!panics).then_some(player.rnic()));
         }
-        if let Some(Until::Time(time)) = arguments.until
-            && last >= time
-        {
-            break;
-        }
     }
     let passed = Duration::from_nanos(last.saturating_sub(first.unwrap_or(last)));
     writeln!(
         out,
         "device {} ({}): {calls} calls in {:.6} s",
-        header.device,
-        header.program,
+        header.device.escape_debug(),
+        header.program.escape_debug(),
         passed.as_secs_f64()
     )?;
     let mut sound = match &failed {
@@ -215,10 +225,10 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
             )?;
             let here = concat!("vrnic ", env!("CARGO_PKG_VERSION"));
             if header.program != here {
+                let program = header.program.escape_debug();
                 writeln!(
                     out,
-                    "the recording was made by {}, but this is {here}",
-                    header.program
+                    "the recording was made by {program}, but this is {here}"
                 )?;
             }
             false
@@ -233,9 +243,12 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
     };
     if arguments.until.is_none() && failed.is_none() {
         match player.recording().ended() {
-            Some(why) => writeln!(out, "the recording ends: {why}")?,
+            Some(why) => writeln!(out, "the recording ends: {}", why.escape_debug())?,
             None if panicked.is_some() => {}
-            None => writeln!(out, "the recording has no end: vrnicd was killed")?,
+            None => writeln!(
+                out,
+                "the recording has no end: vrnicd was killed, or could not write the file"
+            )?,
         }
     }
     if let Some(message) = &panicked {
@@ -321,15 +334,17 @@ fn reduce(arguments: &Arguments, bytes: &[u8], out: &Path) -> Result<bool> {
         None => find_failure(bytes)?,
     };
     let minimal = minimise(bytes, &failure)?;
-    std::fs::write(out, &minimal.recording)
+    create_private(out)
+        .and_then(|mut file| file.write_all(&minimal.recording))
         .with_context(|| format!("cannot write {}", out.display()))?;
-    println!(
+    writeln!(
+        std::io::stdout(),
         "{}: {} of {} calls up to the failure, after {} attempts",
         out.display(),
         minimal.calls,
         minimal.before,
         minimal.attempts
-    );
+    )?;
     Ok(true)
 }
 

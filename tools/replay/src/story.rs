@@ -414,7 +414,7 @@ impl fmt::Display for Told {
                 write!(f, " <-- {}, from {gid}", Packet(segment))
             }
             Event::Timer => f.write_str(" timer"),
-            Event::Armed(text) => write!(f, " fault armed: {text}"),
+            Event::Armed(text) => write!(f, " fault armed: {}", text.escape_debug()),
             Event::Link(up) => write!(f, " link {}", if *up { "up" } else { "down" }),
             Event::Explained(why) => {
                 write!(f, " {}", vrnicd::control::answer::explanation(0, why))

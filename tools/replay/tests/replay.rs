@@ -2,13 +2,14 @@
 
 //! The program, on recordings of small worlds.
 
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use vrnic_engine::recording::{Outcome, Player, replay};
 use vrnic_engine::testing::{QpOptions, Send, World};
-use vrnic_engine::{RnicConfig, Segmentation};
+use vrnic_engine::{Rnic, RnicConfig, Segmentation};
 use vrnic_wire::work::SendOpcode;
 
 fn file(name: &str, recording: &[u8]) -> PathBuf {
@@ -95,7 +96,13 @@ fn what_happened_is_told() {
         ("wire", Segmentation::PathMtu),
     ] {
         let (mut world, qpn) = world(segmentation, "");
-        let recording = file(name, &world.recordings()[0]);
+        let [recording, of_the_peer] = &world.recordings()[..] else {
+            unreachable!()
+        };
+        // The peer refuses the last write, and is in the error state when it says so.
+        let (good, text) = run(&file(&format!("{name}-peer"), of_the_peer), &["--check"]);
+        assert!(good && text.contains("checked, 0 violations"), "{text}");
+        let recording = file(name, recording);
         let (good, text) = run(&recording, &["--check"]);
         assert!(good, "{text}");
         assert!(
@@ -119,11 +126,21 @@ fn what_happened_is_told() {
                 "{first:?} {second:?}: {text}"
             );
         }
+        // Lines of other queue pairs are not there, but without the filter they are.
+        let of_another = |text: &str| {
+            let lines = text.lines().skip(1);
+            let mut numbers = lines.filter_map(|line| line.split_whitespace().nth(2)?.parse().ok());
+            numbers.any(|number: u32| number != qpn)
+        };
+        assert!(!of_another(&text), "{text}");
+        assert!(of_another(&run(&recording, &["--timeline"]).1));
         let (good, text) = run(&recording, &["--explain", &qpn.to_string()]);
         assert!(
             good && text.contains("Write completed with RemoteAccess"),
             "{text}"
         );
+        let (good, text) = run(&recording, &["--explain", &(qpn - 1).to_string()]);
+        assert!(good && text.contains("nothing went wrong on QP"), "{text}");
         let (good, text) = run(&recording, &["--until", "#30"]);
         assert!(
             good && text.contains("31 calls") && text.contains("QP 2: "),
@@ -135,6 +152,56 @@ fn what_happened_is_told() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn a_replay_stops_before_the_time_that_is_named() {
+    let (mut world, _) = world(Segmentation::PathMtu, "drop type=rc nth=9 count=all");
+    let recording = world.recordings().remove(0);
+    let mut player = Player::new(&recording).expect("a recording");
+    let mut times = Vec::new();
+    while let Some(next) = player.next_time() {
+        let (call, _) = player.next().expect("a call").expect("replay");
+        assert_eq!(call.now, next);
+        times.push(next.as_nanos());
+    }
+    assert!(player.next().is_none());
+    // The first call of a moment long after the one before.
+    let first = (1..times.len())
+        .rev()
+        .find(|&at| times[at] > times[at - 1])
+        .expect("time passes");
+    let file = file("until", &recording);
+    for (time, calls) in [(times[first], first), (times[first] - 1, first)] {
+        let until = format!("{}.{:09}", time / 1_000_000_000, time % 1_000_000_000);
+        let (good, text) = run(&file, &["--until", &until]);
+        assert!(
+            good && text.contains(&format!(" {calls} calls in")),
+            "{until}, {calls}: {text}"
+        );
+        assert!(!text.contains("the recording ends"), "{text}");
+    }
+    let (good, text) = run(&file, &["--until", "1000000"]);
+    assert!(
+        good && text.contains(&format!(" {} calls in", times.len())),
+        "{text}"
+    );
+    for nonsense in ["-1", "x", "#x", "inf", "1e300"] {
+        assert!(
+            !run(&file, &[&format!("--until={nonsense}")]).0,
+            "{nonsense}"
+        );
+    }
+}
+
+#[test]
+fn what_the_recording_tells_is_explained_as_what_it_left() {
+    let (mut world, qpn) = world(Segmentation::Local, "");
+    while world.nodes[0].rnic.next_explanation().is_some() {}
+    let recording = file("told", &world.recordings()[0]);
+    let (good, text) = run(&recording, &["--explain", &qpn.to_string()]);
+    let once = text.matches("Write completed with RemoteAccess").count() == 1;
+    assert!(good && once, "{text}");
 }
 
 #[test]
@@ -155,6 +222,15 @@ fn what_is_broken_says_so() {
     );
     let (good, text) = run(Path::new("/nonexistent"), &[]);
     assert!(!good && text.contains("cannot read"), "{text}");
+    // What stands in a recording does nothing to the terminal.
+    let mut rnic = Rnic::recorded(RnicConfig::default(), "\x1b[2J", 1000);
+    let recorder = rnic.recorder().expect("a recorder");
+    recorder.end("\x1b[2J");
+    let (good, text) = run(&file("escapes", &recorder.take()), &["--timeline"]);
+    assert!(
+        good && text.contains("\\u{1b}[2J") && !text.contains('\x1b'),
+        "{text:?}"
+    );
     let mut changed = whole.clone();
     let place = whole.len() - 300;
     changed[place] ^= 1;
@@ -171,8 +247,18 @@ fn the_smallest_recording_that_still_fails() {
     assert!(good && text.contains("RetryExceeded"), "{text}");
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("small");
     let to = out.to_str().expect("a name");
+    std::fs::write(&out, "something else, which everybody may read").expect("a file");
+    std::fs::set_permissions(&out, PermissionsExt::from_mode(0o644)).expect("rights");
     let (good, text) = run(&recording, &["--minimise", to, "--fails", "RetryExceeded"]);
     assert!(good, "{text}");
+    // It has the keys of the device, too.
+    let mode = |path: &Path| {
+        std::fs::metadata(path)
+            .expect("a file")
+            .permissions()
+            .mode()
+    };
+    assert_eq!(mode(&out) & 0o777, 0o600);
     let small = std::fs::read(&out).expect("the smaller one");
     let (before, after) = (replay(&recordings[0]).unwrap(), replay(&small).unwrap());
     assert!(after * 3 < before, "{after} of {before} calls");
