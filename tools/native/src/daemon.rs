@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,9 @@ impl Fabric {
 /// How long vrnicd may take to begin.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Name of the control socket.
+const CONTROL: &str = "control";
+
 /// A running vrnicd, which ends with the value.
 pub struct Daemon {
     process: Child,
@@ -53,7 +56,7 @@ impl Daemon {
     pub fn start(program: &Path, fabric: Fabric, devices: usize) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let path = |name: &str| directory.path().join(name);
-        let mut text = String::new();
+        let mut text = format!("control = \"{}\"\n", path(CONTROL).display());
         for device in 0..devices {
             let mac = mac(device).map(|byte| format!("{byte:02x}")).join(":");
             writeln!(
@@ -97,6 +100,11 @@ impl Daemon {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Its control socket, which is there when its devices are.
+    pub fn control(&self) -> PathBuf {
+        self.directory.path().join(CONTROL)
     }
 
     /// What it logged.

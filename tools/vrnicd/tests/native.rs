@@ -2,15 +2,21 @@
 //! Every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, every byte checked.
 //! Needs neither QEMU nor a kernel module.
 
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use vrnic::ring::send::{Request, Target};
+use vrnic_engine::recording::replay;
+use vrnic_native::bench::{Load, Operation};
 use vrnic_native::daemon::{Daemon, Fabric};
 use vrnic_native::pair::{self, End};
 use vrnic_native::queues::request;
 use vrnic_wire::completion::{Cqe, Opcode, flags};
 use vrnic_wire::work::SendOpcode;
+use vrnicd::control::client::Client;
 
 /// Bytes of each region: what is sent, and behind it what is received.
 const REGION: usize = 2 * MESSAGE;
@@ -258,4 +264,45 @@ fn completions_raise_events() {
         }
         Ok(())
     });
+}
+
+/// What the engine finds in memory that a guest uses meanwhile, in which order and when, is no other run's.
+#[test]
+fn what_guests_do_meanwhile_is_recorded_and_replays() {
+    for fabric in Fabric::ALL {
+        let mut daemon = Daemon::start(Path::new(env!("CARGO_BIN_EXE_vrnicd")), fabric, 2).unwrap();
+        daemon.connect(1).unwrap();
+        let mut client = Client::connect(&daemon.control()).unwrap();
+        let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+        for (name, file) in ["0", "1"].into_iter().zip(&files) {
+            let waits = client
+                .start_recording(name, name, None, file.as_fd())
+                .unwrap();
+            assert_eq!(waits.state, "waiting for the driver");
+        }
+        let mut ends = pair::start(&mut daemon, 0, 1 << 20, 4096).unwrap();
+        pair::connect(&mut ends, 8, 64).unwrap();
+        for (operation, bytes) in [
+            (Operation::Write, 2),
+            (Operation::Send, 100),
+            (Operation::Read, 9000),
+            (Operation::Atomic, 8),
+        ] {
+            let mut load = Load::new(&mut ends, operation, bytes, 4).unwrap();
+            load.windows(&mut ends, Duration::from_millis(1)).unwrap();
+            load.finish(&mut ends).unwrap();
+        }
+        for (name, mut file) in ["0", "1"].into_iter().zip(files) {
+            let ended = client.stop_recording(name).unwrap();
+            assert_eq!(ended.state, "ended: stopped");
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(0)).unwrap();
+            file.read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes.len() as u64, ended.bytes);
+            match replay(&bytes) {
+                Ok(calls) => assert!(calls > 1000, "{calls}"),
+                Err(error) => panic!("device {name} on {}: {error}", fabric.name()),
+            }
+        }
+    }
 }

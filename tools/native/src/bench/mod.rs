@@ -13,7 +13,7 @@ mod throughput;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use vrnic::ring::send::Target;
 use vrnic_wire::work::SendOpcode;
@@ -143,6 +143,8 @@ pub struct Options {
     pub only: String,
 }
 
+/// What a run is made of.
+const PARTS: [&str; 5] = ["latency", "rate", "bandwidth", "counters", "objects"];
 /// Sizes of messages for bandwidth.
 const SIZES: [usize; 12] = [
     2,
@@ -172,13 +174,18 @@ const COMPLETIONS: u32 = 1 << 16;
 /// # Errors
 /// A request failed, or the device did not answer.
 pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
+    ensure!(
+        PARTS.iter().any(|part| part.contains(&options.only)),
+        "there is no part {:?}, only {}",
+        options.only,
+        PARTS.join(", ")
+    );
     let mut report = Report {
         ping_pong_ns: vec![limits::ping_pong(options.time)?],
         crc_bytes_per_s: limits::crc(options.time),
         load: load(),
         ..Report::default()
     };
-    let wanted = |what: &str| what.contains(&options.only);
     for &fabric in &options.fabrics {
         let mut note = |figure: Figure| {
             let figure = Figure {
@@ -191,47 +198,63 @@ pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
         let largest = SIZES[SIZES.len() - 1];
         let (daemon, mut ends) = pair::alone(&options.program, fabric, largest, COMPLETIONS)?;
         let ping_pong = report.ping_pong_ns[0];
-        if wanted("latency") {
-            pair::connect(&mut ends, 1, 64)?;
-            latency::all(&mut ends, options.time, ping_pong, &mut note)?;
-            pair::disconnect(&mut ends)?;
-        }
-        if wanted("rate") {
-            for operation in Operation::ALL {
-                let bytes = if operation == Operation::Atomic {
-                    WORD
-                } else {
-                    SMALL
-                };
-                for qps in QPS {
-                    // The others show the same.
-                    if operation != Operation::Write && ![1, 32].contains(&qps) {
-                        continue;
-                    }
-                    note(rate(&mut ends, operation, bytes, qps, options.time)?);
+        measure(&mut ends, options, ping_pong, &mut note)
+            .and_then(|()| {
+                if "counters".contains(&options.only) {
+                    let counted = counters::all(&mut ends, daemon.pid(), fabric)?;
+                    report.counters.extend(counted);
                 }
-            }
-        }
-        if wanted("bandwidth") {
-            for operation in [Operation::Write, Operation::Read, Operation::Send] {
-                for bytes in SIZES {
-                    let all = operation == Operation::Write;
-                    if all || [4096, 64 << 10, 1 << 20].contains(&bytes) {
-                        note(bandwidth(&mut ends, operation, bytes, options.time)?);
-                    }
-                }
-            }
-        }
-        if wanted("counters") {
-            let counted = counters::all(&mut ends, daemon.pid(), fabric)?;
-            report.counters.extend(counted);
-        }
-        if wanted("objects") {
-            objects::all(&mut ends, options.time, &mut note)?;
-        }
+                Ok(())
+            })
+            .with_context(|| format!("on {}; vrnicd logs: {}", fabric.name(), daemon.log()))?;
     }
     report.ping_pong_ns.push(limits::ping_pong(options.time)?);
     Ok(report)
+}
+
+/// Measures everything that there are figures of.
+fn measure(
+    ends: &mut [End; 2],
+    options: &Options,
+    ping_pong: f64,
+    note: &mut dyn FnMut(Figure),
+) -> Result<()> {
+    let wanted = |part: &str| part.contains(&options.only);
+    if wanted("latency") {
+        pair::connect(ends, 1, 64)?;
+        latency::all(ends, options.time, ping_pong, note)?;
+        pair::disconnect(ends)?;
+    }
+    if wanted("rate") {
+        for operation in Operation::ALL {
+            let bytes = if operation == Operation::Atomic {
+                WORD
+            } else {
+                SMALL
+            };
+            for qps in QPS {
+                // The others show the same.
+                if operation != Operation::Write && ![1, 32].contains(&qps) {
+                    continue;
+                }
+                note(rate(ends, operation, bytes, qps, options.time)?);
+            }
+        }
+    }
+    if wanted("bandwidth") {
+        for operation in [Operation::Write, Operation::Read, Operation::Send] {
+            for bytes in SIZES {
+                let all = operation == Operation::Write;
+                if all || [4096, 64 << 10, 1 << 20].contains(&bytes) {
+                    note(bandwidth(ends, operation, bytes, options.time)?);
+                }
+            }
+        }
+    }
+    if wanted("objects") {
+        objects::all(ends, options.time, note)?;
+    }
+    Ok(())
 }
 
 /// Small messages over so many queue pairs.
@@ -317,7 +340,9 @@ pub fn keep_busy(
     pair::connect(&mut ends, busy.qps, 64)?;
     let mut load = Load::new(&mut ends, busy.operation, busy.bytes, busy.batch)?;
     ready(daemon.pid());
-    let windows = load.windows(&mut ends, time)?;
+    let windows = load
+        .windows(&mut ends, time)
+        .with_context(|| format!("vrnicd logs: {}", daemon.log()))?;
     load.finish(&mut ends)?;
     Ok((best(&windows), median(&windows)))
 }
@@ -337,7 +362,7 @@ pub fn round_trips(
     ready(daemon.pid());
     let end = Instant::now() + time;
     let mut medians = Vec::new();
-    while Instant::now() < end {
+    while medians.is_empty() || Instant::now() < end {
         let mut samples = latency::round_trips(&mut ends, 2000)?;
         medians.push(percentile(&mut samples, 0.5));
     }
@@ -395,6 +420,23 @@ mod tests {
         assert!((percentile(&mut [], 0.5)).abs() < 0.1);
         assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 0.1);
         assert!((best(&[3.0, 1.0, 2.0]) - 3.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_an_error() {
+        let run_with = |program: &str, only: &str| {
+            let options = Options {
+                program: program.into(),
+                fabrics: Fabric::ALL.to_vec(),
+                time: Duration::ZERO,
+                only: only.into(),
+            };
+            let error = run(&options, |figure| panic!("{figure:?}")).unwrap_err();
+            format!("{error:#}")
+        };
+        assert!(run_with("/bin/false", "nonsense").contains("there is no part"));
+        assert!(run_with("/bin/false", "rate").contains("vrnicd ended"));
+        assert!(run_with("/nonexistent", "rate").contains("cannot start"));
     }
 
     #[test]
