@@ -243,6 +243,32 @@ impl<T: Driver> Adapter<T> {
         of(driver).is_some_and(|callback| fn_addr_eq(callback, this))
     }
 
+    /// Calls `f` at a time in which the driver is told of no change of the configuration; what
+    /// changes meanwhile is told afterwards.
+    ///
+    /// The virtio core does so for `probe` and `remove`. But if these meet a reset by the
+    /// transport, which allows it at its end, they are not undisturbed.
+    fn undisturbed<R>(vdev: &Device<CoreInternal<'_>>, f: impl FnOnce() -> R) -> R {
+        // SAFETY: The device is valid, and this is its driver.
+        unsafe { bindings::virtio_config_driver_disable(vdev.as_raw()) };
+        let result = f();
+        // SAFETY: As above.
+        unsafe { bindings::virtio_config_driver_enable(vdev.as_raw()) };
+        result
+    }
+
+    /// Drops what is kept for a device.
+    ///
+    /// # Safety
+    ///
+    /// The device must be bound to this driver, or be about to be, and its lock held. Nobody may
+    /// borrow what is kept but `config_changed_callback`.
+    unsafe fn forget(vdev: &Device<CoreInternal<'_>>) {
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, and nobody borrows it.
+        let take = || unsafe { compat::drvdata_obtain::<Bond<'_, T>>(vdev.as_ref()) };
+        drop(Self::undisturbed(vdev, take));
+    }
+
     /// What is kept for a device. [`None`] if it is not bound.
     ///
     /// # Safety
@@ -275,16 +301,17 @@ impl<T: Driver> Adapter<T> {
         from_result(|| {
             // SAFETY: It is ended when the bond is dropped: by `remove_callback`, or below.
             let (restarter, restart) = unsafe { Restarter::new(vdev, Self::again) }?;
-            vdev.as_ref().set_drvdata(try_pin_init!(Bond::<'_, T> {
+            let bond = try_pin_init!(Bond::<'_, T> {
                 data <- SpinLockIrq::new(None, DATA, static_lock_class!()),
                 restarter,
                 restart,
-            }? Error))?;
+            }? Error);
+            Self::undisturbed(vdev, || vdev.as_ref().set_drvdata(bond))?;
             // SAFETY: The lock is held.
             let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
             bond.begin(vdev).inspect_err(|_| {
                 // SAFETY: Stored above, and not borrowed any more.
-                drop(unsafe { compat::drvdata_obtain::<Bond<'_, T>>(vdev.as_ref()) });
+                unsafe { Self::forget(vdev) };
             })?;
             Ok(0)
         })
@@ -305,10 +332,8 @@ impl<T: Driver> Adapter<T> {
             bond.restart.end();
             bond.end(vdev);
         }
-        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, which nobody else
-        // borrows: `config_changed` is disabled before `remove` is called, and all others need the
-        // lock.
-        drop(unsafe { compat::drvdata_obtain::<Bond<'_, T>>(vdev.as_ref()) });
+        // SAFETY: The lock is held, which all others need.
+        unsafe { Self::forget(vdev) };
     }
 
     /// Entry of the virtio core: the machine is about to sleep, or the transport to reset the
@@ -407,32 +432,37 @@ impl<T: Driver> Adapter<T> {
         let bond = unsafe { Self::bond(vdev) }.ok_or(ENODEV)?;
         // What the virtio core does when it probes a device, too: changes of the configuration are
         // told when the driver has the device, which is ready then.
-        // SAFETY: The device is valid, and this is its driver.
-        unsafe { bindings::virtio_config_driver_disable(vdev.as_raw()) };
-        bond.end(vdev);
-        let result = renegotiate(vdev).and_then(|()| bond.begin(vdev));
-        if result.is_ok() && !vdev.raw_status().driver_ok() {
-            // SAFETY: The device is valid, bound, and has not been told yet.
-            unsafe { bindings::virtio_device_ready(vdev.as_raw()) };
-        }
-        // SAFETY: As above.
-        unsafe { bindings::virtio_config_driver_enable(vdev.as_raw()) };
-        result
+        Self::undisturbed(vdev, || {
+            bond.end(vdev);
+            renegotiate(vdev)?;
+            bond.begin(vdev)?;
+            if !vdev.raw_status().driver_ok() {
+                // SAFETY: The device is valid, bound, and has not been told yet.
+                unsafe { bindings::virtio_device_ready(vdev.as_raw()) };
+            }
+            Ok(())
+        })
     }
 
-    /// Entry of the virtio core.
+    /// Entry of the virtio core, which has found the driver, and calls it, with the lock of the
+    /// device's configuration held.
     ///
     /// # Safety
     ///
-    /// `vdev` must be a valid device that `probe_callback` succeeded for, and `remove_callback`
-    /// must not be called until this returns.
+    /// `vdev` must be a valid device that is bound to this driver, was so until now, or is about to
+    /// be; that lock must be held.
     unsafe extern "C" fn config_changed_callback(vdev: *mut bindings::virtio_device) {
         // SAFETY: Valid by the caller's contract, and the device outlives the call.
         let vdev = unsafe { &*vdev.cast::<Device<BoundInternal>>() };
+        let generic: &device::Device<BoundInternal> = vdev.as_ref();
 
-        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`, and `remove_callback`
-        // does not take it meanwhile.
-        let bond = unsafe { vdev.as_ref().drvdata_borrow::<Bond<'_, T>>() };
+        // SAFETY: The device is valid.
+        if unsafe { bindings::dev_get_drvdata(compat::device_as_raw(generic)) }.is_null() {
+            return;
+        }
+        // SAFETY: `probe_callback` has stored a `Pin<KBox<Bond<'_, T>>>`. It is taken with this
+        // undisturbed, for which the lock of the configuration is needed.
+        let bond = unsafe { generic.drvdata_borrow::<Bond<'_, T>>() };
         // Nobody takes the data while the lock is held.
         let data = bond.data.lock();
         if let Some(data) = &*data {

@@ -277,6 +277,20 @@ mod cases {
     }
 
     #[test]
+    fn one_that_changes_at_its_end_is_not_told_of() -> Result {
+        with_bond(
+            |bond| {
+                bond.transport.changes_at_end.store(true, SeqCst);
+                Ok(())
+            },
+            |transport| {
+                assert_eq!(transport.told.load(SeqCst), 0);
+                Ok(())
+            },
+        )
+    }
+
+    #[test]
     fn a_machine_that_is_switched_off_leaves_a_quiet_device() -> Result {
         with_bond(
             |bond| {

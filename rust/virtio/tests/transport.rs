@@ -92,6 +92,8 @@ pub(super) struct Transport {
     pub(super) leaves_ready: AtomicBool,
     /// In how many of the next probes the device changes its configuration.
     pub(super) changes: AtomicU32,
+    /// Whether it does so when it is taken from its driver, and the virtio core tells that.
+    pub(super) changes_at_end: AtomicBool,
     /// How often the driver was told of such changes.
     pub(super) told: AtomicU32,
     /// Whether the device goes away when its queues are deleted.
@@ -387,6 +389,18 @@ impl Driver for TestDriver {
         let transport = unsafe { Transport::of(dev.as_raw()) };
         transport.told.fetch_add(1, SeqCst);
     }
+
+    fn unbind<'bound>(dev: &'bound Device<Core<'_>>, _this: Pin<&Self::Data<'bound>>) {
+        let raw = dev.as_raw();
+        // SAFETY: The driver is bound to no other device, which is valid.
+        unsafe {
+            if Transport::of(raw).changes_at_end.load(SeqCst) {
+                // As when a reset ends at this time.
+                (*raw).config_core_enabled = true;
+                (*raw).config_change_pending = true;
+            }
+        }
+    }
 }
 
 /// The module of the driver: that of what is in the kernel itself.
@@ -481,6 +495,7 @@ pub(super) fn with_bond(
             probed: AtomicU32::new(0),
             leaves_ready: AtomicBool::new(false),
             changes: AtomicU32::new(0),
+            changes_at_end: AtomicBool::new(false),
             told: AtomicU32::new(0),
             goes: AtomicBool::new(false),
             was_reset_in_vain: AtomicBool::new(false),
