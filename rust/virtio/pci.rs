@@ -9,6 +9,7 @@
 //! stay as it is with one.
 
 use core::{
+    marker::PhantomData,
     mem::offset_of,
     ptr::{
         self,
@@ -20,6 +21,7 @@ use kernel::{
     device::Bound,
     error::to_result,
     io::resource::{
+        self,
         Flags,
         Resource, //
     },
@@ -40,26 +42,10 @@ const MAX_CAPABILITIES: usize = 48;
 /// Bytes of a page of device memory, as the standard counts them, whatever the CPU's pages are.
 pub const REGION_PAGE_SIZE: usize = 4096;
 
-/// A BAR that is reserved for the driver.
-///
-/// # Invariants
-///
-/// `bar` is the number of a BAR that has been requested.
-struct Reservation<'bound> {
-    pdev: &'bound pci::Device<Bound>,
-    bar: u8,
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant, this BAR of this device is ours.
-        unsafe { bindings::pci_release_region(as_raw(self.pdev), self.bar.into()) };
-    }
-}
-
 /// A structure of the device in one of its BARs, reserved for the driver.
 pub struct Region<'bound> {
-    reservation: Arc<Reservation<'bound>>,
+    bar: &'bound Resource,
+    reserved: Arc<resource::Region>,
     offset: u64,
     len: u64,
 }
@@ -143,24 +129,22 @@ impl<'bound> Region<'bound> {
 
     /// Reserves the structure of a capability.
     fn new(pdev: &'bound pci::Device<Bound>, found: &Capability) -> Result<Self> {
-        let bar = found.bar;
         let (offset, len) = (u64::from(found.offset), u64::from(found.len));
         // SAFETY: Capabilities with other numbers are not found.
-        let resource = unsafe { bar_of(pdev, bar) };
+        let bar = unsafe { bar_of(pdev, found.bar) };
         // Ports of the CPU have addresses, too, at which there is other memory.
-        let is_memory = resource.flags().contains(Flags::IORESOURCE_MEM);
-        if !is_memory || resource.start() == 0 || len == 0 || !fits(resource.size(), offset, len) {
+        let is_memory = bar.flags().contains(Flags::IORESOURCE_MEM);
+        if !is_memory || bar.start() == 0 || len == 0 || !fits(bar.size(), offset, len) {
             return Err(EINVAL);
         }
 
-        // SAFETY: `pdev` is a valid PCI device, and `bar` the number of a BAR; the name is static.
-        to_result(unsafe {
-            bindings::pci_request_region(as_raw(pdev), bar.into(), c"virtio".as_char_ptr())
-        })?;
-        // INVARIANT: Just requested.
-        let reservation = Reservation { pdev, bar };
+        let start = bar.start() + offset;
+        let reserved = bar
+            .request_region(start, len, c"virtio".try_into()?, Flags::IORESOURCE_MEM)
+            .ok_or(EBUSY)?;
         Ok(Self {
-            reservation: Arc::new(reservation, GFP_KERNEL)?,
+            bar,
+            reserved: Arc::new(reserved, GFP_KERNEL)?,
             offset,
             len,
         })
@@ -168,9 +152,7 @@ impl<'bound> Region<'bound> {
 
     /// The BAR that the structure is in.
     pub fn bar(&self) -> &'bound Resource {
-        let Reservation { pdev, bar } = &*self.reservation;
-        // SAFETY: The number is that of a BAR, by the type invariant.
-        unsafe { bar_of(pdev, *bar) }
+        self.bar
     }
 
     /// Where in the BAR the structure begins.
@@ -203,11 +185,12 @@ impl<'bound> Region<'bound> {
     /// Errors are those of [`page_offset`](Self::page_offset).
     pub fn map_page(&self, index: u32) -> Result<MappedPage<'bound>> {
         let start = self.bar().start() + self.page_offset(index)?;
-        // SAFETY: The address is device memory, in a BAR that `self` has reserved.
+        // SAFETY: The address is device memory that `self` has reserved.
         let page = unsafe { bindings::ioremap(start, REGION_PAGE_SIZE) };
         Ok(MappedPage {
             page: NonNull::new(page).ok_or(ENOMEM)?,
-            _reservation: self.reservation.clone(),
+            _reserved: self.reserved.clone(),
+            _bound: PhantomData,
         })
     }
 }
@@ -216,13 +199,14 @@ impl<'bound> Region<'bound> {
 ///
 /// # Invariants
 ///
-/// `page` is a mapping of [`REGION_PAGE_SIZE`] bytes, in a BAR that stays reserved meanwhile.
+/// `page` is a mapping of [`REGION_PAGE_SIZE`] bytes, which stay reserved meanwhile.
 pub struct MappedPage<'bound> {
     page: NonNull<c_void>,
-    _reservation: Arc<Reservation<'bound>>,
+    _reserved: Arc<resource::Region>,
+    _bound: PhantomData<&'bound Resource>,
 }
 
-// SAFETY: Device memory may be written, and the BAR released, by any thread.
+// SAFETY: Device memory may be written, unmapped and released by any thread.
 unsafe impl Send for MappedPage<'_> {}
 
 // SAFETY: As above, also at the same time.
