@@ -22,6 +22,8 @@ use crate::{
     },
     port::Port,
     udata::{
+        caller,
+        Caller,
         Request,
         Response,
         Udata,
@@ -262,7 +264,7 @@ impl RawPath for Any {
 /// An address handle (`struct ib_ah`): a path that datagrams take.
 ///
 /// Methods may not sleep, nor may its [`Drop`], if the driver has verbs for the kernel
-/// ([`Operations`]).
+/// ([`Operations::Users`]).
 #[vtable]
 pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// The driver.
@@ -275,11 +277,11 @@ pub trait AddressHandle: Send + Sync + Sized + 'static {
     /// Whether there are address handles: as [`Unsupported`](crate::Unsupported) says, not here.
     const IS_SUPPORTED: bool = true;
 
-    /// Creates an address handle, for a process or, if `user` is `None`, for the kernel.
+    /// Creates an address handle.
     fn create(
         call: &Call<'_, Self::Driver>,
         path: &<Self::Driver as Operations>::Path,
-        user: Option<User<'_, Self::Driver, Self::Request>>,
+        user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
     /// Makes the hardware forget the address handle, if it knows of it; then it is dropped.
@@ -325,7 +327,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 .as_ref()
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
-            let (init, response) = T::AddressHandle::create(call, &path, user)?;
+            let (init, response) = T::AddressHandle::create(call, &path, caller::<T, _>(user)?)?;
 
             Ah::construct(ah, (), init);
             respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(ah, call))?;

@@ -67,7 +67,10 @@ use crate::{
         Definitions, //
     },
     ucontext::UserContext,
-    udata::Response,
+    udata::{
+        self,
+        Response, //
+    },
     vtable::VTable, //
 };
 
@@ -156,11 +159,10 @@ impl<'bound, T: Operations> Call<'bound, T> {
 /// as the type of objects that its devices do not have. Then the operations are not there
 /// (`NULL` in `struct ib_device_ops`), and the core answers `EOPNOTSUPP`.
 ///
-/// A device is one for users in the kernel, as NVMe over fabrics, if its driver has all of
-/// [`QueuePair::post_send`], [`QueuePair::post_recv`], [`CompletionQueue::create`],
-/// [`CompletionQueue::poll`], [`CompletionQueue::request_notify`] and
-/// [`MemoryRegion::register_dma`] (`kverbs_provider` in `struct ib_device`). Without them only
-/// processes use the device.
+/// A driver for users in the kernel, as NVMe over fabrics, has all of [`QueuePair::post_send`],
+/// [`QueuePair::post_recv`], [`CompletionQueue::create`], [`CompletionQueue::poll`],
+/// [`CompletionQueue::request_notify`] and [`MemoryRegion::register_dma`] (`kverbs_provider` in
+/// `struct ib_device`), and says so in [`Users`](Self::Users). It does not compile if it lacks one.
 ///
 /// [`Unsupported`]: crate::Unsupported
 #[vtable]
@@ -172,6 +174,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type RegistrationData<'a>: Send + Sync + 'a
     where
         Self: 'a;
+    /// Who uses its devices: [`udata::Processes`] or [`udata::ProcessesAndKernel`].
+    type Users: udata::Users;
     /// What a path says to a destination of its ports: [`ah::Roce`], [`ah::InfiniBand`],
     /// [`ah::Unspecified`], or, if ports differ, [`ah::Any`].
     type Path: ah::Path;

@@ -35,6 +35,8 @@
 //! - A verb writes all of the structure that it answers with: the core does not zero it first.
 //! - What the kernel calls when a request is complete comes from the request and goes with its
 //!   completion ([`wr::Continuation`]); nobody can make it up, or complete a request twice.
+//! - Who uses a device is a type ([`udata::Users`]): a driver for processes is not called by the
+//!   kernel, and one for the kernel too does not compile without the verbs that takes.
 //! - Memory of a process is taken only in calls of processes, and memory of the device mapped only
 //!   in the lifetime of the registration ([`ucontext::DeviceMemory`]).
 //! - Work requests, completions, states, masks and access rights are types; a value that the

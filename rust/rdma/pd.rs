@@ -19,6 +19,8 @@ use crate::{
         respond, //
     },
     udata::{
+        caller,
+        Caller,
         Request,
         Response,
         Udata,
@@ -35,10 +37,10 @@ pub trait ProtectionDomain: Send + Sync + Sized + 'static {
     /// The driver's part of the response.
     type Response: Response;
 
-    /// Creates a protection domain, of a process or, if `user` is `None`, of the kernel.
+    /// Creates a protection domain.
     fn alloc(
         call: &Call<'_, Self::Driver>,
-        user: Option<User<'_, Self::Driver, Self::Request>>,
+        user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request>>,
     ) -> Result<(impl PinInit<Self>, Self::Response)>;
 
     /// Makes the hardware forget the domain, which no object is in any more; then it is dropped.
@@ -73,7 +75,7 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
                 .as_ref()
                 .map(|udata| udata.user::<T, _>())
                 .transpose()?;
-            let (init, response) = T::ProtectionDomain::alloc(call, user)?;
+            let (init, response) = T::ProtectionDomain::alloc(call, caller::<T, _>(user)?)?;
 
             Pd::construct(pd, (), init);
             respond(udata.as_ref(), &response).inspect_err(|_| end::<T>(pd, call))?;

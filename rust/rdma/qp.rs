@@ -32,6 +32,8 @@ use crate::{
     restrack::Details,
     srq::Srq,
     udata::{
+        caller,
+        Caller,
         Request,
         Response,
         Udata,
@@ -219,13 +221,12 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     /// driver is asked.
     const TYPES: &'static [Type];
 
-    /// Creates a queue pair in the reset state, for a process or, if `user` is `None`, for the
-    /// kernel.
+    /// Creates a queue pair in the reset state.
     fn create(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         attributes: &InitAttributes<'_, Self::Driver>,
-        user: Option<User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
+        user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, Self::Response>>;
 
     /// Changes the attributes that `mask` names.
@@ -390,7 +391,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 srq: (!attr.srq.is_null()).then(|| Srq::from_raw(attr.srq)),
             };
             let pd = Pd::from_raw((*qp).pd);
-            let new = T::QueuePair::create(call, pd, &attributes, user)?;
+            let new = T::QueuePair::create(call, pd, &attributes, caller::<T, _>(user)?)?;
             let completes = Completes {
                 send_cq: attr.send_cq,
                 recv_cq: attr.recv_cq,

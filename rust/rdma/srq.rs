@@ -28,6 +28,8 @@ use crate::{
     },
     restrack::Details,
     udata::{
+        caller,
+        Caller,
         Request,
         Response,
         Udata,
@@ -133,12 +135,12 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     /// here.
     const IS_SUPPORTED: bool = true;
 
-    /// Creates a queue, for a process or, if `user` is `None`, for the kernel. Its limit is 0.
+    /// Creates a queue. Its limit is 0.
     fn create(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         attributes: &Attributes,
-        user: Option<User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
+        user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, Self::Response>>;
 
     /// Has the queue hold at least `max_wr` receives. Those that are posted stay.
@@ -146,7 +148,7 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,
         _max_wr: u32,
-        _user: Option<User<'_, Self::Driver, Self::ResizeRequest>>,
+        _user: Caller<Self::Driver, User<'_, Self::Driver, Self::ResizeRequest>>,
     ) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
@@ -237,7 +239,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::SharedReceiveQueue))
                 .transpose()?;
             let pd = Pd::from_raw((*srq).pd);
-            let new = T::SharedReceiveQueue::create(call, pd, &attributes, user)?;
+            let new = T::SharedReceiveQueue::create(call, pd, &attributes, caller::<T, _>(user)?)?;
             let in_use = InUse::new(udata.is_some());
             let (place, listing) = room.assign(new.number, NonNull::new_unchecked(srq), in_use);
 
@@ -282,7 +284,7 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
                     .as_ref()
                     .map(|udata| udata.user::<T, _>())
                     .transpose()?;
-                T::SharedReceiveQueue::resize(this, call, max_wr, user)?;
+                T::SharedReceiveQueue::resize(this, call, max_wr, caller::<T, _>(user)?)?;
                 if let Some(udata) = &udata {
                     udata.respond(&())?;
                 }

@@ -200,6 +200,67 @@ pub struct User<'a, T: Operations, R, B = ()> {
     pub buffer: B,
 }
 
+mod sealed {
+    use kernel::error::Result;
+
+    /// How a verb is told of its caller.
+    pub trait RawUsers {
+        /// What it is told, if it is told `U` of a process.
+        type Caller<U>;
+
+        /// Whether the kernel is among the users.
+        const KERNEL: bool;
+
+        /// The caller of a verb; [`None`] is the kernel.
+        fn caller<U>(process: Option<U>) -> Result<Self::Caller<U>>;
+    }
+}
+
+pub(crate) use sealed::RawUsers;
+
+/// Who uses the devices of a driver ([`Operations::Users`]): [`Processes`] or
+/// [`ProcessesAndKernel`].
+pub trait Users: sealed::RawUsers {}
+
+impl<T: sealed::RawUsers> Users for T {}
+
+/// Only processes use the devices. The driver lacks a verb that users in the kernel need, and is
+/// never asked for anything by them.
+pub struct Processes;
+
+impl RawUsers for Processes {
+    type Caller<U> = U;
+
+    const KERNEL: bool = false;
+
+    fn caller<U>(process: Option<U>) -> Result<U> {
+        process.ok_or(EOPNOTSUPP)
+    }
+}
+
+/// Processes use the devices, and so does the kernel. The driver has all verbs that are needed for
+/// that.
+pub struct ProcessesAndKernel;
+
+impl RawUsers for ProcessesAndKernel {
+    type Caller<U> = Option<U>;
+
+    const KERNEL: bool = true;
+
+    fn caller<U>(process: Option<U>) -> Result<Option<U>> {
+        Ok(process)
+    }
+}
+
+/// Who calls a verb, if `U` says that of a process: with [`Processes`] that is all there is. With
+/// [`ProcessesAndKernel`] it may be [`None`], which is the kernel.
+pub type Caller<T, U> = <<T as Operations>::Users as sealed::RawUsers>::Caller<U>;
+
+/// The caller of a verb as its driver is told of it; [`None`] is the kernel.
+pub(crate) fn caller<T: Operations, U>(process: Option<U>) -> Result<Caller<T, U>> {
+    T::Users::caller(process)
+}
+
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 #[kunit_tests(rdma_udata)]
 mod tests {

@@ -26,7 +26,10 @@ use crate::{
         SharedReceiveQueue,
         Srq, //
     },
-    udata::User,
+    udata::{
+        Caller,
+        User, //
+    },
     umem::Buffer, //
 };
 
@@ -82,7 +85,7 @@ impl<T: Operations<SharedReceiveQueue = Self>> SharedReceiveQueue for Unsupporte
         _call: &Call<'_, T>,
         _pd: &Pd<T::ProtectionDomain>,
         _attributes: &srq::Attributes,
-        _user: Option<User<'_, T, (), Buffer<'_>>>,
+        _user: Caller<T, User<'_, T, (), Buffer<'_>>>,
     ) -> Result<srq::New<impl PinInit<Self>, ()>> {
         Err::<srq::New<Self, ()>, _>(EOPNOTSUPP)
     }
@@ -104,7 +107,7 @@ impl<T: Operations<AddressHandle = Self>> AddressHandle for Unsupported<T> {
     fn create(
         _call: &Call<'_, T>,
         _path: &T::Path,
-        _user: Option<User<'_, T, ()>>,
+        _user: Caller<T, User<'_, T, ()>>,
     ) -> Result<(impl PinInit<Self>, ())> {
         Err::<(Self, ()), _>(EOPNOTSUPP)
     }

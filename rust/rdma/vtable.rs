@@ -74,15 +74,31 @@ use crate::{
         Ucontext,
         UserContext, //
     },
-    udata::Udata, //
+    udata::{
+        RawUsers,
+        Udata, //
+    }, //
 };
 
 /// The operations of a driver.
 pub(crate) struct VTable<T: Operations>(PhantomData<T>);
 
 impl<T: Operations> VTable<T> {
-    /// Whether the kernel can have queue pairs: it posts to them by these.
-    const HAS_KERNEL_QUEUE_PAIRS: bool = T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV;
+    /// Whether the kernel is among the users. The core decides that by these verbs
+    /// (`kverbs_provider`), which hence are all there, or not all.
+    const HAS_KERNEL: bool = {
+        let has_all = T::QueuePair::HAS_POST_SEND
+            && T::QueuePair::HAS_POST_RECV
+            && T::CompletionQueue::HAS_CREATE
+            && T::CompletionQueue::HAS_POLL
+            && T::CompletionQueue::HAS_REQUEST_NOTIFY
+            && T::MemoryRegion::HAS_REGISTER_DMA;
+        assert!(
+            has_all == T::Users::KERNEL,
+            "the kernel uses the devices of drivers that have all its verbs, and of no others"
+        );
+        has_all
+    };
 
     /// The table; `ib_set_device_ops` copies what is in it.
     pub(crate) const OPS: bindings::ib_device_ops = bindings::ib_device_ops {
@@ -157,7 +173,7 @@ impl<T: Operations> VTable<T> {
         alloc_pd: Some(pd::alloc_callback::<T>),
         dealloc_pd: Some(pd::dealloc_callback::<T>),
 
-        create_ah: if T::AddressHandle::IS_SUPPORTED && Self::HAS_KERNEL_QUEUE_PAIRS {
+        create_ah: if T::AddressHandle::IS_SUPPORTED && Self::HAS_KERNEL {
             Some(ah::create_callback::<T>)
         } else {
             None

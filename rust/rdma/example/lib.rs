@@ -5,7 +5,7 @@
 //! EFA is unlike the devices for which most verbs were made, so it shows what a driver may leave
 //! out, and add (`include/uapi/rdma/efa-abi.h`; the driver in C is `drivers/infiniband/hw/efa`):
 //!
-//! - Only processes use it: there are no verbs for the kernel.
+//! - Only processes use it: there are no verbs for the kernel ([`Processes`]).
 //! - It has no shared receive queues and no memory windows.
 //! - Besides unreliable datagrams it has a type of queue pairs of its own: scalable reliable
 //!   datagrams (SRD).
@@ -61,6 +61,10 @@ use rdma::{
         Mappings,
         Ucontext,
         UserContext, //
+    },
+    udata::{
+        Caller,
+        Processes, //
     },
     Pd,
     ProtectionDomain,
@@ -155,6 +159,7 @@ const MAX_INLINE: u32 = 32;
 #[vtable]
 impl Operations for Efa {
     type RegistrationData<'a> = Data;
+    type Users = Processes;
     type Path = ah::Unspecified;
     type DeviceResponse = abi::QueryDeviceResponse;
     type UserContext = Context;
@@ -314,7 +319,7 @@ impl ProtectionDomain for Domain {
 
     fn alloc(
         call: &Call<'_>,
-        _user: Option<User<'_, Efa, ()>>,
+        _user: Caller<Efa, User<'_, Efa, ()>>,
     ) -> Result<(impl PinInit<Self>, abi::AllocPdResponse)> {
         let object = Object::create(call)?;
         let response = abi::AllocPdResponse {
@@ -341,7 +346,7 @@ impl AddressHandle for Handle {
     fn create(
         call: &Call<'_>,
         _path: &ah::Unspecified,
-        _user: Option<User<'_, Efa, ()>>,
+        _user: Caller<Efa, User<'_, Efa, ()>>,
     ) -> Result<(impl PinInit<Self>, abi::CreateAhResponse)> {
         // The command would have the GID of the destination.
         let object = Object::create(call)?;

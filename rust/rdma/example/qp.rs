@@ -27,6 +27,7 @@ use rdma::{
         Type, //
     },
     ucontext::Mapped,
+    udata::Caller,
     umem::Buffer,
     Pd,
     Qp,
@@ -123,10 +124,8 @@ impl QueuePair for Pair {
         call: &Call<'_>,
         _pd: &Pd<Domain>,
         attributes: &InitAttributes<'_, Efa>,
-        user: Option<User<'_, Efa, abi::CreateQpRequest, Buffer<'_>>>,
+        user: Caller<Efa, User<'_, Efa, abi::CreateQpRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, abi::CreateQpResponse>> {
-        // The core has none, for want of verbs to post.
-        let user = user.ok_or(EOPNOTSUPP)?;
         let request = &user.request;
         let capabilities = attributes.capabilities;
         if request.flags != 0 {

@@ -320,6 +320,49 @@ mod cases {
     }
 
     #[test]
+    fn the_kernel_is_not_among_the_users() -> Result {
+        with_device(|device| {
+            let mut process = Process::new(device)?;
+            // SAFETY: The device is registered; both structures are ours alone.
+            let (mut pd, mut ah) = unsafe {
+                let ops = &(*device).ops;
+                let mut pd = Memory::<bindings::ib_pd>::new(ops.size_ib_pd)?;
+                let mut ah = Memory::<bindings::ib_ah>::new(ops.size_ib_ah)?;
+                (*pd.as_raw()).device = device;
+                (*ah.as_raw()).device = device;
+                (*ah.as_raw()).pd = process.pd.as_raw();
+                (pd, ah)
+            };
+            let refused = verb!(device, alloc_pd(pd.as_raw(), null_mut()));
+            assert_eq!(to_result(refused), Err(EOPNOTSUPP));
+
+            let mut path = bindings::rdma_ah_attr {
+                type_: bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_UNDEFINED,
+                port_num: 1,
+                // CAST: A flag that C keeps in a byte.
+                ah_flags: bindings::ib_ah_flags_IB_AH_GRH as u8,
+                ..Default::default()
+            };
+            let mut init = bindings::rdma_ah_init_attr {
+                ah_attr: &raw mut path,
+                ..Default::default()
+            };
+            let refused = verb!(
+                device,
+                create_user_ah(ah.as_raw(), &raw mut init, null_mut())
+            );
+            assert_eq!(to_result(refused), Err(EOPNOTSUPP));
+            let mut call = process.call(&[], 8)?;
+            to_result(verb!(
+                device,
+                create_user_ah(ah.as_raw(), &raw mut init, call.udata())
+            ))?;
+            to_result(verb!(device, destroy_ah(ah.as_raw(), 0)))?;
+            process.end()
+        })
+    }
+
+    #[test]
     fn a_port_may_be_of_no_protocol_that_the_core_knows() -> Result {
         with_device(|device| {
             let mut gid = bindings::ib_gid::default();

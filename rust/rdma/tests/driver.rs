@@ -106,6 +106,8 @@ use crate::{
         UserContext, //
     },
     udata::{
+        Caller,
+        ProcessesAndKernel,
         Request,
         Response,
         User, //
@@ -436,7 +438,7 @@ impl ProtectionDomain for Object {
 
     fn alloc(
         call: &Call<'_, TestDriver>,
-        user: Option<User<'_, TestDriver, u64>>,
+        user: Caller<TestDriver, User<'_, TestDriver, u64>>,
     ) -> Result<(impl PinInit<Self>, u64)> {
         let (request, response) = dialogue(user);
         call.data().note(Asked::Domain(request));
@@ -457,7 +459,7 @@ impl AddressHandle for Object {
     fn create(
         call: &Call<'_, TestDriver>,
         path: &ah::Roce,
-        user: Option<User<'_, TestDriver, u64>>,
+        user: Caller<TestDriver, User<'_, TestDriver, u64>>,
     ) -> Result<(impl PinInit<Self>, u64)> {
         let (request, response) = dialogue(user);
         call.data().note(Asked::Handle(*path, request));
@@ -595,7 +597,7 @@ impl QueuePair for Object {
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
         attributes: &qp::InitAttributes<'_, TestDriver>,
-        user: Option<User<'_, TestDriver, u64, Buffer<'_>>>,
+        user: Caller<TestDriver, User<'_, TestDriver, u64, Buffer<'_>>>,
     ) -> Result<qp::New<impl PinInit<Self>, u64>> {
         user.as_ref()
             .map_or(Ok(()), |user| note_buffer(call, user))?;
@@ -705,7 +707,7 @@ impl SharedReceiveQueue for Object {
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
         attributes: &srq::Attributes,
-        user: Option<User<'_, TestDriver, u64, Buffer<'_>>>,
+        user: Caller<TestDriver, User<'_, TestDriver, u64, Buffer<'_>>>,
     ) -> Result<srq::New<impl PinInit<Self>, u64>> {
         user.as_ref()
             .map_or(Ok(()), |user| note_buffer(call, user))?;
@@ -728,7 +730,7 @@ impl SharedReceiveQueue for Object {
         _srq: &Srq<Self>,
         call: &Call<'_, TestDriver>,
         max_wr: u32,
-        user: Option<User<'_, TestDriver, u64>>,
+        user: Caller<TestDriver, User<'_, TestDriver, u64>>,
     ) -> Result {
         let (request, _) = dialogue(user);
         call.data().note(Asked::SharedResize(max_wr, request));
@@ -975,6 +977,7 @@ pub(crate) const FIRMWARE: &str = "0123456789-0123456789-0123456789-0123456789";
 #[vtable]
 impl Operations for TestDriver {
     type RegistrationData<'a> = Arc<Log>;
+    type Users = ProcessesAndKernel;
     type Path = ah::Roce;
     type DeviceResponse = ();
     type UserContext = Object;

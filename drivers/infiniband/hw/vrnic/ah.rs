@@ -10,6 +10,7 @@ use rdma::{
     },
     gid::Gid,
     port::Port,
+    udata::Caller,
     AddressHandle,
     User, //
 };
@@ -78,7 +79,7 @@ impl AddressHandle for Ah {
     fn create(
         _call: &Call<'_>,
         path: &Roce,
-        _user: Option<User<'_, Vrnic, ()>>,
+        _user: Caller<Vrnic, User<'_, Vrnic, ()>>,
     ) -> Result<(impl PinInit<Self>, CreateAhResponse)> {
         let address = to_wire(path);
         let response = abi::CreateAhResponse {

@@ -20,6 +20,7 @@ use rdma::{
     },
     stats::Counter,
     uapi::Addition,
+    udata::ProcessesAndKernel,
     Netdev,
     Operations, //
 };
@@ -111,6 +112,7 @@ fn on_demand_paging(limits: &DeviceLimits, memory_placement: bool) -> OnDemandPa
 #[vtable]
 impl Operations for Vrnic {
     type RegistrationData<'a> = Resources<'a>;
+    type Users = ProcessesAndKernel;
     type Path = rdma::ah::Roce;
     type DeviceResponse = ();
     type UserContext = UserContext;

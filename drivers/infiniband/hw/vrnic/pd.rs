@@ -4,6 +4,7 @@
 
 use kernel::prelude::*;
 use rdma::{
+    udata::Caller,
     ProtectionDomain,
     User, //
 };
@@ -40,7 +41,7 @@ impl ProtectionDomain for Pd {
 
     fn alloc(
         call: &Call<'_>,
-        user: Option<User<'_, Vrnic, ()>>,
+        user: Caller<Vrnic, User<'_, Vrnic, ()>>,
     ) -> Result<(impl PinInit<Self>, ())> {
         let context = match user {
             Some(user) => user.context.number(),

@@ -26,6 +26,7 @@ use rdma::{
         Type, //
     },
     restrack::Details,
+    udata::Caller,
     umem::Buffer,
     wr::{
         ReceiveRequests,
@@ -231,7 +232,7 @@ impl QueuePair for Qp {
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
         attributes: &InitAttributes<'_, Vrnic>,
-        user: Option<User<'_, Vrnic, CreateQpRequest, Buffer<'_>>>,
+        user: Caller<Vrnic, User<'_, Vrnic, CreateQpRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data().limits;
         let ty = attributes.service.ty();

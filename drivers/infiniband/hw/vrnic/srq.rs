@@ -16,6 +16,7 @@ use rdma::{
         Attributes,
         New, //
     },
+    udata::Caller,
     umem::Buffer,
     wr::ReceiveRequests,
     SharedReceiveQueue,
@@ -146,7 +147,7 @@ impl SharedReceiveQueue for Srq {
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
         attributes: &Attributes,
-        user: Option<User<'_, Vrnic, CreateSrqRequest, Buffer<'_>>>,
+        user: Caller<Vrnic, User<'_, Vrnic, CreateSrqRequest, Buffer<'_>>>,
     ) -> Result<New<impl PinInit<Self>, CreateSrqResponse>> {
         let limits = &call.data().limits;
         if limits.max_srq.get() == 0 {
@@ -205,7 +206,7 @@ impl SharedReceiveQueue for Srq {
         srq: &rdma::Srq<Self>,
         call: &Call<'_>,
         max_wr: u32,
-        user: Option<User<'_, Vrnic, CreateSrqRequest>>,
+        user: Caller<Vrnic, User<'_, Vrnic, CreateSrqRequest>>,
     ) -> Result {
         let CreateSrqRequest(request) = user.ok_or(EOPNOTSUPP)?.request;
         let (ring, _) = user_layout(&request, max_wr, srq.max_sge, &call.data().limits)?;
