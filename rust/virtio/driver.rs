@@ -220,8 +220,8 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
 }
 
 impl<T: Driver> Adapter<T> {
-    /// Whether a device, whose lock must be held, is bound to a driver whose callback, as `of` finds
-    /// it, is `this`.
+    /// Whether a device, whose lock must be held, is bound to a driver whose callback, as `of`
+    /// finds it, is `this`.
     ///
     /// The transport looks for the driver of a device without the lock. When the callback that it
     /// has found gets the lock, the device may be bound to another driver, or to none. Two drivers

@@ -187,19 +187,19 @@ fn what_succeeds_behind_a_failure_is_found() {
 #[test]
 fn packets_with_a_wrong_psn_or_msn_are_found() {
     let recording = &world("").recordings()[0];
-    for add in [500, -(1 << 23)] {
+    for add in [500, 1 << 23] {
         let found = changed(recording, 5, requests, |events, at| {
             let Event::Left(segment) = &mut events[at].event else {
                 unreachable!()
             };
-            segment.psn = segment.psn.add((add & 0xff_ffff) as u32);
+            segment.psn = segment.psn.add(add);
         });
         assert_eq!(found, [Rule::RequestPsn], "{add}");
         let found = changed(recording, 5, acknowledges, |events, at| {
             let Event::Left(segment) = &mut events[at].event else {
                 unreachable!()
             };
-            segment.psn = segment.psn.add((add & 0xff_ffff) as u32);
+            segment.psn = segment.psn.add(add);
         });
         assert_eq!(found, [Rule::ResponsePsn], "{add}");
     }
