@@ -349,7 +349,7 @@ mod tests {
             ),
             (
                 "about = \"x\"\n[[phase]]\nname = \"one\"\narm = [{ fault = \"drop\" }]",
-                "names a device",
+                "name a device",
             ),
         ];
         for (text, expected) in cases {

@@ -508,13 +508,15 @@ mod tests {
         assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
-        assert!(error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("no device"));
+        assert!(
+            error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("does not exist")
+        );
         let hostile = |rest: &str| format!("test_hostile = {{ devices = {rest} }}\n{ONE}");
-        assert!(error(&hostile("[\"b\"], seed = 1")).contains("no device"));
+        assert!(error(&hostile("[\"b\"], seed = 1")).contains("does not exist"));
         assert!(error(&hostile("[\"a\"], seed = 1, one_in = 0")).contains("at least 1"));
         assert!(error(&hostile("[\"a\"]")).contains("seed"));
         let capture = |line: &str| error(&format!("[capture]\nfile = \"c\"\n{line}\n{ONE}"));
-        assert!(capture("device = \"b\"").contains("no device"));
+        assert!(capture("device = \"b\"").contains("does not exist"));
         assert!(capture("qp = 17").contains("needs its device"));
         assert!(error(&format!("{ONE}node_guid = \"1:2:3:4\"")).contains("not a GUID"));
     }

@@ -433,7 +433,7 @@ fn mistakes_are_named() {
         let outcome = center.start(choice, tempfile::tempfile().unwrap(), "file");
         format!("{:#}", outcome.map(|_| ()).unwrap_err())
     };
-    assert!(start(of("c", None)).contains("no device"));
+    assert!(start(of("c", None)).contains("does not exist"));
     let mut qp = of("a", Some(3));
     qp.device = None;
     assert!(start(qp).contains("needs its device"));
