@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use vrnic_switch::{Impairment, PortConfig, QueueLimits, Vlan, VlanSet, Vlans};
 
 use super::{Device, FabricKind, Mac, check_socket_path};
@@ -89,7 +89,7 @@ pub struct Port {
 }
 
 /// A link to another switch: frames in VXLAN (RFC 7348) over UDP.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Own address and port.
@@ -102,7 +102,7 @@ pub struct Link {
 }
 
 /// One VLAN, or a range such as `"100-199"`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum VlanRange {
     /// One.
@@ -112,7 +112,7 @@ pub enum VlanRange {
 }
 
 /// A bad line on purpose.
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Impair {
     /// Where chance starts.
