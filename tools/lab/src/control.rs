@@ -4,10 +4,12 @@
 //! One connection carries one request, a line of JSON, and its answers, lines of JSON. A client that hangs up
 //! while its program runs gets the program killed.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,10 +17,11 @@ use serde::{Deserialize, Serialize};
 use vrnic_lab::protocol::{Stream, decode, encode};
 
 use crate::agent::Event;
-use crate::daemon;
+use crate::description::Parsed;
 use crate::lab::Lab;
-use crate::perf::{self, End, Pair};
-use crate::vm::Family;
+use crate::perf::{self, Pair};
+use crate::status::Status;
+use crate::vm::{Fabric, Family};
 
 /// What a client may ask.
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,7 +29,7 @@ use crate::vm::Family;
 pub enum Ask {
     /// Runs a program in a VM. Answered by outputs and one end.
     Exec {
-        /// `a` or `b`.
+        /// Its name.
         vm: String,
         /// Program and arguments.
         argv: Vec<String>,
@@ -38,7 +41,7 @@ pub enum Ask {
     Fact(Vec<String>),
     /// Sends a QMP command.
     Qmp {
-        /// `a` or `b`.
+        /// Its name.
         vm: String,
         /// JSON.
         command: String,
@@ -53,6 +56,28 @@ pub enum Ask {
     Kill(String),
     /// Starts a new vrnicd.
     RestartVrnicd,
+    /// Makes the lab what a lab file says. Progress is sent as output.
+    Apply {
+        /// Path of the file, absolute.
+        file: PathBuf,
+        /// What is in it.
+        text: String,
+        /// Of networks for which it names none.
+        fabric: Fabric,
+    },
+    /// Ends the lab. Answered when it has ended.
+    Down,
+    /// Answered with a [`Status`] in JSON.
+    Status,
+    /// Copies a file or a directory into a VM.
+    CopyIn {
+        /// Its name.
+        vm: String,
+        /// Which one.
+        host: PathBuf,
+        /// To where.
+        guest: String,
+    },
     /// Runs a two-ended program; answered with the client's output.
     Perf {
         /// VM of the client.
@@ -126,11 +151,14 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Serves a lab's control socket until the process ends.
+/// Who is told that the lab shall end: with the client that waits for it, if one does.
+pub type End = Sender<Option<UnixStream>>;
+
+/// Serves a lab's control socket until the process ends. A lab that clients may end has an `end`.
 ///
 /// # Errors
 /// The socket cannot be made.
-pub fn serve(lab: &Arc<Lab>, path: &Path) -> Result<()> {
+pub fn serve(lab: &Arc<Lab>, path: &Path, end: Option<End>) -> Result<()> {
     let _ = std::fs::remove_file(path);
     let listener =
         UnixListener::bind(path).with_context(|| format!("listening on {}", path.display()))?;
@@ -140,11 +168,12 @@ pub fn serve(lab: &Arc<Lab>, path: &Path) -> Result<()> {
             let (Ok(stream), Some(lab)) = (stream, lab.upgrade()) else {
                 return;
             };
+            let end = end.clone();
             std::thread::spawn(move || {
                 let Ok(mut writer) = stream.try_clone() else {
                     return;
                 };
-                if let Err(error) = answer(&lab, stream, &mut writer) {
+                if let Err(error) = answer(&lab, stream, &mut writer, end.as_ref()) {
                     let _ = send(&mut writer, &Answer::Failed(format!("{error:#}")));
                 }
             });
@@ -159,7 +188,15 @@ fn send(writer: &mut UnixStream, answer: &Answer) -> Result<()> {
     Ok(writer.write_all(&line)?)
 }
 
-fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream) -> Result<()> {
+/// Answers the client that waited for the end.
+///
+/// # Errors
+/// It is gone.
+pub fn done(writer: &mut UnixStream, text: &str) -> Result<()> {
+    send(writer, &Answer::Done(text.to_owned()))
+}
+
+fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream, end: Option<&End>) -> Result<()> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line)?;
@@ -171,6 +208,26 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream) -> Result<()> 
         Ask::Ready(vm, family) => lab.wait_gid(&vm, lab.device(&vm), family)?.to_string(),
         Ask::Boot(vm) => lab.boot_vm(&vm).map(|()| String::new())?,
         Ask::Kill(vm) => lab.kill_vm(&vm).map(|()| String::new())?,
+        Ask::Apply { file, text, fabric } => {
+            let fresh = lab.description().machines.is_empty();
+            if let Err(error) = apply(lab, &file, &text, fabric, writer) {
+                send(writer, &Answer::Failed(format!("{error:#}")))?;
+                // Of a lab that did not come up nothing stays.
+                if let Some(end) = end.filter(|_| fresh) {
+                    end.send(None)?;
+                }
+                return Ok(());
+            }
+            String::new()
+        }
+        Ask::Down => {
+            let end = end.context("this lab ends with the command that started it")?;
+            return Ok(end.send(Some(writer.try_clone()?))?);
+        }
+        Ask::Status => serde_json::to_string(&Status::of(lab))?,
+        Ask::CopyIn { vm, host, guest } => {
+            lab.copy_in(&vm, &host, &guest).map(|()| String::new())?
+        }
         Ask::RestartVrnicd => lab.restart_daemon().map(|()| String::new())?,
         Ask::Perf {
             client,
@@ -179,9 +236,13 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream) -> Result<()> 
             argv,
         } => {
             let (program, args) = argv.split_first().context("which program?")?;
-            let end = |vm: &str| -> Result<End> {
+            let end = |vm: &str| -> Result<perf::End> {
                 let device = lab.device(vm);
-                Ok(End::new(vm, device, lab.wait_gid(vm, device, family)?))
+                Ok(perf::End::new(
+                    vm,
+                    device,
+                    lab.wait_gid(vm, device, family)?,
+                ))
             };
             let (client, server) = (end(&client)?, end(&server)?);
             perf::output(lab, &Pair::new(program, &args.join(" "), client, server))?
@@ -190,18 +251,48 @@ fn answer(lab: &Lab, stream: UnixStream, writer: &mut UnixStream) -> Result<()> 
     send(writer, &Answer::Done(done))
 }
 
+/// Makes the lab what the file says, waits for its RDMA devices, and copies files into its VMs.
+fn apply(
+    lab: &Lab,
+    file: &Path,
+    text: &str,
+    fabric: Fabric,
+    writer: &mut UnixStream,
+) -> Result<()> {
+    let parsed = Parsed::parse(file, text, &lab.description().numbers(), fabric)?;
+    let writer = RefCell::new(writer);
+    // A client that has gone does not stop what it began.
+    let say = |line: &str| {
+        let line = format!("{line}\n");
+        let _ = send(
+            &mut writer.borrow_mut(),
+            &Answer::Output(Stream::Err, encode(line.as_bytes())),
+        );
+    };
+    lab.apply(parsed.description.clone(), &say)?;
+    for machine in &parsed.description.machines {
+        lab.wait_devices(machine)?;
+    }
+    for copy in &parsed.copies {
+        lab.copy_in(&copy.vm, &copy.host, &copy.guest)?;
+    }
+    Ok(())
+}
+
 fn fact(lab: &Lab, words: &[String]) -> Result<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let path = |path: PathBuf| path.to_string_lossy().into_owned();
     Ok(match words.as_slice() {
         ["pid", "vrnicd"] => lab.with_daemon(|daemon| Ok(daemon.pid()))?.to_string(),
-        ["pid", "qemu-a"] => lab.with_vm("a", |vm| Ok(vm.pid()))?.to_string(),
-        ["pid", "qemu-b"] => lab.with_vm("b", |vm| Ok(vm.pid()))?.to_string(),
+        ["pid", process] if process.starts_with("qemu-") => {
+            let vm = &process["qemu-".len()..];
+            lab.with_vm(vm, |vm| Ok(vm.pid()))?.to_string()
+        }
         ["console", vm] => path(lab.logs().join(format!("console-{vm}.log"))),
         ["log"] => path(lab.with_daemon(|daemon| Ok(daemon.log().to_path_buf()))?),
-        ["config"] => path(daemon::config(lab.sockets())),
+        ["config"] => path(lab.config()),
         ["sockets"] => path(lab.sockets().to_path_buf()),
-        ["control"] => path(daemon::control(lab.sockets())),
+        ["control"] => path(lab.control()),
         ["device", vm] => lab.device(vm).name().to_owned(),
         _ => bail!("unknown fact `{}`", words.join(" ")),
     })
@@ -256,9 +347,31 @@ fn exec(
 /// # Errors
 /// No lab listens there, or it could not do what was asked.
 pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
+    run(path, request, &mut |stream, bytes| {
+        match stream {
+            Stream::Out => {
+                let mut out = std::io::stdout().lock();
+                out.write_all(bytes)?;
+                out.flush()?;
+            }
+            Stream::Err => std::io::stderr().lock().write_all(bytes)?,
+        }
+        Ok(())
+    })
+}
+
+/// Asks a running lab; program output goes to `output`. Returns the exit code, or what was answered.
+///
+/// # Errors
+/// No lab listens there, it could not do what was asked, or `output` failed.
+pub fn run(
+    path: &Path,
+    request: &Ask,
+    output: &mut dyn FnMut(Stream, &[u8]) -> Result<()>,
+) -> Result<(i32, String)> {
     let mut stream = UnixStream::connect(path).with_context(|| {
         format!(
-            "no lab is running at {}; `make shell` starts one",
+            "no lab is running at {}; `make shell` or `vrnic-lab up` starts one",
             path.display()
         )
     })?;
@@ -267,14 +380,7 @@ pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
     stream.write_all(&line)?;
     for line in BufReader::new(stream).lines() {
         match serde_json::from_str(&line?)? {
-            Answer::Output(Stream::Out, data) => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(&decode(&data)?)?;
-                out.flush()?;
-            }
-            Answer::Output(Stream::Err, data) => {
-                std::io::stderr().lock().write_all(&decode(&data)?)?;
-            }
+            Answer::Output(stream, data) => output(stream, &decode(&data)?)?,
             Answer::End(code) => return Ok((code, String::new())),
             Answer::Done(text) => return Ok((0, text)),
             Answer::Failed(why) => bail!("{why}"),

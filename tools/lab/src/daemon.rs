@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! One vrnicd with an RNIC per VM, or one for each VM, each in a network of its own.
+//! The vrnicd of a network: its RNICs, and its switch.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::lab::Extra;
-use crate::namespaces::Namespaces;
+use crate::description::{Description, Network, Nic};
 use crate::process::{Process, tail};
 use crate::settings::Settings;
-use crate::vm::{NAMES, mac};
+
+/// Name of a lab's network, if it has only one. Its vrnicd's files are not named after it.
+pub const FIRST: &str = "net";
 
 /// Arguments of setpriv: every run of the lab shows that vrnicd needs no capability, whoever runs the lab. Entering a
 /// namespace may make the kernel forget that a process shall die with its parent.
@@ -33,48 +34,57 @@ fn is_root() -> Result<bool> {
 /// How long it may take until a process has made what it shall make.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A running vrnicd, or two. Dropping it ends them.
+/// A running vrnicd. Dropping it ends it.
 pub struct Daemon {
-    // Order matters: they end before their networks.
-    parts: Vec<Part>,
-    _namespaces: Option<Namespaces>,
-}
-
-/// One process.
-struct Part {
     process: Process,
     log: PathBuf,
+    text: String,
     /// The sockets that it makes.
     sockets: Vec<PathBuf>,
 }
 
-/// The configuration file of a lab's first or only vrnicd.
-#[must_use]
-pub fn config(sockets: &Path) -> PathBuf {
-    sockets.join("vrnicd.toml")
+/// The name of a file of a network's vrnicd.
+fn file(network: &str, what: &str) -> String {
+    if network == FIRST {
+        format!("vrnicd{what}")
+    } else {
+        format!("vrnicd-{network}{what}")
+    }
 }
 
-/// The control socket of a lab's first or only vrnicd, for vrnicctl.
+/// The configuration file of a network's vrnicd.
 #[must_use]
-pub fn control(sockets: &Path) -> PathBuf {
-    sockets.join("vrnicd-control")
+pub fn config(sockets: &Path, network: &str) -> PathBuf {
+    sockets.join(file(network, ".toml"))
 }
 
-/// The socket of a VM's RNIC.
+/// The control socket of a network's vrnicd, for vrnicctl.
 #[must_use]
-pub fn socket(sockets: &Path, vm: &str) -> PathBuf {
-    sockets.join(format!("rnic-{vm}"))
+pub fn control(sockets: &Path, network: &str) -> PathBuf {
+    sockets.join(file(network, "-control"))
 }
 
-/// The socket of the switch's port for a VM's virtio-net.
+/// The log of a network's vrnicd.
 #[must_use]
-pub fn switch_socket(sockets: &Path, vm: &str) -> PathBuf {
-    sockets.join(format!("net-{vm}"))
+pub fn log(logs: &Path, network: &str) -> PathBuf {
+    logs.join(file(network, ".log"))
+}
+
+/// The socket of an RNIC.
+#[must_use]
+pub fn socket(sockets: &Path, nic: &Nic) -> PathBuf {
+    sockets.join(format!("rnic-{}", nic.name))
+}
+
+/// The socket of the switch's port for a virtio-net.
+#[must_use]
+pub fn switch_socket(sockets: &Path, nic: &Nic) -> PathBuf {
+    sockets.join(format!("net-{}", nic.name))
 }
 
 impl Daemon {
-    /// Writes the configuration and starts vrnicd; returns once the sockets are there. `extra` is added
-    /// to it. Without `rnics` it is a switch only.
+    /// Writes the configuration `text` and starts vrnicd; returns once the sockets are there. The words of `enter`
+    /// come before its command, to run it elsewhere.
     ///
     /// # Errors
     /// vrnicd is not built, ends, or opens no sockets; the message has the end of its log.
@@ -82,78 +92,42 @@ impl Daemon {
         settings: &Settings,
         sockets: &Path,
         logs: &Path,
-        extra: &Extra,
-        rnics: bool,
+        network: &Network,
+        lab: &Description,
+        enter: Option<Vec<String>>,
     ) -> Result<Self> {
         let program = settings.programs().join("vrnicd");
         if !program.is_file() {
             bail!("{} is missing: run `make build`", program.display());
         }
         fs::create_dir_all(logs)?;
-        let namespaces = extra
-            .two_daemons
-            .then(|| Namespaces::start(sockets, logs))
-            .transpose()?;
-        let mut parts = Vec::new();
-        let groups: &[&[&str]] = match &namespaces {
-            Some(_) => &[&NAMES[..1], &NAMES[1..]],
-            None => &[&NAMES],
-        };
-        for (index, names) in groups.iter().enumerate() {
-            let (config, control, log) = if index == 0 {
-                (config(sockets), control(sockets), logs.join("vrnicd.log"))
-            } else {
-                (
-                    sockets.join("vrnicd-2.toml"),
-                    sockets.join("vrnicd-2-control"),
-                    logs.join("vrnicd-2.log"),
-                )
-            };
-            let mut text = text(settings, sockets, extra, &control, names, rnics)?;
-            if namespaces.is_some() {
-                write!(
-                    text,
-                    "\n[[switch.port]]\nname = \"link\"\nlink = {{ local = \"{}:4789\", peer = \"{}:4789\" }}\n",
-                    Namespaces::ADDRESSES[index],
-                    Namespaces::ADDRESSES[1 - index]
-                )?;
-            }
-            fs::write(&config, text)?;
-            let mut made = Vec::new();
-            for name in *names {
-                let rnic = rnics && extra.has_rnic(name);
-                made.extend(rnic.then(|| socket(sockets, name)));
-                made.extend(
-                    extra
-                        .switched(settings)
-                        .then(|| switch_socket(sockets, name)),
-                );
-            }
-            for socket in &made {
-                let _ = fs::remove_file(socket);
-            }
-            let mut words = match &namespaces {
-                Some(namespaces) => namespaces.enter(index),
-                None => Vec::new(),
-            };
-            words.extend(WITHOUT_PRIVILEGES.map(str::to_owned));
-            if namespaces.is_some() || is_root()? {
-                words.push("--bounding-set=-all".to_owned());
-            }
-            words.push("--".to_owned());
-            for word in [program.as_path(), Path::new("--config"), &config] {
-                words.push(word.to_string_lossy().into_owned());
-            }
-            let process = Process::start("vrnicd", Path::new(&words[0]), &words[1..], &[], &log)?;
-            parts.push(Part {
-                process,
-                log,
-                sockets: made,
-            });
+        let (config, log) = (config(sockets, &network.name), log(logs, &network.name));
+        let text = text(sockets, network, lab)?;
+        fs::write(&config, &text)?;
+        let mut made = Vec::new();
+        for (_, nic) in lab.nics(&network.name) {
+            made.extend(nic.rnic.then(|| socket(sockets, nic)));
+            made.extend(network.switch.then(|| switch_socket(sockets, nic)));
         }
+        for socket in &made {
+            let _ = fs::remove_file(socket);
+        }
+        let elsewhere = enter.is_some();
+        let mut words = enter.unwrap_or_default();
+        words.extend(WITHOUT_PRIVILEGES.map(str::to_owned));
+        if elsewhere || is_root()? {
+            words.push("--bounding-set=-all".to_owned());
+        }
+        words.push("--".to_owned());
+        for word in [program.as_path(), Path::new("--config"), &config] {
+            words.push(word.to_string_lossy().into_owned());
+        }
+        let process = Process::start("vrnicd", Path::new(&words[0]), &words[1..], &[], &log)?;
         let mut daemon = Self {
-            parts,
-            _namespaces: namespaces,
+            process,
+            log,
+            text,
+            sockets: made,
         };
         daemon.wait()?;
         Ok(daemon)
@@ -162,103 +136,128 @@ impl Daemon {
     /// Waits for the sockets.
     fn wait(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        for part in &mut self.parts {
-            while !part.sockets.iter().all(|socket| socket.exists()) {
-                if let Some(status) = part.process.ended() {
-                    bail!(
-                        "vrnicd ended at once ({status}); {} says:\n{}",
-                        part.log.display(),
-                        tail(&part.log, 15)
-                    );
-                }
-                if Instant::now() > deadline {
-                    bail!(
-                        "vrnicd opened no sockets within 20 s; {} says:\n{}",
-                        part.log.display(),
-                        tail(&part.log, 15)
-                    );
-                }
-                std::thread::sleep(Duration::from_millis(5));
+        while !self.sockets.iter().all(|socket| socket.exists()) {
+            if let Some(status) = self.process.ended() {
+                bail!(
+                    "vrnicd ended at once ({status}); {} says:\n{}",
+                    self.log.display(),
+                    tail(&self.log, 15)
+                );
             }
+            if Instant::now() > deadline {
+                bail!(
+                    "vrnicd opened no sockets within 20 s; {} says:\n{}",
+                    self.log.display(),
+                    tail(&self.log, 15)
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
 
-    /// Host process id; of two, the one that has VM a.
+    /// Host process id.
     #[must_use]
     pub fn pid(&self) -> i32 {
-        self.parts[0].process.pid()
+        self.process.pid()
     }
 
     /// Its log file.
     #[must_use]
     pub fn log(&self) -> &Path {
-        &self.parts[0].log
+        &self.log
     }
 
-    /// Whether it still runs; of two, whether both do.
+    /// The configuration that it runs with.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it still runs.
     pub fn alive(&mut self) -> bool {
-        self.parts
-            .iter_mut()
-            .all(|part| part.process.ended().is_none())
+        self.process.ended().is_none()
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(&mut self) {
+        self.process.kill();
     }
 
     /// SIGTERM and a clean end. False when it had to be killed or reported a failure.
     pub fn stop(&mut self) -> bool {
-        let mut clean = true;
-        for part in &mut self.parts {
-            clean &= part.process.stop(Duration::from_secs(5));
-        }
-        clean
+        self.process.stop(Duration::from_secs(5))
     }
 }
 
-/// The configuration for some VMs.
-fn text(
-    settings: &Settings,
-    sockets: &Path,
-    extra: &Extra,
-    control: &Path,
-    names: &[&str],
-    rnics: bool,
-) -> Result<String> {
+/// The configuration of a network's vrnicd.
+///
+/// # Errors
+/// Never: it is text.
+pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<String> {
     let mut text = String::new();
     // For experiments: one more line for the daemon.
     if let Ok(line) = std::env::var("VRNIC_VRNICD") {
         writeln!(text, "{line}")?;
     }
-    for line in &extra.daemon {
+    for line in &network.daemon {
         let line = line.replace("{lab}", &sockets.to_string_lossy());
         writeln!(text, "{line}")?;
     }
-    writeln!(text, "control = \"{}\"", control.display())?;
-    let has_rnic = |name: &str| rnics && extra.has_rnic(name);
-    for name in names.iter().filter(|name| has_rnic(name)) {
+    writeln!(
+        text,
+        "control = {}",
+        quoted(&control(sockets, &network.name))
+    )?;
+    for (_, nic) in lab.nics(&network.name).filter(|(_, nic)| nic.rnic) {
         writeln!(
             text,
-            "\n[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{}\"\nfabric = \"{}\"",
-            socket(sockets, name).display(),
-            mac(name),
-            settings.fabric.name()
+            "\n[[device]]\nname = \"{}\"\nsocket = {}\nmac = \"{}\"\nfabric = \"{}\"",
+            nic.name,
+            quoted(&socket(sockets, nic)),
+            nic.mac,
+            network.fabric.name()
         )?;
-        for line in &extra.device {
+        for line in &nic.device {
             writeln!(text, "{line}")?;
         }
     }
-    for name in names.iter().filter(|_| extra.switched(settings)) {
+    if !network.switch {
+        return Ok(text);
+    }
+    for (_, nic) in lab.nics(&network.name) {
         writeln!(
             text,
-            "\n[[switch.port]]\nname = \"{name}\"\nstream = \"{}\"",
-            switch_socket(sockets, name).display()
+            "\n[[switch.port]]\nname = \"{}\"\nstream = {}",
+            nic.name,
+            quoted(&switch_socket(sockets, nic))
         )?;
-        if has_rnic(name) {
-            writeln!(text, "device = \"{name}\"")?;
+        if nic.rnic {
+            writeln!(text, "device = \"{}\"", nic.name)?;
         } else {
-            writeln!(text, "mac = \"{}\"", mac(name))?;
+            writeln!(text, "mac = \"{}\"", nic.mac)?;
         }
-        for line in &extra.port {
+        for line in &nic.port {
             writeln!(text, "{line}")?;
         }
+    }
+    // No VM has such a name.
+    for (link, index) in network.links.iter().zip(1..) {
+        writeln!(
+            text,
+            "\n[[switch.port]]\nname = \"link:{index}\"\nlink = {link}"
+        )?;
+        if let Some(mtu) = network.mtu {
+            writeln!(text, "mtu = {mtu}")?;
+        }
+    }
+    if lab.nics(&network.name).next().is_none() && network.links.is_empty() {
+        writeln!(text, "\n[switch]")?;
     }
     Ok(text)
+}
+
+/// A path as a value of TOML.
+fn quoted(path: &Path) -> String {
+    toml::Value::from(path.to_string_lossy().into_owned()).to_string()
 }

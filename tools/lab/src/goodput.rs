@@ -13,7 +13,7 @@ use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, align, bandwidth};
 use crate::settings::Settings;
-use crate::vm::{Device, Fabric, NAMES, ipv4};
+use crate::vm::{Device, Fabric, Family, NAMES};
 
 /// Shares of frames that are lost in each direction.
 const LOSSES: [f64; 5] = [0.0, 0.001, 0.01, 0.05, 0.1];
@@ -133,7 +133,10 @@ fn check_bytes(lab: &Lab, [client, server]: &[End; 2], loss: f64) -> Result<Entr
     };
     let programs = [
         run(server, "--server")?,
-        run(client, &format!("--client {}", ipv4(&server.vm)))?,
+        run(
+            client,
+            &format!("--client {}", lab.address(&server.vm, Family::V4)?),
+        )?,
     ];
     let mut entry = Entry {
         program: STRESS.to_owned(),

@@ -40,7 +40,9 @@ impl Name {
             .map_err(|_| anyhow!("VRNIC_KERNEL: set it to stock, lab, debug or races"))
     }
 
-    fn text(self) -> &'static str {
+    /// As on the command line.
+    #[must_use]
+    pub fn text(self) -> &'static str {
         match self {
             Self::Stock => "stock",
             Self::Lab => "lab",
@@ -76,6 +78,10 @@ impl Kernel {
                 format!("the kernel `{name}` is not prepared: run `make build VRNIC_KERNEL={name}`")
             })?,
         };
+        Self::in_tree(tree, built)
+    }
+
+    fn in_tree(tree: PathBuf, built: PathBuf) -> Result<Self> {
         let config = fs::read_to_string(tree.join(".config"))
             .with_context(|| format!("{} is no configured kernel tree", tree.display()))?;
         let kernel = Self {
@@ -91,6 +97,17 @@ impl Kernel {
             );
         }
         Ok(kernel)
+    }
+
+    /// One that the setup prepared, by its name, or a built tree, by its path.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn named(source: &Path, name: &str) -> Result<Self> {
+        match Name::from_str(name, false) {
+            Ok(name) => Self::load(source, name),
+            Err(_) => Self::in_tree(PathBuf::from(name), source.join("build/kernel/own")),
+        }
     }
 
     /// What QEMU boots.

@@ -1,24 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The lab: one vrnicd, two VMs, and what the programs in them need to know.
+//! The lab: VMs, a vrnicd for each network, and what the programs in them need to know.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::accelerator::{self, Accelerator};
 use crate::agent::Agent;
 use crate::daemon::{self, Daemon};
+use crate::description::{Description, Machine, Network};
+use crate::kernel::Kernel;
+use crate::namespaces::Namespaces;
 use crate::process::{scratch, scratch_in};
 use crate::progress::Step;
 use crate::settings::Settings;
 use crate::share;
-use crate::vm::{Device, Fabric, Family, NAMES, Spec, Vm};
+use crate::vm::{self, Cable, Device, Family, Net, Spec, Vm};
 
 /// How long a guest may take to boot. TCG on a busy machine is slow.
 const BOOT: Duration = Duration::from_secs(180);
+/// How long it may take to copy files into a guest.
+const COPY: Duration = Duration::from_secs(600);
 /// How long a short command in a guest may take.
 pub const SHORT: Duration = Duration::from_secs(30);
 
@@ -42,8 +51,8 @@ impl Module {
     }
 }
 
-/// What is special about a lab: lines of TOML added to vrnicd's configuration, how the VMs' network is made, and what
-/// else the VMs have.
+/// What is special about a lab of two VMs: lines of TOML added to vrnicd's configuration, how the VMs' network is made,
+/// and what else the VMs have.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
     /// For the daemon.
@@ -64,24 +73,6 @@ pub struct Extra {
     pub cpus: Option<u32>,
 }
 
-impl Extra {
-    /// Whether the VMs' network goes through vrnicd's switch: where RNICs send frames, their virtio-nets do so too.
-    #[must_use]
-    pub fn switched(&self, settings: &Settings) -> bool {
-        self.switch
-            || self.two_daemons
-            || !self.port.is_empty()
-            || !self.rxe.is_empty()
-            || settings.fabric == Fabric::Roce
-    }
-
-    /// Whether a VM has an RNIC in a lab whose VMs have.
-    #[must_use]
-    pub fn has_rnic(&self, name: &str) -> bool {
-        !self.rxe.iter().any(|vm| vm == name)
-    }
-}
-
 /// How to build a lab.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -97,121 +88,348 @@ pub struct Options {
     pub module: Module,
 }
 
-/// Two running VMs and their vrnicd. Dropping it ends everything.
+/// A VM that runs, or shall.
+type Slot = Arc<Mutex<Option<Vm>>>;
+
+/// Running VMs and the vrnicd of each network. Dropping it ends everything.
 pub struct Lab {
     /// Where things are.
     pub settings: Settings,
-    /// KVM or TCG.
+    /// KVM or TCG, with the lab's kernel.
     pub accelerator: Accelerator,
-    options: Options,
-    // Order matters: VMs end before vrnicd, sockets vanish last.
-    vms: [Mutex<Option<Vm>>; 2],
-    daemon: Mutex<Option<Daemon>>,
-    sockets: tempfile::TempDir,
+    /// Why that.
+    why: String,
+    module: Module,
+    logs: PathBuf,
+    /// What it is made of, or is on its way to.
+    description: Mutex<Description>,
+    /// Held while that changes.
+    changing: Mutex<()>,
+    /// Nothing is started any more.
+    ending: AtomicBool,
+    // Order matters: VMs end before their vrnicd, which end before their namespaces; directories vanish last.
+    vms: Mutex<BTreeMap<String, Slot>>,
+    daemons: Mutex<BTreeMap<String, Daemon>>,
+    namespaces: Mutex<Option<Namespaces>>,
+    sockets: PathBuf,
+    /// Shares by the tree of their kernel.
+    shares: Mutex<BTreeMap<PathBuf, PathBuf>>,
+    scratch: tempfile::TempDir,
     /// NVDIMMs of the VMs, if they have any.
-    disk: Option<tempfile::TempDir>,
+    disk: Mutex<Option<tempfile::TempDir>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Lab {
-    /// Stages the share, starts vrnicd, boots both VMs side by side and waits for the RDMA devices.
+    /// Boots the lab of `make run` and of the tests.
     ///
     /// # Errors
     /// Any part did not come up; the message says which and shows its log's end.
     pub fn boot(settings: &Settings, options: Options) -> Result<Self> {
-        let (accelerator, why) = accelerator::choose(settings)?;
-        let linux = settings.kernel.release()?;
-        let step = Step::start(&format!(
-            "booting two VMs with Linux {linux} ({accelerator}: {why})"
-        ));
-        let sockets = scratch()?;
+        let rnics = !options.no_rnic;
+        let pair = Description::pair(settings.fabric, options.device, rnics, &options.vrnicd)?;
         let _ = fs::remove_dir_all(&options.logs);
-        fs::create_dir_all(&options.logs)
-            .with_context(|| format!("making {}", options.logs.display()))?;
-        let driver = (options.device == Device::Vrnic).then(|| options.module.path(settings));
-        share::stage(settings, &sockets.path().join("share"), driver.as_deref())?;
-        let daemon = if options.no_rnic && !options.vrnicd.switched(settings) {
-            None
-        } else {
-            Some(Daemon::start(
-                settings,
-                sockets.path(),
-                &options.logs,
-                &options.vrnicd,
-                !options.no_rnic,
-            )?)
-        };
-        // vrnicd does not take a file in memory for persistent, which one in /tmp may be.
-        let disk = options
-            .vrnicd
-            .nvdimm
-            .map(|_| scratch_in(Path::new("/var/tmp")))
-            .transpose()?;
-        let lab = Self {
-            settings: settings.clone(),
-            accelerator,
-            options,
-            vms: [Mutex::new(None), Mutex::new(None)],
-            daemon: Mutex::new(daemon),
-            sockets,
-            disk,
-        };
-        if let Err(error) = lab.start_vms() {
-            if !lab.keep_early_panics()? {
-                return Err(error);
-            }
-            lab.start_vms()?;
-        }
-        step.done();
+        let lab = Self::empty(settings, options.module, options.logs, None)?;
+        lab.apply(pair, &|_| {})?;
         Ok(lab)
     }
 
-    fn spec(&self, name: &str) -> Spec {
-        Spec {
-            name: name.to_owned(),
-            accelerator: self.accelerator,
-            device: self.device(name),
-            rnic: (!self.options.no_rnic && self.options.vrnicd.has_rnic(name))
-                .then(|| daemon::socket(self.sockets.path(), name)),
-            switch: self
-                .options
-                .vrnicd
-                .switched(&self.settings)
-                .then(|| daemon::switch_socket(self.sockets.path(), name)),
-            cpus: self.options.vrnicd.cpus,
-            nvdimm: self
-                .disk
-                .as_ref()
-                .zip(self.options.vrnicd.nvdimm)
-                .map(|(disk, size)| (disk.path().join(name), size)),
-            sockets: self.sockets.path().to_path_buf(),
-            share: self.sockets.path().join("share"),
-            logs: self.options.logs.clone(),
+    /// A lab without VMs. Its sockets are in `sockets`, or in a directory of its own.
+    ///
+    /// # Errors
+    /// A directory cannot be made, or there is no kernel.
+    pub fn empty(
+        settings: &Settings,
+        module: Module,
+        logs: PathBuf,
+        sockets: Option<&Path>,
+    ) -> Result<Self> {
+        let (accelerator, why) = accelerator::choose(settings)?;
+        let scratch = scratch()?;
+        fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
+        Ok(Self {
+            settings: settings.clone(),
+            accelerator,
+            why,
+            module,
+            logs,
+            description: Mutex::default(),
+            changing: Mutex::default(),
+            ending: AtomicBool::new(false),
+            vms: Mutex::default(),
+            daemons: Mutex::default(),
+            namespaces: Mutex::default(),
+            sockets: sockets.unwrap_or(scratch.path()).to_path_buf(),
+            shares: Mutex::default(),
+            scratch,
+            disk: Mutex::default(),
+        })
+    }
+
+    /// Makes the lab what `description` says: ends what is no longer in it, and starts what is new, has changed, or has
+    /// ended. What is the same runs on. A VM whose RNIC's or port's vrnicd has to change boots again.
+    ///
+    /// # Errors
+    /// Any part did not come up; the message says which and shows its log's end. The rest runs.
+    pub fn apply(&self, description: Description, say: &dyn Fn(&str)) -> Result<()> {
+        let _changing = locked(&self.changing);
+        let mut specs = BTreeMap::new();
+        for machine in &description.machines {
+            specs.insert(machine.name.clone(), self.spec(&description, machine)?);
+        }
+        let changed = self.changed_networks(&description)?;
+        *locked(&self.description) = description.clone();
+        self.end_vms(&specs, &changed, say);
+        {
+            let mut daemons = locked(&self.daemons);
+            daemons.retain(|name, daemon| {
+                let stays = description
+                    .network(name)
+                    .is_ok_and(|it| description.needs_daemon(it) && !changed.contains(name));
+                if !stays {
+                    daemon.stop();
+                }
+                stays
+            });
+            self.enter_namespaces(&description)?;
+            for network in &description.networks {
+                if description.needs_daemon(network) && !daemons.contains_key(&network.name) {
+                    let daemon = self.start_daemon(network, &description)?;
+                    daemons.insert(network.name.clone(), daemon);
+                }
+            }
+        }
+        let names = description.machines.iter().map(|it| it.name.as_str());
+        let missing: Vec<_> = names.filter(|name| !self.vm_alive(name)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        self.enough_memory(&description, &missing)?;
+        let linux = self.settings.kernel.release()?;
+        let step = Step::start(&format!(
+            "booting {} with Linux {linux} ({}: {})",
+            match missing.len() {
+                1 => format!("VM {}", missing[0]),
+                2 => "two VMs".to_owned(),
+                number => format!("{number} VMs"),
+            },
+            self.accelerator,
+            self.why
+        ));
+        if let Err(error) = self.start_vms(&missing, say) {
+            let again = self.keep_early_panics(&missing)?;
+            if again.is_empty() {
+                return Err(error);
+            }
+            self.start_vms(&again, say)?;
+            missing
+                .iter()
+                .try_for_each(|name| self.wait_vm(name, missing.len()))?;
+        }
+        step.done();
+        Ok(())
+    }
+
+    /// Networks whose vrnicd does not run as it should.
+    fn changed_networks(&self, description: &Description) -> Result<BTreeSet<String>> {
+        let mut changed = BTreeSet::new();
+        let mut daemons = locked(&self.daemons);
+        for network in &description.networks {
+            if let Some(daemon) = daemons.get_mut(&network.name) {
+                let text = daemon::text(&self.sockets, network, description)?;
+                if !daemon.alive() || daemon.text() != text {
+                    changed.insert(network.name.clone());
+                }
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Ends VMs that are not as in `specs`, or on a changed network.
+    fn end_vms(
+        &self,
+        specs: &BTreeMap<String, Spec>,
+        changed: &BTreeSet<String>,
+        say: &dyn Fn(&str),
+    ) {
+        let running: Vec<_> = locked(&self.vms).clone().into_iter().collect();
+        for (name, slot) in running {
+            let mut vm = locked(&slot);
+            let Some(spec) = specs.get(&name) else {
+                if let Some(vm) = vm.as_mut() {
+                    say(&format!("VM {name}: ends"));
+                    vm.stop();
+                }
+                drop(vm);
+                locked(&self.vms).remove(&name);
+                continue;
+            };
+            let Some(old) = vm.as_mut() else { continue };
+            let moved = spec
+                .machine
+                .nics
+                .iter()
+                .find(|nic| changed.contains(&nic.network));
+            if !old.alive() {
+                say(&format!("VM {name}: had ended"));
+            } else if !old.spec.is_same(spec) {
+                say(&format!("VM {name}: has changed"));
+            } else if let Some(nic) = moved {
+                say(&format!(
+                    "VM {name}: its network {} has changed",
+                    nic.network
+                ));
+            } else {
+                continue;
+            }
+            old.stop();
+            *vm = None;
         }
     }
 
-    fn slot(&self, name: &str) -> Result<MutexGuard<'_, Option<Vm>>> {
-        let index = NAMES
-            .iter()
-            .position(|&known| known == name)
-            .with_context(|| format!("no VM `{name}`; there are a and b"))?;
-        Ok(self.vms[index]
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner))
+    /// Makes the namespaces that networks are in.
+    fn enter_namespaces(&self, description: &Description) -> Result<()> {
+        let mut namespaces = locked(&self.namespaces);
+        if namespaces.is_none() && description.networks.iter().any(|it| it.host.is_some()) {
+            *namespaces = Some(Namespaces::start(&self.sockets, &self.logs)?);
+        }
+        Ok(())
     }
 
-    fn start_vms(&self) -> Result<()> {
-        for name in NAMES {
+    fn start_daemon(&self, network: &Network, description: &Description) -> Result<Daemon> {
+        let namespaces = locked(&self.namespaces);
+        let enter = network.host.zip(namespaces.as_ref());
+        Daemon::start(
+            &self.settings,
+            &self.sockets,
+            &self.logs,
+            network,
+            description,
+            enter.map(|(host, namespaces)| namespaces.enter(host)),
+        )
+    }
+
+    /// Whether the machine can have that many VMs more.
+    fn enough_memory(&self, description: &Description, missing: &[&str]) -> Result<()> {
+        let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("MemAvailable:"));
+        let words = line.and_then(|line| line.split_whitespace().next());
+        let Some(available) = words.and_then(|word| word.parse::<u64>().ok()) else {
+            return Ok(());
+        };
+        let mut wanted = 0;
+        for name in missing {
+            wanted += u64::from(vm::memory(description.machine(name)?));
+        }
+        if wanted > available / 1024 {
+            bail!(
+                "the VMs to start have {wanted} MiB of memory and this machine has {} MiB left: start fewer, or give them \
+                 less (`memory` in the lab file)",
+                available / 1024
+            );
+        }
+        Ok(())
+    }
+
+    /// How to start a machine.
+    fn spec(&self, description: &Description, machine: &Machine) -> Result<Spec> {
+        let (settings, accelerator) = match &machine.kernel {
+            None => (self.settings.clone(), self.accelerator),
+            Some(kernel) => {
+                let kernel = Kernel::named(&self.settings.tree, kernel)?;
+                let settings = self.settings.with_kernel(&kernel);
+                let accelerator = accelerator::choose(&settings)?.0;
+                (settings, accelerator)
+            }
+        };
+        let mut cables = Vec::new();
+        for nic in &machine.nics {
+            let network = description.network(&nic.network)?;
+            let first = description.nics(&network.name).next();
+            cables.push(Cable {
+                rnic: nic.rnic.then(|| daemon::socket(&self.sockets, nic)),
+                net: if network.switch {
+                    // Room for RoCE's largest packets.
+                    let mtu = network.mtu.unwrap_or(9000);
+                    Net::Switch(daemon::switch_socket(&self.sockets, nic), mtu)
+                } else {
+                    let wire = self.sockets.join(format!("wire-{}", network.name));
+                    Net::Wire(wire, first.is_some_and(|(_, first)| first.name == nic.name))
+                },
+            });
+        }
+        let nvdimm = match machine.nvdimm {
+            None => None,
+            Some(_) => {
+                let mut disk = locked(&self.disk);
+                if disk.is_none() {
+                    // vrnicd does not take a file in memory for persistent, which one in /tmp may be.
+                    *disk = Some(scratch_in(Path::new("/var/tmp"))?);
+                }
+                disk.as_ref().map(|disk| disk.path().join(&machine.name))
+            }
+        };
+        let driven = description
+            .machines
+            .iter()
+            .any(|it| it.device == Device::Vrnic);
+        Ok(Spec {
+            machine: machine.clone(),
+            accelerator,
+            cables,
+            nvdimm,
+            sockets: self.sockets.clone(),
+            share: self.share(&settings, driven)?,
+            logs: self.logs.clone(),
+            settings,
+        })
+    }
+
+    /// The share for guests with that kernel.
+    fn share(&self, settings: &Settings, driven: bool) -> Result<PathBuf> {
+        let mut shares = locked(&self.shares);
+        if let Some(share) = shares.get(&settings.kernel.tree) {
+            return Ok(share.clone());
+        }
+        let driver = self.module.path(settings);
+        let driver = (driven || driver.is_file()).then_some(driver);
+        let share = self.scratch.path().join(format!("share-{}", shares.len()));
+        share::stage(settings, &share, driver.as_deref())?;
+        shares.insert(settings.kernel.tree.clone(), share.clone());
+        Ok(share)
+    }
+
+    fn slot(&self, name: &str) -> Result<Slot> {
+        locked(&self.description).machine(name)?;
+        Ok(locked(&self.vms)
+            .entry(name.to_owned())
+            .or_default()
+            .clone())
+    }
+
+    fn start_vms(&self, names: &[&str], say: &dyn Fn(&str)) -> Result<()> {
+        for name in names {
             self.start_vm(name)?;
         }
-        NAMES.iter().try_for_each(|name| self.wait_vm(name))
+        for name in names {
+            self.wait_vm(name, names.len())?;
+            say(&format!("VM {name}: is up"));
+        }
+        Ok(())
     }
 
-    /// Whether a kernel panicked while it set up its interrupts, see [`Vm::panicked_early`], which says nothing about
-    /// what is tested and deserves a second boot. Ends the VMs and keeps the consoles of such panics.
-    fn keep_early_panics(&self) -> Result<bool> {
-        let mut any = false;
-        for name in NAMES {
-            let mut slot = self.slot(name)?;
+    /// VMs whose kernel panicked while it set up its interrupts, see [`Vm::panicked_early`], which says nothing about
+    /// what is tested and deserves a second boot. Ends them, and keeps the consoles of such panics.
+    fn keep_early_panics<'a>(&self, names: &[&'a str]) -> Result<Vec<&'a str>> {
+        let mut again = Vec::new();
+        for name in names {
+            let slot = self.slot(name)?;
+            let mut slot = locked(&slot);
             if let Some(vm) = slot.as_ref().filter(|vm| vm.panicked_early()) {
                 let kept = vm.spec.console().with_extension("panic.log");
                 fs::rename(vm.spec.console(), &kept)?;
@@ -219,44 +437,108 @@ impl Lab {
                     "VM {name}: Linux panicked as it set up its interrupts ({}); booting again",
                     kept.display()
                 );
-                any = true;
+                again.push(*name);
+                *slot = None;
             }
-            *slot = None;
         }
-        Ok(any)
+        Ok(again)
     }
 
     fn start_vm(&self, name: &str) -> Result<()> {
-        let mut slot = self.slot(name)?;
+        let description = locked(&self.description).clone();
+        self.may_start()?;
+        let spec = self.spec(&description, description.machine(name)?)?;
+        let slot = self.slot(name)?;
+        let mut slot = locked(&slot);
         *slot = None;
-        *slot = Some(Vm::start(&self.settings, self.spec(name))?);
+        *slot = Some(Vm::start(spec)?);
         Ok(())
     }
 
-    fn wait_vm(&self, name: &str) -> Result<()> {
-        self.with_vm(name, |vm| vm.wait_ready(0, BOOT))
+    /// Waits for a VM that boots beside others.
+    fn wait_vm(&self, name: &str, others: usize) -> Result<()> {
+        let waves = u32::try_from(others.div_ceil(2))?;
+        let (start, patience) = (Instant::now(), BOOT * waves.max(1));
+        loop {
+            self.may_start()?;
+            if self.with_vm(name, |vm| vm.ready(0, start, patience))? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fails when the lab is to end.
+    fn may_start(&self) -> Result<()> {
+        ensure!(!self.ending.load(Ordering::Relaxed), "the lab ends");
+        Ok(())
     }
 
     /// Which device a guest loaded at boot.
     #[must_use]
     pub fn device(&self, name: &str) -> Device {
-        if self.options.vrnicd.has_rnic(name) {
-            self.options.device
-        } else {
-            Device::Rxe
-        }
+        let description = locked(&self.description);
+        description
+            .machine(name)
+            .map_or(Device::Vrnic, |machine| machine.device)
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn description(&self) -> Description {
+        locked(&self.description).clone()
+    }
+
+    /// The address of a VM's first device.
+    ///
+    /// # Errors
+    /// There is no such VM, or it has no network device.
+    pub fn address(&self, name: &str, family: Family) -> Result<String> {
+        let description = locked(&self.description);
+        let nics = &description.machine(name)?.nics;
+        let nic = nics.first();
+        let nic = nic.with_context(|| format!("VM {name} has no network device"))?;
+        Ok(match family {
+            Family::V4 => nic.ipv4.clone(),
+            Family::V6 => nic.ipv6.clone(),
+        })
+    }
+
+    /// Directory of shares.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
     }
 
     /// Where the logs are.
     #[must_use]
     pub fn logs(&self) -> &Path {
-        &self.options.logs
+        &self.logs
     }
 
-    /// Sockets and the share.
+    /// Sockets.
     #[must_use]
     pub fn sockets(&self) -> &Path {
-        self.sockets.path()
+        &self.sockets
+    }
+
+    /// The control socket of the first network's vrnicd.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        daemon::control(&self.sockets, &self.first_network())
+    }
+
+    /// The configuration of the first network's vrnicd.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        daemon::config(&self.sockets, &self.first_network())
+    }
+
+    fn first_network(&self) -> String {
+        let description = locked(&self.description);
+        let first = description.networks.first();
+        first
+            .map_or(daemon::FIRST, |network| &network.name)
+            .to_owned()
     }
 
     /// Runs programs in a VM.
@@ -264,12 +546,7 @@ impl Lab {
     /// # Errors
     /// The VM does not exist or does not run.
     pub fn agent(&self, name: &str) -> Result<Agent> {
-        Ok(self
-            .slot(name)?
-            .as_ref()
-            .with_context(|| format!("VM {name} is not running"))?
-            .agent
-            .clone())
+        self.with_vm(name, |vm| Ok(vm.agent.clone()))
     }
 
     /// Does something with a running VM.
@@ -277,18 +554,84 @@ impl Lab {
     /// # Errors
     /// The VM does not run, or `action` fails.
     pub fn with_vm<T>(&self, name: &str, action: impl FnOnce(&mut Vm) -> Result<T>) -> Result<T> {
+        let slot = self.slot(name)?;
+        let mut slot = locked(&slot);
         action(
-            self.slot(name)?
-                .as_mut()
+            slot.as_mut()
                 .with_context(|| format!("VM {name} is not running"))?,
         )
+    }
+
+    /// Process and processors of a VM's QEMU; nothing inside if it does not run, nothing at all if somebody waits for
+    /// it.
+    #[must_use]
+    pub fn look(&self, name: &str) -> Option<Option<(i32, u32)>> {
+        let slot = self.slot(name).ok()?;
+        let Ok(mut slot) = slot.try_lock() else {
+            return None;
+        };
+        let Some(vm) = slot.as_mut().filter(|vm| vm.waited > 0) else {
+            // Somebody starts the one after the other.
+            return self.changing.try_lock().is_ok().then_some(None);
+        };
+        Some(vm.alive().then(|| (vm.pid(), vm.spec.cpus())))
+    }
+
+    /// Process of a network's vrnicd, if one runs.
+    #[must_use]
+    pub fn daemon_pid(&self, network: &str) -> Option<i32> {
+        let mut daemons = locked(&self.daemons);
+        let daemon = daemons.get_mut(network)?;
+        daemon.alive().then(|| daemon.pid())
+    }
+
+    /// Waits for all RDMA devices of a VM.
+    ///
+    /// # Errors
+    /// As [`wait_rdma`](Self::wait_rdma).
+    pub fn wait_devices(&self, machine: &Machine) -> Result<()> {
+        for device in machine.rdma_devices().into_iter().flatten() {
+            self.wait_port(&machine.name, &device, Family::V4)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a file or a directory of the host into a VM: into the directory `guest`, or to that path.
+    ///
+    /// # Errors
+    /// It cannot be read, or not be written there.
+    pub fn copy_in(&self, name: &str, host: &Path, guest: &str) -> Result<()> {
+        let file = host.file_name().context("a file or a directory to copy")?;
+        let share = self.with_vm(name, |vm| Ok(vm.spec.share.clone()))?;
+        let here = tempfile::Builder::new()
+            .prefix("copy-")
+            .tempdir_in(&share)?;
+        let there = here.path().file_name().context("it has a name")?;
+        let mut permissions = fs::metadata(here.path())?.permissions();
+        permissions.set_mode(0o755);
+        fs::set_permissions(here.path(), permissions)?;
+        let output = Command::new("cp")
+            .args(["-a", "--no-preserve=ownership", "--"])
+            .args([host, here.path()])
+            .output()
+            .context("running cp")?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let from = Path::new("/vrnic").join(there).join(file);
+        let script = "case $2 in */) mkdir -p \"$2\" ;; *) mkdir -p \"$(dirname \"$2\")\" ;; esac
+            [ -d \"$2\" ] && exec cp -a \"$1\" \"$2\"
+            exec cp -aT \"$1\" \"$2\"";
+        let words = ["sh", "-ec", script, "sh", &from.to_string_lossy(), guest];
+        self.agent(name)?.check(&words, COPY)?;
+        Ok(())
     }
 
     /// Whether the VM's QEMU runs.
     #[must_use]
     pub fn vm_alive(&self, name: &str) -> bool {
         self.slot(name)
-            .is_ok_and(|mut slot| slot.as_mut().is_some_and(Vm::alive))
+            .is_ok_and(|slot| locked(&slot).as_mut().is_some_and(Vm::alive))
     }
 
     /// Waits for a boot of the guest that nobody has waited for yet; the boot by [`Lab::boot`] and
@@ -309,7 +652,7 @@ impl Lab {
     /// As [`Vm::start`] and [`Vm::wait_ready`].
     pub fn boot_vm(&self, name: &str) -> Result<()> {
         self.start_vm(name)?;
-        self.wait_vm(name)
+        self.wait_vm(name, 1)
     }
 
     /// Ends a VM as a crash of its QEMU would.
@@ -317,41 +660,32 @@ impl Lab {
     /// # Errors
     /// No such VM.
     pub fn kill_vm(&self, name: &str) -> Result<()> {
-        if let Some(vm) = self.slot(name)?.as_mut() {
+        if let Some(vm) = locked(&*self.slot(name)?).as_mut() {
             vm.kill();
         }
         Ok(())
     }
 
-    /// Does something with vrnicd.
+    /// Does something with the first network's vrnicd.
     ///
     /// # Errors
     /// This lab has none, or `action` fails.
     pub fn with_daemon<T>(&self, action: impl FnOnce(&mut Daemon) -> Result<T>) -> Result<T> {
-        let mut daemon = self
-            .daemon
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        action(daemon.as_mut().context("this lab has no vrnicd")?)
+        let mut daemons = locked(&self.daemons);
+        let daemon = daemons.get_mut(&self.first_network());
+        action(daemon.context("this lab has no vrnicd")?)
     }
 
-    /// Starts a new vrnicd in place of the old one.
+    /// Starts a new vrnicd in place of each old one.
     ///
     /// # Errors
     /// As [`Daemon::start`].
     pub fn restart_daemon(&self) -> Result<()> {
-        let mut daemon = self
-            .daemon
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        *daemon = None;
-        *daemon = Some(Daemon::start(
-            &self.settings,
-            self.sockets.path(),
-            &self.options.logs,
-            &self.options.vrnicd,
-            !self.options.no_rnic,
-        )?);
+        let description = locked(&self.description).clone();
+        for (name, daemon) in locked(&self.daemons).iter_mut() {
+            daemon.kill();
+            *daemon = self.start_daemon(description.network(name)?, &description)?;
+        }
         Ok(())
     }
 
@@ -368,6 +702,14 @@ impl Lab {
     /// # Errors
     /// As [`wait_rdma`](Self::wait_rdma).
     pub fn wait_gid(&self, name: &str, device: Device, family: Family) -> Result<u32> {
+        self.wait_port(name, device.ibdev(), family)
+    }
+
+    /// The same with the RDMA device of that name in the VM.
+    ///
+    /// # Errors
+    /// As [`wait_rdma`](Self::wait_rdma).
+    pub fn wait_port(&self, name: &str, ibdev: &str, family: Family) -> Result<u32> {
         let script = format!(
             "port=/sys/class/infiniband/{0}/ports/1
             for i in $(seq 300); do
@@ -387,7 +729,7 @@ impl Lab {
             done
             echo \"no RDMA device {0} with an active port and an {2} GID; devices: $(ls /sys/class/infiniband 2>&1)\"
             exit 1",
-            device.ibdev(),
+            ibdev,
             family.gids(),
             family.name(),
         );
@@ -395,7 +737,7 @@ impl Lab {
             .agent(name)?
             .run(&["sh", "-c", &script], Duration::from_secs(60))?;
         if output.code != 0 {
-            let console = self.options.logs.join(format!("console-{name}.log"));
+            let console = self.logs.join(format!("console-{name}.log"));
             bail!(
                 "VM {name}: {}\nthe console ({}) ends with:\n{}",
                 output.text(),
@@ -408,22 +750,18 @@ impl Lab {
 
     /// Ends everything in order. False when vrnicd did not end cleanly.
     #[must_use]
-    pub fn shut_down(self) -> bool {
-        for slot in &self.vms {
-            if let Some(vm) = slot
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .as_mut()
-            {
+    pub fn shut_down(&self) -> bool {
+        self.ending.store(true, Ordering::Relaxed);
+        let slots: Vec<_> = locked(&self.vms).values().cloned().collect();
+        for slot in slots {
+            if let Some(vm) = locked(&slot).as_mut() {
                 vm.stop();
             }
         }
-        let mut daemon = self
-            .daemon
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        daemon
-            .as_mut()
-            .is_none_or(|daemon| !daemon.alive() || daemon.stop())
+        let mut clean = true;
+        for daemon in locked(&self.daemons).values_mut() {
+            clean &= !daemon.alive() || daemon.stop();
+        }
+        clean
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! `vrnic-lab`: boots two virtual machines with one RNIC each and runs programs in them.
+//! `vrnic-lab`: boots virtual machines with RNICs and runs programs in them.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,8 @@ mod chart;
 mod console;
 mod control;
 mod daemon;
+mod description;
+mod exec;
 mod goodput;
 mod host;
 mod kernel;
@@ -26,7 +28,9 @@ mod scale;
 mod settings;
 mod share;
 mod shell;
+mod status;
 mod suite;
+mod up;
 mod vm;
 
 use std::path::PathBuf;
@@ -40,9 +44,10 @@ use crate::control::Ask;
 use crate::kernel::Kernel;
 use crate::lab::{Extra, Lab, Module, Options};
 use crate::settings::Settings;
+use crate::up::Place;
 use crate::vm::{Device, Fabric};
 
-/// Boots two VMs, a and b, with one RNIC each, and runs programs in them.
+/// Boots VMs with RNICs, and runs programs in them: two, a and b, or those that a lab file describes.
 ///
 /// Environment:
 ///   VRNIC_KERNEL=NAME      kernel of the VMs, as --kernel
@@ -86,19 +91,96 @@ enum Command {
         #[arg(long)]
         plain: bool,
     },
-    /// Open the prompt of a VM that `shell` started in this terminal
+    /// Open the prompt of a VM of `shell` or `up` in this terminal; Ctrl-] leaves it
     Attach {
-        /// VM: a or b
+        /// Name of the lab, if it is one of `up`
+        #[arg(long)]
+        lab: Option<String>,
+        /// Name of the VM
         #[arg(long, default_value = "a")]
         vm: String,
     },
-    /// Run a command in a VM. Uses the VMs of a running `shell`; without one, boots VMs for this command
+    /// Start a lab in the background, as a lab file describes it; if it is up, change what has changed in the file
     ///
-    /// Exits with the command's exit code, with 124 if it ran too long, or with 127 if it could not be started.
+    /// VMs that are the same run on; those that are new, have changed or have ended boot. VMs on a network whose
+    /// devices have changed boot, too. Ctrl-C ends the command, not the lab: run it again, or `down`.
+    ///
+    /// A lab file is TOML; Documentation/lab.rst describes it. The smallest has VMs with an RNIC each, on one network:
+    ///
+    ///   [[vm]]
+    ///   name = "node"
+    ///   count = 3
+    #[command(verbatim_doc_comment)]
+    Up {
+        /// The lab file
+        file: PathBuf,
+        /// Print the status in JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// End a lab of `up`: its VMs, its processes, and its files
+    Down {
+        /// Name of the lab; the only one if not given
+        lab: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the labs of `up`: VMs, devices and addresses
+    Status {
+        /// Name of the lab; all if not given
+        lab: Option<String>,
+        /// Print JSON, with processes, sockets and logs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print logs of a lab of `up`: the last lines of all, or all lines of those named
+    Logs {
+        /// Name of the lab; the only one if not given
+        #[arg(long)]
+        lab: Option<String>,
+        /// Name of a VM (its console), qemu-VM, vrnicd, vrnicd-NETWORK or supervisor
+        name: Vec<String>,
+        /// Print so many last lines
+        #[arg(long)]
+        lines: Option<usize>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Copy a file or a directory into a VM, or out of it
+    Copy {
+        /// Name of the lab; the one of `shell`, or the only one, if not given
+        #[arg(long)]
+        lab: Option<String>,
+        /// What to copy: a path, or VM:PATH
+        from: String,
+        /// Where to: VM:PATH, or a path. Into a directory that exists
+        to: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run a command in a VM, or in several at the same time
+    ///
+    /// Uses the VMs of the lab that --lab names; else those of a running `shell`; else those of `up`, if one lab is up;
+    /// else boots VMs for this command.
+    ///
+    /// Exits with the command's exit code, with 124 if it ran too long, or with 127 if it could not be started; of
+    /// several VMs, with the first that is not 0. With several, each line of output begins with the VM's name.
     Exec {
-        /// VM: a or b
-        #[arg(long, default_value = "a")]
-        vm: String,
+        /// Name of the lab, if it is one of `up`
+        #[arg(long)]
+        lab: Option<String>,
+        /// Names of VMs, with commas between them
+        #[arg(long, value_delimiter = ',', default_value = "a")]
+        vm: Vec<String>,
+        /// In all VMs
+        #[arg(long, conflicts_with = "vm")]
+        all: bool,
+        /// Print exit code and output of each VM in JSON, at the end
+        #[arg(long)]
+        json: bool,
         /// Kill the command after this many seconds
         #[arg(long, default_value_t = 600)]
         timeout: u64,
@@ -153,10 +235,11 @@ enum Command {
     },
     /// Query or control a running lab
     ///
-    /// The lab is the one of the VM test that calls this ($LAB_CONTROL), else the one that `shell` started.
+    /// The lab is the one that --lab names, else the one of the VM test that calls this ($LAB_CONTROL), else the one
+    /// that `shell` started, else the only one of `up`.
     ///
     /// Requests that print something:
-    ///   pid vrnicd|qemu-a|qemu-b   process id
+    ///   pid vrnicd|qemu-VM         process id
     ///   control                    control socket of vrnicd, for VRNIC_CONTROL
     ///   console VM                 console log of the VM
     ///   log                        log of vrnicd
@@ -173,10 +256,16 @@ enum Command {
     ///   qmp VM JSON                send a QMP command to QEMU
     #[command(verbatim_doc_comment)]
     Ctl {
+        /// Name of the lab, if it is one of `up`
+        #[arg(long)]
+        lab: Option<String>,
         /// Request and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         request: Vec<String>,
     },
+    /// Have a lab; started by `up`
+    #[command(hide = true)]
+    Supervise { name: String },
     /// Write manual pages and shell completions
     #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
     Manual { directory: PathBuf },
@@ -248,13 +337,47 @@ fn command(cli: Cli) -> Result<ExitCode> {
             run::run(&settings, &settings.tree.join(out), device)?;
         }
         Command::Shell { device, plain } => shell::shell(&load()?, device, plain)?,
-        Command::Attach { vm } => shell::attach(&settings::source_tree()?, &vm)?,
+        Command::Attach { lab, vm } => {
+            let sockets = match lab {
+                Some(lab) => Place::chosen(Some(lab))?.directory(),
+                None => shell::running(&settings::source_tree()?),
+            };
+            shell::attach(&sockets, &vm)?;
+        }
+        Command::Up { file, json } => up::up(&file, asked, cli.fabric, json)?,
+        Command::Down { lab, json } => up::down(lab, json)?,
+        Command::Status { lab, json } => up::status(lab, json)?,
+        Command::Logs {
+            lab,
+            name,
+            lines,
+            json,
+        } => up::logs(lab, &name, lines, json)?,
+        Command::Copy {
+            lab,
+            from,
+            to,
+            json,
+        } => up::copy(&control_socket(lab)?, &from, &to, json)?,
+        Command::Supervise { name } => up::supervise(&name, kernel)?,
         Command::Exec {
+            lab,
             vm,
+            all,
+            json,
             timeout,
             device,
             argv,
-        } => return exec(load, vm, timeout, device, argv),
+        } => {
+            let vms = (!all).then_some(vm);
+            let command = exec::Command {
+                vms,
+                timeout,
+                argv,
+                json,
+            };
+            return exec(load, lab, device, &command);
+        }
         Command::Bench {
             out,
             goodput,
@@ -292,8 +415,8 @@ fn command(cli: Cli) -> Result<ExitCode> {
             )?;
         }
         Command::Manual { directory } => vrnicd::manual::write(Cli::command(), 1, &directory)?,
-        Command::Ctl { request } => {
-            let (code, text) = control::ask(&control_socket()?, &Ask::from_words(&request)?)?;
+        Command::Ctl { lab, request } => {
+            let (code, text) = control::ask(&control_socket(lab)?, &Ask::from_words(&request)?)?;
             if !text.is_empty() {
                 println!("{text}");
             }
@@ -356,18 +479,25 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
 
 fn exec(
     load: impl FnOnce() -> Result<Settings>,
-    vm: String,
-    timeout: u64,
+    lab: Option<String>,
     device: Device,
-    argv: Vec<String>,
+    command: &exec::Command,
 ) -> Result<ExitCode> {
-    let socket = control_socket()?;
-    let request = Ask::Exec { vm, argv, timeout };
-    if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
-        return Ok(exit(control::ask(&socket, &request)?.0));
+    let named = lab.is_some();
+    let socket = control_socket(lab);
+    if let Ok(socket) = &socket
+        && std::os::unix::net::UnixStream::connect(socket).is_ok()
+    {
+        return Ok(exit(exec::run(socket, command)?));
     }
-    if std::env::var_os("LAB_CONTROL").is_some() {
-        bail!("the lab at {} is gone", socket.display());
+    if named {
+        socket?;
+    }
+    if let Some(socket) = std::env::var_os("LAB_CONTROL") {
+        bail!("the lab at {} is gone", PathBuf::from(socket).display());
+    }
+    if up::Place::all()?.len() > 1 {
+        bail!("several labs are up; name one with --lab");
     }
     let settings = load()?;
     let logs = settings.tree.join("build/exec/logs");
@@ -382,17 +512,25 @@ fn exec(
         },
     )?);
     let socket = lab.sockets().join("control");
-    control::serve(&lab, &socket)?;
-    let (code, _) = control::ask(&socket, &request)?;
-    Ok(exit(code))
+    control::serve(&lab, &socket, None)?;
+    Ok(exit(exec::run(&socket, command)?))
 }
 
-/// The running lab's control socket.
-fn control_socket() -> Result<PathBuf> {
-    match std::env::var_os("LAB_CONTROL") {
-        Some(socket) => Ok(socket.into()),
-        None => settings::source_tree().map(|tree| shell::control_socket(&tree)),
+/// The control socket of a lab: the one named, that of the VM test, that of `shell`, or that of the only lab.
+fn control_socket(lab: Option<String>) -> Result<PathBuf> {
+    if lab.is_some() {
+        return Ok(Place::chosen(lab)?.control());
     }
+    if let Some(socket) = std::env::var_os("LAB_CONTROL") {
+        return Ok(socket.into());
+    }
+    if let Ok(tree) = settings::source_tree() {
+        let shell = shell::control_socket(&tree);
+        if std::os::unix::net::UnixStream::connect(&shell).is_ok() {
+            return Ok(shell);
+        }
+    }
+    Ok(Place::chosen(None)?.control())
 }
 
 /// Exit codes of guests fit: they are 0 to 255.

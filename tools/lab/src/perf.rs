@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::lab::{Lab, SHORT};
 use crate::report::Entry;
-use crate::vm::{Device, ipv4};
+use crate::vm::{Device, Family};
 
 /// Where one of two programs runs, and on what.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,7 +207,8 @@ fn ends(
 ) -> Result<(crate::agent::Output, crate::agent::Output)> {
     let port = port();
     let server_argv = command(pair, &pair.server, port, None);
-    let client_argv = command(pair, &pair.client, port, Some(ipv4(&pair.server.vm)));
+    let server = lab.address(&pair.server.vm, Family::V4)?;
+    let client_argv = command(pair, &pair.client, port, Some(&server));
     let server_agent = lab.agent(&pair.server.vm)?;
     let server = server_agent.start(
         &server_argv.iter().map(String::as_str).collect::<Vec<_>>(),

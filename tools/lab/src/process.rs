@@ -181,6 +181,11 @@ pub fn scratch_in(parent: &Path) -> Result<tempfile::TempDir> {
     Ok(dir)
 }
 
+/// Removes a directory, or a file, if the lab is interrupted.
+pub fn remove_at_end(path: std::path::PathBuf) {
+    CLEANUP.lock().expect("cleanup list").directories.push(path);
+}
+
 /// Makes SIGINT, SIGTERM and SIGHUP stop every child and remove the scratch directories before the lab exits.
 ///
 /// # Errors
@@ -197,6 +202,7 @@ pub fn stop_children_on_signals() -> Result<()> {
             }
             for directory in &cleanup.directories {
                 let _ = std::fs::remove_dir_all(directory);
+                let _ = std::fs::remove_file(directory);
             }
             std::process::exit(128 + signal);
         }

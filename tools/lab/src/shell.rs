@@ -16,13 +16,14 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use crate::control;
 use crate::lab::{Extra, Lab, Module, Options};
 use crate::settings::Settings;
-use crate::vm::{Device, NAMES};
+use crate::vm::{Device, Family, NAMES};
 
 /// Ctrl-], as in telnet and virsh.
 const DETACH: u8 = 0x1d;
 
 /// Where a running shell lab can be reached; a link into its scratch directory.
-fn running(tree: &Path) -> PathBuf {
+#[must_use]
+pub fn running(tree: &Path) -> PathBuf {
     tree.join("build/shell/sockets")
 }
 
@@ -48,7 +49,7 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
             module: Module::Plain,
         },
     )?);
-    control::serve(&lab, &lab.sockets().join("control"))?;
+    control::serve(&lab, &lab.sockets().join("control"), None)?;
     let link = running(&settings.tree);
     let _ = std::fs::remove_file(&link);
     std::os::unix::fs::symlink(lab.sockets(), &link)
@@ -58,7 +59,7 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
             Ok(gid) => println!(
                 "VM {name}: {} ready, RoCEv2 IPv4 GID index {gid}, address {}",
                 device.ibdev(),
-                crate::vm::ipv4(name)
+                lab.address(name, Family::V4)?
             ),
             Err(error) => println!("{error:#}"),
         }
@@ -74,13 +75,11 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
         println!(
             "\nVM a is here; for VM b run this in another terminal:\n    make attach VM=b\nCtrl-] leaves; the lab ends when you leave VM a.\n"
         );
-        attach(&settings.tree, "a")?;
+        attach(&running(&settings.tree), "a")?;
     }
     let _ = std::fs::remove_file(&link);
     println!("\nending the lab");
-    if let Some(lab) = Arc::into_inner(lab) {
-        let _ = lab.shut_down();
-    }
+    let _ = lab.shut_down();
     Ok(())
 }
 
@@ -148,10 +147,9 @@ impl Drop for Raw {
 ///
 /// # Errors
 /// No lab is running, its console cannot be reached, or another terminal has it.
-pub fn attach(tree: &Path, vm: &str) -> Result<()> {
-    let sockets = running(tree);
+pub fn attach(sockets: &Path, vm: &str) -> Result<()> {
     let stream = UnixStream::connect(sockets.join(format!("shell-{vm}")))
-        .context("no lab is running; start one with `make shell`")?;
+        .context("no lab with this VM is running; start one with `make shell` or `vrnic-lab up`")?;
     // QEMU serves one terminal and lets the next one wait without a word.
     let lock = File::create(sockets.join(format!("shell-{vm}.lock")))?;
     let Ok(_lock) = Flock::lock(lock, FlockArg::LockExclusiveNonblock) else {

@@ -18,12 +18,11 @@ use serde::Serialize;
 
 use crate::console::{Known, judge, unread};
 use crate::control;
-use crate::daemon;
 use crate::kernel::Kernel;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::process::{Process, scratch, tail, text};
 use crate::settings::Settings;
-use crate::vm::{Device, Fabric, NAMES, ipv4, ipv6};
+use crate::vm::{Device, Fabric, Family, NAMES};
 
 /// What to test.
 #[derive(Debug, Clone)]
@@ -611,7 +610,7 @@ impl TestLab {
                 module: Module::Plain,
             },
         )?);
-        control::serve(&lab, &lab.sockets().join("control"))?;
+        control::serve(&lab, &lab.sockets().join("control"), None)?;
         let gid = lab.wait_rdma("a", lab.device("a"))?;
         lab.wait_rdma("b", lab.device("b"))?;
         Ok(Self {
@@ -873,7 +872,7 @@ fn one(
     let mut env = vec![
         ("LAB_CONTROL", text(&lab.sockets().join("control"))),
         ("LAB_BIN", PROGRAM.clone()),
-        ("VRNIC_CONTROL", text(&daemon::control(lab.sockets()))),
+        ("VRNIC_CONTROL", text(&lab.control())),
         ("VRNICCTL", text(&settings.programs().join("vrnicctl"))),
         ("LAB_LIB", text(&settings.tree.join("tools/lab/vmtest.sh"))),
         ("LAB_DIR", text(scratch.path())),
@@ -887,9 +886,15 @@ fn one(
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))
     .collect::<Vec<_>>();
+    // For labs that a test starts itself.
+    let kernel = settings.kernel.built.file_name().unwrap_or_default();
+    if kernel != "own" {
+        let kernel = kernel.to_string_lossy().into_owned();
+        env.push(("VRNIC_KERNEL".to_owned(), kernel));
+    }
     for name in NAMES {
-        env.push((format!("IP_{name}"), ipv4(name).to_owned()));
-        env.push((format!("IP6_{name}"), ipv6(name).to_owned()));
+        env.push((format!("IP_{name}"), lab.address(name, Family::V4)?));
+        env.push((format!("IP6_{name}"), lab.address(name, Family::V6)?));
         env.push((format!("DEV_{name}"), lab.device(name).ibdev().to_owned()));
     }
     // Labs that the test boots itself have the same kernel; what KDIR names goes first.
@@ -1099,7 +1104,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         assert_eq!(script.fabrics, [Fabric::Local, Fabric::Roce]);
         fs::write(&path, "# lab: rxe=b\n").unwrap();
         let script = Script::read(&path).unwrap();
-        assert!(script.fresh && script.vrnicd.has_rnic("a") && !script.vrnicd.has_rnic("b"));
+        assert!(script.fresh && script.vrnicd.rxe == ["b"]);
         fs::write(&path, "# lab: nvdimm=64\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.nvdimm == Some(64));

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::accelerator::Accelerator;
 use crate::agent::Agent;
+use crate::description::Machine;
 use crate::process::{Process, tail, text};
 use crate::settings::Settings;
 use vrnic_lab::protocol::PORT_NAME;
@@ -55,7 +56,20 @@ impl Device {
 }
 
 /// How messages travel from one VM to the other.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
 pub enum Fabric {
     /// Copied from guest to guest by vrnicd.
     #[default]
@@ -105,52 +119,25 @@ impl Family {
     }
 }
 
-/// The VMs' names. Each has a MAC, IPv4 and IPv6 address that follow from it.
+/// The VMs of `make run` and of the tests.
 pub const NAMES: [&str; 2] = ["a", "b"];
 
-/// MAC of a VM's virtio-net and RNIC.
-#[must_use]
-pub fn mac(name: &str) -> &'static str {
-    if name == "a" {
-        "52:54:00:76:72:0a"
-    } else {
-        "52:54:00:76:72:0b"
-    }
-}
-
-/// IPv4 address of a VM.
-#[must_use]
-pub fn ipv4(name: &str) -> &'static str {
-    if name == "a" {
-        "10.77.0.1"
-    } else {
-        "10.77.0.2"
-    }
-}
-
-/// IPv6 address of a VM.
-#[must_use]
-pub fn ipv6(name: &str) -> &'static str {
-    if name == "a" { "fd77::1" } else { "fd77::2" }
-}
+/// Memory of a VM in MiB, if nothing says otherwise.
+const MEMORY_MB: u32 = 1536;
 
 /// What a VM is made of.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// `a` or `b`.
-    pub name: String,
+    /// The VM.
+    pub machine: Machine,
+    /// Its kernel, and where things are.
+    pub settings: Settings,
     /// KVM or TCG.
     pub accelerator: Accelerator,
-    /// What the guest loads at start.
-    pub device: Device,
-    /// vrnicd's socket, when the VM has an RNIC.
-    pub rnic: Option<PathBuf>,
-    /// The switch's socket for the virtio-net; without it the virtio-nets of both VMs are joined directly.
-    pub switch: Option<PathBuf>,
-    /// Its NVDIMM, if it has one: a file, and its size in MiB.
-    pub nvdimm: Option<(PathBuf, u32)>,
-    /// Processors, if not as many as usual.
-    pub cpus: Option<u32>,
+    /// What is behind each of the machine's devices.
+    pub cables: Vec<Cable>,
+    /// The file of its NVDIMM, if it has one.
+    pub nvdimm: Option<PathBuf>,
     /// Sockets of this lab.
     pub sockets: PathBuf,
     /// Served as /vrnic.
@@ -159,47 +146,84 @@ pub struct Spec {
     pub logs: PathBuf,
 }
 
+/// What is behind a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cable {
+    /// vrnicd's socket, when there is an RNIC.
+    pub rnic: Option<PathBuf>,
+    /// What the virtio-net is joined to.
+    pub net: Net,
+}
+
+/// What a virtio-net is joined to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Net {
+    /// A port of the switch, and the greatest packet there.
+    Switch(PathBuf, usize),
+    /// Another one; whether this end listens.
+    Wire(PathBuf, bool),
+}
+
+/// A number in the environment.
+fn number(variable: &str) -> Option<u32> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Memory of a machine in MiB.
+#[must_use]
+pub fn memory(machine: &Machine) -> u32 {
+    let memory = machine.memory.or_else(|| number("VRNIC_VM_MEMORY_MB"));
+    memory.unwrap_or(MEMORY_MB)
+}
+
 impl Spec {
+    /// Name of the VM.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.machine.name
+    }
+
+    /// Whether a VM made of this is one made of `other`.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.machine, &self.cables) == (&other.machine, &other.cables)
+            && self.settings.kernel.tree == other.settings.kernel.tree
+    }
+
+    /// Processors of the VM.
+    #[must_use]
+    pub fn cpus(&self) -> u32 {
+        let cpus = self.machine.cpus.or_else(|| number("VRNIC_VM_CPUS"));
+        // Races need somebody to race with.
+        let two = self.accelerator == Accelerator::Kvm || self.settings.kernel.races();
+        cpus.unwrap_or(if two { 2 } else { 1 })
+    }
+
     /// The console log.
     #[must_use]
     pub fn console(&self) -> PathBuf {
-        self.logs.join(format!("console-{}.log", self.name))
+        self.logs.join(format!("console-{}.log", self.name()))
     }
 
     /// The socket of the guest's second console, for `shell`.
     #[must_use]
     pub fn shell(&self) -> PathBuf {
-        self.sockets.join(format!("shell-{}", self.name))
+        self.sockets.join(format!("shell-{}", self.name()))
     }
 
     fn socket(&self, what: &str) -> PathBuf {
-        self.sockets.join(format!("{what}-{}", self.name))
+        self.sockets.join(format!("{what}-{}", self.name()))
     }
 
-    fn arguments(&self, settings: &Settings) -> Vec<String> {
-        let number = |variable: &str, default: u32| {
-            std::env::var(variable)
-                .ok()
-                .and_then(|value| value.parse().ok())
-                .unwrap_or(default)
-        };
-        let memory = number("VRNIC_VM_MEMORY_MB", 1536);
-        let cpus = self.cpus.unwrap_or_else(|| {
-            number(
-                "VRNIC_VM_CPUS",
-                // Races need somebody to race with.
-                if self.accelerator == Accelerator::Kvm || settings.kernel.races() {
-                    2
-                } else {
-                    1
-                },
-            )
-        });
+    fn arguments(&self) -> Vec<String> {
+        let settings = &self.settings;
+        let machine = &self.machine;
+        let (memory, cpus) = (memory(machine), self.cpus());
         let mut args: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| args.extend(words.iter().map(|&word| word.to_owned()));
         add(&[
             "-name",
-            &self.name,
+            self.name(),
             "-nodefaults",
             "-no-user-config",
             "-display",
@@ -215,7 +239,7 @@ impl Spec {
         // fences, and Linux patches its own likewise. Rings that another process reads need both.
         let most = cpus.max(2);
         add(&["-smp", &format!("{cpus},maxcpus={most}")]);
-        if let Some((file, size)) = &self.nvdimm {
+        if let Some((file, size)) = self.nvdimm.as_ref().zip(machine.nvdimm) {
             add(&["-machine", "nvdimm=on"]);
             add(&[
                 "-m",
@@ -247,21 +271,34 @@ impl Spec {
             &format!(
                 "console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
                  init=/sbin/vrnic-init panic=0 no_timer_check no5lvl mitigations=off sysctl.kernel.hung_task_timeout_secs={} kunit.enable=1 \
-                 lab.name={} lab.device={}",
+                 lab.name={} lab.device={}{} {}",
                 if settings.kernel.slow() { 600 } else { 60 },
-                self.name,
-                self.device.name()
+                self.name(),
+                machine.device.name(),
+                self.words(),
+                machine.kernel_arguments
             ),
         ]);
-        let mut directories = vec![("root", &settings.guest_root), ("share", &self.share)];
+        let root = machine.image.as_ref().unwrap_or(&settings.guest_root);
+        let directory =
+            |tag: &str, path: &PathBuf, read_only| (tag.to_owned(), path.clone(), read_only);
+        let mut directories = vec![
+            directory("root", root, true),
+            directory("share", &self.share, true),
+        ];
         let modules = settings.kernel.modules().map(|dir| dir.join("kernel"));
-        directories.extend(modules.iter().map(|dir| ("modules", dir)));
-        for (tag, path) in directories {
+        directories.extend(modules.iter().map(|dir| directory("modules", dir, true)));
+        for (index, share) in machine.shares.iter().enumerate() {
+            let tag = format!("share{index}");
+            directories.push(directory(&tag, &share.host, share.read_only));
+        }
+        for (tag, path, read_only) in directories {
+            let read_only = if read_only { "on" } else { "off" };
             add(&[
                 "-fsdev",
                 &format!(
-                    "local,id={tag},path={},security_model=none,readonly=on",
-                    option(path)
+                    "local,id={tag},path={},security_model=none,readonly={read_only}",
+                    option(&path)
                 ),
             ]);
             add(&[
@@ -300,32 +337,38 @@ impl Spec {
             "-qmp",
             &format!("unix:{},server=on,wait=off", option(&self.socket("qmp"))),
         ]);
-        let wire = self.sockets.join("wire");
-        // At the switch the MTU has room for RoCE's largest packets. Without it VM a listens, VM b connects and
-        // reconnects: either may start first or be started again.
-        let (end, path, mtu) = match (&self.switch, self.name.as_str()) {
-            (Some(socket), _) => ("server=off,reconnect-ms=200", socket, ",host_mtu=9000"),
-            (None, "a") => ("server=on", &wire, ""),
-            (None, _) => ("server=off,reconnect-ms=200", &wire, ""),
-        };
-        add(&[
-            "-netdev",
-            &format!(
-                "stream,id=net0,{end},addr.type=unix,addr.path={}",
-                option(path)
-            ),
-        ]);
-        add(&[
-            "-device",
-            &format!(
-                "virtio-net-pci,netdev=net0,mac={},romfile={mtu}",
-                mac(&self.name)
-            ),
-        ]);
-        if let Some(socket) = &self.rnic {
+        for (index, (nic, cable)) in machine.nics.iter().zip(&self.cables).enumerate() {
+            // Without a switch one end listens, the other connects and reconnects: either may start first or be started
+            // again.
+            let (end, path, mtu) = match &cable.net {
+                Net::Switch(path, mtu) => (
+                    "server=off,reconnect-ms=200",
+                    path,
+                    format!(",host_mtu={mtu}"),
+                ),
+                Net::Wire(path, true) => ("server=on", path, String::new()),
+                Net::Wire(path, false) => ("server=off,reconnect-ms=200", path, String::new()),
+            };
+            add(&[
+                "-netdev",
+                &format!(
+                    "stream,id=net{index},{end},addr.type=unix,addr.path={}",
+                    option(path)
+                ),
+            ]);
+            add(&[
+                "-device",
+                &format!(
+                    "virtio-net-pci,netdev=net{index},mac={},romfile={mtu}",
+                    nic.mac
+                ),
+            ]);
+        }
+        for (index, cable) in self.cables.iter().enumerate() {
+            let Some(socket) = &cable.rnic else { continue };
             let device = json!({
                 "driver": "vfio-user-pci",
-                "id": "rnic",
+                "id": format!("rnic{index}"),
                 "bus": "pcie.0",
                 "socket": { "type": "unix", "path": socket },
                 // A busy host must not cost the guest its device: the default is 5 s.
@@ -334,6 +377,20 @@ impl Spec {
             add(&["-device", &device.to_string()]);
         }
         args
+    }
+
+    /// What the guest's init reads: its network devices and its shares.
+    fn words(&self) -> String {
+        let nics = self.machine.nics.iter().map(|nic| {
+            let soft = if nic.soft_roce { ",rxe" } else { "" };
+            format!(" lab.nic={},{},{}{soft}", nic.mac, nic.ipv4, nic.ipv6)
+        });
+        let shares = self.machine.shares.iter().enumerate();
+        let shares = shares.map(|(index, share)| {
+            let mode = if share.read_only { "ro" } else { "rw" };
+            format!(" lab.share=share{index},{mode},{}", share.guest)
+        });
+        nics.chain(shares).collect()
     }
 }
 
@@ -367,33 +424,35 @@ impl Vm {
     ///
     /// # Errors
     /// QEMU does not start; the message has its last words.
-    pub fn start(settings: &Settings, spec: Spec) -> Result<Self> {
+    pub fn start(spec: Spec) -> Result<Self> {
         for socket in [spec.shell(), spec.socket("agent"), spec.socket("qmp")] {
             let _ = fs::remove_file(socket);
         }
-        if spec.name == "a" {
-            let _ = fs::remove_file(spec.sockets.join("wire"));
+        for cable in &spec.cables {
+            if let Net::Wire(path, true) = &cable.net {
+                let _ = fs::remove_file(path);
+            }
         }
         fs::create_dir_all(&spec.logs)?;
-        let log = spec.logs.join(format!("qemu-{}.log", spec.name));
+        let log = spec.logs.join(format!("qemu-{}.log", spec.name()));
         let mut process = Process::start(
-            &format!("QEMU {}", spec.name),
-            &settings.qemu,
-            &spec.arguments(settings),
+            &format!("QEMU {}", spec.name()),
+            &spec.settings.qemu,
+            &spec.arguments(),
             &[],
             &log,
         )?;
         let deadline = Instant::now() + Duration::from_secs(30);
         let agent = loop {
             if let Ok(agent) =
-                Agent::connect(&spec.name, &spec.socket("agent"), settings.slowness())
+                Agent::connect(spec.name(), &spec.socket("agent"), spec.settings.slowness())
             {
                 break agent;
             }
             if let Some(status) = process.ended() {
                 bail!(
                     "QEMU of VM {} ended at once ({status}); {} says:\n{}",
-                    spec.name,
+                    spec.name(),
                     log.display(),
                     tail(&log, 10)
                 );
@@ -401,7 +460,7 @@ impl Vm {
             if Instant::now() > deadline {
                 bail!(
                     "QEMU of VM {} opened no agent socket within 30 s; see {}",
-                    spec.name,
+                    spec.name(),
                     log.display()
                 );
             }
@@ -420,39 +479,52 @@ impl Vm {
     /// # Errors
     /// QEMU ended, the guest's kernel panicked, or `patience` is over; the message has the end of the console.
     pub fn wait_ready(&mut self, boots: u64, patience: Duration) -> Result<()> {
-        let patience = self.agent.patience(patience);
-        let deadline = Instant::now() + patience;
-        while !self.agent.wait_boot(boots, Duration::from_millis(200)) {
-            let console = self.spec.console();
-            if let Some(status) = self.process.ended() {
-                let log = self.spec.logs.join(format!("qemu-{}.log", self.spec.name));
-                bail!(
-                    "QEMU of VM {} ended while the guest booted ({status}): {}\n{}",
-                    self.spec.name,
-                    tail(&log, 10),
-                    tail(&console, 10)
-                );
-            }
-            if self.panicked() {
-                bail!(
-                    "the kernel of VM {} panicked; the console ({}) ends with:\n{}",
-                    self.spec.name,
-                    console.display(),
-                    tail(&console, 40)
-                );
-            }
-            if Instant::now() > deadline {
-                bail!(
-                    "VM {} was not up after {} s; its console ({}) ends with:\n{}",
-                    self.spec.name,
-                    patience.as_secs(),
-                    console.display(),
-                    tail(&console, 25)
-                );
-            }
-        }
-        self.waited = self.agent.boots();
+        let start = Instant::now();
+        while !self.ready(boots, start, patience)? {}
         Ok(())
+    }
+
+    /// A part of [`wait_ready`](Self::wait_ready) since `start`: returns soon whether it is over.
+    ///
+    /// # Errors
+    /// As [`wait_ready`](Self::wait_ready).
+    pub fn ready(&mut self, boots: u64, start: Instant, patience: Duration) -> Result<bool> {
+        let patience = self.agent.patience(patience);
+        if self.agent.wait_boot(boots, Duration::from_millis(200)) {
+            self.waited = self.agent.boots();
+            return Ok(true);
+        }
+        let console = self.spec.console();
+        if let Some(status) = self.process.ended() {
+            let log = self
+                .spec
+                .logs
+                .join(format!("qemu-{}.log", self.spec.name()));
+            bail!(
+                "QEMU of VM {} ended while the guest booted ({status}): {}\n{}",
+                self.spec.name(),
+                tail(&log, 10),
+                tail(&console, 10)
+            );
+        }
+        if self.panicked() {
+            bail!(
+                "the kernel of VM {} panicked; the console ({}) ends with:\n{}",
+                self.spec.name(),
+                console.display(),
+                tail(&console, 40)
+            );
+        }
+        if start.elapsed() > patience {
+            bail!(
+                "VM {} was not up after {} s; its console ({}) ends with:\n{}",
+                self.spec.name(),
+                patience.as_secs(),
+                console.display(),
+                tail(&console, 25)
+            );
+        }
+        Ok(false)
     }
 
     /// Whether the guest's kernel has panicked since QEMU was started.

@@ -17,9 +17,8 @@ use super::verdict::{Ending, Seen, TROUBLE, Verdict, complaint};
 use super::window;
 use crate::agent::{Agent, Program};
 use crate::console::{Known, judge, unread};
-use crate::daemon;
 use crate::lab::{Lab, SHORT};
-use crate::vm::{NAMES, ipv4};
+use crate::vm::{Family, NAMES};
 
 /// How long a program may take to end after its peer has.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -110,14 +109,14 @@ impl<'a> Bench<'a> {
     /// # Errors
     /// vrnicd does not answer, or a VM has no RNIC.
     pub fn new(lab: &'a Lab) -> Result<Self> {
-        let control = Client::connect(&daemon::control(lab.sockets()))?;
+        let control = Client::connect(&lab.control())?;
         let mut environment = [Vec::new(), Vec::new()];
         for (name, environment) in NAMES.into_iter().zip(&mut environment) {
             let gid = lab.wait_rdma(name, lab.device(name))?;
             *environment = vec![
                 ("DEV", lab.device(name).ibdev().to_owned()),
                 ("GID", gid.to_string()),
-                ("SERVER", ipv4(Side::Server.vm()).to_owned()),
+                ("SERVER", lab.address(Side::Server.vm(), Family::V4)?),
             ];
         }
         let mut bench = Self {

@@ -1,0 +1,1231 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What a lab is made of: networks, and VMs with their devices. A lab file describes it; `pair.toml` is the one of
+//! `make run` and of the tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+use vrnicd::config::switch::{Impair, Link, VlanRange};
+
+use crate::daemon;
+use crate::lab::Extra;
+use crate::vm::{Device, Fabric};
+
+/// Most VMs of a lab.
+const MAX_VMS: usize = 32;
+/// Most devices of a VM: each takes two slots of its PCI bus.
+const MAX_NICS: usize = 8;
+/// Greatest number of a VM. With the third byte of the IPv4 address it makes room for 4 devices on one network.
+const MAX_NUMBER: u8 = 60;
+/// Distance between the addresses of a VM's devices on one network.
+const STRIDE: u8 = 64;
+/// What starts a guest's first part; an image must have it.
+const INIT: &str = "sbin/vrnic-init";
+/// Directories that are in memory in each guest, so that mount points can be made there.
+const WRITABLE: [&str; 5] = ["/mnt", "/root", "/run", "/tmp", "/var/tmp"];
+
+/// A lab.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Description {
+    /// Its name: of the file, if the file gives none.
+    pub name: String,
+    /// Networks, in the order of the file.
+    pub networks: Vec<Network>,
+    /// VMs, in the order of the file.
+    pub machines: Vec<Machine>,
+}
+
+/// A network: a vrnicd of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    /// Its name.
+    pub name: String,
+    /// How messages of its RNICs travel.
+    pub fabric: Fabric,
+    /// Third byte of its IPv4 addresses.
+    pub subnet: u8,
+    /// Greatest packet, if not what is usual.
+    pub mtu: Option<usize>,
+    /// What happens to frames on their way to its ports, as an inline table of vrnicd's configuration.
+    pub impairment: Option<String>,
+    /// Whether its virtio-nets are joined by a switch; if not, two are joined by a socket.
+    pub switch: bool,
+    /// Links to other hosts, as inline tables of vrnicd's configuration.
+    pub links: Vec<String>,
+    /// More lines for vrnicd.
+    pub daemon: Vec<String>,
+    /// Network namespace that its vrnicd runs in.
+    pub host: Option<usize>,
+}
+
+/// A virtual machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Its name, and hostname.
+    pub name: String,
+    /// Last byte of its addresses.
+    pub number: u8,
+    /// What the guest loads at start.
+    pub device: Device,
+    /// Its kernel, if not the lab's: a name, or a built tree.
+    pub kernel: Option<String>,
+    /// Its root directory, if not the usual one.
+    pub image: Option<PathBuf>,
+    /// Memory in MiB.
+    pub memory: Option<u32>,
+    /// Processors.
+    pub cpus: Option<u32>,
+    /// Words added to the kernel's command line.
+    pub kernel_arguments: String,
+    /// Size of its NVDIMM in MiB, if it has one.
+    pub nvdimm: Option<u32>,
+    /// Network devices, RNICs first.
+    pub nics: Vec<Nic>,
+    /// Directories of the host.
+    pub shares: Vec<Share>,
+}
+
+/// A virtio-net, and perhaps the RNIC that is paired with it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Nic {
+    /// Its network.
+    pub network: String,
+    /// Whether there is an RNIC.
+    pub rnic: bool,
+    /// Whether the guest has Soft-RoCE on it.
+    pub soft_roce: bool,
+    /// Its address.
+    pub mac: String,
+    /// The guest's address there.
+    pub ipv4: String,
+    /// The guest's address there.
+    pub ipv6: String,
+    /// Name of its RNIC and of its port in vrnicd.
+    #[serde(skip)]
+    pub name: String,
+    /// More lines for its RNIC in vrnicd's configuration.
+    #[serde(skip)]
+    pub device: Vec<String>,
+    /// More lines for its port of the switch.
+    #[serde(skip)]
+    pub port: Vec<String>,
+}
+
+/// A directory of the host in a guest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Share {
+    /// There.
+    pub host: PathBuf,
+    /// Where the guest has it.
+    pub guest: String,
+    /// Whether the guest cannot write.
+    pub read_only: bool,
+}
+
+/// A file, or a directory, that is copied into a guest at each `up`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Copy {
+    /// Which VM.
+    pub vm: String,
+    /// Where it is.
+    pub host: PathBuf,
+    /// Where it goes.
+    pub guest: String,
+}
+
+/// Numbers that VMs and subnets have, so that they keep them.
+#[derive(Debug, Clone, Default)]
+pub struct Numbers {
+    /// Of VMs.
+    pub machines: BTreeMap<String, u8>,
+    /// Of networks.
+    pub networks: BTreeMap<String, u8>,
+}
+
+/// What a lab file says.
+#[derive(Debug)]
+pub struct Parsed {
+    /// The lab.
+    pub description: Description,
+    /// What is copied into the VMs.
+    pub copies: Vec<Copy>,
+    /// The kernel of VMs that name none.
+    pub kernel: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSection {
+    name: Option<Spanned<String>>,
+    kernel: Option<Spanned<String>>,
+    image: Option<Spanned<PathBuf>>,
+    memory: Option<Spanned<u32>>,
+    cpus: Option<Spanned<u32>>,
+    first_number: Option<Spanned<u8>>,
+    #[serde(default)]
+    network: Vec<Spanned<NetworkSection>>,
+    #[serde(default)]
+    vm: Vec<Spanned<MachineSection>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetworkSection {
+    name: Spanned<String>,
+    fabric: Option<Fabric>,
+    subnet: Option<Spanned<u8>>,
+    mtu: Option<Spanned<usize>>,
+    switch: Option<Spanned<bool>>,
+    #[serde(default)]
+    faults: bool,
+    impairment: Option<Spanned<Impair>>,
+    #[serde(default)]
+    link: Vec<Spanned<Link>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MachineSection {
+    name: Spanned<String>,
+    count: Option<Spanned<usize>>,
+    kernel: Option<Spanned<String>>,
+    image: Option<Spanned<PathBuf>>,
+    memory: Option<Spanned<u32>>,
+    cpus: Option<Spanned<u32>>,
+    kernel_arguments: Option<Spanned<String>>,
+    rnic: Option<Vec<Spanned<RnicSection>>>,
+    netdev: Option<Vec<Spanned<NetdevSection>>>,
+    #[serde(default)]
+    share: Vec<Spanned<ShareSection>>,
+    #[serde(default)]
+    file: Vec<Spanned<CopySection>>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RnicSection {
+    network: Option<Spanned<String>>,
+    vlan: Option<u16>,
+    trunk: Option<Vec<VlanRange>>,
+    native: Option<u16>,
+    impairment: Option<Impair>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetdevSection {
+    network: Option<Spanned<String>>,
+    #[serde(default)]
+    soft_roce: bool,
+    vlan: Option<u16>,
+    trunk: Option<Vec<VlanRange>>,
+    native: Option<u16>,
+    impairment: Option<Impair>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShareSection {
+    host: Spanned<PathBuf>,
+    guest: Spanned<String>,
+    #[serde(default)]
+    read_only: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CopySection {
+    host: Spanned<PathBuf>,
+    guest: Spanned<String>,
+}
+
+/// What is common to the devices of a VM.
+struct NicSection {
+    span: Range<usize>,
+    rnic: bool,
+    soft_roce: bool,
+    common: RnicSection,
+}
+
+/// A file, to say where in it something is wrong.
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    /// An error that names the line, and shows it.
+    fn error(&self, span: &Range<usize>, message: impl std::fmt::Display) -> anyhow::Error {
+        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
+        let number = before.iter().filter(|&&byte| byte == b'\n').count();
+        let line = self.text.lines().nth(number).unwrap_or_default().trim();
+        let shown: String = line.chars().take(60).collect();
+        anyhow!(
+            "{}:{}: `{shown}`: {message}",
+            self.path.display(),
+            number + 1
+        )
+    }
+
+    /// Fails if `good` is not.
+    fn ensure(
+        &self,
+        good: bool,
+        span: &Range<usize>,
+        message: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if good {
+            Ok(())
+        } else {
+            Err(self.error(span, message()))
+        }
+    }
+
+    /// A name of a VM, a network or a lab.
+    fn name(&self, what: &str, name: &Spanned<String>) -> Result<String> {
+        let text = name.get_ref();
+        self.ensure(is_name(text), &name.span(), || {
+            format!(
+                "name: a {what} is named by 1 to 15 of a-z, 0-9 and -, of which the first is no -"
+            )
+        })?;
+        Ok(text.clone())
+    }
+
+    /// A path of the host, seen from the file's directory, where something is.
+    fn host(&self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf> {
+        let whole = std::env::current_dir()?
+            .join(self.path.parent().unwrap_or(Path::new("")))
+            .join(path.get_ref());
+        whole.canonicalize().map_err(|error| {
+            self.error(&path.span(), format!("{key}: {}: {error}", whole.display()))
+        })
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    (1..=15).contains(&text.len())
+        && !text.starts_with('-')
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+/// A value as one line of TOML.
+fn inline(value: impl Serialize) -> Result<String> {
+    Ok(toml::Value::try_from(value)?.to_string())
+}
+
+impl Parsed {
+    /// Reads a lab file. VMs and networks in `known` keep their numbers. Networks that name no fabric are on `fabric`.
+    ///
+    /// # Errors
+    /// A sentence that names the file, the line and what is wrong there.
+    pub fn load(path: &Path, known: &Numbers, fabric: Fabric) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the lab file {}", path.display()))?;
+        Self::parse(path, &text, known, fabric)
+    }
+
+    /// Reads the text of a lab file.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn parse(path: &Path, text: &str, known: &Numbers, fabric: Fabric) -> Result<Self> {
+        let source = Source { path, text };
+        let file: FileSection = toml::from_str(text).map_err(|error| {
+            source.error(
+                &error.span().unwrap_or_default(),
+                error.message().replace('\n', ", "),
+            )
+        })?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = match &file.name {
+            Some(name) => source.name("lab", name)?,
+            None if is_name(&stem) => stem.into_owned(),
+            None => {
+                return Err(source.error(
+                    &(0..0),
+                    "name: the file's own name is none for a lab, so give one of 1 to 15 of a-z, 0-9 and -",
+                ));
+            }
+        };
+        let networks = networks(&source, &file, known, fabric)?;
+        let (machines, copies, spans) = machines(&source, &file, known, &networks)?;
+        let description = Description {
+            name,
+            networks,
+            machines,
+        };
+        description.check(&source, &file, &spans)?;
+        Ok(Self {
+            description,
+            copies,
+            kernel: file.kernel.map(Spanned::into_inner),
+        })
+    }
+}
+
+fn networks(
+    source: &Source<'_>,
+    file: &FileSection,
+    known: &Numbers,
+    fabric: Fabric,
+) -> Result<Vec<Network>> {
+    let mut networks: Vec<Network> = Vec::new();
+    let mut taken = BTreeSet::new();
+    for section in &file.network {
+        if let Some(subnet) = &section.get_ref().subnet {
+            source.ensure(taken.insert(*subnet.get_ref()), &subnet.span(), || {
+                "subnet: another network has it".to_owned()
+            })?;
+        }
+    }
+    let names = file.network.iter().map(|it| it.get_ref().name.get_ref());
+    let kept: Vec<u8> = names
+        .filter_map(|name| known.networks.get(name).copied())
+        .collect();
+    for section in &file.network {
+        let (section, span) = (section.get_ref(), section.span());
+        let name = source.name("network", &section.name)?;
+        source.ensure(
+            !networks.iter().any(|other| other.name == name),
+            &section.name.span(),
+            || format!("name: two networks are named `{name}`"),
+        )?;
+        let subnet = match (&section.subnet, known.networks.get(&name)) {
+            (Some(subnet), _) => *subnet.get_ref(),
+            (None, Some(subnet)) if !taken.contains(subnet) => *subnet,
+            _ => (0..=u8::MAX)
+                .find(|subnet| !taken.contains(subnet) && !kept.contains(subnet))
+                .ok_or_else(|| source.error(&span, "too many networks"))?,
+        };
+        taken.insert(subnet);
+        let fabric = section.fabric.unwrap_or(fabric);
+        let local_wire = fabric == Fabric::Local
+            && section.link.is_empty()
+            && section.impairment.is_none()
+            && section.mtu.is_none();
+        let switch = section.switch.as_ref();
+        if let Some(switch) = switch.filter(|switch| !*switch.get_ref()) {
+            source.ensure(local_wire, &switch.span(), || {
+                "switch: only a network of fabric \"local\" without link, impairment and mtu does without".to_owned()
+            })?;
+        }
+        let mut links = Vec::new();
+        for link in &section.link {
+            links.push(inline(link.get_ref())?);
+        }
+        networks.push(Network {
+            name,
+            fabric,
+            subnet,
+            mtu: section.mtu.as_ref().map(|mtu| *mtu.get_ref()),
+            impairment: match &section.impairment {
+                Some(impairment) => Some(inline(impairment.get_ref())?),
+                None => None,
+            },
+            switch: switch.is_none_or(|switch| *switch.get_ref()),
+            links,
+            daemon: if section.faults {
+                vec!["faults = true".to_owned()]
+            } else {
+                Vec::new()
+            },
+            host: None,
+        });
+    }
+    if networks.is_empty() {
+        networks.push(Network {
+            name: daemon::FIRST.to_owned(),
+            fabric,
+            subnet: 0,
+            mtu: None,
+            impairment: None,
+            switch: true,
+            links: Vec::new(),
+            daemon: Vec::new(),
+            host: None,
+        });
+    }
+    Ok(networks)
+}
+
+/// Where in the file each device is, by its name.
+type Spans = BTreeMap<String, Range<usize>>;
+
+fn machines(
+    source: &Source<'_>,
+    file: &FileSection,
+    known: &Numbers,
+    networks: &[Network],
+) -> Result<(Vec<Machine>, Vec<Copy>, Spans)> {
+    let (mut machines, mut copies, mut spans) = (Vec::<Machine>::new(), Vec::new(), Spans::new());
+    let first = match &file.first_number {
+        Some(first) => {
+            source.ensure(
+                (1..=MAX_NUMBER).contains(first.get_ref()),
+                &first.span(),
+                || format!("first_number: 1 to {MAX_NUMBER}"),
+            )?;
+            *first.get_ref()
+        }
+        None => 1,
+    };
+    let mut names = Vec::new();
+    for section in &file.vm {
+        let vm = section.get_ref();
+        let name = source.name("VM", &vm.name)?;
+        let Some(count) = &vm.count else {
+            names.push((name, section));
+            continue;
+        };
+        source.ensure(
+            (1..=MAX_VMS).contains(count.get_ref()),
+            &count.span(),
+            || format!("count: 1 to {MAX_VMS} VMs"),
+        )?;
+        for index in 1..=*count.get_ref() {
+            let name = format!("{name}{index}");
+            source.ensure(is_name(&name), &vm.name.span(), || {
+                format!("name: `{name}` has more than 15 characters")
+            })?;
+            names.push((name, section));
+        }
+    }
+    let kept: Vec<u8> = names
+        .iter()
+        .filter_map(|(name, _)| known.machines.get(name).copied())
+        .collect();
+    for (name, section) in names {
+        let (vm, span) = (section.get_ref(), section.span());
+        source.ensure(
+            !machines.iter().any(|other| other.name == name),
+            &vm.name.span(),
+            || format!("name: two VMs are named `{name}`"),
+        )?;
+        source.ensure(machines.len() < MAX_VMS, &span, || {
+            format!("a lab has at most {MAX_VMS} VMs")
+        })?;
+        let free = |number: &u8| {
+            !kept.contains(number) && !machines.iter().any(|other| other.number == *number)
+        };
+        let number = match known.machines.get(&name) {
+            Some(number) => *number,
+            None => (first..=MAX_NUMBER).find(free).ok_or_else(|| {
+                source.error(
+                    &span,
+                    format!("no number from {first} to {MAX_NUMBER} is left"),
+                )
+            })?,
+        };
+        let memory = vm.memory.as_ref().or(file.memory.as_ref());
+        if let Some(memory) = memory {
+            source.ensure(
+                (256..=1 << 20).contains(memory.get_ref()),
+                &memory.span(),
+                || "memory: 256 to 1048576 MiB".to_owned(),
+            )?;
+        }
+        let cpus = vm.cpus.as_ref().or(file.cpus.as_ref());
+        if let Some(cpus) = cpus {
+            source.ensure((1..=64).contains(cpus.get_ref()), &cpus.span(), || {
+                "cpus: 1 to 64".to_owned()
+            })?;
+        }
+        let kernel = match vm.kernel.as_ref().or(file.kernel.as_ref()) {
+            Some(kernel) => Some(kernel_of(source, kernel)?),
+            None => None,
+        };
+        let image = match vm.image.as_ref().or(file.image.as_ref()) {
+            Some(image) => {
+                let path = source.host("image", image)?;
+                source.ensure(path.join(INIT).is_file(), &image.span(), || {
+                    format!(
+                        "image: {} is no root directory of a guest: it has no {INIT}; tools/setup/guest-init is one",
+                        path.display()
+                    )
+                })?;
+                Some(path)
+            }
+            None => None,
+        };
+        let kernel_arguments = match &vm.kernel_arguments {
+            Some(arguments) => {
+                source.ensure(
+                    arguments.get_ref().chars().all(|it| !it.is_control()),
+                    &arguments.span(),
+                    || "kernel_arguments: one line".to_owned(),
+                )?;
+                arguments.get_ref().clone()
+            }
+            None => String::new(),
+        };
+        let nics = nics(source, &name, number, section, networks, &mut spans)?;
+        let mut shares: Vec<Share> = Vec::new();
+        for share in &vm.share {
+            let share = share.get_ref();
+            let guest = share.guest.get_ref();
+            source.ensure(can_mount(guest), &share.guest.span(), || {
+                format!(
+                    "guest: a path below {}, without `..`, spaces and commas",
+                    WRITABLE.join(", ")
+                )
+            })?;
+            let host = source.host("host", &share.host)?;
+            source.ensure(host.is_dir(), &share.host.span(), || {
+                format!("host: {} is no directory", host.display())
+            })?;
+            source.ensure(
+                !shares.iter().any(|other| other.guest == *guest),
+                &share.guest.span(),
+                || format!("guest: two shares are at {guest}"),
+            )?;
+            shares.push(Share {
+                host,
+                guest: guest.clone(),
+                read_only: share.read_only,
+            });
+        }
+        for copy in &vm.file {
+            let copy = copy.get_ref();
+            source.ensure(
+                copy.guest.get_ref().starts_with('/'),
+                &copy.guest.span(),
+                || "guest: a path that begins with /".to_owned(),
+            )?;
+            copies.push(Copy {
+                vm: name.clone(),
+                host: source.host("host", &copy.host)?,
+                guest: copy.guest.get_ref().clone(),
+            });
+        }
+        let device = if nics.iter().any(|nic| nic.soft_roce) && !nics.iter().any(|nic| nic.rnic) {
+            Device::Rxe
+        } else {
+            Device::Vrnic
+        };
+        machines.push(Machine {
+            name,
+            number,
+            device,
+            kernel,
+            image,
+            memory: memory.map(|memory| *memory.get_ref()),
+            cpus: cpus.map(|cpus| *cpus.get_ref()),
+            kernel_arguments,
+            nvdimm: None,
+            nics,
+            shares,
+        });
+    }
+    source.ensure(!machines.is_empty(), &(0..0), || {
+        "a lab has at least one [[vm]]".to_owned()
+    })?;
+    Ok((machines, copies, spans))
+}
+
+/// A kernel's name, or the path of a built tree.
+fn kernel_of(source: &Source<'_>, kernel: &Spanned<String>) -> Result<String> {
+    let text = kernel.get_ref();
+    if ["stock", "lab", "debug", "races"].contains(&text.as_str()) {
+        return Ok(text.clone());
+    }
+    source.ensure(text.contains('/'), &kernel.span(), || {
+        "kernel: stock, lab, debug, races, or the path of a built kernel tree".to_owned()
+    })?;
+    let path = Spanned::new(kernel.span(), PathBuf::from(text));
+    let path = source.host("kernel", &path)?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+fn can_mount(path: &str) -> bool {
+    let below = |dir: &&str| {
+        let rest = path.strip_prefix(*dir);
+        rest.is_some_and(|rest| rest.starts_with('/') && rest.len() > 1)
+    };
+    WRITABLE.iter().any(below)
+        && !path.split('/').any(|part| part == ".." || part == ".")
+        && path
+            .chars()
+            .all(|it| !it.is_whitespace() && !it.is_control() && it != ',')
+}
+
+fn nics(
+    source: &Source<'_>,
+    vm: &str,
+    number: u8,
+    section: &Spanned<MachineSection>,
+    networks: &[Network],
+    spans: &mut Spans,
+) -> Result<Vec<Nic>> {
+    let mut sections = Vec::new();
+    let machine = section.get_ref();
+    if let (None, None) = (&machine.rnic, &machine.netdev) {
+        for network in networks {
+            sections.push(NicSection {
+                span: section.span(),
+                rnic: true,
+                soft_roce: false,
+                common: RnicSection {
+                    network: Some(Spanned::new(section.span(), network.name.clone())),
+                    ..RnicSection::default()
+                },
+            });
+        }
+    }
+    for rnic in machine.rnic.iter().flatten() {
+        sections.push(NicSection {
+            span: rnic.span(),
+            rnic: true,
+            soft_roce: false,
+            common: rnic.get_ref().clone(),
+        });
+    }
+    for netdev in machine.netdev.iter().flatten() {
+        let NetdevSection {
+            network,
+            soft_roce,
+            vlan,
+            trunk,
+            native,
+            impairment,
+        } = netdev.get_ref().clone();
+        sections.push(NicSection {
+            span: netdev.span(),
+            rnic: false,
+            soft_roce,
+            common: RnicSection {
+                network,
+                vlan,
+                trunk,
+                native,
+                impairment,
+            },
+        });
+    }
+    source.ensure(sections.len() <= MAX_NICS, &section.span(), || {
+        format!(
+            "VM {vm} has {} devices; at most {MAX_NICS} fit",
+            sections.len()
+        )
+    })?;
+    let mut nics: Vec<Nic> = Vec::new();
+    for (index, section) in sections.into_iter().enumerate() {
+        let NicSection {
+            span,
+            rnic,
+            soft_roce,
+            common,
+        } = section;
+        let network = match &common.network {
+            Some(name) => networks
+                .iter()
+                .find(|network| network.name == *name.get_ref())
+                .ok_or_else(|| {
+                    let names: Vec<_> = networks.iter().map(|it| it.name.as_str()).collect();
+                    source.error(
+                        &name.span(),
+                        format!(
+                            "network: there is none named `{}`; there are {}",
+                            name.get_ref(),
+                            names.join(", ")
+                        ),
+                    )
+                })?,
+            None if networks.len() == 1 => &networks[0],
+            None => return Err(source.error(&span, "network: which one? there are several")),
+        };
+        let same = nics
+            .iter()
+            .filter(|nic| nic.network == network.name)
+            .count();
+        let same = u8::try_from(same)
+            .ok()
+            .filter(|same| *same < 4)
+            .ok_or_else(|| source.error(&span, "a VM has at most 4 devices on one network"))?;
+        let mut port = Vec::new();
+        if let Some(mtu) = network.mtu {
+            port.push(format!("mtu = {mtu}"));
+        }
+        if let Some(vlan) = common.vlan {
+            port.push(format!("vlan = {vlan}"));
+        }
+        if let Some(trunk) = &common.trunk {
+            port.push(format!("trunk = {}", inline(trunk)?));
+        }
+        if let Some(native) = common.native {
+            port.push(format!("native = {native}"));
+        }
+        let impairment = common.impairment.map(inline).transpose()?;
+        if let Some(impairment) = impairment.as_ref().or(network.impairment.as_ref()) {
+            port.push(format!("impairment = {impairment}"));
+        }
+        let only_mtu = usize::from(network.mtu.is_some());
+        source.ensure(network.switch || port.len() == only_mtu, &span, || {
+            format!("network `{}` has no switch (switch = false), so no vlan, trunk, native and impairment", network.name)
+        })?;
+        source.ensure(
+            !(rnic && network.fabric == Fabric::Local) || port.len() == only_mtu,
+            &span,
+            || {
+                format!(
+                    "RNICs on network `{}` send no frames, so no vlan, trunk, native and impairment: give the network fabric = \"roce\"",
+                    network.name
+                )
+            },
+        )?;
+        let host = number + STRIDE * same;
+        let index = u8::try_from(index)?;
+        let name = if index == 0 {
+            vm.to_owned()
+        } else {
+            format!("{vm}.{index}")
+        };
+        spans.insert(name.clone(), span);
+        nics.push(Nic {
+            network: network.name.clone(),
+            rnic,
+            soft_roce,
+            mac: format!("52:54:00:76:{:02x}:{:02x}", 0x72 + index, number + 9),
+            ipv4: format!("10.77.{}.{host}", network.subnet),
+            ipv6: if network.subnet == 0 {
+                format!("fd77::{host:x}")
+            } else {
+                format!("fd77:0:0:{:x}::{host:x}", network.subnet)
+            },
+            name,
+            device: Vec::new(),
+            port,
+        });
+    }
+    Ok(nics)
+}
+
+impl Machine {
+    /// The RDMA device in the guest of each network device.
+    #[must_use]
+    pub fn rdma_devices(&self) -> Vec<Option<String>> {
+        let (mut rnics, mut soft) = (0.., 0..);
+        let names = self.nics.iter().map(|nic| {
+            let (device, numbers) = match nic {
+                Nic { rnic: true, .. } => ("vrnic", &mut rnics),
+                Nic {
+                    soft_roce: true, ..
+                } => ("rxe", &mut soft),
+                _ => return None,
+            };
+            let number: u32 = numbers.next()?;
+            Some(format!("{device}{number}"))
+        });
+        names.collect()
+    }
+}
+
+impl Description {
+    /// Checks what concerns several sections, and what vrnicd will say.
+    fn check(&self, source: &Source<'_>, file: &FileSection, spans: &Spans) -> Result<()> {
+        for (network, section) in self.networks.iter().zip(&file.network) {
+            let span = section.get_ref().name.span();
+            let on_it = || self.nics(&network.name).map(|(_, nic)| nic);
+            let rnics = network.fabric == Fabric::Local && on_it().any(|nic| nic.rnic);
+            let of_link = section.get_ref().link.first().map(Spanned::span);
+            source.ensure(
+                !(rnics && !network.links.is_empty()),
+                &of_link.unwrap_or_else(|| span.clone()),
+                || {
+                    "link: RNICs on this network send no frames: give it fabric = \"roce\""
+                        .to_owned()
+                },
+            )?;
+            source.ensure(
+                network.switch || on_it().count() <= 2,
+                &section
+                    .get_ref()
+                    .switch
+                    .as_ref()
+                    .map_or(span.clone(), Spanned::span),
+                || "switch: more than two devices need one".to_owned(),
+            )?;
+        }
+        let nowhere = Path::new("/run/vrnic-lab");
+        for network in &self.networks {
+            if !self.needs_daemon(network) {
+                continue;
+            }
+            let text = daemon::text(nowhere, network, self)?;
+            if let Err(error) = vrnicd::config::Config::parse(&text) {
+                let message = format!("{error:#}").replace('\n', ", ");
+                let of_port = |name: &&String| message.contains(&format!("`{name}`"));
+                let of_network = || {
+                    let section = file
+                        .network
+                        .iter()
+                        .find(|it| *it.get_ref().name.get_ref() == network.name);
+                    section.map_or(0..0, Spanned::span)
+                };
+                let span = spans.keys().find(of_port).map(|name| spans[name].clone());
+                return Err(source.error(&span.unwrap_or_else(of_network), message));
+            }
+        }
+        Ok(())
+    }
+
+    /// The devices on a network, with their VMs.
+    pub fn nics<'a>(&'a self, network: &'a str) -> impl Iterator<Item = (&'a Machine, &'a Nic)> {
+        self.machines.iter().flat_map(move |machine| {
+            let nics = machine.nics.iter();
+            nics.filter(move |nic| nic.network == network)
+                .map(move |nic| (machine, nic))
+        })
+    }
+
+    /// Whether the network has something for a vrnicd to do.
+    #[must_use]
+    pub fn needs_daemon(&self, network: &Network) -> bool {
+        network.switch || self.nics(&network.name).any(|(_, nic)| nic.rnic)
+    }
+
+    /// The network of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn network(&self, name: &str) -> Result<&Network> {
+        self.networks
+            .iter()
+            .find(|network| network.name == name)
+            .with_context(|| format!("no network `{name}`"))
+    }
+
+    /// The VM of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn machine(&self, name: &str) -> Result<&Machine> {
+        let mut machines = self.machines.iter();
+        machines
+            .find(|machine| machine.name == name)
+            .with_context(|| {
+                let names: Vec<_> = self.machines.iter().map(|it| it.name.as_str()).collect();
+                format!("no VM `{name}`; there are {}", names.join(", "))
+            })
+    }
+
+    /// The numbers that VMs and networks have.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        let machines = self.machines.iter();
+        let networks = self.networks.iter();
+        Numbers {
+            machines: machines.map(|it| (it.name.clone(), it.number)).collect(),
+            networks: networks.map(|it| (it.name.clone(), it.subnet)).collect(),
+        }
+    }
+
+    /// The lab of `make run` and of tests, with what is special about it.
+    ///
+    /// # Errors
+    /// Never: the file comes with the lab.
+    pub fn pair(fabric: Fabric, device: Device, rnics: bool, extra: &Extra) -> Result<Self> {
+        let text = include_str!("../pair.toml");
+        let parsed = Parsed::parse(
+            Path::new("pair.toml"),
+            text,
+            &Numbers::default(),
+            Fabric::Local,
+        );
+        let mut lab = parsed?.description;
+        let network = &mut lab.networks[0];
+        network.fabric = fabric;
+        network.daemon.clone_from(&extra.daemon);
+        network.switch = extra.switch
+            || extra.two_daemons
+            || !extra.port.is_empty()
+            || !extra.rxe.is_empty()
+            || fabric == Fabric::Roce;
+        for machine in &mut lab.machines {
+            let soft = extra.rxe.contains(&machine.name);
+            machine.device = if soft { Device::Rxe } else { device };
+            machine.cpus = extra.cpus;
+            machine.nvdimm = extra.nvdimm;
+            let nic = &mut machine.nics[0];
+            nic.rnic = rnics && !soft;
+            nic.soft_roce = machine.device == Device::Rxe;
+            nic.device.clone_from(&extra.device);
+            nic.port.clone_from(&extra.port);
+        }
+        if extra.two_daemons {
+            let other = format!("{}-2", lab.networks[0].name);
+            let mut second = lab.networks[0].clone();
+            second.name.clone_from(&other);
+            lab.networks.push(second);
+            lab.machines[1].nics[0].network = other;
+            let ends = crate::namespaces::Namespaces::ADDRESSES;
+            for (host, network) in lab.networks.iter_mut().enumerate() {
+                network.host = Some(host);
+                network.links.push(format!(
+                    "{{ local = \"{}:4789\", peer = \"{}:4789\" }}",
+                    ends[host],
+                    ends[1 - host]
+                ));
+            }
+        }
+        Ok(lab)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Parsed> {
+        Parsed::parse(
+            Path::new("lab.toml"),
+            text,
+            &Numbers::default(),
+            Fabric::Local,
+        )
+    }
+
+    fn lab(text: &str) -> Description {
+        parse(text).unwrap().description
+    }
+
+    #[test]
+    fn the_smallest_lab_has_an_rnic_in_each_vm() {
+        let lab = lab("[[vm]]\nname = \"node\"\ncount = 3\n");
+        assert_eq!(lab.name, "lab");
+        let names: Vec<_> = lab.machines.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, ["node1", "node2", "node3"]);
+        let nic = &lab.machines[2].nics[0];
+        assert!(nic.rnic && lab.networks[0].switch);
+        assert_eq!(
+            (nic.ipv4.as_str(), nic.ipv6.as_str()),
+            ("10.77.0.3", "fd77::3")
+        );
+        assert_eq!(nic.mac, "52:54:00:76:72:0c");
+    }
+
+    #[test]
+    fn the_pair_is_what_tests_expect() {
+        let pair =
+            Description::pair(Fabric::Local, Device::Vrnic, true, &Extra::default()).unwrap();
+        let [a, b] = &pair.machines[..] else {
+            panic!("{pair:?}")
+        };
+        assert_eq!(
+            (a.nics[0].ipv4.as_str(), b.nics[0].ipv6.as_str()),
+            ("10.77.0.1", "fd77::2")
+        );
+        assert_eq!(b.nics[0].mac, "52:54:00:76:72:0b");
+        assert!(!pair.networks[0].switch);
+        let extra = Extra {
+            two_daemons: true,
+            rxe: vec!["b".into()],
+            ..Extra::default()
+        };
+        let pair = Description::pair(Fabric::Roce, Device::Vrnic, true, &extra).unwrap();
+        assert_eq!(pair.networks.len(), 2);
+        let b = &pair.machines[1];
+        assert!(b.device == Device::Rxe && !b.nics[0].rnic && b.nics[0].soft_roce);
+        assert_ne!(pair.machines[0].nics[0].network, b.nics[0].network);
+    }
+
+    #[test]
+    fn devices_are_numbered_in_each_vm_and_addresses_in_each_network() {
+        let lab = lab(
+            "[[network]]\nname = \"x\"\n[[network]]\nname = \"y\"\nfabric = \"roce\"\nsubnet = 9\n\
+             [[vm]]\nname = \"a\"\nrnic = [{ network = \"y\", vlan = 7 }, { network = \"x\" }, { network = \"y\" }]\n\
+             netdev = [{ network = \"y\", soft_roce = true }]\n",
+        );
+        let nics = &lab.machines[0].nics;
+        let addresses: Vec<_> = nics.iter().map(|nic| nic.ipv4.as_str()).collect();
+        assert_eq!(
+            addresses,
+            ["10.77.9.1", "10.77.0.1", "10.77.9.65", "10.77.9.129"]
+        );
+        let names = lab.machines[0].rdma_devices();
+        let names: Vec<_> = names.iter().flatten().collect();
+        assert_eq!(names, ["vrnic0", "vrnic1", "vrnic2", "rxe0"]);
+        assert_eq!(nics[0].port, ["vlan = 7"]);
+        let text = daemon::text(Path::new("/x"), &lab.networks[1], &lab).unwrap();
+        let config = vrnicd::config::Config::parse(&text).unwrap();
+        assert_eq!(
+            (config.devices.len(), config.switch.unwrap().ports.len()),
+            (2, 3)
+        );
+    }
+
+    #[test]
+    fn those_that_stay_keep_their_numbers() {
+        let before = lab("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\n[[vm]]\nname = \"c\"\n");
+        let text = "[[vm]]\nname = \"d\"\n[[vm]]\nname = \"c\"\n[[vm]]\nname = \"a\"\n";
+        let parsed = Parsed::parse(
+            Path::new("lab.toml"),
+            text,
+            &before.numbers(),
+            Fabric::Local,
+        );
+        let after = parsed.unwrap().description;
+        let numbers: Vec<_> = after.machines.iter().map(|it| it.number).collect();
+        assert_eq!(numbers, [2, 3, 1]);
+        assert_eq!(after.machine("c").unwrap(), before.machine("c").unwrap());
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        const VM: &str = "[[vm]]\nname = \"a\"\n";
+        let many: String = (0..33)
+            .map(|n| format!("[[vm]]\nname = \"n{n}\"\n"))
+            .collect();
+        let nics = "{}, ".repeat(9);
+        let table: &[(&str, usize, &str)] = &[
+            ("", 1, "at least one [[vm]]"),
+            ("[[vm]\nname = \"a\"\n", 1, "[[vm]"),
+            ("[[vm]]\nname = \"a\n", 2, "name = \"a"),
+            ("[[vm]]\n", 1, "missing field `name`"),
+            ("[[vm]]\nname = 7\n", 2, "expected a string"),
+            ("[[vm]]\nname = \"A\"\n", 2, "name: a VM is named by"),
+            (&format!("{VM}{VM}"), 4, "two VMs are named `a`"),
+            (&format!("{VM}memry = 1\n"), 3, "unknown field `memry`"),
+            (
+                &format!("{VM}memory = \"1G\"\n"),
+                3,
+                "memory = \"1G\"`: invalid type",
+            ),
+            (&format!("{VM}memory = 1\n"), 3, "memory: 256 to"),
+            (&format!("{VM}memory = -1\n"), 3, "memory = -1"),
+            (&format!("{VM}cpus = 0\n"), 3, "cpus: 1 to 64"),
+            (&format!("{VM}count = 33\n"), 3, "count: 1 to 32"),
+            (&format!("{VM}count = 0\n"), 3, "count: 1 to 32"),
+            (&many, 65, "at most 32 VMs"),
+            (&format!("{VM}rnic = [{nics}]\n"), 1, "at most 8"),
+            (&format!("{VM}kernel = \"stok\"\n"), 3, "kernel: stock, lab"),
+            (
+                &format!("{VM}kernel = \"/no/such\"\n"),
+                3,
+                "kernel: /no/such",
+            ),
+            (&format!("{VM}image = \"/no/such\"\n"), 3, "image: /no/such"),
+            (&format!("{VM}image = \"/\"\n"), 3, "sbin/vrnic-init"),
+            (
+                &format!("{VM}rnic = [{{ network = \"x\" }}]\n"),
+                3,
+                "network: there is none named `x`",
+            ),
+            (
+                &format!("{VM}rnic = [{{ vlan = 1 }}]\n"),
+                3,
+                "send no frames",
+            ),
+            (&format!("{VM}netdev = [{{ vlan = 5000 }}]\n"), 3, "5000"),
+            (
+                &format!("{VM}netdev = [{{ vlan = 5, trunk = [6] }}]\n"),
+                3,
+                "give one of both",
+            ),
+            (
+                &format!("{VM}netdev = [{{ impairment = {{ loss = 2.0 }} }}]\n"),
+                3,
+                "loss",
+            ),
+            (
+                &format!("{VM}netdev = [{{ impairment = {{ los = 0.5 }} }}]\n"),
+                3,
+                "unknown field `los`",
+            ),
+            (
+                &format!("{VM}[[vm.share]]\nhost = \"/no/such\"\nguest = \"/mnt/x\"\n"),
+                4,
+                "host: /no/such",
+            ),
+            (
+                &format!("{VM}[[vm.share]]\nhost = \"/\"\nguest = \"/usr\"\n"),
+                5,
+                "guest: a path below /mnt",
+            ),
+            (
+                &format!("{VM}[[vm.share]]\nhost = \"/\"\nguest = \"/mnt/../usr\"\n"),
+                5,
+                "guest: a path below /mnt",
+            ),
+            (
+                &format!("{VM}[[vm.share]]\nhost = \"/\"\n"),
+                3,
+                "missing field `guest`",
+            ),
+            (
+                &format!("{VM}[[vm.file]]\nhost = \"/\"\nguest = \"x\"\n"),
+                5,
+                "guest: a path that begins with /",
+            ),
+            (
+                &format!("{VM}[[network]]\nname = \"x\"\nfabric = \"ib\"\n"),
+                5,
+                "unknown variant `ib`",
+            ),
+            (
+                &format!("{VM}[[network]]\nname = \"x\"\n[[network]]\nname = \"x\"\n"),
+                6,
+                "two networks are named `x`",
+            ),
+            (
+                &format!("{VM}[[network]]\nname = \"x\"\nmtu = 7\nfabric = \"roce\"\n"),
+                1,
+                "mtu = 7",
+            ),
+            (
+                &format!("{VM}[[network]]\nname = \"x\"\nsubnet = 256\n"),
+                5,
+                "subnet = 256",
+            ),
+            (
+                &format!("{VM}[[network]]\nname = \"x\"\nswitch = false\nmtu = 1500\n"),
+                5,
+                "switch: only",
+            ),
+            (
+                &format!("{VM}count = 3\n[[network]]\nname = \"x\"\nswitch = false\n"),
+                6,
+                "switch: more than two",
+            ),
+            (
+                &format!(
+                    "{VM}[[network]]\nname = \"x\"\n[[network.link]]\nlocal = \"1.2.3.4:5\"\npeer = \"1.2.3.5:5\"\n"
+                ),
+                5,
+                "link: RNICs on this network send no frames",
+            ),
+            (
+                &format!(
+                    "{VM}[[network]]\nname = \"x\"\nfabric = \"roce\"\n[[network.link]]\nlocal = \"1.2.3.4\"\n"
+                ),
+                7,
+                "local = \"1.2.3.4\"",
+            ),
+            (
+                "first_number = 0\n[[vm]]\nname = \"a\"\n",
+                1,
+                "first_number: 1 to",
+            ),
+            (
+                "name = \"no name\"\n[[vm]]\nname = \"a\"\n",
+                1,
+                "name: a lab is named by",
+            ),
+        ];
+        for (text, line, part) in table {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            let start = format!("lab.toml:{line}: ");
+            assert!(
+                error.starts_with(&start) && error.contains(part),
+                "{text}\n{error}"
+            );
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+}

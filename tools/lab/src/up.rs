@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Labs that run in the background: `vrnic-lab up`, `down`, `status`, `logs` and `copy`.
+//!
+//! A process of its own, the supervisor, has the lab and serves its control socket. It holds a lock as long as it
+//! lives, and everything that it starts ends with it, so whoever gets the lock may clear what a killed one left.
+//!
+//! ```text
+//! $XDG_RUNTIME_DIR/vrnic-lab/     or /tmp/vrnic-lab-UID/
+//!     NAME.lock                   held while the lab is up
+//!     NAME.log                    what the supervisor says
+//!     NAME/                       sockets, configurations of vrnicd
+//!     NAME/scratch                where the lab's scratch directory is
+//!     NAME/logs/                  logs of VMs, QEMU and vrnicd
+//! ```
+
+use std::fs::{self, DirBuilder, File};
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::json;
+
+use crate::control::{self, Ask};
+use crate::description::{Numbers, Parsed};
+use crate::kernel::{self, Kernel};
+use crate::lab::{Lab, Module};
+use crate::process::{remove_at_end, tail};
+use crate::settings::Settings;
+use crate::status::Status;
+use crate::vm::Fabric;
+
+/// How long the supervisor may take to listen: it tries KVM first.
+const START: Duration = Duration::from_secs(60);
+/// How long it may take to end.
+const END: Duration = Duration::from_secs(60);
+/// Longest name of a socket in a lab's directory.
+const SOCKET_NAME: usize = "/vrnicd-123456789012345-control".len();
+/// Longest path of a UNIX socket.
+const SOCKET_PATH: usize = 107;
+
+/// Where a lab of some name is, up or not.
+pub struct Place {
+    name: String,
+    base: PathBuf,
+}
+
+impl Place {
+    /// That of the lab `name`.
+    ///
+    /// # Errors
+    /// The directory of all labs cannot be made, or is somebody else's.
+    pub fn of(name: &str) -> Result<Self> {
+        let name = name.to_owned();
+        Ok(Self {
+            name,
+            base: base()?,
+        })
+    }
+
+    /// All labs that are up.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn all() -> Result<Vec<Self>> {
+        let mut places = Vec::new();
+        let base = base()?;
+        for entry in fs::read_dir(&base)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|it| it == "lock") {
+                let name = path.file_stem().unwrap_or_default().to_string_lossy();
+                let place = Self {
+                    name: name.into_owned(),
+                    base: base.clone(),
+                };
+                if place.is_up()? {
+                    places.push(place);
+                }
+            }
+        }
+        places.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(places)
+    }
+
+    /// The lab that a command is about: the one named, or the only one.
+    ///
+    /// # Errors
+    /// It is not up, or it is not clear which one.
+    pub fn chosen(name: Option<String>) -> Result<Self> {
+        if let Some(name) = name {
+            let place = Self::of(&name)?;
+            ensure!(
+                place.is_up()?,
+                "no lab named `{name}` is up; `vrnic-lab status` shows those that are"
+            );
+            return Ok(place);
+        }
+        let mut all = Self::all()?;
+        match all.len() {
+            0 => bail!("no lab is up; start one: vrnic-lab up FILE"),
+            1 => Ok(all.remove(0)),
+            _ => {
+                let names: Vec<_> = all.iter().map(|place| place.name.as_str()).collect();
+                bail!("several labs are up; name one of {}", names.join(", "))
+            }
+        }
+    }
+
+    /// Sockets and configurations.
+    #[must_use]
+    pub fn directory(&self) -> PathBuf {
+        self.base.join(&self.name)
+    }
+
+    /// The lab's control socket.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        self.directory().join("control")
+    }
+
+    fn logs(&self) -> PathBuf {
+        self.directory().join("logs")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.base.join(format!("{}.log", self.name))
+    }
+
+    fn lock_file(&self) -> PathBuf {
+        self.base.join(format!("{}.lock", self.name))
+    }
+
+    /// The lock, if nobody has it.
+    fn lock(&self) -> Result<Option<Flock<File>>> {
+        let path = self.lock_file();
+        let open = File::options().create(true).append(true).open(&path);
+        let file = open.with_context(|| format!("opening {}", path.display()))?;
+        let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+            return Ok(None);
+        };
+        // Whoever had it may have removed the file since this opened it.
+        let same = fs::metadata(&path).is_ok_and(|there| {
+            lock.metadata()
+                .is_ok_and(|here| (here.dev(), here.ino()) == (there.dev(), there.ino()))
+        });
+        if same { Ok(Some(lock)) } else { self.lock() }
+    }
+
+    fn is_up(&self) -> Result<bool> {
+        if !self.lock_file().exists() {
+            return Ok(false);
+        }
+        Ok(match self.lock()? {
+            None => true,
+            Some(lock) => {
+                // What is here was left by one that was killed.
+                self.clear(lock);
+                false
+            }
+        })
+    }
+
+    /// Removes all files of the lab, which has ended.
+    fn clear(&self, lock: Flock<File>) {
+        if let Ok(scratch) = fs::read_to_string(self.directory().join("scratch")) {
+            let _ = fs::remove_dir_all(scratch);
+        }
+        let _ = fs::remove_dir_all(self.directory());
+        let _ = fs::remove_file(self.log());
+        let _ = fs::remove_file(self.lock_file());
+        drop(lock);
+    }
+
+    /// Waits until the lab has ended, and removes what it left.
+    fn wait_end(&self, patience: Duration) -> Result<bool> {
+        let deadline = Instant::now() + patience;
+        while self.is_up()? {
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(true)
+    }
+
+    /// What the lab says about itself.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn status(&self) -> Result<Status> {
+        let (_, text) = control::ask(&self.control(), &Ask::Status)?;
+        Ok(serde_json::from_str(&text)?)
+    }
+}
+
+/// The directory of all labs of this user. Nobody else may have made it.
+fn base() -> Result<PathBuf> {
+    let user = nix::unistd::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let base = match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
+        Some(dir) => dir.join("vrnic-lab"),
+        None => std::env::temp_dir().join(format!("vrnic-lab-{user}")),
+    };
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&base);
+    made.with_context(|| format!("making {}", base.display()))?;
+    let metadata = fs::symlink_metadata(&base)?;
+    ensure!(
+        metadata.is_dir() && metadata.uid() == user && metadata.mode() & 0o022 == 0,
+        "{} is not a directory that only you may write to: remove it, or set XDG_RUNTIME_DIR",
+        base.display()
+    );
+    // "/" and the name of a lab.
+    let longest = base.as_os_str().len() + 16 + SOCKET_NAME;
+    ensure!(
+        longest <= SOCKET_PATH,
+        "{} is too long for sockets in it: set XDG_RUNTIME_DIR or TMPDIR to a shorter path",
+        base.display()
+    );
+    Ok(base)
+}
+
+/// Makes the lab what `file` says, and starts it if it is not up.
+///
+/// # Errors
+/// The file is wrong, or the lab did not come up.
+pub fn up(file: &Path, kernel: Option<kernel::Name>, fabric: Fabric, as_json: bool) -> Result<()> {
+    let parsed = Parsed::load(file, &Numbers::default(), fabric)?;
+    let settings = Settings::load(default_kernel(&parsed, kernel))?;
+    for machine in &parsed.description.machines {
+        if let Some(kernel) = &machine.kernel {
+            Kernel::named(&settings.tree, kernel)?;
+        }
+    }
+    let place = Place::of(&parsed.description.name)?;
+    let started = start_supervisor(&place, &settings, default_kernel(&parsed, kernel))?;
+    let request = Ask::Apply {
+        file: file.canonicalize()?,
+        text: fs::read_to_string(file)?,
+        fabric,
+    };
+    if let Err(error) = control::ask(&place.control(), &request) {
+        if started {
+            // It ends by itself, and leaves nothing.
+            place.wait_end(END)?;
+        }
+        return Err(error);
+    }
+    let status = place.status()?;
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        print!("{}", status.table());
+    }
+    Ok(())
+}
+
+/// The kernel of VMs for which the file names none.
+fn default_kernel(parsed: &Parsed, asked: Option<kernel::Name>) -> kernel::Name {
+    use clap::ValueEnum as _;
+    let named = parsed.kernel.as_deref();
+    let named = named.and_then(|name| kernel::Name::from_str(name, false).ok());
+    named.or(asked).unwrap_or(kernel::Name::Stock)
+}
+
+/// Starts the process that has the lab, unless there is one. Whether it did.
+fn start_supervisor(place: &Place, settings: &Settings, kernel: kernel::Name) -> Result<bool> {
+    let listens = || UnixStream::connect(place.control()).is_ok();
+    if place.is_up()? && listens() {
+        return Ok(false);
+    }
+    let log = File::create(place.log())?;
+    // A session of its own: what ends a terminal's programs does not end the lab.
+    let mut command = Command::new("setsid");
+    command
+        .arg(std::env::current_exe()?)
+        .args(["supervise", &place.name]);
+    if kernel != kernel::Name::Own {
+        command.args(["--kernel", kernel.text()]);
+    }
+    let mut child = command
+        .current_dir(&settings.tree)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("running setsid (package util-linux)")?;
+    let deadline = Instant::now() + START;
+    while !listens() {
+        if child.try_wait()?.is_some() && !place.is_up()? {
+            bail!("the lab did not start: {}", tail(&place.log(), 5));
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "the lab did not start within {} s; {} says: {}",
+                START.as_secs(),
+                place.log().display(),
+                tail(&place.log(), 5)
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(true)
+}
+
+/// Has the lab `name` until it is told to end: what `up` starts in the background.
+///
+/// # Errors
+/// It is up already, or it cannot start.
+pub fn supervise(name: &str, kernel: kernel::Name) -> Result<()> {
+    let place = Place::of(name)?;
+    // Somebody may have it for the moment that a look takes.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let lock = loop {
+        match place.lock()? {
+            Some(lock) => break lock,
+            // Another `up` was faster.
+            None if Instant::now() > deadline => return Ok(()),
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let directory = place.directory();
+    if let Ok(scratch) = fs::read_to_string(directory.join("scratch")) {
+        let _ = fs::remove_dir_all(scratch);
+    }
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory)?;
+    for path in [directory.clone(), place.log(), place.lock_file()] {
+        remove_at_end(path);
+    }
+    let result = serve(&place, kernel);
+    match result {
+        Ok(()) => place.clear(lock),
+        Err(error) => {
+            // The log stays: `up` shows it.
+            let _ = fs::remove_dir_all(&directory);
+            let _ = fs::remove_file(place.lock_file());
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn serve(place: &Place, kernel: kernel::Name) -> Result<()> {
+    let settings = Settings::load(kernel)?;
+    let (end, ended) = channel();
+    let directory = place.directory();
+    let lab = Lab::empty(&settings, Module::Plain, place.logs(), Some(&directory))?;
+    fs::write(
+        directory.join("scratch"),
+        lab.scratch().to_string_lossy().as_bytes(),
+    )?;
+    let lab = Arc::new(lab);
+    control::serve(&lab, &place.control(), Some(end))?;
+    let client = ended.recv().context("nobody listens any more")?;
+    let _ = fs::remove_file(place.control());
+    let _ = lab.shut_down();
+    if let Some(mut client) = client {
+        let _ = control::done(&mut client, "");
+    }
+    Ok(())
+}
+
+/// Ends a lab, and removes all its files.
+///
+/// # Errors
+/// It does not end.
+pub fn down(name: Option<String>, as_json: bool) -> Result<()> {
+    let place = match name {
+        Some(name) => Place::of(&name)?,
+        None => Place::chosen(None)?,
+    };
+    let was_up = place.is_up()?;
+    if was_up {
+        // It may be on its way up, or down.
+        let asked = control::ask(&place.control(), &Ask::Down);
+        if !place.wait_end(END)? {
+            asked?;
+            bail!("the lab {} does not end", place.name);
+        }
+    }
+    if as_json {
+        println!("{}", json!({ "name": place.name, "was_up": was_up }));
+    } else if was_up {
+        println!("lab {}: is down", place.name);
+    } else {
+        println!("lab {}: was not up", place.name);
+    }
+    Ok(())
+}
+
+/// Shows one lab, or all.
+///
+/// # Errors
+/// It is not up, or does not answer.
+pub fn status(name: Option<String>, as_json: bool) -> Result<()> {
+    let places = match name {
+        Some(name) => vec![Place::chosen(Some(name))?],
+        None => Place::all()?,
+    };
+    let mut all = Vec::new();
+    for place in &places {
+        all.push(place.status()?);
+    }
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&all)?);
+    } else if all.is_empty() {
+        println!("no lab is up");
+    } else {
+        let tables: Vec<_> = all.iter().map(Status::table).collect();
+        print!("{}", tables.join("\n"));
+    }
+    Ok(())
+}
+
+/// Prints logs: of VMs' consoles, of `vrnicd`, of `qemu-VM`, of the `supervisor`; the ends of all if none is named.
+///
+/// # Errors
+/// There is none of that name.
+pub fn logs(
+    lab: Option<String>,
+    names: &[String],
+    lines: Option<usize>,
+    as_json: bool,
+) -> Result<()> {
+    let place = Place::chosen(lab)?;
+    let mut files = vec![("supervisor".to_owned(), place.log())];
+    for entry in fs::read_dir(place.logs())? {
+        let path = entry?.path();
+        let stem = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let name = stem
+            .strip_prefix("console-")
+            .map_or(stem.clone(), str::to_owned);
+        files.push((name, path));
+    }
+    files.sort();
+    let lines = lines.or(if names.is_empty() { Some(20) } else { None });
+    let mut texts = serde_json::Map::new();
+    for name in names {
+        if !files.iter().any(|(known, _)| known == name) {
+            let known: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
+            bail!("no log `{name}`; there are {}", known.join(", "));
+        }
+    }
+    files.retain(|(name, _)| names.is_empty() || names.contains(name));
+    for (name, path) in &files {
+        let text = tail(path, lines.unwrap_or(usize::MAX));
+        if as_json {
+            texts.insert(name.clone(), json!(text));
+            continue;
+        }
+        let mut out = std::io::stdout().lock();
+        if files.len() > 1 {
+            writeln!(out, "==> {name} ({}) <==", path.display())?;
+        }
+        writeln!(out, "{text}")?;
+    }
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&texts)?);
+    }
+    Ok(())
+}
+
+/// An end of a copy: a path, of a VM if there is one.
+fn end(text: &str) -> (Option<&str>, &str) {
+    match text.split_once(':') {
+        Some((vm, path)) if !vm.is_empty() && !vm.contains('/') => (Some(vm), path),
+        _ => (None, text),
+    }
+}
+
+/// Copies a file or a directory into a VM, or out of it.
+///
+/// # Errors
+/// It cannot be read, or written.
+pub fn copy(control: &Path, from: &str, to: &str, as_json: bool) -> Result<()> {
+    match (end(from), end(to)) {
+        ((None, host), (Some(vm), guest)) => {
+            let request = Ask::CopyIn {
+                vm: vm.to_owned(),
+                host: Path::new(host)
+                    .canonicalize()
+                    .with_context(|| host.to_owned())?,
+                guest: guest.to_owned(),
+            };
+            control::ask(control, &request)?;
+        }
+        ((Some(vm), guest), (None, host)) => copy_out(control, vm, guest, Path::new(host))?,
+        _ => bail!("one of both is VM:PATH, the other a path of the host"),
+    }
+    if as_json {
+        println!("{}", json!({ "from": from, "to": to }));
+    }
+    Ok(())
+}
+
+/// Copies from a VM. What comes is unpacked in a directory of its own first.
+fn copy_out(control: &Path, vm: &str, guest: &str, host: &Path) -> Result<()> {
+    let name = Path::new(guest)
+        .file_name()
+        .with_context(|| format!("{guest}: a path of a file or a directory"))?;
+    let into = if host.is_dir() {
+        host.join(name)
+    } else {
+        host.to_path_buf()
+    };
+    let parent = match into.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let scratch = crate::process::scratch_in(parent)?;
+    let mut tar = Command::new("tar")
+        .args(["--no-same-owner", "--no-same-permissions", "-xf", "-", "-C"])
+        .arg(scratch.path())
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("running tar")?;
+    let mut pipe = tar.stdin.take().context("a pipe was asked for")?;
+    let script = "cd \"$(dirname \"$1\")\" && exec tar -cf - -- \"$(basename \"$1\")\"";
+    let request = Ask::Exec {
+        vm: vm.to_owned(),
+        argv: ["sh", "-c", script, "sh", guest]
+            .map(str::to_owned)
+            .to_vec(),
+        timeout: 3600,
+    };
+    let mut errors = Vec::new();
+    let (code, _) = control::run(control, &request, &mut |stream, bytes| {
+        match stream {
+            vrnic_lab::protocol::Stream::Out => pipe.write_all(bytes)?,
+            vrnic_lab::protocol::Stream::Err => errors.extend_from_slice(bytes),
+        }
+        Ok(())
+    })?;
+    drop(pipe);
+    let unpacked = tar.wait()?;
+    ensure!(
+        code == 0,
+        "VM {vm}: {}",
+        String::from_utf8_lossy(&errors).trim()
+    );
+    ensure!(unpacked.success(), "tar ended with {unpacked}");
+    fs::rename(scratch.path().join(name), &into)
+        .with_context(|| format!("writing {}", into.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::end;
+
+    #[test]
+    fn ends_of_copies() {
+        assert_eq!(end("a:/tmp/x"), (Some("a"), "/tmp/x"));
+        assert_eq!(end("./a:b"), (None, "./a:b"));
+        assert_eq!(end("/tmp/x"), (None, "/tmp/x"));
+        assert_eq!(end(":x"), (None, ":x"));
+    }
+}
