@@ -1,0 +1,172 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Labs of `vrnic-lab up`: three VMs on networks of both fabrics, where each pair exchanges messages; files and shared
+# directories; a second lab beside it, which it does not disturb; changes of a running lab; and nothing that is left.
+# lab: timeout=900
+. "$LAB_LIB"
+
+export XDG_RUNTIME_DIR=$LAB_DIR/run
+mkdir -m 700 "$XDG_RUNTIME_DIR" "$LAB_DIR/shared"
+on_lab() { "$LAB_BIN" exec --lab "$@" </dev/null; }
+end() {
+	for name in three other; do "$LAB_BIN" down "$name" >/dev/null || :; done
+}
+trap end EXIT
+
+# A mistake is named, with its line, and nothing starts.
+printf '[[vm]]\nname = "a"\nmemory = "much"\n' >"$LAB_DIR/three.toml"
+if said=$("$LAB_BIN" up "$LAB_DIR/three.toml" 2>&1); then fail "a wrong file passed"; fi
+found -F 'three.toml:3: `memory = "much"`' <<<"$said" || fail "the mistake is not named: $said"
+[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab" 2>/dev/null)" ] || fail "something is left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
+
+echo 'from the host' >"$LAB_DIR/file"
+udp=$((20000 + $$ % 20000))
+cat >"$LAB_DIR/three.toml" <<end
+memory = 768
+
+[[network]]
+name = "mem"
+
+[[network]]
+name = "wire"
+fabric = "roce"
+
+[[network.link]]
+local = "127.0.0.1:$udp"
+peer = "127.0.0.1:$((udp + 1))"
+
+[[vm]]
+name = "x"
+
+[[vm]]
+name = "y"
+netdev = [{ network = "wire", vlan = 5 }]
+rnic = [{ network = "mem" }, { network = "wire" }]
+
+[[vm]]
+name = "z"
+memory = 640
+
+[[vm.share]]
+host = "shared"
+guest = "/mnt/shared"
+
+[[vm.file]]
+host = "file"
+guest = "/mnt/new/"
+end
+"$LAB_BIN" up "$LAB_DIR/three.toml"
+
+# index VM DEVICE: the index of the device's GID for IPv4.
+index() {
+	on_lab "${lab:-three}" --vm "$1" -- sh -c "cd /sys/class/infiniband/$2/ports/1; for n in \$(seq 0 15); do
+		case \$(cat gids/\$n):\$(cat gid_attrs/types/\$n) in 0000:0000:0000:0000:0000:ffff:*v2) echo \$n; exit; esac; done"
+}
+port=18600
+# pingpong SERVER CLIENT DEVICE ADDRESS
+pingpong() {
+	local job
+	port=$((port + 1))
+	on_lab three --vm "$1" --timeout 60 -- ibv_rc_pingpong -d "$3" -g "$(index "$1" "$3")" -p $port -n 100 >/dev/null &
+	job=$!
+	within 40 on_lab three --vm "$1" -- sh -c "ss -Hltn sport = :$port | grep -q ." || fail "nobody listens in VM $1"
+	on_lab three --vm "$2" --timeout 60 -- ibv_rc_pingpong -d "$3" -g "$(index "$2" "$3")" -p $port -n 100 "$4" |
+		found usec/iter >/dev/null || fail "no pingpong from $2 to $1 on $3"
+	wait $job || fail "the pingpong in VM $1 failed"
+}
+for net in 0 1; do
+	pingpong x y vrnic$net 10.77.$net.1
+	pingpong y z vrnic$net 10.77.$net.2
+	pingpong z x vrnic$net 10.77.$net.3
+done
+
+# All VMs at once, one of them with another result.
+[ "$(on_lab three --all -- hostname | sort | xargs)" = "x: x y: y z: z" ] || fail "not in all VMs"
+code=0
+said=$(on_lab three --vm x,z --json -- sh -c '[ $(hostname) = x ] || exit 3') || code=$?
+[ $code = 3 ] || fail "exit code $code, not 3"
+[ "$(grep -c '"exit": [03]' <<<"$said")" = 2 ] || fail "no exit codes in $said"
+if on_lab three --vm w -- true 2>"$LAB_DIR/said"; then fail "there is no VM w"; fi
+found 'no VM `w`; there are x, y, z' <"$LAB_DIR/said" >/dev/null || fail "$(cat "$LAB_DIR/said")"
+
+# Memory, files and shared directories.
+[ "$(on_lab three --vm z -- awk '/MemTotal/ { print ($2 < 655360) }' /proc/meminfo)" = 1 ] || fail "z has other memory"
+[ "$(on_lab three --vm z -- cat /mnt/new/file)" = "from the host" ] || fail "the file was not copied"
+on_lab three --vm z -- sh -c 'echo from z >/mnt/shared/z'
+[ "$(cat "$LAB_DIR/shared/z")" = "from z" ] || fail "the host does not see what z wrote"
+echo host >"$LAB_DIR/shared/host"
+[ "$(on_lab three --vm z -- cat /mnt/shared/host)" = host ] || fail "z does not see what the host wrote"
+mkdir "$LAB_DIR/tree"
+head -c 3000000 /dev/urandom >"$LAB_DIR/tree/data"
+"$LAB_BIN" copy --lab three "$LAB_DIR/tree" x:/mnt/copy
+"$LAB_BIN" copy --lab three x:/mnt/copy "$LAB_DIR/back"
+cmp "$LAB_DIR/tree/data" "$LAB_DIR/back/data" || fail "the copy is another"
+if "$LAB_BIN" copy --lab three x:/no/such "$LAB_DIR/nothing" 2>/dev/null; then fail "a copy of nothing"; fi
+[ ! -e "$LAB_DIR/nothing" ] || fail "a copy of nothing is there"
+
+# Another lab with a VM of the same name, which a link joins to the network "wire".
+cat >"$LAB_DIR/other.toml" <<end
+memory = 640
+first_number = 9
+[[network]]
+name = "joined"
+fabric = "roce"
+subnet = 1
+[[network.link]]
+local = "127.0.0.1:$((udp + 1))"
+peer = "127.0.0.1:$udp"
+[[vm]]
+name = "x"
+end
+"$LAB_BIN" up "$LAB_DIR/other.toml" --json | found '"state": "up"' || fail "the other lab is not up"
+on_lab other --vm x -- touch /tmp/other
+! on_lab three --vm x -- test -e /tmp/other || fail "both labs have one VM x"
+on_lab other --vm x --timeout 60 -- ibv_rc_pingpong -d vrnic0 -g "$(lab=other index x vrnic0)" -p 18500 -n 100 >/dev/null &
+job=$!
+within 40 on_lab other --vm x -- sh -c "ss -Hltn sport = :18500 | grep -q ." || fail "nobody listens in the other lab"
+on_lab three --vm z --timeout 60 -- ibv_rc_pingpong -d vrnic1 -g "$(index z vrnic1)" -p 18500 -n 100 10.77.1.9 |
+	found usec/iter >/dev/null || fail "no pingpong from lab to lab"
+wait $job || fail "the pingpong in the other lab failed"
+if "$LAB_BIN" down 2>"$LAB_DIR/said"; then fail "it is not clear which lab"; fi
+found 'other, three' <"$LAB_DIR/said" >/dev/null || fail "$(cat "$LAB_DIR/said")"
+"$LAB_BIN" down other
+pingpong x y vrnic0 10.77.0.1
+
+# The same file again changes nothing. Another memory boots one VM, and one VM less leaves the others' addresses.
+boot_id() { on_lab three --vm "$1" -- cat /proc/sys/kernel/random/boot_id; }
+x=$(boot_id x)
+z=$(boot_id z)
+"$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
+[ "$(boot_id x) $(boot_id z)" = "$x $z" ] || fail "the same file boots VMs"
+sed -i 's/^memory = 640/memory = 700/' "$LAB_DIR/three.toml"
+"$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
+[ "$(boot_id x)" = "$x" ] || fail "x booted for z's memory"
+[ "$(boot_id z)" != "$z" ] || fail "z has the old memory"
+z=$(boot_id z)
+# A QEMU that has died is started again.
+kill -9 "$("$LAB_BIN" ctl --lab three pid qemu-z)"
+within 10 sh -c '"$1" status three | grep -q "^z *ended"' sh "$LAB_BIN" || fail "z is not dead"
+"$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
+[ "$(boot_id z)" != "$z" ] || fail "z is the old one"
+# Without y.
+sed -i '/^name = "y"/,/^name = "z"/{/^name = "z"/!d}' "$LAB_DIR/three.toml"
+"$LAB_BIN" up "$LAB_DIR/three.toml" >/dev/null
+! on_lab three --vm y -- true 2>/dev/null || fail "y is still there"
+pingpong z x vrnic1 10.77.1.3
+"$LAB_BIN" logs --lab three z | found 'Linux version' >/dev/null || fail "no console of z"
+
+# A supervisor that is killed takes all with it, and the next command clears what it left.
+pid=$("$LAB_BIN" status three --json | grep -m 1 -o '"pid": [0-9]*' | cut -d' ' -f2)
+qemu=$("$LAB_BIN" ctl --lab three pid qemu-x)
+kill -9 "$pid"
+within 10 sh -c "! kill -0 $qemu 2>/dev/null" || fail "QEMU lives on"
+[ "$("$LAB_BIN" status)" = "no lab is up" ] || fail "a killed lab is up"
+[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "something is left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
+
+# Ended while it boots, and ended as it should be.
+"$LAB_BIN" up "$LAB_DIR/other.toml" >/dev/null 2>&1 &
+job=$!
+within 20 sh -c '"$1" status other 2>/dev/null | grep -q booting' sh "$LAB_BIN" || fail "the other lab does not boot"
+"$LAB_BIN" down other
+if wait $job; then fail "up says that a lab is up which was ended"; fi
+[ -z "$(ls -A "$XDG_RUNTIME_DIR/vrnic-lab")" ] || fail "something is left: $(ls "$XDG_RUNTIME_DIR/vrnic-lab")"
