@@ -11,13 +11,13 @@ use clap::ValueEnum;
 /// Which kernel the guests boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Name {
-    /// Debian's own
+    /// Debian's own kernel
     Stock,
-    /// A small one with KUnit and failing allocations
+    /// A small kernel with KUnit and failing allocations
     Lab,
-    /// One that looks for errors of memory, locking and lifetime
+    /// A kernel with KASAN, UBSAN, lockdep and kmemleak
     Debug,
-    /// One that looks for data races
+    /// A kernel with KCSAN, to find data races
     Races,
     /// The tree that KDIR names
     #[value(skip)]

@@ -47,24 +47,24 @@ use crate::settings::Settings;
 use crate::up::Place;
 use crate::vm::{Device, Fabric};
 
-/// Boots VMs with RNICs, and runs programs in them: two, a and b, or those that a lab file describes.
+/// Boots VMs with RNICs and runs programs in them: two VMs, a and b, or the VMs that a lab file describes.
 ///
 /// Environment:
-///   VRNIC_KERNEL=NAME      kernel of the VMs, as --kernel
+///   VRNIC_KERNEL=NAME      kernel of the VMs, like --kernel
 ///   KDIR=DIR               built kernel tree for the VMs
 ///   QEMU=PROGRAM           QEMU 10.1 or newer
 ///   VRNIC_ACCEL=kvm|tcg    how QEMU runs the VMs; default: kvm if the kernel boots under it
 ///   VRNIC_VM_CPUS=N        processors of each VM
 ///   VRNIC_VM_MEMORY_MB=N   memory of each VM
-///   VRNIC_VRNICD=TOML      a line for vrnicd's configuration
-///   VRNIC_CACHE=DIR        default: ~/.cache/vrnic
+///   VRNIC_VRNICD=TOML      a line to add to vrnicd's configuration
+///   VRNIC_CACHE=DIR        cache directory; default: ~/.cache/vrnic
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
     /// How messages travel between the RNICs
     #[arg(long, global = true, value_enum, default_value = "local")]
     fabric: Fabric,
-    /// Kernel of the VMs; default: stock; of tests, lab
+    /// Kernel of the VMs; default: stock, or lab for tests
     #[arg(long, global = true, value_enum)]
     kernel: Option<kernel::Name>,
     #[command(subcommand)]
@@ -73,7 +73,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run RDMA programs between the VMs and in loopback, print a table, write build/run/report.json
+    /// Run RDMA programs between the VMs and in loopback, print a table of results, write build/run/report.json
     Run {
         /// RDMA device in the VMs
         #[arg(long, value_enum, default_value = "vrnic")]
@@ -87,25 +87,26 @@ enum Command {
         /// RDMA device in the VMs
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
-        /// Do not use tmux: VM a is in this terminal; run `attach --vm b` in another one for VM b
+        /// Do not use tmux: show VM a in this terminal. For VM b, run `attach --vm b` in another terminal
         #[arg(long)]
         plain: bool,
     },
-    /// Open the prompt of a VM of `shell` or `up` in this terminal; Ctrl-] leaves it
+    /// Open the prompt of a VM started by `shell` or `up` in this terminal; Ctrl-] leaves it
     Attach {
-        /// Name of the lab, if it is one of `up`
+        /// Name of a lab started by `up`
         #[arg(long)]
         lab: Option<String>,
         /// Name of the VM
         #[arg(long, default_value = "a")]
         vm: String,
     },
-    /// Start a lab in the background, as a lab file describes it; if it is up, change what has changed in the file
+    /// Start the lab described in a lab file, in the background. If the lab is up, apply the changes in the file
     ///
-    /// VMs that are the same run on; those that are new, have changed or have ended boot. VMs on a network whose
-    /// devices have changed boot, too. Ctrl-C ends the command, not the lab: run it again, or `down`.
+    /// Unchanged VMs keep running. VMs that are new, have changed or have ended are booted, and so are VMs on a network
+    /// whose devices have changed. Ctrl-C ends this command, not the lab: run it again, or run `down`.
     ///
-    /// A lab file is TOML; Documentation/lab.rst describes it. The smallest has VMs with an RNIC each, on one network:
+    /// A lab file is TOML. Documentation/lab.rst describes it. This is a minimal file, for three VMs with one RNIC each
+    /// on one network:
     ///
     ///   [[vm]]
     ///   name = "node"
@@ -114,34 +115,34 @@ enum Command {
     Up {
         /// The lab file
         file: PathBuf,
-        /// Print the status in JSON
+        /// Print the status as JSON
         #[arg(long)]
         json: bool,
     },
-    /// End a lab of `up`: its VMs, its processes, and its files
+    /// Stop a lab started by `up`, and remove its files
     Down {
-        /// Name of the lab; the only one if not given
+        /// Name of the lab; optional if only one is up
         lab: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show the labs of `up`: VMs, devices and addresses
+    /// Show the labs started by `up`: VMs, devices and addresses
     Status {
-        /// Name of the lab; all if not given
+        /// Name of the lab; default: all
         lab: Option<String>,
         /// Print JSON, with processes, sockets and logs
         #[arg(long)]
         json: bool,
     },
-    /// Print logs of a lab of `up`: the last lines of all, or all lines of those named
+    /// Print logs of a lab started by `up`: the last lines of every log, or all lines of the named logs
     Logs {
-        /// Name of the lab; the only one if not given
+        /// Name of the lab; optional if only one is up
         #[arg(long)]
         lab: Option<String>,
         /// Name of a VM (its console), qemu-VM, vrnicd, vrnicd-NETWORK or supervisor
         name: Vec<String>,
-        /// Print so many last lines
+        /// Print only this many last lines
         #[arg(long)]
         lines: Option<usize>,
         /// Print JSON
@@ -150,83 +151,83 @@ enum Command {
     },
     /// Copy a file or a directory into a VM, or out of it
     Copy {
-        /// Name of the lab; the one of `shell`, or the only one, if not given
+        /// Name of the lab; default: the one started by `shell`, or the only one started by `up`
         #[arg(long)]
         lab: Option<String>,
         /// What to copy: a path, or VM:PATH
         from: String,
-        /// Where to: VM:PATH, or a path. Into a directory that exists
+        /// Destination: VM:PATH, or a path. If it is an existing directory, copy into it
         to: String,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Run a command in a VM, or in several at the same time
+    /// Run a command in a VM, or in several VMs in parallel
     ///
-    /// Uses the VMs of the lab that --lab names; else those of a running `shell`; else those of `up`, if one lab is up;
-    /// else boots VMs for this command.
+    /// The VMs are chosen in this order: those of the lab given with --lab, those of a running `shell`, those of the
+    /// only lab started by `up`. If there are none, this command boots VMs for itself.
     ///
-    /// Exits with the command's exit code, with 124 if it ran too long, or with 127 if it could not be started; of
-    /// several VMs, with the first that is not 0. With several, each line of output begins with the VM's name.
+    /// The exit code is that of the command, 124 if the command timed out, or 127 if it could not be started. With
+    /// several VMs, it is the first code that is not 0, and each line of output starts with the name of the VM.
     Exec {
-        /// Name of the lab, if it is one of `up`
+        /// Name of a lab started by `up`
         #[arg(long)]
         lab: Option<String>,
-        /// Names of VMs, with commas between them
+        /// Names of VMs, separated by commas
         #[arg(long, value_delimiter = ',', default_value = "a")]
         vm: Vec<String>,
-        /// In all VMs
+        /// Run the command in all VMs
         #[arg(long, conflicts_with = "vm")]
         all: bool,
-        /// Print exit code and output of each VM in JSON, at the end
+        /// Print the exit code and the output of each VM as JSON, at the end
         #[arg(long)]
         json: bool,
         /// Kill the command after this many seconds
         #[arg(long, default_value_t = 600)]
         timeout: u64,
-        /// RDMA device, if VMs are booted for this command
+        /// RDMA device in the VMs, if this command boots them
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
         /// Program and arguments. For pipes and redirections, use: sh -c '…'
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
-    /// Measure vrnic and rxe in the same two VMs; print tables, write charts and build/bench/report.json
+    /// Measure vrnic and rxe in the same two VMs, print tables, write charts and build/bench/report.json
     Bench {
         /// Directory for the report, the charts and the logs
         #[arg(long, default_value = "build/bench")]
         out: PathBuf,
-        /// Measure only the goodput on wires that lose frames; write no report and no charts
+        /// Measure only the goodput on lossy wires; write no report and no charts
         #[arg(long)]
         goodput: bool,
-        /// Measure only the device, with guests that nothing emulates and no VM; write native.json and its chart
+        /// Measure only the device, without VMs (the program plays the guests); write native.json and its chart
         #[arg(long, conflicts_with = "goodput")]
         native: bool,
     },
-    /// Run workloads between the VMs once under each fault, and judge how they take it
+    /// Run workloads between the VMs once under each fault, and report how they cope
     ///
-    /// A fault is made in the RNIC of one end; `vrnicctl fault explain` describes all faults. Each run is judged:
-    /// not reached, unaffected, recovered, reported, hang, crash, leak, wrong data, or kernel report. Writes
-    /// build/chaos/index.html with the evidence of each run, and build/chaos/report.json.
+    /// Each fault is injected into the RNIC of one end; `vrnicctl fault explain` describes all faults. Each run gets
+    /// a verdict: not reached, unaffected, recovered, reported, hang, crash, leak, wrong data, or kernel report.
+    /// build/chaos/index.html shows the evidence of each run; build/chaos/report.json is for scripts.
     ///
-    /// The workloads run VM b's command first, as the server, then VM a's, as the client. Your own commands run by
+    /// A workload is two commands. The server runs in VM b, then the client runs in VM a. Your own commands run under
     /// `sh -c`, with DEV (the RDMA device), GID (index of its RoCEv2 GID) and SERVER (address of VM b) set:
     ///
     ///   vrnic-lab chaos --listen 18515 -- 'ibv_rc_pingpong -g $GID' --- 'ibv_rc_pingpong -g $GID $SERVER'
     #[command(verbatim_doc_comment)]
     Chaos(ChaosArguments),
-    /// Run all tests: cargo, KUnit in a VM, tests/vm
+    /// Run all tests: host tests (cargo), KUnit in a VM, VM tests (tests/vm)
     Test {
         /// Run only tests whose name contains one of these, such as `kunit`, `cargo` or a name in tests/vm
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
-        /// Run only the tests in VMs, none on the host
+        /// Run only the tests in VMs, not those on the host
         #[arg(long)]
         guests: bool,
         /// RDMA device of the VM tests
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
-        /// Number of VM tests that run at the same time, each in its own lab
+        /// Number of VM tests to run in parallel, each in its own lab
         #[arg(long, default_value = "2", value_parser = clap::value_parser!(u32).range(1..))]
         labs: u32,
         /// Directory for the logs
@@ -235,8 +236,8 @@ enum Command {
     },
     /// Query or control a running lab
     ///
-    /// The lab is the one that --lab names, else the one of the VM test that calls this ($LAB_CONTROL), else the one
-    /// that `shell` started, else the only one of `up`.
+    /// The lab is chosen in this order: the one given with --lab, the lab of the VM test that calls this
+    /// ($LAB_CONTROL), the one started by `shell`, the only one started by `up`.
     ///
     /// Requests that print something:
     ///   pid vrnicd|qemu-VM         process id
@@ -256,7 +257,7 @@ enum Command {
     ///   qmp VM JSON                send a QMP command to QEMU
     #[command(verbatim_doc_comment)]
     Ctl {
-        /// Name of the lab, if it is one of `up`
+        /// Name of a lab started by `up`
         #[arg(long)]
         lab: Option<String>,
         /// Request and its arguments
@@ -266,40 +267,40 @@ enum Command {
     /// Have a lab; started by `up`
     #[command(hide = true)]
     Supervise { name: String },
-    /// Write manual pages and shell completions
+    /// Write man pages and shell completions
     #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
     Manual { directory: PathBuf },
 }
 
 #[derive(Args)]
 struct ChaosArguments {
-    /// Workloads that come with the lab, see --list; all if none is named
+    /// Workloads that come with the lab (see --list); default: all
     workload: Vec<String>,
-    /// List the workloads and the faults, and run nothing
+    /// List the workloads and the faults, then exit
     #[arg(long)]
     list: bool,
-    /// Make only this fault: NAME [KEY=VALUE]…, as for `vrnicctl fault add`. May be given more than once
+    /// Inject only this fault: NAME [KEY=VALUE]…, as in `vrnicctl fault add`. Can be given more than once
     #[arg(long, value_name = "FAULT")]
     fault: Vec<String>,
-    /// Whose RNIC has the faults of --fault
+    /// The end whose RNIC gets the faults given with --fault
     #[arg(long, value_enum, default_value = "client", requires = "fault")]
     on: chaos::plan::Side,
-    /// Arm the faults of --fault only when the RNIC has sent some packets of a reliable connection
+    /// Arm the faults given with --fault only after the RNIC has sent some packets of a reliable connection
     #[arg(long, requires = "fault")]
     traffic: bool,
-    /// Your server's port, TCP or rdma_cm: the client starts when somebody listens there; without it, after a second
+    /// Port of your server (TCP or rdma_cm): start the client when the server listens; default: after one second
     #[arg(long, value_name = "PORT", requires = "own")]
     listen: Option<u16>,
-    /// Your programs hang if they have not ended after so many seconds
+    /// Treat your programs as hung if they have not ended after this many seconds
     #[arg(long, default_value_t = 20, requires = "own")]
     seconds: u64,
-    /// What your programs print when they find damaged data, a regular expression
+    /// Regular expression for what your programs print when they find damaged data
     #[arg(long, value_name = "REGEX", requires = "own")]
     wrong_data: Option<regex_lite::Regex>,
     /// Fail if a run ends with one of these verdicts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["crash", "leak", "wrong-data", "kernel-report"])]
     fail_on: Vec<chaos::verdict::Verdict>,
-    /// Number of runs at the same time, each in its own lab
+    /// Number of runs in parallel, each in its own lab
     #[arg(long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     labs: u32,
     /// Directory for the page, the report and the logs

@@ -22,7 +22,7 @@ use vrnic_lab::protocol::PORT_NAME;
 pub enum Device {
     /// The RNIC of vrnicd.
     Vrnic,
-    /// The kernel's Soft-RoCE over the virtio-net, for comparison.
+    /// The kernel's Soft-RoCE on the virtio-net, for comparison.
     Rxe,
 }
 

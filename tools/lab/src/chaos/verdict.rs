@@ -56,7 +56,7 @@ pub struct Seen {
     pub fired: u64,
     /// Counters of retries and errors that grew.
     pub counters: Vec<(String, u64)>,
-    /// A program found that data arrived damaged.
+    /// A program found damaged data.
     pub wrong_data: Option<String>,
     /// What a guest's kernel complained of.
     pub kernel: Option<String>,
@@ -72,23 +72,23 @@ pub struct Seen {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The fault did not fire, and nothing happened.
+    /// The fault did not fire, and both programs succeeded.
     NotReached,
-    /// The programs ended well, and the RNICs had nothing to repair.
+    /// Both programs succeeded without retries or errors.
     Unaffected,
-    /// The programs ended well, after the RNICs repaired something.
+    /// Both programs succeeded, after retries or errors.
     Recovered,
-    /// A program ended with an error, and no program hung.
+    /// A program ended with an error, and none hung.
     Reported,
-    /// A program did not end.
+    /// A program did not end in time.
     Hang,
     /// A program crashed.
     Crash,
-    /// RDMA objects outlived the programs.
+    /// RDMA objects were left behind.
     Leak,
-    /// A program found that data arrived damaged.
+    /// A program found damaged data.
     WrongData,
-    /// A guest's kernel complained.
+    /// The kernel of a guest reported a problem.
     KernelReport,
 }
 
