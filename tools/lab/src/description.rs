@@ -835,7 +835,7 @@ impl Description {
             let rnics = network.fabric == Fabric::Local && on_it().any(|nic| nic.rnic);
             let of_link = section.get_ref().link.first().map(Spanned::span);
             source.ensure(
-                !(rnics && !network.links.is_empty()),
+                !rnics || network.links.is_empty(),
                 &of_link.unwrap_or_else(|| span.clone()),
                 || {
                     "link: RNICs on this network send no frames: give it fabric = \"roce\""
