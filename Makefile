@@ -85,6 +85,9 @@ series: $(if $(KDIR),kernel-own,kernel-lab) ## make the patch series for Linux 7
 	@bash tools/series/series.sh $(if $(SIGNOFF),--signoff)
 	@$(if $(CHECK),bash tools/series/$(if $(filter all,$(CHECK)),check.sh,build.sh $(CHECK)))
 
+bundle: setup-bundle setup-qemu setup-guest module-stock userspace ## make build/bundle.tar.gz: the lab for machines without compiler, root or network
+	@bash tools/bundle/bundle.sh
+
 manual: userspace ## make man pages, and completions for bash, zsh and fish, in build/manual
 	for program in vrnicd vrnicctl vrnic-lab vrnic-replay; do tools/target/release/$$program write-manual build/manual || exit; done
 
@@ -98,7 +101,7 @@ setup-packages:
 setup-tests: setup-packages
 	@$(SETUP) tests
 
-setup-qemu setup-guest setup-userland: setup-%: setup-packages
+setup-qemu setup-guest setup-userland setup-bundle: setup-%: setup-packages
 	@$(SETUP) $*
 
 # Each kernel has builds of its own, and each build of the module a copy of the sources of its own.
@@ -122,6 +125,6 @@ $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
 	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
-.PHONY: help run shell attach test series test-debug test-races fuzz chaos bench check setup build module kunit-module test-kernels \
-	userspace programs provider manual clean setup-packages setup-tests setup-qemu setup-guest setup-userland \
+.PHONY: help run shell attach test series bundle test-debug test-races fuzz chaos bench check setup build module kunit-module test-kernels \
+	userspace programs provider manual clean setup-packages setup-tests setup-qemu setup-guest setup-userland setup-bundle \
 	$(foreach what,kernel module kunit test-modules,$(KERNELS:%=$(what)-%))

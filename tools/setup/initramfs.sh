@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# An initramfs for a kernel that has 9P in modules: those, busybox, and initramfs-init. Sourced by setup.sh.
+# An initramfs for a kernel that has the drivers of its root directory in modules: those, busybox, and initramfs-init.
+# Sourced by setup.sh and bundle.sh.
 
-INITRAMFS_MODULES=(virtio_pci 9pnet_virtio 9p)
-
-# initramfs_make BUSYBOX ROOT VERSION FILE: of the modules in ROOT/lib/modules/VERSION, which has depmod's tables. BUSYBOX
-# is a static one.
+# initramfs_make BUSYBOX ROOT VERSION FILE MODULE...: of the modules in ROOT/lib/modules/VERSION, which has depmod's
+# tables, with those that they need. BUSYBOX is a static one.
 initramfs_make() {
 	local busybox=$1 root=$2 version=$3 file=$4 dir=$4.d applet module
+	shift 4
 	rm -rf "$dir"
 	mkdir -p "$dir"/{bin,dev,lib,proc,root}
 	install -m 755 "$SETUP_DIR/initramfs-init" "$dir/init"
 	install -m 755 "$busybox" "$dir/bin/busybox"
 	for applet in cat insmod mount sh switch_root umount; do ln -s busybox "$dir/bin/$applet"; done
-	for module in "${INITRAMFS_MODULES[@]}"; do
+	for module in "$@"; do
 		# One line for each module that it needs, itself last; other lines say that it is built in.
 		modprobe -C /dev/null -d "$root" -S "$version" --show-depends "$module" || return 1
 	done >"$dir/lib/depends"

@@ -35,7 +35,7 @@ qemu_download() {
 }
 
 qemu_find() {
-	local key dir installed
+	local installed
 	if [ -n "${QEMU:-}" ]; then
 		QEMU_PATH=$(command -v "$QEMU") || die "QEMU=$QEMU is not a program" "give the path of a qemu-system-x86_64 of version 10.1 or newer"
 		qemu_has_vfio_user "$QEMU_PATH" || die "QEMU=$QEMU has no vfio-user-pci device" "use QEMU 10.1 or newer, or leave QEMU unset"
@@ -45,6 +45,12 @@ qemu_find() {
 		QEMU_PATH=$installed
 		return
 	fi
+	qemu_unpacked
+}
+
+# qemu_unpacked: sets QEMU_PATH to that of the packages.
+qemu_unpacked() {
+	local key dir
 	key=$(key_of "$SETUP_DIR/qemu.sh" "${QEMU_SUITES[@]}" "$CACHE")
 	dir=$CACHE/qemu/$key
 	QEMU_PATH=$dir/qemu-system-x86_64

@@ -8,6 +8,7 @@
 #   qemu
 #   guest       the guests' root directory
 #   userland    RDMA programs of a newer release, for tests
+#   bundle      what `make bundle` needs besides
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 . "$SETUP_DIR/packages.sh"
@@ -19,13 +20,14 @@ set -euo pipefail
 . "$SETUP_DIR/qemu.sh"
 . "$SETUP_DIR/guest.sh"
 . "$SETUP_DIR/userland.sh"
+. "$SETUP_DIR/bundle.sh"
 
 mkdir -p "$TREE/build/setup"
 rm -f "$FAILED"
 for part in "$@"; do
 	case $part in
-	packages | tests | kernel | qemu | guest | userland) ;;
-	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest userland" ;;
+	packages | tests | kernel | qemu | guest | userland | bundle) ;;
+	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest userland bundle" ;;
 	esac
 	lock "$part"
 	"setup_$part"

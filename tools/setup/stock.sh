@@ -59,7 +59,8 @@ stock_lab() {
 	mkdir -p "$dir/obj/arch/x86/boot" "$dir/obj/lab"
 	mv "$dir/root/lib/modules/$version/vmlinuz" "$dir/obj/arch/x86/boot/bzImage"
 	ln -s "$dir/root/lib/modules/$version" "$dir/obj/lab/modules"
-	initramfs_make "$dir/packages/usr/bin/busybox" "$dir/root" "$version" "$dir/obj/lab/initramfs"
+	mv "$dir/packages/usr/bin/busybox" "$dir/obj/lab/"
+	initramfs_make "$dir/obj/lab/busybox" "$dir/root" "$version" "$dir/obj/lab/initramfs" virtio_pci 9pnet_virtio 9p
 	rm -rf "$dir/packages"
 }
 

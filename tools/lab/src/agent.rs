@@ -145,6 +145,20 @@ impl Agent {
         Ok(waiting.wait(patience)?.code == 0)
     }
 
+    /// Whether somebody listens on the port now, over TCP or rdma_cm.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn listens(&self, port: u16) -> Result<bool> {
+        let look = format!(
+            "rdma resource show cm_id | grep -q 'state LISTEN .*:{port} ' || ss -Hltn sport = :{port} | grep -q ."
+        );
+        Ok(self
+            .run(&["sh", "-c", &look], Duration::from_secs(30))?
+            .code
+            == 0)
+    }
+
     /// Asks for something that ends with one exit code.
     fn request(&self, what: String, request: impl FnOnce(u64) -> Request) -> Result<Program> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use toml::Spanned;
 use vrnicd::config::switch::{Impair, Link, VlanRange};
 
 use crate::daemon;
-use crate::lab::Extra;
+use crate::lab::{Extra, TREE};
 use crate::vm::{Device, Fabric};
 
 /// Most VMs of a lab.
@@ -952,6 +952,11 @@ impl Description {
             machine.device = if soft { Device::Rxe } else { device };
             machine.cpus = extra.cpus;
             machine.nvdimm = extra.nvdimm;
+            machine.shares.extend(extra.tree.iter().map(|tree| Share {
+                host: tree.clone(),
+                guest: TREE.to_owned(),
+                read_only: false,
+            }));
             let nic = &mut machine.nics[0];
             nic.rnic = rnics && !soft;
             nic.soft_roce = machine.device == Device::Rxe;

@@ -73,7 +73,7 @@ impl Kernel {
         let built = source.join("build/kernel").join(name.text());
         let tree = match std::env::var_os("KDIR") {
             Some(tree) if name == Name::Own => PathBuf::from(tree),
-            _ => fs::read_link(built.join("tree")).with_context(|| {
+            _ => built.join("tree").canonicalize().with_context(|| {
                 let name = name.text();
                 format!("the kernel `{name}` is not prepared: run `make build VRNIC_KERNEL={name}`")
             })?,

@@ -26,6 +26,8 @@ use crate::vm::{self, Cable, Device, Family, Net, Spec, Vm};
 
 /// How long a guest may take to boot. TCG on a busy machine is slow.
 const BOOT: Duration = Duration::from_secs(180);
+/// Where the VMs have the directory of [`Extra::tree`].
+pub const TREE: &str = "/mnt/tree";
 /// How long it may take to copy files into a guest.
 const COPY: Duration = Duration::from_secs(600);
 /// How long a short command in a guest may take.
@@ -71,6 +73,8 @@ pub struct Extra {
     pub nvdimm: Option<u32>,
     /// Processors of each VM, if not as many as usual.
     pub cpus: Option<u32>,
+    /// A directory of this machine that the VMs have as [`TREE`], and may change.
+    pub tree: Option<PathBuf>,
 }
 
 /// How to build a lab.
@@ -392,6 +396,9 @@ impl Lab {
 
     /// The share for guests with that kernel.
     fn share(&self, settings: &Settings, driven: bool) -> Result<PathBuf> {
+        if settings.bundled {
+            return Ok(settings.tree.join("share"));
+        }
         let mut shares = locked(&self.shares);
         if let Some(share) = shares.get(&settings.kernel.tree) {
             return Ok(share.clone());

@@ -19,6 +19,7 @@ mod kernel;
 mod lab;
 mod namespaces;
 mod native;
+mod pair;
 mod perf;
 mod process;
 mod progress;
@@ -33,7 +34,7 @@ mod suite;
 mod up;
 mod vm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -188,10 +189,24 @@ enum Command {
         /// RDMA device in the VMs, if this command boots them
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
+        /// Boot VMs for this command, mount DIR in them as /mnt/tree, read-write, and run the command there
+        #[arg(long, value_name = "DIR", conflicts_with = "lab")]
+        tree: Option<PathBuf>,
         /// Program and arguments. For pipes and redirections, use: sh -c '…'
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
+    /// Run a server in VM b and a client in VM a
+    ///
+    /// Boots VMs, starts the server, then the client, and prints what both say; the server's lines begin with "b| ".
+    /// Both run by `sh -c`, with DEV (the RDMA device), GID (index of its RoCEv2 GID) and SERVER (address of VM b)
+    /// set:
+    ///
+    ///   vrnic-lab pair --listen 18515 -- 'ibv_rc_pingpong -g $GID' --- 'ibv_rc_pingpong -g $GID $SERVER'
+    ///
+    /// The exit code is the client's; if that is 0, the server's. It is 124 if either timed out.
+    #[command(verbatim_doc_comment)]
+    Pair(pair::Arguments),
     /// Measure vrnic and rxe in the same two VMs, print tables, write charts and build/bench/report.json
     Bench {
         /// Directory for the report, the charts and the logs
@@ -267,6 +282,9 @@ enum Command {
     /// Have a lab; started by `up`
     #[command(hide = true)]
     Supervise { name: String },
+    /// Write what the VMs see as /vrnic
+    #[command(hide = true)]
+    Stage { directory: PathBuf },
     /// Write man pages and shell completions
     #[command(name = vrnicd::manual::SUBCOMMAND, hide = true)]
     Manual { directory: PathBuf },
@@ -332,6 +350,13 @@ fn command(cli: Cli) -> Result<ExitCode> {
         _ => kernel::Name::Stock,
     });
     let load = || Settings::load(kernel).map(|settings| settings.with_fabric(cli.fabric));
+    let sources = || -> Result<Settings> {
+        let settings = load()?;
+        if settings.bundled {
+            bail!("this needs the source tree: it builds what it tests and measures");
+        }
+        Ok(settings)
+    };
     match cli.command {
         Command::Run { device, out } => {
             let settings = load()?;
@@ -341,7 +366,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
         Command::Attach { lab, vm } => {
             let sockets = match lab {
                 Some(lab) => Place::chosen(Some(lab))?.directory(),
-                None => shell::running(&settings::source_tree()?),
+                None => shell::running(&settings::tree()?),
             };
             shell::attach(&sockets, &vm)?;
         }
@@ -368,6 +393,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
             json,
             timeout,
             device,
+            tree,
             argv,
         } => {
             let vms = (!all).then_some(vm);
@@ -377,14 +403,15 @@ fn command(cli: Cli) -> Result<ExitCode> {
                 argv,
                 json,
             };
-            return exec(load, lab, device, &command);
+            return exec(load, lab, device, tree.as_deref(), command);
         }
+        Command::Pair(arguments) => return Ok(exit(pair::run(&load()?, arguments)?)),
         Command::Bench {
             out,
             goodput,
             native,
         } => {
-            let settings = load()?;
+            let settings = sources()?;
             let out = settings.tree.join(out);
             if goodput {
                 goodput::run(&settings, &out)?;
@@ -402,7 +429,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
             labs,
             out,
         } => {
-            let settings = Settings { labs, ..load()? };
+            let settings = Settings { labs, ..sources()? };
             let special = asked.unwrap_or(kernel::Name::Lab);
             suite::run(
                 &settings,
@@ -414,6 +441,14 @@ fn command(cli: Cli) -> Result<ExitCode> {
                     out: settings.tree.join(out),
                 },
             )?;
+        }
+        Command::Stage { directory } => {
+            let settings = Settings {
+                userland: None,
+                ..sources()?
+            };
+            let driver = Module::Plain.path(&settings);
+            share::stage(&settings, &directory, Some(&driver))?;
         }
         Command::Manual { directory } => vrnicd::manual::write(Cli::command(), 1, &directory)?,
         Command::Ctl { lab, request } => {
@@ -482,14 +517,44 @@ fn exec(
     load: impl FnOnce() -> Result<Settings>,
     lab: Option<String>,
     device: Device,
-    command: &exec::Command,
+    tree: Option<&Path>,
+    mut command: exec::Command,
 ) -> Result<ExitCode> {
+    let tree = tree.map(pair::tree).transpose()?;
+    if tree.is_some() {
+        let there = ["sh", "-c", "cd /mnt/tree && exec \"$@\"", "sh"].map(str::to_owned);
+        command.argv.splice(..0, there);
+    } else if let Some(code) = exec_in_running(lab, &command)? {
+        return Ok(exit(code));
+    }
+    let settings = load()?;
+    let logs = settings.tree.join("build/exec/logs");
+    let lab = Arc::new(Lab::boot(
+        &settings,
+        Options {
+            device,
+            logs,
+            vrnicd: Extra {
+                tree,
+                ..Extra::default()
+            },
+            no_rnic: device == Device::Rxe,
+            module: Module::Plain,
+        },
+    )?);
+    let socket = lab.sockets().join("control");
+    control::serve(&lab, &socket, None)?;
+    Ok(exit(exec::run(&socket, &command)?))
+}
+
+/// Runs the command in the VMs of a lab that is up, and gives its exit code. None: there is no such lab.
+fn exec_in_running(lab: Option<String>, command: &exec::Command) -> Result<Option<i32>> {
     let named = lab.is_some();
     let socket = control_socket(lab);
     if let Ok(socket) = &socket
         && std::os::unix::net::UnixStream::connect(socket).is_ok()
     {
-        return Ok(exit(exec::run(socket, command)?));
+        return exec::run(socket, command).map(Some);
     }
     if named {
         socket?;
@@ -500,21 +565,7 @@ fn exec(
     if up::Place::all()?.len() > 1 {
         bail!("several labs are up; name one with --lab");
     }
-    let settings = load()?;
-    let logs = settings.tree.join("build/exec/logs");
-    let lab = Arc::new(Lab::boot(
-        &settings,
-        Options {
-            device,
-            logs,
-            vrnicd: Extra::default(),
-            no_rnic: device == Device::Rxe,
-            module: Module::Plain,
-        },
-    )?);
-    let socket = lab.sockets().join("control");
-    control::serve(&lab, &socket, None)?;
-    Ok(exit(exec::run(&socket, command)?))
+    Ok(None)
 }
 
 /// The control socket of a lab: the one named, that of the VM test, that of `shell`, or that of the only lab.
@@ -525,7 +576,7 @@ fn control_socket(lab: Option<String>) -> Result<PathBuf> {
     if let Some(socket) = std::env::var_os("LAB_CONTROL") {
         return Ok(socket.into());
     }
-    if let Ok(tree) = settings::source_tree() {
+    if let Ok(tree) = settings::tree() {
         let shell = shell::control_socket(&tree);
         if std::os::unix::net::UnixStream::connect(&shell).is_ok() {
             return Ok(shell);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Where things are: the source tree and what `tools/setup` prepared.
+//! Where things are: in the source tree, with what `tools/setup` prepared, or in a bundle. A bundle is laid out as a
+//! source tree in which everything is built, as far as the lab needs it, with the programs in `bin` and what the guests
+//! see as /vrnic in `share`.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::kernel::{self, Kernel};
 use crate::vm::Fabric;
@@ -11,13 +13,15 @@ use crate::vm::Fabric;
 /// What every subcommand that boots VMs needs.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Root of the source tree.
+    /// Root of the source tree, or of the bundle.
     pub tree: PathBuf,
+    /// Whether it is a bundle.
+    pub bundled: bool,
     /// The guests' kernel.
     pub kernel: Kernel,
     /// QEMU: `QEMU=`, or what the setup found or unpacked.
     pub qemu: PathBuf,
-    /// Root directory of the guests.
+    /// Root directory of the guests, or an image of it.
     pub guest_root: PathBuf,
     /// How messages travel between the VMs.
     pub fabric: Fabric,
@@ -31,9 +35,15 @@ impl Settings {
     /// Finds what the setup left in build/; `KDIR`, `QEMU` and `VRNIC_GUEST` in the environment go first.
     ///
     /// # Errors
-    /// Not inside the source tree, or the setup has not run.
+    /// Not inside the source tree, or the setup has not run; a bundle has no such kernel.
     pub fn load(kernel: kernel::Name) -> Result<Self> {
-        let tree = source_tree()?;
+        let bundle = bundle();
+        if bundle.is_some() && kernel != kernel::Name::Stock {
+            bail!(
+                "this bundle has Debian's kernel only: unset KDIR and VRNIC_KERNEL, or use the source tree"
+            );
+        }
+        let tree = tree()?;
         let setup = tree.join("build/setup");
         let pick = |variable: &str, what: &str| -> Result<PathBuf> {
             match std::env::var_os(variable).filter(|value| !value.is_empty()) {
@@ -53,6 +63,7 @@ impl Settings {
             userland: setup.join("userland").canonicalize().ok(),
             fabric: Fabric::default(),
             labs: 1,
+            bundled: bundle.is_some(),
             tree,
         })
     }
@@ -81,9 +92,12 @@ impl Settings {
         self.labs * if self.kernel.slow() { 10 } else { 1 }
     }
 
-    /// Where cargo puts release programs.
+    /// Where vrnicd and its like are: where cargo puts release programs.
     #[must_use]
     pub fn programs(&self) -> PathBuf {
+        if self.bundled {
+            return self.tree.join("bin");
+        }
         std::env::var_os("CARGO_TARGET_DIR")
             .filter(|dir| !dir.is_empty())
             .map_or_else(|| self.tree.join("tools/target"), PathBuf::from)
@@ -103,11 +117,23 @@ impl Settings {
     }
 }
 
-/// The source tree around the current directory.
+/// The bundle that this program is part of: it has a file that says so.
+fn bundle() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let root = program.parent()?.parent()?;
+    root.join("bundle.txt")
+        .is_file()
+        .then(|| root.to_path_buf())
+}
+
+/// The bundle that this program is part of, else the source tree around the current directory.
 ///
 /// # Errors
 /// There is none.
-pub fn source_tree() -> Result<PathBuf> {
+pub fn tree() -> Result<PathBuf> {
+    if let Some(bundle) = bundle() {
+        return Ok(bundle);
+    }
     let here = std::env::current_dir()?;
     here.ancestors()
         .find(|dir| dir.join("tools/lab/Cargo.toml").is_file())

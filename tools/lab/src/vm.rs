@@ -266,10 +266,17 @@ impl Spec {
         // takes the memory that an interrupt uses in that moment for none and says so, and from then on it says no more
         // and lockdep is off. On that kernel a task may also wait for minutes without being hung. What a distribution's
         // kernel does against faults of processors costs most of all where a processor is emulated.
+        let guest = machine.image.as_ref().unwrap_or(&settings.guest_root);
+        let image = guest.is_file();
+        let root = if image {
+            "root=/dev/vda rootfstype=erofs"
+        } else {
+            "root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose"
+        };
         add(&[
             "-append",
             &format!(
-                "console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
+                "console=ttyS0 {root} ro \
                  init=/sbin/vrnic-init panic=0 no_timer_check no5lvl mitigations=off sysctl.kernel.hung_task_timeout_secs={} kunit.enable=1 \
                  lab.name={} lab.device={}{} {}",
                 if settings.kernel.slow() { 600 } else { 60 },
@@ -279,13 +286,22 @@ impl Spec {
                 machine.kernel_arguments
             ),
         ]);
-        let root = machine.image.as_ref().unwrap_or(&settings.guest_root);
         let directory =
             |tag: &str, path: &PathBuf, read_only| (tag.to_owned(), path.clone(), read_only);
-        let mut directories = vec![
-            directory("root", root, true),
-            directory("share", &self.share, true),
-        ];
+        let mut directories = vec![directory("share", &self.share, true)];
+        if image {
+            add(&[
+                "-drive",
+                &format!(
+                    "id=root,if=none,format=raw,readonly=on,file={}",
+                    option(guest)
+                ),
+                "-device",
+                "virtio-blk-pci,drive=root",
+            ]);
+        } else {
+            directories.push(directory("root", guest, true));
+        }
         let modules = settings.kernel.modules().map(|dir| dir.join("kernel"));
         directories.extend(modules.iter().map(|dir| directory("modules", dir, true)));
         for (index, share) in machine.shares.iter().enumerate() {

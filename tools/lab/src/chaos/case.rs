@@ -453,12 +453,9 @@ fn await_server(profile: &Profile, agent: &Agent, server: &mut Running) -> Resul
         server.follow(Instant::now() + Duration::from_secs(1));
         return Ok(());
     };
-    let listens = format!(
-        "rdma resource show cm_id | grep -q 'state LISTEN .*:{port} ' || ss -Hltn sport = :{port} | grep -q ."
-    );
     let deadline = Instant::now() + agent.patience(Duration::from_secs(profile.seconds));
     while server.ending.is_none() && Instant::now() < deadline {
-        if agent.run(&["sh", "-c", &listens], SHORT)?.code == 0 {
+        if agent.listens(port)? {
             break;
         }
         server.follow(Instant::now() + Duration::from_millis(100));

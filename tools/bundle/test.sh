@@ -1,0 +1,54 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# The bundle does what it promises where there is nothing but it: in a root directory with busybox and the bundle,
+# without network, for a user without rights.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+[ -f build/bundle.tar.gz ] || { echo "build/bundle.tar.gz is missing: run \`make bundle\`"; exit 1; }
+fail() { echo "FAIL: $*"; exit 1; }
+
+root=$(mktemp -d "${TMPDIR:-/tmp}/vrnic-bundle.XXXXXX")
+trap 'rm -rf "$root"' EXIT
+mkdir -p "$root"/{bin,dev,proc,tmp,home/tree}
+cp build/kernel/stock/tree/lab/busybox "$root/bin/"
+for applet in sh cat env cut dirname readlink ls mount mkdir rm; do ln -s busybox "$root/bin/$applet"; done
+begin=$SECONDS
+tar -xzf build/bundle.tar.gz -C "$root/home"
+unpacked=$((SECONDS - begin))
+# Some user who owns nothing else.
+user=()
+if [ "$(id -u)" = 0 ]; then
+	chown -R 65534:65534 "$root"
+	user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+fi
+
+# there COMMAND...: in that root directory.
+there() {
+	"${user[@]}" env -i PATH=/bin:/usr/bin:/sbin:/usr/sbin unshare --map-root-user --mount --net --pid --fork --kill-child \
+		sh -c 'mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc" && cd "$1/home" && exec chroot "$@"' \
+		sh "$root" /bin/sh -c 'cd /home && export PATH=/bin HOME=/home && exec "$@"' sh "$@"
+}
+
+begin=$SECONDS
+there vrnic/vrnic-lab run || fail "run"
+ran=$((SECONDS - begin))
+[ -s "$root/home/vrnic/build/run/report.json" ] || fail "run leaves no report"
+
+code=0
+there vrnic/vrnic-lab exec --tree tree -- sh -c 'uname -r >kernel && exit 7' || code=$?
+[ "$code" = 7 ] || fail "exec ends with $code, not with the command's exit code"
+[ -s "$root/home/tree/kernel" ] || fail "what the command wrote is not in the directory"
+
+there vrnic/vrnic-lab pair --tree tree --listen 18515 -- \
+	'ibv_rc_pingpong -g $GID >server && echo served' --- 'ibv_rc_pingpong -g $GID $SERVER >client && echo asked' >"$root/pair" ||
+	fail "pair: $(cat "$root/pair")"
+grep -qx 'b| served' "$root/pair" && grep -qx asked "$root/pair" || fail "pair does not print what the programs say"
+grep -q 'iters' "$root/home/tree/client" || fail "the client wrote no result"
+there vrnic/vrnic-lab pair -- 'sleep 0.1; exit 3' --- true >/dev/null && fail "pair succeeds though the server fails"
+
+for command in test bench; do
+	there vrnic/vrnic-lab $command >"$root/refused" 2>&1 && fail "$command works in a bundle"
+	grep -q 'needs the source tree' "$root/refused" || fail "$command: $(cat "$root/refused")"
+done
+there env KDIR=/ /home/vrnic/vrnic-lab run >"$root/refused" 2>&1 && fail "a bundle takes KDIR"
+echo "unpacked in $unpacked s; run took $ran s"

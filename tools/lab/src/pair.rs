@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! `vrnic-lab pair`: a server of the user's in VM b, and a client in VM a.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::agent::{Agent, Event, Program};
+use crate::chaos::plan;
+use crate::lab::{Extra, Lab, Module, Options, TREE};
+use crate::settings::Settings;
+use crate::vm::{Device, Family};
+
+/// How long the server may take to end after the client.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// The client starts so long after a server whose port is not known.
+const HEAD_START: Duration = Duration::from_secs(1);
+
+/// What the command line says.
+#[derive(Args)]
+pub struct Arguments {
+    /// RDMA device in the VMs
+    #[arg(long, value_enum, default_value = "vrnic")]
+    device: Device,
+    /// Mount DIR in the VMs as /mnt/tree, read-write, and run the commands there
+    #[arg(long, value_name = "DIR")]
+    tree: Option<PathBuf>,
+    /// The server's port, TCP or rdma_cm: the client starts when somebody listens there; without it, after a second
+    #[arg(long, value_name = "PORT")]
+    listen: Option<u16>,
+    /// Kill the programs if they have not ended after so many seconds
+    #[arg(long, default_value_t = 600)]
+    timeout: u64,
+    /// Directory for the logs
+    #[arg(long, default_value = "build/pair")]
+    out: PathBuf,
+    /// SERVER-COMMAND --- CLIENT-COMMAND
+    #[arg(last = true, required = true, value_name = "COMMANDS")]
+    commands: Vec<String>,
+}
+
+/// The directory as VMs can have it.
+///
+/// # Errors
+/// It is none.
+pub fn tree(dir: &Path) -> Result<PathBuf> {
+    let path = dir
+        .canonicalize()
+        .with_context(|| format!("--tree {}", dir.display()))?;
+    if !path.is_dir() {
+        bail!("--tree {}: not a directory", dir.display());
+    }
+    Ok(path)
+}
+
+/// One of the two programs.
+struct End {
+    program: Program,
+    /// Begins each line that is printed.
+    mark: &'static str,
+    log: File,
+    /// Of a line whose end has not come yet.
+    line: Vec<u8>,
+    code: Option<i32>,
+}
+
+impl End {
+    fn start(
+        agent: &Agent,
+        command: &str,
+        environment: &[(&str, &str)],
+        log: &Path,
+        mark: &'static str,
+    ) -> Result<Self> {
+        Ok(Self {
+            program: agent.start(&["sh", "-c", command], environment)?,
+            mark,
+            log: File::create(log).with_context(|| format!("making {}", log.display()))?,
+            line: Vec::new(),
+            code: None,
+        })
+    }
+
+    /// Passes on what it prints, until it ends, or until then.
+    fn follow(&mut self, deadline: Instant) -> Result<()> {
+        while self.code.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.program.next(left) {
+                Some(Event::Output(_, bytes)) => self.print(&bytes)?,
+                Some(Event::Exit(code)) => self.code = Some(code),
+                Some(Event::Lost(why)) => {
+                    self.print(format!("{why}\n").as_bytes())?;
+                    self.code = Some(127);
+                }
+                None => return Ok(()),
+            }
+        }
+        if !self.line.is_empty() {
+            self.print(b"\n")?;
+        }
+        Ok(())
+    }
+
+    /// Prints whole lines only, as those of the other end may come between.
+    fn print(&mut self, bytes: &[u8]) -> Result<()> {
+        self.log.write_all(bytes)?;
+        self.line.extend_from_slice(bytes);
+        let Some(end) = self.line.iter().rposition(|&byte| byte == b'\n') else {
+            return Ok(());
+        };
+        let mut out = std::io::stdout().lock();
+        for line in self
+            .line
+            .drain(..=end)
+            .as_slice()
+            .split_inclusive(|&byte| byte == b'\n')
+        {
+            out.write_all(self.mark.as_bytes())?;
+            out.write_all(line)?;
+        }
+        out.flush()?;
+        Ok(())
+    }
+
+    /// Its exit code; it is killed if it has none.
+    fn end(mut self) -> Result<i32> {
+        if self.code.is_none() {
+            self.print(b"vrnic-lab: it ran too long and was killed\n")?;
+            self.program.kill();
+        }
+        Ok(self.code.unwrap_or(124))
+    }
+}
+
+/// Boots a lab for the two programs and runs them; gives the exit code.
+///
+/// # Errors
+/// There are not two commands, the lab does not come up, or a VM is lost.
+pub fn run(settings: &Settings, arguments: Arguments) -> Result<i32> {
+    let words = plan::own(&arguments.commands, arguments.listen, arguments.timeout)?;
+    let shared = arguments.tree.as_deref().map(tree).transpose()?;
+    let out = settings.tree.join(&arguments.out);
+    fs::create_dir_all(&out).with_context(|| format!("making {}", out.display()))?;
+    let there = |command: &str| match &shared {
+        Some(_) => format!("cd {TREE} || exit\n{command}"),
+        None => command.to_owned(),
+    };
+    let lab = Lab::boot(
+        settings,
+        Options {
+            device: arguments.device,
+            logs: out.join("logs"),
+            vrnicd: Extra {
+                tree: shared.clone(),
+                ..Extra::default()
+            },
+            no_rnic: arguments.device == Device::Rxe,
+            module: Module::Plain,
+        },
+    )?;
+    let start = |vm: &str, command: &str, log: &str, mark| -> Result<(Agent, End)> {
+        let agent = lab.agent(vm)?;
+        let gid = lab.wait_rdma(vm, lab.device(vm))?.to_string();
+        let server = lab.address("b", Family::V4)?;
+        let environment = [
+            ("DEV", lab.device(vm).ibdev()),
+            ("GID", &gid),
+            ("SERVER", &server),
+        ];
+        let end = End::start(&agent, &there(command), &environment, &out.join(log), mark)?;
+        Ok((agent, end))
+    };
+    let (agent, mut server) = start("b", &words.server, "server.log", "b| ")?;
+    let deadline = Instant::now() + agent.patience(Duration::from_secs(arguments.timeout));
+    match arguments.listen {
+        None => server.follow(Instant::now() + HEAD_START)?,
+        Some(port) => {
+            while server.code.is_none() && Instant::now() < deadline && !agent.listens(port)? {
+                server.follow(Instant::now() + Duration::from_millis(100))?;
+            }
+        }
+    }
+    let (_, mut client) = start("a", &words.client, "client.log", "")?;
+    while client.code.is_none() && Instant::now() < deadline {
+        client.follow(deadline.min(Instant::now() + Duration::from_millis(50)))?;
+        server.follow(Instant::now())?;
+    }
+    server.follow(deadline.min(Instant::now() + FAREWELL))?;
+    let codes = [client.end()?, server.end()?];
+    if !lab.shut_down() {
+        bail!(
+            "vrnicd did not end cleanly; its log is in {}",
+            out.join("logs").display()
+        );
+    }
+    Ok(codes.into_iter().find(|&code| code != 0).unwrap_or(0))
+}
