@@ -20,6 +20,7 @@ use crate::device::Device;
 use crate::holder::Holder;
 use crate::network::Network;
 use crate::scheduling::prefer_short_waits;
+use crate::socket;
 use crate::stop::Stop;
 use crate::vfio_user::listener::Listener;
 use crate::virtio::Backend;
@@ -32,6 +33,7 @@ const STOP_TIME: Duration = Duration::from_secs(2);
 
 /// Serves until SIGTERM or SIGINT.
 pub fn run(config: &Config) -> Result<()> {
+    socket::inherit();
     // Before any thread: the holder shall not inherit locks or sockets.
     let holder = if config.holder {
         // The running file, even if it was replaced on disk since.
@@ -177,7 +179,7 @@ pub fn run(config: &Config) -> Result<()> {
     // A front end that still writes to a VMM which does not read ends with the process; its socket file goes here.
     let sockets = config.devices.iter().map(|settings| &settings.socket);
     for socket in sockets.chain(&config.control) {
-        let _ = std::fs::remove_file(socket);
+        socket::remove(socket);
     }
     waker.stop();
     let _ = worker_thread.join();

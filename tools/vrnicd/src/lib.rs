@@ -32,6 +32,8 @@ pub mod fabric;
 #[allow(unsafe_code, reason = "maps and accesses memory of other processes")]
 pub mod guest_memory;
 pub mod holder;
+#[allow(unsafe_code, reason = "a descriptor that is known by its number")]
+mod inherited;
 pub mod logging;
 pub mod manual;
 pub mod network;

@@ -1,15 +1,58 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Listening UNIX sockets.
+//! Listening UNIX sockets: bound here, or by systemd, which starts vrnicd when somebody connects (`sd_listen_fds(3)`).
 
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::OnceLock;
 
-/// Binds `path`. Replaces a socket that nobody listens on any more; refuses anything else that is there.
+use crate::inherited;
+
+/// The first descriptor that systemd hands on.
+const FIRST: RawFd = 3;
+
+/// What systemd handed on to this process.
+static INHERITED: OnceLock<Vec<UnixListener>> = OnceLock::new();
+
+/// Takes the sockets that systemd handed on. Comes before any other process is started, which shall not get them.
+pub fn inherit() {
+    INHERITED.get_or_init(|| {
+        let number = |name| std::env::var(name).ok()?.parse::<i32>().ok();
+        // Those for another process are not ours.
+        if number("LISTEN_PID") != i32::try_from(std::process::id()).ok() {
+            return Vec::new();
+        }
+        let end = FIRST.saturating_add(number("LISTEN_FDS").unwrap_or(0));
+        let sockets = (FIRST..end).map_while(|fd| inherited::duplicate(fd).ok());
+        sockets.map(UnixListener::from).collect()
+    });
+}
+
+/// The socket at `path`, if it is systemd's.
+pub fn inherited(path: &Path) -> Option<&'static UnixListener> {
+    INHERITED.get()?.iter().find(|socket| {
+        let address = socket.local_addr();
+        address.is_ok_and(|address| address.as_pathname() == Some(path))
+    })
+}
+
+/// Takes systemd's socket at `path`, or binds it. Replaces a socket that nobody listens on any more; refuses anything
+/// else that is there.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(socket) = inherited(path) {
+        return socket.try_clone();
+    }
     make_room(path)?;
     UnixListener::bind(path)
+}
+
+/// Removes the file of a socket that was bound here. systemd keeps its own.
+pub fn remove(path: &Path) {
+    if inherited(path).is_none() {
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 /// Removes a socket at `path` that nobody listens on any more. `AddrInUse` if somebody does, `AlreadyExists` if

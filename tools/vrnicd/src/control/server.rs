@@ -23,7 +23,7 @@ use super::protocol::{self, MAX_REQUEST, Reply, Request};
 use crate::capture::{Capture, Center, Known};
 use crate::logging;
 use crate::recording::{self, Tape};
-use crate::socket::make_room;
+use crate::socket;
 use crate::stop::Stop;
 
 /// Clients at a time.
@@ -72,8 +72,9 @@ impl Drop for Place {
 }
 
 impl Server {
-    /// Binds `path` with permissions `mode`, less what the process's mask takes away. Replaces a socket that nobody
-    /// listens on any more; refuses anything else that is there. Clients may arm faults if `faults` says so.
+    /// Takes systemd's socket at `path`, or binds it with permissions `mode`, less what the process's mask takes away.
+    /// Replaces a socket that nobody listens on any more; refuses anything else that is there. Clients may arm faults
+    /// if `faults` says so.
     pub fn bind(
         path: &Path,
         mode: u32,
@@ -81,19 +82,11 @@ impl Server {
         captures: Arc<Center>,
         faults: bool,
     ) -> io::Result<Self> {
-        make_room(path)?;
-        let socket: OwnedFd = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        // Before it is bound, so that there is no moment with other permissions (unix(7)).
-        fchmod(&socket, Mode::from_raw_mode(mode))?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        rustix::net::listen(&socket, BACKLOG)?;
         Ok(Self {
-            socket: UnixListener::from(socket),
+            socket: match socket::inherited(path) {
+                Some(socket) => socket.try_clone()?,
+                None => bind(path, mode)?,
+            },
             path: path.to_owned(),
             office: Office {
                 faults,
@@ -136,9 +129,24 @@ impl Server {
     }
 }
 
+fn bind(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    socket::make_room(path)?;
+    let socket: OwnedFd = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Before it is bound, so that there is no moment with other permissions (unix(7)).
+    fchmod(&socket, Mode::from_raw_mode(mode))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        socket::remove(&self.path);
     }
 }
 

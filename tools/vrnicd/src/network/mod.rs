@@ -29,7 +29,7 @@ mod hub;
 mod link;
 mod medium;
 mod stream;
-#[allow(unsafe_code, reason = "an ioctl and an inherited descriptor")]
+#[allow(unsafe_code, reason = "an ioctl")]
 mod tap;
 mod thread;
 

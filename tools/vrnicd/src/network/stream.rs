@@ -55,7 +55,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        socket::remove(&self.path);
     }
 }
 

@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::fcntl_dupfd_cloexec;
 
 use super::medium::{FRAMES_PER_TURN, MAX_FRAME, Medium, not_now};
+use crate::inherited;
 
 /// Flags that say what is read and written.
 const MODE: libc::c_int = libc::IFF_TUN | libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -47,12 +47,8 @@ impl Tap {
     /// # Errors
     /// There is none with this number, or it is no TAP device that carries bare frames.
     pub fn inherited(fd: i32) -> Result<Self> {
-        // SAFETY: if nothing is open under the number, the call below says so and nothing else happens. If something
-        // is, it stays so: this is called before there are other threads, and only a duplicate is kept.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         let file = File::from(
-            fcntl_dupfd_cloexec(borrowed, 0)
-                .with_context(|| format!("tap_fd = {fd} is not open"))?,
+            inherited::duplicate(fd).with_context(|| format!("tap_fd = {fd} is not open"))?,
         );
         let flags = interface(&file, libc::TUNGETIFF, "", 0)
             .with_context(|| format!("tap_fd = {fd} is not a TAP device"))?;

@@ -102,6 +102,6 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        socket::remove(&self.path);
     }
 }
