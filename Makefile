@@ -91,6 +91,13 @@ bundle: setup-bundle setup-qemu setup-guest module-stock userspace ## make build
 manual: userspace ## make man pages, and completions for bash, zsh and fish, in build/manual
 	for program in vrnicd vrnicctl vrnic-lab vrnic-replay; do tools/target/release/$$program write-manual build/manual || exit; done
 
+packages: setup-packaging ## make Debian packages of vrnicd, the provider and the module in build/packages
+	@bash tools/packages/build.sh build/packages
+
+# Not in `make test`: it takes half an hour, most of which apt, a second build and compilers of kernels need.
+test-packages: packages ## install the packages in fresh systems, build modules with DKMS, build packages again (T=part of a name)
+	@for test in tests/packages/*$(T)*.sh; do echo "$$test"; bash $$test || exit; done
+
 clean: ## remove everything built in this tree (keeps the cache outside the tree)
 	rm -rf build
 	cd tools && cargo clean
@@ -101,7 +108,7 @@ setup-packages:
 setup-tests: setup-packages
 	@$(SETUP) tests
 
-setup-qemu setup-guest setup-userland setup-bundle: setup-%: setup-packages
+setup-qemu setup-guest setup-userland setup-bundle setup-packaging: setup-%: setup-packages
 	@$(SETUP) $*
 
 # Each kernel has builds of its own, and each build of the module a copy of the sources of its own.
@@ -125,6 +132,7 @@ $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
 	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
-.PHONY: help run shell attach test series bundle test-debug test-races fuzz chaos bench check setup build module kunit-module test-kernels \
-	userspace programs provider manual clean setup-packages setup-tests setup-qemu setup-guest setup-userland setup-bundle \
+.PHONY: help run shell attach test series bundle packages test-packages test-debug test-races fuzz chaos bench check setup build module \
+	kunit-module test-kernels userspace programs provider manual clean \
+	setup-packages setup-tests setup-qemu setup-guest setup-userland setup-bundle setup-packaging \
 	$(foreach what,kernel module kunit test-modules,$(KERNELS:%=$(what)-%))

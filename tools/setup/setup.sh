@@ -9,6 +9,7 @@
 #   guest       the guests' root directory
 #   userland    RDMA programs of a newer release, for tests
 #   bundle      what `make bundle` needs besides
+#   packaging   a Debian 13 to build packages in
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 . "$SETUP_DIR/packages.sh"
@@ -21,13 +22,14 @@ set -euo pipefail
 . "$SETUP_DIR/guest.sh"
 . "$SETUP_DIR/userland.sh"
 . "$SETUP_DIR/bundle.sh"
+. "$SETUP_DIR/packaging.sh"
 
 mkdir -p "$TREE/build/setup"
 rm -f "$FAILED"
 for part in "$@"; do
 	case $part in
-	packages | tests | kernel | qemu | guest | userland | bundle) ;;
-	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest userland bundle" ;;
+	packages | tests | kernel | qemu | guest | userland | bundle | packaging) ;;
+	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest userland bundle packaging" ;;
 	esac
 	lock "$part"
 	"setup_$part"

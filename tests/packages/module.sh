@@ -1,0 +1,50 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# vrnic-dkms in a fresh Debian 13 with kernels of its backports: the module is built when the package is installed, and
+# for another kernel when that is; kernels that cannot have it are skipped; what is missing is said; purged, nothing is
+# left.
+. "$(dirname "$0")/fresh.bash"
+fresh trixie trixie-backports <<'INSIDE'
+headers=$(apt-cache pkgnames linux-headers-7.3 | grep -E '^linux-headers-7\.3[.0-9]*\+deb13-amd64$' | sort -V | tail -n 1)
+first=${headers#linux-headers-}
+second=${first%amd64}rt-amd64
+old=$(apt-cache pkgnames linux-headers-7.2 | grep -E '^linux-headers-7\.2[.0-9]*\+deb13-amd64$' | sort -V | tail -n 1)
+old=${old#linux-headers-}
+
+# built RELEASE: the module for it is there and complete.
+built() {
+	local module
+	module=$(find "/lib/modules/$1/updates/dkms" -name 'vrnic.ko*')
+	[ "$(modinfo -k "$1" -F vermagic vrnic | cut -d ' ' -f 1)" = "$1" ] || fail "no module for $1"
+	modinfo -k "$1" -F alias vrnic | grep -q '^virtio:d0000002Av' || fail "the module for $1 is not whole"
+	echo "ok: $module"
+}
+
+dependencies vrnic-dkms >/dev/null
+apt-get -yqq install dkms "linux-headers-$first" "linux-headers-$old" >/dev/null
+state >/tmp/before
+
+echo "--- without the source of the kernel"
+! install vrnic-dkms >/tmp/said 2>&1 || fail "it is configured without the kernel's source"
+cat /tmp/said
+grep -q "^vrnic: the source of the kernel $first is missing; install linux-source-7.3" /tmp/said ||
+	fail "what is missing is not said"
+
+echo "--- with it"
+apt-get -yqq install "linux-source-7.3"
+built "$first"
+[ ! -e "/lib/modules/$old/updates/dkms" ] || fail "there is a module for $old"
+
+echo "--- a kernel is installed later"
+apt-get -yqq install "linux-headers-$second"
+built "$second"
+apt-get -yqq purge "linux-headers-$second" linux-source-7.3 >/dev/null
+apt-get -yqq autoremove --purge >/dev/null
+
+echo "--- purged"
+dpkg --purge vrnic-dkms
+state >/tmp/after
+# Keys for signing are dkms's own.
+diff /tmp/before <(grep -v '^/var/lib/dkms/mok\.' /tmp/after) || fail "left behind"
+INSIDE
+echo "ok: vrnic-dkms builds modules and leaves nothing"

@@ -1,0 +1,16 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Packages are the same, byte for byte, when they are built again: in another directory, by a user with another umask.
+. "$(dirname "$0")/fresh.bash"
+again=$(mktemp -d "$TREE/build/packages-again.XXXXXX")
+trap 'rm -rf "$again"' EXIT
+(
+	umask 077
+	bash "$TREE/tools/packages/build.sh" "$again"
+)
+for package in "$PACKAGES"/*.deb; do
+	cmp "$package" "$again/$(basename "$package")" || { echo "FAILED: $(basename "$package") differs"; exit 1; }
+	echo "the same: $(basename "$package")"
+done
+[ "$(ls "$PACKAGES"/*.deb | wc -l)" = "$(ls "$again"/*.deb | wc -l)" ]
+echo "ok: packages are reproducible"

@@ -1,0 +1,70 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# `make packages`: builds the Debian packages in a Debian 13, and has lintian look at them.
+#
+#   build.sh DIRECTORY      puts the packages there; the sources are in DIRECTORY/vrnic-VERSION meanwhile
+#
+# In there the sources are always at the same path, since cargo makes names of it. The crates come from the same registry
+# as those of `make build`, and are all there is from the network.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+here=tools/packages
+root=$(readlink -f build/setup/packaging)
+mkdir -p "${1:?usage: build.sh DIRECTORY}"
+out=$(cd "$1" && pwd)
+version=$(sed -n '1s/^vrnic (\(.*\)) .*/\1/p' $here/debian/changelog)
+[ "$version" = "$(sed -n 's/^version = "\(.*\)"$/\1/p' tools/Cargo.toml)" ] ||
+	{ echo "packages: $here/debian/changelog is of version $version, and tools/Cargo.toml of another" >&2; exit 1; }
+source=vrnic-$version log=$out/build.log
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+# step WHAT COMMAND...: with its output in the log.
+step() {
+	local what=$1 start=$SECONDS
+	shift
+	echo "$what ..."
+	if ! "$@" >>"$log" 2>&1; then
+		tail -n 30 "$log" >&2
+		echo "packages: $what failed; the whole log is $log" >&2
+		exit 1
+	fi
+	echo "$what: done in $((SECONDS - start))s"
+}
+
+# inside COMMAND: in the Debian 13, which stays as it is, with DIRECTORY as /build and without a network.
+inside() {
+	as_root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C.UTF-8 unshare --mount --net --pid --fork --kill-child \
+		sh -euc '
+			mount --make-rprivate /
+			mount --bind "$1" "$1"
+			mount --bind "$2" "$1/build"
+			mount -t proc proc "$1/proc"
+			mount -t tmpfs tmp "$1/tmp"
+			mount -t tmpfs shm "$1/dev/shm"
+			mount -o remount,bind,ro "$1"
+			exec chroot "$1" sh -euc "cd /build; $3"
+		' sh "$root" "$out" "$1"
+}
+
+# The sources without what was built in them, and how they become packages.
+copy_sources() {
+	rm -rf "${out:?}/$source" "$out/cargo" "$out"/*.deb "$out"/*.changes "$out"/*.buildinfo
+	mkdir -p "$out/$source"
+	rsync -rlt --exclude=/build --exclude=/.git --exclude=target --filter=':- .gitignore' ./ "$out/$source"
+	cp -r $here/debian "$out/$source/"
+	mkdir "$out/cargo"
+	(cd tools && env -u MAKEFLAGS -u MFLAGS cargo vendor --locked --versioned-dirs "$out/cargo/crates") |
+		sed 's|^directory = .*|directory = "/build/cargo/crates"|' >"$out/cargo/config.toml"
+}
+
+: >"$log"
+step "sources and crates" copy_sources
+step "packages (about 5 minutes on 2 cores)" inside "
+	chmod -R u=rwX,go=rX $source
+	cd $source
+	CARGO_HOME=/build/cargo dpkg-buildpackage --build=binary --no-sign"
+[ "$(id -u)" = 0 ] || as_root chown -R "$(id -u):$(id -g)" "$out"
+step "lintian" inside "lintian --allow-root --fail-on error,warning *.changes"
+rm -rf "${out:?}/$source" "$out/cargo"
+ls -1 "$out"/*.deb

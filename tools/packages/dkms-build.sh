@@ -1,0 +1,104 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Builds vrnic.ko, in the current directory, for an installed kernel. A module in Rust needs the metadata of the kernel's
+# crates. A kernel tree that was built here has it. Packages of headers lack it: then it is made of the source of that
+# very version, by the compilers that built the kernel.
+#
+#   dkms-build.sh RELEASE TREE      the release as `uname -r` has it; TREE is what modules are built with
+set -eu
+release=$1 tree=$2
+export LC_ALL=C
+made=$PWD/kernel
+
+# say TEXT: to the log of dkms and to who started dkms, who otherwise only learns where that log is.
+say() {
+	printf '%s\n' "$1"
+	pid=$PPID
+	while [ "$pid" -gt 1 ] && [ "/proc/$pid/fd/2" -ef /proc/self/fd/2 ]; do
+		pid=$(sed -n 's/^PPid:[[:blank:]]*//p' "/proc/$pid/status")
+	done
+	[ "$pid" -le 1 ] || printf '\nvrnic: %s\n' "$1" 2>/dev/null >>"/proc/$pid/fd/2" || :
+}
+
+missing=
+# need WHAT WHAT_TO_DO: notes what is missing, so that all of it is said at once.
+need() {
+	missing=yes
+	say "$1; $2"
+}
+
+setting() { sed -n "s/^CONFIG_$1=\"\?\([^\"]*\)\"\?$/\1/p" "$tree/.config"; }
+
+# The kernel's symbols carry the version of rustc in their names, and its metadata is of one rustc. The source that
+# comes with it is Debian's rust-src.
+compilers() {
+	wanted=$(setting RUSTC_VERSION_TEXT)
+	found=$(rustc --version 2>/dev/null || echo none)
+	[ "$found" = "$wanted" ] || need "the kernel $release was built by $wanted, and here is $found" "install that version of rustc"
+	[ -f "$(rustc --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core/src/lib.rs" ] ||
+		need "the sources of Rust's library are missing" "install rust-src of the version of rustc"
+	cc=$(setting CC_VERSION_TEXT)
+	cc=${cc%% *}
+	command -v "$cc" >/dev/null || need "the compiler of the kernel, $cc, is missing" "install it (${cc##*gnu-})"
+	for program in bindgen pahole bison flex bc make; do
+		command -v "$program" >/dev/null || need "$program is missing" "install $program"
+	done
+}
+
+# source_version DIRECTORY: of a kernel's source.
+source_version() { sed -n 's/^\(VERSION\|PATCHLEVEL\|SUBLEVEL\) = //p' "$1/Makefile" | paste -sd .; }
+
+# find_source: sets source to where the kernel's source is, unpacked if need be.
+find_source() {
+	version=${release%%[+-]*}
+	series=$(printf '%s\n' "$version" | cut -d . -f 1,2)
+	for source in "/usr/src/linux-source-$version" "/usr/src/linux-source-$series" "/usr/src/linux-$version"; do
+		if [ -f "$source/Makefile" ]; then
+			found=$(source_version "$source")
+		elif [ -f "$source.tar.xz" ]; then
+			mkdir -p "$made/source"
+			tar -C "$made/source" --strip-components=1 -xf "$source.tar.xz"
+			source=$made/source
+			found=$(source_version "$source")
+		else
+			continue
+		fi
+		[ "$found" != "$version" ] || return 0
+		need "the kernel is $release, and /usr/src has the source of $found" "install the source of $version (linux-source-$series)"
+		return 0
+	done
+	need "the source of the kernel $release is missing" \
+		"install linux-source-$series, or unpack the source of $version as /usr/src/linux-$version"
+}
+
+# prepare: makes the metadata in $made/obj, with the configuration and the symbols of the kernel.
+prepare() {
+	mkdir "$made/obj"
+	cp "$tree/.config" "$made/obj/"
+	printf '%s\n' "${release#"$version"}" >"$made/obj/localversion"
+	make -C "$source" O="$made/obj" CC="$cc" olddefconfig
+	# How modules are signed does not matter here.
+	if changed=$(diff "$tree/.config" "$made/obj/.config" | grep '^[<>]' | grep -vE 'MODULE_SIG|OPENSSL'); then
+		say "the source does not take the configuration of the kernel $release as it is; $(printf '%s' "$changed" | head -n 5)"
+		exit 1
+	fi
+	make -C "$source" O="$made/obj" CC="$cc" -j"$(nproc)" modules_prepare
+	cp "$tree/Module.symvers" "$made/obj/"
+	tree=$made/obj
+}
+
+# What dkms sets is for its own make.
+unset KERNELRELEASE MAKEFLAGS ARCH
+rm -rf "$made"
+mkdir "$made"
+compilers
+if [ ! -f "$tree/rust/libkernel.rmeta" ]; then
+	find_source
+	[ -n "$missing" ] || prepare
+fi
+if [ -n "$missing" ]; then
+	say "no module for the kernel $release; correct this and run: dkms autoinstall -k $release"
+	exit 1
+fi
+make -C "$tree" M="$PWD" CC="$cc" -j"$(nproc)" modules
+rm -rf "$made"
