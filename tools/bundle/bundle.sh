@@ -48,7 +48,8 @@ mkfs.erofs -zlz4 -T0 "$bundle/build/guest.erofs" "$(readlink -f build/setup/gues
 ln -s ../guest.erofs "$bundle/build/setup/guest"
 
 say "QEMU ..."
-qemu=$(dirname "$(readlink -f build/setup/qemu-unpacked)")/root/usr
+qemu=$(dirname "$(readlink -f build/setup/qemu-unpacked)")
+qemu=$qemu/root/usr
 mkdir -p "$bundle/qemu"/{bin,lib/qemu,share,ipxe}
 cp "$qemu/bin/qemu-system-x86_64" "$bundle/qemu/bin/"
 cp -P "$qemu"/lib/x86_64-linux-gnu/*.so* "$bundle/qemu/lib/"

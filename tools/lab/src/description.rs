@@ -260,8 +260,8 @@ struct Source<'a> {
 impl Source<'_> {
     /// An error that names the line, and shows it.
     fn error(&self, span: &Range<usize>, message: impl std::fmt::Display) -> anyhow::Error {
-        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
-        let number = before.iter().filter(|&&byte| byte == b'\n').count();
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let number = before.matches('\n').count();
         let line = self.text.lines().nth(number).unwrap_or_default().trim();
         let shown: String = line.chars().take(60).collect();
         anyhow!(
@@ -1084,9 +1084,8 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_their_line() {
         const VM: &str = "[[vm]]\nname = \"a\"\n";
-        let many: String = (0..33)
-            .map(|n| format!("[[vm]]\nname = \"n{n}\"\n"))
-            .collect();
+        let many = (0..33).map(|n| format!("[[vm]]\nname = \"n{n}\"\n"));
+        let many = many.collect::<Vec<_>>().concat();
         let nics = "{}, ".repeat(9);
         let table: &[(&str, usize, &str)] = &[
             ("", 1, "at least one [[vm]]"),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab exec`: runs a command in one VM, or in several at the same time.
 
-use std::io::Write as _;
+use std::io::Write;
 use std::path::Path;
 use std::thread;
 
@@ -37,13 +37,12 @@ struct Outcome {
 /// # Errors
 /// The lab is gone, or has no such VM.
 pub fn run(control: &Path, command: &Command) -> Result<i32> {
-    let vms = match &command.vms {
-        Some(vms) => vms.clone(),
-        None => {
-            let (_, text) = control::ask(control, &Ask::Status)?;
-            let status: Status = serde_json::from_str(&text)?;
-            status.vms.into_iter().map(|vm| vm.name).collect()
-        }
+    let vms = if let Some(vms) = &command.vms {
+        vms.clone()
+    } else {
+        let (_, text) = control::ask(control, &Ask::Status)?;
+        let status: Status = serde_json::from_str(&text)?;
+        status.vms.into_iter().map(|vm| vm.name).collect()
     };
     if let ([vm], false) = (&vms[..], command.json) {
         return Ok(control::ask(control, &request(vm, command))?.0);
@@ -106,11 +105,12 @@ fn in_vm(control: &Path, vm: &str, command: &Command) -> Result<Outcome> {
 /// Prints lines with the VM's name.
 fn print(vm: &str, stream: Stream, lines: &[u8]) -> Result<()> {
     let text = String::from_utf8_lossy(lines);
-    let text: String = text.lines().map(|line| format!("{vm}: {line}\n")).collect();
-    match stream {
-        Stream::Out => std::io::stdout().lock().write_all(text.as_bytes())?,
-        Stream::Err => std::io::stderr().lock().write_all(text.as_bytes())?,
-    }
+    let mut to: Box<dyn Write> = match stream {
+        Stream::Out => Box::new(std::io::stdout().lock()),
+        Stream::Err => Box::new(std::io::stderr().lock()),
+    };
+    text.lines()
+        .try_for_each(|line| writeln!(to, "{vm}: {line}"))?;
     Ok(())
 }
 

@@ -211,7 +211,7 @@ impl Lab {
         if missing.is_empty() {
             return Ok(());
         }
-        self.enough_memory(&description, &missing)?;
+        Self::enough_memory(&description, &missing)?;
         let linux = self.settings.kernel.release()?;
         let step = Step::start(&format!(
             "booting {} with Linux {linux} ({}: {})",
@@ -317,7 +317,7 @@ impl Lab {
     }
 
     /// Whether the machine can have that many VMs more.
-    fn enough_memory(&self, description: &Description, missing: &[&str]) -> Result<()> {
+    fn enough_memory(description: &Description, missing: &[&str]) -> Result<()> {
         let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let line = info
             .lines()
@@ -367,17 +367,13 @@ impl Lab {
                 },
             });
         }
-        let nvdimm = match machine.nvdimm {
-            None => None,
-            Some(_) => {
-                let mut disk = locked(&self.disk);
-                if disk.is_none() {
-                    // vrnicd does not take a file in memory for persistent, which one in /tmp may be.
-                    *disk = Some(scratch_in(Path::new("/var/tmp"))?);
-                }
-                disk.as_ref().map(|disk| disk.path().join(&machine.name))
-            }
-        };
+        let mut disk = locked(&self.disk);
+        if machine.nvdimm.is_some() && disk.is_none() {
+            // vrnicd does not take a file in memory for persistent, which one in /tmp may be.
+            *disk = Some(scratch_in(Path::new("/var/tmp"))?);
+        }
+        let disk = machine.nvdimm.and(disk.as_ref());
+        let nvdimm = disk.map(|disk| disk.path().join(&machine.name));
         let driven = description
             .machines
             .iter()
@@ -569,19 +565,29 @@ impl Lab {
         )
     }
 
-    /// Process and processors of a VM's QEMU; nothing inside if it does not run, nothing at all if somebody waits for
-    /// it.
+    /// What a VM does. Waits for nothing.
     #[must_use]
-    pub fn look(&self, name: &str) -> Option<Option<(i32, u32)>> {
-        let slot = self.slot(name).ok()?;
-        let Ok(mut slot) = slot.try_lock() else {
-            return None;
+    pub fn vm_state(&self, name: &str) -> vm::State {
+        let slot = self.slot(name).ok();
+        let Some(mut slot) = slot.as_deref().and_then(|slot| slot.try_lock().ok()) else {
+            return vm::State::Booting;
         };
         let Some(vm) = slot.as_mut().filter(|vm| vm.waited > 0) else {
             // Somebody starts the one after the other.
-            return self.changing.try_lock().is_ok().then_some(None);
+            let starting = self.changing.try_lock().is_err();
+            return if starting {
+                vm::State::Booting
+            } else {
+                vm::State::Ended
+            };
         };
-        Some(vm.alive().then(|| (vm.pid(), vm.spec.cpus())))
+        if !vm.alive() {
+            return vm::State::Ended;
+        }
+        vm::State::Up {
+            pid: vm.pid(),
+            cpus: vm.spec.cpus(),
+        }
     }
 
     /// Process of a network's vrnicd, if one runs.

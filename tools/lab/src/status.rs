@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::daemon;
 use crate::lab::Lab;
 use crate::report::align;
-use crate::vm;
+use crate::vm::{self, State};
 
 /// A lab.
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,10 +92,10 @@ impl Status {
             control: daemon::control(lab.sockets(), &network.name),
         });
         let machines = description.machines.iter().map(|machine| {
-            let (state, pid, cpus) = match lab.look(&machine.name) {
-                None => ("booting", None, None),
-                Some(None) => ("ended", None, None),
-                Some(Some((pid, cpus))) => ("up", Some(pid), Some(cpus)),
+            let (state, pid, cpus) = match lab.vm_state(&machine.name) {
+                State::Booting => ("booting", None, None),
+                State::Up { pid, cpus } => ("up", Some(pid), Some(cpus)),
+                State::Ended => ("ended", None, None),
             };
             let devices = machine.nics.iter().zip(machine.rdma_devices());
             Machine {

@@ -424,6 +424,22 @@ fn option(path: &Path) -> String {
     text(path).replace(',', ",,")
 }
 
+/// What a VM does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Somebody starts it or waits for it.
+    Booting,
+    /// It runs, with the process of its QEMU, and its processors.
+    Up {
+        /// Of QEMU.
+        pid: i32,
+        /// Their number.
+        cpus: u32,
+    },
+    /// It does not run.
+    Ended,
+}
+
 /// A running VM. Dropping it ends QEMU.
 pub struct Vm {
     /// What it is made of.
