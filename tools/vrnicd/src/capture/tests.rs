@@ -439,7 +439,7 @@ fn mistakes_are_named() {
     assert!(start(qp).contains("needs its device"));
     let mut both = of("a", None);
     both.switch = true;
-    assert!(start(both).contains("not of both"));
+    assert!(start(both).contains("not both"));
     let readable = File::open("/dev/null").unwrap();
     let error = center.start(Choice::default(), readable, "file");
     assert!(format!("{:#}", error.map(|_| ()).unwrap_err()).contains("not open for writing"));
