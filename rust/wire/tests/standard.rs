@@ -23,8 +23,20 @@ use vrnic_wire::{
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
 
 /// The sources of the crate that the standard is about; `abi.rs` is between driver and provider.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 23] = [
     include_str!("../command.rs"),
+    include_str!("../command/context.rs"),
+    include_str!("../command/counter.rs"),
+    include_str!("../command/cq.rs"),
+    include_str!("../command/device.rs"),
+    include_str!("../command/mr.rs"),
+    include_str!("../command/multicast.rs"),
+    include_str!("../command/mw.rs"),
+    include_str!("../command/odp.rs"),
+    include_str!("../command/pd.rs"),
+    include_str!("../command/port.rs"),
+    include_str!("../command/qp.rs"),
+    include_str!("../command/srq.rs"),
     include_str!("../completion.rs"),
     include_str!("../config.rs"),
     include_str!("../counter.rs"),

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Commands about completion queues.
+
+use super::Empty;
+use crate::{memory::PageList, ring::RingLayout, U16, U32};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Creates a completion queue.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateCq {
+    /// Context that owns it.
+    pub context: U32,
+    /// Completion vector, less than `completion_vectors`.
+    pub vector: U32,
+    /// The ring; stride [`CQE_STRIDE`](crate::completion::CQE_STRIDE).
+    pub ring: RingLayout,
+    /// Buffer of the ring, zeroed by the driver; offset 0.
+    pub pages: PageList,
+}
+command!(CreateCq => CqCreated, CreateCq, 56);
+
+/// Reply to [`CreateCq`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CqCreated {
+    /// Number of the completion queue.
+    pub cqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(CqCreated, 8, cqn @ 0);
+
+/// Destroys a completion queue; `Busy` while queue pairs use it. No event of it follows the reply.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DestroyCq {
+    /// Number of the completion queue.
+    pub cqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(DestroyCq => Empty, DestroyCq, 8);
+
+/// Moves a completion queue to another ring, in which no entry is valid. What was written before
+/// stands in the old one, and counts as entries of the new one.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ResizeCq {
+    /// Number of the completion queue.
+    pub cqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// The new ring.
+    pub ring: RingLayout,
+    /// Buffer of the new ring; offset 0.
+    pub pages: PageList,
+}
+command!(ResizeCq => Empty, ResizeCq, 56);
+
+/// Says how events of a completion queue are held back.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ModifyCq {
+    /// Number of the completion queue.
+    pub cqn: U32,
+    /// Completions that an event waits for; with 0 or 1 none is held back.
+    pub count: U16,
+    /// Microseconds that an event waits at most; with 0 none is held back.
+    pub period: U16,
+}
+command!(ModifyCq => Empty, ModifyCq, 8);

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Commands about memory regions.
+
+use super::Empty;
+use crate::{memory::PageList, U32, U64};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bits of [`RegisterMr::flags`].
+pub mod mr_flags {
+    /// The region is all memory that the device can address: addresses are bus addresses, `iova`
+    /// and `pages` are 0. Only for protection domains of a kernel context.
+    pub const ALL_MEMORY: u32 = 1 << 0;
+    /// The region has no pages before [`MapPages`](crate::command::MapPages) gives it some;
+    /// `first_chunk` of `pages` is 0.
+    pub const ON_DEMAND: u32 = 1 << 1;
+}
+
+/// Registers a memory region.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RegisterMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// [`access`](crate::memory::access) rights.
+    pub access: U32,
+    /// [`mr_flags`].
+    pub flags: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// Address by which work requests name the first byte.
+    pub iova: U64,
+    /// Memory of the region; its length is that of the region.
+    pub pages: PageList,
+}
+command!(RegisterMr => MrRegistered, RegisterMr, 56);
+
+/// Reply to [`RegisterMr`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MrRegistered {
+    /// Key of the region, for local and for remote use; chosen at random, never 0.
+    pub key: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+assert_layout!(MrRegistered, 8, key @ 0);
+
+/// Deregisters a memory region; `Busy` while memory windows are bound to it. Work in progress that
+/// names the key fails. The lowest byte of the key of a region for fast registration is not looked
+/// at.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DeregisterMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Key of the region.
+    pub key: U32,
+}
+command!(DeregisterMr => Empty, DeregisterMr, 8);
+
+/// Allocates a memory region for fast registration, which has no memory until a work request
+/// [`RegisterRegion`](crate::work::SendOpcode::RegisterRegion) gives it some. Only for protection
+/// domains of a kernel context.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AllocateMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Pages that a registration may have.
+    pub max_pages: U32,
+    /// The table: room for the bus addresses of `max_pages` pages, each a [`U64`]; offset 0.
+    pub table: PageList,
+}
+command!(AllocateMr => MrRegistered, AllocateMr, 40);
+
+/// Bits of [`ReregisterMr::flags`].
+pub mod reregister_flags {
+    /// The region gets other memory, and another key.
+    pub const TRANSLATION: u32 = 1 << 0;
+    /// The region moves to another protection domain.
+    pub const PD: u32 = 1 << 1;
+    /// The region gets other rights.
+    pub const ACCESS: u32 = 1 << 2;
+}
+
+/// Changes a memory region that [`RegisterMr`] made; `Busy` while memory windows are bound to it.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReregisterMr {
+    /// Protection domain of the region.
+    pub pd: U32,
+    /// Key of the region.
+    pub key: U32,
+    /// [`reregister_flags`]: which of the following count.
+    pub flags: U32,
+    /// Protection domain to move to.
+    pub new_pd: U32,
+    /// [`access`](crate::memory::access) rights.
+    pub access: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// Address by which work requests name the first byte.
+    pub iova: U64,
+    /// Memory of the region.
+    pub pages: PageList,
+}
+command!(ReregisterMr => MrRegistered, ReregisterMr, 64);

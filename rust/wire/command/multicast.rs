@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Commands about multicast groups.
+
+use super::Empty;
+use crate::U32;
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Attaches a queue pair of type UD to a multicast group; `Busy` if it is attached already.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AttachMulticast {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// GID of the group, for which [`is_multicast`](crate::port::is_multicast) holds.
+    pub gid: [u8; 16],
+}
+command!(AttachMulticast => Empty, AttachMulticast, 24);
+
+/// Detaches a queue pair from a multicast group.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DetachMulticast {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// GID of the group.
+    pub gid: [u8; 16],
+}
+command!(DetachMulticast => Empty, DetachMulticast, 24);

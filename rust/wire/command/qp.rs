@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause
+
+//! Commands about queue pairs.
+
+use super::Empty;
+use crate::{memory::PageList, qp::QpAttributes, ring::RingLayout, U16, U32};
+use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bits of [`CreateQp::flags`].
+pub mod qp_flags {
+    /// Every send raises a completion.
+    pub const SIGNAL_ALL: u8 = 1 << 0;
+    /// Receives are those of a shared receive queue.
+    pub const SHARED_RECEIVE_QUEUE: u8 = 1 << 1;
+}
+
+/// Creates a queue pair, in the reset state.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateQp {
+    /// Context that owns it; its rings are rung through that context.
+    pub context: U32,
+    /// Protection domain.
+    pub pd: U32,
+    /// A [`QpType`](crate::qp::QpType).
+    pub qp_type: u8,
+    /// [`qp_flags`].
+    pub flags: u8,
+    /// Scatter/gather elements of a send entry.
+    pub max_send_sge: U16,
+    /// Scatter/gather elements of a receive entry.
+    pub max_recv_sge: U16,
+    /// Inline bytes of a send entry.
+    pub max_inline: U16,
+    /// Completion queue of the sends.
+    pub send_cqn: U32,
+    /// Completion queue of the receives.
+    pub recv_cqn: U32,
+    /// The send queue; absent if nothing will be sent.
+    pub send_ring: RingLayout,
+    /// The receive queue; absent if nothing will be received.
+    pub recv_ring: RingLayout,
+    /// Buffer of both rings, zeroed by the driver; offset 0.
+    pub pages: PageList,
+    /// The shared receive queue, with [`qp_flags::SHARED_RECEIVE_QUEUE`]; else 0.
+    pub srqn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(CreateQp => QpCreated, CreateQp, 96);
+
+/// Reply to [`CreateQp`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QpCreated {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Doorbell slot of the queue pair in its context.
+    pub slot: U32,
+}
+assert_layout!(QpCreated, 8, qpn @ 0, slot @ 4);
+
+/// Changes attributes of a queue pair, its state first of all.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ModifyQp {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+    /// The attributes.
+    pub attributes: QpAttributes,
+}
+command!(ModifyQp => Empty, ModifyQp, 104);
+
+/// Asks for the attributes of a queue pair.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryQp {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(QueryQp => QpAttributes, QueryQp, 8);
+
+/// Destroys a queue pair. No event and no completion of it follows the reply.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DestroyQp {
+    /// Number of the queue pair.
+    pub qpn: U32,
+    /// Reserved; 0.
+    pub reserved: U32,
+}
+command!(DestroyQp => Empty, DestroyQp, 8);
