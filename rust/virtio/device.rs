@@ -32,6 +32,9 @@ use crate::{
     }, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// Number of a feature bit (virtio standard, section 2.2).
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -45,6 +45,9 @@ use crate::{
     IdTable, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A driver of virtio devices.
 ///
 /// # Examples

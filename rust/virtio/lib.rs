@@ -40,6 +40,7 @@ pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
 pub(crate) use vrnic_bindings::gate;
 
+mod chain;
 mod device;
 mod driver;
 mod id;
@@ -51,8 +52,15 @@ mod virtqueue;
 mod watchdog;
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+pub mod testing;
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
+pub use chain::{
+    Chain,
+    Refused,
+    Used, //
+};
 pub use compat::Completion;
 pub use device::{
     Device,
@@ -67,8 +75,6 @@ pub use id::{
     DeviceId,
     IdTable, //
 };
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-pub use memory::with_test_dma;
 pub use memory::{
     full_fence,
     Dma,
@@ -86,10 +92,7 @@ pub use queues::{
 pub use restart::Restarter;
 pub use virtqueue::{
     AnyVirtqueue,
-    Chain,
     Handler,
-    Refused,
-    Used,
     Virtqueue, //
 };
 pub use watchdog::{

@@ -31,6 +31,9 @@ use crate::{
     gate::Gate, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// Orders all accesses before it against all after it, as a device sees them.
 ///
 /// Neither `smp_mb` nor `core::sync::atomic::fence` will do: on x86 both are an instruction with a
@@ -280,19 +283,4 @@ impl Drop for SharedMemory {
             core::mem::forget(pages);
         }
     }
-}
-
-/// Runs a test with what does the DMA of a device that does not exist.
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-pub fn with_test_dma(test: impl FnOnce(&Dma) -> Result) -> Result {
-    let faux = kernel::faux::Registration::new(c"virtio-test", None)?;
-    let dev: &device::Device<Bound> = faux.as_ref().as_ref();
-    let raw = crate::compat::device_as_raw(dev);
-
-    // SAFETY: The device is valid, and nobody else uses this one.
-    unsafe { (*raw).coherent_dma_mask = u64::MAX };
-    let dma = Dma::new(dev)?;
-    let result = test(&dma);
-    dma.close();
-    result
 }

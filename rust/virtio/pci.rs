@@ -36,6 +36,9 @@ use crate::{
     Device, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// Most capabilities that fit into the 192 bytes which hold them.
 const MAX_CAPABILITIES: usize = 48;
 

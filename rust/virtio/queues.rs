@@ -42,6 +42,9 @@ use crate::{
     Watchdog, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// How far the life of the queues of a device has gone.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {

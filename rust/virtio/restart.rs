@@ -36,6 +36,9 @@ use crate::{
     Feature, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// How often a driver begins anew with a device that fails again and again.
 const MOST_ATTEMPTS: u32 = 5;
 

@@ -22,6 +22,9 @@ use kernel::{
 
 use crate::bindings;
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// What a [`Watchdog`] does.
 pub trait Watch: Send + Sync + 'static {
     /// Looks, and returns after how many milliseconds to look again, if at all. Process context.

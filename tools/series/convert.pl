@@ -23,7 +23,7 @@ s{rust/rdma\b}{drivers/infiniband/rust}g;
 
 kconfig() if $path eq 'Kconfig';
 if ($path =~ /\.rs$/) {
-	modules() if $path =~ m{/lib\.rs$};
+	if ($path =~ m{/lib\.rs$}) { modules() } else { tests() }
 	compat();
 	bindings();
 	kernel_crate() if $path =~ m{^rust/(virtio|bindings)/};
@@ -44,6 +44,11 @@ sub modules {
 		s/^(#\[cfg.*\n)?(pub )?mod $module;\n//m;
 		s/^(#\[cfg.*\n)?pub use ${module}::(\w+;|\{\n( .*\n)*\};)\n//mg;
 	}
+}
+
+# Tests come with what all of them need.
+sub tests {
+	s/^#\[cfg\(CONFIG_\w+_KUNIT_TEST\)\]\nmod tests;\n\n//m unless -e "$modules/tests.rs";
 }
 
 # `compat::f(object)` is a method of the object.

@@ -351,7 +351,7 @@ mod tests {
 
     /// A queue of the kernel, and the rings of queue pair 5, whose receives complete there.
     fn with_polled(test: impl FnOnce(&mut Polled, &Arc<KernelRings>) -> Result) -> Result {
-        virtio::with_test_dma(|dma| {
+        virtio::testing::with_dma(|dma| {
             let mut buffer = Layout::new();
             let layout = buffer.place(4, CQE_STRIDE)?;
             let memory = SharedMemory::new(dma, usize::try_from(buffer.length())?)?;

@@ -300,7 +300,7 @@ mod tests {
         continuation,
         wr_id, //
     };
-    use virtio::with_test_dma;
+    use virtio::testing::with_dma;
 
     fn ring(side: Side, entries: u32) -> Result<(WorkRing, Layout)> {
         let mut buffer = Layout::new();
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_ring_fills_and_empties() -> Result {
-        with_test_dma(|dma| {
+        with_dma(|dma| {
             let (mut ring, buffer) = ring(Side::Send, 2)?;
             let memory = SharedMemory::new(dma, usize::try_from(buffer.length())?)?;
             let word = |offset| memory.u32(header_word(&ring.layout, offset));

@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn a_table_holds_as_many_pages_as_it_says() -> Result {
-        virtio::with_test_dma(|dma| {
+        virtio::testing::with_dma(|dma| {
             let table = Table::new(dma, 600)?;
             table.set(0, 0x1_2000)?;
             table.set(599, 0xfedc_ba98_7654_3000)?;

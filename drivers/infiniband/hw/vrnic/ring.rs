@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     use virtio::{
-        with_test_dma,
+        testing::with_dma,
         Dma, //
     };
 
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn completions_are_found_by_their_phase() -> Result {
-        with_test_dma(|dma| {
+        with_dma(|dma| {
             let mut ring = completion_ring(dma, 2)?;
 
             assert!(ring.take()?.is_none());
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn arming_tells_of_completions_before() -> Result {
-        with_test_dma(|dma| {
+        with_dma(|dma| {
             let mut ring = completion_ring(dma, 4)?;
 
             assert!(!ring.arm(true)?);
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_queue_pair_that_is_gone_is_forgotten() -> Result {
-        with_test_dma(|dma| {
+        with_dma(|dma| {
             let mut ring = completion_ring(dma, 4)?;
 
             complete(&ring, 0, 1, 7)?;

@@ -228,7 +228,7 @@ mod tests {
     };
 
     fn with_memory(test: impl FnOnce(&SharedMemory) -> Result) -> Result {
-        virtio::with_test_dma(|dma| test(&SharedMemory::new(dma, 256)?))
+        virtio::testing::with_dma(|dma| test(&SharedMemory::new(dma, 256)?))
     }
 
     fn read<T: FromBytes>(memory: &SharedMemory, at: usize) -> Result<T> {

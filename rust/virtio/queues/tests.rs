@@ -11,20 +11,21 @@ use core::{
 };
 
 use kernel::{
+    fmt,
     prelude::*,
-    sync::Arc,
-    time::{
-        delay::fsleep,
-        Delta, //
-    }, //
+    sync::Arc, //
 };
 
-use super::transport::with_device;
 use crate::{
+    queues::Claimed,
+    testing::driver::{
+        with_device,
+        Counted, //
+    },
     AnyVirtqueue,
     Chain,
-    Virtqueues,
-    Watch, //
+    Virtqueue,
+    Virtqueues, //
 };
 
 #[kunit_tests(virtio_queues)]
@@ -75,42 +76,6 @@ mod cases {
         result
     }
 
-    /// Counts how often it looks.
-    struct Counting(Arc<AtomicU32>);
-
-    impl Watch for Counting {
-        fn look(&self) -> Option<u32> {
-            self.0.fetch_add(1, SeqCst);
-            Some(1)
-        }
-    }
-
-    #[test]
-    fn watchdogs_that_are_forgotten_end_with_the_driver() -> Result {
-        let looks = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
-        let mut kept = None;
-        let result = with_device(
-            |_, data, _| {
-                let queues = data.queues.lock();
-                let queues = queues.as_ref().ok_or(ENOENT)?;
-                // As good as forgotten: it is there for longer than the driver.
-                kept = Some(queues.watch(1, Counting(looks.clone()))?);
-                while looks.load(SeqCst) == 0 {
-                    fsleep(Delta::from_millis(1));
-                }
-                Ok(())
-            },
-            |_| {
-                let last = looks.load(SeqCst);
-                fsleep(Delta::from_millis(50));
-                assert_eq!(looks.load(SeqCst), last);
-                Ok(())
-            },
-        );
-        drop(kept);
-        result
-    }
-
     #[test]
     fn a_queue_that_is_stopped_hears_nothing() -> Result {
         with_device(
@@ -129,18 +94,6 @@ mod cases {
     }
 
     #[test]
-    fn a_configuration_that_is_not_there_is_not_read() -> Result {
-        with_device(
-            |dev, _, _| {
-                // Nobody knows how long it is, and in truth the transport has none.
-                assert_eq!(dev.read_config::<[u8; 4]>(), Err(EOPNOTSUPP));
-                Ok(())
-            },
-            |_| Ok(()),
-        )
-    }
-
-    #[test]
     fn what_is_deferred_does_not_wait_for_itself() -> Result {
         with_device(
             |_, data, _| {
@@ -151,5 +104,33 @@ mod cases {
             },
             |_| Ok(()),
         )
+    }
+
+    /// A queue of no device.
+    fn idle(name: fmt::Arguments<'_>) -> Result<Arc<dyn AnyVirtqueue>> {
+        let handler = Counted(AtomicU32::new(0));
+        Ok(Virtqueue::<Counted>::new(name, Ok::<_, Error>(handler))?)
+    }
+
+    #[test]
+    fn a_queue_belongs_to_one_device() -> Result {
+        let one = idle(fmt!("one"))?;
+        let two = idle(fmt!("two"))?;
+        let claim = |queues: &[&Arc<dyn AnyVirtqueue>]| {
+            let mut all = KVec::new();
+            for &queue in queues {
+                all.push(queue.clone(), GFP_KERNEL)?;
+            }
+            Claimed::new(all)
+        };
+        let claimed = claim(&[&one])?;
+        assert_eq!(claim(&[&one]).err(), Some(EBUSY));
+        assert_eq!(claim(&[&two, &one]).err(), Some(EBUSY));
+        // What was refused is not kept.
+        let other = claim(&[&two])?;
+        drop((claimed, other));
+        assert_eq!(claim(&[&one, &two, &one]).err(), Some(EBUSY));
+        claim(&[&one, &two])?;
+        Ok(())
     }
 }

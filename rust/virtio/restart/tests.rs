@@ -12,11 +12,11 @@ use kernel::{
     }, //
 };
 
-use super::transport::{
+use super::Restarter;
+use crate::testing::driver::{
     with_bond,
     Bonded, //
 };
-use crate::Restarter;
 
 /// Status of a device that works.
 const WORKS: u8 = 0xf;

@@ -23,8 +23,10 @@ use kernel::{
     workqueue, //
 };
 
-use super::transport::register;
-use crate::bindings;
+use crate::{
+    bindings,
+    testing::driver::register, //
+};
 
 /// Any device of a vendor: `PCI_ANY_ID`.
 const ANY: c_uint = !0;

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of watchdogs.
+
+use core::sync::atomic::{
+    AtomicU32,
+    Ordering, //
+};
+
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+
+use super::{
+    Watch,
+    Watchdog,
+    Watchdogs, //
+};
+use crate::testing::driver::with_device;
+
+#[kunit_tests(virtio_watchdog)]
+mod cases {
+    use super::*;
+
+    /// Has its own watchdog dropped at the first look.
+    struct Suicidal(Arc<Kennel>);
+
+    /// Where that is.
+    #[pin_data]
+    struct Kennel {
+        #[pin]
+        watchdog: Mutex<Option<Watchdog<Suicidal>>>,
+        looks: AtomicU32,
+    }
+
+    impl Watch for Suicidal {
+        fn look(&self) -> Option<u32> {
+            let watchdog = self.0.watchdog.lock().take();
+            drop(watchdog);
+            self.0.looks.fetch_add(1, Ordering::Relaxed);
+            Some(1)
+        }
+    }
+
+    #[test]
+    fn a_look_may_be_the_last() -> Result {
+        let kennel = Arc::pin_init(
+            pin_init!(Kennel {
+                watchdog <- new_mutex!(None),
+                looks: AtomicU32::new(0),
+            }),
+            GFP_KERNEL,
+        )?;
+        let all = Watchdogs::new()?;
+        *kennel.watchdog.lock() = Some(Watchdog::new(&all, 1, Suicidal(kennel.clone()))?);
+        for _ in 0..1000 {
+            fsleep(Delta::from_millis(10));
+            if kennel.looks.load(Ordering::Relaxed) != 0 {
+                break;
+            }
+        }
+        fsleep(Delta::from_millis(20));
+        assert_eq!(kennel.looks.load(Ordering::Relaxed), 1);
+        Ok(())
+    }
+
+    /// Counts how often it looks.
+    struct Counting(Arc<AtomicU32>);
+
+    impl Watch for Counting {
+        fn look(&self) -> Option<u32> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Some(1)
+        }
+    }
+
+    #[test]
+    fn nobody_looks_when_all_have_ended() -> Result {
+        let looks = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
+        let all = Watchdogs::new()?;
+        let kept = Watchdog::new(&all, 1, Counting(looks.clone()))?;
+        for _ in 0..1000 {
+            fsleep(Delta::from_millis(10));
+            if looks.load(Ordering::Relaxed) >= 2 {
+                break;
+            }
+        }
+        assert!(looks.load(Ordering::Relaxed) >= 2);
+        all.close();
+        let last = looks.load(Ordering::Relaxed);
+        kept.look_now();
+        fsleep(Delta::from_millis(50));
+        assert_eq!(looks.load(Ordering::Relaxed), last);
+        let late = Watchdog::new(&all, 1, Counting(looks));
+        assert_eq!(late.err(), Some(ENODEV));
+        Ok(())
+    }
+
+    #[test]
+    fn watchdogs_that_are_forgotten_end_with_the_driver() -> Result {
+        let looks = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
+        let mut kept = None;
+        let result = with_device(
+            |_, data, _| {
+                let queues = data.queues.lock();
+                let queues = queues.as_ref().ok_or(ENOENT)?;
+                // As good as forgotten: it is there for longer than the driver.
+                kept = Some(queues.watch(1, Counting(looks.clone()))?);
+                while looks.load(Ordering::Relaxed) == 0 {
+                    fsleep(Delta::from_millis(1));
+                }
+                Ok(())
+            },
+            |_| {
+                let last = looks.load(Ordering::Relaxed);
+                fsleep(Delta::from_millis(50));
+                assert_eq!(looks.load(Ordering::Relaxed), last);
+                Ok(())
+            },
+        );
+        drop(kept);
+        result
+    }
+}
