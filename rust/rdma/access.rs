@@ -9,6 +9,9 @@ use kernel::{
 
 use crate::bindings;
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 impl_flags!(
     /// A set of access rights (`enum ib_access_flags`).
     #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]

@@ -90,6 +90,9 @@ mod sealed {
 
 pub(crate) use sealed::RawPath;
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A path to a destination (`struct rdma_ah_attr`). What it says depends on the ports of the device
 /// ([`Operations::Path`]): [`Roce`], [`InfiniBand`], [`Unspecified`], or, where ports differ,
 /// [`Any`].

@@ -43,6 +43,9 @@ use crate::{
     wc::Completions, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// What the user of a new completion queue asks for (`struct ib_cq_init_attr`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Attributes {

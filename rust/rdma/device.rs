@@ -86,6 +86,9 @@ pub use attributes::{
     OnDemandPaging, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// What every verb gets: the device, which is registered, and what its registration owns.
 ///
 /// `'bound` is a lifetime that the verb knows nothing of, but that it has not ended: what the data

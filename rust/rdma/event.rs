@@ -24,6 +24,9 @@ use crate::{
     port::Port, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 c_enum! {
     /// An event that names a completion queue.
     pub enum CqEvent: bindings::ib_event_type {

@@ -12,6 +12,9 @@ use crate::{
     port::Port, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A global identifier, most significant byte first.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gid(pub [u8; 16]);

@@ -130,7 +130,7 @@ pub mod restrack;
 pub mod srq;
 pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-pub mod tests;
+pub mod testing;
 pub mod uapi;
 pub mod ucontext;
 pub mod udata;

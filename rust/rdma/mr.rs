@@ -39,6 +39,9 @@ use crate::{
     wr::Sge, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// What a process registers.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Range {

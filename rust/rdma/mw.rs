@@ -24,6 +24,9 @@ use crate::{
     },
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 c_enum! {
     /// Type of a memory window (`enum ib_mw_type`; IBTA volume 1, 10.6.7.2).
     pub enum Type: bindings::ib_mw_type {

@@ -36,6 +36,9 @@ use crate::{
     port::Port, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A network device (`struct net_device`).
 ///
 /// # Invariants
@@ -417,113 +420,4 @@ pub(crate) unsafe extern "C" fn report_port_event_callback(
     _netdev: *mut bindings::net_device,
     _event: c_ulong,
 ) {
-}
-
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-#[kunit_tests(rdma_netdev)]
-mod tests {
-    use super::*;
-
-    use crate::tests::environment::{
-        Ethernet,
-        TestDevice, //
-    };
-
-    const MAC: [u8; 6] = [2, 0, 0, 0x7e, 0x57, 2];
-    const ANOTHER: [u8; 6] = [2, 0, 0, 0x7e, 0x57, 3];
-
-    /// An RDMA device with one port, for which `MAC` is looked for.
-    struct Paired {
-        // Dropped first.
-        _pairing: Pin<KBox<Pairing>>,
-        device: TestDevice,
-    }
-
-    impl Paired {
-        fn new() -> Result<Self> {
-            let device = TestDevice::new()?;
-            // SAFETY: Nobody else uses the device, which outlives the pairing.
-            let pairing = unsafe {
-                (*device.as_raw()).phys_port_cnt = 1;
-                Pairing::new(
-                    device.as_raw(),
-                    Port::FIRST,
-                    Driver {
-                        follow: |_, _| (),
-                        is_netdev_of: |_, netdev, _| netdev.ethernet_address() == Some(MAC),
-                    },
-                )
-            };
-            Ok(Self {
-                _pairing: KBox::pin_init(pairing, GFP_KERNEL)?,
-                device,
-            })
-        }
-
-        fn netdev(&self) -> Option<ARef<Netdev>> {
-            // SAFETY: The device is valid.
-            unsafe { Netdev::of_port(self.device.as_raw(), Port::FIRST) }
-        }
-
-        fn has(&self, netdev: &Ethernet) -> bool {
-            self.netdev()
-                .is_some_and(|bound| bound.as_raw() == netdev.as_raw())
-        }
-    }
-
-    #[test]
-    fn a_network_device_that_is_there_before_is_found() -> Result {
-        let other = Ethernet::new(&ANOTHER)?;
-        let netdev = Ethernet::new(&MAC)?;
-        let paired = Paired::new()?;
-        assert!(paired.has(&netdev));
-        // The other may go.
-        drop(other);
-        assert!(paired.has(&netdev));
-        Ok(())
-    }
-
-    #[test]
-    fn a_network_device_comes_and_goes() -> Result {
-        let paired = Paired::new()?;
-        for _ in 0..2 {
-            assert!(paired.netdev().is_none());
-            let other = Ethernet::new(&ANOTHER)?;
-            assert!(paired.netdev().is_none());
-            let netdev = Ethernet::new(&MAC)?;
-            assert!(paired.has(&netdev));
-            // Whoever comes later with the same address is not the one.
-            let double = Ethernet::new(&MAC)?;
-            assert!(paired.has(&netdev));
-            drop((double, other));
-            assert!(paired.has(&netdev));
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn a_network_device_goes_after_the_rdma_device() -> Result {
-        let netdev = Ethernet::new(&MAC)?;
-        for _ in 0..2 {
-            let paired = Paired::new()?;
-            assert!(paired.has(&netdev));
-        }
-        // It waits for all references.
-        drop(netdev);
-        Ok(())
-    }
-
-    #[test]
-    fn active_is_up_with_a_carrier() -> Result {
-        let ethernet = Ethernet::new(&MAC)?;
-        let paired = Paired::new()?;
-        let netdev = paired.netdev().ok_or(ENOENT)?;
-        assert_eq!(netdev.mtu(), 1500);
-        assert!(!netdev.is_active());
-        ethernet.open()?;
-        assert!(netdev.is_active());
-        ethernet.lose_carrier();
-        assert!(!netdev.is_active());
-        Ok(())
-    }
 }

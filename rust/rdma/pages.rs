@@ -25,6 +25,9 @@ use crate::{
     dma::Mapper, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A page, and how the device addresses it.
 struct Mapped {
     page: Page,

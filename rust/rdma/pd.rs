@@ -28,6 +28,9 @@ use crate::{
     },
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A protection domain (`struct ib_pd`): objects of different domains do not work together.
 pub trait ProtectionDomain: Send + Sync + Sized + 'static {
     /// The driver.

@@ -8,6 +8,9 @@ use kernel::prelude::*;
 
 use crate::bindings;
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// Number of a port; ports count from 1.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Port(NonZeroU32);

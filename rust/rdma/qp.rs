@@ -127,6 +127,9 @@ pub use attributes::{
     State, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// Sizes of a queue pair (`struct ib_qp_cap`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {

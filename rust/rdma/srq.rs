@@ -45,6 +45,9 @@ use crate::{
     }, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// Attributes of a shared receive queue (`struct ib_srq_attr`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {

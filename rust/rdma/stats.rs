@@ -21,6 +21,9 @@ use crate::{
     qp::Qp, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A counter (`struct rdma_stat_desc`).
 #[repr(transparent)]
 pub struct Counter(bindings::rdma_stat_desc);

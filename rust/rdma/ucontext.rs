@@ -50,6 +50,9 @@ use crate::{
     },
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 /// A process that opened the device (`struct ib_ucontext`).
 ///
 /// The implementing type is the context: one is constructed for each open and dropped when the
@@ -541,87 +544,3 @@ pub(crate) unsafe extern "C" fn mmap_free_callback(entry: *mut bindings::rdma_us
 ///
 /// None; the type is that of the operation.
 pub(crate) unsafe extern "C" fn disassociate_callback(_context: *mut bindings::ib_ucontext) {}
-
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-#[kunit_tests(rdma_ucontext)]
-mod tests {
-    use super::*;
-
-    /// A resource, as some of the kernel's own are.
-    fn resource(raw: &mut bindings::resource) -> &Resource {
-        // SAFETY: It is valid.
-        unsafe { crate::compat::resource_from_raw(raw) }
-    }
-
-    /// Some RAM.
-    fn ram() -> Result<bindings::resource> {
-        const RAM: c_ulong = bindings::IORESOURCE_SYSTEM_RAM as c_ulong;
-
-        // SAFETY: What the kernel knows of RAM stays as it is while nobody unplugs it.
-        let mut next = unsafe { bindings::iomem_resource.child };
-        // SAFETY: As above.
-        while let Some(found) = unsafe { next.as_ref() } {
-            if found.flags & RAM == RAM && found.end - found.start > 4 * PAGE_SIZE as PhysAddr {
-                return Ok(bindings::resource {
-                    start: found.start.next_multiple_of(PAGE_SIZE as PhysAddr),
-                    end: found.end,
-                    flags: found.flags,
-                    ..Default::default()
-                });
-            }
-            next = found.sibling;
-        }
-        Err(ENOENT)
-    }
-
-    #[test]
-    fn ram_is_no_device_memory() -> Result {
-        let mut ram = ram()?;
-        let ram = resource(&mut ram);
-        assert_eq!(DeviceMemory::new(ram, 0, PAGE_SIZE), Err(EINVAL));
-        // Nor is a piece of it, behind what is none.
-        let mut beyond = bindings::resource {
-            start: ram.start() + ram.size() / PAGE_SIZE as u64 * PAGE_SIZE as u64
-                - PAGE_SIZE as PhysAddr,
-            end: 1 << 50,
-            flags: bindings::IORESOURCE_MEM as c_ulong,
-            ..Default::default()
-        };
-        let beyond = resource(&mut beyond);
-        assert_eq!(DeviceMemory::new(beyond, 0, 1 << 40), Err(EINVAL));
-        Ok(())
-    }
-
-    #[test]
-    fn device_memory_is_whole_pages_of_a_resource() -> Result {
-        // Beyond all that is there.
-        const START: PhysAddr = 1 << 50;
-        const PAGE: u64 = PAGE_SIZE as u64;
-
-        let mut raw = bindings::resource {
-            start: START,
-            end: START + 4 * PAGE - 1,
-            flags: bindings::IORESOURCE_MEM as c_ulong,
-            ..Default::default()
-        };
-        let bar = resource(&mut raw);
-        let memory = DeviceMemory::new(bar, PAGE, 2 * PAGE_SIZE)?;
-        let range = memory.range;
-        assert_eq!((range.start, range.length), (START + PAGE, 2 * PAGE_SIZE));
-        assert_eq!(Content::Device(range).length(), 2 * PAGE_SIZE);
-        for (offset, length) in [
-            (0, 0),
-            (0, PAGE_SIZE + 1),
-            (8, PAGE_SIZE),
-            (3 * PAGE, 2 * PAGE_SIZE),
-            (u64::MAX - PAGE + 1, PAGE_SIZE),
-            (PAGE, usize::MAX),
-        ] {
-            assert_eq!(DeviceMemory::new(bar, offset, length), Err(EINVAL));
-        }
-        raw.flags = bindings::IORESOURCE_IO as c_ulong;
-        let ports = DeviceMemory::new(resource(&mut raw), 0, PAGE_SIZE);
-        assert_eq!(ports, Err(EINVAL));
-        Ok(())
-    }
-}

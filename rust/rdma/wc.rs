@@ -14,6 +14,9 @@ use crate::{
     wr::Continuation, //
 };
 
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
 c_enum! {
     /// How a work request ended (`enum ib_wc_status`).
     pub enum Status: bindings::ib_wc_status {

@@ -24,8 +24,9 @@ signoff=${1:-}
 file() {
 	local from=$1 to=$2 modules source
 	if [ -d "$here/$from" ]; then
-		# The root last: it declares the modules that are there.
-		(cd "$here/$from" && git ls-files ':!lib.rs' && git ls-files lib.rs) | while read -r source; do file "$from/$source" "$to/$source"; done
+		# What is deepest first, and there the root last: a file declares the modules that are there.
+		(cd "$here/$from" && git ls-files) | awk -F/ '{ print -NF, $NF == "lib.rs", $0 }' | sort -s -n -k 1,1 -k 2,2 |
+			while read -r _ _ source; do file "$from/$source" "$to/$source"; done
 		return
 	fi
 	mkdir -p "$(dirname "$to")"

@@ -25,12 +25,14 @@ use rdma::{
         Service,
         Type, //
     },
-    tests::environment::{
-        DmaDevice,
-        Memory,
-        ProcessMemory,
-        UserCall,
-        UverbsFile, //
+    testing::{
+        device::DmaDevice,
+        objects::Memory,
+        process::{
+            ProcessMemory,
+            UserCall,
+            UverbsFile, //
+        }, //
     },
     Registration,
     UnregisteredDevice, //
@@ -397,7 +399,7 @@ mod cases {
             ] {
                 let mut qp = process.queue_pair(&mut cq, ty, 0)?;
                 // SAFETY: It is constructed.
-                let service = unsafe { rdma::tests::qp_data::<Pair>(qp.as_raw()) }.service();
+                let service = unsafe { rdma::testing::qp_data::<Pair>(qp.as_raw()) }.service();
                 assert_eq!(service, expected);
                 process.destroy_queue_pair(qp)?;
             }

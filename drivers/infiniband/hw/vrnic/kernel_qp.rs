@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     use crate::ring::Layout;
-    use rdma::tests::{
+    use rdma::testing::{
         continuation,
         wr_id, //
     };

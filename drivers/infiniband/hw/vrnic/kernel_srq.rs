@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     use crate::ring::Layout;
-    use rdma::tests::{
+    use rdma::testing::{
         continuation,
         wr_id, //
     };

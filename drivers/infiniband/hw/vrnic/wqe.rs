@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn request(operation: Operation<'static, Vrnic>) -> SendRequest<'static, Vrnic> {
-        rdma::tests::send_request(SendFlag::Signaled | SendFlag::Solicited, operation)
+        rdma::testing::send_request(SendFlag::Signaled | SendFlag::Solicited, operation)
     }
 
     #[test]

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of devices.
+
+use crate::testing::prelude::*;
+
+#[kunit_tests(rdma_device)]
+mod cases {
+    use super::*;
+
+    #[test]
+    fn a_device_is_what_its_driver_says() -> Result {
+        with_device(|device, _| {
+            // SAFETY: The device is registered.
+            let raw = unsafe { &*device.as_raw() };
+            assert_eq!(
+                (raw.phys_port_cnt, raw.num_comp_vectors),
+                (PORTS, VECTORS as c_int)
+            );
+            assert_eq!(
+                raw.node_guid.to_ne_bytes(),
+                PROPERTIES.node_guid.to_be_bytes()
+            );
+            assert_eq!(u32::from(raw.node_type), bindings::RDMA_NODE_IB_CA);
+            assert_eq!(Some(raw.local_dma_lkey), PROPERTIES.local_dma_key);
+            assert_eq!((raw.ops.driver_id, raw.ops.uverbs_abi_ver), (201, 202));
+            assert_eq!(raw.ops.uverbs_robust_udata(), 1);
+            let posts = 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND
+                | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_RECV;
+            assert_eq!(raw.uverbs_cmd_mask & posts, posts);
+            assert!(raw.ops.counter_bind_qp.is_some() && raw.ops.post_srq_recv.is_some());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn attributes_of_a_device_have_their_places() -> Result {
+        with_device(|device, _| {
+            // SAFETY: The device is registered, and they do not change.
+            let raw = unsafe { &(*device.as_raw()).attrs };
+            assert_eq!(
+                (raw.fw_ver, raw.max_mr_size, raw.page_size_cap),
+                (0x1_0002_0003, 104, 105)
+            );
+            assert_eq!(raw.sys_image_guid.to_ne_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
+            assert_eq!(
+                (raw.vendor_id, raw.vendor_part_id, raw.hw_ver),
+                (101, 102, 103)
+            );
+            assert_eq!(raw.device_cap_flags, 1 << 12 | 1 << 40);
+            assert_eq!((raw.max_qp, raw.max_qp_wr), (106, 107));
+            assert_eq!(
+                (raw.max_send_sge, raw.max_recv_sge, raw.max_sge_rd),
+                (108, 109, 110)
+            );
+            assert_eq!((raw.max_cq, raw.max_cqe), (111, 112));
+            assert_eq!(raw.cq_caps.max_cq_moderation_count, 113);
+            assert_eq!(raw.cq_caps.max_cq_moderation_period, 114);
+            assert_eq!(
+                (raw.max_srq, raw.max_srq_wr, raw.max_srq_sge),
+                (115, 116, 117)
+            );
+            assert_eq!((raw.max_mcast_grp, raw.max_mcast_qp_attach), (118, 119));
+            assert_eq!((raw.max_total_mcast_qp_attach, raw.max_mr), (120, 121));
+            assert_eq!((raw.max_fast_reg_page_list_len, raw.max_mw), (122, 123));
+            assert_eq!((raw.max_pd, raw.max_ah), (124, 125));
+            assert_eq!((raw.max_qp_rd_atom, raw.max_qp_init_rd_atom), (126, 127));
+            assert_eq!((raw.max_res_rd_atom, raw.max_pkeys), (128, 129));
+            assert_eq!(raw.atomic_cap, bindings::ib_atomic_cap_IB_ATOMIC_GLOB);
+            assert_eq!((raw.local_ca_ack_delay, raw.timestamp_mask), (30, 131));
+            assert_eq!(raw.hca_core_clock, 132);
+
+            let flags = bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY
+                | bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING;
+            assert_eq!(raw.kernel_cap_flags, u64::from(flags));
+            let paging = &raw.odp_caps;
+            assert_eq!(
+                paging.general_caps,
+                u64::from(bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT)
+            );
+            assert_eq!(
+                paging.per_transport_caps.rc_odp_caps,
+                bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_SEND
+                    | bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_FLUSH
+            );
+            assert_eq!(
+                paging.per_transport_caps.uc_odp_caps,
+                bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_WRITE
+            );
+            assert_eq!(
+                paging.per_transport_caps.ud_odp_caps,
+                bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_RECV
+            );
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn the_version_of_the_firmware_is_cut_off() -> Result {
+        with_device(|device, _| {
+            const ROOM: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
+
+            let mut text = [0xff_u8; ROOM + 1];
+            // SAFETY: There is room.
+            unsafe {
+                bindings::ib_get_device_fw_str(device.as_raw(), text.as_mut_ptr().cast());
+            }
+            assert_eq!(&text[..ROOM - 1], &FIRMWARE.as_bytes()[..ROOM - 1]);
+            assert_eq!(text[ROOM - 1..], [0, 0xff]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn capabilities_are_numbered_as_in_c() {
+        // CAST: bindgen chooses the type of the constants by their values.
+        for (ours, theirs) in [
+            (
+                Capability::RcRnrNak,
+                bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN as u64,
+            ),
+            (
+                Capability::MemoryWindow,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW as u64,
+            ),
+            (
+                Capability::MemoryExtensions,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64,
+            ),
+            (
+                Capability::MemoryWindowType2B,
+                bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B as u64,
+            ),
+        ] {
+            assert_eq!(ours as u64, theirs);
+        }
+    }
+
+    #[test]
+    fn a_device_need_not_page_nor_be_atomic() {
+        for (atomicity, raw_atomicity) in [
+            (Atomicity::None, bindings::ib_atomic_cap_IB_ATOMIC_NONE),
+            (Atomicity::Device, bindings::ib_atomic_cap_IB_ATOMIC_HCA),
+        ] {
+            let mut raw = bindings::ib_device_attr::default();
+            device::Attributes {
+                atomicity,
+                on_demand_paging: OnDemandPaging::default(),
+                ..crate::testing::driver::attributes()
+            }
+            .write(&mut raw);
+            assert_eq!(raw.atomic_cap, raw_atomicity);
+            assert_eq!((raw.kernel_cap_flags, raw.odp_caps.general_caps), (0, 0));
+        }
+    }
+
+    /// What people read of the device.
+    fn description(device: &Device<TestDriver>) -> Result<[u8; 64]> {
+        // SAFETY: The device is valid, and nobody changes the description now.
+        Ok(unsafe { (*device.as_raw()).node_desc })
+    }
+
+    #[test]
+    fn a_node_may_be_described_anew() -> Result {
+        with_device(|device, _| {
+            let text = PROPERTIES.node_description.to_bytes();
+            assert!(description(device)?.starts_with(text));
+
+            let mut change = bindings::ib_device_modify::default();
+            change.node_desc[0] = b'x' as c_char;
+            let flag = bindings::ib_device_modify_flags_IB_DEVICE_MODIFY_NODE_DESC as c_int;
+            let guid = bindings::ib_device_modify_flags_IB_DEVICE_MODIFY_SYS_IMAGE_GUID as c_int;
+            let modify = |mask, change: &mut _| -> Result<c_int> {
+                Ok(verb!(device, modify_device(device.as_raw(), mask, change)))
+            };
+            assert_eq!(modify(flag | guid, &mut change)?, EOPNOTSUPP.to_errno());
+            assert_eq!(modify(0, &mut change)?, 0);
+            assert!(description(device)?.starts_with(text));
+            assert_eq!(modify(flag, &mut change)?, 0);
+            assert!(description(device)?.starts_with(b"x\0"));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_device_and_its_ports_are_described_as_a_whole() -> Result {
+        with_device(|device, _| {
+            let raw = device.as_raw();
+            let mut call = UserCall::new(&ProcessMemory::new(1)?, 0, null_mut())?;
+            let udata = call.udata();
+            assert!(fills(|attr| to_result(verb!(
+                device,
+                query_device(raw, attr, udata)
+            )))?);
+            assert!(fills(|attr| to_result(verb!(
+                device,
+                query_port(raw, 1, attr)
+            )))?);
+            assert!(fills(|port| to_result(verb!(
+                device,
+                get_port_immutable(raw, 1, port)
+            )))?);
+            assert!(fills(|pkey| to_result(verb!(
+                device,
+                query_pkey(raw, 1, 0, pkey)
+            )))?);
+            Ok(())
+        })
+    }
+}

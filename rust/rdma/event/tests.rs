@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of events and the places of objects.
+
+use crate::testing::prelude::*;
+
+#[kunit_tests(rdma_events)]
+mod cases {
+    use super::*;
+
+    /// Counts the events that reached a handler; the tests of a suite run one after another.
+    static EVENTS: Atomic<u32> = Atomic::new(0);
+
+    /// # Safety
+    ///
+    /// None.
+    unsafe extern "C" fn count_completion(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
+        EVENTS.store(EVENTS.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// # Safety
+    ///
+    /// `event` must be valid.
+    unsafe extern "C" fn count_event(event: *mut bindings::ib_event, _context: *mut c_void) {
+        // SAFETY: The dispatcher passes an event.
+        let event = unsafe { (*event).event };
+        EVENTS.store(EVENTS.load(Relaxed) + 100 + event, Relaxed);
+    }
+
+    fn events() -> u32 {
+        let events = EVENTS.load(Relaxed);
+        EVENTS.store(0, Relaxed);
+        events
+    }
+
+    /// Lets events find `object` by `number` as long as the result exists.
+    fn list<T: Named>(
+        room: Room<T>,
+        number: u32,
+        object: NonNull<T>,
+        notice: T::Notice,
+    ) -> Result<Place<T>> {
+        let (place, listing) = room.assign(number, object, notice);
+        listing.publish()?;
+        Ok(place)
+    }
+
+    #[test]
+    fn events_reach_the_shared_receive_queue_they_name() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut srq = boxed::<bindings::ib_srq>()?;
+        srq.event_handler = Some(count_event);
+        let srq = NonNull::from(&mut *srq);
+
+        events();
+        let place = list(dispatcher.srq_room()?, 7, srq, InUse::new(true))?;
+        assert!(dispatcher.srq_event(7, SrqEvent::LimitReached));
+        assert_eq!(events(), 100 + SrqEvent::LimitReached.raw());
+        assert!(!dispatcher.srq_event(8, SrqEvent::Error));
+        drop(place);
+        assert!(!dispatcher.srq_event(7, SrqEvent::Error));
+        assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn events_reach_users_of_the_kernel_that_use_their_object() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut qp = boxed::<bindings::ib_qp>()?;
+        qp.event_handler = Some(count_event);
+        let qp = NonNull::from(&mut *qp);
+
+        events();
+        let place = list(dispatcher.qp_room()?, 7, qp, InUse::new(false))?;
+        assert!(!dispatcher.qp_event(7, QpEvent::Fatal));
+        assert_eq!(events(), 0);
+        place.begin_use();
+        assert!(dispatcher.qp_event(7, QpEvent::Fatal));
+        assert_eq!(events(), 100 + QpEvent::Fatal.raw());
+        Ok(())
+    }
+
+    #[test]
+    fn events_reach_the_queue_they_name() -> Result {
+        let objects = Objects::new(2)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        cq.event_handler = Some(count_event);
+        let cq = NonNull::from(&mut *cq);
+
+        events();
+        assert_eq!(dispatcher.cq_room(2).err(), Some(EINVAL));
+        let place = list(dispatcher.cq_room(1)?, 7, cq, Notice::new(true))?;
+        assert_eq!(place.number(), 7);
+        assert!(dispatcher.complete(1, 7));
+        assert_eq!(events(), 1);
+        assert!(!dispatcher.complete(0, 7));
+        assert!(!dispatcher.complete(1, 8));
+        assert!(!dispatcher.complete(2, 7));
+        assert_eq!(events(), 0);
+
+        assert!(dispatcher.cq_event(7, CqEvent::Error));
+        assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_CQ_ERR);
+
+        drop(place);
+        assert!(!dispatcher.complete(1, 7) && !dispatcher.cq_event(7, CqEvent::Error));
+        assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn the_kernel_is_told_what_it_asked_for() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        let cq = NonNull::from(&mut *cq);
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        let all_and_one = || {
+            dispatcher.complete_all();
+            dispatcher.complete(0, 7)
+        };
+
+        // Nobody asked.
+        events();
+        place.add_queue_pair();
+        assert!(all_and_one());
+        assert_eq!(events(), 0);
+        // He is told once.
+        place.arm();
+        place.arm();
+        assert!(all_and_one());
+        assert_eq!(events(), 1);
+        place.arm();
+        assert!(all_and_one());
+        assert_eq!(events(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn the_kernel_is_told_while_there_are_queue_pairs() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        let cq = NonNull::from(&mut *cq);
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+
+        // What `ib_alloc_cq` does before the queue can take events.
+        events();
+        place.arm();
+        dispatcher.complete_all();
+        assert!(dispatcher.complete(0, 7));
+        assert_eq!(events(), 0);
+        // The first queue pair brings what was held back, and no more than that.
+        place.add_queue_pair();
+        assert_eq!(events(), 1);
+        place.add_queue_pair();
+        assert_eq!(events(), 0);
+
+        // The last of them went, as before `ib_free_cq`.
+        place.arm();
+        place.remove_queue_pair();
+        place.remove_queue_pair();
+        assert!(dispatcher.complete(0, 7));
+        assert_eq!(events(), 0);
+        place.add_queue_pair();
+        assert_eq!(events(), 1);
+        Ok(())
+    }
+
+    /// Has all be told of completions by the dispatcher that is its context, from inside.
+    ///
+    /// # Safety
+    ///
+    /// `context` must be a dispatcher.
+    unsafe extern "C" fn complete_others(_cq: *mut bindings::ib_cq, context: *mut c_void) {
+        EVENTS.store(EVENTS.load(Relaxed) + 1, Relaxed);
+        if EVENTS.load(Relaxed) < 3 {
+            // SAFETY: Guaranteed by the caller.
+            unsafe { (*context.cast::<Dispatcher>()).complete_all() };
+        }
+    }
+
+    #[test]
+    fn handlers_may_call_the_dispatcher() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(complete_others);
+        cq.cq_context = core::ptr::from_ref::<Dispatcher>(dispatcher)
+            .cast_mut()
+            .cast();
+        let cq = NonNull::from(&mut *cq);
+
+        events();
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        assert!(dispatcher.complete(0, 7));
+        // Itself, inside itself.
+        assert_eq!(events(), 3);
+        drop(place);
+        Ok(())
+    }
+
+    /// Whether a handler runs that takes its time.
+    static COMPLETION_RUNS: Atomic<bool> = Atomic::new(false);
+
+    /// # Safety
+    ///
+    /// None.
+    unsafe extern "C" fn complete_slowly(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
+        COMPLETION_RUNS.store(true, Relaxed);
+        fsleep(Delta::from_millis(100));
+        COMPLETION_RUNS.store(false, Relaxed);
+    }
+
+    #[test]
+    fn who_gives_up_a_queue_waits_for_its_handler() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(complete_slowly);
+        let cq = NonNull::from(&mut *cq);
+        let begin = || -> Result {
+            let theirs = dispatcher.clone();
+            workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+                theirs.complete(0, 7);
+            })?;
+            wait_until(|| COMPLETION_RUNS.load(Relaxed))
+        };
+
+        // The last queue pair goes, and with it who may be told.
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        place.add_queue_pair();
+        place.arm();
+        begin()?;
+        place.remove_queue_pair();
+        assert!(!COMPLETION_RUNS.load(Relaxed));
+        drop(place);
+
+        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(true))?;
+        begin()?;
+        drop(place);
+        assert!(!COMPLETION_RUNS.load(Relaxed));
+        Ok(())
+    }
+
+    #[test]
+    fn all_who_share_receives_are_told_of_the_last() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut srq = boxed::<bindings::ib_srq>()?;
+        let mut own = boxed::<bindings::ib_qp>()?;
+        own.event_handler = Some(count_event);
+        let mut sharing = boxed::<bindings::ib_qp>()?;
+        sharing.event_handler = Some(count_event);
+        sharing.srq = &mut *srq;
+        let (own, sharing) = (NonNull::from(&mut *own), NonNull::from(&mut *sharing));
+
+        events();
+        let mut places = KVec::new();
+        for (number, qp) in [(1, own), (2, sharing), (3, own), (u32::MAX, sharing)] {
+            places.push(
+                list(dispatcher.qp_room()?, number, qp, InUse::new(true))?,
+                GFP_KERNEL,
+            )?;
+        }
+        dispatcher.last_receive_all();
+        assert_eq!(events(), 2 * (100 + QpEvent::LastWqeReached.raw()));
+        drop(places);
+        dispatcher.last_receive_all();
+        assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn every_queue_is_completed_once() -> Result {
+        let objects = Objects::new(2)?;
+        let dispatcher = objects.dispatcher();
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        cq.comp_handler = Some(count_completion);
+        let cq = NonNull::from(&mut *cq);
+
+        events();
+        dispatcher.complete_all();
+        assert_eq!(events(), 0);
+        let mut places = KVec::new();
+        for (vector, number) in [(0, 0), (0, 1), (0, 900), (0, u32::MAX), (1, 5)] {
+            let room = dispatcher.cq_room(vector)?;
+            places.push(list(room, number, cq, Notice::new(true))?, GFP_KERNEL)?;
+        }
+        dispatcher.complete_all();
+        assert_eq!(events(), 5);
+        drop(places);
+        dispatcher.complete_all();
+        assert_eq!(events(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_number_has_one_owner() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
+        let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
+
+        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
+        // The hardware gives it away, though nobody told it to forget the owner.
+        let refused = list(dispatcher.qp_room()?, 9, new, InUse::new(true));
+        assert_eq!(refused.err(), Some(EIO));
+        assert_eq!(found(dispatcher, 9), Some(old));
+        drop(place);
+        assert!(dispatcher.find_qp(9).is_none());
+        let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
+        assert_eq!(found(dispatcher, 9), Some(new));
+        Ok(())
+    }
+
+    /// What [`a_number_may_come_back_early`] has, for handlers that run meanwhile.
+    static HANDLER_RUNS: Atomic<bool> = Atomic::new(false);
+
+    static OLD_IS_GONE: Atomic<bool> = Atomic::new(false);
+
+    /// Returns once the number of its queue pair is wanted by another, and says whether the queue
+    /// pair is still there.
+    ///
+    /// # Safety
+    ///
+    /// None.
+    unsafe extern "C" fn handle_slowly(_event: *mut bindings::ib_event, _context: *mut c_void) {
+        HANDLER_RUNS.store(true, Relaxed);
+        fsleep(Delta::from_millis(100));
+        if !OLD_IS_GONE.load(Relaxed) {
+            HANDLER_RUNS.store(false, Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_number_may_come_back_early() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
+        old.event_handler = Some(handle_slowly);
+        new.event_handler = Some(count_event);
+        let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
+
+        events();
+        HANDLER_RUNS.store(false, Relaxed);
+        OLD_IS_GONE.store(false, Relaxed);
+        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
+        place.begin_end();
+
+        // Who destroys the queue pair, while an event of it is handled.
+        let theirs = dispatcher.clone();
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            theirs.qp_event(9, QpEvent::Fatal);
+        })?;
+        wait_until(|| HANDLER_RUNS.load(Relaxed))?;
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            drop(place);
+            OLD_IS_GONE.store(true, Relaxed);
+        })?;
+
+        // Who makes another one, to which the hardware gives the number.
+        let place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
+        // The old one was there until its handler had returned.
+        assert!(!HANDLER_RUNS.load(Relaxed));
+        assert_eq!(found(dispatcher, 9), Some(new));
+        assert!(dispatcher.qp_event(9, QpEvent::Fatal));
+        assert_eq!(events(), 100 + bindings::ib_event_type_IB_EVENT_QP_FATAL);
+        drop(place);
+        assert!(dispatcher.find_qp(9).is_none() && !dispatcher.qp_event(9, QpEvent::Fatal));
+        Ok(())
+    }
+
+    #[test]
+    fn an_object_that_goes_has_its_number_until_its_handler_returned() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let (mut old, mut new) = (boxed::<bindings::ib_qp>()?, boxed::<bindings::ib_qp>()?);
+        old.event_handler = Some(handle_slowly);
+        new.event_handler = Some(count_event);
+        let (old, new) = (NonNull::from(&mut *old), NonNull::from(&mut *new));
+
+        HANDLER_RUNS.store(false, Relaxed);
+        OLD_IS_GONE.store(false, Relaxed);
+        let place = list(dispatcher.qp_room()?, 9, old, InUse::new(true))?;
+        place.begin_end();
+        let theirs = dispatcher.clone();
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            theirs.qp_event(9, QpEvent::Fatal);
+        })?;
+        wait_until(|| HANDLER_RUNS.load(Relaxed))?;
+        workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+            drop(place);
+            OLD_IS_GONE.store(true, Relaxed);
+        })?;
+        // Whoever destroys it has begun to: events do not find it any more.
+        wait_until(|| dispatcher.find_qp(9).is_none())?;
+        let _place = list(dispatcher.qp_room()?, 9, new, InUse::new(true))?;
+        assert!(!HANDLER_RUNS.load(Relaxed));
+        assert_eq!(found(dispatcher, 9), Some(new));
+        Ok(())
+    }
+
+    /// The queue pair that completions find by that number.
+    fn found(dispatcher: &Dispatcher, number: u32) -> Option<NonNull<bindings::ib_qp>> {
+        dispatcher.find_qp(number).map(|entry| entry.object())
+    }
+
+    #[test]
+    fn without_a_device_nobody_is_told() -> Result {
+        assert!(!Objects::new(1)?.dispatcher().device_fatal());
+        Ok(())
+    }
+
+    #[test]
+    fn completions_find_their_queue_pair() -> Result {
+        let objects = Objects::new(1)?;
+        let dispatcher = objects.dispatcher();
+        let mut qp = boxed::<bindings::ib_qp>()?;
+        let qp = NonNull::from(&mut *qp);
+        let mut room = [bindings::ib_wc::default(), bindings::ib_wc::default()];
+        let completion = Completion {
+            qpn: 5,
+            status: Status::Success,
+            opcode: Opcode::Receive,
+            vendor_error: 0,
+            byte_length: 104,
+            extra: Some(Extra::Immediate(0x0102_0304)),
+            source: Some(Source {
+                qpn: 6,
+                pkey_index: 0,
+                service_level: 1,
+                header: Some(NetworkHeader::Ipv4),
+                mac: Some([1, 2, 3, 4, 5, 6]),
+                vlan: None,
+                lid: (0x1234, 3),
+            }),
+        };
+
+        let mut cq = boxed::<bindings::ib_cq>()?;
+        let (cq, receives) = (&raw mut *cq, Poster::new());
+        // Its receives are those of a shared queue.
+        let completes = Completes {
+            send_cq: cq,
+            recv_cq: cq,
+            receives: Some(receives),
+        };
+        let in_use = InUse::of_queue_pair(true, completes);
+        let place = list(dispatcher.qp_room()?, 5, qp, in_use)?;
+        place.set_port(2);
+        let request = |poster, is_receive| Continuation {
+            wr_id: 0x1122_3344_5566_7788,
+            poster,
+            is_receive,
+        };
+        // SAFETY: There is room for two completions.
+        let mut out = unsafe { Completions::new(dispatcher, cq, room.as_mut_ptr(), 2) };
+        assert_eq!(out.push(request(receives, true), &completion), Ok(()));
+        let other = Completion {
+            qpn: 4,
+            ..completion
+        };
+        assert!(out.push(request(receives, true), &other).is_err());
+        assert!(out.push(request(receives, false), &completion).is_err());
+        assert!(out
+            .push(request(place.poster(), true), &completion)
+            .is_err());
+        let send = Completion {
+            opcode: Opcode::Send,
+            extra: None,
+            source: None,
+            ..completion
+        };
+        assert!(out.push(request(receives, false), &send).is_err());
+        assert_eq!(out.push(request(place.poster(), false), &send), Ok(()));
+        assert!(out.is_full());
+        // What there is no room for comes back.
+        let back = out.push(request(receives, true), &completion);
+        assert_eq!(back, Err(request(receives, true)));
+        assert_eq!(out.len(), 2);
+        drop(place);
+
+        let [first, second] = room;
+        assert_eq!(first.qp, qp.as_ptr());
+        // SAFETY: All members of the union are plain words.
+        let wr_id = *unsafe { crate::compat::member(&first.__bindgen_anon_1.wr_id) };
+        assert_eq!(wr_id, 0x1122_3344_5566_7788);
+        // SAFETY: All members of the union are plain words.
+        let data = *unsafe { crate::compat::member(&first.ex.imm_data) };
+        assert_eq!(data.to_ne_bytes(), [1, 2, 3, 4]);
+        assert_eq!((first.byte_len, first.src_qp, first.sl), (104, 6, 1));
+        assert_eq!(first.smac, [1, 2, 3, 4, 5, 6]);
+        assert_eq!((first.port_num, second.port_num), (2, 2));
+        assert_eq!((first.slid, first.dlid_path_bits), (0x1234, 3));
+        let flags = bindings::ib_wc_flags_IB_WC_GRH
+            | bindings::ib_wc_flags_IB_WC_WITH_IMM
+            | bindings::ib_wc_flags_IB_WC_WITH_SMAC
+            | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
+        assert_eq!(first.wc_flags, flags as c_int);
+        assert_eq!(second.wc_flags, 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of memory on demand.
+
+use super::*;
+
+#[kunit_tests(rdma_paging)]
+mod cases {
+    use super::*;
+
+    use crate::testing::{
+        device::TestDevice,
+        process::ProcessMemory, //
+    };
+    use kernel::{
+        bindings::flush_work,
+        new_mutex,
+        sync::Mutex, //
+    };
+
+    const PAGES: usize = 8;
+
+    /// Remembers what it was told.
+    #[pin_data]
+    struct Log {
+        #[pin]
+        forgotten: Mutex<KVec<Range<usize>>>,
+        #[pin]
+        served: Mutex<usize>,
+    }
+
+    impl Log {
+        fn forget(&self, pages: Range<usize>) {
+            // The test made room.
+            let _ = self.forgotten.lock().push_within_capacity(pages);
+        }
+    }
+
+    fn new_log() -> Result<Arc<Log>> {
+        Arc::pin_init(
+            pin_init!(Log {
+                forgotten <- new_mutex!(KVec::with_capacity(PAGES, GFP_KERNEL)?),
+                served <- new_mutex!(0),
+            }? Error),
+            GFP_KERNEL,
+        )
+    }
+
+    impl Pager for Arc<Log> {
+        fn forget(&self, pages: Range<usize>) {
+            Log::forget(self, pages);
+        }
+
+        fn serve(&self, memory: &Memory<Self>) {
+            *self.served.lock() += memory.pages();
+        }
+    }
+
+    /// Calls `test` with memory of a process that is watched, and what its pager was told.
+    fn with_memory(
+        access: AccessFlags,
+        test: impl FnOnce(&Memory<Arc<Log>>, &ProcessMemory, &Log, &Mapper) -> Result,
+    ) -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(PAGES)?;
+        let log = new_log()?;
+        let pager = log.clone();
+        // The first and the last page in part.
+        let (start, length) = (process.address() + 8, PAGES * PAGE_SIZE - 16);
+        // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+        let memory =
+            unsafe { Memory::watch(device.as_raw(), &mapper, start, length, access, pager) }?;
+        let memory = OnDemand::keep(memory)?;
+        test(&memory, &process, &log, &mapper)
+    }
+
+    /// Which pages are there, and whether they may be written.
+    fn present(
+        memory: &Memory<Arc<Log>>,
+        pages: Range<usize>,
+        write: bool,
+        fault: bool,
+    ) -> Result<KVec<Option<bool>>> {
+        let mut found = KVec::with_capacity(PAGES, GFP_KERNEL)?;
+        memory.map(pages, write, fault, |pages| {
+            for page in pages {
+                found.push_within_capacity(page?.map(|page| page.writable))?;
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    #[test]
+    fn pages_come_when_they_are_asked_for() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, log, _| {
+            assert_eq!((memory.pages(), memory.offset()), (PAGES, 8));
+            assert_eq!(memory.len(), PAGES * PAGE_SIZE - 16);
+            assert_eq!(*present(memory, 0..PAGES, true, false)?, [None; PAGES]);
+            assert_eq!(*present(memory, 2..4, true, true)?, [Some(true); 2]);
+            let there = present(memory, 1..5, false, false)?;
+            assert_eq!(*there, [None, Some(true), Some(true), None]);
+            for wrong in [0..0, 3..3, 0..PAGES + 1, PAGES..PAGES + 1] {
+                assert_eq!(present(memory, wrong, false, true).err(), Some(EINVAL));
+            }
+            assert!(log.forgotten.lock().is_empty());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn pages_have_addresses_of_their_own() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, _, _| {
+            memory.map(0..PAGES, true, true, |pages| {
+                let mut last = None;
+                for page in pages {
+                    let address = page?.ok_or(EFAULT)?.address;
+                    assert!(address % PAGE_SIZE as u64 == 0 && last != Some(address));
+                    last = Some(address);
+                }
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn pages_that_may_only_be_read_are_not_writable() -> Result {
+        with_memory(Access::RemoteRead.into(), |memory, _, _, _| {
+            assert_eq!(*present(memory, 0..2, false, true)?, [Some(false); 2]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_the_process_unmaps_is_forgotten() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, process, log, _| {
+            // What was never given need not be forgotten.
+            process.unmap(7..8)?;
+            assert!(log.forgotten.lock().is_empty());
+
+            present(memory, 1..5, true, true)?;
+            process.unmap(0..3)?;
+            let forgotten = log.forgotten.lock();
+            assert!(forgotten.len() == 1 && forgotten[0] == (1..3));
+            drop(forgotten);
+            let there = present(memory, 1..5, true, false);
+            assert!(there.is_err() || there.is_ok_and(|there| there[..2] == [None; 2]));
+            assert_eq!(present(memory, 1..2, true, true).err(), Some(EFAULT));
+            assert_eq!(*present(memory, 3..5, true, true)?, [Some(true); 2]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn requests_are_served() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, log, _| {
+            memory.request();
+            // SAFETY: The work is initialised.
+            unsafe { flush_work(memory.work.get()) };
+            assert_eq!(*log.served.lock(), PAGES);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn who_has_the_memory_cannot_wait_for_it() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, _, _, _| {
+            let nested = || {
+                assert_eq!(memory.exclusively(|| ()), Err(EDEADLK));
+                assert_eq!(memory.map(0..1, true, true, |_| Ok(())), Err(EDEADLK));
+            };
+            memory.exclusively(nested)?;
+            memory.map(0..1, true, true, |_| {
+                nested();
+                Ok(())
+            })?;
+            // But later.
+            memory.exclusively(|| ())
+        })
+    }
+
+    /// Drops the memory that it is the pager of, when it is asked to serve it.
+    struct Suicidal(Arc<Log>, Arc<Kept>);
+
+    /// Where that memory is.
+    #[pin_data]
+    struct Kept {
+        #[pin]
+        memory: Mutex<Option<OnDemand<Suicidal>>>,
+    }
+
+    impl Pager for Suicidal {
+        fn forget(&self, pages: Range<usize>) {
+            self.0.forget(pages);
+            let memory = self.1.memory.lock().take();
+            drop(memory);
+        }
+
+        fn serve(&self, memory: &Memory<Self>) {
+            *self.0.served.lock() += memory.pages();
+            let memory = self.1.memory.lock().take();
+            drop(memory);
+        }
+    }
+
+    #[test]
+    fn a_pager_does_not_wait_for_itself() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(PAGES)?;
+        for is_served in [true, false] {
+            let log = new_log()?;
+            let kept = Arc::pin_init(
+                pin_init!(Kept {
+                    memory <- new_mutex!(None),
+                }),
+                GFP_KERNEL,
+            )?;
+            // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+            let memory = unsafe {
+                Memory::watch(
+                    device.as_raw(),
+                    &mapper,
+                    process.address(),
+                    PAGE_SIZE,
+                    Access::LocalWrite.into(),
+                    Suicidal(log.clone(), kept.clone()),
+                )
+            }?;
+            *kept.memory.lock() = Some(OnDemand::keep(memory.clone())?);
+            memory.map(0..1, true, true, |pages| {
+                pages.for_each(drop);
+                Ok(())
+            })?;
+            if is_served {
+                memory.request();
+                // SAFETY: The work is initialised.
+                unsafe { flush_work(memory.work.get()) };
+                assert_eq!(*log.served.lock(), 1);
+            } else {
+                process.unmap(0..1)?;
+                assert_eq!(log.forgotten.lock().len(), 1);
+            }
+            assert!(kept.memory.lock().is_none());
+        }
+        // What is left ends here.
+        mapper.close();
+        Ok(())
+    }
+
+    #[test]
+    fn nobody_is_told_of_pages_of_a_device_that_is_gone() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, process, log, mapper| {
+            present(memory, 0..PAGES, true, true)?;
+            mapper.close();
+            // Though somebody has kept the memory.
+            process.unmap(0..3)?;
+            assert!(log.forgotten.lock().is_empty());
+            memory.request();
+            // SAFETY: The work is initialised.
+            unsafe { flush_work(memory.work.get()) };
+            assert_eq!(*log.served.lock(), 0);
+            assert_eq!(present(memory, 3..4, true, true).err(), Some(ENODEV));
+            assert_eq!(memory.exclusively(|| ()), Err(ENODEV));
+            assert_eq!((memory.pages(), memory.offset()), (PAGES, 8));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn pages_are_counted_from_the_first() {
+        let base = 16 * PAGE_SIZE;
+        assert_eq!(page_numbers(base, base, base), 0..1);
+        assert_eq!(page_numbers(base, base + 1, base + PAGE_SIZE - 1), 0..1);
+        assert_eq!(
+            page_numbers(base, base + PAGE_SIZE, base + 2 * PAGE_SIZE),
+            1..3
+        );
+    }
+}

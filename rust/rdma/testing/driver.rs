@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A driver without hardware, for tests: it says things that can be told apart, and notes what it
+//! is asked for. Its objects have a module each, named as theirs in the crate.
+
+use core::sync::atomic::{
+    AtomicBool,
+    AtomicU32,
+    AtomicU64,
+    Ordering::SeqCst, //
+};
+
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::Arc, //
+};
+
+use super::device::DmaDevice;
+use crate::{
+    access::AccessFlags,
+    device::{
+        Call,
+        Device,
+        Registration,
+        UnregisteredDevice, //
+    },
+    event::{
+        Objects,
+        PortEvent, //
+    },
+    port::Port,
+    restrack::Details,
+    udata::{
+        Request,
+        Response,
+        User, //
+    },
+    umem::Buffer,
+    wr::ReceiveRequests, //
+};
+
+mod ah;
+mod cq;
+mod device;
+mod log;
+mod mr;
+mod mw;
+mod pd;
+mod qp;
+mod srq;
+mod ucontext;
+
+pub(crate) use device::{
+    attributes,
+    port_attributes,
+    port_link_layer,
+    FIRMWARE,
+    GIDS,
+    MAC,
+    MACS,
+    PORTS,
+    PROPERTIES,
+    VECTORS, //
+};
+pub(crate) use log::{
+    Asked,
+    Log, //
+};
+pub(crate) use qp::CAPABILITIES;
+pub(crate) use ucontext::{
+    Offsets,
+    DEVICE_MEMORY,
+    DEVICE_PAGES,
+    MAPPABLE,
+    MAPPABLE_BUT_REFUSED,
+    SHARED_PAGES, //
+};
+
+/// Requests and responses are a number; a process is answered by its complement.
+impl Request for u64 {}
+impl Response for u64 {}
+
+/// The driver.
+pub(crate) struct TestDriver;
+
+/// An object of any kind.
+pub(crate) struct Object {
+    log: Arc<Log>,
+    /// No other object of the device has it.
+    pub(crate) number: u32,
+    /// Whether each send of a queue pair raises a completion.
+    signal_all: AtomicBool,
+    /// Pages for the next fast registration.
+    pub(crate) pages: [AtomicU64; Self::PAGES],
+}
+
+impl Object {
+    /// Pages of a fast registration.
+    pub(crate) const PAGES: usize = 4;
+
+    fn new(call: &Call<'_, TestDriver>) -> Self {
+        call.data().objects.fetch_add(1, SeqCst);
+        Self {
+            log: call.data().clone(),
+            number: call.data().next.fetch_add(1, SeqCst),
+            signal_all: AtomicBool::new(false),
+            pages: [const { AtomicU64::new(0) }; Self::PAGES],
+        }
+    }
+
+    fn destroy(&self) {
+        self.log.note(Asked::Destroy(self.number));
+    }
+
+    fn describe(&self, details: &mut Details<'_>) -> Result {
+        details.number(c"number", self.number)
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        self.log.objects.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Pins the buffer of a process, 100 bytes if the call's attributes say nothing else, and notes
+/// where it was. Its address is the request.
+fn note_buffer(
+    call: &Call<'_, TestDriver>,
+    user: &User<'_, TestDriver, u64, Buffer<'_>>,
+) -> Result {
+    let memory = user.buffer.pin(user.request, 100, AccessFlags::default())?;
+    *call.data().buffer.lock() = Some((memory.address(), memory.len()));
+    Ok(())
+}
+
+/// The request of a process, and what it is answered.
+fn dialogue<B>(user: Option<User<'_, TestDriver, u64, B>>) -> (Option<u64>, u64) {
+    let request = user.map(|user| user.request);
+    (request, !request.unwrap_or_default())
+}
+
+fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> Result {
+    let mut count = 0;
+    for request in requests {
+        let request = request?;
+        count += 1;
+        call.data()
+            .note(Asked::Receive(count, request.post().wr_id));
+    }
+    Ok(())
+}
+
+/// The keys of a region with that number.
+pub(crate) const fn keys(number: u32) -> (u32, u32) {
+    (number << 8 | 1, number << 8 | 2)
+}
+
+/// Calls `test` with a device that is registered, and checks that nothing is left of it.
+///
+/// The core makes objects of its own for each port. They are there before `test` runs.
+pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result) -> Result {
+    let dma_device = DmaDevice::new()?;
+    let objects = Objects::new(VECTORS)?;
+    let dispatcher = objects.dispatcher().clone();
+    let events = dispatcher.clone();
+    let log = Arc::pin_init(
+        pin_init!(Log {
+            asked <- new_spinlock!(None),
+            objects: AtomicU32::new(0),
+            next: AtomicU32::new(300),
+            keeps: AtomicBool::new(false),
+            raises: AtomicBool::new(false),
+            followed <- new_spinlock!(None),
+            second_followed <- new_spinlock!(None),
+            is_down: AtomicBool::new(false),
+            buffer <- new_spinlock!(None),
+            dispatcher: events,
+            completing: AtomicU32::new(0),
+            posted <- new_spinlock!(KVec::with_capacity(8, GFP_KERNEL)?),
+            shared <- new_spinlock!(None),
+        }? Error),
+        GFP_KERNEL,
+    )?;
+    let parent = dma_device.device();
+    let device = UnregisteredDevice::new(&PROPERTIES, objects)?;
+    // SAFETY: It is dropped below.
+    let registration = unsafe { Registration::new(device, c"rdma-test%d", parent, log.clone()) }?;
+    let told = dispatcher.port_event(Port::FIRST, PortEvent::PkeyChange);
+    log.asked();
+    let result = test(registration.device(), &log);
+    drop(registration);
+
+    let told_later = dispatcher.port_event(Port::FIRST, PortEvent::PkeyChange);
+    if !told || told_later || log.objects() != 0 {
+        pr_err!(
+            "events: {} and {}, {} objects left\n",
+            told,
+            told_later,
+            log.objects()
+        );
+        return Err(EBUSY);
+    }
+    result
+}

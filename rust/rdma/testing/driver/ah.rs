@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Address handles.
+
+use kernel::prelude::*;
+
+use super::{
+    dialogue,
+    Asked,
+    Object,
+    TestDriver, //
+};
+use crate::{
+    ah::{
+        self,
+        AddressHandle,
+        Ah, //
+    },
+    device::Call,
+    udata::{
+        Caller,
+        User, //
+    }, //
+};
+
+#[vtable]
+impl AddressHandle for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn create(
+        call: &Call<'_, TestDriver>,
+        path: &ah::Roce,
+        user: Caller<TestDriver, User<'_, TestDriver, u64>>,
+    ) -> Result<(impl PinInit<Self>, u64)> {
+        let (request, response) = dialogue(user);
+        call.data().note(Asked::Handle(*path, request));
+        Ok((Object::new(call), response))
+    }
+
+    fn query(ah: &Ah<Self>) -> ah::Roce {
+        ah::Roce {
+            route: ah::GlobalRoute {
+                flow_label: ah.number,
+                ..Default::default()
+            },
+            ..Default::default()
+        }
+    }
+}

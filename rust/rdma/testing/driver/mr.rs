@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions.
+
+use core::sync::atomic::Ordering::SeqCst;
+
+use kernel::{
+    dma::DmaAddress,
+    prelude::*, //
+};
+
+use super::{
+    keys,
+    Asked,
+    Object,
+    TestDriver, //
+};
+use crate::{
+    access::AccessFlags,
+    device::Call,
+    mr::{
+        self,
+        MemoryRegion,
+        Mr, //
+    },
+    pd::Pd,
+    restrack::Details,
+    udata::User,
+    wr::Sge, //
+};
+
+fn new_region<R>(call: &Call<'_, TestDriver>, response: R) -> mr::New<Object, R> {
+    let object = Object::new(call);
+    let (lkey, rkey) = keys(object.number);
+    mr::New {
+        init: object,
+        response,
+        lkey,
+        rkey,
+    }
+}
+
+#[vtable]
+impl MemoryRegion for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+
+    fn register_user(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        range: &mr::Range,
+        access: AccessFlags,
+        user: User<'_, TestDriver, u64>,
+    ) -> Result<mr::New<impl PinInit<Self>, u64>> {
+        call.data()
+            .note(Asked::Region(*range, access, user.request));
+        Ok(new_region(call, !user.request))
+    }
+
+    fn register_dma_buf(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        range: &mr::DmaBufRange,
+        access: AccessFlags,
+    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+        call.data().note(Asked::DmaBuf(*range, access));
+        Ok(new_region(call, ()))
+    }
+
+    fn register_dma(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        access: AccessFlags,
+    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+        call.data().note(Asked::AllMemory(access));
+        Ok(new_region(call, ()))
+    }
+
+    fn allocate_fast(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        max_pages: u32,
+    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+        call.data().note(Asked::Fast(max_pages));
+        Ok(new_region(call, ()))
+    }
+
+    fn set_page(mr: &Mr<Self>, index: u32, address: DmaAddress) -> Result {
+        let page = mr.pages.get(index as usize).ok_or(ENOMEM)?;
+        page.store(address, SeqCst);
+        Ok(())
+    }
+
+    fn reregister(
+        mr: &Mr<Self>,
+        call: &Call<'_, TestDriver>,
+        change: &mr::Change<'_, Self>,
+    ) -> Result<(u32, u32)> {
+        call.data().note(Asked::Change {
+            range: change.range,
+            access: change.access,
+            pd: change.pd.map(|pd| pd.number),
+        });
+        Ok(keys(mr.number + 1000))
+    }
+
+    fn advise(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        advice: mr::Advice,
+        wait: bool,
+        pieces: &[Sge],
+    ) -> Result {
+        let last = pieces.last().ok_or(ENOENT)?;
+        let last = (last.address(), last.length(), last.lkey());
+        call.data()
+            .note(Asked::Advice(advice, wait, pieces.len(), last));
+        Ok(())
+    }
+
+    fn deregister(mr: &Mr<Self>, call: &Call<'_, TestDriver>) -> Result {
+        if call.data().keeps.load(SeqCst) {
+            return Err(EBUSY);
+        }
+        mr.destroy();
+        Ok(())
+    }
+
+    fn fill_details(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
+        mr.describe(details)
+    }
+}

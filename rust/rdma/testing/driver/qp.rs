@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queue pairs.
+
+use core::sync::atomic::Ordering::SeqCst;
+
+use kernel::prelude::*;
+
+use super::{
+    dialogue,
+    note_buffer,
+    receive,
+    Asked,
+    Object,
+    TestDriver, //
+};
+use crate::{
+    ah,
+    device::Call,
+    gid::Gid,
+    pd::Pd,
+    qp::{
+        self,
+        Qp,
+        QueuePair, //
+    },
+    restrack::Details,
+    udata::{
+        Caller,
+        User, //
+    },
+    umem::Buffer,
+    wr::{
+        ReceiveRequests,
+        SendRequests, //
+    }, //
+};
+
+/// What every queue pair says of itself.
+pub(crate) const CAPABILITIES: qp::Capabilities = qp::Capabilities {
+    max_send_wr: 11,
+    max_recv_wr: 12,
+    max_send_sge: 13,
+    max_recv_sge: 14,
+    max_inline_data: 15,
+};
+
+#[vtable]
+impl QueuePair for Object {
+    type Driver = TestDriver;
+    type Request = u64;
+    type Response = u64;
+    type DriverType = qp::NoDriverType;
+
+    const TYPES: &'static [qp::Type] = &[
+        qp::Type::Gsi,
+        qp::Type::ReliableConnection,
+        qp::Type::UnreliableConnection,
+        qp::Type::UnreliableDatagram,
+    ];
+
+    fn create(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        attributes: &qp::InitAttributes<'_, TestDriver>,
+        user: Caller<TestDriver, User<'_, TestDriver, u64, Buffer<'_>>>,
+    ) -> Result<qp::New<impl PinInit<Self>, u64>> {
+        user.as_ref()
+            .map_or(Ok(()), |user| note_buffer(call, user))?;
+        let (request, response) = dialogue(user);
+        call.data().note(Asked::QueuePair {
+            ty: attributes.service.ty(),
+            capabilities: attributes.capabilities,
+            signal_all: attributes.signal_all,
+            send_cq: attributes.send_cq.number,
+            recv_cq: attributes.recv_cq.number,
+            srq: attributes.srq.map(|srq| srq.number),
+            request,
+        });
+        let object = Object::new(call);
+        object.signal_all.store(attributes.signal_all, SeqCst);
+        Ok(qp::New {
+            number: object.number,
+            init: object,
+            response,
+            capabilities: CAPABILITIES,
+        })
+    }
+
+    fn modify(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        mask: qp::AttributeMask,
+        attributes: &qp::Attributes<ah::Roce>,
+    ) -> Result {
+        call.data().note(Asked::Modify(mask, *attributes));
+        Ok(())
+    }
+
+    fn query(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result<qp::Description<ah::Roce>> {
+        Ok(qp::Description {
+            attributes: qp::Attributes {
+                dest_qpn: qp.number(),
+                ..Default::default()
+            },
+            capabilities: CAPABILITIES,
+            signal_all: qp.signal_all.load(SeqCst),
+        })
+    }
+
+    fn destroy(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) {
+        Object::destroy(qp);
+    }
+
+    fn attach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
+        call.data().note(Asked::Attach(*gid));
+        Ok(())
+    }
+
+    fn detach_multicast(_qp: &Qp<Self>, call: &Call<'_, TestDriver>, gid: &Gid) -> Result {
+        call.data().note(Asked::Detach(*gid));
+        Ok(())
+    }
+
+    fn post_send(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        requests: &mut SendRequests<'_, TestDriver>,
+    ) -> Result {
+        let mut count = 0;
+        for request in requests {
+            let request = request?;
+            count += 1;
+            let request = request.post();
+            call.data().note(Asked::Send(count, request.wr_id));
+            call.data().posted.lock().push_within_capacity(request)?;
+        }
+        Ok(())
+    }
+
+    fn post_recv(
+        _qp: &Qp<Self>,
+        call: &Call<'_, TestDriver>,
+        requests: &mut ReceiveRequests<'_>,
+    ) -> Result {
+        receive(call, requests)
+    }
+
+    fn fill_details(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
+        qp.describe(details)
+    }
+}

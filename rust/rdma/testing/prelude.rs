@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Names that most tests use.
+
+pub(crate) use core::{
+    ptr::{
+        self,
+        null_mut,
+        NonNull, //
+    },
+    sync::atomic::Ordering::SeqCst, //
+};
+
+pub(crate) use kernel::{
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    io::PhysAddr,
+    page::PAGE_SIZE,
+    prelude::*,
+    str::CStr,
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+    workqueue, //
+};
+
+pub(crate) use crate::{
+    access::{
+        Access,
+        AccessFlags, //
+    },
+    ah::{
+        self,
+        RawPath, //
+    },
+    bindings,
+    cq,
+    device::{
+        self,
+        Atomicity,
+        Capability,
+        Device,
+        OnDemandPaging,
+        Properties,
+        UnregisteredDevice, //
+    },
+    event::{
+        CqEvent,
+        Dispatcher,
+        Objects,
+        PortEvent,
+        QpEvent,
+        SrqEvent, //
+    },
+    gid::{
+        self,
+        Gid, //
+    },
+    mr::{
+        self,
+        Mapping, //
+    },
+    mw,
+    pages::UserPages,
+    place::{
+        Completes,
+        InUse,
+        Named,
+        Notice,
+        Place,
+        Poster,
+        Room, //
+    },
+    port::{
+        self,
+        LinkLayer,
+        Mtu,
+        Port,
+        Protocol, //
+    },
+    qp::{
+        self,
+        Attribute,
+        AttributeMask,
+        State,
+        Type, //
+    },
+    srq::{
+        self,
+        Change, //
+    },
+    stats,
+    wc::{
+        Completion,
+        Completions,
+        Extra,
+        NetworkHeader,
+        Opcode,
+        Source,
+        Status, //
+    },
+    wr::{
+        Continuation,
+        Operation,
+        Posted,
+        ReceiveRequests,
+        SendFlag,
+        SendRequests,
+        NOWHERE, //
+    },
+    Ah,
+    Cq,
+    Mr,
+    Mw,
+    Netdev,
+    Pd,
+    Qp,
+    Srq, //
+};
+
+pub(crate) use super::driver::{
+    keys,
+    port_attributes,
+    port_link_layer,
+    with_device,
+    Asked,
+    Log,
+    Object,
+    Offsets,
+    TestDriver,
+    CAPABILITIES,
+    DEVICE_MEMORY,
+    DEVICE_PAGES,
+    FIRMWARE,
+    GIDS,
+    MAC,
+    MACS,
+    MAPPABLE,
+    MAPPABLE_BUT_REFUSED,
+    PORTS,
+    PROPERTIES,
+    SHARED_PAGES,
+    VECTORS, //
+};
+pub(crate) use super::{
+    device::{
+        Ethernet,
+        PortEvents, //
+    },
+    objects::{
+        boxed,
+        fills,
+        new_shared,
+        path,
+        room,
+        second_port,
+        verb,
+        Domain,
+        Memory,
+        Pair,
+        Queue, //
+    },
+    process::{
+        Process,
+        ProcessMemory,
+        UserCall, //
+    },
+    wait_until, //
+};
