@@ -20,14 +20,14 @@ use crate::{
         Device,
         Operations, //
     },
-    object::{
-        core_object,
-        respond, //
-    },
-    place::{
+    event::{
         Notice,
         Place,
         Room, //
+    },
+    object::{
+        core_object,
+        respond, //
     },
     restrack::Details,
     udata::{
@@ -48,7 +48,7 @@ mod tests;
 
 /// What the user of a new completion queue asks for (`struct ib_cq_init_attr`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct CqInitAttr {
     /// Fewest entries, at least 1.
     pub entries: u32,
     /// Completion vector, less than the device has.
@@ -58,7 +58,7 @@ pub struct Attributes {
 }
 
 /// A new completion queue.
-pub struct New<I, R> {
+pub struct NewCq<I, R> {
     /// Constructs the queue.
     pub init: I,
     /// Answer to the provider; `()` for queues of the kernel.
@@ -84,16 +84,16 @@ pub trait CompletionQueue: Send + Sync + Sized + 'static {
     /// Creates a completion queue for a process.
     fn create_user(
         call: &Call<'_, Self::Driver>,
-        attributes: &Attributes,
+        attributes: &CqInitAttr,
         user: User<'_, Self::Driver, Self::Request, Buffer<'_>>,
-    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+    ) -> Result<NewCq<impl PinInit<Self>, Self::Response>>;
 
     /// Creates a completion queue for the kernel.
     fn create(
         _call: &Call<'_, Self::Driver>,
-        _attributes: &Attributes,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
-        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+        _attributes: &CqInitAttr,
+    ) -> Result<NewCq<impl PinInit<Self>, ()>> {
+        Err::<NewCq<Self, ()>, _>(EOPNOTSUPP)
     }
 
     /// Makes the hardware forget the queue, which no queue pair uses any more; then it is dropped.
@@ -196,14 +196,14 @@ impl<T: CompletionQueue> Cq<T> {
 unsafe fn attributes(
     attr: *const bindings::ib_cq_init_attr,
     device: &Device<impl Operations>,
-) -> Result<Attributes> {
+) -> Result<CqInitAttr> {
     // SAFETY: Guaranteed by the caller.
     let attr = unsafe { &*attr };
 
     if attr.cqe == 0 || attr.comp_vector >= device.completion_vectors() {
         return Err(EINVAL);
     }
-    Ok(Attributes {
+    Ok(CqInitAttr {
         entries: attr.cqe,
         vector: attr.comp_vector,
         flags: attr.flags,
@@ -221,7 +221,7 @@ unsafe fn finish<T: Operations, R: Response>(
     cq: *mut bindings::ib_cq,
     vector: u32,
     room: Room<bindings::ib_cq>,
-    new: New<impl PinInit<T::CompletionQueue>, R>,
+    new: NewCq<impl PinInit<T::CompletionQueue>, R>,
     udata: Option<&Udata<'_>>,
 ) -> Result {
     // SAFETY: Guaranteed by the caller; the queue is constructed once, and ended at most once.

@@ -32,6 +32,7 @@ use crate::{
     },
     bindings,
     compat,
+    counter::Counter,
     cq::CompletionQueue,
     dma::Mapper,
     event::{
@@ -39,8 +40,8 @@ use crate::{
         Objects, //
     },
     gid::{
-        self,
-        Gid, //
+        Gid,
+        GidAttr, //
     },
     mr::MemoryRegion,
     mw::MemoryWindow,
@@ -54,14 +55,14 @@ use crate::{
     port::{
         self,
         LinkLayer,
-        Port, //
+        Port,
+        PortAttr, //
     },
     qp::{
         Qp,
         QueuePair, //
     },
     srq::SharedReceiveQueue,
-    stats::Counter,
     uapi::{
         Addition,
         Definitions, //
@@ -74,20 +75,19 @@ use crate::{
     vtable::VTable, //
 };
 
-mod attributes;
+mod attr;
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
 
-pub use attributes::{
+pub use attr::{
     Atomicity,
-    Attributes,
     Capabilities,
     Capability,
+    DeviceAttr,
     OnDemandOperation,
     OnDemandOperations,
     OnDemandPaging, //
 };
-
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-mod tests;
 
 /// What every verb gets: the device, which is registered, and what its registration owns.
 ///
@@ -212,7 +212,7 @@ pub trait Operations: Sized + Send + Sync + 'static {
     const PORT_COUNTERS: &'static [Counter] = &[];
 
     /// Returns the attributes of the device.
-    fn query_device(call: &Call<'_, Self>) -> Result<Attributes>;
+    fn query_device(call: &Call<'_, Self>) -> Result<DeviceAttr>;
 
     /// Returns the driver's part of the answer to a process that queries the device.
     fn device_response(_call: &Call<'_, Self>) -> Result<Self::DeviceResponse> {
@@ -235,7 +235,7 @@ pub trait Operations: Sized + Send + Sync + 'static {
 
     /// Returns the attributes of a port. It only looks: what the network device decides has been
     /// set up by [`follow_netdev`](Self::follow_netdev).
-    fn query_port(call: &Call<'_, Self>, port: Port) -> Result<port::Attributes>;
+    fn query_port(call: &Call<'_, Self>, port: Port) -> Result<PortAttr>;
 
     /// Whether `netdev` is the network device of a port. Without this method ports have none.
     ///
@@ -267,12 +267,12 @@ pub trait Operations: Sized + Send + Sync + 'static {
     }
 
     /// Fills an entry of the GID table of a port of RoCE, which the core keeps.
-    fn add_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+    fn add_gid(_call: &Call<'_, Self>, _gid: &GidAttr<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
     /// Empties an entry of the GID table of a port of RoCE.
-    fn del_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+    fn del_gid(_call: &Call<'_, Self>, _gid: &GidAttr<'_>) -> Result {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 

@@ -15,17 +15,33 @@ use kernel::{
 
 use crate::{
     bindings,
-    place::{
-        Entry,
-        Pointer,
-        Room,
-        Table, //
-    },
     port::Port, //
 };
 
+mod completion;
+mod poster;
+mod table;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
+
+pub(crate) use completion::Notice;
+pub(crate) use poster::{
+    Completes,
+    InUse,
+    Poster, //
+};
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+pub(crate) use table::Named;
+pub(crate) use table::{
+    Entry,
+    Place,
+    Room, //
+};
+
+use table::{
+    Pointer,
+    Table, //
+};
 
 c_enum! {
     /// An event that names a completion queue.

@@ -41,9 +41,9 @@ c_enum! {
 
 /// An entry of the GID table, which the core fills from the addresses of the network device
 /// (`struct ib_gid_attr`).
-pub struct Attributes<'a>(&'a bindings::ib_gid_attr);
+pub struct GidAttr<'a>(&'a bindings::ib_gid_attr);
 
-impl<'a> Attributes<'a> {
+impl<'a> GidAttr<'a> {
     /// Wraps an entry.
     pub(crate) fn new(raw: &'a bindings::ib_gid_attr) -> Self {
         Self(raw)

@@ -38,7 +38,7 @@
 //! - Who uses a device is a type ([`udata::Users`]): a driver for processes is not called by the
 //!   kernel, and one for the kernel too does not compile without the verbs that takes.
 //! - Memory of a process is taken only in calls of processes, and memory of the device mapped only
-//!   in the lifetime of the registration ([`ucontext::DeviceMemory`]).
+//!   in the lifetime of the registration ([`mmap::DeviceMemory`]).
 //! - Work requests, completions, states, masks and access rights are types; a value that the
 //!   driver has no name for is refused before the driver sees it.
 //!
@@ -48,7 +48,7 @@
 //! [`CompletionQueue::request_notify`] and [`MemoryRegion::set_page`]
 //! ([`core_locking.rst`](srctree/Documentation/infiniband/core_locking.rst)). What may be called
 //! by handlers of interrupts says so, as [`event::Dispatcher::complete`] does. A
-//! [`paging::Pager`] sleeps, but must not wait for memory.
+//! [`odp::Pager`] sleeps, but must not wait for memory.
 
 pub(crate) use vrnic_bindings as bindings;
 pub(crate) use vrnic_bindings::compat;
@@ -112,23 +112,22 @@ mod object;
 
 pub mod access;
 pub mod ah;
+pub mod counter;
 pub mod cq;
 pub mod device;
 mod dma;
 pub mod event;
 pub mod gid;
+pub mod mmap;
 pub mod mr;
 pub mod mw;
 pub mod netdev;
-pub mod pages;
-pub mod paging;
+pub mod odp;
 pub mod pd;
-mod place;
 pub mod port;
 pub mod qp;
 pub mod restrack;
 pub mod srq;
-pub mod stats;
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 pub mod testing;
 pub mod uapi;
@@ -155,6 +154,7 @@ pub use device::{
     Registration,
     UnregisteredDevice, //
 };
+pub use mmap::UserPages;
 pub use mr::{
     MemoryRegion,
     Mr, //
@@ -164,7 +164,6 @@ pub use mw::{
     Mw, //
 };
 pub use netdev::Netdev;
-pub use pages::UserPages;
 pub use pd::{
     Pd,
     ProtectionDomain, //

@@ -92,7 +92,7 @@ c_enum! {
 }
 
 /// A new region.
-pub struct New<I, R> {
+pub struct NewMr<I, R> {
     /// Constructs the region.
     pub init: I,
     /// Answer to the provider; `()` for regions of the kernel.
@@ -120,7 +120,7 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         range: &Range,
         access: AccessFlags,
         user: User<'_, Self::Driver, Self::Request>,
-    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+    ) -> Result<NewMr<impl PinInit<Self>, Self::Response>>;
 
     /// Registers a piece of a dma-buf for the calling process.
     fn register_dma_buf(
@@ -128,8 +128,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         _range: &DmaBufRange,
         _access: AccessFlags,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
-        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
 
     /// Registers all memory for the kernel; addresses are DMA addresses. Rights of peers may come
@@ -138,8 +138,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         _access: AccessFlags,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
-        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
 
     /// Allocates a region of the kernel for fast registration of up to `max_pages` pages. It has no
@@ -149,8 +149,8 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         _max_pages: u32,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
-        Err::<New<Self, ()>, _>(EOPNOTSUPP)
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
     }
 
     /// Notes page `index` of the memory that the region will be registered with; the pages come in
@@ -314,7 +314,7 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
     call: &Call<'_, T>,
     pd: *mut bindings::ib_pd,
     udata: Option<&Udata<'_>>,
-    register: impl FnOnce() -> Result<New<I, R>>,
+    register: impl FnOnce() -> Result<NewMr<I, R>>,
 ) -> Result<*mut bindings::ib_mr> {
     let room = KBox::<Mr<T::MemoryRegion>>::new_uninit(GFP_KERNEL)?;
     let new = register()?;

@@ -38,7 +38,7 @@ c_enum! {
 }
 
 /// A new window.
-pub struct New<I, R> {
+pub struct NewMw<I, R> {
     /// Constructs the window.
     pub init: I,
     /// Answer to the provider.
@@ -66,7 +66,7 @@ pub trait MemoryWindow: Send + Sync + Sized + 'static {
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         ty: Type,
         user: User<'_, Self::Driver, Self::Request>,
-    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+    ) -> Result<NewMw<impl PinInit<Self>, Self::Response>>;
 
     /// Makes the hardware forget the window, bound or not; then it is dropped.
     ///

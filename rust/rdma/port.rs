@@ -168,7 +168,7 @@ impl Subnet {
 
 /// Attributes of a port (`struct ib_port_attr`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct PortAttr {
     /// State.
     pub state: State,
     /// Largest payload of a packet.
@@ -191,7 +191,7 @@ pub struct Attributes {
     pub subnet: Option<Subnet>,
 }
 
-impl Attributes {
+impl PortAttr {
     /// Writes into a zeroed C structure what the driver says of a port, and how long its tables
     /// are: the core made them as long as `immutable` says, and believes what it finds here.
     ///

@@ -17,6 +17,11 @@ use crate::{
         Device,
         Operations, //
     },
+    event::{
+        Completes,
+        InUse,
+        Place, //
+    },
     gid::Gid,
     object::{
         blank,
@@ -24,11 +29,6 @@ use crate::{
         respond, //
     },
     pd::Pd,
-    place::{
-        Completes,
-        InUse,
-        Place, //
-    },
     restrack::Details,
     srq::Srq,
     udata::{
@@ -48,6 +48,18 @@ use crate::{
         ReceiveRequests,
         SendRequests, //
     },
+};
+
+mod attr;
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
+pub use attr::{
+    modify_is_ok,
+    Attribute,
+    AttributeMask,
+    QpAttr,
+    State, //
 };
 
 c_enum! {
@@ -117,22 +129,9 @@ impl Service<NoDriverType> {
     }
 }
 
-mod attributes;
-
-pub use attributes::{
-    modify_is_ok,
-    Attribute,
-    AttributeMask,
-    Attributes,
-    State, //
-};
-
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-mod tests;
-
 /// Sizes of a queue pair (`struct ib_qp_cap`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct QpCap {
     /// Sends that may be outstanding.
     pub max_send_wr: u32,
     /// Receives that may be outstanding.
@@ -145,7 +144,7 @@ pub struct Capabilities {
     pub max_inline_data: u32,
 }
 
-impl Capabilities {
+impl QpCap {
     /// Takes over the sizes of C.
     fn from_raw(raw: &bindings::ib_qp_cap) -> Self {
         Self {
@@ -170,9 +169,9 @@ impl Capabilities {
 /// What a queue pair is (`struct ib_qp_attr` and `struct ib_qp_init_attr`).
 pub struct Description<P> {
     /// What can be changed.
-    pub attributes: Attributes<P>,
+    pub attributes: QpAttr<P>,
     /// Its sizes.
-    pub capabilities: Capabilities,
+    pub capabilities: QpCap,
     /// Whether every send raises a completion.
     pub signal_all: bool,
 }
@@ -180,11 +179,11 @@ pub struct Description<P> {
 /// What the user of a new queue pair asks for (`struct ib_qp_init_attr`).
 ///
 /// Creation flags are refused before the driver is asked.
-pub struct InitAttributes<'a, T: Operations> {
+pub struct QpInitAttr<'a, T: Operations> {
     /// What type it is to be of: one that the driver has.
     pub service: Service<<T::QueuePair as QueuePair>::DriverType>,
     /// Fewest that the queue pair must hold.
-    pub capabilities: Capabilities,
+    pub capabilities: QpCap,
     /// Whether every send raises a completion.
     pub signal_all: bool,
     /// Completion queue of sends.
@@ -196,7 +195,7 @@ pub struct InitAttributes<'a, T: Operations> {
 }
 
 /// A new queue pair.
-pub struct New<I, R> {
+pub struct NewQp<I, R> {
     /// Constructs the queue pair.
     pub init: I,
     /// Answer to the provider.
@@ -205,7 +204,7 @@ pub struct New<I, R> {
     /// (`EIO`).
     pub number: u32,
     /// What it holds, at least what was asked for.
-    pub capabilities: Capabilities,
+    pub capabilities: QpCap,
 }
 
 /// A queue pair (`struct ib_qp`).
@@ -228,16 +227,16 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     fn create(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
-        attributes: &InitAttributes<'_, Self::Driver>,
+        attributes: &QpInitAttr<'_, Self::Driver>,
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
-    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+    ) -> Result<NewQp<impl PinInit<Self>, Self::Response>>;
 
     /// Changes the attributes that `mask` names.
     fn modify(
         qp: &Qp<Self>,
         call: &Call<'_, Self::Driver>,
         mask: AttributeMask,
-        attributes: &Attributes<<Self::Driver as Operations>::Path>,
+        attributes: &QpAttr<<Self::Driver as Operations>::Path>,
     ) -> Result;
 
     /// Returns the attributes as they are.
@@ -385,9 +384,9 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 (None, Some(user)) => Service::Driver(DriverType::from_request(&user.request)?),
                 (None, None) => return Err(EOPNOTSUPP),
             };
-            let attributes = InitAttributes {
+            let attributes = QpInitAttr {
                 service,
-                capabilities: Capabilities::from_raw(&attr.cap),
+                capabilities: QpCap::from_raw(&attr.cap),
                 signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
                 send_cq: Cq::from_raw(attr.send_cq),
                 recv_cq: Cq::from_raw(attr.recv_cq),
@@ -447,7 +446,7 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
         device.with(|call| {
             Udata::no_io(udata.as_ref())?;
             let mask = AttributeMask::from_raw(mask)?;
-            let attributes = Attributes::<T::Path>::from_raw(&*attr, mask)?;
+            let attributes = QpAttr::<T::Path>::from_raw(&*attr, mask)?;
 
             let this = Qp::<T::QueuePair>::from_raw(qp);
             this.place.begin_use();

@@ -16,16 +16,16 @@ use crate::{
         Device,
         Operations, //
     },
+    event::{
+        InUse,
+        Place, //
+    },
     object::{
         blank,
         core_object,
         respond, //
     },
     pd::Pd,
-    place::{
-        InUse,
-        Place, //
-    },
     restrack::Details,
     udata::{
         caller,
@@ -50,7 +50,7 @@ mod tests;
 
 /// Attributes of a shared receive queue (`struct ib_srq_attr`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct SrqAttr {
     /// Receives that may be outstanding.
     pub max_wr: u32,
     /// Scatter/gather elements of a receive.
@@ -59,7 +59,7 @@ pub struct Attributes {
     pub limit: u32,
 }
 
-impl Attributes {
+impl SrqAttr {
     /// Takes over the attributes of C.
     pub(crate) fn from_raw(raw: &bindings::ib_srq_attr) -> Self {
         Self {
@@ -88,10 +88,7 @@ pub(crate) struct Change {
 
 impl Change {
     /// What `mask` names. `EINVAL` if it names what cannot change, or a limit that is never met.
-    pub(crate) fn from_raw(
-        attributes: &Attributes,
-        mask: bindings::ib_srq_attr_mask,
-    ) -> Result<Self> {
+    pub(crate) fn from_raw(attributes: &SrqAttr, mask: bindings::ib_srq_attr_mask) -> Result<Self> {
         const MAX_WR: bindings::ib_srq_attr_mask = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR;
         const LIMIT: bindings::ib_srq_attr_mask = bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
 
@@ -110,7 +107,7 @@ impl Change {
 }
 
 /// A new queue.
-pub struct New<I, R> {
+pub struct NewSrq<I, R> {
     /// Constructs the queue.
     pub init: I,
     /// Answer to the provider.
@@ -118,7 +115,7 @@ pub struct New<I, R> {
     /// Number by which events name the queue.
     pub number: u32,
     /// What it holds, at least what was asked for.
-    pub attributes: Attributes,
+    pub attributes: SrqAttr,
 }
 
 /// A shared receive queue (`struct ib_srq` of type `IB_SRQT_BASIC`): receives for any number of
@@ -142,9 +139,9 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     fn create(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
-        attributes: &Attributes,
+        attributes: &SrqAttr,
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
-    ) -> Result<New<impl PinInit<Self>, Self::Response>>;
+    ) -> Result<NewSrq<impl PinInit<Self>, Self::Response>>;
 
     /// Has the queue hold at least `max_wr` receives. Those that are posted stay.
     fn resize(
@@ -162,7 +159,7 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     }
 
     /// Returns the attributes as they are.
-    fn query(_srq: &Srq<Self>, _call: &Call<'_, Self::Driver>) -> Result<Attributes> {
+    fn query(_srq: &Srq<Self>, _call: &Call<'_, Self::Driver>) -> Result<SrqAttr> {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
@@ -232,9 +229,9 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             if attr.srq_type != bindings::ib_srq_type_IB_SRQT_BASIC || !may_post {
                 return Err(EOPNOTSUPP);
             }
-            let attributes = Attributes {
+            let attributes = SrqAttr {
                 limit: 0,
-                ..Attributes::from_raw(&attr.attr)
+                ..SrqAttr::from_raw(&attr.attr)
             };
             let room = call.dispatcher().srq_room()?;
             let user = udata
@@ -273,7 +270,7 @@ pub(crate) unsafe extern "C" fn modify_callback<T: Operations>(
     // have udata are processes. The arguments are valid.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
-            let change = Change::from_raw(&Attributes::from_raw(&*attr), mask)?;
+            let change = Change::from_raw(&SrqAttr::from_raw(&*attr), mask)?;
             let can_resize = T::SharedReceiveQueue::HAS_RESIZE || change.max_wr.is_none();
             let has_limit = T::SharedReceiveQueue::HAS_SET_LIMIT || change.limit.is_none();
             if !can_resize || !has_limit {

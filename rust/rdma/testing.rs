@@ -15,7 +15,7 @@ use kernel::{
 
 use crate::{
     bindings,
-    place::Poster,
+    event::Poster,
     wr::{
         Continuation,
         Operation,

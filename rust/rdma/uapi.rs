@@ -179,13 +179,13 @@ impl Attribute {
 ///
 /// `bundle` is that of a call of a method of a device of `T`, which is not over during `'a`, and
 /// whose attributes, as far as they are the driver's, are `declared`.
-pub struct Attributes<'a, T: Operations> {
+pub struct AttrBundle<'a, T: Operations> {
     bundle: *mut bindings::uverbs_attr_bundle,
     declared: &'static [&'static Attribute],
     _call: PhantomData<(&'a (), T)>,
 }
 
-impl<T: Operations> Attributes<'_, T> {
+impl<T: Operations> AttrBundle<'_, T> {
     /// # Safety
     ///
     /// The result must be one by the type invariants.
@@ -349,7 +349,7 @@ pub trait Method: Sized + 'static {
     const ATTRIBUTES: &'static [&'static Attribute];
 
     /// Does what the method is for, when a process calls it. May sleep.
-    fn call(call: &Call<'_, Self::Driver>, attributes: &Attributes<'_, Self::Driver>) -> Result;
+    fn call(call: &Call<'_, Self::Driver>, attributes: &AttrBundle<'_, Self::Driver>) -> Result;
 }
 
 /// Calls a method.
@@ -366,7 +366,7 @@ unsafe extern "C" fn method_callback<M: Method>(
         let ufile = (*bundle).__bindgen_anon_1.__bindgen_anon_1.ufile;
         let context = from_err_ptr(bindings::ib_uverbs_get_ucontext_file(ufile))?;
         Device::<M::Driver>::from_raw((*context).device).with_caller(true, |call| {
-            M::call(call, &Attributes::new(bundle, M::ATTRIBUTES))?;
+            M::call(call, &AttrBundle::new(bundle, M::ATTRIBUTES))?;
             Ok(0)
         })
     })

@@ -18,13 +18,15 @@ use crate::{
     mw::{
         self,
         MemoryWindow,
-        Mw, //
+        Mw,
+        NewMw, //
     },
     pd::Pd,
     srq::{
-        self,
+        NewSrq,
         SharedReceiveQueue,
-        Srq, //
+        Srq,
+        SrqAttr, //
     },
     udata::{
         Caller,
@@ -62,8 +64,8 @@ impl<T: Operations<MemoryWindow = Self>> MemoryWindow for Unsupported<T> {
         _pd: &Pd<T::ProtectionDomain>,
         _ty: mw::Type,
         _user: User<'_, T, ()>,
-    ) -> Result<mw::New<impl PinInit<Self>, ()>> {
-        Err::<mw::New<Self, ()>, _>(EOPNOTSUPP)
+    ) -> Result<NewMw<impl PinInit<Self>, ()>> {
+        Err::<NewMw<Self, ()>, _>(EOPNOTSUPP)
     }
 
     fn dealloc(mw: &Mw<Self>, _call: &Call<'_, T>) {
@@ -84,10 +86,10 @@ impl<T: Operations<SharedReceiveQueue = Self>> SharedReceiveQueue for Unsupporte
     fn create(
         _call: &Call<'_, T>,
         _pd: &Pd<T::ProtectionDomain>,
-        _attributes: &srq::Attributes,
+        _attributes: &SrqAttr,
         _user: Caller<T, User<'_, T, (), Buffer<'_>>>,
-    ) -> Result<srq::New<impl PinInit<Self>, ()>> {
-        Err::<srq::New<Self, ()>, _>(EOPNOTSUPP)
+    ) -> Result<NewSrq<impl PinInit<Self>, ()>> {
+        Err::<NewSrq<Self, ()>, _>(EOPNOTSUPP)
     }
 
     fn destroy(srq: &Srq<Self>, _call: &Call<'_, T>) {

@@ -23,6 +23,7 @@ use crate::{
         Ah, //
     },
     bindings,
+    counter,
     cq::{
         self,
         CompletionQueue,
@@ -33,9 +34,10 @@ use crate::{
         Operations, //
     },
     gid::{
-        self,
-        Gid, //
+        Gid,
+        GidAttr, //
     },
+    mmap,
     mr::{
         self,
         MemoryRegion, //
@@ -68,7 +70,6 @@ use crate::{
         SharedReceiveQueue,
         Srq, //
     },
-    stats,
     ucontext::{
         self,
         Ucontext,
@@ -149,12 +150,12 @@ impl<T: Operations> VTable<T> {
             None
         },
         alloc_hw_port_stats: if T::HAS_PORT_COUNTERS {
-            Some(stats::alloc_callback::<T>)
+            Some(counter::alloc_callback::<T>)
         } else {
             None
         },
         get_hw_stats: if T::HAS_PORT_COUNTERS {
-            Some(stats::get_callback::<T>)
+            Some(counter::get_callback::<T>)
         } else {
             None
         },
@@ -167,8 +168,8 @@ impl<T: Operations> VTable<T> {
             None
         },
         disassociate_ucontext: Some(ucontext::disassociate_callback),
-        mmap: Some(ucontext::mmap_callback),
-        mmap_free: Some(ucontext::mmap_free_callback),
+        mmap: Some(mmap::mmap_callback),
+        mmap_free: Some(mmap::mmap_free_callback),
 
         alloc_pd: Some(pd::alloc_callback::<T>),
         dealloc_pd: Some(pd::dealloc_callback::<T>),
@@ -369,12 +370,12 @@ impl<T: Operations> VTable<T> {
     /// What a device has besides that counts queue pairs by themselves.
     pub(crate) const COUNTER_OPS: bindings::ib_device_ops = if T::HAS_CREATE_QP_COUNTER {
         bindings::ib_device_ops {
-            counter_init: Some(stats::counter_init_callback),
-            counter_alloc_stats: Some(stats::counter_alloc_callback::<T>),
-            counter_bind_qp: Some(stats::counter_bind_callback::<T>),
-            counter_unbind_qp: Some(stats::counter_unbind_callback::<T>),
-            counter_update_stats: Some(stats::counter_update_callback::<T>),
-            counter_dealloc: Some(stats::counter_dealloc_callback::<T>),
+            counter_init: Some(counter::counter_init_callback),
+            counter_alloc_stats: Some(counter::counter_alloc_callback::<T>),
+            counter_bind_qp: Some(counter::counter_bind_callback::<T>),
+            counter_unbind_qp: Some(counter::counter_unbind_callback::<T>),
+            counter_update_stats: Some(counter::counter_update_callback::<T>),
+            counter_dealloc: Some(counter::counter_dealloc_callback::<T>),
             ..pin_init::zeroed()
         }
     } else {
@@ -574,7 +575,7 @@ impl<T: Operations> VTable<T> {
         // changes it during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
-                T::add_gid(call, &gid::Attributes::new(&*attr))?;
+                T::add_gid(call, &GidAttr::new(&*attr))?;
                 Ok(0)
             })
         })
@@ -591,7 +592,7 @@ impl<T: Operations> VTable<T> {
         // changes it during the call.
         from_result(|| unsafe {
             Device::<T>::from_raw((*attr).device).with(|call| {
-                T::del_gid(call, &gid::Attributes::new(&*attr))?;
+                T::del_gid(call, &GidAttr::new(&*attr))?;
                 Ok(0)
             })
         })

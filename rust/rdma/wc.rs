@@ -8,9 +8,11 @@ use kernel::sync::Arc;
 
 use crate::{
     bindings,
-    event::Dispatcher,
+    event::{
+        Dispatcher,
+        Entry, //
+    },
     object::blank,
-    place::Entry,
     wr::Continuation, //
 };
 

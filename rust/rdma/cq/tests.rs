@@ -18,7 +18,7 @@ mod cases {
             assert_eq!((log.asked(), log.objects()), (None, others));
 
             let mut queue = Queue::new(device, 40, 2)?;
-            let attributes = cq::Attributes {
+            let attributes = CqInitAttr {
                 entries: 40,
                 vector: 2,
                 flags: 0,

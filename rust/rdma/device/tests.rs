@@ -143,7 +143,7 @@ mod cases {
             (Atomicity::Device, bindings::ib_atomic_cap_IB_ATOMIC_HCA),
         ] {
             let mut raw = bindings::ib_device_attr::default();
-            device::Attributes {
+            DeviceAttr {
                 atomicity,
                 on_demand_paging: OnDemandPaging::default(),
                 ..crate::testing::driver::attributes()

@@ -8,10 +8,10 @@ use kernel::{
 };
 use rdma::{
     cq::{
-        Attributes,
-        New, //
+        CqInitAttr,
+        NewCq, //
     },
-    ucontext::Mapped,
+    mmap::Mapped,
     umem::Buffer,
     CompletionQueue,
     Cq,
@@ -55,9 +55,9 @@ impl CompletionQueue for Queue {
 
     fn create_user(
         call: &Call<'_>,
-        attributes: &Attributes,
+        attributes: &CqInitAttr,
         user: User<'_, Efa, abi::CreateCqRequest, Buffer<'_>>,
-    ) -> Result<New<impl PinInit<Self>, abi::CreateCqResponse>> {
+    ) -> Result<NewCq<impl PinInit<Self>, abi::CreateCqResponse>> {
         let request = &user.request;
         if attributes.flags != 0 || request.flags != 0 {
             return Err(EOPNOTSUPP);
@@ -76,7 +76,7 @@ impl CompletionQueue for Queue {
         // The command would have the pages of the ring, by their DMA addresses.
         let object = Object::create(call)?;
 
-        Ok(New {
+        Ok(NewCq {
             response: abi::CreateCqResponse {
                 q_mmap_key: mapped.offset(),
                 q_mmap_size: ring.len() as u64,

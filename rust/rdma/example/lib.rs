@@ -40,25 +40,26 @@ use rdma::{
         self,
         AddressHandle, //
     },
+    counter::Counter,
     device::{
         Atomicity,
-        Attributes,
         Capabilities,
+        DeviceAttr,
         OnDemandPaging,
         Operations, //
     },
     gid::Gid,
+    mmap::Mappings,
     port::{
         self,
         LinkLayer,
         Mtu,
         Port,
+        PortAttr,
         Protocol, //
     },
-    stats::Counter,
     uapi::Addition,
     ucontext::{
-        Mappings,
         Ucontext,
         UserContext, //
     },
@@ -182,8 +183,8 @@ impl Operations for Efa {
         Counter::new(c"rx_drops"),
     ];
 
-    fn query_device(_call: &Call<'_>) -> Result<Attributes> {
-        Ok(Attributes {
+    fn query_device(_call: &Call<'_>) -> Result<DeviceAttr> {
+        Ok(DeviceAttr {
             firmware_version: 0,
             system_image_guid: 0,
             vendor_id: 0x1d0f,
@@ -248,8 +249,8 @@ impl Operations for Efa {
         LinkLayer::Unspecified
     }
 
-    fn query_port(_call: &Call<'_>, _port: Port) -> Result<port::Attributes> {
-        Ok(port::Attributes {
+    fn query_port(_call: &Call<'_>, _port: Port) -> Result<PortAttr> {
+        Ok(PortAttr {
             state: port::State::Active,
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::Mtu4096,

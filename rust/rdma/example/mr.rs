@@ -9,12 +9,12 @@ use rdma::{
         AccessFlags, //
     },
     mr::{
-        New,
+        NewMr,
         Range, //
     },
     uapi::{
+        AttrBundle,
         Attribute,
-        Attributes,
         Kind,
         Method, //
     },
@@ -52,7 +52,7 @@ impl MemoryRegion for Region {
         range: &Range,
         access: AccessFlags,
         _user: User<'_, Efa, ()>,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         // Peers read; a device that they may write says so. Who wants an order of writes has it.
         let known = Access::LocalWrite | Access::RemoteRead | Access::RelaxedOrdering;
         if access.bits() & !known.bits() != 0 {
@@ -66,7 +66,7 @@ impl MemoryRegion for Region {
         let object = Object::create(call)?;
         let key = u32::from(object.number);
 
-        Ok(New {
+        Ok(NewMr {
             init: Self {
                 object,
                 _memory: memory,
@@ -107,7 +107,7 @@ impl Method for Query {
         &Self::RECEIVE_READ,
     ];
 
-    fn call(_call: &Call<'_>, attributes: &Attributes<'_, Efa>) -> Result {
+    fn call(_call: &Call<'_>, attributes: &AttrBundle<'_, Efa>) -> Result {
         attributes
             .named::<Mr<Region>>(&Self::HANDLE)?
             .ok_or(EINVAL)?;

@@ -12,21 +12,21 @@ use kernel::{
 };
 use rdma::{
     ah,
+    mmap::Mapped,
     qp::{
         modify_is_ok,
         Attribute,
         AttributeMask,
-        Attributes,
-        Capabilities,
         Description,
         DriverType,
-        InitAttributes,
-        New,
+        NewQp,
+        QpAttr,
+        QpCap,
+        QpInitAttr,
         Service,
         State,
         Type, //
     },
-    ucontext::Mapped,
     udata::Caller,
     umem::Buffer,
     Pd,
@@ -97,11 +97,11 @@ pub(crate) struct Pair {
     /// The ring of receives. That of sends is in the memory of the device.
     _ring: Option<Arc<UserPages>>,
     service: Service<EfaType>,
-    capabilities: Capabilities,
+    capabilities: QpCap,
     signal_all: bool,
     /// Held while the state changes.
     #[pin]
-    attributes: Mutex<Attributes<ah::Unspecified>>,
+    attributes: Mutex<QpAttr<ah::Unspecified>>,
 }
 
 impl Pair {
@@ -123,9 +123,9 @@ impl QueuePair for Pair {
     fn create(
         call: &Call<'_>,
         _pd: &Pd<Domain>,
-        attributes: &InitAttributes<'_, Efa>,
+        attributes: &QpInitAttr<'_, Efa>,
         user: Caller<Efa, User<'_, Efa, abi::CreateQpRequest, Buffer<'_>>>,
-    ) -> Result<New<impl PinInit<Self>, abi::CreateQpResponse>> {
+    ) -> Result<NewQp<impl PinInit<Self>, abi::CreateQpResponse>> {
         let request = &user.request;
         let capabilities = attributes.capabilities;
         if request.flags != 0 {
@@ -161,7 +161,7 @@ impl QueuePair for Pair {
         let signal_all = attributes.signal_all;
         let object = Object::create(call)?;
 
-        Ok(New {
+        Ok(NewQp {
             number: object.number.into(),
             init: pin_init!(Self {
                 object,
@@ -170,7 +170,7 @@ impl QueuePair for Pair {
                 service,
                 capabilities,
                 signal_all,
-                attributes <- new_mutex!(Attributes::default()),
+                attributes <- new_mutex!(QpAttr::default()),
             }),
             response,
             capabilities,
@@ -181,7 +181,7 @@ impl QueuePair for Pair {
         qp: &Qp<Self>,
         _call: &Call<'_>,
         mask: AttributeMask,
-        attributes: &Attributes<ah::Unspecified>,
+        attributes: &QpAttr<ah::Unspecified>,
     ) -> Result {
         if !is_known(mask) {
             return Err(EOPNOTSUPP);
@@ -218,7 +218,7 @@ impl QueuePair for Pair {
     fn query(qp: &Qp<Self>, _call: &Call<'_>) -> Result<Description<ah::Unspecified>> {
         let now = *qp.attributes.lock();
         Ok(Description {
-            attributes: Attributes {
+            attributes: QpAttr {
                 current_state: now.state,
                 ..now
             },

@@ -19,7 +19,7 @@ mod cases {
         let bytes = core::array::from_fn::<_, 16, _>(|i| i as u8 + 1);
         // SAFETY: All members of the union are plain bytes.
         *unsafe { crate::compat::member_mut(&mut raw.gid.raw) } = bytes;
-        let entry = gid::Attributes::new(&raw);
+        let entry = GidAttr::new(&raw);
         assert_eq!((entry.index(), entry.port()), (0x1234, Port::try_from(2)));
         assert_eq!(
             (entry.gid(), entry.kind()),
@@ -30,15 +30,15 @@ mod cases {
 
         raw.gid_type = bindings::ib_gid_type_IB_GID_TYPE_ROCE;
         raw.port_num = 0;
-        let entry = gid::Attributes::new(&raw);
+        let entry = GidAttr::new(&raw);
         assert_eq!(
             (entry.kind(), entry.port()),
             (Ok(gid::Type::RoceV1), Err(EINVAL))
         );
         raw.gid_type = bindings::ib_gid_type_IB_GID_TYPE_IB;
-        assert_eq!(gid::Attributes::new(&raw).kind(), Ok(gid::Type::InfiniBand));
+        assert_eq!(GidAttr::new(&raw).kind(), Ok(gid::Type::InfiniBand));
         raw.gid_type = 99;
-        assert_eq!(gid::Attributes::new(&raw).kind(), Err(EINVAL));
+        assert_eq!(GidAttr::new(&raw).kind(), Err(EINVAL));
         Ok(())
     }
 }

@@ -43,7 +43,7 @@ mod cases {
             let srq_number = unsafe { Srq::<Object>::from_raw(srq.as_raw()) }.number;
             let expected = Asked::QueuePair {
                 ty: qp::Type::UnreliableDatagram,
-                capabilities: qp::Capabilities {
+                capabilities: QpCap {
                     max_send_wr: 1,
                     max_recv_wr: 2,
                     max_send_sge: 3,
@@ -109,7 +109,7 @@ mod cases {
                 ))
             };
             call(mask.bits() as c_int)?;
-            let attributes = qp::Attributes {
+            let attributes = QpAttr {
                 state: qp::State::Init,
                 port: second_port()?,
                 ..Default::default()
@@ -149,7 +149,7 @@ mod cases {
 
     #[test]
     fn attributes_of_a_queue_pair_survive_the_translation() -> Result {
-        let attributes = qp::Attributes {
+        let attributes = QpAttr {
             state: State::ReadyToSend,
             current_state: State::ReadyToReceive,
             path_mtu: Mtu::Mtu4096,
@@ -175,15 +175,15 @@ mod cases {
         attributes.write(&mut raw);
 
         let all = mask(0x1f_ffff)?;
-        assert_eq!(qp::Attributes::<ah::Roce>::from_raw(&raw, all)?, attributes);
+        assert_eq!(QpAttr::<ah::Roce>::from_raw(&raw, all)?, attributes);
 
         // What the mask does not name is not looked at.
         raw.qp_state = 77;
         raw.qkey = 99;
-        let some = qp::Attributes::<ah::Roce>::from_raw(&raw, mask(1 << 20)?)?;
+        let some = QpAttr::<ah::Roce>::from_raw(&raw, mask(1 << 20)?)?;
         assert_eq!((some.dest_qpn, some.qkey, some.state), (3, 0, State::Reset));
         assert_eq!(
-            qp::Attributes::<ah::Roce>::from_raw(&raw, mask(1)?).err(),
+            QpAttr::<ah::Roce>::from_raw(&raw, mask(1)?).err(),
             Some(EINVAL)
         );
         Ok(())

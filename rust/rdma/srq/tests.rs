@@ -13,7 +13,7 @@ mod cases {
         with_device(|device, log| {
             let pd = Domain::new(device)?;
             let mut srq = new_shared(device, &pd, null_mut())?;
-            let asked = srq::Attributes {
+            let asked = SrqAttr {
                 max_wr: 30,
                 max_sge: 3,
                 limit: 0,
@@ -63,14 +63,14 @@ mod cases {
         const MAX_WR: u32 = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR;
         const LIMIT: u32 = bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
 
-        let attributes = srq::Attributes {
+        let attributes = SrqAttr {
             max_wr: 5,
             max_sge: 2,
             limit: 6,
         };
         let mut raw = bindings::ib_srq_attr::default();
         attributes.write(&mut raw);
-        assert_eq!(srq::Attributes::from_raw(&raw), attributes);
+        assert_eq!(SrqAttr::from_raw(&raw), attributes);
 
         let change = |mask| Change::from_raw(&attributes, mask);
         assert_eq!(change(0), Ok(Change::default()));

@@ -44,43 +44,43 @@ pub(crate) use crate::{
         RawPath, //
     },
     bindings,
-    cq,
+    counter,
+    cq::CqInitAttr,
     device::{
-        self,
         Atomicity,
         Capability,
         Device,
+        DeviceAttr,
         OnDemandPaging,
         Properties,
         UnregisteredDevice, //
     },
     event::{
+        Completes,
         CqEvent,
         Dispatcher,
+        InUse,
+        Named,
+        Notice,
         Objects,
+        Place,
         PortEvent,
+        Poster,
         QpEvent,
+        Room,
         SrqEvent, //
     },
     gid::{
         self,
-        Gid, //
+        Gid,
+        GidAttr, //
     },
+    mmap::UserPages,
     mr::{
         self,
         Mapping, //
     },
     mw,
-    pages::UserPages,
-    place::{
-        Completes,
-        InUse,
-        Named,
-        Notice,
-        Place,
-        Poster,
-        Room, //
-    },
     port::{
         self,
         LinkLayer,
@@ -92,14 +92,15 @@ pub(crate) use crate::{
         self,
         Attribute,
         AttributeMask,
+        QpAttr,
+        QpCap,
         State,
         Type, //
     },
     srq::{
-        self,
-        Change, //
+        Change,
+        SrqAttr, //
     },
-    stats,
     wc::{
         Completion,
         Completions,

@@ -85,9 +85,9 @@ mod cases {
     fn attributes(
         call: &mut UserCall,
         declared: &'static [&'static Attribute],
-    ) -> Attributes<'static, TestDriver> {
+    ) -> AttrBundle<'static, TestDriver> {
         // SAFETY: Tests give a call the attributes that they declare, and use it while it is there.
-        unsafe { Attributes::new(call.attributes(), declared) }
+        unsafe { AttrBundle::new(call.attributes(), declared) }
     }
 
     const WORDS: Attribute = Attribute::input::<Words>(1).optional();

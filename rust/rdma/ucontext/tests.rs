@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of contexts, and of what they let processes map.
+//! Tests of contexts.
 
 use crate::testing::prelude::*;
 
-#[kunit_tests(rdma_contexts)]
+#[kunit_tests(rdma_ucontext)]
 mod cases {
     use super::*;
 
@@ -31,93 +31,6 @@ mod cases {
         })
     }
 
-    /// A process that may map memory, and where.
-    fn open(device: &Device<TestDriver>) -> Result<(Process, Offsets)> {
-        let process = Process::open(device, MAPPABLE, true)?;
-        let offsets = Offsets::from_response(process.memory.read()?);
-        Ok((process, offsets))
-    }
-
-    #[test]
-    fn processes_share_pages_with_the_device() -> Result {
-        with_device(|device, log| {
-            let (process, offsets) = open(device)?;
-            let shared = log.take_shared()?;
-            let memory = process.file.map(SHARED_PAGES, offsets.shared)?;
-            let again = process.file.map(SHARED_PAGES, offsets.shared)?;
-            for page in 0..SHARED_PAGES {
-                assert_eq!(memory.page(page).read()?, 0);
-                let word = 0x100 + page as u32;
-                memory
-                    .page(page)
-                    .write(u64::from(word) << 32 | u64::from(word))?;
-                let seen = shared.with_u32(page * PAGE_SIZE, |seen| seen.swap(!word, SeqCst))?;
-                assert_eq!(seen, word);
-                let answer = again.page(page).read()?.to_ne_bytes();
-                assert_eq!(answer[..4], (!word).to_ne_bytes());
-            }
-            process.end(device)
-        })
-    }
-
-    #[test]
-    fn device_memory_is_mapped_uncached() -> Result {
-        with_device(|device, _| {
-            let (process, offsets) = open(device)?;
-            let memory = process.file.map(DEVICE_PAGES, offsets.device)?;
-            for page in 0..DEVICE_PAGES {
-                let address = DEVICE_MEMORY + (page * PAGE_SIZE) as PhysAddr;
-                assert_eq!(memory.page(page).uncached(), Some(address));
-            }
-            memory.unmap(0..DEVICE_PAGES)?;
-            process.end(device)
-        })
-    }
-
-    #[test]
-    fn memory_is_mapped_as_a_whole_and_shared() -> Result {
-        with_device(|device, _| {
-            let (process, offsets) = open(device)?;
-            let page = PAGE_SIZE as u64;
-            assert_ne!(offsets.device, offsets.shared);
-            for (pages, offset) in [
-                (DEVICE_PAGES - 1, offsets.device),
-                (DEVICE_PAGES + 1, offsets.device),
-                (DEVICE_PAGES - 1, offsets.device + page),
-                (SHARED_PAGES - 1, offsets.shared),
-                (SHARED_PAGES + 1, offsets.shared),
-                (SHARED_PAGES - 1, offsets.shared + page),
-                (SHARED_PAGES, 1000 * page),
-            ] {
-                assert_eq!(process.file.map(pages, offset).err(), Some(EINVAL));
-            }
-            for (pages, offset) in [
-                (DEVICE_PAGES, offsets.device),
-                (SHARED_PAGES, offsets.shared),
-            ] {
-                let private = process.file.map_private(pages, offset);
-                assert_eq!(private.err(), Some(EINVAL));
-            }
-            process.end(device)
-        })
-    }
-
-    #[test]
-    fn pages_stay_mapped_when_their_context_is_gone() -> Result {
-        with_device(|device, log| {
-            let (process, offsets) = open(device)?;
-            let memory = process.file.map(SHARED_PAGES, offsets.shared)?;
-            process.end(device)?;
-            // Nobody else has them but those who map them.
-            let shared = Arc::into_unique_or_drop(log.take_shared()?).ok_or(EBUSY)?;
-            shared.with_u32(PAGE_SIZE, |word| word.store(u32::MAX, SeqCst))?;
-            drop(shared);
-            let last = memory.page(1).read()?.to_ne_bytes();
-            assert_eq!(last[..4], u32::MAX.to_ne_bytes());
-            Ok(())
-        })
-    }
-
     #[test]
     fn a_context_that_fails_leaves_nothing_to_map() -> Result {
         with_device(|device, log| {
@@ -131,88 +44,5 @@ mod cases {
             assert_eq!(log.objects(), others);
             Ok(())
         })
-    }
-}
-
-#[kunit_tests(rdma_ucontext)]
-mod device_memory {
-    use super::super::*;
-
-    /// A resource, as some of the kernel's own are.
-    fn resource(raw: &mut bindings::resource) -> &Resource {
-        // SAFETY: It is valid.
-        unsafe { crate::compat::resource_from_raw(raw) }
-    }
-
-    /// Some RAM.
-    fn ram() -> Result<bindings::resource> {
-        const RAM: c_ulong = bindings::IORESOURCE_SYSTEM_RAM as c_ulong;
-
-        // SAFETY: What the kernel knows of RAM stays as it is while nobody unplugs it.
-        let mut next = unsafe { bindings::iomem_resource.child };
-        // SAFETY: As above.
-        while let Some(found) = unsafe { next.as_ref() } {
-            if found.flags & RAM == RAM && found.end - found.start > 4 * PAGE_SIZE as PhysAddr {
-                return Ok(bindings::resource {
-                    start: found.start.next_multiple_of(PAGE_SIZE as PhysAddr),
-                    end: found.end,
-                    flags: found.flags,
-                    ..Default::default()
-                });
-            }
-            next = found.sibling;
-        }
-        Err(ENOENT)
-    }
-
-    #[test]
-    fn ram_is_no_device_memory() -> Result {
-        let mut ram = ram()?;
-        let ram = resource(&mut ram);
-        assert_eq!(DeviceMemory::new(ram, 0, PAGE_SIZE), Err(EINVAL));
-        // Nor is a piece of it, behind what is none.
-        let mut beyond = bindings::resource {
-            start: ram.start() + ram.size() / PAGE_SIZE as u64 * PAGE_SIZE as u64
-                - PAGE_SIZE as PhysAddr,
-            end: 1 << 50,
-            flags: bindings::IORESOURCE_MEM as c_ulong,
-            ..Default::default()
-        };
-        let beyond = resource(&mut beyond);
-        assert_eq!(DeviceMemory::new(beyond, 0, 1 << 40), Err(EINVAL));
-        Ok(())
-    }
-
-    #[test]
-    fn device_memory_is_whole_pages_of_a_resource() -> Result {
-        // Beyond all that is there.
-        const START: PhysAddr = 1 << 50;
-        const PAGE: u64 = PAGE_SIZE as u64;
-
-        let mut raw = bindings::resource {
-            start: START,
-            end: START + 4 * PAGE - 1,
-            flags: bindings::IORESOURCE_MEM as c_ulong,
-            ..Default::default()
-        };
-        let bar = resource(&mut raw);
-        let memory = DeviceMemory::new(bar, PAGE, 2 * PAGE_SIZE)?;
-        let range = memory.range;
-        assert_eq!((range.start, range.length), (START + PAGE, 2 * PAGE_SIZE));
-        assert_eq!(Content::Device(range).length(), 2 * PAGE_SIZE);
-        for (offset, length) in [
-            (0, 0),
-            (0, PAGE_SIZE + 1),
-            (8, PAGE_SIZE),
-            (3 * PAGE, 2 * PAGE_SIZE),
-            (u64::MAX - PAGE + 1, PAGE_SIZE),
-            (PAGE, usize::MAX),
-        ] {
-            assert_eq!(DeviceMemory::new(bar, offset, length), Err(EINVAL));
-        }
-        raw.flags = bindings::IORESOURCE_IO as c_ulong;
-        let ports = DeviceMemory::new(resource(&mut raw), 0, PAGE_SIZE);
-        assert_eq!(ports, Err(EINVAL));
-        Ok(())
     }
 }

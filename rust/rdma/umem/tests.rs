@@ -24,7 +24,7 @@ mod cases {
                 device,
                 create_user_cq(cq.as_raw(), &attributes, call.attributes())
             ))?;
-            let attributes = cq::Attributes {
+            let attributes = CqInitAttr {
                 entries: 4,
                 vector: 1,
                 flags: 3,
@@ -47,7 +47,7 @@ mod cases {
 
             let mut call = process.call(buffer + 11)?;
             let mut srq = new_shared(device, &pd, call.udata())?;
-            let asked = srq::Attributes {
+            let asked = SrqAttr {
                 max_wr: 30,
                 max_sge: 3,
                 limit: 0,
@@ -90,7 +90,7 @@ mod cases {
             ))?;
             let asked = Asked::QueuePair {
                 ty: qp::Type::UnreliableConnection,
-                capabilities: qp::Capabilities {
+                capabilities: QpCap {
                     max_send_wr: 9,
                     ..Default::default()
                 },
@@ -228,7 +228,7 @@ mod umem {
     use super::super::*;
     use crate::{
         access::Access,
-        pages::UserPages,
+        mmap::UserPages,
         testing::{
             device::TestDevice,
             driver::with_device,

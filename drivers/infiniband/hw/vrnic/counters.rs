@@ -5,8 +5,8 @@
 
 use kernel::prelude::*;
 use rdma::{
+    counter, //
     port::Port,
-    stats, //
 };
 use vrnic_wire::{
     command::{
@@ -25,11 +25,11 @@ use vrnic_wire::{
 use crate::device::Call;
 
 /// The counters, in the order of their places in the device's answer.
-pub(crate) static COUNTERS: [stats::Counter; Counter::NAMES.len()] = {
-    let mut counters = [const { stats::Counter::new(c"") }; Counter::NAMES.len()];
+pub(crate) static COUNTERS: [counter::Counter; Counter::NAMES.len()] = {
+    let mut counters = [const { counter::Counter::new(c"") }; Counter::NAMES.len()];
     let mut i = 0;
     while i < counters.len() {
-        counters[i] = stats::Counter::new(Counter::NAMES[i]);
+        counters[i] = counter::Counter::new(Counter::NAMES[i]);
         i += 1;
     }
     counters

@@ -14,8 +14,8 @@ use kernel::{
 };
 use rdma::{
     cq::{
-        Attributes,
-        New, //
+        CqInitAttr,
+        NewCq, //
     },
     restrack::Details,
     umem::Buffer,
@@ -54,7 +54,7 @@ use crate::{
     kernel_qp::{
         KernelRings,
         Side, //
-    }, //
+    },
     memory::{
         pin_buffer,
         pin_ring, //
@@ -160,9 +160,9 @@ impl CompletionQueue for Cq {
 
     fn create_user(
         call: &Call<'_>,
-        attributes: &Attributes,
+        attributes: &CqInitAttr,
         user: User<'_, Vrnic, CreateCqRequest, Buffer<'_>>,
-    ) -> Result<New<impl PinInit<Self>, CreateCqResponse>> {
+    ) -> Result<NewCq<impl PinInit<Self>, CreateCqResponse>> {
         let CreateCqRequest(request) = user.request;
         if !has_flags(attributes.flags) {
             return Err(EOPNOTSUPP);
@@ -184,7 +184,7 @@ impl CompletionQueue for Cq {
             ..Default::default()
         };
 
-        Ok(New {
+        Ok(NewCq {
             init: pin_init!(Self {
                 object,
                 kernel: None,
@@ -196,7 +196,7 @@ impl CompletionQueue for Cq {
         })
     }
 
-    fn create(call: &Call<'_>, attributes: &Attributes) -> Result<New<impl PinInit<Self>, ()>> {
+    fn create(call: &Call<'_>, attributes: &CqInitAttr) -> Result<NewCq<impl PinInit<Self>, ()>> {
         let limit = call.data().limits.max_cq_entries.get();
         let entries = entries_for(attributes.entries, limit)?;
         let mut buffer = Layout::new();
@@ -221,7 +221,7 @@ impl CompletionQueue for Cq {
 
         let number = object.number();
 
-        Ok(New {
+        Ok(NewCq {
             init: pin_init!(Self {
                 object,
                 kernel: Some(ring),

@@ -4,21 +4,22 @@
 
 use kernel::prelude::*;
 use rdma::{
+    counter::Counter,
     device::{
         Atomicity,
-        Attributes,
         Capabilities,
         Capability,
+        DeviceAttr,
         OnDemandOperation,
         OnDemandPaging, //
     },
-    gid,
+    gid::GidAttr,
     port::{
         self,
         LinkLayer,
-        Port, //
+        Port,
+        PortAttr, //
     },
-    stats::Counter,
     uapi::Addition,
     udata::ProcessesAndKernel,
     Netdev,
@@ -130,7 +131,7 @@ impl Operations for Vrnic {
     const USER_METHODS: &'static [Addition<Self>] = &[Addition::method::<FindPd>()];
     const PORT_COUNTERS: &'static [Counter] = &counters::COUNTERS;
 
-    fn query_device(call: &Call<'_>) -> Result<Attributes> {
+    fn query_device(call: &Call<'_>) -> Result<DeviceAttr> {
         let limits = &call.data().limits;
         // The commands have no limits but their formats.
         let moderation = match call.data().completion_queue_changes {
@@ -138,7 +139,7 @@ impl Operations for Vrnic {
             false => 0,
         };
 
-        Ok(Attributes {
+        Ok(DeviceAttr {
             firmware_version: limits.firmware_version.get(),
             system_image_guid: call.data().config.node_guid.get(),
             vendor_id: PCI_VENDOR_ID.into(),
@@ -218,7 +219,7 @@ impl Operations for Vrnic {
         crate::port::immutable(call)
     }
 
-    fn query_port(call: &Call<'_>, port: Port) -> Result<port::Attributes> {
+    fn query_port(call: &Call<'_>, port: Port) -> Result<PortAttr> {
         crate::port::query(call, port)
     }
 
@@ -234,11 +235,11 @@ impl Operations for Vrnic {
         crate::port::pkey(index)
     }
 
-    fn add_gid(call: &Call<'_>, gid: &gid::Attributes<'_>) -> Result {
+    fn add_gid(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
         crate::gid::add(call, gid)
     }
 
-    fn del_gid(call: &Call<'_>, gid: &gid::Attributes<'_>) -> Result {
+    fn del_gid(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
         crate::gid::remove(call, gid)
     }
 

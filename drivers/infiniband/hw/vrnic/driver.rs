@@ -86,7 +86,7 @@ use crate::{
     },
     kernel_context::KernelContext,
     multicast::Detacher,
-    paging::{
+    odp::{
         Faults,
         PageCommands, //
     }, //

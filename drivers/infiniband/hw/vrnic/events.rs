@@ -40,7 +40,7 @@ use vrnic_wire::event::{
 
 use crate::{
     health::Health,
-    paging::Faults, //
+    odp::Faults, //
 };
 
 /// A handler of an event queue.

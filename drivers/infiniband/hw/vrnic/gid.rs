@@ -4,7 +4,7 @@
 
 use kernel::prelude::*;
 use rdma::gid::{
-    Attributes,
+    GidAttr,
     Type, //
 };
 use vrnic_wire::{
@@ -22,7 +22,7 @@ use vrnic_wire::{
 use crate::device::Call;
 
 /// Tells the device of an entry.
-pub(crate) fn add(call: &Call<'_>, gid: &Attributes<'_>) -> Result {
+pub(crate) fn add(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
     let (vlan, mac) = gid.link_layer()?;
     let gid_type = match gid.kind()? {
         Type::RoceV1 => GidType::RoceV1,
@@ -45,7 +45,7 @@ pub(crate) fn add(call: &Call<'_>, gid: &Attributes<'_>) -> Result {
 }
 
 /// Has the device forget an entry. The core forgets it whatever this returns.
-pub(crate) fn remove(call: &Call<'_>, gid: &Attributes<'_>) -> Result {
+pub(crate) fn remove(call: &Call<'_>, gid: &GidAttr<'_>) -> Result {
     let command = ClearGid {
         index: gid.index().into(),
         ..Default::default()

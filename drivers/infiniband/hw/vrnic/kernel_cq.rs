@@ -38,8 +38,8 @@ use crate::{
         Name,
         Side,
         WorkRing, //
-    }, //
-    ring::CompletionRing,
+    },
+    ring::CompletionRing, //
 };
 
 /// A queue pair of the kernel whose completions come here.

@@ -28,8 +28,8 @@ use vrnic_wire::ring::{
 };
 
 use crate::{
-    kernel_srq::SharedReceives, //
-    ring::header_word,
+    kernel_srq::SharedReceives,
+    ring::header_word, //
 };
 
 /// One of the two queues of a queue pair.

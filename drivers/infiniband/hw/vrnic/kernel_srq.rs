@@ -30,8 +30,8 @@ use crate::{
     kernel_qp::{
         Name,
         Side, //
-    }, //
-    ring::header_word,
+    },
+    ring::header_word, //
 };
 
 /// Where a receive is remembered.

@@ -13,7 +13,6 @@
 #![recursion_limit = "256"]
 
 mod ah;
-mod attr;
 mod commands;
 mod control;
 mod counters;
@@ -31,7 +30,7 @@ mod memory;
 mod mr;
 mod multicast;
 mod mw;
-mod paging;
+mod odp;
 mod pd;
 mod port;
 mod qp;

@@ -17,7 +17,7 @@ use rdma::{
         Advice,
         Change,
         DmaBufRange,
-        New,
+        NewMr,
         Range, //
     },
     restrack::Details,
@@ -59,7 +59,7 @@ use crate::{
         Vrnic, //
     },
     memory::region_pages,
-    paging::Paged,
+    odp::Paged,
     pd::Pd, //
 };
 
@@ -191,9 +191,9 @@ impl UserMemory {
 
 impl Mr {
     /// A region with one key for all uses.
-    fn new(registered: Registered, table: Option<Table>) -> New<impl PinInit<Self>, ()> {
+    fn new(registered: Registered, table: Option<Table>) -> NewMr<impl PinInit<Self>, ()> {
         let key = registered.key();
-        New {
+        NewMr {
             init: pin_init!(Self {
                 registered <- new_mutex!(registered),
                 table,
@@ -272,7 +272,7 @@ impl MemoryRegion for Mr {
         range: &Range,
         access: AccessFlags,
         _user: User<'_, Vrnic, ()>,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         if access.contains(Access::OnDemand) {
             let rights = device_rights(access & !Access::OnDemand, &call.data().limits)?;
             let paged = Paged::register(call, pd.number(), range, access, rights)?;
@@ -288,7 +288,7 @@ impl MemoryRegion for Mr {
         pd: &rdma::Pd<Pd>,
         range: &DmaBufRange,
         access: AccessFlags,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         let get = || UserMemory::get_dma_buf(call, range, access);
         let registered = Registered::in_place(call, pd, access, get)?;
         Ok(Self::new(registered, None))
@@ -298,7 +298,7 @@ impl MemoryRegion for Mr {
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
         access: AccessFlags,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         // For `IB_PD_UNSAFE_GLOBAL_RKEY` the core names remote rights alone, which the device
         // refuses: whoever lets peers write may write.
         let access = access | Access::LocalWrite;
@@ -318,7 +318,7 @@ impl MemoryRegion for Mr {
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
         max_pages: u32,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         if max_pages > call.data().limits.max_fast_registration_pages.get() {
             return Err(EINVAL);
         }

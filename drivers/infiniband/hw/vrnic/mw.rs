@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 use rdma::{
     mw::{
-        New,
+        NewMw,
         Type, //
     },
     MemoryWindow,
@@ -46,7 +46,7 @@ impl MemoryWindow for Mw {
         pd: &rdma::Pd<Pd>,
         ty: Type,
         _user: User<'_, Vrnic, ()>,
-    ) -> Result<New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMw<impl PinInit<Self>, ()>> {
         let ty = match ty {
             Type::Type1 => MwType::Type1,
             Type::Type2 => MwType::Type2,
@@ -60,7 +60,7 @@ impl MemoryWindow for Mw {
         )?;
         let rkey = object.number();
 
-        Ok(New {
+        Ok(NewMw {
             init: pin_init!(Self { object }),
             response: (),
             rkey,

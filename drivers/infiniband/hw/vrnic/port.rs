@@ -9,10 +9,10 @@
 use kernel::prelude::*;
 use rdma::{
     port::{
-        Attributes,
         Immutable,
         Mtu,
         Port,
+        PortAttr,
         Protocol,
         State, //
     },
@@ -111,13 +111,13 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
 }
 
 /// Returns the attributes of the port.
-pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<Attributes> {
+pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
     let reply = ask(call, port)?;
     // It may not have been told yet that the network device is down.
     let active = PortState::try_from(reply.state) == Ok(PortState::Active)
         && call.netdev(port).is_some_and(|netdev| netdev.is_active());
 
-    Ok(Attributes {
+    Ok(PortAttr {
         state: if active { State::Active } else { State::Down },
         max_mtu: Mtu::try_from(u32::from(reply.max_mtu))?,
         active_mtu: Mtu::try_from(u32::from(reply.active_mtu))?,

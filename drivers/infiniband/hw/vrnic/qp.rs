@@ -17,11 +17,12 @@ use rdma::{
         modify_is_ok,
         Attribute,
         AttributeMask,
-        Capabilities,
         Description,
-        InitAttributes,
-        New,
+        NewQp,
         NoDriverType,
+        QpAttr,
+        QpCap,
+        QpInitAttr,
         State,
         Type, //
     },
@@ -60,10 +61,6 @@ use vrnic_wire::{
 };
 
 use crate::{
-    attr::{
-        self,
-        Attributes, //
-    },
     commands::{
         create_qp,
         Object,
@@ -92,6 +89,8 @@ use crate::{
     },
     wqe, //
 };
+
+mod attr;
 
 /// Bytes of a scatter/gather element.
 const SGE: u32 = size_of::<vrnic_wire::work::Sge>() as u32;
@@ -128,14 +127,14 @@ pub(crate) struct Qp {
     ty: Type,
     /// Whether each send raises a completion, as opposed to those that ask for it.
     signal_all: bool,
-    capabilities: Capabilities,
+    capabilities: QpCap,
     /// Held while the state changes.
     #[pin]
     condition: Mutex<Condition>,
 }
 
 /// Refuses sizes beyond the limits of the device.
-fn check_limits(capabilities: &Capabilities, limits: &DeviceLimits) -> Result {
+fn check_limits(capabilities: &QpCap, limits: &DeviceLimits) -> Result {
     if capabilities.max_send_wr > limits.max_qp_entries.get()
         || capabilities.max_recv_wr > limits.max_qp_entries.get()
         || capabilities.max_send_sge > limits.max_send_sge.get()
@@ -150,9 +149,9 @@ fn check_limits(capabilities: &Capabilities, limits: &DeviceLimits) -> Result {
 /// Checks the rings that a process asks for, and says what they hold.
 fn user_layouts(
     request: &abi::CreateQpRequest,
-    asked: &Capabilities,
+    asked: &QpCap,
     limits: &DeviceLimits,
-) -> Result<(RingLayout, RingLayout, Capabilities)> {
+) -> Result<(RingLayout, RingLayout, QpCap)> {
     let send = RingLayout::from(request.sq);
     let recv = RingLayout::from(request.rq);
 
@@ -165,7 +164,7 @@ fn user_layouts(
         }
     }
 
-    let mut given = Capabilities::default();
+    let mut given = QpCap::default();
     if send.is_present() {
         let data = send
             .stride
@@ -198,11 +197,11 @@ fn user_layouts(
 
 /// Builds the rings of a queue pair of the kernel, and says what they hold.
 fn kernel_layouts(
-    asked: &Capabilities,
+    asked: &QpCap,
     limits: &DeviceLimits,
-) -> Result<(RingLayout, RingLayout, Capabilities, u64)> {
+) -> Result<(RingLayout, RingLayout, QpCap, u64)> {
     // Inline data of the kernel would have to be copied here; nobody gains by that.
-    let given = Capabilities {
+    let given = QpCap {
         max_send_wr: entries_for(asked.max_send_wr, limits.max_qp_entries.get())?,
         max_recv_wr: entries_for(asked.max_recv_wr, limits.max_qp_entries.get())?,
         max_inline_data: 0,
@@ -231,9 +230,9 @@ impl QueuePair for Qp {
     fn create(
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
-        attributes: &InitAttributes<'_, Vrnic>,
+        attributes: &QpInitAttr<'_, Vrnic>,
         user: Caller<Vrnic, User<'_, Vrnic, CreateQpRequest, Buffer<'_>>>,
-    ) -> Result<New<impl PinInit<Self>, CreateQpResponse>> {
+    ) -> Result<NewQp<impl PinInit<Self>, CreateQpResponse>> {
         let limits = &call.data().limits;
         let ty = attributes.service.ty();
         let mut asked = attributes.capabilities;
@@ -332,7 +331,7 @@ impl QueuePair for Qp {
             .inspect_err(|_| attributes.send_cq.detach(number, rings))?;
         }
 
-        Ok(New {
+        Ok(NewQp {
             init: pin_init!(Self {
                 object,
                 rings,
@@ -352,7 +351,7 @@ impl QueuePair for Qp {
         qp: &rdma::Qp<Self>,
         call: &Call<'_>,
         mask: AttributeMask,
-        attributes: &Attributes,
+        attributes: &QpAttr<Roce>,
     ) -> Result {
         let mut condition = qp.condition.lock();
         let from = if mask.contains(Attribute::CurrentState) {
@@ -428,7 +427,7 @@ impl QueuePair for Qp {
                 State::Reset => State::Reset,
                 _ => State::Error,
             };
-            let attributes = Attributes {
+            let attributes = QpAttr {
                 state,
                 current_state: state,
                 ..Default::default()
@@ -597,7 +596,7 @@ mod tests {
 
     #[test]
     fn rings_of_processes_say_what_they_hold() {
-        let asked = Capabilities {
+        let asked = QpCap {
             max_send_wr: 10,
             max_recv_wr: 20,
             max_send_sge: 2,
@@ -607,7 +606,7 @@ mod tests {
         let (_, _, given) = user_layouts(&good(), &asked, &limits()).unwrap_or_default();
         assert_eq!(
             given,
-            Capabilities {
+            QpCap {
                 max_send_wr: 16,
                 max_recv_wr: 32,
                 max_send_sge: 4,
@@ -619,7 +618,7 @@ mod tests {
 
     #[test]
     fn rings_of_processes_are_checked() {
-        let asked = Capabilities {
+        let asked = QpCap {
             max_send_wr: 16,
             max_recv_wr: 32,
             max_send_sge: 4,
@@ -649,13 +648,13 @@ mod tests {
     fn rings_that_nobody_wants_are_absent() -> Result {
         let (send, recv, given) = user_layouts(
             &abi::CreateQpRequest::default(),
-            &Capabilities::default(),
+            &QpCap::default(),
             &limits(),
         )?;
         assert!(!send.is_present() && !recv.is_present());
-        assert_eq!(given, Capabilities::default());
+        assert_eq!(given, QpCap::default());
 
-        let (send, recv, _, length) = kernel_layouts(&Capabilities::default(), &limits())?;
+        let (send, recv, _, length) = kernel_layouts(&QpCap::default(), &limits())?;
         assert!(!send.is_present() && !recv.is_present());
         assert_eq!(length, 0);
         Ok(())
@@ -663,7 +662,7 @@ mod tests {
 
     #[test]
     fn rings_of_the_kernel_fit_their_memory() -> Result {
-        let asked = Capabilities {
+        let asked = QpCap {
             max_send_wr: 33,
             max_recv_wr: 5,
             max_send_sge: 4,
@@ -679,17 +678,17 @@ mod tests {
 
     #[test]
     fn sizes_beyond_the_limits_are_refused() {
-        let fits = |capabilities: Capabilities| check_limits(&capabilities, &limits()).is_ok();
-        assert!(fits(Capabilities {
+        let fits = |capabilities: QpCap| check_limits(&capabilities, &limits()).is_ok();
+        assert!(fits(QpCap {
             max_send_wr: 64,
             max_recv_sge: 4,
             ..Default::default()
         }));
-        assert!(!fits(Capabilities {
+        assert!(!fits(QpCap {
             max_recv_wr: 65,
             ..Default::default()
         }));
-        assert!(!fits(Capabilities {
+        assert!(!fits(QpCap {
             max_inline_data: 129,
             ..Default::default()
         }));

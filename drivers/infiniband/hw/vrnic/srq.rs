@@ -13,8 +13,8 @@ use kernel::{
 use rdma::{
     restrack::Details,
     srq::{
-        Attributes,
-        New, //
+        NewSrq,
+        SrqAttr, //
     },
     udata::Caller,
     umem::Buffer,
@@ -97,7 +97,7 @@ fn user_layout(
     max_wr: u32,
     max_sge: u32,
     limits: &DeviceLimits,
-) -> Result<(RingLayout, Attributes)> {
+) -> Result<(RingLayout, SrqAttr)> {
     let ring = RingLayout::from(request.ring);
 
     if !ring.is_present()
@@ -112,7 +112,7 @@ fn user_layout(
         .get()
         .checked_sub(RECEIVE_DATA_OFFSET as u32)
         .ok_or(EINVAL)?;
-    let given = Attributes {
+    let given = SrqAttr {
         max_wr: ring.entries.get(),
         max_sge: (room / SGE).min(limits.max_recv_sge.get()),
         limit: 0,
@@ -124,11 +124,11 @@ fn user_layout(
 }
 
 /// Builds the ring of a queue of the kernel, and says what it holds.
-fn kernel_layout(asked: &Attributes, limits: &DeviceLimits) -> Result<(RingLayout, Attributes)> {
+fn kernel_layout(asked: &SrqAttr, limits: &DeviceLimits) -> Result<(RingLayout, SrqAttr)> {
     if asked.max_wr == 0 || asked.max_sge > limits.max_recv_sge.get() {
         return Err(EINVAL);
     }
-    let given = Attributes {
+    let given = SrqAttr {
         max_wr: entries_for(asked.max_wr, limits.max_qp_entries.get())?,
         ..*asked
     };
@@ -146,9 +146,9 @@ impl SharedReceiveQueue for Srq {
     fn create(
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
-        attributes: &Attributes,
+        attributes: &SrqAttr,
         user: Caller<Vrnic, User<'_, Vrnic, CreateSrqRequest, Buffer<'_>>>,
-    ) -> Result<New<impl PinInit<Self>, CreateSrqResponse>> {
+    ) -> Result<NewSrq<impl PinInit<Self>, CreateSrqResponse>> {
         let limits = &call.data().limits;
         if limits.max_srq.get() == 0 {
             return Err(EOPNOTSUPP);
@@ -189,7 +189,7 @@ impl SharedReceiveQueue for Srq {
             ..Default::default()
         };
 
-        Ok(New {
+        Ok(NewSrq {
             init: pin_init!(Self {
                 object,
                 max_sge: given.max_sge,
@@ -232,12 +232,12 @@ impl SharedReceiveQueue for Srq {
         Ok(())
     }
 
-    fn query(srq: &rdma::Srq<Self>, call: &Call<'_>) -> Result<Attributes> {
+    fn query(srq: &rdma::Srq<Self>, call: &Call<'_>) -> Result<SrqAttr> {
         let reply = call.data().control.execute(&QuerySrq {
             srqn: srq.number().into(),
             ..Default::default()
         })?;
-        Ok(Attributes {
+        Ok(SrqAttr {
             max_wr: reply.entries.get(),
             max_sge: reply.max_sge.get(),
             limit: reply.limit.get(),
@@ -292,13 +292,13 @@ mod tests {
             max_recv_sge: 4.into(),
             ..Default::default()
         };
-        let asked = Attributes {
+        let asked = SrqAttr {
             max_wr: 33,
             max_sge: 3,
             limit: 0,
         };
         let with = |max_wr, max_sge| {
-            let asked = Attributes {
+            let asked = SrqAttr {
                 max_wr,
                 max_sge,
                 ..asked
@@ -337,7 +337,7 @@ mod tests {
             change(&mut request);
             user_layout(&request, 16, 3, &limits).map(|(_, given)| given)
         };
-        let given = Attributes {
+        let given = SrqAttr {
             max_wr: 32,
             max_sge: 4,
             limit: 0,

@@ -4,8 +4,8 @@
 
 use kernel::prelude::*;
 use rdma::uapi::{
+    AttrBundle,
     Attribute,
-    Attributes,
     Kind,
     Method, //
 };
@@ -35,7 +35,7 @@ impl Method for FindPd {
     const NUMBER: u16 = 0;
     const ATTRIBUTES: &'static [&'static Attribute] = &[&PD_HANDLE];
 
-    fn call(_call: &Call<'_>, attributes: &Attributes<'_, Vrnic>) -> Result {
+    fn call(_call: &Call<'_>, attributes: &AttrBundle<'_, Vrnic>) -> Result {
         match attributes.named::<rdma::Pd<Pd>>(&PD_HANDLE)? {
             Some(_) => Ok(()),
             None => Err(EINVAL),

@@ -9,13 +9,13 @@ use kernel::{
     sync::Arc, //
 };
 use rdma::{
-    uapi::{
-        Attribute,
-        Attributes, //
-    },
-    ucontext::{
+    mmap::{
         DeviceMemory,
         Mappings, //
+    },
+    uapi::{
+        AttrBundle,
+        Attribute, //
     },
     Ucontext,
     UserPages, //
@@ -147,7 +147,7 @@ impl rdma::UserContext for UserContext {
     fn query(
         context: &Ucontext<Self>,
         _call: &Call<'_>,
-        attributes: &Attributes<'_, Vrnic>,
+        attributes: &AttrBundle<'_, Vrnic>,
     ) -> Result {
         attributes.put(&CONTEXT_RESPONSE, &context.response)
     }

@@ -34,8 +34,8 @@ use vrnic_wire::work::{
 
 use crate::{
     device::Vrnic,
-    kernel_qp::Name, //
-    mr::rights,
+    kernel_qp::Name,
+    mr::rights, //
 };
 
 /// Writes a send entry at `at` for the request `name`. `EINVAL` for what the device does not do:

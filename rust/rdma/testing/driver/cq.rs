@@ -14,9 +14,10 @@ use super::{
 };
 use crate::{
     cq::{
-        self,
         CompletionQueue,
-        Cq, //
+        Cq,
+        CqInitAttr,
+        NewCq, //
     },
     device::Call,
     restrack::Details,
@@ -34,14 +35,14 @@ impl CompletionQueue for Object {
 
     fn create_user(
         call: &Call<'_, TestDriver>,
-        attributes: &cq::Attributes,
+        attributes: &CqInitAttr,
         user: User<'_, TestDriver, u64, Buffer<'_>>,
-    ) -> Result<cq::New<impl PinInit<Self>, u64>> {
+    ) -> Result<NewCq<impl PinInit<Self>, u64>> {
         note_buffer(call, &user)?;
         call.data()
             .note(Asked::Queue(*attributes, Some(user.request)));
         let object = Object::new(call);
-        Ok(cq::New {
+        Ok(NewCq {
             number: object.number,
             init: object,
             response: !user.request,
@@ -51,11 +52,11 @@ impl CompletionQueue for Object {
 
     fn create(
         call: &Call<'_, TestDriver>,
-        attributes: &cq::Attributes,
-    ) -> Result<cq::New<impl PinInit<Self>, ()>> {
+        attributes: &CqInitAttr,
+    ) -> Result<NewCq<impl PinInit<Self>, ()>> {
         call.data().note(Asked::Queue(*attributes, None));
         let object = Object::new(call);
-        Ok(cq::New {
+        Ok(NewCq {
             number: object.number,
             init: object,
             response: (),

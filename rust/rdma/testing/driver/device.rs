@@ -21,34 +21,37 @@ use super::{
 };
 use crate::{
     ah,
+    counter::Counter,
     device::{
         Atomicity,
-        Attributes,
         Call,
         Capability,
+        DeviceAttr,
         NodeType,
         OnDemandOperation,
         OnDemandPaging,
         Operations,
         Properties, //
     },
-    gid,
+    gid::{
+        GidAttr, //
+    },
     netdev::Netdev,
     port::{
         self,
         LinkLayer,
         Mtu,
-        Port, //
+        Port,
+        PortAttr, //
     },
     qp::Qp,
-    stats::Counter,
     uapi,
     udata::ProcessesAndKernel, //
 };
 
 /// What the driver says of the device: no number twice.
-pub(crate) fn attributes() -> Attributes {
-    Attributes {
+pub(crate) fn attributes() -> DeviceAttr {
+    DeviceAttr {
         firmware_version: 0x1_0002_0003,
         system_image_guid: 0x0102_0304_0506_0708,
         vendor_id: 101,
@@ -94,9 +97,9 @@ pub(crate) fn attributes() -> Attributes {
 }
 
 /// What the driver says of a port: no number twice, nor the same of two ports.
-pub(crate) fn port_attributes(port: Port) -> port::Attributes {
+pub(crate) fn port_attributes(port: Port) -> PortAttr {
     let port = port.number();
-    port::Attributes {
+    PortAttr {
         state: port::State::Active,
         max_mtu: Mtu::Mtu4096,
         active_mtu: Mtu::Mtu1024,
@@ -160,7 +163,7 @@ impl Operations for TestDriver {
         Counter::new(c"third"),
     ];
 
-    fn query_device(_call: &Call<'_, Self>) -> Result<Attributes> {
+    fn query_device(_call: &Call<'_, Self>) -> Result<DeviceAttr> {
         Ok(attributes())
     }
 
@@ -185,7 +188,7 @@ impl Operations for TestDriver {
         })
     }
 
-    fn query_port(call: &Call<'_, Self>, port: Port) -> Result<port::Attributes> {
+    fn query_port(call: &Call<'_, Self>, port: Port) -> Result<PortAttr> {
         let mut attributes = port_attributes(port);
         if call.data().is_down.load(SeqCst) {
             attributes.state = port::State::Down;
@@ -218,11 +221,11 @@ impl Operations for TestDriver {
         Ok(0x8000 | (port.number() as u16) << 8 | index)
     }
 
-    fn add_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+    fn add_gid(_call: &Call<'_, Self>, _gid: &GidAttr<'_>) -> Result {
         Ok(())
     }
 
-    fn del_gid(_call: &Call<'_, Self>, _gid: &gid::Attributes<'_>) -> Result {
+    fn del_gid(_call: &Call<'_, Self>, _gid: &GidAttr<'_>) -> Result {
         Ok(())
     }
 

@@ -21,17 +21,23 @@ use crate::{
     access::AccessFlags,
     ah,
     cq::{
-        self,
-        Cq, //
+        Cq,
+        CqInitAttr, //
     },
     event::Dispatcher,
     gid::Gid,
+    mmap::UserPages,
     mr,
     mw,
-    pages::UserPages,
     port::Port,
-    qp,
-    srq,
+    qp::{
+        self,
+        QpAttr,
+        QpCap, //
+    },
+    srq::{
+        SrqAttr, //
+    },
     wr::Continuation, //
 };
 
@@ -41,7 +47,7 @@ pub(crate) enum Asked {
     Context(u64),
     Domain(Option<u64>),
     Handle(ah::Roce, Option<u64>),
-    Queue(cq::Attributes, Option<u64>),
+    Queue(CqInitAttr, Option<u64>),
     Resize(u32, u64),
     Moderate(u16, u16),
     Notify {
@@ -49,21 +55,21 @@ pub(crate) enum Asked {
     },
     QueuePair {
         ty: qp::Type,
-        capabilities: qp::Capabilities,
+        capabilities: QpCap,
         signal_all: bool,
         send_cq: u32,
         recv_cq: u32,
         srq: Option<u32>,
         request: Option<u64>,
     },
-    Modify(qp::AttributeMask, qp::Attributes<ah::Roce>),
+    Modify(qp::AttributeMask, QpAttr<ah::Roce>),
     Attach(Gid),
     Detach(Gid),
     /// How many requests were taken, and the last of them.
     Send(u32, u64),
     /// As for sends.
     Receive(u32, u64),
-    SharedQueue(srq::Attributes, Option<u64>),
+    SharedQueue(SrqAttr, Option<u64>),
     SharedResize(u32, Option<u64>),
     Limit(u32),
     Region(mr::Range, AccessFlags, u64),

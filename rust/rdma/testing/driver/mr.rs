@@ -21,7 +21,8 @@ use crate::{
     mr::{
         self,
         MemoryRegion,
-        Mr, //
+        Mr,
+        NewMr, //
     },
     pd::Pd,
     restrack::Details,
@@ -29,10 +30,10 @@ use crate::{
     wr::Sge, //
 };
 
-fn new_region<R>(call: &Call<'_, TestDriver>, response: R) -> mr::New<Object, R> {
+fn new_region<R>(call: &Call<'_, TestDriver>, response: R) -> NewMr<Object, R> {
     let object = Object::new(call);
     let (lkey, rkey) = keys(object.number);
-    mr::New {
+    NewMr {
         init: object,
         response,
         lkey,
@@ -52,7 +53,7 @@ impl MemoryRegion for Object {
         range: &mr::Range,
         access: AccessFlags,
         user: User<'_, TestDriver, u64>,
-    ) -> Result<mr::New<impl PinInit<Self>, u64>> {
+    ) -> Result<NewMr<impl PinInit<Self>, u64>> {
         call.data()
             .note(Asked::Region(*range, access, user.request));
         Ok(new_region(call, !user.request))
@@ -63,7 +64,7 @@ impl MemoryRegion for Object {
         _pd: &Pd<Self>,
         range: &mr::DmaBufRange,
         access: AccessFlags,
-    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         call.data().note(Asked::DmaBuf(*range, access));
         Ok(new_region(call, ()))
     }
@@ -72,7 +73,7 @@ impl MemoryRegion for Object {
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
         access: AccessFlags,
-    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         call.data().note(Asked::AllMemory(access));
         Ok(new_region(call, ()))
     }
@@ -81,7 +82,7 @@ impl MemoryRegion for Object {
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
         max_pages: u32,
-    ) -> Result<mr::New<impl PinInit<Self>, ()>> {
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         call.data().note(Asked::Fast(max_pages));
         Ok(new_region(call, ()))
     }

@@ -15,7 +15,8 @@ use crate::{
     mw::{
         self,
         MemoryWindow,
-        Mw, //
+        Mw,
+        NewMw, //
     },
     pd::Pd,
     udata::User, //
@@ -31,10 +32,10 @@ impl MemoryWindow for Object {
         _pd: &Pd<Self>,
         ty: mw::Type,
         user: User<'_, TestDriver, u64>,
-    ) -> Result<mw::New<impl PinInit<Self>, u64>> {
+    ) -> Result<NewMw<impl PinInit<Self>, u64>> {
         call.data().note(Asked::Window(ty, user.request));
         let object = Object::new(call);
-        Ok(mw::New {
+        Ok(NewMw {
             rkey: keys(object.number).1,
             init: object,
             response: !user.request,

@@ -21,7 +21,11 @@ use crate::{
     pd::Pd,
     qp::{
         self,
+        NewQp,
         Qp,
+        QpAttr,
+        QpCap,
+        QpInitAttr,
         QueuePair, //
     },
     restrack::Details,
@@ -37,7 +41,7 @@ use crate::{
 };
 
 /// What every queue pair says of itself.
-pub(crate) const CAPABILITIES: qp::Capabilities = qp::Capabilities {
+pub(crate) const CAPABILITIES: QpCap = QpCap {
     max_send_wr: 11,
     max_recv_wr: 12,
     max_send_sge: 13,
@@ -62,9 +66,9 @@ impl QueuePair for Object {
     fn create(
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
-        attributes: &qp::InitAttributes<'_, TestDriver>,
+        attributes: &QpInitAttr<'_, TestDriver>,
         user: Caller<TestDriver, User<'_, TestDriver, u64, Buffer<'_>>>,
-    ) -> Result<qp::New<impl PinInit<Self>, u64>> {
+    ) -> Result<NewQp<impl PinInit<Self>, u64>> {
         user.as_ref()
             .map_or(Ok(()), |user| note_buffer(call, user))?;
         let (request, response) = dialogue(user);
@@ -79,7 +83,7 @@ impl QueuePair for Object {
         });
         let object = Object::new(call);
         object.signal_all.store(attributes.signal_all, SeqCst);
-        Ok(qp::New {
+        Ok(NewQp {
             number: object.number,
             init: object,
             response,
@@ -91,7 +95,7 @@ impl QueuePair for Object {
         _qp: &Qp<Self>,
         call: &Call<'_, TestDriver>,
         mask: qp::AttributeMask,
-        attributes: &qp::Attributes<ah::Roce>,
+        attributes: &QpAttr<ah::Roce>,
     ) -> Result {
         call.data().note(Asked::Modify(mask, *attributes));
         Ok(())
@@ -99,7 +103,7 @@ impl QueuePair for Object {
 
     fn query(qp: &Qp<Self>, _call: &Call<'_, TestDriver>) -> Result<qp::Description<ah::Roce>> {
         Ok(qp::Description {
-            attributes: qp::Attributes {
+            attributes: QpAttr {
                 dest_qpn: qp.number(),
                 ..Default::default()
             },

@@ -17,9 +17,10 @@ use crate::{
     pd::Pd,
     restrack::Details,
     srq::{
-        self,
+        NewSrq,
         SharedReceiveQueue,
-        Srq, //
+        Srq,
+        SrqAttr, //
     },
     udata::{
         Caller,
@@ -39,19 +40,19 @@ impl SharedReceiveQueue for Object {
     fn create(
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
-        attributes: &srq::Attributes,
+        attributes: &SrqAttr,
         user: Caller<TestDriver, User<'_, TestDriver, u64, Buffer<'_>>>,
-    ) -> Result<srq::New<impl PinInit<Self>, u64>> {
+    ) -> Result<NewSrq<impl PinInit<Self>, u64>> {
         user.as_ref()
             .map_or(Ok(()), |user| note_buffer(call, user))?;
         let (request, response) = dialogue(user);
         call.data().note(Asked::SharedQueue(*attributes, request));
         let object = Object::new(call);
-        Ok(srq::New {
+        Ok(NewSrq {
             number: object.number,
             init: object,
             response,
-            attributes: srq::Attributes {
+            attributes: SrqAttr {
                 max_wr: attributes.max_wr + 1,
                 max_sge: attributes.max_sge + 2,
                 limit: 0,
@@ -75,8 +76,8 @@ impl SharedReceiveQueue for Object {
         Ok(())
     }
 
-    fn query(srq: &Srq<Self>, _call: &Call<'_, TestDriver>) -> Result<srq::Attributes> {
-        Ok(srq::Attributes {
+    fn query(srq: &Srq<Self>, _call: &Call<'_, TestDriver>) -> Result<SrqAttr> {
+        Ok(SrqAttr {
             max_wr: srq.number(),
             max_sge: 21,
             limit: 22,

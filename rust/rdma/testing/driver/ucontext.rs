@@ -18,14 +18,17 @@ use crate::{
     bindings,
     cq::Cq,
     device::Call,
-    pages::UserPages,
+    mmap::{
+        DeviceMemory,
+        Mappings,
+        UserPages, //
+    },
     uapi::{
         self,
+        AttrBundle,
         Attribute, //
     },
     ucontext::{
-        DeviceMemory,
-        Mappings,
         Ucontext,
         UserContext, //
     }, //
@@ -78,10 +81,7 @@ impl uapi::Method for Nothing {
     const NUMBER: u16 = 2;
     const ATTRIBUTES: &'static [&'static Attribute] = &[&Attribute::object::<Cq<Object>>(0)];
 
-    fn call(
-        _call: &Call<'_, TestDriver>,
-        _attributes: &uapi::Attributes<'_, TestDriver>,
-    ) -> Result {
+    fn call(_call: &Call<'_, TestDriver>, _attributes: &AttrBundle<'_, TestDriver>) -> Result {
         Ok(())
     }
 }
@@ -129,7 +129,7 @@ impl UserContext for Object {
     fn query(
         context: &Ucontext<Self>,
         _call: &Call<'_, TestDriver>,
-        attributes: &uapi::Attributes<'_, TestDriver>,
+        attributes: &AttrBundle<'_, TestDriver>,
     ) -> Result {
         attributes.put(&ANSWER, &u64::from(context.number))
     }

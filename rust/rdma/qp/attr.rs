@@ -47,47 +47,47 @@ impl_flags!(
     /// An attribute of a queue pair.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Attribute {
-        /// [`Attributes::state`].
+        /// [`QpAttr::state`].
         State = bit_u32(0),
-        /// [`Attributes::current_state`].
+        /// [`QpAttr::current_state`].
         CurrentState = bit_u32(1),
-        /// [`Attributes::drain_notify`].
+        /// [`QpAttr::drain_notify`].
         DrainNotify = bit_u32(2),
-        /// [`Attributes::access`].
+        /// [`QpAttr::access`].
         Access = bit_u32(3),
-        /// [`Attributes::pkey_index`].
+        /// [`QpAttr::pkey_index`].
         PkeyIndex = bit_u32(4),
-        /// [`Attributes::port`].
+        /// [`QpAttr::port`].
         Port = bit_u32(5),
-        /// [`Attributes::qkey`].
+        /// [`QpAttr::qkey`].
         Qkey = bit_u32(6),
-        /// [`Attributes::path`].
+        /// [`QpAttr::path`].
         Path = bit_u32(7),
-        /// [`Attributes::path_mtu`].
+        /// [`QpAttr::path_mtu`].
         PathMtu = bit_u32(8),
-        /// [`Attributes::timeout`].
+        /// [`QpAttr::timeout`].
         Timeout = bit_u32(9),
-        /// [`Attributes::retry_count`].
+        /// [`QpAttr::retry_count`].
         RetryCount = bit_u32(10),
-        /// [`Attributes::rnr_retry`].
+        /// [`QpAttr::rnr_retry`].
         RnrRetry = bit_u32(11),
-        /// [`Attributes::rq_psn`].
+        /// [`QpAttr::rq_psn`].
         RqPsn = bit_u32(12),
-        /// [`Attributes::max_rd_atomic`].
+        /// [`QpAttr::max_rd_atomic`].
         MaxRdAtomic = bit_u32(13),
         /// Alternate path.
         AlternatePath = bit_u32(14),
-        /// [`Attributes::min_rnr_timer`].
+        /// [`QpAttr::min_rnr_timer`].
         MinRnrTimer = bit_u32(15),
-        /// [`Attributes::sq_psn`].
+        /// [`QpAttr::sq_psn`].
         SqPsn = bit_u32(16),
-        /// [`Attributes::max_dest_rd_atomic`].
+        /// [`QpAttr::max_dest_rd_atomic`].
         MaxDestRdAtomic = bit_u32(17),
         /// Path migration state.
         PathMigrationState = bit_u32(18),
         /// Capabilities.
         Capabilities = bit_u32(19),
-        /// [`Attributes::dest_qpn`].
+        /// [`QpAttr::dest_qpn`].
         DestQpn = bit_u32(20),
         /// Rate limit.
         RateLimit = bit_u32(25),
@@ -117,7 +117,7 @@ impl AttributeMask {
 /// Attributes of a queue pair (`struct ib_qp_attr`): to set, or as they are. `P` is a path of the
 /// driver's ports ([`Operations::Path`](crate::Operations::Path)).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Attributes<P> {
+pub struct QpAttr<P> {
     /// State to go to.
     pub state: State,
     /// State that the caller believes the queue pair to be in.
@@ -158,7 +158,7 @@ pub struct Attributes<P> {
     pub path: P,
 }
 
-impl<P: Path> Default for Attributes<P> {
+impl<P: Path> Default for QpAttr<P> {
     fn default() -> Self {
         Self {
             state: State::Reset,
@@ -184,7 +184,7 @@ impl<P: Path> Default for Attributes<P> {
     }
 }
 
-impl<P: Path> Attributes<P> {
+impl<P: Path> QpAttr<P> {
     /// Takes over the attributes that `mask` names; the others keep their defaults. A value that
     /// has no name here is refused with `EINVAL`.
     pub(crate) fn from_raw(raw: &bindings::ib_qp_attr, mask: AttributeMask) -> Result<Self> {

@@ -11,9 +11,9 @@ use rdma::{
         Port, //
     },
     qp::{
-        self,
         Attribute,
         AttributeMask,
+        QpAttr,
         State, //
     }, //
 };
@@ -28,9 +28,6 @@ use vrnic_wire::{
 
 use crate::ah;
 
-/// Attributes of a queue pair, with the paths of a port of RoCE.
-pub(crate) type Attributes = qp::Attributes<Roce>;
-
 /// Attributes that the device knows.
 const KNOWN: u32 = (attribute::DEST_QPN << 1)
     - 1
@@ -42,7 +39,7 @@ const KNOWN: u32 = (attribute::DEST_QPN << 1)
 /// it does not know.
 pub(crate) fn to_wire(
     mask: AttributeMask,
-    attributes: &Attributes,
+    attributes: &QpAttr<Roce>,
     memory_placement: bool,
 ) -> Result<QpAttributes> {
     if mask.bits() & !KNOWN != 0 {
@@ -76,8 +73,8 @@ pub(crate) fn to_wire(
 }
 
 /// Translates attributes of the device; `EINVAL` if it says what it must not.
-pub(crate) fn from_wire(wire: &QpAttributes) -> Result<Attributes> {
-    Ok(Attributes {
+pub(crate) fn from_wire(wire: &QpAttributes) -> Result<QpAttr<Roce>> {
+    Ok(QpAttr {
         state: State::try_from(u32::from(wire.state))?,
         current_state: State::try_from(u32::from(wire.current_state))?,
         // A queue pair that has no path yet has no payload size.
@@ -118,7 +115,7 @@ mod tests {
 
     #[test]
     fn attributes_survive_the_translation() -> Result {
-        let attributes = Attributes {
+        let attributes = QpAttr {
             state: State::ReadyToReceive,
             current_state: State::Init,
             path_mtu: Mtu::Mtu2048,
@@ -147,7 +144,7 @@ mod tests {
             to_wire(mask | Attribute::AlternatePath, &attributes, true).err(),
             Some(EOPNOTSUPP)
         );
-        let flush = Attributes {
+        let flush = QpAttr {
             access: attributes.access | Access::FlushGlobal,
             ..attributes
         };

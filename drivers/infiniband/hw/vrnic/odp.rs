@@ -41,7 +41,7 @@ use rdma::{
         self,
         Advice, //
     },
-    paging::{
+    odp::{
         Memory,
         OnDemand,
         Page,
@@ -537,7 +537,7 @@ impl Drop for Paged {
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-#[kunit_tests(vrnic_paging)]
+#[kunit_tests(vrnic_odp)]
 mod tests {
     use super::*;
 

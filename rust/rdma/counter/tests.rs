@@ -4,7 +4,7 @@
 
 use crate::testing::prelude::*;
 
-#[kunit_tests(rdma_stats)]
+#[kunit_tests(rdma_counter)]
 mod cases {
     use super::*;
 
@@ -86,25 +86,25 @@ mod cases {
     fn counters_are_created_by_the_first_that_has_them() {
         let (mut id, mut gone) = (0, 0);
         let five = |number| (number == 5).then_some(()).ok_or(EINVAL);
-        let bound = stats::bind_in(&mut id, || Ok(5), five, |number| gone = number);
+        let bound = counter::bind_in(&mut id, || Ok(5), five, |number| gone = number);
         assert_eq!((bound, id, gone), (Ok(()), 5, 0));
 
-        let bound = stats::bind_in(&mut id, || Err(EEXIST), five, |number| gone = number);
+        let bound = counter::bind_in(&mut id, || Err(EEXIST), five, |number| gone = number);
         assert_eq!((bound, id, gone), (Ok(()), 5, 0));
     }
 
     #[test]
     fn counters_that_nobody_got_are_destroyed() {
         let (mut id, mut gone) = (0, 0);
-        let refused = stats::bind_in(&mut id, || Ok(5), |_| Err(EBUSY), |number| gone = number);
+        let refused = counter::bind_in(&mut id, || Ok(5), |_| Err(EBUSY), |number| gone = number);
         assert_eq!((refused, id, gone), (Err(EBUSY), 0, 5));
 
-        let refused = stats::bind_in(&mut id, || Err(ENOSPC), |_| Ok(()), |_| gone = 6);
+        let refused = counter::bind_in(&mut id, || Err(ENOSPC), |_| Ok(()), |_| gone = 6);
         assert_eq!((refused, id, gone), (Err(ENOSPC), 0, 5));
 
         // Others have these.
         id = 7;
-        let refused = stats::bind_in(&mut id, || Ok(8), |_| Err(EBUSY), |_| gone = 6);
+        let refused = counter::bind_in(&mut id, || Ok(8), |_| Err(EBUSY), |_| gone = 6);
         assert_eq!((refused, id, gone), (Err(EBUSY), 7, 5));
     }
 }

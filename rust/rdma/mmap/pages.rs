@@ -35,7 +35,7 @@ struct Mapped {
 }
 
 /// Zeroed pages, mapped for DMA, that a context lets its processes map
-/// ([`Mappings::insert_pages`](crate::ucontext::Mappings::insert_pages)).
+/// ([`Mappings::insert_pages`](crate::mmap::Mappings::insert_pages)).
 ///
 /// Unlike a [`Umem`](crate::Umem) it is no process's: all that share a context share it, whichever
 /// of them ends first. A mapping keeps the pages for itself, so what was written last can be read

@@ -107,7 +107,7 @@ pub struct OnDemandPaging {
 
 /// Attributes of a device (`struct ib_device_attr`). A limit of 0: the device has no such thing.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct DeviceAttr {
     /// Firmware version: major in bits 47 to 32, minor in 31 to 16, patch in 15 to 0.
     pub firmware_version: u64,
     /// GUID of the system, most significant byte first in text.
@@ -184,7 +184,7 @@ pub struct Attributes {
     pub clock_khz: u64,
 }
 
-impl Attributes {
+impl DeviceAttr {
     /// Writes into a zeroed C structure.
     pub(crate) fn write(&self, raw: &mut bindings::ib_device_attr) {
         raw.fw_ver = self.firmware_version;

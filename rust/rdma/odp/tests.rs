@@ -4,7 +4,7 @@
 
 use super::*;
 
-#[kunit_tests(rdma_paging)]
+#[kunit_tests(rdma_odp)]
 mod cases {
     use super::*;
 

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of requests to send.
+
+use super::*;
+
+#[kunit_tests(rdma_sends)]
+mod cases {
+    use super::*;
+    use crate::{
+        testing::driver::TestDriver,
+        wr::NOWHERE, //
+    };
+
+    use core::ptr::{
+        null,
+        null_mut, //
+    };
+
+    const RC: Type = Type::ReliableConnection;
+    const UD: Type = Type::UnreliableDatagram;
+
+    const REMOTE: Remote = Remote {
+        address: 0x1122_3344_5566_7788,
+        rkey: 0x99aa_bbcc,
+    };
+
+    /// What stands in the place of a key and of immediate data: bytes that are all different.
+    const EXTRA: [u8; 4] = [1, 2, 3, 4];
+
+    fn request(opcode: bindings::ib_wr_opcode) -> bindings::ib_send_wr {
+        let mut wr = bindings::ib_send_wr {
+            opcode,
+            ..Default::default()
+        };
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut wr.__bindgen_anon_1.wr_id) } =
+            0xfedc_ba98_7654_3210;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut wr.ex.imm_data) } = u32::from_ne_bytes(EXTRA);
+        wr
+    }
+
+    /// Takes the first request of a list.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendRequests::new`].
+    unsafe fn first<'a>(
+        wr: *const bindings::ib_send_wr,
+        ty: Type,
+    ) -> Result<SendRequest<'a, TestDriver>> {
+        // SAFETY: Guaranteed by the caller.
+        let mut list = unsafe { SendRequests::new(wr, ty, Poster::new(), &NOWHERE.0) };
+        list.next().ok_or(ENOENT)?
+    }
+
+    /// The operation of a request that carries nothing but what every request has.
+    fn plain<'a>(opcode: bindings::ib_wr_opcode, ty: Type) -> Result<Operation<'a, TestDriver>> {
+        // Larger than needed, and zero behind the request.
+        let wr = bindings::ib_atomic_wr {
+            wr: request(opcode),
+            ..Default::default()
+        };
+        // SAFETY: What is returned refers to nothing, for there are no elements.
+        Ok(unsafe { first((&raw const wr).cast(), ty) }?.operation)
+    }
+
+    /// The operation of a request for remote memory.
+    fn remote<'a>(opcode: bindings::ib_wr_opcode) -> Result<Operation<'a, TestDriver>> {
+        let wr = bindings::ib_rdma_wr {
+            wr: request(opcode),
+            remote_addr: REMOTE.address,
+            rkey: REMOTE.rkey,
+        };
+        // SAFETY: As above.
+        Ok(unsafe { first((&raw const wr).cast(), RC) }?.operation)
+    }
+
+    /// The operation of an atomic request.
+    fn atomic<'a>(opcode: bindings::ib_wr_opcode) -> Result<Operation<'a, TestDriver>> {
+        let wr = bindings::ib_atomic_wr {
+            wr: request(opcode),
+            remote_addr: REMOTE.address,
+            rkey: REMOTE.rkey,
+            compare_add: 0x0102_0304_0506_0708,
+            swap: 0x1112_1314_1516_1718,
+            compare_add_mask: 0x2122_2324_2526_2728,
+            swap_mask: 0x3132_3334_3536_3738,
+        };
+        // SAFETY: As above.
+        Ok(unsafe { first((&raw const wr).cast(), RC) }?.operation)
+    }
+
+    #[test]
+    fn sends_have_what_comes_with_them() -> Result {
+        let send = plain(bindings::ib_wr_opcode_IB_WR_SEND, RC)?;
+        assert!(matches!(send, Operation::Send));
+        let send = plain(bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM, RC)?;
+        assert!(matches!(send, Operation::SendWithImmediate(0x0102_0304)));
+
+        // Unlike immediate data a key is a number of this machine.
+        let key = u32::from_ne_bytes(EXTRA);
+        let send = plain(bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV, RC)?;
+        assert!(matches!(send, Operation::SendWithInvalidate(k) if k == key));
+        let invalidate = plain(bindings::ib_wr_opcode_IB_WR_LOCAL_INV, RC)?;
+        assert!(matches!(invalidate, Operation::LocalInvalidate(k) if k == key));
+        Ok(())
+    }
+
+    #[test]
+    fn remote_memory_is_named() -> Result {
+        let write = remote(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE)?;
+        assert!(matches!(write, Operation::Write(r) if r == REMOTE));
+        let write = remote(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM)?;
+        assert!(matches!(write, Operation::WriteWithImmediate(r, 0x0102_0304) if r == REMOTE));
+        let read = remote(bindings::ib_wr_opcode_IB_WR_RDMA_READ)?;
+        assert!(matches!(read, Operation::Read(r) if r == REMOTE));
+        Ok(())
+    }
+
+    #[test]
+    fn atomics_have_their_operands() -> Result {
+        let Operation::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } = atomic(bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP)?
+        else {
+            return Err(EINVAL);
+        };
+        assert_eq!(remote, REMOTE);
+        assert_eq!(compare, 0x0102_0304_0506_0708);
+        assert_eq!(swap, 0x1112_1314_1516_1718);
+
+        let Operation::FetchAdd { remote, add } =
+            atomic(bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD)?
+        else {
+            return Err(EINVAL);
+        };
+        assert_eq!((remote, add), (REMOTE, 0x0102_0304_0506_0708));
+        Ok(())
+    }
+
+    #[test]
+    fn operations_without_a_name_are_refused() {
+        for opcode in [
+            bindings::ib_wr_opcode_IB_WR_LSO,
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV,
+            bindings::ib_wr_opcode_IB_WR_MASKED_ATOMIC_CMP_AND_SWP,
+            bindings::ib_wr_opcode_IB_WR_MASKED_ATOMIC_FETCH_AND_ADD,
+            bindings::ib_wr_opcode_IB_WR_BIND_MW,
+            bindings::ib_wr_opcode_IB_WR_FLUSH,
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE,
+            bindings::ib_wr_opcode_IB_WR_REG_MR_INTEGRITY,
+            bindings::ib_wr_opcode_IB_WR_RESERVED1,
+            200,
+        ] {
+            for ty in [RC, Type::UnreliableConnection] {
+                assert_eq!(plain(opcode, ty).err(), Some(EOPNOTSUPP));
+            }
+        }
+        // Datagrams are only sent.
+        for opcode in [
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV,
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ,
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
+            bindings::ib_wr_opcode_IB_WR_LOCAL_INV,
+            bindings::ib_wr_opcode_IB_WR_REG_MR,
+            200,
+        ] {
+            for ty in [UD, Type::Gsi] {
+                assert_eq!(plain(opcode, ty).err(), Some(EINVAL));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        // The handle and the region are null; what a datagram is sent with comes first.
+        let send = plain(bindings::ib_wr_opcode_IB_WR_SEND, UD);
+        assert_eq!(send.err(), Some(EINVAL));
+        let register = plain(bindings::ib_wr_opcode_IB_WR_REG_MR, RC);
+        assert_eq!(register.err(), Some(EINVAL));
+    }
+
+    #[test]
+    fn requests_keep_their_names_and_flags() -> Result {
+        let mut wr = request(bindings::ib_wr_opcode_IB_WR_SEND);
+        // SAFETY: There is one, which stays as it is while it is looked at.
+        let take = |wr: &bindings::ib_send_wr| unsafe { first(wr, RC) };
+        let taken = take(&wr)?;
+        let name = &taken.posting.continuation;
+        assert_eq!(
+            (name.wr_id, name.is_receive),
+            (0xfedc_ba98_7654_3210, false)
+        );
+        assert_eq!(taken.flags, SendFlags::default());
+
+        for (raw, flag) in [
+            (bindings::ib_send_flags_IB_SEND_FENCE, SendFlag::Fence),
+            (bindings::ib_send_flags_IB_SEND_SIGNALED, SendFlag::Signaled),
+            (
+                bindings::ib_send_flags_IB_SEND_SOLICITED,
+                SendFlag::Solicited,
+            ),
+            (bindings::ib_send_flags_IB_SEND_INLINE, SendFlag::Inline),
+            (
+                bindings::ib_send_flags_IB_SEND_IP_CSUM,
+                SendFlag::IpChecksum,
+            ),
+        ] {
+            wr.send_flags = raw;
+            assert_eq!(take(&wr)?.flags, flag.into());
+        }
+        wr.send_flags =
+            bindings::ib_send_flags_IB_SEND_INLINE | bindings::ib_send_flags_IB_SEND_FENCE;
+        assert_eq!(take(&wr)?.flags, SendFlag::Inline | SendFlag::Fence);
+        for unknown in [1 << 5, 1 << 26, c_int::MIN] {
+            wr.send_flags = unknown;
+            assert_eq!(take(&wr).err(), Some(EINVAL));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn elements_are_those_of_the_request() -> Result {
+        let mut elements = core::array::from_fn::<_, 3, _>(|i| bindings::ib_sge {
+            addr: 0x1_0000_0000 * (i as u64 + 1),
+            length: 10 + i as u32,
+            lkey: 20 + i as u32,
+        });
+        let mut wr = request(bindings::ib_wr_opcode_IB_WR_SEND);
+        wr.sg_list = elements.as_mut_ptr();
+
+        for count in 0..=3 {
+            wr.num_sge = count;
+            // SAFETY: The list is as long as the request says.
+            let taken = unsafe { first(&wr, RC) }?;
+            assert_eq!(taken.elements.len(), count as usize);
+            for (i, element) in taken.elements.iter().enumerate() {
+                assert_eq!(element.address(), 0x1_0000_0000 * (i as u64 + 1));
+                assert_eq!(
+                    (element.length(), element.lkey()),
+                    (10 + i as u32, 20 + i as u32)
+                );
+            }
+        }
+        let mut wrong = |list, count| {
+            (wr.sg_list, wr.num_sge) = (list, count);
+            // SAFETY: There is no such list, which is refused.
+            unsafe { first(&wr, RC) }.err()
+        };
+        assert!(wrong(elements.as_mut_ptr(), -1).is_some());
+        assert_eq!(wrong(null_mut(), 1), Some(EINVAL));
+        // Without elements there need not be a list.
+        assert_eq!(wrong(null_mut(), 0), None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_chain_is_taken_in_order() -> Result {
+        let mut third = request(bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV);
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut third.__bindgen_anon_1.wr_id) } = 3;
+        let mut second = request(bindings::ib_wr_opcode_IB_WR_LSO);
+        second.next = &raw mut third;
+        let mut first = bindings::ib_rdma_wr {
+            wr: request(bindings::ib_wr_opcode_IB_WR_RDMA_READ),
+            remote_addr: REMOTE.address,
+            rkey: REMOTE.rkey,
+        };
+        first.wr.next = &raw mut second;
+        // SAFETY: All members of the union are plain words.
+        *unsafe { crate::compat::member_mut(&mut first.wr.__bindgen_anon_1.wr_id) } = 1;
+
+        let head: *const bindings::ib_send_wr = (&raw const first).cast();
+        let (posted, poster) = (Posted::new(), Poster::new());
+        let new = |list| {
+            // SAFETY: None, or a list of requests as their operations demand them, which does not
+            // change.
+            unsafe { SendRequests::<TestDriver>::new(list, RC, poster, &posted) }
+        };
+        let mut list = new(head);
+        let refused = |list: &SendRequests<'_, TestDriver>, result| {
+            let mut bad = null();
+            // SAFETY: There is room for an answer.
+            let answer = unsafe { list.answer(result, &mut bad) };
+            (answer, bad)
+        };
+        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
+        let request = list.next().ok_or(ENOENT)??;
+        assert!(matches!(request.operation, Operation::Read(r) if r == REMOTE));
+        // It is taken, but not posted.
+        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
+        assert_eq!(request.post().wr_id, 1);
+        let behind = &raw const second;
+        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), behind));
+
+        // One that is refused is named, and does not hide the next.
+        let unknown = list.next().ok_or(ENOENT)?;
+        assert_eq!(unknown.err(), Some(EOPNOTSUPP));
+        assert_eq!(refused(&list, Err(EOPNOTSUPP)), (Err(EOPNOTSUPP), behind));
+
+        let request = list.next().ok_or(ENOENT)??;
+        assert!(matches!(
+            request.operation,
+            Operation::SendWithInvalidate(_)
+        ));
+        assert_eq!(request.post().wr_id, 3);
+        assert!(list.next().is_none());
+        // What is posted cannot be refused.
+        assert_eq!(refused(&list, Err(EIO)), (Ok(0), null()));
+
+        let mut none = new(null());
+        assert!(none.next().is_none());
+        posted.0.set((0, null()));
+        assert_eq!(refused(&none, Err(EINVAL)), (Err(EINVAL), null()));
+        Ok(())
+    }
+}
