@@ -38,11 +38,6 @@ use vrnic_wire::{
 };
 
 use crate::{
-    commands::{
-        create_cq,
-        Object,
-        PageListBuffer, //
-    },
     device::{
         Call,
         Vrnic, //
@@ -55,10 +50,8 @@ use crate::{
         KernelRings,
         Side, //
     },
-    memory::{
-        pin_buffer,
-        pin_ring, //
-    },
+    object::{create_cq, Object},
+    page_list::{pin_buffer, pin_ring, PageListBuffer},
     ring::{
         entries_for,
         CompletionRing,

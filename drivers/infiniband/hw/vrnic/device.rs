@@ -36,7 +36,7 @@ use vrnic_wire::{
 
 use crate::{
     ah::Ah,
-    counters,
+    counter,
     cq::Cq,
     driver::Resources,
     mr::Mr,
@@ -129,7 +129,7 @@ impl Operations for Vrnic {
     const DRIVER_ID: u32 = abi::DRIVER_ID;
     const ABI_VERSION: u32 = abi::ABI_VERSION;
     const USER_METHODS: &'static [Addition<Self>] = &[Addition::method::<FindPd>()];
-    const PORT_COUNTERS: &'static [Counter] = &counters::COUNTERS;
+    const PORT_COUNTERS: &'static [Counter] = &counter::COUNTERS;
 
     fn query_device(call: &Call<'_>) -> Result<DeviceAttr> {
         let limits = &call.data().limits;
@@ -244,26 +244,26 @@ impl Operations for Vrnic {
     }
 
     fn port_counters(call: &Call<'_>, port: Port, values: &mut [u64]) -> Result {
-        counters::read(call, port, values)
+        counter::read(call, port, values)
     }
 
     fn create_qp_counter(call: &Call<'_>, port: Port) -> Result<u32> {
-        counters::create_set(call, port)
+        counter::create_set(call, port)
     }
 
     fn bind_qp_counter(call: &Call<'_>, qp: &rdma::Qp<Qp>, number: u32) -> Result {
-        counters::bind_set(call, qp.number(), number)
+        counter::bind_set(call, qp.number(), number)
     }
 
     fn unbind_qp_counter(call: &Call<'_>, qp: &rdma::Qp<Qp>) {
-        counters::unbind_set(call, qp.number());
+        counter::unbind_set(call, qp.number());
     }
 
     fn read_qp_counter(call: &Call<'_>, number: u32, values: &mut [u64]) -> Result {
-        counters::read_set(call, number, values)
+        counter::read_set(call, number, values)
     }
 
     fn destroy_qp_counter(call: &Call<'_>, number: u32) {
-        counters::destroy_set(call, number);
+        counter::destroy_set(call, number);
     }
 }

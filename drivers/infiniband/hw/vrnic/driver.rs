@@ -74,7 +74,7 @@ use crate::{
         Control, //
     },
     device::Vrnic,
-    events::{
+    event::{
         self,
         AsyncEvents,
         Completions, //
@@ -315,9 +315,9 @@ impl<'bound> Resources<'bound> {
         }
 
         queues.ready()?;
-        events::fill(&*async_queue)?;
+        event::fill(&*async_queue)?;
         for queue in &completion_queues {
-            events::fill(&**queue)?;
+            event::fill(&**queue)?;
         }
 
         let stopper = queues.stopper();

@@ -31,12 +31,12 @@ use vrnic_wire::{
 };
 
 use crate::{
-    commands::{
+    control::Control,
+    object::{
         create_context,
-        Object,
-        PageListBuffer, //
+        Object, //
     },
-    control::Control, //
+    page_list::PageListBuffer, //
 };
 
 /// Doorbell slots of the kernel's context: as many as a page can hold.

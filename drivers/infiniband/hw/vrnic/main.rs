@@ -7,30 +7,30 @@
 //!
 //! Objects have a module each, named as theirs in `rdma`. What the kernel posts to and polls by
 //! itself is in `kernel_*`: processes do that in their provider. All else is what stands between
-//! the objects and the device: `driver`, `control`, `commands`, `events`, `health`.
+//! the objects and the device: `driver`, `control`, `object`, `page_list`, `event`, `health`.
 
 #![deny(unsafe_code)]
 #![recursion_limit = "256"]
 
 mod ah;
-mod commands;
 mod control;
-mod counters;
+mod counter;
 mod cq;
 mod device;
 mod driver;
-mod events;
+mod event;
 mod gid;
 mod health;
 mod kernel_context;
 mod kernel_cq;
 mod kernel_qp;
 mod kernel_srq;
-mod memory;
 mod mr;
 mod multicast;
 mod mw;
+mod object;
 mod odp;
+mod page_list;
 mod pd;
 mod port;
 mod qp;

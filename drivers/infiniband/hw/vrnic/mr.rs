@@ -47,19 +47,19 @@ use vrnic_wire::{
 };
 
 use crate::{
-    commands::{
-        allocate_mr,
-        register_mr,
-        reregister_mr,
-        Object,
-        PageListBuffer, //
-    },
     device::{
         Call,
         Vrnic, //
     },
-    memory::region_pages,
+    object::{
+        allocate_mr,
+        register_mr,
+        reregister_mr,
+        Object, //
+    },
     odp::Paged,
+    page_list::region_pages,
+    page_list::PageListBuffer,
     pd::Pd, //
 };
 

@@ -18,13 +18,13 @@ use vrnic_wire::command::{
 };
 
 use crate::{
-    commands::{
-        allocate_mw,
-        Object, //
-    },
     device::{
         Call,
         Vrnic, //
+    },
+    object::{
+        allocate_mw,
+        Object, //
     },
     pd::Pd, //
 };

@@ -75,15 +75,15 @@ use vrnic_wire::{
 };
 
 use crate::{
-    commands::{
-        register_mr,
-        Object, //
-    },
     control::{
         Control,
         Prepared, //
     },
-    device::Call, //
+    device::Call,
+    object::{
+        register_mr,
+        Object, //
+    }, //
 };
 
 /// Times that pages are looked up while the process changes its memory too fast.

@@ -11,14 +11,14 @@ use rdma::{
 use vrnic_wire::command::DestroyPd;
 
 use crate::{
-    commands::{
-        create_pd,
-        Object, //
-    },
     device::{
         Call,
         Vrnic, //
     },
+    object::{
+        create_pd,
+        Object, //
+    }, //
 };
 
 /// A protection domain.

@@ -61,11 +61,6 @@ use vrnic_wire::{
 };
 
 use crate::{
-    commands::{
-        create_qp,
-        Object,
-        PageListBuffer, //
-    },
     control::Prepared,
     device::{
         Call,
@@ -76,8 +71,13 @@ use crate::{
         KernelRings,
         Side, //
     },
-    memory::pin_buffer,
     multicast,
+    object::{
+        create_qp,
+        Object, //
+    },
+    page_list::pin_buffer,
+    page_list::PageListBuffer,
     pd::Pd,
     ring::{
         entries_for,

@@ -42,19 +42,19 @@ use vrnic_wire::{
 };
 
 use crate::{
-    commands::{
-        create_srq,
-        Object,
-        PageListBuffer, //
-    },
     device::{
         Call,
         Vrnic, //
     },
     kernel_srq::SharedReceives,
-    memory::{
+    object::{
+        create_srq,
+        Object, //
+    },
+    page_list::{
         pin_buffer,
-        pin_ring, //
+        pin_ring,
+        PageListBuffer, //
     },
     pd::Pd,
     ring::{

@@ -38,15 +38,15 @@ use vrnic_wire::{
 };
 
 use crate::{
-    commands::{
-        create_context,
-        Object, //
-    },
     device::{
         Call,
         Vrnic, //
     },
-    memory::notify_pages,
+    object::{
+        create_context,
+        Object, //
+    },
+    page_list::notify_pages,
     uapi::CONTEXT_RESPONSE,
     udata::{
         AllocContextRequest,

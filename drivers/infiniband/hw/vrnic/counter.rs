@@ -5,8 +5,8 @@
 
 use kernel::prelude::*;
 use rdma::{
-    counter, //
-    port::Port,
+    counter,
+    port::Port, //
 };
 use vrnic_wire::{
     command::{
