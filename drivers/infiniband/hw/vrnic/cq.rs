@@ -43,6 +43,7 @@ use crate::{
         Vrnic, //
     },
     kernel_cq::{
+        CompletionRing,
         Polled,
         Room, //
     },
@@ -50,11 +51,17 @@ use crate::{
         KernelRings,
         Side, //
     },
-    object::{create_cq, Object},
-    page_list::{pin_buffer, pin_ring, PageListBuffer},
+    object::{
+        create_cq,
+        Object, //
+    },
+    page_list::{
+        pin_buffer,
+        pin_ring,
+        PageListBuffer, //
+    },
     ring::{
         entries_for,
-        CompletionRing,
         Layout, //
     },
     udata::{

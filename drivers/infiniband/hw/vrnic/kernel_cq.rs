@@ -32,15 +32,16 @@ use vrnic_wire::completion::{
     Cqe, //
 };
 
-use crate::{
-    kernel_qp::{
-        KernelRings,
-        Name,
-        Side,
-        WorkRing, //
-    },
-    ring::CompletionRing, //
+use crate::kernel_qp::{
+    KernelRings,
+    Name,
+    Side,
+    WorkRing, //
 };
+
+mod ring;
+
+pub(crate) use ring::CompletionRing;
 
 /// A queue pair of the kernel whose completions come here.
 pub(crate) struct Poster {
