@@ -51,6 +51,7 @@ use crate::{
         Pairing, //
     },
     object::kmalloc_aligned_size,
+    odp::Pager,
     pd::ProtectionDomain,
     port::{
         self,
@@ -201,6 +202,9 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type MemoryWindow: MemoryWindow<Driver = Self>;
     /// Its address handles, or [`Unsupported`](crate::Unsupported).
     type AddressHandle: AddressHandle<Driver = Self>;
+    /// What brings the pages of its memory regions on demand, or
+    /// [`Unsupported`](crate::Unsupported).
+    type Pager: Pager;
 
     /// Value of `enum rdma_driver_id`.
     const DRIVER_ID: u32;

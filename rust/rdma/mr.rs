@@ -17,7 +17,10 @@ use kernel::{
 };
 
 use crate::{
-    access::AccessFlags,
+    access::{
+        Access,
+        AccessFlags, //
+    },
     bindings,
     device::{
         Call,
@@ -25,6 +28,7 @@ use crate::{
         Operations, //
     },
     object::respond,
+    odp::Pager,
     pd::{
         Pd,
         ProtectionDomain, //
@@ -344,6 +348,15 @@ fn create<T: Operations, I: PinInit<T::MemoryRegion>, R: Response>(
     Ok(raw)
 }
 
+/// Takes over the rights of a region. `EOPNOTSUPP` if it is on demand, and the driver has no pager.
+fn rights<T: Operations>(access: c_int) -> Result<AccessFlags> {
+    let access = AccessFlags::from_raw(access)?;
+    if !T::Pager::IS_SUPPORTED && access.contains(Access::OnDemand) {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(access)
+}
+
 /// Returns a region or an error to C.
 fn from_region_result(result: Result<*mut bindings::ib_mr>) -> *mut bindings::ib_mr {
     result.unwrap_or_else(Error::to_ptr)
@@ -378,7 +391,7 @@ pub(crate) unsafe extern "C" fn reg_user_callback<T: Operations>(
             }
             let udata = udata.as_ref().ok_or(EINVAL)?;
             let user = udata.user::<T, _>()?;
-            let access = AccessFlags::from_raw(access)?;
+            let access = rights::<T>(access)?;
 
             create(call, pd, Some(udata), || {
                 T::MemoryRegion::register_user(call, Pd::from_raw(pd), &range, access, user)
@@ -416,7 +429,7 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
             if !dmah.is_null() {
                 return Err(EOPNOTSUPP);
             }
-            let access = AccessFlags::from_raw(access)?;
+            let access = rights::<T>(access)?;
 
             create(call, pd, None, || {
                 T::MemoryRegion::register_dma_buf(call, Pd::from_raw(pd), &range, access)
@@ -438,7 +451,7 @@ pub(crate) unsafe extern "C" fn get_dma_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered.
     from_region_result(unsafe {
         device.with(|call| {
-            let access = AccessFlags::from_raw(access)?;
+            let access = rights::<T>(access)?;
 
             create(call, pd, None, || {
                 T::MemoryRegion::register_dma(call, Pd::from_raw(pd), access)
@@ -540,7 +553,7 @@ pub(crate) unsafe extern "C" fn rereg_callback<T: Operations>(
                     iova,
                 }),
                 access: if has(bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS) {
-                    Some(AccessFlags::from_raw(access)?)
+                    Some(rights::<T>(access)?)
                 } else {
                     None
                 },

@@ -61,7 +61,15 @@ use crate::{
 mod tests;
 
 /// What a driver does with pages.
+///
+/// A driver that pins all memory has [`Unsupported`](crate::Unsupported) for one. Then no region on
+/// demand gets to it, nor does anybody hear that its devices could have some.
 pub trait Pager: Send + Sync + Sized + 'static {
+    /// Whether there are regions on demand. Only [`Unsupported`](crate::Unsupported) says
+    /// otherwise.
+    #[doc(hidden)]
+    const IS_SUPPORTED: bool = true;
+
     /// Makes the hardware forget pages; on return it does not access them.
     ///
     /// Sleeps, but may be called to reclaim memory: it must not take a lock under which others
@@ -88,7 +96,7 @@ impl<P: Pager> OnDemand<P> {
     /// The device may write to them if `access` says so. `ESRCH` if no process called the verb,
     /// `EOPNOTSUPP` if the device cannot follow changes of memory, `EOVERFLOW` for ranges that
     /// there are not.
-    pub fn new<T: Operations>(
+    pub fn new<T: Operations<Pager = P>>(
         call: &Call<'_, T>,
         address: u64,
         length: usize,

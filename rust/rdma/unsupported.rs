@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Kinds of objects that a device does not have.
+//! Kinds of objects, and on-demand paging, that a device does not have.
 
 use core::{
     convert::Infallible,
-    marker::PhantomData, //
+    marker::PhantomData,
+    ops::Range, //
 };
 
 use kernel::prelude::*;
@@ -21,6 +22,10 @@ use crate::{
         Mw,
         NewMw, //
     },
+    odp::{
+        Memory,
+        Pager, //
+    },
     pd::Pd,
     srq::{
         NewSrq,
@@ -35,7 +40,8 @@ use crate::{
     umem::Buffer, //
 };
 
-/// Stands for objects of a kind that devices of driver `T` do not have.
+/// Stands for objects of a kind that devices of driver `T` do not have, or for its pager, if they
+/// do not page on demand.
 ///
 /// There is no value of this type, hence no object. The operations of the kind are not there either
 /// (`NULL` in `struct ib_device_ops`): the core answers `EOPNOTSUPP`, and a process sees in the
@@ -112,5 +118,17 @@ impl<T: Operations<AddressHandle = Self>> AddressHandle for Unsupported<T> {
         _user: Caller<T, User<'_, T, ()>>,
     ) -> Result<(impl PinInit<Self>, ())> {
         Err::<(Self, ()), _>(EOPNOTSUPP)
+    }
+}
+
+impl<T: Operations<Pager = Self>> Pager for Unsupported<T> {
+    const IS_SUPPORTED: bool = false;
+
+    fn forget(&self, _pages: Range<usize>) {
+        match self.never {}
+    }
+
+    fn serve(&self, _memory: &Memory<Self>) {
+        match self.never {}
     }
 }

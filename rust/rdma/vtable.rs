@@ -31,6 +31,7 @@ use crate::{
     },
     device::{
         Device,
+        OnDemandPaging,
         Operations, //
     },
     gid::{
@@ -52,6 +53,7 @@ use crate::{
         blank,
         kmalloc_aligned_size, //
     },
+    odp::Pager,
     pd::{
         self,
         Pd, //
@@ -401,7 +403,11 @@ impl<T: Operations> VTable<T> {
                 } else {
                     Udata::no_io(udata.as_ref())?;
                 }
-                T::query_device(call)?.write(blank(attr));
+                let mut attributes = T::query_device(call)?;
+                if !T::Pager::IS_SUPPORTED {
+                    attributes.on_demand_paging = OnDemandPaging::default();
+                }
+                attributes.write(blank(attr));
                 if (*device).local_dma_lkey != 0 {
                     (*attr).kernel_cap_flags |=
                         u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);

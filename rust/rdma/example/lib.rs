@@ -171,6 +171,7 @@ impl Operations for Efa {
     type MemoryRegion = mr::Region;
     type MemoryWindow = Unsupported<Self>;
     type AddressHandle = Handle;
+    type Pager = Unsupported<Self>;
 
     const DRIVER_ID: u32 = abi::DRIVER_ID;
     const ABI_VERSION: u32 = abi::ABI_VERSION;

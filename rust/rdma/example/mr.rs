@@ -54,7 +54,9 @@ impl MemoryRegion for Region {
         _user: User<'_, Efa, ()>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         // Peers read; a device that they may write says so. Who wants an order of writes has it.
-        let known = Access::LocalWrite | Access::RemoteRead | Access::RelaxedOrdering;
+        // Regions on demand do not get here, for there is no pager.
+        let known =
+            Access::LocalWrite | Access::RemoteRead | Access::RelaxedOrdering | Access::OnDemand;
         if access.bits() & !known.bits() != 0 {
             return Err(EOPNOTSUPP);
         }

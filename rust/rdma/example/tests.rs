@@ -322,6 +322,30 @@ mod cases {
     }
 
     #[test]
+    fn regions_on_demand_do_not_get_to_a_driver_without_a_pager() -> Result {
+        with_device(|device| {
+            let mut process = Process::new(device)?;
+            let start = process.memory.address();
+            let pd = process.pd.as_raw();
+            // CAST: A set of bits that C keeps in an `int`.
+            let on_demand = bindings::ib_access_flags_IB_ACCESS_ON_DEMAND as c_int;
+            for (access, expected) in [(on_demand, Some(EOPNOTSUPP)), (0, None)] {
+                let mut call = process.call(&[], 0)?;
+                let mr = from_err_ptr(verb!(
+                    device,
+                    reg_user_mr(pd, start, 100, start, access, null_mut(), call.udata())
+                ));
+                assert_eq!(mr.as_ref().err(), expected.as_ref());
+                if let Ok(mr) = mr {
+                    let mut call = process.call(&[], 0)?;
+                    to_result(verb!(device, dereg_mr(mr, call.udata())))?;
+                }
+            }
+            process.end()
+        })
+    }
+
+    #[test]
     fn the_kernel_is_not_among_the_users() -> Result {
         with_device(|device| {
             let mut process = Process::new(device)?;

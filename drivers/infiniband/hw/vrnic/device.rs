@@ -41,6 +41,7 @@ use crate::{
     driver::Resources,
     mr::Mr,
     mw::Mw,
+    odp::BoxedPager,
     pd::Pd,
     qp::Qp,
     srq::Srq,
@@ -124,6 +125,7 @@ impl Operations for Vrnic {
     type MemoryRegion = Mr;
     type MemoryWindow = Mw;
     type AddressHandle = Ah;
+    type Pager = BoxedPager;
 
     // Provisional: `enum rdma_driver_id` has no value for this driver yet.
     const DRIVER_ID: u32 = abi::DRIVER_ID;

@@ -228,7 +228,7 @@ struct RegionPager {
 }
 
 /// A pager that can be moved into place.
-struct Boxed(Pin<KBox<RegionPager>>);
+pub(crate) struct BoxedPager(Pin<KBox<RegionPager>>);
 
 impl RegionPager {
     /// Domain and key of the region, while the device has it: as long as the mutex of the memory is
@@ -241,7 +241,7 @@ impl RegionPager {
     }
 
     /// Gives pages to the device, all that are asked for or none of a batch.
-    fn map(&self, memory: &Memory<Boxed>, wish: &Wish) -> Result {
+    fn map(&self, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
         let mut first = wish.pages.start;
         while first < wish.pages.end {
             let end = wish.pages.end.min(first + TABLE_PAGES);
@@ -263,7 +263,7 @@ impl RegionPager {
 
     /// Answers what the device asks for: with the pages, or, page by page, with those that there
     /// are, and the word that there is no more where there is none.
-    fn answer(&self, memory: &Memory<Boxed>, wish: &Wish) -> Result {
+    fn answer(&self, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
         let mut first = wish.pages.start;
         while first < wish.pages.end {
             let end = wish.pages.end.min(first + TABLE_PAGES);
@@ -281,7 +281,7 @@ impl RegionPager {
     }
 
     /// Answers everything that the device asks for.
-    fn answer_all(&self, memory: &Memory<Boxed>) -> Result {
+    fn answer_all(&self, memory: &Memory<BoxedPager>) -> Result {
         loop {
             let fault = memory.exclusively(|| self.commands.take(self.region()?))??;
             let first = fault.first_page.get() as usize;
@@ -303,7 +303,7 @@ impl RegionPager {
     }
 }
 
-impl Pager for Boxed {
+impl Pager for BoxedPager {
     fn forget(&self, pages: Range<usize>) {
         if let Ok(region) = self.0.region() {
             self.0.commands.unmap(region, &pages);
@@ -326,7 +326,7 @@ impl Pager for Boxed {
 }
 
 /// Memory of a process, which is not pinned.
-type Watched = Arc<OnDemand<Boxed>>;
+type Watched = Arc<OnDemand<BoxedPager>>;
 
 /// Regions for which the device may ask for pages, by their keys.
 #[pin_data]
@@ -492,7 +492,7 @@ impl Paged {
             GFP_KERNEL,
         )?;
         let length = usize::try_from(range.length)?;
-        let memory = OnDemand::new(call, range.start, length, access, Boxed(pager))?;
+        let memory = OnDemand::new(call, range.start, length, access, BoxedPager(pager))?;
         Ok(Arc::new(memory, GFP_KERNEL)?)
     }
 

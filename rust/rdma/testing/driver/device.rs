@@ -153,6 +153,7 @@ impl Operations for TestDriver {
     type MemoryRegion = Object;
     type MemoryWindow = Object;
     type AddressHandle = Object;
+    type Pager = Object;
 
     const DRIVER_ID: u32 = 201;
     const ABI_VERSION: u32 = 202;

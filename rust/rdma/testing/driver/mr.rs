@@ -2,7 +2,10 @@
 
 //! Memory regions.
 
-use core::sync::atomic::Ordering::SeqCst;
+use core::{
+    ops::Range,
+    sync::atomic::Ordering::SeqCst, //
+};
 
 use kernel::{
     dma::DmaAddress,
@@ -23,6 +26,10 @@ use crate::{
         MemoryRegion,
         Mr,
         NewMr, //
+    },
+    odp::{
+        Memory,
+        Pager, //
     },
     pd::Pd,
     restrack::Details,
@@ -131,4 +138,11 @@ impl MemoryRegion for Object {
     fn fill_details(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
         mr.describe(details)
     }
+}
+
+/// The driver says that its device pages, and has regions on demand as it has others.
+impl Pager for Object {
+    fn forget(&self, _pages: Range<usize>) {}
+
+    fn serve(&self, _memory: &Memory<Self>) {}
 }
