@@ -290,7 +290,7 @@ impl Source<'_> {
         let text = name.get_ref();
         self.ensure(is_name(text), &name.span(), || {
             format!(
-                "name: a {what} is named by 1 to 15 of a-z, 0-9 and -, of which the first is no -"
+                "name: the name of a {what} has 1 to 15 lower-case letters, digits and hyphens, the first no hyphen"
             )
         })?;
         Ok(text.clone())
@@ -307,7 +307,9 @@ impl Source<'_> {
     }
 }
 
-fn is_name(text: &str) -> bool {
+/// Whether a lab, a VM or a network can have that name, which becomes a part of paths.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
     (1..=15).contains(&text.len())
         && !text.starts_with('-')
         && text
@@ -350,7 +352,7 @@ impl Parsed {
             None => {
                 return Err(source.error(
                     &(0..0),
-                    "name: the file's own name is none for a lab, so give one of 1 to 15 of a-z, 0-9 and -",
+                    "name: give the lab a name of 1 to 15 lower-case letters, digits and hyphens, as the file's own is no such name",
                 ));
             }
         };
@@ -1093,7 +1095,7 @@ mod tests {
             ("[[vm]]\nname = \"a\n", 2, "name = \"a"),
             ("[[vm]]\n", 1, "missing field `name`"),
             ("[[vm]]\nname = 7\n", 2, "expected a string"),
-            ("[[vm]]\nname = \"A\"\n", 2, "name: a VM is named by"),
+            ("[[vm]]\nname = \"A\"\n", 2, "name: the name of a VM has"),
             (&format!("{VM}{VM}"), 4, "two VMs are named `a`"),
             (&format!("{VM}memry = 1\n"), 3, "unknown field `memry`"),
             (
@@ -1219,7 +1221,7 @@ mod tests {
             (
                 "name = \"no name\"\n[[vm]]\nname = \"a\"\n",
                 1,
-                "name: a lab is named by",
+                "name: the name of a lab has",
             ),
         ];
         for (text, line, part) in table {

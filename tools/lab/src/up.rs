@@ -28,7 +28,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 
 use crate::control::{self, Ask};
-use crate::description::{Numbers, Parsed};
+use crate::description::{Numbers, Parsed, is_name};
 use crate::kernel::{self, Kernel};
 use crate::lab::{Lab, Module};
 use crate::process::{remove_at_end, tail};
@@ -55,8 +55,12 @@ impl Place {
     /// That of the lab `name`.
     ///
     /// # Errors
-    /// The directory of all labs cannot be made, or is somebody else's.
+    /// No lab can have this name, or the directory of all labs cannot be made, or is somebody else's.
     pub fn of(name: &str) -> Result<Self> {
+        ensure!(
+            is_name(name),
+            "no lab is named `{name}`: names have 1 to 15 lower-case letters, digits and hyphens"
+        );
         let name = name.to_owned();
         Ok(Self {
             name,
@@ -555,7 +559,14 @@ fn copy_out(control: &Path, vm: &str, guest: &str, host: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::end;
+    use super::{Place, end};
+
+    #[test]
+    fn a_name_leads_nowhere_else() {
+        for name in ["../other", "", "a/b", ".", "sixteen-letters-"] {
+            assert!(Place::of(name).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn ends_of_copies() {
