@@ -88,6 +88,10 @@ series: $(if $(KDIR),kernel-own,kernel-lab) ## make the patch series for Linux 7
 bundle: setup-bundle setup-qemu setup-guest module-stock userspace ## make build/bundle.tar.gz: the lab for machines without compiler, root or network
 	@bash tools/bundle/bundle.sh
 
+# Not in `make test`: it builds the module for Debian's kernel, and all programs once more.
+test-bundle: bundle ## run the bundle in a root directory with nothing else, as a user without rights and without network
+	@bash tools/bundle/test.sh
+
 manual: userspace ## make man pages, and completions for bash, zsh and fish, in build/manual
 	for program in vrnicd vrnicctl vrnic-lab vrnic-replay; do tools/target/release/$$program write-manual build/manual || exit; done
 
@@ -132,7 +136,7 @@ $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
 	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
-.PHONY: help run shell attach test series bundle packages test-packages test-debug test-races fuzz chaos bench check setup build module \
+.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-debug test-races fuzz chaos bench check setup build module \
 	kunit-module test-kernels userspace programs provider manual clean \
 	setup-packages setup-tests setup-qemu setup-guest setup-userland setup-bundle setup-packaging \
 	$(foreach what,kernel module kunit test-modules,$(KERNELS:%=$(what)-%))

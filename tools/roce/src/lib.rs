@@ -15,6 +15,21 @@
 //!
 //! A frame has no FCS, as is usual for frames in software. This crate does no input or output, and
 //! `encode` and `parse` allocate nothing.
+//!
+//! # Example
+//!
+//! ```
+//! use vrnic_roce::{FrameError, parse};
+//!
+//! // A request of ARP, as a capture may have it.
+//! let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1], &[8, 6], &[0; 46]].concat();
+//! match parse(&frame) {
+//!     Ok(segment) => println!("to QP {}, PSN {}", segment.destination_qpn, segment.psn.raw()),
+//!     Err(FrameError::NotRoce) => println!("another protocol"),
+//!     Err(error) => println!("{error}"),
+//! }
+//! # assert_eq!(parse(&frame).unwrap_err(), FrameError::NotRoce);
+//! ```
 
 #![forbid(unsafe_code)]
 

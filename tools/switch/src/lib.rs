@@ -23,6 +23,29 @@
 //! They can send frames to others, and do nothing else to them. Memory is bounded: queues by [`QueueLimits`], learned
 //! addresses by [`PortConfig::addresses`]. If a port has an address ([`PortConfig::mac`]), no other port can take it.
 //! An endpoint that fills its queue loses only its own frames.
+//!
+//! # Example
+//!
+//! ```
+//! use std::time::Duration;
+//! use vrnic_switch::{Endpoint, Member, PortConfig, Switch};
+//!
+//! let mut switch = Switch::new(Duration::from_secs(300));
+//! let [from, to] = [PortConfig::default(), PortConfig::default()].map(|config| Endpoint {
+//!     port: switch.add_port(config).unwrap(),
+//!     member: Member::Netdev,
+//! });
+//!
+//! // A broadcast of Ethernet type 0x88b5, which is for experiments.
+//! let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1], &[0x88, 0xb5], &[0; 46]].concat();
+//! switch.receive(from, frame.clone(), Duration::ZERO);
+//! let mut arrived = Vec::new();
+//! switch.drain(|endpoint, frame| {
+//!     arrived.push((endpoint, frame));
+//!     Ok(())
+//! });
+//! assert_eq!(arrived, [(to, frame)]);
+//! ```
 
 #![forbid(unsafe_code)]
 
