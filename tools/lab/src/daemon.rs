@@ -3,33 +3,17 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use crate::description::{Description, Network, Nic};
-use crate::process::{Process, tail};
+use crate::process::{self, CHILD, Process, tail};
 use crate::settings::Settings;
 
 /// Name of a lab's network, if it has only one. Its vrnicd's files are not named after it.
 pub const FIRST: &str = "net";
-
-/// Arguments of setpriv: every run of the lab shows that vrnicd needs no capability, whoever runs the lab. Entering a
-/// namespace may make the kernel forget that a process shall die with its parent.
-const WITHOUT_PRIVILEGES: [&str; 5] = [
-    "setpriv",
-    "--pdeathsig",
-    "KILL",
-    "--inh-caps=-all",
-    "--no-new-privs",
-];
-
-/// Whether this process is root, who alone may (and must) shrink the bounding set to be without capabilities.
-fn is_root() -> Result<bool> {
-    Ok(fs::metadata("/proc/self")?.uid() == 0)
-}
 
 /// How long it may take until a process has made what it shall make.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -112,15 +96,14 @@ impl Daemon {
         for socket in &made {
             let _ = fs::remove_file(socket);
         }
-        let elsewhere = enter.is_some();
+        // Every run of the lab shows that vrnicd needs no capability, whoever runs the lab. This comes last, because
+        // entering a namespace may make the kernel forget that the process shall die with its parent.
         let mut words = enter.unwrap_or_default();
-        words.extend(WITHOUT_PRIVILEGES.map(str::to_owned));
-        if elsewhere || is_root()? {
-            words.push("--bounding-set=-all".to_owned());
-        }
-        words.push("--".to_owned());
+        // By this path, this program is there even if cargo has put another in its place.
+        words.push(format!("/proc/{}/exe", std::process::id()));
+        words.extend([CHILD, "--without-privileges", "--"].map(str::to_owned));
         for word in [program.as_path(), Path::new("--config"), &config] {
-            words.push(word.to_string_lossy().into_owned());
+            words.push(process::text(word));
         }
         let process = Process::start("vrnicd", Path::new(&words[0]), &words[1..], &[], &log)?;
         let mut daemon = Self {

@@ -279,6 +279,14 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         request: Vec<String>,
     },
+    /// Become a program that ends with its parent
+    #[command(hide = true, name = process::CHILD)]
+    Child {
+        #[arg(long)]
+        without_privileges: bool,
+        #[arg(last = true, required = true)]
+        words: Vec<std::ffi::OsString>,
+    },
     /// Have a lab; started by `up`
     #[command(hide = true)]
     Supervise { name: String },
@@ -450,6 +458,10 @@ fn command(cli: Cli) -> Result<ExitCode> {
             let driver = Module::Plain.path(&settings);
             share::stage(&settings, &directory, Some(&driver))?;
         }
+        Command::Child {
+            without_privileges,
+            words,
+        } => return Err(process::become_child(&words, without_privileges)),
         Command::Manual { directory } => vrnicd::manual::write(Cli::command(), 1, &directory)?,
         Command::Ctl { lab, request } => {
             let (code, text) = control::ask(&control_socket(lab)?, &Ask::from_words(&request)?)?;

@@ -5,6 +5,7 @@
 //! and a parent-death signal, so that even `kill -9` of the lab leaves nothing behind. The parent-death signal is tied
 //! to the thread that forked: one thread that lives as long as the lab starts all of them.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -14,8 +15,13 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use caps::{CapSet, Capability};
+use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+
+/// The subcommand with which this program calls itself to [`become_child`].
+pub const CHILD: &str = "child";
 
 /// Everything to undo when the lab is interrupted.
 static CLEANUP: Mutex<Cleanup> = Mutex::new(Cleanup {
@@ -53,9 +59,9 @@ impl Process {
             .append(true)
             .open(log)
             .with_context(|| format!("opening {}", log.display()))?;
-        let mut command = Command::new("setpriv");
+        let mut command = Command::new("/proc/self/exe");
         command
-            .args(["--pdeathsig", "KILL", "--"])
+            .args([CHILD, "--"])
             .arg(program)
             .args(args)
             .envs(env.iter().cloned())
@@ -137,6 +143,29 @@ impl Drop for Process {
 }
 
 /// Forks in the one thread that never ends.
+/// Makes this process the program `words`, which is killed when its parent ends. Without privileges, it has no
+/// capability and gets none. Comes back only if that fails.
+pub fn become_child(words: &[OsString], without_privileges: bool) -> anyhow::Error {
+    let run = || -> Result<std::io::Error> {
+        if without_privileges {
+            prctl::set_no_new_privs()?;
+            if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
+                caps::clear(None, CapSet::Bounding)?;
+            }
+            for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+                caps::clear(None, set)?;
+            }
+        }
+        prctl::set_pdeathsig(Signal::SIGKILL)?;
+        let (program, args) = words.split_first().context("no program")?;
+        Ok(Command::new(program).args(args).exec())
+    };
+    match run() {
+        Ok(error) => anyhow!(error).context(format!("running {}", words[0].display())),
+        Err(error) => error,
+    }
+}
+
 fn spawn(command: Command) -> Result<Child> {
     type Order = (Command, Sender<std::io::Result<Child>>);
     static SPAWNER: OnceLock<Sender<Order>> = OnceLock::new();

@@ -279,11 +279,8 @@ fn start_supervisor(place: &Place, settings: &Settings, kernel: kernel::Name) ->
         return Ok(false);
     }
     let log = File::create(place.log())?;
-    // A session of its own: what ends a terminal's programs does not end the lab.
-    let mut command = Command::new("setsid");
-    command
-        .arg(std::env::current_exe()?)
-        .args(["supervise", &place.name]);
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["supervise", &place.name]);
     if kernel != kernel::Name::Own {
         command.args(["--kernel", kernel.text()]);
     }
@@ -293,7 +290,7 @@ fn start_supervisor(place: &Place, settings: &Settings, kernel: kernel::Name) ->
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()
-        .context("running setsid (package util-linux)")?;
+        .context("starting the lab's own process")?;
     let deadline = Instant::now() + START;
     while !listens() {
         if child.try_wait()?.is_some() && !place.is_up()? {
@@ -317,6 +314,8 @@ fn start_supervisor(place: &Place, settings: &Settings, kernel: kernel::Name) ->
 /// # Errors
 /// It is up already, or it cannot start.
 pub fn supervise(name: &str, kernel: kernel::Name) -> Result<()> {
+    // A session of its own: what ends a terminal's programs does not end the lab.
+    nix::unistd::setsid()?;
     let place = Place::of(name)?;
     // Somebody may have it for the moment that a look takes.
     let deadline = Instant::now() + Duration::from_secs(2);
