@@ -118,7 +118,8 @@ impl Settings {
 }
 
 /// The bundle that this program is part of: it has a file that says so.
-fn bundle() -> Option<PathBuf> {
+#[must_use]
+pub fn bundle() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let root = program.parent()?.parent()?;
     root.join("bundle.txt")
