@@ -22,7 +22,7 @@ INSIDE
 	echo "ok: the provider loads with libibverbs of $suite"
 done
 fresh bookworm <<'INSIDE'
-! apt-get -yqq install /packages/ibverbs-provider-vrnic_*.deb >/tmp/said 2>&1 || fail "it installs with $(dpkg-query -W libibverbs1)"
+! apt-get -y install /packages/ibverbs-provider-vrnic_*.deb >/tmp/said 2>&1 || fail "it installs with $(dpkg-query -W libibverbs1)"
 grep -E 'libibverbs1|libc6' /tmp/said
 INSIDE
 echo "ok: the provider does not install beside another libibverbs"
