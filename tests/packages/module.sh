@@ -15,8 +15,8 @@ old=${old#linux-headers-}
 built() {
 	local module
 	module=$(find "/lib/modules/$1/updates/dkms" -name 'vrnic.ko*')
-	[ "$(modinfo -k "$1" -F vermagic vrnic | cut -d ' ' -f 1)" = "$1" ] || fail "no module for $1"
-	modinfo -k "$1" -F alias vrnic | grep -q '^virtio:d0000002Av' || fail "the module for $1 is not whole"
+	[ "$(modinfo -F vermagic "$module" | cut -d ' ' -f 1)" = "$1" ] || fail "no module for $1"
+	modinfo -F alias "$module" | grep -q '^virtio:d0000002Av' || fail "the module for $1 is not whole"
 	echo "ok: $module"
 }
 
