@@ -7,7 +7,7 @@ fresh trixie <<'INSIDE'
 apt-get -yqq install man-db bash-completion systemd >/dev/null
 dependencies vrnicd >/dev/null
 state >/tmp/before
-install vrnicd >/dev/null
+install_ours vrnicd >/dev/null
 
 vrnicd --version
 vrnicctl --help >/dev/null

@@ -3,8 +3,8 @@
 
 fail() { echo "FAILED: $*"; exit 1; }
 
-# install PACKAGE...: ours, and whatever they need from the mirror.
-install() {
+# install_ours PACKAGE...: ours, and whatever they need from the mirror.
+install_ours() {
 	local name files=()
 	for name in "$@"; do files+=(/packages/"$name"_*.deb); done
 	apt-get -yqq install "${files[@]}"

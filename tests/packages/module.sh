@@ -25,7 +25,7 @@ apt-get -yqq install dkms "linux-headers-$first" "linux-headers-$old" >/dev/null
 state >/tmp/before
 
 echo "--- without the source of the kernel"
-! install vrnic-dkms >/tmp/said 2>&1 || fail "it is configured without the kernel's source"
+! install_ours vrnic-dkms >/tmp/said 2>&1 || fail "it is configured without the kernel's source"
 cat /tmp/said
 grep -q "^vrnic: the source of the kernel $first is missing; install linux-source-7.3" /tmp/said ||
 	fail "what is missing is not said"

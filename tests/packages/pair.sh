@@ -9,7 +9,7 @@ release=${image#linux-headers-}
 apt-get -yqq install busybox-static cpio iproute2 kmod perftest ibverbs-utils "linux-headers-$release" \
 	"linux-binary-$release" "linux-modules-$release" linux-source-7.3 >/dev/null
 apt-get -yqq -t trixie-backports install qemu-system-x86 >/dev/null
-install vrnicd vrnic-dkms ibverbs-provider-vrnic >/tmp/said || fail "$(cat /tmp/said)"
+install_ours vrnicd vrnic-dkms ibverbs-provider-vrnic >/tmp/said || fail "$(cat /tmp/said)"
 depmod "$release"
 
 SETUP_DIR=/tree/tools/setup

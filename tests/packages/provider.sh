@@ -8,7 +8,7 @@ for of in "trixie 34" "sid 65"; do
 	{ echo "abi=$abi"; cat; } <<'INSIDE' | fresh "$suite"
 dependencies ibverbs-provider-vrnic >/dev/null
 state >/tmp/before
-install ibverbs-provider-vrnic >/dev/null
+install_ours ibverbs-provider-vrnic >/dev/null
 object=/usr/lib/x86_64-linux-gnu/libibverbs/libvrnic-rdmav$abi.so
 # The loader finds all symbols, with their versions.
 said=$(ldd -r "$object")
