@@ -1,21 +1,25 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# The guest's root directory: an unmodified minimal Debian 13 with the RDMA programs, served read-only over 9p.
-# build/setup/guest becomes a link to it. Sourced by setup.sh.
+# The guests' root directories: unmodified minimal Debian 13 with RDMA programs, served read-only over 9p. build/setup/guest
+# becomes a link to the usual one, and build/setup/apps to one that has what `make test-apps` runs besides: MPI, UCX,
+# libfabric, and ssh, by which MPI starts its processes. Sourced by setup.sh.
 
 GUEST_SUITE=trixie
 GUEST_PACKAGES=(
 	rdma-core ibverbs-utils ibverbs-providers perftest rdmacm-utils python3-pyverbs infiniband-diags
 	iproute2 iputils-ping ethtool kmod pciutils procps strace jq less e2fsprogs fio nfs-kernel-server open-iscsi
 )
+APPS_PACKAGES=(openmpi-bin python3-mpi4py ucx-utils libfabric-bin openssh-server openssh-client)
 
+# guest_build DIRECTORY MIRROR PACKAGE...
 guest_build() {
 	local dir=$1 uri=$2
+	shift 2
 	rm -rf "$dir" 2>/dev/null || as_root rm -rf "$dir"
 	# The proxy and the like of this machine's apt are handed on.
 	apt-config dump | grep -E '^Acquire::(http|https)::Proxy' >"$dir.apt.conf" || true
 	as_root mmdebstrap --variant=minbase --architectures=amd64 \
-		--include="$(IFS=,; echo "${GUEST_PACKAGES[*]}")" \
+		--include="$(IFS=,; echo "$*")" \
 		--aptopt="$dir.apt.conf" \
 		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
 		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/rdma-core/*' \
@@ -27,14 +31,19 @@ guest_build() {
 	rm -f "$dir.apt.conf"
 }
 
-setup_guest() {
-	local root
-	root=$CACHE/guest/$(key_of "$SETUP_DIR/guest.sh" "$SETUP_DIR/guest-init")
+# guest_image NAME MIB WHAT PACKAGE...: makes the image and links it as build/setup/NAME.
+guest_image() {
+	local name=$1 space=$2 what=$3 root
+	shift 3
+	root=$CACHE/guest/$(key_of "$SETUP_DIR/guest.sh" "$SETUP_DIR/guest-init" "$@")
 	if [ ! -f "$root.complete" ]; then
-		need_space 600 "the guest image"
+		need_space "$space" "$what"
 		mkdir -p "$CACHE/guest"
-		step "guest image (Debian 13)" "$LOGS/guest.log" 16 guest_build "$root" "$(mirror)"
+		step "$what (Debian 13)" "$LOGS/$name.log" 16 guest_build "$root" "$(mirror)" "$@"
 		date -u +%FT%TZ >"$root.complete"
 	fi
-	ln -sfn "$root" "$TREE/build/setup/guest"
+	ln -sfn "$root" "$TREE/build/setup/$name"
 }
+
+setup_guest() { guest_image guest 600 "guest image" "${GUEST_PACKAGES[@]}"; }
+setup_apps() { guest_image apps 1300 "guest image with MPI, UCX and libfabric" "${GUEST_PACKAGES[@]}" "${APPS_PACKAGES[@]}"; }

@@ -7,6 +7,7 @@
 #   kernel      the one that VRNIC_KERNEL or KDIR names
 #   qemu
 #   guest       the guests' root directory
+#   apps        a second one, for `make test-apps`
 #   userland    RDMA programs of a newer release, for tests
 #   bundle      what `make bundle` needs besides
 #   packaging   a Debian 13 to build packages in
@@ -28,8 +29,8 @@ mkdir -p "$TREE/build/setup"
 rm -f "$FAILED"
 for part in "$@"; do
 	case $part in
-	packages | tests | kernel | qemu | guest | userland | bundle | packaging) ;;
-	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest userland bundle packaging" ;;
+	packages | tests | kernel | qemu | guest | apps | userland | bundle | packaging) ;;
+	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps userland bundle packaging" ;;
 	esac
 	lock "$part"
 	"setup_$part"
