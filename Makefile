@@ -4,7 +4,7 @@
 # VRNIC_KERNEL=<name>       kernel of the VMs: stock (Debian's own), lab (with KUnit and failing allocations), debug, races
 # KDIR=<built kernel tree>  use this kernel instead
 # QEMU=<program>            use this QEMU (10.1 or newer)
-# T=<part of a name>        make test, make fuzz: only tests or targets whose name contains this; test: also T=this,that
+# T=<part of a name>        make test, make test-apps, make fuzz: only tests or targets whose name contains this; tests: also T=this,that
 # W=<workloads>             make chaos: only these workloads
 # MINUTES=<number>          make fuzz: minutes per target
 
@@ -102,6 +102,10 @@ packages: setup-packaging ## make Debian packages of vrnicd, the provider and th
 test-packages: packages ## install the packages in fresh systems, build modules with DKMS, build packages again (T=part of a name)
 	@for test in tests/packages/*$(T)*.sh; do echo "$$test"; bash $$test || exit; done
 
+# Not in `make test`: it needs a second guest image, and boots twelve VMs.
+test-apps: setup-apps setup-qemu setup-guest userspace module-stock module-lab ## run MPI, UCX, libfabric and more between four VMs (T=part of a name)
+	@bash tests/apps/run.sh "$(T)"
+
 clean: ## remove everything built in this tree (keeps the cache outside the tree)
 	rm -rf build
 	cd tools && cargo clean
@@ -112,7 +116,7 @@ setup-packages:
 setup-tests: setup-packages
 	@$(SETUP) tests
 
-setup-qemu setup-guest setup-userland setup-bundle setup-packaging: setup-%: setup-packages
+setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging: setup-%: setup-packages
 	@$(SETUP) $*
 
 # Each kernel has builds of its own, and each build of the module a copy of the sources of its own.
@@ -136,7 +140,8 @@ $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
 	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
-.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-debug test-races fuzz chaos bench check setup build module \
+.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-apps test-debug test-races fuzz chaos bench \
+	check setup build module \
 	kunit-module test-kernels userspace programs provider manual clean \
-	setup-packages setup-tests setup-qemu setup-guest setup-userland setup-bundle setup-packaging \
+	setup-packages setup-tests setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging \
 	$(foreach what,kernel module kunit test-modules,$(KERNELS:%=$(what)-%))

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Open MPI, one process in each VM.
+
+# mpi COMMAND...: starts it in the four VMs. mpirun counts its own VM only by its name.
+mpi() {
+	on debian1 mpirun --allow-run-as-root -np 4 --host debian1,10.77.0.2,10.77.0.3,10.77.0.4 \
+		--mca plm_ssh_args '-o StrictHostKeyChecking=no -o LogLevel=ERROR' "$@"
+}
+# over_ucx TRANSPORT PROGRAM SETTING...: UCX says which transport it chose; it must be this one, on the RNIC.
+over_ucx() {
+	local transport=$1 program=$2 setting settings=()
+	for setting in UCX_TLS="$1,self" UCX_NET_DEVICES="$device:1" UCX_LOG_LEVEL=info "${@:3}"; do
+		settings+=(-x "$setting")
+	done
+	saying "inter-node .*${transport}_verbs/$device:1" saying '4 ranks, each element right' \
+		mpi --mca pml ucx --mca osc ucx "${settings[@]}" python3 "/vrnic/tests/apps/$program"
+}
+# UCX makes all connections by UD. There it gives up after 30 seconds by default, however slow the VMs are; and what its
+# check of GIDs takes for the kind of a packet, only mlx5 puts there.
+UD=(UCX_UD_TIMEOUT=600s UCX_UD_ETH_DGID_CHECK=n)
+mpi_rc() { over_ucx rc collectives.py "${UD[@]}"; }
+mpi_ud() { over_ucx ud collectives.py "${UD[@]}"; }
+# Without UCX_FENCE_MODE=weak, UCX asks for a flush that it has for mlx5 only, reports that this fails, and goes on.
+mpi_one_sided() { over_ucx rc one_sided.py "${UD[@]}" UCX_FENCE_MODE=weak; }
+mpi_gid_check() { over_ucx rc collectives.py; }
+mpi_libfabric() {
+	saying '4 ranks, each element right' mpi --mca pml cm --mca mtl ofi -x FI_PROVIDER='verbs;ofi_rxm' \
+		python3 /vrnic/tests/apps/collectives.py
+}
+# 4 ranks, each of which sends at least 100000 elements of 8 bytes to each other.
+program 9600000 'Open MPI over UCX, RC: allreduce, alltoall' mpi_rc
+program 9600000 'Open MPI over UCX, UD: allreduce, alltoall' mpi_ud
+program 1920000 'Open MPI over UCX, RC: put, get, atomics' mpi_one_sided
+program 9600000 'Open MPI over libfabric: allreduce, alltoall' mpi_libfabric
+fails rxe 'No components were able to be opened in the pml framework' 'ofi_rxm cannot enable an endpoint on Soft-RoCE (EINVAL)'
+program 9600000 'Open MPI over UCX without UCX_UD_ETH_DGID_CHECK=n' mpi_gid_check
+fails 'local roce rxe' 'UD endpoint .* unhandled timeout error' \
+	'UCX 1.18 drops every UD packet over IPv4 unless an mlx5 device received it (openucx/ucx pull request 10209)'
