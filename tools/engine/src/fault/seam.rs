@@ -94,22 +94,23 @@ impl Resources {
         let send = is_send(&cqe);
         let mut notify = false;
         let mut due = None;
-        if cqe.status == Status::Success.raw() {
-            if self.faults.victims.contains(&(qpn, send)) {
-                fail(&mut cqe, Status::Flushed, Cause::QpInError.code());
-            } else if let Some(strike) = self.strike(|| Occasion::completion(cqn, send)) {
-                match strike.kind.act {
-                    Act::Complete(status) => {
-                        let vendor = strike.args.vendor.unwrap_or(Cause::Provoked.code());
-                        fail(&mut cqe, status, vendor);
-                        self.faults.victims.push((qpn, send));
-                    }
-                    Act::LoseCompletion => return,
-                    Act::HoldCompletion => due = Some(io.now + strike.args.delay),
-                    Act::Overrun => return self.fail_cq(cqn, Cause::Provoked, io.memory),
-                    Act::SpuriousNotice => notify = true,
-                    _ => {}
+        if self.faults.victims.contains(&(qpn, send)) {
+            // Its first error is over, whatever becomes of it.
+            fail(&mut cqe, Status::Flushed, Cause::QpInError.code());
+        } else if cqe.status == Status::Success.raw()
+            && let Some(strike) = self.strike(|| Occasion::completion(cqn, send))
+        {
+            match strike.kind.act {
+                Act::Complete(status) => {
+                    let vendor = strike.args.vendor.unwrap_or(Cause::Provoked.code());
+                    fail(&mut cqe, status, vendor);
+                    self.faults.victims.push((qpn, send));
                 }
+                Act::LoseCompletion => return,
+                Act::HoldCompletion => due = Some(io.now + strike.args.delay),
+                Act::Overrun => return self.fail_cq(cqn, Cause::Provoked, io.memory),
+                Act::SpuriousNotice => notify = true,
+                _ => {}
             }
         }
         // Completions of a queue stay in order.

@@ -3,11 +3,12 @@
 //! Completions: errors of each status, late ones, lost ones, and their events.
 
 use super::{Case, NONE, OK, OK4, Op, Stage, perform_all, statuses};
-use vrnic_engine::{Segmentation, fault::Kind};
+use vrnic_engine::{Segmentation, fault::Kind, testing::Send};
 use vrnic_wire::{
     completion::Status,
     event::EventType,
     qp::{QpState, QpType},
+    work::SendOpcode,
 };
 
 /// The second of four writes completes with an error, those behind it are flushed, and the peer knows nothing.
@@ -88,6 +89,23 @@ pub(super) const CASES: &[Case] = &[
 #[test]
 fn each_status_is_seen_and_what_follows_is_flushed() {
     perform_all(CASES);
+}
+
+#[test]
+fn what_fails_behind_an_error_is_flushed() {
+    let mut stage = Stage::new(Segmentation::PathMtu);
+    stage.arm(0, "cqe-general-err qp={qp} side=send");
+    // One answer tells that the first request is done and that the second failed.
+    stage.arm(1, "lost-ack qp={qp} count=all");
+    stage.post(Op::Writes(1));
+    let (address, rkey) = (stage.victim.mrs[1].iova, stage.victim.mrs[1].key);
+    let sge = stage.victim.mrs[0].sge(0, 8);
+    let refused = Send::new(1, SendOpcode::Write).rdma(address, rkey ^ 0x10);
+    let Stage { world, victim, .. } = &mut stage;
+    victim.send(world, 0, &refused.element(sge));
+    world.settle();
+    let done = victim.send_cqs[0].drain();
+    assert_eq!(statuses(&done), [Status::General, Status::Flushed]);
 }
 
 #[test]
