@@ -6,7 +6,9 @@ use std::time::Duration;
 use vrnic_engine::{
     Io, Outbox, Recovery, RnicConfig, Segment, Segmentation,
     psn::Psn,
-    segment::{Aeth, Body, NakCode, Payload, Position, Reth, SendTail, Syndrome},
+    segment::{
+        Aeth, AtomicKind, AtomicRequest, Body, NakCode, Payload, Position, Reth, SendTail, Syndrome,
+    },
     testing::{Connection, Line, Node, QpOptions, Send, World},
 };
 use vrnic_wire::{completion::Status, counter::Counter, qp::QpState, work::SendOpcode};
@@ -96,6 +98,33 @@ fn send(c: &Connection, offset: u32) -> Segment<'static> {
 fn written(c: &Connection, count: usize) -> Vec<u8> {
     let memory = c.mrs[1].arena.get(0, count * MTU);
     memory.iter().step_by(MTU).copied().collect()
+}
+
+/// MSNs count messages that are done, and never go back.
+#[test]
+fn answers_that_are_repeated_have_the_msn_of_now() {
+    let (mut world, c) = world([Recovery::Selective; 2]);
+    let atomic = || {
+        let body = Body::AtomicRequest(AtomicRequest {
+            kind: AtomicKind::FetchAdd,
+            address: c.mrs[1].iova,
+            rkey: c.mrs[1].key,
+            compare_add: 1,
+            swap: 0,
+        });
+        c.packet(0, psn(0), body, Payload::Empty)
+    };
+    let msns = |answers: &[Segment]| -> Vec<u32> {
+        let msn = |answer: &Segment| match answer.body {
+            Body::AtomicAcknowledge { aeth, .. } | Body::Acknowledge(aeth) => aeth.msn,
+            _ => panic!("{answer:?}"),
+        };
+        answers.iter().map(msn).collect()
+    };
+    assert_eq!(msns(&answers(&mut world, 1, atomic())), [1]);
+    assert_eq!(msns(&answers(&mut world, 1, write(&c, 1))), [2]);
+    assert_eq!(msns(&answers(&mut world, 1, atomic()))[0], 2);
+    assert_eq!(c.mrs[1].arena.get(0, 8), [1, 0, 0, 0, 0, 0, 0, 0]);
 }
 
 #[test]

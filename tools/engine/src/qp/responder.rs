@@ -97,7 +97,7 @@ impl Answer {
 struct Response {
     /// PSN of its next packet.
     psn: Psn,
-    /// MSN when the request was executed.
+    /// MSN when the request was executed; when it came again, if it did.
     msn: u32,
     /// Whether the request came before.
     repeated: bool,
@@ -108,7 +108,6 @@ struct Response {
 #[derive(Copy, Clone, Debug)]
 struct AtomicResult {
     psn: Psn,
-    msn: u32,
     answer: Answer,
 }
 
@@ -813,7 +812,6 @@ impl Qp {
         }
         responder.atomics.push_back(AtomicResult {
             psn: responder.expected,
-            msn: responder.msn,
             answer,
         });
     }

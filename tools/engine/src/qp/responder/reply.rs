@@ -78,7 +78,7 @@ impl Qp {
                 };
                 Response {
                     psn: result.psn,
-                    msn: result.msn,
+                    msn: self.responder.msn,
                     repeated: true,
                     answer: result.answer,
                 }
