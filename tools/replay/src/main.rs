@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{CommandFactory, Parser, Subcommand};
 use vrnic_engine::recording::{Failed, Outcome, Player, panic_message};
 use vrnic_engine::{Engine, Explanation};
-use vrnic_replay::check::{Checker, Rule};
+use vrnic_replay::check::Checker;
 use vrnic_replay::image::Nowhere;
 use vrnic_replay::minimise::{Failure, minimise};
 use vrnic_replay::story::{Event, Narrator, timeline_head};
@@ -331,7 +331,12 @@ fn state(engine: &Engine) -> String {
 fn reduce(arguments: &Arguments, bytes: &[u8], out: &Path) -> Result<bool> {
     let failure = match &arguments.fails {
         Some(text) => Failure::Says(text.clone()),
-        None => find_failure(bytes)?,
+        None => match Failure::find(bytes)? {
+            Some(failure) => failure,
+            None => {
+                bail!("nothing fails in this recording: use --fails to name the failure")
+            }
+        },
     };
     let minimal = minimise(bytes, &failure)?;
     create_private(out)
@@ -346,24 +351,4 @@ fn reduce(arguments: &Arguments, bytes: &[u8], out: &Path) -> Result<bool> {
         minimal.attempts
     )?;
     Ok(true)
-}
-
-/// The failure of a recording: its panic, or the first rule that is broken.
-fn find_failure(bytes: &[u8]) -> Result<Failure> {
-    let mut player = Player::new(bytes)?;
-    let mut narrator = Narrator::new();
-    let mut checker = Checker::new();
-    while let Some(step) = player.next() {
-        let (call, step) = step?;
-        let panics = call.outcome == Outcome::Panicked;
-        let events = narrator.tell(&call, &step, player.rnic());
-        checker.look(&events, (!panics).then_some(player.rnic()));
-        if let Some(violation) = checker.violations.first() {
-            return Ok(match violation.rule {
-                Rule::Panic => Failure::Panic,
-                rule => Failure::Breaks(rule),
-            });
-        }
-    }
-    bail!("nothing fails in this recording: use --fails to name the failure")
 }

@@ -36,6 +36,27 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// What fails in a recording: a panic, or the first rule that is broken.
+    ///
+    /// # Errors
+    ///
+    /// The recording cannot be replayed.
+    pub fn find(bytes: &[u8]) -> Result<Option<Self>> {
+        let mut player = Player::new(bytes)?;
+        let mut run = Run::new();
+        while let Some(step) = player.next() {
+            let (call, step) = step?;
+            run.look(&call, &step, player.rnic());
+            if let Some(violation) = run.checker.violations.first() {
+                return Ok(Some(match violation.rule {
+                    Rule::Panic => Self::Panic,
+                    rule => Self::Breaks(rule),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
     /// Whether it is one of these.
     fn is_in(&self, events: &[Told], checker: &Checker) -> bool {
         match self {
@@ -85,11 +106,17 @@ impl Run {
         }
     }
 
-    /// Whether the failure is there after this step.
-    fn fails(&mut self, call: &Call, step: &Step, rnic: &Rnic, failure: &Failure) -> bool {
+    /// What happened in a step, which is checked.
+    fn look(&mut self, call: &Call, step: &Step, rnic: &Rnic) -> Vec<Told> {
         let panicked = matches!(step.output, Output::Panicked(_));
         let events = self.narrator.tell(call, step, rnic);
         self.checker.look(&events, (!panicked).then_some(rnic));
+        events
+    }
+
+    /// Whether the failure is there after this step.
+    fn fails(&mut self, call: &Call, step: &Step, rnic: &Rnic, failure: &Failure) -> bool {
+        let events = self.look(call, step, rnic);
         failure.is_in(&events, &self.checker)
     }
 }
