@@ -7,6 +7,8 @@
 # T=<part of a name>        make test, make test-apps, make fuzz: only tests or targets whose name contains this; tests: also T=this,that
 # W=<workloads>             make chaos: only these workloads
 # MINUTES=<number>          make fuzz: minutes per target
+# SECONDS=<number>          make simulate: virtual seconds (default: 1000000)
+# SEED=<number>             make simulate: only the simulation of this seed
 
 export PATH := /usr/bin:/bin:/usr/sbin:/sbin:$(PATH)
 export KDIR QEMU VRNIC_KERNEL
@@ -49,6 +51,10 @@ test-races: ## run KUnit and VM tests on a kernel with KCSAN; takes hours
 fuzz: setup-tests ## fuzz each target for 30 minutes (MINUTES=n, T=target)
 	@bash tools/fuzz/run.sh all "$(T)" $(MINUTES)
 
+simulate: setup-tests ## simulate many devices and faults in virtual time (SECONDS=n of it, or SEED=n alone)
+	cd tools && env -u MAKEFLAGS -u MFLAGS $(if $(SEED),VRNIC_SEED=$(SEED),VRNIC_SECONDS=$(or $(SECONDS),1000000)) \
+		cargo test --release -p vrnic-simulation --test simulation -- --nocapture
+
 chaos: build ## run workloads under each fault and report how they cope: W='pingpong rping' (default: all)
 	$(LAB) chaos $(W)
 
@@ -71,10 +77,11 @@ kunit-module: $(patsubst %,kunit-%,$(filter-out stock,$(call kernels,lab)))
 
 userspace: programs provider ## build vrnicd, the provider (build/provider), the test programs and the lab
 
-# Cargo has jobs of its own. At the end it shows what failed beside it, which was shorter at work. The fuzzers turn on
-# features of other crates, as all tests do: programs for tests are built with them, or `cargo test` would build them anew.
+# Cargo has jobs of its own. At the end it shows what failed beside it, which was shorter at work. The fuzzers and the
+# simulation turn on features of other crates, as all tests do: programs for tests are built with them, or `cargo test`
+# would build them anew.
 programs: setup-packages
-	cd tools && env -u MAKEFLAGS -u MFLAGS cargo build --quiet --release --workspace $(if $(filter test,$(MAKECMDGOALS)),,--exclude vrnic-fuzz)
+	cd tools && env -u MAKEFLAGS -u MFLAGS cargo build --quiet --release --workspace $(if $(filter test,$(MAKECMDGOALS)),,--exclude vrnic-fuzz --exclude vrnic-simulation)
 	@! cat build/setup/failed 2>/dev/null
 
 provider: setup-packages
@@ -140,8 +147,8 @@ $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
 	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
-.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-apps test-debug test-races fuzz chaos bench \
-	check setup build module \
+.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-apps test-debug test-races fuzz simulate chaos \
+	bench check setup build module \
 	kunit-module test-kernels userspace programs provider manual clean \
 	setup-packages setup-tests setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging \
 	$(foreach what,kernel module kunit test-modules,$(KERNELS:%=$(what)-%))

@@ -451,6 +451,8 @@ pub struct Guest {
     random: ChaCha8Rng,
     next_iova: u64,
     area: Option<Arena>,
+    /// When it gives commands.
+    pub now: Instant,
     /// Its context.
     pub context: u32,
     /// Its doorbell page.
@@ -477,6 +479,7 @@ impl Guest {
             random,
             next_iova: 0x7f00_0000_0000,
             area: None,
+            now: Instant::default(),
             context: 0,
             page: 0,
             pd: 0,
@@ -578,7 +581,7 @@ impl Guest {
         let mut outbox = Outbox::new();
         let mut io = Io {
             memory: &self.view,
-            now: Instant::default(),
+            now: self.now,
             outbox: &mut outbox,
         };
         while !rnic.execute(request, &mut reply, &mut io) {}

@@ -19,7 +19,7 @@ use crate::{
 };
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 use vrnic_wire::{
     command::{ContextKind, ModifyQp, QueryQp, SetGid},
     memory::access,
@@ -121,8 +121,6 @@ pub struct World {
     pub sync_time: Option<Duration>,
     /// When the devices hear that it does.
     synced: Vec<Option<Instant>>,
-    /// Where the recordings go if the test fails.
-    pub keep: Option<PathBuf>,
     random: ChaCha8Rng,
     outbox: Outbox,
     travelling: Vec<(Instant, Parcel)>,
@@ -147,22 +145,14 @@ pub struct Connection {
 const REPLAY: &str = "VRNIC_REPLAY";
 
 impl Drop for World {
-    /// Replays what was recorded; or keeps it, if the test fails.
+    /// Replays what was recorded, unless the test fails.
     fn drop(&mut self) {
-        let fails = std::thread::panicking();
+        if std::thread::panicking() {
+            return;
+        }
         for (device, recording) in self.recordings().iter().enumerate() {
-            if !fails {
-                if let Err(why) = replay(recording) {
-                    panic!("device {device}: {why}");
-                }
-            } else if let Some(directory) = &self.keep {
-                let file = directory.join(format!("device-{device}.vrnic"));
-                match std::fs::create_dir_all(directory)
-                    .and_then(|()| std::fs::write(&file, recording))
-                {
-                    Ok(()) => eprintln!("device {device}: vrnic-replay {}", file.display()),
-                    Err(error) => eprintln!("device {device}: {}: {error}", file.display()),
-                }
+            if let Err(why) = replay(recording) {
+                panic!("device {device}: {why}");
             }
         }
     }
@@ -249,7 +239,6 @@ impl World {
             line: None,
             lateness: Duration::from_micros(20),
             busy: vec![Instant::default(); count],
-            keep: None,
             random,
             outbox: Outbox::new(),
             travelling: Vec::new(),

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Faults of simulations, and what connections of their devices may notice.
+//! Faults of devices, and what flows may notice of them.
 
-use proptest::prelude::*;
-use std::fmt;
+use crate::{plan::FlowPlan, random::Random};
+use std::{fmt, time::Duration};
+use vrnic_engine::{Rnic, fault::Spec, time::Instant};
 use vrnic_wire::completion::Status;
 
-/// A fault of a device.
-#[derive(Copy, Clone, PartialEq, Eq)]
-pub struct Fault {
+/// A fault that is armed on a device.
+#[derive(Copy, Clone)]
+pub struct FaultPlan {
+    /// Which device.
     pub device: usize,
+    /// When.
+    pub at: Duration,
     /// Which of [`KNOWN`].
     pub index: usize,
     /// What `{n}` in its description is.
@@ -17,7 +21,9 @@ pub struct Fault {
 }
 
 /// What is known of a fault.
+#[derive(Debug)]
 pub struct Known {
+    /// Its description.
     text: &'static str,
     /// Statuses with which the first request of a queue pair may fail, at either end, and the first receive.
     pub statuses: &'static [Status],
@@ -27,12 +33,27 @@ pub struct Known {
     pub lies: bool,
 }
 
+impl Known {
+    /// Whether requests may fail or be late because of it.
+    pub fn is_harmful(&self) -> bool {
+        self.loses || self.lies || !self.statuses.is_empty()
+    }
+}
+
 const fn known(text: &'static str, statuses: &'static [Status]) -> Known {
     Known {
         text,
         statuses,
         loses: false,
         lies: false,
+    }
+}
+
+/// A fault that says what did not happen.
+const fn lie(text: &'static str, statuses: &'static [Status]) -> Known {
+    Known {
+        lies: true,
+        ..known(text, statuses)
     }
 }
 
@@ -129,18 +150,8 @@ pub const KNOWN: &[Known] = &[
             Status::Flushed,
         ],
     ),
-    Known {
-        text: "cqe-general-err type=rc nth={n}",
-        statuses: &[Status::General, Status::RetryExceeded, Status::Flushed],
-        loses: false,
-        lies: true,
-    },
-    Known {
-        text: "cqe-wr-flush-err type=rc nth={n}",
-        statuses: FLUSHED,
-        loses: false,
-        lies: true,
-    },
+    lie("cqe-general-err type=rc nth={n}", &[Status::General]),
+    lie("cqe-wr-flush-err type=rc nth={n}", FLUSHED),
     known("cqe-late type=rc nth={n}", RETRIES),
     Known {
         text: "cqe-lost type=rc nth={n}",
@@ -162,26 +173,132 @@ pub const KNOWN: &[Known] = &[
     known("link-flap for=50ms", RETRIES),
     known("qp-error type=rc after=200us", FLUSHED),
     known("qp-fatal type=rc after=200us", FLUSHED),
+    known("drop nth={n} count=3", RETRIES),
+    known("delay every={n} count=all for=20ms", RETRIES),
+    known("reorder every={n} count=all for=20ms", RETRIES),
+    known("duplicate every={n} count=all for=20ms", RETRIES),
+    known(
+        "corrupt-icrc chance=5% seed={n} count=all for=20ms",
+        RETRIES,
+    ),
+    known("partition for=3ms", RETRIES),
+    known("doorbell-late delay=1ms", RETRIES),
+    known("cqe-late delay=1ms every={n} count=all for=20ms", RETRIES),
+    known(
+        "key-revoked type=rc nth={n}",
+        &[
+            Status::RemoteAccess,
+            Status::RemoteOperation,
+            Status::LocalProtection,
+            Status::LocalAccess,
+            Status::RetryExceeded,
+            Status::Flushed,
+        ],
+    ),
+    lie("cqe-loc-len-err type=rc nth={n}", &[Status::LocalLength]),
+    lie(
+        "cqe-loc-prot-err type=rc nth={n}",
+        &[Status::LocalProtection],
+    ),
+    lie(
+        "cqe-rem-access-err type=rc nth={n}",
+        &[Status::RemoteAccess],
+    ),
+    lie("cqe-retry-exc-err type=rc nth={n}", RETRIES),
+    lie("cqe-fatal-err type=rc nth={n}", &[Status::Fatal]),
+    // Programs look at their queues in the end whatever happens to events.
+    known("cq-event-lost nth={n} count=3", &[]),
+    known("cq-event-late delay=10ms count=5", &[]),
+    known("cq-event-spurious every={n} count=all", &[]),
+    known("event-lost count=all", &[]),
+    known("event-late delay=10ms", &[]),
+    // Programs try again.
+    known("command-fails code=create-qp", &[]),
+    known("command-fails code=modify-qp nth={n}", &[]),
+    known("command-fails code=register-mr nth=2", &[]),
+    known("command-fails code=deregister-mr status=busy", &[]),
+    known("command-fails code=allocate-mw", &[]),
+    known("command-fails code=deallocate-mw status=busy", &[]),
+    known("destroy-fails count=2", &[]),
+    known("no-memory count=2", &[]),
 ];
 
-impl Fault {
+/// A fault for one of the devices of a flow, at about the time at which it has something to do.
+pub fn plan(flow: &FlowPlan, random: &mut Random) -> FaultPlan {
+    FaultPlan {
+        device: flow.ends[random.below(2)],
+        at: flow.start + random.time(Duration::from_millis(5)),
+        index: random.below(KNOWN.len()),
+        n: random.between(2, 40) as u64,
+    }
+}
+
+impl FaultPlan {
+    /// What is known of it.
     pub fn known(&self) -> &'static Known {
         &KNOWN[self.index]
     }
 
     /// Its description.
-    pub fn text(&self) -> String {
+    ///
+    /// # Panics
+    ///
+    /// It makes no sense.
+    pub fn spec(&self) -> Spec {
+        let text = self.text();
+        text.parse().unwrap_or_else(|why| panic!("{text}: {why}"))
+    }
+
+    fn text(&self) -> String {
         self.known().text.replace("{n}", &self.n.to_string())
     }
 }
 
-impl fmt::Debug for Fault {
+impl fmt::Debug for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}: {}", self.device, self.text())
+        let Self { device, at, .. } = self;
+        write!(f, "device {device} at {at:?}: {}", self.text())
     }
 }
 
-/// A fault of one of so many devices.
-pub fn fault(devices: usize) -> impl Strategy<Value = Fault> {
-    (0..devices, 0..KNOWN.len(), 2u64..40).prop_map(|(device, index, n)| Fault { device, index, n })
+/// Longest time for which any of [`KNOWN`] delays something or lasts once it has fired, unless it goes on firing.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Whether the fault with that number, of a device, did something that one of the queue pairs may have noticed between
+/// two times.
+pub fn concerns(rnic: &Rnic, id: u64, qpns: &[u32], from: Instant, to: Instant) -> bool {
+    let faults = rnic.faults();
+    let Some(listed) = faults.list().into_iter().find(|listed| listed.id == id) else {
+        return false;
+    };
+    let from = Instant::from_nanos(from.as_nanos().saturating_sub(LONGEST.as_nanos() as u64));
+    let firings = || faults.log().filter(move |firing| firing.id == id);
+    // Some are too frequent to be listed one by one, and old ones are forgotten.
+    if (firings().count() as u64) < listed.fired {
+        return true;
+    }
+    firings().any(|firing| {
+        let concerned = firing.qpn == 0 || qpns.contains(&firing.qpn);
+        concerned && firing.time >= from && firing.time <= to
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_faults_are_well_formed() {
+        for index in 0..KNOWN.len() {
+            for n in [2, 40] {
+                let plan = FaultPlan {
+                    device: 0,
+                    at: Duration::ZERO,
+                    index,
+                    n,
+                };
+                assert!(plan.spec().to_string().contains(' '), "{plan:?}");
+            }
+        }
+    }
 }

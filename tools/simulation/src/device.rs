@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A device with its guest, and the queues that programs of the guest share.
+
+use crate::{
+    network::mac_of,
+    plan::{CQS, DevicePlan, SHARED_SLOT},
+    random::Random,
+};
+use std::{collections::HashMap, time::Duration};
+use vrnic_engine::{
+    Cause, Faults, Limits, Rnic, RnicConfig, Segmentation, Snapshot,
+    fault::Seam,
+    testing::{Completion, Cq, Guest, GuestView, Mr, Qp, QpOptions, Srq, gid_of},
+    time::Instant,
+};
+use vrnic_wire::{
+    command::{
+        ClearGid, Command, ContextKind, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
+        DestroySrq, ModifyQp, QueryQp, SetGid, Status,
+    },
+    memory::access,
+    port::{GidEntry, GidType, NO_VLAN},
+    qp::{QpAttributes, QpState, attribute},
+    work::GRH_LENGTH,
+};
+
+/// Receives of the shared receive queue.
+const SHARED: usize = 64;
+/// Bytes of one of its buffers.
+const SHARED_BUFFER: usize = SHARED_SLOT + GRH_LENGTH;
+/// Bit of names of its receives.
+pub const SHARED_NAME: u64 = 1 << 63;
+/// How often a program tries a command that a fault refuses.
+const TRIES: usize = 5;
+
+/// A completion queue, and how the program gets to know of completions.
+#[derive(Debug)]
+pub struct SharedCq {
+    /// The queue.
+    pub cq: Cq,
+    /// Whether it is armed whenever it is empty.
+    pub events: bool,
+}
+
+/// The shared receive queue of a device.
+#[derive(Debug)]
+struct Shared {
+    srq: Srq,
+    mr: Mr,
+    next: u64,
+    /// Buffer of each receive that is posted.
+    buffers: HashMap<u64, usize>,
+}
+
+/// A device with its guest.
+#[derive(Debug)]
+pub struct Device {
+    /// Which.
+    pub index: usize,
+    /// What it is like.
+    pub plan: DevicePlan,
+    /// The device.
+    pub rnic: Rnic,
+    /// The guest.
+    pub guest: Guest,
+    /// How often it was reset.
+    pub incarnation: u32,
+    /// Its completion queues.
+    pub cqs: Vec<SharedCq>,
+    shared: Option<Shared>,
+    /// When its next turn is, if it has one.
+    pub turn: Option<Instant>,
+    /// How long it waits if it is awake and has nothing to do.
+    pub backoff: Duration,
+    /// Recordings of it before it was reset.
+    pub recordings: Vec<Vec<u8>>,
+    segmentation: Segmentation,
+    cq_entries: [u32; CQS],
+}
+
+impl Device {
+    /// A device whose completion queues have that many entries, and a guest with `pages` pages.
+    pub fn new(
+        index: usize,
+        plan: &DevicePlan,
+        (view, pages): (GuestView, usize),
+        segmentation: Segmentation,
+        cq_entries: [u32; CQS],
+        recorded: bool,
+        random: &mut Random,
+    ) -> Self {
+        let guest = Guest::new(view, pages, random.number());
+        let rnic = Self::rnic(index, plan, segmentation, recorded, random);
+        let mut device = Self {
+            index,
+            plan: plan.clone(),
+            rnic,
+            guest,
+            incarnation: 0,
+            cqs: Vec::new(),
+            shared: None,
+            turn: None,
+            backoff: Duration::ZERO,
+            recordings: Vec::new(),
+            segmentation,
+            cq_entries,
+        };
+        device.start();
+        device
+    }
+
+    fn rnic(
+        index: usize,
+        plan: &DevicePlan,
+        segmentation: Segmentation,
+        recorded: bool,
+        random: &mut Random,
+    ) -> Rnic {
+        let config = RnicConfig {
+            mac: mac_of(index),
+            segmentation,
+            recovery: plan.recovery,
+            seed: random.seed(),
+            limits: Limits::default(),
+            ..RnicConfig::default()
+        };
+        if recorded {
+            Rnic::recorded(config, &index.to_string(), u64::MAX)
+        } else {
+            Rnic::new(config)
+        }
+    }
+
+    /// What the driver and the programs create at first.
+    fn start(&mut self) {
+        let (guest, rnic) = (&mut self.guest, &mut self.rnic);
+        guest.start(rnic, ContextKind::Kernel, 1024);
+        let request = SetGid {
+            index: 0.into(),
+            reserved: 0.into(),
+            entry: GidEntry {
+                gid: gid_of(self.index),
+                mac: mac_of(self.index),
+                vlan: NO_VLAN.into(),
+                gid_type: GidType::RoceV2.raw(),
+                reserved: [0; 7],
+            },
+        };
+        guest.command(rnic, request).expect("a GID");
+        self.cqs = (0..CQS)
+            .map(|index| SharedCq {
+                cq: guest.cq(rnic, self.cq_entries[index], index as u32),
+                events: self.plan.events[index],
+            })
+            .collect();
+        for shared in &mut self.cqs {
+            if shared.events {
+                shared.cq.arm(false);
+            }
+        }
+        let srq = guest.try_srq(rnic, SHARED as u32, 1, 0).expect("an SRQ");
+        let mr = guest.mr(rnic, SHARED * SHARED_BUFFER, access::LOCAL_WRITE);
+        self.shared = Some(Shared {
+            srq,
+            mr,
+            next: SHARED_NAME,
+            buffers: HashMap::new(),
+        });
+        for buffer in 0..SHARED {
+            self.post_shared(buffer);
+        }
+    }
+
+    /// Resets the device. Its faults stay armed.
+    pub fn reset(&mut self, random: &mut Random) {
+        let recorder = self.rnic.take_recorder();
+        let recorded = recorder.is_some();
+        self.recordings.extend(recorder.map(|mut recorder| {
+            recorder.end("reset");
+            recorder.take()
+        }));
+        let mut faults: Faults = self.rnic.take_faults();
+        faults.rest();
+        self.rnic = Self::rnic(self.index, &self.plan, self.segmentation, recorded, random);
+        self.incarnation += 1;
+        self.start();
+        self.rnic.set_faults(faults);
+    }
+
+    /// Creates something, and tries again if a fault refuses.
+    ///
+    /// # Panics
+    ///
+    /// The device refuses, and no fault did.
+    pub fn insist<T>(
+        &mut self,
+        mut work: impl FnMut(&mut Guest, &mut Rnic) -> Result<T, (Status, Cause)>,
+    ) -> T {
+        for _ in 0..TRIES {
+            let before = self.refusals();
+            match work(&mut self.guest, &mut self.rnic) {
+                Ok(done) => return done,
+                Err(why) => assert!(self.refusals() > before, "refused without a fault: {why:?}"),
+            }
+        }
+        panic!("refused {TRIES} times");
+    }
+
+    /// As [`insist`](Self::insist), a command.
+    pub fn command<C: Command + Copy>(&mut self, request: C) -> C::Reply {
+        self.insist(|guest, rnic| guest.command(rnic, request))
+    }
+
+    /// How often faults refused commands.
+    fn refusals(&self) -> u64 {
+        let faults = self.rnic.faults().list();
+        let of_commands = faults
+            .iter()
+            .filter(|fault| fault.spec.kind.seam() == Seam::Command);
+        of_commands.map(|fault| fault.fired).sum()
+    }
+
+    /// Creates a queue pair on two of the completion queues.
+    pub fn qp(&mut self, options: QpOptions, shared: bool, cqs: [usize; 2]) -> Qp {
+        let [send, receive] = cqs.map(|index| self.cqs[index].cq.cqn);
+        let options = QpOptions {
+            srqn: self
+                .shared
+                .as_ref()
+                .filter(|_| shared)
+                .map(|shared| shared.srq.srqn),
+            ..options
+        };
+        self.insist(|guest, rnic| guest.try_qp(rnic, &options, send, receive))
+    }
+
+    /// Modifies a queue pair.
+    pub fn modify(&mut self, qpn: u32, state: QpState, mask: u32, attributes: QpAttributes) {
+        self.command(ModifyQp {
+            qpn: qpn.into(),
+            reserved: 0.into(),
+            attributes: QpAttributes {
+                state: state.raw(),
+                mask: (mask | attribute::STATE).into(),
+                ..attributes
+            },
+        });
+    }
+
+    /// State of a queue pair.
+    pub fn state(&mut self, qpn: u32) -> QpState {
+        let attributes = self.command(QueryQp {
+            qpn: qpn.into(),
+            ..Default::default()
+        });
+        QpState::try_from(attributes.state).expect("a state")
+    }
+
+    fn post_shared(&mut self, buffer: usize) {
+        let shared = self.shared.as_mut().expect("started");
+        let sge = shared.mr.sge(buffer * SHARED_BUFFER, SHARED_BUFFER);
+        let name = shared.next;
+        shared.next += 1;
+        shared.buffers.insert(name, buffer);
+        assert!(shared.srq.post(name, &[sge]), "the SRQ is full");
+    }
+
+    /// What a receive of the shared receive queue received; its buffer is posted again.
+    ///
+    /// # Panics
+    ///
+    /// No such receive is posted.
+    pub fn take_shared(&mut self, done: &Completion) -> Vec<u8> {
+        let shared = self.shared.as_mut().expect("started");
+        let buffer = shared.buffers.remove(&done.wr_id);
+        let buffer = buffer.unwrap_or_else(|| panic!("no such receive is posted: {done:?}"));
+        let bytes = shared.mr.arena.get(buffer * SHARED_BUFFER, SHARED_BUFFER);
+        shared
+            .mr
+            .arena
+            .put(buffer * SHARED_BUFFER, &[0; SHARED_BUFFER]);
+        self.post_shared(buffer);
+        bytes
+    }
+
+    /// Takes all completions of a queue, and arms it anew.
+    pub fn drain(&mut self, cq: usize) -> Vec<Completion> {
+        let SharedCq { cq, events } = &mut self.cqs[cq];
+        let mut done = cq.drain();
+        if *events {
+            cq.arm(false);
+            // Those that came before it was armed raise no event.
+            done.extend(cq.drain());
+        }
+        done
+    }
+
+    /// Destroys everything.
+    ///
+    /// # Panics
+    ///
+    /// Something is left.
+    pub fn destroy(&mut self) {
+        let pd = self.guest.pd;
+        let context = self.guest.context;
+        for cq in std::mem::take(&mut self.cqs) {
+            self.command(DestroyCq {
+                cqn: cq.cq.cqn.into(),
+                ..Default::default()
+            });
+        }
+        let shared = self.shared.take().expect("started");
+        self.command(DestroySrq {
+            srqn: shared.srq.srqn.into(),
+            ..Default::default()
+        });
+        self.command(DeregisterMr {
+            pd: pd.into(),
+            key: shared.mr.key.into(),
+        });
+        self.command(DestroyPd {
+            pd: pd.into(),
+            ..Default::default()
+        });
+        self.command(DestroyContext {
+            context: context.into(),
+            ..Default::default()
+        });
+        self.command(ClearGid {
+            index: 0.into(),
+            ..Default::default()
+        });
+        let (left, nothing) = (self.rnic.snapshot(), Snapshot::default());
+        assert_eq!(
+            format!("{left:?}"),
+            format!("{nothing:?}"),
+            "objects of device {} are left",
+            self.index
+        );
+    }
+}

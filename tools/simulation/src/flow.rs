@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Two queue pairs that talk to each other: what their programs ask for, and what has to come of it.
+//!
+//! Each request has bytes of its own at both ends, so the outcome does not depend on how requests overlap. Words for
+//! atomics are changed by one end only, so what they fetch is known, and that they are executed once.
+
+mod check;
+mod request;
+
+use crate::{
+    device::Device,
+    network::mac_of,
+    plan::{Deed, FlowPlan, Kind},
+};
+pub use check::Circumstances;
+use request::QKEY;
+use std::time::Duration;
+use vrnic_engine::{
+    testing::{Completion, Mr, Mw, Qp, QpOptions, gid_of},
+    time::Instant,
+};
+use vrnic_wire::{
+    command::{AllocateMw, DeallocateMw, DeregisterMr, DestroyQp, MwType},
+    completion::Opcode,
+    memory::access,
+    qp::{QpAttributes, QpState, QpType, attribute},
+    work::{AddressVector, GRH_LENGTH},
+};
+
+/// Bit of names of receives.
+const RECEIVE: u64 = 1 << 15;
+/// Bits of a name that say which flow and end it is of.
+const OWNER_SHIFT: u32 = 16;
+/// Slot of the request that binds the window for the peer, which comes first.
+const SETUP: usize = usize::MAX;
+
+/// Where everything is in the regions of a flow.
+#[derive(Copy, Clone, Debug)]
+struct Layout {
+    slot: usize,
+    /// Requests of an end at most.
+    count: usize,
+}
+
+impl Layout {
+    fn source(self, slot: usize) -> usize {
+        slot * self.slot
+    }
+
+    fn written(self, slot: usize) -> usize {
+        (self.count + slot) * self.slot
+    }
+
+    fn read(self, slot: usize) -> usize {
+        (2 * self.count + slot) * self.slot
+    }
+
+    fn receive_length(self) -> usize {
+        self.slot + GRH_LENGTH
+    }
+
+    fn received(self, index: usize) -> usize {
+        3 * self.count * self.slot + index * self.receive_length()
+    }
+
+    fn fetched(self, slot: usize) -> usize {
+        self.received(self.count).next_multiple_of(8) + slot * 8
+    }
+
+    fn word(self) -> usize {
+        self.fetched(self.count)
+    }
+
+    fn length(self) -> usize {
+        self.word() + 8
+    }
+}
+
+/// A request that was posted.
+#[derive(Copy, Clone, Debug)]
+struct Posted {
+    name: u64,
+    kind: Kind,
+    length: usize,
+    slot: usize,
+    signaled: bool,
+    opcode: Opcode,
+    /// What an atomic has to fetch.
+    fetches: u64,
+}
+
+/// A message that the peer has to receive.
+#[derive(Copy, Clone, Debug)]
+struct Message {
+    kind: Kind,
+    length: usize,
+    slot: usize,
+    /// Immediate data, or the key that is invalidated.
+    immediate: u32,
+}
+
+/// A window that an end gives to its peer.
+#[derive(Debug)]
+struct Window {
+    mw: Mw,
+    /// Whether it is bound, and was not invalidated.
+    is_given: bool,
+    /// Whether it was invalidated.
+    is_stale: bool,
+}
+
+/// One end of a flow.
+#[derive(Debug)]
+pub struct End {
+    /// Its device.
+    pub device: usize,
+    incarnation: u32,
+    /// Its queue pair.
+    pub qp: Qp,
+    mr: Mr,
+    window: Option<Window>,
+    /// A window that nobody else uses, and whether it is bound.
+    scratch: Option<(Mw, bool)>,
+    posted: Vec<Posted>,
+    messages: Vec<Message>,
+    /// What the word of the peer is when all that was posted is done.
+    word: u64,
+    next: usize,
+    receives_posted: usize,
+    sends: Vec<Completion>,
+    receives: Vec<Completion>,
+    /// Messages that came, in order.
+    came: Vec<usize>,
+    is_destroyed: bool,
+    /// What the region held when it was deregistered.
+    deregistered: Option<Vec<u8>>,
+    /// The state before the flow was stopped.
+    stopped: Option<QpState>,
+}
+
+/// Two queue pairs that talk to each other.
+#[derive(Debug)]
+pub struct Flow {
+    plan: FlowPlan,
+    layout: Layout,
+    /// Both ends.
+    pub ends: [End; 2],
+    /// When it began.
+    pub began: Instant,
+    /// Harm in the network before.
+    pub harm: u64,
+}
+
+/// Byte `at` of what end `side` of a flow sends from a slot: never 0, which is what memory is before.
+fn pattern(flow: usize, side: usize, slot: usize, at: usize) -> u8 {
+    ((flow * 13 + side * 89 + slot * 31 + at * 7) % 251) as u8 + 1
+}
+
+impl Flow {
+    /// Creates and connects everything.
+    pub fn start(plan: &FlowPlan, devices: &mut [Device], now: Instant, harm: u64) -> Self {
+        let layout = Layout {
+            slot: plan.slot,
+            count: plan.ops[0].len().max(plan.ops[1].len()).max(1),
+        };
+        let ends = [0, 1].map(|side| {
+            let device = &mut devices[plan.ends[side]];
+            let options = QpOptions {
+                qp_type: plan.qp_type,
+                entries: (layout.count as u32 + 1).next_power_of_two(),
+                signal_all: plan.signal_all,
+                ..QpOptions::default()
+            };
+            let qp = device.qp(options, plan.shared[side], plan.cqs[side]);
+            let arena = device.guest.arena(layout.length());
+            let rights = access::QUEUE_PAIR | access::PLACEMENT | access::MW_BIND;
+            let mr = device.insist(|guest, rnic| {
+                guest.try_register(rnic, arena.clone(), layout.length(), rights)
+            });
+            let mut window = |wanted: bool| {
+                wanted.then(|| {
+                    let request = AllocateMw {
+                        pd: device.guest.pd.into(),
+                        mw_type: MwType::Type2.raw().into(),
+                    };
+                    Mw {
+                        key: device.command(request).key.get(),
+                    }
+                })
+            };
+            let given = window(plan.windows[side]);
+            let binds = plan.ops[side].iter().any(|op| op.kind == Kind::Bind);
+            let scratch = window(binds);
+            for slot in 0..plan.ops[side].len().max(plan.ops[1 - side].len()) {
+                let bytes: Vec<u8> = (0..layout.slot)
+                    .map(|at| pattern(plan.number, side, slot, at))
+                    .collect();
+                mr.arena.put(layout.source(slot), &bytes);
+            }
+            End {
+                device: plan.ends[side],
+                incarnation: device.incarnation,
+                qp,
+                mr,
+                window: given.map(|mw| Window {
+                    mw,
+                    is_given: false,
+                    is_stale: false,
+                }),
+                scratch: scratch.map(|mw| (mw, false)),
+                posted: Vec::new(),
+                messages: Vec::new(),
+                word: 0,
+                next: 0,
+                receives_posted: 0,
+                sends: Vec::new(),
+                receives: Vec::new(),
+                came: Vec::new(),
+                is_destroyed: false,
+                deregistered: None,
+                stopped: None,
+            }
+        });
+        let mut flow = Self {
+            plan: plan.clone(),
+            layout,
+            ends,
+            began: now,
+            harm,
+        };
+        for side in 0..2 {
+            flow.connect(side, devices);
+            let wanted = plan.receives(side);
+            let early = if plan.late_receives.is_some() {
+                wanted / 2
+            } else {
+                wanted
+            };
+            flow.post_receives(side, early, devices);
+            flow.bind_window(side, devices);
+        }
+        flow
+    }
+
+    fn connect(&mut self, side: usize, devices: &mut [Device]) {
+        use attribute::{
+            ACCESS_FLAGS, ADDRESS_VECTOR, DEST_QPN, MAX_DEST_RD_ATOMIC, MAX_RD_ATOMIC,
+            MIN_RNR_TIMER, PATH_MTU, PKEY_INDEX, PORT, QKEY as QKEY_BIT, RETRY_COUNT, RNR_RETRY,
+            RQ_PSN, SQ_PSN, TIMEOUT,
+        };
+        let plan = &self.plan;
+        let peer = &self.ends[1 - side];
+        let waits = plan.late_receives.is_some() || plan.shared[1 - side];
+        let attributes = QpAttributes {
+            path_mtu: plan.mtu.raw(),
+            rq_psn: plan.psns[1 - side].into(),
+            sq_psn: plan.psns[side].into(),
+            dest_qpn: peer.qp.qpn.into(),
+            access: (access::QUEUE_PAIR | access::PLACEMENT).into(),
+            qkey: QKEY.into(),
+            port: 1,
+            max_rd_atomic: plan.reads,
+            max_dest_rd_atomic: plan.reads,
+            min_rnr_timer: 1,
+            timeout: plan.timeout,
+            retry_count: plan.retries,
+            rnr_retry: if waits { 7 } else { 5 },
+            address: self.address(1 - side),
+            ..Default::default()
+        };
+        let masks = match plan.qp_type {
+            QpType::ReliableConnection => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                TIMEOUT | RETRY_COUNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC,
+            ],
+            QpType::UnreliableConnection => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN,
+                SQ_PSN,
+            ],
+            _ => [PKEY_INDEX | PORT | QKEY_BIT, 0, SQ_PSN],
+        };
+        let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
+        let end = &self.ends[side];
+        for (state, mask) in states.into_iter().zip(masks) {
+            devices[end.device].modify(end.qp.qpn, state, mask, attributes);
+        }
+    }
+
+    /// The address of an end.
+    fn address(&self, side: usize) -> AddressVector {
+        let device = self.plan.ends[side];
+        AddressVector {
+            dgid: gid_of(device),
+            dmac: mac_of(device),
+            hop_limit: 64,
+            ..Default::default()
+        }
+    }
+
+    fn owner(&self, side: usize) -> u64 {
+        ((self.plan.number * 2 + side) as u64) << OWNER_SHIFT
+    }
+
+    /// Name of a send. Names follow each other.
+    fn name(&self, side: usize, slot: usize) -> u64 {
+        self.owner(side) | slot.wrapping_add(1) as u64
+    }
+
+    /// Whether the end still has its queue pair.
+    fn lives(&self, side: usize, devices: &[Device]) -> bool {
+        let end = &self.ends[side];
+        !end.is_destroyed && devices[end.device].incarnation == end.incarnation
+    }
+
+    /// Posts receives until there are `wanted`.
+    fn post_receives(&mut self, side: usize, wanted: usize, devices: &mut [Device]) {
+        if self.plan.shared[side] || !self.lives(side, devices) {
+            return;
+        }
+        let (layout, first) = (self.layout, self.ends[side].receives_posted);
+        for index in first..wanted {
+            let name = self.owner(side) | RECEIVE | index as u64;
+            let end = &mut self.ends[side];
+            let Device { guest, rnic, .. } = &mut devices[end.device];
+            let sge = end.mr.sge(layout.received(index), layout.receive_length());
+            assert!(guest.post_receive(rnic, &mut end.qp, name, &[sge]));
+            end.receives_posted += 1;
+        }
+    }
+
+    /// Posts the receives that come late.
+    pub fn post_late(&mut self, devices: &mut [Device]) {
+        for side in 0..2 {
+            self.post_receives(side, self.plan.receives(side), devices);
+        }
+    }
+
+    fn bind_window(&mut self, side: usize, devices: &mut [Device]) {
+        let (name, length) = (self.name(side, SETUP), self.layout.length());
+        let end = &mut self.ends[side];
+        let Some(window) = &mut end.window else {
+            return;
+        };
+        let send = window.mw.bind(name, &end.mr, 0, length, access::QUEUE_PAIR);
+        end.posted.push(Posted {
+            name,
+            kind: Kind::Bind,
+            length: 0,
+            slot: SETUP,
+            signaled: true,
+            opcode: Opcode::BindWindow,
+            fetches: 0,
+        });
+        let Device { guest, rnic, .. } = &mut devices[end.device];
+        assert!(guest.post_send(rnic, &mut end.qp, &send));
+    }
+
+    /// Posts the next request of an end, and says how long it is to the one after that.
+    pub fn post(&mut self, side: usize, devices: &mut [Device]) -> Option<Duration> {
+        let slot = self.ends[side].next;
+        let op = *self.plan.ops[side].get(slot)?;
+        self.ends[side].next += 1;
+        if self.lives(side, devices) {
+            let send = self.request(side, slot, op);
+            let end = &mut self.ends[side];
+            let Device { guest, rnic, .. } = &mut devices[end.device];
+            assert!(
+                guest.post_send(rnic, &mut end.qp, &send),
+                "the send queue is full"
+            );
+        }
+        self.plan.ops[side].get(slot + 1).map(|op| op.pause)
+    }
+
+    /// Somebody does something to an end.
+    pub fn suffer(&mut self, deed: Deed, side: usize, devices: &mut [Device]) {
+        if !self.lives(side, devices) {
+            return;
+        }
+        let end = &mut self.ends[side];
+        let device = &mut devices[end.device];
+        match deed {
+            Deed::Error => {
+                device.modify(end.qp.qpn, QpState::Error, 0, QpAttributes::default());
+            }
+            Deed::Destroy => self.destroy_qp(side, devices),
+            // A region to which windows are bound stays.
+            Deed::Deregister if end.window.is_some() || end.scratch.is_some() => {}
+            Deed::Deregister => {
+                device.command(DeregisterMr {
+                    pd: device.guest.pd.into(),
+                    key: end.mr.key.into(),
+                });
+                end.deregistered = Some(end.mr.arena.get(0, self.layout.length()));
+            }
+        }
+    }
+
+    fn destroy_qp(&mut self, side: usize, devices: &mut [Device]) {
+        let end = &mut self.ends[side];
+        devices[end.device].command(DestroyQp {
+            qpn: end.qp.qpn.into(),
+            ..Default::default()
+        });
+        end.is_destroyed = true;
+    }
+
+    /// Nothing is under way any more. Whatever is left is flushed from here on.
+    pub fn stop(&mut self, devices: &mut [Device]) {
+        for side in 0..2 {
+            if self.lives(side, devices) {
+                let end = &mut self.ends[side];
+                let device = &mut devices[end.device];
+                end.stopped = Some(device.state(end.qp.qpn));
+            }
+        }
+        for side in 0..2 {
+            if self.lives(side, devices) {
+                let end = &self.ends[side];
+                let (device, qpn) = (&mut devices[end.device], end.qp.qpn);
+                device.modify(qpn, QpState::Error, 0, QpAttributes::default());
+            }
+        }
+    }
+
+    fn destroy(mut self, devices: &mut [Device]) {
+        for side in 0..2 {
+            let is_here =
+                devices[self.ends[side].device].incarnation == self.ends[side].incarnation;
+            if !is_here {
+                continue;
+            }
+            if self.lives(side, devices) {
+                self.destroy_qp(side, devices);
+            }
+            let end = &mut self.ends[side];
+            let device = &mut devices[end.device];
+            let pd = device.guest.pd;
+            let given = end.window.take().map(|window| window.mw);
+            for mw in given
+                .into_iter()
+                .chain(end.scratch.take().map(|(mw, _)| mw))
+            {
+                device.command(DeallocateMw {
+                    pd: pd.into(),
+                    key: mw.key.into(),
+                });
+            }
+            if end.deregistered.is_none() {
+                device.command(DeregisterMr {
+                    pd: pd.into(),
+                    key: end.mr.key.into(),
+                });
+            }
+            device.guest.free(end.mr.arena.clone());
+            device.guest.free(end.qp.sq.arena.clone());
+        }
+    }
+
+    /// Devices and queue pairs of both ends.
+    pub fn subjects(&self) -> Vec<(usize, u32)> {
+        self.ends
+            .iter()
+            .map(|end| (end.device, end.qp.qpn))
+            .collect()
+    }
+
+    /// The end that has a queue pair of a device.
+    pub fn end_of(&self, device: &Device, qpn: u32) -> Option<usize> {
+        self.ends.iter().position(|end| {
+            let is_here = end.device == device.index && end.incarnation == device.incarnation;
+            is_here && end.qp.qpn == qpn
+        })
+    }
+
+    /// Its queue pairs of a device.
+    pub fn qpns(&self, device: usize) -> Vec<u32> {
+        let here = self.ends.iter().filter(|end| end.device == device);
+        here.map(|end| end.qp.qpn).collect()
+    }
+
+    /// Its plan.
+    pub fn plan(&self) -> &FlowPlan {
+        &self.plan
+    }
+
+    /// Requests that were posted.
+    pub fn requests(&self) -> usize {
+        self.ends.iter().map(|end| end.posted.len()).sum()
+    }
+
+    /// Pages of an end that a plan needs, for its region, its rings and their page lists.
+    pub fn pages(plan: &FlowPlan) -> usize {
+        let layout = Layout {
+            slot: plan.slot,
+            count: plan.ops[0].len().max(plan.ops[1].len()).max(1),
+        };
+        let region = layout.length().div_ceil(4096);
+        region + region / 3 + 40
+    }
+}

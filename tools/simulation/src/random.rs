@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Chance that follows from a seed.
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use std::time::Duration;
+
+/// A stream of random numbers.
+#[derive(Clone, Debug)]
+pub struct Random(ChaCha8Rng);
+
+impl Random {
+    /// The stream of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(ChaCha8Rng::seed_from_u64(seed))
+    }
+
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
+    /// A number less than `limit`, which is not 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.number() % limit as u64) as usize
+    }
+
+    /// A number from `first` to `last`.
+    pub fn between(&mut self, first: usize, last: usize) -> usize {
+        first + self.below(last - first + 1)
+    }
+
+    /// True `parts` times of 65536.
+    pub fn hits(&mut self, parts: u32) -> bool {
+        (self.number() & 0xffff) < u64::from(parts)
+    }
+
+    /// True once in `times`.
+    pub fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of these.
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// A number of at most `most`, of which all magnitudes are equally likely.
+    pub fn magnitude(&mut self, most: u64) -> u64 {
+        let bits = 64 - most.leading_zeros() as usize;
+        let limit = 1 << self.between(0, bits.min(62));
+        (self.number() % limit).min(most)
+    }
+
+    /// A time of at most `most`, of which all magnitudes are equally likely.
+    pub fn time(&mut self, most: Duration) -> Duration {
+        Duration::from_nanos(self.magnitude(most.as_nanos() as u64))
+    }
+
+    /// A time of less than `limit`, all of which are equally likely.
+    pub fn time_below(&mut self, limit: Duration) -> Duration {
+        let limit = (limit.as_nanos() as u64).max(1);
+        Duration::from_nanos(self.number() % limit)
+    }
+
+    /// A seed of a device.
+    pub fn seed(&mut self) -> [u8; 32] {
+        let mut seed = [0; 32];
+        self.0.fill_bytes(&mut seed);
+        seed
+    }
+}

@@ -1,0 +1,622 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Carries out a plan, in virtual time: what happens next is taken from a queue, and the time is that of what happens.
+
+use crate::{
+    device::{Device, SHARED_NAME},
+    flow::{Circumstances, Flow},
+    network::{Network, Parcel, Place, Travelling},
+    plan::{CQS, FlowPlan, Plan},
+    random::Random,
+};
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    ops::{Add, AddAssign},
+    time::Duration,
+};
+use vrnic_engine::{
+    Io, Outbox, Segment, Segmentation,
+    segment::Damage,
+    testing::{Completion, Memories},
+    time::Instant,
+};
+use vrnic_roce::{FrameError, parse};
+
+/// Most that may happen in a simulation.
+const MOST_EVENTS: u64 = 100_000_000;
+/// How long after its last flow a simulation ends at the latest.
+const CALM: Duration = Duration::from_secs(120);
+
+/// What happens.
+#[derive(Debug)]
+enum Event {
+    /// A device gets a processor.
+    Turn(usize),
+    /// Something arrives.
+    Arrive(Place, Parcel),
+    /// A program looks at a completion queue.
+    Drain(usize, usize),
+    /// Memory of a device survives a loss of power.
+    Synced(usize),
+    Start(usize),
+    /// An end of a flow posts.
+    Post(usize, usize),
+    Late(usize),
+    Deed(usize),
+    Stop(usize),
+    Close(usize),
+    Fault(usize),
+    Reset(usize),
+}
+
+/// When what happens; what is put in first happens first.
+#[derive(Debug)]
+struct Entry {
+    at: Instant,
+    number: u64,
+    event: Event,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// How much was simulated.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Tally {
+    /// Simulations.
+    pub simulations: u64,
+    /// Virtual time.
+    pub time: Duration,
+    /// Queue pairs.
+    pub queue_pairs: u64,
+    /// Work requests.
+    pub requests: u64,
+    /// Completions.
+    pub completions: u64,
+    /// Packets sent.
+    pub packets: u64,
+    /// Times that faults fired.
+    pub faults: u64,
+    /// What happened.
+    pub events: u64,
+}
+
+impl Add for Tally {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.simulations += other.simulations;
+        self.time += other.time;
+        self.queue_pairs += other.queue_pairs;
+        self.requests += other.requests;
+        self.completions += other.completions;
+        self.packets += other.packets;
+        self.faults += other.faults;
+        self.events += other.events;
+    }
+}
+
+/// A simulation.
+#[derive(Debug)]
+pub struct World {
+    plan: Plan,
+    now: Instant,
+    devices: Vec<Device>,
+    network: Network,
+    flows: Vec<Option<Flow>>,
+    /// Numbers of the faults that are armed.
+    faults: Vec<Option<u64>>,
+    queue: BinaryHeap<Reverse<Entry>>,
+    number: u64,
+    outbox: Outbox,
+    random: Random,
+    tally: Tally,
+    /// The flow that is looked at: devices and queue pairs.
+    subjects: Vec<(usize, u32)>,
+}
+
+impl World {
+    /// Devices before anything happens; `recorded` says whether they are recorded.
+    pub fn new(plan: &Plan, recorded: bool) -> Self {
+        let mut random = Random::new(plan.seed ^ 0x776f_726c_6400);
+        let memories = Memories::new();
+        let segmentation = if plan.switches == 0 {
+            Segmentation::Local
+        } else {
+            Segmentation::PathMtu
+        };
+        let devices = plan.devices.iter().enumerate().map(|(index, device)| {
+            let flows = plan.flows.iter();
+            let ends = flows.flat_map(|flow| flow.ends.map(|end| (flow, end)));
+            let here = ends.filter(|(_, end)| *end == index);
+            let resets = plan.resets.iter().filter(|reset| reset.device == index);
+            let pages = 300 * (1 + resets.count()) + 200 * plan.faults.len();
+            let pages = pages + here.map(|(flow, _)| Flow::pages(flow)).sum::<usize>();
+            let view = memories.add(pages * 4096);
+            Device::new(
+                index,
+                device,
+                (view, pages),
+                segmentation,
+                cq_entries(plan, index),
+                recorded,
+                &mut random,
+            )
+        });
+        let devices: Vec<_> = devices.collect();
+        let mut world = Self {
+            plan: plan.clone(),
+            now: Instant::from_nanos(1),
+            devices,
+            network: Network::new(plan),
+            flows: plan.flows.iter().map(|_| None).collect(),
+            faults: vec![None; plan.faults.len()],
+            queue: BinaryHeap::new(),
+            number: 0,
+            outbox: Outbox::new(),
+            random,
+            tally: Tally::default(),
+            subjects: Vec::new(),
+        };
+        let at = |time: Duration| Instant::from_nanos(1) + time;
+        for (index, flow) in plan.flows.iter().enumerate() {
+            world.happens(at(flow.start), Event::Start(index));
+        }
+        for (index, fault) in plan.faults.iter().enumerate() {
+            world.happens(at(fault.at), Event::Fault(index));
+        }
+        for (index, reset) in plan.resets.iter().enumerate() {
+            world.happens(at(reset.at), Event::Reset(index));
+        }
+        world
+    }
+
+    fn happens(&mut self, at: Instant, event: Event) {
+        self.number += 1;
+        self.queue.push(Reverse(Entry {
+            at: at.max(self.now),
+            number: self.number,
+            event,
+        }));
+    }
+
+    /// Gives a device a turn at that time at the latest.
+    fn wake(&mut self, device: usize, at: Instant) {
+        let turn = &mut self.devices[device].turn;
+        if turn.is_none_or(|turn| turn > at) {
+            *turn = Some(at.max(self.now));
+            self.happens(at, Event::Turn(device));
+        }
+    }
+
+    /// Gives a device a turn as soon as it gets a processor.
+    fn wake_soon(&mut self, device: usize) {
+        let jitter = self.devices[device].plan.jitter;
+        let at = self.now + Duration::from_nanos(100) + self.random.time_below(jitter);
+        self.wake(device, at);
+    }
+
+    /// Runs to the end, and checks everything.
+    ///
+    /// # Panics
+    ///
+    /// Something is wrong.
+    pub fn run(&mut self) -> Tally {
+        self.go_on();
+        let open = self.flows.iter().position(Option::is_some);
+        assert_eq!(open, None, "a flow is not over");
+        for index in 0..self.devices.len() {
+            let device = &mut self.devices[index];
+            self.tally.faults += device
+                .rnic
+                .faults()
+                .list()
+                .iter()
+                .map(|fault| fault.fired)
+                .sum::<u64>();
+            device.rnic.faults_mut().clear(None);
+            self.wake(index, self.now);
+        }
+        self.go_on();
+        for device in &mut self.devices {
+            let deadline = device.rnic.next_deadline();
+            assert_eq!(deadline, None, "device {} still waits", device.index);
+            device.destroy();
+        }
+        self.tally.simulations = 1;
+        self.tally.time = self.now - Instant::default();
+        self.tally.packets = self.network.sent;
+        self.tally
+    }
+
+    /// Devices and queue pairs of what was looked at last.
+    pub fn subjects(&self) -> &[(usize, u32)] {
+        &self.subjects
+    }
+
+    /// Ends the recordings of all devices, and gives them with the device's number.
+    pub fn recordings(&mut self) -> Vec<(usize, Vec<u8>)> {
+        let mut all = Vec::new();
+        for device in &mut self.devices {
+            let last = device.rnic.take_recorder().map(|mut recorder| {
+                recorder.end("stopped");
+                recorder.take()
+            });
+            let recordings = std::mem::take(&mut device.recordings);
+            all.extend(
+                recordings
+                    .into_iter()
+                    .chain(last)
+                    .map(|one| (device.index, one)),
+            );
+        }
+        all
+    }
+
+    fn go_on(&mut self) {
+        let end = self.plan.end() + CALM;
+        while let Some(Reverse(entry)) = self.queue.pop() {
+            self.now = entry.at;
+            self.tally.events += 1;
+            assert!(
+                self.tally.events < MOST_EVENTS && self.now - Instant::default() < end,
+                "the simulation does not end"
+            );
+            self.happen(entry.event);
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Turn(device) => self.turn(device),
+            Event::Arrive(Place::Device(device), parcel) => self.arrive(device, parcel),
+            Event::Arrive(Place::Port(switch, from), Parcel::Frame(frame)) => {
+                let leaving = self.network.receive(switch, from, frame, self.now);
+                self.travel(leaving);
+            }
+            Event::Arrive(Place::Port(..), Parcel::Segment(_)) => {}
+            Event::Drain(device, cq) => self.drain(device, cq),
+            Event::Synced(device) => {
+                self.devices[device].rnic.synced(true);
+                self.wake_soon(device);
+            }
+            Event::Start(flow) => self.start(flow),
+            Event::Post(flow, side) => self.post(flow, side),
+            Event::Late(flow) => self.with(flow, Flow::post_late),
+            Event::Deed(flow) => self.with(flow, |flow, devices| {
+                if let Some((deed, side, _)) = flow.plan().deed {
+                    flow.suffer(deed, side, devices);
+                }
+            }),
+            Event::Stop(flow) => {
+                self.look(flow);
+                self.with(flow, Flow::stop);
+            }
+            Event::Close(flow) => self.close(flow),
+            Event::Fault(index) => {
+                let plan = self.plan.faults[index];
+                let mut faults = self.devices[plan.device].rnic.faults_mut();
+                let armed = faults.arm(plan.spec(), self.now).expect("room for a fault");
+                self.faults[index] = Some(armed);
+                self.wake(plan.device, self.now);
+            }
+            Event::Reset(index) => {
+                let device = self.plan.resets[index].device;
+                for cq in 0..CQS {
+                    self.drain(device, cq);
+                }
+                self.devices[device].guest.now = self.now;
+                self.devices[device].reset(&mut self.random);
+                self.wake_soon(device);
+            }
+        }
+    }
+
+    /// Makes a call of a device, and sends what comes of it.
+    fn call<R>(
+        &mut self,
+        index: usize,
+        work: impl FnOnce(&mut Device, Instant, &mut Outbox) -> R,
+    ) -> R {
+        let device = &mut self.devices[index];
+        let result = work(device, self.now, &mut self.outbox);
+        let mut sent = std::mem::take(&mut self.outbox.segments);
+        for segment in sent.drain(..) {
+            self.send(index, segment);
+        }
+        self.outbox.segments = sent;
+        result
+    }
+
+    fn send(&mut self, from: usize, segment: Segment<'static>) {
+        if let Some(damage) = segment.touched.damage {
+            // A fault damaged it on its way: its receiver counts it.
+            let to = crate::network::device_of(&segment.path.destination);
+            if let Some(device) = to.and_then(|to| self.devices.get_mut(to)) {
+                device.rnic.count_bad_packet(damage == Damage::Icrc);
+            }
+            return self.outbox.recycle(segment.payload);
+        }
+        let view = self.devices[from].guest.view.clone();
+        let leaving = self.network.send(from, segment, &view, self.now);
+        self.travel(leaving);
+    }
+
+    fn travel(&mut self, all: Vec<Travelling>) {
+        for Travelling { at, place, parcel } in all {
+            self.happens(at, Event::Arrive(place, parcel));
+        }
+    }
+
+    fn arrive(&mut self, index: usize, parcel: Parcel) {
+        self.call(index, |device, now, outbox| {
+            let frame;
+            let parsed = match parcel {
+                Parcel::Segment(segment) => Ok(*segment),
+                Parcel::Frame(bytes) => {
+                    frame = bytes;
+                    parse(&frame)
+                }
+            };
+            match parsed {
+                Ok(segment) if device.rnic.has_gid(&segment.path.destination) => {
+                    let mut io = Io {
+                        memory: &device.guest.view,
+                        now,
+                        outbox,
+                    };
+                    device.rnic.receive(segment, &mut io);
+                }
+                Ok(_) | Err(FrameError::NotRoce) => {}
+                Err(error) => device.rnic.count_bad_packet(error == FrameError::Icrc),
+            }
+        });
+        self.wake_soon(index);
+    }
+
+    fn turn(&mut self, index: usize) {
+        if self.devices[index].turn != Some(self.now) {
+            // It had another one before.
+            return;
+        }
+        self.devices[index].turn = None;
+        let (worked, awake) = self.call(index, |device, now, outbox| {
+            let mut io = Io {
+                memory: &device.guest.view,
+                now,
+                outbox,
+            };
+            if device.rnic.next_deadline().is_some_and(|at| at <= now) {
+                device.rnic.advance(&mut io);
+            }
+            let worked = device.rnic.poll(device.plan.budget, &mut io);
+            let awake = worked || device.rnic.prepare_sleep(&mut io);
+            while device.rnic.next_async_event().is_some() {}
+            (worked, awake)
+        });
+        for vector in 0..CQS {
+            while let Some(event) = self.devices[index]
+                .rnic
+                .next_completion_event(vector as u16)
+            {
+                let cqs = &self.devices[index].cqs;
+                let cqn = event.cqn.get();
+                let cq = cqs.iter().position(|shared| shared.cq.cqn == cqn);
+                let at = self.now + self.random.time(Duration::from_millis(1));
+                self.happens(at, Event::Drain(index, cq.expect("the event of a CQ")));
+            }
+        }
+        if self.devices[index].rnic.next_sync().is_some() {
+            let at = self.now + self.random.time(Duration::from_micros(100));
+            self.happens(at, Event::Synced(index));
+        }
+        let device = &mut self.devices[index];
+        if worked {
+            device.backoff = Duration::from_nanos(100);
+            self.wake_soon(index);
+        } else if awake {
+            // Whoever is kept from its work by a fault stays awake, and time passes.
+            device.backoff =
+                (device.backoff * 2).clamp(Duration::from_nanos(100), Duration::from_micros(20));
+            let at = self.now + device.backoff;
+            self.wake(index, at);
+        } else if let Some(deadline) = device.rnic.next_deadline() {
+            self.wake(index, deadline);
+        }
+    }
+
+    /// Does something with a flow, after which its devices have work.
+    fn with(&mut self, index: usize, work: impl FnOnce(&mut Flow, &mut [Device])) {
+        let Some(flow) = &mut self.flows[index] else {
+            return;
+        };
+        for end in &flow.ends {
+            self.devices[end.device].guest.now = self.now;
+        }
+        work(flow, &mut self.devices);
+        for device in self.plan.flows[index].ends {
+            self.wake_soon(device);
+        }
+    }
+
+    fn start(&mut self, index: usize) {
+        let plan = &self.plan.flows[index];
+        for device in plan.ends {
+            self.devices[device].guest.now = self.now;
+        }
+        let harm = self.network.harm(plan.ends);
+        let flow = Flow::start(plan, &mut self.devices, self.now, harm);
+        self.tally.queue_pairs += 2;
+        let (start, stop) = (Instant::from_nanos(1) + plan.start, plan.stop());
+        let late = plan.late_receives;
+        let deed = plan.deed;
+        let first = [0, 1].map(|side| plan.ops[side].first().map(|op| op.pause));
+        let ends = plan.ends;
+        self.flows[index] = Some(flow);
+        for (side, pause) in first.into_iter().enumerate() {
+            if let Some(pause) = pause {
+                self.happens(start + pause, Event::Post(index, side));
+            }
+        }
+        if let Some(late) = late {
+            self.happens(start + late, Event::Late(index));
+        }
+        if let Some((_, _, after)) = deed {
+            self.happens(start + after, Event::Deed(index));
+        }
+        let stop = Instant::from_nanos(1) + stop;
+        self.happens(stop, Event::Stop(index));
+        self.happens(stop + FlowPlan::CLOSING, Event::Close(index));
+        for device in ends {
+            self.wake_soon(device);
+        }
+    }
+
+    fn post(&mut self, index: usize, side: usize) {
+        let mut next = None;
+        self.with(index, |flow, devices| next = flow.post(side, devices));
+        if let Some(pause) = next {
+            self.happens(self.now + pause, Event::Post(index, side));
+        }
+        // Who is not told of completions looks now and then.
+        let FlowPlan { ends, cqs, .. } = self.plan.flows[index];
+        for (device, cqs) in ends.into_iter().zip(cqs) {
+            for cq in cqs {
+                if !self.devices[device].plan.events[cq] {
+                    let at = self.now + self.random.time(Duration::from_millis(5));
+                    self.happens(at, Event::Drain(device, cq));
+                }
+            }
+        }
+    }
+
+    /// Looks at all completion queues of a flow.
+    fn look(&mut self, index: usize) {
+        let FlowPlan { ends, cqs, .. } = self.plan.flows[index];
+        for (device, cqs) in ends.into_iter().zip(cqs) {
+            for cq in cqs {
+                self.drain(device, cq);
+            }
+        }
+    }
+
+    fn drain(&mut self, index: usize, cq: usize) {
+        self.devices[index].guest.now = self.now;
+        for done in self.devices[index].drain(cq) {
+            self.completed(index, done);
+        }
+        self.wake_soon(index);
+    }
+
+    /// A program finds a completion.
+    fn completed(&mut self, index: usize, done: Completion) {
+        self.tally.completions += 1;
+        let shared = done.wr_id & SHARED_NAME != 0;
+        let bytes = shared.then(|| self.devices[index].take_shared(&done));
+        let device = &self.devices[index];
+        let mut flows = self.flows.iter_mut().flatten();
+        let found = flows.find_map(|flow| Some((flow.end_of(device, done.qpn)?, flow)));
+        let Some((side, flow)) = found else {
+            panic!("device {index}: {done:?} of a queue pair that is not there");
+        };
+        self.subjects = flow.subjects();
+        let ends = flow.plan().ends;
+        let mut faults = self.plan.faults.iter();
+        let loses = faults.any(|fault| ends.contains(&fault.device) && fault.known().loses);
+        flow.complete(side, done, bytes.as_deref(), &self.devices, loses);
+    }
+
+    fn close(&mut self, index: usize) {
+        self.look(index);
+        let Some(flow) = self.flows[index].take() else {
+            return;
+        };
+        self.subjects = flow.subjects();
+        let plan = flow.plan();
+        let sound = self.network.harm(plan.ends) == flow.harm;
+        let concerning = self
+            .plan
+            .faults
+            .iter()
+            .zip(&self.faults)
+            .filter(|(fault, armed)| {
+                let rnic = &self.devices[fault.device].rnic;
+                let qpns = flow.qpns(fault.device);
+                armed.is_some_and(|id| {
+                    plan.ends.contains(&fault.device)
+                        && crate::fault::concerns(rnic, id, &qpns, flow.began, self.now)
+                })
+            });
+        let circumstances = Circumstances {
+            is_sound: sound,
+            faults: concerning.map(|(fault, _)| fault.known()).collect(),
+        };
+        self.tally.requests += flow.requests() as u64;
+        let ends = plan.ends;
+        for device in ends {
+            self.devices[device].guest.now = self.now;
+        }
+        flow.close(&mut self.devices, &circumstances);
+        for device in ends {
+            self.wake_soon(device);
+        }
+    }
+}
+
+/// Entries of the completion queues of a device: enough for all flows that live at a time.
+fn cq_entries(plan: &Plan, device: usize) -> [u32; CQS] {
+    // When a flow begins or, second, is over, and its completions. One begins before another ends.
+    let mut changes: [Vec<(Duration, bool, u32)>; CQS] = Default::default();
+    for flow in &plan.flows {
+        let over = flow.stop() + FlowPlan::CLOSING;
+        for side in 0..2 {
+            if flow.ends[side] == device {
+                let [send, receive] = flow.cqs[side];
+                let mut needs = |cq: usize, count: usize| {
+                    let count = count as u32 + 1;
+                    changes[cq].extend([(flow.start, false, count), (over, true, count)]);
+                };
+                needs(send, flow.ops[side].len());
+                needs(receive, flow.receives(side));
+            }
+        }
+    }
+    changes.map(|mut changes| {
+        changes.sort_unstable();
+        let (mut now, mut most) = (0, 1);
+        for (_, is_over, count) in changes {
+            if is_over {
+                now -= count;
+            } else {
+                now += count;
+            }
+            most = most.max(now);
+        }
+        most.next_power_of_two()
+    })
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Simulations: the same in each run, and new ones.
+//!
+//! `VRNIC_SEED=n` runs that of seed n alone. `VRNIC_SECONDS=n` runs new ones on all processors until n virtual seconds
+//! are over.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+    panic::{catch_unwind, resume_unwind},
+    path::Path,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+use vrnic_simulation::{
+    failure::{report, run},
+    plan::Plan,
+    world::Tally,
+};
+
+/// Simulations in each run: of the seeds from 0 on, and of new seeds.
+const SHARE: [u64; 2] = [400, 400];
+
+/// Seeds that failed once.
+const FAILED: &[u64] = &[2396, 31_634, 31_726, 8_872_379_688_853];
+
+/// A number from the environment.
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
+    )
+}
+
+/// Runs the simulation of a seed; if it fails, its smallest form is told.
+fn simulate(seed: u64) -> Tally {
+    let plan = Plan::new(seed);
+    run(&plan)
+        .unwrap_or_else(|_| panic!("{}", report(&plan, Path::new(env!("CARGO_TARGET_TMPDIR")))))
+}
+
+fn tell(tally: &Tally, since: Instant) {
+    println!("{tally:#?}\nin {:.1} s", since.elapsed().as_secs_f64());
+}
+
+#[test]
+fn known_seeds() {
+    let start = Instant::now();
+    let mut tally = Tally::default();
+    match number("VRNIC_SEED") {
+        Some(seed) => tally += simulate(seed),
+        None if number("VRNIC_SECONDS").is_some() => return,
+        None => {
+            for seed in (0..SHARE[0]).chain(FAILED.iter().copied()) {
+                tally += simulate(seed);
+            }
+        }
+    }
+    tell(&tally, start);
+}
+
+#[test]
+fn new_seeds() {
+    if number("VRNIC_SEED").is_some() {
+        return;
+    }
+    let start = Instant::now();
+    let first = RandomState::new().build_hasher().finish() >> 20;
+    println!("seeds from {first} on");
+    let seconds = number("VRNIC_SECONDS").map(Duration::from_secs);
+    let threads = match seconds {
+        Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
+        None => 1,
+    };
+    let all = Mutex::new((first, Tally::default()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = {
+                        let mut all = all.lock().expect("nobody panics with it");
+                        let enough = match seconds {
+                            Some(seconds) => all.1.time >= seconds,
+                            None => all.0 - first >= SHARE[1],
+                        };
+                        if enough {
+                            return;
+                        }
+                        all.0 += 1;
+                        all.0 - 1
+                    };
+                    let done = catch_unwind(|| simulate(seed));
+                    let mut all = all.lock().expect("nobody panics with it");
+                    match done {
+                        Ok(tally) => all.1 += tally,
+                        Err(failure) => {
+                            // The others are to end, too.
+                            (all.0, all.1.time) = (u64::MAX, Duration::MAX);
+                            drop(all);
+                            resume_unwind(failure);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let (_, tally) = all.into_inner().expect("nobody panics with it");
+    tell(&tally, start);
+}
