@@ -369,7 +369,8 @@ impl Qp {
         }
     }
 
-    /// Goes to the error state: what was posted is flushed in the following turns.
+    /// Goes to the error state: what was posted is flushed in the following turns, and the peer is told of nothing
+    /// but of what arrived before.
     pub(crate) fn enter_error<M: Memory>(&mut self, io: &Io<'_, M>) {
         if self.state == QpState::Error {
             return;
@@ -377,6 +378,7 @@ impl Qp {
         self.state = QpState::Error;
         self.stop_waiting();
         self.requester.stop();
+        self.responder.stop();
         self.created.rq.need_doorbell(io.memory);
     }
 

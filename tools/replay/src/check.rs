@@ -290,11 +290,15 @@ impl Checker {
         let before = self.qps.get(&qpn).and_then(|known| known.before);
         let response =
             segment.body.is_response() || matches!(segment.body, Body::CongestionNotification);
-        // In the error state no request is taken, but those that were taken before are answered, with the one that may
-        // have led to that state.
+        // In the error state nothing is answered, but what was received before is acknowledged.
+        let acknowledges = matches!(
+            &segment.body,
+            Body::Acknowledge(aeth) if matches!(aeth.syndrome, Syndrome::Ack { .. })
+        );
         let allows = |state: QpState| match state {
             QpState::ReadyToSend | QpState::SendQueueDrain => true,
-            QpState::ReadyToReceive | QpState::SendQueueError | QpState::Error => response,
+            QpState::ReadyToReceive | QpState::SendQueueError => response,
+            QpState::Error => acknowledges,
             QpState::Reset | QpState::Init => false,
         };
         // It may have been sent before the call took the queue pair to another state.

@@ -244,10 +244,7 @@ impl Qp {
                 self.created.rq.restart(io.memory);
                 self.state = to;
             }
-            (_, QpState::Error) => {
-                self.responder.drop_replies();
-                self.enter_error(io);
-            }
+            (_, QpState::Error) => self.enter_error(io),
             (QpState::Init, QpState::ReadyToReceive) => {
                 self.responder = Responder::new(Psn::new(self.attributes.rq_psn));
                 self.state = to;

@@ -2,7 +2,7 @@
 
 //! Unreliable datagrams and the general service interface (IBTA volume 1, 9.8.3).
 
-use super::{DEFAULT_PKEY, GSI_QKEY, Qp, Turn, attributes::path_of, receive::Took};
+use super::{DEFAULT_PKEY, GSI_QKEY, Qp, Turn, attributes::path_of};
 use crate::{
     cause::Cause,
     memory::{HostRange, Memory},
@@ -245,17 +245,15 @@ impl Qp {
             return true;
         }
         if !self.receive.is_taken() {
-            match self.take_receive(resources, io) {
-                Took::Yes => {}
-                Took::None => {
-                    resources.counters.count(Counter::Dropped);
-                    return true;
-                }
-                Took::Broken(_) => return true,
-                Took::Invalid(_) => {
-                    self.enter_error(io);
-                    return true;
-                }
+            let taken = self.take_receive(resources, io);
+            if taken == Ok(false) {
+                resources.counters.count(Counter::Dropped);
+                return true;
+            }
+            if let Err(cause) = taken.and_then(|_| self.receive.check()) {
+                let status = Status::LocalQueuePairOperation;
+                self.fail_by_receive(status, cause, resources, io);
+                return true;
             }
         }
         let total = GRH_LENGTH as u64 + length;
@@ -270,8 +268,7 @@ impl Qp {
                     Err(denied) => cause = denied,
                 }
             }
-            self.fail_receive(Status::LocalProtection, cause, resources, io);
-            self.enter_error(io);
+            self.fail_by_receive(Status::LocalProtection, cause, resources, io);
             return true;
         }
         self.note_access(Half::Responder);

@@ -32,22 +32,10 @@ pub(super) struct Receive {
 #[derive(Copy, Clone, Debug)]
 struct Taken {
     wr_id: u64,
-    capacity: u64,
+    /// Bytes that it has room for, unless it is not valid.
+    capacity: Result<u64, Cause>,
     /// Protection domain of its elements.
     pd: u32,
-}
-
-/// What came of taking a receive.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) enum Took {
-    /// It is there.
-    Yes,
-    /// None is posted.
-    None,
-    /// What is posted is not valid, and was completed with an error.
-    Invalid(Cause),
-    /// The queue cannot be read; the queue pair has failed.
-    Broken(Cause),
 }
 
 impl Receive {
@@ -67,9 +55,15 @@ impl Receive {
         Accessor { pd, ..own }
     }
 
+    /// Whether the one that was taken is valid.
+    pub(super) fn check(&self) -> Result<(), Cause> {
+        self.taken
+            .map_or(Ok(()), |taken| taken.capacity.map(|_| ()))
+    }
+
     /// Bytes that it has room for.
     pub(super) fn capacity(&self) -> u64 {
-        self.taken.map_or(0, |taken| taken.capacity)
+        self.taken.map_or(0, |taken| taken.capacity.unwrap_or(0))
     }
 }
 
@@ -105,12 +99,16 @@ pub(super) fn pieces<'a>(
 }
 
 impl Qp {
-    /// Takes the next receive.
+    /// Takes the next receive, which need not be valid. Whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// The queue cannot be read.
     pub(super) fn take_receive<M: Memory>(
         &mut self,
         resources: &mut Resources,
         io: &Io<'_, M>,
-    ) -> Took {
+    ) -> Result<bool, Cause> {
         let elements = &mut self.receive.elements;
         elements.clear();
         let created = &mut self.created;
@@ -120,29 +118,34 @@ impl Qp {
             let max_sge = created.capacities.recv_sge;
             srq::take_entry(&mut created.rq, max_sge, elements, io.memory)
         };
-        let (wr_id, capacity) = match taken {
-            Ok(Some(taken)) => taken,
-            Ok(None) => return Took::None,
-            Err(cause) => {
-                let cause = created.srqn.map_or(cause, |_| Cause::SrqFailed);
-                self.fail(cause, resources, io);
-                return Took::Broken(cause);
-            }
+        let taken = taken.map_err(|cause| created.srqn.map_or(cause, |_| Cause::SrqFailed))?;
+        let Some((wr_id, capacity)) = taken else {
+            return Ok(false);
         };
         let shared = created.srqn.and_then(|srqn| resources.srqs.get(srqn));
         let pd = shared.map_or(created.pd, |srq| srq.pd);
         resources.counters.count(Counter::ReceiveRequests);
         self.receive.taken = Some(Taken {
             wr_id,
-            capacity: capacity.unwrap_or(0),
+            capacity,
             pd,
         });
-        match capacity {
-            Ok(_) => Took::Yes,
-            Err(cause) => {
-                self.fail_receive(Status::LocalQueuePairOperation, cause, resources, io);
-                Took::Invalid(cause)
-            }
+        Ok(true)
+    }
+
+    /// Fails because of the receive that was taken, or because none could be.
+    pub(super) fn fail_by_receive<M: Memory>(
+        &mut self,
+        status: Status,
+        cause: Cause,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        if self.receive.is_taken() {
+            self.fail_receive(status, cause, resources, io);
+            self.enter_error(io);
+        } else {
+            self.fail(cause, resources, io);
         }
     }
 

@@ -5,7 +5,9 @@
 //!
 //! Requests are executed when they arrive, unless they came before their turn: then [`kept`] has
 //! them. Data of reads and results of atomics wait in [`Responder::responses`] for a turn of the
-//! queue pair; acknowledgements wait behind them, and the last one stands for all.
+//! queue pair; acknowledgements wait behind them, and the last one stands for all. So does the refusal of a
+//! request: the queue pair fails when all before it was answered, and in the error state it reads no memory for
+//! its peer.
 
 mod kept;
 mod provoked;
@@ -15,7 +17,7 @@ mod unreliable;
 pub(crate) use kept::Kept;
 pub(in crate::qp) use kept::MAX_AHEAD;
 
-use super::{Qp, receive::Took};
+use super::Qp;
 use crate::{
     cause::Cause,
     explain::Access,
@@ -118,21 +120,25 @@ enum Reply {
     Ack,
     /// A negative one with that PSN.
     Nak(Psn, Syndrome),
+    /// The last one. It has that PSN, and when it was sent the queue pair fails.
+    End(Psn, Fault),
 }
 
 /// Why a request cannot be executed.
-#[derive(Debug)]
+#[derive(Copy, Clone, Debug)]
 struct Fault {
-    code: NakCode,
+    /// What the peer is told; that its message arrived if there is none.
+    code: Option<NakCode>,
     cause: Cause,
-    /// How the receive completes, if one was taken.
+    /// How the receive that is in use completes. It is flushed, and an event tells of the fault, if it has
+    /// nothing to do with it.
     status: Status,
 }
 
 impl Fault {
     fn invalid(cause: Cause) -> Self {
         Self {
-            code: NakCode::InvalidRequest,
+            code: Some(NakCode::InvalidRequest),
             cause,
             status: Status::RemoteInvalidRequest,
         }
@@ -140,7 +146,7 @@ impl Fault {
 
     fn access(cause: Cause) -> Self {
         Self {
-            code: NakCode::RemoteAccess,
+            code: Some(NakCode::RemoteAccess),
             cause: cause.as_remote(),
             status: Status::LocalAccess,
         }
@@ -148,9 +154,19 @@ impl Fault {
 
     fn local(status: Status, cause: Cause) -> Self {
         Self {
-            code: NakCode::RemoteOperation,
+            code: Some(NakCode::RemoteOperation),
             cause,
             status,
+        }
+    }
+
+    /// Of a message that arrived, which asked for something to be done to the receiver's own keys (IBTA volume 1,
+    /// 9.9.3, class J).
+    fn received(cause: Cause) -> Self {
+        Self {
+            code: None,
+            cause: cause.as_remote(),
+            status: Status::RemoteInvalidRequest,
         }
     }
 }
@@ -212,7 +228,7 @@ impl Responder {
     fn reply(&mut self, reply: Reply) {
         let newest = match reply {
             Reply::Ack => self.expected,
-            Reply::Nak(psn, _) => psn,
+            Reply::Nak(psn, _) | Reply::End(psn, _) => psn,
         };
         let put_off = match self.reply {
             Some(Reply::Nak(psn, Syndrome::RnrNak { .. })) => psn.distance_from(newest) < 0,
@@ -229,16 +245,15 @@ impl Responder {
             .is_some_and(|last| psn.distance_from(last) <= 0)
     }
 
-    /// Whether a flush to persistent memory was not answered yet, so that the peer will ask again.
-    fn owes_flush(&self) -> bool {
-        let is_flush = |response: &Response| matches!(response.answer, Answer::Persistent(_));
-        self.flushing.is_some() || self.responses.iter().any(is_flush)
+    /// Whether the queue pair is about to fail.
+    fn is_ending(&self) -> bool {
+        matches!(self.reply, Some(Reply::End(..)))
     }
 
-    /// Answers nothing any more.
-    pub(super) fn drop_replies(&mut self) {
+    /// Answers nothing any more, but acknowledges what arrived: its receives have completed.
+    pub(super) fn stop(&mut self) {
         self.responses.clear();
-        self.reply = None;
+        self.reply.take_if(|reply| !matches!(reply, Reply::Ack));
         self.flushing = None;
     }
 
@@ -272,6 +287,9 @@ impl Qp {
         io: &mut Io<'_, M>,
     ) {
         let ahead = segment.psn.distance_from(self.responder.expected);
+        if ahead >= 0 && self.responder.is_ending() {
+            return resources.counters.count(Counter::Dropped);
+        }
         if ahead > 0 {
             return self.take_early(segment, ahead.cast_unsigned(), resources, io);
         }
@@ -293,7 +311,7 @@ impl Qp {
     ) -> bool {
         let asked = || Occasion::packet(Seam::Decision, Direction::In, segment);
         if let Some(strike) = resources.strike(asked) {
-            self.provoked(strike.kind, segment, resources, io);
+            self.provoked(strike.kind, segment, resources);
             return false;
         }
         match self.execute(segment, resources, io) {
@@ -303,9 +321,8 @@ impl Qp {
                 responder.expected = responder.expected.add(packets);
                 responder.told = false;
                 responder.refused = false;
-                // Some are acknowledged by their responses. What ended the connection is acknowledged now or never.
-                let has_ended = self.state == QpState::Error;
-                if (segment.ack_request || has_ended) && !segment.body.has_response() {
+                // Some are acknowledged by their responses.
+                if segment.ack_request && !segment.body.has_response() {
                     responder.reply(Reply::Ack);
                 }
                 self.pass_kept(packets, resources);
@@ -314,15 +331,7 @@ impl Qp {
             Ok(Outcome::NotReady) => self.nak_not_ready(Cause::NoReceive, segment, resources),
             Err(fault) => match self.or_wait(fault, Half::Responder, resources) {
                 None => self.nak_not_ready(Cause::PageAbsent, segment, resources),
-                // In the error state nobody could tell the peer to wait for the flush.
-                Some(_) if self.responder.owes_flush() => {
-                    self.nak_not_ready(Cause::FlushUnderWay, segment, resources);
-                }
-                Some(fault) => {
-                    let syndrome = Syndrome::Nak(fault.code);
-                    self.explain_nak_sent(syndrome, fault.cause, segment, resources);
-                    self.refuse(&fault, resources, io);
-                }
+                Some(fault) => self.refuse(fault, segment, resources),
             },
         }
         false
@@ -336,7 +345,7 @@ impl Qp {
         let cause = self.demand(half, resources).err()?;
         Some(Fault {
             cause: match fault.code {
-                NakCode::RemoteAccess => cause.as_remote(),
+                Some(NakCode::RemoteAccess) => cause.as_remote(),
                 _ => cause,
             },
             ..fault
@@ -377,40 +386,33 @@ impl Qp {
     }
 
     /// Refuses the expected packet, and with it the connection.
-    fn refuse<M: Memory>(&mut self, fault: &Fault, resources: &mut Resources, io: &Io<'_, M>) {
+    fn refuse(&mut self, fault: Fault, segment: &Segment, resources: &mut Resources) {
+        if let Some(code) = fault.code {
+            self.explain_nak_sent(Syndrome::Nak(code), fault.cause, segment, resources);
+        }
+        let responder = &mut self.responder;
+        responder.reply(Reply::End(responder.expected, fault));
+    }
+
+    /// Ends the connection, of which the peer was told just now.
+    fn end<M: Memory>(&mut self, fault: Fault, resources: &mut Resources, io: &Io<'_, M>) {
         let event = match fault.code {
-            NakCode::RemoteAccess => {
+            Some(NakCode::RemoteAccess) => {
                 resources.counters.count(Counter::RemoteAccessErrors);
                 EventType::QpAccessError
             }
-            NakCode::InvalidRequest => {
+            None | Some(NakCode::InvalidRequest) => {
                 resources.counters.count(Counter::RemoteInvalidRequests);
                 EventType::QpRequestError
             }
-            _ => EventType::QpFatal,
+            Some(_) => EventType::QpFatal,
         };
-        self.nak(Syndrome::Nak(fault.code));
-        if self.receive.is_taken() {
+        if self.receive.is_taken() && fault.status != Status::Flushed {
             self.fail_receive(fault.status, fault.cause, resources, io);
-        } else if fault.code != NakCode::RemoteOperation {
+        } else if (event, fault.cause) != (EventType::QpFatal, Cause::Provoked) {
+            // A ring or a disk failed, and not only an operation that a fault chose.
             self.raise(event, Some(fault.cause), resources);
         }
-        self.enter_error(io);
-    }
-
-    /// Fails after a message that is there, and is acknowledged, because of what it asked to be done
-    /// to the receiver's own keys (IBTA volume 1, 9.9.3, class J).
-    fn fail_received<M: Memory>(
-        &mut self,
-        cause: Cause,
-        resources: &mut Resources,
-        io: &Io<'_, M>,
-    ) {
-        resources.counters.count(Counter::RemoteInvalidRequests);
-        self.responder.message = Message::None;
-        self.responder.count_message();
-        let status = Status::RemoteInvalidRequest;
-        self.fail_receive(status, cause.as_remote(), resources, io);
         self.enter_error(io);
     }
 
@@ -493,16 +495,12 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Result<bool, Fault> {
-        if self.receive.is_taken() {
-            return Ok(true);
+        let local = |cause| Fault::local(Status::LocalQueuePairOperation, cause);
+        if !self.receive.is_taken() && !self.take_receive(resources, io).map_err(local)? {
+            return Ok(false);
         }
-        match self.take_receive(resources, io) {
-            Took::Yes => Ok(true),
-            Took::None => Ok(false),
-            Took::Invalid(cause) | Took::Broken(cause) => {
-                Err(Fault::local(Status::LocalQueuePairOperation, cause))
-            }
-        }
+        self.receive.check().map_err(local)?;
+        Ok(true)
     }
 
     fn execute_send<M: Memory>(
@@ -538,12 +536,7 @@ impl Qp {
         if let SendTail::Invalidate(key) = tail
             && let Err(cause) = resources.keys.invalidate(key, self.accessor())
         {
-            if self.responder.owes_flush() {
-                // The peer is told to send it again after the flush.
-                return Err(Fault::access(cause));
-            }
-            self.fail_received(cause, resources, io);
-            return Ok(Outcome::Done(1));
+            return Err(Fault::received(cause));
         }
         self.responder.message = Message::None;
         self.responder.count_message();

@@ -187,7 +187,11 @@ impl Qp {
         io: &mut Io<'_, M>,
     ) {
         let mut executed = false;
-        while self.responder.keeping && self.receives() && !turn.is_over() {
+        while self.responder.keeping
+            && self.receives()
+            && !self.responder.is_ending()
+            && !turn.is_over()
+        {
             let Some(segment) = resources.kept.pop(self.number) else {
                 if executed && let Some(first) = resources.kept.first(self.number) {
                     let behind = Segment {

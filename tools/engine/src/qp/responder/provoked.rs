@@ -6,22 +6,15 @@ use super::Fault;
 use crate::{
     cause::Cause,
     fault::{Kind, table::Act},
-    memory::Memory,
     qp::Qp,
-    resources::{Io, Resources},
+    resources::Resources,
     segment::{NakCode, Segment, Syndrome},
 };
 use vrnic_wire::{completion::Status, counter::Counter};
 
 impl Qp {
     /// Answers the packet that is expected as a fault wants it, without executing it.
-    pub(super) fn provoked<M: Memory>(
-        &mut self,
-        kind: &Kind,
-        segment: &Segment,
-        resources: &mut Resources,
-        io: &mut Io<'_, M>,
-    ) {
+    pub(super) fn provoked(&mut self, kind: &Kind, segment: &Segment, resources: &mut Resources) {
         let cause = Cause::Provoked;
         match kind.act {
             Act::MissPacket => {
@@ -37,12 +30,11 @@ impl Qp {
                     _ => Status::LocalQueuePairOperation,
                 };
                 let fault = Fault {
-                    code,
+                    code: Some(code),
                     cause,
                     status,
                 };
-                self.explain_nak_sent(Syndrome::Nak(code), cause, segment, resources);
-                self.refuse(&fault, resources, io);
+                self.refuse(fault, segment, resources);
             }
             _ => self.nak_not_ready(cause, segment, resources),
         }

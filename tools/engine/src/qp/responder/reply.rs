@@ -11,9 +11,9 @@ use crate::{
     psn::Psn,
     qp::{Qp, Turn},
     resources::{Io, Resources, payload_of},
-    segment::{Aeth, Body, Flush, NakCode, Payload, Position, Reth, Segment, Syndrome},
+    segment::{Aeth, Body, Flush, Payload, Position, Reth, Segment, Syndrome},
 };
-use vrnic_wire::{completion::Status, event::EventType, memory::access};
+use vrnic_wire::{completion::Status, memory::access};
 
 /// How far a flush to persistent memory is.
 enum FlushProgress {
@@ -38,7 +38,7 @@ impl Qp {
                 let right = access::REMOTE_READ;
                 if let Err(fault) = self.check_remote(&reth, right, resources, io) {
                     if fault.cause == Cause::PageAbsent {
-                        self.put_off_read(segment, resources, io);
+                        self.put_off_read(segment, resources);
                     }
                     return;
                 }
@@ -120,34 +120,24 @@ impl Qp {
     }
 
     /// A read came again, and pages for it are missing.
-    fn put_off_read<M: Memory>(
-        &mut self,
-        segment: &Segment,
-        resources: &mut Resources,
-        io: &Io<'_, M>,
-    ) {
+    fn put_off_read(&mut self, segment: &Segment, resources: &mut Resources) {
         match self.demand(Half::Reader, resources) {
             Ok(()) => self.put_off(Cause::PageAbsent, segment, resources),
-            Err(cause) => self.refuse_response(segment.psn, &Fault::access(cause), resources, io),
+            Err(cause) => self.refuse_response(segment.psn, Fault::access(cause), resources),
         }
     }
 
-    /// What the peer was promised cannot be done.
-    fn refuse_response<M: Memory>(
-        &mut self,
-        psn: Psn,
-        fault: &Fault,
-        resources: &mut Resources,
-        io: &Io<'_, M>,
-    ) {
-        let syndrome = Syndrome::Nak(fault.code);
-        self.explain_response_refused(psn, syndrome, fault.cause, resources);
-        if fault.code == NakCode::RemoteOperation {
-            self.raise(EventType::QpFatal, Some(fault.cause), resources);
+    /// What the peer was promised cannot be done. A receive that is in use is that of a later message.
+    fn refuse_response(&mut self, psn: Psn, fault: Fault, resources: &mut Resources) {
+        if let Some(code) = fault.code {
+            self.explain_response_refused(psn, Syndrome::Nak(code), fault.cause, resources);
         }
-        self.responder.responses.clear();
-        self.refuse(fault, resources, io);
-        self.responder.reply = Some(Reply::Nak(psn, syndrome));
+        let fault = Fault {
+            status: Status::Flushed,
+            ..fault
+        };
+        self.forget_responses(psn);
+        self.responder.reply = Some(Reply::End(psn, fault));
     }
 
     /// How far the flush with that PSN is, if it was begun.
@@ -238,7 +228,7 @@ impl Qp {
                             self.responder.flushed = Some(response.psn);
                         }
                         Some(Err(fault)) => {
-                            self.refuse_response(response.psn, &fault, resources, io);
+                            self.refuse_response(response.psn, fault, resources);
                         }
                     }
                 }
@@ -255,13 +245,25 @@ impl Qp {
             }
         }
         if let Some(reply) = self.responder.reply.take() {
+            let (psn, syndrome) = match reply {
+                Reply::Ack => (self.responder.expected.previous(), None),
+                Reply::Nak(psn, syndrome) => (psn, Some(syndrome)),
+                Reply::End(psn, fault) => (psn, fault.code.map(Syndrome::Nak)),
+            };
+            if let Reply::End(_, Fault { code: None, .. }) = reply {
+                self.responder.expected = psn.add(1);
+                self.responder.count_message();
+            }
             let msn = self.responder.msn;
-            let (psn, aeth) = match reply {
-                Reply::Ack => (self.responder.expected.previous(), self.ack(msn, io.memory)),
-                Reply::Nak(psn, syndrome) => (psn, Aeth { syndrome, msn }),
+            let aeth = match syndrome {
+                None => self.ack(msn, io.memory),
+                Some(syndrome) => Aeth { syndrome, msn },
             };
             self.send_response(psn, Body::Acknowledge(aeth), Payload::Empty, resources, io);
             turn.spend(0);
+            if let Reply::End(_, fault) = reply {
+                self.end(fault, resources, io);
+            }
         }
     }
 
@@ -302,8 +304,7 @@ impl Qp {
             }
             io.outbox.recycle(Payload::Ranges(ranges));
             // The region, or the page, went away since the request was accepted.
-            let fault = Fault::access(failure?);
-            self.refuse_response(response.psn, &fault, resources, io);
+            self.refuse_response(response.psn, Fault::access(failure?), resources);
             return Some(0);
         }
         self.note_access(Half::Reader);

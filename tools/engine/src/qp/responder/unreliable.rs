@@ -16,7 +16,7 @@ use vrnic_wire::{completion::Status, counter::Counter};
 
 impl Fault {
     /// Whether the receive itself is at fault, which is its owner's doing.
-    fn is_of_receive(&self) -> bool {
+    fn is_of_receive(self) -> bool {
         matches!(
             self.status,
             Status::LocalProtection | Status::LocalQueuePairOperation
@@ -70,8 +70,7 @@ impl Qp {
                 };
                 self.drop_message(fault.cause, segment, resources);
                 if fault.is_of_receive() {
-                    self.fail_receive(fault.status, fault.cause, resources, io);
-                    self.enter_error(io);
+                    self.fail_by_receive(fault.status, fault.cause, resources, io);
                 }
             }
         }
