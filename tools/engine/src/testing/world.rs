@@ -297,6 +297,19 @@ impl World {
 
     /// Takes a queue pair from reset to ready to send with these attributes.
     pub fn bring_up(&mut self, node: usize, qpn: u32, attributes: QpAttributes, qp_type: QpType) {
+        let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
+        self.climb(node, qpn, attributes, qp_type, &states);
+    }
+
+    /// Takes a queue pair through some of the states from reset to ready to send.
+    pub fn climb(
+        &mut self,
+        node: usize,
+        qpn: u32,
+        attributes: QpAttributes,
+        qp_type: QpType,
+        states: &[QpState],
+    ) {
         use attribute::{
             ACCESS_FLAGS, ADDRESS_VECTOR, DEST_QPN, MAX_DEST_RD_ATOMIC, MAX_RD_ATOMIC,
             MIN_RNR_TIMER, PATH_MTU, PKEY_INDEX, PORT, QKEY, RETRY_COUNT, RNR_RETRY, RQ_PSN,
@@ -316,8 +329,12 @@ impl World {
             QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
             QpType::UnreliableDatagram => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
         };
-        let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
-        for (state, mask) in states.into_iter().zip(masks) {
+        for &state in states {
+            let mask = match state {
+                QpState::Init => masks[0],
+                QpState::ReadyToReceive => masks[1],
+                _ => masks[2],
+            };
             let wanted = QpAttributes {
                 state: state.raw(),
                 mask: (mask | STATE).into(),

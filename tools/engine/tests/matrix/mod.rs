@@ -1,0 +1,891 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Who sees which error: every operation, with every combination of what can be wrong with it at either end.
+//!
+//! What is expected has two parts, and neither looks at the engine. [`Case::fault`] finds the fault that counts, in
+//! the order in which a requester and a responder check (IBTA volume 1, 9.7.4 and 9.8.2.2): what is wrong with the
+//! entry and with the memory that is sent from, then what the peer has against the request, then what is wrong with
+//! the memory of the response. [`Fault::row`] is the table of what both ends see of it (9.9.2, 9.9.3, 10.10.2.2 and
+//! 11.6.2; "Error handling" of Documentation/virtio-rdma.rst).
+
+use vrnic_engine::{
+    Cause, Recovery, RnicConfig, Segmentation,
+    testing::{Completion, Connection, Mr, QpOptions, Send, Wire, World, gid_of},
+};
+use vrnic_wire::{
+    completion::Status,
+    event::EventType,
+    memory::access,
+    qp::{
+        QpAttributes, QpState,
+        QpType::{self, *},
+        attribute,
+    },
+    work::{AddressVector, SendOpcode, Sge, placement, send_flags},
+};
+
+const MR: usize = 1 << 16;
+
+/// Q_Key of the queue pairs for datagrams.
+const QKEY: u32 = 0x1234;
+
+/// Q_Key of the GSI.
+const GSI_QKEY: u32 = 0x8001_0000;
+
+/// A queue pair that nobody has.
+const NOBODY: u32 = 0x777;
+
+/// What is wrong with the memory of the request.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Local {
+    Valid,
+    Key,
+    Bounds,
+}
+
+/// What is wrong with what the request names at the peer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Remote {
+    Valid,
+    Key,
+    Rights,
+    Bounds,
+    /// The queue pair of the peer allows nothing.
+    QueuePair,
+    /// The address of an atomic is not a multiple of 8.
+    Alignment,
+    /// It names an aligned address, a key that there is not.
+    AlignmentAndKey,
+    /// The Q_Key of a datagram.
+    Qkey,
+}
+
+/// What is wrong with the first receive of the peer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Receive {
+    Valid,
+    Absent,
+    Short,
+    Key,
+    /// It has more elements than the queue has room for.
+    Entry,
+}
+
+#[derive(Copy, Clone, Debug)]
+struct Case {
+    segmentation: Segmentation,
+    wire: Option<Wire>,
+    qp_type: QpType,
+    opcode: SendOpcode,
+    /// More than one packet, where there are packets.
+    long: bool,
+    signaled: bool,
+    local: Local,
+    remote: Remote,
+    receive: Receive,
+    /// Whether a SEND with invalidate names a key that may be invalidated.
+    invalidates: bool,
+    /// State of the queue pair of the peer.
+    peer: QpState,
+}
+
+/// A status, and the number that says why.
+type Ended = (Status, Option<Cause>);
+
+const SUCCESS: Ended = (Status::Success, None);
+
+const FLUSHED: Ended = (Status::Flushed, Some(Cause::QpInError));
+
+/// What both ends see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    /// Completion of the request.
+    request: Option<Ended>,
+    /// Completion of the one behind it.
+    next: Ended,
+    /// Completions of the two receives.
+    receives: Vec<Ended>,
+    /// Event at the peer.
+    event: Option<(EventType, Option<Cause>)>,
+    /// States of both ends.
+    states: [QpState; 2],
+    /// Whether the peer did what it was asked to.
+    done: bool,
+}
+
+/// The fault that counts.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The service does not have the operation.
+    Operation,
+    /// The datagram is longer than one may be.
+    Length,
+    /// The memory that is sent from.
+    Source(Local),
+    /// The peer does not listen.
+    Silence,
+    /// The peer has no receive.
+    NoReceive,
+    /// What is named at the peer. It has a receive in use or not.
+    Target(Remote, bool),
+    /// The receive of the peer.
+    Receive(Receive),
+    /// The peer cannot invalidate the key.
+    Invalidation,
+    /// The memory that the response goes to.
+    Sink(Local),
+}
+
+/// What the peer sees of a fault.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Peer {
+    /// Nothing, and goes on.
+    Nothing,
+    /// It fails with an event, and its receives are flushed.
+    Event(EventType, Cause),
+    /// It fails with a receive, and the others are flushed.
+    Receive(Status, Cause),
+}
+
+/// What both ends see of a fault.
+struct Row {
+    request: Ended,
+    next: Ended,
+    peer: Peer,
+    /// Whether the peer did what it was asked to.
+    done: bool,
+}
+
+impl Fault {
+    /// What is seen of it on a reliable connection.
+    fn row(self) -> Row {
+        use Cause::*;
+        use Status::*;
+        let row = |status, why, peer, done| Row {
+            request: (status, Some(why)),
+            next: FLUSHED,
+            peer,
+            done,
+        };
+        let alone = |status, why| row(status, why, Peer::Nothing, false);
+        let by_event =
+            |status, why, event, cause| row(status, why, Peer::Event(event, cause), false);
+        let by_receive =
+            |status, why, end, cause| row(status, why, Peer::Receive(end, cause), false);
+        match self {
+            Self::Operation => alone(LocalQueuePairOperation, WqeOpcode),
+            Self::Length => alone(LocalLength, WqeLength),
+            Self::Source(local) => alone(LocalProtection, local.cause()),
+            Self::Silence => alone(RetryExceeded, Retries),
+            Self::NoReceive => alone(RnrRetryExceeded, RnrRetries),
+            Self::Target(remote, in_use) => match remote.refusal() {
+                (RemoteInvalidRequest, cause) => by_event(
+                    RemoteInvalidRequest,
+                    PeerInvalidRequest,
+                    EventType::QpRequestError,
+                    cause,
+                ),
+                (status, cause) if in_use => by_receive(status, PeerAccess, LocalAccess, cause),
+                (status, cause) => by_event(status, PeerAccess, EventType::QpAccessError, cause),
+            },
+            Self::Receive(Receive::Short) => by_receive(
+                RemoteInvalidRequest,
+                PeerInvalidRequest,
+                LocalLength,
+                ReceiveTooShort,
+            ),
+            Self::Receive(Receive::Key) => {
+                by_receive(RemoteOperation, PeerOperation, LocalProtection, LocalKey)
+            }
+            Self::Receive(_) => by_receive(
+                RemoteOperation,
+                PeerOperation,
+                LocalQueuePairOperation,
+                ReceiveEntry,
+            ),
+            // The message is there and acknowledged. Nobody answers the next one.
+            Self::Invalidation => Row {
+                request: SUCCESS,
+                next: (RetryExceeded, Some(Retries)),
+                peer: Peer::Receive(RemoteInvalidRequest, RemoteInvalidate),
+                done: true,
+            },
+            Self::Sink(local) => row(LocalProtection, local.cause(), Peer::Nothing, true),
+        }
+    }
+
+    /// What is seen of it where nobody answers. The sender sees its own faults; a receiver drops the message, unless
+    /// its own receive is wrong.
+    fn unreliable_row(self) -> Row {
+        let row = self.row();
+        let peer = match (self, row.peer) {
+            (Self::Receive(Receive::Key | Receive::Entry), peer) => peer,
+            _ => Peer::Nothing,
+        };
+        match self {
+            Self::Operation | Self::Length | Self::Source(_) => row,
+            _ => Row {
+                request: SUCCESS,
+                next: SUCCESS,
+                peer,
+                done: false,
+            },
+        }
+    }
+}
+
+impl Local {
+    fn cause(self) -> Cause {
+        match self {
+            Self::Bounds => Cause::LocalBounds,
+            _ => Cause::LocalKey,
+        }
+    }
+}
+
+impl Remote {
+    /// What the peer says to it, and why.
+    fn refusal(self) -> (Status, Cause) {
+        let invalid = Status::RemoteInvalidRequest;
+        match self {
+            Self::QueuePair => (invalid, Cause::RemoteRights),
+            Self::Alignment | Self::AlignmentAndKey => (invalid, Cause::AtomicAlignment),
+            Self::Rights => (Status::RemoteAccess, Cause::RemoteRights),
+            Self::Bounds => (Status::RemoteAccess, Cause::RemoteBounds),
+            _ => (Status::RemoteAccess, Cause::RemoteKey),
+        }
+    }
+
+    /// Whether it is found before a receive is looked for.
+    fn comes_first(self) -> bool {
+        self == Self::Qkey || self.refusal().0 == Status::RemoteInvalidRequest
+    }
+}
+
+const OPCODES: [SendOpcode; 10] = [
+    SendOpcode::Send,
+    SendOpcode::SendWithImmediate,
+    SendOpcode::SendWithInvalidate,
+    SendOpcode::Write,
+    SendOpcode::WriteWithImmediate,
+    SendOpcode::Read,
+    SendOpcode::CompareSwap,
+    SendOpcode::FetchAdd,
+    SendOpcode::AtomicWrite,
+    SendOpcode::Flush,
+];
+
+fn is_datagram(qp_type: QpType) -> bool {
+    matches!(qp_type, UnreliableDatagram | Gsi)
+}
+
+/// Whether queue pairs in that state take messages (IBTA volume 1, 10.3.1).
+fn receives(state: QpState) -> bool {
+    !matches!(state, QpState::Reset | QpState::Init | QpState::Error)
+}
+
+impl Case {
+    fn is_reliable(&self) -> bool {
+        self.qp_type == ReliableConnection
+    }
+
+    fn is_send(&self) -> bool {
+        matches!(
+            self.opcode,
+            SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate
+        )
+    }
+
+    fn is_atomic(&self) -> bool {
+        matches!(
+            self.opcode,
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite
+        )
+    }
+
+    fn takes_receive(&self) -> bool {
+        self.is_send() || self.opcode == SendOpcode::WriteWithImmediate
+    }
+
+    /// Whether the response has data.
+    fn fetches(&self) -> bool {
+        matches!(
+            self.opcode,
+            SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
+        )
+    }
+
+    /// Whether the service has the operation (IBTA volume 1, table 10).
+    fn is_carried(&self) -> bool {
+        match self.opcode {
+            SendOpcode::Send | SendOpcode::SendWithImmediate => true,
+            SendOpcode::Write | SendOpcode::WriteWithImmediate => !is_datagram(self.qp_type),
+            _ => self.is_reliable(),
+        }
+    }
+
+    fn length(&self) -> usize {
+        match self.opcode {
+            SendOpcode::Flush | SendOpcode::AtomicWrite => 0,
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd => 8,
+            _ if self.long => 5000,
+            _ => 64,
+        }
+    }
+
+    /// Whether the request is one packet.
+    fn is_one_packet(&self) -> bool {
+        !self.long || self.segmentation == Segmentation::Local
+    }
+
+    /// Whether there is such a case.
+    fn makes_sense(&self) -> bool {
+        let has_memory = self.length() > 0 || self.local == Local::Valid;
+        let has_length = !self.long || self.length() == 5000;
+        let remote = match self.remote {
+            Remote::Valid => true,
+            Remote::Alignment | Remote::AlignmentAndKey => self.is_atomic(),
+            Remote::Qkey => is_datagram(self.qp_type),
+            _ => !self.is_send(),
+        };
+        let receive = self.takes_receive() || self.receive == Receive::Valid;
+        let invalidates = self.invalidates || self.opcode == SendOpcode::SendWithInvalidate;
+        // Nothing else is looked at.
+        let carried = self.is_carried()
+            || (self.local == Local::Valid
+                && self.remote == Remote::Valid
+                && self.receive == Receive::Valid
+                && self.invalidates);
+        has_memory && has_length && remote && receive && invalidates && carried
+    }
+
+    /// The fault that counts, if there is one.
+    fn fault(&self) -> Option<Fault> {
+        let in_use = self.is_send() || (self.takes_receive() && self.is_one_packet());
+        let lacks_receive = self.takes_receive() && self.receive == Receive::Absent;
+        if !self.is_carried() {
+            Some(Fault::Operation)
+        } else if is_datagram(self.qp_type) && self.long {
+            Some(Fault::Length)
+        } else if self.local != Local::Valid && !self.fetches() {
+            Some(Fault::Source(self.local))
+        } else if !receives(self.peer) {
+            Some(Fault::Silence)
+        } else if self.remote.comes_first() {
+            Some(Fault::Target(self.remote, false))
+        } else if in_use && lacks_receive {
+            Some(Fault::NoReceive)
+        } else if in_use && self.receive == Receive::Entry {
+            Some(Fault::Receive(Receive::Entry))
+        } else if self.remote != Remote::Valid {
+            Some(Fault::Target(self.remote, in_use))
+        } else if lacks_receive {
+            Some(Fault::NoReceive)
+        } else if self.takes_receive() && self.receive == Receive::Entry {
+            Some(Fault::Receive(Receive::Entry))
+        } else if self.is_send() && matches!(self.receive, Receive::Short | Receive::Key) {
+            Some(Fault::Receive(self.receive))
+        } else if !self.invalidates {
+            Some(Fault::Invalidation)
+        } else if self.local != Local::Valid {
+            Some(Fault::Sink(self.local))
+        } else {
+            None
+        }
+    }
+
+    /// What both ends are to see.
+    fn expected(&self) -> Seen {
+        let row = match self.fault() {
+            Some(fault) if self.is_reliable() => fault.row(),
+            Some(fault) => fault.unreliable_row(),
+            None => Row {
+                request: SUCCESS,
+                next: SUCCESS,
+                peer: Peer::Nothing,
+                done: true,
+            },
+        };
+        let posted = if self.receive == Receive::Absent {
+            0
+        } else {
+            2
+        };
+        let (mut receives, event, peer) = match row.peer {
+            Peer::Nothing if self.peer == QpState::Error => {
+                (vec![FLUSHED; posted], None, self.peer)
+            }
+            Peer::Nothing if row.done && self.takes_receive() => (vec![SUCCESS], None, self.peer),
+            Peer::Nothing => (vec![], None, self.peer),
+            Peer::Event(event, cause) => {
+                let told = Some((event, Some(cause)));
+                (vec![FLUSHED; posted], told, QpState::Error)
+            }
+            Peer::Receive(..) => (vec![FLUSHED; posted], None, QpState::Error),
+        };
+        if let Peer::Receive(status, cause) = row.peer {
+            receives[0] = (status, Some(cause));
+        }
+        let failed = [row.request.0, row.next.0]
+            .iter()
+            .any(|&status| status != Status::Success);
+        let state = match failed {
+            false => QpState::ReadyToSend,
+            true if self.is_reliable() => QpState::Error,
+            true => QpState::SendQueueError,
+        };
+        let quiet = row.request == SUCCESS && !self.signaled;
+        Seen {
+            request: (!quiet).then_some(row.request),
+            next: row.next,
+            receives,
+            event,
+            states: [state, peer],
+            done: row.done,
+        }
+    }
+
+    fn element(&self, mr: &Mr, other: &Mr) -> Option<Sge> {
+        let length = self.length();
+        let valid = mr.sge(0, length);
+        (length > 0).then(|| match self.local {
+            Local::Valid => valid,
+            Local::Key => Sge {
+                lkey: (other.key ^ 0x10).into(),
+                ..valid
+            },
+            Local::Bounds => mr.sge(MR - 1, length),
+        })
+    }
+
+    fn request(&self, c: &Connection, read_only: &Mr, key: u32) -> Send {
+        let region = &c.mrs[1];
+        let (address, rkey) = match self.remote {
+            Remote::Key => (region.iova, region.key ^ 0x10),
+            Remote::Rights => (read_only.iova, read_only.key),
+            // Aligned, and still outside.
+            Remote::Bounds if self.is_atomic() => (region.iova + MR as u64, region.key),
+            Remote::Bounds => (region.iova + MR as u64 - 1, region.key),
+            Remote::Alignment => (region.iova + 4, region.key),
+            Remote::AlignmentAndKey => (region.iova + 4, region.key ^ 0x10),
+            Remote::Valid | Remote::QueuePair | Remote::Qkey => (region.iova, region.key),
+        };
+        let send = Send::new(1, self.opcode);
+        let mut send = match self.opcode {
+            SendOpcode::Send => send,
+            SendOpcode::SendWithImmediate => send.immediate(7),
+            SendOpcode::SendWithInvalidate => send.immediate(key),
+            SendOpcode::CompareSwap | SendOpcode::AtomicWrite => send.atomic(address, rkey, 0, 1),
+            SendOpcode::FetchAdd => send.atomic(address, rkey, 1, 0),
+            SendOpcode::Flush => send.flush(address, rkey, 64, placement::GLOBAL),
+            _ => send.rdma(address, rkey),
+        };
+        if is_datagram(self.qp_type) {
+            send = self.to(send, c.qps[1].qpn);
+        }
+        if let Some(element) = self.element(&c.mrs[0], &c.mrs[1]) {
+            send = send.element(element);
+        }
+        if self.signaled {
+            send
+        } else {
+            send.unsignaled()
+        }
+    }
+
+    /// The datagram, with a destination.
+    fn to(&self, send: Send, qpn: u32) -> Send {
+        let qkey = match self.remote {
+            Remote::Qkey => QKEY + 1,
+            _ => qkey(self.qp_type),
+        };
+        datagram(send, 1, qpn, qkey)
+    }
+
+    /// A request that needs nothing of the peer but an answer.
+    fn next(&self, c: &Connection) -> Send {
+        if is_datagram(self.qp_type) {
+            self.to(Send::new(2, SendOpcode::Send), NOBODY)
+        } else {
+            Send::new(2, SendOpcode::Write).rdma(c.mrs[1].iova, c.mrs[1].key)
+        }
+    }
+
+    /// Does it, and looks.
+    fn perform(&self) -> Seen {
+        let config = RnicConfig {
+            segmentation: self.segmentation,
+            recovery: Recovery::GoBackN,
+            ..RnicConfig::default()
+        };
+        let mut world = World::new(2, 256, &config, 1);
+        world.wire = self.wire;
+        let options = QpOptions {
+            qp_type: self.qp_type,
+            entries: 4,
+            ..QpOptions::default()
+        };
+        let forbids = self.remote == Remote::QueuePair;
+        let mut c = world.connect([0, 1], &options, MR, |side, attributes| {
+            attributes.rnr_retry = 0;
+            attributes.retry_count = 1;
+            attributes.qkey = QKEY.into();
+            if side == 1 && forbids {
+                attributes.access = 0.into();
+            }
+        });
+        let node = &mut world.nodes[1];
+        let read_only = node.guest.mr(&mut node.rnic, MR, access::LOCAL_WRITE);
+        let mut fast = node.guest.fast_mr(&mut node.rnic, 16);
+        c.mrs[0].arena.put(0, &[0x5a; 5000]);
+        if self.is_reliable() && self.opcode == SendOpcode::SendWithInvalidate && self.invalidates {
+            let register = fast.register(50, &c.mrs[1], access::LOCAL_WRITE, 0);
+            c.send(&mut world, 1, &register.unsignaled());
+            world.settle();
+        }
+        let key = if self.invalidates {
+            fast.key
+        } else {
+            c.mrs[1].key
+        };
+        self.post_receives(&mut world, &mut c);
+        put(&mut world, 1, &mut c, self.qp_type, self.peer);
+        let request = self.request(&c, &read_only, key);
+        let next = self.next(&c);
+        c.send(&mut world, 0, &request);
+        c.send(&mut world, 0, &next);
+        world.settle();
+        self.look(&mut world, &mut c)
+    }
+
+    fn post_receives(&self, world: &mut World, c: &mut Connection) {
+        let at = MR / 2;
+        let valid = c.mrs[1].sge(at, 8192);
+        let first = match self.receive {
+            Receive::Absent => return,
+            Receive::Valid | Receive::Entry => valid,
+            Receive::Short => c.mrs[1].sge(at, 63),
+            Receive::Key => Sge {
+                lkey: (c.mrs[1].key ^ 0x10).into(),
+                ..valid
+            },
+        };
+        c.receive(world, 1, 0, &[first]);
+        if self.receive == Receive::Entry {
+            let rq = &c.qps[1].rq;
+            let count = rq.layout.entry_offset(0) as usize + 8;
+            rq.arena.put(count, &9u16.to_le_bytes());
+        }
+        c.receive(world, 1, 1, &[valid]);
+    }
+
+    fn look(&self, world: &mut World, c: &mut Connection) -> Seen {
+        let sent = c.send_cqs[0].drain();
+        let of = |wr_id| {
+            let mut found = sent.iter().filter(|done| done.wr_id == wr_id);
+            let first = found.next().map(ended);
+            assert!(found.next().is_none(), "{sent:?}");
+            first
+        };
+        let (request, next) = (of(1), of(2).expect("completion of the next request"));
+        assert!(sent.iter().is_sorted_by_key(|done| done.wr_id), "{sent:?}");
+        let received = c.recv_cqs[1].drain();
+        for (number, done) in received.iter().enumerate() {
+            assert_eq!(done.wr_id, number as u64, "receives complete in order");
+        }
+        let events: Vec<_> = std::iter::from_fn(|| world.nodes[1].rnic.next_async_event())
+            .map(|event| {
+                let cause = Cause::from_code(event.vendor_error.get());
+                let event = EventType::try_from(event.event_type.get());
+                (event.expect("event type"), cause)
+            })
+            .collect();
+        assert!(events.len() <= 1, "{events:?}");
+        assert!(world.nodes[0].rnic.next_async_event().is_none());
+        let states = [0, 1].map(|side| world.state(side, c.qps[side].qpn));
+        let seen = Seen {
+            request,
+            next,
+            receives: received.iter().map(ended).collect(),
+            event: events.first().copied(),
+            states,
+            done: self.is_done(c),
+        };
+        // What is posted later is flushed, if the queue has failed, whether it asks for a completion or not.
+        if matches!(states[0], QpState::Error | QpState::SendQueueError) {
+            let later = Send::new(3, SendOpcode::Send).unsignaled();
+            c.send(world, 0, &later);
+            world.settle();
+            let flushed = c.send_cqs[0].drain();
+            assert_eq!(flushed.len(), 1);
+            assert_eq!((flushed[0].wr_id, ended(&flushed[0])), (3, FLUSHED));
+        }
+        seen
+    }
+
+    /// Whether the peer did what it was asked to, as far as its memory tells, or nobody could tell.
+    fn is_done(&self, c: &Connection) -> bool {
+        let region = &c.mrs[1].arena;
+        let header = if is_datagram(self.qp_type) { 40 } else { 0 };
+        let place = match self.opcode {
+            SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
+                MR / 2 + header
+            }
+            SendOpcode::Write | SendOpcode::WriteWithImmediate => 0,
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite => {
+                return region.get(0, 8) == 1u64.to_le_bytes();
+            }
+            _ => return self.expected().done,
+        };
+        region.get(place, self.length()) == vec![0x5a; self.length()]
+    }
+}
+
+fn ended(done: &Completion) -> Ended {
+    (done.status, done.cause)
+}
+
+/// Q_Key that queue pairs of that type have.
+fn qkey(qp_type: QpType) -> u32 {
+    match qp_type {
+        Gsi => GSI_QKEY,
+        _ => QKEY,
+    }
+}
+
+/// The datagram, with a destination.
+fn datagram(send: Send, node: usize, qpn: u32, qkey: u32) -> Send {
+    let address = AddressVector {
+        dgid: gid_of(node),
+        ..AddressVector::default()
+    };
+    send.datagram(address, qpn, qkey)
+}
+
+/// Attributes of the queue pair of a node whose peer has that number.
+fn attributes(node: usize, peer: u32) -> QpAttributes {
+    QpAttributes {
+        qkey: QKEY.into(),
+        ..World::attributes(1 - node, peer)
+    }
+}
+
+/// Changes nothing of a queue pair but its state.
+fn go(world: &mut World, node: usize, qpn: u32, state: QpState) {
+    let attributes = QpAttributes {
+        state: state.raw(),
+        mask: attribute::STATE.into(),
+        ..QpAttributes::default()
+    };
+    world.modify(node, qpn, attributes);
+}
+
+/// Puts the queue pair of a node, which is ready to send, into another state.
+fn put(world: &mut World, node: usize, c: &mut Connection, qp_type: QpType, state: QpState) {
+    let (qpn, peer) = (c.qps[node].qpn, c.qps[1 - node].qpn);
+    match state {
+        QpState::ReadyToSend => {}
+        QpState::Init | QpState::ReadyToReceive => {
+            go(world, node, qpn, QpState::Reset);
+            let way = [QpState::Init, QpState::ReadyToReceive];
+            let steps = 1 + usize::from(state == QpState::ReadyToReceive);
+            world.climb(node, qpn, attributes(node, peer), qp_type, &way[..steps]);
+        }
+        QpState::SendQueueError => {
+            // An operation that unreliable services do not have.
+            c.send(world, node, &Send::new(9, SendOpcode::Read));
+            world.settle();
+            assert_eq!(c.send_cqs[node].drain().len(), 1);
+        }
+        _ => go(world, node, qpn, state),
+    }
+    assert_eq!(world.state(node, qpn), state);
+}
+
+fn all_of(
+    qp_type: QpType,
+    segmentation: Segmentation,
+    wire: Option<Wire>,
+) -> impl Iterator<Item = Case> {
+    let bools = [false, true];
+    let peers = [
+        QpState::ReadyToSend,
+        QpState::Reset,
+        QpState::Init,
+        QpState::SendQueueDrain,
+        QpState::Error,
+    ];
+    let locals = [Local::Valid, Local::Key, Local::Bounds];
+    let remotes = [
+        Remote::Valid,
+        Remote::Key,
+        Remote::Rights,
+        Remote::Bounds,
+        Remote::QueuePair,
+        Remote::Alignment,
+        Remote::AlignmentAndKey,
+        Remote::Qkey,
+    ];
+    let receives = [
+        Receive::Valid,
+        Receive::Absent,
+        Receive::Short,
+        Receive::Key,
+        Receive::Entry,
+    ];
+    let product = move |number: usize| {
+        let mut rest = number;
+        let mut next = |count: usize| {
+            let index = rest % count;
+            rest /= count;
+            index
+        };
+        Case {
+            segmentation,
+            wire,
+            qp_type,
+            opcode: OPCODES[next(OPCODES.len())],
+            long: bools[next(2)],
+            signaled: bools[next(2)],
+            invalidates: bools[next(2)],
+            local: locals[next(locals.len())],
+            remote: remotes[next(remotes.len())],
+            receive: receives[next(receives.len())],
+            peer: peers[next(peers.len())],
+        }
+    };
+    let count = OPCODES.len() * 8 * locals.len() * remotes.len() * receives.len() * peers.len();
+    (0..count).map(product).filter(Case::makes_sense)
+}
+
+/// Tries every case of a type of queue pairs, of which there are at least so many.
+pub fn check(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>, at_least: usize) {
+    let mut count = 0;
+    let mut wrong = Vec::new();
+    for case in all_of(qp_type, segmentation, wire) {
+        count += 1;
+        let (seen, expected) = (case.perform(), case.expected());
+        if seen != expected && wrong.len() < 20 {
+            wrong.push(format!(
+                "{case:?}\n  seen     {seen:?}\n  expected {expected:?}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "wrong:\n{}", wrong.join("\n"));
+    assert!(count >= at_least, "{count} cases");
+}
+
+/// How a request ends that is posted in a state: at once, and when the queue pair was made ready to send (IBTA volume
+/// 1, 10.3.1 and 11.4.1). [`None`] if nothing may be posted, or there is no such state.
+fn posted_in(qp_type: QpType, state: QpState) -> Option<(Option<Ended>, Ended)> {
+    match state {
+        QpState::Reset => None,
+        QpState::Init | QpState::ReadyToReceive | QpState::SendQueueDrain => Some((None, SUCCESS)),
+        QpState::ReadyToSend => Some((Some(SUCCESS), SUCCESS)),
+        QpState::SendQueueError if qp_type == ReliableConnection => None,
+        QpState::SendQueueError | QpState::Error => Some((Some(FLUSHED), FLUSHED)),
+    }
+}
+
+/// A message of 64 bytes from one end to the other.
+fn message(c: &Connection, from: usize, qp_type: QpType) -> Send {
+    let send = Send::new(1, SendOpcode::Send).element(c.mrs[from].sge(0, 64));
+    if is_datagram(qp_type) {
+        datagram(send, 1 - from, c.qps[1 - from].qpn, qkey(qp_type))
+    } else {
+        send
+    }
+}
+
+/// Tries what is posted, and what arrives, in every state.
+pub fn check_states(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>) {
+    for &state in QpState::ALL {
+        let Some((at_once, at_last)) = posted_in(qp_type, state) else {
+            continue;
+        };
+        for arrives in [false, true] {
+            let what = format!("{qp_type:?} in {state:?}");
+            let config = RnicConfig {
+                segmentation,
+                ..RnicConfig::default()
+            };
+            let mut world = World::new(2, 256, &config, 1);
+            world.wire = wire;
+            let options = QpOptions {
+                qp_type,
+                ..QpOptions::default()
+            };
+            let mut c = world.connect([0, 1], &options, MR, |_, attributes| {
+                attributes.qkey = QKEY.into();
+            });
+            put(&mut world, 0, &mut c, qp_type, state);
+            for side in 0..2 {
+                let element = c.mrs[side].sge(MR / 2, 256);
+                c.receive(&mut world, side, 7, &[element]);
+            }
+            if arrives {
+                let message = message(&c, 1, qp_type);
+                c.send(&mut world, 1, &message);
+                world.settle();
+                let received = c.recv_cqs[0].poll().as_ref().map(ended);
+                let expected = match state {
+                    QpState::Error => Some(FLUSHED),
+                    _ => receives(state).then_some(SUCCESS),
+                };
+                assert_eq!(received, expected, "{what}");
+                let sent = match qp_type {
+                    ReliableConnection if !receives(state) => {
+                        (Status::RetryExceeded, Some(Cause::Retries))
+                    }
+                    _ => SUCCESS,
+                };
+                let told = c.send_cqs[1].poll().as_ref().map(ended);
+                assert_eq!(told, Some(sent), "{what}");
+                continue;
+            }
+            let message = message(&c, 0, qp_type);
+            c.send(&mut world, 0, &message);
+            world.settle();
+            let told = c.send_cqs[0].poll().as_ref().map(ended);
+            assert_eq!(told, at_once, "{what}");
+            if at_once.is_none() {
+                assert!(c.recv_cqs[1].poll().is_none(), "{what}");
+                let (qpn, peer) = (c.qps[0].qpn, c.qps[1].qpn);
+                let up = match state {
+                    QpState::Init => &[QpState::ReadyToReceive, QpState::ReadyToSend][..],
+                    QpState::ReadyToReceive => &[QpState::ReadyToSend],
+                    _ => &[],
+                };
+                world.climb(0, qpn, attributes(0, peer), qp_type, up);
+                if up.is_empty() {
+                    go(&mut world, 0, qpn, QpState::ReadyToSend);
+                }
+                world.settle();
+                let told = c.send_cqs[0].poll().as_ref().map(ended);
+                assert_eq!(told, Some(at_last), "{what}");
+            }
+            let done = at_last == SUCCESS;
+            assert_eq!(c.recv_cqs[1].poll().is_some(), done, "{what}");
+        }
+    }
+}
+
+/// The flags of a request have nothing to do with its errors.
+pub fn check_flags(wire: Option<Wire>, segmentation: Segmentation) {
+    for flags in [send_flags::SOLICITED, send_flags::FENCE] {
+        let config = RnicConfig {
+            segmentation,
+            ..RnicConfig::default()
+        };
+        let mut world = World::new(2, 256, &config, 3);
+        world.wire = wire;
+        let mut c = world.connect([0, 1], &QpOptions::default(), MR, |_, _| {});
+        let write = Send::new(1, SendOpcode::Write)
+            .rdma(c.mrs[1].iova, c.mrs[1].key ^ 0x10)
+            .element(c.mrs[0].sge(0, 64))
+            .flags(flags | send_flags::SIGNALED);
+        c.send(&mut world, 0, &write);
+        world.settle();
+        assert_eq!(c.send_cqs[0].drain()[0].status, Status::RemoteAccess);
+    }
+}
