@@ -7,7 +7,7 @@
 //! attribute added. Each fault of a command that the text names is committed.
 
 use vrnic_engine::{
-    Features, Limits, RnicConfig,
+    Cause, Features, Limits, RnicConfig,
     testing::{Cq, Node, Qp, QpOptions, Send, World},
 };
 use vrnic_wire::{
@@ -273,6 +273,19 @@ impl Bench {
         self.destroy(qp);
         result
     }
+}
+
+/// What `vendor_error` may be is told to people, and never changes.
+#[test]
+fn every_cause_is_in_the_manual() {
+    let manual = include_str!("../../../Documentation/vendor-errors.rst");
+    let (_, table) = manual.split_once("     - meaning\n").expect("table");
+    let mut causes = Cause::ALL.to_vec();
+    causes.sort_by_key(|cause| cause.code());
+    let rows = causes
+        .iter()
+        .map(|cause| format!("   * - {}\n     - {}\n", cause.code(), cause.text()));
+    assert_eq!(table, rows.collect::<String>());
 }
 
 #[test]
