@@ -91,7 +91,7 @@ causes! {
     Flags = 33 => "undefined flag bits",
     /// Undefined access rights, or remote rights to change without the local one.
     AccessRights = 34 => "access rights are not valid",
-    /// A region is empty, too long, or wraps around.
+    /// A region is too long, or wraps around, or is empty and may not be.
     RegionLength = 35 => "region is empty, too long or wraps around",
     /// The GSI queue pair exists already.
     GsiExists = 36 => "GSI queue pair exists already",

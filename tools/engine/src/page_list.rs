@@ -51,7 +51,12 @@ pub(crate) fn check(list: &PageList) -> Result<Shape, Cause> {
     let length = list.length.get();
     let pages = u64::from(list.page_count.get());
     let end = offset.checked_add(length).ok_or(Cause::PageListShape)?;
-    if offset >= page_size || length == 0 || end.div_ceil(page_size) != pages {
+    let needed = if length == 0 {
+        0
+    } else {
+        end.div_ceil(page_size)
+    };
+    if offset >= page_size || needed != pages {
         return Err(Cause::PageListShape);
     }
     Ok(Shape {

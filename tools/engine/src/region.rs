@@ -80,9 +80,9 @@ pub(crate) fn check_rights(rights: u32, iova: u64, features: Features) -> Result
     Ok(())
 }
 
-/// Checks that each byte of a region has an address, and that there is one.
+/// Checks that each byte of a region has an address.
 pub(crate) fn check_extent(iova: u64, length: u64) -> Result<(), Cause> {
-    if length == 0 || iova.checked_add(length - 1).is_none() {
+    if iova.checked_add(length.saturating_sub(1)).is_none() {
         return Err(Cause::RegionLength);
     }
     Ok(())
@@ -188,7 +188,7 @@ impl Region {
         }
         check_rights(wanted.access.get(), iova, features)?;
         check_extent(iova, length)?;
-        if length > max_length {
+        if length == 0 || length > max_length {
             return Err(Cause::RegionLength);
         }
         let count = wanted.page_count.get();

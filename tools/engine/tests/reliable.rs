@@ -6,7 +6,7 @@ use std::time::Duration;
 use vrnic_engine::{
     Cause, Io, Outbox, RnicConfig, Segment,
     segment::{Aeth, Body, NakCode, Payload, Syndrome},
-    testing::{Completion, Connection, Faults, QpOptions, Send, World},
+    testing::{Completion, Connection, Faults, Node, QpOptions, Send, World},
 };
 use vrnic_wire::{
     completion::{Opcode, Status, flags},
@@ -819,4 +819,43 @@ fn the_longest_read_in_the_smallest_packets() {
         ]
     );
     assert!(big[0].arena.get(0, 65536) == data);
+}
+
+/// Messages of no bytes go there, as they would go anywhere.
+#[test]
+fn a_region_of_no_bytes_has_keys() {
+    for length in [0, 1] {
+        let mut world = World::pair(1);
+        let empty = [0, 1].map(|node| {
+            let Node { rnic, guest } = &mut world.nodes[node];
+            let arena = guest.arena(4096);
+            guest.register(rnic, arena, 0, access::LOCAL_WRITE | access::REMOTE_WRITE)
+        });
+        let attempt = |world: &mut World, opcode| {
+            let mut c = connected(world);
+            let (local, remote) = match opcode {
+                SendOpcode::Read => (&empty[0], &c.mrs[1]),
+                _ => (&c.mrs[0], &empty[1]),
+            };
+            let send = Send::new(1, opcode)
+                .rdma(remote.iova, remote.key)
+                .element(local.sge(0, length));
+            c.send(world, 0, &send);
+            world.settle();
+            let done = c.send_cqs[0].drain()[0];
+            (done.status, done.cause)
+        };
+        let write = attempt(&mut world, SendOpcode::Write);
+        let read = attempt(&mut world, SendOpcode::Read);
+        if length == 0 {
+            assert_eq!(
+                (write, read),
+                ((Status::Success, None), (Status::Success, None))
+            );
+        } else {
+            assert_eq!(write, (Status::RemoteAccess, Some(Cause::PeerAccess)));
+            let why = Some(Cause::LocalBounds);
+            assert_eq!(read, (Status::LocalProtection, why));
+        }
+    }
 }

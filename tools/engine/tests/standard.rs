@@ -878,7 +878,20 @@ fn each_fault_of_a_command_has_its_status() {
         c.refuses(bad, InvalidArgument, "flags");
     }
     let bad = with(mr, |r| r.pages.length = 0.into());
-    c.refuses(bad, InvalidArgument, "no length");
+    c.refuses(bad, BadAddress, "pages for no bytes");
+    let empty = with(mr, |r| {
+        r.pages = PageList {
+            page_shift: 12,
+            ..PageList::default()
+        };
+    });
+    let bad = with(empty, |r| {
+        r.flags = mr_flags::ON_DEMAND.into();
+    });
+    c.refuses(bad, InvalidArgument, "no bytes on demand");
+    let key = c.run(empty).expect("no bytes").key;
+    let deregister = DeregisterMr { pd: pd.into(), key };
+    assert!(c.run(deregister).is_ok());
     let bad = with(mr, |r| r.iova = (u64::MAX - 8190).into());
     c.refuses(bad, InvalidArgument, "wraps around");
     let last = with(mr, |r| r.iova = (u64::MAX - 8191).into());

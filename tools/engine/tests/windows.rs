@@ -630,7 +630,7 @@ fn each_fault_of_a_change_leaves_the_region_as_it_was() {
     type Change = fn(&mut ReregisterMr);
     let (mut world, mut c, _) = connected(17);
     let mr = c.mrs[1].clone();
-    let faults: [(Change, CommandStatus); 10] = [
+    let faults: [(Change, CommandStatus); 11] = [
         (|r| r.flags = 0.into(), CommandStatus::InvalidArgument),
         (|r| r.flags = 8.into(), CommandStatus::InvalidArgument),
         (|r| r.reserved = 1.into(), CommandStatus::Malformed),
@@ -651,8 +651,16 @@ fn each_fault_of_a_change_leaves_the_region_as_it_was() {
             CommandStatus::NotFound,
         ),
         (
-            |r| r.flags = reregister_flags::TRANSLATION.into(),
+            |r| {
+                r.flags = reregister_flags::TRANSLATION.into();
+                r.iova = u64::MAX.into();
+                r.pages.length = 2.into();
+            },
             CommandStatus::InvalidArgument,
+        ),
+        (
+            |r| r.flags = reregister_flags::TRANSLATION.into(),
+            CommandStatus::BadAddress,
         ),
         (
             |r| {

@@ -98,7 +98,7 @@ impl Engine {
             return Err(Cause::ReservedField);
         }
         let shape = page_list::check(list)?;
-        if shape.length > self.config.limits.mr_size {
+        if shape.length == 0 || shape.length > self.config.limits.mr_size {
             return Err(Cause::RegionLength);
         }
         let pages = Pages::new(shape);
@@ -168,7 +168,7 @@ impl Engine {
         list: &PageList,
         io: &Io<'_, M>,
     ) -> Result<Buffer, Cause> {
-        if list.offset.get() != 0 {
+        if list.offset.get() != 0 || list.length.get() == 0 {
             return Err(Cause::PageListShape);
         }
         self.resolve_buffer(list, io)
