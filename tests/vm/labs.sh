@@ -86,6 +86,11 @@ code=0
 said=$(on_lab three --vm x,z --json -- sh -c '[ $(hostname) = x ] || exit 3') || code=$?
 [ $code = 3 ] || fail "exit code $code, not 3"
 [ "$(grep -c '"exit": [03]' <<<"$said")" = 2 ] || fail "no exit codes in $said"
+# A reader that leaves ends the command here, as SIGPIPE would.
+for vm in x x,y; do
+	codes=$(set +o pipefail; on_lab three --vm $vm -- yes | head -n 1 >/dev/null; echo "${PIPESTATUS[0]}")
+	[ "$codes" = 141 ] || fail "exit code $codes of a command whose reader left"
+done
 if on_lab three --vm w -- true 2>"$LAB_DIR/said"; then fail "there is no VM w"; fi
 found 'no VM `w`; there are x, y, z' <"$LAB_DIR/said" >/dev/null || fail "$(cat "$LAB_DIR/said")"
 

@@ -13,6 +13,7 @@ use crate::goodput;
 use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::native;
+use crate::output::say;
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report, align, bandwidth, scaled};
@@ -363,9 +364,9 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         .map(str::to_owned),
     ];
     rows.extend(lines.iter().map(Line::row));
-    println!("\n{}", align(&rows));
-    println!("{}", against_memcpy(&report));
-    println!(
+    say!("\n{}", align(&rows));
+    say!("{}", against_memcpy(&report));
+    say!(
         "a packet on the wire, sender and receiver together: {}\n",
         parts(&report)
     );
@@ -375,18 +376,18 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
             .iter()
             .map(|(qps, cost)| [qps.to_string(), format!("{cost:.2} us")]),
     );
-    println!("{}", align(&table));
-    println!("{}", scale::table(&report.scale));
-    println!("{}", goodput::table(&bad_wires));
+    say!("{}", align(&table));
+    say!("{}", scale::table(&report.scale));
+    say!("{}", goodput::table(&bad_wires));
     if let Some(native) = &report.native {
-        println!(
+        say!(
             "the device alone, with guests that nothing emulates:\n{}",
             vrnic_native::table::tables(native)
         );
         chart::draw_native(out, native)?;
     }
     chart::draw(out, &report, &costs)?;
-    println!(
+    say!(
         "host: {} ({} cpus, load {load:.1} at the start), guests on {}\nreport: {}   charts: {}   {:.0} s in all",
         report.host.cpu,
         report.host.cpus,

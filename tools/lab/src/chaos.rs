@@ -9,7 +9,6 @@ mod page;
 mod window;
 
 use std::fs;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,6 +21,7 @@ use self::case::{Bench, Case};
 use self::plan::{Fault, Profile};
 use self::verdict::Verdict;
 use crate::lab::{Extra, Lab, Module, Options};
+use crate::output::say;
 use crate::progress::Step;
 use crate::report::align;
 use crate::settings::Settings;
@@ -42,25 +42,20 @@ pub struct Plan {
 }
 
 /// Lists what comes with the lab.
-///
-/// # Errors
-/// Standard output is closed.
-pub fn list(profiles: &[Profile], faults: &[Fault]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "Workloads:")?;
+pub fn list(profiles: &[Profile], faults: &[Fault]) {
+    say!("Workloads:");
     for profile in profiles {
-        writeln!(out, "  {:10} {}", profile.name, profile.about)?;
+        say!("  {:10} {}", profile.name, profile.about);
     }
-    writeln!(out, "\nFaults, and the end whose RNIC has each:")?;
+    say!("\nFaults, and the end whose RNIC has each:");
     for fault in faults {
         let when = if fault.traffic {
             ", when there is traffic"
         } else {
             ""
         };
-        writeln!(out, "  {:7} {}{when}", fault.on.name(), fault.fault)?;
+        say!("  {:7} {}{when}", fault.on.name(), fault.fault);
     }
-    Ok(())
 }
 
 /// One run that is to be made.
@@ -130,15 +125,15 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
     fs::write(&report, serde_json::to_string_pretty(&cases)? + "\n")?;
     let page = plan.out.join("index.html");
     fs::write(&page, page::html(plan, settings.fabric, &cases, &broken))?;
-    println!("\n{}", table(plan, &cases));
-    println!(
+    say!("\n{}", table(plan, &cases));
+    say!(
         "page: {}   report: {}   {:.0} s",
         page.display(),
         report.display(),
         start.elapsed().as_secs_f64()
     );
     for broken in &broken {
-        println!("no result: {broken}");
+        say!("no result: {broken}");
     }
     if !broken.is_empty() {
         bail!("{} of {} runs could not be made", broken.len(), runs.len());

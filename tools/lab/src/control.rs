@@ -19,6 +19,7 @@ use vrnic_lab::protocol::{Stream, decode, encode};
 use crate::agent::Event;
 use crate::description::Parsed;
 use crate::lab::Lab;
+use crate::output;
 use crate::perf::{self, Pair};
 use crate::status::Status;
 use crate::vm::{Fabric, Family};
@@ -347,17 +348,7 @@ fn exec(
 /// # Errors
 /// No lab listens there, or it could not do what was asked.
 pub fn ask(path: &Path, request: &Ask) -> Result<(i32, String)> {
-    run(path, request, &mut |stream, bytes| {
-        match stream {
-            Stream::Out => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(bytes)?;
-                out.flush()?;
-            }
-            Stream::Err => std::io::stderr().lock().write_all(bytes)?,
-        }
-        Ok(())
-    })
+    run(path, request, &mut output::pass_on)
 }
 
 /// Asks a running lab; program output goes to `output`. Returns the exit code, or what was answered.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnic-lab exec`: runs a command in one VM, or in several at the same time.
 
-use std::io::Write;
 use std::path::Path;
 use std::thread;
 
@@ -10,6 +9,7 @@ use serde_json::{Value, json};
 use vrnic_lab::protocol::Stream;
 
 use crate::control::{self, Ask};
+use crate::output::{self, say};
 use crate::status::Status;
 
 /// What to run.
@@ -60,7 +60,7 @@ pub fn run(control: &Path, command: &Command) -> Result<i32> {
     let outcomes = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
     if command.json {
         let list: Vec<Value> = outcomes.iter().map(Outcome::json).collect();
-        println!("{}", serde_json::to_string_pretty(&list)?);
+        say!("{}", serde_json::to_string_pretty(&list)?);
     }
     let mut codes = outcomes.iter().map(|outcome| outcome.code);
     Ok(codes.find(|code| *code != 0).unwrap_or(0))
@@ -105,13 +105,8 @@ fn in_vm(control: &Path, vm: &str, command: &Command) -> Result<Outcome> {
 /// Prints lines with the VM's name.
 fn print(vm: &str, stream: Stream, lines: &[u8]) -> Result<()> {
     let text = String::from_utf8_lossy(lines);
-    let mut to: Box<dyn Write> = match stream {
-        Stream::Out => Box::new(std::io::stdout().lock()),
-        Stream::Err => Box::new(std::io::stderr().lock()),
-    };
-    text.lines()
-        .try_for_each(|line| writeln!(to, "{vm}: {line}"))?;
-    Ok(())
+    let named: String = text.lines().map(|line| format!("{vm}: {line}\n")).collect();
+    output::pass_on(stream, named.as_bytes())
 }
 
 impl Outcome {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
+use crate::output::say;
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, align, bandwidth};
@@ -48,7 +49,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     let mut clean = true;
     let results = measure(settings, out, &step, &mut clean)?;
     step.done();
-    println!("\n{}", table(&results));
+    say!("\n{}", table(&results));
     let failed = results
         .iter()
         .any(|entry| entry.exit != 0 && entry.device == Device::Vrnic.name());

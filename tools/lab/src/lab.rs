@@ -18,6 +18,7 @@ use crate::daemon::{self, Daemon};
 use crate::description::{Description, Machine, Network};
 use crate::kernel::Kernel;
 use crate::namespaces::Namespaces;
+use crate::output::say;
 use crate::process::{scratch, scratch_in};
 use crate::progress::Step;
 use crate::settings::Settings;
@@ -436,7 +437,7 @@ impl Lab {
             if let Some(vm) = slot.as_ref().filter(|vm| vm.panicked_early()) {
                 let kept = vm.spec.console().with_extension("panic.log");
                 fs::rename(vm.spec.console(), &kept)?;
-                println!(
+                say!(
                     "VM {name}: Linux panicked as it set up its interrupts ({}); booting again",
                     kept.display()
                 );

@@ -2,6 +2,8 @@
 //! `vrnic-lab`: boots virtual machines with RNICs and runs programs in them.
 
 #![forbid(unsafe_code)]
+// They panic when nobody reads: `say` and `tell` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod accelerator;
 mod agent;
@@ -19,6 +21,7 @@ mod kernel;
 mod lab;
 mod namespaces;
 mod native;
+mod output;
 mod pair;
 mod perf;
 mod process;
@@ -44,6 +47,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::control::Ask;
 use crate::kernel::Kernel;
 use crate::lab::{Extra, Lab, Module, Options};
+use crate::output::{ReaderLeft, say, tell};
 use crate::settings::Settings;
 use crate::up::Place;
 use crate::vm::{Device, Fabric};
@@ -341,8 +345,9 @@ fn main() -> ExitCode {
     let result = process::stop_children_on_signals().and_then(|()| command(Cli::parse()));
     match result {
         Ok(code) => code,
+        Err(error) if error.is::<ReaderLeft>() => ReaderLeft::EXIT_CODE.into(),
         Err(error) => {
-            eprintln!("vrnic-lab: {error:#}");
+            tell!("vrnic-lab: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -465,7 +470,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
         Command::Ctl { lab, request } => {
             let (code, text) = control::ask(&control_socket(lab)?, &Ask::from_words(&request)?)?;
             if !text.is_empty() {
-                println!("{text}");
+                say!("{text}");
             }
             return Ok(exit(code));
         }
@@ -476,7 +481,8 @@ fn command(cli: Cli) -> Result<ExitCode> {
 fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>) -> Result<()> {
     let mut known = chaos::plan::profiles()?;
     if arguments.list {
-        return chaos::list(&known, &chaos::plan::faults()?);
+        chaos::list(&known, &chaos::plan::faults()?);
+        return Ok(());
     }
     for name in &arguments.workload {
         if !known.iter().any(|profile| profile.name == *name) {

@@ -10,6 +10,7 @@ use vrnic_native::daemon::Fabric;
 use vrnic_native::table;
 
 use crate::chart;
+use crate::output::say;
 use crate::progress::Step;
 use crate::settings::Settings;
 
@@ -25,7 +26,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     std::fs::create_dir_all(out)?;
     let text = serde_json::to_string_pretty(&report)? + "\n";
     std::fs::write(out.join("native.json"), text)?;
-    println!("\n{}", table::tables(&report));
+    say!("\n{}", table::tables(&report));
     chart::draw_native(out, &report)
 }
 

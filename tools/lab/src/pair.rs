@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use vrnic_lab::protocol::Stream;
 
 use crate::agent::{Agent, Event, Program};
 use crate::chaos::plan;
 use crate::lab::{Extra, Lab, Module, Options, TREE};
+use crate::output;
 use crate::settings::Settings;
 use crate::vm::{Device, Family};
 
@@ -112,18 +114,17 @@ impl End {
         let Some(end) = self.line.iter().rposition(|&byte| byte == b'\n') else {
             return Ok(());
         };
-        let mut out = std::io::stdout().lock();
+        let mut marked = Vec::new();
         for line in self
             .line
             .drain(..=end)
             .as_slice()
             .split_inclusive(|&byte| byte == b'\n')
         {
-            out.write_all(self.mark.as_bytes())?;
-            out.write_all(line)?;
+            marked.extend_from_slice(self.mark.as_bytes());
+            marked.extend_from_slice(line);
         }
-        out.flush()?;
-        Ok(())
+        output::pass_on(Stream::Out, &marked)
     }
 
     /// Its exit code; it is killed if it has none.

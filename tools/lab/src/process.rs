@@ -20,6 +20,8 @@ use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
+use crate::output::tell;
+
 /// The subcommand with which this program calls itself to [`become_child`].
 pub const CHILD: &str = "child";
 
@@ -224,7 +226,7 @@ pub fn stop_children_on_signals() -> Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            eprintln!("\nvrnic-lab: interrupted, stopping the VMs");
+            tell!("\nvrnic-lab: interrupted, stopping the VMs");
             let cleanup = CLEANUP.lock().expect("cleanup list");
             for group in &cleanup.groups {
                 let _ = killpg(*group, Signal::SIGKILL);

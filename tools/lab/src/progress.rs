@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::tell;
+
 /// A step under way. Dropped without [`Step::done`], it says that it did not finish.
 pub struct Step {
     bar: ProgressBar,
@@ -44,7 +46,7 @@ impl Step {
             bar.enable_steady_tick(Duration::from_millis(120));
         } else {
             bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
-            eprintln!("{what} ...");
+            tell!("{what} ...");
         }
         Self {
             bar,
@@ -59,7 +61,7 @@ impl Step {
     pub fn at(&self, part: &str) {
         self.bar.set_message(part.to_owned());
         if !self.live {
-            eprintln!("  {part}");
+            tell!("  {part}");
         }
     }
 
@@ -73,7 +75,7 @@ impl Step {
         if self.live {
             self.bar.println(line);
         } else {
-            eprintln!("{line}");
+            tell!("{line}");
         }
     }
 
@@ -81,7 +83,7 @@ impl Step {
     pub fn done(mut self) {
         self.open = false;
         self.bar.finish_and_clear();
-        eprintln!("{}: {:.1} s", self.what, self.start.elapsed().as_secs_f64());
+        tell!("{}: {:.1} s", self.what, self.start.elapsed().as_secs_f64());
     }
 }
 
@@ -89,7 +91,7 @@ impl Drop for Step {
     fn drop(&mut self) {
         if self.open {
             self.bar.finish_and_clear();
-            eprintln!(
+            tell!(
                 "{}: stopped after {:.1} s",
                 self.what,
                 self.start.elapsed().as_secs_f64()

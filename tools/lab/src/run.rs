@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
+use crate::output::say;
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report};
@@ -61,7 +62,7 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
     let mut results = Vec::new();
     for name in NAMES {
         let entry = devinfo(&lab, name, device);
-        println!("VM {name}: {}", entry.0);
+        say!("VM {name}: {}", entry.0);
         results.push(entry.1);
     }
     let programs = programs(device);
@@ -97,14 +98,14 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
         native: None,
     };
     report.write(&out.join("report.json"))?;
-    println!("\n{}", report.table());
-    println!(
+    say!("\n{}", report.table());
+    say!(
         "report: {}   logs: {}",
         out.join("report.json").display(),
         lab.logs().display()
     );
     let clean = lab.shut_down();
-    println!(
+    say!(
         "{} programs, {} failed, {:.0} s in all",
         report.results.len(),
         report.failed(),

@@ -15,6 +15,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::control;
 use crate::lab::{Extra, Lab, Module, Options};
+use crate::output::say;
 use crate::settings::Settings;
 use crate::vm::{Device, Family, NAMES};
 
@@ -56,12 +57,12 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
         .with_context(|| format!("making {}", link.display()))?;
     for name in NAMES {
         match lab.wait_rdma(name, device) {
-            Ok(gid) => println!(
+            Ok(gid) => say!(
                 "VM {name}: {} ready, RoCEv2 IPv4 GID index {gid}, address {}",
                 device.ibdev(),
                 lab.address(name, Family::V4)?
             ),
-            Err(error) => println!("{error:#}"),
+            Err(error) => say!("{error:#}"),
         }
     }
     let me = std::env::current_exe()?;
@@ -72,13 +73,13 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
     if tmux && !plain && std::io::stdout().is_terminal() {
         in_tmux(&me, &settings.tree)?;
     } else {
-        println!(
+        say!(
             "\nVM a is here; for VM b run this in another terminal:\n    make attach VM=b\nCtrl-] leaves; the lab ends when you leave VM a.\n"
         );
         attach(&running(&settings.tree), "a")?;
     }
     let _ = std::fs::remove_file(&link);
-    println!("\nending the lab");
+    say!("\nending the lab");
     let _ = lab.shut_down();
     Ok(())
 }

@@ -20,6 +20,7 @@ use crate::console::{Known, judge, unread};
 use crate::control;
 use crate::kernel::Kernel;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
+use crate::output::say;
 use crate::process::{Process, scratch, tail, text};
 use crate::settings::Settings;
 use crate::vm::{Device, Fabric, Family, NAMES};
@@ -90,10 +91,10 @@ impl Tally {
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
         };
-        println!("{word:8}{} ({:.1} s)", case.name, case.seconds);
+        say!("{word:8}{} ({:.1} s)", case.name, case.seconds);
         if verdict != Verdict::Passed && !case.why.is_empty() {
             for line in case.why.lines() {
-                println!("        | {line}");
+                say!("        | {line}");
             }
         }
         let _ = std::io::stdout().flush();
@@ -122,15 +123,15 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     fs::create_dir_all(&choice.out)?;
     let mut tally = Tally::default();
     if choice.wants("cargo") && !choice.guests {
-        println!("== host tests");
+        say!("== host tests");
         cargo(settings, choice, &mut tally)?;
     }
     if choice.wants("series") && !choice.guests {
-        println!("== patch series");
+        say!("== patch series");
         series(settings, choice, &mut tally);
     }
     if choice.wants("kunit") && choice.device == Device::Vrnic {
-        println!("== KUnit in a VM");
+        say!("== KUnit in a VM");
         let now = Instant::now();
         match &choice.special {
             Some(kernel) if kernel.has("CONFIG_KUNIT=y") => {
@@ -140,7 +141,7 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
             None => tally.add("kunit", Verdict::Failed, now, NO_SPECIAL),
         }
     }
-    println!("== VM tests");
+    say!("== VM tests");
     vm_tests(settings, choice, &mut tally)?;
 
     let (passed, failed, skipped) = (
@@ -153,16 +154,16 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
         serde_json::to_string_pretty(&tally)? + "\n",
     )?;
     if failed > 0 {
-        println!("\nfailed:");
+        say!("\nfailed:");
         for case in tally
             .cases
             .iter()
             .filter(|case| case.verdict == Verdict::Failed)
         {
-            println!("  {}", case.name);
+            say!("  {}", case.name);
         }
     }
-    println!(
+    say!(
         "\nlogs: {}   {:.0} s",
         choice.out.display(),
         start.elapsed().as_secs_f64()
@@ -172,7 +173,7 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     } else {
         String::new()
     };
-    println!("{passed} passed, {failed} failed{skips}");
+    say!("{passed} passed, {failed} failed{skips}");
     if failed > 0 {
         bail!("{failed} tests failed");
     }
@@ -241,7 +242,7 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
     // Of a program that died before it could say more.
     failures.report(&log_path, tally);
     let status = child.wait()?;
-    println!(
+    say!(
         "cargo test: {} passed, {} failed, {} ignored in {:.0} s",
         counts.0,
         counts.1,
@@ -385,7 +386,7 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
         let why = error.to_string();
         tally.add("kunit: kernel messages", Verdict::Failed, start, why);
     }
-    println!(
+    say!(
         "KUnit: {passed} passed in {:.0} s",
         start.elapsed().as_secs_f64()
     );

@@ -31,6 +31,7 @@ use crate::control::{self, Ask};
 use crate::description::{Numbers, Parsed, is_name};
 use crate::kernel::{self, Kernel};
 use crate::lab::{Lab, Module};
+use crate::output::say;
 use crate::process::{remove_at_end, tail};
 use crate::settings::Settings;
 use crate::status::Status;
@@ -257,9 +258,9 @@ pub fn up(file: &Path, kernel: Option<kernel::Name>, fabric: Fabric, as_json: bo
     }
     let status = place.status()?;
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        say!("{}", serde_json::to_string_pretty(&status)?);
     } else {
-        print!("{}", status.table());
+        say!("{}", status.table().trim_end());
     }
     Ok(())
 }
@@ -388,11 +389,11 @@ pub fn down(name: Option<String>, as_json: bool) -> Result<()> {
         }
     }
     if as_json {
-        println!("{}", json!({ "name": place.name, "was_up": was_up }));
+        say!("{}", json!({ "name": place.name, "was_up": was_up }));
     } else if was_up {
-        println!("lab {}: is down", place.name);
+        say!("lab {}: is down", place.name);
     } else {
-        println!("lab {}: was not up", place.name);
+        say!("lab {}: was not up", place.name);
     }
     Ok(())
 }
@@ -411,12 +412,12 @@ pub fn status(name: Option<String>, as_json: bool) -> Result<()> {
         all.push(place.status()?);
     }
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        say!("{}", serde_json::to_string_pretty(&all)?);
     } else if all.is_empty() {
-        println!("no lab is up");
+        say!("no lab is up");
     } else {
         let tables: Vec<_> = all.iter().map(Status::table).collect();
-        print!("{}", tables.join("\n"));
+        say!("{}", tables.join("\n").trim_end());
     }
     Ok(())
 }
@@ -461,14 +462,13 @@ pub fn logs(
             texts.insert(name.clone(), json!(text));
             continue;
         }
-        let mut out = std::io::stdout().lock();
         if files.len() > 1 {
-            writeln!(out, "==> {name} ({}) <==", path.display())?;
+            say!("==> {name} ({}) <==", path.display());
         }
-        writeln!(out, "{text}")?;
+        say!("{text}");
     }
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&texts)?);
+        say!("{}", serde_json::to_string_pretty(&texts)?);
     }
     Ok(())
 }
@@ -501,7 +501,7 @@ pub fn copy(control: &Path, from: &str, to: &str, as_json: bool) -> Result<()> {
         _ => bail!("one of both is VM:PATH, the other a path of the host"),
     }
     if as_json {
-        println!("{}", json!({ "from": from, "to": to }));
+        say!("{}", json!({ "from": from, "to": to }));
     }
     Ok(())
 }
