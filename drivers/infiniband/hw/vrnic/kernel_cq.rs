@@ -272,9 +272,12 @@ mod tests {
     use super::*;
 
     use crate::ring::Layout;
-    use rdma::testing::{
-        continuation,
-        wr_id, //
+    use rdma::{
+        qp::State,
+        testing::{
+            continuation,
+            wr_id, //
+        }, //
     };
     use virtio::SharedMemory;
     use vrnic_wire::completion::CQE_STRIDE;
@@ -361,7 +364,7 @@ mod tests {
             let mut buffer = Layout::new();
             let (send, recv) = (buffer.place(4, 64)?, buffer.place(4, 64)?);
             let rings = Arc::pin_init(KernelRings::new(None, send, recv, None)?, GFP_KERNEL)?;
-            rings.set_open(true);
+            rings.set_state(State::ReadyToSend);
             polled.attach(5, Side::Receive, &rings, Room::new(GFP_KERNEL)?)?;
             test(&mut polled, &rings)
         })

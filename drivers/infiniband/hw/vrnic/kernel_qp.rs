@@ -16,7 +16,10 @@ use kernel::{
         SpinLockIrq, //
     }, //
 };
-use rdma::wr::Continuation;
+use rdma::{
+    qp::State,
+    wr::Continuation, //
+};
 use virtio::{
     full_fence,
     SharedMemory, //
@@ -93,7 +96,7 @@ pub(crate) struct WorkRing {
     posted: KVVec<Option<Posted>>,
     done: u32,
     producer: u32,
-    /// Whether entries may be posted: not while the queue pair is in the reset state.
+    /// Whether entries may be posted.
     open: bool,
 }
 
@@ -275,10 +278,12 @@ impl KernelRings {
         }
     }
 
-    /// Permits or forbids posting.
-    pub(crate) fn set_open(&self, open: bool) {
-        self.send.lock().open = open;
-        self.recv.lock().open = open;
+    /// Permits what may be posted in a state (IBTA volume 1, 10.3.1): no sends before the queue
+    /// pair is ready to send, and no receives before it is initialized.
+    pub(crate) fn set_state(&self, state: State) {
+        self.send.lock().open =
+            !matches!(state, State::Reset | State::Init | State::ReadyToReceive);
+        self.recv.lock().open = state != State::Reset;
     }
 
     /// Forgets all requests, as the device did: the queue pair was reset.
@@ -421,12 +426,37 @@ mod tests {
     }
 
     #[test]
+    fn what_may_be_posted_depends_on_the_state() -> Result {
+        let mut buffer = Layout::new();
+        let (send, recv) = (buffer.place(2, 64)?, buffer.place(2, 64)?);
+        let rings = KBox::pin_init(KernelRings::new(None, send, recv, None)?, GFP_KERNEL)?;
+
+        for (state, sends, receives) in [
+            (State::Reset, false, false),
+            (State::Init, false, true),
+            (State::ReadyToReceive, false, true),
+            (State::ReadyToSend, true, true),
+            (State::SendQueueDrain, true, true),
+            (State::SendQueueError, true, true),
+            (State::Error, true, true),
+            (State::Reset, false, false),
+        ] {
+            rings.set_state(state);
+            for (side, open) in [(Side::Send, sends), (Side::Receive, receives)] {
+                let next = rings.ring(side).lock().next_entry().map(drop);
+                assert_eq!(next, if open { Ok(()) } else { Err(EINVAL) });
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
     fn a_reset_queue_pair_has_no_requests() -> Result {
         let mut buffer = Layout::new();
         let (send, recv) = (buffer.place(2, 64)?, buffer.place(2, 64)?);
         let rings = KBox::pin_init(KernelRings::new(None, send, recv, None)?, GFP_KERNEL)?;
 
-        rings.set_open(true);
+        rings.set_state(State::ReadyToSend);
         for side in [Side::Send, Side::Receive] {
             post(&mut rings.ring(side).lock(), 1, true)?;
         }

@@ -374,7 +374,7 @@ impl QueuePair for Qp {
             attributes: attr::to_wire(mask, attributes, call.data().memory_placement)?,
         };
         if let (Rings::Kernel(rings), State::Reset) = (&qp.rings, to) {
-            rings.set_open(false);
+            rings.set_state(to);
         }
         let control = &call.data().control;
         let mut result = match (&mut condition.stop, to) {
@@ -406,7 +406,7 @@ impl QueuePair for Qp {
                 qp.recv_cq().forget(qp.number())?;
                 rings.forget();
             }
-            rings.set_open(condition.state != State::Reset);
+            rings.set_state(condition.state);
         }
         result
     }
