@@ -58,8 +58,10 @@ use crate::{
         Object, //
     },
     odp::Paged,
-    page_list::region_pages,
-    page_list::PageListBuffer,
+    page_list::{
+        region_pages,
+        PageListBuffer, //
+    },
     pd::Pd, //
 };
 
@@ -134,7 +136,9 @@ fn checked_length(call: &Call<'_>, length: u64) -> Result<usize> {
 
 /// What a process registered.
 struct UserMemory {
-    umem: Umem,
+    /// [`None`] if it is a region of no bytes, which pins nothing.
+    umem: Option<Umem>,
+    start: u64,
     iova: u64,
     access: AccessFlags,
     /// Pages that the device was told of, and the binary logarithm of their size.
@@ -145,6 +149,17 @@ impl UserMemory {
     /// Pins memory and lists its pages.
     fn get(call: &Call<'_>, range: &Range, access: AccessFlags) -> Result<(Self, PageListBuffer)> {
         let length = checked_length(call, range.length)?;
+        if length == 0 {
+            let pages = PageListBuffer::empty();
+            let memory = Self {
+                umem: None,
+                start: range.start,
+                iova: range.iova,
+                access,
+                pages: (0, pages.list().page_shift),
+            };
+            return Ok((memory, pages));
+        }
         let umem = Umem::get(call, range.start, length, access)?;
         Self::list(call, umem, range.iova, access)
     }
@@ -171,7 +186,8 @@ impl UserMemory {
         let pages = region_pages(call, &mut umem, iova)?;
         let list = pages.list();
         let memory = Self {
-            umem,
+            start: umem.address(),
+            umem: Some(umem),
             iova,
             access,
             pages: (list.page_count.get(), list.page_shift),
@@ -182,8 +198,8 @@ impl UserMemory {
     /// Where it is.
     fn range(&self) -> Range {
         Range {
-            start: self.umem.address(),
-            length: self.umem.len() as u64,
+            start: self.start,
+            length: self.umem.as_ref().map_or(0, |umem| umem.len() as u64),
             iova: self.iova,
         }
     }
@@ -349,7 +365,7 @@ impl MemoryRegion for Mr {
             return Err(EOPNOTSUPP);
         };
         let user = user.as_mut().ok_or(EINVAL)?;
-        if user.umem.is_dma_buf() {
+        if user.umem.as_ref().is_some_and(Umem::is_dma_buf) {
             return Err(EOPNOTSUPP);
         }
         let mut request = ReregisterMr::default();

@@ -30,10 +30,21 @@ use crate::device::Call;
 /// A page list in memory that the device can read, for as long as a command needs it.
 pub(crate) struct PageListBuffer {
     list: PageList,
-    _chunks: SharedMemory,
+    _chunks: Option<SharedMemory>,
 }
 
 impl PageListBuffer {
+    /// A list of no pages.
+    pub(crate) fn empty() -> Self {
+        Self {
+            list: PageList {
+                page_shift: MIN_PAGE_SHIFT,
+                ..PageList::default()
+            },
+            _chunks: None,
+        }
+    }
+
     /// Writes a list of `pages` of two to the power of `page_shift` bytes.
     ///
     /// The buffer is `length` bytes, `offset` bytes into the first page. `EINVAL` if that does not
@@ -66,7 +77,7 @@ impl PageListBuffer {
                 page_shift,
                 reserved: [0; 3],
             },
-            _chunks: chunks,
+            _chunks: Some(chunks),
         })
     }
 

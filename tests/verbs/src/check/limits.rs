@@ -10,7 +10,7 @@ use crate::memory::Memory;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Context, Cq, Errno, Mr, Pd, Qp,
-    QpConfig, SendOp, Srq, WC_SUCCESS,
+    QpConfig, SendOp, Sge, Srq, WC_LOC_PROT_ERR, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -21,6 +21,7 @@ pub(super) const CASES: &[Case] = &[
     ("scatter-gather-at-its-limit", most_sges),
     ("regions-of-bad-memory", bad_regions),
     ("regions-of-every-shape", region_shapes),
+    ("regions-of-no-bytes", empty_regions),
     ("pd-count-at-its-limit", pd_count),
     ("cq-count-at-its-limit", cq_count),
     ("mr-count-at-its-limit", mr_count),
@@ -292,6 +293,31 @@ fn region_shapes(env: &mut Env) -> Outcome<()> {
         .during("200 regions of the same memory")?;
     let keys: std::collections::BTreeSet<u32> = many.iter().map(Mr::rkey).collect();
     ensure!(keys.len() == many.len(), "two regions share a key");
+    Ok(())
+}
+
+/// They have keys, with which nobody gets at a byte.
+fn empty_regions(env: &mut Env) -> Outcome<()> {
+    let memory = Arc::new(Memory::new(BUFFER).during("mmap")?);
+    let all = env.peer.all;
+    // Inside of a page, at its beginning, and where nothing is mapped. Others need a page.
+    let places: &[usize] = if env.vrnic {
+        &[100, 0, 1 << 46]
+    } else {
+        &[100]
+    };
+    for &offset in places {
+        let mr = Mr::of(&env.pd, &memory, offset, 0, ACCESS_ALL)
+            .during(format!("0 bytes at {offset:#x}"))?;
+        let link = env.link(&LinkConfig::default())?;
+        let write = SendOp::Write(all.addr, all.rkey);
+        let nothing = Sge::raw(mr.addr(offset), 0, mr.lkey());
+        link.send(1, write, &[nothing])?;
+        link.expect(1, WC_SUCCESS)?;
+        link.send(2, write, &[Sge::raw(mr.addr(offset), 1, mr.lkey())])?;
+        link.expect(2, WC_LOC_PROT_ERR)?;
+        mr.deregister().during("ibv_dereg_mr")?;
+    }
     Ok(())
 }
 
