@@ -216,7 +216,8 @@ impl Watch for Restart {
     }
 }
 
-/// Has the driver of a device begin anew. A driver gets it in [`probe`](crate::Driver::probe).
+/// Has the driver of a device begin anew. A driver gets it when it
+/// [takes over the device](crate::Driver::probe).
 #[derive(Clone)]
 pub struct Restarter(Arc<Work<Restart>>);
 

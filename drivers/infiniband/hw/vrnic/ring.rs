@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where rings of the kernel stand: the driver side of `Documentation/virtio-rdma.rst`, section
-//! "Rings".
+//! Where rings of the kernel stand: the driver side of section "Rings" of
+//! `Documentation/virtio-rdma.rst`.
 //!
 //! The rings of processes are written by their provider; the driver only tells the device where
 //! they are.
