@@ -20,3 +20,5 @@
 #include <rdma/uverbs_ioctl.h>
 #include <trace/events/vrnic.h>
 #include <uapi/linux/virtio_pci.h>
+
+#include "virtio_structure.h"

@@ -7,6 +7,8 @@
 
 #include <linux/compiler_types.h>
 
+#include "../bindings/virtio_structure.h"
+
 #ifdef __BINDGEN__
 #define __rust_helper
 #elif !defined(__rust_helper)

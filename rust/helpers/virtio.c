@@ -65,3 +65,10 @@ __rust_helper int rust_helper_virtio_finalize_features(struct virtio_device *vde
 {
 	return vdev->config->finalize_features(vdev);
 }
+
+__rust_helper int rust_helper_virtio_get_structure(struct virtio_device *vdev,
+						   struct virtio_structure *structure,
+						   u8 type)
+{
+	return virtio_get_structure(vdev, structure, type);
+}

@@ -26,7 +26,7 @@ use kernel::{
 use crate::{
     bindings,
     compat,
-    pci::{
+    region::{
         self,
         Region, //
     }, //
@@ -155,7 +155,7 @@ impl Device<Bound> {
     pub fn read_config<T: FromBytes>(&self) -> Result<T> {
         // Transports trust their callers: one that reads beyond the end is a BUG, or reads what is
         // there, and one of a device without configuration calls nothing.
-        if size_of::<T>() > pci::config_length(self)?.ok_or(EOPNOTSUPP)? {
+        if size_of::<T>() > region::config_length(self)? {
             return Err(EINVAL);
         }
         // SAFETY: The device is valid; its transport set `config`, which does not change.

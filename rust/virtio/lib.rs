@@ -47,6 +47,7 @@ mod id;
 mod memory;
 mod pci;
 mod queues;
+mod region;
 mod restart;
 mod virtqueue;
 mod watchdog;
@@ -80,14 +81,14 @@ pub use memory::{
     Dma,
     SharedMemory, //
 };
-pub use pci::{
-    MappedPage,
-    Region,
-    REGION_PAGE_SIZE, //
-};
 pub use queues::{
     Stopper,
     Virtqueues, //
+};
+pub use region::{
+    MappedPage,
+    Region,
+    REGION_PAGE_SIZE, //
 };
 pub use restart::Restarter;
 pub use virtqueue::{

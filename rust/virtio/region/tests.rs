@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of structures in BARs, with a device of which there is no more than its configuration
+//! space and its BARs. In the tree a transport would be needed, too: they are not there.
+
+use kernel::{
+    device::Bound,
+    prelude::*,
+    types::Opaque, //
+};
+
+use super::*;
+
+/// What capabilities of vendors begin with.
+const VENDOR: u8 = bindings::PCI_CAP_ID_VNDR as u8;
+
+/// Where the first capability is.
+const FIRST: usize = 0x40;
+
+/// What a device says of a structure: its kind, its BAR, where it begins there, and its bytes.
+type Said = (u8, u8, u32, u32);
+
+/// A BAR: its number, its address, its bytes and its flags.
+type Bar = (usize, u64, u64, u32);
+
+/// Memory that is of use.
+const MEMORY: Bar = (2, 0xf000_0000, 0x4000, bindings::IORESOURCE_MEM);
+
+/// The configuration space of a device with such capabilities.
+fn config(capabilities: &[Said]) -> [u8; 256] {
+    let mut config = [0; 256];
+    let mut at = FIRST;
+
+    config[bindings::PCI_STATUS as usize] = bindings::PCI_STATUS_CAP_LIST as u8;
+    config[bindings::PCI_CAPABILITY_LIST as usize] = FIRST as u8;
+    for (kind, bar, offset, len) in capabilities {
+        let next = at + size_of::<bindings::virtio_pci_cap>();
+        config[at..at + 5].copy_from_slice(&[VENDOR, next as u8, 16, *kind, *bar]);
+        config[at + 8..at + 12].copy_from_slice(&offset.to_le_bytes());
+        config[at + 12..at + 16].copy_from_slice(&len.to_le_bytes());
+        at = next;
+    }
+    config
+}
+
+/// Reads configuration space, for the PCI core.
+///
+/// # Safety
+///
+/// `bus` must be that of [`with_device`], and `value` writable.
+unsafe extern "C" fn read(
+    bus: *mut bindings::pci_bus,
+    _devfn: c_uint,
+    at: c_int,
+    size: c_int,
+    value: *mut u32,
+) -> c_int {
+    // SAFETY: Guaranteed by the caller.
+    let config = unsafe { &*(*bus).sysdata.cast::<[u8; 256]>() };
+    let mut word = [0; 4];
+    for (to, from) in (at..at + size).enumerate() {
+        word[to] = config[from as usize];
+    }
+    // SAFETY: Guaranteed by the caller.
+    unsafe { *value = u32::from_le_bytes(word) };
+    0
+}
+
+/// Calls `test` with a device that has this configuration space, and these BARs.
+fn with_device(
+    mut config: [u8; 256],
+    bars: &[Bar],
+    test: impl FnOnce(&Device<Bound>) -> Result,
+) -> Result {
+    let mut ops = bindings::pci_ops {
+        read: Some(read),
+        ..pin_init::zeroed()
+    };
+    let bus = KBox::<Opaque<bindings::pci_bus>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
+    let pdev = KBox::<Opaque<bindings::pci_dev>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
+    let vdev = KBox::<Opaque<bindings::virtio_device>>::init(pin_init::init_zeroed(), GFP_KERNEL)?;
+    // SAFETY: They are ours, and stay where they are until this returns.
+    let dev = unsafe {
+        (*bus.get()).ops = &raw mut ops;
+        (*bus.get()).sysdata = (&raw mut config).cast();
+        (*pdev.get()).bus = bus.get();
+        (*pdev.get()).dev.bus = &raw const bindings::pci_bus_type;
+        for (number, start, len, flags) in bars {
+            let bar = &mut (*pdev.get()).resource[*number];
+            bar.start = *start;
+            bar.end = *start + *len - 1;
+            bar.flags = *flags as usize;
+        }
+        (*vdev.get()).dev.parent = &raw mut (*pdev.get()).dev;
+        &*vdev.get().cast::<Device<Bound>>()
+    };
+    test(dev)
+}
+
+#[kunit_tests(virtio_region)]
+mod cases {
+    use super::*;
+
+    /// What the first structure of a kind is found to be: where in its BAR it is, and its bytes.
+    fn found(dev: &Device<Bound>, kind: u8) -> Result<Option<(u64, u64, u64)>> {
+        let region = dev.region(kind)?;
+        Ok(region.map(|region| (region.bar().start(), region.offset(), region.len())))
+    }
+
+    #[test]
+    fn a_structure_must_lie_in_its_bar() {
+        assert!(fits(4096, 0, 4096));
+        assert!(!fits(4096, 1, 4096));
+        assert!(!fits(4096, u64::MAX, 2));
+        assert!(fits(4096, 4095, 1));
+    }
+
+    #[test]
+    fn the_first_structure_of_a_kind_is_found() -> Result {
+        let said = [(4, 2, 0, 64), (9, 2, 0x1000, 0x2000), (9, 2, 0, 16)];
+        with_device(config(&said), &[MEMORY], |dev| {
+            assert_eq!(found(dev, 9)?, Some((0xf000_0000, 0x1000, 0x2000)));
+            assert_eq!(found(dev, 10)?, None);
+            assert_eq!(config_length(dev), Ok(64));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_device_without_capabilities_has_no_structure() -> Result {
+        with_device([0; 256], &[MEMORY], |dev| {
+            assert_eq!(found(dev, 9)?, None);
+            assert_eq!(config_length(dev), Ok(0));
+            Ok(())
+        })
+    }
+
+    /// The virtio core takes the first that is in memory or in ports, so that is what counts.
+    #[test]
+    fn a_bar_that_is_not_there_holds_no_structure() -> Result {
+        let said = [(9, 6, 0, 16), (9, 5, 0, 16), (9, 2, 16, 16)];
+        with_device(config(&said), &[MEMORY], |dev| {
+            assert_eq!(found(dev, 9)?, Some((0xf000_0000, 16, 16)));
+            Ok(())
+        })?;
+        let said = [(4, 5, 0, 4096), (4, 2, 0, 4)];
+        with_device(config(&said), &[MEMORY], |dev| {
+            assert_eq!(config_length(dev), Ok(4));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_structure_beyond_its_bar_is_an_error() -> Result {
+        for (offset, len) in [(0, 0x4001), (0x3fff, 2), (u32::MAX, u32::MAX), (0, 0)] {
+            let said = [(9, 2, offset, len), (4, 2, offset, len)];
+            with_device(config(&said), &[MEMORY], |dev| {
+                assert_eq!(found(dev, 9), Err(EINVAL));
+                assert_eq!(config_length(dev), Err(EINVAL));
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn ports_of_the_processor_are_not_memory() -> Result {
+        let ports = (2, 0xf000, 0x100, bindings::IORESOURCE_IO);
+        with_device(config(&[(9, 2, 0, 16), (4, 2, 0, 16)]), &[ports], |dev| {
+            assert_eq!(found(dev, 9), Err(EINVAL));
+            assert_eq!(config_length(dev), Ok(16));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_ring_of_capabilities_has_an_end() -> Result {
+        let mut config = config(&[(9, 2, 0, 16), (8, 2, 0, 16)]);
+        config[FIRST + 17] = FIRST as u8;
+        with_device(config, &[MEMORY], |dev| {
+            assert_eq!(found(dev, 10)?, None);
+            Ok(())
+        })
+    }
+}
