@@ -111,65 +111,69 @@ mod cases {
         Ok(())
     }
 
-    #[test]
-    fn the_kernel_is_told_what_it_asked_for() -> Result {
+    /// Calls `test` with queue 7, which is one of the kernel, and its dispatcher. Nobody was told
+    /// of anything yet.
+    fn with_kernel_queue(
+        test: impl FnOnce(&Dispatcher, &Place<bindings::ib_cq>) -> Result,
+    ) -> Result {
         let objects = Objects::new(1)?;
         let dispatcher = objects.dispatcher();
         let mut cq = boxed::<bindings::ib_cq>()?;
         cq.comp_handler = Some(count_completion);
         let cq = NonNull::from(&mut *cq);
         let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
-        let all_and_one = || {
-            dispatcher.complete_all();
-            dispatcher.complete(0, 7)
-        };
-
-        // Nobody asked.
         events();
-        place.add_queue_pair();
-        assert!(all_and_one());
-        assert_eq!(events(), 0);
-        // He is told once.
-        place.arm();
-        place.arm();
-        assert!(all_and_one());
-        assert_eq!(events(), 1);
-        place.arm();
-        assert!(all_and_one());
-        assert_eq!(events(), 1);
-        Ok(())
+        test(dispatcher, &place)
+    }
+
+    #[test]
+    fn the_kernel_is_told_what_it_asked_for() -> Result {
+        with_kernel_queue(|dispatcher, place| {
+            let all_and_one = || {
+                dispatcher.complete_all();
+                dispatcher.complete(0, 7)
+            };
+
+            // Nobody asked.
+            place.add_queue_pair();
+            assert!(all_and_one());
+            assert_eq!(events(), 0);
+            // He is told once.
+            place.arm();
+            place.arm();
+            assert!(all_and_one());
+            assert_eq!(events(), 1);
+            place.arm();
+            assert!(all_and_one());
+            assert_eq!(events(), 1);
+            Ok(())
+        })
     }
 
     #[test]
     fn the_kernel_is_told_while_there_are_queue_pairs() -> Result {
-        let objects = Objects::new(1)?;
-        let dispatcher = objects.dispatcher();
-        let mut cq = boxed::<bindings::ib_cq>()?;
-        cq.comp_handler = Some(count_completion);
-        let cq = NonNull::from(&mut *cq);
-        let place = list(dispatcher.cq_room(0)?, 7, cq, Notice::new(false))?;
+        with_kernel_queue(|dispatcher, place| {
+            // What `ib_alloc_cq` does before the queue can take events.
+            place.arm();
+            dispatcher.complete_all();
+            assert!(dispatcher.complete(0, 7));
+            assert_eq!(events(), 0);
+            // The first queue pair brings what was held back, and no more than that.
+            place.add_queue_pair();
+            assert_eq!(events(), 1);
+            place.add_queue_pair();
+            assert_eq!(events(), 0);
 
-        // What `ib_alloc_cq` does before the queue can take events.
-        events();
-        place.arm();
-        dispatcher.complete_all();
-        assert!(dispatcher.complete(0, 7));
-        assert_eq!(events(), 0);
-        // The first queue pair brings what was held back, and no more than that.
-        place.add_queue_pair();
-        assert_eq!(events(), 1);
-        place.add_queue_pair();
-        assert_eq!(events(), 0);
-
-        // The last of them went, as before `ib_free_cq`.
-        place.arm();
-        place.remove_queue_pair();
-        place.remove_queue_pair();
-        assert!(dispatcher.complete(0, 7));
-        assert_eq!(events(), 0);
-        place.add_queue_pair();
-        assert_eq!(events(), 1);
-        Ok(())
+            // The last of them went, as before `ib_free_cq`.
+            place.arm();
+            place.remove_queue_pair();
+            place.remove_queue_pair();
+            assert!(dispatcher.complete(0, 7));
+            assert_eq!(events(), 0);
+            place.add_queue_pair();
+            assert_eq!(events(), 1);
+            Ok(())
+        })
     }
 
     /// Has all be told of completions by the dispatcher that is its context, from inside.
