@@ -52,7 +52,7 @@ use crate::{
         Side, //
     },
     object::{
-        create_cq,
+        create,
         Object, //
     },
     page_list::{
@@ -170,7 +170,7 @@ impl CompletionQueue for Cq {
         let limit = call.data().limits.max_cq_entries.get();
         let layout = user_layout(&request, attributes.entries, limit)?;
         let (umem, pages) = pin_buffer(call, &user.buffer, request.buf_addr, request.buf_length)?;
-        let object = create_cq(
+        let (object, _) = create(
             &call.data().control,
             &CreateCq {
                 context: user.context.number().into(),
@@ -209,7 +209,7 @@ impl CompletionQueue for Cq {
             }),
             GFP_KERNEL,
         )?;
-        let object = create_cq(
+        let (object, _) = create(
             &call.data().control,
             &CreateCq {
                 context: call.data().context.number().into(),

@@ -33,7 +33,7 @@ use vrnic_wire::{
 use crate::{
     control::Control,
     object::{
-        create_context,
+        create,
         Object, //
     },
     page_list::PageListBuffer, //
@@ -64,7 +64,7 @@ impl<'bound> KernelContext<'bound> {
     ) -> Result<Self> {
         let notify = SharedMemory::new(dma, area_length(SLOTS))?;
         let area = PageListBuffer::of_shared(dma, &notify)?;
-        let (object, page) = create_context(
+        let (object, reply) = create(
             control,
             &CreateContext {
                 kind: ContextKind::Kernel.raw(),
@@ -73,7 +73,9 @@ impl<'bound> KernelContext<'bound> {
                 ..Default::default()
             },
         )?;
-        let page = doorbells.map(|region| region.map_page(page)).transpose()?;
+        let page = doorbells
+            .map(|region| region.map_page(reply.doorbell_page.get()))
+            .transpose()?;
         Ok(Self {
             object,
             notify,

@@ -52,9 +52,7 @@ use crate::{
         Vrnic, //
     },
     object::{
-        allocate_mr,
-        register_mr,
-        reregister_mr,
+        create,
         Object, //
     },
     odp::Paged,
@@ -98,7 +96,7 @@ impl Registered {
     ) -> Result<Self> {
         let rights = device_rights(access, &call.data().limits)?;
         let (memory, pages) = get()?;
-        let object = register_mr(
+        let (object, _) = create(
             &call.data().control,
             &RegisterMr {
                 pd: pd.number().into(),
@@ -318,7 +316,7 @@ impl MemoryRegion for Mr {
         // For `IB_PD_UNSAFE_GLOBAL_RKEY` the core names remote rights alone, which the device
         // refuses: whoever lets peers write may write.
         let access = access | Access::LocalWrite;
-        let object = register_mr(
+        let (object, _) = create(
             &call.data().control,
             &RegisterMr {
                 pd: pd.number().into(),
@@ -340,7 +338,7 @@ impl MemoryRegion for Mr {
         }
         let table = Table::new(call.data().dma(), max_pages)?;
         let list = PageListBuffer::of_shared(call.data().dma(), &table.memory)?;
-        let object = allocate_mr(
+        let (object, _) = create(
             &call.data().control,
             &AllocateMr {
                 pd: pd.number().into(),
@@ -394,7 +392,7 @@ impl MemoryRegion for Mr {
         }
         if flags != 0 {
             request.flags = flags.into();
-            reregister_mr(object, &request)?;
+            object.reregister(&request)?;
         }
         // The device has let go of the old memory, and remembers the new.
         if let Some((new, _)) = memory {

@@ -23,7 +23,7 @@ use crate::{
         Vrnic, //
     },
     object::{
-        allocate_mw,
+        create,
         Object, //
     },
     pd::Pd, //
@@ -51,7 +51,7 @@ impl MemoryWindow for Mw {
             Type::Type1 => MwType::Type1,
             Type::Type2 => MwType::Type2,
         };
-        let object = allocate_mw(
+        let (object, _) = create(
             &call.data().control,
             &AllocateMw {
                 pd: pd.number().into(),

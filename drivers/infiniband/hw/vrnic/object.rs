@@ -70,6 +70,39 @@ destroy! {
     DeallocateMw { key } "memory window", events: false;
 }
 
+/// A command that creates an object.
+pub(crate) trait Create: Command {
+    /// The command that destroys it.
+    type Destroy: Destroy;
+
+    /// What destroys the object that the device has created.
+    fn undo(&self, reply: &Self::Reply) -> Self::Destroy;
+}
+
+macro_rules! create {
+    ($($create:ident => |$request:pat_param, $reply:ident| $destroy:ident $members:tt;)*) => {
+        $(impl Create for $create {
+            type Destroy = $destroy;
+
+            fn undo(&self, $reply: &Self::Reply) -> $destroy {
+                let $request = self;
+                $destroy $members
+            }
+        })*
+    };
+}
+
+create! {
+    CreateContext => |_, reply| DestroyContext { context: reply.context, ..Default::default() };
+    CreatePd => |_, reply| DestroyPd { pd: reply.pd, ..Default::default() };
+    CreateCq => |_, reply| DestroyCq { cqn: reply.cqn, ..Default::default() };
+    CreateQp => |_, reply| DestroyQp { qpn: reply.qpn, ..Default::default() };
+    CreateSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
+    RegisterMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
+    AllocateMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
+    AllocateMw => |request, reply| DeallocateMw { pd: request.pd, key: reply.key };
+}
+
 /// An object on the device, which exists as long as this value: dropping it destroys the object.
 pub(crate) struct Object<D: Destroy> {
     control: Arc<Control>,
@@ -78,14 +111,6 @@ pub(crate) struct Object<D: Destroy> {
 }
 
 impl<D: Destroy> Object<D> {
-    fn new(control: &Arc<Control>, command: D) -> Self {
-        Self {
-            control: control.clone(),
-            command,
-            alive: AtomicBool::new(true),
-        }
-    }
-
     /// Number or key of the object.
     pub(crate) fn number(&self) -> u32 {
         self.command.number()
@@ -154,118 +179,33 @@ impl<D: Destroy> Drop for Object<D> {
     }
 }
 
-/// Creates a context, and returns it with its doorbell page.
-pub(crate) fn create_context(
+/// Creates an object, and returns it with what the device answered.
+pub(crate) fn create<C: Create>(
     control: &Arc<Control>,
-    request: &CreateContext,
-) -> Result<(Object<DestroyContext>, u32)> {
+    request: &C,
+) -> Result<(Object<C::Destroy>, C::Reply)> {
     let reply = control.execute(request)?;
-    let destroy = DestroyContext {
-        context: reply.context,
-        ..Default::default()
+    let object = Object {
+        control: control.clone(),
+        command: request.undo(&reply),
+        alive: AtomicBool::new(true),
     };
-    Ok((Object::new(control, destroy), reply.doorbell_page.get()))
+    Ok((object, reply))
 }
 
-/// Creates a protection domain in a context.
-pub(crate) fn create_pd(control: &Arc<Control>, context: u32) -> Result<Object<DestroyPd>> {
-    let reply = control.execute(&CreatePd {
-        context: context.into(),
-        ..Default::default()
-    })?;
-    let destroy = DestroyPd {
-        pd: reply.pd,
-        ..Default::default()
-    };
-    Ok(Object::new(control, destroy))
-}
-
-/// Creates a completion queue.
-pub(crate) fn create_cq(control: &Arc<Control>, request: &CreateCq) -> Result<Object<DestroyCq>> {
-    let reply = control.execute(request)?;
-    let destroy = DestroyCq {
-        cqn: reply.cqn,
-        ..Default::default()
-    };
-    Ok(Object::new(control, destroy))
-}
-
-/// Creates a queue pair, and returns it with its doorbell slot.
-pub(crate) fn create_qp(
-    control: &Arc<Control>,
-    request: &CreateQp,
-) -> Result<(Object<DestroyQp>, u32)> {
-    let reply = control.execute(request)?;
-    let destroy = DestroyQp {
-        qpn: reply.qpn,
-        ..Default::default()
-    };
-    Ok((Object::new(control, destroy), reply.slot.get()))
-}
-
-/// Creates a shared receive queue.
-pub(crate) fn create_srq(
-    control: &Arc<Control>,
-    request: &CreateSrq,
-) -> Result<Object<DestroySrq>> {
-    let reply = control.execute(request)?;
-    let destroy = DestroySrq {
-        srqn: reply.srqn,
-        ..Default::default()
-    };
-    Ok(Object::new(control, destroy))
-}
-
-/// Registers a memory region; its number is its key.
-pub(crate) fn register_mr(
-    control: &Arc<Control>,
-    request: &RegisterMr,
-) -> Result<Object<DeregisterMr>> {
-    let reply = control.execute(request)?;
-    let destroy = DeregisterMr {
-        pd: request.pd,
-        key: reply.key,
-    };
-    Ok(Object::new(control, destroy))
-}
-
-/// Changes a memory region, whose number may be another afterwards. `request` names the region by
-/// nothing yet.
-pub(crate) fn reregister_mr(mr: &mut Object<DeregisterMr>, request: &ReregisterMr) -> Result {
-    let reply = mr.control.execute(&ReregisterMr {
-        pd: mr.command.pd,
-        key: mr.command.key,
-        ..*request
-    })?;
-    mr.command.key = reply.key;
-    if request.flags.get() & reregister_flags::PD != 0 {
-        mr.command.pd = request.new_pd;
+impl Object<DeregisterMr> {
+    /// Changes a memory region, whose number may be another afterwards. `request` names the region
+    /// by nothing yet.
+    pub(crate) fn reregister(&mut self, request: &ReregisterMr) -> Result {
+        let reply = self.control.execute(&ReregisterMr {
+            pd: self.command.pd,
+            key: self.command.key,
+            ..*request
+        })?;
+        self.command.key = reply.key;
+        if request.flags.get() & reregister_flags::PD != 0 {
+            self.command.pd = request.new_pd;
+        }
+        Ok(())
     }
-    Ok(())
-}
-
-/// Allocates a memory window; its number is its first key.
-pub(crate) fn allocate_mw(
-    control: &Arc<Control>,
-    request: &AllocateMw,
-) -> Result<Object<DeallocateMw>> {
-    let reply = control.execute(request)?;
-    let destroy = DeallocateMw {
-        pd: request.pd,
-        key: reply.key,
-    };
-    Ok(Object::new(control, destroy))
-}
-
-/// Allocates a memory region for fast registration; its number is its first key.
-pub(crate) fn allocate_mr(
-    control: &Arc<Control>,
-    request: &AllocateMr,
-) -> Result<Object<DeregisterMr>> {
-    let reply = control.execute(request)?;
-    let destroy = DeregisterMr {
-        pd: request.pd,
-        key: reply.key,
-    };
-    Ok(Object::new(control, destroy))
 }

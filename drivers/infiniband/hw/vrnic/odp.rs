@@ -81,7 +81,7 @@ use crate::{
     },
     device::Call,
     object::{
-        register_mr,
+        create,
         Object, //
     }, //
 };
@@ -437,7 +437,7 @@ impl Paged {
         rights: u32,
     ) -> Result<Self> {
         let memory = Self::watch(call, pd, range, access)?;
-        let object = register_mr(
+        let (object, _) = create(
             &call.data().control,
             &RegisterMr {
                 pd: pd.into(),

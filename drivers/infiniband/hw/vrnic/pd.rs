@@ -8,7 +8,10 @@ use rdma::{
     ProtectionDomain,
     User, //
 };
-use vrnic_wire::command::DestroyPd;
+use vrnic_wire::command::{
+    CreatePd,
+    DestroyPd, //
+};
 
 use crate::{
     device::{
@@ -16,7 +19,7 @@ use crate::{
         Vrnic, //
     },
     object::{
-        create_pd,
+        create,
         Object, //
     }, //
 };
@@ -47,7 +50,13 @@ impl ProtectionDomain for Pd {
             Some(user) => user.context.number(),
             None => call.data().context.number(),
         };
-        let object = create_pd(&call.data().control, context)?;
+        let (object, _) = create(
+            &call.data().control,
+            &CreatePd {
+                context: context.into(),
+                ..Default::default()
+            },
+        )?;
         Ok((pin_init!(Self { object }), ()))
     }
 

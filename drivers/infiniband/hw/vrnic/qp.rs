@@ -73,7 +73,7 @@ use crate::{
     },
     multicast,
     object::{
-        create_qp,
+        create,
         Object, //
     },
     page_list::pin_buffer,
@@ -294,7 +294,7 @@ impl QueuePair for Qp {
         if attributes.srq.is_some() {
             flags |= qp_flags::SHARED_RECEIVE_QUEUE;
         }
-        let (object, doorbell) = create_qp(
+        let (object, reply) = create(
             &call.data().control,
             &CreateQp {
                 context: context.into(),
@@ -316,7 +316,7 @@ impl QueuePair for Qp {
                 ..Default::default()
             },
         )?;
-        let number = object.number();
+        let (number, doorbell) = (object.number(), reply.slot.get());
         let response = abi::CreateQpResponse {
             slot: doorbell,
             ..Default::default()

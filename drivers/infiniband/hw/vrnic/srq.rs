@@ -48,7 +48,7 @@ use crate::{
     },
     kernel_srq::SharedReceives,
     object::{
-        create_srq,
+        create,
         Object, //
     },
     page_list::{
@@ -173,7 +173,7 @@ impl SharedReceiveQueue for Srq {
                 (call.data().context.number(), ring, given, pages)
             }
         };
-        let object = create_srq(
+        let (object, _) = create(
             &call.data().control,
             &CreateSrq {
                 context: context.into(),

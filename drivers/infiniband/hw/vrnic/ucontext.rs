@@ -43,7 +43,7 @@ use crate::{
         Vrnic, //
     },
     object::{
-        create_context,
+        create,
         Object, //
     },
     page_list::notify_pages,
@@ -105,7 +105,7 @@ impl rdma::UserContext for UserContext {
         let pages = Arc::new(UserPages::new(call, length)?, GFP_KERNEL)?;
         let notify = Arc::new(NotifyArea(pages.clone()), GFP_KERNEL)?;
         let area = notify_pages(call, &pages, length)?;
-        let (object, page) = create_context(
+        let (object, reply) = create(
             &call.data().control,
             &CreateContext {
                 kind: ContextKind::User.raw(),
@@ -124,7 +124,9 @@ impl rdma::UserContext for UserContext {
             response.null_key = NULL_KEY;
         }
         if let Some(doorbells) = &call.data().doorbells {
-            let offset = doorbells.page_offset(page).map_err(|_| EIO)?;
+            let offset = doorbells
+                .page_offset(reply.doorbell_page.get())
+                .map_err(|_| EIO)?;
             // CAST: A page of 4096 bytes.
             let length = DOORBELL_PAGE_SIZE as usize;
             let memory = DeviceMemory::new(doorbells.bar(), offset, length)?;
