@@ -71,3 +71,4 @@ pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
 pub use rnic::{Engine, Io, Recovery, RnicConfig, Segmentation, Snapshot};
 pub use segment::{Outbox, Segment};
+pub use timer::{ack_timeout, rnr_timeout};

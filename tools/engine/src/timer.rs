@@ -49,7 +49,7 @@ impl Timers {
 
 /// Local ACK timeout for the 5-bit encoding: 4.096 µs times 2 to the `timeout`; `None` for 0, which
 /// is for ever (IBTA volume 1, 9.7.6.1.3).
-pub(crate) fn ack_timeout(timeout: u8) -> Option<Duration> {
+pub fn ack_timeout(timeout: u8) -> Option<Duration> {
     (timeout != 0).then(|| Duration::from_nanos(4096 << (timeout & 31)))
 }
 
@@ -60,7 +60,7 @@ const RNR_TIMER: [u32; 32] = [
 ];
 
 /// How long to wait after an RNR NAK with this timer field.
-pub(crate) fn rnr_timeout(timer: u8) -> Duration {
+pub fn rnr_timeout(timer: u8) -> Duration {
     Duration::from_micros(u64::from(RNR_TIMER[usize::from(timer & 31)]) * 10)
 }
 

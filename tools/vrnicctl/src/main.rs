@@ -5,6 +5,7 @@
 
 mod capture;
 mod fault;
+mod judge;
 mod record;
 mod scenario;
 mod table;
@@ -122,6 +123,9 @@ enum Command {
     /// Inject faults into a device, its wire or its commands.
     #[command(subcommand)]
     Fault(fault::Command),
+    /// Report how another RNIC, or Soft-RoCE, behaves when packets are lost, repeated, refused or marked.
+    #[command(subcommand)]
+    Judge(judge::Command),
     /// Show or change vrnicd's log filter, such as `debug` or `info,vrnicd::vfio_user=trace`.
     Log {
         /// New filter. Without it, show the current one.
@@ -179,6 +183,11 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 fn run(arguments: &Arguments) -> Result<()> {
     if let Command::Fault(fault::Command::Explain { name }) = &arguments.command {
         return fault::explain(name.as_deref(), arguments.json);
+    }
+    if let Command::Judge(command) = &arguments.command
+        && let Some(result) = judge::without_daemon(command, arguments.json)
+    {
+        return result;
     }
     if let Command::Manual { directory } = &arguments.command {
         vrnicd::manual::write(Arguments::command(), 1, directory)?;
@@ -253,6 +262,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Capture(command) => capture::run(client, command, json),
         Command::Record(command) => record::run(client, command, json),
         Command::Fault(command) => fault::run(client, command, json),
+        Command::Judge(command) => judge::run(client, command, json),
         Command::Log { filter } => {
             let filter = client.log(filter.clone())?;
             if json {

@@ -1,0 +1,893 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What the packets of a connection say about how the peer behaves. Clauses are those of IBTA volume 1.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::Serialize;
+use vrnic_engine::psn::Psn;
+use vrnic_engine::segment::{Aeth, Body, NakCode, Position, Syndrome};
+use vrnic_engine::{ack_timeout, rnr_timeout};
+
+use super::packet::{Half, Packet, Requester, Trace};
+
+/// Packets that a finding names at most.
+const EVIDENCE: usize = 8;
+/// The ACK timer may run up to this many times as long as it was set to (9.7.6.1.3).
+const TIMER_SLACK: u32 = 4;
+
+/// Packets before and after the first CNP that make a rate worth telling.
+const RATE_PACKETS: usize = 200;
+/// Packets that follow one another sooner belong together: no timer expires between them.
+const BURST: Duration = Duration::from_millis(1);
+
+/// What kind of finding it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Judgement {
+    /// The standard forbids it.
+    Violation,
+    /// The standard allows it, but shipping hardware does something else, or it costs time.
+    Remark,
+    /// How it is.
+    Observed,
+}
+
+/// Something about the peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Violation, remark or observation.
+    pub judgement: Judgement,
+    /// The part of the transport that it is about.
+    pub topic: &'static str,
+    /// What the peer does.
+    pub text: String,
+    /// Clause of the standard, if one is about it.
+    pub clause: &'static str,
+    /// Numbers of packets in the capture that show it.
+    pub packets: Vec<usize>,
+}
+
+/// Collects findings.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(
+        &mut self,
+        judgement: Judgement,
+        topic: &'static str,
+        clause: &'static str,
+        packets: impl IntoIterator<Item = usize>,
+        text: String,
+    ) {
+        self.0.push(Finding {
+            judgement,
+            topic,
+            text,
+            clause,
+            packets: packets.into_iter().take(EVIDENCE).collect(),
+        });
+    }
+}
+
+/// Judges what a capture has of the peer, whose local ACK timeout field is `timeout`, if that is known.
+pub fn judge(trace: &Trace, timeout: Option<u8>) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    if let Some(first) = trace.malformed.first() {
+        let packets = trace.malformed.iter().map(|frame| frame.number);
+        let text = format!(
+            "{}; the first one: {}",
+            count(trace.malformed.len(), "malformed frame"),
+            first.error
+        );
+        findings.add(Judgement::Violation, "frames", "9.2", packets, text);
+    }
+    for half in &trace.halves {
+        match half.requester {
+            Requester::Peer => {
+                retransmissions(half, timeout, &mut findings);
+                messages(half, &mut findings);
+                acknowledgement_requests(half, &mut findings);
+                reaction_to_congestion(half, &mut findings);
+            }
+            Requester::Here => {
+                acknowledgements(half, &mut findings);
+                gaps(half, &mut findings);
+                duplicates(half, &mut findings);
+                message_numbers(half, &mut findings);
+            }
+        }
+    }
+    congestion_notifications(trace, &mut findings);
+    findings.0.sort_by_key(|finding| finding.judgement);
+    findings.0
+}
+
+/// What a response acknowledges or refuses.
+fn aeth(packet: &Packet) -> Option<Aeth> {
+    match &packet.body {
+        Body::Acknowledge(aeth) | Body::AtomicAcknowledge { aeth, .. } => Some(*aeth),
+        Body::ReadResponse { aeth, .. } => *aeth,
+        _ => None,
+    }
+}
+
+fn syndrome(packet: &Packet) -> Option<Syndrome> {
+    aeth(packet).map(|aeth| aeth.syndrome)
+}
+
+/// Why a requester sent something again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Sequence,
+    Rnr(u8),
+    Timer,
+    /// A response came that is not the one that was due, so that a response is missing.
+    MissingResponse,
+}
+
+/// A time when the requester went back.
+struct Episode<'a> {
+    cause: Cause,
+    /// How long after its cause, or after the last sign of progress.
+    delay: Duration,
+    /// Packets sent again before new ones, or before it went back once more.
+    again: u32,
+    /// Packets that were outstanding, from the first one sent again.
+    outstanding: u32,
+    first: &'a Packet,
+}
+
+/// The times when the requester went back to packets that it had sent before. What it sends within `burst` after its
+/// last packet, and without an answer in between, belongs together.
+fn episodes(half: &Half, burst: Duration) -> Vec<Episode<'_>> {
+    let mut all: Vec<Episode<'_>> = Vec::new();
+    let mut responses = half.responses.iter().peekable();
+    // The last response, and when packets or answers last moved on.
+    let mut last: Option<&Packet> = None;
+    let mut furthest: Option<&Packet> = None;
+    let mut moved = Duration::ZERO;
+    let mut acknowledged: Option<Psn> = None;
+    let mut fresh: Option<Psn> = None;
+    let mut previous: Option<Psn> = None;
+    let mut sent = Duration::ZERO;
+    for request in &half.requests {
+        let at_once = last.is_none() && request.time.saturating_sub(sent) < burst;
+        sent = request.time;
+        let mut answered = false;
+        while let Some(response) = responses.next_if(|response| response.time <= request.time) {
+            last = Some(response);
+            answered = true;
+            if furthest.is_none_or(|before| response.psn.distance_from(before.psn) > 0) {
+                furthest = Some(response);
+            }
+            let positive = matches!(syndrome(response), Some(Syndrome::Ack { .. }) | None);
+            if positive && acknowledged.is_none_or(|psn| response.psn.distance_from(psn) > 0) {
+                acknowledged = Some(response.psn);
+                moved = response.time;
+            }
+        }
+        let behind = half.psn_behind(request);
+        let Some(end) = fresh else {
+            fresh = Some(behind);
+            previous = Some(behind);
+            moved = request.time;
+            continue;
+        };
+        if request.psn.distance_from(end) >= 0 {
+            fresh = Some(behind);
+            // Only the first packet after a pause starts the timer anew.
+            if acknowledged.is_some_and(|psn| psn.add(1) == request.psn) {
+                moved = request.time;
+            }
+        } else {
+            let goes_on = previous == Some(request.psn) || at_once && !answered;
+            if goes_on && let Some(episode) = all.last_mut() {
+                episode.again += behind.packets_since(request.psn);
+            } else {
+                let recent = last.filter(|response| response.time >= moved);
+                let skipped = furthest.filter(|response| {
+                    request.body.has_response() && response.psn.distance_from(request.psn) > 0
+                });
+                let (cause, since) = match recent.map(|response| (syndrome(response), response)) {
+                    Some((Some(Syndrome::Nak(NakCode::SequenceError)), nak)) => {
+                        (Cause::Sequence, nak.time)
+                    }
+                    Some((Some(Syndrome::RnrNak { timer }), nak)) => (Cause::Rnr(timer), nak.time),
+                    // Later responses than the one that it asks for have come.
+                    _ => match skipped {
+                        Some(response) => (Cause::MissingResponse, response.time),
+                        None => (Cause::Timer, moved),
+                    },
+                };
+                all.push(Episode {
+                    cause,
+                    delay: request.time.saturating_sub(since),
+                    again: behind.packets_since(request.psn),
+                    outstanding: end.packets_since(request.psn),
+                    first: request,
+                });
+                // What caused it is used up; a timer starts again.
+                last = None;
+                moved = request.time;
+            }
+        }
+        previous = Some(behind);
+    }
+    all
+}
+
+/// How the peer sends again: what, and how soon.
+fn retransmissions(half: &Half, timeout: Option<u8>, findings: &mut Findings) {
+    const TOPIC: &str = "retransmission";
+    let burst = timeout
+        .and_then(ack_timeout)
+        .map_or(BURST, |set| set.min(BURST));
+    let all = episodes(half, burst);
+    let numbers = |episodes: &[&Episode<'_>]| -> Vec<usize> {
+        episodes
+            .iter()
+            .map(|episode| episode.first.number)
+            .collect()
+    };
+    let of = |wanted: fn(&Cause) -> bool| -> Vec<&Episode<'_>> {
+        all.iter()
+            .filter(|episode| wanted(&episode.cause))
+            .collect()
+    };
+
+    let sequence = of(|cause| *cause == Cause::Sequence);
+    let wide: Vec<_> = sequence
+        .iter()
+        .filter(|episode| episode.outstanding > 1)
+        .copied()
+        .collect();
+    if !wide.is_empty() {
+        let back = wide
+            .iter()
+            .filter(|one| one.again >= one.outstanding)
+            .count();
+        let single = wide.iter().filter(|one| one.again == 1).count();
+        let manner = if back * 2 > wide.len() {
+            "go-back-N: it sends everything from the missing packet on again"
+        } else if single * 2 > wide.len() {
+            "selective: it sends only the missing packet again"
+        } else {
+            "between go-back-N and selective"
+        };
+        let text = format!(
+            "after a NAK for a sequence error: {manner} ({}, after {})",
+            often(wide.len()),
+            range(wide.iter().map(|episode| episode.delay))
+        );
+        findings.add(Judgement::Observed, TOPIC, "9.7.5.2", numbers(&wide), text);
+    } else if !sequence.is_empty() {
+        let text = format!(
+            "it sends the packet again {} after a NAK for a sequence error",
+            range(sequence.iter().map(|episode| episode.delay))
+        );
+        findings.add(
+            Judgement::Observed,
+            TOPIC,
+            "9.7.5.2",
+            numbers(&sequence),
+            text,
+        );
+    }
+
+    let missing = of(|cause| *cause == Cause::MissingResponse);
+    if !missing.is_empty() {
+        let text = format!(
+            "it asks again {} after a later response showed that one is missing",
+            range(missing.iter().map(|episode| episode.delay))
+        );
+        findings.add(
+            Judgement::Observed,
+            TOPIC,
+            "9.7.5.2",
+            numbers(&missing),
+            text,
+        );
+    }
+
+    let timer = of(|cause| *cause == Cause::Timer);
+    if !timer.is_empty() {
+        let delays = || timer.iter().map(|episode| episode.delay);
+        let text = format!("its ACK timer expires after {}", range(delays()));
+        findings.add(
+            Judgement::Observed,
+            TOPIC,
+            "9.7.6.1.3",
+            numbers(&timer),
+            text,
+        );
+        if let Some(set) = timeout.and_then(ack_timeout) {
+            let early: Vec<_> = timer
+                .iter()
+                .filter(|one| one.delay < set)
+                .copied()
+                .collect();
+            if !early.is_empty() {
+                let shortest = early.iter().map(|episode| episode.delay);
+                let text = format!(
+                    "its ACK timer expires after {}, earlier than the {set:.1?} that it is set to",
+                    range(shortest)
+                );
+                let packets = numbers(&early);
+                findings.add(Judgement::Violation, TOPIC, "9.7.6.1.3", packets, text);
+            }
+            let late: Vec<_> = timer
+                .iter()
+                .filter(|one| one.delay > set * TIMER_SLACK)
+                .copied()
+                .collect();
+            if !late.is_empty() {
+                let text = format!(
+                    "its ACK timer expires after {}, more than four times the {set:.1?} that it is set to",
+                    range(late.iter().map(|episode| episode.delay))
+                );
+                let packets = numbers(&late);
+                findings.add(Judgement::Remark, TOPIC, "9.7.6.1.3", packets, text);
+            }
+        }
+    }
+
+    let mut codes: BTreeMap<u8, Vec<&Episode<'_>>> = BTreeMap::new();
+    for episode in &all {
+        if let Cause::Rnr(timer) = episode.cause {
+            codes.entry(timer).or_default().push(episode);
+        }
+    }
+    for (code, episodes) in codes {
+        let wanted = rnr_timeout(code);
+        let text = format!(
+            "after an RNR NAK that asks for {wanted:.2?} it waits {}",
+            range(episodes.iter().map(|episode| episode.delay))
+        );
+        let early: Vec<_> = episodes
+            .iter()
+            .filter(|episode| episode.delay < wanted)
+            .copied()
+            .collect();
+        if early.is_empty() {
+            findings.add(
+                Judgement::Observed,
+                "RNR",
+                "9.7.5.2",
+                numbers(&episodes),
+                text,
+            );
+        } else {
+            findings.add(
+                Judgement::Violation,
+                "RNR",
+                "9.7.5.2",
+                numbers(&early),
+                text,
+            );
+        }
+    }
+}
+
+/// Whether the packets of the peer's messages are as they should be.
+fn messages(half: &Half, findings: &mut Findings) {
+    const TOPIC: &str = "messages";
+    let mut short = Vec::new();
+    let mut skipped = Vec::new();
+    let mut next: Option<Psn> = None;
+    for request in &half.requests {
+        if let Body::Send { position, .. } | Body::Write { position, .. } = &request.body
+            && matches!(position, Position::First | Position::Middle)
+            && request.payload != half.mtu
+        {
+            short.push(request.number);
+        }
+        let behind = half.psn_behind(request);
+        match next {
+            Some(expected) if request.psn.distance_from(expected) > 0 => {
+                skipped.push(request.number);
+                next = Some(behind);
+            }
+            Some(expected) if behind.distance_from(expected) <= 0 => {}
+            _ => next = Some(behind),
+        }
+    }
+    if !short.is_empty() {
+        let text = format!(
+            "{} not full ({} bytes) although others of the message follow",
+            count(short.len(), "packet"),
+            half.mtu
+        );
+        findings.add(Judgement::Violation, TOPIC, "9.7.2", short, text);
+    }
+    if !skipped.is_empty() {
+        let text = format!(
+            "the PSN skips packets before {}; the network may have lost them",
+            count(skipped.len(), "packet")
+        );
+        findings.add(Judgement::Remark, TOPIC, "9.7.2", skipped, text);
+    }
+    let most = most_outstanding(half);
+    let text = format!(
+        "at most {} of up to {} unacknowledged",
+        count(most as usize, "packet"),
+        count(half.mtu as usize, "byte")
+    );
+    findings.add(Judgement::Observed, "window", "", [], text);
+}
+
+/// Most packets of the requester that no response has acknowledged.
+fn most_outstanding(half: &Half) -> u32 {
+    let mut responses = half.responses.iter().peekable();
+    let mut acknowledged: Option<Psn> = None;
+    let mut most = 0;
+    for request in &half.requests {
+        let known = acknowledged.get_or_insert(request.psn.previous());
+        while let Some(response) = responses.next_if(|response| response.time <= request.time) {
+            let through = match syndrome(response) {
+                Some(Syndrome::Ack { .. }) | None => response.psn,
+                Some(_) => response.psn.previous(),
+            };
+            if through.distance_from(*known) > 0 {
+                *known = through;
+            }
+        }
+        let outstanding = half.last_psn(request).distance_from(*known);
+        most = most.max(u32::try_from(outstanding).unwrap_or(0));
+    }
+    most
+}
+
+/// How often the peer asks for an acknowledgement.
+fn acknowledgement_requests(half: &Half, findings: &mut Findings) {
+    let counted = |request: &&Packet| !request.body.has_response();
+    let packets = half.requests.iter().filter(counted).count();
+    let asking = half
+        .requests
+        .iter()
+        .filter(counted)
+        .filter(|one| one.ack_request);
+    let asking: Vec<_> = asking.map(|request| request.number).collect();
+    if packets == 0 {
+        return;
+    }
+    let ends = half
+        .requests
+        .iter()
+        .filter(counted)
+        .filter(|one| one.ends_message());
+    let text = if asking.is_empty() {
+        format!(
+            "it asks for no acknowledgement of {}",
+            count(packets, "packet")
+        )
+    } else {
+        format!(
+            "it asks for an acknowledgement with {} of {}, in {}",
+            asking.len(),
+            count(packets, "packet"),
+            count(ends.count(), "message")
+        )
+    };
+    findings.add(Judgement::Observed, "ACK requests", "9.7.5.1", asking, text);
+}
+
+/// How often and how soon the peer acknowledges.
+fn acknowledgements(half: &Half, findings: &mut Findings) {
+    const TOPIC: &str = "ACKs";
+    let acks: Vec<_> = half
+        .responses
+        .iter()
+        .filter(|packet| matches!(packet.body, Body::Acknowledge(aeth) if matches!(aeth.syndrome, Syndrome::Ack { .. })))
+        .collect();
+    let messages = half
+        .requests
+        .iter()
+        .filter(|request| !request.body.has_response() && request.ends_message())
+        .count();
+    if messages > 0 {
+        let credits: BTreeSet<u8> = acks
+            .iter()
+            .filter_map(|ack| match syndrome(ack) {
+                Some(Syndrome::Ack { credits }) => Some(credits),
+                _ => None,
+            })
+            .collect();
+        let counted = match (credits.len(), credits.contains(&31)) {
+            (0, _) => String::new(),
+            (1, true) => "; it does not count credits".to_owned(),
+            _ => "; it counts credits".to_owned(),
+        };
+        let text = format!(
+            "{} for {}{counted}",
+            count(acks.len(), "ACK"),
+            count(messages, "message")
+        );
+        let numbers = acks.iter().map(|ack| ack.number);
+        findings.add(Judgement::Observed, TOPIC, "9.7.5.1", numbers, text);
+    }
+
+    // A request that asks is answered, unless one before it was lost or refused.
+    let (mut waits, mut unanswered) = (Vec::new(), Vec::new());
+    for request in half.requests.iter().filter(|request| request.ack_request) {
+        let last = half.last_psn(request);
+        let answer = half
+            .responses
+            .iter()
+            .find(|one| one.time >= request.time && one.psn.distance_from(last) >= 0);
+        match answer {
+            Some(answer) => waits.push(answer.time - request.time),
+            None => unanswered.push(request.number),
+        }
+    }
+    waits.sort_unstable();
+    if let Some(median) = waits.get(waits.len() / 2) {
+        let longest = waits.last().unwrap_or(median);
+        let text = format!(
+            "it answers a packet that asks for an ACK within {median:.1?} (median), at most {longest:.1?}"
+        );
+        findings.add(Judgement::Observed, TOPIC, "9.7.5.1", [], text);
+    }
+    if !unanswered.is_empty() {
+        let text = format!(
+            "{} with a request for an ACK and no answer; the network may have lost them",
+            count(unanswered.len(), "packet")
+        );
+        findings.add(Judgement::Remark, TOPIC, "9.7.5.1", unanswered, text);
+    }
+
+    let sent: BTreeSet<u32> = half
+        .requests
+        .iter()
+        .flat_map(|request| {
+            let count = half.psn_behind(request).packets_since(request.psn);
+            (0..count).map(|index| request.psn.add(index).raw())
+        })
+        .collect();
+    // What stood between two requests that were seen was lost on the way.
+    let first = half.requests.first().map(|request| request.psn);
+    let stray: Vec<_> = half
+        .responses
+        .iter()
+        .filter(|one| !sent.contains(&one.psn.raw()))
+        .filter(|one| {
+            let (Some(first), Some(last)) = (
+                first,
+                half.requests
+                    .iter()
+                    .rev()
+                    .find(|request| request.time <= one.time),
+            ) else {
+                return true;
+            };
+            one.psn.distance_from(first) < 0 || one.psn.distance_from(half.last_psn(last)) > 0
+        })
+        .map(|one| one.number)
+        .collect();
+    if !stray.is_empty() {
+        let text = format!(
+            "{} to nothing that was sent",
+            count(stray.len(), "response")
+        );
+        findings.add(Judgement::Violation, TOPIC, "9.7.5.1", stray, text);
+    }
+}
+
+/// What the peer does when packets before one are missing.
+fn gaps(half: &Half, findings: &mut Findings) {
+    const TOPIC: &str = "lost requests";
+    let (mut told, mut repeated, mut silent, mut wrong) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+    let mut expected: Option<Psn> = None;
+    for (index, request) in half.requests.iter().enumerate() {
+        let behind = half.psn_behind(request);
+        let Some(next) = expected else {
+            expected = Some(behind);
+            continue;
+        };
+        if request.psn.distance_from(next) <= 0 {
+            if behind.distance_from(next) > 0 {
+                expected = Some(behind);
+            }
+            continue;
+        }
+        // Packets from `next` on are missing. They come again later, or never.
+        let later = &half.requests[index..];
+        let filled = later.iter().find(|one| {
+            one.psn.distance_from(next) <= 0 && half.last_psn(one).distance_from(next) >= 0
+        });
+        let until = filled.map_or(Duration::MAX, |one| one.time);
+        let naks: Vec<_> = half
+            .responses
+            .iter()
+            .filter(|one| one.time >= request.time)
+            .filter(|one| syndrome(one) == Some(Syndrome::Nak(NakCode::SequenceError)))
+            .collect();
+        // What came only late fills the gap before the NAK is here.
+        match naks.iter().find(|one| one.time <= until || one.psn == next) {
+            None => silent.push(request.number),
+            Some(nak) => {
+                told.push((nak.time - request.time, nak.number));
+                let early = naks.iter().filter(|one| one.time <= until);
+                let (right, others): (Vec<&&Packet>, Vec<&&Packet>) =
+                    early.partition(|one| one.psn == next);
+                repeated.extend(right.iter().skip(1).map(|one| one.number));
+                wrong.extend(others.iter().map(|one| one.number));
+            }
+        }
+        if let Some(filled) = filled {
+            // The first ACK of the packet that was missing acknowledges more than was sent by then if the peer kept
+            // what came too early.
+            let ack = half.responses.iter().find(|one| {
+                one.time > filled.time
+                    && matches!(syndrome(one), Some(Syndrome::Ack { .. }))
+                    && one.psn.distance_from(next) >= 0
+            });
+            if let Some(ack) = ack {
+                let resent = later
+                    .iter()
+                    .filter(|one| one.time >= filled.time && one.time <= ack.time)
+                    .map(|one| half.last_psn(one))
+                    .reduce(|most, psn| {
+                        if psn.distance_from(most) > 0 {
+                            psn
+                        } else {
+                            most
+                        }
+                    });
+                if resent.is_some_and(|psn| ack.psn.distance_from(psn) > 0) {
+                    kept.push(ack.number);
+                } else {
+                    dropped.push(ack.number);
+                }
+            }
+        }
+        expected = Some(behind);
+    }
+    if !told.is_empty() {
+        let text = format!(
+            "it tells of a gap with a NAK after {} ({})",
+            range(told.iter().map(|(delay, _)| *delay)),
+            often(told.len())
+        );
+        let numbers = told.iter().map(|(_, number)| *number);
+        findings.add(Judgement::Observed, TOPIC, "9.7.5.2", numbers, text);
+    }
+    if !wrong.is_empty() {
+        let text = "its NAK names another packet than the first one that is missing".to_owned();
+        findings.add(Judgement::Violation, TOPIC, "9.7.5.2", wrong, text);
+    }
+    if !repeated.is_empty() {
+        let text = format!(
+            "it repeats its NAK for the same gap ({})",
+            often(repeated.len())
+        );
+        findings.add(Judgement::Violation, TOPIC, "9.7.5.2", repeated, text);
+    }
+    if !silent.is_empty() {
+        let text = format!(
+            "{} without a NAK; the network may have lost what follows, too",
+            count(silent.len(), "gap")
+        );
+        findings.add(Judgement::Remark, TOPIC, "9.7.5.2", silent, text);
+    }
+    if !kept.is_empty() {
+        let text =
+            "it keeps what comes behind a gap: its ACK covers packets that were not sent again"
+                .to_owned();
+        findings.add(Judgement::Observed, TOPIC, "9.7.5.2", kept, text);
+    } else if !dropped.is_empty() {
+        let text = "nothing shows that it keeps what comes behind a gap".to_owned();
+        findings.add(Judgement::Observed, TOPIC, "9.7.5.2", dropped, text);
+    }
+}
+
+/// How the peer takes a request that it has executed.
+fn duplicates(half: &Half, findings: &mut Findings) {
+    const TOPIC: &str = "duplicate requests";
+    let mut seen: BTreeMap<u32, Duration> = BTreeMap::new();
+    let (mut answered, mut silent) = (Vec::new(), Vec::new());
+    for request in &half.requests {
+        let before = seen.insert(request.psn.raw(), request.time);
+        // Only what was answered is known to have been executed.
+        let Some(executed) = before.and_then(|before| {
+            half.responses.iter().find(|one| {
+                one.time >= before
+                    && one.time <= request.time
+                    && matches!(syndrome(one), Some(Syndrome::Ack { .. }) | None)
+                    && one.psn.distance_from(half.last_psn(request)) >= 0
+            })
+        }) else {
+            continue;
+        };
+        let again = half.responses.iter().any(|one| {
+            one.time >= request.time
+                && one.number != executed.number
+                && one.psn.distance_from(request.psn) >= 0
+        });
+        let list = if again { &mut answered } else { &mut silent };
+        list.push(request.number);
+    }
+    if !answered.is_empty() {
+        let text = format!(
+            "it answers a request again that it had executed ({})",
+            often(answered.len())
+        );
+        findings.add(Judgement::Observed, TOPIC, "9.7.5.1", answered, text);
+    }
+    if !silent.is_empty() {
+        let text = format!(
+            "{} that it had executed, repeated without any answer",
+            count(silent.len(), "request")
+        );
+        findings.add(Judgement::Remark, TOPIC, "9.7.5.1", silent, text);
+    }
+
+    let mut originals: BTreeMap<u32, u64> = BTreeMap::new();
+    let (mut same, mut other) = (Vec::new(), Vec::new());
+    for response in &half.responses {
+        if let Body::AtomicAcknowledge { original, .. } = response.body
+            && let Some(before) = originals.insert(response.psn.raw(), original)
+        {
+            let list = if before == original {
+                &mut same
+            } else {
+                &mut other
+            };
+            list.push(response.number);
+        }
+    }
+    if !same.is_empty() {
+        let text = format!(
+            "it answers a repeated atomic with the result that it kept ({})",
+            often(same.len())
+        );
+        findings.add(Judgement::Observed, TOPIC, "9.4.5", same, text);
+    }
+    if !other.is_empty() {
+        let text = format!(
+            "it executes a repeated atomic once more ({})",
+            often(other.len())
+        );
+        findings.add(Judgement::Violation, TOPIC, "9.4.5", other, text);
+    }
+}
+
+/// Whether the message sequence numbers of the peer grow as messages are completed.
+fn message_numbers(half: &Half, findings: &mut Findings) {
+    let mut highest: Option<(Psn, Psn)> = None;
+    let mut wrong = Vec::new();
+    for response in &half.responses {
+        let Some(aeth) = aeth(response) else { continue };
+        // MSNs wrap around as PSNs do.
+        let msn = Psn::new(aeth.msn);
+        if let Some((psn, before)) = highest
+            && response.psn.distance_from(psn) >= 0
+            && msn.distance_from(before) < 0
+        {
+            wrong.push(response.number);
+        }
+        if highest.is_none_or(|(psn, _)| response.psn.distance_from(psn) > 0) {
+            highest = Some((response.psn, msn));
+        }
+    }
+    if !wrong.is_empty() {
+        let text = "its message sequence number goes back".to_owned();
+        findings.add(Judgement::Violation, "ACKs", "9.7.7", wrong, text);
+    }
+}
+
+/// What the peer makes of marked packets.
+fn congestion_notifications(trace: &Trace, findings: &mut Findings) {
+    const TOPIC: &str = "congestion";
+    let (mut marked, mut sent) = (Vec::new(), Vec::new());
+    for half in &trace.halves {
+        match half.requester {
+            Requester::Here => {
+                marked.extend(
+                    half.requests
+                        .iter()
+                        .filter(|packet| packet.marked)
+                        .map(|packet| packet.number),
+                );
+                sent.extend(
+                    half.notified
+                        .iter()
+                        .map(|packet| (packet.time, packet.number)),
+                );
+            }
+            Requester::Peer => {}
+        }
+    }
+    if marked.is_empty() {
+        return;
+    }
+    sent.sort_unstable();
+    if sent.is_empty() {
+        let text = format!(
+            "it sends no CNP for {}",
+            count(marked.len(), "marked packet")
+        );
+        findings.add(Judgement::Remark, TOPIC, "annex A17", marked, text);
+        return;
+    }
+    let gaps = sent.windows(2).map(|pair| pair[1].0 - pair[0].0);
+    let apart = gaps
+        .min()
+        .map_or(String::new(), |gap| format!(", at least {gap:.1?} apart"));
+    let text = format!(
+        "it sends {} for {}{apart}",
+        count(sent.len(), "CNP"),
+        count(marked.len(), "marked packet")
+    );
+    findings.add(
+        Judgement::Observed,
+        TOPIC,
+        "annex A17",
+        sent.iter().map(|one| one.1),
+        text,
+    );
+}
+
+/// Whether the peer slows down when it is told of congestion.
+fn reaction_to_congestion(half: &Half, findings: &mut Findings) {
+    let Some(first) = half.notified.first() else {
+        return;
+    };
+    let split = half
+        .requests
+        .partition_point(|packet| packet.time < first.time);
+    let (before, after) = half.requests.split_at(split);
+    let rate = |packets: &[Packet]| match packets {
+        [start, .., end] if packets.len() >= RATE_PACKETS && end.time > start.time => {
+            let bytes: u64 = packets.iter().map(|packet| u64::from(packet.payload)).sum();
+            Some(bytes as f64 / (end.time - start.time).as_secs_f64())
+        }
+        _ => None,
+    };
+    let (Some(before), Some(after)) = (rate(before), rate(after)) else {
+        return;
+    };
+    let text = format!(
+        "after the first CNP, of {} in all, it sends at {:.0} % of its rate before",
+        half.notified.len(),
+        after / before * 100.0
+    );
+    findings.add(
+        Judgement::Observed,
+        "congestion",
+        "annex A17",
+        [first.number],
+        text,
+    );
+}
+
+/// A number of things.
+fn count(number: usize, thing: &str) -> String {
+    match number {
+        1 => format!("one {thing}"),
+        _ => format!("{number} {thing}s"),
+    }
+}
+
+/// How often something happened.
+fn often(number: usize) -> String {
+    match number {
+        1 => "once".to_owned(),
+        _ => format!("{number} times"),
+    }
+}
+
+/// The shortest and the longest of some times.
+fn range(times: impl Iterator<Item = Duration> + Clone) -> String {
+    match (times.clone().min(), times.max()) {
+        (Some(low), Some(high)) if low == high => format!("{low:.2?}"),
+        (Some(low), Some(high)) => format!("{low:.2?} to {high:.2?}"),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

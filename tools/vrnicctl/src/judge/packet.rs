@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What a capture has of connections with one peer.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use pcap_file::pcapng::{Block, PcapNgReader};
+use vrnic_engine::psn::Psn;
+use vrnic_engine::segment::{Body, ECN_MARKED, ECN_MASK, Position};
+use vrnic_roce::{FrameError, parse};
+
+/// A packet of a reliable connection.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// Number in its file, from 1, as Wireshark shows it.
+    pub number: usize,
+    /// When it passed, since an arbitrary moment.
+    pub time: Duration,
+    /// Queue pair that it is for.
+    pub qpn: u32,
+    /// Sequence number.
+    pub psn: Psn,
+    /// What it is.
+    pub body: Body,
+    /// Bytes of payload.
+    pub payload: u32,
+    /// Whether the requester asks for an acknowledgement.
+    pub ack_request: bool,
+    /// Whether a switch, or a fault, marked it as congested.
+    pub marked: bool,
+}
+
+impl Packet {
+    /// Whether it ends a message.
+    pub fn ends_message(&self) -> bool {
+        match &self.body {
+            Body::Send { position, .. } | Body::Write { position, .. } => position.ends(),
+            body => body.has_response(),
+        }
+    }
+
+    /// PSNs that it takes up; those of a read are known from the size of its responses.
+    fn packets(&self, mtu: u32) -> u32 {
+        match &self.body {
+            Body::ReadRequest(reth) => reth.length.div_ceil(mtu.max(1)).max(1),
+            _ => 1,
+        }
+    }
+}
+
+/// Who sends the requests of one half of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Requester {
+    /// The peer that is judged.
+    Peer,
+    /// We.
+    Here,
+}
+
+/// Requests in one direction, and what was answered to them, in the order of time.
+#[derive(Debug)]
+pub struct Half {
+    /// Who sends the requests.
+    pub requester: Requester,
+    /// Requests.
+    pub requests: Vec<Packet>,
+    /// ACKs, NAKs and responses.
+    pub responses: Vec<Packet>,
+    /// Congestion notifications that the requester got.
+    pub notified: Vec<Packet>,
+    /// Most bytes in a packet.
+    pub mtu: u32,
+}
+
+impl Half {
+    /// The PSN behind that request.
+    pub fn psn_behind(&self, request: &Packet) -> Psn {
+        request.psn.add(request.packets(self.mtu))
+    }
+
+    /// The PSN of the last packet of that request and its responses.
+    pub fn last_psn(&self, request: &Packet) -> Psn {
+        self.psn_behind(request).previous()
+    }
+}
+
+/// A frame of the peer that nobody should have sent.
+#[derive(Debug)]
+pub struct Malformed {
+    /// Number in its file.
+    pub number: usize,
+    /// What is wrong.
+    pub error: FrameError,
+}
+
+/// What a capture has of a peer.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// Halves of connections.
+    pub halves: Vec<Half>,
+    /// Frames of the peer that are wrong.
+    pub malformed: Vec<Malformed>,
+}
+
+/// Packets by direction, requester last, and by the queue pair that they are for.
+type Streams = BTreeMap<(Requester, u32), Vec<Packet>>;
+
+impl Trace {
+    /// Reads a capture of what a device sent and received.
+    ///
+    /// # Errors
+    /// It cannot be read, or has no packet of a reliable connection with that peer.
+    pub fn read(path: &Path, peer: IpAddr) -> Result<Self> {
+        let whole = || format!("cannot read {}", path.display());
+        let file = File::open(path).with_context(whole)?;
+        let mut reader = PcapNgReader::new(BufReader::new(file)).with_context(whole)?;
+        let mut frames = Vec::new();
+        while let Some(block) = reader.next_block() {
+            if let Block::EnhancedPacket(block) = block.with_context(whole)? {
+                frames.push((block.timestamp, block.data.into_owned()));
+            }
+        }
+        let trace = Self::of_frames(frames.iter().map(|(time, data)| (*time, &data[..])), peer);
+        if trace.halves.is_empty() && trace.malformed.is_empty() {
+            bail!(
+                "{}: no packet of a reliable connection with {peer}",
+                path.display()
+            );
+        }
+        Ok(trace)
+    }
+
+    /// Sorts frames.
+    pub fn of_frames<'a>(frames: impl Iterator<Item = (Duration, &'a [u8])>, peer: IpAddr) -> Self {
+        let peer = gid(peer);
+        let mut malformed = Vec::new();
+        let (mut requests, mut responses, mut notified) =
+            (Streams::new(), Streams::new(), Streams::new());
+        for (index, (time, frame)) in frames.enumerate() {
+            let number = index + 1;
+            let segment = match parse(frame) {
+                Ok(segment) => segment,
+                Err(FrameError::NotRoce) => continue,
+                Err(error) => {
+                    if source(frame) == Some(peer) {
+                        malformed.push(Malformed { number, error });
+                    }
+                    continue;
+                }
+            };
+            let from = if segment.path.source == peer {
+                Requester::Peer
+            } else if segment.path.destination == peer {
+                Requester::Here
+            } else {
+                continue;
+            };
+            if segment.unreliable || matches!(segment.body, Body::Datagram { .. }) {
+                continue;
+            }
+            let packet = Packet {
+                number,
+                time,
+                qpn: segment.destination_qpn,
+                psn: segment.psn,
+                body: segment.body,
+                payload: u32::try_from(segment.payload.len()).unwrap_or(u32::MAX),
+                ack_request: segment.ack_request,
+                marked: segment.path.traffic_class & ECN_MASK == ECN_MARKED,
+            };
+            let streams = if packet.body.is_response() {
+                &mut responses
+            } else if packet.body == Body::CongestionNotification {
+                &mut notified
+            } else {
+                &mut requests
+            };
+            streams.entry((from, packet.qpn)).or_default().push(packet);
+        }
+        Self {
+            halves: pair(requests, responses, notified),
+            malformed,
+        }
+    }
+}
+
+/// Finds the answers to each stream of requests. Frames do not tell which queue pair sent them, but the answers have the
+/// PSNs of the requests.
+fn pair(requests: Streams, mut responses: Streams, mut notified: Streams) -> Vec<Half> {
+    let mut halves = Vec::new();
+    for ((requester, _), requests) in requests {
+        let mut half = Half {
+            requester,
+            mtu: 1,
+            requests,
+            responses: Vec::new(),
+            notified: Vec::new(),
+        };
+        half.mtu = mtu(&half.requests);
+        let other = match requester {
+            Requester::Peer => Requester::Here,
+            Requester::Here => Requester::Peer,
+        };
+        let starts: BTreeMap<u32, &Packet> = half
+            .requests
+            .iter()
+            .map(|request| (request.psn.raw(), request))
+            .collect();
+        let hits = |stream: &[Packet]| {
+            let mtu = mtu(stream).max(half.mtu);
+            let answers = |response: &&Packet| {
+                // Before the first one comes the last: PSNs wrap around.
+                let before = starts.range(..=response.psn.raw()).next_back();
+                before
+                    .or(starts.last_key_value())
+                    .is_some_and(|(_, request)| {
+                        let distance = response.psn.packets_since(request.psn);
+                        distance < request.packets(mtu)
+                    })
+            };
+            stream.iter().filter(answers).count()
+        };
+        let best = responses
+            .iter()
+            .filter(|((from, _), _)| *from == other)
+            .map(|(key, stream)| (hits(stream), *key))
+            .max();
+        if let Some((1.., key)) = best {
+            half.responses = responses.remove(&key).unwrap_or_default();
+            half.mtu = half.mtu.max(mtu(&half.responses));
+            half.notified = notified.remove(&key).unwrap_or_default();
+        }
+        halves.push(half);
+    }
+    halves
+}
+
+/// Most bytes of payload in packets that are followed by others of their message, or of any at all.
+fn mtu(packets: &[Packet]) -> u32 {
+    let full = |packet: &&Packet| {
+        matches!(
+            packet.body,
+            Body::Send { position, .. } | Body::Write { position, .. } | Body::ReadResponse { position, .. }
+                if matches!(position, Position::First | Position::Middle)
+        )
+    };
+    let of = |packets: &mut dyn Iterator<Item = &Packet>| packets.map(|one| one.payload).max();
+    of(&mut packets.iter().filter(full))
+        .or_else(|| of(&mut packets.iter()))
+        .unwrap_or(1)
+        .max(1)
+}
+
+/// The GID of an address.
+fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// Who sent a frame that is wrong, as far as it tells.
+fn source(frame: &[u8]) -> Option<[u8; 16]> {
+    let tagged = frame.get(12..14)? == [0x81, 0];
+    let start = if tagged { 18 } else { 14 };
+    match frame.get(start - 2..start)? {
+        [0x08, 0x00] => {
+            let bytes: [u8; 4] = frame.get(start + 12..start + 16)?.try_into().ok()?;
+            Some(gid(IpAddr::from(bytes)))
+        }
+        [0x86, 0xdd] => {
+            let bytes: [u8; 16] = frame.get(start + 8..start + 24)?.try_into().ok()?;
+            Some(gid(Ipv6Addr::from(bytes).into()))
+        }
+        _ => None,
+    }
+}
