@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# What tests do in a fresh Debian.
+# What tests do in a fresh Debian. It is gone afterwards: dpkg need not wait for the disk.
+echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/fast
+# Two tests wait for each other: they share what apt downloads, and that has room for one.
+exec 8>/var/cache/apt/archives/lock-of-tests
+flock 8
 
 fail() { echo "FAILED: $*"; exit 1; }
 

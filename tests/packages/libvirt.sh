@@ -3,27 +3,23 @@
 # The example domain for libvirt, with the libvirt of Debian 13: its VM has an RNIC that carries data. The VM boots
 # Debian's own kernel and has the fresh system as its root directory, since there is no disk image here.
 . "$(dirname "$0")/fresh.bash"
-fresh trixie trixie-backports <<'INSIDE'
-headers=$(apt-cache pkgnames linux-headers-7.3 | grep -E '^linux-headers-7\.3[.0-9]*\+deb13-amd64$' | sort -V | tail -n 1)
-release=${headers#linux-headers-}
-apt-get -yqq install busybox-static cpio iproute2 kmod perftest ibverbs-utils "linux-headers-$release" \
-	"linux-binary-$release" "linux-modules-$release" linux-source-7.3 \
-	libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients >/dev/null
-apt-get -yqq -t trixie-backports install qemu-system-x86 >/dev/null
-install vrnicd vrnic-dkms ibverbs-provider-vrnic >/tmp/said || fail "$(cat /tmp/said)"
-depmod "$release"
+with_driver <<'INSIDE'
+release=$(cat /release)
+apt-get -yqq install libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients >/dev/null
 SETUP_DIR=/tree/tools/setup
 . "$SETUP_DIR/initramfs.sh"
 initramfs_make /usr/bin/busybox / "$release" /tmp/initramfs virtio_pci 9pnet_virtio 9p >/dev/null
 cp "/usr/lib/modules/$release/vmlinuz" /tmp/vmlinuz
-cp /tree/tests/packages/guest-init /pair-init
-chmod 755 /pair-init
+install -m 755 /tree/tests/packages/guest-init /pair-init
 
 adduser --quiet libvirt-qemu vrnic
 printf '%s\n' '[[device]]' 'name = "rnic0"' 'socket = "/run/vrnic/rnic0.sock"' 'mac = "52:54:00:76:72:0a"' >/etc/vrnic/rnic0.toml
-setpriv --reuid=vrnic --regid=vrnic --init-groups vrnicd --config /etc/vrnic/rnic0.toml 2>/tmp/log &
+# As the service does it: members of the group may connect.
+(umask 007 && exec setpriv --reuid=vrnic --regid=vrnic --init-groups vrnicd --config /etc/vrnic/rnic0.toml 2>/tmp/log) &
 daemon=$!
 
+# libvirt asks /sys which processors there are.
+mount -t sysfs sys /sys
 # What the chroot has not: control groups, systemd, security modules, and a disk, a network and KVM for the VM.
 cat >/etc/libvirt/qemu.conf <<-EOF
 	security_driver = "none"
@@ -32,7 +28,7 @@ cat >/etc/libvirt/qemu.conf <<-EOF
 	stdio_handler = "file"
 EOF
 arguments="console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro"
-arguments+=" init=/pair-init panic=0 no_timer_check no5lvl mitigations=off pair=0"
+arguments+=" init=/pair-init panic=-1 no_timer_check no5lvl mitigations=off pair=0"
 sed -e 's/type="kvm"/type="qemu"/; s/<cpu mode="host-passthrough"/<cpu mode="maximum"/' \
 	-e "s|<type arch.*|&<kernel>/tmp/vmlinuz</kernel><initrd>/tmp/initramfs</initrd><cmdline>$arguments</cmdline>|" \
 	-e 's|<interface type="network">|<interface type="user">|; /<source network/d' \
@@ -46,8 +42,9 @@ for try in $(seq 600); do
 	[ "$(virsh -c qemu:///system domstate rdma 2>/dev/null)" = running ] || break
 	sleep 1
 done
-tr -d '\r' </tmp/console | grep -aE 'pair:|PORT_ACTIVE|#bytes|^ *65536'
-tr -d '\r' </tmp/console | grep -aqx 'pair: done' || fail "the VM: $(tail -n 60 /tmp/console)"
+tr -d '\r' </tmp/console >/tmp/said
+grep -aE 'pair:|PORT_ACTIVE|#bytes|^ *65536' /tmp/said
+grep -aqx 'pair: done' /tmp/said || fail "the VM: $(tail -n 60 /tmp/said)"
 kill "$daemon" "$(cat /run/libvirtd.pid)"
 wait "$daemon" || fail "vrnicd: $(cat /tmp/log)"
 INSIDE

@@ -3,19 +3,12 @@
 # All packages in one fresh Debian 13, and two VMs with Debian's own kernel that have it as their root directory: vrnicd
 # runs as the service's user, DKMS has built the driver, libibverbs finds the provider, and perftest runs between the VMs.
 . "$(dirname "$0")/fresh.bash"
-fresh trixie trixie-backports <<'INSIDE'
-image=$(apt-cache pkgnames linux-headers-7.3 | grep -E '^linux-headers-7\.3[.0-9]*\+deb13-amd64$' | sort -V | tail -n 1)
-release=${image#linux-headers-}
-apt-get -yqq install busybox-static cpio iproute2 kmod perftest ibverbs-utils "linux-headers-$release" \
-	"linux-binary-$release" "linux-modules-$release" linux-source-7.3 >/dev/null
-apt-get -yqq -t trixie-backports install qemu-system-x86 >/dev/null
-install_ours vrnicd vrnic-dkms ibverbs-provider-vrnic >/tmp/said || fail "$(cat /tmp/said)"
-depmod "$release"
-
+with_driver <<'INSIDE'
+release=$(cat /release)
 SETUP_DIR=/tree/tools/setup
 . "$SETUP_DIR/initramfs.sh"
 initramfs_make /usr/bin/busybox / "$release" /tmp/initramfs virtio_pci 9pnet_virtio 9p >/dev/null
-cp /tree/tests/packages/guest-init /pair-init
+install -m 755 /tree/tests/packages/guest-init /pair-init
 
 echo 'control = "/run/vrnic/control.sock"' >/etc/vrnic/pair.toml
 for n in 1 2; do
@@ -36,7 +29,7 @@ daemon=$!
 for try in $(seq 100); do [ ! -S /run/vrnic/rnic2.sock ] || break; sleep 0.1; done
 
 options="console=ttyS0 root=root rootfstype=9p rootflags=trans=virtio,version=9p2000.L,msize=524288,cache=loose ro \
-	init=/pair-init panic=0 no_timer_check no5lvl mitigations=off"
+	init=/pair-init panic=-1 no_timer_check no5lvl mitigations=off"
 vms=()
 for n in 1 2; do
 	device="{\"driver\":\"vfio-user-pci\",\"bus\":\"pcie.0\",\"x-msg-timeout\":60000,
