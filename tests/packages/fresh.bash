@@ -51,6 +51,7 @@ with_driver() {
 			# As Documentation/install.rst says: with QEMU come newer libraries, which what is there then fits.
 			install_ours vrnicd vrnic-dkms ibverbs-provider-vrnic >/tmp/said || fail "$(cat /tmp/said)"
 			apt-get -yqq -t trixie-backports install qemu-system-x86 >/dev/null
+			install_ours vrnic-lab >/dev/null
 		INSTALL
 		date -u +%FT%TZ >"$base.complete"
 	fi

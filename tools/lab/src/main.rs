@@ -364,7 +364,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
     });
     let load = || Settings::load(kernel).map(|settings| settings.with_fabric(cli.fabric));
     let sources = || -> Result<Settings> {
-        if settings::bundle().is_some() {
+        if settings::is_bundled() {
             bail!("this needs the source tree: it builds what it tests and measures");
         }
         load()

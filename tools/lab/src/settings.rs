@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Where things are: in the source tree, with what `tools/setup` prepared, or in a bundle. A bundle is laid out as a
 //! source tree in which everything is built, as far as the lab needs it, with the programs in `bin` and what the guests
-//! see as /vrnic in `share`.
+//! see as /vrnic in `share`. The Debian package makes a bundle of what is installed, in the cache.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::kernel::{self, Kernel};
 use crate::vm::Fabric;
@@ -37,10 +38,10 @@ impl Settings {
     /// # Errors
     /// Not inside the source tree, or the setup has not run; a bundle has no such kernel.
     pub fn load(kernel: kernel::Name) -> Result<Self> {
-        let bundle = bundle();
-        if bundle.is_some() && kernel != kernel::Name::Stock {
+        let bundled = is_bundled();
+        if bundled && kernel != kernel::Name::Stock {
             bail!(
-                "this bundle has Debian's kernel only: unset KDIR and VRNIC_KERNEL, or use the source tree"
+                "without the source tree there is Debian's kernel only: unset KDIR and VRNIC_KERNEL"
             );
         }
         let tree = tree()?;
@@ -63,7 +64,7 @@ impl Settings {
             userland: setup.join("userland").canonicalize().ok(),
             fabric: Fabric::default(),
             labs: 1,
-            bundled: bundle.is_some(),
+            bundled,
             tree,
         })
     }
@@ -117,27 +118,55 @@ impl Settings {
     }
 }
 
-/// The bundle that this program is part of: it has a file that says so.
-#[must_use]
-pub fn bundle() -> Option<PathBuf> {
+/// Where this program is installed: above `bin`.
+fn prefix() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
-    let root = program.parent()?.parent()?;
-    root.join("bundle.txt")
-        .is_file()
-        .then(|| root.to_path_buf())
+    Some(program.parent()?.parent()?.to_path_buf())
 }
 
-/// The bundle that this program is part of, else the source tree around the current directory.
+/// The bundle that this program is part of: it has a file that says so.
+fn bundle() -> Option<PathBuf> {
+    prefix().filter(|root| root.join("bundle.txt").is_file())
+}
+
+/// What makes a bundle of what is installed, if this program comes from the Debian package.
+fn installed() -> Option<PathBuf> {
+    let prepare = prefix()?.join("lib/vrnic-lab/prepare");
+    prepare.is_file().then_some(prepare)
+}
+
+/// Whether there is no source tree: this program is part of a bundle, or installed.
+#[must_use]
+pub fn is_bundled() -> bool {
+    bundle().is_some() || installed().is_some()
+}
+
+/// The bundle that this program is part of or makes, else the source tree around the current directory.
 ///
 /// # Errors
-/// There is none.
+/// There is none, or something that is to be in it is not installed.
 pub fn tree() -> Result<PathBuf> {
     if let Some(bundle) = bundle() {
         return Ok(bundle);
+    }
+    if let Some(prepare) = installed() {
+        return prepared(&prepare);
     }
     let here = std::env::current_dir()?;
     here.ancestors()
         .find(|dir| dir.join("tools/lab/Cargo.toml").is_file())
         .map(Path::to_path_buf)
         .context("not inside the vrnic source tree")
+}
+
+/// The bundle that `prepare` makes in the cache, or made before.
+fn prepared(prepare: &Path) -> Result<PathBuf> {
+    let output = Command::new(prepare)
+        .arg(Settings::cache().join("lab"))
+        .output()
+        .with_context(|| format!("running {}", prepare.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}", said.trim());
+    let path = String::from_utf8_lossy(&output.stdout);
+    Ok(PathBuf::from(path.trim()))
 }

@@ -310,10 +310,11 @@ impl Spec {
         }
         for (tag, path, read_only) in directories {
             let read_only = if read_only { "on" } else { "off" };
+            // Below a directory may be other file systems, with the same numbers of files.
             add(&[
                 "-fsdev",
                 &format!(
-                    "local,id={tag},path={},security_model=none,readonly={read_only}",
+                    "local,id={tag},path={},security_model=none,multidevs=remap,readonly={read_only}",
                     option(&path)
                 ),
             ]);
