@@ -113,6 +113,10 @@ test-packages: packages ## install the packages in fresh systems, build modules 
 test-apps: setup-apps setup-qemu setup-guest userspace module-stock module-lab ## run MPI, UCX, libfabric and more between four VMs (T=part of a name)
 	@bash tests/apps/run.sh "$(T)"
 
+# Not in `make test`: it needs two more images.
+test-disk: setup-disk setup-apps setup-qemu setup-guest userspace module-stock ## boot a VM from a disk image with cloud-init, log in by ssh
+	@bash tests/disk/run.sh
+
 clean: ## remove everything built in this tree (keeps the cache outside the tree)
 	rm -rf build
 	cd tools && cargo clean
@@ -123,7 +127,7 @@ setup-packages:
 setup-tests: setup-packages
 	@$(SETUP) tests
 
-setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging: setup-%: setup-packages
+setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging setup-disk: setup-%: setup-packages
 	@$(SETUP) $*
 
 # Each kernel has builds of its own, and each build of the module a copy of the sources of its own.
@@ -147,8 +151,8 @@ $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
 	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
-.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-apps test-debug test-races fuzz simulate chaos \
+.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-apps test-disk test-debug test-races fuzz simulate chaos \
 	bench check setup build module \
 	kunit-module test-kernels userspace programs provider manual clean \
-	setup-packages setup-tests setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging \
+	setup-packages setup-tests setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging setup-disk \
 	$(foreach what,kernel module kunit test-modules,$(KERNELS:%=$(what)-%))

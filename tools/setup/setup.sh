@@ -11,6 +11,7 @@
 #   userland    RDMA programs of a newer release, for tests
 #   bundle      what `make bundle` needs besides
 #   packaging   a Debian 13 to build packages in
+#   disk        a disk image with cloud-init, for `make test-disk`
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 . "$SETUP_DIR/packages.sh"
@@ -24,13 +25,14 @@ set -euo pipefail
 . "$SETUP_DIR/userland.sh"
 . "$SETUP_DIR/bundle.sh"
 . "$SETUP_DIR/packaging.sh"
+. "$SETUP_DIR/disk.sh"
 
 mkdir -p "$TREE/build/setup"
 rm -f "$FAILED"
 for part in "$@"; do
 	case $part in
-	packages | tests | kernel | qemu | guest | apps | userland | bundle | packaging) ;;
-	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps userland bundle packaging" ;;
+	packages | tests | kernel | qemu | guest | apps | userland | bundle | packaging | disk) ;;
+	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps userland bundle packaging disk" ;;
 	esac
 	lock "$part"
 	"setup_$part"

@@ -102,7 +102,8 @@ impl Ask {
         let own = str::to_owned;
         Ok(match list.as_slice() {
             [
-                "pid" | "console" | "log" | "config" | "sockets" | "device" | "control",
+                "pid" | "console" | "log" | "config" | "sockets" | "device" | "ssh-port"
+                | "control",
                 ..,
             ] => Self::Fact(words.to_vec()),
             ["qmp", vm, command] => Self::Qmp {
@@ -294,6 +295,7 @@ fn fact(lab: &Lab, words: &[String]) -> Result<String> {
         ["config"] => path(lab.config()),
         ["sockets"] => path(lab.sockets().to_path_buf()),
         ["control"] => path(lab.control()),
+        ["ssh-port", vm] => lab.with_vm(vm, |vm| vm.ssh_port())?.to_string(),
         ["device", vm] => lab.device(vm).name().to_owned(),
         _ => bail!("unknown fact `{}`", words.join(" ")),
     })

@@ -3,6 +3,7 @@
 //! `make run` and of the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,8 @@ const MAX_NUMBER: u8 = 60;
 const STRIDE: u8 = 64;
 /// What starts a guest's first part; an image must have it.
 const INIT: &str = "sbin/vrnic-init";
+/// The ssh server of an image.
+pub const SSHD: &str = "usr/sbin/sshd";
 /// Directories that are in memory in each guest, so that mount points can be made there.
 const WRITABLE: [&str; 5] = ["/mnt", "/root", "/run", "/tmp", "/var/tmp"];
 
@@ -75,6 +78,10 @@ pub struct Machine {
     pub kernel: Option<String>,
     /// Its root directory, if not the usual one.
     pub image: Option<PathBuf>,
+    /// Its disk, if it has a system of its own.
+    pub disk: Option<Disk>,
+    /// Whether people log in by ssh.
+    pub ssh: bool,
     /// Memory in MiB.
     pub memory: Option<u32>,
     /// Processors.
@@ -87,6 +94,17 @@ pub struct Machine {
     pub nics: Vec<Nic>,
     /// Directories of the host.
     pub shares: Vec<Share>,
+}
+
+/// A disk image that a VM has a private copy of, with a system that the kernel of the lab starts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Disk {
+    /// The image.
+    pub path: PathBuf,
+    /// `qcow2` or `raw`.
+    pub format: &'static str,
+    /// What cloud-init in it is to do.
+    pub user_data: Option<PathBuf>,
 }
 
 /// A virtio-net, and perhaps the RNIC that is paired with it.
@@ -163,6 +181,9 @@ struct FileSection {
     name: Option<Spanned<String>>,
     kernel: Option<Spanned<String>>,
     image: Option<Spanned<PathBuf>>,
+    user_data: Option<Spanned<PathBuf>>,
+    #[serde(default)]
+    ssh: bool,
     memory: Option<Spanned<u32>>,
     cpus: Option<Spanned<u32>>,
     first_number: Option<Spanned<u8>>,
@@ -194,6 +215,8 @@ struct MachineSection {
     count: Option<Spanned<usize>>,
     kernel: Option<Spanned<String>>,
     image: Option<Spanned<PathBuf>>,
+    user_data: Option<Spanned<PathBuf>>,
+    ssh: Option<bool>,
     memory: Option<Spanned<u32>>,
     cpus: Option<Spanned<u32>>,
     kernel_arguments: Option<Spanned<String>>,
@@ -543,19 +566,8 @@ fn machines(
             Some(kernel) => Some(kernel_of(source, kernel)?),
             None => None,
         };
-        let image = match vm.image.as_ref().or(file.image.as_ref()) {
-            Some(image) => {
-                let path = source.host("image", image)?;
-                source.ensure(path.join(INIT).is_file(), &image.span(), || {
-                    format!(
-                        "image: {} is no root directory of a guest: it has no {INIT}; tools/setup/guest-init is one",
-                        path.display()
-                    )
-                })?;
-                Some(path)
-            }
-            None => None,
-        };
+        let ssh = vm.ssh.unwrap_or(file.ssh);
+        let (image, disk) = image_of(source, file, vm, ssh)?;
         let kernel_arguments = match &vm.kernel_arguments {
             Some(arguments) => {
                 source.ensure(
@@ -617,6 +629,8 @@ fn machines(
             device,
             kernel,
             image,
+            disk,
+            ssh,
             memory: memory.map(|memory| *memory.get_ref()),
             cpus: cpus.map(|cpus| *cpus.get_ref()),
             kernel_arguments,
@@ -629,6 +643,82 @@ fn machines(
         "a lab has at least one [[vm]]".to_owned()
     })?;
     Ok((machines, copies, spans))
+}
+
+/// The root directory of a VM, or its disk.
+fn image_of(
+    source: &Source<'_>,
+    file: &FileSection,
+    vm: &MachineSection,
+    ssh: bool,
+) -> Result<(Option<PathBuf>, Option<Disk>)> {
+    let own_user_data = vm.user_data.as_ref();
+    let Some(image) = vm.image.as_ref().or(file.image.as_ref()) else {
+        return match own_user_data {
+            Some(data) => {
+                Err(source.error(&data.span(), "user_data: for VMs whose image is a disk"))
+            }
+            None => Ok((None, None)),
+        };
+    };
+    let path = source.host("image", image)?;
+    if path.is_dir() {
+        source.ensure(path.join(INIT).is_file(), &image.span(), || {
+            format!(
+                "image: {} is no root directory of a guest: it has no {INIT}; tools/setup/guest-init is one",
+                path.display()
+            )
+        })?;
+        source.ensure(!ssh || path.join(SSHD).is_file(), &image.span(), || {
+            format!("image: {} has no {SSHD}, which `ssh` needs", path.display())
+        })?;
+        if let Some(data) = own_user_data {
+            return Err(source.error(&data.span(), "user_data: for VMs whose image is a disk"));
+        }
+        return Ok((Some(path), None));
+    }
+    let format = disk_format(&path).ok_or_else(|| {
+        source.error(
+            &image.span(),
+            format!(
+                "image: {} is neither a root directory nor a disk image (qcow2, or raw with partitions or ext4)",
+                path.display()
+            ),
+        )
+    })?;
+    let user_data = match own_user_data.or(file.user_data.as_ref()) {
+        Some(data) => {
+            let path = source.host("user_data", data)?;
+            source.ensure(path.is_file(), &data.span(), || {
+                format!("user_data: {} is no file", path.display())
+            })?;
+            Some(path)
+        }
+        None => None,
+    };
+    Ok((
+        None,
+        Some(Disk {
+            path,
+            format,
+            user_data,
+        }),
+    ))
+}
+
+/// What kind of disk image a file is, by what is at its beginning.
+fn disk_format(path: &Path) -> Option<&'static str> {
+    let mut start = Vec::new();
+    let file = std::fs::File::open(path).ok()?;
+    file.take(2048).read_to_end(&mut start).ok()?;
+    let at = |offset: usize, bytes: &[u8]| start.get(offset..offset + bytes.len()) == Some(bytes);
+    if at(0, b"QFI\xfb") {
+        Some("qcow2")
+    } else if at(510, &[0x55, 0xaa]) || at(1080, &[0x53, 0xef]) {
+        Some("raw")
+    } else {
+        None
+    }
 }
 
 /// A kernel's name, or the path of a built tree.
@@ -1068,6 +1158,35 @@ mod tests {
     }
 
     #[test]
+    fn an_image_is_a_disk_by_what_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let text = format!(
+            "ssh = true\nimage = \"{0}\"\nuser_data = \"{0}\"\n[[vm]]\nname = \"a\"\n",
+            path.display()
+        );
+        let mut ext4 = vec![0; 2048];
+        ext4[1080..1082].copy_from_slice(&[0x53, 0xef]);
+        let mut partitions = vec![0; 512];
+        partitions[510..].copy_from_slice(&[0x55, 0xaa]);
+        for (bytes, format) in [
+            (b"QFI\xfb\0\0\0\x03".to_vec(), "qcow2"),
+            (ext4, "raw"),
+            (partitions, "raw"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let lab = lab(&text);
+            let machine = &lab.machines[0];
+            let disk = machine.disk.as_ref().unwrap();
+            assert_eq!(disk.format, format);
+            assert_eq!(disk.user_data.as_deref(), Some(disk.path.as_path()));
+            assert!(machine.ssh && machine.image.is_none());
+        }
+        std::fs::write(&path, b"QF").unwrap();
+        assert!(parse(&text).is_err());
+    }
+
+    #[test]
     fn those_that_stay_keep_their_numbers() {
         let before = lab("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\n[[vm]]\nname = \"c\"\n");
         let text = "[[vm]]\nname = \"d\"\n[[vm]]\nname = \"c\"\n[[vm]]\nname = \"a\"\n";
@@ -1118,6 +1237,16 @@ mod tests {
             ),
             (&format!("{VM}image = \"/no/such\"\n"), 3, "image: /no/such"),
             (&format!("{VM}image = \"/\"\n"), 3, "sbin/vrnic-init"),
+            (
+                &format!("{VM}image = \"/proc/version\"\n"),
+                3,
+                "neither a root directory nor a disk image",
+            ),
+            (
+                &format!("{VM}user_data = \"/proc/version\"\n"),
+                3,
+                "user_data: for VMs whose image is a disk",
+            ),
             (
                 &format!("{VM}rnic = [{{ network = \"x\" }}]\n"),
                 3,

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::accelerator::{self, Accelerator};
 use crate::agent::Agent;
 use crate::daemon::{self, Daemon};
-use crate::description::{Description, Machine, Network};
+use crate::description::{Description, Machine, Network, SSHD};
 use crate::kernel::Kernel;
 use crate::namespaces::Namespaces;
 use crate::output::say;
@@ -23,6 +23,7 @@ use crate::process::{scratch, scratch_in};
 use crate::progress::Step;
 use crate::settings::Settings;
 use crate::share;
+use crate::ssh;
 use crate::vm::{self, Cable, Device, Family, Net, Spec, Vm};
 
 /// How long a guest may take to boot. TCG on a busy machine is slow.
@@ -379,8 +380,21 @@ impl Lab {
             .machines
             .iter()
             .any(|it| it.device == Device::Vrnic);
+        let ssh_key = if machine.ssh {
+            let root = machine.image.as_ref().unwrap_or(&settings.guest_root);
+            // Nothing is known of what is on a disk.
+            ensure!(
+                machine.disk.is_some() || !root.is_dir() || root.join(SSHD).is_file(),
+                "VM {}: its image has no {SSHD}, which `ssh` needs; `make setup-apps` makes one that has: build/setup/apps",
+                machine.name
+            );
+            Some(ssh::key(&self.sockets)?)
+        } else {
+            None
+        };
         Ok(Spec {
             machine: machine.clone(),
+            ssh_key,
             accelerator,
             cables,
             nvdimm,
@@ -462,13 +476,20 @@ impl Lab {
     /// Waits for a VM that boots beside others.
     fn wait_vm(&self, name: &str, others: usize) -> Result<()> {
         let waves = u32::try_from(others.div_ceil(2))?;
-        let (start, patience) = (Instant::now(), BOOT * waves.max(1));
+        let (start, patience) = (Instant::now(), self.patience(name)? * waves.max(1));
         loop {
             self.may_start()?;
             if self.with_vm(name, |vm| vm.ready(0, start, patience))? {
                 return Ok(());
             }
         }
+    }
+
+    /// How long that VM may take to boot.
+    fn patience(&self, name: &str) -> Result<Duration> {
+        let description = locked(&self.description);
+        let whole_system = description.machine(name)?.disk.is_some();
+        Ok(if whole_system { BOOT * 4 } else { BOOT })
     }
 
     /// Fails when the lab is to end.
@@ -654,9 +675,10 @@ impl Lab {
     /// # Errors
     /// As [`Vm::wait_ready`].
     pub fn wait_reboot(&self, name: &str) -> Result<()> {
+        let patience = self.patience(name)?;
         self.with_vm(name, |vm| {
             let waited = vm.waited;
-            vm.wait_ready(waited, BOOT)
+            vm.wait_ready(waited, patience)
         })
     }
 

@@ -32,6 +32,7 @@ mod scale;
 mod settings;
 mod share;
 mod shell;
+mod ssh;
 mod status;
 mod suite;
 mod up;
@@ -167,6 +168,19 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Log in to a VM of a lab started by `up`, by ssh, or run a command there
+    ///
+    /// The VM needs `ssh = true` in the lab file.
+    Ssh {
+        /// Name of the lab; optional if only one is up
+        #[arg(long)]
+        lab: Option<String>,
+        /// [USER@]VM; the default user is root
+        vm: String,
+        /// Command and arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        argv: Vec<String>,
+    },
     /// Run a command in a VM, or in several VMs in parallel
     ///
     /// The VMs are chosen in this order: those of the lab given with --lab, those of a running `shell`, those of the
@@ -266,6 +280,7 @@ enum Command {
     ///   config                     configuration of vrnicd
     ///   sockets                    directory of the lab's sockets
     ///   device VM                  RDMA device of the VM: vrnic or rxe
+    ///   ssh-port VM                port of 127.0.0.1 that leads to the VM's ssh server
     ///   ready [-6] VM              wait for the RDMA device, print the index of its IPv4 (-6: IPv6) GID
     ///   perf [-6] CLIENT SERVER PROGRAM ARGS…
     ///                              run a two-ended program over IPv4 (-6: IPv6), print the client's output
@@ -397,6 +412,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
             to,
             json,
         } => up::copy(&control_socket(lab)?, &from, &to, json)?,
+        Command::Ssh { lab, vm, argv } => ssh::ssh(&control_socket(lab)?, &vm, &argv)?,
         Command::Supervise { name } => up::supervise(&name, kernel)?,
         Command::Exec {
             lab,

@@ -3,7 +3,7 @@
 //! nothing for the VMs that are up.
 //!
 //! ```text
-//! init              second half of the guest's start
+//! init, disk        second half of the guest's start
 //! bin/              executables of the cargo workspace
 //! lib/libvrnic-…    providers
 //! userland/         libraries and programs of a newer release; bin/…-65 runs them
@@ -28,10 +28,7 @@ use crate::settings::Settings;
 pub fn stage(settings: &Settings, share: &Path, driver: Option<&Path>) -> Result<()> {
     fs::create_dir_all(share.join("bin"))?;
     fs::create_dir_all(share.join("tests"))?;
-    copy(
-        &settings.tree.join("tools/lab/guest/init"),
-        &share.join("init"),
-    )?;
+    tree(&settings.tree.join("tools/lab/guest"), share)?;
     programs(&settings.programs(), share)?;
     providers(&settings.tree.join("build/provider"), share)?;
     if let Some(userland) = &settings.userland {

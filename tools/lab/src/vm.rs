@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! One virtual machine: a stock QEMU with the RNIC on `vfio-user-pci` and a paired virtio-net.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -122,6 +123,13 @@ impl Family {
 /// The VMs of `make run` and of the tests.
 pub const NAMES: [&str; 2] = ["a", "b"];
 
+/// Serial number by which a guest knows its disk.
+const DISK: &str = "lab-disk";
+/// Address of a guest in the network that only ssh uses, which QEMU's has for the first guest.
+const SSH_IPV4: &str = "10.0.2.15";
+/// Another one, as each device has both.
+const SSH_IPV6: &str = "fec0::15";
+
 /// Memory of a VM in MiB, if nothing says otherwise.
 const MEMORY_MB: u32 = 1536;
 
@@ -144,6 +152,8 @@ pub struct Spec {
     pub share: PathBuf,
     /// Console and QEMU logs.
     pub logs: PathBuf,
+    /// Whom ssh lets in, if it does: the public part of an Ed25519 key, base64.
+    pub ssh_key: Option<String>,
 }
 
 /// What is behind a device.
@@ -302,6 +312,20 @@ impl Spec {
         } else {
             directories.push(directory("root", guest, true));
         }
+        if let Some(disk) = &machine.disk {
+            // What the guest writes goes to a file that nobody else sees, and ends with QEMU.
+            add(&[
+                "-drive",
+                &format!(
+                    "id=disk,if=none,format={},snapshot=on,file={}",
+                    disk.format,
+                    option(&disk.path)
+                ),
+                "-device",
+                &format!("virtio-blk-pci,drive=disk,serial={DISK}"),
+            ]);
+            directories.push(directory("seed", &self.socket("seed"), true));
+        }
         let modules = settings.kernel.modules().map(|dir| dir.join("kernel"));
         directories.extend(modules.iter().map(|dir| directory("modules", dir, true)));
         for (index, share) in machine.shares.iter().enumerate() {
@@ -354,6 +378,16 @@ impl Spec {
             "-qmp",
             &format!("unix:{},server=on,wait=off", option(&self.socket("qmp"))),
         ]);
+        if self.ssh_key.is_some() {
+            add(&[
+                "-netdev",
+                "user,id=ssh,restrict=on,hostfwd=tcp:127.0.0.1:0-:22",
+            ]);
+            add(&[
+                "-device",
+                &format!("virtio-net-pci,netdev=ssh,mac={},romfile=", self.ssh_mac()),
+            ]);
+        }
         for (index, (nic, cable)) in machine.nics.iter().zip(&self.cables).enumerate() {
             // Without a switch one end listens, the other connects and reconnects: either may start first or be started
             // again.
@@ -407,7 +441,58 @@ impl Spec {
             let mode = if share.read_only { "ro" } else { "rw" };
             format!(" lab.share=share{index},{mode},{}", share.guest)
         });
-        nics.chain(shares).collect()
+        let disk = self
+            .machine
+            .disk
+            .iter()
+            .map(|_| format!(" lab.disk={DISK}"));
+        let ssh = self.ssh_key.iter().map(|key| {
+            let mac = self.ssh_mac();
+            format!(" lab.ssh={key} lab.nic={mac},{SSH_IPV4},{SSH_IPV6}")
+        });
+        nics.chain(shares).chain(disk).chain(ssh).collect()
+    }
+
+    /// Address of the network device that only ssh uses.
+    fn ssh_mac(&self) -> String {
+        format!("52:54:00:77:00:{:02x}", self.machine.number)
+    }
+
+    /// Writes what cloud-init in the guest reads.
+    fn write_seed(&self) -> Result<()> {
+        let Some(disk) = &self.machine.disk else {
+            return Ok(());
+        };
+        let directory = self.socket("seed");
+        fs::create_dir_all(&directory)?;
+        let user_data = match &disk.user_data {
+            Some(path) => fs::read(path).with_context(|| format!("reading {}", path.display()))?,
+            None => b"#cloud-config\n{}\n".to_vec(),
+        };
+        fs::write(directory.join("user-data"), user_data)?;
+        // People log in as root, as in the lab's own image.
+        let vendor_data = "#cloud-config\ndisable_root: false\n";
+        fs::write(directory.join("vendor-data"), vendor_data)?;
+        let mut meta_data = format!("instance-id: vrnic-{0}\nlocal-hostname: {0}\n", self.name());
+        if let Some(key) = &self.ssh_key {
+            let _ = writeln!(meta_data, "public-keys:\n  - ssh-ed25519 {key} vrnic-lab");
+        }
+        fs::write(directory.join("meta-data"), meta_data)?;
+        let mut network = "version: 2\nethernets:\n".to_owned();
+        let nics = self.machine.nics.iter();
+        let nics = nics.map(|nic| (nic.mac.clone(), nic.ipv4.as_str(), nic.ipv6.as_str()));
+        let ssh = self
+            .ssh_key
+            .iter()
+            .map(|_| (self.ssh_mac(), SSH_IPV4, SSH_IPV6));
+        for (index, (mac, ipv4, ipv6)) in nics.chain(ssh).enumerate() {
+            let _ = writeln!(
+                network,
+                "  nic{index}:\n    match: {{ macaddress: \"{mac}\" }}\n    addresses: [{ipv4}/24, \"{ipv6}/64\"]"
+            );
+        }
+        fs::write(directory.join("network-config"), network)?;
+        Ok(())
     }
 }
 
@@ -418,6 +503,14 @@ fn early_panic(console: &str) -> bool {
         .is_some_and(|(before, _)| {
             before.contains(" setup_IO_APIC+") && !before.contains(" as init process")
         })
+}
+
+/// The port that QEMU listens on, as `info usernet` shows it.
+fn forwarded_port(text: &str) -> Option<u16> {
+    let line = text
+        .lines()
+        .find(|line| line.contains("TCP[HOST_FORWARD]"))?;
+    line.split_whitespace().nth(3)?.parse().ok()
 }
 
 /// A path as part of a QEMU option, where a single comma would end it.
@@ -467,6 +560,7 @@ impl Vm {
             }
         }
         fs::create_dir_all(&spec.logs)?;
+        spec.write_seed()?;
         let log = spec.logs.join(format!("qemu-{}.log", spec.name()));
         let mut process = Process::start(
             &format!("QEMU {}", spec.name()),
@@ -610,6 +704,26 @@ impl Vm {
         ask(command)
     }
 
+    /// The TCP port of this machine that leads to the ssh server of the guest.
+    ///
+    /// # Errors
+    /// It has none, or QEMU does not answer.
+    pub fn ssh_port(&self) -> Result<u16> {
+        if self.spec.ssh_key.is_none() {
+            bail!(
+                "VM {} has no ssh: give it `ssh = true` in the lab file",
+                self.spec.name()
+            );
+        }
+        let command = json!({
+            "execute": "human-monitor-command",
+            "arguments": { "command-line": "info usernet" },
+        });
+        let reply = self.qmp(&command.to_string())?;
+        let text = reply["return"].as_str().unwrap_or_default();
+        forwarded_port(text).with_context(|| format!("QEMU forwards no port: {text}"))
+    }
+
     /// Powers the guest off and waits for QEMU; kills it when that takes long.
     pub fn stop(&mut self) {
         if self.alive() {
@@ -626,7 +740,7 @@ impl Vm {
 
 #[cfg(test)]
 mod tests {
-    use super::{early_panic, option};
+    use super::{early_panic, forwarded_port, option};
     use std::path::Path;
 
     #[test]
@@ -644,6 +758,14 @@ mod tests {
             "{oops}Run /sbin/init as init process\n"
         )));
         assert!(!early_panic("Run /sbin/init as init process\n"));
+    }
+
+    #[test]
+    fn the_port_of_ssh_is_what_qemu_says() {
+        let text = "Hub -1 (ssh):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\n\
+                    \x20 TCP[HOST_FORWARD]  12       127.0.0.1 40113       10.0.2.15    22     0     0\n";
+        assert_eq!(forwarded_port(text), Some(40113));
+        assert_eq!(forwarded_port(""), None);
     }
 
     #[test]
