@@ -126,7 +126,7 @@ enum Command {
     /// Report how another RNIC, or Soft-RoCE, behaves when packets are lost, repeated, refused or marked.
     #[command(subcommand)]
     Judge(judge::Command),
-    /// Show or change vrnicd's log filter, such as `debug` or `info,vrnicd::vfio_user=trace`.
+    /// Show or change vrnicd's log filter, such as `debug` or `info,vrnic_vfio_user=trace`.
     Log {
         /// New filter. Without it, show the current one.
         filter: Option<String>,

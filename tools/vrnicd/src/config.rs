@@ -28,7 +28,7 @@ const MAX_SOCKET_PATH: usize = 107;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// What to log: a level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as
-    /// `info,vrnicd::vfio_user=debug`.
+    /// `info,vrnic_vfio_user=debug`.
     #[serde(default = "default_log")]
     pub log: String,
     /// How to log.

@@ -320,7 +320,7 @@ mod tests {
         journal.receive(daemon_end.as_fd()).unwrap();
         let answer = first.reply(0);
         journal.set_reply(answer.as_bytes(), &[]).unwrap();
-        journal.send_part_of_reply(daemon_end.as_fd(), 7);
+        journal.send_part_of_reply(daemon_end.as_fd(), 7).unwrap();
         qemu_end.write_all(&second[20..]).unwrap();
         drop((daemon_end, released));
         assert_eq!(

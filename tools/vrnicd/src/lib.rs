@@ -42,8 +42,9 @@ pub mod recording;
 #[allow(unsafe_code, reason = "system calls that no safe crate has")]
 pub mod scheduling;
 mod socket;
-pub mod stop;
 pub mod vfio_user;
 pub mod virtio;
 pub mod waker;
 pub mod worker;
+
+pub use vrnic_vfio_user::stop;

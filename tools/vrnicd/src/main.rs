@@ -42,7 +42,7 @@ struct Arguments {
     #[arg(long, default_value = "rnic0")]
     name: String,
 
-    /// Log level (error, warn, info, debug, trace) or filter, such as `info,vrnicd::vfio_user=debug`. Overrides the
+    /// Log level (error, warn, info, debug, trace) or filter, such as `info,vrnic_vfio_user=debug`. Overrides the
     /// configuration file.
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::mapping::FileId;
+use vrnic_vfio_user::mapping::FileId;
+use vrnic_vfio_user::session::MAX_DMA_MAPS;
+
 use super::{Mapping, sigbus};
 
 /// Most translations of one VM; announced to the VMM.
-pub const MAX_TRANSLATIONS: usize = 65535;
+pub const MAX_TRANSLATIONS: usize = MAX_DMA_MAPS;
 
 /// Most files of one VM.
 const MAX_MAPPINGS: usize = 512;
@@ -248,7 +250,7 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mapping::tests::memfd;
+    use super::super::tests::memfd;
     use super::*;
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Guest memory: the RAM of a VM, shared with code that writes to it at any moment.
 //!
-//! * [`Mapping`]: one file of the VMM's, mapped once and whole. The only place with `mmap`.
+//! * [`Mapping`]: one file of the VMM's, mapped once and whole. It is the only thing that is mapped.
 //! * [`GuestMemory`]: which guest addresses lie where in which mapping, kept up to date by DMA_MAP and DMA_UNMAP.
 //! * [`RegionTable`]: the worker's names for mappings; every access of the engine goes through it and is checked.
 //! * [`QueueMemory`]: what virtqueues see.
@@ -15,14 +15,26 @@
 //! * A page that is not there when we access it raises SIGBUS. [`sigbus`] then gives up that file alone.
 
 mod map;
-mod mapping;
 mod queue_memory;
-pub mod sigbus;
 mod syncer;
 mod table;
 
 pub use map::{GuestMemory, MAX_TRANSLATIONS, MapError};
-pub use mapping::Mapping;
 pub use queue_memory::QueueMemory;
 pub use syncer::Syncer;
 pub use table::{DeviceMemory, RegionTable};
+pub use vrnic_vfio_user::{Mapping, sigbus};
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    /// A file in memory.
+    pub(super) fn memfd(len: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, len).unwrap();
+        fd
+    }
+}

@@ -245,7 +245,7 @@ impl Memory for DeviceMemory<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mapping::tests::memfd;
+    use super::super::tests::memfd;
     use super::*;
 
     #[test]

@@ -3,8 +3,8 @@
 //!
 //! A client that waits for a reply when the daemon dies would wait until it gives up, with its virtual CPUs standing
 //! still; one that gets a reply twice, or half of one, gives up at once. So everything that a successor needs lies in
-//! memory shared with the [holder](crate::holder): the bytes that were received and not yet dealt with, and the reply
-//! that is being sent. Nothing is lost and nothing is done twice, at whatever instruction the daemon is killed:
+//! memory shared with the process that stays, the holder: the bytes that were received and not yet dealt with, and the
+//! reply that is being sent. Nothing is lost and nothing is done twice, at whatever instruction the daemon is killed:
 //!
 //! * *Received bytes.* They are received straight into the ring, and how many is noted by the kernel within the same
 //!   system call (`noted_io`). Both happen or neither.
@@ -19,8 +19,8 @@
 //!
 //! So a message that wants a reply is in one of three states: not answered at all (the successor answers), answered by
 //! the reply that is noted (the successor sends what is missing, which may be nothing), or behind the position. A
-//! message that wants none may be executed twice if the successor executes it at all; [a device that is
-//! gone](super::dead_device) does not.
+//! message that wants none may be executed twice if the successor executes it at all; a device that is gone
+//! does not.
 //!
 //! The page with the notes is locked into memory, so that the kernel's store to it cannot fail for want of memory while
 //! the process dies.
@@ -34,7 +34,7 @@ use rustix::io::Errno;
 
 use super::message::MAX_MESSAGE;
 use super::noted_io::{self, NOTE_LEN, NOTED};
-use crate::guest_memory::Mapping;
+use crate::mapping::Mapping;
 
 /// Word: where the first message begins that is not dealt with.
 const POSITION: u64 = 0;
@@ -157,11 +157,10 @@ impl Journal {
         }
     }
 
-    /// Sends the first `length` bytes of the reply, as if the socket took no more.
-    #[cfg(test)]
-    pub fn send_part_of_reply(&self, socket: BorrowedFd<'_>, length: u64) {
+    /// Sends the first `length` bytes of the reply, as if the socket took no more: for tests of a successor.
+    pub fn send_part_of_reply(&self, socket: BorrowedFd<'_>, length: u64) -> Result<(), Errno> {
         let note = SENT.prepare(self);
-        noted_io::send(socket, &self.0, note, REPLY, length).unwrap();
+        noted_io::send(socket, &self.0, note, REPLY, length)
     }
 
     fn load(&self, offset: u64) -> u64 {

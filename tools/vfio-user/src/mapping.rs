@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mlock, mmap, msync, munmap};
 
-use super::sigbus;
+use crate::sigbus;
 
 /// Type of a ramfs, as `statfs` has it.
 const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
@@ -166,7 +166,7 @@ impl Mapping {
 
     /// Pointer to `length` bytes at `offset`, or `None` if they are not all inside or the file is lost. Valid while
     /// `self` lives.
-    pub(crate) fn pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
+    pub fn pointer(&self, offset: u64, length: u64) -> Option<*mut u8> {
         let end = offset.checked_add(length)?;
         if end > self.len() || self.is_lost() {
             return None;

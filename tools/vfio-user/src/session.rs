@@ -16,6 +16,8 @@ use super::stream::{MessageStream, StreamError};
 /// Version of the protocol spoken here.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
+/// Ranges of guest memory that a VMM may map at a time.
+pub const MAX_DMA_MAPS: usize = 65535;
 
 /// A vfio device, as the protocol sees it. Methods return at once; an errno goes back to the client.
 pub trait Device {
@@ -153,7 +155,7 @@ fn negotiate(version: Version, capabilities: &str, reply: &mut Vec<u8>) -> Resul
         "max_msg_fds": MAX_FDS,
         "max_data_xfer_size": MAX_DATA,
         "pgsizes": 4096,
-        "max_dma_maps": crate::guest_memory::MAX_TRANSLATIONS,
+        "max_dma_maps": MAX_DMA_MAPS,
         "write_multiple": true,
     }});
     reply.extend(ours.to_string().into_bytes());
@@ -262,6 +264,7 @@ fn check(device: &dyn Device, access: &RegionAccess) -> Result<(), Errno> {
 }
 
 /// For log messages: the number of a descriptor.
-pub(super) fn fd_number(fd: Option<&OwnedFd>) -> i32 {
+#[must_use]
+pub fn fd_number(fd: Option<&OwnedFd>) -> i32 {
     fd.map_or(-1, AsRawFd::as_raw_fd)
 }

@@ -14,7 +14,7 @@ use libc::{cmsghdr, iovec, mmsghdr, msghdr};
 use rustix::io::Errno;
 
 use super::message::MAX_FDS;
-use crate::guest_memory::Mapping;
+use crate::mapping::Mapping;
 
 /// Bytes of shared memory that a call needs, aligned to 8.
 pub const NOTE_LEN: u64 = size_of::<mmsghdr>() as u64;

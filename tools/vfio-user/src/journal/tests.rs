@@ -12,11 +12,52 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::message::{DmaMap, DmaUnmap, Header, IrqSet, MAX_DATA, RegionAccess, command};
 use crate::stop::Stop;
-use crate::vfio_user::dead_device::DeadDevice;
-use crate::vfio_user::message::{Header, MAX_DATA, RegionAccess, command};
-use crate::vfio_user::stream::MessageStream;
-use crate::vfio_user::{Disconnect, serve, take_over};
+use crate::stream::MessageStream;
+use crate::{Device, Disconnect, serve, take_over};
+
+/// A device that reads as all ones and agrees to everything else.
+struct Gone;
+
+impl Device for Gone {
+    fn info(&self) -> (u32, u32, u32) {
+        (0, 0, 0)
+    }
+
+    fn region(&self, _index: u32) -> Result<(u32, u64), Errno> {
+        Ok((0, u64::MAX))
+    }
+
+    fn irq(&self, _index: u32) -> Result<(u32, u32), Errno> {
+        Ok((0, 0))
+    }
+
+    fn set_irqs(&mut self, _set: &IrqSet, _data: &[u8], _fds: Vec<OwnedFd>) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn read(&mut self, _region: u32, _offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+        data.fill(0xff);
+        Ok(())
+    }
+
+    fn write(&mut self, _region: u32, _offset: u64, _data: &[u8]) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn dma_map(&mut self, _map: &DmaMap, _fd: Option<OwnedFd>) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, _unmap: &DmaUnmap) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), Errno> {
+        Ok(())
+    }
+}
 
 thread_local! {
     /// Steps that this thread still takes before it is killed.
@@ -130,11 +171,11 @@ fn survives(messages: &[Sent], piece: usize, steps: u32) -> bool {
         let server = scope.spawn(move || {
             let stop = Arc::new(Stop::new().unwrap());
             let stream = MessageStream::new(ours, stop.clone(), journal);
-            let ended = killed_after(steps, || take_over(stream, &mut DeadDevice::default()));
+            let ended = killed_after(steps, || take_over(stream, &mut Gone));
             if ended.is_none() {
                 let journal = Journal::open(&fd).unwrap();
                 let stream = MessageStream::resume(successors, stop, journal).unwrap();
-                let end = take_over(stream, &mut DeadDevice::default());
+                let end = take_over(stream, &mut Gone);
                 assert!(matches!(end, Disconnect::Closed), "{end:?}");
             }
             ended.is_none()
@@ -265,7 +306,7 @@ fn a_successor_negotiates_no_more() {
     theirs.write_all(request.as_bytes()).unwrap();
     theirs.shutdown(std::net::Shutdown::Write).unwrap();
     let stream = MessageStream::new(ours, Arc::new(Stop::new().unwrap()), journal);
-    serve(stream, &mut DeadDevice::default());
+    serve(stream, &mut Gone);
     let mut answer = [0; Header::LEN];
     theirs.read_exact(&mut answer).unwrap();
     let answer = Header::read_from_bytes(&answer).unwrap();

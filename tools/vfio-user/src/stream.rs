@@ -232,7 +232,7 @@ pub fn receive(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vfio_user::message::command;
+    use crate::message::command;
 
     fn pair() -> (MessageStream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
