@@ -105,7 +105,10 @@ fn in_vm(control: &Path, vm: &str, command: &Command) -> Result<Outcome> {
 /// Prints lines with the VM's name.
 fn print(vm: &str, stream: Stream, lines: &[u8]) -> Result<()> {
     let text = String::from_utf8_lossy(lines);
-    let named: String = text.lines().map(|line| format!("{vm}: {line}\n")).collect();
+    let mut named = String::new();
+    for line in text.lines() {
+        named.extend([vm, ": ", line, "\n"]);
+    }
     output::pass_on(stream, named.as_bytes())
 }
 

@@ -189,8 +189,8 @@ impl Trace {
     }
 }
 
-/// Finds the answers to each stream of requests. Frames do not tell which queue pair sent them, but the answers have the
-/// PSNs of the requests.
+/// Finds the answers to each stream of requests. Frames do not tell which queue pair sent them, but the answers have
+/// the PSNs of the requests.
 fn pair(requests: Streams, mut responses: Streams, mut notified: Streams) -> Vec<Half> {
     let mut halves = Vec::new();
     for ((requester, _), requests) in requests {
