@@ -19,7 +19,7 @@ use crate::{
 };
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 use vrnic_wire::{
     command::{ContextKind, ModifyQp, QueryQp, SetGid},
     memory::access,
@@ -123,7 +123,9 @@ pub struct World {
     synced: Vec<Option<Instant>>,
     random: ChaCha8Rng,
     outbox: Outbox,
-    travelling: Vec<(Instant, Parcel)>,
+    /// By when they arrive, and the order in which they were sent.
+    travelling: BTreeMap<(Instant, u64), Parcel>,
+    sent: u64,
 }
 
 /// A connected queue pair of each of two nodes, with completion queues and a region.
@@ -241,7 +243,8 @@ impl World {
             busy: vec![Instant::default(); count],
             random,
             outbox: Outbox::new(),
-            travelling: Vec::new(),
+            travelling: BTreeMap::new(),
+            sent: 0,
         }
     }
 
@@ -406,15 +409,12 @@ impl World {
         // What was sent at once because of them goes next.
         sent.append(&mut self.outbox.segments);
         self.outbox.segments = sent;
-        let mut index = 0;
-        while index < self.travelling.len() {
-            if self.travelling[index].0 <= self.now {
-                let (_, parcel) = self.travelling.remove(index);
-                self.arrive(parcel);
-                worked = true;
-            } else {
-                index += 1;
-            }
+        while let Some(first) = self.travelling.first_entry()
+            && first.key().0 <= self.now
+        {
+            let parcel = first.remove();
+            self.arrive(parcel);
+            worked = true;
         }
         worked
     }
@@ -475,14 +475,20 @@ impl World {
         }
         if twice {
             let delay = passage + self.delay(200_000);
-            self.travelling.push((self.now + delay, parcel.clone()));
+            self.travel(delay, parcel.clone());
         }
         let late = if late {
             self.delay(self.lateness.as_nanos() as u32)
         } else {
             Duration::ZERO
         };
-        self.travelling.push((self.now + passage + late, parcel));
+        self.travel(passage + late, parcel);
+    }
+
+    /// Something arrives after so long.
+    fn travel(&mut self, time: Duration, parcel: Parcel) {
+        self.sent += 1;
+        self.travelling.insert((self.now + time, self.sent), parcel);
     }
 
     /// How long a segment takes on the line; `None` if it finds no room there.
@@ -596,7 +602,7 @@ impl World {
                 .nodes
                 .iter()
                 .filter_map(|node| node.rnic.next_deadline());
-            let arrivals = self.travelling.iter().map(|(at, _)| *at);
+            let arrivals = self.travelling.keys().next().map(|(at, _)| *at);
             let syncs = self.synced.iter().flatten().copied();
             match timers.chain(arrivals).chain(syncs).min() {
                 Some(at) if at <= end => self.now = self.now.max(at),
