@@ -11,6 +11,7 @@ use crate::{
     rnic::{Engine, RnicConfig},
     segment::Segment,
     time::Instant,
+    trace::TracePage,
 };
 use std::ops::Deref;
 use vrnic_wire::event::{AsyncEvent, CompletionEvent};
@@ -340,6 +341,13 @@ impl Rnic {
             |()| true,
             nothing,
         );
+    }
+
+    /// Up to `limit` steps that the device did lately, from number `from` on. The device traces its steps while it is
+    /// asked for them, and for a while after, with the time of `clock` in nanoseconds. That changes nothing of what it
+    /// does.
+    pub fn trace(&mut self, clock: fn() -> u64, from: u64, limit: usize) -> TracePage {
+        self.engine.resources.trace.look(clock, from, limit)
     }
 
     /// Takes the oldest thing that went wrong. The device keeps a few hundred.

@@ -59,6 +59,7 @@ mod table;
 pub mod testing;
 pub mod time;
 mod timer;
+pub mod trace;
 mod window;
 mod work;
 

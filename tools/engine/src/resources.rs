@@ -21,6 +21,7 @@ use crate::{
     table::Table,
     time::Instant,
     timer::Timers,
+    trace::{Act, Trace},
 };
 use vrnic_wire::{
     completion::{Cqe, Status},
@@ -104,6 +105,8 @@ pub(crate) struct Resources {
     pub(crate) syncs: Syncs,
     /// What went wrong lately.
     pub(crate) record: Record,
+    /// What was done lately, if somebody asks.
+    pub(crate) trace: Trace,
     /// When the call of the device began.
     pub(crate) now: Instant,
     /// What goes wrong on demand.
@@ -148,6 +151,7 @@ impl Resources {
             recovers_selectively: true,
             syncs: Syncs::default(),
             record: Record::default(),
+            trace: Trace::default(),
             now: Instant::default(),
             faults: Faults::default(),
             unannounced: Vec::new(),
@@ -233,6 +237,7 @@ impl Resources {
             Pushed::Failed(cause) => return self.note_failed_cq(cqn, cause),
             Pushed::Lost => return,
         }
+        self.note(cqe.qpn.get(), || Act::Completed { cqn, cqe: stamped });
         self.counters.count(Counter::Completions);
         if status == Status::Flushed.raw() {
             self.counters.count(Counter::Flushes);
@@ -303,6 +308,7 @@ impl Resources {
                     return false;
                 };
                 self.completion_events.raise(cq.vector, cqn);
+                self.note(0, || Act::Notified { cqn });
                 self.counters.count(Counter::CompletionEvents);
             }
         }
@@ -315,6 +321,7 @@ impl Resources {
             io.outbox.recycle(segment.payload);
             return;
         }
+        self.note_sent(&segment);
         self.counters.count(Counter::TransmitPackets);
         self.counters
             .add(Counter::TransmitBytes, segment.payload.len());

@@ -422,6 +422,7 @@ impl Engine {
 
     /// Takes a segment that no fault keeps back.
     pub(crate) fn accept<M: Memory>(&mut self, segment: Segment, io: &mut Io<'_, M>) {
+        self.resources.note_arrived(&segment);
         if segment.path.is_multicast() {
             // What comes back was delivered when it was sent.
             if !self.has_gid(&segment.path.source) {
@@ -570,6 +571,11 @@ impl Engine {
 
     /// The next asynchronous event, when the driver has a buffer for it.
     pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
+        let event = self.take_async_event();
+        self.resources.note_event(event)
+    }
+
+    fn take_async_event(&mut self) -> Option<AsyncEvent> {
         let resources = &mut self.resources;
         if let Some(released) = resources.async_events.pop_released() {
             return Some(released);

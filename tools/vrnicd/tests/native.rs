@@ -17,6 +17,7 @@ use vrnic_native::queues::request;
 use vrnic_wire::completion::{Cqe, Opcode, flags};
 use vrnic_wire::work::SendOpcode;
 use vrnicd::control::client::Client;
+use vrnicd::control::protocol::{Act, Trace};
 
 /// Bytes of each region: what is sent, and behind it what is received.
 const REGION: usize = 2 * MESSAGE;
@@ -304,5 +305,75 @@ fn what_guests_do_meanwhile_is_recorded_and_replays() {
                 Err(error) => panic!("device {name} on {}: {error}", fabric.name()),
             }
         }
+    }
+}
+
+/// What happens to a write, as each of the two devices tells it to whoever asks.
+#[test]
+fn steps_are_traced_while_somebody_asks() {
+    for fabric in Fabric::ALL {
+        let (daemon, mut ends) = pair_on(fabric).unwrap();
+        let mut client = Client::connect(&daemon.control()).unwrap();
+        let write = |ends: &mut [End; 2], wr_id| {
+            let [a, b] = ends;
+            let write = request(SendOpcode::Write, wr_id, b.mr.target(MESSAGE));
+            a.qps[0].post(&mut a.vm, &write, a.mr.sge(0, 100)).unwrap();
+            sent(a, wr_id, Opcode::Write).unwrap();
+        };
+        // Nobody has asked so far.
+        write(&mut ends, 1);
+        let mut first = |device: &str| {
+            let trace = client.trace(device, 0).unwrap();
+            assert!(trace.steps.is_empty(), "{trace:?}");
+            trace.first
+        };
+        let from = [first("0"), first("1")];
+        write(&mut ends, 2);
+        let acts = |trace: &Trace| -> Vec<String> {
+            let acts = trace.steps.iter().map(|step| match &step.act {
+                Act::Fetched { wr_id, length, .. } => format!("fetched {wr_id}, {length}"),
+                Act::Sent(packet) => format!("sent {}", packet.opcode),
+                Act::Arrived(packet) => format!("arrived {}", packet.opcode),
+                Act::Completed { wr_id, status, .. } => format!("completed {wr_id} {status}"),
+                other => format!("{other:?}"),
+            });
+            acts.collect()
+        };
+        let a = client.trace("0", from[0]).unwrap();
+        // libvrnic names requests by their number.
+        let wanted = [
+            "fetched 1, 100",
+            "sent RDMA WRITE Only",
+            "arrived Acknowledge",
+            "completed 1 Success",
+        ];
+        assert_eq!(acts(&a), wanted, "on {}", fabric.name());
+        let b = client.trace("1", from[1]).unwrap();
+        assert_eq!(
+            acts(&b),
+            ["arrived RDMA WRITE Only", "sent Acknowledge"],
+            "on {}",
+            fabric.name()
+        );
+        let [Act::Sent(packet), Act::Arrived(same)] = [&a.steps[1].act, &b.steps[0].act] else {
+            panic!("{a:?} {b:?}");
+        };
+        assert_eq!(
+            (packet.psn, packet.rkey, packet.length),
+            (same.psn, same.rkey, 100)
+        );
+        assert_eq!(a.steps[0].qpn, ends[0].qps[0].qpn());
+        let times = [
+            &a.steps[0],
+            &a.steps[1],
+            &b.steps[0],
+            &b.steps[1],
+            &a.steps[2],
+            &a.steps[3],
+        ];
+        assert!(times.is_sorted_by_key(|step| step.at), "{a:?} {b:?}");
+        // Steps that were seen are not told again.
+        let next = a.first + a.steps.len() as u64;
+        assert!(client.trace("0", next).unwrap().steps.is_empty());
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     pages::Half,
     resources::{Io, Resources},
     segment::{Body, Path, Payload, Segment, Touched},
+    trace::Act,
     work::{self, SendRequest, Source, Target},
 };
 use vrnic_wire::{
@@ -67,6 +68,11 @@ impl Qp {
             let (wr_id, outcome) = match read {
                 Err(bad) => (bad.wr_id, Err((bad.status, bad.cause))),
                 Ok(request) => {
+                    resources.note(self.number, || Act::Fetched {
+                        wr_id: request.wr_id,
+                        opcode: request.opcode,
+                        length: request.length.into(),
+                    });
                     let sent = self.send_datagram(&request, &elements, index, resources, io);
                     let waits = matches!(sent, Err((_, Cause::PageAbsent)));
                     let denied = waits.then(|| self.demand(Half::Requester, resources));

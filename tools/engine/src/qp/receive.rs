@@ -10,6 +10,7 @@ use crate::{
     resources::{Io, Resources},
     segment::Payload,
     srq,
+    trace::Act,
 };
 use vrnic_wire::{
     completion::{Cqe, Opcode, Status},
@@ -125,6 +126,8 @@ impl Qp {
         let shared = created.srqn.and_then(|srqn| resources.srqs.get(srqn));
         let pd = shared.map_or(created.pd, |srq| srq.pd);
         resources.counters.count(Counter::ReceiveRequests);
+        let srqn = created.srqn;
+        resources.note(self.number, || Act::TookReceive { wr_id, srqn });
         self.receive.taken = Some(Taken {
             wr_id,
             capacity,

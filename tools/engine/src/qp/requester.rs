@@ -25,6 +25,7 @@ use crate::{
     resources::{Io, Resources, copy_of, payload_of},
     segment::{AtomicKind, AtomicRequest, Body, Payload, Position, Reth, Segment, SendTail},
     time::Instant,
+    trace::Act,
     work::{self, SendRequest, Source, Target},
 };
 use recovery::Recovery;
@@ -429,6 +430,11 @@ impl Qp {
                 (request, Some((bad.status, bad.cause)))
             }
         };
+        resources.note(self.number, || Act::Fetched {
+            wr_id: request.wr_id,
+            opcode: request.opcode,
+            length: request.length.into(),
+        });
         let packets = match request.opcode {
             SendOpcode::CompareSwap | SendOpcode::FetchAdd => 1,
             opcode if work::is_local(opcode) => 0,

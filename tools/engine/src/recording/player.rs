@@ -13,6 +13,7 @@ use crate::{
     resources::Io,
     segment::{Outbox, Segment},
     time::Instant,
+    trace::TracePage,
 };
 use std::{
     cell::{Cell, RefCell},
@@ -375,6 +376,11 @@ impl<'a> Player<'a> {
     /// The device, as it is after the last call.
     pub fn rnic(&self) -> &Rnic {
         &self.rnic
+    }
+
+    /// Steps of the device since the one with number `from`; see [`Rnic::trace`]. The first call begins the trace.
+    pub fn trace(&mut self, clock: fn() -> u64, from: u64, limit: usize) -> TracePage {
+        self.rnic.trace(clock, from, limit)
     }
 
     /// What went wrong of which nobody was told while the recording was made. Nothing can be replayed after this.

@@ -23,9 +23,12 @@ use crate::network::Network;
 
 mod fault;
 mod switch;
+pub mod trace;
 
 /// Objects of one answer.
 const PAGE: usize = 256;
+/// Steps of one answer.
+const STEPS: usize = 512;
 /// Memory regions that are listed at most: finding one takes time in proportion to those before.
 const MAX_REGIONS: usize = 1 << 16;
 /// Likewise addresses that the switch learned.
@@ -106,6 +109,7 @@ fn about_all(
         | Request::FaultLog { device, .. }
         | Request::RecordStop { device }
         | Request::Flight { device, .. }
+        | Request::Trace { device, .. }
         | Request::Explain { device, .. } => device,
     };
     let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
@@ -158,6 +162,11 @@ fn about(
             Some(calls) => Reply::Flight(calls.to_vec()),
             None => Reply::Error(format!("device {:?} has not failed", device.name())),
         },
+        Request::Trace { from, .. } => {
+            let rnic = device.rnic();
+            let page = rnic.map(|rnic| rnic.trace(trace::clock, from, STEPS));
+            Reply::Trace(trace::page(&page.unwrap_or_default()))
+        }
         Request::RecordStop { .. } => {
             device.end_tape("stopped");
             recording(device)

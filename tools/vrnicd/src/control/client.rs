@@ -13,7 +13,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::protocol::{
     Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Page, Qp,
-    Recording, Reply, Request, Srq, SwitchPort,
+    Recording, Reply, Request, Srq, SwitchPort, Trace,
 };
 use crate::capture::Choice;
 
@@ -265,6 +265,12 @@ impl Client {
     pub fn flight(&mut self, device: &str, failure: bool) -> Result<Vec<String>> {
         let device = device.to_owned();
         ask!(self, Request::Flight { device, failure }, Reply::Flight)
+    }
+
+    /// What a device did lately, from step number `from` on; a page of it.
+    pub fn trace(&mut self, device: &str, from: u64) -> Result<Trace> {
+        let device = device.to_owned();
+        ask!(self, Request::Trace { device, from }, Reply::Trace)
     }
 
     /// The filter of the daemon's log, after it was set to `filter` if one is given.

@@ -155,6 +155,15 @@ pub enum Request {
         #[serde(default)]
         failure: bool,
     },
+    /// Some of the steps that a device did lately: [`Reply::Trace`]. It traces them while it is asked, and for some
+    /// seconds after.
+    Trace {
+        /// Name of the device.
+        device: String,
+        /// Only steps with this number or a later one.
+        #[serde(default)]
+        from: u64,
+    },
     /// Reads or sets the filter of the log: [`Reply::Log`].
     Log {
         /// The new filter, as in the configuration.
@@ -209,6 +218,8 @@ pub enum Reply {
     Recordings(Vec<Recording>),
     /// Calls in words, oldest first. Of a device that failed, those that led to it.
     Flight(Vec<String>),
+    /// Steps of a device.
+    Trace(Trace),
     /// The filter of the log.
     Log(String),
 }
@@ -544,6 +555,116 @@ pub struct Firing {
     pub psn: Option<u32>,
     /// The occasion, in words.
     pub what: String,
+}
+
+/// Steps of a device.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Trace {
+    /// Number of the first. The others follow without a gap; if it is not the one that was asked for, the oldest are
+    /// gone.
+    pub first: u64,
+    /// Oldest first.
+    pub steps: Vec<Step>,
+    /// Steps behind them that there are already.
+    pub waiting: usize,
+}
+
+/// Something that a device did.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Step {
+    /// Nanoseconds of the devices' clock at which the device was called, as failures have it.
+    pub nanoseconds: u64,
+    /// Nanoseconds of a finer clock, which all devices have in common, at which it was.
+    pub at: u64,
+    /// The queue pair that it is about; 0 if it is about none.
+    pub qpn: u32,
+    /// What it was.
+    #[serde(flatten)]
+    pub act: Act,
+}
+
+/// What a device did.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(tag = "act", rename_all = "snake_case")]
+pub enum Act {
+    /// It took a request from the send queue.
+    Fetched {
+        /// Name of the work request.
+        wr_id: u64,
+        /// What it is to do.
+        opcode: String,
+        /// Bytes that it moves.
+        length: u64,
+    },
+    /// It took a receive.
+    TookReceive {
+        /// Name of the work request.
+        wr_id: u64,
+        /// The shared receive queue that it came from, if it did.
+        srqn: Option<u32>,
+    },
+    /// A packet left.
+    Sent(TracedPacket),
+    /// A packet arrived.
+    Arrived(TracedPacket),
+    /// It wrote a completion.
+    Completed {
+        /// The completion queue.
+        cqn: u32,
+        /// Name of the work request.
+        wr_id: u64,
+        /// What it did.
+        opcode: String,
+        /// How it ended.
+        status: String,
+        /// Bytes of a receive or a read.
+        length: u64,
+        /// `vendor_error` of an error.
+        vendor_error: u32,
+    },
+    /// It raised the event of a completion queue.
+    Notified {
+        /// The completion queue.
+        cqn: u32,
+    },
+    /// It told the driver of an asynchronous event.
+    Raised {
+        /// Its name.
+        event: String,
+        /// What it is about.
+        number: u32,
+    },
+}
+
+/// A packet, with the fields of its headers.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct TracedPacket {
+    /// Name of its opcode.
+    pub opcode: String,
+    /// Sequence number.
+    pub psn: u32,
+    /// Queue pair at the other end; 0 if that is not known.
+    pub peer_qpn: u32,
+    /// Bytes of payload.
+    pub length: u64,
+    /// Whether the requester asks for an acknowledgement.
+    pub ack_request: bool,
+    /// Acknowledgement: `Ack`, or the kind of the negative one.
+    pub syndrome: Option<String>,
+    /// Whether it is a negative acknowledgement.
+    pub negative: bool,
+    /// Message sequence number of an acknowledgement.
+    pub msn: Option<u32>,
+    /// Remote key.
+    pub rkey: Option<u32>,
+    /// Remote address.
+    pub address: Option<u64>,
+    /// Bytes of the whole message, of a request for remote memory.
+    pub message_length: Option<u32>,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// The fault that did something to it.
+    pub fault: Option<String>,
 }
 
 /// Something that went wrong.

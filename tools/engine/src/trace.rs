@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What a device does, step by step, for people who watch it: requests are taken from their rings, packets leave and
+//! arrive, completions are written, events are raised.
+//!
+//! A device traces while somebody asks for it, and for a while after the last time. Then it stops by itself, and costs
+//! one test at each place. The trace is bounded: whoever asks too rarely misses the oldest steps, and is told how many.
+
+use crate::{
+    resources::Resources,
+    segment::{Body, Segment},
+    time::Instant,
+};
+use std::{collections::VecDeque, time::Duration};
+use vrnic_wire::{
+    completion::Cqe,
+    event::{AsyncEvent, EventType},
+    work::SendOpcode,
+};
+
+/// Steps that are kept.
+const KEPT: usize = 1 << 14;
+
+/// How long a device traces after somebody asked.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A packet that was traced.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Queue pair at the other end; 0 if that is not known.
+    pub peer_qpn: u32,
+    /// What it is, with its extended headers.
+    pub body: Body,
+    /// Sequence number.
+    pub psn: u32,
+    /// Bytes of payload.
+    pub length: u64,
+    /// Whether the requester asks for an acknowledgement.
+    pub ack_request: bool,
+    /// Whether it belongs to an unreliable connection.
+    pub unreliable: bool,
+    /// Name of the fault that did something to it.
+    pub fault: Option<&'static str>,
+}
+
+impl Packet {
+    /// What there is to say of a segment.
+    pub fn new(segment: &Segment<'_>, peer_qpn: u32) -> Self {
+        Self {
+            peer_qpn,
+            body: segment.body,
+            psn: segment.psn.raw(),
+            length: segment.payload.len(),
+            ack_request: segment.ack_request,
+            unreliable: segment.unreliable,
+            fault: segment.touched.kind.map(|kind| kind.name),
+        }
+    }
+}
+
+/// What a step was.
+#[derive(Copy, Clone, Debug)]
+pub enum Act {
+    /// A request was taken from the send queue.
+    Fetched {
+        /// Chosen by whoever posted it.
+        wr_id: u64,
+        /// What it is to do.
+        opcode: SendOpcode,
+        /// Bytes that it moves.
+        length: u64,
+    },
+    /// A receive was taken.
+    TookReceive {
+        /// Chosen by whoever posted it.
+        wr_id: u64,
+        /// The shared receive queue that it was taken from, if it was.
+        srqn: Option<u32>,
+    },
+    /// A packet left.
+    Sent(Packet),
+    /// A packet arrived.
+    Arrived(Packet),
+    /// A completion was written.
+    Completed {
+        /// The completion queue.
+        cqn: u32,
+        /// The completion.
+        cqe: Cqe,
+    },
+    /// The event of a completion queue was raised.
+    Notified {
+        /// The completion queue.
+        cqn: u32,
+    },
+    /// The driver was told of an asynchronous event.
+    Raised(AsyncEvent),
+}
+
+/// Something that a device did.
+#[derive(Copy, Clone, Debug)]
+pub struct Traced {
+    /// When the call of the device began.
+    pub time: Instant,
+    /// When it was, in nanoseconds of the clock of whoever asks.
+    pub at: u64,
+    /// The queue pair that it is about; 0 if it is about none.
+    pub qpn: u32,
+    /// What it was.
+    pub act: Act,
+}
+
+/// Some steps.
+#[derive(Clone, Debug, Default)]
+pub struct TracePage {
+    /// Number of the first of them. The others follow without a gap.
+    pub first: u64,
+    /// Steps, oldest first.
+    pub steps: Vec<Traced>,
+    /// Steps behind them that there are already.
+    pub waiting: usize,
+}
+
+/// The youngest steps, each with a number that counts from 0.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    /// Tells the time in nanoseconds; `None` if nothing is traced.
+    clock: Option<fn() -> u64>,
+    /// When it stops.
+    until: u64,
+    steps: VecDeque<Traced>,
+    /// Number of the next step.
+    next: u64,
+}
+
+impl Trace {
+    /// Whether steps are to be added.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.clock.is_some()
+    }
+
+    #[cold]
+    fn add(&mut self, time: Instant, qpn: u32, act: Act) {
+        let Some(clock) = self.clock else {
+            return;
+        };
+        let at = clock();
+        if at > self.until {
+            self.clock = None;
+            self.steps = VecDeque::new();
+            return;
+        }
+        if self.steps.len() == KEPT {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(Traced { time, at, qpn, act });
+        self.next += 1;
+    }
+
+    /// Goes on for a while, and gives up to `limit` steps from number `from` on, or the oldest that there are.
+    pub(crate) fn look(&mut self, clock: fn() -> u64, from: u64, limit: usize) -> TracePage {
+        self.clock = Some(clock);
+        self.until = clock().saturating_add(PATIENCE.as_nanos() as u64);
+        let oldest = self.next - self.steps.len() as u64;
+        // After a reset of the device they count from 0 again.
+        let first = if from > self.next {
+            oldest
+        } else {
+            from.max(oldest)
+        };
+        let skip = (first - oldest) as usize;
+        let steps: Vec<_> = self.steps.iter().skip(skip).take(limit).copied().collect();
+        TracePage {
+            first,
+            waiting: self.steps.len() - skip - steps.len(),
+            steps,
+        }
+    }
+}
+
+impl Resources {
+    /// Traces a step, if anybody wants to know.
+    #[inline]
+    pub(crate) fn note(&mut self, qpn: u32, act: impl FnOnce() -> Act) {
+        if self.trace.is_on() {
+            self.trace.add(self.now, qpn, act());
+        }
+    }
+
+    /// A packet leaves.
+    #[inline]
+    pub(crate) fn note_sent(&mut self, segment: &Segment<'_>) {
+        self.note(segment.source_qpn, || {
+            Act::Sent(Packet::new(segment, segment.destination_qpn))
+        });
+    }
+
+    /// A packet arrived.
+    #[inline]
+    pub(crate) fn note_arrived(&mut self, segment: &Segment<'_>) {
+        self.note(segment.destination_qpn, || {
+            Act::Arrived(Packet::new(segment, segment.source_qpn))
+        });
+    }
+
+    /// The driver is told of an event.
+    #[inline]
+    pub(crate) fn note_event(&mut self, event: Option<AsyncEvent>) -> Option<AsyncEvent> {
+        if let Some(event) = event {
+            let about_qp = matches!(
+                EventType::try_from(event.event_type.get()),
+                Ok(EventType::QpFatal
+                    | EventType::QpRequestError
+                    | EventType::QpAccessError
+                    | EventType::CommunicationEstablished
+                    | EventType::SendQueueDrained
+                    | EventType::LastWqeReached)
+            );
+            let qpn = if about_qp { event.number.get() } else { 0 };
+            self.note(qpn, || Act::Raised(event));
+        }
+        event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        static TIME: Cell<u64> = const { Cell::new(0) };
+    }
+
+    fn clock() -> u64 {
+        TIME.get()
+    }
+
+    fn add(trace: &mut Trace, at: u64) {
+        TIME.set(at);
+        trace.add(Instant::default(), 1, Act::Notified { cqn: 1 });
+    }
+
+    #[test]
+    fn the_oldest_steps_go_and_pages_follow_each_other() {
+        let mut trace = Trace::default();
+        assert!(!trace.is_on());
+        assert!(trace.look(clock, 0, 10).steps.is_empty());
+        for time in 0..KEPT as u64 + 5 {
+            add(&mut trace, time);
+        }
+        let page = trace.look(clock, 0, 10);
+        assert_eq!(
+            (page.first, page.steps.len(), page.waiting),
+            (5, 10, KEPT - 10)
+        );
+        assert_eq!(page.steps[0].at, 5);
+        let page = trace.look(clock, 15, KEPT);
+        assert_eq!(
+            (page.first, page.steps.len(), page.waiting),
+            (15, KEPT - 10, 0)
+        );
+        let page = trace.look(clock, KEPT as u64 + 5, 10);
+        assert_eq!((page.first, page.steps.len()), (KEPT as u64 + 5, 0));
+        // From a device that was reset since.
+        assert_eq!(trace.look(clock, u64::MAX, 1).first, 5);
+    }
+
+    #[test]
+    fn it_stops_when_nobody_asks_any_more() {
+        let mut trace = Trace::default();
+        let patience = PATIENCE.as_nanos() as u64;
+        trace.look(clock, 0, 1);
+        add(&mut trace, patience);
+        assert!(trace.is_on());
+        add(&mut trace, patience + 1);
+        assert!(!trace.is_on() && trace.steps.capacity() == 0);
+        assert_eq!(trace.next, 1, "numbers go on");
+        let page = trace.look(clock, 0, 1);
+        assert_eq!((page.first, page.steps.len()), (1, 0));
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What there is to say about the steps of a device.
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use vrnic_engine::Segment;
+use vrnic_engine::psn::Psn;
+use vrnic_engine::segment::{Aeth, Body, Path, Payload, Reth, SendTail, Syndrome, Touched};
+use vrnic_engine::trace::{Act, Packet, TracePage, Traced};
+use vrnic_roce::opcode_name;
+use vrnic_wire::completion::{Cqe, Opcode, Status};
+use vrnic_wire::event::EventType;
+
+use crate::control::protocol::{self, Step, Trace, TracedPacket};
+
+/// Nanoseconds since the first question. Unlike the devices' clock, it goes on while a device is called.
+pub fn clock() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A page of steps.
+pub fn page(page: &TracePage) -> Trace {
+    Trace {
+        first: page.first,
+        steps: page.steps.iter().map(step).collect(),
+        waiting: page.waiting,
+    }
+}
+
+fn step(step: &Traced) -> Step {
+    Step {
+        nanoseconds: step.time.as_nanos(),
+        at: step.at,
+        qpn: step.qpn,
+        act: act(&step.act),
+    }
+}
+
+fn act(act: &Act) -> protocol::Act {
+    match act {
+        Act::Fetched {
+            wr_id,
+            opcode,
+            length,
+        } => protocol::Act::Fetched {
+            wr_id: *wr_id,
+            opcode: format!("{opcode:?}"),
+            length: *length,
+        },
+        Act::TookReceive { wr_id, srqn } => protocol::Act::TookReceive {
+            wr_id: *wr_id,
+            srqn: *srqn,
+        },
+        Act::Sent(packet) => protocol::Act::Sent(self::packet(packet)),
+        Act::Arrived(packet) => protocol::Act::Arrived(self::packet(packet)),
+        Act::Completed { cqn, cqe } => completed(*cqn, cqe),
+        Act::Notified { cqn } => protocol::Act::Notified { cqn: *cqn },
+        Act::Raised(event) => {
+            let kind = EventType::try_from(event.event_type.get());
+            protocol::Act::Raised {
+                event: kind.map_or_else(|_| "?".into(), |kind| format!("{kind:?}")),
+                number: event.number.get(),
+            }
+        }
+    }
+}
+
+fn completed(cqn: u32, cqe: &Cqe) -> protocol::Act {
+    let opcode = Opcode::try_from(cqe.opcode);
+    let status = Status::try_from(cqe.status);
+    protocol::Act::Completed {
+        cqn,
+        wr_id: cqe.wr_id.get(),
+        opcode: opcode.map_or_else(|_| "?".into(), |opcode| format!("{opcode:?}")),
+        status: status.map_or_else(|_| "?".into(), |status| format!("{status:?}")),
+        length: cqe.byte_length.get().into(),
+        vendor_error: cqe.vendor_error.get(),
+    }
+}
+
+/// A packet of a capture.
+pub fn packet_of(segment: &Segment<'_>) -> TracedPacket {
+    packet(&Packet::new(segment, segment.destination_qpn))
+}
+
+fn packet(packet: &Packet) -> TracedPacket {
+    let aeth = aeth(&packet.body);
+    let reth = reth(&packet.body);
+    TracedPacket {
+        opcode: name(packet),
+        psn: packet.psn,
+        peer_qpn: packet.peer_qpn,
+        length: packet.length,
+        ack_request: packet.ack_request,
+        syndrome: aeth.map(|aeth| match aeth.syndrome {
+            Syndrome::Ack { .. } => "Ack".to_owned(),
+            Syndrome::RnrNak { timer } => format!("RnrNak, timer {timer}"),
+            Syndrome::Nak(code) => format!("Nak({code:?})"),
+        }),
+        negative: aeth.is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })),
+        msn: aeth.map(|aeth| aeth.msn),
+        rkey: reth.map(|reth| reth.rkey),
+        address: reth.map(|reth| reth.address),
+        message_length: reth.map(|reth| reth.length),
+        immediate: immediate(&packet.body),
+        fault: packet.fault.map(str::to_owned),
+    }
+}
+
+/// The name that captures have for it.
+fn name(packet: &Packet) -> String {
+    opcode_name(&Segment {
+        path: Path::default(),
+        source_qpn: 0,
+        destination_qpn: 0,
+        pkey: 0,
+        psn: Psn::new(packet.psn),
+        solicited: false,
+        ack_request: packet.ack_request,
+        unreliable: packet.unreliable,
+        body: packet.body,
+        payload: Payload::Empty,
+        touched: Touched::NOT,
+    })
+}
+
+fn aeth(body: &Body) -> Option<Aeth> {
+    match *body {
+        Body::ReadResponse { aeth, .. } => aeth,
+        Body::Acknowledge(aeth) | Body::AtomicAcknowledge { aeth, .. } => Some(aeth),
+        _ => None,
+    }
+}
+
+fn reth(body: &Body) -> Option<Reth> {
+    match *body {
+        Body::Write { reth, .. } => reth,
+        Body::ReadRequest(reth) | Body::AtomicWrite(reth) => Some(reth),
+        Body::FlushRequest(flush) => Some(flush.remote),
+        Body::AtomicRequest(atomic) => Some(Reth {
+            address: atomic.address,
+            rkey: atomic.rkey,
+            length: 8,
+        }),
+        _ => None,
+    }
+}
+
+fn immediate(body: &Body) -> Option<u32> {
+    match *body {
+        Body::Write { immediate, .. } | Body::Datagram { immediate, .. } => immediate,
+        Body::Send {
+            tail: SendTail::Immediate(immediate),
+            ..
+        } => Some(immediate),
+        _ => None,
+    }
+}
