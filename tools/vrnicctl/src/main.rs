@@ -10,6 +10,7 @@ mod record;
 mod scenario;
 mod table;
 mod watch;
+mod web;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -126,6 +127,9 @@ enum Command {
     /// Report how another RNIC, or Soft-RoCE, behaves when packets are lost, repeated, refused or marked.
     #[command(subcommand)]
     Judge(judge::Command),
+    /// Show everything live in a browser: devices, connections, objects, failures. Prints the address to open, and
+    /// serves it until interrupted.
+    Web(web::Options),
     /// Show or change vrnicd's log filter, such as `debug` or `info,vrnic_vfio_user=trace`.
     Log {
         /// New filter. Without it, show the current one.
@@ -193,6 +197,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         vrnicd::manual::write(Arguments::command(), 1, directory)?;
         return fault::write_manual(directory);
     }
+    if let Command::Web(options) = &arguments.command {
+        return web::run(options, &arguments.socket, arguments.json);
+    }
     let mut client = Client::connect(&arguments.socket)?;
     let client = &mut client;
     let json = arguments.json;
@@ -253,7 +260,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             Ok(())
         }),
-        Command::Manual { .. } => Ok(()),
+        Command::Manual { .. } | Command::Web(_) => Ok(()),
         Command::Watch {
             choice,
             interval,

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! `vrnicctl web`: the live view in a browser.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Args;
+use vrnic_web::Server;
+
+#[derive(Args)]
+pub struct Options {
+    /// Address and port to listen at; port 0 means a free one. Whoever has the printed address can look, so think twice
+    /// before you choose an address that other machines reach: nothing is encrypted.
+    #[arg(
+        long,
+        short,
+        value_name = "ADDRESS:PORT",
+        default_value = "127.0.0.1:0"
+    )]
+    listen: SocketAddr,
+    /// Also allow the page to take links up and down, to inject faults, and to set the log filter.
+    #[arg(long)]
+    allow_actions: bool,
+}
+
+pub fn run(options: &Options, socket: &Path, json: bool) -> Result<()> {
+    let server = Server::bind(vrnic_web::Options {
+        listen: options.listen,
+        socket: socket.to_owned(),
+        allow_actions: options.allow_actions,
+    })?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::json!([{ "url": server.url() }]))?;
+    } else {
+        writeln!(out, "{}", server.url())?;
+    }
+    out.flush()?;
+    drop(out);
+    server.run()
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The objects of a device: contexts, protection domains, memory, queues, queue pairs, counters.
+
+import { bytes, el, fact, hex, reconcile, say, short, size, sparkline, svg } from "./dom.js";
+import { ask, now, ofDevice, ofQp, peerOf, series } from "./state.js";
+import { failureTable } from "./failures.js";
+
+/** Milliseconds between two looks at what is not part of the state. */
+const INTERVAL = 2000;
+/** Rows of a table. */
+const SHOWN = 500;
+
+/** States of a queue pair, where they are drawn, and where each may go by itself or by ibv_modify_qp. */
+const STATES = { RESET: [50, 40], INIT: [170, 40], RTR: [290, 40], RTS: [410, 40], SQD: [410, 110], SQE: [290, 110], ERR: [170, 110] };
+const MOVES = [["RESET", "INIT"], ["INIT", "RTR"], ["RTR", "RTS"], ["RTS", "SQD"], ["SQD", "RTS"], ["RTS", "SQE"], ["SQE", "RTS"], ["RTS", "ERR"]];
+const MEANING = {
+  RESET: "new: nothing can be posted", INIT: "receives can be posted", RTR: "ready to receive: answers its peer",
+  RTS: "ready to send: works", SQD: "send queue drains: no new send begins", SQE: "send queue error: sends are flushed",
+  ERR: "error: everything is flushed",
+};
+
+function stateMachine() {
+  const nodes = {};
+  const marker = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+    svg("path", { d: "M0 0 8 4 0 8z" }));
+  const lines = MOVES.map(([from, to]) => {
+    const [[x1, y1], [x2, y2]] = [STATES[from], STATES[to]];
+    const length = Math.hypot(x2 - x1, y2 - y1);
+    const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
+    // Two ways between the same states lie side by side.
+    const both = MOVES.some(([other, back]) => other === to && back === from);
+    const [sx, sy] = both ? [-uy * 5, ux * 5] : [0, 0];
+    const reach = (dx, dy) => Math.min(Math.abs(dx) > 0.01 ? 38 / Math.abs(dx) : 99, Math.abs(dy) > 0.01 ? 17 / Math.abs(dy) : 99);
+    const r = reach(ux, uy);
+    return svg("line", { x1: x1 + ux * r + sx, y1: y1 + uy * r + sy, x2: x2 - ux * r + sx, y2: y2 - uy * r + sy, "marker-end": "url(#arrow)" });
+  });
+  const boxes = Object.entries(STATES).map(([name, [x, y]]) => {
+    nodes[name] = svg("g", {}, svg("rect", { x: x - 36, y: y - 15, width: 72, height: 30, rx: 8 }),
+      svg("text", { x, y: y + 4.5, "text-anchor": "middle" }, name));
+    return nodes[name];
+  });
+  const picture = svg("svg", { class: "machine", viewBox: "0 0 462 140", role: "img" }, marker, ...lines, ...boxes);
+  const meaning = el("p", { class: "dim" });
+  return {
+    element: el("figure", {}, picture, el("figcaption", {}, meaning)),
+    update(state) {
+      for (const [name, node] of Object.entries(nodes)) node.setAttribute("class", name === state ? "lit" : "");
+      picture.setAttribute("aria-label", `State machine of a queue pair; the state is ${state}`);
+      say(meaning, `${state}: ${MEANING[state] ?? ""}. From every state ibv_modify_qp can also go to ERR or RESET.`);
+    },
+  };
+}
+
+function bar(value, most, label) {
+  const meter = el("meter", { min: 0, max: Math.max(most, 1), value, "aria-label": label });
+  return el("span", { class: "bar" }, meter, ` ${value} of ${most}`);
+}
+
+const known = (value, show) => (value === null || value === undefined ? "unknown" : show(value));
+
+/** A table whose columns are [head, cell of an item, class]. */
+function table(caption, columns, key, quiet = false) {
+  const body = el("tbody");
+  const more = el("p", { class: "dim" });
+  const head = el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col" }, name)));
+  const box = el("div", { class: "scroll" }, el("table", {}, el("caption", quiet ? { class: "unseen" } : {}, caption), el("thead", {}, head), body), more);
+  return {
+    element: box,
+    update(items) {
+      say(more, items.length > SHOWN ? `${items.length - SHOWN} more are not shown.` : "");
+      reconcile(body, items.slice(0, SHOWN), key, () => el("tr", {}, ...columns.map(([, , kind]) => el("td", kind ? { class: kind } : {}))),
+        (row, item) => columns.forEach(([, show], index) => {
+          const cell = show(item);
+          if (typeof cell === "string" || typeof cell === "number") say(row.children[index], `${cell}`);
+          else row.children[index].replaceChildren(cell);
+        }));
+    },
+  };
+}
+
+/** Regions by address: what lies side by side in memory does so here; what is between them is left out. */
+function memoryMap() {
+  const list = el("ol", { class: "memory" });
+  return {
+    element: list,
+    update(mrs) {
+      const sorted = [...mrs].sort((one, other) => one.iova - other.iova).slice(0, SHOWN);
+      const most = Math.max(...sorted.map((mr) => Math.log2((mr.length ?? 2 ** 48) + 2)), 1);
+      reconcile(list, sorted, (mr) => mr.key, () => {
+        const parts = {
+          bar: el("span", { class: "extent", "aria-hidden": "true" }), key: el("code"), where: el("span", { class: "number" }),
+          size: el("strong"), pd: el("span", { class: "dim" }), rights: el("span", { class: "chips" }),
+        };
+        const item = el("li", {}, ...Object.values(parts));
+        item.parts = parts;
+        return item;
+      }, (item, mr) => {
+        const { parts } = item;
+        parts.bar.style.width = `${(100 * Math.log2((mr.length ?? 2 ** 48) + 2)) / most}%`;
+        parts.bar.classList.toggle("remote", mr.access.some((right) => right.startsWith("remote")));
+        say(parts.key, hex(mr.key, 8));
+        say(parts.where, hex(mr.iova));
+        say(parts.size, size(mr.length));
+        say(parts.pd, `PD ${mr.pd}, ${mr.translations} ranges`);
+        const rights = mr.access.length ? mr.access : ["local read"];
+        const chip = (right) => el("span", { class: right.startsWith("remote") ? "chip remote" : "chip", text: right });
+        reconcile(parts.rights, rights, (right) => right, chip, () => {});
+      });
+    },
+  };
+}
+
+/** One queue pair. */
+function qpPanel() {
+  const title = el("h2");
+  const machine = stateMachine();
+  const facts = el("dl", { class: "facts" });
+  const failures = failureTable("What went wrong on it");
+  const gone = el("p", { class: "empty", text: "This queue pair does not exist any more." });
+  const body = el("div", { class: "columns" }, machine.element, facts);
+  const element = el("section", { class: "panel", id: "qp" }, title, gone, body, failures.element);
+  return {
+    element,
+    update(device, qpn) {
+      const qp = device.by_qpn.get(qpn);
+      say(title, `QP ${qpn} of ${device.name}`);
+      gone.hidden = !!qp;
+      body.hidden = !qp;
+      failures.update(({ device: other, told }) => other === device && told.object === qpn && told.object_kind === "QP");
+      if (!qp) return;
+      machine.update(qp.state);
+      const peer = peerOf(qp);
+      const peerText = peer?.qp
+        ? el("a", { href: `#objects/${encodeURIComponent(peer.device.name)}/${qp.peer_qpn}` }, `QP ${qp.peer_qpn} of ${peer.device.name}`)
+        : qp.peer_gid ? `QP ${qp.peer_qpn} of ${qp.peer_gid}` : "not connected";
+      const connection = peer?.qp ? `${device.name} QP ${qpn} – ${peer.device.name} QP ${qp.peer_qpn}` : "";
+      const timeline = connection ? el("a", { href: `#timeline/${encodeURIComponent(connection)}` }, "what it does")
+        : "only of a connection between these RNICs";
+      facts.replaceChildren(
+        fact("type", qp.kind), fact("timeline", timeline), fact("peer", peerText), fact("path MTU", `${qp.mtu}`), fact("packets/s", short(ofQp(device, qpn))),
+        fact("next PSN to send", `${qp.send_psn}`), fact("oldest unacknowledged", `${qp.unacknowledged_psn}`), fact("next PSN expected", `${qp.receive_psn}`),
+        fact("sends posted", known(qp.sends_posted, (value) => bar(value, qp.send_entries, "sends posted"))),
+        fact("sends in flight", `${qp.sends_in_flight}`),
+        fact("receives posted", qp.srqn !== null ? `SRQ ${qp.srqn}` : known(qp.receives_posted, (value) => bar(value, qp.receive_entries, "receives posted"))),
+        fact("answers owed", `${qp.responses_waiting}`),
+        fact("CQs", `${qp.send_cqn} (sends), ${qp.receive_cqn} (receives)`), fact("context, PD", `${qp.context}, ${qp.pd}`));
+    },
+  };
+}
+
+/** Contexts, the protection domains of each, and what they own. */
+function owners(device, extra) {
+  const contexts = new Map();
+  const of = (number) => {
+    if (!contexts.has(number)) contexts.set(number, { number, pds: new Set(), qps: 0, cqs: 0, srqs: 0, mrs: 0 });
+    return contexts.get(number);
+  };
+  const contextOfPd = new Map();
+  for (const object of [...device.qp_list, ...(extra?.srqs ?? [])]) {
+    contextOfPd.set(object.pd, object.context);
+    of(object.context).pds.add(object.pd);
+    if (object.qpn !== undefined) of(object.context).qps += 1;
+    else of(object.context).srqs += 1;
+  }
+  for (const cq of extra?.cqs ?? []) of(cq.context).cqs += 1;
+  for (const mr of extra?.mrs ?? []) {
+    if (contextOfPd.has(mr.pd)) of(contextOfPd.get(mr.pd)).mrs += 1;
+  }
+  return [...contexts.values()].sort((one, other) => one.number - other.number);
+}
+
+/** The view. */
+export function objectsView() {
+  const chooser = el("nav", { class: "chooser", "aria-label": "Devices" });
+  const empty = el("p", { class: "empty", text: "There is no such device." });
+  const qp = qpPanel();
+  const summary = el("dl", { class: "facts wide" });
+  const gids = el("p", { class: "dim" });
+  const filter = el("input", { type: "search", id: "qp-filter", placeholder: "for example ERR, RC or 17", oninput: () => update(shownDetails) });
+  let shownDetails = [];
+  const qps = table("The busiest first", [
+    ["QP", (one) => el("a", { href: `#objects/${encodeURIComponent(one.device.name)}/${one.qpn}` }, `${one.qpn}`)],
+    ["type", (one) => one.kind], ["state", (one) => el("span", { class: `state ${one.state}` }, one.state)],
+    ["peer", (one) => (one.peer_gid ? `${one.peer_qpn} of ${peerOf(one)?.device.name ?? one.peer_gid}` : "")],
+    ["packets/s", (one) => short(ofQp(one.device, one.qpn)), "number"],
+    ["sends", (one) => known(one.sends_posted, (value) => `${value} / ${one.send_entries}`), "number"],
+    ["receives", (one) => (one.srqn !== null ? `SRQ ${one.srqn}` : known(one.receives_posted, (value) => `${value} / ${one.receive_entries}`)), "number"],
+    ["next PSN", (one) => one.send_psn, "number"], ["unacknowledged", (one) => one.unacknowledged_psn, "number"],
+    ["expected", (one) => one.receive_psn, "number"],
+  ], (one) => one.qpn);
+  const cqs = table("Completion queues", [
+    ["CQ", (cq) => cq.cqn], ["unread", (cq) => known(cq.unread, (value) => bar(value, cq.entries, `unread completions of CQ ${cq.cqn}`))],
+    ["vector", (cq) => cq.vector, "number"], ["QPs", (cq) => cq.queue_pairs, "number"],
+    ["moderation", (cq) => (cq.moderation_count > 1 ? `${cq.moderation_count} or ${cq.moderation_period_us} µs` : "none")],
+    ["context", (cq) => cq.context, "number"], ["", (cq) => (cq.failed ? "failed" : ""), "bad"],
+  ], (cq) => cq.cqn, true);
+  const srqs = table("Shared receive queues", [
+    ["SRQ", (srq) => srq.srqn], ["receives", (srq) => known(srq.posted, (value) => bar(value, srq.entries, `receives of SRQ ${srq.srqn}`))],
+    ["limit", (srq) => srq.limit || "none", "number"], ["QPs", (srq) => srq.queue_pairs, "number"], ["PD", (srq) => srq.pd, "number"],
+    ["context", (srq) => srq.context, "number"], ["", (srq) => (srq.failed ? "failed" : ""), "bad"],
+  ], (srq) => srq.srqn, true);
+  const contexts = table("Contexts and what they own", [
+    ["context", (one) => one.number], ["PDs", (one) => [...one.pds].sort((a, b) => a - b).join(", ")], ["QPs", (one) => one.qps, "number"],
+    ["CQs", (one) => one.cqs, "number"], ["SRQs", (one) => one.srqs, "number"], ["MRs", (one) => one.mrs, "number"],
+  ], (one) => one.number);
+  const memory = memoryMap();
+  const counters = el("ul", { class: "counters" });
+  const failure = el("p", { class: "bad", role: "alert" });
+  const section = (title, ...content) => el("section", { class: "panel" }, el("h2", {}, title), ...content);
+  const srqSection = section("Shared receive queues", srqs.element);
+  const body = el("div", {},
+    el("section", { class: "panel" }, summary, gids, failure), qp.element,
+    section("Queue pairs", el("p", { class: "tools" }, el("label", { for: "qp-filter" }, "Only with "), filter), qps.element),
+    section("Memory regions", memory.element), section("Completion queues", cqs.element), srqSection,
+    section("Contexts", contexts.element), section("Counters", counters));
+  const element = el("div", {}, chooser, empty, body);
+  let extra = null;
+  let asked = 0;
+  let asking = false;
+
+  async function refresh(device) {
+    if (asking || (extra?.device === device.name && Date.now() - asked < INTERVAL)) return;
+    asking = true;
+    try {
+      extra = await ask(`/api/objects?device=${now.devices.indexOf(device)}`);
+      say(failure, "");
+    } catch (error) {
+      say(failure, error.message);
+    }
+    asked = Date.now();
+    asking = false;
+    if (element.isConnected) update(shownDetails);
+  }
+
+  function updateCounters(device) {
+    const key = ofDevice(device);
+    const all = (device.port?.counters ?? []).filter(([, value]) => value > 0);
+    reconcile(counters, all, ([name]) => name, ([name]) => {
+      const parts = { name: el("code", { text: name }), value: el("strong"), rate: el("span", { class: "dim" }), line: el("span") };
+      const item = el("li", {}, ...Object.values(parts));
+      item.parts = parts;
+      return item;
+    }, (item, [name, value]) => {
+      const values = series(key, name);
+      const last = values.at(-1) ?? 0;
+      const show = name.endsWith("_bytes") ? bytes : short;
+      say(item.parts.value, show(value));
+      say(item.parts.rate, last > 0 ? `${show(last)}/s` : "");
+      item.parts.line.replaceChildren(sparkline(values, `${name}: now ${show(last)} per second, at most ${show(Math.max(...values, 0))}`));
+    });
+  }
+
+  function update(details) {
+    shownDetails = details;
+    const device = details[0] === undefined ? now.devices[0] : now.devices.find((one) => one.name === details[0]);
+    reconcile(chooser, now.devices, (one) => one.name, (one) => el("a", { href: `#objects/${encodeURIComponent(one.name)}`, text: one.name }),
+      (link, one) => { if (one === device) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current"); });
+    empty.hidden = !!device || now.at === null;
+    body.hidden = !device;
+    if (!device) return;
+    refresh(device);
+    const qpn = details[1] === undefined ? null : Number(details[1]);
+    qp.element.hidden = qpn === null;
+    if (qpn !== null) qp.update(device, qpn);
+    summary.replaceChildren(
+      fact("state", device.state), fact("link", device.link), fact("port", device.port?.state ?? "none"), fact("MTU", `${device.port?.mtu ?? ""}`),
+      fact("MAC address", device.mac), fact("node GUID", device.node_guid), fact("contexts", `${device.contexts}`), fact("PDs", `${device.pds}`),
+      fact("QPs", `${device.qps}`), fact("CQs", `${device.cqs}`), fact("SRQs", `${device.srqs}`), fact("MRs", `${device.mrs}`));
+    say(gids, `GIDs: ${device.gid_table.map((gid) => `${gid.gid} (${gid.kind})`).join(", ") || "none"}`);
+    const words = filter.value.toLowerCase();
+    const chosen = device.qp_list.filter((one) => !words || `${one.qpn} ${one.kind} ${one.state} ${one.peer_qpn}`.toLowerCase().includes(words));
+    chosen.sort((one, other) => ofQp(device, other.qpn) - ofQp(device, one.qpn) || one.qpn - other.qpn);
+    qps.update(chosen.map((one) => ({ ...one, device })));
+    updateCounters(device);
+    const mine = extra?.device === device.name ? extra : null;
+    memory.update(mine?.mrs ?? []);
+    cqs.update(mine?.cqs ?? []);
+    srqs.update(mine?.srqs ?? []);
+    srqSection.hidden = !(mine?.srqs.length > 0);
+    contexts.update(owners(device, mine));
+  }
+  return { element, update };
+}

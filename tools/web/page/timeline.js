@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The timeline: what the two queue pairs of a connection did, as a sequence diagram.
+
+import { bytes, button, el, fact, hex, say, svg } from "./dom.js";
+import { ask, isPaused, now, peerOf } from "./state.js";
+
+/** Milliseconds between two questions to the daemon. */
+const INTERVAL = 250;
+/** Steps of a device that are kept. */
+const KEPT = 10000;
+/** Height of a step when steps are drawn in order. */
+const ROW = 28;
+/** Largest height of what is drawn to scale. */
+const TALL = 2e6;
+/** Steps that are drawn at most. */
+const DRAWN = 250;
+/** Where the four lines are: program and RNIC of one side, RNIC and program of the other. */
+const LANES = { left: { program: 90, rnic: 330 }, right: { rnic: 770, program: 1010 } };
+const WIDTH = 1100;
+/** Nanoseconds a pixel stands for. */
+const SCALES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
+
+/** Kinds of steps, which have colours. */
+const LEGEND = [
+  ["request", "request"], ["packet", "packet"], ["answer", "acknowledgement or response"],
+  ["completion", "completion"], ["event", "event"], ["bad", "NAK or error"],
+];
+
+/** A time, with the unit that fits. */
+function duration(nanoseconds) {
+  for (const [unit, length] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
+    if (Math.abs(nanoseconds) >= length) return `${(nanoseconds / length).toFixed(3)} ${unit}`;
+  }
+  return `${nanoseconds} ns`;
+}
+
+/** Whether a step tells of an error. */
+const isBad = (step) => step.negative === true || (step.status !== undefined && step.status !== "Success");
+
+/** What a step is called, and how it is drawn. */
+function describe(step) {
+  switch (step.act) {
+    case "fetched": return { label: `${step.opcode} ${hex(step.wr_id)}, ${bytes(step.length)}`, kind: "request", to: "rnic" };
+    case "took_receive": return { label: `receive ${hex(step.wr_id)}${step.srqn === null ? "" : ` of SRQ ${step.srqn}`}`, kind: "receive", to: "rnic" };
+    case "completed": {
+      return { label: `CQE ${step.opcode} ${hex(step.wr_id)}: ${step.status}`, kind: isBad(step) ? "bad" : "completion", to: "program" };
+    }
+    case "notified": return { label: `event of CQ ${step.cqn}`, kind: "event", to: "program" };
+    case "raised": return { label: `event ${step.event}`, kind: "event", to: "program" };
+    default: {
+      const key = step.rkey === null ? "" : `, rkey ${hex(step.rkey)}`;
+      const size = step.length ? `, ${bytes(step.length)}` : "";
+      const what = step.syndrome && step.negative ? step.syndrome : step.opcode;
+      const fault = step.fault ? ` [${step.fault}]` : "";
+      return {
+        label: `${what} PSN ${step.psn}${size}${key}${fault}`, to: "peer",
+        kind: step.negative ? "bad" : step.syndrome ? "answer" : "packet",
+      };
+    }
+  }
+}
+
+const packetKey = (step) => `${step.psn} ${step.opcode}`;
+
+/**
+ * Steps of both sides in one order: by time, and what arrives behind what was sent. Packets that arrived know what
+ * sent them and the other way round, so that they are one arrow.
+ */
+function merge(left, right) {
+  const all = [];
+  const sides = { left: { steps: left, next: 0, sent: new Map() }, right: { steps: right, next: 0, sent: new Map() } };
+  const other = { left: "right", right: "left" };
+  const waits = (name) => {
+    const step = sides[name].steps[sides[name].next];
+    return step?.act === "arrived" && !sides[other[name]].sent.get(packetKey(step))?.length;
+  };
+  for (;;) {
+    const [l, r] = [left[sides.left.next], right[sides.right.next]];
+    if (!l && !r) return all;
+    const name = !r ? "left" : !l ? "right" : l.at !== r.at ? (l.at < r.at ? "left" : "right")
+      : waits("left") ? "right" : "left";
+    const side = sides[name];
+    const item = { step: side.steps[side.next++], side: name, index: all.length, mate: null };
+    if (item.step.act === "sent") {
+      const key = packetKey(item.step);
+      if (!side.sent.has(key)) side.sent.set(key, []);
+      side.sent.get(key).push(item);
+    } else if (item.step.act === "arrived") {
+      const mate = sides[other[name]].sent.get(packetKey(item.step))?.shift();
+      if (mate) { item.mate = mate; mate.mate = item; }
+    }
+    all.push(item);
+  }
+}
+
+/** All connections between RNICs of this daemon, each once. */
+function connections() {
+  const all = new Map();
+  for (const device of now.devices) {
+    for (const qp of device.qp_list) {
+      const peer = peerOf(qp);
+      if (!peer?.qp) continue;
+      const ends = [{ device: device.name, qp }, { device: peer.device.name, qp: peer.qp }];
+      const names = ends.map((end) => `${end.device} QP ${end.qp.qpn}`);
+      if (all.has(`${names[1]} – ${names[0]}`)) continue;
+      all.set(`${names[0]} – ${names[1]}`, ends);
+    }
+  }
+  return all;
+}
+
+/** Whether a step belongs to that end of the connection. */
+function belongs(step, { qp }) {
+  if (step.qpn) return step.qpn === qp.qpn;
+  if (step.act === "notified") return step.cqn === qp.send_cqn || step.cqn === qp.receive_cqn;
+  if (step.act !== "raised") return false;
+  if (/^Srq/.test(step.event)) return step.number === qp.srqn;
+  if (/^Cq/.test(step.event)) return [qp.send_cqn, qp.receive_cqn].includes(step.number);
+  return /^(Port|Device|Gid|Pkey)/.test(step.event);
+}
+
+/** Nanoseconds from when each request was taken until its completion was written, and the bytes that it moved. */
+function requests(items) {
+  const open = new Map();
+  const done = { latencies: [], sizes: [] };
+  for (const { step, side } of items) {
+    const key = `${side} ${step.wr_id}`;
+    if (step.act === "fetched") open.set(key, step);
+    else if (step.act === "completed" && open.has(key)) {
+      const taken = open.get(key);
+      open.delete(key);
+      done.latencies.push(step.at - taken.at);
+      done.sizes.push(taken.length);
+    }
+  }
+  return done;
+}
+
+/** How often values occur, by powers of 2. */
+function histogram(title, show) {
+  const picture = svg("svg", { class: "histogram", viewBox: "0 0 420 110", role: "img" });
+  const figure = el("figure", {}, el("figcaption", {}, title), picture);
+  return {
+    element: figure,
+    update(values) {
+      const buckets = new Map();
+      for (const value of values) {
+        const bucket = value < 1 ? 0 : Math.floor(Math.log2(value));
+        buckets.set(bucket, (buckets.get(bucket) ?? 0) + 1);
+      }
+      figure.hidden = values.length === 0;
+      if (values.length === 0) return;
+      const [low, high] = [Math.min(...buckets.keys()), Math.max(...buckets.keys())];
+      const most = Math.max(...buckets.values());
+      const width = Math.min(420 / (high - low + 1), 70);
+      const parts = [];
+      for (let bucket = low; bucket <= high; bucket += 1) {
+        const count = buckets.get(bucket) ?? 0;
+        const x = (bucket - low) * width;
+        const height = (count / most) * 70;
+        parts.push(svg("rect", { x: x + 2, y: 80 - height, width: width - 4, height, rx: 2 }));
+        if (count) parts.push(svg("text", { x: x + width / 2, y: 75 - height, "text-anchor": "middle" }, `${count}`));
+        if (width > 40 || (bucket - low) % Math.ceil(45 / width) === 0) {
+          parts.push(svg("text", { x: x + width / 2, y: 96, "text-anchor": "middle", class: "dim" }, `≥ ${show(2 ** bucket)}`));
+        }
+      }
+      const sorted = [...values].sort((one, other) => one - other);
+      picture.setAttribute("aria-label", `${title}: median ${show(sorted[sorted.length >> 1])}, at most ${show(sorted.at(-1))}`);
+      picture.replaceChildren(...parts);
+    },
+  };
+}
+
+/** Connections of a capture, as `connections` gives those of the daemon, and their steps. */
+function ofFile(decoded) {
+  const all = new Map();
+  for (const { ends, steps } of decoded.connections) {
+    const name = ends.map((end) => `${end.gid} QP ${end.qpn || "?"}`).join(" – ");
+    all.set(name, { ends: ends.map((end) => ({ device: end.gid, qp: { qpn: end.qpn } })), steps });
+  }
+  return all;
+}
+
+function facts(item) {
+  const { step } = item;
+  const rows = [["time", `${(step.nanoseconds / 1e9).toFixed(9)} s of the devices' clock`]];
+  const add = (name, value) => { if (value !== null && value !== undefined && value !== "") rows.push([name, `${value}`]); };
+  if (step.wr_id !== undefined) add("wr_id", hex(step.wr_id));
+  add("opcode", step.opcode);
+  if (step.psn !== undefined) {
+    add("PSN (BTH)", step.psn);
+    add("AckReq (BTH)", step.ack_request ? "yes" : "no");
+    add("payload", `${step.length} bytes`);
+    if (step.rkey !== null) {
+      add("R_Key (RETH)", hex(step.rkey));
+      add("virtual address (RETH)", hex(step.address));
+      add("DMA length (RETH)", `${step.message_length} bytes`);
+    }
+    add("syndrome (AETH)", step.syndrome);
+    add("MSN (AETH)", step.msn);
+    if (step.immediate !== null) add("immediate", hex(step.immediate));
+    add("fault", step.fault);
+    if (item.mate) add("on its way", duration(Math.abs(item.mate.step.at - step.at)));
+  } else {
+    add("bytes", step.length);
+  }
+  add("status", step.status);
+  if (step.vendor_error) add("vendor_err", hex(step.vendor_error));
+  add("CQ", step.cqn);
+  add("event", step.event);
+  return rows;
+}
+
+/** The view. */
+export function timelineView() {
+  const devices = new Map();
+  let items = [];
+  let missed = 0;
+  let timer = null;
+  let asking = false;
+  let chosen = null;
+  let toScale = false;
+  let scale = 10;
+  let follow = true;
+  let selected = null;
+  let dirty = false;
+  let ends = null;
+  let file = null;
+
+  const chooser = el("select", { id: "connection-choice", onchange: () => { location.hash = `timeline/${encodeURIComponent(chooser.value)}`; } });
+  const filter = el("input", { type: "search", id: "timeline-filter", placeholder: "wr_id, PSN, opcode, status …", oninput: () => { rebuild(); } });
+  const order = button("In order", () => setMode(false), { "aria-pressed": "true" });
+  const scaled = button("To scale", () => setMode(true), { "aria-pressed": "false" });
+  const out = button("−", () => zoom(1), { title: "Zoom out (key -)", "aria-label": "Zoom out" });
+  const into = button("+", () => zoom(-1), { title: "Zoom in (key +)", "aria-label": "Zoom in" });
+  const zoomText = el("span", { class: "dim", "aria-live": "polite" });
+  const next = button("Next error", () => jump(), { title: "Next NAK or error (key e)" });
+  const clear = button("Clear", () => { for (const kept of devices.values()) kept.steps = []; missed = 0; selected = null; rebuild(); });
+  const picker = el("input", { type: "file", id: "capture-file", class: "unseen", onchange: () => {
+    if (picker.files[0]) open(picker.files[0]);
+    picker.value = "";
+  } });
+  const openFile = el("label", { for: "capture-file", class: "button" }, "Open a file");
+  const live = button("Back to live", () => { file = null; chosen = null; update([]); });
+  const status = el("p", { class: "dim", role: "status" });
+  const trouble = el("p", { class: "bad", role: "alert" });
+  const heads = svg("svg", { class: "lanes", viewBox: `0 0 ${WIDTH} 34`, "aria-hidden": "true" });
+  const picture = svg("svg", { class: "sequence", role: "group", "aria-label": "Sequence diagram" });
+  const spacer = el("div", { class: "spacer" }, picture);
+  const scroller = el("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Steps of the connection" }, spacer);
+  const details = el("section", { class: "panel", id: "step", "aria-live": "polite" },
+    el("h2", {}, "No step is chosen"), el("p", { class: "dim" }, "Choose a step to see its fields, what both ends say of it, and how their queue pairs are."));
+  const latencies = histogram("Time from taken to completed", (value) => duration(value).replace(/\.?0+ /, " "));
+  const sizes = histogram("Size of requests", (value) => bytes(value));
+  const charts = el("section", { class: "panel columns", "aria-label": "Requests of this connection" }, latencies.element, sizes.element);
+  const legend = el("p", { class: "legend" }, ...LEGEND.map(([kind, text]) => el("span", { class: `key ${kind}` }, text)));
+  const element = el("div", {}, el("section", { class: "panel" },
+    el("p", { class: "tools" }, el("label", { for: "connection-choice" }, "Connection "), chooser, " ",
+      el("label", { for: "timeline-filter" }, "only with "), filter),
+    el("p", { class: "tools" }, order, scaled, " ", out, into, zoomText, " ", next, clear, picker, openFile, live),
+    status, trouble, legend, heads, scroller), details, charts);
+
+  scroller.addEventListener("scroll", () => {
+    follow = scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 40;
+    draw();
+  });
+  element.addEventListener("keydown", (event) => {
+    if (event.target.closest("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "+") zoom(-1);
+    else if (event.key === "-") zoom(1);
+    else if (event.key === "e") jump();
+  });
+
+  element.addEventListener("dragover", (event) => event.preventDefault());
+  element.addEventListener("drop", (event) => {
+    event.preventDefault();
+    if (event.dataTransfer.files[0]) open(event.dataTransfer.files[0]);
+  });
+
+  /** Shows a capture instead of what happens now. */
+  async function open(blob) {
+    try {
+      const decoded = await ask("/api/decode", { method: "POST", body: blob });
+      file = { name: blob.name, connections: ofFile(decoded), recording: decoded.recording, others: decoded.others, more: decoded.more };
+      chosen = null;
+      follow = false;
+      say(trouble, "");
+      update([]);
+      scroller.scrollTop = 0;
+    } catch (error) {
+      say(trouble, `${blob.name}: ${error.message}`);
+    }
+  }
+
+  function setMode(on) {
+    toScale = on;
+    order.setAttribute("aria-pressed", String(!on));
+    scaled.setAttribute("aria-pressed", String(on));
+    rebuild();
+  }
+
+  function zoom(by) {
+    if (!toScale) return setMode(true);
+    const middle = timeAt(scroller.scrollTop + scroller.clientHeight / 2);
+    scale = Math.min(Math.max(scale + by, 0), SCALES.length - 1);
+    rebuild(middle);
+  }
+
+  /** When the picture begins: it has TALL pixels at most, so a deep zoom shows a part, the one around `middle`. */
+  let begin = 0;
+  let height = 0;
+  const timeAt = (y) => begin + y * SCALES[scale];
+  function yOf(item) {
+    return toScale ? (item.step.at - begin) / SCALES[scale] + ROW : item.row * ROW + ROW;
+  }
+
+  /** The time of the step next to a time. */
+  function nearest(time) {
+    let best = items[0];
+    for (const item of items) {
+      if (Math.abs(item.step.at - time) < Math.abs(best.step.at - time)) best = item;
+    }
+    return best?.step.at ?? time;
+  }
+
+  function rebuild(middle) {
+    const sides = file ? file.connections.get(chosen)?.steps : ends?.map((end) => (devices.get(end.device)?.steps ?? []).filter((step) => belongs(step, end)));
+    const all = sides ? merge(...sides) : [];
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const text = ({ step }) => `${describe(step).label} ${step.wr_id ?? ""} psn ${step.psn ?? ""} ${step.act}`.toLowerCase();
+    items = words.length ? all.filter((item) => { const said = text(item); return words.every((word) => said.includes(word)); }) : all;
+    items.forEach((item, row) => { item.row = row; });
+    const [first, last] = [items[0]?.step.at ?? 0, items.at(-1)?.step.at ?? 0];
+    // There may be long times without steps.
+    if (middle !== undefined) middle = nearest(middle);
+    if (toScale) {
+      const span = TALL * SCALES[scale];
+      begin = last - first <= span ? first : middle === undefined ? last - span : Math.max(first, Math.min(middle - span / 2, last - span));
+      height = Math.min((last - begin) / SCALES[scale], TALL) + 3 * ROW;
+    } else {
+      height = (items.length + 2) * ROW;
+    }
+    spacer.style.height = `${Math.ceil(height)}px`;
+    if (middle !== undefined) scroller.scrollTop = (middle - begin) / SCALES[scale] - scroller.clientHeight / 2;
+    else if (follow) scroller.scrollTop = height;
+    const done = requests(items);
+    latencies.update(done.latencies);
+    sizes.update(done.sizes);
+    charts.hidden = done.sizes.length === 0;
+    say(zoomText, toScale ? `a pixel is ${duration(SCALES[scale])}` : "");
+    const errors = items.filter((item) => isBad(item.step) && !(item.step.act === "arrived" && item.mate)).length;
+    next.disabled = errors === 0;
+    say(status, summary(all.length, errors));
+    draw();
+  }
+
+  /** What is shown, in words. */
+  function summary(total, errors) {
+    const more = file?.more ? ", and more that was left out" : "";
+    if (file?.recording) {
+      return `${file.name}: ${file.connections.size} queue pairs, ${items.length} steps of this one, ${errors} NAKs and errors${more}.`;
+    }
+    if (file) {
+      return `${file.name}: ${file.connections.size} connections, ${items.length} packets of this one, ${errors} NAKs; `
+        + `${file.others} frames of something else${more}.`;
+    }
+    if (!ends) return "No queue pair is connected with one of another RNIC of this vrnicd, or of the same.";
+    const of = items.length < total ? ` of ${total}` : "";
+    const lost = missed ? `; ${missed} were missed because there were too many` : "";
+    return `${items.length} steps${of}, ${errors} NAKs and errors${lost}.`;
+  }
+
+  /** Draws what can be seen, before the next frame. */
+  function draw() {
+    if (dirty) return;
+    dirty = true;
+    requestAnimationFrame(() => { dirty = false; paint(); });
+  }
+
+  function paint() {
+    const [top, view] = [scroller.scrollTop, scroller.clientHeight || 400];
+    picture.setAttribute("viewBox", `0 ${top} ${WIDTH} ${view}`);
+    picture.setAttribute("height", view);
+    picture.style.top = `${top}px`;
+    const parts = [];
+    for (const side of ["left", "right"]) {
+      for (const x of Object.values(LANES[side])) parts.push(svg("line", { class: "lane", x1: x, x2: x, y1: top, y2: top + view }));
+    }
+    // The first that can be seen: items are in the order of their places.
+    let [low, high] = [0, items.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (yOf(items[middle]) < top - 2 * ROW) low = middle + 1;
+      else high = middle;
+    }
+    const said = {};
+    let drawn = 0;
+    let index = low;
+    for (; index < items.length && drawn < DRAWN; index += 1) {
+      const y = yOf(items[index]);
+      if (y > top + view + ROW) break;
+      const arrow = drawStep(items[index], y, said);
+      if (arrow) { parts.push(arrow); drawn += 1; }
+    }
+    if (drawn === DRAWN) {
+      parts.push(svg("text", { x: WIDTH / 2, y: top + view - 10, class: "more", "text-anchor": "middle" },
+        "There are more steps here than can be told apart: zoom in."));
+    }
+    const focus = document.activeElement?.dataset?.row;
+    picture.replaceChildren(...parts);
+    if (focus !== undefined) picture.querySelector(`[data-row="${Number(focus)}"]`)?.focus({ preventScroll: true });
+  }
+
+  function drawStep(item, y, said) {
+    const { step, side, mate } = item;
+    // The arrow of a packet is drawn where it was sent, or where it arrived if nobody saw that.
+    if (step.act === "arrived" && mate && items[mate.row] === mate) {
+      if (yOf(mate) >= scroller.scrollTop - 2 * ROW) return null;
+      return drawStep(mate, yOf(mate), said);
+    }
+    const { label, kind, to } = describe(step);
+    const lanes = LANES[side];
+    const far = LANES[side === "left" ? "right" : "left"].rnic;
+    let [x1, y1, x2, y2] = to === "rnic" ? [lanes.program, y, lanes.rnic, y] : [lanes.rnic, y, lanes.program, y];
+    let lost = false;
+    if (to === "peer") {
+      const seen = mate && items[mate.row] === mate;
+      if (step.act === "sent") {
+        const arrived = seen ? yOf(mate) : y + ROW / 2;
+        lost = !file && !mate && items.length - item.row > 8;
+        [x1, y1, x2, y2] = [lanes.rnic, y, seen || file ? far : lanes.rnic + (far - lanes.rnic) * (lost ? 0.55 : 0.9), file ? y : arrived];
+      } else {
+        [x1, y1, x2, y2] = [file ? far : far + (lanes.rnic - far) * 0.45, y, lanes.rnic, y];
+      }
+    }
+    const group = svg("g", {
+      class: `step ${kind}${item === selected || mate && mate === selected ? " chosen" : ""}`, tabindex: 0, role: "button", "data-row": item.row,
+      "aria-label": `${ends[side === "left" ? 0 : 1].device}: ${label}${lost ? ", lost" : ""}`,
+      onclick: () => choose(item), onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(item); } },
+    });
+    const direction = Math.sign(x2 - x1);
+    group.append(svg("line", { class: "hit", x1, y1, x2, y2 }), svg("line", { class: "arrow", x1, y1, x2, y2 }));
+    if (lost) group.append(svg("path", { class: "lost", d: `M ${x2 - 6} ${y2 - 6} l 12 12 m 0 -12 l -12 12` }));
+    else {
+      const angle = Math.atan2(y2 - y1, x2 - x1) * 180 / Math.PI;
+      group.append(svg("path", { class: "head", d: "M 0 0 L -9 -4.5 L -9 4.5 z", transform: `translate(${x2} ${y2}) rotate(${angle})` }));
+    }
+    if (isBad(step)) group.append(svg("circle", { class: "mark", cx: x1 + direction * 9, cy: y1 + (y2 - y1) * 0.02, r: 5 }));
+    const lane = to === "peer" ? "wire" : side;
+    const middle = [(x1 + x2) / 2, (y1 + y2) / 2 - 6];
+    // Texts that would cover each other are left out; the arrow still has its name.
+    if (said[lane] === undefined || middle[1] - said[lane] >= 13) {
+      said[lane] = middle[1];
+      group.append(svg("text", { x: middle[0], y: middle[1], "text-anchor": "middle" }, label));
+    } else group.append(svg("title", {}, label));
+    return group;
+  }
+
+  function choose(item) {
+    selected = item;
+    const end = ends[item.side === "left" ? 0 : 1];
+    const both = (file ? [] : ends).map(({ device, qp }) => {
+      const found = now.devices.find((one) => one.name === device);
+      const current = found?.by_qpn.get(qp.qpn);
+      const told = (found?.explanations ?? []).filter((one) => one.object === qp.qpn && one.object_kind === "QP")
+        .sort((one, other) => Math.abs(one.nanoseconds - item.step.nanoseconds) - Math.abs(other.nanoseconds - item.step.nanoseconds)).slice(0, 3);
+      const state = current ? el("dl", { class: "facts" },
+        fact("state now", el("span", { class: `state ${current.state}` }, current.state)),
+        fact("next PSN, unacknowledged", `${current.send_psn}, ${current.unacknowledged_psn}`),
+        fact("next PSN expected", `${current.receive_psn}`))
+        : el("p", { class: "dim" }, "It does not exist any more.");
+      const when = (one) => `${duration(one.nanoseconds - item.step.nanoseconds)} from this step`;
+      const why = told.length ? el("ul", { class: "told" }, ...told.map((one) => el("li", {}, `${when(one)}: ${one.sentence}`)))
+        : el("p", { class: "dim" }, "Nothing went wrong on it lately.");
+      return el("div", {}, el("h3", {}, `${device}: QP ${qp.qpn}`), state, why);
+    });
+    details.replaceChildren(el("h2", {}, `${end.device}: ${describe(item.step).label}`),
+      el("div", { class: "columns" }, el("dl", { class: "facts" }, ...facts(item).map(([name, value]) => fact(name, value))), el("div", {}, ...both)));
+    draw();
+  }
+
+  /** Goes to the next step that tells of an error. */
+  function jump() {
+    const after = selected ? selected.row : -1;
+    const bad = (item) => isBad(item.step) && !(item.step.act === "arrived" && item.mate);
+    const item = items.find((one) => one.row > after && bad(one)) ?? items.find(bad);
+    if (!item) return;
+    if (!isPaused()) document.getElementById("pause").click();
+    follow = false;
+    if (toScale) rebuild(item.step.at);
+    else scroller.scrollTop = yOf(item) - scroller.clientHeight / 2;
+    choose(item);
+  }
+
+  async function poll() {
+    if (file || asking || isPaused() || now.devices.length === 0) return;
+    asking = true;
+    try {
+      const from = now.devices.map((device) => devices.get(device.name)?.next ?? 0).join(",");
+      const answer = await ask(`/api/trace?from=${from}`);
+      let any = false;
+      for (const { device, first, steps } of answer.devices) {
+        if (!devices.has(device)) devices.set(device, { next: first, steps: [] });
+        const kept = devices.get(device);
+        // Its steps count from 0 again after a reset.
+        if (first > kept.next) missed += first - kept.next;
+        kept.next = first + steps.length;
+        any ||= steps.length > 0;
+        for (const step of steps) kept.steps.push(step);
+        if (kept.steps.length > KEPT) kept.steps.splice(0, kept.steps.length - KEPT);
+      }
+      say(trouble, "");
+      if (any) rebuild();
+    } catch (error) {
+      say(trouble, error.message);
+    }
+    asking = false;
+  }
+
+  function update([wanted]) {
+    if (timer === null) {
+      timer = setInterval(() => {
+        if (element.isConnected) poll();
+        else { clearInterval(timer); timer = null; }
+      }, INTERVAL);
+    }
+    live.hidden = !file;
+    const all = file ? file.connections : connections();
+    const names = [...all.keys()];
+    const turned = wanted?.split(" – ").reverse().join(" – ");
+    const name = wanted !== undefined && all.has(wanted) ? wanted : all.has(turned) ? turned : chosen !== null && all.has(chosen) ? chosen : names[0];
+    if (chooser.children.length !== names.length || names.some((text, index) => chooser.children[index].value !== text)) {
+      chooser.replaceChildren(...names.map((text) => el("option", { value: text }, text)));
+    }
+    if (name !== undefined) {
+      chooser.value = name;
+      ends = file ? all.get(name).ends : all.get(name);
+    }
+    if (name !== chosen || name === undefined) {
+      chosen = name ?? null;
+      selected = null;
+      const title = (text, x) => svg("text", { x, y: 22, "text-anchor": "middle" }, text);
+      heads.replaceChildren(...(ends ?? []).flatMap((end, index) => {
+        const lanes = LANES[index === 0 ? "left" : "right"];
+        if (file?.recording && index === 0) return [title("program", lanes.program), title(`RNIC ${end.device}, QP ${end.qp.qpn}`, lanes.rnic)];
+        if (file) return [title(`${end.device}, QP ${end.qp.qpn || "?"}`, lanes.rnic)];
+        return [title(`program of ${end.device}`, lanes.program), title(`RNIC ${end.device}, QP ${end.qp.qpn}`, lanes.rnic)];
+      }));
+      rebuild();
+    }
+  }
+  return { element, update };
+}

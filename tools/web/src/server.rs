@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The server: which request gets which answer.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vrnicd::capture::Choice;
+use vrnicd::control::client::Client;
+
+use crate::access::Access;
+use crate::http::{Bad, MAX_BODY, Request, Response};
+use crate::page;
+use crate::source::{Source, make_exact};
+
+/// Connections at a time.
+const MAX_CLIENTS: usize = 32;
+/// How long a client may take to send a request, and to take a piece of the response.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two signs of life to a client that gets nothing else.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Seconds that a capture takes at most.
+const MAX_CAPTURE: u64 = 60;
+/// Pages of steps of a device that one answer has.
+const MAX_PAGES: usize = 8;
+/// Objects of a kind that one answer has.
+const MAX_OBJECTS: usize = 4096;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Address to listen at; port 0 is a free one.
+    pub listen: SocketAddr,
+    /// Control socket of vrnicd.
+    pub socket: PathBuf,
+    /// Whether pages may change something.
+    pub allow_actions: bool,
+}
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    office: Arc<Office>,
+}
+
+/// Who knows the answers.
+#[derive(Debug)]
+struct Office {
+    access: Access,
+    source: Arc<Source>,
+    address: SocketAddr,
+    clients: AtomicUsize,
+}
+
+/// A client's place among [`MAX_CLIENTS`], given back when dropped.
+struct Place(Arc<Office>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.clients.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Server {
+    /// Listens. Fails if there is no vrnicd, too.
+    pub fn bind(options: Options) -> Result<Self> {
+        Client::connect(&options.socket)?;
+        let listener = TcpListener::bind(options.listen)
+            .with_context(|| format!("cannot listen at {}", options.listen))?;
+        let address = listener.local_addr()?;
+        Ok(Self {
+            listener,
+            office: Arc::new(Office {
+                access: Access::new(address)?,
+                source: Arc::new(Source::new(options.socket, options.allow_actions)),
+                address,
+                clients: AtomicUsize::new(0),
+            }),
+        })
+    }
+
+    /// The address to open in a browser.
+    pub fn url(&self) -> String {
+        format!(
+            "http://{}/?token={}",
+            self.office.address,
+            self.office.access.token()
+        )
+    }
+
+    /// Serves for ever.
+    pub fn run(&self) -> ! {
+        let source = self.office.source.clone();
+        let watched = std::thread::Builder::new().name("source".into());
+        if let Err(error) = watched.spawn(move || source.run()) {
+            eprintln!("vrnicctl: no thread to ask vrnicd with: {error}");
+        }
+        loop {
+            let client = match self.listener.accept() {
+                Ok((client, _)) => client,
+                Err(error) => {
+                    eprintln!("vrnicctl: cannot accept a client: {error}");
+                    std::thread::sleep(Duration::from_millis(100));
+                    continue;
+                }
+            };
+            let place = Place(self.office.clone());
+            if self.office.clients.fetch_add(1, Ordering::SeqCst) >= MAX_CLIENTS {
+                refuse(&client);
+                continue;
+            }
+            let thread = std::thread::Builder::new().name("client".into());
+            // Without a thread the client's place and connection are given back at once.
+            let _ = thread.spawn(move || {
+                // Whoever goes away misses the rest.
+                let _ = converse(&client, &place.0);
+            });
+        }
+    }
+}
+
+/// Too many are there; nobody waits for this one.
+fn refuse(mut client: &TcpStream) {
+    let _ = client.set_nonblocking(true);
+    let _ = Response::text(503, "Too many clients.").write(&mut client);
+}
+
+fn converse(client: &TcpStream, office: &Office) -> io::Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let mut output = BufWriter::new(client);
+    let request = match Request::read(&mut &*client) {
+        Ok(request) => request,
+        Err(Bad::Gone(error)) => return Err(error),
+        Err(Bad::Refused(status, why)) => {
+            Response::text(status, why).write(&mut output)?;
+            // The rest of the request would reset the connection before the response is read.
+            client.shutdown(Shutdown::Write)?;
+            io::copy(&mut Read::take(client, 1 << 20), &mut io::sink())?;
+            return Ok(());
+        }
+    };
+    if let Err(refusal) = office.access.check(&request) {
+        return Response::text(refusal.status(), refusal.text()).write(&mut output);
+    }
+    if (request.method(), request.path()) == ("GET", "/api/events") {
+        return stream(office, &mut output);
+    }
+    answer(office, &request).write(&mut output)
+}
+
+fn answer(office: &Office, request: &Request) -> Response {
+    match (request.method(), request.path()) {
+        ("GET", "/") if office.access.is_invited(request) => {
+            Response::see_other("/").with("Set-Cookie", office.access.set_cookie())
+        }
+        ("GET", "/api/objects") => asked(objects(office, request)),
+        ("GET", "/api/trace") => asked(trace(office, request)),
+        ("POST", "/api/decode") => match crate::decode::decode(request.body()) {
+            Ok(decoded) => asked(serde_json::to_value(decoded).map_err(Into::into)),
+            Err(error) => Response::text(400, &format!("{error:#}")),
+        },
+        (_, "/api/action" | "/api/capture") if !office.source.allows_actions() => Response::text(
+            403,
+            "Pages may only look: start vrnicctl web with --allow-actions to allow more.",
+        ),
+        ("GET", "/api/capture") => match capture(office, request) {
+            Ok(file) => Response::new("application/octet-stream", file).with(
+                "Content-Disposition",
+                "attachment; filename=\"vrnic.pcapng\"".into(),
+            ),
+            Err(error) => Response::text(502, &format!("{error:#}")),
+        },
+        ("POST", "/api/action") => asked(act(office, request)),
+        ("GET", path) => match page::file(path) {
+            Some((kind, content)) => Response::new(kind, content),
+            None => Response::text(404, "There is no such page."),
+        },
+        ("POST", _) => Response::text(404, "There is no such action."),
+        _ => Response::text(405, "Only GET and POST are known."),
+    }
+}
+
+fn asked(answer: Result<Value>) -> Response {
+    match answer {
+        Ok(mut value) => {
+            make_exact(&mut value);
+            Response::json(&value)
+        }
+        Err(error) => Response::text(502, &format!("{error:#}")),
+    }
+}
+
+/// Objects of all devices that are too many to be part of the state.
+fn objects(office: &Office, request: &Request) -> Result<Value> {
+    fn cut<T>(mut all: Vec<T>) -> Vec<T> {
+        all.truncate(MAX_OBJECTS);
+        all
+    }
+    let index: usize = request.parameter("device").unwrap_or_default().parse()?;
+    office.source.ask(|client| {
+        let devices = client.devices()?;
+        let device = devices.get(index).context("there is no such device")?;
+        let name = &device.name;
+        Ok(json!({
+            "device": name,
+            "mrs": cut(client.mrs(name)?),
+            "cqs": cut(client.cqs(name)?),
+            "srqs": cut(client.srqs(name)?),
+            "groups": cut(client.groups(name)?),
+            "faults": cut(client.faults(name)?),
+        }))
+    })
+}
+
+/// What devices did lately: of each from the step on that the client names.
+fn trace(office: &Office, request: &Request) -> Result<Value> {
+    let from = request.parameter("from").unwrap_or_default().split(',');
+    let from: Vec<u64> = from.filter_map(|number| number.parse().ok()).collect();
+    office.source.ask(|client| {
+        let mut all = Vec::new();
+        for (index, device) in client.devices()?.iter().enumerate() {
+            let from = from.get(index).copied().unwrap_or(0);
+            let mut trace = client.trace(&device.name, from)?;
+            for _ in 1..MAX_PAGES {
+                if trace.waiting == 0 {
+                    break;
+                }
+                let next = trace.first + trace.steps.len() as u64;
+                let more = client.trace(&device.name, next)?;
+                if more.first != next {
+                    break;
+                }
+                trace.steps.extend(more.steps);
+                trace.waiting = more.waiting;
+            }
+            all.push(json!({ "device": device.name, "first": trace.first, "steps": trace.steps }));
+        }
+        Ok(json!({ "devices": all }))
+    })
+}
+
+/// What a page may change.
+#[derive(serde::Deserialize)]
+#[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
+enum Action {
+    /// Brings the link of a device up or takes it down.
+    Link { device: String, up: bool },
+    /// Arms a fault.
+    Fault { device: String, fault: String },
+    /// Disarms all faults of a device.
+    ClearFaults { device: String },
+    /// Sets the filter of the log.
+    Log { filter: String },
+}
+
+/// Captures what a device sends and receives for some seconds, and gives the file.
+fn capture(office: &Office, request: &Request) -> Result<Vec<u8>> {
+    let index: usize = request.parameter("device").unwrap_or_default().parse()?;
+    let seconds: u64 = request.parameter("seconds").unwrap_or_default().parse()?;
+    ensure!(
+        (1..=MAX_CAPTURE).contains(&seconds),
+        "a capture takes 1 to {MAX_CAPTURE} seconds"
+    );
+    // A client of its own, so that other questions do not wait for it.
+    let mut client = office.source.connect()?;
+    let devices = client.devices()?;
+    let device = devices.get(index).context("there is no such device")?;
+    let choice = Choice {
+        device: Some(device.name.clone()),
+        max_bytes: Some(MAX_BODY as u64),
+        ..Choice::default()
+    };
+    let file = rustix::fs::memfd_create("vrnic.pcapng", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let capture = client.start_capture(choice, "vrnicctl web", file.as_fd())?;
+    std::thread::sleep(Duration::from_secs(seconds));
+    client.stop_capture(capture.id)?;
+    let (mut file, mut bytes) = (File::from(file), Vec::new());
+    file.seek(SeekFrom::Start(0))?;
+    file.take(MAX_BODY as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn act(office: &Office, request: &Request) -> Result<Value> {
+    let action = serde_json::from_slice(request.body()).context("no such action")?;
+    office.source.ask(|client| {
+        Ok(match action {
+            Action::Link { device, up } => {
+                client.set_link(&device, up)?;
+                json!({ "done": if up { "The link is up." } else { "The link is down." } })
+            }
+            Action::Fault { device, fault } => {
+                let id = client.add_fault(&device, &fault)?;
+                json!({ "done": format!("Fault {id} is armed.") })
+            }
+            Action::ClearFaults { device } => {
+                let count = client.clear_faults(&device, None)?;
+                json!({ "done": format!("{count} faults are cleared.") })
+            }
+            Action::Log { filter } => {
+                let filter = client.log(Some(filter))?;
+                json!({ "done": format!("The filter is {filter}.") })
+            }
+        })
+    })
+}
+
+/// Sends the newest state as often as there is one and the client takes it.
+fn stream(office: &Office, output: &mut impl Write) -> io::Result<()> {
+    Response::new("text/event-stream", "").begin(output)?;
+    let mut watcher = office.source.watch();
+    loop {
+        match watcher.next(HEARTBEAT) {
+            Some(state) => write!(output, "data: {state}\n\n")?,
+            // A comment, which fails if nobody is there any more.
+            None => output.write_all(b":\n\n")?,
+        }
+        output.flush()?;
+    }
+}

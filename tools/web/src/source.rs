@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What the control socket says, once for all clients.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::Value;
+use vrnicd::control::client::Client;
+use vrnicd::control::protocol::{Device, Explanation, Gid, Qp, SwitchPort};
+
+/// Time between two looks.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Queue pairs of a device up to which all of them are in the state.
+const QPS_SHOWN: u32 = 4096;
+/// Failures of a device that are in the state.
+const EXPLANATIONS_SHOWN: usize = 200;
+
+/// The largest number up to which JavaScript has all.
+const MAX_EXACT: u64 = 1 << 53;
+
+/// A device with what it has.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    device: Device,
+    gid_table: Vec<Gid>,
+    qp_list: Vec<Qp>,
+    /// Whether there are more queue pairs than are listed.
+    more_qps: bool,
+    explanations: Vec<Told>,
+}
+
+/// Something that went wrong, and the sentence that `vrnicctl explain` has for it.
+#[derive(Debug, Serialize)]
+struct Told {
+    #[serde(flatten)]
+    what: Explanation,
+    object_kind: &'static str,
+    sentence: String,
+}
+
+/// What one look sees.
+#[derive(Debug, Serialize)]
+struct State {
+    /// Milliseconds since the server started.
+    at_ms: u64,
+    /// Whether the page may change something.
+    actions: bool,
+    /// Path of the control socket, for the command lines that do the same.
+    socket: String,
+    devices: Vec<Shown>,
+    switch: Vec<SwitchPort>,
+    /// Why there is nothing else.
+    error: Option<String>,
+}
+
+/// The newest state, and how many there were.
+#[derive(Debug, Default)]
+struct Newest {
+    version: u64,
+    text: Arc<str>,
+    /// Clients that want to know.
+    watchers: usize,
+    /// When it was.
+    looked: Option<Instant>,
+}
+
+/// Asks the control socket while somebody looks.
+#[derive(Debug)]
+pub struct Source {
+    socket: PathBuf,
+    actions: bool,
+    start: Instant,
+    newest: Mutex<Newest>,
+    changed: Condvar,
+    /// Questions of clients take turns, so that they are one client of vrnicd.
+    turn: Mutex<()>,
+}
+
+/// A client that looks, as long as it exists.
+#[derive(Debug)]
+pub struct Watcher {
+    source: Arc<Source>,
+    /// Version that it has.
+    seen: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Source {
+    /// Of the vrnicd with that control socket. Pages may change something if `actions` says so.
+    pub fn new(socket: PathBuf, actions: bool) -> Self {
+        Self {
+            socket,
+            actions,
+            start: Instant::now(),
+            newest: Mutex::default(),
+            changed: Condvar::new(),
+            turn: Mutex::default(),
+        }
+    }
+
+    /// Asks vrnicd something for a client.
+    pub fn ask<T>(&self, question: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
+        let _turn = lock(&self.turn);
+        question(&mut self.connect()?)
+    }
+
+    /// A connection to vrnicd of its own, for what takes long.
+    pub fn connect(&self) -> Result<Client> {
+        Client::connect(&self.socket)
+    }
+
+    /// Whether pages may change something.
+    pub fn allows_actions(&self) -> bool {
+        self.actions
+    }
+
+    /// A client begins to look.
+    pub fn watch(self: &Arc<Self>) -> Watcher {
+        let mut newest = lock(&self.newest);
+        newest.watchers += 1;
+        // What nobody wanted to know for a while is not news.
+        let fresh = newest
+            .looked
+            .is_some_and(|looked| looked.elapsed() < 2 * INTERVAL);
+        let seen = if fresh { 0 } else { newest.version };
+        drop(newest);
+        self.changed.notify_all();
+        Watcher {
+            source: self.clone(),
+            seen,
+        }
+    }
+
+    /// Looks once a second while there are watchers, for ever.
+    pub fn run(&self) {
+        let mut client = None;
+        loop {
+            {
+                let newest = lock(&self.newest);
+                let none = |newest: &mut Newest| newest.watchers == 0;
+                drop(self.changed.wait_while(newest, none));
+            }
+            let state = match self.look(&mut client) {
+                Ok(state) => state,
+                Err(error) => {
+                    client = None;
+                    self.state(Vec::new(), Vec::new(), Some(format!("{error:#}")))
+                }
+            };
+            // Maps with keys that are no strings, the one error, are not there.
+            let mut value = serde_json::to_value(&state).unwrap_or_default();
+            make_exact(&mut value);
+            let text = value.to_string();
+            {
+                let mut newest = lock(&self.newest);
+                newest.version += 1;
+                newest.text = text.into();
+                newest.looked = Some(Instant::now());
+            }
+            self.changed.notify_all();
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
+    fn state(&self, devices: Vec<Shown>, switch: Vec<SwitchPort>, error: Option<String>) -> State {
+        State {
+            at_ms: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            actions: self.actions,
+            socket: self.socket.display().to_string(),
+            devices,
+            switch,
+            error,
+        }
+    }
+
+    fn look(&self, kept: &mut Option<Client>) -> Result<State> {
+        // vrnicd drops a client that asks nothing for a minute.
+        let stale = lock(&self.newest)
+            .looked
+            .is_none_or(|looked| looked.elapsed() > 10 * INTERVAL);
+        let client = match kept {
+            Some(client) if !stale => client,
+            _ => kept.insert(Client::connect(&self.socket)?),
+        };
+        let switch = client.switch()?;
+        let mut devices = Vec::new();
+        for device in client.devices()? {
+            let more_qps = device.qps > QPS_SHOWN;
+            let mut explanations = client.explanations(&device.name, 0)?;
+            let skip = explanations.len().saturating_sub(EXPLANATIONS_SHOWN);
+            explanations.drain(..skip);
+            devices.push(Shown {
+                gid_table: client.gids(&device.name)?,
+                qp_list: if more_qps {
+                    Vec::new()
+                } else {
+                    client.qps(&device.name)?
+                },
+                more_qps,
+                explanations: explanations.into_iter().map(tell).collect(),
+                device,
+            });
+        }
+        Ok(self.state(devices, switch, None))
+    }
+}
+
+/// Writes numbers that JavaScript would round as texts, in hexadecimal digits.
+pub fn make_exact(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            if let Some(big) = number.as_u64().filter(|number| *number > MAX_EXACT) {
+                *value = Value::String(format!("{big:#x}"));
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(make_exact),
+        Value::Object(members) => members.values_mut().for_each(make_exact),
+        _ => {}
+    }
+}
+
+fn tell(what: Explanation) -> Told {
+    Told {
+        object_kind: what.object_kind(),
+        sentence: what.to_string(),
+        what,
+    }
+}
+
+impl Watcher {
+    /// Waits for a state that it does not have, and gives the newest; none if none comes in that time.
+    pub fn next(&mut self, patience: Duration) -> Option<Arc<str>> {
+        let newest = lock(&self.source.newest);
+        let known = |newest: &mut Newest| newest.version == self.seen;
+        let waited = self
+            .source
+            .changed
+            .wait_timeout_while(newest, patience, known);
+        let (newest, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return None;
+        }
+        self.seen = newest.version;
+        Some(newest.text.clone())
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        lock(&self.source.newest).watchers -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn large_numbers_stay_exact() {
+        let mut value =
+            json!({ "small": [1, 1u64 << 53, -1, 0.5], "large": [{ "wr_id": u64::MAX - 1 }] });
+        make_exact(&mut value);
+        let wanted = json!({ "small": [1, 1u64 << 53, -1, 0.5], "large": [{ "wr_id": "0xfffffffffffffffe" }] });
+        assert_eq!(value, wanted);
+    }
+}

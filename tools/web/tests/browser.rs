@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The page in a real browser, headless Chromium, against a real vrnicd whose guests are played by this program.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use common::browser::Browser;
+use common::{Lab, Stage};
+use serde_json::json;
+use vrnic_native::daemon::Fabric;
+use vrnicd::capture::Choice;
+use vrnicd::control::client::Client;
+
+/// Writes a picture of the page to the directory in `VRNIC_PICTURES`, or to the one for what is temporary.
+fn picture(browser: &mut Browser, name: &str) {
+    let directory = std::env::var_os("VRNIC_PICTURES");
+    let directory = directory.map_or_else(std::env::temp_dir, Into::into);
+    let path: &Path = directory.as_ref();
+    std::fs::write(
+        path.join(format!("vrnic-web-{name}.png")),
+        browser.screenshot(),
+    )
+    .unwrap();
+}
+
+#[test]
+fn the_map_shows_devices_and_their_traffic() {
+    let mut lab = Lab::on(Fabric::Roce, 3);
+    let mut browser = Browser::start();
+    browser.open(&lab.url);
+    lab.traffic(Duration::from_secs(3));
+    browser.until("document.querySelectorAll('.card[data-status=up]').length === 2");
+    browser.until("document.querySelector('.edge .label').textContent.startsWith('3 connections')");
+    lab.traffic(Duration::from_secs(2));
+    browser.until("document.querySelector('.flow.on')");
+    assert_eq!(
+        browser.value("location.search"),
+        json!(""),
+        "the token stays out of the history"
+    );
+    browser.until("document.querySelectorAll('.grid li').length === 2");
+    picture(&mut browser, "map");
+    browser.dark(true);
+    picture(&mut browser, "map-dark");
+    // With the keyboard alone.
+    browser.key("2");
+    browser.until("document.querySelector('nav.chooser a')");
+    browser.dark(false);
+    lab.traffic(Duration::from_secs(2));
+    browser.until("document.querySelectorAll('.memory li').length === 1");
+    picture(&mut browser, "objects");
+    let link = "[...document.querySelectorAll('td a')].find((link) => link.textContent !== '1')";
+    browser.value(&format!("{link}.click()"));
+    browser.until("document.querySelector('.machine .lit text')?.textContent === 'RTS'");
+    all_is_named(&mut browser);
+    picture(&mut browser, "qp");
+    assert_eq!(browser.errors(), Vec::<String>::new());
+}
+
+#[test]
+fn the_timeline_tells_the_story_of_a_connection() {
+    let mut lab = Lab::start();
+    let mut browser = Browser::start();
+    browser.open(&lab.url);
+    browser.until("document.querySelectorAll('.card').length === 2");
+    browser.key("3");
+    browser.until("document.querySelector('#connection-choice option')");
+    // The devices trace from the first question on.
+    browser.until("performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/trace')).length > 1");
+    // All steps are drawn at once.
+    browser.size(1280, 1400);
+    lab.story();
+    let labels = "[...document.querySelectorAll('.sequence .step')].map((step) => step.getAttribute('aria-label'))";
+    browser.until(&format!(
+        "{labels}.some((label) => label.includes('CQE Write 0x3: RemoteAccess'))"
+    ));
+    let seen = browser.value(labels);
+    let seen: Vec<_> = seen
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|label| label.as_str().unwrap())
+        .collect();
+    // Each step is there once, in the order in which things happen. Names of requests are libvrnic's: it numbers them.
+    let mut rest = seen.iter();
+    for wanted in [
+        "0: Send 0x0, 256 B",
+        "0: SEND Only PSN",
+        "1: receive 0x0",
+        "0: CQE Send 0x0: Success",
+        "0: Write 0x1, 4.10 kB",
+        "0: RDMA WRITE Only PSN",
+        "1: Acknowledge PSN",
+        "0: CQE Write 0x1: Success",
+        "0: Read 0x2",
+        "0: RDMA READ Request PSN",
+        "1: RDMA READ Response Only PSN",
+        "0: CQE Read 0x2: Success",
+        "0: Write 0x3, 64 B",
+        "1: Nak(RemoteAccess) PSN",
+        "0: CQE Write 0x3: RemoteAccess",
+    ] {
+        assert!(
+            rest.any(|label| label.starts_with(wanted)),
+            "{wanted}: {seen:#?}"
+        );
+    }
+    browser.value("document.getElementById('view').focus()");
+    browser.value("[...document.querySelectorAll('button')].find((button) => button.textContent === 'Next error').click()");
+    browser.until("document.querySelector('#step').textContent.includes('no memory region has the remote key')");
+    let step = browser.value("document.querySelector('#step').textContent");
+    assert!(step.as_str().unwrap().contains("syndrome (AETH)"), "{step}");
+    assert_eq!(
+        browser.value("document.getElementById('connection').textContent"),
+        json!("paused")
+    );
+    all_is_named(&mut browser);
+    picture(&mut browser, "timeline");
+    browser.dark(true);
+    picture(&mut browser, "timeline-dark");
+    // Only some steps.
+    browser.value("(() => { const box = document.querySelector('#timeline-filter'); box.value = '0x1'; box.dispatchEvent(new Event('input')) })()");
+    browser.until(&format!("{labels}.length === 2"));
+    browser.value("(() => { const box = document.querySelector('#timeline-filter'); box.value = ''; box.dispatchEvent(new Event('input')) })()");
+    browser.value("[...document.querySelectorAll('button')].find((button) => button.textContent === 'To scale').click()");
+    browser.until(&format!("{labels}.length > 1"));
+    picture(&mut browser, "timeline-to-scale");
+    browser.value("location.hash = 'failures'");
+    browser.until("document.querySelectorAll('main tbody tr').length >= 3");
+    browser.dark(false);
+    picture(&mut browser, "failures");
+    assert_eq!(browser.errors(), Vec::<String>::new());
+}
+
+#[test]
+fn actions_do_what_their_command_lines_do() {
+    let lab = Lab::start();
+    let mut browser = Browser::start();
+    browser.open(&lab.url);
+    browser.until("document.querySelectorAll('.card[data-status=up]').length === 2");
+    browser.key("5");
+    let press = |title: &str| {
+        format!(
+            "[...document.querySelectorAll('main button')].find((button) => button.textContent === '{title}').click()"
+        )
+    };
+    let line = browser.value("document.querySelector('.action code').textContent");
+    assert!(line.as_str().unwrap().ends_with(" link 0 down"), "{line}");
+    browser.value(&press("Take the link down"));
+    browser.until("document.querySelector('main').textContent.includes('The link is down.')");
+    let mut client = Client::connect(&lab.daemon.control()).unwrap();
+    let links = |client: &mut Client| -> Vec<String> {
+        client
+            .devices()
+            .unwrap()
+            .into_iter()
+            .map(|device| device.link)
+            .collect()
+    };
+    assert_eq!(links(&mut client), ["down", "up"]);
+    browser.value(&press("Bring the link up"));
+    browser.until("document.querySelector('main').textContent.includes('The link is up.')");
+    assert_eq!(links(&mut client), ["up", "up"]);
+    // The configuration of this vrnicd does not allow faults, and the page says so.
+    browser.value(&press("Arm the fault"));
+    browser.until("document.querySelector('main').textContent.includes('faults = true')");
+    picture(&mut browser, "actions");
+    let errors = browser.errors();
+    assert!(
+        errors.iter().all(|error| error.contains("502")),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn a_capture_is_drawn_like_what_happens_now() {
+    let mut lab = Lab::start();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("story.pcapng");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut client = Client::connect(&lab.daemon.control()).unwrap();
+    let capture = client
+        .start_capture(Choice::default(), "story", file.as_fd())
+        .unwrap();
+    lab.story();
+    client.stop_capture(capture.id).unwrap();
+    let mut browser = Browser::start();
+    browser.open(&lab.url);
+    browser.until("document.querySelectorAll('.card').length === 2");
+    browser.key("3");
+    browser.until("document.querySelector('#connection-choice option')");
+    let root = browser.call("DOM.getDocument", json!({}))["root"]["nodeId"].clone();
+    let input = browser.call(
+        "DOM.querySelector",
+        json!({ "nodeId": root, "selector": "#capture-file" }),
+    );
+    browser.call(
+        "DOM.setFileInputFiles",
+        json!({ "files": [path], "nodeId": input["nodeId"] }),
+    );
+    let labels = "[...document.querySelectorAll('.sequence .step')].map((step) => step.getAttribute('aria-label'))";
+    browser.until(&format!("{labels}.length > 10"));
+    let status = browser.value("document.querySelector('#view [role=status]').textContent");
+    let status = status.as_str().unwrap();
+    assert!(
+        status.starts_with("story.pcapng: 1 connections") && status.contains(" 1 NAKs"),
+        "{status}"
+    );
+    let own = format!("::ffff:10.77.0.1 QP {}", lab.ends[0].qps[0].qpn());
+    let choice = browser.value("document.querySelector('#connection-choice').value");
+    assert!(choice.as_str().unwrap().starts_with(&own), "{choice}");
+    browser.value("[...document.querySelectorAll('button')].find((button) => button.textContent === 'Next error').click()");
+    browser.until("document.querySelector('#step h2').textContent.includes('Nak(RemoteAccess)')");
+    picture(&mut browser, "capture");
+    std::fs::write(&path, "no capture").unwrap();
+    browser.call(
+        "DOM.setFileInputFiles",
+        json!({ "files": [path], "nodeId": input["nodeId"] }),
+    );
+    browser.until("document.querySelector('main').textContent.includes('this is no capture (pcapng or pcap)')");
+}
+
+/// Everything that can be used has a name, for those who do not see it.
+fn all_is_named(browser: &mut Browser) {
+    let nameless = "[...document.querySelectorAll('input, select, button, a, [role=button], [role=img], meter')] \
+        .filter((one) => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim() || one.ariaHidden)) \
+        .map((one) => one.outerHTML)";
+    assert_eq!(browser.value(nameless), json!([]));
+}
+
+/// Draws frames for so many milliseconds, and leaves how many there were a second.
+fn count_frames(browser: &mut Browser, milliseconds: u32) {
+    browser.value(&format!(
+        "(() => {{ window.frames_drawn = null; let count = 0; const start = performance.now(); const frame = () => {{ \
+         count += 1; const passed = performance.now() - start; if (passed < {milliseconds}) requestAnimationFrame(frame); \
+         else window.frames_drawn = Math.round(1000 * count / passed); }}; requestAnimationFrame(frame); return 1 }})()"
+    ));
+}
+
+/// The figures are for people: `cargo test -p vrnic-web thousand -- --nocapture`.
+#[test]
+fn a_thousand_connections_are_shown() {
+    let mut lab = Lab::with(1000);
+    let mut browser = Browser::start();
+    browser.open(&lab.url);
+    browser
+        .until("document.querySelector('.edge .label').textContent.startsWith('1000 connections')");
+    for (key, view) in [("1", "map"), ("2", "objects"), ("3", "timeline")] {
+        browser.key(key);
+        browser.until("document.querySelector('main > *')");
+        count_frames(&mut browser, 4000);
+        // Six steps each: taken, left, arrived, answered, answer arrived, completed.
+        lab.paced(1700, Duration::from_secs(5));
+        browser.until("window.frames_drawn");
+        println!(
+            "{view}: {} frames a second",
+            browser.value("window.frames_drawn")
+        );
+    }
+    browser.until("document.querySelectorAll('#connection-choice option').length === 1000");
+    browser.until("document.querySelectorAll('.sequence .step').length > 0");
+    browser.key("2");
+    browser.until("document.querySelectorAll('td .state.RTS').length === 500");
+    browser.value("(() => { const box = document.querySelector('#qp-filter'); box.value = '999'; box.dispatchEvent(new Event('input')) })()");
+    browser.until("document.querySelectorAll('td .state.RTS').length === 1");
+    assert_eq!(browser.errors(), Vec::<String>::new());
+}
+
+/// Names come from others. They are text, whatever they look like.
+#[test]
+fn hostile_names_never_become_markup() {
+    let name = "<img src=x onerror=document.title='owned'>\"'&lt;";
+    let stage = Stage::start(name);
+    let mut browser = Browser::start();
+    browser.open(&stage.url);
+    browser.until("document.querySelector('.card')");
+    for view in ["map", "objects", "timeline", "failures", "actions"] {
+        browser.value(&format!("location.hash = '{view}'"));
+        browser.until("document.querySelector('main > *')");
+        browser.until(&format!(
+            "document.querySelector('main').textContent.includes({})",
+            json!(name)
+        ));
+        assert_eq!(
+            browser.value("document.querySelectorAll('main img, main script, main iframe').length"),
+            json!(0)
+        );
+    }
+    assert_ne!(browser.value("document.title"), json!("owned"));
+    assert_eq!(browser.errors(), Vec::<String>::new());
+    // The browser itself refuses to make markup of a string, should the page ever try.
+    let refused =
+        "(() => { try { document.body.innerHTML = '<b>'; return false } catch { return true } })()";
+    assert_eq!(browser.value(refused), json!(true));
+}
