@@ -5,8 +5,8 @@
 //!
 //! The first table is in real time: one thread does everything, as vrnicd's worker does, so the CPU is what limits. The
 //! others are in virtual time, where a line is: its bandwidth, and the time that it takes. The seed is always the same.
-//! Where the line takes long, messages of 1 MiB are measured too: a queue pair takes 64 of them at a time from its ring.
-//! Each cell has the goodput, its share of that without loss, and the packets sent for each that was necessary.
+//! Where the line takes long, messages of 1 MiB are measured too: a queue pair takes 64 of them at a time from its
+//! ring. Each cell has the goodput, its share of that without loss, and the packets sent for each that was necessary.
 
 #![allow(
     clippy::cast_precision_loss,

@@ -517,7 +517,7 @@ fn acknowledgements(half: &Half, findings: &mut Findings) {
             .iter()
             .find(|one| one.time >= request.time && one.psn.distance_from(last) >= 0);
         match answer {
-            Some(answer) => waits.push(answer.time - request.time),
+            Some(answer) => waits.push(answer.time.saturating_sub(request.time)),
             None => unanswered.push(request.number),
         }
     }
@@ -609,7 +609,7 @@ fn gaps(half: &Half, findings: &mut Findings) {
         match naks.iter().find(|one| one.time <= until || one.psn == next) {
             None => silent.push(request.number),
             Some(nak) => {
-                told.push((nak.time - request.time, nak.number));
+                told.push((nak.time.saturating_sub(request.time), nak.number));
                 let early = naks.iter().filter(|one| one.time <= until);
                 let (right, others): (Vec<&&Packet>, Vec<&&Packet>) =
                     early.partition(|one| one.psn == next);
@@ -813,7 +813,9 @@ fn congestion_notifications(trace: &Trace, findings: &mut Findings) {
         findings.add(Judgement::Remark, TOPIC, "annex A17", marked, text);
         return;
     }
-    let gaps = sent.windows(2).map(|pair| pair[1].0 - pair[0].0);
+    let gaps = sent
+        .windows(2)
+        .map(|pair| pair[1].0.saturating_sub(pair[0].0));
     let apart = gaps
         .min()
         .map_or(String::new(), |gap| format!(", at least {gap:.1?} apart"));
@@ -842,8 +844,8 @@ fn reaction_to_congestion(half: &Half, findings: &mut Findings) {
     let (before, after) = half.requests.split_at(split);
     let rate = |packets: &[Packet]| match packets {
         [start, .., end] if packets.len() >= RATE_PACKETS && end.time > start.time => {
-            let bytes: u64 = packets.iter().map(|packet| u64::from(packet.payload)).sum();
-            Some(bytes as f64 / (end.time - start.time).as_secs_f64())
+            let bytes: f64 = packets.iter().map(|packet| f64::from(packet.payload)).sum();
+            Some(bytes / end.time.saturating_sub(start.time).as_secs_f64())
         }
         _ => None,
     };
