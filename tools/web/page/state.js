@@ -7,6 +7,8 @@ const KEPT = 90;
 const listeners = new Set();
 let source = null;
 let paused = false;
+// Steps come sooner than states: the state that belongs to those on the page when it is paused is the next one.
+let catchesUp = false;
 let waiting = null;
 
 /** The state. `rates` has, by device or switch port and counter, changes per second, the newest last. */
@@ -77,7 +79,6 @@ function take(state) {
   });
   const qps = new Map();
   for (const device of state.devices) {
-    device.by_qpn = new Map(device.qp_list.map((qp) => [qp.qpn, qp]));
     sample(ofDevice(device), device.port?.counters ?? [], seconds);
     for (const qp of device.qp_list) {
       const key = `${device.name} ${qp.qpn}`;
@@ -97,8 +98,11 @@ export function connect() {
   source.onmessage = (event) => {
     now.connected = true;
     const state = JSON.parse(event.data);
-    if (paused) waiting = state;
-    else { take(state); tell(); }
+    for (const device of state.devices) device.by_qpn = new Map(device.qp_list.map((qp) => [qp.qpn, qp]));
+    if (paused && !catchesUp) waiting = state;
+    else take(state);
+    catchesUp = false;
+    tell();
   };
   source.onerror = () => {
     now.connected = false;
@@ -108,6 +112,9 @@ export function connect() {
   };
 }
 
+/** The devices as the server last told of them, also while the page is paused. */
+export const newestDevices = () => (waiting ?? now).devices;
+
 /** Whether changes are kept back. */
 export function isPaused() {
   return paused;
@@ -116,6 +123,7 @@ export function isPaused() {
 /** Keeps changes back, or no longer. */
 export function pause(on) {
   paused = on;
+  catchesUp = on;
   if (!on && waiting) { take(waiting); waiting = null; }
   tell();
 }

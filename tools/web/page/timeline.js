@@ -2,7 +2,7 @@
 // The timeline: what the two queue pairs of a connection did, as a sequence diagram.
 
 import { bytes, button, el, fact, hex, say, svg } from "./dom.js";
-import { ask, isPaused, now, peerOf } from "./state.js";
+import { ask, isPaused, newestDevices, now, peerOf } from "./state.js";
 
 /** Milliseconds between two questions to the daemon. */
 const INTERVAL = 250;
@@ -458,9 +458,16 @@ export function timelineView() {
 
   function choose(item) {
     selected = item;
+    tell();
+    draw();
+  }
+
+  /** Says what there is to say of the chosen step. What went wrong may be known only after the step is. */
+  function tell() {
+    const item = selected;
     const end = ends[item.side === "left" ? 0 : 1];
     const both = (file ? [] : ends).map(({ device, qp }) => {
-      const found = now.devices.find((one) => one.name === device);
+      const found = newestDevices().find((one) => one.name === device);
       const current = found?.by_qpn.get(qp.qpn);
       const told = (found?.explanations ?? []).filter((one) => one.object === qp.qpn && one.object_kind === "QP")
         .sort((one, other) => Math.abs(one.nanoseconds - item.step.nanoseconds) - Math.abs(other.nanoseconds - item.step.nanoseconds)).slice(0, 3);
@@ -474,9 +481,9 @@ export function timelineView() {
         : el("p", { class: "dim" }, "Nothing went wrong on it lately.");
       return el("div", {}, el("h3", {}, `${device}: QP ${qp.qpn}`), state, why);
     });
-    details.replaceChildren(el("h2", {}, `${end.device}: ${describe(item.step).label}`),
+    const all = el("div", {}, el("h2", {}, `${end.device}: ${describe(item.step).label}`),
       el("div", { class: "columns" }, el("dl", { class: "facts" }, ...facts(item).map(([name, value]) => fact(name, value))), el("div", {}, ...both)));
-    draw();
+    if (all.textContent !== details.textContent) details.replaceChildren(...all.childNodes);
   }
 
   /** Goes to the next step that tells of an error. */
@@ -548,6 +555,7 @@ export function timelineView() {
       }));
       rebuild();
     }
+    if (selected && !file) tell();
   }
   return { element, update };
 }
