@@ -225,146 +225,87 @@ fn retransmissions(half: &Half, timeout: Option<u8>, findings: &mut Findings) {
         .and_then(ack_timeout)
         .map_or(BURST, |set| set.min(BURST));
     let all = episodes(half, burst);
-    let numbers = |episodes: &[&Episode<'_>]| -> Vec<usize> {
-        episodes
-            .iter()
-            .map(|episode| episode.first.number)
-            .collect()
+    let of = |wanted: &dyn Fn(&Episode<'_>) -> bool| -> Vec<&Episode<'_>> {
+        all.iter().filter(|episode| wanted(episode)).collect()
     };
-    let of = |wanted: fn(&Cause) -> bool| -> Vec<&Episode<'_>> {
-        all.iter()
-            .filter(|episode| wanted(&episode.cause))
-            .collect()
-    };
-
-    let sequence = of(|cause| *cause == Cause::Sequence);
-    let wide: Vec<_> = sequence
-        .iter()
-        .filter(|episode| episode.outstanding > 1)
-        .copied()
-        .collect();
-    if !wide.is_empty() {
-        let back = wide
-            .iter()
-            .filter(|one| one.again >= one.outstanding)
-            .count();
-        let single = wide.iter().filter(|one| one.again == 1).count();
-        let manner = if back * 2 > wide.len() {
-            "go-back-N: it sends everything from the missing packet on again"
-        } else if single * 2 > wide.len() {
-            "selective: it sends only the missing packet again"
-        } else {
-            "between go-back-N and selective"
+    let mut tell =
+        |judgement, topic, clause, episodes: &[&Episode<'_>], text: &dyn Fn(&str) -> String| {
+            if !episodes.is_empty() {
+                let packets = episodes.iter().map(|episode| episode.first.number);
+                let delays = range(episodes.iter().map(|episode| episode.delay));
+                findings.add(judgement, topic, clause, packets, text(&delays));
+            }
         };
-        let text = format!(
-            "after a NAK for a sequence error: {manner} ({}, after {})",
-            often(wide.len()),
-            range(wide.iter().map(|episode| episode.delay))
-        );
-        findings.add(Judgement::Observed, TOPIC, "9.7.5.2", numbers(&wide), text);
-    } else if !sequence.is_empty() {
-        let text = format!(
-            "it sends the packet again {} after a NAK for a sequence error",
-            range(sequence.iter().map(|episode| episode.delay))
-        );
-        findings.add(
-            Judgement::Observed,
-            TOPIC,
-            "9.7.5.2",
-            numbers(&sequence),
-            text,
-        );
-    }
+    let observed = Judgement::Observed;
 
-    let missing = of(|cause| *cause == Cause::MissingResponse);
-    if !missing.is_empty() {
-        let text = format!(
-            "it asks again {} after a later response showed that one is missing",
-            range(missing.iter().map(|episode| episode.delay))
-        );
-        findings.add(
-            Judgement::Observed,
-            TOPIC,
-            "9.7.5.2",
-            numbers(&missing),
-            text,
-        );
+    let wide = of(&|one| one.cause == Cause::Sequence && one.outstanding > 1);
+    let back = wide.iter().filter(|one| one.again >= one.outstanding);
+    let single = wide.iter().filter(|one| one.again == 1);
+    let manner = if back.count() * 2 > wide.len() {
+        "go-back-N: it sends everything from the missing packet on again"
+    } else if single.count() * 2 > wide.len() {
+        "selective: it sends only the missing packet again"
+    } else {
+        "between go-back-N and selective"
+    };
+    tell(observed, TOPIC, "9.7.5.2", &wide, &|delays| {
+        let times = often(wide.len());
+        format!("after a NAK for a sequence error: {manner} ({times}, after {delays})")
+    });
+    if wide.is_empty() {
+        let narrow = of(&|one| one.cause == Cause::Sequence);
+        tell(observed, TOPIC, "9.7.5.2", &narrow, &|delays| {
+            format!("it sends the packet again {delays} after a NAK for a sequence error")
+        });
     }
+    let missing = of(&|one| one.cause == Cause::MissingResponse);
+    tell(observed, TOPIC, "9.7.5.2", &missing, &|delays| {
+        format!("it asks again {delays} after a later response showed that one is missing")
+    });
 
-    let timer = of(|cause| *cause == Cause::Timer);
-    if !timer.is_empty() {
-        let delays = || timer.iter().map(|episode| episode.delay);
-        let text = format!("its ACK timer expires after {}", range(delays()));
-        findings.add(
-            Judgement::Observed,
+    let timer = of(&|one| one.cause == Cause::Timer);
+    let expires = |delays: &str| format!("its ACK timer expires after {delays}");
+    tell(observed, TOPIC, "9.7.6.1.3", &timer, &expires);
+    if let Some(set) = timeout.and_then(ack_timeout) {
+        let early = of(&|one| one.cause == Cause::Timer && one.delay < set);
+        tell(
+            Judgement::Violation,
             TOPIC,
             "9.7.6.1.3",
-            numbers(&timer),
-            text,
+            &early,
+            &|delays| {
+                format!(
+                    "{}, earlier than the {set:.1?} that it is set to",
+                    expires(delays)
+                )
+            },
         );
-        if let Some(set) = timeout.and_then(ack_timeout) {
-            let early: Vec<_> = timer
-                .iter()
-                .filter(|one| one.delay < set)
-                .copied()
-                .collect();
-            if !early.is_empty() {
-                let shortest = early.iter().map(|episode| episode.delay);
-                let text = format!(
-                    "its ACK timer expires after {}, earlier than the {set:.1?} that it is set to",
-                    range(shortest)
-                );
-                let packets = numbers(&early);
-                findings.add(Judgement::Violation, TOPIC, "9.7.6.1.3", packets, text);
-            }
-            let late: Vec<_> = timer
-                .iter()
-                .filter(|one| one.delay > set * TIMER_SLACK)
-                .copied()
-                .collect();
-            if !late.is_empty() {
-                let text = format!(
-                    "its ACK timer expires after {}, more than four times the {set:.1?} that it is set to",
-                    range(late.iter().map(|episode| episode.delay))
-                );
-                let packets = numbers(&late);
-                findings.add(Judgement::Remark, TOPIC, "9.7.6.1.3", packets, text);
-            }
-        }
+        let late = of(&|one| one.cause == Cause::Timer && one.delay > set * TIMER_SLACK);
+        tell(Judgement::Remark, TOPIC, "9.7.6.1.3", &late, &|delays| {
+            format!(
+                "{}, more than four times the {set:.1?} that it is set to",
+                expires(delays)
+            )
+        });
     }
 
-    let mut codes: BTreeMap<u8, Vec<&Episode<'_>>> = BTreeMap::new();
-    for episode in &all {
-        if let Cause::Rnr(timer) = episode.cause {
-            codes.entry(timer).or_default().push(episode);
-        }
-    }
-    for (code, episodes) in codes {
+    let codes = all.iter().filter_map(|episode| match episode.cause {
+        Cause::Rnr(code) => Some(code),
+        _ => None,
+    });
+    for code in codes.collect::<BTreeSet<_>>() {
         let wanted = rnr_timeout(code);
-        let text = format!(
-            "after an RNR NAK that asks for {wanted:.2?} it waits {}",
-            range(episodes.iter().map(|episode| episode.delay))
-        );
-        let early: Vec<_> = episodes
-            .iter()
-            .filter(|episode| episode.delay < wanted)
-            .copied()
-            .collect();
+        let waits =
+            |delays: &str| format!("after an RNR NAK that asks for {wanted:.2?} it waits {delays}");
+        let early = of(&|one| one.cause == Cause::Rnr(code) && one.delay < wanted);
+        tell(Judgement::Violation, "RNR", "9.7.5.2", &early, &waits);
         if early.is_empty() {
-            findings.add(
-                Judgement::Observed,
+            tell(
+                observed,
                 "RNR",
                 "9.7.5.2",
-                numbers(&episodes),
-                text,
-            );
-        } else {
-            findings.add(
-                Judgement::Violation,
-                "RNR",
-                "9.7.5.2",
-                numbers(&early),
-                text,
+                &of(&|one| one.cause == Cause::Rnr(code)),
+                &waits,
             );
         }
     }
@@ -537,34 +478,24 @@ fn acknowledgements(half: &Half, findings: &mut Findings) {
         findings.add(Judgement::Remark, TOPIC, "9.7.5.1", unanswered, text);
     }
 
-    let sent: BTreeSet<u32> = half
-        .requests
-        .iter()
-        .flat_map(|request| {
-            let count = half.psn_behind(request).packets_since(request.psn);
-            (0..count).map(|index| request.psn.add(index).raw())
-        })
-        .collect();
-    // What stood between two requests that were seen was lost on the way.
-    let first = half.requests.first().map(|request| request.psn);
-    let stray: Vec<_> = half
-        .responses
-        .iter()
-        .filter(|one| !sent.contains(&one.psn.raw()))
-        .filter(|one| {
-            let (Some(first), Some(last)) = (
-                first,
-                half.requests
-                    .iter()
-                    .rev()
-                    .find(|request| request.time <= one.time),
-            ) else {
-                return true;
-            };
-            one.psn.distance_from(first) < 0 || one.psn.distance_from(half.last_psn(last)) > 0
-        })
-        .map(|one| one.number)
-        .collect();
+    // Responses are to something between the first request and the furthest one that was sent by then.
+    let mut requests = half.requests.iter().peekable();
+    let mut sent: Option<(Psn, Psn)> = None;
+    let mut stray = Vec::new();
+    for response in &half.responses {
+        while let Some(request) = requests.next_if(|request| request.time <= response.time) {
+            let last = half.last_psn(request);
+            let (first, furthest) = sent.unwrap_or((request.psn, last));
+            let ahead = last.distance_from(furthest) > 0;
+            sent = Some((first, if ahead { last } else { furthest }));
+        }
+        let answers = sent.is_some_and(|(first, furthest)| {
+            response.psn.distance_from(first) >= 0 && response.psn.distance_from(furthest) <= 0
+        });
+        if !answers {
+            stray.push(response.number);
+        }
+    }
     if !stray.is_empty() {
         let text = format!(
             "{} to nothing that was sent",
