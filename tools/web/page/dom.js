@@ -54,6 +54,18 @@ export function reconcile(parent, items, key, create, update) {
   }
 }
 
+/**
+ * Whether a text has all words of a search. A number is a word of its own: 0x1 does not find 0x168aa971, nor 17 find 170.
+ */
+export function searching(search) {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean)
+    .map((word) => (/^\d/.test(word) ? new RegExp(`(?<![0-9a-z])${word.replace(/[^0-9a-z]/g, "\\$&")}(?![0-9a-z])`) : word));
+  return (text) => {
+    const said = text.toLowerCase();
+    return words.every((word) => (word instanceof RegExp ? word.test(said) : said.includes(word)));
+  };
+}
+
 const UNITS = ["", "k", "M", "G", "T"];
 
 /** A number with three digits and a unit. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // What went wrong, and why: as `vrnicctl explain` tells it, of both ends.
 
-import { el, fact, hex, reconcile, say, seconds } from "./dom.js";
+import { el, fact, hex, reconcile, say, searching, seconds } from "./dom.js";
 import { now } from "./state.js";
 
 /** Failures that are shown. */
@@ -63,8 +63,8 @@ export function failuresView() {
   const element = el("section", { class: "panel" }, el("h2", {}, "Failures"),
     el("p", { class: "tools" }, el("label", { for: "failure-filter" }, "Only with the words "), filter), table.element);
   function update() {
-    const words = filter.value.toLowerCase();
-    table.update(({ device, told }) => !words || `${device.name} ${told.sentence}`.toLowerCase().includes(words));
+    const found = searching(filter.value);
+    table.update(({ device, told }) => found(`${device.name} ${told.sentence}`));
   }
   return { element, update };
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The objects of a device: contexts, protection domains, memory, queues, queue pairs, counters.
 
-import { bytes, el, fact, hex, reconcile, say, short, size, sparkline, svg } from "./dom.js";
+import { bytes, el, fact, hex, reconcile, say, searching, short, size, sparkline, svg } from "./dom.js";
 import { ask, now, ofDevice, ofQp, peerOf, series } from "./state.js";
 import { failureTable } from "./failures.js";
 
@@ -267,8 +267,8 @@ export function objectsView() {
       fact("MAC address", device.mac), fact("node GUID", device.node_guid), fact("contexts", `${device.contexts}`), fact("PDs", `${device.pds}`),
       fact("QPs", `${device.qps}`), fact("CQs", `${device.cqs}`), fact("SRQs", `${device.srqs}`), fact("MRs", `${device.mrs}`));
     say(gids, `GIDs: ${device.gid_table.map((gid) => `${gid.gid} (${gid.kind})`).join(", ") || "none"}`);
-    const words = filter.value.toLowerCase();
-    const chosen = device.qp_list.filter((one) => !words || `${one.qpn} ${one.kind} ${one.state} ${one.peer_qpn}`.toLowerCase().includes(words));
+    const found = searching(filter.value);
+    const chosen = device.qp_list.filter((one) => found(`${one.qpn} ${one.kind} ${one.state} ${one.peer_qpn}`));
     chosen.sort((one, other) => ofQp(device, other.qpn) - ofQp(device, one.qpn) || one.qpn - other.qpn);
     qps.update(chosen.map((one) => ({ ...one, device })));
     updateCounters(device);

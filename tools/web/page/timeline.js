@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The timeline: what the two queue pairs of a connection did, as a sequence diagram.
 
-import { bytes, button, el, fact, hex, say, svg } from "./dom.js";
+import { bytes, button, el, fact, hex, say, searching, svg } from "./dom.js";
 import { ask, isPaused, newestDevices, now, peerOf } from "./state.js";
 
 /** Milliseconds between two questions to the daemon. */
@@ -326,9 +326,9 @@ export function timelineView() {
   function rebuild(middle) {
     const sides = file ? file.connections.get(chosen)?.steps : ends?.map((end) => (devices.get(end.device)?.steps ?? []).filter((step) => belongs(step, end)));
     const all = sides ? merge(...sides) : [];
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = ({ step }) => `${describe(step).label} ${step.wr_id ?? ""} psn ${step.psn ?? ""} ${step.act}`.toLowerCase();
-    items = words.length ? all.filter((item) => { const said = text(item); return words.every((word) => said.includes(word)); }) : all;
+    const found = searching(filter.value);
+    const text = ({ step }) => `${describe(step).label} ${step.wr_id ?? ""} psn ${step.psn ?? ""} ${step.act}`;
+    items = filter.value.trim() ? all.filter((item) => found(text(item))) : all;
     items.forEach((item, row) => { item.row = row; });
     const [first, last] = [items[0]?.step.at ?? 0, items.at(-1)?.step.at ?? 0];
     // There may be long times without steps.

@@ -223,6 +223,36 @@ fn a_capture_is_drawn_like_what_happens_now() {
     browser.until("document.querySelector('main').textContent.includes('this is no capture (pcapng or pcap)')");
 }
 
+#[test]
+fn a_search_finds_words_anywhere_and_whole_numbers() {
+    let stage = Stage::start("one");
+    let mut browser = Browser::start();
+    browser.open(&stage.url);
+    for (search, text, found) in [
+        ("", "Write 0x1", true),
+        ("0x1", "Write 0x1, 4.10 kB", true),
+        ("0x1", "Write 0x3, rkey 0x168aa971", false),
+        ("0x168aa971", "rkey 0x168AA971", true),
+        ("17", "QP 17: Ack", true),
+        ("17", "QP 170, PSN 217", false),
+        ("rit 0x1", "Write 0x1", true),
+        ("read 0x1", "Write 0x1", false),
+        ("1.(", "1.(", true),
+        ("2[", "1", false),
+    ] {
+        let expression = format!(
+            "import('/dom.js').then((dom) => dom.searching({})({}))",
+            json!(search),
+            json!(text)
+        );
+        assert_eq!(
+            browser.value(&expression),
+            json!(found),
+            "{search} in {text}"
+        );
+    }
+}
+
 /// Everything that can be used has a name, for those who do not see it.
 fn all_is_named(browser: &mut Browser) {
     let nameless = "[...document.querySelectorAll('input, select, button, a, [role=button], [role=img], meter')] \
