@@ -34,6 +34,12 @@ for part in "$@"; do
 	packages | tests | kernel | qemu | guest | apps | userland | bundle | packaging | disk) ;;
 	*) die "unknown part '$part'" "parts are: packages tests kernel qemu guest apps userland bundle packaging disk" ;;
 	esac
-	lock "$part"
+	if [ "$part" = kernel ]; then
+		# Kernels may be prepared side by side; they share the compilers.
+		(lock compilers; setup_compilers)
+		lock "kernel-${VRNIC_KERNEL:-stock}"
+	else
+		lock "$part"
+	fi
 	"setup_$part"
 done
