@@ -141,7 +141,7 @@ down() {
 	[ -z "${lab:-}" ] || "$LAB_BIN" down "$lab" >/dev/null || :
 	lab=
 }
-XDG_RUNTIME_DIR=$(mktemp -d /tmp/vrnic-apps.XXXXXX)
+XDG_RUNTIME_DIR=$(mktemp -dt vrnic-apps.XXXXXX)
 export XDG_RUNTIME_DIR
 trap 'down; rm -rf "$XDG_RUNTIME_DIR"' EXIT
 trap 'exit 130' INT TERM
