@@ -71,7 +71,7 @@ build: setup-qemu setup-guest module userspace ## build the kernel module and th
 module: $(addprefix module-,$(call kernels,stock)) ## build the kernel module: build/kernel/NAME/module/vrnic.ko (VRNIC_KERNEL=NAME)
 
 # What guests of tests load. KUnit is not in Debian's kernel.
-test-kernels: $(foreach kernel,$(call kernels,lab),module-$(kernel) test-modules-$(kernel)) kunit-module
+test-kernels: $(foreach kernel,$(call kernels,stock lab),module-$(kernel) test-modules-$(kernel)) kunit-module
 
 kunit-module: $(patsubst %,kunit-%,$(filter-out stock,$(call kernels,lab)))
 

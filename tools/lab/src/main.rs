@@ -373,10 +373,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
         None => kernel::Name::of_environment()?,
         kernel => kernel,
     };
-    let kernel = asked.unwrap_or(match cli.command {
-        Command::Test { .. } => kernel::Name::Lab,
-        _ => kernel::Name::Stock,
-    });
+    let kernel = asked.unwrap_or(kernel::Name::Stock);
     let load = || Settings::load(kernel).map(|settings| settings.with_fabric(cli.fabric));
     let sources = || -> Result<Settings> {
         if settings::is_bundled() {
