@@ -45,6 +45,31 @@ wire_enum! {
     }
 }
 
+impl Status {
+    /// Its name in the verbs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Success => "IBV_WC_SUCCESS",
+            Self::LocalLength => "IBV_WC_LOC_LEN_ERR",
+            Self::LocalQueuePairOperation => "IBV_WC_LOC_QP_OP_ERR",
+            Self::LocalProtection => "IBV_WC_LOC_PROT_ERR",
+            Self::Flushed => "IBV_WC_WR_FLUSH_ERR",
+            Self::MemoryManagement => "IBV_WC_MW_BIND_ERR",
+            Self::BadResponse => "IBV_WC_BAD_RESP_ERR",
+            Self::LocalAccess => "IBV_WC_LOC_ACCESS_ERR",
+            Self::RemoteInvalidRequest => "IBV_WC_REM_INV_REQ_ERR",
+            Self::RemoteAccess => "IBV_WC_REM_ACCESS_ERR",
+            Self::RemoteOperation => "IBV_WC_REM_OP_ERR",
+            Self::RetryExceeded => "IBV_WC_RETRY_EXC_ERR",
+            Self::RnrRetryExceeded => "IBV_WC_RNR_RETRY_EXC_ERR",
+            Self::RemoteAborted => "IBV_WC_REM_ABORT_ERR",
+            Self::Fatal => "IBV_WC_FATAL_ERR",
+            Self::ResponseTimeout => "IBV_WC_RESP_TIMEOUT_ERR",
+            Self::General => "IBV_WC_GENERAL_ERR",
+        }
+    }
+}
+
 wire_enum! {
     /// What a completion tells of; numerically the verbs work completion opcode.
     pub enum Opcode: u8 {
@@ -72,6 +97,26 @@ wire_enum! {
         Receive = 128,
         /// A receive consumed by the peer's RDMA write with immediate.
         ReceiveWriteWithImmediate = 129,
+    }
+}
+
+impl Opcode {
+    /// What people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Send => "SEND",
+            Self::Write => "RDMA WRITE",
+            Self::Read => "RDMA READ",
+            Self::CompareSwap => "CMP & SWAP",
+            Self::FetchAdd => "FETCH & ADD",
+            Self::BindWindow => "BIND MW",
+            Self::LocalInvalidate => "LOCAL INV",
+            Self::Flush => "FLUSH",
+            Self::AtomicWrite => "ATOMIC WRITE",
+            Self::RegisterRegion => "REG MR",
+            Self::Receive => "RECV",
+            Self::ReceiveWriteWithImmediate => "RECV RDMA WRITE with IMM",
+        }
     }
 }
 

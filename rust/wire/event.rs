@@ -41,6 +41,29 @@ wire_enum! {
     }
 }
 
+impl EventType {
+    /// Its name in the verbs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CqError => "IBV_EVENT_CQ_ERR",
+            Self::QpFatal => "IBV_EVENT_QP_FATAL",
+            Self::QpRequestError => "IBV_EVENT_QP_REQ_ERR",
+            Self::QpAccessError => "IBV_EVENT_QP_ACCESS_ERR",
+            Self::CommunicationEstablished => "IBV_EVENT_COMM_EST",
+            Self::SendQueueDrained => "IBV_EVENT_SQ_DRAINED",
+            Self::DeviceFatal => "IBV_EVENT_DEVICE_FATAL",
+            Self::PortActive => "IBV_EVENT_PORT_ACTIVE",
+            Self::PortError => "IBV_EVENT_PORT_ERR",
+            Self::PkeyChange => "IBV_EVENT_PKEY_CHANGE",
+            Self::SrqError => "IBV_EVENT_SRQ_ERR",
+            Self::SrqLimitReached => "IBV_EVENT_SRQ_LIMIT_REACHED",
+            Self::LastWqeReached => "IBV_EVENT_QP_LAST_WQE_REACHED",
+            Self::GidChange => "IBV_EVENT_GID_CHANGE",
+            Self::PageFault => "page fault",
+        }
+    }
+}
+
 /// An asynchronous event, as the device writes it to a buffer of the async event queue.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,

@@ -51,6 +51,21 @@ wire_enum! {
     }
 }
 
+impl QpState {
+    /// Its name in the verbs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::ReadyToReceive => "RTR",
+            Self::ReadyToSend => "RTS",
+            Self::SendQueueDrain => "SQD",
+            Self::SendQueueError => "SQE",
+            Self::Error => "ERR",
+        }
+    }
+}
+
 /// Bits of [`QpAttributes::mask`]: which attributes are meant; numerically the verbs mask.
 pub mod attribute {
     /// [`state`](super::QpAttributes::state).

@@ -43,6 +43,25 @@ wire_enum! {
 }
 
 impl SendOpcode {
+    /// What people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "RDMA WRITE",
+            Self::WriteWithImmediate => "RDMA WRITE with IMM",
+            Self::Send => "SEND",
+            Self::SendWithImmediate => "SEND with IMM",
+            Self::Read => "RDMA READ",
+            Self::CompareSwap => "CMP & SWAP",
+            Self::FetchAdd => "FETCH & ADD",
+            Self::LocalInvalidate => "LOCAL INV",
+            Self::BindWindow => "BIND MW",
+            Self::SendWithInvalidate => "SEND with INV",
+            Self::Flush => "FLUSH",
+            Self::AtomicWrite => "ATOMIC WRITE",
+            Self::RegisterRegion => "REG MR",
+        }
+    }
+
     /// Whether requests with this opcode name local memory by elements.
     pub const fn has_elements(self) -> bool {
         !matches!(

@@ -34,7 +34,7 @@ from libibverbs import GROUP, Datagrams
 PATIENCE = 120
 # More than the table has.
 GIDS = 300
-TYPES = {e.IBV_GID_TYPE_ROCE_V1: "RoceV1", e.IBV_GID_TYPE_ROCE_V2: "RoceV2"}
+TYPES = {e.IBV_GID_TYPE_ROCE_V1: "IB/RoCE v1", e.IBV_GID_TYPE_ROCE_V2: "RoCE v2"}
 # A PCI BAR that cannot be reserved for want of memory is busy (Linux: kernel/resource.c, __request_region).
 OUT_OF_MEMORY = (errno.ENOMEM, errno.ENOBUFS, errno.EBUSY)
 DRIVER = pathlib.Path("/sys/bus/virtio/drivers/vrnic")

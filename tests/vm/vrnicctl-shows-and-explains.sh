@@ -89,22 +89,22 @@ explained() {
 	fail "$1 does not explain: $2"
 }
 provoke remote-key-unknown
-explained b 'sent Nak\(RemoteAccess\) to .* with PSN [0-9]+.*: no memory region has the remote key; key 0x[0-9a-f]+, [0-9]+ bytes at 0x[0-9a-f]+, PD [0-9]+, needs remote'
-explained a 'received Nak\(RemoteAccess\), PSN [0-9]+'
-explained a 'QP [0-9]+ \(peer [0-9]+\): .* completed with RemoteAccess, wr_id 0x[0-9a-f]+, PSN [0-9]+: peer does not allow the access'
+explained b 'sent NAK: remote access error, to .* with PSN [0-9]+.*: no memory region has the remote key; key 0x[0-9a-f]+, [0-9]+ bytes at 0x[0-9a-f]+, PD [0-9]+, needs remote'
+explained a 'received NAK: remote access error, PSN [0-9]+'
+explained a 'QP [0-9]+ \(peer [0-9]+\): .* completed with IBV_WC_REM_ACCESS_ERR, wr_id 0x[0-9a-f]+, PSN [0-9]+: peer does not allow the access'
 provoke remote-range-out-of-bounds
 explained b 'remote access exceeds its memory region; key 0x'
 provoke remote-key-without-permission
 explained b 'lacks the access right; key 0x.*needs remote'
 provoke rnr-retries-run-out
-explained b 'sent RnrNak .*: no receive is posted'
-explained a 'completed with RnrRetryExceeded, wr_id 0x[0-9a-f]+.*: peer had no receive within all retries'
+explained b 'sent RNR NAK.*: no receive is posted'
+explained a 'completed with IBV_WC_RNR_RETRY_EXC_ERR, wr_id 0x[0-9a-f]+.*: peer had no receive within all retries'
 provoke receive-too-short
 explained b 'message is longer than the receive'
 provoke local-key-bad
-explained a 'completed with LocalProtection, wr_id .*: no memory region has the local key; key 0x'
+explained a 'completed with IBV_WC_LOC_PROT_ERR, wr_id .*: no memory region has the local key; key 0x'
 provoke flush-both-queues
-explained a 'completed with Flushed.*queue pair is in the error state'
+explained a 'completed with IBV_WC_WR_FLUSH_ERR.*queue pair is in the error state'
 within 20 grep -q 'no memory region has the remote key; key 0x' "$(lab log)" || fail "the log at level debug does not say why"
 vrnicctl log "$old" >/dev/null
 if vrnicctl log 'no such=filter=at all' 2>/dev/null; then fail "a filter that makes no sense was taken"; fi

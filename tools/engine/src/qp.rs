@@ -346,6 +346,11 @@ impl Qp {
         }
     }
 
+    /// Its state.
+    pub(crate) fn state(&self) -> QpState {
+        self.state
+    }
+
     /// What a fault may want to know of it.
     pub(crate) fn subject(&self) -> Subject {
         Subject {

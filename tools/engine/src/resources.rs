@@ -321,7 +321,6 @@ impl Resources {
             io.outbox.recycle(segment.payload);
             return;
         }
-        self.note_sent(&segment);
         self.counters.count(Counter::TransmitPackets);
         self.counters
             .add(Counter::TransmitBytes, segment.payload.len());
@@ -332,6 +331,7 @@ impl Resources {
         if self.faults.is_busy() {
             return self.leave(segment, io);
         }
+        self.note_sent(&segment);
         io.outbox.segments.push(segment);
     }
 

@@ -15,6 +15,7 @@ use crate::{
     segment::{Body, DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
     table::Table,
     time::Instant,
+    trace::Act,
 };
 use std::collections::VecDeque;
 use vrnic_wire::{
@@ -457,7 +458,12 @@ impl Engine {
         if self.resources.faults.is_busy() {
             self.resources.faults.act_for(Some(qp.subject()));
         }
+        let from = qp.state();
         let result = work(qp, &mut self.resources);
+        let to = qp.state();
+        if from != to {
+            self.resources.note(qpn, || Act::Moved { from, to });
+        }
         self.resources.faults.act_for(None);
         self.resources.counters.act_for(None);
         Some(result)

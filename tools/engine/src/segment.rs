@@ -11,7 +11,9 @@ use crate::{
     fault::Kind,
     memory::{HostRange, Memory, Unmapped},
     psn::Psn,
+    timer::rnr_timeout,
 };
+use std::fmt;
 use vrnic_wire::{
     memory::access,
     port::is_multicast,
@@ -214,6 +216,31 @@ pub enum Syndrome {
     },
     /// Negative acknowledgement.
     Nak(NakCode),
+}
+
+impl NakCode {
+    /// What the standard calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SequenceError => "PSN sequence error",
+            Self::InvalidRequest => "invalid request",
+            Self::RemoteAccess => "remote access error",
+            Self::RemoteOperation => "remote operational error",
+        }
+    }
+}
+
+impl fmt::Display for Syndrome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ack { .. } => f.write_str("ACK"),
+            Self::RnrNak { timer } => {
+                let milliseconds = rnr_timeout(*timer).as_micros() as f64 / 1e3;
+                write!(f, "RNR NAK, try again in {milliseconds} ms")
+            }
+            Self::Nak(code) => write!(f, "NAK: {}", code.name()),
+        }
+    }
 }
 
 /// Credit count that says that credits are not counted.

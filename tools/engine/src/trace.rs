@@ -7,6 +7,7 @@
 //! one test at each place. The trace is bounded: whoever asks too rarely misses the oldest steps, and is told how many.
 
 use crate::{
+    event::names_qp,
     resources::Resources,
     segment::{Body, Segment},
     time::Instant,
@@ -15,6 +16,7 @@ use std::{collections::VecDeque, time::Duration};
 use vrnic_wire::{
     completion::Cqe,
     event::{AsyncEvent, EventType},
+    qp::QpState,
     work::SendOpcode,
 };
 
@@ -95,6 +97,13 @@ pub enum Act {
     },
     /// The driver was told of an asynchronous event.
     Raised(AsyncEvent),
+    /// The queue pair went to another state: behind the other steps of the call that it did so in.
+    Moved {
+        /// The state before.
+        from: QpState,
+        /// The state after.
+        to: QpState,
+    },
 }
 
 /// Something that a device did.
@@ -208,15 +217,7 @@ impl Resources {
     #[inline]
     pub(crate) fn note_event(&mut self, event: Option<AsyncEvent>) -> Option<AsyncEvent> {
         if let Some(event) = event {
-            let about_qp = matches!(
-                EventType::try_from(event.event_type.get()),
-                Ok(EventType::QpFatal
-                    | EventType::QpRequestError
-                    | EventType::QpAccessError
-                    | EventType::CommunicationEstablished
-                    | EventType::SendQueueDrained
-                    | EventType::LastWqeReached)
-            );
+            let about_qp = EventType::try_from(event.event_type.get()).is_ok_and(names_qp);
             let qpn = if about_qp { event.number.get() } else { 0 };
             self.note(qpn, || Act::Raised(event));
         }

@@ -136,7 +136,7 @@ fn what_happened_is_told() {
         assert!(of_another(&run(&recording, &["--timeline"]).1));
         let (good, text) = run(&recording, &["--explain", &qpn.to_string()]);
         assert!(
-            good && text.contains("Write completed with RemoteAccess"),
+            good && text.contains("RDMA WRITE completed with IBV_WC_REM_ACCESS_ERR"),
             "{text}"
         );
         let (good, text) = run(&recording, &["--explain", &(qpn - 1).to_string()]);
@@ -200,7 +200,10 @@ fn what_the_recording_tells_is_explained_as_what_it_left() {
     while world.nodes[0].rnic.next_explanation().is_some() {}
     let recording = file("told", &world.recordings()[0]);
     let (good, text) = run(&recording, &["--explain", &qpn.to_string()]);
-    let once = text.matches("Write completed with RemoteAccess").count() == 1;
+    let once = text
+        .matches("RDMA WRITE completed with IBV_WC_REM_ACCESS_ERR")
+        .count()
+        == 1;
     assert!(good && once, "{text}");
 }
 

@@ -399,7 +399,7 @@ mod tests {
             nanoseconds: 1_500_000_000,
             object: 17,
             peer_qpn: 18,
-            what: "sent Nak(RemoteAccess)".into(),
+            what: "sent NAK: remote access error".into(),
             why: Some("no memory region has the remote key".into()),
             cause: Some(90),
             wr_id: None,
@@ -410,8 +410,8 @@ mod tests {
         };
         assert_eq!(
             sentence("a", &explanation),
-            "a #3 at 1.500000 s: QP 17 (peer 18): sent Nak(RemoteAccess) to RDMA WRITE with PSN 6, PSN 5 was expected: \
-             no memory region has the remote key"
+            "a #3 at 1.500000 s: QP 17 (peer 18): sent NAK: remote access error, to RDMA WRITE with PSN 6, PSN 5 was \
+             expected: no memory region has the remote key"
         );
         let dropped = Explanation {
             what: "dropped a message, and answered nothing".into(),
@@ -422,7 +422,7 @@ mod tests {
         };
         assert_eq!(
             sentence("a", &dropped),
-            "a #3 at 1.500000 s: QP 17 (peer 18): dropped a message, and answered nothing to SEND with PSN 6: no \
+            "a #3 at 1.500000 s: QP 17 (peer 18): dropped a message, and answered nothing, to SEND with PSN 6: no \
              receive is posted"
         );
         let mr = Of {

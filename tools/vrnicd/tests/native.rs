@@ -345,7 +345,7 @@ fn steps_are_traced_while_somebody_asks() {
             "fetched 1, 100",
             "sent RDMA WRITE Only",
             "arrived Acknowledge",
-            "completed 1 Success",
+            "completed 1 IBV_WC_SUCCESS",
         ];
         assert_eq!(acts(&a), wanted, "on {}", fabric.name());
         let b = client.trace("1", from[1]).unwrap();

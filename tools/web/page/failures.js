@@ -59,7 +59,7 @@ export function failureTable(caption) {
 /** The view. */
 export function failuresView() {
   const table = failureTable("The newest failures of all devices first");
-  const filter = el("input", { type: "search", id: "failure-filter", placeholder: "for example RemoteAccess, QP 17 or 0x7", oninput: () => update() });
+  const filter = el("input", { type: "search", id: "failure-filter", placeholder: "for example REM_ACCESS, QP 17 or 0x7", oninput: () => update() });
   const element = el("section", { class: "panel" }, el("h2", {}, "Failures"),
     el("p", { class: "tools" }, el("label", { for: "failure-filter" }, "Only with the words "), filter), table.element);
   function update() {

@@ -14,9 +14,10 @@ const ROW = 28;
 const TALL = 2e6;
 /** Steps that are drawn at most. */
 const DRAWN = 250;
-/** Where the four lines are: program and RNIC of one side, RNIC and program of the other. */
-const LANES = { left: { program: 90, rnic: 330 }, right: { rnic: 770, program: 1010 } };
-const WIDTH = 1100;
+/** Width of the picture, and where the four lines are: program and RNIC of one side, RNIC and program of the other. */
+const WIDE = { WIDTH: 1100, LANES: { left: { program: 90, rnic: 330 }, right: { rnic: 770, program: 1010 } } };
+/** The same beside a text. */
+const NARROW = { WIDTH: 820, LANES: { left: { program: 60, rnic: 250 }, right: { rnic: 570, program: 760 } } };
 /** Nanoseconds a pixel stands for. */
 const SCALES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
 
@@ -34,8 +35,14 @@ function duration(nanoseconds) {
   return `${nanoseconds} ns`;
 }
 
+/** The event by which a device asks the driver for pages. */
+const PAGE_FAULT = "page fault";
+
 /** Whether a step tells of an error. */
-const isBad = (step) => step.negative === true || (step.status !== undefined && step.status !== "Success");
+const isBad = (step) => step.negative === true || (step.status !== undefined && step.status !== "IBV_WC_SUCCESS");
+
+/** Whether a step completes a request. Receives have names of their own, which may be the same. */
+const endsRequest = (step) => step.act === "completed" && !step.opcode.startsWith("RECV");
 
 /** What a step is called, and how it is drawn. */
 function describe(step) {
@@ -46,14 +53,19 @@ function describe(step) {
       return { label: `CQE ${step.opcode} ${hex(step.wr_id)}: ${step.status}`, kind: isBad(step) ? "bad" : "completion", to: "program" };
     }
     case "notified": return { label: `event of CQ ${step.cqn}`, kind: "event", to: "program" };
-    case "raised": return { label: `event ${step.event}`, kind: "event", to: "program" };
+    case "raised": {
+      const about = step.event === PAGE_FAULT ? `, key ${hex(step.number)}` : "";
+      return { label: `event ${step.event}${about}`, kind: "event", to: "program" };
+    }
+    case "moved": return { label: `${step.from} → ${step.to}`, kind: step.to === "ERR" || step.to === "SQE" ? "bad" : "state", to: "itself" };
     default: {
       const key = step.rkey === null ? "" : `, rkey ${hex(step.rkey)}`;
+      const comma = step.negative ? "," : "";
       const size = step.length ? `, ${bytes(step.length)}` : "";
       const what = step.syndrome && step.negative ? step.syndrome : step.opcode;
       const fault = step.fault ? ` [${step.fault}]` : "";
       return {
-        label: `${what} PSN ${step.psn}${size}${key}${fault}`, to: "peer",
+        label: `${what}${comma} PSN ${step.psn}${size}${key}${fault}`, to: "peer",
         kind: step.negative ? "bad" : step.syndrome ? "answer" : "packet",
       };
     }
@@ -64,7 +76,8 @@ const packetKey = (step) => `${step.psn} ${step.opcode}`;
 
 /**
  * Steps of both sides in one order: by time, and what arrives behind what was sent. Packets that arrived know what
- * sent them and the other way round, so that they are one arrow.
+ * sent them and the other way round, so that they are one arrow. Of a packet that was sent twice, the first copy is
+ * taken to be lost.
  */
 function merge(left, right) {
   const all = [];
@@ -86,7 +99,7 @@ function merge(left, right) {
       if (!side.sent.has(key)) side.sent.set(key, []);
       side.sent.get(key).push(item);
     } else if (item.step.act === "arrived") {
-      const mate = sides[other[name]].sent.get(packetKey(item.step))?.shift();
+      const mate = sides[other[name]].sent.get(packetKey(item.step))?.pop();
       if (mate) { item.mate = mate; mate.mate = item; }
     }
     all.push(item);
@@ -114,9 +127,9 @@ function belongs(step, { qp }) {
   if (step.qpn) return step.qpn === qp.qpn;
   if (step.act === "notified") return step.cqn === qp.send_cqn || step.cqn === qp.receive_cqn;
   if (step.act !== "raised") return false;
-  if (/^Srq/.test(step.event)) return step.number === qp.srqn;
-  if (/^Cq/.test(step.event)) return [qp.send_cqn, qp.receive_cqn].includes(step.number);
-  return /^(Port|Device|Gid|Pkey)/.test(step.event);
+  if (/^IBV_EVENT_SRQ/.test(step.event)) return step.number === qp.srqn;
+  if (/^IBV_EVENT_CQ/.test(step.event)) return [qp.send_cqn, qp.receive_cqn].includes(step.number);
+  return step.event === PAGE_FAULT || /^IBV_EVENT_(PORT|DEVICE|GID|PKEY)/.test(step.event);
 }
 
 /** Nanoseconds from when each request was taken until its completion was written, and the bytes that it moved. */
@@ -126,7 +139,7 @@ function requests(items) {
   for (const { step, side } of items) {
     const key = `${side} ${step.wr_id}`;
     if (step.act === "fetched") open.set(key, step);
-    else if (step.act === "completed" && open.has(key)) {
+    else if (endsRequest(step) && open.has(key)) {
       const taken = open.get(key);
       open.delete(key);
       done.latencies.push(step.at - taken.at);
@@ -208,11 +221,41 @@ function facts(item) {
   if (step.vendor_error) add("vendor_err", hex(step.vendor_error));
   add("CQ", step.cqn);
   add("event", step.event);
+  if (step.act === "moved") add("state", `from ${step.from} to ${step.to}`);
   return rows;
 }
 
-/** The view. */
-export function timelineView() {
+/**
+ * What is known of a queue pair at a step: its state before and after the call in which the device did the step, and
+ * what was under way. All of it is made of `steps` of that side. `state` is what it is now, if that is known.
+ */
+function moment(steps, step, state) {
+  const at = { before: state, after: state, requests: [], sent: null, acknowledged: null, arrived: null };
+  const moves = steps.filter((one) => one.act === "moved");
+  const next = moves.find((one) => one.at > step.at);
+  if (next) at.before = at.after = next.from;
+  const last = moves.findLast((one) => one.at <= step.at);
+  if (last) at.before = at.after = last.to;
+  // Of one call, the move is the last step.
+  const same = moves.find((one) => one.nanoseconds === step.nanoseconds && one.at >= step.at);
+  if (same && steps.includes(step)) { at.before = same.from; at.after = same.to; }
+  const open = new Map();
+  for (const one of steps) {
+    if (one.at > step.at) break;
+    if (one.act === "fetched") open.set(one.wr_id, one);
+    else if (endsRequest(one)) open.delete(one.wr_id);
+    else if (one.act === "sent" && one.syndrome === null) at.sent = one;
+    else if (one.act === "arrived" && one.syndrome !== null && !one.negative) at.acknowledged = one;
+    else if (one.act === "arrived" && one.syndrome === null) at.arrived = one;
+    if (one === step) break;
+  }
+  at.requests = [...open.values()];
+  return at;
+}
+
+/** The view; `embedded` is one beside a text, of the connection that it is given. */
+export function timelineView({ embedded = false } = {}) {
+  const { WIDTH, LANES } = embedded ? NARROW : WIDE;
   const devices = new Map();
   let items = [];
   let missed = 0;
@@ -226,6 +269,8 @@ export function timelineView() {
   let dirty = false;
   let ends = null;
   let file = null;
+  // Steps of both ends of the connection, without a filter.
+  let sides = null;
 
   const chooser = el("select", { id: "connection-choice", onchange: () => { location.hash = `timeline/${encodeURIComponent(chooser.value)}`; } });
   const filter = el("input", { type: "search", id: "timeline-filter", placeholder: "wr_id, PSN, opcode, status …", oninput: () => { rebuild(); } });
@@ -249,16 +294,16 @@ export function timelineView() {
   const spacer = el("div", { class: "spacer" }, picture);
   const scroller = el("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Steps of the connection" }, spacer);
   const details = el("section", { class: "panel", id: "step", "aria-live": "polite" },
-    el("h2", {}, "No step is chosen"), el("p", { class: "dim" }, "Choose a step to see its fields, what both ends say of it, and how their queue pairs are."));
+    el("h2", {}, "No step is chosen"), el("p", { class: "dim" }, "Choose a step to see its fields, what both ends say of it, and how their queue pairs were then."));
   const latencies = histogram("Time from taken to completed", (value) => duration(value).replace(/\.?0+ /, " "));
   const sizes = histogram("Size of requests", (value) => bytes(value));
   const charts = el("section", { class: "panel columns", "aria-label": "Requests of this connection" }, latencies.element, sizes.element);
   const legend = el("p", { class: "legend" }, ...LEGEND.map(([kind, text]) => el("span", { class: `key ${kind}` }, text)));
-  const element = el("div", {}, el("section", { class: "panel" },
-    el("p", { class: "tools" }, el("label", { for: "connection-choice" }, "Connection "), chooser, " ",
+  const element = el("div", embedded ? { class: "embedded" } : {}, el("section", { class: "panel" },
+    embedded ? null : el("p", { class: "tools" }, el("label", { for: "connection-choice" }, "Connection "), chooser, " ",
       el("label", { for: "timeline-filter" }, "only with "), filter),
-    el("p", { class: "tools" }, order, scaled, " ", out, into, zoomText, " ", next, clear, picker, openFile, live),
-    status, trouble, legend, heads, scroller), details, charts);
+    el("p", { class: "tools" }, order, scaled, " ", out, into, zoomText, " ", next, clear, ...(embedded ? [] : [picker, openFile, live])),
+    status, trouble, legend, heads, scroller), details, embedded ? null : charts);
 
   scroller.addEventListener("scroll", () => {
     follow = scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 40;
@@ -324,7 +369,7 @@ export function timelineView() {
   }
 
   function rebuild(middle) {
-    const sides = file ? file.connections.get(chosen)?.steps : ends?.map((end) => (devices.get(end.device)?.steps ?? []).filter((step) => belongs(step, end)));
+    sides = file ? file.connections.get(chosen)?.steps : ends?.map((end) => (devices.get(end.device)?.steps ?? []).filter((step) => belongs(step, end)));
     const all = sides ? merge(...sides) : [];
     const found = searching(filter.value);
     const text = ({ step }) => `${describe(step).label} ${step.wr_id ?? ""} psn ${step.psn ?? ""} ${step.act}`;
@@ -364,6 +409,7 @@ export function timelineView() {
       return `${file.name}: ${file.connections.size} connections, ${items.length} packets of this one, ${errors} NAKs; `
         + `${file.others} frames of something else${more}.`;
     }
+    if (!ends && embedded) return "The connection is being made.";
     if (!ends) return "No queue pair is connected with one of another RNIC of this vrnicd, or of the same.";
     const of = items.length < total ? ` of ${total}` : "";
     const lost = missed ? `; ${missed} were missed because there were too many` : "";
@@ -411,6 +457,24 @@ export function timelineView() {
     if (focus !== undefined) picture.querySelector(`[data-row="${Number(focus)}"]`)?.focus({ preventScroll: true });
   }
 
+  /** Something that can be chosen. */
+  function stepGroup(item, kind, label) {
+    return svg("g", {
+      class: `step ${kind}${item === selected || item.mate && item.mate === selected ? " chosen" : ""}`, tabindex: 0, role: "button",
+      "data-row": item.row, "aria-label": `${ends[item.side === "left" ? 0 : 1].device}: ${label}`,
+      onclick: () => choose(item), onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(item); } },
+    });
+  }
+
+  /** A change of the state: it goes nowhere. */
+  function drawMove(item, label, kind, x, y) {
+    const width = label.length * 7.5 + 18;
+    const group = stepGroup(item, `${kind} move`, label);
+    group.append(svg("rect", { x: x - width / 2, y: y - 10, width, height: 20, rx: 10 }),
+      svg("text", { x, y: y + 4.5, "text-anchor": "middle" }, label));
+    return group;
+  }
+
   function drawStep(item, y, said) {
     const { step, side, mate } = item;
     // The arrow of a packet is drawn where it was sent, or where it arrived if nobody saw that.
@@ -420,6 +484,7 @@ export function timelineView() {
     }
     const { label, kind, to } = describe(step);
     const lanes = LANES[side];
+    if (to === "itself") return drawMove(item, label, kind, lanes.rnic, y);
     const far = LANES[side === "left" ? "right" : "left"].rnic;
     let [x1, y1, x2, y2] = to === "rnic" ? [lanes.program, y, lanes.rnic, y] : [lanes.rnic, y, lanes.program, y];
     let lost = false;
@@ -427,17 +492,13 @@ export function timelineView() {
       const seen = mate && items[mate.row] === mate;
       if (step.act === "sent") {
         const arrived = seen ? yOf(mate) : y + ROW / 2;
-        lost = !file && !mate && items.length - item.row > 8;
+        lost = !file && !mate && (items.length - item.row > 8 || /^(drop|lost)/.test(step.fault ?? ""));
         [x1, y1, x2, y2] = [lanes.rnic, y, seen || file ? far : lanes.rnic + (far - lanes.rnic) * (lost ? 0.55 : 0.9), file ? y : arrived];
       } else {
         [x1, y1, x2, y2] = [file ? far : far + (lanes.rnic - far) * 0.45, y, lanes.rnic, y];
       }
     }
-    const group = svg("g", {
-      class: `step ${kind}${item === selected || mate && mate === selected ? " chosen" : ""}`, tabindex: 0, role: "button", "data-row": item.row,
-      "aria-label": `${ends[side === "left" ? 0 : 1].device}: ${label}${lost ? ", lost" : ""}`,
-      onclick: () => choose(item), onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(item); } },
-    });
+    const group = stepGroup(item, kind, `${label}${lost ? ", lost" : ""}`);
     const direction = Math.sign(x2 - x1);
     group.append(svg("line", { class: "hit", x1, y1, x2, y2 }), svg("line", { class: "arrow", x1, y1, x2, y2 }));
     if (lost) group.append(svg("path", { class: "lost", d: `M ${x2 - 6} ${y2 - 6} l 12 12 m 0 -12 l -12 12` }));
@@ -466,24 +527,35 @@ export function timelineView() {
   function tell() {
     const item = selected;
     const end = ends[item.side === "left" ? 0 : 1];
-    const both = (file ? [] : ends).map(({ device, qp }) => {
+    const both = (file && !file.recording ? [] : ends).map(({ device, qp }, index) => {
+      if (file && sides[index].length === 0) return null;
       const found = newestDevices().find((one) => one.name === device);
       const current = found?.by_qpn.get(qp.qpn);
       const told = (found?.explanations ?? []).filter((one) => one.object === qp.qpn && one.object_kind === "QP")
         .sort((one, other) => Math.abs(one.nanoseconds - item.step.nanoseconds) - Math.abs(other.nanoseconds - item.step.nanoseconds)).slice(0, 3);
-      const state = current ? el("dl", { class: "facts" },
-        fact("state now", el("span", { class: `state ${current.state}` }, current.state)),
-        fact("next PSN, unacknowledged", `${current.send_psn}, ${current.unacknowledged_psn}`),
-        fact("next PSN expected", `${current.receive_psn}`))
-        : el("p", { class: "dim" }, "It does not exist any more.");
+      const state = stateThen(moment(sides[index], item.step, file ? null : current?.state ?? null), current, file);
       const when = (one) => `${duration(one.nanoseconds - item.step.nanoseconds)} from this step`;
       const why = told.length ? el("ul", { class: "told" }, ...told.map((one) => el("li", {}, `${when(one)}: ${one.sentence}`)))
-        : el("p", { class: "dim" }, "Nothing went wrong on it lately.");
+        : file ? null : el("p", { class: "dim" }, "Nothing went wrong on it lately.");
       return el("div", {}, el("h3", {}, `${device}: QP ${qp.qpn}`), state, why);
     });
     const all = el("div", {}, el("h2", {}, `${end.device}: ${describe(item.step).label}`),
       el("div", { class: "columns" }, el("dl", { class: "facts" }, ...facts(item).map(([name, value]) => fact(name, value))), el("div", {}, ...both)));
     if (all.textContent !== details.textContent) details.replaceChildren(...all.childNodes);
+  }
+
+  /** What a queue pair was like at a step, and what it is now. */
+  function stateThen(then, current, file) {
+    const chip = (state) => (state === null ? "unknown" : el("span", { class: `state ${state}` }, state));
+    const moves = then.before !== then.after;
+    const list = (items) => (items.length === 0 ? "none" : `${items.length} (${items.slice(0, 4).map((one) => hex(one.wr_id)).join(", ")}${items.length > 4 ? ", …" : ""})`);
+    return el("dl", { class: "facts" },
+      fact("state then", moves ? el("span", {}, chip(then.before), " → ", chip(then.after)) : chip(then.after)),
+      fact("requests under way", list(then.requests)),
+      then.sent && fact("PSN sent last", `${then.sent.psn}`),
+      then.acknowledged && fact("PSN acknowledged last", `${then.acknowledged.psn}`),
+      then.arrived && fact("PSN arrived last", `${then.arrived.psn}`),
+      file ? null : fact("state now", current ? chip(current.state) : "it does not exist any more"));
   }
 
   /** Goes to the next step that tells of an error. */
@@ -535,14 +607,15 @@ export function timelineView() {
     const all = file ? file.connections : connections();
     const names = [...all.keys()];
     const turned = wanted?.split(" – ").reverse().join(" – ");
-    const name = wanted !== undefined && all.has(wanted) ? wanted : all.has(turned) ? turned : chosen !== null && all.has(chosen) ? chosen : names[0];
+    const other = embedded ? undefined : chosen !== null && all.has(chosen) ? chosen : names[0];
+    const name = wanted !== undefined && all.has(wanted) ? wanted : all.has(turned) ? turned : other;
     if (chooser.children.length !== names.length || names.some((text, index) => chooser.children[index].value !== text)) {
       chooser.replaceChildren(...names.map((text) => el("option", { value: text }, text)));
     }
     if (name !== undefined) {
       chooser.value = name;
       ends = file ? all.get(name).ends : all.get(name);
-    }
+    } else if (embedded) ends = null;
     if (name !== chosen || name === undefined) {
       chosen = name ?? null;
       selected = null;

@@ -4,27 +4,14 @@
 mod common;
 
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::Duration;
 
 use common::browser::Browser;
-use common::{Lab, Stage};
+use common::{Lab, Stage, picture};
 use serde_json::json;
 use vrnic_native::daemon::Fabric;
 use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
-
-/// Writes a picture of the page to the directory in `VRNIC_PICTURES`, or to the one for what is temporary.
-fn picture(browser: &mut Browser, name: &str) {
-    let directory = std::env::var_os("VRNIC_PICTURES");
-    let directory = directory.map_or_else(std::env::temp_dir, Into::into);
-    let path: &Path = directory.as_ref();
-    std::fs::write(
-        path.join(format!("vrnic-web-{name}.png")),
-        browser.screenshot(),
-    )
-    .unwrap();
-}
 
 #[test]
 fn the_map_shows_devices_and_their_traffic() {
@@ -75,7 +62,7 @@ fn the_timeline_tells_the_story_of_a_connection() {
     lab.story();
     let labels = "[...document.querySelectorAll('.sequence .step')].map((step) => step.getAttribute('aria-label'))";
     browser.until(&format!(
-        "{labels}.some((label) => label.includes('CQE Write 0x3: RemoteAccess'))"
+        "{labels}.some((label) => label.includes('CQE RDMA WRITE 0x3: IBV_WC_REM_ACCESS_ERR'))"
     ));
     let seen = browser.value(labels);
     let seen: Vec<_> = seen
@@ -87,21 +74,21 @@ fn the_timeline_tells_the_story_of_a_connection() {
     // Each step is there once, in the order in which things happen. Names of requests are libvrnic's: it numbers them.
     let mut rest = seen.iter();
     for wanted in [
-        "0: Send 0x0, 256 B",
+        "0: SEND 0x0, 256 B",
         "0: SEND Only PSN",
         "1: receive 0x0",
-        "0: CQE Send 0x0: Success",
-        "0: Write 0x1, 4.10 kB",
+        "0: CQE SEND 0x0: IBV_WC_SUCCESS",
+        "0: RDMA WRITE 0x1, 4.10 kB",
         "0: RDMA WRITE Only PSN",
         "1: Acknowledge PSN",
-        "0: CQE Write 0x1: Success",
-        "0: Read 0x2",
+        "0: CQE RDMA WRITE 0x1: IBV_WC_SUCCESS",
+        "0: RDMA READ 0x2",
         "0: RDMA READ Request PSN",
         "1: RDMA READ Response Only PSN",
-        "0: CQE Read 0x2: Success",
-        "0: Write 0x3, 64 B",
-        "1: Nak(RemoteAccess) PSN",
-        "0: CQE Write 0x3: RemoteAccess",
+        "0: CQE RDMA READ 0x2: IBV_WC_SUCCESS",
+        "0: RDMA WRITE 0x3, 64 B",
+        "1: NAK: remote access error, PSN",
+        "0: CQE RDMA WRITE 0x3: IBV_WC_REM_ACCESS_ERR",
     ] {
         assert!(
             rest.any(|label| label.starts_with(wanted)),
@@ -213,7 +200,9 @@ fn a_capture_is_drawn_like_what_happens_now() {
     let choice = browser.value("document.querySelector('#connection-choice').value");
     assert!(choice.as_str().unwrap().starts_with(&own), "{choice}");
     browser.value("[...document.querySelectorAll('button')].find((button) => button.textContent === 'Next error').click()");
-    browser.until("document.querySelector('#step h2').textContent.includes('Nak(RemoteAccess)')");
+    browser.until(
+        "document.querySelector('#step h2').textContent.includes('NAK: remote access error')",
+    );
     picture(&mut browser, "capture");
     std::fs::write(&path, "no capture").unwrap();
     browser.call(

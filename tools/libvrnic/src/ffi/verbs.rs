@@ -695,3 +695,27 @@ pub const NESTED: &[(&str, &str, usize)] = &[
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", rkey),
     nested!(ibv_send_wr, bind_mw, wr_bind_mw, "bind_mw.", bind_info),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::CONSTANTS;
+    use vrnic_wire::completion::Status;
+    use vrnic_wire::qp::QpState;
+
+    #[test]
+    fn names_for_people_are_those_of_the_verbs() {
+        let known = |name: &str, raw: u8| CONSTANTS.contains(&(name, raw.into()));
+        for status in Status::ALL {
+            assert!(known(status.name(), status.raw()), "{}", status.name());
+        }
+        for state in [
+            QpState::Reset,
+            QpState::Init,
+            QpState::ReadyToReceive,
+            QpState::ReadyToSend,
+        ] {
+            let name = format!("IBV_QPS_{}", state.name());
+            assert!(known(&name, state.raw()), "{name}");
+        }
+    }
+}

@@ -12,7 +12,7 @@ use vrnic_wire::command::CommandCode;
 use vrnic_wire::counter::Counter;
 use vrnic_wire::memory::access;
 use vrnic_wire::port::{GidType, Mtu, NO_VLAN, PortState};
-use vrnic_wire::qp::{QpState, QpType};
+use vrnic_wire::qp::QpType;
 
 use super::inspector::Topic;
 use super::protocol::{self};
@@ -278,20 +278,11 @@ fn qp(qp: QpSnapshot) -> Qp {
         QpType::UnreliableConnection => "UC",
         QpType::UnreliableDatagram => "UD",
     };
-    let state = match qp.state {
-        QpState::Reset => "RESET",
-        QpState::Init => "INIT",
-        QpState::ReadyToReceive => "RTR",
-        QpState::ReadyToSend => "RTS",
-        QpState::SendQueueDrain => "SQD",
-        QpState::SendQueueError => "SQE",
-        QpState::Error => "ERR",
-    };
     let peer = qp.path.destination;
     Qp {
         qpn: qp.number,
         kind: kind.into(),
-        state: state.into(),
+        state: qp.state.name().into(),
         context: qp.context,
         pd: qp.pd,
         peer_qpn: qp.destination_qpn,
@@ -376,15 +367,18 @@ fn rights(bits: u32) -> Vec<String> {
 /// Something that went wrong, in words.
 pub fn explanation(number: u64, told: &Explanation) -> protocol::Explanation {
     let (what, wr_id) = match told.happening {
-        Happening::NakSent(syndrome) => (format!("sent {syndrome:?}"), None),
-        Happening::NakReceived(syndrome) => (format!("received {syndrome:?}"), None),
+        Happening::NakSent(syndrome) => (format!("sent {syndrome}"), None),
+        Happening::NakReceived(syndrome) => (format!("received {syndrome}"), None),
         Happening::Dropped => ("dropped a message, and answered nothing".to_owned(), None),
         Happening::Completion {
             wr_id,
             opcode,
             status,
-        } => (format!("{opcode:?} completed with {status:?}"), Some(wr_id)),
-        Happening::Event(event) => (format!("event {event:?}"), None),
+        } => (
+            format!("{} completed with {}", opcode.name(), status.name()),
+            Some(wr_id),
+        ),
+        Happening::Event(event) => (format!("event {}", event.name()), None),
         Happening::Fault { id, name } => (format!("fault {id} ({name}) fired"), None),
         Happening::Command { code, status } => {
             let command = match CommandCode::try_from(code) {

@@ -634,6 +634,13 @@ pub enum Act {
         /// What it is about.
         number: u32,
     },
+    /// The queue pair went to another state: behind the other steps of the call that it did so in.
+    Moved {
+        /// The state before, as the verbs name it.
+        from: String,
+        /// The state after.
+        to: String,
+    },
 }
 
 /// A packet, with the fields of its headers.
@@ -649,7 +656,7 @@ pub struct TracedPacket {
     pub length: u64,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
-    /// Acknowledgement: `Ack`, or the kind of the negative one.
+    /// Acknowledgement: `ACK`, or the kind of the negative one.
     pub syndrome: Option<String>,
     /// Whether it is a negative acknowledgement.
     pub negative: bool,
@@ -674,8 +681,8 @@ pub struct Explanation {
     pub number: u64,
     /// Nanoseconds of the devices' clock.
     pub nanoseconds: u64,
-    /// The queue pair, the completion queue of a `CqError` event, or the shared receive queue of a
-    /// `SrqError` event; 0 if it is about none.
+    /// The queue pair, the completion queue of an `IBV_EVENT_CQ_ERR`, or the shared receive queue of an
+    /// `IBV_EVENT_SRQ_ERR`; 0 if it is about none.
     pub object: u32,
     /// The queue pair's peer; 0 if there is none.
     pub peer_qpn: u32,
@@ -716,8 +723,8 @@ impl Explanation {
     /// What `object` is a number of: `QP`, `CQ` or `SRQ`.
     pub fn object_kind(&self) -> &'static str {
         match self.what.as_str() {
-            "event CqError" => "CQ",
-            "event SrqError" => "SRQ",
+            "event IBV_EVENT_CQ_ERR" => "CQ",
+            "event IBV_EVENT_SRQ_ERR" => "SRQ",
             _ => "QP",
         }
     }
@@ -733,7 +740,7 @@ impl fmt::Display for Explanation {
         }
         write!(f, "{}", self.what)?;
         if let Some((packet, psn)) = &self.packet {
-            write!(f, " to {packet} with PSN {psn}")?;
+            write!(f, ", to {packet} with PSN {psn}")?;
         }
         match (self.wr_id, self.psn) {
             (Some(wr_id), Some(psn)) => write!(f, ", wr_id {wr_id:#x}, PSN {psn}")?,

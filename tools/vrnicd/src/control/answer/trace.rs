@@ -46,7 +46,7 @@ fn act(act: &Act) -> protocol::Act {
             length,
         } => protocol::Act::Fetched {
             wr_id: *wr_id,
-            opcode: format!("{opcode:?}"),
+            opcode: opcode.name().to_owned(),
             length: *length,
         },
         Act::TookReceive { wr_id, srqn } => protocol::Act::TookReceive {
@@ -57,10 +57,14 @@ fn act(act: &Act) -> protocol::Act {
         Act::Arrived(packet) => protocol::Act::Arrived(self::packet(packet)),
         Act::Completed { cqn, cqe } => completed(*cqn, cqe),
         Act::Notified { cqn } => protocol::Act::Notified { cqn: *cqn },
+        Act::Moved { from, to } => protocol::Act::Moved {
+            from: from.name().to_owned(),
+            to: to.name().to_owned(),
+        },
         Act::Raised(event) => {
             let kind = EventType::try_from(event.event_type.get());
             protocol::Act::Raised {
-                event: kind.map_or_else(|_| "?".into(), |kind| format!("{kind:?}")),
+                event: kind.map_or("?", EventType::name).to_owned(),
                 number: event.number.get(),
             }
         }
@@ -73,8 +77,8 @@ fn completed(cqn: u32, cqe: &Cqe) -> protocol::Act {
     protocol::Act::Completed {
         cqn,
         wr_id: cqe.wr_id.get(),
-        opcode: opcode.map_or_else(|_| "?".into(), |opcode| format!("{opcode:?}")),
-        status: status.map_or_else(|_| "?".into(), |status| format!("{status:?}")),
+        opcode: opcode.map_or("?", Opcode::name).to_owned(),
+        status: status.map_or("?", Status::name).to_owned(),
         length: cqe.byte_length.get().into(),
         vendor_error: cqe.vendor_error.get(),
     }
@@ -94,11 +98,7 @@ fn packet(packet: &Packet) -> TracedPacket {
         peer_qpn: packet.peer_qpn,
         length: packet.length,
         ack_request: packet.ack_request,
-        syndrome: aeth.map(|aeth| match aeth.syndrome {
-            Syndrome::Ack { .. } => "Ack".to_owned(),
-            Syndrome::RnrNak { timer } => format!("RnrNak, timer {timer}"),
-            Syndrome::Nak(code) => format!("Nak({code:?})"),
-        }),
+        syndrome: aeth.map(|aeth| aeth.syndrome.to_string()),
         negative: aeth.is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })),
         msn: aeth.map(|aeth| aeth.msn),
         rkey: reth.map(|reth| reth.rkey),
