@@ -52,16 +52,30 @@ pub fn mac(device: usize) -> [u8; 6] {
 }
 
 impl Daemon {
-    /// Starts `program` with `devices` devices on a fabric.
+    /// Starts `program` with `devices` devices on a fabric, whose names are their numbers.
     pub fn start(program: &Path, fabric: Fabric, devices: usize) -> Result<Self> {
+        let devices: Vec<_> = (0..devices)
+            .map(|device| (device.to_string(), ""))
+            .collect();
+        Self::configured(program, fabric, &devices, "")
+    }
+
+    /// Starts `program` with these devices, each a name and what else its part of the configuration says, and with
+    /// what else the configuration is to say for all.
+    pub fn configured(
+        program: &Path,
+        fabric: Fabric,
+        devices: &[(String, &str)],
+        settings: &str,
+    ) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let path = |name: &str| directory.path().join(name);
-        let mut text = format!("control = \"{}\"\n", path(CONTROL).display());
-        for device in 0..devices {
+        let mut text = format!("control = \"{}\"\n{settings}\n", path(CONTROL).display());
+        for (device, (name, more)) in devices.iter().enumerate() {
             let mac = mac(device).map(|byte| format!("{byte:02x}")).join(":");
             writeln!(
                 text,
-                "[[device]]\nname = \"{device}\"\nsocket = \"{}\"\nmac = \"{mac}\"\nfabric = \"{}\"",
+                "[[device]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{mac}\"\nfabric = \"{}\"\n{more}",
                 path(&device.to_string()).display(),
                 fabric.name()
             )?;

@@ -8,11 +8,15 @@ use vrnic::ring::completion::CompletionQueue;
 use vrnic::ring::outstanding::Outstanding;
 use vrnic::ring::receive::ReceiveQueue;
 use vrnic::ring::send::{Limits, Request, SendQueue, Target};
+use vrnic::ring::shared::{SharedQueue, SharedReceives};
 use vrnic::ring::{Refused, WorkRing};
 use vrnic_wire::abi::Ring;
-use vrnic_wire::command::{CreateCq, CreateQp, DeregisterMr, DestroyQp, ModifyQp, RegisterMr};
+use vrnic_wire::command::{
+    CreateCq, CreateQp, CreateSrq, DeregisterMr, DestroyCq, DestroyQp, DestroySrq, ModifyQp,
+    ModifySrq, RegisterMr, mr_flags, qp_flags,
+};
 use vrnic_wire::completion::{CQE_STRIDE, Cqe, Opcode, Status};
-use vrnic_wire::memory::access;
+use vrnic_wire::memory::{PageList, access};
 use vrnic_wire::notify::SlotBits;
 use vrnic_wire::port::{GidEntry, Mtu};
 use vrnic_wire::qp::{QpAttributes, QpState, QpType, attribute};
@@ -43,18 +47,34 @@ pub struct Mr {
     pub key: u32,
 }
 
+/// Everything that a region allows its owner and peers.
+const EVERYTHING: u32 =
+    access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+
 impl Mr {
     /// Registers `area` for everything.
     pub fn register(vm: &mut Vm, area: Area) -> Result<Self> {
+        let pages = vm.pages(&area)?;
+        Self::with(vm, area, pages, 0)
+    }
+
+    /// Registers `area` for everything, and gives the device no page of it before it asks:
+    /// [`Vm::take_page_fault`] and [`Vm::map_pages`] are for that.
+    pub fn on_demand(vm: &mut Vm, area: Area) -> Result<Self> {
+        let pages = PageList {
+            first_chunk: 0.into(),
+            ..vm.pages(&area)?
+        };
+        Self::with(vm, area, pages, mr_flags::ON_DEMAND)
+    }
+
+    fn with(vm: &mut Vm, area: Area, pages: PageList, flags: u32) -> Result<Self> {
         let command = RegisterMr {
             pd: vm.pd().into(),
-            access: (access::LOCAL_WRITE
-                | access::REMOTE_WRITE
-                | access::REMOTE_READ
-                | access::REMOTE_ATOMIC)
-                .into(),
+            access: EVERYTHING.into(),
+            flags: flags.into(),
             iova: area.address.into(),
-            pages: vm.pages(&area)?,
+            pages,
             ..RegisterMr::default()
         };
         let key = vm.execute(&command)?.key.get();
@@ -159,6 +179,26 @@ impl Cq {
         Ok(())
     }
 
+    /// Polls until there is a completion, whatever it tells.
+    pub fn wait_any(&mut self) -> Result<Cqe> {
+        let mut patience = Patience::new();
+        loop {
+            if let Some(cqe) = self.poll() {
+                return Ok(cqe);
+            }
+            patience.look()?;
+        }
+    }
+
+    /// Destroys it, when no queue pair uses it any more.
+    pub fn destroy(self, vm: &mut Vm) -> Result<()> {
+        vm.execute(&DestroyCq {
+            cqn: self.cqn.into(),
+            reserved: 0.into(),
+        })?;
+        Ok(())
+    }
+
     /// Polls until there is a completion, which must be a success.
     #[inline]
     pub fn wait(&mut self) -> Result<Cqe> {
@@ -235,10 +275,103 @@ impl Default for Patience {
     }
 }
 
+/// A shared receive queue.
+pub struct Srq {
+    queue: SharedQueue,
+    srqn: u32,
+}
+
+impl Srq {
+    /// Room for `entries` receives with an element each.
+    pub fn new(vm: &mut Vm, entries: u32) -> Result<Self> {
+        let stride = receive_stride(1);
+        let ring = Ring {
+            header_offset: 0,
+            entries_offset: (HEADER as u32).next_multiple_of(stride),
+            entries: entries.next_power_of_two(),
+            stride,
+        };
+        let area = vm.allocate((ring.entries_offset + ring.entries * stride) as usize)?;
+        let command = CreateSrq {
+            context: vm.context().into(),
+            pd: vm.pd().into(),
+            max_sge: 1.into(),
+            limit: 0.into(),
+            ring: RingLayout::from(ring),
+            pages: vm.pages(&area)?,
+        };
+        Ok(Self {
+            srqn: vm.execute(&command)?.srqn.get(),
+            queue: SharedQueue::new(area.memory, ring, 1),
+        })
+    }
+
+    /// Its number.
+    pub fn srqn(&self) -> u32 {
+        self.srqn
+    }
+
+    /// Posts a receive.
+    pub fn post(&mut self, wr_id: u64, element: Sge) -> Result<()> {
+        let pushed = self.queue.push(wr_id, [element].into_iter());
+        pushed.map_err(|refused| anyhow::anyhow!("the receive is refused: {refused:?}"))?;
+        self.queue.publish();
+        Ok(())
+    }
+
+    /// Asks for an event when fewer than `limit` receives are left.
+    pub fn set_limit(&self, vm: &mut Vm, limit: u32) -> Result<()> {
+        vm.execute(&ModifySrq {
+            srqn: self.srqn.into(),
+            limit: limit.into(),
+        })?;
+        Ok(())
+    }
+
+    /// Destroys it, when no queue pair uses it any more.
+    pub fn destroy(self, vm: &mut Vm) -> Result<()> {
+        vm.execute(&DestroySrq {
+            srqn: self.srqn.into(),
+            reserved: 0.into(),
+        })?;
+        Ok(())
+    }
+}
+
+/// How a connection is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Most payload of a packet.
+    pub mtu: Mtu,
+    /// Code of the time after which the peer may try again if no receive is posted.
+    pub min_rnr_timer: u8,
+    /// Code of the time after which a packet without an answer is lost.
+    pub timeout: u8,
+    /// Tries again if there is no answer.
+    pub retry_count: u8,
+    /// Tries again if the peer has no receive; 7 is for ever.
+    pub rnr_retry: u8,
+}
+
+impl Default for Terms {
+    /// For programs that do their best to keep the device busy.
+    fn default() -> Self {
+        Self {
+            mtu: Mtu::Mtu4096,
+            min_rnr_timer: 1,
+            timeout: ACK_TIMEOUT,
+            retry_count: 7,
+            rnr_retry: RNR_FOR_EVER,
+        }
+    }
+}
+
 /// A queue pair of the type RC.
 pub struct Qp {
     send: SendQueue,
     receive: ReceiveQueue,
+    /// Where its receives come from, if not from its own queue.
+    shared: Option<SharedReceives>,
     qpn: u32,
     slot: u32,
     bits: SlotBits,
@@ -247,6 +380,17 @@ pub struct Qp {
 impl Qp {
     /// Room for `entries` requests and as many receives, with an element each.
     pub fn new(vm: &mut Vm, entries: u32, send_cq: &mut Cq, receive_cq: &mut Cq) -> Result<Self> {
+        Self::with_srq(vm, entries, send_cq, receive_cq, None)
+    }
+
+    /// The same, but it takes its receives from `srq`, if there is one.
+    pub fn with_srq(
+        vm: &mut Vm,
+        entries: u32,
+        send_cq: &mut Cq,
+        receive_cq: &mut Cq,
+        srq: Option<&Srq>,
+    ) -> Result<Self> {
         let entries = entries.next_power_of_two();
         let (send_stride, receive_stride) = (send_stride(1, INLINE), receive_stride(1));
         let first = (2 * HEADER as u32).next_multiple_of(send_stride);
@@ -273,10 +417,24 @@ impl Qp {
             send_cqn: send_cq.cqn.into(),
             recv_cqn: receive_cq.cqn.into(),
             send_ring: RingLayout::from(send),
-            recv_ring: RingLayout::from(receive),
+            recv_ring: if srq.is_some() {
+                RingLayout::default()
+            } else {
+                RingLayout::from(receive)
+            },
             pages: vm.pages(&area)?,
+            flags: if srq.is_some() {
+                qp_flags::SHARED_RECEIVE_QUEUE
+            } else {
+                0
+            },
+            srqn: srq.map_or(0, |srq| srq.srqn).into(),
             ..CreateQp::default()
         };
+        let shared = srq.map(|srq| srq.queue.receives().clone());
+        if let Some(shared) = &shared {
+            ensure!(receive_cq.queue.attach_shared(shared), "no memory");
+        }
         let created = vm.execute(&command)?;
         let ring = |layout: Ring, opcode, cq: &mut Cq| {
             let outstanding = Outstanding::new(layout.entries, opcode).context("no memory")?;
@@ -293,6 +451,7 @@ impl Qp {
         Ok(Self {
             send: SendQueue::new(ring(send, Opcode::Send, send_cq)?, limits),
             receive: ReceiveQueue::new(ring(receive, Opcode::Receive, receive_cq)?, 1),
+            shared,
             qpn: created.qpn.get(),
             slot: created.slot.get(),
             bits: SlotBits::new(created.slot.get()),
@@ -311,22 +470,33 @@ impl Qp {
 
     /// Connects it with a queue pair of another guest, or of the same.
     pub fn connect(&mut self, vm: &mut Vm, peer: u32, gid: &GidEntry) -> Result<()> {
+        self.connect_on(vm, peer, gid, &Terms::default())
+    }
+
+    /// The same, on these terms.
+    pub fn connect_on(
+        &mut self,
+        vm: &mut Vm,
+        peer: u32,
+        gid: &GidEntry,
+        terms: &Terms,
+    ) -> Result<()> {
         use attribute::{
             ACCESS_FLAGS, ADDRESS_VECTOR, DEST_QPN, MAX_DEST_RD_ATOMIC, MAX_RD_ATOMIC,
             MIN_RNR_TIMER, PATH_MTU, PKEY_INDEX, PORT, RETRY_COUNT, RNR_RETRY, RQ_PSN, SQ_PSN,
             STATE, TIMEOUT,
         };
         let attributes = QpAttributes {
-            path_mtu: Mtu::Mtu4096.raw(),
+            path_mtu: terms.mtu.raw(),
             dest_qpn: peer.into(),
             access: access::QUEUE_PAIR.into(),
             port: 1,
             max_rd_atomic: READS,
             max_dest_rd_atomic: READS,
-            min_rnr_timer: 1,
-            timeout: ACK_TIMEOUT,
-            retry_count: 7,
-            rnr_retry: RNR_FOR_EVER,
+            min_rnr_timer: terms.min_rnr_timer,
+            timeout: terms.timeout,
+            retry_count: terms.retry_count,
+            rnr_retry: terms.rnr_retry,
             address: AddressVector {
                 dgid: gid.gid,
                 dmac: gid.mac,
@@ -419,6 +589,9 @@ impl Qp {
         })?;
         send_cq.queue.detach(self.send.ring().number());
         receive_cq.queue.detach(self.receive.ring().number());
+        if let Some(shared) = &self.shared {
+            receive_cq.queue.detach_shared(shared);
+        }
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A guest: its VMM, its driver, and the one context and protection domain that its programs share.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -10,12 +11,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use vrnic::doorbell::{Doorbell, Rung};
 use vrnic_wire::command::{
-    Command, CommandHeader, ContextKind, CreateContext, CreatePd, MAX_REPLY, MAX_REQUEST,
-    ReplyHeader, SetGid, Status,
+    Command, CommandHeader, ContextKind, CreateContext, CreatePd, MAX_REPLY, MAX_REQUEST, MapPages,
+    PageFault, ReplyHeader, SetGid, Status, TakePageFault, UnmapPages,
 };
-use vrnic_wire::config::{CONTROL_QUEUE, Config, DOORBELL_PAGE_SIZE, FIRST_COMPLETION_QUEUE};
-use vrnic_wire::event::CompletionEvent;
-use vrnic_wire::memory::{CHUNK_PAGES, CHUNK_SIZE, PageList};
+use vrnic_wire::config::{
+    ASYNC_EVENT_QUEUE, CONTROL_QUEUE, Config, DOORBELL_PAGE_SIZE, FIRST_COMPLETION_QUEUE,
+};
+use vrnic_wire::event::{AsyncEvent, CompletionEvent};
+use vrnic_wire::memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, TABLE_PAGES, page_flags};
 use vrnic_wire::notify::{self, SlotBits};
 use vrnic_wire::port::{GidEntry, GidType, IPV4_MAPPED, NO_VLAN};
 use vrnicd::pci::{DOORBELL_BAR, VIRTIO_BAR, layout};
@@ -341,6 +344,75 @@ impl Vm {
             self.device.notify(index)?;
         }
         Ok(event.cqn.get())
+    }
+}
+
+impl Vm {
+    /// The next asynchronous event, if one comes in that time.
+    pub fn async_event(&mut self, patience: Duration) -> Result<Option<AsyncEvent>> {
+        let deadline = Instant::now() + patience;
+        let (queue, buffers) = &mut self.events[0];
+        let (head, written) = loop {
+            if let Some(taken) = queue.take() {
+                break taken;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            std::thread::sleep(left.min(Duration::from_millis(1)));
+        };
+        ensure!(
+            written as usize == size_of::<AsyncEvent>(),
+            "an event of {written} bytes"
+        );
+        let event = buffers.memory.read(usize::from(head) * EVENT as usize);
+        if queue.offer(head) {
+            self.device.notify(ASYNC_EVENT_QUEUE)?;
+        }
+        Ok(Some(event))
+    }
+
+    /// Takes what the device waits for of a region [on demand](crate::queues::Mr::on_demand), as the driver does when
+    /// it gets the event of a page fault. There are no pages in it if the device waits for none.
+    pub fn take_page_fault(&mut self, key: u32) -> Result<PageFault> {
+        let pd = self.pd.into();
+        self.execute(&TakePageFault {
+            pd,
+            key: key.into(),
+        })
+    }
+
+    /// Gives the device pages of a region on demand, which is all of `area`.
+    pub fn map_pages(&mut self, area: &Area, key: u32, pages: Range<u32>) -> Result<()> {
+        ensure!(pages.len() <= TABLE_PAGES, "too many pages");
+        let table = self.chunks;
+        for (place, page) in pages.clone().enumerate() {
+            let address = area.address + u64::from(page) * PAGE as u64;
+            let entry = address | page_flags::PRESENT | page_flags::WRITABLE;
+            table.memory.write(8 * place, &entry.to_le());
+        }
+        let pd = self.pd.into();
+        self.execute(&MapPages {
+            pd,
+            key: key.into(),
+            first_page: pages.start.into(),
+            page_count: (pages.len() as u32).into(),
+            table: table.address.into(),
+        })?;
+        Ok(())
+    }
+
+    /// Takes pages back: when this returns, the device does not access them.
+    pub fn unmap_pages(&mut self, key: u32, pages: Range<u32>) -> Result<()> {
+        let pd = self.pd.into();
+        self.execute(&UnmapPages {
+            pd,
+            key: key.into(),
+            first_page: pages.start.into(),
+            page_count: (pages.len() as u32).into(),
+        })?;
+        Ok(())
     }
 }
 

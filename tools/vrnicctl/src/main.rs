@@ -6,6 +6,7 @@
 mod capture;
 mod fault;
 mod judge;
+mod lessons;
 mod record;
 mod scenario;
 mod table;
@@ -130,6 +131,9 @@ enum Command {
     /// Show everything live in a browser: devices, connections, objects, failures. Prints the address to open, and
     /// serves it until interrupted.
     Web(web::Options),
+    /// Learn RDMA in a browser: six experiments with real RNICs, beside what they do on each step. Starts a vrnicd and
+    /// two programs of its own; needs no VM. Prints the address to open, and serves it until interrupted.
+    Lessons(lessons::Options),
     /// Show or change vrnicd's log filter, such as `debug` or `info,vrnic_vfio_user=trace`.
     Log {
         /// New filter. Without it, show the current one.
@@ -197,6 +201,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         vrnicd::manual::write(Arguments::command(), 1, directory)?;
         return fault::write_manual(directory);
     }
+    if let Command::Lessons(options) = &arguments.command {
+        return lessons::run(options, arguments.json);
+    }
     if let Command::Web(options) = &arguments.command {
         return web::run(options, &arguments.socket, arguments.json);
     }
@@ -260,7 +267,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             Ok(())
         }),
-        Command::Manual { .. } | Command::Web(_) => Ok(()),
+        Command::Manual { .. } | Command::Web(_) | Command::Lessons(_) => Ok(()),
         Command::Watch {
             choice,
             interval,

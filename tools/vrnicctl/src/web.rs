@@ -31,6 +31,12 @@ pub fn run(options: &Options, socket: &Path, json: bool) -> Result<()> {
         socket: socket.to_owned(),
         allow_actions: options.allow_actions,
     })?;
+    print_address(&server, json)?;
+    server.run()
+}
+
+/// Prints the address to open.
+pub fn print_address(server: &Server, json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
         writeln!(out, "{}", serde_json::json!([{ "url": server.url() }]))?;
@@ -38,6 +44,5 @@ pub fn run(options: &Options, socket: &Path, json: bool) -> Result<()> {
         writeln!(out, "{}", server.url())?;
     }
     out.flush()?;
-    drop(out);
-    server.run()
+    Ok(())
 }

@@ -8,6 +8,7 @@ import { objectsView } from "./objects.js";
 import { failuresView } from "./failures.js";
 import { actionsView } from "./actions.js";
 import { timelineView } from "./timeline.js";
+import { lessonsView } from "./lessons.js";
 
 const VIEWS = [
   { name: "map", title: "Map", make: mapView },
@@ -15,6 +16,7 @@ const VIEWS = [
   { name: "timeline", title: "Timeline", make: timelineView },
   { name: "failures", title: "Failures", make: failuresView },
   { name: "actions", title: "Actions", make: actionsView },
+  { name: "lessons", title: "Lessons", make: lessonsView, there: () => now.lessons },
 ];
 const THEMES = ["system", "light", "dark"];
 
@@ -31,13 +33,17 @@ function decode(text) {
   }
 }
 
-/** The address of a view is `#NAME/DETAIL/…`; details are encoded. */
+const isThere = (view) => view.there?.() ?? true;
+
+/** The address of a view is `#NAME/DETAIL/…`; details are encoded. Where lessons are held, they are what comes first. */
 function place() {
   const [name, ...details] = location.hash.slice(1).split("/").map(decode);
-  return { view: VIEWS.find((view) => view.name === name) ?? VIEWS[0], details };
+  const first = VIEWS.find((view) => view.name === (now.lessons ? "lessons" : "map"));
+  return { view: VIEWS.find((view) => view.name === name && isThere(view)) ?? first, details };
 }
 
 function show() {
+  for (const tab of tabs.children) tab.hidden = !isThere(VIEWS.find((view) => view.name === tab.dataset.name));
   const { view, details } = place();
   if (shown?.view !== view) {
     shown = { view, ...view.make() };
@@ -86,7 +92,7 @@ document.getElementById("theme").addEventListener("click", () => {
 addEventListener("keydown", (event) => {
   if (event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   const view = VIEWS[Number(event.key) - 1];
-  if (view) location.hash = view.name;
+  if (view && isThere(view)) location.hash = view.name;
   else if (event.key === "p") togglePause();
 });
 addEventListener("hashchange", show);

@@ -18,6 +18,7 @@ export const now = {
   devices: [],
   switch: [],
   actions: false,
+  lessons: false,
   socket: "",
   error: null,
   at: null,
@@ -74,7 +75,7 @@ export const ofQp = (device, qpn) => now.qps.get(`${device.name} ${qpn}`)?.rate 
 function take(state) {
   const seconds = now.at === null ? 0 : (state.at_ms - now.at) / 1000;
   Object.assign(now, {
-    devices: state.devices, switch: state.switch, actions: state.actions, socket: state.socket, error: state.error,
+    devices: state.devices, switch: state.switch, actions: state.actions, lessons: state.lessons, socket: state.socket, error: state.error,
     at: state.at_ms,
   });
   const qps = new Map();

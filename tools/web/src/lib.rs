@@ -4,6 +4,7 @@
 //! * [`access`]: who may see it. A token, the names that the server is known by, and no other site.
 //! * [`decode`]: what a capture tells.
 //! * [`http`]: requests and responses.
+//! * [`lessons`]: experiments with a lab of their own, for people who learn RDMA.
 //! * [`page`]: the files of the page. They are part of the program.
 //! * [`source`]: what the control socket says, once for all clients.
 //! * [`server`]: which request gets which answer.
@@ -21,8 +22,10 @@
 pub mod access;
 pub mod decode;
 pub mod http;
+pub mod lessons;
 pub mod page;
 pub mod server;
 pub mod source;
 
+pub use lessons::Classroom;
 pub use server::{Options, Server};

@@ -18,6 +18,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/objects.js", SCRIPT, include_str!("../page/objects.js")),
     ("/timeline.js", SCRIPT, include_str!("../page/timeline.js")),
     ("/actions.js", SCRIPT, include_str!("../page/actions.js")),
+    ("/lessons.js", SCRIPT, include_str!("../page/lessons.js")),
     ("/failures.js", SCRIPT, include_str!("../page/failures.js")),
 ];
 

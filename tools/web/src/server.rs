@@ -17,6 +17,7 @@ use vrnicd::control::client::Client;
 
 use crate::access::Access;
 use crate::http::{Bad, MAX_BODY, Request, Response};
+use crate::lessons::{Classroom, LESSONS};
 use crate::page;
 use crate::source::{Source, make_exact};
 
@@ -58,6 +59,7 @@ struct Office {
     source: Arc<Source>,
     address: SocketAddr,
     clients: AtomicUsize,
+    classroom: Option<Arc<Classroom>>,
 }
 
 /// A client's place among [`MAX_CLIENTS`], given back when dropped.
@@ -72,6 +74,20 @@ impl Drop for Place {
 impl Server {
     /// Listens. Fails if there is no vrnicd, too.
     pub fn bind(options: Options) -> Result<Self> {
+        Self::open(options, None)
+    }
+
+    /// The same, of a lab where lessons are held.
+    pub fn teach(listen: SocketAddr, classroom: Arc<Classroom>) -> Result<Self> {
+        let options = Options {
+            listen,
+            socket: classroom.control().to_owned(),
+            allow_actions: true,
+        };
+        Self::open(options, Some(classroom))
+    }
+
+    fn open(options: Options, classroom: Option<Arc<Classroom>>) -> Result<Self> {
         Client::connect(&options.socket)?;
         let listener = TcpListener::bind(options.listen)
             .with_context(|| format!("cannot listen at {}", options.listen))?;
@@ -80,9 +96,14 @@ impl Server {
             listener,
             office: Arc::new(Office {
                 access: Access::new(address)?,
-                source: Arc::new(Source::new(options.socket, options.allow_actions)),
+                source: Arc::new(Source::new(
+                    options.socket,
+                    options.allow_actions,
+                    classroom.is_some(),
+                )),
                 address,
                 clients: AtomicUsize::new(0),
+                classroom,
             }),
         })
     }
@@ -180,6 +201,13 @@ fn answer(office: &Office, request: &Request) -> Response {
             Err(error) => Response::text(502, &format!("{error:#}")),
         },
         ("POST", "/api/action") => asked(act(office, request)),
+        ("GET", "/api/lessons") if office.classroom.is_some() => {
+            asked(serde_json::to_value(LESSONS).map_err(Into::into))
+        }
+        ("POST", "/api/lesson") => match &office.classroom {
+            Some(classroom) => asked(go_on(classroom, request)),
+            None => Response::text(404, "Lessons are held by vrnicctl lessons."),
+        },
         ("GET", path) => match page::file(path) {
             Some((kind, content)) => Response::new(kind, content),
             None => Response::text(404, "There is no such page."),
@@ -311,6 +339,12 @@ fn act(office: &Office, request: &Request) -> Result<Value> {
             }
         })
     })
+}
+
+/// Begins a lesson, or does its next step.
+fn go_on(classroom: &Classroom, request: &Request) -> Result<Value> {
+    let wanted = serde_json::from_slice(request.body()).context("no such step")?;
+    Ok(serde_json::to_value(classroom.go_on(&wanted)?)?)
 }
 
 /// Sends the newest state as often as there is one and the client takes it.

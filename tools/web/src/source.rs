@@ -49,6 +49,8 @@ struct State {
     at_ms: u64,
     /// Whether the page may change something.
     actions: bool,
+    /// Whether there are lessons.
+    lessons: bool,
     /// Path of the control socket, for the command lines that do the same.
     socket: String,
     devices: Vec<Shown>,
@@ -73,6 +75,7 @@ struct Newest {
 pub struct Source {
     socket: PathBuf,
     actions: bool,
+    lessons: bool,
     start: Instant,
     newest: Mutex<Newest>,
     changed: Condvar,
@@ -93,11 +96,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Source {
-    /// Of the vrnicd with that control socket. Pages may change something if `actions` says so.
-    pub fn new(socket: PathBuf, actions: bool) -> Self {
+    /// Of the vrnicd with that control socket. Pages may change something if `actions` says so, and there may be
+    /// `lessons`.
+    pub fn new(socket: PathBuf, actions: bool, lessons: bool) -> Self {
         Self {
             socket,
             actions,
+            lessons,
             start: Instant::now(),
             newest: Mutex::default(),
             changed: Condvar::new(),
@@ -173,6 +178,7 @@ impl Source {
         State {
             at_ms: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
             actions: self.actions,
+            lessons: self.lessons,
             socket: self.socket.display().to_string(),
             devices,
             switch,

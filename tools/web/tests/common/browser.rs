@@ -194,8 +194,8 @@ impl Browser {
     /// A picture of the page as far as there is something, as PNG.
     pub fn screenshot(&mut self) -> Vec<u8> {
         let bottom = "Math.min(Math.ceil(document.querySelector('main').getBoundingClientRect().bottom), innerHeight)";
-        let height = self.value(bottom);
-        let clip = json!({ "x": 0, "y": 0, "width": 1280, "height": height, "scale": 1 });
+        let (width, height) = (self.value("innerWidth"), self.value(bottom));
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1 });
         let shot = self.call(
             "Page.captureScreenshot",
             json!({ "format": "png", "clip": clip }),

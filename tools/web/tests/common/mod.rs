@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -18,12 +19,24 @@ use vrnic_native::bench::{Load, Operation};
 use vrnic_native::daemon::{Daemon, Fabric};
 use vrnic_native::pair::{self, End};
 use vrnic_native::queues::{Patience, request};
-use vrnic_web::{Options, Server};
+use vrnic_web::{Classroom, Options, Server};
 use vrnic_wire::completion::Status;
 use vrnic_wire::work::SendOpcode;
 
 /// Bytes of each region.
 const REGION: usize = 1 << 20;
+
+/// Writes a picture of the page to the directory in `VRNIC_PICTURES`, or to the one for what is temporary.
+pub fn picture(browser: &mut browser::Browser, name: &str) {
+    let directory = std::env::var_os("VRNIC_PICTURES");
+    let directory = directory.map_or_else(std::env::temp_dir, Into::into);
+    let path: &Path = directory.as_ref();
+    std::fs::write(
+        path.join(format!("vrnic-web-{name}.png")),
+        browser.screenshot(),
+    )
+    .unwrap();
+}
 
 /// Starts a server for a control socket, and gives its address with the token.
 pub fn serve(socket: &Path, allow_actions: bool) -> String {
@@ -35,6 +48,15 @@ pub fn serve(socket: &Path, allow_actions: bool) -> String {
     let server = server.unwrap();
     let url = server.url();
     // It ends with the test.
+    std::thread::spawn(move || server.run());
+    url
+}
+
+/// Starts a server with a lab for lessons, and gives its address with the token.
+pub fn teach() -> String {
+    let classroom = Classroom::open(&program()).unwrap();
+    let server = Server::teach("127.0.0.1:0".parse().unwrap(), Arc::new(classroom)).unwrap();
+    let url = server.url();
     std::thread::spawn(move || server.run());
     url
 }
