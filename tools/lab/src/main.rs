@@ -37,6 +37,7 @@ mod status;
 mod suite;
 mod up;
 mod vm;
+mod web;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -14,6 +14,7 @@ use crate::progress::Step;
 use crate::report::{Entry, Report};
 use crate::settings::Settings;
 use crate::vm::{Device, NAMES};
+use crate::web;
 
 /// How long one pair of programs may take.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -55,6 +56,12 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
             module: Module::Plain,
         },
     )?;
+    if device == Device::Vrnic {
+        match web::address(&lab.control()) {
+            Ok(address) => say!("in a browser, while it runs: {address}"),
+            Err(error) => say!("nothing to see in a browser: {error:#}"),
+        }
+    }
     let mut ends = Vec::new();
     for name in NAMES {
         ends.push(End::new(name, device, lab.wait_rdma(name, device)?));

@@ -18,6 +18,7 @@ use crate::lab::{Extra, Lab, Module, Options};
 use crate::output::say;
 use crate::settings::Settings;
 use crate::vm::{Device, Family, NAMES};
+use crate::web;
 
 /// Ctrl-], as in telnet and virsh.
 const DETACH: u8 = 0x1d;
@@ -63,6 +64,12 @@ pub fn shell(settings: &Settings, device: Device, plain: bool) -> Result<()> {
                 lab.address(name, Family::V4)?
             ),
             Err(error) => say!("{error:#}"),
+        }
+    }
+    if device == Device::Vrnic {
+        match web::address(&lab.control()) {
+            Ok(address) => say!("in a browser: {address}"),
+            Err(error) => say!("nothing to see in a browser: {error:#}"),
         }
     }
     let me = std::env::current_exe()?;

@@ -10,6 +10,7 @@ use crate::daemon;
 use crate::lab::Lab;
 use crate::report::align;
 use crate::vm::{self, State};
+use crate::web;
 
 /// A lab.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,6 +42,9 @@ pub struct Network {
     pub pid: Option<i32>,
     /// Control socket of its vrnicd, for vrnicctl.
     pub control: PathBuf,
+    /// Address of its view in a browser, if it has a vrnicd.
+    #[serde(default)]
+    pub web: Option<String>,
 }
 
 /// A VM.
@@ -84,12 +88,17 @@ impl Status {
     #[must_use]
     pub fn of(lab: &Lab) -> Self {
         let description = lab.description();
-        let networks = description.networks.iter().map(|network| Network {
-            name: network.name.clone(),
-            fabric: network.fabric.name().to_owned(),
-            subnet: format!("10.77.{}.0/24", network.subnet),
-            pid: lab.daemon_pid(&network.name),
-            control: daemon::control(lab.sockets(), &network.name),
+        let networks = description.networks.iter().map(|network| {
+            let control = daemon::control(lab.sockets(), &network.name);
+            let pid = lab.daemon_pid(&network.name);
+            Network {
+                name: network.name.clone(),
+                fabric: network.fabric.name().to_owned(),
+                subnet: format!("10.77.{}.0/24", network.subnet),
+                pid,
+                web: pid.and_then(|_| web::address(&control).ok()),
+                control,
+            }
         });
         let machines = description.machines.iter().map(|machine| {
             let (state, pid, cpus) = match lab.vm_state(&machine.name) {
@@ -167,6 +176,11 @@ impl Status {
         let _ = writeln!(text, "lab {} ({}):\n", self.name, self.directory.display());
         text.push_str(align(&rows).trim_end());
         text.push('\n');
+        for network in &self.networks {
+            if let Some(web) = &network.web {
+                let _ = writeln!(text, "in a browser, network {}: {web}", network.name);
+            }
+        }
         text
     }
 }
