@@ -48,6 +48,16 @@ wire_enum! {
     }
 }
 
+impl GidType {
+    /// Its name in sysfs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoceV1 => "IB/RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        }
+    }
+}
+
 /// `vlan` of a GID that stands for untagged frames.
 pub const NO_VLAN: u16 = 0xffff;
 

@@ -68,7 +68,7 @@ for vm in a b; do
 done
 on a sh -c 'for i in $(seq 50); do ping -c 1 -W 1 10.78.0.2 && exit 0; sleep 0.1; done; exit 1' >/dev/null || fail "no VLAN"
 index=$(same ::ffff:10.78.0.1 ::ffff:10.78.0.2)
-vrnicctl gids -d a | found -E '::ffff:10.78.0.1 +RoceV2 .* 7$' || fail "the GID of a has no VLAN"
+vrnicctl gids -d a | found -E '::ffff:10.78.0.1 +RoCE v2 .* 7$' || fail "the GID of a has no VLAN"
 perf a b ib_write_bw -x "$index" -s 65536 -n 100 >/dev/null
 perf b a ib_atomic_bw -x "$index" -n 100 -A FETCH_AND_ADD >/dev/null
 for vm in a b; do on $vm ip link del tagged; done

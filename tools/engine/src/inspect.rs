@@ -11,7 +11,7 @@ use crate::{
     segment::Gid,
 };
 use std::time::Duration;
-use vrnic_wire::qp::GSI_QPN;
+use vrnic_wire::{command::MwType, qp::GSI_QPN};
 
 /// A completion queue.
 #[derive(Clone, Debug)]
@@ -72,6 +72,34 @@ pub struct MrSnapshot {
     pub length: Option<u64>,
     /// Host ranges that it needs.
     pub translations: usize,
+}
+
+/// A memory window.
+#[derive(Clone, Debug)]
+pub struct MwSnapshot {
+    /// Its key.
+    pub key: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Type.
+    pub mw_type: MwType,
+    /// What it is bound to, if it is.
+    pub bound: Option<BoundMw>,
+}
+
+/// What a memory window is bound to.
+#[derive(Clone, Debug)]
+pub struct BoundMw {
+    /// Key of the region.
+    pub region: u32,
+    /// Address of the first byte for peers.
+    pub first: u64,
+    /// Bytes.
+    pub length: u64,
+    /// [`access`](vrnic_wire::memory::access) rights.
+    pub access: u32,
+    /// Queue pair that bound it; 0 once it is gone.
+    pub qpn: u32,
 }
 
 /// A multicast group that has members on this device.
@@ -187,6 +215,24 @@ impl Engine {
             })
             .collect();
         Some(regions)
+    }
+
+    /// The memory windows among these objects; as [`mr_page`](Self::mr_page).
+    pub fn mw_page(&self, first: usize, limit: usize) -> Option<Vec<MwSnapshot>> {
+        let page = self.resources.keys.window_page(first, limit)?;
+        let windows = page.map(|(key, window, region)| MwSnapshot {
+            key,
+            pd: window.pd,
+            mw_type: window.mw_type,
+            bound: window.binding.zip(region).map(|(binding, region)| BoundMw {
+                region,
+                first: binding.first,
+                length: binding.length,
+                access: binding.access,
+                qpn: binding.qpn,
+            }),
+        });
+        Some(windows.collect())
     }
 
     /// Up to `limit` multicast groups, by their GIDs, from the one at `first` on; `None` behind the

@@ -144,6 +144,12 @@ impl Keys {
         cause
     }
 
+    /// Up to `limit` objects, from the one at `position` on, in no order; `None` behind the last object.
+    fn objects(&self, position: usize, limit: usize) -> Option<impl Iterator<Item = &Entry>> {
+        let all = self.by_index.values().skip(position).take(limit);
+        (position < self.by_index.len()).then_some(all)
+    }
+
     /// The regions among up to `limit` objects, with their keys, from the object at `position` on,
     /// in no order; `None` behind the last object.
     pub(crate) fn page(
@@ -151,12 +157,28 @@ impl Keys {
         position: usize,
         limit: usize,
     ) -> Option<impl Iterator<Item = (u32, &Region)>> {
-        let all = self.by_index.values().skip(position).take(limit);
-        let regions = all.filter_map(|entry| match &entry.object {
+        let all = self.objects(position, limit)?;
+        Some(all.filter_map(|entry| match &entry.object {
             Object::Region(region) => Some((entry.key, region)),
             Object::Window(_) => None,
-        });
-        (position < self.by_index.len()).then_some(regions)
+        }))
+    }
+
+    /// The same of windows, each with the key of the region that it is bound to, if it is.
+    pub(crate) fn window_page(
+        &self,
+        position: usize,
+        limit: usize,
+    ) -> Option<impl Iterator<Item = (u32, &Window, Option<u32>)>> {
+        let all = self.objects(position, limit)?;
+        Some(all.filter_map(|entry| match &entry.object {
+            Object::Window(window) => {
+                let region = window.binding.as_ref().map(|binding| binding.region);
+                let region = region.and_then(|index| self.by_index.get(&index));
+                Some((entry.key, window, region.map(|region| region.key)))
+            }
+            Object::Region(_) => None,
+        }))
     }
 
     /// Number of regions.

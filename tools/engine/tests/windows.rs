@@ -78,6 +78,16 @@ fn a_window_gives_rights_that_its_region_does_not() {
         let done = c.send_cqs[1].drain();
         assert_eq!(statuses(&done), [(7, Status::Success)]);
         assert_eq!((done[0].opcode, done[0].length), (Opcode::BindWindow, 0));
+        let seen = world.nodes[1].rnic.mw_page(0, 100).unwrap();
+        let [seen] = &seen[..] else {
+            panic!("{seen:?}")
+        };
+        let bound = seen.bound.as_ref().expect("it is bound");
+        assert_eq!((seen.key, bound.region), (mw.key, mr.key));
+        assert_eq!(
+            (bound.first, bound.length, bound.access),
+            (mr.iova + 5000, 100, RW)
+        );
         let last = mr.iova + 5092;
         assert_eq!(write(&mut world, &mut c, last, mw.key), Status::Success);
         assert_eq!(mr.arena.get(5092, 8), b"written!");

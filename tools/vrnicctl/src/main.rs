@@ -75,6 +75,8 @@ enum Command {
     Groups(Choice),
     /// List memory regions, up to 65536 per device.
     Mrs(Choice),
+    /// List memory windows, and what they are bound to.
+    Mws(Choice),
     /// List the counters of ports, under the same names as `rdma statistic`.
     Counters {
         #[command(flatten)]
@@ -232,6 +234,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Srqs(choice) => list(client, choice, json, Client::srqs),
         Command::Groups(choice) => list(client, choice, json, Client::groups),
         Command::Mrs(choice) => list(client, choice, json, Client::mrs),
+        Command::Mws(choice) => list(client, choice, json, Client::mws),
         Command::Counters { choice, all } => {
             let devices = chosen(client, choice.device.as_deref())?;
             let mut counters = Vec::new();

@@ -7,7 +7,8 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
-    Address, Capture, Cq, Device, Explanation, Gid, Group, Mr, Port, Qp, Recording, Srq, SwitchPort,
+    Address, BoundMw, Capture, Cq, Device, Explanation, Gid, Group, Mr, Mw, Port, Qp, Recording,
+    Srq, SwitchPort,
 };
 
 use crate::Of;
@@ -281,6 +282,27 @@ impl Row for Mr {
     }
 }
 
+impl Row for Mw {
+    const HEADS: &'static [&'static str] = &[
+        "DEVICE", "KEY", "PD", "TYPE", "MR", "IOVA", "LENGTH", "QP", "ACCESS",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let bound =
+            |show: fn(&BoundMw) -> String| self.bound.as_ref().map(show).unwrap_or_default();
+        vec![
+            format!("{:#010x}", self.key),
+            self.pd.to_string(),
+            self.kind.to_string(),
+            bound(|bound| format!("{:#010x}", bound.region)),
+            bound(|bound| format!("{:#x}", bound.iova)),
+            bound(|bound| bound.length.to_string()),
+            bound(|bound| bound.qpn.to_string()),
+            bound(|bound| bound.access.join(", ")),
+        ]
+    }
+}
+
 impl Row for SwitchPort {
     const HEADS: &'static [&'static str] = &[
         "PORT",
@@ -437,6 +459,26 @@ mod tests {
             },
         };
         assert_eq!(mr.cells().len(), Of::<Mr>::HEADS.len());
+        let mw = |bound| Of {
+            device: "a".into(),
+            item: Mw {
+                key: 0x1235,
+                pd: 1,
+                kind: 2,
+                bound,
+            },
+        };
+        let bound = BoundMw {
+            region: 0x1234,
+            iova: 0x1100,
+            length: 256,
+            access: vec!["remote write".into()],
+            qpn: 7,
+        };
+        for (mw, shown) in [(mw(None), ""), (mw(Some(bound)), "0x00001234")] {
+            assert_eq!(mw.cells().len(), Of::<Mw>::HEADS.len());
+            assert_eq!(mw.cells()[4], shown);
+        }
         let shown = render(&[mr]);
         let lines: Vec<_> = shown.lines().collect();
         assert!(lines[0].starts_with("DEVICE  KEY"), "{shown}");

@@ -138,6 +138,35 @@ function updatePort(box, port) {
   say(parts.drops, drops.length ? `lost: ${drops.map(([name, value]) => `${name} ${short(value)}`).join(", ")}` : "no frame lost");
 }
 
+/** Queue pairs that are listed as the busiest. */
+const BUSIEST = 5;
+
+function makeTalker() {
+  const parts = { link: el("a"), peer: el("span", { class: "dim" }), rate: el("strong", { class: "number" }), bar: el("meter", { min: 0 }) };
+  const row = el("li", {}, ...Object.values(parts));
+  row.parts = parts;
+  return row;
+}
+
+function updateTalker(row, { device, qp, sent, most }) {
+  const { parts } = row;
+  const peer = peerOf(qp);
+  parts.link.setAttribute("href", linkTo(device, `${qp.qpn}`));
+  say(parts.link, `${device.name} QP ${qp.qpn}`);
+  say(parts.peer, peer?.qp ? `to ${peer.device.name} QP ${qp.peer_qpn}` : qp.peer_gid ? `to QP ${qp.peer_qpn} of ${qp.peer_gid}` : "to anybody");
+  say(parts.rate, `${short(sent)} packets/s`);
+  parts.bar.max = most;
+  parts.bar.value = sent;
+  parts.bar.setAttribute("aria-label", `${short(sent)} of the busiest one's ${short(most)}`);
+}
+
+/** The queue pairs of all devices that send most. */
+function talkers() {
+  const all = now.devices.flatMap((device) => device.qp_list.map((qp) => ({ device, qp, sent: ofQp(device, qp.qpn) }))).filter(({ sent }) => sent > 0);
+  all.sort((one, other) => other.sent - one.sent || one.qp.qpn - other.qp.qpn);
+  return all.slice(0, BUSIEST).map((one) => ({ ...one, most: all[0].sent }));
+}
+
 /** The view. */
 export function mapView() {
   const edges = svg("g");
@@ -147,7 +176,10 @@ export function mapView() {
   const outside = el("p", { class: "dim" });
   const ports = el("ul", { class: "grid", "aria-label": "Ports of the switch" });
   const network = el("section", {}, el("h2", {}, "Switch"), ports);
-  const element = el("div", {}, el("section", { class: "panel" }, el("h2", {}, "RNICs and connections"), empty, picture, outside), network);
+  const busiest = el("ol", { class: "talkers", "aria-label": "The queue pairs that send most" });
+  const idle = el("p", { class: "dim" }, "Nobody sends.");
+  const element = el("div", {}, el("section", { class: "panel" }, el("h2", {}, "RNICs and connections"), empty, picture, outside),
+    el("section", { class: "panel" }, el("h2", {}, "Top talkers"), idle, busiest), network);
   function update() {
     empty.hidden = now.devices.length > 0 || now.at === null;
     const rows = Math.ceil(now.devices.length / 2);
@@ -156,6 +188,9 @@ export function mapView() {
     reconcile(cards, now.devices, (device) => device.name, makeCard, updateCard);
     const strangers = now.devices.flatMap((device) => device.qp_list).filter((qp) => qp.peer_gid && !peerOf(qp)).length;
     say(outside, strangers ? `${strangers} more queue pairs are connected with something that is no RNIC of this vrnicd.` : "");
+    const top = talkers();
+    idle.hidden = top.length > 0;
+    reconcile(busiest, top, ({ device, qp }) => `${qp.qpn} ${device.name}`, makeTalker, updateTalker);
     network.hidden = now.switch.length === 0;
     reconcile(ports, now.switch, (port) => port.name, makePort, updatePort);
   }

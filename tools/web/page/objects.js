@@ -7,6 +7,9 @@ import { failureTable } from "./failures.js";
 
 /** Milliseconds between two looks at what is not part of the state. */
 const INTERVAL = 2000;
+/** Milliseconds for which an access counts, and how many are kept. */
+const HOT = 10000;
+const MOST_ACCESSES = 20000;
 /** Rows of a table. */
 const SHOWN = 500;
 
@@ -78,18 +81,63 @@ function table(caption, columns, key, quiet = false) {
   };
 }
 
+/** Parts that a region is drawn in, to show where peers access it. */
+const CELLS = 64;
+
+/** How often peers accessed each part of a region lately, of accesses [key, address, bytes]. */
+function heat(mr, accesses) {
+  const cells = new Array(CELLS).fill(0);
+  if (mr.length === null || typeof mr.iova !== "number") return cells;
+  for (const [key, address, length] of accesses) {
+    if (key !== mr.key || typeof address !== "number") continue;
+    const [first, last] = [address - mr.iova, address - mr.iova + Math.max(length, 1) - 1];
+    if (first < 0 || last >= mr.length) continue;
+    const cell = (offset) => Math.floor((offset / mr.length) * CELLS);
+    for (let at = cell(first); at <= cell(last); at += 1) cells[at] += 1;
+  }
+  return cells;
+}
+
+/** A region as a bar: windows below it, and above it how often peers accessed each part. */
+function extent(mr, windows, accesses) {
+  const cells = heat(mr, accesses);
+  const most = Math.max(...cells);
+  if (most === 0 && windows.length === 0) return null;
+  const width = 320;
+  const picture = svg("svg", { class: "extent-map", viewBox: `0 0 ${width} 34`, preserveAspectRatio: "none", role: "img", "aria-label":
+    `${windows.length} windows; peers accessed ${cells.filter(Boolean).length} of ${CELLS} parts lately, the hottest ${most} times` },
+    svg("rect", { class: "region", x: 0, y: 12, width, height: 10, rx: 2 }));
+  cells.forEach((count, at) => {
+    if (count === 0) return;
+    const height = 2 + (count / most) * 20;
+    picture.append(svg("rect", { class: "hot", x: (at * width) / CELLS, y: 22 - height, width: width / CELLS - 0.5, height }));
+  });
+  for (const { bound } of windows) {
+    if (mr.length === null || typeof bound.iova !== "number") continue;
+    // A window may have addresses of its own, from 0 on.
+    const offset = bound.iova >= mr.iova ? bound.iova - mr.iova : bound.iova;
+    picture.append(svg("rect", { class: "window", x: (offset / mr.length) * width, y: 25, width: Math.max((bound.length / mr.length) * width, 2), height: 6, rx: 2 }));
+  }
+  return picture;
+}
+
+/** A window in words. */
+const windowText = ({ key, kind, bound }) =>
+  `window ${hex(key, 8)} (type ${kind}): ${size(bound.length)} at ${hex(bound.iova)}, ${bound.access.join(", ")}${bound.qpn ? `, of QP ${bound.qpn}` : ""}`;
+
 /** Regions by address: what lies side by side in memory does so here; what is between them is left out. */
 function memoryMap() {
   const list = el("ol", { class: "memory" });
   return {
     element: list,
-    update(mrs) {
+    update(mrs, mws, accesses) {
       const sorted = [...mrs].sort((one, other) => one.iova - other.iova).slice(0, SHOWN);
       const most = Math.max(...sorted.map((mr) => Math.log2((mr.length ?? 2 ** 48) + 2)), 1);
       reconcile(list, sorted, (mr) => mr.key, () => {
         const parts = {
           bar: el("span", { class: "extent", "aria-hidden": "true" }), key: el("code"), where: el("span", { class: "number" }),
           size: el("strong"), pd: el("span", { class: "dim" }), rights: el("span", { class: "chips" }),
+          map: el("span", { class: "wide" }), windows: el("ul", { class: "windows" }),
         };
         const item = el("li", {}, ...Object.values(parts));
         item.parts = parts;
@@ -105,6 +153,9 @@ function memoryMap() {
         const rights = mr.access.length ? mr.access : ["local read"];
         const chip = (right) => el("span", { class: right.startsWith("remote") ? "chip remote" : "chip", text: right });
         reconcile(parts.rights, rights, (right) => right, chip, () => {});
+        const windows = mws.filter((mw) => mw.bound?.region === mr.key);
+        parts.map.replaceChildren(...[extent(mr, windows, accesses)].filter(Boolean));
+        reconcile(parts.windows, windows, (mw) => mw.key, () => el("li"), (line, mw) => say(line, windowText(mw)));
       });
     },
   };
@@ -204,6 +255,7 @@ export function objectsView() {
     ["CQs", (one) => one.cqs, "number"], ["SRQs", (one) => one.srqs, "number"], ["MRs", (one) => one.mrs, "number"],
   ], (one) => one.number);
   const memory = memoryMap();
+  const loose = el("p", { class: "dim" });
   const counters = el("ul", { class: "counters" });
   const failure = el("p", { class: "bad", role: "alert" });
   const section = (title, ...content) => el("section", { class: "panel" }, el("h2", {}, title), ...content);
@@ -211,10 +263,14 @@ export function objectsView() {
   const body = el("div", {},
     el("section", { class: "panel" }, summary, gids, failure), qp.element,
     section("Queue pairs", el("p", { class: "tools" }, el("label", { for: "qp-filter" }, "Only with "), filter), qps.element),
-    section("Memory regions", memory.element), section("Completion queues", cqs.element), srqSection,
+    section("Memory regions", el("p", { class: "dim" }, "By address. Bars above a region are what peers accessed in the last seconds; windows are below it."),
+      memory.element, loose), section("Completion queues", cqs.element), srqSection,
     section("Contexts", contexts.element), section("Counters", counters));
   const element = el("div", {}, chooser, empty, body);
   let extra = null;
+  // What peers accessed lately, by what the devices trace: each with its time, its device and [key, address, bytes].
+  let accesses = [];
+  const next = new Map();
   let asked = 0;
   let asking = false;
 
@@ -223,6 +279,7 @@ export function objectsView() {
     asking = true;
     try {
       extra = await ask(`/api/objects?device=${now.devices.indexOf(device)}`);
+      await lookAtAccesses();
       say(failure, "");
     } catch (error) {
       say(failure, error.message);
@@ -230,6 +287,20 @@ export function objectsView() {
     asked = Date.now();
     asking = false;
     if (element.isConnected) update(shownDetails);
+  }
+
+  /** Takes the packets that came with a remote address since the last time. */
+  async function lookAtAccesses() {
+    const from = now.devices.map((one) => next.get(one.name) ?? 0).join(",");
+    const time = Date.now();
+    for (const { device: name, first, steps } of (await ask(`/api/trace?from=${from}`)).devices) {
+      next.set(name, first + steps.length);
+      for (const step of steps) {
+        if (step.act !== "arrived" || step.rkey === null) continue;
+        accesses.push({ time, device: name, access: [step.rkey, step.address, step.message_length] });
+      }
+    }
+    accesses = accesses.filter((one) => time - one.time < HOT).slice(-MOST_ACCESSES);
   }
 
   function updateCounters(device) {
@@ -273,7 +344,9 @@ export function objectsView() {
     qps.update(chosen.map((one) => ({ ...one, device })));
     updateCounters(device);
     const mine = extra?.device === device.name ? extra : null;
-    memory.update(mine?.mrs ?? []);
+    memory.update(mine?.mrs ?? [], mine?.mws ?? [], accesses.filter((one) => one.device === device.name).map((one) => one.access));
+    const free = (mine?.mws ?? []).filter((mw) => mw.bound === null).length;
+    say(loose, free ? `${free} memory windows are not bound.` : "");
     cqs.update(mine?.cqs ?? []);
     srqs.update(mine?.srqs ?? []);
     srqSection.hidden = !(mine?.srqs.length > 0);

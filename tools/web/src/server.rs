@@ -241,6 +241,7 @@ fn objects(office: &Office, request: &Request) -> Result<Value> {
         Ok(json!({
             "device": name,
             "mrs": cut(client.mrs(name)?),
+            "mws": cut(client.mws(name)?),
             "cqs": cut(client.cqs(name)?),
             "srqs": cut(client.srqs(name)?),
             "groups": cut(client.groups(name)?),

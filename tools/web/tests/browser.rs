@@ -44,6 +44,16 @@ fn the_map_shows_devices_and_their_traffic() {
     browser.until("document.querySelector('.machine .lit text')?.textContent === 'RTS'");
     all_is_named(&mut browser);
     picture(&mut browser, "qp");
+    // Its peers write to the beginning of the region of the other.
+    browser.value("location.hash = 'objects/1'");
+    browser.until("performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/trace')).length > 0");
+    lab.traffic(Duration::from_secs(3));
+    browser.until("document.querySelector('.extent-map .hot')?.getAttribute('x') === '0'");
+    assert_eq!(
+        browser.value("document.querySelectorAll('.extent-map .hot').length"),
+        json!(1)
+    );
+    picture(&mut browser, "memory");
     assert_eq!(browser.errors(), Vec::<String>::new());
 }
 
@@ -100,11 +110,24 @@ fn the_timeline_tells_the_story_of_a_connection() {
     browser.until("document.querySelector('#step').textContent.includes('no memory region has the remote key')");
     let step = browser.value("document.querySelector('#step').textContent");
     assert!(step.as_str().unwrap().contains("syndrome (AETH)"), "{step}");
+    // The states of both ends, as they were at the NAK: its sender went to ERR with it, the other one later.
+    assert!(
+        step.as_str()
+            .unwrap()
+            .contains("state thenRTSrequests under way1 (0x3)"),
+        "{step}"
+    );
+    assert!(
+        step.as_str().unwrap().contains("state thenRTS → ERR"),
+        "{step}"
+    );
     assert_eq!(
         browser.value("document.getElementById('connection').textContent"),
         json!("paused")
     );
     all_is_named(&mut browser);
+    browser.size(1280, 1560);
+    browser.value("scrollTo(0, 0)");
     picture(&mut browser, "timeline");
     browser.dark(true);
     picture(&mut browser, "timeline-dark");
@@ -129,6 +152,7 @@ fn actions_do_what_their_command_lines_do() {
     browser.open(&lab.url);
     browser.until("document.querySelectorAll('.card[data-status=up]').length === 2");
     browser.key("5");
+    browser.until("document.querySelector('.action code')");
     let press = |title: &str| {
         format!(
             "[...document.querySelectorAll('main button')].find((button) => button.textContent === '{title}').click()"

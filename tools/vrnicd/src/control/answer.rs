@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use vrnic_engine::explain::Happening;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
-    CqSnapshot, Explanation, GroupSnapshot, MrSnapshot, QpSnapshot, Rnic, SrqSnapshot,
+    CqSnapshot, Explanation, GroupSnapshot, MrSnapshot, MwSnapshot, QpSnapshot, Rnic, SrqSnapshot,
 };
 use vrnic_wire::command::CommandCode;
 use vrnic_wire::counter::Counter;
@@ -16,7 +16,9 @@ use vrnic_wire::qp::QpType;
 
 use super::inspector::Topic;
 use super::protocol::{self};
-use super::protocol::{Access, Cq, Device, Gid, Group, Mr, Page, Port, Qp, Reply, Request, Srq};
+use super::protocol::{
+    Access, BoundMw, Cq, Device, Gid, Group, Mr, Mw, Page, Port, Qp, Reply, Request, Srq,
+};
 use crate::config::Mac;
 use crate::device::{self, Shared};
 use crate::network::Network;
@@ -103,6 +105,7 @@ fn about_all(
         | Request::Groups { device, .. }
         | Request::SetLink { device, .. }
         | Request::Mrs { device, .. }
+        | Request::Mws { device, .. }
         | Request::FaultAdd { device, .. }
         | Request::FaultClear { device, .. }
         | Request::Faults { device }
@@ -157,6 +160,11 @@ fn about(
             Reply::Mrs(page(found, from, mr))
         }
         Request::Mrs { from, .. } => Reply::Mrs(page(None, from, mr)),
+        Request::Mws { from, .. } if from < MAX_REGIONS => {
+            let found = device.rnic().and_then(|rnic| rnic.mw_page(from, PAGE));
+            Reply::Mws(page(found, from, mw))
+        }
+        Request::Mws { from, .. } => Reply::Mws(page(None, from, mw)),
         Request::Flight { failure: false, .. } => Reply::Flight(device.flight()),
         Request::Flight { failure: true, .. } => match device.flight_of_failure() {
             Some(calls) => Reply::Flight(calls.to_vec()),
@@ -265,7 +273,7 @@ fn gid(entry: &vrnic_wire::port::GidEntry) -> Gid {
     let kind = GidType::try_from(entry.gid_type);
     Gid {
         gid: Ipv6Addr::from(entry.gid).to_string(),
-        kind: kind.map_or_else(|_| "?".into(), |kind| format!("{kind:?}")),
+        kind: kind.map_or("?", GidType::name).into(),
         mac: Mac(entry.mac).to_string(),
         vlan: (entry.vlan.get() != NO_VLAN).then(|| entry.vlan.get()),
     }
@@ -345,6 +353,21 @@ fn mr(mr: MrSnapshot) -> Mr {
         iova: mr.iova,
         length: mr.length,
         translations: mr.translations,
+    }
+}
+
+fn mw(mw: MwSnapshot) -> Mw {
+    Mw {
+        key: mw.key,
+        pd: mw.pd,
+        kind: mw.mw_type.raw(),
+        bound: mw.bound.map(|bound| BoundMw {
+            region: bound.region,
+            iova: bound.first,
+            length: bound.length,
+            access: rights(bound.access),
+            qpn: bound.qpn,
+        }),
     }
 }
 

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::protocol::{
-    Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Page, Qp,
-    Recording, Reply, Request, Srq, SwitchPort, Trace,
+    Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Mw, Page,
+    Qp, Recording, Reply, Request, Srq, SwitchPort, Trace,
 };
 use crate::capture::Choice;
 
@@ -131,6 +131,13 @@ impl Client {
     pub fn mrs(&mut self, device: &str) -> Result<Vec<Mr>> {
         self.pages(device, |client, device, from| {
             ask!(client, Request::Mrs { device, from }, Reply::Mrs)
+        })
+    }
+
+    /// The memory windows of a device, as many as the daemon lists.
+    pub fn mws(&mut self, device: &str) -> Result<Vec<Mw>> {
+        self.pages(device, |client, device, from| {
+            ask!(client, Request::Mws { device, from }, Reply::Mws)
         })
     }
 

@@ -63,6 +63,14 @@ pub enum Request {
         #[serde(default)]
         from: usize,
     },
+    /// Some memory windows of a device: [`Reply::Mws`].
+    Mws {
+        /// Name of the device.
+        device: String,
+        /// Where the page begins.
+        #[serde(default)]
+        from: usize,
+    },
     /// Brings the link of a device up or takes it down: [`Reply::Done`].
     SetLink {
         /// Name of the device.
@@ -194,6 +202,8 @@ pub enum Reply {
     Groups(Page<Group>),
     /// A page of memory regions.
     Mrs(Page<Mr>),
+    /// A page of memory windows.
+    Mws(Page<Mw>),
     /// All ports of the switch.
     Switch(Vec<SwitchPort>),
     /// A page of addresses.
@@ -408,6 +418,34 @@ pub struct Mr {
     pub length: Option<u64>,
     /// Host ranges that it needs.
     pub translations: usize,
+}
+
+/// A memory window.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Mw {
+    /// Its key.
+    pub key: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Type, as the verbs number it.
+    pub kind: u32,
+    /// What it is bound to; none if it is not.
+    pub bound: Option<BoundMw>,
+}
+
+/// What a memory window is bound to.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct BoundMw {
+    /// Key of the region.
+    pub region: u32,
+    /// Address of its first byte.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Rights, in words.
+    pub access: Vec<String>,
+    /// Queue pair that bound it; 0 once that is gone.
+    pub qpn: u32,
 }
 
 /// A port of the switch.

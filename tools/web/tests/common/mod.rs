@@ -236,6 +236,9 @@ fn lie(request: &Value, name: &str) -> Value {
         "mrs" => json!({ "mrs": page(json!([
             { "key": 1, "pd": 1, "access": [name], "iova": 4096, "length": 4096, "translations": 1 },
         ])) }),
+        "mws" => json!({ "mws": page(json!([
+            { "key": 2, "pd": 1, "kind": 2, "bound": { "region": 1, "iova": 4096, "length": 64, "access": [name], "qpn": 17 } },
+        ])) }),
         "trace" if request["from"] == 0 => json!({ "trace": { "first": 0, "waiting": 0, "steps": [
             { "nanoseconds": 1, "at": 1, "qpn": 17, "act": "fetched", "wr_id": 1, "opcode": name, "length": 1 },
             { "nanoseconds": 2, "at": 2, "qpn": 17, "act": "completed", "cqn": 1, "wr_id": 1, "opcode": name, "status": name, "length": 1,
