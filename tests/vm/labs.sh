@@ -58,8 +58,24 @@ end
 # What runs goes on when its program is replaced or, as here, deleted: VMs boot again below, for which the lab starts
 # processes of its own.
 cp "$LAB_BIN" "$LAB_DIR/program"
-"$LAB_DIR/program" up "$LAB_DIR/three.toml"
+"$LAB_DIR/program" up "$LAB_DIR/three.toml" | tee "$LAB_DIR/up"
 rm "$LAB_DIR/program"
+
+# The addresses for a browser, one for each network, which may only look.
+[ "$(grep -c '^in a browser, network .*: http://127.0.0.1:[0-9]*/?token=[0-9a-f]*$' "$LAB_DIR/up")" = 2 ] || fail "no address is printed"
+# ask ADDRESS METHOD PATH: what the server of an address answers.
+ask() {
+	local host=${1#http://}
+	host=${host%%/*}
+	exec 3<>"/dev/tcp/${host%:*}/${host#*:}"
+	printf '%s %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Length: 0\r\n\r\n' "$2" "$3" "$host" "${1##*=}" >&3
+	cat <&3
+	exec 3<&-
+}
+for web in $(grep -o 'http://.*' "$LAB_DIR/up"); do
+	ask "$web" GET / | found -F 'HTTP/1.1 200' >/dev/null || fail "$web shows nothing"
+	ask "$web" POST /api/action | found -F 'HTTP/1.1 403' >/dev/null || fail "$web may do more than look"
+done
 
 # index VM DEVICE: the index of the device's GID for IPv4.
 index() {

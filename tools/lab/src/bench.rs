@@ -14,6 +14,7 @@ use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::native;
 use crate::output::say;
+use crate::page;
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report, align, bandwidth, scaled};
@@ -387,13 +388,20 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
         chart::draw_native(out, native)?;
     }
     chart::draw(out, &report, &costs)?;
+    page::write(
+        &out.join("index.html"),
+        "What vrnic does in a second, and what it costs",
+        &report,
+        &page::charts(&report, &costs),
+    )?;
     say!(
-        "host: {} ({} cpus, load {load:.1} at the start), guests on {}\nreport: {}   charts: {}   {:.0} s in all",
+        "host: {} ({} cpus, load {load:.1} at the start), guests on {}\nreport: {}   charts: {}, {}   {:.0} s in all",
         report.host.cpu,
         report.host.cpus,
         report.host.accelerator,
         out.join("report.json").display(),
         out.join("*.svg, *.png").display(),
+        out.join("index.html").display(),
         start.elapsed().as_secs_f64()
     );
     scaling?;

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use crate::host;
 use crate::lab::{Extra, Lab, Module, Options, SHORT};
 use crate::output::say;
+use crate::page;
 use crate::perf::{self, End, Pair};
 use crate::progress::Step;
 use crate::report::{Entry, Report};
@@ -39,7 +40,7 @@ fn programs(device: Device) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Boots the lab, runs everything, prints the table and writes `out`/report.json.
+/// Boots the lab, runs everything, prints the table and writes `out`/report.json and index.html.
 ///
 /// # Errors
 /// The lab did not come up, or a program failed (after the table was printed and the report written).
@@ -105,10 +106,13 @@ pub fn run(settings: &Settings, out: &std::path::Path, device: Device) -> Result
         native: None,
     };
     report.write(&out.join("report.json"))?;
+    let title = "RDMA programs between two VMs, and on one";
+    page::write(&out.join("index.html"), title, &report, &[])?;
     say!("\n{}", report.table());
     say!(
-        "report: {}   logs: {}",
+        "report: {}   page: {}   logs: {}",
         out.join("report.json").display(),
+        out.join("index.html").display(),
         lab.logs().display()
     );
     let clean = lab.shut_down();

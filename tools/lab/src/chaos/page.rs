@@ -7,6 +7,7 @@ use super::Plan;
 use super::case::Case;
 use super::plan::Fault;
 use super::verdict::Verdict;
+use crate::html::escape;
 use crate::vm::Fabric;
 
 const STYLE: &str = "
@@ -25,26 +26,6 @@ pre { background: #f6f8fa; padding: .7em; overflow-x: auto; font-size: 12.5px; m
 details { border-top: 1px solid #ccd3dc; padding: .4em 0; }
 summary { cursor: pointer; } summary span { padding: 0 .5em; border-radius: .3em; }
 ";
-
-/// Text as HTML.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            // What a terminal would have obeyed.
-            letter if letter.is_control() && letter != '\n' && letter != '\t' => {
-                escaped.push('\u{fffd}');
-            }
-            letter => escaped.push(letter),
-        }
-    }
-    escaped
-}
 
 fn class(verdict: Verdict) -> String {
     verdict.name().replace(' ', "-")
