@@ -28,7 +28,7 @@ enum Command {
         /// Measure only this fabric
         #[arg(long)]
         fabric: Option<FabricName>,
-        /// Measure only this part: latency, rate, bandwidth, counters or objects
+        /// Measure only this part: latency, rate, bandwidth, counters, objects or watched
         #[arg(long, default_value = "")]
         only: String,
         /// Milliseconds per figure

@@ -9,6 +9,7 @@ mod latency;
 mod limits;
 mod objects;
 mod throughput;
+mod watched;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -144,7 +145,14 @@ pub struct Options {
 }
 
 /// What a run is made of.
-const PARTS: [&str; 5] = ["latency", "rate", "bandwidth", "counters", "objects"];
+const PARTS: [&str; 6] = [
+    "latency",
+    "rate",
+    "bandwidth",
+    "counters",
+    "objects",
+    "watched",
+];
 /// Sizes of messages for bandwidth.
 const SIZES: [usize; 12] = [
     2,
@@ -199,6 +207,12 @@ pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
         let (daemon, mut ends) = pair::alone(&options.program, fabric, largest, COMPLETIONS)?;
         let ping_pong = report.ping_pong_ns[0];
         measure(&mut ends, options, ping_pong, &mut note)
+            .and_then(|()| {
+                if "watched".contains(&options.only) {
+                    watched::all(&mut ends, &daemon.control(), options.time, &mut note)?;
+                }
+                Ok(())
+            })
             .and_then(|()| {
                 if "counters".contains(&options.only) {
                     let counted = counters::all(&mut ends, daemon.pid(), fabric)?;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What it costs that somebody looks: small messages while a device traces its steps for a page, beside the same while
+//! nobody asks for them.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use vrnicd::control::client::Client;
+
+use super::{Figure, Load, Operation, best, median};
+use crate::pair::{self, End};
+
+/// Time between two looks, as `vrnicctl web` has it.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Pages of steps of a device that it takes at a look.
+const PAGES: usize = 8;
+/// Sizes of messages: where a step weighs most, and one packet of a wire.
+const SIZES: [usize; 2] = [2, 4096];
+
+/// Measures writes over one queue pair, of devices that nobody has looked at lately.
+pub fn all(
+    ends: &mut [End; 2],
+    control: &Path,
+    time: Duration,
+    note: &mut dyn FnMut(Figure),
+) -> Result<()> {
+    for bytes in SIZES {
+        // Until the devices have stopped to trace.
+        std::thread::sleep(vrnic_engine::trace::PATIENCE + INTERVAL);
+        pair::connect(ends, 1, 64)?;
+        let mut load = Load::new(ends, Operation::Write, bytes, 16)?;
+        let alone = load.windows(ends, time)?;
+        let watched = watched(ends, &mut load, control, time)?;
+        load.finish(ends)?;
+        pair::disconnect(ends)?;
+        note(Figure {
+            what: "watched".into(),
+            operation: Some(Operation::Write.name().into()),
+            bytes: Some(bytes),
+            qps: Some(1),
+            per_s: Some(best(&watched)),
+            median_per_s: Some(median(&watched)),
+            limit: Some(best(&alone)),
+            ..Figure::default()
+        });
+    }
+    Ok(())
+}
+
+/// Works while somebody looks as often as a page does.
+fn watched(
+    ends: &mut [End; 2],
+    load: &mut Load,
+    control: &Path,
+    time: Duration,
+) -> Result<Vec<f64>> {
+    let mut client = Client::connect(control)?;
+    let mut next = [0; 2];
+    // From now on they trace.
+    look(&mut client, &mut next)?;
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looker = scope.spawn(|| -> Result<()> {
+            while !ended.load(Ordering::Relaxed) {
+                look(&mut client, &mut next)?;
+                std::thread::sleep(INTERVAL);
+            }
+            Ok(())
+        });
+        let windows = load.windows(ends, time);
+        ended.store(true, Ordering::Relaxed);
+        let looked = looker.join();
+        looked
+            .map_err(|_| anyhow::anyhow!("the one who looks panicked"))?
+            .context("a look at the steps")?;
+        windows
+    })
+}
+
+/// Takes the steps of both devices.
+fn look(client: &mut Client, next: &mut [u64; 2]) -> Result<()> {
+    for (device, next) in next.iter_mut().enumerate() {
+        for _ in 0..PAGES {
+            let trace = client.trace(&device.to_string(), *next)?;
+            *next = trace.first + trace.steps.len() as u64;
+            if trace.waiting == 0 {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
