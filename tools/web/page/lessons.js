@@ -7,7 +7,7 @@ import { timelineView } from "./timeline.js";
 
 /** How to read the picture. */
 const LEGEND = "The outer lines are the programs, the inner ones their RNICs. Time runs down. Each arrow is something that a real device "
-  + "did just now: choose one to see its fields.";
+  + "did just now: choose one to see its fields. The number behind an operation is the name of the work request (wr_id).";
 
 /** Text in which what stands between two backticks is code. */
 function prose(text, attributes = {}) {
@@ -18,10 +18,11 @@ function prose(text, attributes = {}) {
 function makeStep(step, number, act) {
   const said = el("ul", { class: "said", "aria-label": "What the programs did and saw" });
   const trouble = el("p", { class: "bad", role: "alert" });
-  const done = el("div", { class: "outcome", "aria-live": "polite", hidden: true }, said, prose(step.look, { class: "look" }), prose(step.after));
+  const why = el("details", {}, el("summary", {}, "What happened, and why"), prose(step.after));
+  const done = el("div", { class: "outcome", "aria-live": "polite", hidden: true }, said, why);
   const press = button(step.button, act, { class: "do" });
   const element = el("li", { class: "lesson-step" }, el("h3", {}, `Step ${number + 1}`, el("span", { class: "title" }, `: ${step.button}`)), prose(step.before),
-    el("pre", { class: "calls", "aria-label": "What a program calls" }, step.calls), press, trouble, done);
+    el("pre", { class: "calls", "aria-label": "What a program calls" }, step.calls), prose(step.look, { class: "look" }), press, trouble, done);
   return {
     element,
     /** Shows that it is its turn, or not yet, or that it is done. */

@@ -4,8 +4,10 @@
 mod common;
 
 use common::browser::Browser;
-use common::{picture, teach};
+use common::{Lab, exchange, host, picture, program, teach, token};
 use serde_json::json;
+use vrnic_web::Classroom;
+use vrnic_web::lessons::LESSONS;
 
 /// What a step shows: what the programs say, word by word, and what is drawn, somewhere.
 struct Seen {
@@ -56,6 +58,15 @@ fn press(browser: &mut Browser, number: usize, seen: &Seen) {
         .map(|line| line.as_str().unwrap())
         .collect();
     assert_eq!(said, seen.said, "step {number}");
+    // The text says what happened when the reader has had a look.
+    let why = format!("{step}.querySelector('details')");
+    assert_eq!(
+        browser.value(&format!("{why}.open")),
+        json!(false),
+        "step {number}"
+    );
+    browser.value(&format!("{why}.querySelector('summary').click()"));
+    browser.until(&format!("{why}.querySelector('p').checkVisibility()"));
     for wanted in seen.drawn {
         browser.until(&format!(
             "{LABELS}.some((label) => label.includes({}))",
@@ -437,4 +448,63 @@ fn a_page_is_brought_in_when_it_is_needed() {
             },
         ],
     );
+}
+
+/// A lesson may be left wherever it is, with requests that wait for something, and nobody can do steps out of turn.
+#[test]
+fn a_lesson_can_be_left_at_any_step() {
+    let classroom = Classroom::open(&program()).unwrap();
+    let go = |lesson: &str, step: Option<usize>| {
+        let wanted = json!({ "lesson": lesson, "step": step });
+        classroom.go_on(&serde_json::from_value(wanted).unwrap())
+    };
+    for lesson in LESSONS {
+        for steps in 0..=lesson.steps.len() {
+            go(lesson.name, None).unwrap();
+            for step in 0..steps {
+                let done = go(lesson.name, Some(step));
+                assert!(done.is_ok(), "{} {step}: {done:?}", lesson.name);
+            }
+        }
+    }
+    let refused = |lesson, step| format!("{:#}", go(lesson, step).unwrap_err());
+    assert!(refused("send", Some(0)).contains("Begin the lesson again"));
+    go("send", None).unwrap();
+    assert!(refused("send", Some(1)).contains("Begin the lesson again"));
+    assert!(refused("send", Some(usize::MAX)).contains("no such step"));
+    assert!(refused("</script>", None).contains("no such lesson"));
+    classroom.close();
+    assert!(refused("send", None).contains("closed"));
+}
+
+/// Without lessons there is nothing to post to; with them, nonsense is refused.
+#[test]
+fn nonsense_is_refused() {
+    let post = |url: &str, body: &str| {
+        let request = format!(
+            "POST /api/lesson HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n{body}",
+            host(url),
+            token(url),
+            body.len()
+        );
+        exchange(url, &request)
+    };
+    let url = teach();
+    for body in [
+        "",
+        "{}",
+        "[]",
+        r#"{"lesson":1}"#,
+        r#"{"lesson":"send","step":-1}"#,
+        r#"{"lesson":"send","more":1}"#,
+    ] {
+        let answer = post(&url, body);
+        assert!(
+            answer.starts_with("HTTP/1.1 502") && answer.contains("no such step"),
+            "{body}: {answer}"
+        );
+    }
+    let lab = Lab::start();
+    let answer = post(&lab.url, r#"{"lesson":"send","step":null}"#);
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
 }
