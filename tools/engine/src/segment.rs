@@ -235,8 +235,10 @@ impl fmt::Display for Syndrome {
         match self {
             Self::Ack { .. } => f.write_str("ACK"),
             Self::RnrNak { timer } => {
-                let milliseconds = rnr_timeout(*timer).as_micros() as f64 / 1e3;
-                write!(f, "RNR NAK, try again in {milliseconds} ms")
+                // A multiple of 10.
+                let microseconds = rnr_timeout(*timer).as_micros();
+                let (whole, part) = (microseconds / 1000, microseconds % 1000 / 10);
+                write!(f, "RNR NAK, try again in {whole}.{part:02} ms")
             }
             Self::Nak(code) => write!(f, "NAK: {}", code.name()),
         }

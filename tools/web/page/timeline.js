@@ -508,11 +508,13 @@ export function timelineView({ embedded = false } = {}) {
     }
     if (isBad(step)) group.append(svg("circle", { class: "mark", cx: x1 + direction * 9, cy: y1 + (y2 - y1) * 0.02, r: 5 }));
     const lane = to === "peer" ? "wire" : side;
-    const middle = [(x1 + x2) / 2, (y1 + y2) / 2 - 6];
+    // The text of a packet is where it leaves: arrows may be long and cross each other, and each begins in a row of its own.
+    const [x, anchor] = to === "peer" ? [x1 + direction * (isBad(step) ? 20 : 10), direction > 0 ? "start" : "end"] : [(x1 + x2) / 2, "middle"];
+    const top = y1 - 6;
     // Texts that would cover each other are left out; the arrow still has its name.
-    if (said[lane] === undefined || middle[1] - said[lane] >= 13) {
-      said[lane] = middle[1];
-      group.append(svg("text", { x: middle[0], y: middle[1], "text-anchor": "middle" }, label));
+    if (said[lane] === undefined || top - said[lane] >= 13) {
+      said[lane] = top;
+      group.append(svg("text", { x, y: top, "text-anchor": anchor }, label));
     } else group.append(svg("title", {}, label));
     return group;
   }
