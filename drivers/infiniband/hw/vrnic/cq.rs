@@ -75,10 +75,10 @@ const FLAG_TIMESTAMP: u32 = 1 << 0;
 
 /// A queue that the kernel polls.
 #[pin_data]
-struct KernelQueue {
+pub(crate) struct KernelQueue {
     /// May be taken in any context, and before the locks of the dispatcher and of work rings.
     #[pin]
-    polled: SpinLockIrq<Polled>,
+    pub(crate) polled: SpinLockIrq<Polled>,
 }
 
 /// A completion queue.
@@ -87,7 +87,7 @@ pub(crate) struct Cq {
     // Fields are dropped in declaration order: the device lets go of the ring first.
     object: Object<DestroyCq>,
     /// What the kernel polls, if no process does.
-    kernel: Option<Pin<KBox<KernelQueue>>>,
+    kernel: Option<Arc<KernelQueue>>,
     /// The pinned memory of a ring that a process polls. Held while the queue moves to another.
     #[pin]
     memory: Mutex<Option<Umem>>,
@@ -203,7 +203,7 @@ impl CompletionQueue for Cq {
         let layout = buffer.place(entries, CQE_STRIDE)?;
         let memory = SharedMemory::new(call.data().dma(), usize::try_from(buffer.length())?)?;
         let pages = PageListBuffer::of_shared(call.data().dma(), &memory)?;
-        let ring = KBox::pin_init(
+        let kernel = Arc::pin_init(
             pin_init!(KernelQueue {
                 polled <- new_spinlock_irq!(Polled::new(CompletionRing::new(memory, layout))),
             }),
@@ -220,11 +220,12 @@ impl CompletionQueue for Cq {
         )?;
 
         let number = object.number();
+        call.data().health.add_queue(&kernel)?;
 
         Ok(NewCq {
             init: pin_init!(Self {
                 object,
-                kernel: Some(ring),
+                kernel: Some(kernel),
                 memory <- new_mutex!(None),
             }),
             response: (),
@@ -233,8 +234,11 @@ impl CompletionQueue for Cq {
         })
     }
 
-    fn destroy(cq: &rdma::Cq<Self>, _call: &Call<'_>) {
+    fn destroy(cq: &rdma::Cq<Self>, call: &Call<'_>) {
         cq.object.destroy();
+        if let Some(kernel) = &cq.kernel {
+            call.data().health.remove_queue(kernel);
+        }
     }
 
     fn resize(
@@ -273,19 +277,7 @@ impl CompletionQueue for Cq {
         // Looked at before the ring: what is not there afterwards will not come.
         let has_stopped = call.data().health.has_stopped();
         let mut polled = cq.kernel()?.lock();
-        let mut in_order = true;
-
-        while in_order && !out.is_full() {
-            let Some(cqe) = polled.ring.take()? else {
-                break;
-            };
-            match polled.resolve(&cqe) {
-                // Nobody waits for a queue pair that is gone.
-                Ok((request, completion)) => drop(out.push(request, &completion)),
-                Err(_) => in_order = false,
-            }
-        }
-        polled.ring.release()?;
+        let in_order = polled.poll(out).is_ok();
         if in_order && has_stopped {
             polled.flush(out);
         }
@@ -300,7 +292,7 @@ impl CompletionQueue for Cq {
 
     fn request_notify(cq: &rdma::Cq<Self>, call: &Call<'_>, solicited_only: bool) -> Result<bool> {
         let mut polled = cq.kernel()?.lock();
-        let missed = polled.ring.arm(solicited_only)?;
+        let missed = polled.arm(solicited_only)?;
         // Arming ends with a fence: either this sees that the device has stopped, or the handler
         // that runs because of that comes after.
         Ok(missed || call.data().health.has_stopped() && polled.has_outstanding())
@@ -311,7 +303,7 @@ impl CompletionQueue for Cq {
         details.number(c"entries", cq.entries())?;
         details.number(c"vector", cq.vector())?;
         if let Ok(polled) = cq.kernel() {
-            let consumer = polled.lock().ring.consumer();
+            let consumer = polled.lock().consumer();
             details.hex(c"consumer", consumer)?;
         }
         Ok(())

@@ -35,6 +35,7 @@ use virtio::{
 
 use crate::{
     control::Control,
+    cq::KernelQueue,
     ucontext::NotifyArea, //
 };
 
@@ -49,6 +50,9 @@ pub(crate) struct Health {
     /// Notify areas of all processes. Held while processes are told.
     #[pin]
     processes: Mutex<KVec<Arc<NotifyArea>>>,
+    /// All queues that the kernel polls.
+    #[pin]
+    queues: Mutex<KVec<Arc<KernelQueue>>>,
     /// Stops the device. There is none before [`supervise`] and after [`Supervised`].
     #[pin]
     watchdog: SpinLockIrq<Option<Watchdog<Supervision>>>,
@@ -68,6 +72,7 @@ impl Health {
                 failed: AtomicBool::new(false),
                 stopped: AtomicBool::new(false),
                 processes <- new_mutex!(KVec::new()),
+                queues <- new_mutex!(KVec::new()),
                 watchdog <- new_spinlock_irq!(None),
             }),
             GFP_KERNEL,
@@ -161,6 +166,25 @@ impl Health {
         self.processes.lock().retain(is_other);
     }
 
+    /// Looks from now on whether what was posted to queue pairs in error is flushed to `queue`.
+    pub(crate) fn add_queue(&self, queue: &Arc<KernelQueue>) -> Result {
+        Ok(self.queues.lock().push(queue.clone(), GFP_KERNEL)?)
+    }
+
+    /// Looks at `queue` no more.
+    pub(crate) fn remove_queue(&self, queue: &Arc<KernelQueue>) {
+        let is_other = |other: &mut Arc<KernelQueue>| !Arc::ptr_eq(other, queue);
+        self.queues.lock().retain(is_other);
+    }
+
+    /// Whether the device owes flushes to users in the kernel, who wait for them. To be called
+    /// every [`INTERVAL_MS`].
+    fn owes_flushes(&self) -> bool {
+        let owes = |queue: &Arc<KernelQueue>| queue.polled.lock().owes_flushes();
+        let queues = self.queues.lock();
+        queues.iter().any(|queue| owes(queue) != Ok(false))
+    }
+
     fn tell(&self, area: &NotifyArea) {
         if let Err(err) = area.set_failed() {
             dev_err!(self.dev, "cannot tell a process of the end: {:?}\n", err);
@@ -170,17 +194,21 @@ impl Health {
 
 /// Milliseconds after which the device's status is looked at again. A register read is cheap
 /// enough, and it is how one learns that a device is gone while no command waits for it.
-const INTERVAL_MS: u32 = 1000;
+pub(crate) const INTERVAL_MS: u32 = 1000;
 
 /// Notices that the device failed though nobody gives it commands, and stops a device that failed.
 struct Supervision(Arc<Control>);
 
 impl Watch for Supervision {
     fn look(&self) -> Option<u32> {
+        let health = self.0.health();
+        if health.owes_flushes() {
+            health.fail("it does not flush a queue pair");
+        }
         if !self.0.check() {
             return Some(INTERVAL_MS);
         }
-        self.0.health().flush_all();
+        health.flush_all();
         None
     }
 }

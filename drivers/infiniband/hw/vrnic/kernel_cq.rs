@@ -32,11 +32,15 @@ use vrnic_wire::completion::{
     Cqe, //
 };
 
-use crate::kernel_qp::{
-    KernelRings,
-    Name,
-    Side,
-    WorkRing, //
+use crate::{
+    control::TIMEOUT_S,
+    health::INTERVAL_MS,
+    kernel_qp::{
+        KernelRings,
+        Name,
+        Side,
+        WorkRing, //
+    },
 };
 
 mod ring;
@@ -89,11 +93,18 @@ impl Poster {
 /// Memory for a queue pair's place in the table of a completion queue.
 pub(crate) type Room = RBTreeNodeReservation<u32, Poster>;
 
+/// Looks after which a device that owes a flush, and completes nothing, has failed.
+const PATIENCE: u32 = TIMEOUT_S * 1000 / INTERVAL_MS;
+
 /// What the kernel polls.
 pub(crate) struct Polled {
-    pub(crate) ring: CompletionRing,
+    ring: CompletionRing,
     /// Who posts requests whose completions come here, by number of the queue pair.
     posters: RBTree<u32, Poster>,
+    /// Its user has asked for an event, and has not polled since.
+    waits: bool,
+    /// Its user has found no more completions since the last look.
+    dry: bool,
 }
 
 impl Polled {
@@ -102,7 +113,54 @@ impl Polled {
         Self {
             ring,
             posters: RBTree::new(),
+            waits: false,
+            dry: false,
         }
+    }
+
+    /// Index of the next completion.
+    pub(crate) fn consumer(&self) -> u32 {
+        self.ring.consumer()
+    }
+
+    /// Moves completions that the device wrote to `out` until there are no more or it is full.
+    /// `EIO` if one is of no request, or of one that is not due.
+    pub(crate) fn poll(&mut self, out: &mut Completions<'_>) -> Result {
+        let mut result = Ok(());
+
+        self.waits = false;
+        while result.is_ok() && !out.is_full() {
+            let Some(cqe) = self.ring.take()? else {
+                self.dry = true;
+                break;
+            };
+            result = self.resolve(&cqe).map(|(request, completion)| {
+                // Nobody waits for a queue pair that is gone.
+                let _ = out.push(request, &completion);
+            });
+        }
+        self.ring.release()?;
+        result
+    }
+
+    /// Asks for an event, and returns whether a completion was there before.
+    pub(crate) fn arm(&mut self, solicited_only: bool) -> Result<bool> {
+        self.waits = true;
+        self.ring.arm(solicited_only)
+    }
+
+    /// Looks whether the device flushes what was posted to queue pairs in error, and says so if it
+    /// does not: the completions do not come, or their event does not.
+    ///
+    /// To be called every [`INTERVAL_MS`]. Completions that the user leaves in the ring, though it
+    /// does not wait for an event, are no fault of the device.
+    pub(crate) fn owes_flushes(&mut self) -> Result<bool> {
+        let dry = core::mem::take(&mut self.dry);
+        if !(dry || self.waits || self.ring.is_empty()?) {
+            return Ok(false);
+        }
+        let mut rings = self.posters.values().flat_map(Poster::rings);
+        Ok(rings.any(|(_, ring)| ring.lock().look() >= PATIENCE))
     }
 
     /// Expects completions of one side of queue pair `qpn`, whose rings these are.
@@ -155,7 +213,7 @@ impl Polled {
     }
 
     /// Says what a completion tells, and of which request. `EIO` if there is no such request.
-    pub(crate) fn resolve(&self, cqe: &Cqe) -> Result<(Continuation, Completion)> {
+    fn resolve(&self, cqe: &Cqe) -> Result<(Continuation, Completion)> {
         let name = Name::from_wire(cqe.wr_id.get())?;
         let poster = self.posters.get(&cqe.qpn.get()).ok_or(EIO)?;
         let mut completion = decode(cqe);
@@ -420,6 +478,53 @@ mod tests {
             let (_, completion) = polled.resolve(&cqe)?;
             assert_eq!(completion.opcode, Opcode::Receive);
             assert_eq!(completion.status, Status::Flushed);
+            Ok(())
+        })
+    }
+
+    /// What that many looks find.
+    fn looks(polled: &mut Polled, count: u32) -> Result<bool> {
+        for _ in 1..count {
+            assert!(!polled.owes_flushes()?);
+        }
+        polled.owes_flushes()
+    }
+
+    #[test]
+    fn a_device_that_flushes_nothing_is_noticed() -> Result {
+        with_polled(|polled, rings| {
+            post(rings, Side::Receive, 1)?;
+            let second = post(rings, Side::Receive, 2)?;
+            assert!(!looks(polled, 2 * PATIENCE)?);
+
+            rings.set_state(State::Error);
+            assert!(looks(polled, PATIENCE)?);
+            // Whatever completes, there is time for the next.
+            drop(polled.resolve(&received(Name { index: 0, ..second }))?);
+            assert!(!looks(polled, PATIENCE - 1)?);
+            drop(polled.resolve(&received(second))?);
+            assert!(!looks(polled, 2 * PATIENCE)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn completions_that_nobody_takes_are_not_owed() -> Result {
+        with_polled(|polled, rings| {
+            let name = post(rings, Side::Receive, 1)?;
+            rings.set_state(State::Error);
+            polled.ring.complete(0, name.to_wire(), 5)?;
+            assert!(!looks(polled, 2 * PATIENCE)?);
+
+            // Their event is, to a user who waits for one.
+            assert!(polled.arm(true)?);
+            assert!(looks(polled, PATIENCE)?);
+            polled.waits = false;
+            assert!(!polled.owes_flushes()?);
+            // And if the user finds none, they are not there, whatever the ring says now.
+            polled.dry = true;
+            assert!(polled.owes_flushes()?);
+            assert!(!polled.owes_flushes()?);
             Ok(())
         })
     }

@@ -98,6 +98,12 @@ pub(crate) struct WorkRing {
     producer: u32,
     /// Whether entries may be posted.
     open: bool,
+    /// Whether the queue pair is in error, and all requests are flushed.
+    flushes: bool,
+    /// Index after the last request that completes in any case.
+    owed: u32,
+    /// Looks since a request completed, while the device owed a flush.
+    idle: u32,
 }
 
 impl WorkRing {
@@ -115,6 +121,9 @@ impl WorkRing {
             done: 0,
             producer: 0,
             open: false,
+            flushes: false,
+            owed: 0,
+            idle: 0,
         })
     }
 
@@ -150,9 +159,14 @@ impl WorkRing {
     /// Counts the entry at [`next_entry`](Self::next_entry) as written.
     pub(crate) fn advance(&mut self, request: Continuation, signaled: bool) {
         let slot = self.slot(self.producer);
+        // What is flushed is never silent.
+        let signaled = signaled || self.flushes;
         if let Some(posted) = self.posted.get_mut(slot) {
             *posted = Some(Posted { request, signaled });
             self.producer = self.producer.wrapping_add(1);
+            if signaled {
+                self.owed = self.producer;
+            }
         }
     }
 
@@ -195,7 +209,17 @@ impl WorkRing {
         }
         let request = self.take(index).ok_or(EIO)?;
         self.done = index.wrapping_add(1);
+        self.idle = 0;
         Ok(request)
+    }
+
+    /// Looks whether the device flushes: how many looks in a row have found that it owes that and
+    /// that nothing has completed. What may have passed in silence it does not owe.
+    pub(crate) fn look(&mut self) -> u32 {
+        let owed = self.owed.wrapping_sub(self.done);
+        let owes = self.flushes && owed != 0 && owed <= self.outstanding();
+        self.idle = if owes { self.idle.saturating_add(1) } else { 0 };
+        self.idle
     }
 
     /// Ends the oldest request that has not completed and returns it.
@@ -281,9 +305,12 @@ impl KernelRings {
     /// Permits what may be posted in a state (IBTA volume 1, 10.3.1): no sends before the queue
     /// pair is ready to send, and no receives before it is initialized.
     pub(crate) fn set_state(&self, state: State) {
-        self.send.lock().open =
-            !matches!(state, State::Reset | State::Init | State::ReadyToReceive);
-        self.recv.lock().open = state != State::Reset;
+        let sends = !matches!(state, State::Reset | State::Init | State::ReadyToReceive);
+        for (ring, open) in [(&self.send, sends), (&self.recv, state != State::Reset)] {
+            let mut ring = ring.lock();
+            ring.open = open;
+            ring.flushes = state == State::Error;
+        }
     }
 
     /// Forgets all requests, as the device did: the queue pair was reset.
@@ -422,6 +449,42 @@ mod tests {
         assert_eq!(flush(&mut ring), Some(5));
         assert_eq!(flush(&mut ring), None);
         assert_eq!(complete(&mut ring, 3), Err(EIO));
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_owes_a_flush_is_found_idle() -> Result {
+        let mut buffer = Layout::new();
+        let (send, recv) = (buffer.place(8, 64)?, buffer.place(8, 64)?);
+        let rings = KBox::pin_init(KernelRings::new(None, send, recv, None)?, GFP_KERNEL)?;
+        let looks = || {
+            let look = |side| rings.ring(side).lock().look();
+            (look(Side::Send), look(Side::Receive))
+        };
+
+        // A queue pair that works owes nothing, however long that takes.
+        rings.set_state(State::ReadyToSend);
+        let first = post(&mut rings.ring(Side::Receive).lock(), 1, true)?;
+        post(&mut rings.ring(Side::Receive).lock(), 2, true)?;
+        post(&mut rings.ring(Side::Send).lock(), 3, false)?;
+        assert_eq!(looks(), (0, 0));
+
+        // In error, the send may have succeeded in silence before, but the receives are flushed.
+        rings.set_state(State::Error);
+        assert_eq!((looks(), looks()), ((0, 1), (0, 2)));
+        complete(&mut rings.ring(Side::Receive).lock(), first)?;
+        assert_eq!((looks(), looks()), ((0, 1), (0, 2)));
+
+        // Who drains the send queue posts once more.
+        let drain = post(&mut rings.ring(Side::Send).lock(), 4, false)?;
+        assert_eq!(looks(), (1, 3));
+        complete(&mut rings.ring(Side::Send).lock(), drain)?;
+        assert_eq!(looks(), (0, 4));
+
+        rings.set_state(State::Reset);
+        rings.forget();
+        rings.set_state(State::Error);
+        assert_eq!(looks(), (0, 0));
         Ok(())
     }
 

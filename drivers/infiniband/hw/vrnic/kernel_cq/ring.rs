@@ -70,6 +70,11 @@ impl CompletionRing {
         Ok((found == phase(index, self.entries())).then_some(entry))
     }
 
+    /// Whether the device has written no completion that was not taken.
+    pub(crate) fn is_empty(&self) -> Result<bool> {
+        Ok(self.valid_entry(self.consumer)?.is_none())
+    }
+
     /// Takes the next completion, if any. It stays in the ring until [`release`](Self::release).
     pub(crate) fn take(&mut self) -> Result<Option<Cqe>> {
         while let Some(entry) = self.valid_entry(self.consumer)? {
@@ -107,7 +112,7 @@ impl CompletionRing {
             .store(self.arm.raw().to_le(), Ordering::Release);
         // Pairs with the fence of the device between writing completions and reading the word.
         full_fence();
-        Ok(self.valid_entry(self.consumer)?.is_some())
+        Ok(!self.is_empty()?)
     }
 
     /// Drops completions of queue pair `qpn` that are in the ring: the queue pair is gone or was
@@ -133,6 +138,21 @@ impl CompletionRing {
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+impl CompletionRing {
+    /// Does what the device does: writes a completion and its phase.
+    pub(super) fn complete(&self, index: u32, wr_id: u64, qpn: u32) -> Result {
+        let cqe = Cqe {
+            wr_id: wr_id.into(),
+            qpn: qpn.into(),
+            phase: phase(index, self.entries()),
+            ..Default::default()
+        };
+        let entry = usize::try_from(self.layout.entry_offset(index))?;
+        self.memory.write(entry, cqe.as_bytes())
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 #[kunit_tests(vrnic_kernel_cq_ring)]
 mod tests {
     use super::*;
@@ -146,18 +166,6 @@ mod tests {
     fn load(memory: &SharedMemory, layout: &RingLayout, word: usize) -> Result<u32> {
         let word = memory.u32(header_word(layout, word))?;
         Ok(u32::from_le(word.load(Ordering::Relaxed)))
-    }
-
-    /// Does what the device does: writes a completion and its phase.
-    fn complete(ring: &CompletionRing, index: u32, wr_id: u64, qpn: u32) -> Result {
-        let cqe = Cqe {
-            wr_id: wr_id.into(),
-            qpn: qpn.into(),
-            phase: phase(index, ring.entries()),
-            ..Default::default()
-        };
-        let entry = usize::try_from(ring.layout.entry_offset(index))?;
-        ring.memory.write(entry, cqe.as_bytes())
     }
 
     fn completion_ring(dma: &Dma, entries: u32) -> Result<CompletionRing> {
@@ -174,7 +182,7 @@ mod tests {
 
             assert!(ring.take()?.is_none());
             for index in 0..7 {
-                complete(&ring, index, 100 + u64::from(index), 5)?;
+                ring.complete(index, 100 + u64::from(index), 5)?;
                 let cqe = ring.take()?.ok_or(ENOENT)?;
                 assert_eq!(cqe.wr_id.get(), 100 + u64::from(index));
                 assert!(ring.take()?.is_none());
@@ -198,7 +206,7 @@ mod tests {
             assert!(first.wants(true) && !first.wants(false));
             assert_eq!(first.sequence(), 1);
 
-            complete(&ring, 0, 1, 1)?;
+            ring.complete(0, 1, 1)?;
             assert!(ring.arm(false)?);
             let second = Arm::from_raw(load(&ring.memory, &ring.layout, offset::ARM)?);
             assert!(second.wants(false));
@@ -217,9 +225,9 @@ mod tests {
         with_dma(|dma| {
             let mut ring = completion_ring(dma, 4)?;
 
-            complete(&ring, 0, 1, 7)?;
-            complete(&ring, 1, 2, 8)?;
-            complete(&ring, 2, 3, 7)?;
+            ring.complete(0, 1, 7)?;
+            ring.complete(1, 2, 8)?;
+            ring.complete(2, 3, 7)?;
             let mut dropped = 0;
             ring.forget(7, |wr_id| dropped = 10 * dropped + wr_id)?;
             assert_eq!(dropped, 13);
