@@ -17,11 +17,6 @@ __rust_helper void rust_helper_dev_put(struct net_device *dev)
 	dev_put(dev);
 }
 
-__rust_helper void rust_helper_dev_hold(struct net_device *dev)
-{
-	dev_hold(dev);
-}
-
 /* Whether @dev is an Ethernet device (no VLAN on one); its permanent address. */
 __rust_helper bool
 rust_helper_netdev_ethernet_perm_addr(const struct net_device *dev, u8 *addr)

@@ -13,10 +13,7 @@ use kernel::{
     error::to_result,
     prelude::*,
     sync::{
-        aref::{
-            ARef,
-            AlwaysRefCounted, //
-        },
+        aref::AlwaysRefCounted,
         Arc, //
     },
     types::{
@@ -148,11 +145,12 @@ impl<'bound, T: Operations> Call<'bound, T> {
         self.device().ports()
     }
 
-    /// The network device that is bound to a port, if any: the one that is
+    /// Calls `f` with the network device that is bound to a port, if any: the one that is
     /// [that port's](Operations::is_netdev_of).
-    pub fn netdev(&self, port: Port) -> Option<ARef<Netdev>> {
+    pub fn with_netdev<R>(&self, port: Port, f: impl FnOnce(&Netdev) -> R) -> Option<R> {
         // SAFETY: The device is valid.
-        unsafe { Netdev::of_port(self.device().as_raw(), port) }
+        let netdev = unsafe { Netdev::of_port(self.device().as_raw(), port) };
+        netdev.map(|netdev| f(&netdev))
     }
 }
 
@@ -252,8 +250,9 @@ pub trait Operations: Sized + Send + Sync + 'static {
         build_error!(kernel::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Sets up the hardware for the network device of a port, if there is one ([`Call::netdev`]):
-    /// it came, went, or changed its state or its MTU. Called before the device is registered, too.
+    /// Sets up the hardware for the network device of a port, if there is one
+    /// ([`Call::with_netdev`]): it came, went, or changed its state or its MTU. Called before the
+    /// device is registered, too.
     ///
     /// Never called twice at the same time for the same port.
     fn follow_netdev(_call: &Call<'_, Self>, _port: Port) {

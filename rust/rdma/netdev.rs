@@ -12,21 +12,18 @@
 //! the driver is asked to set up the hardware, and then users are told if the port became active or
 //! ceased to be. Queries set up nothing.
 
-use core::ptr::NonNull;
+use core::{
+    ops::Deref,
+    ptr::NonNull, //
+};
 
 use kernel::{
     error::to_result,
     prelude::*,
     static_lock_class,
-    sync::{
-        aref::{
-            ARef,
-            AlwaysRefCounted, //
-        },
-        atomic::{
-            Atomic,
-            Relaxed, //
-        }, //
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
     },
     types::Opaque, //
 };
@@ -40,6 +37,9 @@ use crate::{
 mod tests;
 
 /// A network device (`struct net_device`).
+///
+/// Drivers borrow it. A reference that one kept would hold up whoever unregisters the network
+/// device, for ever.
 ///
 /// # Invariants
 ///
@@ -69,15 +69,12 @@ impl Netdev {
     /// # Safety
     ///
     /// `device` must be valid.
-    pub(crate) unsafe fn of_port(
-        device: *mut bindings::ib_device,
-        port: Port,
-    ) -> Option<ARef<Self>> {
+    pub(crate) unsafe fn of_port(device: *mut bindings::ib_device, port: Port) -> Option<Held> {
         // SAFETY: Valid, as the caller guarantees; the result comes with a reference.
         let raw = NonNull::new(unsafe { bindings::ib_device_get_netdev(device, port.number()) })?;
-        // SAFETY: The reference is ours to give; the type is transparent. Only network devices
+        // INVARIANT: The reference is ours to give; the type is transparent. Only network devices
         // that are registered are bound.
-        Some(unsafe { ARef::from_raw(raw.cast()) })
+        Some(Held(raw.cast()))
     }
 
     /// Whether it is up and has a carrier.
@@ -103,24 +100,31 @@ impl Netdev {
     }
 }
 
-// SAFETY: A network device is freed with the last reference.
-unsafe impl AlwaysRefCounted for Netdev {
-    fn inc_ref(&self) {
-        // SAFETY: A shared reference proves that there is a reference.
-        unsafe { bindings::dev_hold(self.as_raw()) };
-    }
+// SAFETY: All that can be asked may be asked by any thread at any time.
+unsafe impl Sync for Netdev {}
 
-    unsafe fn dec_ref(this: NonNull<Self>) {
-        // SAFETY: The caller owns a reference.
-        unsafe { bindings::dev_put(this.cast().as_ptr()) };
+/// A reference to a network device, which does not go away before it is dropped.
+///
+/// # Invariants
+///
+/// The reference is owned.
+pub(crate) struct Held(NonNull<Netdev>);
+
+impl Deref for Held {
+    type Target = Netdev;
+
+    fn deref(&self) -> &Netdev {
+        // SAFETY: There is a reference, by the type invariant.
+        unsafe { self.0.as_ref() }
     }
 }
 
-// SAFETY: References may be given back by any thread.
-unsafe impl Send for Netdev {}
-
-// SAFETY: All that can be asked may be asked by any thread at any time.
-unsafe impl Sync for Netdev {}
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: The reference is owned, by the type invariant.
+        unsafe { bindings::dev_put(self.as_raw()) };
+    }
+}
 
 /// What a [`Pairing`] asks the driver.
 pub(crate) struct Driver {
@@ -215,7 +219,7 @@ impl Pairing {
     }
 
     /// The network device that is bound to the port, if any.
-    fn netdev(&self) -> Option<ARef<Netdev>> {
+    fn netdev(&self) -> Option<Held> {
         // SAFETY: The device is valid by the type invariant.
         unsafe { Netdev::of_port(self.device, self.port) }
     }

@@ -44,7 +44,7 @@ mod cases {
             })
         }
 
-        fn netdev(&self) -> Option<ARef<Netdev>> {
+        fn netdev(&self) -> Option<Held> {
             // SAFETY: The device is valid.
             unsafe { Netdev::of_port(self.device.as_raw(), Port::FIRST) }
         }

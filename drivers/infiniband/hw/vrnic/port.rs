@@ -75,8 +75,8 @@ pub(crate) fn is_netdev_of(call: &Call<'_>, netdev: &Netdev, port: Port) -> bool
 
 /// Sets state and payload size of the port as its network device, if there is one, has them.
 pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
-    let netdev = call.netdev(port);
-    let state = wanted_state(netdev.as_ref().is_some_and(|netdev| netdev.is_active()));
+    let netdev = call.with_netdev(port, |netdev| (netdev.is_active(), netdev.mtu()));
+    let state = wanted_state(netdev.is_some_and(|(active, _)| active));
     let followed = ask(call, port).and_then(|now| {
         if call.data().port_state && now.administrative_state != state.raw() {
             call.data().control.execute(&SetPortState {
@@ -88,7 +88,7 @@ pub(crate) fn follow_netdev(call: &Call<'_>, port: Port) {
         // Datagrams are held to what their senders are told.
         let mtu = wanted_mtu(
             Mtu::try_from(u32::from(now.max_mtu))?,
-            netdev.map(|netdev| netdev.mtu()),
+            netdev.map(|(_, mtu)| mtu),
         );
         if mtu.raw() != now.active_mtu.into() {
             call.data().control.execute(&SetMtu {
@@ -115,7 +115,7 @@ pub(crate) fn query(call: &Call<'_>, port: Port) -> Result<PortAttr> {
     let reply = ask(call, port)?;
     // It may not have been told yet that the network device is down.
     let active = PortState::try_from(reply.state) == Ok(PortState::Active)
-        && call.netdev(port).is_some_and(|netdev| netdev.is_active());
+        && call.with_netdev(port, Netdev::is_active) == Some(true);
 
     Ok(PortAttr {
         state: if active { State::Active } else { State::Down },

@@ -202,8 +202,7 @@ impl Operations for TestDriver {
     }
 
     fn follow_netdev(call: &Call<'_, Self>, port: Port) {
-        let netdev = call.netdev(port);
-        let netdev = netdev.map(|netdev| (netdev.is_active(), netdev.mtu()));
+        let netdev = call.with_netdev(port, |netdev| (netdev.is_active(), netdev.mtu()));
         if port != Port::FIRST {
             *call.data().second_followed.lock() = netdev;
             return;
