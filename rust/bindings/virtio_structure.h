@@ -3,6 +3,11 @@
  * In the tree this is an operation of struct virtio_config_ops, which the series
  * adds to the virtio core (tools/series/commits/06-virtio-structures). An
  * unmodified kernel lacks it, so here its only implementation is called at once.
+ *
+ * There, the configuration is as long as the transport has mapped it. Here, that
+ * is not to be learned, so it is as long as the device says now. If it said less
+ * when the transport asked, get() of the transport is a BUG, as for any driver of
+ * a device whose configuration is too short.
  */
 
 #ifndef _VIRTIO_STRUCTURE_H

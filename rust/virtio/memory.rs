@@ -112,8 +112,10 @@ type Page = Coherent<[u8; SharedMemory::PAGE_SIZE]>;
 /// with one processor the kernel turns the latter into plain instructions, but the device still
 /// runs on a processor of its own. For the same reason, order accesses with [`full_fence`].
 ///
-/// The device must have let go of the memory before this is dropped. What is dropped when the
-/// device has no queues any more stays for ever. Process context only.
+/// The device must have let go of the memory before this is dropped, as for [`Coherent`]. No type
+/// can say that: what a device accesses follows from numbers that it was given, and safe code may
+/// give it any. What is dropped when the device has no queues any more stays for ever. Process
+/// context only.
 ///
 /// # Invariants
 ///

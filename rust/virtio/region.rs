@@ -55,9 +55,6 @@ fn structure(dev: &Device<Bound>, kind: u8) -> Result<bindings::virtio_structure
 
 /// Bytes of the configuration space of a device, as far as the transport reads them; `EOPNOTSUPP`
 /// if it does not say how long that is.
-///
-/// What the transport found when it began must be what is found here. A device that says other
-/// things at other times is not proof against itself.
 pub(crate) fn config_length(dev: &Device<Bound>) -> Result<usize> {
     /// The transport maps no more.
     const MOST: u64 = kernel::page::PAGE_SIZE as u64;

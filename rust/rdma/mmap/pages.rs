@@ -42,7 +42,8 @@ struct Mapped {
 /// when context and device are gone.
 ///
 /// It belongs inside an RDMA object, which is gone before the device is: what is dropped later
-/// stays mapped for ever. The device must have let go of the memory before this is dropped.
+/// stays mapped for ever. The device must have let go of the memory before this is dropped, as for
+/// [`Coherent`](kernel::dma::Coherent).
 ///
 /// # Invariants
 ///
