@@ -315,7 +315,8 @@ impl Hostile {
             Delivery::Now => queue.complete(&chain, &reply),
             Delivery::Twice => {
                 queue.complete(&chain, &reply)?;
-                queue.complete(&chain, &reply)
+                // The driver may have freed the memory of the reply by now.
+                queue.complete_as(chain.head().into(), reply.len() as u32)
             }
             Delivery::Late(delay) => {
                 let due = now + delay;
@@ -547,9 +548,13 @@ fn pages(memory: &GuestMemory, list: &PageList) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use vrnic_wire::command::{DestroyCq, QueryDevice};
 
     use super::*;
+    use crate::guest_memory::tests::memfd;
+    use crate::virtio::QueueSetup;
 
     fn hostile(seed: u64) -> Hostile {
         Hostile::new(&Settings {
@@ -660,6 +665,60 @@ mod tests {
         hostile.begin(true);
         assert!((0..100).any(|_| hostile.plan(&query) != Plan::HONEST));
         assert!(hostile.deadline().is_some());
+    }
+
+    #[test]
+    fn an_answer_that_comes_twice_is_written_once() {
+        const DESCRIPTORS: u64 = 0x1000;
+        const AVAILABLE: u64 = 0x2000;
+        const USED: u64 = 0x3000;
+        let memory = Arc::new(GuestMemory::new());
+        (memory.map(0x1000, 0x3000, &memfd(0x4000), 0, true)).expect("memory");
+        let word = |address| {
+            with_word(&memory, address, |word| word.load(Ordering::Relaxed)).expect("memory")
+        };
+        let set = |address, value| {
+            with_word(&memory, address, |word| {
+                word.store(value, Ordering::Relaxed)
+            })
+            .expect("memory");
+        };
+        // One chain: 8 bytes to write, which the device changes itself when it gives them back.
+        let reply = USED + 4;
+        set(DESCRIPTORS, reply as u32);
+        set(DESCRIPTORS + 8, 8);
+        set(DESCRIPTORS + 12, 2);
+        set(AVAILABLE, 1 << 16);
+        let setup = QueueSetup {
+            index: 0,
+            size: 4,
+            descriptors: DESCRIPTORS,
+            driver_area: AVAILABLE,
+            device_area: USED,
+        };
+        let mut queue = Virtqueue::new(&setup, memory.clone()).expect("a queue");
+        let chain = queue.pop(64).expect("a good queue").expect("a chain");
+        let plan = Plan {
+            executes: false,
+            delivery: Delivery::Twice,
+            ..Plan::HONEST
+        };
+        let (now, answer) = (Instant::default(), vec![0xaa; 8]);
+        awake(1)
+            .deliver(
+                &plan,
+                &mut queue,
+                &memory,
+                chain,
+                answer,
+                &mut Vec::new(),
+                now,
+            )
+            .expect("a good queue");
+        assert_eq!(word(USED) >> 16, 2);
+        for entry in [reply, reply + 8] {
+            assert_eq!((word(entry), word(entry + 4)), (0, 8));
+        }
     }
 
     #[test]

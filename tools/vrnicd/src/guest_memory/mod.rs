@@ -26,13 +26,13 @@ pub use table::{DeviceMemory, RegionTable};
 pub use vrnic_vfio_user::{Mapping, sigbus};
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::fd::OwnedFd;
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     /// A file in memory.
-    pub(super) fn memfd(len: u64) -> OwnedFd {
+    pub(crate) fn memfd(len: u64) -> OwnedFd {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, len).unwrap();
         fd
