@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Lessons: six small experiments with real RNICs, for people who have read one article about RDMA.
 //!
-//! Each is a text and some steps. A step has a button; what it does is done by programs in a [`Lab`], and the page
+//! Each is a text and some steps. A step has a button; what it does is done by programs in a lab, and the page
 //! shows beside the text what the RNICs did.
 
 mod faults;
