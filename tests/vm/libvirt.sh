@@ -7,7 +7,7 @@
 . "$LAB_LIB"
 
 tree=$(dirname "$LAB_LIB")/../..
-kernel=$(readlink -f "$tree/build/kernel/$VRNIC_KERNEL/tree")
+kernel=$(readlink -f "${KDIR:-$tree/build/kernel/$VRNIC_KERNEL/tree}")
 share=$LAB_DIR/share
 "$LAB_BIN" stage "$share"
 # The guest's own start has this run.
@@ -38,7 +38,7 @@ within 20 test -S "$LAB_DIR/rnic0.sock" || fail "vrnicd does not start"
 
 # directory TAG PATH: the VM may read it.
 directory() { echo "<filesystem type=\"mount\" accessmode=\"squash\"><source dir=\"$2\"/><target dir=\"$1\"/><readonly/></filesystem>"; }
-directories=$(directory root "$(readlink -f "$tree/build/setup/guest")")$(directory share "$share")
+directories=$(directory root "$(readlink -f "${VRNIC_GUEST:-$tree/build/setup/guest}")")$(directory share "$share")
 initramfs=
 if [ -e "$kernel/lab/modules" ]; then
 	directories+=$(directory modules "$(readlink -f "$kernel/lab/modules")/kernel")
