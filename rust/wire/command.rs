@@ -98,6 +98,12 @@ wire_enum! {
         QueryCounterSet = 0x0082,
         /// [`DestroyCounterSet`].
         DestroyCounterSet = 0x0083,
+        /// [`CreateXrcd`].
+        CreateXrcd = 0x0090,
+        /// [`DestroyXrcd`].
+        DestroyXrcd = 0x0091,
+        /// [`CreateXrcSrq`].
+        CreateXrcSrq = 0x0092,
     }
 }
 
@@ -218,6 +224,7 @@ mod pd;
 mod port;
 mod qp;
 mod srq;
+mod xrc;
 
 pub use context::*;
 pub use counter::*;
@@ -231,3 +238,4 @@ pub use pd::*;
 pub use port::*;
 pub use qp::*;
 pub use srq::*;
+pub use xrc::*;

@@ -66,6 +66,10 @@ pub const F_COUNTER_SETS: u32 = 11;
 /// Feature bit: the device has unreliable connections.
 pub const F_UNRELIABLE_CONNECTIONS: u32 = 12;
 
+/// Feature bit: the device has extended reliable connections. It offers it with
+/// [`F_SHARED_RECEIVE_QUEUES`] only.
+pub const F_XRC: u32 = 13;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -28,6 +28,11 @@ wire_enum! {
         UnreliableConnection = 3,
         /// Unreliable datagram.
         UnreliableDatagram = 4,
+        /// Extended reliable connection: the end that sends.
+        XrcInitiator = 9,
+        /// Extended reliable connection: the end that receives, for the shared receive queues of
+        /// an XRC domain.
+        XrcTarget = 10,
     }
 }
 

@@ -124,6 +124,11 @@ pub const TARGET_LENGTH: usize = 40;
 /// Byte offset of the scatter/gather elements or of the inline payload in a send entry.
 pub const SEND_DATA_OFFSET: usize = 64;
 
+/// Byte offset of the number of the peer's shared receive queue in a send entry of an extended
+/// reliable connection, whatever the operation: 24 bits, the upper 8 are ignored. No target of such
+/// an entry has anything else there.
+pub const XRC_SRQN_OFFSET: usize = 60;
+
 /// Remote memory of an RDMA read or write.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

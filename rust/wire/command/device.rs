@@ -65,8 +65,10 @@ pub struct DeviceLimits {
     pub max_multicast_attachments: U32,
     /// Counter sets; 0 without the feature.
     pub max_counter_sets: U32,
+    /// XRC domains; 0 without the feature.
+    pub max_xrcd: U32,
     /// Reserved; 0.
-    pub reserved: [U32; 2],
+    pub reserved: U32,
 }
 assert_layout!(DeviceLimits, 120, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
     max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,

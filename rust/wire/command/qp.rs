@@ -18,7 +18,8 @@ pub mod qp_flags {
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CreateQp {
-    /// Context that owns it; its rings are rung through that context.
+    /// Context that owns it; its rings are rung through that context. 0, as `pd`, `send_cqn`,
+    /// `recv_cqn` and both rings, of an [`XrcTarget`](crate::qp::QpType::XrcTarget).
     pub context: U32,
     /// Protection domain.
     pub pd: U32,
@@ -34,7 +35,8 @@ pub struct CreateQp {
     pub max_inline: U16,
     /// Completion queue of the sends.
     pub send_cqn: U32,
-    /// Completion queue of the receives.
+    /// Completion queue of the receives; 0 of an
+    /// [`XrcInitiator`](crate::qp::QpType::XrcInitiator).
     pub recv_cqn: U32,
     /// The send queue; absent if nothing will be sent.
     pub send_ring: RingLayout,
@@ -44,8 +46,8 @@ pub struct CreateQp {
     pub pages: PageList,
     /// The shared receive queue, with [`qp_flags::SHARED_RECEIVE_QUEUE`]; else 0.
     pub srqn: U32,
-    /// Reserved; 0.
-    pub reserved: U32,
+    /// The XRC domain of an [`XrcTarget`](crate::qp::QpType::XrcTarget); else 0.
+    pub xrcdn: U32,
 }
 command!(CreateQp => QpCreated, CreateQp, 96);
 
@@ -55,7 +57,7 @@ command!(CreateQp => QpCreated, CreateQp, 96);
 pub struct QpCreated {
     /// Number of the queue pair.
     pub qpn: U32,
-    /// Doorbell slot of the queue pair in its context.
+    /// Doorbell slot of the queue pair in its context; 0 if it has none.
     pub slot: U32,
 }
 assert_layout!(QpCreated, 8, qpn @ 0, slot @ 4);

@@ -23,7 +23,7 @@ use vrnic_wire::{
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
 
 /// The sources of the crate that the standard is about; `abi.rs` is between driver and provider.
-const SOURCES: [&str; 23] = [
+const SOURCES: [&str; 24] = [
     include_str!("../command.rs"),
     include_str!("../command/context.rs"),
     include_str!("../command/counter.rs"),
@@ -37,6 +37,7 @@ const SOURCES: [&str; 23] = [
     include_str!("../command/port.rs"),
     include_str!("../command/qp.rs"),
     include_str!("../command/srq.rs"),
+    include_str!("../command/xrc.rs"),
     include_str!("../completion.rs"),
     include_str!("../config.rs"),
     include_str!("../counter.rs"),
@@ -198,7 +199,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_inline, max_cq, max_cq_entries, max_mr, max_pd, max_contexts, max_dest_rd_atomic,
             max_rd_atomic, max_message_size, gid_table_length, firmware_version, clock_khz,
             max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
-            max_multicast_members, max_multicast_attachments, max_counter_sets, reserved,
+            max_multicast_members, max_multicast_attachments, max_counter_sets, max_xrcd, reserved,
         }
         command::QueryPort { port, reserved }
         command::SetGid { index, reserved, entry }
@@ -229,7 +230,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::ModifyCq { cqn, count, period }
         command::CreateQp {
             context, pd, qp_type, flags, max_send_sge, max_recv_sge, max_inline, send_cqn,
-            recv_cqn, send_ring, recv_ring, pages, srqn, reserved,
+            recv_cqn, send_ring, recv_ring, pages, srqn, xrcdn,
         }
         command::TakePageFault { pd, key }
         command::PageFault { first_page, page_count, flags, reserved }
@@ -254,6 +255,10 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::BindCounterSet { qpn, counter_set }
         command::QueryCounterSet { counter_set, reserved }
         command::DestroyCounterSet { counter_set, reserved }
+        command::CreateXrcd { reserved }
+        command::XrcdCreated { xrcdn, reserved }
+        command::DestroyXrcd { xrcdn, reserved }
+        command::CreateXrcSrq { srq, xrcdn, cqn }
         memory::PageList { first_chunk, offset, length, page_count, page_shift, reserved }
         memory::PageListChunk { next, count, reserved, pages }
         port::GidEntry { gid, mac, vlan, gid_type, reserved }
@@ -428,7 +433,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
-            F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS,
+            F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -457,7 +462,8 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "VIRTIO_RDMA_SEND_FLAG_": send_flags { SIGNALED, SOLICITED, FENCE, INLINE }
         "VIRTIO_RDMA_PLACEMENT_": placement { GLOBAL, PERSISTENT }
         "VIRTIO_RDMA_": work {
-            TARGET_OFFSET, TARGET_LENGTH, SEND_DATA_OFFSET, RECEIVE_DATA_OFFSET, GRH_LENGTH,
+            TARGET_OFFSET, TARGET_LENGTH, XRC_SRQN_OFFSET, SEND_DATA_OFFSET, RECEIVE_DATA_OFFSET,
+            GRH_LENGTH,
         }
         "VIRTIO_RDMA_CQE_FLAG_": cqe_flags {
             GRH, IMMEDIATE, INVALIDATED, SOURCE_MAC, VLAN, IPV4, SOLICITED,
@@ -637,6 +643,9 @@ fn commands_agree() {
             row::<command::BindCounterSet>(),
             row::<command::QueryCounterSet>(),
             row::<command::DestroyCounterSet>(),
+            row::<command::CreateXrcd>(),
+            row::<command::DestroyXrcd>(),
+            row::<command::CreateXrcSrq>(),
         ]
     };
     assert_eq!(expected.len(), command::CommandCode::ALL.len());

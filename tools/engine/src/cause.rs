@@ -59,6 +59,8 @@ causes! {
     GidIndex = 16 => "GID index is outside of the table, or its entry is empty",
     /// No such shared receive queue.
     UnknownSrq = 17 => "no such shared receive queue",
+    /// No such XRC domain.
+    UnknownXrcd = 18 => "no such XRC domain",
     /// Not a kind of context.
     ContextKind = 20 => "unknown kind of context",
     /// A context may not have so many doorbell slots.
@@ -219,6 +221,8 @@ causes! {
     ReceiveEntry = 105 => "receive entry is not valid",
     /// The opcode of a packet is reserved, or of an operation that there is not.
     PacketOpcode = 109 => "packet has an opcode that is reserved or not supported",
+    /// A packet names no shared receive queue of the XRC domain, or not that of its message.
+    XrcSrq = 115 => "packet names no shared receive queue that its message can go to",
     /// A packet before this one is missing.
     PacketMissing = 107 => "a packet before this one did not come",
     /// No receive is posted.

@@ -11,6 +11,7 @@ mod paging;
 mod port;
 mod queue;
 mod srq;
+mod xrc;
 
 use crate::{
     cause::Cause,
@@ -23,11 +24,12 @@ use vrnic_wire::{
     command::{
         self, AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command,
         CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
-        CreateSrq, DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq,
-        DestroyPd, DestroyQp, DestroySrq, DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq,
-        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RefusePages,
-        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
-        SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
+        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
+        DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
+        DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq, QueryCounterSet, QueryCounters,
+        QueryDevice, QueryPort, QueryQp, QuerySrq, RefusePages, RegisterMr, ReplyHeader,
+        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
+        TakePageFault, UnmapPages, mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -126,6 +128,7 @@ fn page_list_of(request: &[u8]) -> Option<PageList> {
         CommandCode::ResizeCq => ResizeCq::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateQp => CreateQp::read_from_bytes(body).ok()?.pages,
         CommandCode::CreateSrq => CreateSrq::read_from_bytes(body).ok()?.pages,
+        CommandCode::CreateXrcSrq => CreateXrcSrq::read_from_bytes(body).ok()?.srq.pages,
         CommandCode::ResizeSrq => ResizeSrq::read_from_bytes(body).ok()?.pages,
         _ => return None,
     };
@@ -190,6 +193,9 @@ fn dispatch<M: Memory>(
         CommandCode::BindCounterSet => run::<BindCounterSet, M>,
         CommandCode::QueryCounterSet => run::<QueryCounterSet, M>,
         CommandCode::DestroyCounterSet => run::<DestroyCounterSet, M>,
+        CommandCode::CreateXrcd => run::<CreateXrcd, M>,
+        CommandCode::DestroyXrcd => run::<DestroyXrcd, M>,
+        CommandCode::CreateXrcSrq => run::<CreateXrcSrq, M>,
     };
     call(rnic, body, reply, io)
 }
@@ -228,6 +234,7 @@ fn status_of(cause: Cause) -> Status {
         | Cause::WindowKey
         | Cause::NotAttached
         | Cause::UnknownCounterSet
+        | Cause::UnknownXrcd
         | Cause::UnknownPort => Status::NotFound,
         Cause::InUse | Cause::GsiExists | Cause::RegionBound | Cause::Attached => Status::Busy,
         Cause::LimitReached | Cause::SlotsExhausted | Cause::TranslationsExhausted => {

@@ -26,6 +26,8 @@ pub(crate) struct Cq {
     pub(crate) vector: u16,
     /// Queue pairs that use it.
     pub(crate) users: FxHashSet<u32>,
+    /// Shared receive queues that complete on it.
+    pub(crate) srqs: FxHashSet<u32>,
     ring: Ring,
     producer: u32,
     /// The driver's consumer index when it was last read.
@@ -105,6 +107,7 @@ impl Cq {
             context,
             vector,
             users: FxHashSet::default(),
+            srqs: FxHashSet::default(),
             ring,
             producer: 0,
             consumer: 0,

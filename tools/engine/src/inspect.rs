@@ -53,6 +53,10 @@ pub struct SrqSnapshot {
     pub limit: u32,
     /// Queue pairs that use it.
     pub queue_pairs: u32,
+    /// XRC domain that it is for.
+    pub xrcdn: Option<u32>,
+    /// Completion queue of its receives, if it is for an XRC domain.
+    pub cqn: Option<u32>,
     /// Whether it failed.
     pub failed: bool,
 }

@@ -111,6 +111,8 @@ pub struct Features {
     pub counter_sets: bool,
     /// [`config::F_UNRELIABLE_CONNECTIONS`].
     pub unreliable_connections: bool,
+    /// [`config::F_XRC`].
+    pub xrc: bool,
 }
 
 impl Features {
@@ -128,6 +130,7 @@ impl Features {
         null_key: true,
         counter_sets: true,
         unreliable_connections: true,
+        xrc: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -145,6 +148,7 @@ impl Features {
             null_key: bits & 1 << config::F_NULL_KEY != 0,
             counter_sets: bits & 1 << config::F_COUNTER_SETS != 0,
             unreliable_connections: bits & 1 << config::F_UNRELIABLE_CONNECTIONS != 0,
+            xrc: bits & 1 << config::F_XRC != 0,
         }
     }
 
@@ -162,11 +166,20 @@ impl Features {
             | (self.null_key as u64) << config::F_NULL_KEY
             | (self.counter_sets as u64) << config::F_COUNTER_SETS
             | (self.unreliable_connections as u64) << config::F_UNRELIABLE_CONNECTIONS
+            | (self.xrc as u64) << config::F_XRC
+    }
+
+    /// Whether there are extended reliable connections, which need shared receive queues.
+    pub(crate) const fn has_xrc(self) -> bool {
+        self.xrc && self.shared_receive_queues
     }
 }
 
 /// Longest message in bytes.
 pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// XRC domains of a device.
+pub const MAX_XRCDS: u32 = 65536;
 
 /// Frequency of the clock that completions are stamped with: nanoseconds.
 pub const CLOCK_KHZ: u32 = 1_000_000;
@@ -256,7 +269,8 @@ impl Limits {
             } else {
                 0.into()
             },
-            reserved: Default::default(),
+            max_xrcd: if features.has_xrc() { MAX_XRCDS } else { 0 }.into(),
+            reserved: 0.into(),
         }
     }
 }

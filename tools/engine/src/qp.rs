@@ -24,7 +24,7 @@ use crate::{
     psn::Psn,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
-    segment::{Body, Path, Payload, Segment, Touched},
+    segment::{Body, Path, Payload, Segment, Service, Touched},
     time::Instant,
     work::Capacities,
 };
@@ -138,11 +138,34 @@ pub(crate) struct Creation {
     pub(crate) recv_cqn: u32,
     /// Shared receive queue, whose receives it takes instead of those of `rq`.
     pub(crate) srqn: Option<u32>,
+    /// XRC domain of an XRC target.
+    pub(crate) xrcdn: Option<u32>,
     pub(crate) signal_all: bool,
     pub(crate) capacities: Capacities,
     pub(crate) translations: usize,
     pub(crate) sq: WorkQueue,
     pub(crate) rq: WorkQueue,
+}
+
+/// For whom requests of the peer are executed. An XRC target learns it from each request.
+#[derive(Copy, Clone, Debug, Default)]
+struct Receiver {
+    /// Protection domain of the memory that the peer accesses.
+    pd: u32,
+    /// Completion queue of receives.
+    cqn: u32,
+    /// Shared receive queue that they come from.
+    srqn: Option<u32>,
+}
+
+impl Receiver {
+    fn of(created: &Creation) -> Self {
+        Self {
+            pd: created.pd,
+            cqn: created.recv_cqn,
+            srqn: created.srqn,
+        }
+    }
 }
 
 /// A queue pair.
@@ -159,6 +182,7 @@ pub(crate) struct Qp {
     mtu: u32,
     requester: Requester,
     responder: Responder,
+    receiver: Receiver,
     receive: Receive,
     /// The last access of this queue pair or its peer that was refused, and why.
     refused: Option<(Cause, Access)>,
@@ -178,6 +202,7 @@ impl Qp {
     pub(crate) fn new(number: u32, created: Creation) -> Self {
         Self {
             number,
+            receiver: Receiver::of(&created),
             created,
             state: QpState::Reset,
             attributes: Attributes::default(),
@@ -204,8 +229,16 @@ impl Qp {
     fn accessor(&self) -> Accessor {
         Accessor {
             qpn: self.number,
-            pd: self.created.pd,
+            pd: self.receiver.pd,
             kernel: self.created.capacities.kernel,
+        }
+    }
+
+    /// As [`accessor`](Self::accessor), for memory of the protection domain `pd`.
+    fn accessor_in(&self, pd: u32) -> Accessor {
+        Accessor {
+            pd,
+            ..self.accessor()
         }
     }
 
@@ -214,9 +247,38 @@ impl Qp {
         self.created.qp_type == QpType::UnreliableConnection
     }
 
+    /// Whether it is a reliable connection, extended or not.
+    fn is_reliable(&self) -> bool {
+        matches!(
+            self.created.qp_type,
+            QpType::ReliableConnection | QpType::XrcInitiator | QpType::XrcTarget
+        )
+    }
+
     /// Whether it has one peer.
     fn is_connection(&self) -> bool {
-        self.is_unreliable() || self.created.qp_type == QpType::ReliableConnection
+        self.is_unreliable() || self.is_reliable()
+    }
+
+    /// The service of its packets. Of an extended connection, they are for the shared receive queue `srqn`.
+    fn service(&self, srqn: u32) -> Service {
+        match self.created.qp_type {
+            QpType::XrcInitiator | QpType::XrcTarget => Service::Xrc { srqn },
+            QpType::UnreliableConnection => Service::Unreliable,
+            _ => Service::Reliable,
+        }
+    }
+
+    /// Whether packets of the peer may be of that service and kind. Each end of an extended connection has only one
+    /// half of a reliable one.
+    fn takes(&self, service: Service, body: &Body) -> bool {
+        match (self.created.qp_type, service) {
+            (QpType::ReliableConnection, Service::Reliable)
+            | (QpType::UnreliableConnection, Service::Unreliable) => true,
+            (QpType::XrcInitiator, Service::Xrc { .. }) => body.is_response(),
+            (QpType::XrcTarget, Service::Xrc { .. }) => !body.is_response(),
+            _ => false,
+        }
     }
 
     /// Whether it may not send or receive.
@@ -251,9 +313,10 @@ impl Qp {
         turn.half(|part| self.respond(part, resources, io));
         if matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             match self.created.qp_type {
-                QpType::ReliableConnection | QpType::UnreliableConnection => {
-                    self.request(turn, resources, io);
-                }
+                QpType::ReliableConnection
+                | QpType::UnreliableConnection
+                | QpType::XrcInitiator => self.request(turn, resources, io),
+                QpType::XrcTarget => {}
                 QpType::Gsi | QpType::UnreliableDatagram => {
                     self.send_datagrams(turn, resources, io);
                 }
@@ -285,7 +348,7 @@ impl Qp {
             Body::Datagram { .. } => !self.is_connection(),
             // It does not tell the service.
             Body::CongestionNotification => from_peer,
-            _ => from_peer && segment.unreliable == self.is_unreliable(),
+            ref body => from_peer && self.takes(segment.service, body),
         };
         if segment.pkey != DEFAULT_PKEY {
             resources.bad_pkeys = resources.bad_pkeys.saturating_add(1);
@@ -366,8 +429,7 @@ impl Qp {
     /// Goes to the state that a completion with an error leads to: that of sends of all but reliable
     /// connections to the error state of the send queue.
     pub(crate) fn fail_quietly<M: Memory>(&mut self, send: bool, io: &Io<'_, M>) {
-        let unreliable = self.created.qp_type != QpType::ReliableConnection;
-        if !send || !unreliable {
+        if !send || self.is_reliable() {
             self.enter_error(io);
         } else if self.state == QpState::ReadyToSend {
             self.state = QpState::SendQueueError;
@@ -423,7 +485,7 @@ impl Qp {
             psn,
             solicited: false,
             ack_request: false,
-            unreliable: self.is_unreliable(),
+            service: self.service(0),
             body,
             payload,
             touched: Touched::NOT,
@@ -505,6 +567,7 @@ impl Qp {
             receives_posted: self.created.rq.posted(memory),
             receive_entries: self.created.rq.entries(),
             srqn: self.created.srqn,
+            xrcdn: self.created.xrcdn,
         }
     }
 }
@@ -552,4 +615,6 @@ pub struct QpSnapshot {
     pub receive_entries: u32,
     /// Shared receive queue.
     pub srqn: Option<u32>,
+    /// XRC domain.
+    pub xrcdn: Option<u32>,
 }

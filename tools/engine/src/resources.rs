@@ -181,14 +181,24 @@ impl Resources {
         match taken {
             Ok(Some(_)) => self.check_srq_limit(srqn, memory),
             Ok(None) | Err(Cause::SrqFailed) => {}
-            Err(cause) => {
-                let happening = Happening::Event(EventType::SrqError);
-                self.explain(Explanation::new(happening, srqn, Some(cause)));
-                self.async_events
-                    .raise(EventType::SrqError, srqn, Some(cause), &mut self.counters);
-            }
+            Err(cause) => self.note_failed_srq(srqn, cause),
         }
         taken
+    }
+
+    /// Fails a shared receive queue, unless it has failed before.
+    pub(crate) fn fail_srq(&mut self, srqn: u32, cause: Cause) {
+        if self.srqs.get_mut(srqn).is_some_and(Srq::fail) {
+            self.note_failed_srq(srqn, cause);
+        }
+    }
+
+    /// A shared receive queue failed just now.
+    fn note_failed_srq(&mut self, srqn: u32, cause: Cause) {
+        let happening = Happening::Event(EventType::SrqError);
+        self.explain(Explanation::new(happening, srqn, Some(cause)));
+        self.async_events
+            .raise(EventType::SrqError, srqn, Some(cause), &mut self.counters);
     }
 
     /// Raises the event of the limit of a shared receive queue, if it is reached.

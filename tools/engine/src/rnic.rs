@@ -8,7 +8,7 @@ use crate::{
     command::memory::Resolution,
     context::Context,
     event::names_port,
-    limits::{Features, Limits},
+    limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
     qp::{Qp, Turn},
     resources::{Port, Resources},
@@ -17,6 +17,7 @@ use crate::{
     time::Instant,
     trace::Act,
 };
+use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
 use vrnic_wire::{
     command::ContextKind,
@@ -101,6 +102,15 @@ pub(crate) struct Pd {
     pub(crate) users: u32,
 }
 
+/// An XRC domain.
+#[derive(Debug, Default)]
+pub(crate) struct Xrcd {
+    /// Queue pairs that belong to it.
+    pub(crate) targets: FxHashSet<u32>,
+    /// Shared receive queues that belong to it.
+    pub(crate) srqs: u32,
+}
+
 /// Queue pairs, and whose turn it is.
 #[derive(Debug)]
 pub(crate) struct QueuePairs {
@@ -160,6 +170,8 @@ pub struct Snapshot {
     pub cqs: u32,
     /// Shared receive queues.
     pub srqs: u32,
+    /// XRC domains.
+    pub xrcds: u32,
     /// Queue pairs.
     pub qps: u32,
     /// Multicast groups' queue pairs, all together.
@@ -183,6 +195,7 @@ pub struct Engine {
     /// Context of each doorbell page.
     pub(crate) pages: Vec<Option<u32>>,
     pub(crate) pds: Table<Pd>,
+    pub(crate) xrcds: Table<Xrcd>,
     pub(crate) qps: QueuePairs,
     /// Host ranges that all page lists need.
     pub(crate) translations: usize,
@@ -222,6 +235,7 @@ impl Engine {
             contexts: Table::new(1, config.limits.contexts),
             pages: vec![None; config.limits.contexts as usize],
             pds: Table::new(1, config.limits.pd),
+            xrcds: Table::new(1, MAX_XRCDS),
             qps: QueuePairs {
                 // QP0 does not exist, QP1 is the GSI, which counts but has no place in the table.
                 table: Table::new(2, config.limits.qp),
@@ -562,11 +576,15 @@ impl Engine {
                 continue;
             };
             let users: Vec<u32> = cq.users.iter().copied().collect();
+            let srqs: Vec<u32> = cq.srqs.iter().copied().collect();
             for qpn in users {
                 let told = self.act(qpn, |qp, resources| qp.fail(Cause::CqFailed, resources, io));
                 if told.is_some() {
                     self.qps.schedule(qpn);
                 }
+            }
+            for srqn in srqs {
+                self.resources.fail_srq(srqn, Cause::CqFailed);
             }
         }
         if self.resources.faults.is_busy() {
@@ -699,6 +717,7 @@ impl Engine {
             mws: self.resources.keys.windows(),
             cqs: self.resources.cqs.len(),
             srqs: self.resources.srqs.len(),
+            xrcds: self.xrcds.len(),
             qps: self.qps.len(),
             attachments: self.resources.groups.attachments(),
             counter_sets: self.resources.counters.sets(),

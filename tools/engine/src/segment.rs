@@ -105,6 +105,21 @@ impl Position {
     }
 }
 
+/// The transport service of a connection, as the opcode of a packet names it.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection. Opcodes of datagrams and of notifications say all themselves, so these are here too.
+    #[default]
+    Reliable,
+    /// Unreliable connection. Only sends without a key to invalidate and writes belong to it.
+    Unreliable,
+    /// Extended reliable connection (IBTA volume 1, annex A14). All that a reliable connection has belongs to it.
+    Xrc {
+        /// The shared receive queue that a request is for, 24 bits (XRCETH); 0 in a response.
+        srqn: u32,
+    },
+}
+
 /// RDMA extended transport header: remote memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Reth {
@@ -512,9 +527,8 @@ pub struct Segment<'a> {
     pub solicited: bool,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
-    /// Whether it belongs to an unreliable connection. Only sends without a key to invalidate and
-    /// writes do.
-    pub unreliable: bool,
+    /// The transport service that its opcode names.
+    pub service: Service,
     /// What it is.
     pub body: Body,
     /// Payload.

@@ -42,6 +42,15 @@ pub(crate) fn take_entry<M: Memory>(
     Ok(Some(read))
 }
 
+/// What a shared receive queue of an XRC domain has more than others.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Xrc {
+    /// XRC domain.
+    pub(crate) xrcdn: u32,
+    /// Completion queue of its receives.
+    pub(crate) cqn: u32,
+}
+
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
@@ -51,6 +60,8 @@ pub(crate) struct Srq {
     pub(crate) pd: u32,
     /// Queue pairs that use it.
     pub(crate) users: u32,
+    /// The XRC domain that it is for, if it is for one.
+    pub(crate) xrc: Option<Xrc>,
     /// Elements of an entry.
     pub(crate) max_sge: u32,
     queue: WorkQueue,
@@ -66,6 +77,7 @@ impl Srq {
             context,
             pd,
             users: 0,
+            xrc: None,
             max_sge,
             queue: WorkQueue::new(Some(ring)),
             limit: 0,
@@ -155,6 +167,8 @@ impl Srq {
             posted: self.queue.posted(memory),
             limit: self.limit,
             queue_pairs: self.users,
+            xrcdn: self.xrc.map(|xrc| xrc.xrcdn),
+            cqn: self.xrc.map(|xrc| xrc.cqn),
             failed: self.failed,
         }
     }

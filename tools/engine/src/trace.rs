@@ -9,7 +9,7 @@
 use crate::{
     event::names_qp,
     resources::Resources,
-    segment::{Body, Segment},
+    segment::{Body, Segment, Service},
     time::Instant,
 };
 use std::{collections::VecDeque, time::Duration};
@@ -39,8 +39,8 @@ pub struct Packet {
     pub length: u64,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
-    /// Whether it belongs to an unreliable connection.
-    pub unreliable: bool,
+    /// The transport service that its opcode names.
+    pub service: Service,
     /// Name of the fault that did something to it.
     pub fault: Option<&'static str>,
 }
@@ -54,7 +54,7 @@ impl Packet {
             psn: segment.psn.raw(),
             length: segment.payload.len(),
             ack_request: segment.ack_request,
-            unreliable: segment.unreliable,
+            service: segment.service,
             fault: segment.touched.kind.map(|kind| kind.name),
         }
     }

@@ -10,7 +10,7 @@ use crate::{
 };
 use vrnic_wire::{
     completion::{self, Status},
-    qp::QpType,
+    qp::{MAX_QPN, QpType},
     ring,
     work::{
         self, AtomicTarget, BindTarget, DatagramTarget, FlushTarget, RdmaTarget, ReceiveHeader,
@@ -51,6 +51,13 @@ impl EntryCopy {
             memory.read(rest, &mut self.bytes[PREFIX..length])?;
         }
         Ok(())
+    }
+
+    /// The little-endian word at byte `offset` of what is read at first.
+    fn word(&self, offset: usize) -> u32 {
+        let mut word = [0; 4];
+        word.copy_from_slice(&self.bytes[offset..offset + 4]);
+        u32::from_le_bytes(word)
     }
 
     /// Appends the `count` elements from byte `offset` on, and gives their total length.
@@ -146,6 +153,8 @@ pub(crate) struct SendRequest {
     /// Bytes of the message.
     pub(crate) length: u32,
     pub(crate) target: Target,
+    /// The peer's shared receive queue, of an extended reliable connection; else 0.
+    pub(crate) srqn: u32,
 }
 
 /// A work request that cannot be done.
@@ -199,7 +208,7 @@ pub(crate) fn is_fetching(opcode: SendOpcode) -> bool {
 /// Whether such a queue pair does the operation.
 fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) -> bool {
     match qp_type {
-        QpType::ReliableConnection => match opcode {
+        QpType::ReliableConnection | QpType::XrcInitiator => match opcode {
             SendOpcode::LocalInvalidate => {
                 let features = capacities.features;
                 features.memory_extensions || features.memory_windows
@@ -214,6 +223,7 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
         QpType::UnreliableDatagram | QpType::Gsi => {
             matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate)
         }
+        QpType::XrcTarget => false,
         QpType::UnreliableConnection => matches!(
             opcode,
             SendOpcode::Send
@@ -317,6 +327,10 @@ pub(crate) fn read_send<M: Memory>(
         source,
         length,
         target,
+        srqn: match qp_type {
+            QpType::XrcInitiator => copy.word(work::XRC_SRQN_OFFSET) & MAX_QPN,
+            _ => 0,
+        },
     }))
 }
 

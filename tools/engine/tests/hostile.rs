@@ -9,7 +9,7 @@ use vrnic_engine::{
     Cause, Limits, RnicConfig, Segment,
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, Flush, NakCode, Path, Payload, Position, Reth,
-        SendTail, Syndrome,
+        SendTail, Service, Syndrome,
     },
     testing::{Connection, Faults, QpOptions, Send, World},
 };
@@ -225,9 +225,17 @@ struct Forged {
     psn: i32,
     payload: usize,
     to_requester: bool,
-    unreliable: bool,
+    service: Service,
     aimed: Option<u16>,
     bits: [bool; 2],
+}
+
+fn service() -> impl Strategy<Value = Service> {
+    prop_oneof![
+        Just(Service::Reliable),
+        Just(Service::Unreliable),
+        (0u32..4).prop_map(|srqn| Service::Xrc { srqn }),
+    ]
 }
 
 fn forged() -> impl Strategy<Value = Forged> {
@@ -239,17 +247,17 @@ fn forged() -> impl Strategy<Value = Forged> {
         psn,
         payload,
         any::<bool>(),
-        any::<bool>(),
+        service(),
         aimed,
         any::<[bool; 2]>(),
     )
         .prop_map(
-            |(body, psn, payload, to_requester, unreliable, aimed, bits)| Forged {
+            |(body, psn, payload, to_requester, service, aimed, bits)| Forged {
                 body,
                 psn,
                 payload,
                 to_requester,
-                unreliable,
+                service,
                 aimed,
                 bits,
             },
@@ -300,7 +308,7 @@ proptest! {
                 },
                 solicited: forged.bits[0],
                 ack_request: forged.bits[1],
-                unreliable: forged.unreliable,
+                service: forged.service,
                 ..packet
             });
             world.run(Duration::from_micros(20));

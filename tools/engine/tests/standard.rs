@@ -80,8 +80,8 @@ impl Table {
             let (row_from, row_to) = name.split_once(", ").expect("two states");
             row_to == state_name(to) && (row_from == "any" || row_from == state_name(from))
         })?;
-        let not_for = format!("Not for {}.", type_name(qp_type));
-        if optional.contains(&not_for) {
+        let not_for = |name: &&str| optional.contains(&format!("Not for {name}."));
+        if type_names(qp_type).iter().any(not_for) {
             return None;
         }
         Some(Rule {
@@ -103,21 +103,25 @@ fn state_name(state: QpState) -> &'static str {
     }
 }
 
-fn type_name(qp_type: QpType) -> &'static str {
+/// The names of a type, alone or with others.
+fn type_names(qp_type: QpType) -> &'static [&'static str] {
     match qp_type {
-        ReliableConnection => "RC",
-        QpType::UnreliableConnection => "UC",
-        UnreliableDatagram => "UD",
-        Gsi => "GSI",
+        ReliableConnection => &["RC"],
+        QpType::UnreliableConnection => &["UC"],
+        UnreliableDatagram => &["UD"],
+        Gsi => &["GSI"],
+        QpType::XrcInitiator => &["INI", "XRC"],
+        QpType::XrcTarget => &["TGT", "XRC"],
     }
 }
 
 /// The attributes that a cell names for a type: sentences of the form `TYPES: NAMES.`, or `NAMES`.
 fn attributes(cell: &str, qp_type: QpType) -> u32 {
+    let is_named = |name| type_names(qp_type).contains(&name);
     let mut mask = 0;
     for sentence in cell.split('.').map(str::trim) {
         let names = match sentence.split_once(": ") {
-            Some((types, names)) if types.split(", ").any(|t| t == type_name(qp_type)) => names,
+            Some((types, names)) if types.split(", ").any(is_named) => names,
             Some(_) => continue,
             None if sentence.starts_with("Not for") => continue,
             None => sentence,
@@ -160,6 +164,7 @@ struct Bench {
     world: World,
     table: Table,
     cq: Cq,
+    xrcdn: u32,
 }
 
 impl Bench {
@@ -167,10 +172,12 @@ impl Bench {
         let mut world = World::pair(1);
         let node = &mut world.nodes[0];
         let cq = node.guest.cq(&mut node.rnic, 4096, 0);
+        let xrcdn = node.guest.xrcd(&mut node.rnic);
         Self {
             world,
             table: Table::read(),
             cq,
+            xrcdn,
         }
     }
 
@@ -203,6 +210,10 @@ impl Bench {
             entries: 2,
             sge: 1,
             inline: 0,
+            xrcdn: match qp_type {
+                QpType::XrcTarget => self.xrcdn,
+                _ => 0,
+            },
             ..QpOptions::default()
         };
         let cqn = self.cq.cqn;
@@ -230,7 +241,8 @@ impl Bench {
             from = to;
         }
         if state == QpState::SendQueueError {
-            if qp_type == ReliableConnection {
+            let resumed = self.table.rule(qp_type, state, ReadyToSend);
+            if resumed.is_none() {
                 self.destroy(qp);
                 return None;
             }

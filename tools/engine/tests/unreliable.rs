@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 use vrnic_engine::{
     Cause, RnicConfig, Segmentation,
     explain::Happening,
-    segment::Payload,
+    segment::{Payload, Service},
     testing::{Completion, Connection, Faults, QpOptions, Send, World},
 };
 use vrnic_wire::{
@@ -123,7 +123,7 @@ fn messages_of_all_kinds_arrive() {
         let (mut world, mut c) = pair(segmentation, 1);
         // Requests are done before their packets arrive, so these bring their bytes along.
         world.filter = Some(|segment| {
-            assert!(segment.unreliable && !segment.ack_request);
+            assert!(segment.service == Service::Unreliable && !segment.ack_request);
             assert!(!matches!(segment.payload, Payload::Ranges(_)));
             true
         });

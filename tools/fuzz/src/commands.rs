@@ -17,11 +17,12 @@ use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command, CommandCode,
         CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp, CreateSrq,
-        DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyPd,
-        DestroyQp, DestroySrq, DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq,
-        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
-        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
-        Status, TakePageFault, UnmapPages, mr_flags, qp_flags,
+        CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet,
+        DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages,
+        ModifyCq, ModifyQp, ModifySrq, QueryCounterSet, QueryCounters, QueryDevice, QueryPort,
+        QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq,
+        RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
+        qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -292,7 +293,9 @@ impl Scene {
             CommandCode::DestroyCounterSet => {
                 objects.counter_sets.retain(|&number| number != named(0));
             }
-            CommandCode::CreateSrq => {
+            CommandCode::CreateXrcd => objects.xrcds.push(first_word(&reply)),
+            CommandCode::DestroyXrcd => objects.xrcds.retain(|&number| number != named(0)),
+            CommandCode::CreateSrq | CommandCode::CreateXrcSrq => {
                 let srqn = first_word(&reply);
                 objects.srqs.push(srqn);
                 let start = made;
@@ -385,13 +388,6 @@ impl Scene {
 
     /// A request that the device may well execute; with it where its buffer begins in the heap.
     fn request(&mut self, code: CommandCode, input: &mut Input<'_>) -> (Vec<u8>, usize) {
-        let any = |numbers: &[u32], input: &mut Input<'_>| {
-            let place = input.below(16);
-            numbers
-                .get(place % numbers.len().max(1))
-                .copied()
-                .unwrap_or(place as u32)
-        };
         let context = any(&self.objects.contexts, input).into();
         let reserved = 0.into();
         let pds = self.objects.pds.clone();
@@ -627,21 +623,37 @@ impl Scene {
                 } else {
                     0
                 };
+                let qp_type = input.pick(&[2, 2, 4, 1, 3, 0, 9, 10]);
+                let xrcdn = any(&self.objects.xrcds, input).into();
+                let send_cqn = any(&self.objects.cqs, input).into();
+                let recv_cqn = any(&self.objects.cqs, input).into();
+                let (recv_ring, recv_cqn) = match QpType::try_from(qp_type) {
+                    Ok(QpType::XrcTarget) => {
+                        let target = CreateQp {
+                            qp_type,
+                            xrcdn,
+                            ..CreateQp::default()
+                        };
+                        return (bytes_of(target), start);
+                    }
+                    Ok(QpType::XrcInitiator) => (RingLayout::absent(), reserved),
+                    _ => (recv_ring, recv_cqn),
+                };
                 bytes_of(CreateQp {
                     context,
                     pd,
-                    qp_type: input.pick(&[2, 2, 4, 1, 3, 0]),
+                    qp_type,
                     flags: input.below(2) as u8 | sharing,
                     max_send_sge: (sges as u16).into(),
                     max_recv_sge: (sges as u16).into(),
                     max_inline: (inline as u16).into(),
-                    send_cqn: any(&self.objects.cqs, input).into(),
-                    recv_cqn: any(&self.objects.cqs, input).into(),
+                    send_cqn,
+                    recv_cqn,
                     send_ring,
                     recv_ring,
                     pages,
                     srqn: srqn.into(),
-                    reserved,
+                    xrcdn: reserved,
                 })
             }
             CommandCode::ModifyQp => {
@@ -670,20 +682,32 @@ impl Scene {
                 qpn: any(&self.objects.qps, input).into(),
                 reserved,
             }),
-            CommandCode::CreateSrq | CommandCode::ResizeSrq => {
+            CommandCode::CreateXrcd => bytes_of(CreateXrcd::default()),
+            CommandCode::DestroyXrcd => bytes_of(DestroyXrcd {
+                xrcdn: any(&self.objects.xrcds, input).into(),
+                reserved,
+            }),
+            CommandCode::CreateSrq | CommandCode::CreateXrcSrq | CommandCode::ResizeSrq => {
                 let (sges, entries) = (input.below(5) as u32, 1 << input.below(7));
                 let ring = layout(0, 1024, entries, receive_stride(sges));
                 let (pages, at) = self.list(ring.end() as usize, input);
                 start = at;
                 let limit = (input.below(8) as u32).into();
+                let srq = CreateSrq {
+                    context,
+                    pd,
+                    max_sge: sges.into(),
+                    limit,
+                    ring,
+                    pages,
+                };
                 if code == CommandCode::CreateSrq {
-                    bytes_of(CreateSrq {
-                        context,
-                        pd,
-                        max_sge: sges.into(),
-                        limit,
-                        ring,
-                        pages,
+                    bytes_of(srq)
+                } else if code == CommandCode::CreateXrcSrq {
+                    bytes_of(CreateXrcSrq {
+                        srq,
+                        xrcdn: any(&self.objects.xrcds, input).into(),
+                        cqn: any(&self.objects.cqs, input).into(),
                     })
                 } else {
                     let srqn = any(&self.objects.srqs, input);
@@ -730,6 +754,11 @@ impl Scene {
         let masks = match QpType::try_from(qp_type) {
             Ok(QpType::ReliableConnection) => [MASKS[0], MASKS[1], MASKS[2]],
             Ok(QpType::UnreliableConnection) => [MASKS[0], MASKS[5], MASKS[4]],
+            Ok(QpType::XrcInitiator) => [MASKS[0], MASKS[5], MASKS[2]],
+            Ok(QpType::XrcTarget) => {
+                let send = attribute::STATE | attribute::SQ_PSN | attribute::TIMEOUT;
+                [MASKS[0], MASKS[1], send]
+            }
             _ => [MASKS[3], attribute::STATE, MASKS[4]],
         };
         let states = [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend];
@@ -755,6 +784,9 @@ impl Scene {
             return;
         }
         let qp = &self.qps[input.below(256) % self.qps.len()];
+        if !qp.send_ring.is_present() {
+            return;
+        }
         let opcode = input.pick(SendOpcode::ALL);
         let keys = [&[(0, LOCAL_DMA_KEY)], self.objects.mrs.as_slice()].concat();
         let (_, key) = input.pick(&keys);
@@ -791,6 +823,10 @@ impl Scene {
             }
             SendOpcode::LocalInvalidate => send,
             _ => send.element(sge).rdma(address.get(), key),
+        };
+        let send = match QpType::try_from(qp.qp_type) {
+            Ok(QpType::XrcInitiator) => send.to_srq(any(&self.objects.srqs, input)),
+            _ => send,
         };
         let heap = HEAP_PAGES * PAGE;
         let index = qp.start + qp.send_ring.header_offset.get() as usize + offset::DRIVER_INDEX;
@@ -900,4 +936,13 @@ fn layout(header: u32, first: u32, entries: u32, stride: u32) -> RingLayout {
         entries: entries.into(),
         stride: stride.into(),
     }
+}
+
+/// One of the numbers, or of none that exists if there are none.
+fn any(numbers: &[u32], input: &mut Input<'_>) -> u32 {
+    let place = input.below(16);
+    numbers
+        .get(place % numbers.len().max(1))
+        .copied()
+        .unwrap_or(place as u32)
 }

@@ -8,7 +8,7 @@ use vrnic_engine::{
 };
 use vrnic_wire::command::{
     DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp,
-    DestroySrq,
+    DestroySrq, DestroyXrcd,
 };
 
 /// Numbers of objects that exist.
@@ -30,6 +30,8 @@ pub struct Objects {
     pub srqs: Vec<u32>,
     /// Counter sets.
     pub counter_sets: Vec<u32>,
+    /// XRC domains.
+    pub xrcds: Vec<u32>,
 }
 
 impl Objects {
@@ -71,6 +73,11 @@ impl Objects {
             let done = guest.command(rnic, DestroySrq { srqn, reserved });
             done.expect("shared receive queue");
         }
+        for xrcdn in self.xrcds {
+            let xrcdn = xrcdn.into();
+            let done = guest.command(rnic, DestroyXrcd { xrcdn, reserved });
+            done.expect("XRC domain");
+        }
         for cqn in self.cqs {
             let cqn = cqn.into();
             let done = guest.command(rnic, DestroyCq { cqn, reserved });
@@ -110,8 +117,13 @@ impl Objects {
             (0, 0, 0, 0, 0, 0, 0)
         );
         assert_eq!(
-            (left.translations, left.attachments, left.counter_sets),
-            (0, 0, 0)
+            (
+                left.translations,
+                left.attachments,
+                left.counter_sets,
+                left.xrcds
+            ),
+            (0, 0, 0, 0)
         );
     }
 }

@@ -20,7 +20,7 @@ use vrnic_engine::{
     psn::Psn,
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, Flush, NakCode, Path, Payload, Position, Reth,
-        SendTail, Syndrome,
+        SendTail, Service, Syndrome,
     },
     testing::{
         Completion, Connection, Cq, Faults, GuestView, Mr, Node, Qp, QpOptions, Send, Wire, World,
@@ -323,8 +323,12 @@ impl Scene {
             _ => false,
         };
         Segment {
-            unreliable: may_be_unreliable
-                && (qpn == self.posted[3].qp.qpn) != (bits & 0xe0 == 0x60),
+            service: if may_be_unreliable && (qpn == self.posted[3].qp.qpn) != (bits & 0xe0 == 0x60)
+            {
+                Service::Unreliable
+            } else {
+                Service::Reliable
+            },
             path,
             source_qpn: 0,
             destination_qpn: qpn & 0xff_ffff,

@@ -11,7 +11,7 @@ use vrnic_engine::{
     RnicConfig, Segment, Segmentation,
     memory::{GuestAddress, Memory},
     psn::Psn,
-    segment::{Body, Path, Payload, Position, SendTail},
+    segment::{Body, Path, Payload, Position, SendTail, Service},
     testing::{BASE, GuestView, Memories, QpOptions, Send, World, gid_of},
 };
 use vrnic_roce::{MAX_FRAME, encode, parse};
@@ -49,7 +49,7 @@ fn segment(payload: Payload<'static>) -> Segment<'static> {
         psn: Psn::new(7),
         solicited: false,
         ack_request: false,
-        unreliable: false,
+        service: Service::Reliable,
         body: Body::Send {
             position: Position::Middle,
             tail: SendTail::Plain,

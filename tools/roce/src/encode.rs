@@ -57,12 +57,12 @@ pub fn encode<M: Memory>(
 ) -> Result<usize, EncodeError> {
     let payload = usize::try_from(segment.payload.len()).map_err(|_| EncodeError::TooLong)?;
     let pad = payload.wrapping_neg() & 3;
-    let transport = size_of::<Bth>() + opcode::extended_length(&segment.body) + payload + pad;
+    let transport = size_of::<Bth>() + opcode::extended_length(segment) + payload + pad;
     let mut writer = Writer::new(buffer);
     let network = write_network(&segment.path, transport + ICRC_LENGTH, &mut writer)?;
     let start = writer.length() - network.length();
     writer.header(bth(segment, pad)?)?;
-    opcode::write_extended(&segment.body, &mut writer)?;
+    opcode::write_extended(segment, &mut writer)?;
     match &segment.payload {
         Payload::Empty => {}
         Payload::Bytes(bytes) => writer.put(bytes)?,

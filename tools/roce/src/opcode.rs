@@ -8,7 +8,7 @@ use crate::{
 };
 use vrnic_engine::{
     Segment,
-    segment::{self, AtomicKind, Body, Position, SendTail},
+    segment::{self, AtomicKind, Body, Position, SendTail, Service},
 };
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -43,6 +43,9 @@ const DATAGRAM: u8 = 0x64;
 const DATAGRAM_IMMEDIATE: u8 = 0x65;
 const CONGESTION_NOTIFICATION: u8 = 0x81;
 
+/// What the opcodes of an extended reliable connection have more than those of a reliable one (annex A14).
+const XRC: u8 = 0xa0;
+
 /// Place of the transport in an opcode, and the number of the one whose requests are answered if they make no sense.
 const TRANSPORT_SHIFT: u32 = 5;
 const RELIABLE_CONNECTION: u8 = 0;
@@ -50,28 +53,66 @@ const RELIABLE_CONNECTION: u8 = 0;
 /// Reserved bytes of a congestion notification packet.
 type CongestionReserved = [u8; 16];
 
-/// Whether packets with this opcode belong to an unreliable connection, and the opcode that they
-/// would have in a reliable one.
-pub(crate) fn split_service(opcode: u8) -> (bool, u8) {
-    const LAST: u8 = UNRELIABLE + WRITE_ONLY_IMMEDIATE;
+/// Whether a packet with this opcode of a reliable connection is a request. In an extended one it names a queue.
+fn is_request(opcode: u8) -> bool {
+    matches!(
+        opcode,
+        SEND_FIRST
+            ..=READ_REQUEST
+                | COMPARE_SWAP
+                | FETCH_ADD
+                | SEND_LAST_INVALIDATE
+                | SEND_ONLY_INVALIDATE
+                | FLUSH
+                | ATOMIC_WRITE
+    )
+}
+
+/// The service that packets with this opcode belong to, with the header that it puts in front of the others, and
+/// the opcode that they would have in a reliable connection.
+pub(crate) fn read_service(
+    opcode: u8,
+    reader: &mut Reader<'_>,
+) -> Result<(Service, u8), FrameError> {
+    const LAST_UNRELIABLE: u8 = UNRELIABLE + WRITE_ONLY_IMMEDIATE;
+    const LAST_XRC: u8 = XRC + (1 << TRANSPORT_SHIFT) - 1;
     match opcode {
-        UNRELIABLE..=LAST => (true, opcode - UNRELIABLE),
-        _ => (false, opcode),
+        UNRELIABLE..=LAST_UNRELIABLE => Ok((Service::Unreliable, opcode - UNRELIABLE)),
+        XRC..=LAST_XRC => {
+            let opcode = opcode - XRC;
+            let srqn = if is_request(opcode) {
+                reader.take::<U32>()?.get() & LOW_24
+            } else {
+                0
+            };
+            Ok((Service::Xrc { srqn }, opcode))
+        }
+        _ => Ok((Service::Reliable, opcode)),
+    }
+}
+
+/// The shared receive queue that a packet names.
+fn queue_of(segment: &Segment<'_>) -> Option<u32> {
+    match segment.service {
+        Service::Xrc { srqn } if is_request(reliable_opcode_of(&segment.body)) => Some(srqn),
+        _ => None,
     }
 }
 
 /// Opcode of a packet.
 pub(crate) fn opcode_of(segment: &Segment<'_>) -> Result<u8, EncodeError> {
     let opcode = reliable_opcode_of(&segment.body);
-    match opcode {
-        _ if !segment.unreliable => Ok(opcode),
-        SEND_FIRST..=WRITE_ONLY_IMMEDIATE => Ok(UNRELIABLE + opcode),
-        CONGESTION_NOTIFICATION => Ok(opcode),
+    match (segment.service, opcode) {
+        (Service::Reliable, _) | (_, CONGESTION_NOTIFICATION) => Ok(opcode),
+        (Service::Unreliable, SEND_FIRST..=WRITE_ONLY_IMMEDIATE) => Ok(UNRELIABLE + opcode),
+        (Service::Xrc { .. }, _) if opcode >> TRANSPORT_SHIFT == RELIABLE_CONNECTION => {
+            Ok(XRC + opcode)
+        }
         _ => Err(EncodeError::Headers),
     }
 }
 
-/// Opcode of a packet that does not belong to an unreliable connection.
+/// Opcode that a packet would have in a reliable connection.
 fn reliable_opcode_of(body: &Body) -> u8 {
     match *body {
         Body::Send { position, tail } => match (position, tail) {
@@ -123,10 +164,10 @@ fn reliable_opcode_of(body: &Body) -> u8 {
 /// Name of what a packet is, for people.
 pub fn opcode_name(segment: &Segment<'_>) -> String {
     let name = reliable_opcode_name(&segment.body);
-    if segment.unreliable {
-        format!("UC {name}")
-    } else {
-        name.to_owned()
+    match segment.service {
+        Service::Reliable => name.to_owned(),
+        Service::Unreliable => format!("UC {name}"),
+        Service::Xrc { .. } => format!("XRC {name}"),
     }
 }
 
@@ -165,9 +206,10 @@ fn reliable_opcode_name(body: &Body) -> &'static str {
 }
 
 /// Bytes of the extended headers of a packet.
-pub(crate) fn extended_length(body: &Body) -> usize {
+pub(crate) fn extended_length(segment: &Segment<'_>) -> usize {
     let immediate = |immediate: &Option<u32>| immediate.map_or(0, |_| size_of::<U32>());
-    match body {
+    let service = immediate(&queue_of(segment));
+    let body = match &segment.body {
         Body::Send { position, tail } => match tail {
             SendTail::Immediate(_) | SendTail::Invalidate(_) if position.ends() => size_of::<U32>(),
             _ => 0,
@@ -184,16 +226,21 @@ pub(crate) fn extended_length(body: &Body) -> usize {
         Body::Datagram { immediate: i, .. } => size_of::<Deth>() + immediate(i),
         Body::Unknown(_) => 0,
         Body::CongestionNotification => size_of::<CongestionReserved>(),
-    }
+    };
+    service + body
 }
 
 /// Writes the extended headers of a packet.
-pub(crate) fn write_extended(body: &Body, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+pub(crate) fn write_extended(
+    segment: &Segment<'_>,
+    writer: &mut Writer<'_>,
+) -> Result<(), EncodeError> {
     let optional = |value: Option<u32>, writer: &mut Writer<'_>| match value {
         Some(value) => writer.header(U32::new(value)),
         None => Ok(()),
     };
-    match *body {
+    optional(queue_of(segment).map(|srqn| srqn & LOW_24), writer)?;
+    match segment.body {
         Body::Send { position, tail } => match tail {
             SendTail::Immediate(value) | SendTail::Invalidate(value) if position.ends() => {
                 writer.header(U32::new(value))

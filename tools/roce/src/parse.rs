@@ -208,7 +208,7 @@ fn read_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
     if bth.flags & Bth::VERSION_MASK != 0 {
         return Err(FrameError::Version);
     }
-    let (unreliable, opcode) = opcode::split_service(bth.opcode);
+    let (service, opcode) = opcode::read_service(bth.opcode, &mut reader)?;
     let body = opcode::read_body(opcode, &mut reader)?;
     let length = reader.rest.len().checked_sub(bth.pad());
     let payload = &reader.rest[..length.ok_or(FrameError::Pad)?];
@@ -227,7 +227,7 @@ fn read_transport(bytes: &[u8], path: Path) -> Result<Segment<'_>, FrameError> {
         psn: Psn::new(bth.psn.get()),
         solicited: bth.flags & Bth::SOLICITED != 0,
         ack_request: bth.psn.get() & Bth::ACK_REQUEST != 0,
-        unreliable,
+        service,
         body,
         payload: if payload.is_empty() {
             Payload::Empty

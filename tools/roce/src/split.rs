@@ -5,7 +5,7 @@
 use vrnic_engine::{
     Segment,
     memory::HostRange,
-    segment::{Body, Payload, Position, SendTail},
+    segment::{Body, Payload, Position, SendTail, Service},
 };
 
 /// Calls `packet` with the packets of at most `mtu` bytes of payload that `segment` consists of. They
@@ -111,7 +111,7 @@ mod tests {
             psn: Psn::new(9),
             solicited: true,
             ack_request: true,
-            unreliable: false,
+            service: Service::Reliable,
             body,
             payload,
         }

@@ -67,6 +67,11 @@ pub fn sentence(device: &str, what: &Explanation) -> String {
     )
 }
 
+/// A number, or a dash if there is none.
+fn number(number: Option<u32>) -> String {
+    number.map_or_else(|| "-".into(), |number| number.to_string())
+}
+
 /// A number that may be unknown.
 fn known(number: Option<u32>) -> String {
     number.map_or_else(|| "?".into(), |number| number.to_string())
@@ -194,8 +199,7 @@ impl Row for Qp {
             self.responses_waiting.to_string(),
             self.send_cqn.to_string(),
             self.receive_cqn.to_string(),
-            self.srqn
-                .map_or_else(|| "-".into(), |srqn| srqn.to_string()),
+            number(self.srqn),
             self.pd.to_string(),
             self.context.to_string(),
         ]
@@ -235,7 +239,8 @@ impl Row for Cq {
 
 impl Row for Srq {
     const HEADS: &'static [&'static str] = &[
-        "DEVICE", "SRQN", "POSTED", "ENTRIES", "LIMIT", "QPS", "PD", "CONTEXT", "STATE",
+        "DEVICE", "SRQN", "POSTED", "ENTRIES", "LIMIT", "QPS", "XRCD", "CQ", "PD", "CONTEXT",
+        "STATE",
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -245,6 +250,8 @@ impl Row for Srq {
             self.entries.to_string(),
             self.limit.to_string(),
             self.queue_pairs.to_string(),
+            number(self.xrcdn),
+            number(self.cqn),
             self.pd.to_string(),
             self.context.to_string(),
             if self.failed { "failed" } else { "ok" }.into(),

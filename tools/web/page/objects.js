@@ -208,6 +208,8 @@ function owners(device, extra) {
   };
   const contextOfPd = new Map();
   for (const object of [...device.qp_list, ...(extra?.srqs ?? [])]) {
+    // The target of an extended connection belongs to no context.
+    if (object.context === 0) continue;
     contextOfPd.set(object.pd, object.context);
     of(object.context).pds.add(object.pd);
     if (object.qpn !== undefined) of(object.context).qps += 1;

@@ -116,7 +116,7 @@ impl Execute for DestroyCq {
         let cqn = self.cqn.get();
         let resources = &mut rnic.resources;
         let cq = resources.cqs.get(cqn).ok_or(Cause::UnknownCq)?;
-        if !cq.users.is_empty() {
+        if !cq.users.is_empty() || !cq.srqs.is_empty() {
             return Err(Cause::InUse);
         }
         if cq.event_waits {

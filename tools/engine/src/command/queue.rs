@@ -2,7 +2,7 @@
 
 //! Commands about queue pairs.
 
-use super::{Execute, done, reserved};
+use super::{Execute, done, reserved, xrc::create_target};
 use crate::{
     buffer::Buffer,
     cause::Cause,
@@ -22,6 +22,11 @@ use vrnic_wire::{
     ring::RingLayout,
     work,
 };
+
+/// Whether it is an end of an extended reliable connection.
+fn is_xrc(qp_type: QpType) -> bool {
+    matches!(qp_type, QpType::XrcInitiator | QpType::XrcTarget)
+}
 
 /// Counts an object that belongs to a context, or no longer does.
 pub(super) fn change_users(context: Option<&mut Context>, change: i32) {
@@ -64,7 +69,18 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     if qp_type == QpType::UnreliableConnection && !rnic.config.features.unreliable_connections {
         return Err(Cause::QpTypeAbsent);
     }
-    reserved(request.reserved)?;
+    if is_xrc(qp_type) && !rnic.config.features.has_xrc() {
+        return Err(Cause::QpTypeAbsent);
+    }
+    if qp_type == QpType::XrcTarget {
+        // It has nothing of what follows.
+        return Ok((qp_type, Capacities::default()));
+    }
+    reserved(request.xrcdn)?;
+    let receives = qp_type != QpType::XrcInitiator;
+    if !receives {
+        reserved(request.recv_cqn)?;
+    }
     let shares = request.flags & qp_flags::SHARED_RECEIVE_QUEUE != 0;
     let known = if rnic.config.features.shared_receive_queues {
         qp_flags::SIGNAL_ALL | qp_flags::SHARED_RECEIVE_QUEUE
@@ -77,7 +93,10 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     if !shares && request.srqn.get() != 0 {
         return Err(Cause::ReservedField);
     }
-    if shares && (request.recv_ring.is_present() || qp_type == QpType::Gsi) {
+    let may_share = receives && qp_type != QpType::Gsi;
+    if request.recv_ring.is_present() && !receives
+        || shares && (request.recv_ring.is_present() || !may_share)
+    {
         return Err(Cause::RingLayout);
     }
     let limits = &rnic.config.limits;
@@ -117,19 +136,23 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Engine) -> Result<(
     let context = rnic.contexts.get(number).ok_or(Cause::UnknownContext)?;
     let pd = rnic.pds.get(request.pd.get()).ok_or(Cause::UnknownPd)?;
     let cq = |cqn: u32| rnic.resources.cqs.get(cqn).ok_or(Cause::UnknownCq);
+    let recv_cq = match qp_type {
+        QpType::XrcInitiator => None,
+        _ => Some(cq(request.recv_cqn.get())?),
+    };
+    let srq = |srqn| {
+        let srq = rnic.resources.srqs.get(srqn);
+        let srq = srq.filter(|srq| srq.xrc.is_none());
+        srq.ok_or(Cause::UnknownSrq)
+    };
+    let srq = shared_receive_queue(request).map(srq).transpose()?;
     let owners = [
-        pd.context,
-        cq(request.send_cqn.get())?.context,
-        cq(request.recv_cqn.get())?.context,
+        Some(pd.context),
+        Some(cq(request.send_cqn.get())?.context),
+        recv_cq.map(|cq| cq.context),
+        srq.map(|srq| srq.context),
     ];
-    let srqn = shared_receive_queue(request);
-    let srq = srqn.map(|srqn| rnic.resources.srqs.get(srqn).ok_or(Cause::UnknownSrq));
-    let srq_owner = srq.transpose()?.map(|srq| srq.context);
-    if owners
-        .into_iter()
-        .chain(srq_owner)
-        .any(|owner| owner != number)
-    {
+    if owners.into_iter().flatten().any(|owner| owner != number) {
         return Err(Cause::ContextMismatch);
     }
     if qp_type == QpType::Gsi {
@@ -149,6 +172,9 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Engine) -> Result<(
 impl Execute for CreateQp {
     fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<QpCreated, Cause> {
         let (qp_type, mut capacities) = check_request(&self, rnic)?;
+        if qp_type == QpType::XrcTarget {
+            return create_target(&self, rnic);
+        }
         check_objects(&self, qp_type, rnic)?;
         // A queue pair without rings has no buffer.
         let buffer = if self.send_ring.is_present() || self.recv_ring.is_present() {
@@ -176,6 +202,7 @@ impl Execute for CreateQp {
             send_cqn: self.send_cqn.get(),
             recv_cqn: self.recv_cqn.get(),
             srqn: shared_receive_queue(&self),
+            xrcdn: None,
             signal_all: self.flags & qp_flags::SIGNAL_ALL != 0,
             capacities,
             translations,
@@ -271,6 +298,11 @@ impl Execute for DestroyQp {
             && let Some(srq) = rnic.resources.srqs.get_mut(srqn)
         {
             srq.users -= 1;
+        }
+        if let Some(xrcdn) = created.xrcdn
+            && let Some(xrcd) = rnic.xrcds.get_mut(xrcdn)
+        {
+            xrcd.targets.remove(&qpn);
         }
         for cqn in [created.send_cqn, created.recv_cqn] {
             if let Some(cq) = rnic.resources.cqs.get_mut(cqn) {

@@ -6,6 +6,7 @@ use super::{
     Execute, done,
     queue::{change_users, check_ring},
     reserved,
+    xrc::forget_srq,
 };
 use crate::{
     cause::Cause, event::names_srq, memory::Memory, resources::Io, ring::Ring, rnic::Engine,
@@ -153,6 +154,7 @@ impl Execute for DestroySrq {
         if srq.users > 0 {
             return Err(Cause::InUse);
         }
+        let xrc = srq.xrc;
         resources.async_events.forget(srqn, names_srq);
         rnic.translations -= srq.translations();
         change_users(rnic.contexts.get_mut(srq.context), -1);
@@ -160,6 +162,9 @@ impl Execute for DestroySrq {
             pd.users -= 1;
         }
         resources.srqs.remove(srqn);
+        if let Some(xrc) = xrc {
+            forget_srq(srqn, xrc, rnic);
+        }
         done()
     }
 }

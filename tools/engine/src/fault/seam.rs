@@ -216,7 +216,8 @@ impl Engine {
             CommandCode::CreatePd => self.pds.len(),
             CommandCode::CreateCq => self.resources.cqs.len(),
             CommandCode::CreateQp => self.qps.len(),
-            CommandCode::CreateSrq => self.resources.srqs.len(),
+            CommandCode::CreateSrq | CommandCode::CreateXrcSrq => self.resources.srqs.len(),
+            CommandCode::CreateXrcd => self.xrcds.len(),
             CommandCode::RegisterMr | CommandCode::AllocateMr => {
                 count(self.resources.keys.regions())
             }

@@ -112,7 +112,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "type",
-        "rc, uc, ud, gsi, joined by |",
+        "rc, uc, ud, gsi, xrc-ini, xrc-tgt, joined by |",
         "only queue pairs of this type; faults do not affect QP1 unless gsi or its number is given",
         OF_QPS,
     ),
@@ -550,6 +550,8 @@ impl Spec {
                         ("uc", QpType::UnreliableConnection),
                         ("ud", QpType::UnreliableDatagram),
                         ("gsi", QpType::Gsi),
+                        ("xrc-ini", QpType::XrcInitiator),
+                        ("xrc-tgt", QpType::XrcTarget),
                     ];
                     let found = types.iter().find(|(known, _)| *known == name);
                     found.map(|(_, qp_type)| type_bit(*qp_type))

@@ -12,7 +12,6 @@ use super::{
 use crate::{
     cause::Cause,
     event::{names_cq, names_port, names_qp, names_srq},
-    explain::{Explanation, Happening},
     memory::Memory,
     resources::Io,
     rnic::Engine,
@@ -295,7 +294,7 @@ impl Engine {
             }
             Act::Break(EventType::SrqError) => {
                 for srqn in self.chosen_srqs(place) {
-                    self.fail_srq(srqn);
+                    self.resources.fail_srq(srqn, Cause::Provoked);
                 }
             }
             Act::Break(_) => {
@@ -314,21 +313,6 @@ impl Engine {
             // The device's process contains it: that is what this fault is for.
             Act::Panic => panic!("a fault that was armed makes the engine panic"),
             _ => {}
-        }
-    }
-
-    fn fail_srq(&mut self, srqn: u32) {
-        let resources = &mut self.resources;
-        let Some(srq) = resources.srqs.get_mut(srqn) else {
-            return;
-        };
-        if srq.fail() {
-            let cause = Some(Cause::Provoked);
-            let happening = Happening::Event(EventType::SrqError);
-            resources.explain(Explanation::new(happening, srqn, cause));
-            resources
-                .async_events
-                .raise(EventType::SrqError, srqn, cause, &mut resources.counters);
         }
     }
 }

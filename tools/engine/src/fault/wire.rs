@@ -12,7 +12,7 @@ use crate::{
     memory::Memory,
     resources::{Io, Resources},
     rnic::Engine,
-    segment::{Aeth, Body, ECN_MARKED, Payload, Segment, SendTail, Syndrome, Touched},
+    segment::{Aeth, Body, ECN_MARKED, Payload, Segment, SendTail, Service, Syndrome, Touched},
 };
 use std::time::Duration;
 use vrnic_wire::qp::MAX_PSN;
@@ -306,7 +306,7 @@ impl Engine {
                 psn,
                 solicited: false,
                 ack_request: false,
-                unreliable: false,
+                service: Service::Reliable,
                 body: Body::CongestionNotification,
                 payload: Payload::Empty,
                 touched: Touched::by(strike.kind),

@@ -2,7 +2,7 @@
 
 //! Attributes of a queue pair and how they are modified.
 
-use super::{Congestion, Qp, Requester, Responder, Turn, transition};
+use super::{Congestion, Qp, Receiver, Requester, Responder, Turn, transition};
 use crate::{
     cause::Cause,
     limits::Features,
@@ -288,6 +288,7 @@ impl Qp {
         self.path = Path::default();
         self.requester = Requester::default();
         self.responder = Responder::default();
+        self.receiver = Receiver::of(&self.created);
         self.receive = Receive::default();
         self.congestion = Congestion::default();
         self.stop_waiting();

@@ -8,7 +8,7 @@ use crate::{
     memory::Memory,
     segment::{Aeth, NO_CREDITS, Syndrome},
 };
-use vrnic_wire::qp::MAX_PSN;
+use vrnic_wire::qp::{MAX_PSN, QpType};
 
 /// Receives that a 5-bit credit count stands for; the last count, [`NO_CREDITS`], stands for none.
 const CREDITS: [u32; NO_CREDITS as usize] = [
@@ -52,7 +52,7 @@ impl Credit {
 impl Qp {
     /// A positive acknowledgement that says how many receives there are.
     pub(super) fn ack<M: Memory>(&self, msn: u32, memory: &M) -> Aeth {
-        if self.created.srqn.is_some() {
+        if self.created.srqn.is_some() || self.created.qp_type == QpType::XrcTarget {
             // Others take receives too, so none can be promised.
             let syndrome = Syndrome::ACK;
             return Aeth { syndrome, msn };

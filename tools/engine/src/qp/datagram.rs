@@ -8,7 +8,7 @@ use crate::{
     memory::{HostRange, Memory},
     pages::Half,
     resources::{Io, Resources},
-    segment::{Body, Path, Payload, Segment, Touched},
+    segment::{Body, Path, Payload, Segment, Service, Touched},
     trace::Act,
     work::{self, SendRequest, Source, Target},
 };
@@ -163,7 +163,7 @@ impl Qp {
             psn,
             solicited: request.flags & send_flags::SOLICITED != 0,
             ack_request: false,
-            unreliable: false,
+            service: Service::Reliable,
             body: Body::Datagram {
                 qkey,
                 source_qpn: self.number,

@@ -189,22 +189,15 @@ impl Qp {
 
     /// As [`look_ahead`](Self::look_ahead), for the `length` bytes of remote memory at `address`.
     pub(super) fn look_ahead_remote<M: Memory>(
-        &self,
         (rkey, address, length): (u32, u64, u64),
         right: u32,
+        by: Accessor,
         resources: &Resources,
         io: &Io<'_, M>,
     ) {
         resources.keys.take_faults();
         // Only what is missing counts.
-        let _ = (resources.keys).check(
-            rkey,
-            self.accessor(),
-            right,
-            address,
-            length.min(AHEAD),
-            io.memory,
-        );
+        let _ = (resources.keys).check(rkey, by, right, address, length.min(AHEAD), io.memory);
     }
 
     /// A segment came that nobody sends again. Takes it now, or keeps it until what it needs is

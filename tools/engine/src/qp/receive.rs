@@ -112,21 +112,21 @@ impl Qp {
     ) -> Result<bool, Cause> {
         let elements = &mut self.receive.elements;
         elements.clear();
-        let created = &mut self.created;
-        let taken = if let Some(srqn) = created.srqn {
+        let (created, receiver) = (&mut self.created, self.receiver);
+        let taken = if let Some(srqn) = receiver.srqn {
             resources.take_shared_receive(srqn, elements, io.memory)
         } else {
             let max_sge = created.capacities.recv_sge;
             srq::take_entry(&mut created.rq, max_sge, elements, io.memory)
         };
-        let taken = taken.map_err(|cause| created.srqn.map_or(cause, |_| Cause::SrqFailed))?;
+        let taken = taken.map_err(|cause| receiver.srqn.map_or(cause, |_| Cause::SrqFailed))?;
         let Some((wr_id, capacity)) = taken else {
             return Ok(false);
         };
-        let shared = created.srqn.and_then(|srqn| resources.srqs.get(srqn));
-        let pd = shared.map_or(created.pd, |srq| srq.pd);
+        let shared = receiver.srqn.and_then(|srqn| resources.srqs.get(srqn));
+        let pd = shared.map_or(receiver.pd, |srq| srq.pd);
         resources.counters.count(Counter::ReceiveRequests);
-        let srqn = created.srqn;
+        let srqn = receiver.srqn;
         resources.note(self.number, || Act::TookReceive { wr_id, srqn });
         self.receive.taken = Some(Taken {
             wr_id,
@@ -134,6 +134,13 @@ impl Qp {
             pd,
         });
         Ok(true)
+    }
+
+    /// Forgets the receive that was taken, if it is of the shared receive queue `srqn`, which goes away.
+    pub(crate) fn forget_receive_of(&mut self, srqn: u32) {
+        if self.receiver.srqn == Some(srqn) {
+            self.receive.taken = None;
+        }
     }
 
     /// Fails because of the receive that was taken, or because none could be.
@@ -201,7 +208,7 @@ impl Qp {
         if let Some(taken) = self.receive.taken.take() {
             let mut cqe = self.cqe(taken.wr_id, opcode, Status::Success, None);
             fill(&mut cqe);
-            resources.complete(self.created.recv_cqn, cqe, solicited, io);
+            resources.complete(self.receiver.cqn, cqe, solicited, io);
         }
     }
 
@@ -222,7 +229,7 @@ impl Qp {
                 None,
                 resources,
             );
-            resources.complete(self.created.recv_cqn, cqe, true, io);
+            resources.complete(self.receiver.cqn, cqe, true, io);
         }
     }
 }

@@ -426,6 +426,7 @@ impl Qp {
                     source: Source::Inline,
                     length: 0,
                     target: Target::None,
+                    srqn: 0,
                 };
                 (request, Some((bad.status, bad.cause)))
             }
@@ -673,6 +674,7 @@ impl Qp {
                     || (packet + 1).is_multiple_of(ACK_INTERVAL)
                     || requester.recovery.is_due()
                     || self.is_short_of_credit(request)),
+            service: self.service(wanted.srqn),
             ..self.segment(psn, body, payload)
         };
         let next = psn.add(1);
@@ -748,6 +750,7 @@ impl Qp {
         let psn = request.first_psn.add(request.fetched);
         let segment = Segment {
             ack_request: true,
+            service: self.service(wanted.srqn),
             ..self.segment(psn, body, payload)
         };
         let next = request.end_psn();

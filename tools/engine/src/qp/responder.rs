@@ -17,7 +17,7 @@ mod unreliable;
 pub(crate) use kept::Kept;
 pub(in crate::qp) use kept::MAX_AHEAD;
 
-use super::Qp;
+use super::{Qp, Receiver};
 use crate::{
     cause::Cause,
     explain::Access,
@@ -30,7 +30,7 @@ use crate::{
     resources::{Io, Resources},
     segment::{
         AtomicKind, AtomicRequest, Body, Flush, NakCode, Payload, Position, Reth, Segment,
-        SendTail, Syndrome,
+        SendTail, Service, Syndrome,
     },
 };
 use std::collections::VecDeque;
@@ -103,6 +103,8 @@ struct Response {
     msn: u32,
     /// Whether the request came before.
     repeated: bool,
+    /// Protection domain of the memory that it is about.
+    pd: u32,
     answer: Answer,
 }
 
@@ -262,12 +264,13 @@ impl Responder {
     }
 
     /// Answers the expected packet, which was executed.
-    fn answer(&mut self, answer: Answer) {
+    fn answer(&mut self, pd: u32, answer: Answer) {
         self.count_message();
         self.responses.push_back(Response {
             psn: self.expected,
             msn: self.msn,
             repeated: false,
+            pd,
             answer,
         });
     }
@@ -423,6 +426,9 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) -> Result<Outcome, Fault> {
+        if let Service::Xrc { srqn } = segment.service {
+            self.receive_for(srqn, segment, resources)?;
+        }
         match segment.body {
             Body::Send { position, tail } => {
                 self.execute_send(position, tail, segment, resources, io)
@@ -454,6 +460,40 @@ impl Qp {
             Body::Unknown(_) => Err(Fault::invalid(Cause::PacketOpcode)),
             _ => Err(Fault::invalid(Cause::PacketSequence)),
         }
+    }
+
+    /// Executes a packet of an extended connection for the shared receive queue that it names, from now on.
+    fn receive_for(
+        &mut self,
+        srqn: u32,
+        segment: &Segment,
+        resources: &Resources,
+    ) -> Result<(), Fault> {
+        if let Body::Unknown(_) = segment.body {
+            // It is not known whether it names one.
+            return Ok(());
+        }
+        let receiver = self.xrc_receiver(srqn, resources);
+        let receiver = receiver.ok_or(Fault::invalid(Cause::XrcSrq))?;
+        let continues = self.responder.message != Message::None || self.receive.is_taken();
+        if continues && self.receiver.srqn != receiver.srqn {
+            return Err(Fault::invalid(Cause::XrcSrq));
+        }
+        self.receiver = receiver;
+        Ok(())
+    }
+
+    /// Whom requests for the shared receive queue `srqn` are executed for, if it is of the XRC domain.
+    fn xrc_receiver(&self, srqn: u32, resources: &Resources) -> Option<Receiver> {
+        let srq = resources.srqs.get(srqn)?;
+        let xrc = srq
+            .xrc
+            .filter(|xrc| self.created.xrcdn == Some(xrc.xrcdn))?;
+        Some(Receiver {
+            pd: srq.pd,
+            cqn: xrc.cqn,
+            srqn: Some(srqn),
+        })
     }
 
     fn check_no_message(&self) -> Result<(), Fault> {
@@ -626,7 +666,7 @@ impl Qp {
         if let Err(fault) = written {
             if fault.cause == Cause::PageAbsent {
                 let rest = (reth.rkey, address, u64::from(reth.length - received));
-                self.look_ahead_remote(rest, access::REMOTE_WRITE, resources, io);
+                Self::look_ahead_remote(rest, access::REMOTE_WRITE, self.accessor(), resources, io);
             }
             return Err(fault);
         }
@@ -706,7 +746,7 @@ impl Qp {
         }
         let access = Access {
             key: reth.rkey,
-            pd: self.created.pd,
+            pd: self.receiver.pd,
             rights,
             address: reth.address,
             length: reth.length.into(),
@@ -722,10 +762,11 @@ impl Qp {
         io: &Io<'_, M>,
     ) -> Result<Outcome, Fault> {
         self.check_remote(&reth, access::REMOTE_READ, resources, io)?;
-        self.responder.answer(Answer::Data {
+        let answer = Answer::Data {
             left: reth,
             begun: false,
-        });
+        };
+        self.responder.answer(self.receiver.pd, answer);
         Ok(Outcome::Done(reth.length.div_ceil(self.mtu).max(1)))
     }
 
@@ -799,7 +840,7 @@ impl Qp {
     fn keep_answer(&mut self, answer: Answer) {
         let kept = usize::from(self.attributes.max_dest_rd_atomic);
         let responder = &mut self.responder;
-        responder.answer(answer);
+        responder.answer(self.receiver.pd, answer);
         if responder.atomics.len() >= kept {
             responder.atomics.pop_front();
         }
@@ -827,7 +868,8 @@ impl Qp {
         let flushed = &mut self.responder.flushed;
         flushed.take_if(|old| psn.distance_from(*old) <= 0);
         self.responder.flushing.take_if(|old| old.is_of(psn));
-        self.responder.answer(Answer::of_flush(flush));
+        let answer = Answer::of_flush(flush);
+        self.responder.answer(self.receiver.pd, answer);
         Ok(Outcome::Done(1))
     }
 

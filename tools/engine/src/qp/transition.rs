@@ -25,7 +25,12 @@ const MIGRATION: u32 = ALTERNATE_PATH | PATH_MIGRATION_STATE;
 /// The rule of a transition, or `None` if there is no such transition.
 fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     let datagram = matches!(qp_type, UnreliableDatagram | Gsi);
-    let reliable = qp_type == ReliableConnection;
+    // Each end of an extended reliable connection has one half of a reliable one.
+    let requester = matches!(qp_type, ReliableConnection | XrcInitiator);
+    let responder = matches!(qp_type, ReliableConnection | XrcTarget);
+    let reliable = requester || responder;
+    let given = |half, attributes| if half { attributes } else { 0 };
+    let rnr_timer = given(responder, MIN_RNR_TIMER);
     match (from, to) {
         (_, Reset | Error) => rule(0, 0),
         (Reset, Init) => match qp_type {
@@ -42,34 +47,30 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
             let connected = ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN;
             if datagram {
                 rule(0, PKEY_INDEX | QKEY)
-            } else if reliable {
+            } else {
                 rule(
-                    connected | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                    connected | given(responder, MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER),
                     ALTERNATE_PATH | ACCESS_FLAGS | PKEY_INDEX,
                 )
-            } else {
-                rule(connected, ALTERNATE_PATH | ACCESS_FLAGS | PKEY_INDEX)
             }
         }
         (ReadyToReceive, ReadyToSend) => {
             if datagram {
                 rule(SQ_PSN, CURRENT_STATE | QKEY)
-            } else if reliable {
-                rule(
-                    SQ_PSN | TIMEOUT | RETRY_COUNT | RNR_RETRY | MAX_RD_ATOMIC,
-                    CURRENT_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | MIGRATION,
-                )
             } else {
-                rule(SQ_PSN, CURRENT_STATE | ACCESS_FLAGS | MIGRATION)
+                rule(
+                    SQ_PSN
+                        | given(reliable, TIMEOUT)
+                        | given(requester, RETRY_COUNT | RNR_RETRY | MAX_RD_ATOMIC),
+                    CURRENT_STATE | ACCESS_FLAGS | MIGRATION | rnr_timer,
+                )
             }
         }
         (ReadyToSend | SendQueueDrain, ReadyToSend) => {
             if datagram {
                 rule(0, CURRENT_STATE | QKEY)
-            } else if reliable {
-                rule(0, CURRENT_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | MIGRATION)
             } else {
-                rule(0, CURRENT_STATE | ACCESS_FLAGS | MIGRATION)
+                rule(0, CURRENT_STATE | ACCESS_FLAGS | MIGRATION | rnr_timer)
             }
         }
         (SendQueueError, ReadyToSend) if datagram => rule(0, CURRENT_STATE | QKEY),
@@ -79,20 +80,14 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
             let connected = ADDRESS_VECTOR | ACCESS_FLAGS | PKEY_INDEX | MIGRATION;
             if datagram {
                 rule(0, PKEY_INDEX | QKEY)
-            } else if reliable {
+            } else {
                 rule(
                     0,
                     connected
-                        | PORT
-                        | TIMEOUT
-                        | RETRY_COUNT
-                        | RNR_RETRY
-                        | MAX_RD_ATOMIC
-                        | MAX_DEST_RD_ATOMIC
-                        | MIN_RNR_TIMER,
+                        | given(reliable, PORT | TIMEOUT)
+                        | given(requester, RETRY_COUNT | RNR_RETRY | MAX_RD_ATOMIC)
+                        | given(responder, MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER),
                 )
-            } else {
-                rule(0, connected)
             }
         }
         _ => None,

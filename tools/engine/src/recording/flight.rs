@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::{
         psn::Psn,
-        segment::{Aeth, Body, NakCode, Path, Payload, Syndrome, Touched},
+        segment::{Aeth, Body, NakCode, Path, Payload, Service, Syndrome, Touched},
     };
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
             psn: Psn::new(5),
             solicited: false,
             ack_request: false,
-            unreliable: false,
+            service: Service::Reliable,
             body: Body::Acknowledge(Aeth {
                 syndrome: Syndrome::Nak(NakCode::SequenceError),
                 msn: 0,

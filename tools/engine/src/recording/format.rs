@@ -10,7 +10,7 @@ use crate::{
     rnic::{Recovery, RnicConfig, Segmentation},
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, Damage, Flush, LOCAL_MTU, NakCode, Path, Payload,
-        Position, Reth, Segment, SendTail, Syndrome, Touched,
+        Position, Reth, Segment, SendTail, Service, Syndrome, Touched,
     },
     time::Instant,
 };
@@ -444,7 +444,7 @@ pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
         psn,
         solicited,
         ack_request,
-        unreliable,
+        service,
         body,
         payload,
         touched,
@@ -464,7 +464,15 @@ pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
     out.number((*destination_qpn).into());
     out.number((*pkey).into());
     out.number(psn.raw().into());
-    out.byte(u8::from(*solicited) | u8::from(*ack_request) << 1 | u8::from(*unreliable) << 2);
+    let service_bits = match service {
+        Service::Reliable => 0,
+        Service::Unreliable => 1 << 2,
+        Service::Xrc { .. } => 1 << 3,
+    };
+    out.byte(u8::from(*solicited) | u8::from(*ack_request) << 1 | service_bits);
+    if let Service::Xrc { srqn } = service {
+        out.number((*srqn).into());
+    }
     put_body(out, body);
     match payload {
         Payload::Empty => out.byte(0),
@@ -515,6 +523,14 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
     let pkey = from.small()?;
     let psn = Psn::new(from.small()?);
     let flags = from.byte()?;
+    let service = match flags >> 2 {
+        0 => Service::Reliable,
+        1 => Service::Unreliable,
+        2 => Service::Xrc {
+            srqn: from.small()?,
+        },
+        _ => return from.bad("there is no such service"),
+    };
     let body = take_body(from)?;
     let payload = match from.byte()? {
         0 => Payload::Empty,
@@ -558,7 +574,7 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
         psn,
         solicited: flags & 1 != 0,
         ack_request: flags & 2 != 0,
-        unreliable: flags & 4 != 0,
+        service,
         body,
         payload,
         touched: Touched { kind, damage },

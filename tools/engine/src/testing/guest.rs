@@ -9,7 +9,8 @@ use rand_core::{RngCore, SeedableRng};
 use vrnic_wire::{
     command::{
         Command, CommandHeader, ContextKind, CreateContext, CreateCq, CreatePd, CreateQp,
-        CreateSrq, RegisterMr, ReplyHeader, ResizeCq, ResizeSrq, Status, mr_flags, qp_flags,
+        CreateSrq, CreateXrcSrq, CreateXrcd, RegisterMr, ReplyHeader, ResizeCq, ResizeSrq,
+        SrqCreated, Status, mr_flags, qp_flags,
     },
     completion::{self, CQE_STRIDE, Cqe, PHASE_OFFSET},
     memory::{CHUNK_PAGES, CHUNK_SIZE, PageList, access},
@@ -253,6 +254,8 @@ pub struct QpOptions {
     pub signal_all: bool,
     /// Shared receive queue, instead of an own one.
     pub srqn: Option<u32>,
+    /// XRC domain of an XRC target.
+    pub xrcdn: u32,
 }
 
 impl Default for QpOptions {
@@ -264,6 +267,7 @@ impl Default for QpOptions {
             inline: 128,
             signal_all: false,
             srqn: None,
+            xrcdn: 0,
         }
     }
 }
@@ -333,6 +337,14 @@ impl Send {
             target: [0; work::TARGET_LENGTH],
             data: Vec::new(),
         }
+    }
+
+    /// Aims it at a shared receive queue of the peer; after what else it is aimed at.
+    #[must_use]
+    pub fn to_srq(mut self, srqn: u32) -> Self {
+        let place = work::XRC_SRQN_OFFSET - work::TARGET_OFFSET;
+        self.target[place..].copy_from_slice(&srqn.to_le_bytes());
+        self
     }
 
     /// Sets more flags.
@@ -807,6 +819,19 @@ impl Guest {
         sge: u32,
         limit: u32,
     ) -> Result<Srq, (Status, Cause)> {
+        self.create_srq(entries, sge, |guest, request| {
+            let limit = limit.into();
+            guest.command(rnic, CreateSrq { limit, ..request })
+        })
+    }
+
+    /// Makes the ring of a shared receive queue, and creates the queue with `command`.
+    fn create_srq(
+        &mut self,
+        entries: u32,
+        sge: u32,
+        command: impl FnOnce(&Self, CreateSrq) -> Result<SrqCreated, (Status, Cause)>,
+    ) -> Result<Srq, (Status, Cause)> {
         let layout = Self::srq_layout(entries, sge);
         let length = layout.end() as usize;
         let arena = self.arena(length);
@@ -815,11 +840,11 @@ impl Guest {
             context: self.context.into(),
             pd: self.pd.into(),
             max_sge: sge.into(),
-            limit: limit.into(),
+            limit: 0.into(),
             ring: layout,
             pages,
         };
-        let result = self.command(rnic, request);
+        let result = command(self, request);
         self.free(chunks);
         let srqn = result?.srqn.get();
         let ring = Ring {
@@ -828,6 +853,34 @@ impl Guest {
             index: 0,
         };
         Ok(Srq { srqn, ring })
+    }
+
+    /// Creates an XRC domain.
+    pub fn xrcd(&self, rnic: &mut Rnic) -> u32 {
+        let created = self.command(rnic, CreateXrcd::default()).expect("xrcd");
+        created.xrcdn.get()
+    }
+
+    /// Creates a shared receive queue of an XRC domain.
+    ///
+    /// # Errors
+    ///
+    /// The device refused it.
+    pub fn try_xrc_srq(
+        &mut self,
+        rnic: &mut Rnic,
+        (entries, sge): (u32, u32),
+        xrcdn: u32,
+        cqn: u32,
+    ) -> Result<Srq, (Status, Cause)> {
+        self.create_srq(entries, sge, |guest, srq| {
+            let request = CreateXrcSrq {
+                srq,
+                xrcdn: xrcdn.into(),
+                cqn: cqn.into(),
+            };
+            guest.command(rnic, request)
+        })
     }
 
     /// Moves a shared receive queue to a ring of another size. `change` may change what stands there
@@ -907,9 +960,18 @@ impl Guest {
         let length = recv_ring.end() as usize;
         let arena = self.arena(length);
         let (pages, chunks) = self.page_list(&arena, 0, length);
+        // Ends of extended connections lack what belongs to the other half.
+        let sends = options.qp_type != QpType::XrcTarget;
+        let receives = sends && options.qp_type != QpType::XrcInitiator;
+        let only_if = |has: bool, number: u32| if has { number } else { 0 }.into();
+        let send_ring = if sends {
+            send_ring
+        } else {
+            RingLayout::default()
+        };
         let recv_ring = match options.srqn {
-            Some(_) => RingLayout::default(),
-            None => recv_ring,
+            None if receives => recv_ring,
+            _ => RingLayout::default(),
         };
         let mut flags = 0;
         if options.signal_all {
@@ -919,20 +981,20 @@ impl Guest {
             flags |= qp_flags::SHARED_RECEIVE_QUEUE;
         }
         let request = CreateQp {
-            context: self.context.into(),
-            pd: self.pd.into(),
+            context: only_if(sends, self.context),
+            pd: only_if(sends, self.pd),
             qp_type: options.qp_type.raw(),
             flags,
             max_send_sge: options.sge.into(),
             max_recv_sge: options.sge.into(),
             max_inline: options.inline.into(),
-            send_cqn: send_cqn.into(),
-            recv_cqn: recv_cqn.into(),
+            send_cqn: only_if(sends, send_cqn),
+            recv_cqn: only_if(receives, recv_cqn),
             send_ring,
             recv_ring,
             pages,
             srqn: options.srqn.unwrap_or_default().into(),
-            reserved: 0.into(),
+            xrcdn: options.xrcdn.into(),
         };
         let result = self.command(rnic, request);
         self.free(chunks);

@@ -13,7 +13,8 @@ use crate::{
     resources::Io,
     rnic::RnicConfig,
     segment::{
-        Body, Damage, ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Path, Payload, Segment, Touched,
+        Body, Damage, ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Path, Payload, Segment, Service,
+        Touched,
     },
     time::Instant,
 };
@@ -328,6 +329,16 @@ impl World {
                 PKEY_INDEX | PORT | ACCESS_FLAGS,
                 ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN,
                 SQ_PSN,
+            ],
+            QpType::XrcInitiator => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN,
+                TIMEOUT | RETRY_COUNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC,
+            ],
+            QpType::XrcTarget => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                TIMEOUT | SQ_PSN,
             ],
             QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
             QpType::UnreliableDatagram => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
@@ -669,7 +680,7 @@ impl Connection {
             psn: Psn::new(psn),
             solicited: false,
             ack_request: true,
-            unreliable: false,
+            service: Service::Reliable,
             body,
             payload,
             touched: Touched::NOT,

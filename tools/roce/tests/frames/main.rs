@@ -10,7 +10,7 @@ use segments::{bytes, frame, has_payload, no_memory, parts, segment};
 use vrnic_engine::{
     Segment,
     memory::{HostRange, RegionId},
-    segment::{Body, Path, Payload, Position, SendTail},
+    segment::{Aeth, Body, Path, Payload, Position, SendTail, Service, Syndrome},
     testing::Memories,
 };
 use vrnic_roce::{EncodeError, FrameError, MAX_FRAME, encode, parse};
@@ -212,7 +212,7 @@ fn some_segment() -> Segment<'static> {
         psn: vrnic_engine::psn::Psn::new(3),
         solicited: false,
         ack_request: true,
-        unreliable: false,
+        service: Service::Reliable,
         body: Body::Send {
             position: Position::Only,
             tail: SendTail::Plain,
@@ -265,7 +265,7 @@ fn what_does_not_fit_is_not_sent() {
         Err(EncodeError::MixedAddresses)
     );
     segment = some_segment();
-    segment.unreliable = true;
+    segment.service = Service::Unreliable;
     assert!(encode(&segment, &no_memory(), &mut large).is_ok());
     segment.body = Body::Send {
         position: Position::Only,
@@ -273,6 +273,45 @@ fn what_does_not_fit_is_not_sent() {
     };
     assert_eq!(
         encode(&segment, &no_memory(), &mut large),
+        Err(EncodeError::Headers)
+    );
+}
+
+/// The headers of an extended reliable connection (IBTA volume 1, annex A14): its requests name a shared receive queue
+/// in front of all other headers, and its responses do not.
+#[test]
+fn requests_of_extended_connections_name_a_queue() {
+    const BTH: usize = 14 + 20 + 8;
+    let mut segment = some_segment();
+    segment.service = Service::Xrc { srqn: 0x1_2345 };
+    let request = frame(&segment);
+    assert_eq!(request[BTH], 0xa4);
+    assert_eq!(request[BTH + 12..BTH + 16], [0, 1, 0x23, 0x45]);
+    assert_eq!(request[BTH + 16..BTH + 23], *b"payload");
+    assert_eq!(parts(&parse(&request).expect("parse")), parts(&segment));
+    assert_eq!(vrnic_roce::opcode_name(&segment), "XRC SEND Only");
+
+    segment.service = Service::Xrc { srqn: 0 };
+    segment.payload = Payload::Empty;
+    segment.body = Body::Acknowledge(Aeth {
+        syndrome: Syndrome::ACK,
+        msn: 7,
+    });
+    let response = frame(&segment);
+    assert_eq!(response[BTH], 0xb1);
+    assert_eq!(response.len(), BTH + 12 + 4 + 4);
+    assert_eq!(parts(&parse(&response).expect("parse")), parts(&segment));
+
+    // What the opcode means nobody knows, so it is not known either whether it names a queue.
+    segment.body = Body::Unknown(0x1f);
+    assert_eq!(frame(&segment)[BTH], 0xbf);
+    segment.body = Body::Datagram {
+        qkey: 1,
+        source_qpn: 1,
+        immediate: None,
+    };
+    assert_eq!(
+        encode(&segment, &no_memory(), &mut [0; 4096]),
         Err(EncodeError::Headers)
     );
 }

@@ -8,7 +8,7 @@ use vrnic_engine::{
     psn::Psn,
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, Flush, Gid, NakCode, Path, Payload, Position, Reth,
-        SendTail, Syndrome,
+        SendTail, Service, Syndrome,
     },
     testing::{GuestView, Memories},
 };
@@ -129,11 +129,20 @@ pub fn has_payload(body: &Body) -> bool {
     )
 }
 
-/// Whether unreliable connections have packets of this kind.
-fn may_be_unreliable(body: &Body) -> bool {
-    match body {
-        Body::Send { tail, .. } => !matches!(tail, SendTail::Invalidate(_)),
-        body => matches!(body, Body::Write { .. }),
+/// One of the services that have packets of this kind.
+fn service_of(body: &Body, choice: u8, srqn: u32) -> Service {
+    match (body, choice % 3) {
+        (Body::Datagram { .. } | Body::CongestionNotification, _) => Service::Reliable,
+        (Body::Unknown(_), 1) => Service::Xrc { srqn: 0 },
+        (body, 1) if body.is_response() => Service::Xrc { srqn: 0 },
+        (_, 1) => Service::Xrc {
+            srqn: srqn & 0xff_ffff,
+        },
+        (Body::Send { tail, .. }, 2) if !matches!(tail, SendTail::Invalidate(_)) => {
+            Service::Unreliable
+        }
+        (Body::Write { .. }, 2) => Service::Unreliable,
+        _ => Service::Reliable,
     }
 }
 
@@ -183,7 +192,8 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
         body(),
         payload,
         (0u32..1 << 24, any::<u16>(), 0u32..1 << 24),
-        any::<(bool, bool, bool)>(),
+        any::<(bool, bool)>(),
+        any::<(u8, u32)>(),
     )
         .prop_map(
             |(
@@ -191,7 +201,8 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
                 body,
                 payload,
                 (destination_qpn, pkey, psn),
-                (solicited, ack_request, unreliable),
+                (solicited, ack_request),
+                (service, srqn),
             )| {
                 Segment {
                     path,
@@ -202,7 +213,7 @@ pub fn segment() -> impl Strategy<Value = Segment<'static>> {
                     psn: Psn::new(psn),
                     solicited,
                     ack_request,
-                    unreliable: unreliable && may_be_unreliable(&body),
+                    service: service_of(&body, service, srqn),
                     body,
                     payload: if has_payload(&body) && !payload.is_empty() {
                         Payload::Bytes(payload)
@@ -232,8 +243,8 @@ pub fn bytes(payload: &Payload) -> Vec<u8> {
     }
 }
 
-/// Path, kind, payload; destination, P_Key, PSN, and the three flags.
-pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, [bool; 3]));
+/// Path, kind, payload; destination, P_Key, PSN, the two flags, and the service.
+pub type Parts = (Path, Body, Vec<u8>, (u32, u16, u32, [bool; 2], Service));
 
 /// Everything of a segment, to be compared.
 pub fn parts(segment: &Segment) -> Parts {
@@ -245,7 +256,8 @@ pub fn parts(segment: &Segment) -> Parts {
             segment.destination_qpn,
             segment.pkey,
             segment.psn.raw(),
-            [segment.solicited, segment.ack_request, segment.unreliable],
+            [segment.solicited, segment.ack_request],
+            segment.service,
         ),
     )
 }

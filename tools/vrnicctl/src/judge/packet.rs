@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use pcap_file::pcapng::{Block, PcapNgReader};
 use vrnic_engine::psn::Psn;
-use vrnic_engine::segment::{Body, ECN_MARKED, ECN_MASK, Position};
+use vrnic_engine::segment::{Body, ECN_MARKED, ECN_MASK, Position, Service};
 use vrnic_roce::{FrameError, parse};
 
 /// A packet of a reliable connection.
@@ -160,7 +160,8 @@ impl Trace {
             } else {
                 continue;
             };
-            if segment.unreliable || matches!(segment.body, Body::Datagram { .. }) {
+            if segment.service != Service::Reliable || matches!(segment.body, Body::Datagram { .. })
+            {
                 continue;
             }
             let packet = Packet {

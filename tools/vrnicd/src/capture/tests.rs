@@ -8,7 +8,7 @@ use std::process::Command;
 use vrnic_engine::psn::Psn;
 use vrnic_engine::segment::{
     Aeth, AtomicKind, AtomicRequest, Body, Flush, Path as Way, Payload, Position, Reth, SendTail,
-    Syndrome,
+    Service, Syndrome,
 };
 use vrnic_engine::testing::{GuestView, Memories, gid_of};
 use vrnic_wire::port::NO_VLAN;
@@ -41,7 +41,7 @@ fn segment(body: Body, payload: usize) -> Segment<'static> {
         psn: Psn::new(77),
         solicited: false,
         ack_request: true,
-        unreliable: false,
+        service: Service::Reliable,
         body,
         payload: match payload {
             0 => Payload::Empty,
@@ -137,7 +137,7 @@ fn kinds() -> Vec<(Segment<'static>, u8)> {
         .iter()
         .map(|(packet, opcode)| {
             let packet = Segment {
-                unreliable: true,
+                service: Service::Unreliable,
                 ..packet.clone()
             };
             (packet, opcode + 32)

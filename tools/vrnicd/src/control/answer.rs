@@ -285,6 +285,8 @@ fn qp(qp: QpSnapshot) -> Qp {
         QpType::ReliableConnection => "RC",
         QpType::UnreliableConnection => "UC",
         QpType::UnreliableDatagram => "UD",
+        QpType::XrcInitiator => "XRC_INI",
+        QpType::XrcTarget => "XRC_TGT",
     };
     let peer = qp.path.destination;
     Qp {
@@ -308,6 +310,7 @@ fn qp(qp: QpSnapshot) -> Qp {
         send_cqn: qp.send_cqn,
         receive_cqn: qp.receive_cqn,
         srqn: qp.srqn,
+        xrcdn: qp.xrcdn,
     }
 }
 
@@ -334,6 +337,8 @@ fn srq(srq: SrqSnapshot) -> Srq {
         posted: srq.posted,
         limit: srq.limit,
         queue_pairs: srq.queue_pairs,
+        xrcdn: srq.xrcdn,
+        cqn: srq.cqn,
         failed: srq.failed,
     }
 }

@@ -310,7 +310,7 @@ pub struct Gid {
 pub struct Qp {
     /// Number.
     pub qpn: u32,
-    /// RC, UC, UD or GSI.
+    /// RC, UC, UD, GSI, XRC_INI or XRC_TGT.
     pub kind: String,
     /// State, as the verbs name it.
     pub state: String,
@@ -348,6 +348,9 @@ pub struct Qp {
     pub receive_cqn: u32,
     /// Shared receive queue, if it uses one.
     pub srqn: Option<u32>,
+    /// XRC domain, if it belongs to one.
+    #[serde(default)]
+    pub xrcdn: Option<u32>,
 }
 
 /// A completion queue.
@@ -390,6 +393,12 @@ pub struct Srq {
     pub limit: u32,
     /// Queue pairs that use it.
     pub queue_pairs: u32,
+    /// XRC domain, if it belongs to one.
+    #[serde(default)]
+    pub xrcdn: Option<u32>,
+    /// Completion queue of its receives, if it belongs to an XRC domain.
+    #[serde(default)]
+    pub cqn: Option<u32>,
     /// Whether its producer index was wild or it lost its memory.
     pub failed: bool,
 }

@@ -269,6 +269,9 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::BindCounterSet => of::<command::BindCounterSet>(),
             CommandCode::QueryCounterSet => of::<command::QueryCounterSet>(),
             CommandCode::DestroyCounterSet => of::<command::DestroyCounterSet>(),
+            CommandCode::CreateXrcd => of::<command::CreateXrcd>(),
+            CommandCode::DestroyXrcd => of::<command::DestroyXrcd>(),
+            CommandCode::CreateXrcSrq => of::<command::CreateXrcSrq>(),
         },
         _ => 0,
     };

@@ -104,7 +104,7 @@ impl Local {
 mod tests {
     use super::*;
     use vrnic_engine::psn::Psn;
-    use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail};
+    use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail, Service};
 
     fn to(destination: Gid) -> Segment<'static> {
         Segment {
@@ -119,7 +119,7 @@ mod tests {
             psn: Psn::default(),
             solicited: false,
             ack_request: false,
-            unreliable: false,
+            service: Service::Reliable,
             body: Body::Send {
                 position: Position::Only,
                 tail: SendTail::Plain,

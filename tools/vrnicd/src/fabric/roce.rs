@@ -119,7 +119,7 @@ impl RoceEnd {
 mod tests {
     use super::*;
     use vrnic_engine::psn::Psn;
-    use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail};
+    use vrnic_engine::segment::{Body, Path, Payload, Position, SendTail, Service};
     use vrnic_engine::testing::{Memories, gid_of};
     use vrnic_wire::port::NO_VLAN;
 
@@ -147,7 +147,7 @@ mod tests {
             psn: Psn::new(7),
             solicited: false,
             ack_request: false,
-            unreliable: false,
+            service: Service::Reliable,
             body: Body::Send {
                 position: Position::Only,
                 tail: SendTail::Plain,

@@ -11,7 +11,7 @@ use crate::{
     psn::Psn,
     qp::{Qp, Turn},
     resources::{Io, Resources, payload_of},
-    segment::{Aeth, Body, Flush, Payload, Position, Reth, Segment, Syndrome},
+    segment::{Aeth, Body, Flush, Payload, Position, Reth, Segment, Service, Syndrome},
 };
 use vrnic_wire::{completion::Status, memory::access};
 
@@ -33,6 +33,22 @@ impl Qp {
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) {
+        let receiver = self.receiver;
+        if let Service::Xrc { srqn } = segment.service {
+            // Of a queue that is gone, nothing can be read any more.
+            self.receiver = self.xrc_receiver(srqn, resources).unwrap_or_default();
+        }
+        self.repeat_for_receiver(segment, resources, io);
+        self.receiver = receiver;
+    }
+
+    fn repeat_for_receiver<M: Memory>(
+        &mut self,
+        segment: &Segment,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) {
+        let pd = self.receiver.pd;
         let response = match segment.body {
             Body::ReadRequest(reth) => {
                 let right = access::REMOTE_READ;
@@ -47,6 +63,7 @@ impl Qp {
                     psn: segment.psn,
                     msn: self.responder.msn,
                     repeated: true,
+                    pd,
                     answer: Answer::Data {
                         left: reth,
                         begun: false,
@@ -68,6 +85,7 @@ impl Qp {
                     psn: segment.psn,
                     msn: self.responder.msn,
                     repeated: true,
+                    pd,
                     answer,
                 }
             }
@@ -80,6 +98,7 @@ impl Qp {
                     psn: result.psn,
                     msn: self.responder.msn,
                     repeated: true,
+                    pd,
                     answer: result.answer,
                 }
             }
@@ -156,7 +175,8 @@ impl Qp {
     /// Whether what was written to the region of a flush survives. `None` if that is not known yet.
     fn persists<M: Memory>(
         &mut self,
-        (psn, flush): (Psn, &Flush),
+        &Response { psn, pd, .. }: &Response,
+        flush: &Flush,
         resources: &mut Resources,
         io: &Io<'_, M>,
     ) -> Option<Result<(), Fault>> {
@@ -169,7 +189,7 @@ impl Qp {
             let failure = Fault::local(Status::Flushed, Cause::FlushFailed);
             return result.map(|done| done.then_some(()).ok_or(failure));
         }
-        let accessor = self.accessor();
+        let accessor = self.accessor_in(pd);
         let ranges = (resources.keys).to_sync(flush.remote.rkey, accessor, io.memory);
         match ranges {
             // The region went away since the request was accepted.
@@ -221,7 +241,7 @@ impl Qp {
                     turn.spend(0);
                 }
                 Answer::Persistent(flush) => {
-                    match self.persists((response.psn, &flush), resources, io) {
+                    match self.persists(&response, &flush, resources, io) {
                         None => return,
                         Some(Ok(())) => {
                             self.responder.responses[0].answer = Answer::Done;
@@ -285,10 +305,11 @@ impl Qp {
             (true, false) => Position::Middle,
             (true, true) => Position::Last,
         };
+        let by = self.accessor_in(response.pd);
         let mut ranges = io.outbox.ranges();
         let resolved = resources.keys.resolve(
             left.rkey,
-            self.accessor(),
+            by,
             access::REMOTE_READ,
             left.address,
             length.into(),
@@ -299,7 +320,7 @@ impl Qp {
             let mut failure = Some(cause);
             if cause == Cause::PageAbsent {
                 let rest = (left.rkey, left.address, u64::from(left.length));
-                self.look_ahead_remote(rest, access::REMOTE_READ, resources, io);
+                Self::look_ahead_remote(rest, access::REMOTE_READ, by, resources, io);
                 failure = self.demand(Half::Reader, resources).err();
             }
             io.outbox.recycle(Payload::Ranges(ranges));

@@ -2,7 +2,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use vrnic_engine::segment::{
-    AtomicKind, AtomicRequest, ECN_CAPABLE, ECN_MARKED, NO_CREDITS, Path, Payload, Reth, Touched,
+    AtomicKind, AtomicRequest, ECN_CAPABLE, ECN_MARKED, NO_CREDITS, Path, Payload, Reth, Service,
+    Touched,
 };
 use vrnic_engine::{Segment, testing};
 use vrnic_roce::encode;
@@ -63,7 +64,7 @@ impl Wire {
             psn: START.add(psn),
             solicited: false,
             ack_request: !body.is_response() && payload < 1024,
-            unreliable: false,
+            service: Service::Reliable,
             body,
             payload: Payload::Bytes(bytes),
             touched: Touched::NOT,

@@ -119,7 +119,7 @@ fn name(packet: &Packet) -> String {
         psn: Psn::new(packet.psn),
         solicited: false,
         ack_request: packet.ack_request,
-        unreliable: packet.unreliable,
+        service: packet.service,
         body: packet.body,
         payload: Payload::Empty,
         touched: Touched::NOT,
