@@ -70,7 +70,8 @@ use crate::{
         self,
         Response, //
     },
-    vtable::VTable, //
+    vtable::VTable,
+    xrc::XrcDomain, //
 };
 
 mod attr;
@@ -194,6 +195,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type QueuePair: QueuePair<Driver = Self>;
     /// Its shared receive queues, or [`Unsupported`](crate::Unsupported).
     type SharedReceiveQueue: SharedReceiveQueue<Driver = Self>;
+    /// Its XRC domains, or [`Unsupported`](crate::Unsupported).
+    type XrcDomain: XrcDomain<Driver = Self>;
     /// Its memory regions.
     type MemoryRegion: MemoryRegion<Driver = Self>;
     /// Its memory windows, or [`Unsupported`](crate::Unsupported).

@@ -138,6 +138,7 @@ mod unsupported;
 mod vtable;
 pub mod wc;
 pub mod wr;
+pub mod xrc;
 
 pub use ah::{
     AddressHandle,
@@ -183,3 +184,7 @@ pub use ucontext::{
 pub use udata::User;
 pub use umem::Umem;
 pub use unsupported::Unsupported;
+pub use xrc::{
+    XrcDomain,
+    Xrcd, //
+};

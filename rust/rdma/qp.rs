@@ -11,7 +11,10 @@ use kernel::{
 
 use crate::{
     bindings,
-    cq::Cq,
+    cq::{
+        CompletionQueue,
+        Cq, //
+    },
     device::{
         Call,
         Device,
@@ -48,6 +51,7 @@ use crate::{
         ReceiveRequests,
         SendRequests, //
     },
+    xrc,
 };
 
 mod attr;
@@ -75,6 +79,11 @@ c_enum! {
         UnreliableConnection = bindings::ib_qp_type_IB_QPT_UC,
         /// Unreliable datagram.
         UnreliableDatagram = bindings::ib_qp_type_IB_QPT_UD,
+        /// Extended reliable connection: the end that sends. Only processes have such queue pairs.
+        XrcInitiator = bindings::ib_qp_type_IB_QPT_XRC_INI,
+        /// Extended reliable connection: the end that receives, which is made by
+        /// [`XrcDomain::create_target`](crate::XrcDomain::create_target).
+        XrcTarget = bindings::ib_qp_type_IB_QPT_XRC_TGT,
     }
 }
 
@@ -157,7 +166,7 @@ impl QpCap {
     }
 
     /// Writes the sizes; what else is in the C structure stays.
-    fn write(&self, raw: &mut bindings::ib_qp_cap) {
+    pub(crate) fn write(&self, raw: &mut bindings::ib_qp_cap) {
         raw.max_send_wr = self.max_send_wr;
         raw.max_recv_wr = self.max_recv_wr;
         raw.max_send_sge = self.max_send_sge;
@@ -188,8 +197,9 @@ pub struct QpInitAttr<'a, T: Operations> {
     pub signal_all: bool,
     /// Completion queue of sends.
     pub send_cq: &'a Cq<T::CompletionQueue>,
-    /// Completion queue of receives.
-    pub recv_cq: &'a Cq<T::CompletionQueue>,
+    /// Completion queue of receives. Only a queue pair of type [`XrcInitiator`](Type::XrcInitiator)
+    /// has none.
+    pub recv_cq: Option<&'a Cq<T::CompletionQueue>>,
     /// Where receives come from, if the queue pair has no receive queue of its own.
     pub srq: Option<&'a Srq<T::SharedReceiveQueue>>,
 }
@@ -219,7 +229,8 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
     /// The types that are the driver's own; [`NoDriverType`] if there are none.
     type DriverType: DriverType<Self::Request>;
 
-    /// The types of the verbs that the driver has. Others are refused (`EOPNOTSUPP`) before the
+    /// The types of the verbs that the driver has, except [`XrcTarget`](Type::XrcTarget), which
+    /// comes with [`XrcDomain`](crate::XrcDomain). Others are refused (`EOPNOTSUPP`) before the
     /// driver is asked.
     const TYPES: &'static [Type];
 
@@ -310,16 +321,35 @@ impl<T: QueuePair> Qp<T> {
         self.place.number()
     }
 
-    /// Completion queue of sends.
-    pub fn send_cq(&self) -> &Cq<<T::Driver as Operations>::CompletionQueue> {
+    /// Completion queue of sends, unless the queue pair has none.
+    pub fn send_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
         // SAFETY: Set when the queue pair was created, which keeps the queue.
-        unsafe { Cq::from_raw((*self.as_raw()).send_cq) }
+        unsafe { cq_from_raw((*self.as_raw()).send_cq) }
     }
 
-    /// Completion queue of receives.
-    pub fn recv_cq(&self) -> &Cq<<T::Driver as Operations>::CompletionQueue> {
+    /// Completion queue of receives, unless the queue pair has none.
+    pub fn recv_cq(&self) -> Option<&Cq<<T::Driver as Operations>::CompletionQueue>> {
         // SAFETY: As above.
-        unsafe { Cq::from_raw((*self.as_raw()).recv_cq) }
+        unsafe { cq_from_raw((*self.as_raw()).recv_cq) }
+    }
+}
+
+/// Borrows a completion queue, unless there is none.
+///
+/// # Safety
+///
+/// `ptr` must be null, or a constructed queue that does not go away during `'a`.
+unsafe fn cq_from_raw<'a, T: CompletionQueue>(ptr: *mut bindings::ib_cq) -> Option<&'a Cq<T>> {
+    // SAFETY: Guaranteed by the caller.
+    (!ptr.is_null()).then(|| unsafe { Cq::from_raw(ptr) })
+}
+
+/// Whether a queue pair may have that number.
+pub(crate) fn check_number(number: u32) -> Result {
+    // The core puts other things in the upper bits.
+    match number >> 24 {
+        0 => Ok(()),
+        _ => Err(EIO),
     }
 }
 
@@ -336,7 +366,8 @@ fn standard_type<T: Operations>(
         };
     }
     let ty = Type::try_from(raw).map_err(|_| EOPNOTSUPP)?;
-    match T::QueuePair::TYPES.contains(&ty) {
+    let may_have = is_of_user || ty != Type::XrcInitiator;
+    match may_have && T::QueuePair::TYPES.contains(&ty) {
         true => Ok(Some(ty)),
         false => Err(EOPNOTSUPP),
     }
@@ -367,7 +398,11 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             if attr.create_flags != 0 || !attr.rwq_ind_tbl.is_null() {
                 return Err(EOPNOTSUPP);
             }
-            if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+            if attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT {
+                return xrc::create_target(qp, attr, call);
+            }
+            let receives = attr.qp_type != bindings::ib_qp_type_IB_QPT_XRC_INI;
+            if attr.send_cq.is_null() || attr.recv_cq.is_null() == receives {
                 return Err(EINVAL);
             }
             if udata.is_none() && !(T::QueuePair::HAS_POST_SEND && T::QueuePair::HAS_POST_RECV) {
@@ -389,7 +424,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 capabilities: QpCap::from_raw(&attr.cap),
                 signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
                 send_cq: Cq::from_raw(attr.send_cq),
-                recv_cq: Cq::from_raw(attr.recv_cq),
+                recv_cq: cq_from_raw(attr.recv_cq),
                 srq: (!attr.srq.is_null()).then(|| Srq::from_raw(attr.srq)),
             };
             let pd = Pd::from_raw((*qp).pd);
@@ -407,19 +442,16 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             Qp::construct(qp, place, new.init);
             (*qp).qp_num = new.number;
             new.capabilities.write(&mut attr.cap);
-            for cq in [attributes.send_cq, attributes.recv_cq] {
+            for cq in [Some(attributes.send_cq), attributes.recv_cq]
+                .into_iter()
+                .flatten()
+            {
                 cq.place().add_queue_pair();
             }
             if let Some(srq) = attributes.srq {
                 srq.place().begin_use();
             }
-            // The core puts other things in the upper bits.
-            let numbered = if new.number >> 24 == 0 {
-                Ok(())
-            } else {
-                Err(EIO)
-            };
-            numbered
+            check_number(new.number)
                 .and_then(|()| respond(udata.as_ref(), &new.response))
                 .and_then(|()| listing.publish())
                 .inspect_err(|_| end(qp, call))?;
@@ -525,13 +557,13 @@ pub(crate) unsafe extern "C" fn destroy_callback<T: Operations>(
 /// # Safety
 ///
 /// `qp` must be a constructed queue pair of a device of `T` that nobody uses any more.
-unsafe fn end<T: Operations>(qp: *mut bindings::ib_qp, call: &Call<'_, T>) {
+pub(crate) unsafe fn end<T: Operations>(qp: *mut bindings::ib_qp, call: &Call<'_, T>) {
     // SAFETY: Guaranteed by the caller; its completion queues outlive it.
     unsafe {
         let this = Qp::<T::QueuePair>::from_raw(qp);
         this.place.begin_end();
         T::QueuePair::destroy(this, call);
-        for cq in [this.send_cq(), this.recv_cq()] {
+        for cq in [this.send_cq(), this.recv_cq()].into_iter().flatten() {
             cq.place().remove_queue_pair();
         }
         Qp::<T::QueuePair>::destruct(qp);

@@ -11,6 +11,7 @@ use kernel::{
 
 use crate::{
     bindings,
+    cq::Cq,
     device::{
         Call,
         Device,
@@ -42,6 +43,10 @@ use crate::{
     wr::{
         Posted,
         ReceiveRequests, //
+    },
+    xrc::{
+        XrcDomain,
+        Xrcd, //
     }, //
 };
 
@@ -106,6 +111,14 @@ impl Change {
     }
 }
 
+/// What a queue of type `IB_SRQT_XRC` is for.
+pub struct XrcSrq<'a, T: Operations> {
+    /// The domain whose targets take receives of the queue.
+    pub xrcd: &'a Xrcd<T::XrcDomain>,
+    /// Completion queue of the receives.
+    pub cq: &'a Cq<T::CompletionQueue>,
+}
+
 /// A new queue.
 pub struct NewSrq<I, R> {
     /// Constructs the queue.
@@ -118,8 +131,8 @@ pub struct NewSrq<I, R> {
     pub attributes: SrqAttr,
 }
 
-/// A shared receive queue (`struct ib_srq` of type `IB_SRQT_BASIC`): receives for any number of
-/// queue pairs.
+/// A shared receive queue (`struct ib_srq` of type `IB_SRQT_BASIC` or `IB_SRQT_XRC`): receives for
+/// any number of queue pairs.
 #[vtable]
 pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     /// The driver.
@@ -135,11 +148,13 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
     /// here.
     const IS_SUPPORTED: bool = true;
 
-    /// Creates a queue. Its limit is 0.
+    /// Creates a queue. Its limit is 0. With `xrc`, which only processes ask for, and only if there
+    /// are [XRC domains](crate::XrcDomain), it is for targets of extended reliable connections.
     fn create(
         call: &Call<'_, Self::Driver>,
         pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         attributes: &SrqAttr,
+        xrc: Option<XrcSrq<'_, Self::Driver>>,
         user: Caller<Self::Driver, User<'_, Self::Driver, Self::Request, Buffer<'_>>>,
     ) -> Result<NewSrq<impl PinInit<Self>, Self::Response>>;
 
@@ -219,16 +234,24 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
     // SAFETY:
     // - Verbs run only while the device is registered; its users have contexts. Those who have
     //   udata are processes.
-    // - The attributes are valid during the call. The core set the domain, of the same device.
+    // - The attributes are valid during the call. The core set the domain, and refers to an XRC
+    //   domain and a completion queue if the type asks for them, all of the same device.
     // - The core allocated room for the queue, which is constructed once and reachable by nobody
     //   but the dispatcher before the call returns.
     from_result(|| unsafe {
         device.with_caller(udata.is_some(), |call| {
             let attr = &mut *attr;
             let may_post = T::SharedReceiveQueue::HAS_POST_RECV || udata.is_some();
-            if attr.srq_type != bindings::ib_srq_type_IB_SRQT_BASIC || !may_post {
-                return Err(EOPNOTSUPP);
-            }
+            let has_xrc = T::XrcDomain::IS_SUPPORTED && udata.is_some();
+            let xrc = match attr.srq_type {
+                bindings::ib_srq_type_IB_SRQT_BASIC if may_post => None,
+                bindings::ib_srq_type_IB_SRQT_XRC if has_xrc => Some(XrcSrq {
+                    xrcd: Xrcd::from_raw(crate::compat::member(&attr.ext.__bindgen_anon_1.xrc).xrcd),
+                    cq: Cq::from_raw(attr.ext.cq),
+                }),
+                _ => return Err(EOPNOTSUPP),
+            };
+            let is_xrc = xrc.is_some();
             let attributes = SrqAttr {
                 limit: 0,
                 ..SrqAttr::from_raw(&attr.attr)
@@ -239,12 +262,17 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 .map(|udata| udata.user_with_buffer::<T, _>(call, BufferOf::SharedReceiveQueue))
                 .transpose()?;
             let pd = Pd::from_raw((*srq).pd);
-            let new = T::SharedReceiveQueue::create(call, pd, &attributes, caller::<T, _>(user)?)?;
+            let user = caller::<T, _>(user)?;
+            let new = T::SharedReceiveQueue::create(call, pd, &attributes, xrc, user)?;
             let in_use = InUse::new(udata.is_some());
             let (place, listing) = room.assign(new.number, NonNull::new_unchecked(srq), in_use);
 
             Srq::construct(srq, place, new.init);
             new.attributes.write(&mut attr.attr);
+            if is_xrc {
+                let xrc = &mut (*srq).ext.__bindgen_anon_1.xrc;
+                crate::compat::member_mut(xrc).srq_num = new.number;
+            }
             respond(udata.as_ref(), &new.response)
                 .and_then(|()| listing.publish())
                 .inspect_err(|_| end(srq, call))?;

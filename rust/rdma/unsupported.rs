@@ -27,17 +27,23 @@ use crate::{
         Pager, //
     },
     pd::Pd,
+    qp::NewQp,
     srq::{
         NewSrq,
         SharedReceiveQueue,
         Srq,
-        SrqAttr, //
+        SrqAttr,
+        XrcSrq, //
     },
     udata::{
         Caller,
         User, //
     },
-    umem::Buffer, //
+    umem::Buffer,
+    xrc::{
+        XrcDomain,
+        Xrcd, //
+    }, //
 };
 
 /// Stands for objects of a kind that devices of driver `T` do not have, or for its pager, if they
@@ -93,6 +99,7 @@ impl<T: Operations<SharedReceiveQueue = Self>> SharedReceiveQueue for Unsupporte
         _call: &Call<'_, T>,
         _pd: &Pd<T::ProtectionDomain>,
         _attributes: &SrqAttr,
+        _xrc: Option<XrcSrq<'_, T>>,
         _user: Caller<T, User<'_, T, (), Buffer<'_>>>,
     ) -> Result<NewSrq<impl PinInit<Self>, ()>> {
         Err::<NewSrq<Self, ()>, _>(EOPNOTSUPP)
@@ -100,6 +107,27 @@ impl<T: Operations<SharedReceiveQueue = Self>> SharedReceiveQueue for Unsupporte
 
     fn destroy(srq: &Srq<Self>, _call: &Call<'_, T>) {
         match srq.never {}
+    }
+}
+
+impl<T: Operations<XrcDomain = Self>> XrcDomain for Unsupported<T> {
+    type Driver = T;
+
+    const IS_SUPPORTED: bool = false;
+
+    fn alloc(_call: &Call<'_, T>) -> Result<impl PinInit<Self>> {
+        Err::<Self, _>(EOPNOTSUPP)
+    }
+
+    fn dealloc(xrcd: &Xrcd<Self>, _call: &Call<'_, T>) {
+        match xrcd.never {}
+    }
+
+    fn create_target(
+        _call: &Call<'_, T>,
+        _xrcd: &Xrcd<Self>,
+    ) -> Result<NewQp<impl PinInit<T::QueuePair>, ()>> {
+        Err::<NewQp<T::QueuePair, ()>, _>(EOPNOTSUPP)
     }
 }
 

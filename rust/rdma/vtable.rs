@@ -80,6 +80,11 @@ use crate::{
     udata::{
         RawUsers,
         Udata, //
+    },
+    xrc::{
+        self,
+        XrcDomain,
+        Xrcd, //
     }, //
 };
 
@@ -175,6 +180,17 @@ impl<T: Operations> VTable<T> {
 
         alloc_pd: Some(pd::alloc_callback::<T>),
         dealloc_pd: Some(pd::dealloc_callback::<T>),
+
+        alloc_xrcd: if T::XrcDomain::IS_SUPPORTED {
+            Some(xrc::alloc_callback::<T>)
+        } else {
+            None
+        },
+        dealloc_xrcd: if T::XrcDomain::IS_SUPPORTED {
+            Some(xrc::dealloc_callback::<T>)
+        } else {
+            None
+        },
 
         create_ah: if T::AddressHandle::IS_SUPPORTED && Self::HAS_KERNEL {
             Some(ah::create_callback::<T>)
@@ -359,6 +375,11 @@ impl<T: Operations> VTable<T> {
         size_ib_qp: Qp::<T::QueuePair>::SIZE,
         size_ib_srq: if T::SharedReceiveQueue::IS_SUPPORTED {
             Srq::<T::SharedReceiveQueue>::SIZE
+        } else {
+            0
+        },
+        size_ib_xrcd: if T::XrcDomain::IS_SUPPORTED {
+            Xrcd::<T::XrcDomain>::SIZE
         } else {
             0
         },

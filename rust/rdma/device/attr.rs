@@ -33,6 +33,8 @@ impl_flags!(
         SrqResize = bit_u64(13),
         /// Has memory windows of type 1.
         MemoryWindow = bit_u64(17),
+        /// Has extended reliable connections.
+        Xrc = bit_u64(20),
         /// Registers memory by work requests, and invalidates keys, here and at peers.
         MemoryExtensions = bit_u64(21),
         /// Has memory windows of type 2B.
@@ -101,6 +103,8 @@ pub struct OnDemandPaging {
     pub reliable: OnDemandOperations,
     /// Unreliable connections.
     pub unreliable: OnDemandOperations,
+    /// Extended reliable connections.
+    pub xrc: OnDemandOperations,
     /// Datagrams.
     pub datagram: OnDemandOperations,
 }
@@ -233,6 +237,7 @@ impl DeviceAttr {
             transports.rc_odp_caps = paging.reliable.bits();
             transports.uc_odp_caps = paging.unreliable.bits();
             transports.ud_odp_caps = paging.datagram.bits();
+            transports.xrc_odp_caps = paging.xrc.bits();
         }
         raw.timestamp_mask = self.timestamp_mask;
         raw.hca_core_clock = self.clock_khz;

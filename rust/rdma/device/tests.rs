@@ -91,6 +91,10 @@ mod cases {
                 paging.per_transport_caps.ud_odp_caps,
                 bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_RECV
             );
+            assert_eq!(
+                paging.per_transport_caps.xrc_odp_caps,
+                bindings::ib_odp_transport_cap_bits_IB_ODP_SUPPORT_READ
+            );
             Ok(())
         })
     }

@@ -44,7 +44,7 @@ pub(crate) struct Completes {
 
 impl Completes {
     /// Nowhere.
-    const NOWHERE: Self = Self {
+    pub(crate) const NOWHERE: Self = Self {
         send_cq: ptr::null_mut(),
         recv_cq: ptr::null_mut(),
         receives: None,

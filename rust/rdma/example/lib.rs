@@ -168,6 +168,7 @@ impl Operations for Efa {
     type CompletionQueue = cq::Queue;
     type QueuePair = qp::Pair;
     type SharedReceiveQueue = Unsupported<Self>;
+    type XrcDomain = Unsupported<Self>;
     type MemoryRegion = mr::Region;
     type MemoryWindow = Unsupported<Self>;
     type AddressHandle = Handle;

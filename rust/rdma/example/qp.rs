@@ -143,7 +143,7 @@ impl QueuePair for Pair {
         let (mut mapped, mut ring) = (None, None);
         let mut response = abi::CreateQpResponse {
             send_sub_cq_idx: attributes.send_cq.index(),
-            recv_sub_cq_idx: attributes.recv_cq.index(),
+            recv_sub_cq_idx: attributes.recv_cq.ok_or(EINVAL)?.index(),
             ..Default::default()
         };
         if request.rq_ring_size != 0 {

@@ -50,6 +50,7 @@ mod pd;
 mod qp;
 mod srq;
 mod ucontext;
+mod xrc;
 
 pub(crate) use device::{
     attributes,

@@ -11,6 +11,7 @@ use rdma::{
         Capability,
         DeviceAttr,
         OnDemandOperation,
+        OnDemandOperations,
         OnDemandPaging, //
     },
     gid::GidAttr,
@@ -46,7 +47,8 @@ use crate::{
     qp::Qp,
     srq::Srq,
     uapi::FindPd,
-    ucontext::UserContext, //
+    ucontext::UserContext,
+    xrc::Xrcd, //
 };
 
 /// A virtio RDMA device.
@@ -82,6 +84,9 @@ fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
     if limits.max_srq.get() != 0 {
         capabilities |= Capability::SrqResize;
     }
+    if limits.max_xrcd.get() != 0 {
+        capabilities |= Capability::Xrc;
+    }
     if limits.max_mw.get() != 0 {
         capabilities |= Capability::MemoryWindow | Capability::MemoryWindowType2B;
     }
@@ -107,6 +112,10 @@ fn on_demand_paging(limits: &DeviceLimits, memory_placement: bool) -> OnDemandPa
     OnDemandPaging {
         reliable,
         unreliable,
+        xrc: match limits.max_xrcd.get() {
+            0 => OnDemandOperations::default(),
+            _ => reliable,
+        },
         datagram,
     }
 }
@@ -122,6 +131,7 @@ impl Operations for Vrnic {
     type CompletionQueue = Cq;
     type QueuePair = Qp;
     type SharedReceiveQueue = Srq;
+    type XrcDomain = Xrcd;
     type MemoryRegion = Mr;
     type MemoryWindow = Mw;
     type AddressHandle = Ah;

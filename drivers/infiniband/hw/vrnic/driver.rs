@@ -62,6 +62,7 @@ use vrnic_wire::{
         F_REREGISTRATION,
         F_SHARED_RECEIVE_QUEUES,
         F_UNRELIABLE_CONNECTIONS,
+        F_XRC,
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
     },
@@ -132,6 +133,9 @@ const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
 /// else of the driver depends on it.
 const UNRELIABLE_CONNECTIONS: Feature = Feature::device(F_UNRELIABLE_CONNECTIONS);
 
+/// The device has extended reliable connections. Where it has none, the limit of their domains is 0.
+const XRC: Feature = Feature::device(F_XRC);
+
 /// What the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
@@ -148,6 +152,7 @@ const FEATURES: &[Feature] = {
         NULL_KEY,
         COUNTER_SETS,
         UNRELIABLE_CONNECTIONS,
+        XRC,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {

@@ -40,6 +40,7 @@ mod uapi;
 mod ucontext;
 mod udata;
 mod wqe;
+mod xrc;
 
 virtio::module_virtio_driver! {
     type: driver::Driver,

@@ -21,6 +21,8 @@ use vrnic_wire::command::{
     CreatePd,
     CreateQp,
     CreateSrq,
+    CreateXrcSrq,
+    CreateXrcd,
     DeallocateMw,
     DeregisterMr,
     DestroyContext,
@@ -28,6 +30,7 @@ use vrnic_wire::command::{
     DestroyPd,
     DestroyQp,
     DestroySrq,
+    DestroyXrcd,
     Empty,
     RegisterMr,
     ReregisterMr, //
@@ -66,6 +69,7 @@ destroy! {
     DestroyCq { cqn } "completion queue", events: true;
     DestroyQp { qpn } "queue pair", events: true;
     DestroySrq { srqn } "shared receive queue", events: true;
+    DestroyXrcd { xrcdn } "XRC domain", events: false;
     DeregisterMr { key } "memory region", events: false;
     DeallocateMw { key } "memory window", events: false;
 }
@@ -98,6 +102,8 @@ create! {
     CreateCq => |_, reply| DestroyCq { cqn: reply.cqn, ..Default::default() };
     CreateQp => |_, reply| DestroyQp { qpn: reply.qpn, ..Default::default() };
     CreateSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
+    CreateXrcSrq => |_, reply| DestroySrq { srqn: reply.srqn, ..Default::default() };
+    CreateXrcd => |_, reply| DestroyXrcd { xrcdn: reply.xrcdn, ..Default::default() };
     RegisterMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMr => |request, reply| DeregisterMr { pd: request.pd, key: reply.key };
     AllocateMw => |request, reply| DeallocateMw { pd: request.pd, key: reply.key };

@@ -105,6 +105,8 @@ enum Rings {
     },
     /// The kernel posts to them.
     Kernel(Arc<KernelRings>),
+    /// There are none.
+    None,
 }
 
 /// The part of a queue pair that changes.
@@ -131,6 +133,39 @@ pub(crate) struct Qp {
     /// Held while the state changes.
     #[pin]
     condition: Mutex<Condition>,
+}
+
+impl Qp {
+    /// Creates the receiving end of an extended reliable connection: a queue pair that belongs to
+    /// an XRC domain and to no context, and has no rings.
+    pub(crate) fn target(call: &Call<'_>, xrcdn: u32) -> Result<NewQp<impl PinInit<Self>, ()>> {
+        let (object, _) = create(
+            &call.data().control,
+            &CreateQp {
+                // CAST: The wire numbers types as the verbs do; see below.
+                qp_type: Type::XrcTarget.raw() as u8,
+                xrcdn: xrcdn.into(),
+                ..Default::default()
+            },
+        )?;
+        let number = object.number();
+        let capabilities = QpCap::default();
+
+        Ok(NewQp {
+            init: pin_init!(Self {
+                object,
+                rings: Rings::None,
+                doorbell: 0,
+                ty: Type::XrcTarget,
+                signal_all: false,
+                capabilities,
+                condition <- new_mutex!(Condition { state: State::Reset, stop: None }),
+            }),
+            response: (),
+            number,
+            capabilities,
+        })
+    }
 }
 
 /// Refuses sizes beyond the limits of the device.
@@ -225,6 +260,7 @@ impl QueuePair for Qp {
         Type::ReliableConnection,
         Type::UnreliableConnection,
         Type::UnreliableDatagram,
+        Type::XrcInitiator,
     ];
 
     fn create(
@@ -236,8 +272,8 @@ impl QueuePair for Qp {
         let limits = &call.data().limits;
         let ty = attributes.service.ty();
         let mut asked = attributes.capabilities;
-        if attributes.srq.is_some() {
-            // Receives are those of the shared queue.
+        if attributes.srq.is_some() || attributes.recv_cq.is_none() {
+            // Receives are those of the shared queue, if there are any.
             (asked.max_recv_wr, asked.max_recv_sge) = (0, 0);
         }
         let asked = &asked;
@@ -283,8 +319,8 @@ impl QueuePair for Qp {
         }
 
         let stop = match &rings {
-            Rings::User { .. } => None,
             Rings::Kernel(_) => Some(Prepared::new()?),
+            _ => None,
         };
         let room = [Room::new(GFP_KERNEL)?, Room::new(GFP_KERNEL)?];
         let mut flags = 0;
@@ -306,7 +342,7 @@ impl QueuePair for Qp {
                 max_recv_sge: u16::try_from(given.max_recv_sge)?.into(),
                 max_inline: u16::try_from(given.max_inline_data)?.into(),
                 send_cqn: attributes.send_cq.number().into(),
-                recv_cqn: attributes.recv_cq.number().into(),
+                recv_cqn: attributes.recv_cq.map_or(0, |cq| cq.number()).into(),
                 send_ring: send,
                 recv_ring: recv,
                 pages: pages
@@ -324,11 +360,11 @@ impl QueuePair for Qp {
         let signal_all = attributes.signal_all;
         if let Rings::Kernel(rings) = &rings {
             let [send, recv] = room;
+            let recv_cq = attributes.recv_cq.ok_or(EINVAL)?;
             attributes.send_cq.attach(number, Side::Send, rings, send)?;
-            (attributes
-                .recv_cq
-                .attach(number, Side::Receive, rings, recv))
-            .inspect_err(|_| attributes.send_cq.detach(number, rings))?;
+            recv_cq
+                .attach(number, Side::Receive, rings, recv)
+                .inspect_err(|_| attributes.send_cq.detach(number, rings))?;
         }
 
         Ok(NewQp {
@@ -402,8 +438,9 @@ impl QueuePair for Qp {
         }
         if let Rings::Kernel(rings) = &qp.rings {
             if result.is_ok() && to == State::Reset {
-                qp.send_cq().forget(qp.number())?;
-                qp.recv_cq().forget(qp.number())?;
+                for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
+                    cq.forget(qp.number())?;
+                }
                 rings.forget();
             }
             rings.set_state(condition.state);
@@ -440,8 +477,9 @@ impl QueuePair for Qp {
     fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) {
         qp.object.destroy();
         if let Rings::Kernel(rings) = &qp.rings {
-            qp.send_cq().detach(qp.number(), rings);
-            qp.recv_cq().detach(qp.number(), rings);
+            for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
+                cq.detach(qp.number(), rings);
+            }
         }
     }
 
@@ -463,6 +501,7 @@ impl QueuePair for Qp {
                 return ring_for_user(call, *context, qp.doorbell, requests.next().is_some());
             }
             Rings::Kernel(rings) => rings,
+            Rings::None => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
         let mut ring = rings.ring(Side::Send).lock();
@@ -495,6 +534,7 @@ impl QueuePair for Qp {
                 return ring_for_user(call, *context, qp.doorbell, requests.next().is_some());
             }
             Rings::Kernel(rings) => rings,
+            Rings::None => return Err(EOPNOTSUPP),
         };
         let memory = rings.memory()?;
         let mut ring = rings.ring(Side::Receive).lock();
@@ -558,6 +598,8 @@ const _: () = {
     assert!(QpType::ReliableConnection.raw() as u32 == Type::ReliableConnection.raw());
     assert!(QpType::UnreliableConnection.raw() as u32 == Type::UnreliableConnection.raw());
     assert!(QpType::UnreliableDatagram.raw() as u32 == Type::UnreliableDatagram.raw());
+    assert!(QpType::XrcInitiator.raw() as u32 == Type::XrcInitiator.raw());
+    assert!(QpType::XrcTarget.raw() as u32 == Type::XrcTarget.raw());
 };
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]

@@ -14,7 +14,8 @@ use rdma::{
     restrack::Details,
     srq::{
         NewSrq,
-        SrqAttr, //
+        SrqAttr,
+        XrcSrq, //
     },
     udata::Caller,
     umem::Buffer,
@@ -28,6 +29,7 @@ use vrnic_wire::{
     abi,
     command::{
         CreateSrq,
+        CreateXrcSrq,
         DestroySrq,
         DeviceLimits,
         ModifySrq,
@@ -147,6 +149,7 @@ impl SharedReceiveQueue for Srq {
         call: &Call<'_>,
         pd: &rdma::Pd<Pd>,
         attributes: &SrqAttr,
+        xrc: Option<XrcSrq<'_, Vrnic>>,
         user: Caller<Vrnic, User<'_, Vrnic, CreateSrqRequest, Buffer<'_>>>,
     ) -> Result<NewSrq<impl PinInit<Self>, CreateSrqResponse>> {
         let limits = &call.data().limits;
@@ -173,17 +176,26 @@ impl SharedReceiveQueue for Srq {
                 (call.data().context.number(), ring, given, pages)
             }
         };
-        let (object, _) = create(
-            &call.data().control,
-            &CreateSrq {
-                context: context.into(),
-                pd: pd.number().into(),
-                max_sge: given.max_sge.into(),
-                ring,
-                pages: pages.list(),
-                ..Default::default()
-            },
-        )?;
+        let control = &call.data().control;
+        let request = CreateSrq {
+            context: context.into(),
+            pd: pd.number().into(),
+            max_sge: given.max_sge.into(),
+            ring,
+            pages: pages.list(),
+            ..Default::default()
+        };
+        let (object, _) = match xrc {
+            None => create(control, &request)?,
+            Some(xrc) => create(
+                control,
+                &CreateXrcSrq {
+                    srq: request,
+                    xrcdn: xrc.xrcd.number().into(),
+                    cqn: xrc.cq.number().into(),
+                },
+            )?,
+        };
         let response = abi::CreateSrqResponse {
             srqn: object.number(),
             ..Default::default()

@@ -89,6 +89,7 @@ pub(crate) fn attributes() -> DeviceAttr {
         on_demand_paging: OnDemandPaging {
             reliable: OnDemandOperation::Send | OnDemandOperation::Flush,
             unreliable: OnDemandOperation::Write.into(),
+            xrc: OnDemandOperation::Read.into(),
             datagram: OnDemandOperation::Receive.into(),
         },
         timestamp_mask: 131,
@@ -150,6 +151,7 @@ impl Operations for TestDriver {
     type CompletionQueue = Object;
     type QueuePair = Object;
     type SharedReceiveQueue = Object;
+    type XrcDomain = Object;
     type MemoryRegion = Object;
     type MemoryWindow = Object;
     type AddressHandle = Object;

@@ -84,6 +84,9 @@ pub(crate) enum Asked {
     /// The advice, and the last of the pieces.
     Advice(mr::Advice, bool, usize, (u64, u32, u32)),
     Window(mw::Type, u64),
+    XrcDomain,
+    /// By the number of the domain.
+    XrcTarget(u32),
     PortCounters(Port),
     CreateCounter(Port),
     BindCounter(u32, u32),

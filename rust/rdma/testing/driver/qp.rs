@@ -61,6 +61,7 @@ impl QueuePair for Object {
         qp::Type::ReliableConnection,
         qp::Type::UnreliableConnection,
         qp::Type::UnreliableDatagram,
+        qp::Type::XrcInitiator,
     ];
 
     fn create(
@@ -77,7 +78,7 @@ impl QueuePair for Object {
             capabilities: attributes.capabilities,
             signal_all: attributes.signal_all,
             send_cq: attributes.send_cq.number,
-            recv_cq: attributes.recv_cq.number,
+            recv_cq: attributes.recv_cq.map_or(0, |cq| cq.number),
             srq: attributes.srq.map(|srq| srq.number),
             request,
         });

@@ -20,7 +20,8 @@ use crate::{
         NewSrq,
         SharedReceiveQueue,
         Srq,
-        SrqAttr, //
+        SrqAttr,
+        XrcSrq, //
     },
     udata::{
         Caller,
@@ -41,6 +42,7 @@ impl SharedReceiveQueue for Object {
         call: &Call<'_, TestDriver>,
         _pd: &Pd<Self>,
         attributes: &SrqAttr,
+        _xrc: Option<XrcSrq<'_, TestDriver>>,
         user: Caller<TestDriver, User<'_, TestDriver, u64, Buffer<'_>>>,
     ) -> Result<NewSrq<impl PinInit<Self>, u64>> {
         user.as_ref()
