@@ -312,6 +312,46 @@ int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_in
 	return fail_next;
 }
 
+int ibv_cmd_create_srq_ex(struct ibv_context *context, struct verbs_srq *srq, struct ibv_srq_init_attr_ex *attr,
+			  struct ibv_create_xsrq *cmd, size_t cmd_size, struct ib_uverbs_create_srq_resp *resp,
+			  size_t resp_size)
+{
+	struct vrnic_create_srq_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
+
+	CHECK(attr->srq_type == IBV_SRQT_XRC && attr->xrcd && attr->cq);
+	memcpy(&srq_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(srq_req)), sizeof(srq_req));
+	out->srqn = 10;
+	srq->srq.context = context;
+	srq->srq.pd = attr->pd;
+	attr->attr.max_wr = srq_req.ring.entries;
+	attr->attr.max_sge = (srq_req.ring.stride - 16) / 16;
+	return fail_next;
+}
+
+int ibv_cmd_open_xrcd(struct ibv_context *context, struct verbs_xrcd *xrcd, int vxrcd_size,
+		      struct ibv_xrcd_init_attr *attr, struct ibv_open_xrcd *cmd, size_t cmd_size,
+		      struct ib_uverbs_open_xrcd_resp *resp, size_t resp_size)
+{
+	CHECK(vxrcd_size == sizeof(*xrcd) && cmd_size == sizeof(*cmd) && resp_size == sizeof(*resp));
+	xrcd->xrcd.context = context;
+	xrcd->handle = attr->fd;
+	return fail_next;
+}
+
+int ibv_cmd_close_xrcd(struct verbs_xrcd *xrcd)
+{
+	return fail_next;
+}
+
+int ibv_cmd_open_qp(struct ibv_context *context, struct verbs_qp *qp, int vqp_sz, struct ibv_qp_open_attr *attr,
+		    struct ibv_open_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp, size_t resp_size)
+{
+	CHECK(vqp_sz == sizeof(*qp) && cmd_size == sizeof(*cmd) && resp_size == sizeof(*resp));
+	qp->qp.context = context;
+	qp->qp.qp_num = attr->qp_num;
+	return fail_next;
+}
+
 int ibv_cmd_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int srq_attr_mask,
 		       struct ibv_modify_srq *cmd, size_t cmd_size)
 {
@@ -340,7 +380,7 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 {
 	struct vrnic_create_qp_resp *out = driver_part(resp, sizeof(*resp), resp_size, sizeof(*out));
 
-	CHECK(!(attr->comp_mask & ~(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)));
+	CHECK(!(attr->comp_mask & ~(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)));
 	memcpy(&qp_req, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(qp_req)), sizeof(qp_req));
 	out->slot = 130;
 	qp->qp.context = context;
@@ -348,8 +388,8 @@ int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struc
 	/* As the driver does: the rings give what they have room for. */
 	attr->cap.max_send_wr = qp_req.sq.entries;
 	attr->cap.max_recv_wr = qp_req.rq.entries;
-	attr->cap.max_send_sge = (qp_req.sq.stride - 64) / 16;
-	attr->cap.max_inline_data = qp_req.sq.stride - 64;
+	attr->cap.max_send_sge = qp_req.sq.entries ? (qp_req.sq.stride - 64) / 16 : 0;
+	attr->cap.max_inline_data = qp_req.sq.entries ? qp_req.sq.stride - 64 : 0;
 	attr->cap.max_recv_sge = qp_req.rq.entries ? (qp_req.rq.stride - 16) / 16 : 0;
 	qp->qp.qp_type = attr->qp_type;
 	qp->comp_mask = 0;
@@ -1227,6 +1267,96 @@ static void shared_receives(struct ibv_context *context, struct ibv_pd *pd)
 }
 
 /* Completions that were not polled move with a queue, and so does the request for an event. */
+/* Extended reliable connections: each end has one half, and receives complete where their queue says. */
+static void extended_connections(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_xrcd_init_attr domain = { .fd = 5 };
+	struct ibv_cq *cq = ops.create_cq(context, 8, NULL, 0);
+	struct ibv_srq_init_attr_ex srq_attr = {
+		.attr = { .max_wr = 4, .max_sge = 1 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_XRC,
+		.pd = pd,
+		.cq = cq,
+	};
+	struct ibv_qp_init_attr_ex attr = {
+		.qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct ibv_qp_open_attr open = { .qp_num = 44 };
+	struct ibv_send_wr *bad, wr = { .opcode = IBV_WR_SEND, .qp_type.xrc.remote_srqn = 0x123456 };
+	struct ibv_qp *target, *opened, *initiator;
+	struct ibv_xrcd *xrcd;
+	struct ibv_srq *srq;
+	struct ibv_qp_ex *ex;
+	uint32_t number;
+	struct ibv_wc wc;
+
+	fail_next = EACCES;
+	CHECK(!ops.open_xrcd(context, &domain) && errno == EACCES);
+	fail_next = 0;
+	xrcd = ops.open_xrcd(context, &domain);
+	CHECK(xrcd && xrcd->context == context);
+
+	CHECK(!ops.create_srq_ex(context, &srq_attr) && errno == EINVAL);
+	srq_attr.xrcd = xrcd;
+	srq_attr.srq_type = IBV_SRQT_TM;
+	CHECK(!ops.create_srq_ex(context, &srq_attr) && errno == EOPNOTSUPP);
+	srq_attr.srq_type = IBV_SRQT_XRC;
+	srq = ops.create_srq_ex(context, &srq_attr);
+	CHECK(srq && srq_req.ring.entries == 4 && !ops.get_srq_num(srq, &number) && number == 10);
+
+	CHECK(!ops.create_qp_ex(context, &attr) && errno == EINVAL);
+	attr.xrcd = xrcd;
+	target = ops.create_qp_ex(context, &attr);
+	CHECK(target && !qp_req.sq.entries && !qp_req.rq.entries);
+	opened = ops.open_qp(context, &open);
+	CHECK(opened && opened->qp_num == 44);
+	to_rts(opened);
+	CHECK(post_send(opened, 1) && post_receive(opened, 1));
+
+	/* A target completes nothing itself. */
+	CHECK(!post_shared(srq, 600));
+	complete(44, take_shared(600), IBV_WC_RECV, 0);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 600 && wc.qp_num == 44);
+	CHECK(!post_shared(srq, 601));
+	complete(44, take_shared(601), IBV_WC_RECV, 0);
+	CHECK(!modify(opened, IBV_QPS_RESET) && !ops.destroy_qp(opened) && !ops.destroy_qp(target));
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 601);
+
+	attr.qp_type = IBV_QPT_XRC_SEND;
+	attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	attr.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ;
+	attr.pd = pd;
+	attr.cap.max_send_wr = 8;
+	attr.cap.max_recv_wr = 4;
+	attr.cap.max_send_sge = 1;
+	CHECK(!ops.create_qp_ex(context, &attr) && errno == EINVAL);
+	attr.send_cq = cq;
+	initiator = ops.create_qp_ex(context, &attr);
+	CHECK(initiator && qp_req.sq.entries == 8 && !qp_req.rq.entries);
+	to_rts(initiator);
+	CHECK(!ibv_post_send(initiator, &wr, &bad) && get32(send_entry(0) + 60) == 0x123456);
+	ex = (struct ibv_qp_ex *)initiator;
+	ex->wr_start(ex);
+	ex->wr_id = 9;
+	ex->wr_rdma_read(ex, 7, 0x1000);
+	ex->wr_set_xrc_srqn(ex, 11);
+	CHECK(!ex->wr_complete(ex) && get32(send_entry(1) + 60) == 11 && get64(send_entry(1) + 24) == 0x1000);
+	take_bits();
+
+	/* What is not polled goes with its queue. */
+	CHECK(!post_shared(srq, 602));
+	complete(44, take_shared(602), IBV_WC_RECV, 0);
+	CHECK(!ops.destroy_srq(srq) && !ibv_poll_cq(cq, 1, &wc));
+	CHECK(!ops.destroy_qp(initiator));
+	fail_next = EBUSY;
+	CHECK(ops.close_xrcd(xrcd) == EBUSY);
+	fail_next = 0;
+	CHECK(!ops.close_xrcd(xrcd) && !ops.destroy_cq(cq));
+}
+
 static void resized_completions(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct ibv_modify_cq_attr moderation = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { 3, 20 } };
@@ -1569,6 +1699,7 @@ void exercise(void)
 		windows(pd, cq);
 		placement(pd, cq);
 		shared_receives(context, pd);
+		extended_connections(context, pd);
 		resized_completions(context, pd);
 		domains(context, pd);
 		allocators(context, pd);

@@ -64,6 +64,13 @@ int ibv_cmd_destroy_cq(struct ibv_cq *cq);
 int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_init_attr *attr,
 		       struct ibv_create_srq *cmd, size_t cmd_size, struct ib_uverbs_create_srq_resp *resp,
 		       size_t resp_size);
+int ibv_cmd_create_srq_ex(struct ibv_context *context, struct verbs_srq *srq, struct ibv_srq_init_attr_ex *attr_ex,
+			  struct ibv_create_xsrq *cmd, size_t cmd_size, struct ib_uverbs_create_srq_resp *resp,
+			  size_t resp_size);
+int ibv_cmd_open_xrcd(struct ibv_context *context, struct verbs_xrcd *xrcd, int vxrcd_size,
+		      struct ibv_xrcd_init_attr *attr, struct ibv_open_xrcd *cmd, size_t cmd_size,
+		      struct ib_uverbs_open_xrcd_resp *resp, size_t resp_size);
+int ibv_cmd_close_xrcd(struct verbs_xrcd *xrcd);
 int ibv_cmd_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int srq_attr_mask,
 		       struct ibv_modify_srq *cmd, size_t cmd_size);
 int ibv_cmd_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, struct ibv_query_srq *cmd, size_t cmd_size);
@@ -71,6 +78,8 @@ int ibv_cmd_destroy_srq(struct ibv_srq *srq);
 int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *qp, struct ibv_qp_init_attr_ex *attr_ex,
 			 struct ibv_create_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
 			 size_t resp_size);
+int ibv_cmd_open_qp(struct ibv_context *context, struct verbs_qp *qp, int vqp_sz, struct ibv_qp_open_attr *attr,
+		    struct ibv_open_qp *cmd, size_t cmd_size, struct ib_uverbs_create_qp_resp *resp, size_t resp_size);
 int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_modify_qp *cmd,
 		      size_t cmd_size);
 int ibv_cmd_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_qp_init_attr *init_attr,
@@ -89,6 +98,7 @@ struct ibv_pd *op_alloc_pd(struct ibv_context *);
 struct ibv_td *op_alloc_td(struct ibv_context *, struct ibv_td_init_attr *);
 int op_attach_mcast(struct ibv_qp *, const union ibv_gid *, uint16_t);
 int op_bind_mw(struct ibv_qp *, struct ibv_mw *, struct ibv_mw_bind *);
+int op_close_xrcd(struct ibv_xrcd *);
 void op_cq_event(struct ibv_cq *);
 struct ibv_ah *op_create_ah(struct ibv_pd *, struct ibv_ah_attr *);
 struct ibv_cq *op_create_cq(struct ibv_context *, int, struct ibv_comp_channel *, int);
@@ -96,6 +106,7 @@ struct ibv_cq_ex *op_create_cq_ex(struct ibv_context *, struct ibv_cq_init_attr_
 struct ibv_qp *op_create_qp(struct ibv_pd *, struct ibv_qp_init_attr *);
 struct ibv_qp *op_create_qp_ex(struct ibv_context *, struct ibv_qp_init_attr_ex *);
 struct ibv_srq *op_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
+struct ibv_srq *op_create_srq_ex(struct ibv_context *, struct ibv_srq_init_attr_ex *);
 int op_dealloc_mw(struct ibv_mw *);
 int op_dealloc_pd(struct ibv_pd *);
 int op_dealloc_td(struct ibv_td *);
@@ -105,9 +116,12 @@ int op_destroy_cq(struct ibv_cq *);
 int op_destroy_qp(struct ibv_qp *);
 int op_destroy_srq(struct ibv_srq *);
 void op_free_context(struct ibv_context *);
+int op_get_srq_num(struct ibv_srq *, uint32_t *);
 int op_modify_cq(struct ibv_cq *, struct ibv_modify_cq_attr *);
 int op_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
 int op_modify_srq(struct ibv_srq *, struct ibv_srq_attr *, int);
+struct ibv_qp *op_open_qp(struct ibv_context *, struct ibv_qp_open_attr *);
+struct ibv_xrcd *op_open_xrcd(struct ibv_context *, struct ibv_xrcd_init_attr *);
 int op_poll_cq(struct ibv_cq *, int, struct ibv_wc *);
 int op_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **);
 int op_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
@@ -141,6 +155,11 @@ SAME_TYPE(create_cq_ex, op_create_cq_ex);
 SAME_TYPE(create_qp, op_create_qp);
 SAME_TYPE(create_qp_ex, op_create_qp_ex);
 SAME_TYPE(create_srq, op_create_srq);
+SAME_TYPE(create_srq_ex, op_create_srq_ex);
+SAME_TYPE(close_xrcd, op_close_xrcd);
+SAME_TYPE(get_srq_num, op_get_srq_num);
+SAME_TYPE(open_qp, op_open_qp);
+SAME_TYPE(open_xrcd, op_open_xrcd);
 SAME_TYPE(dealloc_mw, op_dealloc_mw);
 SAME_TYPE(dealloc_pd, op_dealloc_pd);
 SAME_TYPE(dealloc_td, op_dealloc_td);

@@ -40,6 +40,7 @@ fn cost_of_a_request_and_a_completion() {
     let limits = Limits {
         opcodes: u32::MAX,
         datagrams: false,
+        xrc: false,
         max_sge: 1,
         max_inline: 64,
     };
@@ -66,6 +67,7 @@ fn cost_of_a_request_and_a_completion() {
                     address: i.into(),
                     rkey: i,
                 },
+                srqn: 0,
             };
             let element = Sge {
                 address: 4096.into(),

@@ -445,6 +445,7 @@ impl Qp {
         let limits = Limits {
             opcodes: u32::MAX,
             datagrams: false,
+            xrc: false,
             max_sge: 1,
             max_inline: INLINE,
         };
@@ -604,5 +605,6 @@ pub fn request(opcode: SendOpcode, wr_id: u64, target: Target<'_>) -> Request<'_
         wr_id,
         immediate: 0,
         target,
+        srqn: 0,
     }
 }

@@ -5,7 +5,7 @@
 use vrnic_engine::{
     Segment,
     memory::HostRange,
-    segment::{Body, Payload, Position, SendTail, Service},
+    segment::{Body, Payload, Position, SendTail},
 };
 
 /// Calls `packet` with the packets of at most `mtu` bytes of payload that `segment` consists of. They
@@ -98,7 +98,7 @@ mod tests {
     use vrnic_engine::{
         memory::RegionId,
         psn::Psn,
-        segment::{Path, Reth},
+        segment::{Path, Reth, Service},
     };
 
     fn segment(body: Body, payload: Payload<'static>) -> Segment<'static> {

@@ -77,6 +77,8 @@ opaque! {
     ibv_create_srq = [u64; 5],
     /// Response of `CREATE_SRQ`.
     ib_uverbs_create_srq_resp = [u32; 4],
+    /// Request of `CREATE_XSRQ`.
+    ibv_create_xsrq = [u64; 7],
     /// Request of `MODIFY_SRQ`.
     ibv_modify_srq = [u64; 3],
     /// Request of `QUERY_SRQ`.
@@ -85,6 +87,12 @@ opaque! {
     ibv_create_qp = [u64; 8],
     /// Response of `CREATE_QP`.
     ib_uverbs_create_qp_resp = [u32; 8],
+    /// Request of `OPEN_QP`.
+    ibv_open_qp = [u64; 5],
+    /// Request of `OPEN_XRCD`.
+    ibv_open_xrcd = [u64; 3],
+    /// Response of `OPEN_XRCD`.
+    ib_uverbs_open_xrcd_resp = [u32; 1],
     /// Request of `MODIFY_QP`.
     ibv_modify_qp = [u64; 15],
     /// Request of `QUERY_QP`.

@@ -112,6 +112,26 @@ c_struct!(
     }
 );
 
+c_struct!(
+    /// An XRC domain as libibverbs keeps it.
+    verbs_xrcd {
+        xrcd: ibv_xrcd,
+        comp_mask: u32,
+        handle: u32,
+    }
+);
+
+c_struct!(
+    /// A shared receive queue as libibverbs keeps it.
+    verbs_srq {
+        srq: ibv_srq,
+        srq_type: c_int,
+        xrcd: *mut verbs_xrcd,
+        cq: *mut ibv_cq,
+        srq_num: u32,
+    }
+);
+
 /// `struct ibv_qp` or `struct ibv_qp_ex`, which begins with it.
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -161,6 +181,7 @@ pub mod op {
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
     pub type attach_mcast = unsafe extern "C" fn(*mut ibv_qp, *const c_void, u16) -> c_int;
     pub type bind_mw = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
+    pub type close_xrcd = unsafe extern "C" fn(*mut ibv_xrcd) -> c_int;
     pub type cq_event = unsafe extern "C" fn(*mut ibv_cq);
     pub type advise_mr = unsafe extern "C" fn(*mut ibv_pd, c_int, u32, *mut ibv_sge, u32) -> c_int;
     pub type create_ah = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
@@ -172,6 +193,8 @@ pub mod op {
     pub type create_qp_ex =
         unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
     pub type create_srq = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    pub type create_srq_ex =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq;
     pub type dealloc_mw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
     pub type dealloc_pd = unsafe extern "C" fn(*mut ibv_pd) -> c_int;
     pub type dealloc_td = unsafe extern "C" fn(*mut ibv_td) -> c_int;
@@ -182,11 +205,14 @@ pub mod op {
     pub type destroy_srq = unsafe extern "C" fn(*mut ibv_srq) -> c_int;
     pub type detach_mcast = attach_mcast;
     pub type free_context = unsafe extern "C" fn(*mut ibv_context);
+    pub type get_srq_num = unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int;
     pub type import_mr = unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr;
     pub type import_pd = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_pd;
     pub type modify_cq = unsafe extern "C" fn(*mut ibv_cq, *mut Opaque) -> c_int;
     pub type modify_qp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     pub type modify_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
+    pub type open_qp = unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut ibv_qp;
+    pub type open_xrcd = unsafe extern "C" fn(*mut ibv_context, *mut Opaque) -> *mut ibv_xrcd;
     pub type poll_cq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
     pub type post_recv =
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
@@ -256,6 +282,8 @@ pub const LAYOUTS: &[super::Layout] = &[
     verbs_device_ops::LAYOUT,
     verbs_device::LAYOUT,
     verbs_mr::LAYOUT,
+    verbs_xrcd::LAYOUT,
+    verbs_srq::LAYOUT,
     verbs_qp::LAYOUT,
     verbs_cq::LAYOUT,
 ];

@@ -206,6 +206,26 @@ unsafe extern "C" {
         resp: *mut ib_uverbs_create_srq_resp,
         resp_size: usize,
     ) -> c_int;
+    pub fn ibv_cmd_create_srq_ex(
+        context: *mut ibv_context,
+        srq: *mut verbs_srq,
+        attr_ex: *mut ibv_srq_init_attr_ex,
+        cmd: *mut ibv_create_xsrq,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_create_srq_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_open_xrcd(
+        context: *mut ibv_context,
+        xrcd: *mut verbs_xrcd,
+        vxrcd_size: c_int,
+        attr: *mut Opaque,
+        cmd: *mut ibv_open_xrcd,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_open_xrcd_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_close_xrcd(xrcd: *mut verbs_xrcd) -> c_int;
     pub fn ibv_cmd_modify_srq(
         srq: *mut ibv_srq,
         srq_attr: *mut ibv_srq_attr,
@@ -226,6 +246,16 @@ unsafe extern "C" {
         qp: *mut verbs_qp,
         attr_ex: *mut ibv_qp_init_attr_ex,
         cmd: *mut ibv_create_qp,
+        cmd_size: usize,
+        resp: *mut ib_uverbs_create_qp_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_open_qp(
+        context: *mut ibv_context,
+        qp: *mut verbs_qp,
+        vqp_sz: c_int,
+        attr: *mut Opaque,
+        cmd: *mut ibv_open_qp,
         cmd_size: usize,
         resp: *mut ib_uverbs_create_qp_resp,
         resp_size: usize,

@@ -269,6 +269,35 @@ c_struct!(
 );
 
 c_struct!(
+    /// Tag matching of a shared receive queue; not supported.
+    ibv_tm_cap {
+        max_num_tags: u32,
+        max_ops: u32,
+    }
+);
+
+c_struct!(
+    /// Attributes of a new shared receive queue, extended.
+    ibv_srq_init_attr_ex {
+        srq_context: *mut c_void,
+        attr: ibv_srq_attr,
+        comp_mask: u32,
+        srq_type: c_int,
+        pd: *mut ibv_pd,
+        xrcd: *mut ibv_xrcd,
+        cq: *mut ibv_cq,
+        tm_cap: ibv_tm_cap,
+    }
+);
+
+c_struct!(
+    /// XRC domain.
+    ibv_xrcd {
+        context: *mut ibv_context,
+    }
+);
+
+c_struct!(
     /// Queue pair.
     ibv_qp {
         context: *mut ibv_context,
@@ -311,7 +340,7 @@ c_struct!(
         wr_send_inv: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         wr_send_tso: super::Unused,
         wr_set_ud_addr: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32)>,
-        wr_set_xrc_srqn: super::Unused,
+        wr_set_xrc_srqn: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         wr_set_inline_data: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize)>,
         wr_set_inline_data_list:
             Option<unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf)>,
@@ -379,7 +408,7 @@ c_struct!(
         sq_sig_all: c_int,
         comp_mask: u32,
         pd: *mut ibv_pd,
-        xrcd: *mut Opaque,
+        xrcd: *mut ibv_xrcd,
         create_flags: u32,
         max_tso_header: u16,
         rwq_ind_tbl: *mut Opaque,
@@ -549,6 +578,15 @@ c_constants! {
     IBV_QPT_RC: c_int = 2;
     IBV_QPT_UC: c_int = 3;
     IBV_QPT_UD: c_int = 4;
+    IBV_QPT_XRC_SEND: c_int = 9;
+    IBV_QPT_XRC_RECV: c_int = 10;
+
+    IBV_SRQT_BASIC: c_int = 0;
+    IBV_SRQT_XRC: c_int = 1;
+    IBV_SRQ_INIT_ATTR_TYPE: u32 = 1 << 0;
+    IBV_SRQ_INIT_ATTR_PD: u32 = 1 << 1;
+    IBV_SRQ_INIT_ATTR_XRCD: u32 = 1 << 2;
+    IBV_SRQ_INIT_ATTR_CQ: u32 = 1 << 3;
 
     IBV_SRQ_MAX_WR: c_int = 1 << 0;
     IBV_SRQ_LIMIT: c_int = 1 << 1;
@@ -623,6 +661,7 @@ c_constants! {
     IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1 << 0;
 
     IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
+    IBV_QP_INIT_ATTR_XRCD: u32 = 1 << 1;
     IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
@@ -664,6 +703,9 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_srq::LAYOUT,
     ibv_srq_attr::LAYOUT,
     ibv_srq_init_attr::LAYOUT,
+    ibv_tm_cap::LAYOUT,
+    ibv_srq_init_attr_ex::LAYOUT,
+    ibv_xrcd::LAYOUT,
     ibv_qp::LAYOUT,
     ibv_qp_ex::LAYOUT,
     ibv_data_buf::LAYOUT,

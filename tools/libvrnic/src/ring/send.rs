@@ -6,7 +6,8 @@ use super::{Refused, WorkRing};
 use crate::memory::Shared;
 use vrnic_wire::work::{
     AddressVector, AtomicTarget, BindTarget, DatagramTarget, FlushTarget, RdmaTarget,
-    SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, send_flags,
+    SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge, TARGET_LENGTH, TARGET_OFFSET, XRC_SRQN_OFFSET,
+    send_flags,
 };
 
 /// What a request is aimed at.
@@ -82,6 +83,8 @@ pub struct Request<'a> {
     pub immediate: u32,
     /// Where to.
     pub target: Target<'a>,
+    /// The peer's shared receive queue, of an extended reliable connection.
+    pub srqn: u32,
 }
 
 /// What the queue pair allows.
@@ -91,6 +94,8 @@ pub struct Limits {
     pub opcodes: u32,
     /// Whether requests are datagrams, which name their destination.
     pub datagrams: bool,
+    /// Whether requests name a shared receive queue of the peer: those of extended reliable connections.
+    pub xrc: bool,
     /// Scatter/gather elements of a request.
     pub max_sge: u32,
     /// Inline bytes of a request.
@@ -180,6 +185,9 @@ impl SendQueue {
         };
         entry.write(0, &header);
         write_target(&entry, &request.target);
+        if self.limits.xrc {
+            entry.write_bytes(XRC_SRQN_OFFSET, &request.srqn.to_le_bytes());
+        }
         Ok(entry)
     }
 
@@ -334,6 +342,18 @@ impl SendQueue {
         });
     }
 
+    /// Aims the request begun last at a shared receive queue of the peer.
+    #[inline]
+    pub fn set_xrc_srqn(&mut self, srqn: u32) {
+        self.with_entry(|queue, entry, _| {
+            if !queue.limits.xrc {
+                return Err(Refused::Invalid);
+            }
+            entry.write_bytes(XRC_SRQN_OFFSET, &srqn.to_le_bytes());
+            Ok(())
+        });
+    }
+
     /// Queues the group, or drops it with the first error; whether there is anything to ring for.
     #[inline]
     pub fn complete(&mut self) -> Result<bool, Refused> {
@@ -450,6 +470,7 @@ mod tests {
         wr_id: 0x1122_3344_5566_7788,
         immediate: 0,
         target: Target::Peer,
+        srqn: 0,
     };
 
     fn queue() -> (Buffer, Shared, SendQueue) {
@@ -457,6 +478,7 @@ mod tests {
         let limits = Limits {
             opcodes: !(1 << SendOpcode::SendWithInvalidate.raw()),
             datagrams: false,
+            xrc: false,
             max_sge: 2,
             max_inline: 64,
         };
@@ -675,6 +697,39 @@ mod tests {
         let target: DatagramTarget = memory.read(1024 + TARGET_OFFSET);
         assert_eq!(target.address, address);
         assert_eq!((target.remote_qpn.get(), target.qkey.get()), (11, 12));
+    }
+
+    #[test]
+    fn requests_of_extended_connections_name_a_queue() {
+        let (_buffer, memory, mut queue) = queue();
+        let srqn = |index: usize| {
+            let word = memory.word(1024 + index * 128 + XRC_SRQN_OFFSET);
+            u32::from_le(word.load(Ordering::Relaxed))
+        };
+        queue.start();
+        queue.add(&SEND);
+        queue.set_xrc_srqn(7);
+        assert_eq!(queue.complete(), Err(Refused::Invalid), "not of this type");
+
+        queue.limits.xrc = true;
+        let read = Request {
+            opcode: SendOpcode::Read,
+            target: Target::Memory {
+                address: 6,
+                rkey: 7,
+            },
+            srqn: 0x12_3456,
+            ..SEND
+        };
+        queue.push(&read, core::iter::empty()).unwrap();
+        assert_eq!(srqn(0), 0x12_3456);
+        let target: RdmaTarget = memory.read(1024 + TARGET_OFFSET);
+        assert_eq!((target.address.get(), target.rkey.get()), (6, 7));
+        queue.start();
+        queue.add(&SEND);
+        queue.set_xrc_srqn(8);
+        assert_eq!(queue.complete(), Ok(true));
+        assert_eq!(srqn(1), 8);
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod provider;
 pub mod qp;
 pub mod srq;
 pub mod wr;
+pub mod xrcd;
 
 use crate::ffi::abi::verbs_context_ops;
 use crate::ring::Refused;
@@ -36,6 +37,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     alloc_td: Some(pd::alloc_td),
     attach_mcast: Some(crate::ffi::functions::ibv_cmd_attach_mcast),
     bind_mw: Some(mw::bind_mw),
+    close_xrcd: Some(xrcd::close_xrcd),
     cq_event: Some(cq::cq_event),
     create_ah: Some(ah::create_ah),
     create_cq: Some(cq::create_cq),
@@ -43,6 +45,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
     create_srq: Some(srq::create_srq),
+    create_srq_ex: Some(srq::create_srq_ex),
     dealloc_mw: Some(mw::dealloc_mw),
     dealloc_pd: Some(pd::dealloc_pd),
     dealloc_td: Some(pd::dealloc_td),
@@ -53,11 +56,14 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     destroy_srq: Some(srq::destroy_srq),
     detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),
     free_context: Some(context::free_context),
+    get_srq_num: Some(srq::get_srq_num),
     import_mr: Some(mr::import_mr),
     import_pd: Some(pd::import_pd),
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_srq: Some(srq::modify_srq),
+    open_qp: Some(qp::open_qp),
+    open_xrcd: Some(xrcd::open_xrcd),
     poll_cq: Some(poll::poll_cq),
     post_recv: Some(post::post_recv),
     post_send: Some(post::post_send),

@@ -135,6 +135,7 @@ unsafe fn push(queue: &mut SendQueue, wr: &ibv_send_wr) -> Result<(), Refused> {
         wr_id: wr.wr_id,
         immediate,
         target,
+        srqn: wr.qp_type,
     };
     // SAFETY: By contract.
     let elements = unsafe { elements(wr.sg_list, wr.num_sge) }?;

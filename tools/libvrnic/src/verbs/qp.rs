@@ -9,6 +9,7 @@ use super::pd::Pd;
 use super::srq::Srq;
 use super::{allocate, fail, release, wr};
 use crate::doorbell::{Doorbell, Rung};
+use crate::ffi::Opaque;
 use crate::ffi::command::*;
 use crate::ffi::driver::{VERBS_QP_EX, verbs_qp};
 use crate::ffi::functions::*;
@@ -20,6 +21,7 @@ use crate::ring::receive::ReceiveQueue;
 use crate::ring::send::{Limits, SendQueue};
 use crate::ring::shared::SharedReceives;
 use crate::spinlock::SpinLock;
+use alloc::sync::Arc;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::{self, size_of};
@@ -40,7 +42,7 @@ pub struct Qp {
     pub(super) receive: SpinLock<ReceiveQueue>,
     /// Of the context, which outlives the queue pair.
     doorbell: *const Doorbell,
-    /// Completion queues of this provider, which outlive the queue pair.
+    /// Completion queues of this provider, which outlive the queue pair. Null if it has none.
     send_cq: *const Cq,
     receive_cq: *const Cq,
     /// Numbers of the two queues at their completion queues.
@@ -85,15 +87,15 @@ impl Qp {
     }
 
     /// The completion queues: of sends, and of receives.
-    fn completion_queues(&self) -> [&Cq; 2] {
+    fn completion_queues(&self) -> [Option<&Cq>; 2] {
         // SAFETY: The verbs contract: a completion queue outlives its queue pairs.
-        unsafe { [&*self.send_cq, &*self.receive_cq] }
+        unsafe { [self.send_cq.as_ref(), self.receive_cq.as_ref()] }
     }
 
     /// Takes completions that were not polled yet out of the completion queues: what they tell of
     /// is forgotten, or gone with its identifiers.
     fn forget_completions(&self) {
-        for cq in self.completion_queues() {
+        for cq in self.completion_queues().into_iter().flatten() {
             cq.queue.lock().forget(self.number());
         }
     }
@@ -110,13 +112,15 @@ impl Qp {
             // Nothing completes any more. What did, and was not polled, must not be taken for a
             // request of the same index that is posted later.
             let [send_cq, receive_cq] = self.completion_queues();
-            let mut polled = send_cq.queue.lock();
-            polled.forget(self.number());
-            send.reset();
-            drop(polled);
-            let mut polled = receive_cq.queue.lock();
-            polled.forget(self.number());
-            receive.reset();
+            let forget = |cq: Option<&Cq>, reset: &mut dyn FnMut()| {
+                let mut polled = cq.map(|cq| cq.queue.lock());
+                if let Some(polled) = &mut polled {
+                    polled.forget(self.number());
+                }
+                reset();
+            };
+            forget(send_cq, &mut || send.reset());
+            forget(receive_cq, &mut || receive.reset());
         } else {
             send.set_accepts(state >= IBV_QPS_RTS);
             receive.set_accepts(true);
@@ -127,12 +131,24 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         let [send_cq, receive_cq] = self.completion_queues();
-        send_cq.queue.lock().detach(self.send_number);
-        let mut polled = receive_cq.queue.lock();
-        polled.detach(self.receive_number);
-        if let Some(shared) = &self.shared {
-            polled.detach_shared(shared);
+        detach(send_cq, self.send_number);
+        detach(receive_cq, self.receive_number);
+        if let (Some(cq), Some(shared)) = (receive_cq, &self.shared) {
+            cq.queue.lock().detach_shared(shared);
         }
+    }
+}
+
+/// Has a completion queue, if there is one, expect completions of a queue; the number of that.
+fn attach(cq: Option<&Cq>, queue: &Arc<Outstanding>) -> Result<u32, c_int> {
+    let number = cq.map(|cq| cq.queue.lock().attach(queue.clone()));
+    number.map_or(Ok(0), |number| number.ok_or(libc::ENOMEM))
+}
+
+/// Undoes what [`attach`] did.
+fn detach(cq: Option<&Cq>, number: u32) {
+    if let Some(cq) = cq {
+        cq.queue.lock().detach(number);
     }
 }
 
@@ -171,12 +187,13 @@ fn operations(qp_type: c_int) -> Option<(u32, u64)> {
         | IBV_QP_EX_WITH_ATOMIC_WRITE;
 
     match qp_type {
-        IBV_QPT_RC => Some((
+        IBV_QPT_RC | IBV_QPT_XRC_SEND => Some((
             SENDS | WRITES | RELIABLE,
             SENDS_EX | WRITES_EX | RELIABLE_EX,
         )),
         IBV_QPT_UC => Some((SENDS | WRITES, SENDS_EX | WRITES_EX)),
         IBV_QPT_UD => Some((SENDS, SENDS_EX)),
+        IBV_QPT_XRC_RECV => Some((0, 0)),
         _ => None,
     }
 }
@@ -232,14 +249,21 @@ unsafe fn prepare(
 ) -> Result<(*mut Qp, CreateQpRequest), c_int> {
     // SAFETY: By contract.
     let max_inline = unsafe { Context::max_inline(context) };
-    if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+    // Ends of extended connections lack what belongs to the other half.
+    let sends = attr.qp_type != IBV_QPT_XRC_RECV;
+    let receives = sends && attr.qp_type != IBV_QPT_XRC_SEND;
+    if (sends && attr.send_cq.is_null()) || (receives && attr.recv_cq.is_null()) {
         return Err(libc::EINVAL);
     }
     let mut cap = attr.cap;
-    if !attr.srq.is_null() {
-        // Receives are those of the shared queue.
+    if !sends {
+        (cap.max_send_wr, cap.max_send_sge, cap.max_inline_data) = (0, 0, 0);
+    }
+    if !receives || !attr.srq.is_null() {
+        // Receives are those of the shared queue, if there are any.
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
+    let shares = receives && !attr.srq.is_null();
     let (sq, rq, length) = lay_out(&cap, max_inline)?;
     // SAFETY: By contract.
     let buffer = unsafe { Allocator::of(attr.pd, Resource::QueuePair) }.allocate(length)?;
@@ -256,32 +280,34 @@ unsafe fn prepare(
     let limits = Limits {
         opcodes,
         datagrams: attr.qp_type == IBV_QPT_UD,
+        xrc: attr.qp_type == IBV_QPT_XRC_SEND,
         max_sge: attr.cap.max_send_sge,
         max_inline: attr.cap.max_inline_data,
     };
-    let sends = Outstanding::new(sq.entries, Opcode::Send).ok_or(libc::ENOMEM)?;
-    let receives = Outstanding::new(rq.entries, Opcode::Receive).ok_or(libc::ENOMEM)?;
+    let send_names = Outstanding::new(sq.entries, Opcode::Send).ok_or(libc::ENOMEM)?;
+    let receive_names = Outstanding::new(rq.entries, Opcode::Receive).ok_or(libc::ENOMEM)?;
     // SAFETY: By contract.
-    let (send_cq, receive_cq) = unsafe { (Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
-    // SAFETY: By contract: null, or a queue of this provider.
-    let shared = (!attr.srq.is_null()).then(|| unsafe { Srq::of(attr.srq) }.receives().clone());
-    let send_number = send_cq.queue.lock().attach(sends.clone());
-    let receive_number = receive_cq.queue.lock().attach(receives.clone());
-    let (Some(send_number), Some(receive_number)) = (send_number, receive_number) else {
-        send_number.inspect(|&number| send_cq.queue.lock().detach(number));
-        receive_number.inspect(|&number| receive_cq.queue.lock().detach(number));
-        return Err(libc::ENOMEM);
+    let (send_cq, receive_cq) = unsafe {
+        (
+            sends.then(|| Cq::of(attr.send_cq)),
+            receives.then(|| Cq::of(attr.recv_cq)),
+        )
     };
-    if let Some(shared) = &shared
-        && !receive_cq.queue.lock().attach_shared(shared)
+    // SAFETY: By contract: a queue of this provider.
+    let shared = shares.then(|| unsafe { Srq::of(attr.srq) }.receives().clone());
+    let send_number = attach(send_cq, &send_names)?;
+    let receive_number =
+        attach(receive_cq, &receive_names).inspect_err(|_| detach(send_cq, send_number))?;
+    if let (Some(cq), Some(shared)) = (receive_cq, &shared)
+        && !cq.queue.lock().attach_shared(shared)
     {
-        send_cq.queue.lock().detach(send_number);
-        receive_cq.queue.lock().detach(receive_number);
+        detach(send_cq, send_number);
+        detach(receive_cq, receive_number);
         return Err(libc::ENOMEM);
     }
-    let send = WorkRing::new(memory, sq, sends, send_number);
+    let send = WorkRing::new(memory, sq, send_names, send_number);
     let send = SendQueue::new(send, limits);
-    let receive = WorkRing::new(memory, rq, receives, receive_number);
+    let receive = WorkRing::new(memory, rq, receive_names, receive_number);
     let receive = ReceiveQueue::new(receive, attr.cap.max_recv_sge);
     // SAFETY: By contract. If it is so, the application said that one thread at a time uses the
     // queue pair.
@@ -302,8 +328,8 @@ unsafe fn prepare(
         receive,
         // SAFETY: By contract; the context outlives the queue pair.
         doorbell: unsafe { Context::doorbell(context) },
-        send_cq,
-        receive_cq,
+        send_cq: send_cq.map_or(ptr::null(), ptr::from_ref),
+        receive_cq: receive_cq.map_or(ptr::null(), ptr::from_ref),
         send_number,
         receive_number,
         slot: 0,
@@ -347,11 +373,19 @@ pub unsafe extern "C" fn create_qp_ex(
     if attr.create_flags == 0 {
         attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
     }
-    if attr.comp_mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
+    let (owner, has_owner) = match attr.qp_type {
+        IBV_QPT_XRC_RECV => (IBV_QP_INIT_ATTR_XRCD, !attr.xrcd.is_null()),
+        _ => (IBV_QP_INIT_ATTR_PD, !attr.pd.is_null()),
+    };
+    let known = owner | IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if attr.comp_mask & !known != 0 {
         return fail(libc::EOPNOTSUPP);
     }
-    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+    if attr.comp_mask & owner == 0 || !has_owner {
         return fail(libc::EINVAL);
+    }
+    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        attr.pd = ptr::null_mut();
     }
     let Some((opcodes, extended)) = operations(attr.qp_type) else {
         return fail(libc::EOPNOTSUPP);
@@ -402,6 +436,39 @@ pub unsafe extern "C" fn create_qp_ex(
             let verbs = (*qp).qp.get();
             (*verbs).comp_mask |= VERBS_QP_EX;
             wr::set_operations(verbs.cast(), opcodes);
+        }
+    }
+    qp.cast()
+}
+
+/// Opens the receiving end of an extended reliable connection, which may be another process's.
+pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut Opaque) -> *mut ibv_qp {
+    // SAFETY: Integers and pointers, for which zero means that they are absent.
+    let mut own: ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
+    own.qp_type = IBV_QPT_XRC_RECV;
+    // SAFETY: The verbs contract.
+    let (qp, _) = match unsafe { prepare(context, &own, 0) } {
+        Ok(prepared) => prepared,
+        Err(error) => return fail(error),
+    };
+    let mut cmd = ibv_open_qp::default();
+    let mut resp = ib_uverbs_create_qp_resp::default();
+    // SAFETY: The verbs contract; the sizes are those of the structures. Nobody else knows the new
+    // queue pair.
+    unsafe {
+        let error = ibv_cmd_open_qp(
+            context,
+            qp.cast(),
+            size_of::<verbs_qp>() as c_int,
+            attr,
+            &raw mut cmd,
+            size_of_val(&cmd),
+            &raw mut resp,
+            size_of_val(&resp),
+        );
+        if error != 0 {
+            release(qp);
+            return fail(error);
         }
     }
     qp.cast()

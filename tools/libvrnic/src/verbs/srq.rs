@@ -3,10 +3,12 @@
 //! Shared receive queues.
 
 use super::allocator::{Allocator, Resource};
+use super::cq::Cq;
 use super::pd::Pd;
 use super::post::{element, elements};
 use super::{allocate, errno_of, fail, release};
 use crate::ffi::command::*;
+use crate::ffi::driver::verbs_srq;
 use crate::ffi::functions::*;
 use crate::ffi::verbs::*;
 use crate::memory::Buffer;
@@ -14,7 +16,7 @@ use crate::ring::shared::{SharedQueue, SharedReceives};
 use crate::spinlock::SpinLock;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::mem;
+use core::{mem, ptr};
 use vrnic_wire::abi::{CreateSrqRequest, CreateSrqResponse, Ring};
 use vrnic_wire::ring::{MAX_ENTRIES, MAX_STRIDE, RingHeader};
 use vrnic_wire::work::receive_stride;
@@ -29,10 +31,14 @@ struct Place {
 /// A shared receive queue.
 #[repr(C)]
 pub struct Srq {
-    srq: UnsafeCell<ibv_srq>,
+    srq: UnsafeCell<verbs_srq>,
     place: SpinLock<Place>,
     receives: SharedReceives,
     allocator: Allocator,
+    /// Of an XRC domain: where its receives complete.
+    cq: *const Cq,
+    /// Of an XRC domain: its number.
+    number: u32,
 }
 
 impl Srq {
@@ -79,23 +85,24 @@ fn prepare(
     Ok((buffer, request))
 }
 
-/// Creates a shared receive queue.
-pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: The verbs contract: the caller's alone for the time of the call.
-    let attr = unsafe { &mut *attr };
-    if attr.attr.max_sge > MAX_STRIDE {
-        return fail(libc::EINVAL);
+/// A shared receive queue that the kernel does not know yet, and its ring.
+///
+/// # Safety
+///
+/// The verbs contract: a domain, and null or a completion queue of the same context.
+unsafe fn make(
+    pd: *mut ibv_pd,
+    attr: &ibv_srq_attr,
+    cq: *const Cq,
+) -> Result<(*mut Srq, CreateSrqRequest), c_int> {
+    if attr.max_sge > MAX_STRIDE {
+        return Err(libc::EINVAL);
     }
-    let max_sge = attr.attr.max_sge;
-    // SAFETY: The verbs contract.
+    // SAFETY: By contract.
     let allocator = unsafe { Allocator::of(pd, Resource::SharedReceiveQueue) };
-    let prepared = prepare(attr.attr.max_wr, receive_stride(max_sge), &allocator);
-    let (buffer, request) = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => return fail(error),
-    };
+    let (buffer, request) = prepare(attr.max_wr, receive_stride(attr.max_sge), &allocator)?;
     // SAFETY: The buffer is kept beside the ring and dropped after it.
-    let queue = SharedQueue::new(unsafe { buffer.shared() }, request.ring, max_sge);
+    let queue = SharedQueue::new(unsafe { buffer.shared() }, request.ring, attr.max_sge);
     let receives = queue.receives().clone();
     let place = Place { queue, buffer };
     // SAFETY: By contract. If it is so, the application said that one thread at a time uses the
@@ -107,16 +114,46 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
             SpinLock::new(place)
         }
     };
+    // SAFETY: By contract.
+    if let Some(cq) = unsafe { cq.as_ref() }
+        && !cq.queue.lock().attach_shared(&receives)
+    {
+        return Err(libc::ENOMEM);
+    }
     let srq = allocate(Srq {
         // SAFETY: Integers, pointers, and mutexes that libibverbs initialises.
         srq: UnsafeCell::new(unsafe { mem::zeroed() }),
         place,
         receives,
         allocator,
+        cq,
+        number: 0,
     });
     if srq.is_null() {
-        return fail(libc::ENOMEM);
+        // What was to be placed there is dropped, which detaches it.
+        return Err(libc::ENOMEM);
     }
+    Ok((srq, request))
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // SAFETY: The verbs contract: a completion queue outlives what completes on it.
+        if let Some(cq) = unsafe { self.cq.as_ref() } {
+            cq.queue.lock().detach_shared(&self.receives);
+        }
+    }
+}
+
+/// Creates a shared receive queue.
+pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    let attr = unsafe { &mut *attr };
+    // SAFETY: The verbs contract.
+    let (srq, request) = match unsafe { make(pd, &attr.attr, ptr::null()) } {
+        Ok(made) => made,
+        Err(error) => return fail(error),
+    };
     let mut cmd = WithDriver::<ibv_create_srq, _>::new(request);
     let mut resp = WithDriver::<ib_uverbs_create_srq_resp, CreateSrqResponse>::default();
     // SAFETY: The verbs contract; command and response are followed by the driver's parts. Nobody
@@ -139,6 +176,74 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
         (*srq).place.lock().queue.set_max_sge(attr.attr.max_sge);
     }
     srq.cast()
+}
+
+/// Creates a shared receive queue, perhaps one of an XRC domain.
+pub unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    const XRC: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    const ALL: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | XRC;
+
+    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    let asked = unsafe { &mut *attr };
+    let srq_type = match asked.comp_mask & IBV_SRQ_INIT_ATTR_TYPE {
+        0 => IBV_SRQT_BASIC,
+        _ => asked.srq_type,
+    };
+    if asked.comp_mask & !ALL != 0 || !matches!(srq_type, IBV_SRQT_BASIC | IBV_SRQT_XRC) {
+        return fail(libc::EOPNOTSUPP);
+    }
+    if asked.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || asked.pd.is_null() {
+        return fail(libc::EINVAL);
+    }
+    if srq_type == IBV_SRQT_BASIC {
+        // SAFETY: The verbs contract; the extended attributes begin with the others.
+        return unsafe { create_srq(asked.pd, attr.cast()) };
+    }
+    if asked.comp_mask & XRC != XRC || asked.xrcd.is_null() || asked.cq.is_null() {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: The verbs contract: a completion queue of this provider.
+    let made = unsafe { make(asked.pd, &asked.attr, Cq::of(asked.cq)) };
+    let (srq, request) = match made {
+        Ok(made) => made,
+        Err(error) => return fail(error),
+    };
+    let mut cmd = WithDriver::<ibv_create_xsrq, _>::new(request);
+    let mut resp = WithDriver::<ib_uverbs_create_srq_resp, CreateSrqResponse>::default();
+    // SAFETY: As for other shared receive queues.
+    unsafe {
+        let error = ibv_cmd_create_srq_ex(
+            context,
+            srq.cast(),
+            asked,
+            &raw mut cmd.core,
+            size_of_val(&cmd),
+            &raw mut resp.core,
+            size_of_val(&resp),
+        );
+        if error != 0 {
+            release(srq);
+            return fail(error);
+        }
+        (*srq).number = resp.driver.srqn;
+        (*srq).place.lock().queue.set_max_sge(asked.attr.max_sge);
+    }
+    srq.cast()
+}
+
+/// Number by which peers name a shared receive queue of an XRC domain.
+pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    // SAFETY: The verbs contract.
+    let srq = unsafe { Srq::of(srq) };
+    if srq.cq.is_null() {
+        return libc::EOPNOTSUPP;
+    }
+    // SAFETY: The verbs contract.
+    unsafe { *number = srq.number };
+    0
 }
 
 /// Moves a queue to a ring for `max_wr` receives. Nobody posts meanwhile.

@@ -36,6 +36,7 @@ pub unsafe fn set_operations(qp: *mut ibv_qp_ex, opcodes: u32) {
     qp.wr_set_inline_data = Some(wr_set_inline_data);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     qp.wr_send = Some(wr_send);
     qp.wr_send_imm = Some(wr_send_imm);
     if has(SendOpcode::Write) {
@@ -81,6 +82,8 @@ unsafe fn add(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, target: Ta
             wr_id: (*qp).wr_id,
             immediate,
             target,
+            // `wr_set_xrc_srqn` follows.
+            srqn: 0,
         };
         queue(qp).add(&request);
     }
@@ -258,6 +261,11 @@ unsafe extern "C" fn wr_set_ud_addr(
         let address: &AddressVector = Ah::address(ah);
         queue(qp).set_datagram(address, remote_qpn, remote_qkey);
     }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: The verbs contract.
+    unsafe { queue(qp) }.set_xrc_srqn(remote_srqn);
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
