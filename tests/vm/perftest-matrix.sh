@@ -12,6 +12,13 @@ matrix() {
 		ib_send_bw -n 100 -c UC
 		ib_send_bw -n 100 -c UD
 		ib_write_lat -n 100 -c UC
+		ib_send_bw -n 100 -c XRC
+		ib_send_lat -n 100 -c XRC
+		ib_write_bw -n 100 -c XRC
+		ib_write_lat -n 100 -c XRC
+		ib_read_bw -n 100 -s 65536 -c XRC
+		ib_atomic_bw -n 100 -c XRC
+		ib_send_bw -n 100 -c XRC --use_old_post_send
 		ib_send_bw -n 100 -e
 		ib_send_lat -n 100 -e
 		ib_send_lat -n 100 -c UD -e
