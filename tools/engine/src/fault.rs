@@ -289,10 +289,11 @@ impl Faults {
         self.acting = acting;
     }
 
-    /// Whether a completion of the queue pair was made an error, and it does not know yet.
+    /// Whether the completion of a send of the queue pair was made an error, and it does not know yet: those that follow
+    /// are flushed, signaled or not.
     #[inline]
-    pub(crate) fn is_victim(&self, qpn: u32) -> bool {
-        self.busy && self.victims.iter().any(|(victim, _)| *victim == qpn)
+    pub(crate) fn flushes_sends(&self, qpn: u32) -> bool {
+        self.busy && self.victims.contains(&(qpn, true))
     }
 
     /// Forgets what is put off of a queue pair that begins anew or goes. Its packets stay on their way.

@@ -95,7 +95,7 @@ impl Qp {
                     resources.counters.count(Counter::SendRequests);
                     if self.created.signal_all
                         || request.flags & send_flags::SIGNALED != 0
-                        || resources.faults.is_victim(self.number)
+                        || resources.faults.flushes_sends(self.number)
                     {
                         let mut cqe = self.cqe(wr_id, Opcode::Send, Status::Success, None);
                         cqe.byte_length = request.length.into();

@@ -198,7 +198,7 @@ impl Qp {
             });
             if self.created.signal_all
                 || done.request.flags & send_flags::SIGNALED != 0
-                || resources.faults.is_victim(self.number)
+                || resources.faults.flushes_sends(self.number)
             {
                 let mut cqe = self.cqe(done.request.wr_id, done.opcode(), Status::Success, None);
                 cqe.byte_length = done.request.length.into();
