@@ -38,8 +38,8 @@ within 20 on a grep -qi 'fatal' /tmp/events || fail "no device-fatal event"
 kill $watch || true
 # The driver lets go of a device that never comes back, and gives it up.
 within 120 on a sh -c 'dmesg | grep -q "given up after 5 attempts"' || fail "the driver tries for ever"
-virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
-on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind" || fail "the driver does not unbind"
+virtio=$(bound a)
+driver a unbind "$virtio" || fail "the driver does not unbind"
 on a dmesg | grep -o "drained: .*" | grep -F "drained: 16 receives flushed, 16 of them before, 0 others" ||
 	fail "the user in the kernel was not told of its receives: $(on a dmesg | grep drained)"
 on a dmesg | found "shared: drained, 2 of 2 told of the last receive" ||

@@ -6,11 +6,7 @@
 # lab: vrnicd faults = true
 . "$LAB_LIB"
 
-driver=/sys/bus/virtio/drivers/vrnic
-virtio=$(on a sh -c "basename $driver/virtio*")
-on a test -e "$driver/$virtio" || fail "no virtio device is bound to the driver"
-said() { on a dmesg | grep -c "$1" || true; }
-says() { [ "$(said "$1")" -gt "$2" ]; }
+virtio=$(bound a)
 
 # drains FAULT... -- COMMAND...: the command, which drains the queue pair, ends though the device has that fault.
 drains() {
@@ -21,19 +17,19 @@ drains() {
 	done
 	shift
 	on a modprobe vrnic-drain
-	stalls=$(said "it does not flush a queue pair")
+	stalls=$(logged a "it does not flush a queue pair")
 	vrnicctl fault add -d a "${fault[@]}" >/dev/null
 	on -t 120 a "$@" || fail "${fault[0]}: the kernel waits for the device"
 	vrnicctl fault clear >/dev/null
 	on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "${fault[0]}: the kernel's receives were not flushed"
-	says "it does not flush a queue pair" "$stalls" || fail "${fault[0]}: the device flushed the queue pair"
+	logs a "it does not flush a queue pair" "$stalls" || fail "${fault[0]}: the device flushed the queue pair"
 }
 
 drains stuck -- modprobe -r vrnic-drain
-within 60 says "begins anew" 0 || fail "the driver did not begin anew"
+within 60 logs a "begins anew" 0 || fail "the driver did not begin anew"
 active a
-drains cq-event-lost count=all -- sh -c "echo $virtio > $driver/unbind"
+drains cq-event-lost count=all -- sh -c "echo $virtio >/sys/bus/virtio/drivers/vrnic/unbind"
 on a modprobe -r vrnic-drain
-on -t 60 a sh -c "echo $virtio > $driver/bind"
+driver a bind "$virtio"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2

@@ -8,27 +8,24 @@
 # lab: allow-leaks
 . "$LAB_LIB"
 
-virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
+virtio=$(bound a)
 function=$(on a sh -c "basename \$(dirname \$(readlink -f /sys/bus/virtio/devices/$virtio))")
 reset=/sys/bus/pci/devices/$function
 [ "$(on a cat "$reset/reset_method")" = af_flr ] || on a sh -c "echo af_flr > $reset/reset_method"
 resets() { grep -c 'function-level reset' "$(lab log)" || true; }
 reset_seen() { [ "$(resets)" -gt "$before" ]; }
 
-bind() {
-	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/$1"
-}
 works() {
 	active a
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 3
 }
 
-bind unbind
+driver a unbind "$virtio"
 before=$(resets)
 on a sh -c "echo 1 > $reset/reset"
 within 20 reset_seen || fail "the device was not reset"
 vrnicctl --json devices | grep -A3 '"name": "a"' | found '"state": "down"' || fail "the device is not as new"
-bind bind
+driver a bind "$virtio"
 works
 
 on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &

@@ -10,17 +10,16 @@
 # lab: vrnicd test_hostile = { devices = ["a"], seed = 14 }
 . "$LAB_LIB"
 
-driver=/sys/bus/virtio/drivers/vrnic
-virtio=$(on a sh -c "basename $driver/virtio*")
-on a test -e "$driver/$virtio" || fail "no virtio device is bound to the driver"
+virtio=$(bound a)
+is_bound() { on a test -e "/sys/bus/virtio/drivers/vrnic/$virtio"; }
 
 unbind() {
-	on -t 120 a sh -c "test ! -e $driver/$virtio || echo $virtio > $driver/unbind" || fail "round $rounds: the driver stays"
+	! is_bound || driver a unbind "$virtio" || fail "round $rounds: the driver stays"
 	on a test ! -e "/sys/class/infiniband/$DEV" || fail "round $rounds: the RDMA device outlives its driver"
 }
 
 # A device that makes no sense is refused.
-bind() { on -t 120 a sh -c "echo $virtio > $driver/bind" 2>/dev/null || on a test ! -e "$driver/$virtio"; }
+bind() { driver a bind "$virtio" 2>/dev/null || ! is_bound; }
 
 # Whatever they meet: they must end, at the latest when their device is gone.
 cat > "$LAB_DIR/users" <<'USERS'
@@ -52,7 +51,7 @@ while [ $SECONDS -lt $end ]; do
 	rounds=$((rounds + 1))
 	unbind
 	bind
-	on a test -e "$driver/$virtio" || refused=$((refused + 1))
+	is_bound || refused=$((refused + 1))
 	on -t 200 a sh -c "rm -f /tmp/ended; sh -c '$users' users $DEV $GID_INDEX >/dev/null 2>&1 & sleep 4" || fail "round $rounds: no users"
 	unbind
 	within 100 on a sh -c 'test "$(wc -l < /tmp/ended)" = 10' ||

@@ -14,9 +14,9 @@ replay() { "$(dirname "$VRNICCTL")/vrnic-replay" "$@"; }
 # rebind VM: has its driver reset the device.
 rebind() {
 	local virtio
-	virtio=$(on "$1" sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
-	on -t 60 "$1" sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
-	on -t 60 "$1" sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
+	virtio=$(bound "$1")
+	driver "$1" unbind "$virtio"
+	driver "$1" bind "$virtio"
 	active "$1"
 }
 

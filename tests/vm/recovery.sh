@@ -9,17 +9,13 @@
 # lab: vrnicd faults = true
 . "$LAB_LIB"
 
-driver=/sys/bus/virtio/drivers/vrnic
-virtio=$(on a sh -c "basename $driver/virtio*")
-on a test -e "$driver/$virtio" || fail "no virtio device is bound to the driver"
-said() { on a dmesg | grep -c "$1" || true; }
-says() { [ "$(said "$1")" -gt "$2" ]; }
+virtio=$(bound a)
 
 on -t 400 b sh -c "until [ -e /tmp/enough ]; do vrnic-stress --device $DEV --gid $GID_INDEX --port 18700 --seconds 3 --qps 2 || exit 1; done" &
 bystander=$!
 
 for fault in needs-reset event-device-fatal engine-panic; do
-	before=$(said "begins anew")
+	before=$(logged a "begins anew")
 	on -t 60 a sh -c "timeout 50 ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
 	watch=$!
 	on -t 100 a sh -c "vrnic-stress --device $DEV --seconds $((60 * LAB_SLOWNESS)) --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
@@ -43,20 +39,20 @@ for fault in needs-reset event-device-fatal engine-panic; do
 	on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "$fault: the kernel's receives were not flushed"
 	on a modprobe -r vrnic-drain
 	vrnicctl fault clear >/dev/null
-	says "begins anew" "$before" || fail "$fault: the driver did not begin anew"
+	logs a "begins anew" "$before" || fail "$fault: the driver did not begin anew"
 	active a
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2 || fail "$fault: the device does not work again"
 done
 
 # A device that refuses to stop a queue pair of the kernel has failed, too: its user frees the buffers next.
 on a modprobe vrnic-drain
-before=$(said "begins anew")
+before=$(logged a "begins anew")
 vrnicctl fault add -d a command-fails code=modify-qp status=not-found >/dev/null
 on a modprobe -r vrnic-drain
 on a dmesg | tail -n 40 | found "drained: 16 receives flushed, .* 0 others" || fail "the kernel's receives were not flushed"
-within 20 says "it does not stop a queue pair" 0 || fail "a device that does not stop a queue pair goes on"
+within 20 logs a "it does not stop a queue pair" 0 || fail "a device that does not stop a queue pair goes on"
 vrnicctl fault clear >/dev/null
-within 60 says "begins anew" "$before" || fail "the driver did not begin anew"
+within 60 logs a "begins anew" "$before" || fail "the driver did not begin anew"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 on b touch /tmp/enough
@@ -65,14 +61,14 @@ wait $bystander || fail "the other VM noticed"
 # One that fails whenever it works again is left alone in the end.
 fails_again() {
 	vrnicctl fault add -d a needs-reset >/dev/null
-	says "given up" 0
+	logs a "given up" 0
 }
 within 240 fails_again || fail "the driver tries for ever: $(on a dmesg | tail -n 30)"
-attempts=$(said "begins anew")
+attempts=$(logged a "begins anew")
 vrnicctl fault clear >/dev/null
 sleep 5
-[ "$(said "begins anew")" = "$attempts" ] || fail "the driver did not give up"
-on -t 60 a sh -c "echo $virtio > $driver/unbind"
-on -t 60 a sh -c "echo $virtio > $driver/bind"
+[ "$(logged a "begins anew")" = "$attempts" ] || fail "the driver did not give up"
+driver a unbind "$virtio"
+driver a bind "$virtio"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2

@@ -7,9 +7,7 @@
 # lab: fresh
 . "$LAB_LIB"
 
-pci=$(on a sh -c 'basename $(readlink -f /sys/class/infiniband/'"$DEV"'/device)')
-virtio=$(on a sh -c 'ls -d /sys/bus/virtio/drivers/vrnic/virtio* | head -1 | xargs basename')
-[ -n "$virtio" ] || fail "no virtio device is bound to the driver (parent $pci)"
+virtio=$(bound a)
 for round in 1 2; do
 	rm -f "$LAB_DIR/poller"
 	on -t 90 b sh -c "vrnic-stress --device $DEV --gid $GID_INDEX --port 1890$round --server --seconds $((60 * LAB_SLOWNESS)); true" &
@@ -21,13 +19,13 @@ for round in 1 2; do
 	within 60 grep -sq 'kill the device' "$LAB_DIR/poller" || fail "round $round: the program that polls is not ready"
 	connected a 1890$round
 	sleep 3
-	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/unbind"
+	driver a unbind "$virtio"
 	on a sh -c "test ! -e /sys/class/infiniband/$DEV" || fail "the device is still there"
 	wait $poller || fail "round $round: a program polls for ever"
 	grep -q 'poller exit 0' "$LAB_DIR/poller" || fail "round $round: not everything was flushed: $(cat "$LAB_DIR/poller")"
 	wait $client || fail "round $round: traffic went on without a device"
 	wait $server || fail "round $round: the peer hangs"
-	on -t 60 a sh -c "echo $virtio > /sys/bus/virtio/drivers/vrnic/bind"
+	driver a bind "$virtio"
 	active a
 	on -t 60 a vrnic-stress --device "$DEV" --seconds 2
 done

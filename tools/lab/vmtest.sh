@@ -123,6 +123,21 @@ active() {
 	within 40 on "$1" sh -c "ibv_devinfo -d $DEV 2>/dev/null | grep -q PORT_ACTIVE" || fail "the port of VM $1 is not active"
 }
 
+# bound VM: the virtio device that the driver is bound to.
+bound() {
+	on "$1" sh -c 'basename /sys/bus/virtio/drivers/vrnic/virtio*' | grep -x 'virtio[0-9]*' ||
+		fail "no device is bound to the driver of VM $1"
+}
+
+# driver VM bind|unbind DEVICE: binds the driver to a virtio device, or unbinds it.
+driver() { on -t 120 "$1" sh -c "echo $3 >/sys/bus/virtio/drivers/vrnic/$2"; }
+
+# logged VM PATTERN: how many lines of the kernel's log match.
+logged() { on "$1" dmesg | grep -c "$2" || :; }
+
+# logs VM PATTERN COUNT: whether more than COUNT lines match.
+logs() { [ "$(logged "$1" "$2")" -gt "$3" ]; }
+
 # found PATTERN, with grep's options: whether a line of the input matches. Reads to the end, because the writer into a
 # pipe that `grep -q` has left fails, and with it the pipeline.
 found() { [ "$(grep -c "$@")" -gt 0 ]; }
