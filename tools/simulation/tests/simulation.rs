@@ -23,13 +23,7 @@ use vrnic_simulation::{
 const SHARE: [u64; 2] = [400, 400];
 
 /// Seeds that failed once.
-const FAILED: &[u64] = &[
-    2396,
-    31_634,
-    31_726,
-    8_872_379_688_853,
-    11_993_222_221_508,
-];
+const FAILED: &[u64] = &[2396, 31_634, 31_726, 8_872_379_688_853, 11_993_222_221_508];
 
 /// A number from the environment.
 fn number(name: &str) -> Option<u64> {

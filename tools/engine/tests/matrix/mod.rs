@@ -797,6 +797,14 @@ fn message(c: &Connection, from: usize, qp_type: QpType) -> Send {
     }
 }
 
+/// Types of queue pairs that both send and receive.
+pub const BOTH_HALVES: [QpType; 4] = [
+    ReliableConnection,
+    UnreliableConnection,
+    UnreliableDatagram,
+    Gsi,
+];
+
 /// Tries what is posted, and what arrives, in every state.
 pub fn check_states(qp_type: QpType, segmentation: Segmentation, wire: Option<Wire>) {
     for &state in QpState::ALL {
