@@ -101,7 +101,7 @@ impl Registered {
             &RegisterMr {
                 pd: pd.number().into(),
                 access: rights.into(),
-                iova: memory.iova.into(),
+                iova: first_address(memory.iova, access).into(),
                 pages: pages.list(),
                 ..Default::default()
             },
@@ -137,6 +137,7 @@ struct UserMemory {
     /// [`None`] if it is a region of no bytes, which pins nothing.
     umem: Option<Umem>,
     start: u64,
+    /// Where it was registered, which is as far from the beginning of a page as `start`.
     iova: u64,
     access: AccessFlags,
     /// Pages that the device was told of, and the binary logarithm of their size.
@@ -268,6 +269,21 @@ fn device_rights(access: AccessFlags, limits: &DeviceLimits) -> Result<u32> {
     Ok(bits)
 }
 
+/// Whether the addresses of a region with these rights count from 0.
+fn is_zero_based(access: AccessFlags) -> bool {
+    access.contains(Access::ZeroBased)
+}
+
+/// Address by which work requests name the first byte of a region that was registered at `iova`,
+/// which says nothing if addresses count from 0.
+pub(crate) fn first_address(iova: u64, access: AccessFlags) -> u64 {
+    if is_zero_based(access) {
+        0
+    } else {
+        iova
+    }
+}
+
 /// Whether memory that is pinned for these rights is pinned to be written.
 fn pins_for_writing(access: AccessFlags) -> bool {
     let writing = access::LOCAL_WRITE | access::REMOTE_CHANGES | access::MW_BIND;
@@ -379,14 +395,15 @@ impl MemoryRegion for Mr {
             request.access = device_rights(access, &call.data().limits)?.into();
         }
         // Memory that was pinned to be read has to be pinned anew to be written, and may be other
-        // memory then.
-        let repins = pins_for_writing(access) && !pins_for_writing(user.access);
+        // memory then. One that counts from elsewhere has other addresses.
+        let repins = pins_for_writing(access) && !pins_for_writing(user.access)
+            || is_zero_based(access) != is_zero_based(user.access);
         let range = change.range.or_else(|| repins.then(|| user.range()));
         let mut memory = None;
         if let Some(range) = range {
             flags |= reregister_flags::TRANSLATION;
             let (new, pages) = UserMemory::get(call, &range, access)?;
-            request.iova = range.iova.into();
+            request.iova = first_address(range.iova, access).into();
             request.pages = pages.list();
             memory = Some((new, pages));
         }
@@ -464,6 +481,13 @@ mod tests {
         assert!(!pins_for_writing(Access::RelaxedOrdering.into()));
         assert!(pins_for_writing(Access::LocalWrite.into()));
         assert!(pins_for_writing(Access::MwBind.into()));
+    }
+
+    #[test]
+    fn addresses_of_a_zero_based_region_count_from_zero() {
+        let access = Access::LocalWrite | Access::RemoteWrite;
+        assert_eq!(first_address(0x1234_5678, access), 0x1234_5678);
+        assert_eq!(first_address(0x1234_5678, access | Access::ZeroBased), 0);
     }
 
     #[test]

@@ -80,6 +80,7 @@ use crate::{
         Prepared, //
     },
     device::Call,
+    mr::first_address,
     object::{
         create,
         Object, //
@@ -436,14 +437,15 @@ impl Paged {
         access: AccessFlags,
         rights: u32,
     ) -> Result<Self> {
-        let memory = Self::watch(call, pd, range, access)?;
+        let iova = first_address(range.iova, access);
+        let memory = Self::watch(call, pd, range, iova, access)?;
         let (object, _) = create(
             &call.data().control,
             &RegisterMr {
                 pd: pd.into(),
                 access: rights.into(),
                 flags: mr_flags::ON_DEMAND.into(),
-                iova: range.iova.into(),
+                iova: iova.into(),
                 pages: PageList {
                     offset: (memory.offset() as u64).into(),
                     length: (memory.len() as u64).into(),
@@ -470,8 +472,14 @@ impl Paged {
         Ok(paged)
     }
 
-    /// Watches memory for a region of `pd`, of which the device does not know yet.
-    fn watch(call: &Call<'_>, pd: u32, range: &mr::Range, access: AccessFlags) -> Result<Watched> {
+    /// Watches memory for a region of `pd` at `iova`, of which the device does not know yet.
+    fn watch(
+        call: &Call<'_>,
+        pd: u32,
+        range: &mr::Range,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<Watched> {
         let commands = call.data().paging.clone().ok_or(EOPNOTSUPP)?;
         // All of the address space, whatever will be there.
         if range.start == 0 && range.length == u64::MAX {
@@ -484,7 +492,7 @@ impl Paged {
             pin_init!(RegionPager {
                 commands,
                 pd,
-                iova: range.iova,
+                iova,
                 writable: access.contains(Access::LocalWrite),
                 key: AtomicU32::new(0),
                 wishes <- new_mutex!(KVec::new()),

@@ -13,12 +13,14 @@ use crate::memory::{Memory, PAGE};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-    Change, Errno, Mr, Pd, SendOp, WC_REM_ACCESS_ERR, WC_SUCCESS,
+    ACCESS_ZERO_BASED, Change, Errno, Mr, Pd, SendOp, Sge, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR,
+    WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
     ("region-changes-under-traffic-of-another", changes),
     ("region-change-refused", refused),
+    ("region-that-counts-from-zero", zero_based),
 ];
 
 /// Where the second memory of a region begins in its pages.
@@ -347,4 +349,88 @@ fn refused(env: &mut Env) -> Outcome<()> {
     });
     let mut mr = env.buffer()?;
     stays(env, "plain", &mut mr, 0, Mr::change, &wrong)
+}
+
+/// The `LENGTH` bytes of a region have addresses from `first` on, and no others: for their owner, and for a peer.
+fn has_addresses(env: &Env, mr: &Mr, first: u64, round: u64) -> Outcome<()> {
+    let local = env.buffer()?;
+    let (end, last) = (first + LENGTH as u64, first + LENGTH as u64 - 8);
+    let element = |addr, len| Sge::raw(addr, len, mr.lkey());
+    let pair = Pair::new(env)?;
+    let ends = &pair.ends;
+    local.memory().fill(0, LENGTH, round, 0);
+    pair.send(SendOp::Write(first, mr.rkey()), &local, 0, LENGTH)?;
+    pair.done()?;
+    same(mr, INSIDE, LENGTH, round)?;
+    mr.memory().store(INSIDE, round);
+    let add = SendOp::FetchAdd(first, mr.rkey(), 2);
+    ends[0].send(1, add, &[element(last, 8)])?;
+    pair.done()?;
+    let (sum, before) = (
+        mr.memory().load(INSIDE),
+        mr.memory().load(INSIDE + LENGTH - 8),
+    );
+    ensure!((sum, before) == (round + 2, round), "{before} and 2: {sum}");
+
+    mr.memory().fill(INSIDE, LENGTH, round + 1, 0);
+    ends[1].recv(2, &[local.sge(0, LENGTH)])?;
+    ends[0].send(
+        1,
+        SendOp::Send,
+        &[element(first, 5), element(first + 5, LENGTH as u32 - 5)],
+    )?;
+    pair.done()?;
+    ends[1].expect(2, WC_SUCCESS)?;
+    same(&local, 0, LENGTH, round + 1)?;
+
+    let elsewhere = if first == 0 { mr.addr(INSIDE) } else { 0 };
+    for addr in [end - 15, end, first.wrapping_sub(1), elsewhere] {
+        attempt_at(env, mr, addr)?;
+    }
+    Ok(())
+}
+
+/// Neither the owner nor a peer gets at 16 bytes there.
+fn attempt_at(env: &Env, mr: &Mr, addr: u64) -> Outcome<()> {
+    let local = env.buffer()?;
+    let pair = Pair::new(env)?;
+    pair.send(SendOp::Read(addr, mr.rkey()), &local, 0, 16)?;
+    expect(&pair.ends[0].cq, 1, WC_REM_ACCESS_ERR)?;
+    let pair = Pair::new(env)?;
+    let write = SendOp::Write(local.addr(0), local.rkey());
+    pair.ends[0].send(1, write, &[Sge::raw(addr, 16, mr.lkey())])?;
+    expect(&pair.ends[0].cq, 1, WC_LOC_PROT_ERR).map(|_| ())
+}
+
+/// Regions whose addresses are offsets, wherever they begin in a page: pinned ones, those on demand, and those that
+/// become so.
+fn zero_based(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic {
+        return Ok(());
+    }
+    let access = ACCESS_ALL | ACCESS_ZERO_BASED;
+    for (what, access) in [("pinned", access), ("on demand", access | ACCESS_ON_DEMAND)] {
+        let memory = Arc::new(Memory::new(INSIDE + LENGTH).during("mmap")?);
+        let mr = Mr::of(&env.pd, &memory, INSIDE, LENGTH, access)
+            .during(format!("ibv_reg_mr, {what}"))?;
+        has_addresses(env, &mr, 0, 1).map_err(|e| Failure(format!("{what}: {e}")))?;
+    }
+    let memory = Arc::new(Memory::new(INSIDE + LENGTH).during("mmap")?);
+    let mut mr = Mr::of(&env.pd, &memory, INSIDE, LENGTH, ACCESS_ALL).during("ibv_reg_mr")?;
+    let place = mr.addr(INSIDE);
+    for (round, access, first) in [(1, access, 0), (3, ACCESS_ALL, place), (5, access, 0)] {
+        let change = Change {
+            access: Some(access),
+            ..Default::default()
+        };
+        mr.change(&change).during("ibv_rereg_mr")?;
+        has_addresses(env, &mr, first, round)
+            .map_err(|e| Failure(format!("changed so that it begins at {first:#x}: {e}")))?;
+    }
+    let change = Change {
+        memory: Some((&memory, INSIDE, LENGTH)),
+        ..Default::default()
+    };
+    mr.change(&change).during("ibv_rereg_mr, memory")?;
+    has_addresses(env, &mr, 0, 7).map_err(|e| Failure(format!("of the memory once more: {e}")))
 }
