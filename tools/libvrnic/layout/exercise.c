@@ -617,11 +617,12 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 		.cqe = 3,
 		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
 	};
+	struct vrnic_create_qp_req other_req;
 	struct ibv_poll_cq_attr poll = {};
+	struct ibv_qp *qp, *other;
 	struct ibv_wc wc[8];
 	struct ibv_cq_ex *ex;
 	struct ibv_cq *cq;
-	struct ibv_qp *qp;
 	uint32_t *arm;
 
 	CHECK(!ops.create_cq(context, 0, NULL, 0) && errno == EINVAL);
@@ -685,6 +686,22 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	}
 	poll.comp_mask = 1;
 	CHECK(ibv_start_poll(ex, &poll) == EINVAL);
+
+	/* Who polls may use the queue otherwise. */
+	for (uint32_t i = 18; i < 20; i++) {
+		CHECK(!post_receive(qp, 1000 + i));
+		complete(17, receive_name(&qp_req, i), IBV_WC_RECV, 0);
+	}
+	CHECK(!ibv_start_poll(ex, NULL) && ex->wr_id == 1018);
+	other_req = qp_req;
+	other = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 18);
+	CHECK(!modify(other, IBV_QPS_RESET) && !ops.destroy_qp(other));
+	qp_req = other_req;
+	CHECK(!ibv_req_notify_cq(ibv_cq_ex_to_cq(ex), 0));
+	ops.cq_event(ibv_cq_ex_to_cq(ex));
+	CHECK(!ibv_next_poll(ex) && ex->wr_id == 1019 && ibv_next_poll(ex) == ENOENT);
+	ibv_end_poll(ex);
+	CHECK(polled() == 20);
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 

@@ -3,8 +3,9 @@
 //! A lock that costs one atomic exchange when nobody contends for it.
 
 use core::cell::UnsafeCell;
+use core::mem;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Looks at a held lock before the processor is offered to somebody else: the holder may have
 /// been preempted, on a guest with one processor for certain.
@@ -130,6 +131,82 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
+/// A [`SpinLock`] that a thread may keep, and the same thread take again meanwhile.
+#[derive(Debug)]
+pub struct KeptLock<T> {
+    lock: SpinLock<T>,
+    /// The thread that keeps the lock and does not use the value just now, or 0. A thread finds its
+    /// own name here only if it wrote it.
+    keeper: AtomicUsize,
+}
+
+/// What the calling thread is called; never 0.
+fn this_thread() -> usize {
+    // SAFETY: Has no preconditions.
+    unsafe { libc::pthread_self() as usize }
+}
+
+impl<T> KeptLock<T> {
+    /// A lock that is free.
+    pub const fn new(value: T) -> Self {
+        Self {
+            lock: SpinLock::new(value),
+            keeper: AtomicUsize::new(0),
+        }
+    }
+
+    /// Takes the lock, which the thread does not keep, and gives it back when the guard is dropped.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T> {
+        self.lock.lock()
+    }
+
+    /// Keeps the lock until [`give_back`](Self::give_back).
+    #[inline]
+    pub fn keep(&self, guard: Guard<'_, T>) {
+        self.keeper.store(this_thread(), Ordering::Relaxed);
+        mem::forget(guard);
+    }
+
+    /// Uses the value, whether the thread keeps the lock or not.
+    pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        let this = this_thread();
+        if self.keeper.load(Ordering::Relaxed) != this {
+            return work(&mut self.lock.lock());
+        }
+        self.keeper.store(0, Ordering::Relaxed);
+        // SAFETY: This thread keeps the lock; it would wait for itself, not find its name, if `work`
+        // came here again.
+        let result = work(unsafe { self.lock.held() });
+        self.keeper.store(this, Ordering::Relaxed);
+        result
+    }
+
+    /// The value, for who keeps the lock.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SpinLock::held`].
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn held(&self) -> &mut T {
+        // SAFETY: By contract.
+        unsafe { self.lock.held() }
+    }
+
+    /// Gives back the lock that was kept.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread keeps the lock.
+    #[inline]
+    pub unsafe fn give_back(&self) {
+        self.keeper.store(0, Ordering::Relaxed);
+        // SAFETY: By contract.
+        unsafe { self.lock.unlock() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,5 +238,25 @@ mod tests {
             lock.unlock();
         }
         assert_eq!(*lock.lock(), 2);
+    }
+
+    #[test]
+    fn who_keeps_a_lock_may_take_it_again() {
+        let lock = KeptLock::new(1);
+        lock.with(|value| *value += 1);
+        lock.keep(lock.lock());
+        // Others wait until it is given back.
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| lock.with(|value| *value *= 10));
+            lock.with(|value| *value += 1);
+            lock.with(|value| *value += 1);
+            // SAFETY: This thread keeps the lock, and has no other reference.
+            unsafe {
+                *lock.held() += 1;
+                lock.give_back();
+            }
+            other.join().unwrap();
+        });
+        assert_eq!(*lock.lock(), 50);
     }
 }

@@ -10,8 +10,8 @@ use super::{Case, Env, LinkConfig, QUIET, SOON, expect};
 use crate::ensure;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    Channel, Cq, Errno, Interface, Qp, QpConfig, SEND_SIGNALED, SEND_SOLICITED, SendOp, SendWr,
-    Sge, WC_SUCCESS,
+    ACCESS_ALL, Channel, Cq, Errno, Interface, Qp, QpConfig, SEND_SIGNALED, SEND_SOLICITED, SendOp,
+    SendWr, Sge, Srq, WC_SUCCESS,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -21,6 +21,7 @@ pub(super) const CASES: &[Case] = &[
     ("cq-moderation", moderation),
     ("cq-moderation-by-count", moderation_by_count),
     ("cq-timestamps", timestamps),
+    ("cq-used-while-it-is-polled", used_while_polled),
 ];
 
 /// Two queue pairs of ours: empty messages of the one complete at `cq` of the other.
@@ -105,6 +106,36 @@ fn resize(env: &mut Env) -> Outcome<()> {
         messages.expect(polled + 13..polled + 17)?;
     }
     Ok(())
+}
+
+/// Between `ibv_start_poll` and `ibv_end_poll`, who polls may do with the queue what he likes.
+fn used_while_polled(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic {
+        return Ok(());
+    }
+    let mut messages = Messages::new(env, 8, Interface::Extended)?;
+    let cq = messages.cq.clone();
+    messages.complete(3, 0)?;
+    let work = || -> Outcome<()> {
+        let config = QpConfig::default();
+        let qp = Qp::new(&env.pd, &cq, &cq, &config).during("ibv_create_qp")?;
+        qp.to_init(ACCESS_ALL).during("RESET to INIT")?;
+        qp.reset().during("INIT to RESET")?;
+        drop(qp);
+        let srq = Srq::new(&env.pd, 4, 1).during("ibv_create_srq")?;
+        Qp::with_srq(&cq, &cq, &config, &srq).during("ibv_create_qp with an SRQ")?;
+        cq.arm(false).during("arming")?;
+        cq.resize(100).during("resizing")
+    };
+    let polled = cq.while_polling(work).during("polling")?;
+    let Some((0, Ok(()))) = polled else {
+        return Err(Failure(format!("polled {polled:?}")));
+    };
+    ensure!(cq.capacity() >= 100, "{} entries", cq.capacity());
+    messages.expect(1..3)?;
+    messages.complete(1, 0)?;
+    ensure!(messages.channel.event(SOON) == Some(7), "no event");
+    messages.expect(3..4)
 }
 
 fn armed(env: &mut Env) -> Outcome<()> {

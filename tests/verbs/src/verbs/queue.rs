@@ -310,6 +310,32 @@ impl Cq {
         }
     }
 
+    /// Does `work` while the CQ, which is polled by the extended interface, stands at a completion: the id of that, and
+    /// what came of it. `None` if there is no completion.
+    pub fn while_polling<R>(&self, work: impl FnOnce() -> R) -> Result<Option<(u64, R)>> {
+        if self.interface != Interface::Extended {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let cq: *mut ibv_cq_ex = self.raw.cast();
+        let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+        // SAFETY: as for `poll_extended`.
+        unsafe {
+            let missing = Errno(libc::EOPNOTSUPP);
+            let (start, end) = (
+                (*cq).start_poll.ok_or(missing)?,
+                (*cq).end_poll.ok_or(missing)?,
+            );
+            match start(cq, &raw mut attr) {
+                libc::ENOENT => return Ok(None),
+                rc => status(rc)?,
+            }
+            let wr_id = (*cq).wr_id;
+            let result = work();
+            end(cq);
+            Ok(Some((wr_id, result)))
+        }
+    }
+
     /// The next completion; `None` after `timeout`.
     pub fn wait(&self, timeout: Duration) -> Result<Option<ibv_wc>> {
         let end = Instant::now() + timeout;

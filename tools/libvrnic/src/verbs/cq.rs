@@ -15,7 +15,7 @@ use crate::ffi::verbs::*;
 use crate::memory::Buffer;
 use crate::patience::Patience;
 use crate::ring::completion::CompletionQueue;
-use crate::spinlock::SpinLock;
+use crate::spinlock::{KeptLock, SpinLock};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::{self, size_of};
@@ -30,8 +30,9 @@ pub struct Cq {
     cq: UnsafeCell<verbs_cq>,
     /// The completion that the extended interface stands at. Guarded by the lock of `queue`.
     pub(super) current: UnsafeCell<Cqe>,
-    /// The ring.
-    pub(super) queue: SpinLock<CompletionQueue>,
+    /// The ring. Kept between `ibv_start_poll` and `ibv_end_poll`; who polls may do all else
+    /// meanwhile.
+    pub(super) queue: KeptLock<CompletionQueue>,
     /// How long it is polled in vain before others get the processor.
     pub(super) patience: Patience,
     /// Of the context, which outlives the completion queue.
@@ -116,7 +117,7 @@ unsafe fn prepare(
         current: UnsafeCell::new(Cqe::default()),
         // A real lock also where the application says that one thread polls: queue pairs that other
         // threads create and destroy come and go in the table of the queue.
-        queue: SpinLock::new(queue),
+        queue: KeptLock::new(queue),
         // SAFETY: By contract; the context outlives the completion queue.
         patience: unsafe { Context::patience(context) },
         // SAFETY: As above.
@@ -242,26 +243,27 @@ unsafe fn resize(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
     let ring = request.ring;
     let mut cmd = WithDriver::<ibv_resize_cq, _>::new(request);
     let mut resp = ib_uverbs_resize_cq_resp::default();
-    let mut queue = this.queue.lock();
-    queue.prepare(&memory, &ring);
-    // SAFETY: By contract; the command is followed by the driver's part.
-    let error = unsafe {
-        ibv_cmd_resize_cq(
-            cq,
-            cqe,
-            &raw mut cmd.core,
-            size_of_val(&cmd),
-            &raw mut resp,
-            size_of_val(&resp),
-        )
-    };
-    if error != 0 {
-        return Err(error);
-    }
-    queue.move_to(memory, ring);
-    // The device has let go of the old one.
-    *this.buffer.lock() = buffer;
-    Ok(())
+    this.queue.with(|queue| {
+        queue.prepare(&memory, &ring);
+        // SAFETY: By contract; the command is followed by the driver's part.
+        let error = unsafe {
+            ibv_cmd_resize_cq(
+                cq,
+                cqe,
+                &raw mut cmd.core,
+                size_of_val(&cmd),
+                &raw mut resp,
+                size_of_val(&resp),
+            )
+        };
+        if error != 0 {
+            return Err(error);
+        }
+        queue.move_to(memory, ring);
+        // The device has let go of the old one.
+        *this.buffer.lock() = buffer;
+        Ok(())
+    })
 }
 
 /// Gives a completion queue another size.
@@ -294,7 +296,8 @@ pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: The verbs contract.
     let cq = unsafe { Cq::of(cq) };
-    cq.queue.lock().request_event(solicited_only != 0);
+    cq.queue
+        .with(|queue| queue.request_event(solicited_only != 0));
     0
 }
 
@@ -302,5 +305,5 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
 pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
     // SAFETY: The verbs contract.
     let cq = unsafe { Cq::of(cq) };
-    cq.queue.lock().event_came();
+    cq.queue.with(CompletionQueue::event_came);
 }

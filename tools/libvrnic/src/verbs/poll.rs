@@ -5,7 +5,6 @@
 use super::cq::Cq;
 use crate::ffi::verbs::*;
 use core::ffi::{c_int, c_uint};
-use core::mem;
 use vrnic_wire::completion::{Cqe, Status, flags};
 
 /// What the extended interface can be asked for.
@@ -147,7 +146,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         return libc::ENOENT;
     }
     // Given back by `end_poll`, which must follow.
-    mem::forget(guard);
+    cq.queue.keep(guard);
     0
 }
 
@@ -165,7 +164,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     unsafe {
         let cq = Cq::of(cq.cast());
         cq.queue.held().publish();
-        cq.queue.unlock();
+        cq.queue.give_back();
     }
 }
 

@@ -96,7 +96,7 @@ impl Qp {
     /// is forgotten, or gone with its identifiers.
     fn forget_completions(&self) {
         for cq in self.completion_queues().into_iter().flatten() {
-            cq.queue.lock().forget(self.number());
+            cq.queue.with(|queue| queue.forget(self.number()));
         }
     }
 
@@ -112,12 +112,12 @@ impl Qp {
             // Nothing completes any more. What did, and was not polled, must not be taken for a
             // request of the same index that is posted later.
             let [send_cq, receive_cq] = self.completion_queues();
-            let forget = |cq: Option<&Cq>, reset: &mut dyn FnMut()| {
-                let mut polled = cq.map(|cq| cq.queue.lock());
-                if let Some(polled) = &mut polled {
+            let forget = |cq: Option<&Cq>, reset: &mut dyn FnMut()| match cq {
+                Some(cq) => cq.queue.with(|polled| {
                     polled.forget(self.number());
-                }
-                reset();
+                    reset();
+                }),
+                None => reset(),
             };
             forget(send_cq, &mut || send.reset());
             forget(receive_cq, &mut || receive.reset());
@@ -134,21 +134,21 @@ impl Drop for Qp {
         detach(send_cq, self.send_number);
         detach(receive_cq, self.receive_number);
         if let (Some(cq), Some(shared)) = (receive_cq, &self.shared) {
-            cq.queue.lock().detach_shared(shared);
+            cq.queue.with(|queue| queue.detach_shared(shared));
         }
     }
 }
 
 /// Has a completion queue, if there is one, expect completions of a queue; the number of that.
 fn attach(cq: Option<&Cq>, queue: &Arc<Outstanding>) -> Result<u32, c_int> {
-    let number = cq.map(|cq| cq.queue.lock().attach(queue.clone()));
+    let number = cq.map(|cq| cq.queue.with(|polled| polled.attach(queue.clone())));
     number.map_or(Ok(0), |number| number.ok_or(libc::ENOMEM))
 }
 
 /// Undoes what [`attach`] did.
 fn detach(cq: Option<&Cq>, number: u32) {
     if let Some(cq) = cq {
-        cq.queue.lock().detach(number);
+        cq.queue.with(|queue| queue.detach(number));
     }
 }
 
@@ -299,7 +299,7 @@ unsafe fn prepare(
     let receive_number =
         attach(receive_cq, &receive_names).inspect_err(|_| detach(send_cq, send_number))?;
     if let (Some(cq), Some(shared)) = (receive_cq, &shared)
-        && !cq.queue.lock().attach_shared(shared)
+        && !cq.queue.with(|queue| queue.attach_shared(shared))
     {
         detach(send_cq, send_number);
         detach(receive_cq, receive_number);

@@ -116,7 +116,7 @@ unsafe fn make(
     };
     // SAFETY: By contract.
     if let Some(cq) = unsafe { cq.as_ref() }
-        && !cq.queue.lock().attach_shared(&receives)
+        && !cq.queue.with(|queue| queue.attach_shared(&receives))
     {
         return Err(libc::ENOMEM);
     }
@@ -140,7 +140,7 @@ impl Drop for Srq {
     fn drop(&mut self) {
         // SAFETY: The verbs contract: a completion queue outlives what completes on it.
         if let Some(cq) = unsafe { self.cq.as_ref() } {
-            cq.queue.lock().detach_shared(&self.receives);
+            cq.queue.with(|queue| queue.detach_shared(&self.receives));
         }
     }
 }
