@@ -13,7 +13,7 @@ use vrnic_wire::{
     },
     completion::{Opcode, Status, flags},
     memory::access,
-    qp::QpState,
+    qp::{QpAttributes, QpState, QpType, attribute},
     work::{BindTarget, SendOpcode},
 };
 
@@ -195,6 +195,37 @@ fn a_window_of_type_2_belongs_to_its_queue_pair() {
         write(&mut world, &mut other, mr.iova, shared.key),
         Status::Success
     );
+}
+
+/// As Soft-RoCE has it: what the reset forgets is the queue pair's, and the window is not.
+#[test]
+fn a_window_of_type_2_stays_bound_to_a_queue_pair_that_is_reset() {
+    let (mut world, mut c, mr) = connected(7);
+    let mut mw = window(&mut world, MwType::Type2);
+    let bind = mw.bind(1, &mr, 0, 64, RW);
+    assert_eq!(do_locally(&mut world, &mut c, &bind).0, Status::Success);
+    let qpns = [c.qps[0].qpn, c.qps[1].qpn];
+    for (side, &qpn) in qpns.iter().enumerate() {
+        let reset = QpAttributes {
+            mask: attribute::STATE.into(),
+            state: QpState::Reset.raw(),
+            ..QpAttributes::default()
+        };
+        world.modify(side, qpn, reset);
+    }
+    assert_eq!(
+        deregister(&mut world, &mr),
+        Err((CommandStatus::Busy, Cause::RegionBound))
+    );
+    for (side, &qpn) in qpns.iter().enumerate() {
+        let attributes = World::attributes(1 - side, qpns[1 - side]);
+        world.bring_up(side, qpn, attributes, QpType::ReliableConnection);
+    }
+    assert_eq!(write(&mut world, &mut c, mr.iova, mw.key), Status::Success);
+    // It is still the owner's to invalidate.
+    let result = do_locally(&mut world, &mut c, &mw.invalidate(2));
+    assert_eq!(result.0, Status::Success);
+    assert_eq!(deregister(&mut world, &mr), Ok(()));
 }
 
 #[test]
