@@ -30,6 +30,8 @@ wire_enum! {
         SetMtu = 0x0006,
         /// [`SetPortState`].
         SetPortState = 0x0008,
+        /// [`QueryClock`].
+        QueryClock = 0x0009,
         /// [`CreateContext`].
         CreateContext = 0x0010,
         /// [`DestroyContext`].

@@ -70,6 +70,9 @@ pub const F_UNRELIABLE_CONNECTIONS: u32 = 12;
 /// [`F_SHARED_RECEIVE_QUEUES`] only.
 pub const F_XRC: u32 = 13;
 
+/// Feature bit: the device says what its clock shows.
+pub const F_CLOCK: u32 = 14;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

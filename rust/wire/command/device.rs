@@ -73,3 +73,18 @@ pub struct DeviceLimits {
 assert_layout!(DeviceLimits, 120, max_mr_size @ 0, page_sizes @ 8, max_qp @ 16,
     max_contexts @ 52, gid_table_length @ 68, firmware_version @ 72, clock_khz @ 80,
     max_fast_registration_pages @ 84, max_mw @ 88, max_srq @ 92, max_multicast_groups @ 96);
+
+/// Asks for the time on the device's clock.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryClock {}
+command!(QueryClock => Clock, QueryClock, 0);
+
+/// Reply to [`QueryClock`].
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Clock {
+    /// Time by which a completion would be stamped now.
+    pub time: U64,
+}
+assert_layout!(Clock, 8, time @ 0);

@@ -187,8 +187,8 @@ macro_rules! layouts {
     }};
 }
 
-/// Structures of this crate. `Empty` and `QueryDevice` have no members: the standard says that
-/// there is nothing.
+/// Structures of this crate. `Empty`, `QueryDevice` and `QueryClock` have no members: the standard
+/// says that there is nothing.
 fn layouts() -> BTreeMap<String, Layout> {
     let mut layouts = layouts! {
         config::Config { mac, completion_vectors, node_guid, doorbell_pages, ports, reserved }
@@ -201,6 +201,7 @@ fn layouts() -> BTreeMap<String, Layout> {
             max_fast_registration_pages, max_mw, max_srq, max_multicast_groups,
             max_multicast_members, max_multicast_attachments, max_counter_sets, max_xrcd, reserved,
         }
+        command::Clock { time }
         command::QueryPort { port, reserved }
         command::SetGid { index, reserved, entry }
         command::ClearGid { index, reserved }
@@ -433,7 +434,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             PCI_VENDOR_ID, PCI_DEVICE_ID, DOORBELL_PAGE_SIZE, F_DOORBELL, F_MEMORY_EXTENSIONS,
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
-            F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC,
+            F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -609,6 +610,7 @@ fn commands_agree() {
             row::<command::QueryCounters>(),
             row::<command::SetMtu>(),
             row::<command::SetPortState>(),
+            row::<command::QueryClock>(),
             row::<command::CreateContext>(),
             row::<command::DestroyContext>(),
             row::<command::RingDoorbell>(),

@@ -113,6 +113,8 @@ pub struct Features {
     pub unreliable_connections: bool,
     /// [`config::F_XRC`].
     pub xrc: bool,
+    /// [`config::F_CLOCK`].
+    pub clock: bool,
 }
 
 impl Features {
@@ -131,6 +133,7 @@ impl Features {
         counter_sets: true,
         unreliable_connections: true,
         xrc: true,
+        clock: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -149,6 +152,7 @@ impl Features {
             counter_sets: bits & 1 << config::F_COUNTER_SETS != 0,
             unreliable_connections: bits & 1 << config::F_UNRELIABLE_CONNECTIONS != 0,
             xrc: bits & 1 << config::F_XRC != 0,
+            clock: bits & 1 << config::F_CLOCK != 0,
         }
     }
 
@@ -167,6 +171,7 @@ impl Features {
             | (self.counter_sets as u64) << config::F_COUNTER_SETS
             | (self.unreliable_connections as u64) << config::F_UNRELIABLE_CONNECTIONS
             | (self.xrc as u64) << config::F_XRC
+            | (self.clock as u64) << config::F_CLOCK
     }
 
     /// Whether there are extended reliable connections, which need shared receive queues.

@@ -10,11 +10,12 @@ use vrnic_engine::{
     time::Instant,
 };
 use vrnic_wire::{
-    command::{DestroyCq, DestroyQp, ModifyCq, Status as CommandStatus},
-    completion::Status,
+    command::{DestroyCq, DestroyQp, ModifyCq, QueryClock, Status as CommandStatus},
+    completion::{Cqe, Status},
     event::EventType,
     work::{SendOpcode, send_flags},
 };
+use zerocopy::FromBytes;
 
 /// Completion vector of the queue under test.
 const VECTOR: u16 = 1;
@@ -100,6 +101,13 @@ impl Receiver {
         std::iter::from_fn(|| rnic.next_completion_event(VECTOR))
             .inspect(|event| assert_eq!(event.cqn.get(), cqn))
             .count()
+    }
+
+    /// What the device says of its clock.
+    fn clock(&mut self) -> u64 {
+        let Node { rnic, guest } = &mut self.world.nodes[0];
+        guest.now = self.world.now;
+        guest.command(rnic, QueryClock {}).expect("time").time.get()
     }
 
     /// Lets time pass.
@@ -192,6 +200,22 @@ fn a_request_for_an_event_moves_along() {
     assert_eq!(r.events(), 0, "not solicited");
     r.complete(1, true);
     assert_eq!(r.events(), 1);
+}
+
+#[test]
+fn the_clock_is_that_of_time_stamps() {
+    let mut receiver = Receiver::new(8);
+    let before = receiver.clock();
+    receiver.wait(us(7));
+    receiver.complete(1, false);
+    let ring = &receiver.c.recv_cqs[1].ring;
+    let entry = ring
+        .arena
+        .get(ring.layout.entry_offset(0) as usize, size_of::<Cqe>());
+    let stamp = Cqe::read_from_bytes(&entry).expect("an entry").timestamp;
+    receiver.wait(us(9));
+    let after = receiver.clock();
+    assert!(before + 7000 <= stamp.get() && stamp.get() + 9000 <= after);
 }
 
 #[test]

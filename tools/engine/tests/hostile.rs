@@ -469,7 +469,7 @@ proptest! {
 /// Bytes of the request of a command.
 fn right_length(code: CommandCode) -> usize {
     match code {
-        CommandCode::QueryDevice => 0,
+        CommandCode::QueryDevice | CommandCode::QueryClock => 0,
         CommandCode::SetGid | CommandCode::CreateContext => 40,
         CommandCode::RegisterMr | CommandCode::CreateCq => 56,
         CommandCode::CreateQp => 88,

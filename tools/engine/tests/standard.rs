@@ -14,7 +14,7 @@ use vrnic_wire::{
     command::{
         AllocateMw, AttachMulticast, ClearGid, Command, ContextKind, CreateContext, CreateCq,
         CreatePd, CreateQp, CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
-        DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, MwType,
+        DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, MwType, QueryClock,
         QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeCq, ResizeSrq,
         RingDoorbell, SetGid, SetMtu, SetPortState, Status, mr_flags,
     },
@@ -640,6 +640,18 @@ fn without_the_feature_the_port_has_no_state_to_set() {
         ..Default::default()
     };
     commands.refuses(set, Status::Unsupported, "set");
+}
+
+#[test]
+fn without_the_feature_the_clock_is_not_told() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            clock: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    commands.refuses(QueryClock {}, Status::Unsupported, "query");
 }
 
 #[test]

@@ -19,8 +19,8 @@ use vrnic_wire::{
         CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp, CreateSrq,
         CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet,
         DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages,
-        ModifyCq, ModifyQp, ModifySrq, QueryCounterSet, QueryCounters, QueryDevice, QueryPort,
-        QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq,
+        ModifyCq, ModifyQp, ModifySrq, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
+        QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq,
         RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
         qp_flags,
     },
@@ -400,6 +400,7 @@ impl Scene {
         let mut start = 0;
         let request = match code {
             CommandCode::QueryDevice => bytes_of(QueryDevice {}),
+            CommandCode::QueryClock => bytes_of(QueryClock {}),
             CommandCode::QueryPort => bytes_of(QueryPort { port, reserved }),
             CommandCode::QueryCounters => bytes_of(QueryCounters { port, reserved }),
             CommandCode::SetGid => bytes_of(SetGid {

@@ -7,8 +7,8 @@ use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
 use vrnic_wire::{
     U32,
     command::{
-        ClearGid, Counters, DeviceLimits, Empty, QueryCounters, QueryDevice, QueryPort, SetGid,
-        SetMtu, SetPortState,
+        ClearGid, Clock, Counters, DeviceLimits, Empty, QueryClock, QueryCounters, QueryDevice,
+        QueryPort, SetGid, SetMtu, SetPortState,
     },
     port::{Mtu, PortAttributes, PortState},
 };
@@ -29,6 +29,16 @@ impl Execute for QueryDevice {
         _: &mut Io<'_, M>,
     ) -> Result<DeviceLimits, Cause> {
         Ok(rnic.config.limits.report(rnic.config.features))
+    }
+}
+
+impl Execute for QueryClock {
+    fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Clock, Cause> {
+        if !rnic.config.features.clock {
+            return Err(Cause::CommandCode);
+        }
+        let time = io.now.as_nanos().into();
+        Ok(Clock { time })
     }
 }
 

@@ -235,6 +235,7 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::QueryCounters => of::<command::QueryCounters>(),
             CommandCode::SetMtu => of::<command::SetMtu>(),
             CommandCode::SetPortState => of::<command::SetPortState>(),
+            CommandCode::QueryClock => of::<command::QueryClock>(),
             CommandCode::CreateContext => of::<command::CreateContext>(),
             CommandCode::DestroyContext => of::<command::DestroyContext>(),
             CommandCode::RingDoorbell => of::<command::RingDoorbell>(),
