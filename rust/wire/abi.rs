@@ -69,6 +69,20 @@ assert_abi!(AllocContextResponse, 40, doorbell_length @ 4, doorbell_offset @ 8,
 /// [`null_key`](AllocContextResponse::null_key).
 pub const CONTEXT_NULL_KEY: u32 = 1;
 
+/// Response of the method of devices that says what the clock shows by which completions are
+/// stamped.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryClockResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// 0.
+    pub reserved_20: [u8; 4],
+    /// [`Clock::time`](crate::command::Clock::time).
+    pub time: u64,
+}
+assert_abi!(QueryClockResponse, 16, time @ 8);
+
 /// A [`RingLayout`] in the machine's byte order.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -265,6 +279,7 @@ mod tests {
         check!("vrnic_alloc_context_resp", AllocContextResponse: comp_mask, doorbell_length,
             doorbell_offset, notify_offset, notify_length, max_inline_data, null_key,
             reserved_24);
+        check!("vrnic_query_clock_resp", QueryClockResponse: comp_mask, reserved_20, time);
         check!("vrnic_ring", Ring: header_offset, entries_offset, entries, stride);
         check!("vrnic_create_cq_req", CreateCqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);
@@ -278,7 +293,7 @@ mod tests {
         check!("vrnic_create_ah_resp", CreateAhResponse: comp_mask, reserved_20, address);
         assert_eq!(
             HEADER.matches("\nstruct ").count(),
-            10,
+            11,
             "every structure is checked"
         );
     }

@@ -29,7 +29,9 @@
  * What is added to the methods of uverbs, for processes that import objects:
  * QUERY_CONTEXT fills attribute 0x1000 with a struct vrnic_alloc_context_resp;
  * method 0x1000 of UVERBS_OBJECT_PD does nothing but fail if its attribute
- * 0x1000, a handle, is that of no protection domain.
+ * 0x1000, a handle, is that of no protection domain. And for all processes:
+ * method 0x1000 of UVERBS_OBJECT_DEVICE fills attribute 0x1000 with a struct
+ * vrnic_query_clock_resp.
  */
 
 /**
@@ -70,6 +72,18 @@ struct vrnic_alloc_context_resp {
 	__u32 max_inline_data;
 	__u32 null_key;
 	__u8 reserved_24[4];
+};
+
+/**
+ * struct vrnic_query_clock_resp - what the clock of the device shows
+ * @comp_mask: 0
+ * @reserved_20: 0
+ * @time: nanoseconds on the clock by which completions are stamped
+ */
+struct vrnic_query_clock_resp {
+	__u32 comp_mask;
+	__u8 reserved_20[4];
+	__aligned_u64 time;
 };
 
 /**

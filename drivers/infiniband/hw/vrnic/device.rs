@@ -46,7 +46,10 @@ use crate::{
     pd::Pd,
     qp::Qp,
     srq::Srq,
-    uapi::FindPd,
+    uapi::{
+        FindPd,
+        QueryClock, //
+    },
     ucontext::UserContext,
     xrc::Xrcd, //
 };
@@ -140,7 +143,10 @@ impl Operations for Vrnic {
     // Provisional: `enum rdma_driver_id` has no value for this driver yet.
     const DRIVER_ID: u32 = abi::DRIVER_ID;
     const ABI_VERSION: u32 = abi::ABI_VERSION;
-    const USER_METHODS: &'static [Addition<Self>] = &[Addition::method::<FindPd>()];
+    const USER_METHODS: &'static [Addition<Self>] = &[
+        Addition::method::<FindPd>(),
+        Addition::method::<QueryClock>(),
+    ];
     const PORT_COUNTERS: &'static [Counter] = &counter::COUNTERS;
 
     fn query_device(call: &Call<'_>) -> Result<DeviceAttr> {

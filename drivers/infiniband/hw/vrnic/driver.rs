@@ -49,6 +49,7 @@ use vrnic_wire::{
     config::{
         Config,
         DOORBELL_PAGE_SIZE,
+        F_CLOCK,
         F_COMPLETION_QUEUE_CHANGES,
         F_COUNTER_SETS,
         F_DOORBELL,
@@ -136,6 +137,9 @@ const UNRELIABLE_CONNECTIONS: Feature = Feature::device(F_UNRELIABLE_CONNECTIONS
 /// The device has extended reliable connections. Where it has none, the limit of their domains is 0.
 const XRC: Feature = Feature::device(F_XRC);
 
+/// The device says what its clock shows. One that does not refuses the command.
+const CLOCK: Feature = Feature::device(F_CLOCK);
+
 /// What the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
@@ -153,6 +157,7 @@ const FEATURES: &[Feature] = {
         COUNTER_SETS,
         UNRELIABLE_CONNECTIONS,
         XRC,
+        CLOCK,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {

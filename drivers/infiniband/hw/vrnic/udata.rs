@@ -68,6 +68,8 @@ macro_rules! responses {
 responses! {
     /// Response of ALLOC_CONTEXT.
     AllocContextResponse;
+    /// Response of the method that says what the clock shows.
+    QueryClockResponse;
     /// Response of CREATE_CQ.
     CreateCqResponse;
     /// Response of CREATE_QP.
