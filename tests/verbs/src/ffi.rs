@@ -80,7 +80,9 @@ pub struct verbs_context {
     pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
     pub _before_modify_cq: [Unused; 14],
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
-    pub _before_create_cq_ex: [Unused; 7],
+    pub _before_query_rt_values: [Unused; 6],
+    pub query_rt_values:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub create_cq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub _priv: Unused,
@@ -309,6 +311,16 @@ pub struct ibv_cq_ex {
     pub _read_sl: Unused,
     pub _read_dlid_path_bits: Unused,
     pub read_completion_ts: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u64>,
+    pub _read_cvlan: Unused,
+    pub _read_flow_tag: Unused,
+    pub _read_tm_info: Unused,
+    pub read_completion_wallclock_ns: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u64>,
+}
+
+#[repr(C)]
+pub struct ibv_values_ex {
+    pub comp_mask: u32,
+    pub raw_clock: libc::timespec,
 }
 
 #[repr(C)]

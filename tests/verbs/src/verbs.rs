@@ -30,7 +30,7 @@ use crate::ffi::{
     ibv_get_device_list, ibv_gid_entry, ibv_global_route, ibv_import_device, ibv_import_mr,
     ibv_import_pd, ibv_mr, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device,
     ibv_query_port, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_rereg_mr, ibv_sge, ibv_srq, ibv_unimport_mr,
-    ibv_unimport_pd, verbs_context,
+    ibv_unimport_pd, ibv_values_ex, verbs_context,
 };
 use crate::memory::Memory;
 
@@ -239,6 +239,20 @@ impl Context {
             query(self.raw, ptr::null(), &raw mut attr, size_of_val(&attr))
         })?;
         Ok(attr)
+    }
+
+    /// What the device's clock shows, in its ticks.
+    pub fn raw_clock(&self) -> Result<u64> {
+        let extended = self.extended().ok_or(Errno(libc::EOPNOTSUPP))?;
+        // SAFETY: all-zero is a valid value of this plain C struct.
+        let mut values: ibv_values_ex = unsafe { std::mem::zeroed() };
+        values.comp_mask = 1; // IBV_VALUES_MASK_RAW_CLOCK
+        // SAFETY: the extended context contains the open one; `values` is writable.
+        status(unsafe {
+            let query = (*extended).query_rt_values.ok_or(Errno(libc::EOPNOTSUPP))?;
+            query(self.raw, &raw mut values)
+        })?;
+        Ok(values.raw_clock.tv_nsec as u64)
     }
 
     /// Attributes of port 1.

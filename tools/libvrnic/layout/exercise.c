@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 #include <infiniband/driver.h>
 #include <infiniband/cmd_ioctl.h>
@@ -33,7 +34,8 @@ static struct vrnic_create_cq_req cq_req;
 static struct vrnic_create_qp_req qp_req;
 static struct vrnic_create_srq_req srq_req;
 static uint32_t *doorbell, *notify;
-static int has_doorbells, kernel_rings, fail_next;
+static int has_doorbells, kernel_rings, fail_next, no_clock;
+static uint64_t device_time;
 /* What the next queue pair is called, and the completions that the device wrote to the queue of cq_req. */
 static uint32_t next_qpn = 17, completions;
 
@@ -123,14 +125,23 @@ int ibv_cmd_query_context(struct ibv_context *context, struct ibv_command_buffer
 	return 0;
 }
 
-/* There is one protection domain. */
+/* There is one protection domain, and a clock. */
 int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 {
 	struct ib_uverbs_attr *attr = cmd->hdr.attrs;
 
 	CHECK(!cmd->next && cmd->next_attr == attr + 1 && cmd->last_attr == attr + 1 && !cmd->buffer_error);
-	CHECK(cmd->hdr.object_id == UVERBS_OBJECT_PD && cmd->hdr.method_id == 1 << UVERBS_ID_NS_SHIFT);
-	CHECK(attr->attr_id == 1 << UVERBS_ID_NS_SHIFT && attr->flags == UVERBS_ATTR_F_MANDATORY && !attr->len);
+	CHECK(cmd->hdr.method_id == 1 << UVERBS_ID_NS_SHIFT);
+	CHECK(attr->attr_id == 1 << UVERBS_ID_NS_SHIFT && attr->flags == UVERBS_ATTR_F_MANDATORY);
+	if (cmd->hdr.object_id == UVERBS_OBJECT_DEVICE) {
+		struct vrnic_query_clock_resp out = { .time = device_time };
+
+		CHECK(attr->len == sizeof(out) && !attr->attr_data.reserved);
+		if (!no_clock)
+			memcpy((void *)(uintptr_t)attr->data, &out, sizeof(out));
+		return no_clock;
+	}
+	CHECK(cmd->hdr.object_id == UVERBS_OBJECT_PD && !attr->len);
 	return attr->data == 77 ? 0 : ENOENT;
 }
 
@@ -702,6 +713,62 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ibv_next_poll(ex) && ex->wr_id == 1019 && ibv_next_poll(ex) == ENOENT);
 	ibv_end_poll(ex);
 	CHECK(polled() == 20);
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
+}
+
+static uint64_t time_of_day(void)
+{
+	struct timespec now;
+
+	CHECK(!clock_gettime(CLOCK_REALTIME, &now));
+	return now.tv_sec * 1000000000ULL + now.tv_nsec;
+}
+
+/* Completions are stamped with 88, by a clock that shows 1088. */
+static void clocks(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = 3,
+		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+	};
+	struct ibv_values_ex values = { .comp_mask = 2 };
+	uint64_t before, after, stamp;
+	struct ibv_cq_ex *ex;
+	struct ibv_qp *qp;
+
+	CHECK(ops.query_rt_values(context, &values) == EINVAL);
+	values.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
+	device_time = 1ULL << 62;
+	CHECK(!ops.query_rt_values(context, &values) && values.comp_mask == IBV_VALUES_MASK_RAW_CLOCK);
+	CHECK(!values.raw_clock.tv_sec && values.raw_clock.tv_nsec == 1LL << 62);
+	values.comp_mask = 0;
+	device_time = 0;
+	CHECK(!ops.query_rt_values(context, &values) && values.raw_clock.tv_nsec == 1LL << 62);
+
+	/* The device has no such clock, the driver is older, it is gone. */
+	values.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
+	for (int i = 0; i < 3; i++) {
+		int expected[] = { EOPNOTSUPP, EOPNOTSUPP, EIO };
+
+		no_clock = (int[]){ EOPNOTSUPP, EPROTONOSUPPORT, EIO }[i];
+		CHECK(ops.query_rt_values(context, &values) == expected[i]);
+		errno = 0;
+		CHECK(!ops.create_cq_ex(context, &attr) && errno == expected[i]);
+	}
+	no_clock = 0;
+
+	device_time = 1088;
+	before = time_of_day();
+	ex = ops.create_cq_ex(context, &attr);
+	after = time_of_day();
+	CHECK(ex && !ex->read_completion_ts);
+	qp = connected(pd, ibv_cq_ex_to_cq(ex), ibv_cq_ex_to_cq(ex), 17);
+	CHECK(!post_receive(qp, 1000));
+	complete(17, receive_name(&qp_req, 0), IBV_WC_RECV, 0);
+	CHECK(!ibv_start_poll(ex, NULL));
+	stamp = ibv_wc_read_completion_wallclock_ns(ex);
+	CHECK(before - 1000 <= stamp && stamp <= after - 1000);
+	ibv_end_poll(ex);
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
 }
 
@@ -1706,6 +1773,7 @@ void exercise(void)
 		CHECK(device && pd && !ops.query_device_ex(context, NULL, &attr, sizeof(attr)));
 		CHECK(!strcmp(attr.orig_attr.fw_ver, "3.2.1"));
 		completion_queues(context, pd);
+		clocks(context, pd);
 		nothing_completes(context, pd);
 		take_bits();
 		kernel_rings = 0;

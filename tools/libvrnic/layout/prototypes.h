@@ -130,6 +130,7 @@ int op_query_device_ex(struct ibv_context *, const struct ibv_query_device_ex_in
 		       size_t);
 int op_query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *);
 int op_query_qp(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *);
+int op_query_rt_values(struct ibv_context *, struct ibv_values_ex *);
 int op_query_srq(struct ibv_srq *, struct ibv_srq_attr *);
 struct ibv_mr *op_reg_dmabuf_mr(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int);
 struct ibv_mr *op_reg_mr(struct ibv_pd *, void *, size_t, uint64_t, int);
@@ -180,6 +181,7 @@ SAME_TYPE(post_srq_recv, op_post_srq_recv);
 SAME_TYPE(query_device_ex, op_query_device_ex);
 SAME_TYPE(query_port, op_query_port);
 SAME_TYPE(query_qp, op_query_qp);
+SAME_TYPE(query_rt_values, op_query_rt_values);
 SAME_TYPE(query_srq, op_query_srq);
 SAME_TYPE(reg_dmabuf_mr, op_reg_dmabuf_mr);
 SAME_TYPE(reg_mr, op_reg_mr);

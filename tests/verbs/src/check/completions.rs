@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::queues::own_pair;
 use super::{Case, Env, LinkConfig, QUIET, SOON, expect};
@@ -21,6 +21,7 @@ pub(super) const CASES: &[Case] = &[
     ("cq-moderation", moderation),
     ("cq-moderation-by-count", moderation_by_count),
     ("cq-timestamps", timestamps),
+    ("cq-wall-clock", wall_clock),
     ("cq-used-while-it-is-polled", used_while_polled),
 ];
 
@@ -311,7 +312,7 @@ fn timestamps(env: &mut Env) -> Outcome<()> {
     const PAUSE: Duration = Duration::from_millis(50);
     const ROUNDS: u64 = 5;
     const WRITES: u64 = 20;
-    let cq = match Cq::stamped(&env.context, 128) {
+    let cq = match Cq::stamped(&env.context, 128, false) {
         Err(_) if !env.vrnic => return Ok(()),
         cq => cq.during("ibv_create_cq_ex")?,
     };
@@ -369,6 +370,56 @@ fn timestamps(env: &mut Env) -> Outcome<()> {
             "{passed} ticks of a clock of {khz} kHz in {PAUSE:?}"
         );
         before = last;
+    }
+    Ok(())
+}
+
+/// The time of day in nanoseconds.
+fn today() -> Outcome<u64> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_err(|_| Failure("a clock before 1970".into()))?;
+    Ok(now.as_nanos() as u64)
+}
+
+/// Completions are stamped between two looks at the device's clock, one before their request is posted and one after
+/// they are polled; and between two looks at the time of day.
+fn wall_clock(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic {
+        return Ok(());
+    }
+    let began = today()?;
+    let cq = Cq::stamped(&env.context, 16, true).during("ibv_create_cq_ex")?;
+    // The device was asked in between, so that is how much the times may be early.
+    let early = today()? - began;
+    let config = LinkConfig::default();
+    let qp = Qp::new(&env.pd, &cq, &cq, &config.qp).during("ibv_create_qp")?;
+    let link = env.connect(qp, cq.clone(), &config)?;
+    let write = SendOp::Write(env.peer.all.addr, env.peer.all.rkey);
+    for wr_id in 0..20 {
+        let raw_before = env.context.raw_clock().during("ibv_query_rt_values_ex")?;
+        let before = today()?;
+        link.send(wr_id, write, &[])?;
+        let end = Instant::now() + SOON;
+        let (polled, [raw, wall]) = loop {
+            if let Some(polled) = cq.poll_times().during("polling")? {
+                break polled;
+            }
+            ensure!(Instant::now() < end, "no completion");
+            std::thread::sleep(Duration::from_micros(50));
+        };
+        let after = today()?;
+        let raw_after = env.context.raw_clock().during("ibv_query_rt_values_ex")?;
+        ensure!(polled == wr_id, "{polled} instead of {wr_id}");
+        ensure!(
+            raw_before <= raw && raw <= raw_after,
+            "{raw} is not between {raw_before} and {raw_after}"
+        );
+        // One clock may run faster than the other.
+        let apart = (after - began) / 100;
+        ensure!(
+            before <= wall + early + apart && wall <= after + apart,
+            "{wall} is not between {before} and {after}, or {early} before"
+        );
     }
     Ok(())
 }

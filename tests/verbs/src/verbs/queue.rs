@@ -100,6 +100,7 @@ pub enum Interface {
 const WC_STANDARD_FLAGS: u64 = 0x7f;
 /// `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`
 const WC_WITH_TIMESTAMP: u64 = 1 << 7;
+const WC_WITH_WALL_CLOCK: u64 = 1 << 11;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -161,14 +162,16 @@ impl Cq {
         }))
     }
 
-    /// A CQ of at least `cqe` entries whose completions say when they came to be.
-    pub fn stamped(context: &Arc<Context>, cqe: u32) -> Result<Arc<Self>> {
+    /// A CQ of at least `cqe` entries whose completions say when they came to be, by the device's clock and, if `wall`
+    /// is set, in nanoseconds of the day, too.
+    pub fn stamped(context: &Arc<Context>, cqe: u32, wall: bool) -> Result<Arc<Self>> {
+        let wall = if wall { WC_WITH_WALL_CLOCK } else { 0 };
         let attr = ibv_cq_init_attr_ex {
             cqe,
             cq_context: ptr::null_mut(),
             channel: ptr::null_mut(),
             comp_vector: 0,
-            wc_flags: WC_STANDARD_FLAGS | WC_WITH_TIMESTAMP,
+            wc_flags: WC_STANDARD_FLAGS | WC_WITH_TIMESTAMP | wall,
             comp_mask: 0,
             flags: 0,
             parent_domain: ptr::null_mut(),
@@ -334,6 +337,25 @@ impl Cq {
             end(cq);
             Ok(Some((wr_id, result)))
         }
+    }
+
+    /// The id of the next completion of a CQ that was made by [`stamped`](Self::stamped), its time by the device's
+    /// clock, and the time of day.
+    pub fn poll_times(&self) -> Result<Option<(u64, [u64; 2])>> {
+        let cq: *mut ibv_cq_ex = self.raw.cast();
+        let times = || {
+            let missing = Errno(libc::EOPNOTSUPP);
+            // SAFETY: as for `poll_extended`.
+            unsafe {
+                let raw = (*cq).read_completion_ts.ok_or(missing)?(cq);
+                let wall = (*cq).read_completion_wallclock_ns.ok_or(missing)?(cq);
+                status((*cq).status).map(|()| [raw, wall])
+            }
+        };
+        let Some((wr_id, times)) = self.while_polling(times)? else {
+            return Ok(None);
+        };
+        Ok(Some((wr_id, times?)))
     }
 
     /// The next completion; `None` after `timeout`.

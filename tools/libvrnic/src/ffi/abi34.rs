@@ -102,7 +102,7 @@ context_ops! {
     query_port: use,
     query_qp: use,
     query_qp_data_in_order,
-    query_rt_values,
+    query_rt_values: use,
     query_srq: use,
     read_counters,
     reg_dm_mr,

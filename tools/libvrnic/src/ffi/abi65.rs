@@ -114,7 +114,7 @@ context_ops! {
     query_port_speed,
     query_qp: use,
     query_qp_data_in_order,
-    query_rt_values,
+    query_rt_values: use,
     query_srq: use,
     read_comp_cntr,
     read_counters,

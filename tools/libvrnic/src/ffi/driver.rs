@@ -229,6 +229,7 @@ pub mod op {
     pub type query_port = unsafe extern "C" fn(*mut ibv_context, u8, *mut Opaque) -> c_int;
     pub type query_qp =
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
+    pub type query_rt_values = unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int;
     pub type query_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int;
     pub type reg_dmabuf_mr =
         unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;

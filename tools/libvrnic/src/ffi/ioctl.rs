@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing needs them.
+//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing and the clock need them.
 
 use core::ptr;
 

@@ -556,6 +556,14 @@ c_struct!(
     }
 );
 
+c_struct!(
+    /// Argument of `ibv_query_rt_values_ex`.
+    ibv_values_ex {
+        comp_mask: u32,
+        raw_clock: libc::timespec,
+    }
+);
+
 /// Allocator of the application, for rings: protection domain, its context, size, alignment,
 /// resource type.
 pub type AllocBuffer =
@@ -654,11 +662,14 @@ c_constants! {
     IBV_WC_EX_WITH_DLID_PATH_BITS: u64 = 1 << 6;
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: u64 = 1 << 7;
     IBV_WC_EX_WITH_CVLAN: u64 = 1 << 8;
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: u64 = 1 << 11;
     IBV_WC_STANDARD_FLAGS: u64 = 0x7f;
 
     IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1 << 0;
     IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
     IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1 << 0;
+
+    IBV_VALUES_MASK_RAW_CLOCK: u32 = 1 << 0;
 
     IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
     IBV_QP_INIT_ATTR_XRCD: u32 = 1 << 1;
@@ -720,6 +731,7 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_td_init_attr::LAYOUT,
     ibv_td::LAYOUT,
     ibv_parent_domain_init_attr::LAYOUT,
+    ibv_values_ex::LAYOUT,
 ];
 
 /// Members of nested anonymous structures: structure, member, offset.

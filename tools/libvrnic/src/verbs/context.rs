@@ -16,12 +16,17 @@ use crate::patience::Patience;
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr;
-use vrnic_wire::abi::{AllocContextRequest, AllocContextResponse, CONTEXT_NULL_KEY, DRIVER_ID};
+use vrnic_wire::abi::{
+    AllocContextRequest, AllocContextResponse, CONTEXT_NULL_KEY, DRIVER_ID, QueryClockResponse,
+};
 use vrnic_wire::notify;
 
 /// Doorbell slots of a context, so queue pairs that a process can have per open device. As many as
 /// a page has room for.
 const SLOTS: u32 = 16384;
+/// Times that the device is asked for the time, of which the answer that comes soonest counts.
+const QUESTIONS: u32 = 5;
+
 const _: () = assert!(notify::is_valid_slot_count(SLOTS) && notify::area_length(SLOTS) <= 4096);
 
 /// A context: what libibverbs has of it, and ours. Allocated by libibverbs, zeroed.
@@ -298,4 +303,84 @@ pub unsafe extern "C" fn query_port(
     let mut cmd = ibv_query_port::default();
     // SAFETY: The verbs contract.
     unsafe { ibv_cmd_query_port(context, port, attr, &raw mut cmd, size_of_val(&cmd)) }
+}
+
+/// What the clock of the device shows: nanoseconds.
+///
+/// # Safety
+///
+/// As for the verbs: an open context.
+unsafe fn clock(context: *mut ibv_context) -> Result<u64, c_int> {
+    let mut shown = QueryClockResponse::default();
+    let mut method = Method::new(
+        UVERBS_OBJECT_DEVICE,
+        DRIVER_NS,
+        DRIVER_NS,
+        (&raw mut shown).expose_provenance() as u64,
+        size_of::<QueryClockResponse>() as u16,
+    );
+    // SAFETY: By contract; the method's attribute is memory of this function.
+    match unsafe { execute_ioctl(context, method.as_raw()) } {
+        0 => Ok(shown.time),
+        // The driver is older than the method.
+        libc::EPROTONOSUPPORT => Err(libc::EOPNOTSUPP),
+        error => Err(error),
+    }
+}
+
+/// The time of day: nanoseconds.
+fn time_of_day() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: Fills in the structure; that clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    now.tv_sec
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(now.tv_nsec)
+        .cast_unsigned()
+}
+
+/// The time of day when the clock of the device showed 0. It is early, by less than a question to the
+/// device takes, so that no time stamp is one of the future.
+///
+/// # Safety
+///
+/// As for the verbs: an open context.
+pub unsafe fn epoch(context: *mut ibv_context) -> Result<u64, c_int> {
+    let (mut soonest, mut epoch) = (u64::MAX, 0);
+    for _ in 0..QUESTIONS {
+        let before = time_of_day();
+        // SAFETY: By contract.
+        let shown = unsafe { clock(context) }?;
+        let took = time_of_day().wrapping_sub(before);
+        if took < soonest {
+            (soonest, epoch) = (took, before.wrapping_sub(shown));
+        }
+    }
+    Ok(epoch)
+}
+
+/// What changes all the time: the clock by which completions are stamped. All of it is in the
+/// nanoseconds of the answer, where programs that know other devices look for it.
+pub unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: The verbs contract: the caller's alone for the time of the call.
+    let values = unsafe { &mut *values };
+    match values.comp_mask {
+        0 => 0,
+        // SAFETY: The verbs contract.
+        IBV_VALUES_MASK_RAW_CLOCK => match unsafe { clock(context) } {
+            Ok(shown) => {
+                values.raw_clock.tv_sec = 0;
+                values.raw_clock.tv_nsec = shown.cast_signed();
+                0
+            }
+            Err(error) => error,
+        },
+        _ => libc::EINVAL,
+    }
 }

@@ -3,7 +3,7 @@
 //! Completion queues: their life and their events. Polling is in [`super::poll`].
 
 use super::allocator::{Allocator, Resource};
-use super::context::Context;
+use super::context::{self, Context};
 use super::pd::Pd;
 use super::{allocate, fail, poll, release};
 use crate::doorbell::Doorbell;
@@ -33,6 +33,8 @@ pub struct Cq {
     /// The ring. Kept between `ibv_start_poll` and `ibv_end_poll`; who polls may do all else
     /// meanwhile.
     pub(super) queue: KeptLock<CompletionQueue>,
+    /// What makes a time stamp the time of day, if that is asked for.
+    pub(super) epoch: u64,
     /// How long it is polled in vain before others get the processor.
     pub(super) patience: Patience,
     /// Of the context, which outlives the completion queue.
@@ -104,6 +106,7 @@ unsafe fn prepare(
     context: *mut ibv_context,
     cqe: u32,
     domain: *mut ibv_pd,
+    epoch: u64,
 ) -> Result<(*mut Cq, CreateCqRequest), c_int> {
     // SAFETY: By contract.
     let allocator = unsafe { Allocator::of(domain, Resource::CompletionQueue) };
@@ -118,6 +121,7 @@ unsafe fn prepare(
         // A real lock also where the application says that one thread polls: queue pairs that other
         // threads create and destroy come and go in the table of the queue.
         queue: KeptLock::new(queue),
+        epoch,
         // SAFETY: By contract; the context outlives the completion queue.
         patience: unsafe { Context::patience(context) },
         // SAFETY: As above.
@@ -139,7 +143,7 @@ pub unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: The verbs contract.
-    let prepared = unsafe { prepare(context, u32::try_from(cqe).unwrap_or(0), ptr::null_mut()) };
+    let prepared = unsafe { prepare(context, u32::try_from(cqe).unwrap_or(0), ptr::null_mut(), 0) };
     let (cq, request) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
@@ -194,14 +198,20 @@ pub unsafe extern "C" fn create_cq_ex(
     if unsafe { domain.cast::<Pd>().as_ref() }.is_some_and(|domain| !domain.is_parent()) {
         return fail(libc::EINVAL);
     }
+    let epoch = match attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK {
+        0 => Ok(0),
+        // SAFETY: The verbs contract.
+        _ => unsafe { context::epoch(context) },
+    };
     // SAFETY: The verbs contract.
-    let (cq, request) = match unsafe { prepare(context, attr.cqe, domain) } {
+    let prepared = epoch.and_then(|epoch| unsafe { prepare(context, attr.cqe, domain, epoch) });
+    let (cq, request) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return fail(error),
     };
     let wc_flags = attr.wc_flags;
     // The stamp stands in every completion: the kernel need not be asked for it.
-    attr.wc_flags &= !IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    attr.wc_flags &= !poll::STAMPS;
     attr.comp_mask = 0;
 
     let mut cmd = WithDriver::<ibv_create_cq_ex, _>::new(request);

@@ -71,6 +71,7 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     query_device_ex: Some(context::query_device_ex),
     query_port: Some(context::query_port),
     query_qp: Some(qp::query_qp),
+    query_rt_values: Some(context::query_rt_values),
     query_srq: Some(srq::query_srq),
     reg_dmabuf_mr: Some(mr::reg_dmabuf_mr),
     reg_mr: Some(mr::reg_mr),

@@ -8,7 +8,11 @@ use core::ffi::{c_int, c_uint};
 use vrnic_wire::completion::{Cqe, Status, flags};
 
 /// What the extended interface can be asked for.
-pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+pub const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
+
+/// What stands in every completion anyway, or follows from it.
+pub const STAMPS: u64 =
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 /// The status as the verbs number it: the device's numbers are the same, unless it is broken.
 #[inline]
@@ -105,6 +109,8 @@ pub unsafe fn set_operations(cq: *mut ibv_cq_ex, wc_flags: u64) {
     cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
     cq.read_completion_ts =
         asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts);
+    cq.read_completion_wallclock_ns = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+        .then_some(read_completion_wallclock_ns);
 }
 
 /// Stands at the next completion; whether there is one. The lock is held.
@@ -201,3 +207,9 @@ read!(read_slid -> u32, _cqe => 0);
 read!(read_sl -> u8, cqe => cqe.service_level);
 read!(read_dlid_path_bits -> u8, _cqe => 0);
 read!(read_completion_ts -> u64, cqe => cqe.timestamp.get());
+
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: The verbs contract.
+    let (cqe, cq) = unsafe { (current(cq), Cq::of(cq.cast())) };
+    cqe.timestamp.get().wrapping_add(cq.epoch)
+}
