@@ -73,6 +73,9 @@ pub const F_XRC: u32 = 13;
 /// Feature bit: the device says what its clock shows.
 pub const F_CLOCK: u32 = 14;
 
+/// Feature bit: completion queues may ignore that they overrun.
+pub const F_IGNORED_OVERRUN: u32 = 15;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

@@ -6,6 +6,12 @@ use super::Empty;
 use crate::{memory::PageList, ring::RingLayout, U16, U32};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Bits of [`CreateCq::flags`].
+pub mod cq_flags {
+    /// Completions are written whether there is room for them or not.
+    pub const IGNORE_OVERRUN: u16 = 1 << 0;
+}
+
 /// Creates a completion queue.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -13,7 +19,9 @@ pub struct CreateCq {
     /// Context that owns it.
     pub context: U32,
     /// Completion vector, less than `completion_vectors`.
-    pub vector: U32,
+    pub vector: U16,
+    /// [`cq_flags`].
+    pub flags: U16,
     /// The ring; stride [`CQE_STRIDE`](crate::completion::CQE_STRIDE).
     pub ring: RingLayout,
     /// Buffer of the ring, zeroed by the driver; offset 0.

@@ -13,11 +13,11 @@ use std::{
     mem::{offset_of, size_of},
 };
 use vrnic_wire::{
-    command, command::fault_flags, command::mr_flags, command::qp_flags, command::reregister_flags,
-    completion, completion::flags as cqe_flags, config, counter, event, memory, memory::access,
-    memory::page_flags, notify, notify::driver_flags as notify_driver_flags,
-    notify::flags as notify_flags, port, qp, qp::attribute, ring, ring::flags as ring_flags, work,
-    work::placement, work::send_flags,
+    command, command::cq_flags, command::fault_flags, command::mr_flags, command::qp_flags,
+    command::reregister_flags, completion, completion::flags as cqe_flags, config, counter, event,
+    memory, memory::access, memory::page_flags, notify,
+    notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port, qp,
+    qp::attribute, ring, ring::flags as ring_flags, work, work::placement, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
@@ -224,7 +224,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::AllocateMw { pd, mw_type }
         command::MwAllocated { key, reserved }
         command::DeallocateMw { pd, key }
-        command::CreateCq { context, vector, ring, pages }
+        command::CreateCq { context, vector, flags, ring, pages }
         command::CqCreated { cqn, reserved }
         command::DestroyCq { cqn, reserved }
         command::ResizeCq { cqn, reserved, ring, pages }
@@ -435,11 +435,13 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
+            F_IGNORED_OVERRUN,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
         "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND }
         "VIRTIO_RDMA_FAULT_FLAG_": fault_flags { WRITE }
+        "VIRTIO_RDMA_CQ_FLAG_": cq_flags { IGNORE_OVERRUN }
         "VIRTIO_RDMA_REREGISTER_FLAG_": reregister_flags { TRANSLATION, PD, ACCESS }
         "VIRTIO_RDMA_QP_FLAG_": qp_flags { SIGNAL_ALL, SHARED_RECEIVE_QUEUE }
         "VIRTIO_RDMA_": memory {

@@ -29,6 +29,8 @@ pub(crate) struct Cq {
     /// Shared receive queues that complete on it.
     pub(crate) srqs: FxHashSet<u32>,
     ring: Ring,
+    /// Whether completions are written where there is no room for them.
+    ignores_overrun: bool,
     producer: u32,
     /// The driver's consumer index when it was last read.
     consumer: u32,
@@ -102,13 +104,14 @@ pub(crate) enum Pushed {
 
 impl Cq {
     /// A completion queue over a ring of CQEs.
-    pub(crate) fn new(context: u32, vector: u16, ring: Ring) -> Self {
+    pub(crate) fn new(context: u32, vector: u16, ring: Ring, ignores_overrun: bool) -> Self {
         Self {
             context,
             vector,
             users: FxHashSet::default(),
             srqs: FxHashSet::default(),
             ring,
+            ignores_overrun,
             producer: 0,
             consumer: 0,
             notified: 0,
@@ -154,7 +157,7 @@ impl Cq {
 
     fn write<M: Memory>(&mut self, cqe: &mut Cqe, memory: &M) -> Result<(), Cause> {
         let entries = self.ring.entries();
-        if self.producer.wrapping_sub(self.consumer) >= entries {
+        if !self.ignores_overrun && self.producer.wrapping_sub(self.consumer) >= entries {
             self.consumer = self
                 .ring
                 .driver_index(memory)

@@ -115,6 +115,8 @@ pub struct Features {
     pub xrc: bool,
     /// [`config::F_CLOCK`].
     pub clock: bool,
+    /// [`config::F_IGNORED_OVERRUN`].
+    pub ignored_overrun: bool,
 }
 
 impl Features {
@@ -134,6 +136,7 @@ impl Features {
         unreliable_connections: true,
         xrc: true,
         clock: true,
+        ignored_overrun: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -153,6 +156,7 @@ impl Features {
             unreliable_connections: bits & 1 << config::F_UNRELIABLE_CONNECTIONS != 0,
             xrc: bits & 1 << config::F_XRC != 0,
             clock: bits & 1 << config::F_CLOCK != 0,
+            ignored_overrun: bits & 1 << config::F_IGNORED_OVERRUN != 0,
         }
     }
 
@@ -172,6 +176,7 @@ impl Features {
             | (self.unreliable_connections as u64) << config::F_UNRELIABLE_CONNECTIONS
             | (self.xrc as u64) << config::F_XRC
             | (self.clock as u64) << config::F_CLOCK
+            | (self.ignored_overrun as u64) << config::F_IGNORED_OVERRUN
     }
 
     /// Whether there are extended reliable connections, which need shared receive queues.

@@ -10,9 +10,10 @@ use vrnic_engine::{
     time::Instant,
 };
 use vrnic_wire::{
-    command::{DestroyCq, DestroyQp, ModifyCq, QueryClock, Status as CommandStatus},
+    command::{DestroyCq, DestroyQp, ModifyCq, QueryClock, Status as CommandStatus, cq_flags},
     completion::{Cqe, Status},
     event::EventType,
+    qp::QpType,
     work::{SendOpcode, send_flags},
 };
 use zerocopy::FromBytes;
@@ -200,6 +201,42 @@ fn a_request_for_an_event_moves_along() {
     assert_eq!(r.events(), 0, "not solicited");
     r.complete(1, true);
     assert_eq!(r.events(), 1);
+}
+
+/// The last completions are there, in the order of their indices; nothing fails.
+#[test]
+fn a_queue_that_ignores_overrun_keeps_the_last_completions() {
+    const ENTRIES: u32 = 8;
+    for count in [ENTRIES, ENTRIES + 1, 2 * ENTRIES, 5 * ENTRIES + 3] {
+        let mut receiver = Receiver::new(9);
+        let Node { rnic, guest } = &mut receiver.world.nodes[0];
+        let cq = guest.cq_with(rnic, ENTRIES, VECTOR, cq_flags::IGNORE_OVERRUN);
+        let options = QpOptions {
+            entries: 256,
+            ..QpOptions::default()
+        };
+        let sender = receiver.c.send_cqs[0].cqn;
+        let qps =
+            [sender, cq.cqn].map(|cqn| guest.try_qp(rnic, &options, sender, cqn).expect("qp"));
+        let qpns = [qps[0].qpn, qps[1].qpn];
+        for (side, &qpn) in qpns.iter().enumerate() {
+            let attributes = World::attributes(0, qpns[1 - side]);
+            let kind = QpType::ReliableConnection;
+            receiver.world.bring_up(0, qpn, attributes, kind);
+        }
+        receiver.c.qps = qps;
+        receiver.c.recv_cqs[1] = cq;
+        receiver.complete(count, false);
+        let ring = &mut receiver.c.recv_cqs[1].ring;
+        assert_eq!(ring.device_index(), count);
+        assert_eq!(ring.device_flags(), 0);
+        ring.index = count - ENTRIES;
+        receiver.received = u64::from(count - ENTRIES);
+        assert_eq!(receiver.poll(100), ENTRIES as usize);
+        receiver.complete(1, false);
+        assert_eq!(receiver.poll(100), 1);
+        assert!(receiver.world.nodes[0].rnic.next_async_event().is_none());
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use vrnic_wire::{
         CreatePd, CreateQp, CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
         DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, MwType, QueryClock,
         QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeCq, ResizeSrq,
-        RingDoorbell, SetGid, SetMtu, SetPortState, Status, mr_flags,
+        RingDoorbell, SetGid, SetMtu, SetPortState, Status, cq_flags, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -643,6 +643,21 @@ fn without_the_feature_the_port_has_no_state_to_set() {
 }
 
 #[test]
+fn without_the_feature_no_overrun_is_ignored() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            ignored_overrun: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    let create = with(commands.new_cq, |r| {
+        r.flags = cq_flags::IGNORE_OVERRUN.into()
+    });
+    commands.refuses(create, Status::InvalidArgument, "unknown flag");
+}
+
+#[test]
 fn without_the_feature_the_clock_is_not_told() {
     let mut commands = Commands::new(&RnicConfig {
         features: Features {
@@ -963,6 +978,8 @@ fn each_fault_of_a_command_has_its_status() {
     c.refuses(bad, NotFound, "no such context");
     let bad = with(new_cq, |r| r.vector = 4.into());
     c.refuses(bad, InvalidArgument, "vector");
+    let bad = with(new_cq, |r| r.flags = 2.into());
+    c.refuses(bad, InvalidArgument, "unknown flag");
     let layouts: [fn(&mut RingLayout); 6] = [
         |ring| *ring = RingLayout::absent(),
         |ring| ring.stride = 128.into(),

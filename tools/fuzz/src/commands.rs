@@ -570,7 +570,8 @@ impl Scene {
                 start = at;
                 bytes_of(CreateCq {
                     context,
-                    vector: (input.below(5) as u32).into(),
+                    vector: (input.below(5) as u16).into(),
+                    flags: (input.below(8) as u16 / 3).into(),
                     ring: layout(0, 128, entries, CQE_STRIDE),
                     pages,
                 })

@@ -403,6 +403,7 @@ impl Innocent {
             let cq = CreateCq {
                 context: context.into(),
                 vector: 0.into(),
+                flags: 0.into(),
                 ring,
                 pages,
             };

@@ -497,6 +497,7 @@ impl Scene {
                 let request = CreateCq {
                     context: number.into(),
                     vector: 0.into(),
+                    flags: 0.into(),
                     ring: RingLayout {
                         header_offset: 0.into(),
                         entries_offset: 4096.into(),

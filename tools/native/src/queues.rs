@@ -144,7 +144,8 @@ impl Cq {
         };
         let command = CreateCq {
             context: vm.context().into(),
-            vector: u32::from(vector).into(),
+            vector: vector.into(),
+            flags: 0.into(),
             ring: RingLayout::from(ring),
             pages: vm.pages(&area)?,
         };

@@ -150,7 +150,7 @@ impl Device {
         guest.command(rnic, request).expect("a GID");
         self.cqs = (0..CQS)
             .map(|index| SharedCq {
-                cq: guest.cq(rnic, self.cq_entries[index], index as u32),
+                cq: guest.cq(rnic, self.cq_entries[index], index as u16),
                 events: self.plan.events[index],
             })
             .collect();

@@ -28,6 +28,7 @@ use virtio::SharedMemory;
 use vrnic_wire::{
     abi,
     command::{
+        cq_flags,
         CreateCq,
         DestroyCq,
         ModifyCq,
@@ -72,6 +73,9 @@ use crate::{
 
 /// Completions have a time stamp in any case, so asking for it changes nothing.
 const FLAG_TIMESTAMP: u32 = 1 << 0;
+
+/// The queue goes on when it overruns.
+const FLAG_IGNORE_OVERRUN: u32 = 1 << 1;
 
 /// A queue that the kernel polls.
 #[pin_data]
@@ -131,9 +135,13 @@ impl Cq {
     }
 }
 
-/// Whether a queue can be made with these flags.
-fn has_flags(flags: u32) -> bool {
-    flags & !FLAG_TIMESTAMP == 0
+/// The flags of the device for a queue with those of the core; `EOPNOTSUPP` if it has none such.
+fn device_flags(flags: u32, ignored_overrun: bool) -> Result<u16> {
+    match flags & !FLAG_TIMESTAMP {
+        0 => Ok(0),
+        FLAG_IGNORE_OVERRUN if ignored_overrun => Ok(cq_flags::IGNORE_OVERRUN),
+        _ => Err(EOPNOTSUPP),
+    }
 }
 
 /// Checks the ring that a process asks for, which is to have at least that many entries.
@@ -164,9 +172,7 @@ impl CompletionQueue for Cq {
         user: User<'_, Vrnic, CreateCqRequest, Buffer<'_>>,
     ) -> Result<NewCq<impl PinInit<Self>, CreateCqResponse>> {
         let CreateCqRequest(request) = user.request;
-        if !has_flags(attributes.flags) {
-            return Err(EOPNOTSUPP);
-        }
+        let flags = device_flags(attributes.flags, call.data().ignored_overrun)?;
         let limit = call.data().limits.max_cq_entries.get();
         let layout = user_layout(&request, attributes.entries, limit)?;
         let (umem, pages) = pin_buffer(call, &user.buffer, request.buf_addr, request.buf_length)?;
@@ -174,7 +180,8 @@ impl CompletionQueue for Cq {
             &call.data().control,
             &CreateCq {
                 context: user.context.number().into(),
-                vector: attributes.vector.into(),
+                vector: u16::try_from(attributes.vector)?.into(),
+                flags: flags.into(),
                 ring: layout,
                 pages: pages.list(),
             },
@@ -213,9 +220,10 @@ impl CompletionQueue for Cq {
             &call.data().control,
             &CreateCq {
                 context: call.data().context.number().into(),
-                vector: attributes.vector.into(),
+                vector: u16::try_from(attributes.vector)?.into(),
                 ring: layout,
                 pages: pages.list(),
+                ..Default::default()
             },
         )?;
 
@@ -360,8 +368,12 @@ mod tests {
     }
 
     #[test]
-    fn overruns_are_not_ignored() {
-        assert!(has_flags(0) && has_flags(FLAG_TIMESTAMP));
-        assert!(!has_flags(1 << 1));
+    fn overruns_are_ignored_if_the_device_can() {
+        let both = FLAG_TIMESTAMP | FLAG_IGNORE_OVERRUN;
+        assert_eq!(device_flags(0, false), Ok(0));
+        assert_eq!(device_flags(FLAG_TIMESTAMP, true), Ok(0));
+        assert_eq!(device_flags(both, true), Ok(cq_flags::IGNORE_OVERRUN));
+        assert_eq!(device_flags(both, false), Err(EOPNOTSUPP));
+        assert_eq!(device_flags(1 << 2, true), Err(EOPNOTSUPP));
     }
 }

@@ -53,6 +53,7 @@ use vrnic_wire::{
         F_COMPLETION_QUEUE_CHANGES,
         F_COUNTER_SETS,
         F_DOORBELL,
+        F_IGNORED_OVERRUN,
         F_MEMORY_EXTENSIONS,
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
@@ -140,6 +141,9 @@ const XRC: Feature = Feature::device(F_XRC);
 /// The device says what its clock shows. One that does not refuses the command.
 const CLOCK: Feature = Feature::device(F_CLOCK);
 
+/// Completion queues may ignore that they overrun.
+const IGNORED_OVERRUN: Feature = Feature::device(F_IGNORED_OVERRUN);
+
 /// What the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
@@ -158,6 +162,7 @@ const FEATURES: &[Feature] = {
         UNRELIABLE_CONNECTIONS,
         XRC,
         CLOCK,
+        IGNORED_OVERRUN,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {
@@ -269,6 +274,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) memory_placement: bool,
     /// Whether completion queues move to other rings and their events are moderated.
     pub(crate) completion_queue_changes: bool,
+    /// Whether completion queues may ignore that they overrun.
+    pub(crate) ignored_overrun: bool,
     /// Whether it has the null key.
     pub(crate) null_key: bool,
     /// How it is given pages, if it asks for them.
@@ -353,6 +360,7 @@ impl<'bound> Resources<'bound> {
             faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),
             completion_queue_changes: dev.has_feature(COMPLETION_QUEUE_CHANGES),
+            ignored_overrun: dev.has_feature(IGNORED_OVERRUN),
             null_key: dev.has_feature(NULL_KEY),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             queues,

@@ -14,7 +14,7 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 use vrnic_wire::{
-    command::{CqCreated, CreateCq, DestroyCq, Empty, ModifyCq, ResizeCq},
+    command::{CqCreated, CreateCq, DestroyCq, Empty, ModifyCq, ResizeCq, cq_flags},
     completion::CQE_STRIDE,
     memory::PageList,
     ring::RingLayout,
@@ -47,10 +47,19 @@ impl Engine {
 
 impl Execute for CreateCq {
     fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<CqCreated, Cause> {
-        let vector = u16::try_from(self.vector.get())
-            .ok()
-            .filter(|&vector| vector < rnic.config.completion_vectors)
-            .ok_or(Cause::CompletionVector)?;
+        let (vector, flags) = (self.vector.get(), self.flags.get());
+        if vector >= rnic.config.completion_vectors {
+            return Err(Cause::CompletionVector);
+        }
+        let known = if rnic.config.features.ignored_overrun {
+            cq_flags::IGNORE_OVERRUN
+        } else {
+            0
+        };
+        if flags & !known != 0 {
+            return Err(Cause::Flags);
+        }
+        let ignores_overrun = flags & cq_flags::IGNORE_OVERRUN != 0;
         rnic.check_cq_ring(&self.ring, &self.pages)?;
         let context = self.context.get();
         if rnic.contexts.get(context).is_none() {
@@ -65,7 +74,7 @@ impl Execute for CreateCq {
         let (cqn, _) = rnic
             .resources
             .cqs
-            .insert_with(|_| Cq::new(context, vector, ring))
+            .insert_with(|_| Cq::new(context, vector, ring, ignores_overrun))
             .ok_or(Cause::LimitReached)?;
         rnic.translations += translations;
         change_users(rnic.contexts.get_mut(context), 1);

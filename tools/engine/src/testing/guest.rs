@@ -717,7 +717,12 @@ impl Guest {
     }
 
     /// Creates a completion queue.
-    pub fn cq(&mut self, rnic: &mut Rnic, entries: u32, vector: u32) -> Cq {
+    pub fn cq(&mut self, rnic: &mut Rnic, entries: u32, vector: u16) -> Cq {
+        self.cq_with(rnic, entries, vector, 0)
+    }
+
+    /// Creates a completion queue with these [`cq_flags`](vrnic_wire::command::cq_flags).
+    pub fn cq_with(&mut self, rnic: &mut Rnic, entries: u32, vector: u16, flags: u16) -> Cq {
         let layout = Self::cq_layout(entries);
         let length = layout.end() as usize;
         let arena = self.arena(length);
@@ -725,6 +730,7 @@ impl Guest {
         let request = CreateCq {
             context: self.context.into(),
             vector: vector.into(),
+            flags: flags.into(),
             ring: layout,
             pages,
         };
