@@ -34,7 +34,7 @@ static struct vrnic_create_cq_req cq_req;
 static struct vrnic_create_qp_req qp_req;
 static struct vrnic_create_srq_req srq_req;
 static uint32_t *doorbell, *notify;
-static int has_doorbells, kernel_rings, fail_next, no_clock;
+static int has_doorbells, kernel_rings, fail_next, no_clock, cq_flags;
 static uint64_t device_time;
 /* What the next queue pair is called, and the completions that the device wrote to the queue of cq_req. */
 static uint32_t next_qpn = 17, completions;
@@ -283,6 +283,7 @@ int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_a
 {
 	driver_part(resp, sizeof(*resp), resp_size, sizeof(struct vrnic_create_cq_resp));
 	CHECK(!(attr->wc_flags & ~(uint64_t)IBV_WC_STANDARD_FLAGS));
+	cq_flags = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS ? attr->flags : 0;
 	return create_cq(context, &cq->cq, attr->cqe, driver_part(cmd, sizeof(*cmd), cmd_size, sizeof(cq_req)));
 }
 
@@ -714,6 +715,48 @@ static void completion_queues(struct ibv_context *context, struct ibv_pd *pd)
 	ibv_end_poll(ex);
 	CHECK(polled() == 20);
 	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(ibv_cq_ex_to_cq(ex)));
+}
+
+/* A queue of 4 that nobody polls while 10 sends complete. */
+static void ignored_overrun(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = 4,
+		.wc_flags = IBV_WC_STANDARD_FLAGS,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+	};
+	struct ibv_wc wc[8];
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	int polled = 0;
+
+	cq = ibv_cq_ex_to_cq(ops.create_cq_ex(context, &attr));
+	CHECK(cq && !cq_flags && !ops.destroy_cq(cq));
+	attr.flags |= IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN << 1;
+	CHECK(!ops.create_cq_ex(context, &attr) && errno == EOPNOTSUPP);
+	attr.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+	cq = ibv_cq_ex_to_cq(ops.create_cq_ex(context, &attr));
+	CHECK(cq && cq_flags == IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN);
+	qp = connected(pd, cq, cq, 17);
+	for (int i = 0; i < 8; i++)
+		CHECK(!post_send(qp, 700 + i));
+	CHECK(post_send(qp, 708) == ENOMEM);
+	for (int i = 0; i < 8; i++) {
+		/* As if there was room. */
+		*header(cq_req.buf_addr, &cq_req.ring) = completions;
+		complete(17, send_name(&qp_req, i), IBV_WC_SEND, 0);
+	}
+	/* The index of the device. */
+	header(cq_req.buf_addr, &cq_req.ring)[16] = 8;
+	while (ibv_poll_cq(cq, 1, wc) == 1)
+		CHECK(wc->status == IBV_WC_SUCCESS && wc->wr_id == 704 + polled++);
+	CHECK(polled == 4);
+	/* Lost or not, what is done has made room. */
+	for (int i = 0; i < 8; i++)
+		CHECK(!post_send(qp, 708 + i));
+	take_bits();
+	CHECK(!ops.destroy_qp(qp) && !ops.destroy_cq(cq));
 }
 
 static uint64_t time_of_day(void)
@@ -1774,6 +1817,7 @@ void exercise(void)
 		CHECK(!strcmp(attr.orig_attr.fw_ver, "3.2.1"));
 		completion_queues(context, pd);
 		clocks(context, pd);
+		ignored_overrun(context, pd);
 		nothing_completes(context, pd);
 		take_bits();
 		kernel_rings = 0;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{ACCESS_ALL, Case, Env, Link, LinkConfig, SOON, expect};
+use super::{ACCESS_ALL, Case, Env, Link, LinkConfig, QUIET, SOON, expect};
 use crate::ensure;
 use crate::ffi::{ibv_qp_cap, ibv_wc};
 use crate::memory::Memory;
@@ -29,6 +29,7 @@ pub(super) const CASES: &[Case] = &[
     ("event-for-each-arming-only", events_once),
     ("solicited-events", solicited),
     ("cq-overrun-is-contained", overrun),
+    ("cq-overrun-is-ignored", ignored_overrun),
     ("many-threads-on-one-qp", threads),
     ("extended-interface-abort", abort),
     ("extended-interface-all-operations", extended),
@@ -427,6 +428,49 @@ fn overrun(env: &mut Env) -> Outcome<()> {
     drop(link);
     victim.send(1, write, &[])?;
     victim.expect(1, WC_SUCCESS).map(|_| ())
+}
+
+/// A queue that nobody polls while several times as much completes as it holds. The last completions are there then,
+/// and what is posted later completes, too.
+fn ignored_overrun(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic {
+        return Ok(());
+    }
+    let cq = Cq::that_ignores_overrun(&env.context, 4).during("ibv_create_cq_ex")?;
+    let capacity = u64::from(cq.capacity());
+    let send_cq = Cq::new(&env.context, 64).during("ibv_create_cq")?;
+    let (sender, receiver) = own_pair(env, &send_cq, &cq)?;
+    let message = |wr_id: u64| -> Outcome<()> {
+        let posted = receiver.post_recv(&[(wr_id, &[])]);
+        posted.map_err(|e| Failure(format!("posting receive {wr_id}: {}", e.error)))?;
+        let posted = sender.post_send(&[SendWr::new(wr_id, SendOp::Send, &[])]);
+        posted.map_err(|e| Failure(format!("posting send {wr_id}: {}", e.error)))?;
+        // The receive has completed by then.
+        expect(&send_cq, wr_id, WC_SUCCESS).map(|_| ())
+    };
+    let count = 3 * capacity + 1;
+    for wr_id in 0..count {
+        message(wr_id)?;
+    }
+    let mut wcs = vec![ibv_wc::default(); 2 * count as usize];
+    let n = cq.poll(&mut wcs).during("polling")?;
+    let ids: Vec<u64> = wcs[..n].iter().map(|wc| wc.wr_id).collect();
+    let last = count - capacity..count;
+    ensure!(
+        ids.iter().copied().eq(last),
+        "receives {ids:?} of {count} in a queue of {capacity}"
+    );
+    ensure!(wcs[..n].iter().all(|wc| wc.status == WC_SUCCESS), "{wcs:?}");
+    for wr_id in count..2 * count {
+        message(wr_id)?;
+        expect(&cq, wr_id, WC_SUCCESS)?;
+    }
+    let about_it = |e: &crate::verbs::AsyncEvent| e.kind == EVENT_CQ_ERR;
+    ensure!(
+        env.context.wait_event(QUIET, about_it).is_none(),
+        "a CQ_ERR event"
+    );
+    Ok(())
 }
 
 fn threads(env: &mut Env) -> Outcome<()> {

@@ -184,6 +184,26 @@ impl Cq {
         }))
     }
 
+    /// A CQ of at least `cqe` entries that goes on when it overruns; its id is 0.
+    pub fn that_ignores_overrun(context: &Arc<Context>, cqe: u32) -> Result<Arc<Self>> {
+        let attr = ibv_cq_init_attr_ex {
+            cqe,
+            cq_context: ptr::null_mut(),
+            channel: ptr::null_mut(),
+            comp_vector: 0,
+            wc_flags: WC_STANDARD_FLAGS,
+            comp_mask: 1,  // IBV_CQ_INIT_ATTR_MASK_FLAGS
+            flags: 1 << 1, // IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
+            parent_domain: ptr::null_mut(),
+        };
+        Ok(Arc::new(Cq {
+            raw: Self::extended(context, attr)?,
+            interface: Interface::Extended,
+            context: context.clone(),
+            _channel: None,
+        }))
+    }
+
     fn extended(context: &Context, mut attr: ibv_cq_init_attr_ex) -> Result<*mut ibv_cq> {
         let extended = context.extended().ok_or(Errno(libc::EOPNOTSUPP))?;
         // SAFETY: the extended context contains the open one; `attr` is complete, and what it points to lives.

@@ -33,6 +33,8 @@ pub struct CompletionQueue {
     next: u32,
     /// `next` as the device knows it.
     published: u32,
+    /// Whether the device writes completions where there is no room for them.
+    ignores_overrun: bool,
     /// The last request for an event.
     arm: Arm,
     /// An event for any completion was asked for and did not come yet.
@@ -55,12 +57,18 @@ impl CompletionQueue {
             layout,
             next: 0,
             published: 0,
+            ignores_overrun: false,
             arm: Arm::default(),
             any_wanted: false,
             queues: Vec::new(),
             free: Vec::new(),
             shared: Vec::new(),
         }
+    }
+
+    /// Has the queue expect that completions are lost, before there are any.
+    pub fn ignore_overrun(&mut self) {
+        self.ignores_overrun = true;
     }
 
     /// Expects completions of a queue, which gets a number. `None` if there is no memory.
@@ -137,10 +145,28 @@ impl CompletionQueue {
         (seen == phase(index, self.layout.entries)).then_some(entry)
     }
 
+    /// Goes on at the oldest completion that is not lost, if the queue ignores overrun.
+    #[inline]
+    fn skip_lost(&mut self) {
+        if !self.ignores_overrun {
+            return;
+        }
+        let written = self
+            .memory
+            .word(self.layout.header_offset as usize + offset::DEVICE_INDEX)
+            .load(Ordering::Acquire);
+        let oldest = u32::from_le(written).wrapping_sub(self.layout.entries);
+        // The device's index lags behind, and may be wild.
+        if oldest.wrapping_sub(self.next) < 1 << 31 {
+            self.next = oldest;
+        }
+    }
+
     /// The next completion, if there is one.
     #[inline]
     pub fn pop(&mut self) -> Option<Cqe> {
         loop {
+            self.skip_lost();
             let mut cqe: Cqe = self.memory.read(self.written(self.next)?);
             self.next = self.next.wrapping_add(1);
             if cqe.qpn.get() == FORGOTTEN {
@@ -164,6 +190,7 @@ impl CompletionQueue {
 
     /// Takes out the completions of a queue pair.
     pub fn forget(&mut self, qpn: u32) {
+        self.skip_lost();
         for ahead in 0..self.layout.entries {
             let Some(entry) = self.written(self.next.wrapping_add(ahead)) else {
                 break;
@@ -196,7 +223,8 @@ impl CompletionQueue {
     /// Fills another ring, in zeroed memory, before the device is told of it: what it takes over from
     /// the consumer, and entries of which none is valid. The queue changes only by
     /// [`CompletionQueue::move_to`].
-    pub fn prepare(&self, memory: &Shared, layout: &Ring) {
+    pub fn prepare(&mut self, memory: &Shared, layout: &Ring) {
+        self.skip_lost();
         assert!(layout.stride == CQE_STRIDE && layout.entries.is_power_of_two());
         let header = layout.header_offset as usize;
         memory
@@ -381,6 +409,34 @@ mod tests {
             1,
         );
         assert_eq!(polled.pop().unwrap().wr_id.get(), 300);
+    }
+
+    #[test]
+    fn a_queue_that_ignores_overrun_goes_on_at_the_oldest_completion() {
+        for lapped in 1..20 {
+            let (_buffer, memory, layout) = ring(4, CQE_STRIDE);
+            let mut polled = CompletionQueue::new(memory, layout);
+            polled.ignore_overrun();
+            let (_requests, queue) = requests(&mut polled, 100, 32);
+            let write = |indices: core::ops::Range<u32>| {
+                let end = indices.end;
+                for index in indices {
+                    put(&memory, index, 4, Name { queue, index }, 1);
+                }
+                memory
+                    .word(offset::DEVICE_INDEX)
+                    .store(end, Ordering::Release);
+            };
+            write(0..2);
+            assert_eq!(polled.pop().unwrap().wr_id.get(), 100);
+            let end = 5 + lapped;
+            write(2..end);
+            let seen = core::iter::from_fn(|| polled.pop()).map(|cqe| cqe.wr_id.get());
+            assert!(seen.eq(u64::from(96 + end)..u64::from(100 + end)), "{end}");
+            write(end..end + 1);
+            assert_eq!(polled.pop().unwrap().wr_id.get(), u64::from(100 + end));
+            assert!(polled.pop().is_none());
+        }
     }
 
     #[test]

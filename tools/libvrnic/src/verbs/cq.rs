@@ -187,7 +187,7 @@ pub unsafe extern "C" fn create_cq_ex(
         0 => 0,
         _ => attr.flags,
     };
-    if flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+    if flags & !(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0 {
         return fail(libc::EOPNOTSUPP);
     }
     let domain = match attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD {
@@ -212,7 +212,11 @@ pub unsafe extern "C" fn create_cq_ex(
     let wc_flags = attr.wc_flags;
     // The stamp stands in every completion: the kernel need not be asked for it.
     attr.wc_flags &= !poll::STAMPS;
-    attr.comp_mask = 0;
+    attr.flags = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    attr.comp_mask = match attr.flags {
+        0 => 0,
+        _ => IBV_CQ_INIT_ATTR_MASK_FLAGS,
+    };
 
     let mut cmd = WithDriver::<ibv_create_cq_ex, _>::new(request);
     let mut resp = WithDriver::<ib_uverbs_ex_create_cq_resp, CreateCqResponse>::default();
@@ -235,6 +239,9 @@ pub unsafe extern "C" fn create_cq_ex(
             return fail(error);
         }
         poll::set_operations((*cq).extended(), wc_flags);
+        if attr.flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
+            (*cq).queue.with(CompletionQueue::ignore_overrun);
+        }
     }
     cq.cast()
 }
