@@ -74,6 +74,8 @@ fn declarations_equal_the_c_header() {
         ibv_recv_wr { wr_id, next, sg_list, num_sge },
         ibv_wc { wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits },
         ibv_async_event { element, event_type },
+        ibv_ece { vendor_id, options, comp_mask },
+        ibv_values_ex { comp_mask, raw_clock },
     );
     // The library makes those of queues, and fills of the others what it is asked for or always filled.
     offsets!(

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use super::{ACCESS_ALL, BUFFER, Case, Env, LinkConfig};
 use crate::ensure;
-use crate::ffi::ibv_qp_cap;
+use crate::ffi::{ibv_ece, ibv_qp_cap};
 use crate::memory::Memory;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Context, Cq, Errno, Mr, Pd, Qp,
-    QpConfig, SendOp, Sge, Srq, WC_LOC_PROT_ERR, WC_SUCCESS,
+    QpConfig, SendOp, Sge, Srq, WC_LOC_PROT_ERR, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
 };
 
 pub(super) const CASES: &[Case] = &[
     ("attributes-are-plausible", attributes),
     ("queue-pairs-of-other-types", other_types),
+    ("queue-pairs-without-enhancements", no_enhancements),
     ("queue-sizes-at-their-limits", queue_sizes),
     ("cq-sizes-at-their-limits", cq_sizes),
     ("scatter-gather-at-its-limit", most_sges),
@@ -102,6 +103,33 @@ fn other_types(env: &mut Env) -> Outcome<()> {
             matches!(refused, Err(e) if e.0 == error),
             "a QP of type {kind}: {refused:?}"
         );
+    }
+    Ok(())
+}
+
+/// There are no enhancements of a vendor, as on a NIC without them; and no order is promised in which bytes of a
+/// message are written, whatever is asked of it.
+fn no_enhancements(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic {
+        return Ok(());
+    }
+    let link = env.link(&LinkConfig::default())?;
+    let none = Errno(libc::EOPNOTSUPP);
+    let ece = link.qp.ece();
+    ensure!(ece.is_err_and(|e| e == none), "ibv_query_ece: {ece:?}");
+    for vendor_id in [0, 0x15b3] {
+        let ece = ibv_ece {
+            vendor_id,
+            ..Default::default()
+        };
+        let set = link.qp.set_ece(ece);
+        ensure!(set == Err(none), "ibv_set_ece of {vendor_id:#x}: {set:?}");
+    }
+    for op in [WR_RDMA_WRITE, WR_RDMA_READ, WR_SEND] {
+        for flags in [0, 1] {
+            let promise = link.qp.data_in_order(op, flags);
+            ensure!(promise == 0, "operation {op}, flags {flags}: {promise}");
+        }
     }
     Ok(())
 }

@@ -15,11 +15,11 @@ use super::{
 use crate::ffi::{
     ibv_ack_cq_events, ibv_attach_mcast, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
     ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_data_buf, ibv_destroy_comp_channel,
-    ibv_destroy_cq, ibv_destroy_qp, ibv_detach_mcast, ibv_get_cq_event, ibv_modify_cq_attr,
-    ibv_modify_qp, ibv_mw_bind, ibv_poll_cq_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_qp, ibv_recv_wr,
-    ibv_resize_cq, ibv_send_wr, ibv_send_wr_wr, ibv_sge, ibv_wc, wr_atomic, wr_bind_mw, wr_rdma,
-    wr_ud,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_detach_mcast, ibv_ece, ibv_get_cq_event,
+    ibv_modify_cq_attr, ibv_modify_qp, ibv_mw_bind, ibv_poll_cq_attr, ibv_qp, ibv_qp_attr,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_to_qp_ex, ibv_query_ece,
+    ibv_query_qp, ibv_query_qp_data_in_order, ibv_recv_wr, ibv_resize_cq, ibv_send_wr,
+    ibv_send_wr_wr, ibv_set_ece, ibv_sge, ibv_wc, wr_atomic, wr_bind_mw, wr_rdma, wr_ud,
 };
 
 /// A completion channel.
@@ -842,6 +842,27 @@ impl Qp {
         let rc = unsafe { ibv_query_qp(self.raw, &raw mut attr, (1 << 21) - 1, &raw mut init) };
         status(rc)?;
         Ok((attr, init.sq_sig_all != 0))
+    }
+
+    /// What of a vendor's enhancements the connection has (`ibv_query_ece`).
+    pub fn ece(&self) -> Result<ibv_ece> {
+        let mut ece = ibv_ece::default();
+        // SAFETY: the QP lives, the result is writable.
+        status(unsafe { ibv_query_ece(self.raw, &raw mut ece) })?;
+        Ok(ece)
+    }
+
+    /// Asks for enhancements of a vendor.
+    pub fn set_ece(&self, mut ece: ibv_ece) -> Result<()> {
+        // SAFETY: the QP lives, `ece` is complete.
+        status(unsafe { ibv_set_ece(self.raw, &raw mut ece) })
+    }
+
+    /// What is promised of the order in which the bytes of an operation are written.
+    #[must_use]
+    pub fn data_in_order(&self, op: i32, flags: u32) -> i32 {
+        // SAFETY: the QP lives; other values are checked by the library.
+        unsafe { ibv_query_qp_data_in_order(self.raw, op, flags) }
     }
 
     /// RESET to INIT, for RC and UC.
