@@ -334,12 +334,15 @@ type Watched = Arc<OnDemand<BoxedPager>>;
 pub(crate) struct Faults {
     #[pin]
     regions: XArray<Watched>,
+    /// Times that the device asked for pages of a region that is not here.
+    unknown: AtomicU32,
 }
 
 impl Faults {
     pub(crate) fn new() -> Result<Arc<Self>> {
         let faults = pin_init!(Self {
             regions <- XArray::new(AllocKind::Alloc),
+            unknown: AtomicU32::new(0),
         });
         Arc::pin_init(faults, GFP_KERNEL)
     }
@@ -348,8 +351,12 @@ impl Faults {
     pub(crate) fn serve(&self, key: u32) -> bool {
         let regions = self.regions.lock();
         let region = regions.get(key as usize);
-        if let Some(region) = &region {
-            region.request();
+        match &region {
+            Some(region) => region.request(),
+            // Counted with the lock held: who adds the region later sees it.
+            None => {
+                self.unknown.fetch_add(1, Ordering::Relaxed);
+            }
         }
         region.is_some()
     }
@@ -439,6 +446,8 @@ impl Paged {
     ) -> Result<Self> {
         let iova = first_address(range.iova, access);
         let memory = Self::watch(call, pd, range, iova, access)?;
+        let faults = &call.data().faults;
+        let unknown = faults.unknown.load(Ordering::Relaxed);
         let (object, _) = create(
             &call.data().control,
             &RegisterMr {
@@ -460,7 +469,7 @@ impl Paged {
         let paged = Self {
             object,
             memory,
-            faults: call.data().faults.clone(),
+            faults: faults.clone(),
         };
         paged.memory.pager().0.key.store(key, Ordering::Relaxed);
         // One of the same key is just going away.
@@ -469,6 +478,11 @@ impl Paged {
             regions.store(key as usize, paged.memory.clone(), GFP_KERNEL)
         };
         before.map_err(|error| error.error)?;
+        // Work of a process that guesses keys may have asked for pages before there was somebody to
+        // tell, and the device does not say so again.
+        if faults.unknown.load(Ordering::Relaxed) != unknown {
+            paged.memory.request();
+        }
         Ok(paged)
     }
 
@@ -562,6 +576,7 @@ mod tests {
     fn a_key_that_nobody_has_is_no_fault() -> Result {
         let faults = Faults::new()?;
         assert!(!faults.serve(7));
+        assert_eq!(faults.unknown.load(Ordering::Relaxed), 1);
         assert!(faults.get(0, 7).is_none());
         Ok(())
     }
