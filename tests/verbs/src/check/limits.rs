@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::pair::Pair;
 use super::{ACCESS_ALL, BUFFER, Case, Env, LinkConfig};
 use crate::ensure;
 use crate::ffi::{ibv_ece, ibv_qp_cap};
@@ -10,7 +11,8 @@ use crate::memory::Memory;
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, Context, Cq, Errno, Mr, Pd, Qp,
-    QpConfig, SendOp, Sge, Srq, WC_LOC_PROT_ERR, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
+    QpConfig, SendOp, Sge, Srq, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_SEND,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -348,6 +350,11 @@ fn empty_regions(env: &mut Env) -> Outcome<()> {
         link.expect(1, WC_SUCCESS)?;
         link.send(2, write, &[Sge::raw(mr.addr(offset), 1, mr.lkey())])?;
         link.expect(2, WC_LOC_PROT_ERR)?;
+        let (pair, local) = (Pair::new(env)?, env.buffer()?);
+        pair.send(SendOp::Write(mr.addr(offset), mr.rkey()), &local, 0, 0)?;
+        pair.done()?;
+        pair.send(SendOp::Read(mr.addr(offset), mr.rkey()), &local, 0, 1)?;
+        pair.ends[0].expect(1, WC_REM_ACCESS_ERR)?;
         mr.deregister().during("ibv_dereg_mr")?;
     }
     Ok(())
