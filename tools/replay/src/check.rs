@@ -303,7 +303,7 @@ impl Checker {
         };
         // It may have been sent before the call took the queue pair to another state.
         if !allows(qp.state) && !before.is_some_and(|(state, _)| allows(state)) {
-            let what = format!("it sends a packet in state {:?}", qp.state);
+            let what = format!("it sends a packet in state {}", qp.state.name());
             self.violates(Rule::State, told, qpn, what);
         }
         if qp.qp_type != QpType::ReliableConnection || qp.state == QpState::Reset {

@@ -65,7 +65,7 @@ struct Arguments {
     #[arg(long, value_name = "OUT")]
     minimise: Option<PathBuf>,
 
-    /// The failure to preserve: a text that a line of the timeline contains, such as `RetryExceeded`.
+    /// The failure to preserve: a text that a line of the timeline contains, such as `IBV_WC_RETRY_EXC_ERR`.
     #[arg(long, value_name = "TEXT", requires = "minimise")]
     fails: Option<String>,
 
@@ -306,10 +306,10 @@ fn state(engine: &Engine) -> String {
         for qp in page {
             let _ = writeln!(
                 text,
-                "QP {}: {:?}, {:?}, peer {}, next PSN {}, unacknowledged from {}, expects {}, {} sends in flight",
+                "QP {}: {:?}, {}, peer {}, next PSN {}, unacknowledged from {}, expects {}, {} sends in flight",
                 qp.number,
                 qp.qp_type,
-                qp.state,
+                qp.state.name(),
                 qp.destination_qpn,
                 qp.send_psn,
                 qp.unacknowledged_psn,

@@ -9,7 +9,6 @@ use std::net::Ipv6Addr;
 
 use vrnic_engine::memory::{HostRange, RegionId};
 use vrnic_engine::recording::{Access, Call, Input, Output, Step, Touch};
-use vrnic_engine::segment::{Body, NakCode, Position, SendTail, Syndrome};
 use vrnic_engine::time::Instant;
 use vrnic_engine::{Engine, Explanation, Queue, Segment};
 use vrnic_wire::command::{CommandCode, CommandHeader, ModifyQp, ReplyHeader, Status};
@@ -17,6 +16,7 @@ use vrnic_wire::completion::{self, Cqe};
 use vrnic_wire::event::{AsyncEvent, EventType};
 use vrnic_wire::qp::{QpState, attribute};
 use vrnic_wire::work::{ReceiveHeader, SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge, send_flags};
+use vrnicd::control::answer::trace::packet_of;
 use zerocopy::FromBytes;
 
 /// Something that happened.
@@ -289,55 +289,30 @@ struct Packet<'a>(&'a Segment<'static>);
 
 impl fmt::Display for Packet<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Segment {
-            psn, body, payload, ..
-        } = self.0;
-        match body {
-            Body::Send { position, tail } => {
-                write!(f, "SEND {position:?}")?;
-                match tail {
-                    SendTail::Plain => {}
-                    SendTail::Immediate(_) => f.write_str(" with immediate")?,
-                    SendTail::Invalidate(_) => f.write_str(" with invalidate")?,
-                }
-            }
-            Body::Write { position, .. } => write!(f, "WRITE {position:?}")?,
-            Body::ReadRequest(reth) => write!(f, "READ request for {} B", reth.length)?,
-            Body::AtomicRequest(atomic) => write!(f, "{:?}", atomic.kind)?,
-            Body::FlushRequest(_) => f.write_str("FLUSH")?,
-            Body::AtomicWrite(_) => f.write_str("ATOMIC WRITE")?,
-            Body::ReadResponse { position, .. } => match position {
-                Position::Only if payload.is_empty() => f.write_str("response")?,
-                position => write!(f, "READ response {position:?}")?,
-            },
-            Body::Acknowledge(aeth) => match aeth.syndrome {
-                Syndrome::Ack { .. } => f.write_str("ACK")?,
-                Syndrome::RnrNak { .. } => f.write_str("RNR NAK")?,
-                Syndrome::Nak(NakCode::SequenceError) => f.write_str("NAK (PSN missing)")?,
-                Syndrome::Nak(NakCode::InvalidRequest) => f.write_str("NAK (invalid request)")?,
-                Syndrome::Nak(NakCode::RemoteAccess) => f.write_str("NAK (remote access)")?,
-                Syndrome::Nak(NakCode::RemoteOperation) => f.write_str("NAK (operation)")?,
-            },
-            Body::AtomicAcknowledge { .. } => f.write_str("atomic ACK")?,
-            Body::Datagram { .. } => f.write_str("UD SEND")?,
-            Body::Unknown(opcode) => write!(f, "opcode {opcode:#x}")?,
-            Body::CongestionNotification => return f.write_str("CNP"),
+        let packet = packet_of(self.0);
+        let refusal = packet.syndrome.filter(|_| packet.negative);
+        let what = refusal.as_ref().unwrap_or(&packet.opcode);
+        write!(f, "{what}, PSN {}", packet.psn)?;
+        if packet.length != 0 {
+            write!(f, ", {} B", packet.length)?;
         }
-        write!(f, " PSN {}", psn.raw())?;
-        if !payload.is_empty() {
-            write!(f, ", {} B", payload.len())?;
+        if let Some(rkey) = packet.rkey {
+            write!(f, ", rkey {rkey:#x}")?;
         }
-        if let Some(kind) = self.0.touched.kind {
-            write!(f, " [{}]", kind.name)?;
+        if let Some(fault) = packet.fault {
+            write!(f, " [{fault}]")?;
         }
         Ok(())
     }
 }
 
+/// Columns of what the guest does.
+const GUEST: usize = 54;
+
 /// The head of what [`Told`] prints as.
 pub fn timeline_head() -> String {
     format!(
-        "{:>14} {:>7} {:>6}  {:<38}|\n",
+        "{:>14} {:>7} {:>6}  {:<GUEST$}|\n",
         "seconds", "call", "QP", "guest"
     )
 }
@@ -362,7 +337,7 @@ impl fmt::Display for Told {
                 length,
                 ..
             } => {
-                let name = opcode.map_or_else(|| "?".into(), |opcode| format!("{opcode:?}"));
+                let name = opcode.map_or("?", SendOpcode::name);
                 match length {
                     Some(length) => format!("{name} {wr_id:#x}, {length} B -->"),
                     None => format!("{name} {wr_id:#x}, to be flushed -->"),
@@ -374,9 +349,9 @@ impl fmt::Display for Told {
             },
             Event::Completed { cqn, cqe } => {
                 let opcode = completion::Opcode::try_from(cqe.opcode);
-                let opcode = opcode.map_or_else(|_| "?".into(), |opcode| format!("{opcode:?}"));
+                let opcode = opcode.map_or("?", completion::Opcode::name);
                 let status = completion::Status::try_from(cqe.status);
-                let status = status.map_or_else(|_| "?".into(), |status| format!("{status:?}"));
+                let status = status.map_or("?", completion::Status::name);
                 let wr_id = cqe.wr_id.get();
                 format!("<-- CQ {cqn}: {opcode} {wr_id:#x} {status}")
             }
@@ -388,7 +363,8 @@ impl fmt::Display for Told {
             } => {
                 let name =
                     code.map_or_else(|| "unknown command".into(), |code| format!("{code:?}"));
-                let to = state.map_or_else(String::new, |(_, state)| format!(" to {state:?}"));
+                let to =
+                    state.map_or_else(String::new, |(_, state)| format!(" to {}", state.name()));
                 match status {
                     Some(Status::Ok) => format!("{name}{to} -->"),
                     Some(status) => format!("{name} --> refused: {status:?}"),
@@ -396,13 +372,12 @@ impl fmt::Display for Told {
                 }
             }
             Event::Raised(event) => {
-                let kind = EventType::try_from(event.event_type.get()).ok();
-                let kind = kind.map_or_else(|| "?".into(), |kind| format!("{kind:?}"));
-                format!("<-- event {kind}")
+                let kind = EventType::try_from(event.event_type.get());
+                format!("<-- event {}", kind.map_or("?", EventType::name))
             }
             _ => String::new(),
         };
-        write!(f, "{guest:<38}|")?;
+        write!(f, "{guest:<GUEST$}|")?;
         match &self.event {
             Event::Left(segment) => {
                 let (peer, packet) = (segment.destination_qpn, Packet(segment));

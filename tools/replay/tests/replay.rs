@@ -114,11 +114,16 @@ fn what_happened_is_told() {
         let (good, text) = run(&recording, &["--timeline", "--qpn", &qpn.to_string()]);
         assert!(good, "{text}");
         for (first, second) in [
-            ("Send 0x1, 9000 B -->", "--> SEND "),
-            ("--> SEND ", "Send 0x1 Success"),
-            ("Send 0x1 Success", "Write 0x777, 100 B"),
-            ("Write 0x777, 100 B", "<-- NAK (remote access)"),
-            ("<-- NAK (remote access)", "Write 0x777 RemoteAccess"),
+            ("ModifyQp to RTS -->", "SEND 0x1, 9000 B -->"),
+            ("SEND 0x1, 9000 B -->", "--> SEND "),
+            ("--> SEND ", "SEND 0x1 IBV_WC_SUCCESS"),
+            ("SEND 0x1 IBV_WC_SUCCESS", "RDMA WRITE 0x777, 100 B -->"),
+            ("RDMA WRITE 0x777, 100 B -->", ", 100 B, rkey 0x"),
+            (", 100 B, rkey 0x", "<-- NAK: remote access error, PSN "),
+            (
+                "<-- NAK: remote access error, PSN ",
+                "RDMA WRITE 0x777 IBV_WC_REM_ACCESS_ERR",
+            ),
         ] {
             let [first, second] = [first, second].map(|part| text.find(part));
             assert!(
@@ -148,7 +153,7 @@ fn what_happened_is_told() {
         );
         let (good, text) = run(&recording, &["--until", "0.000000001"]);
         assert!(
-            good && text.contains("QP 4: ReliableConnection, ReadyToSend"),
+            good && text.contains("QP 4: ReliableConnection, RTS"),
             "{text}"
         );
     }
@@ -247,12 +252,15 @@ fn the_smallest_recording_that_still_fails() {
     let recordings = world.recordings();
     let recording = file("lost", &recordings[0]);
     let (good, text) = run(&recording, &["--timeline"]);
-    assert!(good && text.contains("RetryExceeded"), "{text}");
+    assert!(good && text.contains("IBV_WC_RETRY_EXC_ERR"), "{text}");
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("small");
     let to = out.to_str().expect("a name");
     std::fs::write(&out, "something else, which everybody may read").expect("a file");
     std::fs::set_permissions(&out, PermissionsExt::from_mode(0o644)).expect("rights");
-    let (good, text) = run(&recording, &["--minimise", to, "--fails", "RetryExceeded"]);
+    let (good, text) = run(
+        &recording,
+        &["--minimise", to, "--fails", "IBV_WC_RETRY_EXC_ERR"],
+    );
     assert!(good, "{text}");
     // It has the keys of the device, too.
     let mode = |path: &Path| {
@@ -266,7 +274,7 @@ fn the_smallest_recording_that_still_fails() {
     let (before, after) = (replay(&recordings[0]).unwrap(), replay(&small).unwrap());
     assert!(after * 3 < before, "{after} of {before} calls");
     let (good, text) = run(&out, &["--timeline", "--check"]);
-    assert!(good && text.contains("RetryExceeded"), "{text}");
+    assert!(good && text.contains("IBV_WC_RETRY_EXC_ERR"), "{text}");
     let (good, text) = run(&recording, &["--minimise", to, "--fails", "no such thing"]);
     assert!(!good && text.contains("does not happen"), "{text}");
     let (good, text) = run(&recording, &["--minimise", to]);
