@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! `vrnicctl lessons`: experiments in a browser, with a vrnicd of their own.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,17 +10,12 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use vrnic_web::{Classroom, Server};
 
+use crate::web::{Listen, print_address};
+
 #[derive(Args)]
 pub struct Options {
-    /// Address and port to listen at; port 0 means a free one. Whoever has the printed address can use the lab, so
-    /// think twice before you choose an address that other machines reach: nothing is encrypted.
-    #[arg(
-        long,
-        short,
-        value_name = "ADDRESS:PORT",
-        default_value = "127.0.0.1:0"
-    )]
-    listen: SocketAddr,
+    #[command(flatten)]
+    listen: Listen,
     /// The vrnicd to start. By default, the one beside vrnicctl, or else the one in PATH.
     #[arg(long, value_name = "PATH")]
     vrnicd: Option<PathBuf>,
@@ -40,8 +34,8 @@ pub fn run(options: &Options, json: bool) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let program = options.vrnicd.clone().unwrap_or_else(vrnicd);
     let classroom = Arc::new(Classroom::open(&program)?);
-    let server = Server::teach(options.listen, classroom.clone())?;
-    crate::web::print_address(&server, json)?;
+    let server = Server::teach(options.listen.listen, classroom.clone())?;
+    print_address(&server, json)?;
     std::thread::Builder::new()
         .name("server".into())
         .spawn(move || server.run())?;

@@ -9,17 +9,24 @@ use anyhow::Result;
 use clap::Args;
 use vrnic_web::Server;
 
+/// Where a page is served.
 #[derive(Args)]
-pub struct Options {
-    /// Address and port to listen at; port 0 means a free one. Whoever has the printed address can look, so think twice
-    /// before you choose an address that other machines reach: nothing is encrypted.
+pub struct Listen {
+    /// Address and port to listen at; port 0 means a free one. Whoever has the printed address can use the page, so
+    /// think twice before you choose an address that other machines reach: nothing is encrypted.
     #[arg(
         long,
         short,
         value_name = "ADDRESS:PORT",
         default_value = "127.0.0.1:0"
     )]
-    listen: SocketAddr,
+    pub listen: SocketAddr,
+}
+
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    listen: Listen,
     /// Also allow the page to take links up and down, to inject faults, and to set the log filter.
     #[arg(long)]
     allow_actions: bool,
@@ -27,7 +34,7 @@ pub struct Options {
 
 pub fn run(options: &Options, socket: &Path, json: bool) -> Result<()> {
     let server = Server::bind(vrnic_web::Options {
-        listen: options.listen,
+        listen: options.listen.listen,
         socket: socket.to_owned(),
         allow_actions: options.allow_actions,
     })?;
