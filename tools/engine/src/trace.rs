@@ -37,6 +37,10 @@ pub struct Packet {
     pub psn: u32,
     /// Bytes of payload.
     pub length: u64,
+    /// Partition key.
+    pub pkey: u16,
+    /// Whether the requester asks for a solicited event.
+    pub solicited: bool,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
     /// The transport service that its opcode names.
@@ -53,6 +57,8 @@ impl Packet {
             body: segment.body,
             psn: segment.psn.raw(),
             length: segment.payload.len(),
+            pkey: segment.pkey,
+            solicited: segment.solicited,
             ack_request: segment.ack_request,
             service: segment.service,
             fault: segment.touched.kind.map(|kind| kind.name),

@@ -61,8 +61,7 @@ pub fn encode<M: Memory>(
     let mut writer = Writer::new(buffer);
     let network = write_network(&segment.path, transport + ICRC_LENGTH, &mut writer)?;
     let start = writer.length() - network.length();
-    writer.header(bth(segment, pad)?)?;
-    opcode::write_extended(segment, &mut writer)?;
+    write_transport(segment, pad, &mut writer)?;
     match &segment.payload {
         Payload::Empty => {}
         Payload::Bytes(bytes) => writer.put(bytes)?,
@@ -81,6 +80,29 @@ pub fn encode<M: Memory>(
     let crc = icrc(network, writer.written(start));
     writer.put(&crc)?;
     Ok(writer.length())
+}
+
+/// The transport headers of `segment` as they stand in its frame: the base transport header and the extended ones.
+/// `payload` is the length of what is behind them, whatever payload the segment has.
+///
+/// # Errors
+///
+/// The segment cannot be sent.
+pub fn headers(segment: &Segment<'_>, payload: u64) -> Result<Vec<u8>, EncodeError> {
+    let mut buffer = [0; crate::MAX_OVERHEAD];
+    let mut writer = Writer::new(&mut buffer);
+    write_transport(segment, payload.wrapping_neg() as usize & 3, &mut writer)?;
+    Ok(writer.written(0).to_vec())
+}
+
+/// Writes the headers between those of the network and the payload.
+fn write_transport(
+    segment: &Segment<'_>,
+    pad: usize,
+    writer: &mut Writer<'_>,
+) -> Result<(), EncodeError> {
+    writer.header(bth(segment, pad)?)?;
+    opcode::write_extended(segment, writer)
 }
 
 fn bth(segment: &Segment<'_>, pad: usize) -> Result<Bth, EncodeError> {

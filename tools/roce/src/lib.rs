@@ -43,10 +43,10 @@ mod split;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use encode::encode;
+pub use encode::{encode, headers};
 pub use error::{EncodeError, FrameError, FrameErrors};
 pub use opcode::opcode_name;
-pub use parse::parse;
+pub use parse::{headers_of, parse};
 pub use split::split;
 
 use vrnic_wire::port::Mtu;

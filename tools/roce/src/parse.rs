@@ -31,6 +31,24 @@ const MAX_VLAN: u16 = 4094;
 /// [`FrameError::NotRoce`] for frames of other protocols, anything else for those that nobody should
 /// have sent.
 pub fn parse(frame: &[u8]) -> Result<Segment<'_>, FrameError> {
+    let (transport, path) = read_network(frame)?;
+    read_transport(transport, path)
+}
+
+/// The transport headers of a frame as they stand there: the base transport header and the extended ones.
+///
+/// # Errors
+///
+/// As [`parse`].
+pub fn headers_of(frame: &[u8]) -> Result<&[u8], FrameError> {
+    let (transport, path) = read_network(frame)?;
+    let segment = read_transport(transport, path)?;
+    Ok(&transport[..size_of::<Bth>() + opcode::extended_length(&segment)])
+}
+
+/// Reads everything before the base transport header, and checks the invariant CRC; gives the transport packet, from
+/// the base transport header to the pad.
+fn read_network(frame: &[u8]) -> Result<(&[u8], Path), FrameError> {
     let (ethernet, rest) = Ethernet2Header::from_slice(frame).map_err(|_| FrameError::Truncated)?;
     let mut path = Path {
         source_mac: ethernet.source,
@@ -56,7 +74,7 @@ pub fn parse(frame: &[u8]) -> Result<Segment<'_>, FrameError> {
     if icrc(network, covered) != crc {
         return Err(FrameError::Icrc);
     }
-    read_transport(&covered[network.length()..], path)
+    Ok((&covered[network.length()..], path))
 }
 
 /// Reads a VLAN tag, if there is one: the type of what follows, and that.

@@ -16,12 +16,15 @@ use vrnic_engine::{
     Segment, Segmentation,
     testing::{Faults, GuestView, Wire},
 };
-use vrnic_roce::{MAX_FRAME, encode, parse};
+use vrnic_roce::{MAX_FRAME, encode, headers, headers_of, parse};
 
 fn frame(segment: &Segment<'_>, view: &GuestView) -> Vec<u8> {
     let mut frame = vec![0; MAX_FRAME];
     let length = encode(segment, view, &mut frame).expect("frame");
     frame.truncate(length);
+    // Of every packet of a program, what a trace says of its headers is what stands in the frame.
+    let traced = headers(segment, segment.payload.len()).expect("headers");
+    assert_eq!(traced, headers_of(&frame).expect("frame"));
     frame
 }
 

@@ -2,6 +2,7 @@
 // The timeline: what the two queue pairs of a connection did, as a sequence diagram.
 
 import { bytes, button, el, fact, hex, say, searching, svg } from "./dom.js";
+import { headerTable } from "./headers.js";
 import { ask, isPaused, newestDevices, now, peerOf } from "./state.js";
 
 /** Milliseconds between two questions to the daemon. */
@@ -71,6 +72,10 @@ function describe(step) {
     }
   }
 }
+
+/** What there is to say of queue pairs at a packet of a capture. */
+const PACKETS_ONLY = "A capture holds packets and nothing of the RNICs that sent them. So what state the queue pairs were in, and why "
+  + "something was refused, is not known here. A recording of a device (vrnicctl record) has both.";
 
 const packetKey = (step) => `${step.psn} ${step.opcode}`;
 
@@ -542,7 +547,8 @@ export function timelineView({ embedded = false } = {}) {
       return el("div", {}, el("h3", {}, `${device}: QP ${qp.qpn}`), state, why);
     });
     const all = el("div", {}, el("h2", {}, `${end.device}: ${describe(item.step).label}`),
-      el("div", { class: "columns" }, el("dl", { class: "facts" }, ...facts(item).map(([name, value]) => fact(name, value))), el("div", {}, ...both)));
+      el("div", { class: "columns" }, el("dl", { class: "facts" }, ...facts(item).map(([name, value]) => fact(name, value))), el("div", {}, ...(both.length ? both : [el("p", { class: "dim" }, PACKETS_ONLY)]))),
+      item.step.headers ? el("div", { class: "scroll" }, headerTable(item.step.headers)) : "");
     if (all.textContent !== details.textContent) details.replaceChildren(...all.childNodes);
   }
 

@@ -21,7 +21,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use serde::Serialize;
 use vrnic_engine::Segment;
 use vrnic_engine::recording::Player;
-use vrnicd::control::answer::trace::{packet_of, page};
+use vrnicd::control::answer::trace::{hex, packet_of, page};
 use vrnicd::control::protocol::{Act, Step};
 
 /// Packets, or steps, that are taken of a file.
@@ -188,19 +188,21 @@ impl Frames {
             return false;
         }
         match vrnic_roce::parse(frame) {
-            Ok(segment) => self.seen.push(seen(nanoseconds, &segment, comment)),
+            Ok(segment) => self.seen.push(seen(nanoseconds, frame, &segment, comment)),
             Err(_) => self.others += 1,
         }
         true
     }
 }
 
-fn seen(nanoseconds: u64, segment: &Segment<'_>, comment: &str) -> Seen {
+fn seen(nanoseconds: u64, frame: &[u8], segment: &Segment<'_>, comment: &str) -> Seen {
     let end = |gid: [u8; 16], qpn| End {
         gid: Ipv6Addr::from(gid).to_string(),
         qpn,
     };
-    let packet = packet_of(segment);
+    let mut packet = packet_of(segment);
+    // Those that were sent, with what nobody else reads.
+    packet.headers = vrnic_roce::headers_of(frame).map_or_else(|_| String::new(), hex);
     Seen {
         nanoseconds,
         from: end(segment.path.source, sender(comment).unwrap_or(0)),

@@ -16,6 +16,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/state.js", SCRIPT, include_str!("../page/state.js")),
     ("/map.js", SCRIPT, include_str!("../page/map.js")),
     ("/objects.js", SCRIPT, include_str!("../page/objects.js")),
+    ("/headers.js", SCRIPT, include_str!("../page/headers.js")),
     ("/timeline.js", SCRIPT, include_str!("../page/timeline.js")),
     ("/actions.js", SCRIPT, include_str!("../page/actions.js")),
     ("/lessons.js", SCRIPT, include_str!("../page/lessons.js")),

@@ -110,6 +110,15 @@ fn the_timeline_tells_the_story_of_a_connection() {
     browser.until("document.querySelector('#step').textContent.includes('no memory region has the remote key')");
     let step = browser.value("document.querySelector('#step').textContent");
     assert!(step.as_str().unwrap().contains("syndrome (AETH)"), "{step}");
+    // And its bytes: an acknowledgement of a reliable connection, with a negative syndrome.
+    let bytes = browser.value(HEADERS);
+    assert_eq!(bytes[0], json!(["BTH", "11", "OpCode", "0x11"]), "{bytes}");
+    assert_eq!(
+        bytes[7],
+        json!(["AETH", "62", "syndrome", "0x62"]),
+        "{bytes}"
+    );
+    assert_eq!(bytes.as_array().unwrap().len(), 9, "{bytes}");
     // The states of both ends, as they were at the NAK: its sender went to ERR with it, the other one later.
     assert!(
         step.as_str()
@@ -227,6 +236,19 @@ fn a_capture_is_drawn_like_what_happens_now() {
     browser.until(
         "document.querySelector('#step h2').textContent.includes('NAK: remote access error')",
     );
+    let step = browser.value("document.querySelector('#step').textContent");
+    assert!(
+        step.as_str()
+            .unwrap()
+            .contains("A capture holds packets and nothing of the RNICs"),
+        "{step}"
+    );
+    let bytes = browser.value(HEADERS);
+    assert_eq!(
+        bytes[7],
+        json!(["AETH", "62", "syndrome", "0x62"]),
+        "{bytes}"
+    );
     picture(&mut browser, "capture");
     std::fs::write(&path, "no capture").unwrap();
     browser.call(
@@ -234,6 +256,107 @@ fn a_capture_is_drawn_like_what_happens_now() {
         json!({ "files": [path], "nodeId": input["nodeId"] }),
     );
     browser.until("document.querySelector('main').textContent.includes('this is no capture (pcapng or pcap)')");
+}
+
+/// Header, bytes, field and value, of each row of the table of the chosen packet's bytes.
+const HEADERS: &str = "[...document.querySelectorAll('#step .headers tbody tr')].map((row) => [...row.children].map((cell) => cell.textContent))";
+
+#[test]
+fn every_header_is_taken_apart() {
+    let stage = Stage::start("one");
+    let mut browser = Browser::start();
+    browser.open(&stage.url);
+    let bth = |opcode: &str| format!("{opcode}f0fffe8000001280000011");
+    for (opcode, more, wanted) in [
+        ("04", "", json!([])),
+        (
+            "0b",
+            "00007f00000010000000beef000020000000002a",
+            json!([
+                [
+                    "RETH",
+                    "00 00 7f 00 00 00 10 00",
+                    "virtual address",
+                    "0x7f0000001000"
+                ],
+                ["RETH", "00 00 be ef", "R_Key", "0xbeef"],
+                ["RETH", "00 00 20 00", "DMA length", "8192"],
+                ["ImmDt", "00 00 00 2a", "immediate", "0x2a"],
+            ]),
+        ),
+        // An unreliable connection has the same operations.
+        (
+            "25",
+            "00000001",
+            json!([["ImmDt", "00 00 00 01", "immediate", "0x1"]]),
+        ),
+        (
+            "12",
+            "1f000003ffffffffffffffff",
+            json!([
+                ["AETH", "1f", "syndrome", "0x1f"],
+                ["AETH", "00 00 03", "MSN", "3"],
+                [
+                    "AtomicAckETH",
+                    "ff ff ff ff ff ff ff ff",
+                    "original data",
+                    "0xffffffffffffffff"
+                ],
+            ]),
+        ),
+        (
+            "64",
+            "8001000000000001",
+            json!([
+                ["DETH", "80 01 00 00", "Q_Key", "0x80010000"],
+                ["DETH", "00", "reserved", "0x0"],
+                ["DETH", "00 00 01", "SrcQP", "1"],
+            ]),
+        ),
+        // An extended one has another header in its requests.
+        (
+            "a5",
+            "0000000900000001",
+            json!([
+                ["XRCETH", "00", "reserved", "0x0"],
+                ["XRCETH", "00 00 09", "XRCSRQ", "9"],
+                ["ImmDt", "00 00 00 01", "immediate", "0x1"],
+            ]),
+        ),
+        (
+            "b1",
+            "1f000001",
+            json!([
+                ["AETH", "1f", "syndrome", "0x1f"],
+                ["AETH", "00 00 01", "MSN", "1"]
+            ]),
+        ),
+        // What nobody knows, and what ends too early.
+        ("81", "0000", json!([["rest", "00 00", "", ""]])),
+        ("11", "62", json!([["AETH", "62", "syndrome", "0x62"]])),
+    ] {
+        let digits = bth(opcode) + more;
+        let rows = browser.value(&format!(
+            "import('/headers.js').then((headers) => headers.fields('{digits}'))"
+        ));
+        let rows = rows.as_array().unwrap();
+        let first = [
+            json!([
+                "BTH",
+                opcode,
+                "OpCode",
+                format!("{:#x}", u8::from_str_radix(opcode, 16).unwrap())
+            ]),
+            json!(["BTH", "f0", "SE, MigReq, PadCnt, TVer", "1, 1, 3, 0"]),
+            json!(["BTH", "ff fe", "P_Key", "0xfffe"]),
+            json!(["BTH", "80", "FECN, BECN", "1, 0"]),
+            json!(["BTH", "00 00 12", "DestQP", "18"]),
+            json!(["BTH", "80", "AckReq", "1"]),
+            json!(["BTH", "00 00 11", "PSN", "17"]),
+        ];
+        assert_eq!(rows[..7], first, "{digits}");
+        assert_eq!(json!(rows[7..]), wanted, "{digits}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What there is to say about the steps of a device.
 
+use std::fmt::Write;
 use std::sync::LazyLock;
 use std::time::Instant;
 
@@ -34,11 +35,12 @@ fn step(step: &Traced) -> Step {
         nanoseconds: step.time.as_nanos(),
         at: step.at,
         qpn: step.qpn,
-        act: act(&step.act),
+        act: act(&step.act, step.qpn),
     }
 }
 
-fn act(act: &Act) -> protocol::Act {
+/// What `qpn` did.
+fn act(act: &Act, qpn: u32) -> protocol::Act {
     match act {
         Act::Fetched {
             wr_id,
@@ -53,8 +55,8 @@ fn act(act: &Act) -> protocol::Act {
             wr_id: *wr_id,
             srqn: *srqn,
         },
-        Act::Sent(packet) => protocol::Act::Sent(self::packet(packet)),
-        Act::Arrived(packet) => protocol::Act::Arrived(self::packet(packet)),
+        Act::Sent(packet) => protocol::Act::Sent(self::packet(packet, packet.peer_qpn)),
+        Act::Arrived(packet) => protocol::Act::Arrived(self::packet(packet, qpn)),
         Act::Completed { cqn, cqe } => completed(*cqn, cqe),
         Act::Notified { cqn } => protocol::Act::Notified { cqn: *cqn },
         Act::Moved { from, to } => protocol::Act::Moved {
@@ -86,14 +88,19 @@ fn completed(cqn: u32, cqe: &Cqe) -> protocol::Act {
 
 /// A packet of a capture.
 pub fn packet_of(segment: &Segment<'_>) -> TracedPacket {
-    packet(&Packet::new(segment, segment.destination_qpn))
+    let to = segment.destination_qpn;
+    packet(&Packet::new(segment, to), to)
 }
 
-fn packet(packet: &Packet) -> TracedPacket {
+/// A packet to that queue pair.
+fn packet(packet: &Packet, to: u32) -> TracedPacket {
     let aeth = aeth(&packet.body);
     let reth = reth(&packet.body);
+    let segment = segment(packet, to);
+    // Of packets that a device traced there are always some.
+    let headers = vrnic_roce::headers(&segment, packet.length).unwrap_or_default();
     TracedPacket {
-        opcode: name(packet),
+        opcode: opcode_name(&segment),
         psn: packet.psn,
         peer_qpn: packet.peer_qpn,
         length: packet.length,
@@ -106,24 +113,34 @@ fn packet(packet: &Packet) -> TracedPacket {
         message_length: reth.map(|reth| reth.length),
         immediate: immediate(&packet.body),
         fault: packet.fault.map(str::to_owned),
+        headers: hex(&headers),
     }
 }
 
-/// The name that captures have for it.
-fn name(packet: &Packet) -> String {
-    opcode_name(&Segment {
+/// Bytes in hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// What is known of the segment that a packet was, to that queue pair.
+fn segment(packet: &Packet, to: u32) -> Segment<'static> {
+    Segment {
         path: Path::default(),
         source_qpn: 0,
-        destination_qpn: 0,
-        pkey: 0,
+        destination_qpn: to,
+        pkey: packet.pkey,
         psn: Psn::new(packet.psn),
-        solicited: false,
+        solicited: packet.solicited,
         ack_request: packet.ack_request,
         service: packet.service,
         body: packet.body,
         payload: Payload::Empty,
         touched: Touched::NOT,
-    })
+    }
 }
 
 fn aeth(body: &Body) -> Option<Aeth> {
