@@ -18,6 +18,7 @@ use vrnic_engine::time::Instant;
 use vrnic_engine::{
     Cause, Faults, Features, Io, Outbox, Recovery, Rnic, RnicConfig, Segment, Segmentation,
 };
+use vrnic_vfio_user::mapping::FileId;
 use vrnic_wire::config::{
     ASYNC_EVENT_QUEUE, CONTROL_QUEUE, DOORBELL_PAGE_SIZE, F_DOORBELL, FIRST_COMPLETION_QUEUE,
     VIRTIO_ID_RDMA,
@@ -161,6 +162,11 @@ impl Device {
     /// Whether its link is up.
     pub fn link(&self) -> bool {
         self.link
+    }
+
+    /// What the VM is known by whose driver is up.
+    pub fn vm(&self) -> Option<FileId> {
+        self.session.as_ref()?.memory.largest_file()
     }
 
     /// Brings its link up, or takes it down, also for drivers to come.

@@ -56,6 +56,7 @@ fn devices_are_shown_as_they_are() {
         .map(|device| (device.name.as_str(), device.state.as_str()))
         .collect();
     assert_eq!(states, [("a", "up"), ("b", "down")]);
+    assert_eq!((devices[0].vm, devices[1].vm), (Some(1), None));
     assert_eq!(devices[0].mac, "52:54:00:00:00:01");
     assert_eq!(devices[0].node_guid, "5054:00ff:fe00:0001");
     let port = devices[0].port.as_ref().unwrap();
@@ -69,6 +70,16 @@ fn devices_are_shown_as_they_are() {
     assert!(client.gids("b").unwrap().is_empty());
     let error = client.qps("c").unwrap_err().to_string();
     assert!(error.contains("no device is named"), "{error}");
+    // A driver in another VM.
+    let mut other = Driver::start(daemon.connect("b"));
+    other.works();
+    let vms: Vec<_> = client
+        .devices()
+        .unwrap()
+        .iter()
+        .map(|device| device.vm)
+        .collect();
+    assert_eq!(vms, [Some(1), Some(2)]);
 }
 
 #[test]

@@ -1,21 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The map: RNICs, the switch between them, and their connections.
+// The map: VMs with their RNICs, connections, and the switch.
 
 import { bytes, el, fact, reconcile, say, short, sparkline, svg } from "./dom.js";
 import { now, ofDevice, ofPort, ofQp, peerOf, rate, series } from "./state.js";
 
-const [WIDTH, CARD, CARD_HEIGHT, GAP] = [960, 250, 132, 36];
+const [WIDTH, CARD, CARD_HEIGHT, GAP] = [960, 250, 132, 20];
+/** Of the frame of a VM: what is around its RNICs, at the sides and above them, and what is between two frames. */
+const [PAD, HEAD, SPACE] = [12, 28, 18];
 const LOSSES = ["retransmitted_pkts", "rx_dropped", "rnr_nak_sent", "out_of_sequence", "completion_errors"];
 
 /** Address of a device in the view of objects. */
 const linkTo = (device, ...more) => `#objects/${[device.name, ...more].map(encodeURIComponent).join("/")}`;
 
-/** Where each device is: two columns, so that connections pass between them. */
-function positions() {
-  return new Map(now.devices.map((device, index) => {
-    const [column, row] = [index % 2, Math.floor(index / 2)];
-    return [device.name, { x: column === 0 ? 0 : WIDTH - CARD, y: 20 + row * (CARD_HEIGHT + GAP), column }];
-  }));
+/**
+ * Where each device is, and the frames of the VMs: two columns, so that connections pass between them. RNICs of a VM are
+ * together; one without a driver belongs to nobody yet.
+ */
+export function layout(devices) {
+  const vms = new Map();
+  for (const device of devices) {
+    const vm = device.vm ?? device.name;
+    if (!vms.has(vm)) vms.set(vm, []);
+    vms.get(vm).push(device);
+  }
+  const places = new Map();
+  const frames = [];
+  const ends = [0, 0];
+  for (const [vm, own] of vms) {
+    const column = ends[0] <= ends[1] ? 0 : 1;
+    const [x, y] = [column === 0 ? 0 : WIDTH - CARD - 2 * PAD, ends[column]];
+    own.forEach((device, row) => places.set(device.name, { x: x + PAD, y: y + HEAD + row * (CARD_HEIGHT + GAP), column }));
+    const height = HEAD + own.length * (CARD_HEIGHT + GAP) - GAP + PAD;
+    if (typeof vm === "number") frames.push({ vm, x, y, height });
+    ends[column] += height + SPACE;
+  }
+  return { places, frames, height: Math.max(...ends) };
+}
+
+function makeFrame({ vm }) {
+  return svg("g", { class: "vm" }, svg("rect", { x: 1, y: 1, width: CARD + 2 * PAD - 2, rx: 16 }), svg("text", { x: PAD + 4, y: 20 }, `VM ${vm}`));
+}
+
+function updateFrame(frame, { x, y, height }) {
+  frame.setAttribute("transform", `translate(${x} ${y})`);
+  frame.firstChild.setAttribute("height", height - 2);
 }
 
 /** Connected pairs of devices, and the queue pairs of each. */
@@ -52,9 +80,8 @@ function makeCard(device) {
   return card;
 }
 
-function updateCard(card, device) {
+function updateCard(card, device, { x, y }) {
   const { parts } = card;
-  const { x, y } = positions().get(device.name);
   card.setAttribute("transform", `translate(${x} ${y})`);
   const key = ofDevice(device);
   const [tx, rx] = [rate(key, "tx_bytes"), rate(key, "rx_bytes")];
@@ -62,7 +89,7 @@ function updateCard(card, device) {
   const status = device.state !== "up" ? device.state : device.link !== "up" ? "link down" : "up";
   card.dataset.status = status === "up" ? "up" : device.state === "failed" ? "failed" : "down";
   card.setAttribute("aria-label",
-    `RNIC ${device.name}, ${status}, ${device.qps} QPs, sends ${bytes(tx)} per second, receives ${bytes(rx)} per second`);
+    `RNIC ${device.name}${device.vm === null ? "" : ` of VM ${device.vm}`}, ${status}, ${device.qps} QPs, sends ${bytes(tx)} per second, receives ${bytes(rx)} per second`);
   say(parts.name, device.name);
   say(parts.state, status);
   say(parts.objects, `${device.qps} QPs · ${device.cqs} CQs · ${device.mrs} MRs`);
@@ -86,9 +113,8 @@ function makeEdge() {
   return edge;
 }
 
-function updateEdge(edge, pair) {
-  const where = positions();
-  const [a, b] = [where.get(pair.one), where.get(pair.other)];
+function updateEdge(edge, pair, places) {
+  const [a, b] = [places.get(pair.one), places.get(pair.other)];
   const side = (place) => (place.column === 0 ? place.x + CARD : place.x);
   const [x1, y1, x2, y2] = [side(a), a.y + CARD_HEIGHT / 2, side(b), b.y + CARD_HEIGHT / 2];
   // Of the same column, or the same device: a bow into the middle.
@@ -169,23 +195,25 @@ function talkers() {
 
 /** The view. */
 export function mapView() {
+  const frames = svg("g");
   const edges = svg("g");
   const cards = svg("g");
-  const picture = svg("svg", { class: "map", role: "group", "aria-label": "RNICs and their connections" }, edges, cards);
+  const picture = svg("svg", { class: "map", role: "group", "aria-label": "VMs, their RNICs, and connections" }, frames, edges, cards);
   const empty = el("p", { class: "empty" }, "There is no device.");
   const outside = el("p", { class: "dim" });
   const ports = el("ul", { class: "grid", "aria-label": "Ports of the switch" });
   const network = el("section", {}, el("h2", {}, "Switch"), ports);
   const busiest = el("ol", { class: "talkers", "aria-label": "The queue pairs that send most" });
   const idle = el("p", { class: "dim" }, "Nobody sends.");
-  const element = el("div", {}, el("section", { class: "panel" }, el("h2", {}, "RNICs and connections"), empty, picture, outside),
+  const element = el("div", {}, el("section", { class: "panel" }, el("h2", {}, "VMs, RNICs and connections"), empty, picture, outside),
     el("section", { class: "panel" }, el("h2", {}, "Top talkers"), idle, busiest), network);
   function update() {
     empty.hidden = now.devices.length > 0 || now.at === null;
-    const rows = Math.ceil(now.devices.length / 2);
-    picture.setAttribute("viewBox", `0 0 ${WIDTH} ${Math.max(rows * (CARD_HEIGHT + GAP) + 10, 10)}`);
-    reconcile(edges, pairs(), (pair) => pair.key, makeEdge, updateEdge);
-    reconcile(cards, now.devices, (device) => device.name, makeCard, updateCard);
+    const { places, frames: shown, height } = layout(now.devices);
+    picture.setAttribute("viewBox", `0 0 ${WIDTH} ${Math.max(height, 10)}`);
+    reconcile(frames, shown, (frame) => frame.vm, makeFrame, updateFrame);
+    reconcile(edges, pairs(), (pair) => pair.key, makeEdge, (edge, pair) => updateEdge(edge, pair, places));
+    reconcile(cards, now.devices, (device) => device.name, makeCard, (card, device) => updateCard(card, device, places.get(device.name)));
     const strangers = now.devices.flatMap((device) => device.qp_list).filter((qp) => qp.peer_gid && !peerOf(qp)).length;
     say(outside, strangers ? `${strangers} more queue pairs are connected with something that is no RNIC of this vrnicd.` : "");
     const top = talkers();

@@ -29,6 +29,12 @@ fn the_map_shows_devices_and_their_traffic() {
         "the token stays out of the history"
     );
     browser.until("document.querySelectorAll('.grid li').length === 2");
+    assert_eq!(
+        browser.value(
+            "[...document.querySelectorAll('.map .vm text')].map((text) => text.textContent)"
+        ),
+        json!(["VM 1", "VM 2"])
+    );
     picture(&mut browser, "map");
     browser.dark(true);
     picture(&mut browser, "map-dark");
@@ -256,6 +262,38 @@ fn a_capture_is_drawn_like_what_happens_now() {
         json!({ "files": [path], "nodeId": input["nodeId"] }),
     );
     browser.until("document.querySelector('main').textContent.includes('this is no capture (pcapng or pcap)')");
+}
+
+#[test]
+fn rnics_of_a_vm_are_together() {
+    let stage = Stage::start("one");
+    let mut browser = Browser::start();
+    browser.open(&stage.url);
+    let devices = json!([
+        { "name": "a", "vm": 1 }, { "name": "b", "vm": 2 }, { "name": "idle", "vm": null }, { "name": "c", "vm": 1 },
+        { "name": "d", "vm": 3 },
+    ]);
+    let layout = browser.value(&format!(
+        "import('/map.js').then((map) => map.layout({devices})).then(({{ places, frames, height }}) => ({{ places: Object.fromEntries(places), frames, height }}))"
+    ));
+    let place = |name: &str| &layout["places"][name];
+    let top = |name: &str| place(name)["y"].as_u64().unwrap();
+    // a and c are in the frame of VM 1; the others fill the other column.
+    assert_eq!(place("a")["x"], place("c")["x"], "{layout}");
+    assert!(top("a") < top("c"), "{layout}");
+    assert_eq!(place("b")["column"], json!(1), "{layout}");
+    assert_eq!(place("idle")["column"], json!(1), "{layout}");
+    assert!(top("b") < top("idle"), "{layout}");
+    let frames = layout["frames"].as_array().unwrap();
+    let vms: Vec<_> = frames
+        .iter()
+        .map(|frame| frame["vm"].as_u64().unwrap())
+        .collect();
+    assert_eq!(vms, [1, 2, 3], "{layout}");
+    for name in ["a", "c"] {
+        let (y, end) = (frames[0]["y"].as_u64(), frames[0]["height"].as_u64());
+        assert!(y < Some(top(name)) && Some(top(name)) < end, "{layout}");
+    }
 }
 
 /// Header, bytes, field and value, of each row of the table of the chosen packet's bytes.

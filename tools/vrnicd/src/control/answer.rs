@@ -78,7 +78,11 @@ fn about_all(
 ) -> Reply {
     let name = match request {
         Request::Devices => {
-            let devices = devices.iter_mut().map(|device| describe(device, shared));
+            let mut vms = Vec::new();
+            let devices = devices.iter_mut().map(|device| Device {
+                vm: device.vm().map(|vm| number(&mut vms, vm)),
+                ..describe(device, shared)
+            });
             return Reply::Devices(devices.collect());
         }
         Request::Recordings => {
@@ -212,6 +216,16 @@ fn recording(device: &device::Device) -> Reply {
     }
 }
 
+/// Number of something, from 1 on, among those that were seen; it is one of them then.
+fn number<T: PartialEq>(seen: &mut Vec<T>, item: T) -> usize {
+    let known = seen.iter().position(|known| *known == item);
+    known.unwrap_or_else(|| {
+        seen.push(item);
+        seen.len() - 1
+    }) + 1
+}
+
+/// All there is to say of a device but its VM, which has a number only among others.
 fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
     let (name, state) = (device.name().to_owned(), device.state().to_owned());
     let config = device.config();
@@ -233,6 +247,7 @@ fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
         node_guid,
         state,
         link: if device.link() { "up" } else { "down" }.into(),
+        vm: None,
         contexts: counts.contexts,
         pds: counts.pds,
         mrs: counts.mrs,

@@ -256,6 +256,8 @@ pub struct Device {
     pub state: String,
     /// Its link: `up`, or `down` because somebody took it down.
     pub link: String,
+    /// Number of its VM, from 1 on; none without a driver. Devices with the same number use the memory of the same VM.
+    pub vm: Option<usize>,
     /// Contexts.
     pub contexts: u32,
     /// Protection domains.

@@ -193,6 +193,13 @@ impl GuestMemory {
         Some(piece)
     }
 
+    /// The file that most of it lies in: the same for all devices of a VM, and another for each other VM.
+    pub fn largest_file(&self) -> Option<FileId> {
+        let inner = self.read();
+        let largest = inner.mappings.iter().max_by_key(|mapping| mapping.len());
+        largest.map(|mapping| mapping.file())
+    }
+
     /// Number of translations and bytes that they cover, for the log.
     pub fn summary(&self) -> (usize, u64) {
         let inner = self.read();
@@ -296,6 +303,28 @@ mod tests {
         assert_eq!(memory.unmap(0x8000, 0x1000), Ok(()));
         assert_eq!(memory.unmap(0, 0x10000), Ok(()));
         assert_eq!(memory.summary(), (0, 0));
+    }
+
+    #[test]
+    fn devices_of_a_vm_share_the_largest_file() {
+        let vm = [GuestMemory::new(), GuestMemory::new()];
+        let other = GuestMemory::new();
+        assert!(other.largest_file().is_none());
+        let ram = memfd(0x40000);
+        for device in &vm {
+            device
+                .map(0xf_0000, 0x1000, &memfd(0x1000), 0, false)
+                .unwrap();
+            device.map(0, 0x4000, &ram, 0, true).unwrap();
+        }
+        other.map(0, 0x4000, &memfd(0x40000), 0, true).unwrap();
+        assert!(vm[0].largest_file().is_some());
+        assert_eq!(vm[0].largest_file(), vm[1].largest_file());
+        assert_ne!(vm[0].largest_file(), other.largest_file());
+        // Also while the VMM has taken it away.
+        let before = vm[0].largest_file();
+        vm[0].unmap_all();
+        assert_eq!(vm[0].largest_file(), before);
     }
 
     #[test]

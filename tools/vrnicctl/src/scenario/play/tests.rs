@@ -63,6 +63,7 @@ impl Stage for Theatre {
             node_guid: String::new(),
             state: "up".into(),
             link: String::new(),
+            vm: None,
             contexts: 0,
             pds: 0,
             mrs: 0,
