@@ -76,6 +76,9 @@ export function short(number) {
   return `${number.toFixed(digits)}${unit ? " " + UNITS[unit] : ""}`;
 }
 
+/** A number of things. */
+export const counted = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
+
 /** A number of bytes. */
 export function bytes(number) {
   const text = short(number);

@@ -7,7 +7,23 @@ import { timelineView } from "./timeline.js";
 
 /** How to read the picture. */
 const LEGEND = "The outer lines are the programs, the inner ones their RNICs. Time runs down. Each arrow is something that a real device "
-  + "did just now: choose one to see its fields. The number behind an operation is the name of the work request (wr_id).";
+  + "did just now: choose one to see its fields. What comes from a program is drawn when its RNIC takes it, not when it is posted. The number behind an operation is the name of the work request (wr_id), which the library (libvrnic) gives it here.";
+
+/** Words of the field that the lessons and the diagram use. */
+const WORDS = [
+  ["RNIC", "A network card that does RDMA: remote direct memory access. It moves data between the memories of programs without the kernel."],
+  ["work request, wr_id", "What a program asks its RNIC to do. The program gives it a number, the wr_id, by which it knows the completion again."],
+  ["QP", "Queue pair: a send queue and a receive queue, to which a program posts work requests. It is one end of a connection, and has a number (QPN)."],
+  ["CQ, CQE", "Completion queue, and an entry of it: the RNIC writes one when a work request is done. It has the wr_id and a status."],
+  ["MR, rkey", "Memory region: memory that a program registered for its RNIC. A peer that may access it has to name its remote key, the rkey."],
+  ["PD", "Protection domain: QPs can only use MRs of the same PD."],
+  ["PSN", "Packet sequence number. It has 24 bits, and each direction of a connection counts its own."],
+  ["First, Middle, Last, Only", "Where in its message a packet is. A message that fits in one packet is an Only."],
+  ["ACK, NAK", "The answer of the RNIC that got a packet: it acknowledges this one and all before it, or says what is wrong."],
+  ["RNR NAK", "“Receiver not ready”: try again later."],
+  ["RESET, INIT, RTR, RTS, ERR", "States of a QP. To connect, a program takes it from RESET by INIT and RTR (ready to receive) to RTS (ready to send). In ERR it does nothing more."],
+  ["event", "How an RNIC tells a program something that is not about one work request, or that a CQ has a new entry."],
+];
 
 /** Text in which what stands between two backticks is code. */
 function prose(text, attributes = {}) {
@@ -52,7 +68,8 @@ function makeLesson(lesson, following) {
   const text = el("div", { class: "lesson-text" },
     el("section", { class: "panel" }, el("h2", {}, lesson.title), ...lesson.about.map((part) => prose(part)), trouble, el("p", {}, again)),
     el("ol", { class: "steps" }, ...steps.map((step) => step.element)), end);
-  const element = el("div", { class: "lesson" }, text, el("div", { class: "lesson-view" }, prose(LEGEND, { class: "dim" }), timeline.element));
+  const words = el("details", { class: "words" }, el("summary", {}, "Words"), el("dl", {}, ...WORDS.flatMap(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)])));
+  const element = el("div", { class: "lesson" }, text, el("div", { class: "lesson-view" }, prose(LEGEND, { class: "dim" }), words, timeline.element));
 
   function renew() {
     steps.forEach((step, number) => step.setTurn(number < next ? "done" : number === next ? "now" : "later", busy));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The map: VMs with their RNICs, connections, and the switch.
 
-import { bytes, el, fact, reconcile, say, short, sparkline, svg } from "./dom.js";
+import { bytes, counted, el, fact, reconcile, say, short, sparkline, svg } from "./dom.js";
 import { now, ofDevice, ofPort, ofQp, peerOf, rate, series } from "./state.js";
 
 const [WIDTH, CARD, CARD_HEIGHT, GAP] = [960, 250, 132, 20];
@@ -89,10 +89,10 @@ function updateCard(card, device, { x, y }) {
   const status = device.state !== "up" ? device.state : device.link !== "up" ? "link down" : "up";
   card.dataset.status = status === "up" ? "up" : device.state === "failed" ? "failed" : "down";
   card.setAttribute("aria-label",
-    `RNIC ${device.name}${device.vm === null ? "" : ` of VM ${device.vm}`}, ${status}, ${device.qps} QPs, sends ${bytes(tx)} per second, receives ${bytes(rx)} per second`);
+    `RNIC ${device.name}${device.vm === null ? "" : ` of VM ${device.vm}`}, ${status}, ${counted(device.qps, "QP")}, sends ${bytes(tx)} per second, receives ${bytes(rx)} per second`);
   say(parts.name, device.name);
   say(parts.state, status);
-  say(parts.objects, `${device.qps} QPs · ${device.cqs} CQs · ${device.mrs} MRs`);
+  say(parts.objects, [[device.qps, "QP"], [device.cqs, "CQ"], [device.mrs, "MR"]].map((one) => counted(...one)).join(" · "));
   say(parts.rates, `↑ ${bytes(tx)}/s   ↓ ${bytes(rx)}/s`);
   say(parts.losses, losses.length ? losses.map(([name, value]) => `${name} ${short(value)}/s`).join(", ") : "nothing lost");
   parts.losses.setAttribute("class", losses.length ? "bad" : "dim");
@@ -131,7 +131,7 @@ function updateEdge(edge, pair, places) {
   edge.dataset.broken = pair.broken > 0;
   label.setAttribute("x", bow ? x1 + bow * 0.75 : (x1 + x2) / 2);
   label.setAttribute("y", (y1 + y2) / 2 - 10);
-  const count = `${pair.count} connection${pair.count === 1 ? "" : "s"}`;
+  const count = counted(pair.count, "connection");
   const broken = pair.broken ? `, ${pair.broken} in error` : "";
   const text = `${count} · ${short(pair.rate)} packets/s${broken}`;
   say(label, text);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The timeline: what the two queue pairs of a connection did, as a sequence diagram.
 
-import { bytes, button, el, fact, hex, say, searching, svg } from "./dom.js";
+import { bytes, button, counted, el, fact, hex, say, searching, svg } from "./dom.js";
 import { headerTable } from "./headers.js";
 import { ask, isPaused, newestDevices, now, peerOf } from "./state.js";
 
@@ -41,6 +41,8 @@ const PAGE_FAULT = "page fault";
 
 /** Whether a step tells of an error. */
 const isBad = (step) => step.negative === true || (step.status !== undefined && step.status !== "IBV_WC_SUCCESS");
+
+const wrong = (count) => counted(count, "NAK or error", "NAKs and errors");
 
 /** Whether a step completes a request. Receives have names of their own, which may be the same. */
 const endsRequest = (step) => step.act === "completed" && !step.opcode.startsWith("RECV");
@@ -314,6 +316,7 @@ export function timelineView({ embedded = false } = {}) {
     follow = scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 40;
     draw();
   });
+  new ResizeObserver(draw).observe(scroller);
   element.addEventListener("keydown", (event) => {
     if (event.target.closest("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "+") zoom(-1);
@@ -408,17 +411,17 @@ export function timelineView({ embedded = false } = {}) {
   function summary(total, errors) {
     const more = file?.more ? ", and more that was left out" : "";
     if (file?.recording) {
-      return `${file.name}: ${file.connections.size} queue pairs, ${items.length} steps of this one, ${errors} NAKs and errors${more}.`;
+      return `${file.name}: ${counted(file.connections.size, "queue pair")}, ${counted(items.length, "step")} of this one, ${wrong(errors)}${more}.`;
     }
     if (file) {
-      return `${file.name}: ${file.connections.size} connections, ${items.length} packets of this one, ${errors} NAKs; `
-        + `${file.others} frames of something else${more}.`;
+      return `${file.name}: ${counted(file.connections.size, "connection")}, ${counted(items.length, "packet")} of this one, ${counted(errors, "NAK")}; `
+        + `${counted(file.others, "frame")} of something else${more}.`;
     }
     if (!ends && embedded) return "The connection is being made.";
     if (!ends) return "No queue pair is connected with one of another RNIC of this vrnicd, or of the same.";
     const of = items.length < total ? ` of ${total}` : "";
     const lost = missed ? `; ${missed} were missed because there were too many` : "";
-    return `${items.length} steps${of}, ${errors} NAKs and errors${lost}.`;
+    return `${counted(items.length, "step")}${of}, ${wrong(errors)}${lost}.`;
   }
 
   /** Draws what can be seen, before the next frame. */

@@ -146,6 +146,16 @@ fn the_timeline_tells_the_story_of_a_connection() {
     picture(&mut browser, "timeline");
     browser.dark(true);
     picture(&mut browser, "timeline-dark");
+    browser.dark(false);
+    browser.size(1280, 820);
+    browser.value("document.querySelector('#step').scrollIntoView()");
+    picture(&mut browser, "step");
+    browser.size(1280, 1560);
+    // What is drawn fills what there is to see of it, also after the window has grown.
+    browser.until(
+        "Math.abs(document.querySelector('.sequence').getBoundingClientRect().height - document.querySelector('.scroller').clientHeight) < 2",
+    );
+    browser.dark(true);
     // Only some steps.
     browser.value("(() => { const box = document.querySelector('#timeline-filter'); box.value = '0x1'; box.dispatchEvent(new Event('input')) })()");
     browser.until(&format!("{labels}.length === 2"));
@@ -232,7 +242,7 @@ fn a_capture_is_drawn_like_what_happens_now() {
     let status = browser.value("document.querySelector('#view [role=status]').textContent");
     let status = status.as_str().unwrap();
     assert!(
-        status.starts_with("story.pcapng: 1 connections") && status.contains(" 1 NAKs"),
+        status.starts_with("story.pcapng: 1 connection, ") && status.contains(" 1 NAK;"),
         "{status}"
     );
     let own = format!("::ffff:10.77.0.1 QP {}", lab.ends[0].qps[0].qpn());

@@ -33,11 +33,15 @@ pub const SEND: Lesson = Lesson {
             button: "b posts a receive, then a sends",
             before: "First as it should be.",
             calls: "b: ibv_post_recv(qp, …)\na: ibv_post_send(qp, … IBV_WR_SEND …)\nboth: ibv_poll_cq(cq, …)",
-            look: "Read the diagram from the top. The outer lines are the programs, the inner ones are their RNICs. Follow \
-                   the message from a's program to a's RNIC, over the network, and into b's receive.",
+            look: "Read the diagram from the top. The outer lines are the programs, the inner ones are their RNICs. The \
+                   states at the top are how the programs connected their QPs: from RESET, in which a QP is new, to RTS, \
+                   ready to send. Then follow the message from a's program to a's RNIC, over the network, and into b's \
+                   receive. A CQE is an entry of the completion queue.",
             after: "One packet, SEND Only, carried the message. b's RNIC took the receive, put the bytes into its buffer, \
-                    and acknowledged the packet. Both programs got a completion: a, that its request is done; b, that its \
-                    receive is used up. The PSN is the packet's number: the acknowledgement has the same one.",
+                    and acknowledged the packet. (b had posted the receive before. The dashed arrow is where its RNIC \
+                    took it: posting only writes to a queue in memory, which the RNIC reads when it needs to.) Both \
+                    programs got a completion: a, that its request is done; b, that its receive is used up. The PSN is \
+                    the packet's number: the acknowledgement has the same one.",
             run: |lab| {
                 lab.receive()?;
                 send(lab, "Hello from a")?;
@@ -128,8 +132,8 @@ pub const SRQ: Lesson = Lesson {
             button: "b posts four receives, and sets the limit to 3",
             before: "The limit is a number of receives. b wants an event when fewer are left.",
             calls: "b: ibv_post_srq_recv(srq, …), four times\nb: ibv_modify_srq(srq, … .srq_limit = 3 …, IBV_SRQ_LIMIT)",
-            look: "Nothing crosses the network: this is between b's program and its RNIC.",
-            after: "The SRQ has four receives, which belong to no QP yet.",
+            look: "Nothing is new in the diagram: posting a receive only writes to a queue in b's memory.",
+            after: "The SRQ has four receives, which belong to no QP yet. b's RNIC takes one when a message comes.",
             run: |lab| {
                 for _ in 0..4 {
                     lab.receive()?;
@@ -175,7 +179,7 @@ pub const SRQ: Lesson = Lesson {
             button: "b posts two more, and arms the limit again",
             before: "What a server does when it gets the event.",
             calls: "b: ibv_post_srq_recv(srq, …), twice\nb: ibv_modify_srq(srq, … .srq_limit = 3 …, IBV_SRQ_LIMIT)",
-            look: "The SRQ is full again, and no message had to wait.",
+            look: "How many receives there are, and that no message had to wait.",
             after: "Four receives again. b refilled while two were left, so no sender got an RNR NAK. That is the use of \
                     the limit: choose it so that what is left lasts until you have refilled.",
             run: |lab| {
