@@ -407,6 +407,33 @@ fn every_header_is_taken_apart() {
     }
 }
 
+/// Contrast of what is written and drawn, as WCAG 2 reckons it: 4.5 for texts, 3 for lines.
+#[test]
+fn colours_can_be_told_apart_in_light_and_in_dark() {
+    const CONTRASTS: &str = "(() => { const probe = document.body.appendChild(document.createElement('p')); \
+        const luminance = (name) => { probe.style.color = `var(--${name})`; \
+            const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map((part) => part / 255) \
+                .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)); \
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b; }; \
+        const contrast = (one, other) => { const [low, high] = [luminance(one), luminance(other)].sort((a, b) => a - b); \
+            return (high + 0.05) / (low + 0.05); }; \
+        const texts = ['text', 'dim', 'accent', 'good', 'bad', 'warn', 'answer']; \
+        const pairs = [['on-accent', 'accent'], ...['back', 'panel', 'soft'].flatMap((under) => texts.map((text) => [text, under]))]; \
+        const all = pairs.map(([one, other]) => [one, other, contrast(one, other)]); probe.remove(); return all })()";
+    let stage = Stage::start("one");
+    let mut browser = Browser::start();
+    browser.open(&stage.url);
+    for dark in [false, true] {
+        browser.dark(dark);
+        let contrasts = browser.value(CONTRASTS);
+        let contrasts = contrasts.as_array().unwrap();
+        assert_eq!(contrasts.len(), 22);
+        for pair in contrasts {
+            assert!(pair[2].as_f64().unwrap() >= 4.5, "dark {dark}: {pair}");
+        }
+    }
+}
+
 #[test]
 fn a_search_finds_words_anywhere_and_whole_numbers() {
     let stage = Stage::start("one");
