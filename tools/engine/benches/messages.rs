@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! Cost of a message in the engine, both devices and the fabric included, by size and by number of
-//! queue pairs. Memory is that of the tests: copies and their checks are part of the figures.
+//! queue pairs, and what of it is more if the devices are traced. Memory is that of the tests: copies and their checks
+//! are part of the figures.
 
-use std::time::Instant;
-use vrnic_engine::testing::{QpOptions, Send, World};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use vrnic_engine::testing::{Connection, QpOptions, Send, World};
+use vrnic_engine::trace::PATIENCE;
 use vrnic_wire::work::SendOpcode;
 
-/// Posts `batch` requests on each of `qps` queue pairs until `total` are done. Gives nanoseconds
-/// per message.
-fn measure(opcode: SendOpcode, length: usize, qps: usize, batch: u64, total: u64) -> f64 {
+/// Messages that are posted together when their trace is measured.
+const BATCH: u32 = 32;
+/// Batches of a turn: more steps than a trace keeps before those that are measured, and as many of these.
+const BATCHES: usize = 100;
+/// Turns without and with a trace.
+const TURNS: usize = 100;
+
+/// Two devices with so many connections for messages of that length.
+fn pair(qps: usize, length: usize) -> (World, Vec<Connection>) {
     let mut world = World::pair(1);
     let options = QpOptions {
         entries: 64,
@@ -17,39 +27,118 @@ fn measure(opcode: SendOpcode, length: usize, qps: usize, batch: u64, total: u64
         inline: 0,
         ..QpOptions::default()
     };
-    let mut connections: Vec<_> = (0..qps)
-        .map(|_| world.connect([0, 1], &options, length.max(4096), |_, _| {}))
-        .collect();
-    let mut spent = std::time::Duration::ZERO;
-    let mut done = 0;
-    while done < total {
-        for c in &mut connections {
-            for wr_id in 0..batch {
-                let send = Send::new(wr_id, opcode)
-                    .rdma(c.mrs[1].iova, c.mrs[1].key)
-                    .element(c.mrs[0].sge(0, length));
-                let send = if wr_id + 1 < batch {
-                    send.unsignaled()
-                } else {
-                    send
-                };
-                if opcode == SendOpcode::Send {
-                    let sge = c.mrs[1].sge(0, length);
-                    c.receive(&mut world, 1, wr_id, &[sge]);
-                }
-                c.send(&mut world, 0, &send);
+    let connect = |_| world.connect([0, 1], &options, length.max(4096), |_, _| {});
+    let connections = (0..qps).map(connect).collect();
+    (world, connections)
+}
+
+/// Posts `batch` requests on each connection, of which the last is signaled, and gives the time until all are done.
+fn run(
+    world: &mut World,
+    connections: &mut [Connection],
+    opcode: SendOpcode,
+    length: usize,
+    batch: u64,
+) -> Duration {
+    for c in &mut *connections {
+        for wr_id in 0..batch {
+            let send = Send::new(wr_id, opcode)
+                .rdma(c.mrs[1].iova, c.mrs[1].key)
+                .element(c.mrs[0].sge(0, length));
+            let send = if wr_id + 1 < batch {
+                send.unsignaled()
+            } else {
+                send
+            };
+            if opcode == SendOpcode::Send {
+                let sge = c.mrs[1].sge(0, length);
+                c.receive(world, 1, wr_id, &[sge]);
             }
-        }
-        let start = Instant::now();
-        while world.step() {}
-        spent += start.elapsed();
-        for c in &mut connections {
-            assert_eq!(c.send_cqs[0].drain().len(), 1);
-            c.recv_cqs[1].drain();
-            done += batch;
+            c.send(world, 0, &send);
         }
     }
+    let start = Instant::now();
+    while world.step() {}
+    let spent = start.elapsed();
+    for c in connections {
+        assert_eq!(c.send_cqs[0].drain().len(), 1);
+        c.recv_cqs[1].drain();
+    }
+    spent
+}
+
+/// Posts `batch` requests on each of `qps` queue pairs until `total` are done. Gives nanoseconds
+/// per message.
+fn measure(opcode: SendOpcode, length: usize, qps: usize, batch: u64, total: u64) -> f64 {
+    let (mut world, mut connections) = pair(qps, length);
+    let mut spent = Duration::ZERO;
+    let mut done = 0;
+    while done < total {
+        spent += run(&mut world, &mut connections, opcode, length, batch);
+        done += batch * qps as u64;
+    }
     spent.as_secs_f64() * 1e9 / f64::from(u32::try_from(done).expect("a short benchmark"))
+}
+
+/// Nanoseconds that a trace's clock is ahead of the real one.
+static AHEAD: AtomicU64 = AtomicU64::new(0);
+
+/// The clock of traces.
+fn clock() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_nanos() as u64 + AHEAD.load(Ordering::Relaxed)
+}
+
+/// Nanoseconds per message in the median batch of a turn.
+fn turn(
+    world: &mut World,
+    connections: &mut [Connection],
+    opcode: SendOpcode,
+    length: usize,
+    traced: bool,
+) -> f64 {
+    if traced {
+        for node in &mut world.nodes {
+            node.rnic.trace(clock, u64::MAX, 0);
+        }
+    } else {
+        // Devices stop to trace at the next step.
+        AHEAD.fetch_add(2 * PATIENCE.as_nanos() as u64, Ordering::Relaxed);
+    }
+    let mut batch = || {
+        let spent = run(world, connections, opcode, length, BATCH.into());
+        spent.as_secs_f64() * 1e9 / f64::from(BATCH)
+    };
+    for _ in 0..BATCHES {
+        batch();
+    }
+    median((0..BATCHES).map(|_| batch()).collect())[1]
+}
+
+/// The first quartile, the median and the third one.
+fn median(mut figures: Vec<f64>) -> [f64; 3] {
+    figures.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| figures[figures.len() * quarter / 4])
+}
+
+/// What it costs to be traced, by turns, so that both suffer from the same neighbours.
+fn trace(opcode: SendOpcode, length: usize) {
+    let (mut world, mut connections) = pair(1, length);
+    let (mut without, mut with, mut more) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        let mut turn = |traced| turn(&mut world, &mut connections, opcode, length, traced);
+        let (off, on) = (turn(false), turn(true));
+        without.push(off);
+        with.push(on);
+        more.push(on - off);
+    }
+    let [low, middle, high] = median(more);
+    println!(
+        "{:<8} {length:>8} {:>12.0} {:>12.0} {middle:>12.0}  ({low:.0} to {high:.0})",
+        format!("{opcode:?}"),
+        median(without)[1],
+        median(with)[1]
+    );
 }
 
 fn main() {
@@ -77,5 +166,17 @@ fn main() {
             "{:<8} {length:>8} {qps:>6} {cost:>12.0}",
             format!("{opcode:?}")
         );
+    }
+    println!(
+        "\n{:<8} {:>8} {:>12} {:>12} {:>12}  (quartiles)",
+        "opcode", "bytes", "ns/message", "traced", "more"
+    );
+    for (opcode, length) in [
+        (SendOpcode::Write, 2),
+        (SendOpcode::Write, 4096),
+        (SendOpcode::Send, 2),
+        (SendOpcode::Read, 2),
+    ] {
+        trace(opcode, length);
     }
 }

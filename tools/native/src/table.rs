@@ -69,10 +69,18 @@ fn cells(figure: &Figure) -> [String; 11] {
         },
         match figure.ratio() {
             Some(ratio) if figure.p50_ns.is_some() => format!("{ratio:.1}x"),
-            Some(ratio) => format!("{:.1} %", ratio * 100.0),
+            Some(ratio) => format!("{:.1} %{}", ratio * 100.0, spread(&figure.turns)),
             None => String::new(),
         },
     ]
+}
+
+/// The lowest and the highest of several shares.
+fn spread(turns: &[f64]) -> String {
+    match turns {
+        [low, .., high] => format!(" ({:.1} to {:.1})", low * 100.0, high * 100.0),
+        _ => String::new(),
+    }
 }
 
 /// A time.
@@ -137,6 +145,11 @@ mod tests {
             limit: Some(4e6),
             ..Figure::default()
         };
+        let watched = Figure {
+            turns: vec![0.5, 0.75, 0.875],
+            ..bandwidth.clone()
+        };
+        assert!(line(&watched).ends_with("75.0 % (50.0 to 87.5)"));
         let text = line(&bandwidth);
         assert!(
             text.contains("2.00 GB/s") && text.contains("4.00 GB/s") && text.ends_with("50.0 %")

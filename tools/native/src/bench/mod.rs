@@ -106,12 +106,18 @@ pub struct Figure {
     /// What the machine can do: nanoseconds beside times, else how many of these in a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<f64>,
+    /// What share of the limit it reached in each of several turns in which both were measured, the lowest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub turns: Vec<f64>,
 }
 
 impl Figure {
-    /// How many times the limit a time is, or what share of it a rate reaches.
+    /// How many times the limit a time is, or what share of it a rate reaches; of several turns, in the median one.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
+        if !self.turns.is_empty() {
+            return Some(median(&self.turns));
+        }
         Some(self.p50_ns.or(self.per_s)? / self.limit?)
     }
 }
