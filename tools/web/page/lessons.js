@@ -68,8 +68,8 @@ function makeLesson(lesson, following) {
   const text = el("div", { class: "lesson-text" },
     el("section", { class: "panel" }, el("h2", {}, lesson.title), ...lesson.about.map((part) => prose(part)), trouble, el("p", {}, again)),
     el("ol", { class: "steps" }, ...steps.map((step) => step.element)), end);
-  const words = el("details", { class: "words" }, el("summary", {}, "Words"), el("dl", {}, ...WORDS.flatMap(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)])));
-  const element = el("div", { class: "lesson" }, text, el("div", { class: "lesson-view" }, prose(LEGEND, { class: "dim" }), words, timeline.element));
+  const words = el("details", { class: "words" }, el("summary", {}, "How to read the diagram, and words of the field"), prose(LEGEND), el("dl", {}, ...WORDS.flatMap(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)])));
+  const element = el("div", { class: "lesson" }, text, el("div", { class: "lesson-view" }, words, timeline.element));
 
   function renew() {
     steps.forEach((step, number) => step.setTurn(number < next ? "done" : number === next ? "now" : "later", busy));

@@ -302,6 +302,8 @@ export function timelineView({ embedded = false } = {}) {
   const scroller = el("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Steps of the connection" }, spacer);
   const details = el("section", { class: "panel", id: "step", "aria-live": "polite" },
     el("h2", {}, "No step is chosen"), el("p", { class: "dim" }, "Choose a step to see its fields, what both ends say of it, and how their queue pairs were then."));
+  // Beside a text there is room for it only when there is something to tell.
+  details.hidden = embedded;
   const latencies = histogram("Time from taken to completed", (value) => duration(value).replace(/\.?0+ /, " "));
   const sizes = histogram("Size of requests", (value) => bytes(value));
   const charts = el("section", { class: "panel columns", "aria-label": "Requests of this connection" }, latencies.element, sizes.element);
@@ -530,12 +532,16 @@ export function timelineView({ embedded = false } = {}) {
   function choose(item) {
     selected = item;
     tell();
+    // What is told may take room from the picture.
+    const [y, top, view] = [yOf(item), scroller.scrollTop, scroller.clientHeight];
+    if (y < top || y > top + view - ROW) scroller.scrollTop = y - view / 2;
     draw();
   }
 
   /** Says what there is to say of the chosen step. What went wrong may be known only after the step is. */
   function tell() {
     const item = selected;
+    details.hidden = false;
     const end = ends[item.side === "left" ? 0 : 1];
     const both = (file && !file.recording ? [] : ends).map(({ device, qp }, index) => {
       if (file && sides[index].length === 0) return null;
@@ -630,6 +636,7 @@ export function timelineView({ embedded = false } = {}) {
     if (name !== chosen || name === undefined) {
       chosen = name ?? null;
       selected = null;
+      details.hidden = embedded;
       const title = (text, x) => svg("text", { x, y: 22, "text-anchor": "middle" }, text);
       heads.replaceChildren(...(ends ?? []).flatMap((end, index) => {
         const lanes = LANES[index === 0 ? "left" : "right"];
