@@ -652,7 +652,7 @@ fn without_the_feature_no_overrun_is_ignored() {
         ..RnicConfig::default()
     });
     let create = with(commands.new_cq, |r| {
-        r.flags = cq_flags::IGNORE_OVERRUN.into()
+        r.flags = cq_flags::IGNORE_OVERRUN.into();
     });
     commands.refuses(create, Status::InvalidArgument, "unknown flag");
 }
