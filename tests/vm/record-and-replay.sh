@@ -43,9 +43,9 @@ for vm in a b; do
 	replay "$LAB_DIR/$vm.vrnic" --timeline >"$LAB_DIR/timeline-$vm"
 done
 grep -q 'RDMA WRITE 0x.*, 9000 B -->' "$LAB_DIR/timeline-a" || fail "no request in the timeline"
-grep -q -- '--> WRITE' "$LAB_DIR/timeline-a" || fail "no packet in the timeline"
+grep -q -- '--> RDMA WRITE' "$LAB_DIR/timeline-a" || fail "no packet in the timeline"
 grep -q -- '<-- CQ .* RDMA WRITE .* IBV_WC_SUCCESS' "$LAB_DIR/timeline-a" || fail "no completion in the timeline"
-grep -q -- '<-- WRITE' "$LAB_DIR/timeline-b" || fail "no packet that arrives in the timeline"
+grep -q -- '<-- RDMA WRITE' "$LAB_DIR/timeline-b" || fail "no packet that arrives in the timeline"
 grep -q 'fault armed: lost-ack' "$LAB_DIR/timeline-b" || fail "no fault in the timeline"
 
 # A driver's reset ends a recording as well.

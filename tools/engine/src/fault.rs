@@ -289,8 +289,8 @@ impl Faults {
         self.acting = acting;
     }
 
-    /// Whether the completion of a send of the queue pair was made an error, and it does not know yet: those that follow
-    /// are flushed, signaled or not.
+    /// Whether the completion of a send of the queue pair was made an error, and it does not know yet: those that
+    /// follow are flushed, signaled or not.
     #[inline]
     pub(crate) fn flushes_sends(&self, qpn: u32) -> bool {
         self.busy && self.victims.contains(&(qpn, true))

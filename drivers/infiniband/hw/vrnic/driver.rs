@@ -135,7 +135,8 @@ const COUNTER_SETS: Feature = Feature::device(F_COUNTER_SETS);
 /// else of the driver depends on it.
 const UNRELIABLE_CONNECTIONS: Feature = Feature::device(F_UNRELIABLE_CONNECTIONS);
 
-/// The device has extended reliable connections. Where it has none, the limit of their domains is 0.
+/// The device has extended reliable connections. Where it has none, the limit of their domains is
+/// 0.
 const XRC: Feature = Feature::device(F_XRC);
 
 /// The device says what its clock shows. One that does not refuses the command.
