@@ -721,8 +721,8 @@ pub struct TracedPacket {
     pub immediate: Option<u32>,
     /// The fault that did something to it.
     pub fault: Option<String>,
-    /// Bytes of its transport headers, from the BTH to the payload, in hexadecimal digits. On the local fabric, which has
-    /// no frames, those that a frame would have.
+    /// Bytes of its transport headers, from the BTH to the payload, in hexadecimal digits. On the local fabric, which
+    /// has no frames, those that a frame would have.
     pub headers: String,
 }
 

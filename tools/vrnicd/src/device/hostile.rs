@@ -679,7 +679,7 @@ mod tests {
         };
         let set = |address, value| {
             with_word(&memory, address, |word| {
-                word.store(value, Ordering::Relaxed)
+                word.store(value, Ordering::Relaxed);
             })
             .expect("memory");
         };
