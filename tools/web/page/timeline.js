@@ -201,9 +201,11 @@ function ofFile(decoded) {
   return all;
 }
 
-function facts(item) {
+/** What a step says; those of a capture have the time of day. */
+function facts(item, captured) {
   const { step } = item;
-  const rows = [["time", `${(step.nanoseconds / 1e9).toFixed(9)} s of the devices' clock`]];
+  const since = captured ? "since 1970" : "of the devices' clock";
+  const rows = [["time", `${(step.nanoseconds / 1e9).toFixed(captured ? 6 : 9)} s ${since}`]];
   const add = (name, value) => { if (value !== null && value !== undefined && value !== "") rows.push([name, `${value}`]); };
   if (step.wr_id !== undefined) add("wr_id", hex(step.wr_id));
   add("opcode", step.opcode);
@@ -272,6 +274,8 @@ export function timelineView({ embedded = false } = {}) {
   let toScale = false;
   let scale = 10;
   let follow = true;
+  // Height of what can be seen.
+  let view = 0;
   let selected = null;
   let dirty = false;
   let ends = null;
@@ -315,10 +319,15 @@ export function timelineView({ embedded = false } = {}) {
     status, trouble, legend, heads, scroller), details, embedded ? null : charts);
 
   scroller.addEventListener("scroll", () => {
-    follow = scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 40;
+    // A picture that has become smaller is at its end no longer, and nobody scrolled.
+    if (scroller.clientHeight === view) follow = scroller.scrollTop + view >= scroller.scrollHeight - 40;
     draw();
   });
-  new ResizeObserver(draw).observe(scroller);
+  new ResizeObserver(() => {
+    view = scroller.clientHeight;
+    if (follow && !selected) scroller.scrollTop = height;
+    draw();
+  }).observe(scroller);
   element.addEventListener("keydown", (event) => {
     if (event.target.closest("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "+") zoom(-1);
@@ -556,8 +565,10 @@ export function timelineView({ embedded = false } = {}) {
       return el("div", {}, el("h3", {}, `${device}: QP ${qp.qpn}`), state, why);
     });
     const all = el("div", {}, el("h2", {}, `${end.device}: ${describe(item.step).label}`),
-      el("div", { class: "columns" }, el("dl", { class: "facts" }, ...facts(item).map(([name, value]) => fact(name, value))), el("div", {}, ...(both.length ? both : [el("p", { class: "dim" }, PACKETS_ONLY)]))),
-      item.step.headers ? el("div", { class: "scroll" }, headerTable(item.step.headers)) : "");
+      el("div", { class: "columns" },
+        el("div", { class: "scroll" }, el("dl", { class: "facts" }, ...facts(item, file && !file.recording).map(([name, value]) => fact(name, value))),
+          item.step.headers ? headerTable(item.step.headers) : null),
+        el("div", {}, ...(both.length ? both : [el("p", { class: "dim" }, PACKETS_ONLY)]))));
     if (all.textContent !== details.textContent) details.replaceChildren(...all.childNodes);
   }
 

@@ -353,6 +353,8 @@ fn find_senders(all: &mut [Seen]) {
 
 fn connections(all: Vec<Seen>) -> Vec<Connection> {
     let mut found: BTreeMap<[End; 2], Connection> = BTreeMap::new();
+    // Nanoseconds since 1970 are too many for JavaScript to add something to them.
+    let first = all.iter().map(|seen| seen.nanoseconds).min().unwrap_or(0);
     for seen in all {
         let from_first = seen.from <= seen.to;
         let ends = if from_first {
@@ -366,7 +368,7 @@ fn connections(all: Vec<Seen>) -> Vec<Connection> {
         });
         connection.steps[usize::from(!from_first)].push(Step {
             nanoseconds: seen.nanoseconds,
-            at: seen.nanoseconds,
+            at: seen.nanoseconds - first,
             qpn: seen.from.qpn,
             act: seen.act,
         });

@@ -147,9 +147,11 @@ fn the_timeline_tells_the_story_of_a_connection() {
     browser.dark(true);
     picture(&mut browser, "timeline-dark");
     browser.dark(false);
-    browser.size(1280, 820);
-    browser.value("document.querySelector('#step').scrollIntoView()");
+    browser.size(1280, 900);
+    // Only what is told of the step.
+    browser.value("document.querySelector('#step').previousElementSibling.hidden = true");
     picture(&mut browser, "step");
+    browser.value("document.querySelector('#step').previousElementSibling.hidden = false");
     browser.size(1280, 1560);
     // What is drawn fills what there is to see of it, also after the window has grown.
     browser.until(
@@ -259,6 +261,7 @@ fn a_capture_is_drawn_like_what_happens_now() {
             .contains("A capture holds packets and nothing of the RNICs"),
         "{step}"
     );
+    assert!(step.as_str().unwrap().contains(" s since 1970"), "{step}");
     let bytes = browser.value(HEADERS);
     assert_eq!(
         bytes[7],

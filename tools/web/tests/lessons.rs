@@ -168,9 +168,8 @@ fn a_send_needs_a_receive() {
     press(&mut browser, 2, &seen[2]);
     press(&mut browser, 3, &seen[3]);
     // A click on an error tells the states as they were, beside the text wherever the reader is in it.
-    browser.size(1440, 900);
-    browser.value("scrollTo(0, 300)");
     let error = "[...document.querySelectorAll('.sequence .step')].find((step) => step.getAttribute('aria-label').includes('RNR_RETRY_EXC'))";
+    browser.until(error);
     browser.value(&format!("{error}.dispatchEvent(new MouseEvent('click'))"));
     browser.until("document.querySelector('#step').textContent.includes('state thenRTS → ERR')");
     browser.until("document.querySelector('#step').textContent.includes('peer had no receive within all retries')");
@@ -179,8 +178,10 @@ fn a_send_needs_a_receive() {
             "(() => {{ const {{ top, bottom }} = {one}.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight && bottom > top }})()"
         )
     };
+    browser.size(1440, 900);
+    browser.value("scrollTo(0, 300)");
     browser.until(&in_sight("document.querySelector('#step')"));
-    browser.until(&in_sight("document.querySelector('.sequence .chosen')"));
+    browser.value("scrollTo(0, 0)");
     picture(&mut browser, "lesson-step");
     end(&mut browser, "send", 4);
     // The page that comes after one that was left begins anew.

@@ -173,6 +173,12 @@ fn a_capture_is_downloaded() {
             connection.steps.iter().all(|steps| steps.len() > 5),
             "{connection:?}"
         );
+        // They are drawn by the time since the first packet, which JavaScript can reckon with.
+        let mut steps = connection.steps.iter().flatten();
+        assert!(
+            steps.all(|step| step.at < 60_000_000_000 && step.nanoseconds > step.at),
+            "{connection:?}"
+        );
     }
 }
 
