@@ -36,6 +36,13 @@ fn open(name: &str) -> Browser {
     browser
 }
 
+/// Clicks on a step of the diagram as soon as it is drawn.
+fn choose(browser: &mut Browser, step: &str) {
+    browser.until(&format!(
+        "(() => {{ const step = {step}; step?.dispatchEvent(new MouseEvent('click')); return Boolean(step) }})()"
+    ));
+}
+
 /// Presses the button of a step, and looks at what it does.
 fn press(browser: &mut Browser, number: usize, seen: &Seen) {
     let step = format!("document.querySelectorAll('.lesson-step')[{number}]");
@@ -169,8 +176,7 @@ fn a_send_needs_a_receive() {
     press(&mut browser, 3, &seen[3]);
     // A click on an error tells the states as they were, beside the text wherever the reader is in it.
     let error = "[...document.querySelectorAll('.sequence .step')].find((step) => step.getAttribute('aria-label').includes('RNR_RETRY_EXC'))";
-    browser.until(error);
-    browser.value(&format!("{error}.dispatchEvent(new MouseEvent('click'))"));
+    choose(&mut browser, error);
     browser.until("document.querySelector('#step').textContent.includes('state thenRTS → ERR')");
     browser.until("document.querySelector('#step').textContent.includes('peer had no receive within all retries')");
     let in_sight = |one: &str| {
@@ -281,7 +287,7 @@ fn a_wrong_key_ends_a_connection() {
     );
     // What the text promises of the last NAK.
     let nak = "[...document.querySelectorAll('.sequence .step')].find((step) => step.getAttribute('aria-label').startsWith('b: NAK'))";
-    browser.value(&format!("{nak}.dispatchEvent(new MouseEvent('click'))"));
+    choose(&mut browser, nak);
     browser.until("document.querySelector('#step').textContent.includes('remote access exceeds its memory region')");
 }
 
