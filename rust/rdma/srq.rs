@@ -245,12 +245,13 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let has_xrc = T::XrcDomain::IS_SUPPORTED && udata.is_some();
             let xrc = match attr.srq_type {
                 bindings::ib_srq_type_IB_SRQT_BASIC if may_post => None,
-                bindings::ib_srq_type_IB_SRQT_XRC if has_xrc => Some(XrcSrq {
-                    xrcd: Xrcd::from_raw(
-                        crate::compat::member(&attr.ext.__bindgen_anon_1.xrc).xrcd,
-                    ),
-                    cq: Cq::from_raw(attr.ext.cq),
-                }),
+                bindings::ib_srq_type_IB_SRQT_XRC if has_xrc => {
+                    let xrc = crate::compat::member(&attr.ext.__bindgen_anon_1.xrc);
+                    Some(XrcSrq {
+                        xrcd: Xrcd::from_raw(xrc.xrcd),
+                        cq: Cq::from_raw(attr.ext.cq),
+                    })
+                }
                 _ => return Err(EOPNOTSUPP),
             };
             let is_xrc = xrc.is_some();

@@ -443,7 +443,9 @@ export function timelineView({ embedded = false } = {}) {
   }
 
   function paint() {
-    const [top, view] = [scroller.scrollTop, scroller.clientHeight || 400];
+    const view = scroller.clientHeight || 400;
+    // There may be fewer steps than before. The picture itself would keep the place open behind the last of them.
+    const top = Math.min(scroller.scrollTop, Math.max(height - view, 0));
     picture.setAttribute("viewBox", `0 ${top} ${WIDTH} ${view}`);
     picture.setAttribute("height", view);
     picture.style.top = `${top}px`;
