@@ -4,8 +4,9 @@
 # lab: timeout=400
 . "$LAB_LIB"
 
-vrnicctl web > "$LAB_DIR/address" &
+"$VRNICCTL" web > "$LAB_DIR/address" &
 server=$!
+trap "kill $server" EXIT
 has_address() { grep -q token= "$LAB_DIR/address"; }
 within 20 has_address || fail "vrnicctl web prints no address"
 
@@ -18,7 +19,7 @@ client=$!
 # Chromium takes commands from descriptor 3 and answers to descriptor 4. It shows nothing but our own page, and root,
 # whom its sandbox refuses, may run the tests.
 python3 - "$(grep -o 'http://[^ ]*' "$LAB_DIR/address")" "$LAB_DIR/browser" $((60 * LAB_SLOWNESS)) <<'PY' || fail "the page does not show the lab"
-import json, os, subprocess, sys, time
+import atexit, json, os, subprocess, sys, time
 
 address, profile, patience = sys.argv[1], sys.argv[2], int(sys.argv[3])
 (command_end, commands), (answers, answer_end) = os.pipe(), os.pipe()
@@ -27,6 +28,7 @@ browser = subprocess.Popen(
      "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-dev-shm-usage",
      f"--user-data-dir={profile}", "--window-size=1280,1400", "about:blank"],
     pass_fds=(command_end, answer_end), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+atexit.register(browser.kill)
 os.close(answer_end)
 rest, last, session = b"", 0, None
 
@@ -73,8 +75,6 @@ until("packets and acknowledgements between them",
       " return steps.some((one) => /: (SEND|RDMA|FETCH|CMP).* PSN /i.test(one)) && steps.some((one) => /: Acknowledge PSN /.test(one)) })()")
 value("location.hash = 'objects/a'")
 until("the queue pairs of a", "document.querySelector('#view').textContent.includes('RTS')")
-browser.kill()
 PY
 wait $client || fail "the client failed while it was watched"
 wait $listener || fail "the server failed while it was watched"
-kill $server

@@ -24,10 +24,10 @@ use vrnic_wire::notify;
 /// Doorbell slots of a context, so queue pairs that a process can have per open device. As many as
 /// a page has room for.
 const SLOTS: u32 = 16384;
+const _: () = assert!(notify::is_valid_slot_count(SLOTS) && notify::area_length(SLOTS) <= 4096);
+
 /// Times that the device is asked for the time, of which the answer that comes soonest counts.
 const QUESTIONS: u32 = 5;
-
-const _: () = assert!(notify::is_valid_slot_count(SLOTS) && notify::area_length(SLOTS) <= 4096);
 
 /// A context: what libibverbs has of it, and ours. Allocated by libibverbs, zeroed.
 #[repr(C)]
