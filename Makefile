@@ -39,8 +39,11 @@ shell: build ## boot the same two VMs and open a prompt in each
 attach: ## open the prompt of VM=a or VM=b of a running `make shell` in this terminal
 	$(LAB) attach --vm $(or $(VM),a)
 
-test: setup-userland setup-qemu setup-guest userspace test-kernels ## run all tests: host tests, KUnit in a VM, VM tests (T=part of a name)
+test: setup-userland setup-qemu setup-guest userspace test-kernels ## run the tests: host tests, KUnit in a VM, VM tests (T=part of a name)
 	$(LAB) test $(TEST_ARGS) $(if $(T),--only $(T))
+
+test-all: ## as test, with the long VM tests, and each VM test on every fabric
+	$(MAKE) TEST_ARGS="--all --out build/test-all" test
 
 test-debug: ## run KUnit and VM tests on a kernel with KASAN, UBSAN, lockdep, kmemleak; takes hours
 	$(MAKE) VRNIC_KERNEL=debug TEST_ARGS="--guests --out build/test-debug" test
@@ -151,7 +154,7 @@ $(KERNELS:%=test-modules-%): test-modules-%: kernel-%
 	@mkdir -p build/kernel/$*/test-modules && rsync -rt tests/kernel/ build/kernel/$*/test-modules
 	+@build/kernel/$*/make M=$(CURDIR)/build/kernel/$*/test-modules $(if $(V),V=$(V)) modules
 
-.PHONY: help run shell attach test series bundle test-bundle packages test-packages test-apps test-disk test-debug test-races fuzz simulate chaos \
+.PHONY: help run shell attach test test-all series bundle test-bundle packages test-packages test-apps test-disk test-debug test-races fuzz simulate chaos \
 	bench check setup build module \
 	kunit-module test-kernels userspace programs provider manual clean \
 	setup-packages setup-tests setup-qemu setup-guest setup-apps setup-userland setup-bundle setup-packaging setup-disk \

@@ -2,6 +2,7 @@
 # A process that writes garbage into its rings, notify area and doorbell page harms only itself.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"
 

@@ -3,6 +3,7 @@
 # a program that behaves so. It boots labs of its own.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=600
 . "$LAB_LIB"
 

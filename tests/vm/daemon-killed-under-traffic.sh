@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # vrnicd is killed by SIGKILL under traffic. QEMU and the VMs live on, programs get errors and the device-fatal event,
 # everything that programs and the kernel posted is flushed, and the driver unbinds cleanly.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 # lab: allow-leaks

@@ -3,6 +3,7 @@
 # other VM goes on, and the driver brings the device back.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=240
 # lab: vrnicd test_panic_on_sigusr1 = ["a"]
 # lab: allow-leaks

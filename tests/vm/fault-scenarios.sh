@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Every scenario that comes with vrnic ends as it says while a program has traffic, and a scenario whose conditions are
 # not met fails.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=300
 # lab: vrnicd faults = true
 . "$LAB_LIB"

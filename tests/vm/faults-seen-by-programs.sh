@@ -2,8 +2,9 @@
 # Unmodified programs see faults as the table of faults says: completions with each status, retransmissions that
 # nobody notices, asynchronous events, verbs that fail. That faults need a switch in the configuration is tested in
 # vrnicd.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=900
 # lab: vrnicd faults = true
 . "$LAB_LIB"

@@ -3,6 +3,7 @@
 # errors and the device-fatal event, QEMU and the other VM notice nothing, and the driver takes the device over again.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 # lab: allow-leaks

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # A VM is reset under traffic. Its peer gets errors, nobody else notices, and the VM works again after it booted.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

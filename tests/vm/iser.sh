@@ -4,6 +4,7 @@
 # lab: timeout=600
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 . "$LAB_LIB"
 . tests/vm/storage.bash
 

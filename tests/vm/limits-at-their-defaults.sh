@@ -3,6 +3,7 @@
 # queues and queue pairs.
 # lab: fabric=local
 # lab: timeout=900
+# lab: long
 # Memory regions are left to the smaller device of limits-to-the-last-object: a million take ten minutes.
 . "$LAB_LIB"
 

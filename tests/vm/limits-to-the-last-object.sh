@@ -2,6 +2,7 @@
 # Exactly as many objects can be created as the device reports. One more is refused, and all can be created again.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=240
 # Fewer than by default, which would take minutes and gigabytes of the guest.
 # lab: vrnicd-device limits = { qp = 2000, cq = 3000, mr = 5000, pd = 1000, srq = 1500 }

@@ -2,6 +2,7 @@
 # The module is loaded and unloaded several times, and the RNIC works in between.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

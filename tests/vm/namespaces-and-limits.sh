@@ -3,6 +3,7 @@
 # except to open the device and to lock some memory.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=600
 # Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
 # (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).

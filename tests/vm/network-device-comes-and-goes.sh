@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The RNIC's network device goes down or away and comes back. The port, the GIDs and the traffic follow it, and
 # nothing hangs. The same holds for the link of the RNIC itself, which vrnicctl takes down.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

@@ -3,6 +3,7 @@
 # 13, which use the provider for ABI 34.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=400
 . "$LAB_LIB"
 

@@ -3,6 +3,7 @@
 # outcome that the pinned list says.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=420
 . "$LAB_LIB"
 

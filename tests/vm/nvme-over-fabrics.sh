@@ -3,8 +3,9 @@
 # of the controller and a target that goes away, both under load, and a disconnect. Either RNIC can be removed while
 # it is in use.
 # lab: timeout=600
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # nvmet takes rdma_cm's lock under its configuration's when a port goes, and the other way when a command arrives before
 # its connection is said to be there.
 # lab: allow-kernel-report nvmet_config_sem.*handler_mutex|handler_mutex.*nvmet_config_sem

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # On-demand regions work: verified traffic between VMs while pages come and go, programs of the distribution, a
 # process that is killed and a module that is removed while pages are missing.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"
 

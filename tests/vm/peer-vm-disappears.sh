@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The peer's VM vanishes (QEMU is killed). The survivor's requests end with RETRY_EXC, and it can talk to the VM once
 # that is back.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

@@ -4,6 +4,7 @@
 # directions, depth of reads, the older way to post, durations, rdma_cm.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=600
 . "$LAB_LIB"
 

@@ -2,6 +2,7 @@
 # One VM writes data to a file on the other VM's NVDIMM and flushes it. The data is then on the host's disk, and the other VM still has it after it was killed.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: nvdimm=64
 # lab: timeout=240
 . "$LAB_LIB"

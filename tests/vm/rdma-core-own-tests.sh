@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # rdma-core's own tests run in loopback. Each has the outcome that the pinned list says, so no test is skipped by
 # accident.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=240
 . "$LAB_LIB"
 

@@ -4,6 +4,7 @@
 # outputs, keep the rules of the standard, and tell what happened. A panic of an engine is in its recording, and replays.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=400
 # lab: vrnicd faults = true
 # lab: allow-leaks

@@ -2,8 +2,9 @@
 # A device that fails comes back by itself. Its programs and its users in the kernel are told, everything that they
 # posted is flushed, and a program that opens the device anew goes on in the same process. A device that fails again
 # and again is given up, and works again when its driver is bound anew.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=600
 # lab: fresh
 # lab: vrnicd faults = true

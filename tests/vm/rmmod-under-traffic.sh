@@ -2,6 +2,7 @@
 # The module is removed with open contexts under traffic: programs get errors. Afterwards it loads and works again.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

@@ -3,6 +3,7 @@
 # begins (kexec), so it accesses no memory any more. Users are told, and the other VM notices nothing.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=240
 # lab: fresh
 . "$LAB_LIB"

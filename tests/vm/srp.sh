@@ -2,8 +2,9 @@
 # The SCSI RDMA protocol (SRP) works. One VM exports a RAM disk and the other has a file system on it. The data
 # survive a target that goes away under load, and a disconnect.
 # lab: timeout=600
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 . "$LAB_LIB"
 . tests/vm/storage.bash
 

@@ -2,6 +2,7 @@
 # Verbs do what the standard says, used rightly and wrongly, in loopback on one RNIC.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # vrnicctl shows the queue pairs of running programs, and explains errors at both ends: bad keys, bounds, rights, RNR,
 # lengths. The log filter changes while vrnicd runs.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"
 

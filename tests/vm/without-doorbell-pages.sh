@@ -2,6 +2,7 @@
 # If the device has no doorbell pages, the kernel rings with commands, and processes ring through the verb POST_SEND.
 # lab: fabric=local
 # lab: fabric=roce
+# lab: one-fabric
 # lab: timeout=300
 # lab: vrnicd-device doorbells = false
 . "$LAB_LIB"

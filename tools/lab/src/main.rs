@@ -260,6 +260,10 @@ enum Command {
         /// Run only the tests in VMs, not those on the host
         #[arg(long)]
         guests: bool,
+        /// Run the long VM tests too, and each VM test on every fabric that it can run on. Tests that --only chooses run
+        /// like this anyway
+        #[arg(long)]
+        all: bool,
         /// RDMA device of the VM tests
         #[arg(long, value_enum, default_value = "vrnic")]
         device: Device,
@@ -453,6 +457,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
         Command::Test {
             only,
             guests,
+            all,
             device,
             labs,
             out,
@@ -464,6 +469,7 @@ fn command(cli: Cli) -> Result<ExitCode> {
                 &suite::Choice {
                     only,
                     guests,
+                    all,
                     device,
                     special: Kernel::load(&settings.tree, special).ok(),
                     out: settings.tree.join(out),

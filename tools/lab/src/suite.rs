@@ -32,6 +32,8 @@ pub struct Choice {
     pub only: Vec<String>,
     /// Only what runs in guests: no host tests.
     pub guests: bool,
+    /// Long tests run too, and each test on all its fabrics. So do those that [`Choice::only`] names.
+    pub all: bool,
     /// The device of the VM tests.
     pub device: Device,
     /// The kernel for KUnit, for tests that need more than the usual one has, and for tests that have run on the usual
@@ -478,6 +480,10 @@ struct Script {
     vrnicd: Extra,
     /// Fabrics that it runs on, one after the other; if none, the one that was asked for.
     fabrics: Vec<Fabric>,
+    /// The first of the fabrics is enough, unless everything is asked for.
+    one_fabric: bool,
+    /// It runs only if everything, or it, is asked for.
+    long: bool,
 }
 
 impl Script {
@@ -501,6 +507,8 @@ impl Script {
             allowed_leak: None,
             vrnicd: Extra::default(),
             fabrics: Vec::new(),
+            one_fabric: false,
+            long: false,
         };
         for directive in text.lines().filter_map(|line| line.strip_prefix("# lab: ")) {
             let (word, rest) = directive
@@ -518,6 +526,8 @@ impl Script {
                 "fresh" => script.fresh = true,
                 "debug-kernel" => script.debug_kernel = true,
                 "allow-leaks" => script.allow_leaks = true,
+                "one-fabric" => script.one_fabric = true,
+                "long" => script.long = true,
                 "needs" => script.needs.push(rest.trim().to_owned()),
                 "fabric" => script.fabrics.push(
                     Fabric::from_str(rest.trim(), false)
@@ -710,6 +720,8 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
     if !settings.kernel.debug() {
         scripts.retain(|script| !script.debug_kernel);
     }
+    let everything = choice.all || settings.kernel.slow() || !choice.only.is_empty();
+    scripts.retain(|script| everything || !script.long);
     let special = choice.special.as_ref().unwrap_or(&settings.kernel);
     let special = settings.with_kernel(special);
     let mut runs: Vec<(Settings, &Script)> = Vec::new();
@@ -718,6 +730,7 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
             [] => vec![settings.fabric],
             // Guests' kernels do not see the fabric, and everything takes ten times as long.
             [first, ..] if settings.kernel.slow() => vec![*first],
+            [first, ..] if script.one_fabric && !everything => vec![*first],
             fabrics => fabrics.to_vec(),
         };
         // A test must pass on either kernel, and on either fabric: one run on each is enough.
@@ -913,10 +926,10 @@ fn one(
         "pipefail".to_owned(),
         text(&script.path),
     ];
-    let code = Process::start("the test", Path::new("env"), &words, &env, &log_path)?
-        .wait()?
-        .code()
-        .unwrap_or(1);
+    let mut test = Process::start("the test", Path::new("env"), &words, &env, &log_path)?;
+    let code = test.wait()?.code().unwrap_or(1);
+    // What it has left running ends with it.
+    test.kill();
 
     if code == 77 {
         return Ok((Verdict::Skipped, tail(&log_path, 1)));
@@ -1067,6 +1080,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         let choice = |only: &[&str]| Choice {
             only: only.iter().map(|&part| part.to_owned()).collect(),
             guests: false,
+            all: false,
             device: Device::Vrnic,
             special: None,
             out: PathBuf::new(),
@@ -1105,6 +1119,15 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         fs::write(&path, "# lab: fabric=local\n# lab: fabric=roce\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert_eq!(script.fabrics, [Fabric::Local, Fabric::Roce]);
+        assert!(!script.one_fabric);
+        fs::write(
+            &path,
+            "# lab: fabric=roce\n# lab: fabric=local\n# lab: one-fabric\n",
+        )
+        .unwrap();
+        let script = Script::read(&path).unwrap();
+        assert_eq!(script.fabrics, [Fabric::Roce, Fabric::Local]);
+        assert!(script.one_fabric && !script.long);
         fs::write(&path, "# lab: rxe=b\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.rxe == ["b"]);
