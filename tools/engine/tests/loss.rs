@@ -465,6 +465,35 @@ fn a_slow_peer_does_not_get_everything_again() {
     assert_eq!(timeouts, 0);
 }
 
+/// A world with one connection on a line of 100 ms, for which the local ACK timeout is long enough.
+fn long_world() -> (World, Connection) {
+    let mut world = World::of(&[Recovery::Selective; 2].map(config), 2048, 1);
+    let c = world.connect([0, 1], &QpOptions::default(), MR, |_, attributes| {
+        // 1.07 seconds.
+        attributes.timeout = 18;
+    });
+    world.line = Some(Line {
+        bytes_per_s: 12_500_000_000,
+        delay: Duration::from_millis(50),
+        queue: 1 << 20,
+    });
+    (world, c)
+}
+
+/// The first probes come before any answer can. They stop when the requester has timed one, which probes must not
+/// prevent.
+#[test]
+fn a_long_line_is_timed_in_spite_of_probes() {
+    let (mut world, mut c) = long_world();
+    let mut again = Vec::new();
+    for _ in 0..8 {
+        post_writes(&mut world, &mut c, 1);
+        again.push(finish(&mut world, &mut c, 1).0);
+    }
+    assert!(again[0] > 0, "nothing was probed: {again:?}");
+    assert_eq!(again[3..], [again[3]; 5], "{again:?}");
+}
+
 /// A peer that is slow is not asked for data that it is still busy with: not before a quarter of the local ACK timeout,
 /// whether the oldest request or one behind it is a read.
 #[test]

@@ -107,6 +107,8 @@ pub(super) struct Recovery {
     probe: Option<Instant>,
     /// Probes since the last progress.
     probes: u32,
+    /// All before, if no answer could be timed yet.
+    backoff: u32,
     /// Whether a probe was all that was answered. If nothing else comes, the rest is missing, too.
     doubts_rest: bool,
 }
@@ -128,6 +130,7 @@ impl Default for Recovery {
             losses: 0,
             probe: None,
             probes: 0,
+            backoff: 0,
             doubts_rest: false,
         }
     }
@@ -187,8 +190,16 @@ impl Recovery {
     }
 
     /// The peer made progress: another packet is the oldest.
-    pub(super) fn note_progress(&mut self) {
+    ///
+    /// As long as no answer could be timed, probes stay as rare as they have become: perhaps each came before the
+    /// answer, which nobody could time then. (Karn's algorithm backs off like this.)
+    pub(super) fn note_progress(&mut self, is_timed: bool) {
         self.due = None;
+        self.backoff = if is_timed {
+            0
+        } else {
+            self.backoff.saturating_add(self.probes)
+        };
         self.probes = 0;
         self.doubts_rest = false;
     }
@@ -400,7 +411,14 @@ impl Requester {
                 patience
             });
         }
-        let at = now + wait * (1 << recovery.probes.min(16));
+        let after = |probes: u32| wait * (1 << probes.min(16));
+        let mut delay = after(recovery.probes);
+        if !recovery.doubts_rest {
+            // Still before the local ACK timeout.
+            let rare = after(recovery.probes.saturating_add(recovery.backoff)).min((end - now) / 2);
+            delay = delay.max(rare);
+        }
+        let at = now + delay;
         (at < end).then_some(at)
     }
 

@@ -21,10 +21,11 @@ impl Qp {
         let requester = &mut self.requester;
         requester.gap = None;
         requester.refused = None;
-        requester.recovery.note_progress();
         if let Some(time) = requester.rtt.answered(requester.unacked, now) {
             requester.window.measured(time, requester.rtt.shortest());
         }
+        let is_timed = requester.rtt.is_known();
+        requester.recovery.note_progress(is_timed);
         if !self.waits_for_receiver() {
             self.restart_ack_timer(now);
         }

@@ -64,9 +64,14 @@ impl Rtt {
         };
     }
 
+    /// Whether anything was measured.
+    pub(super) fn is_known(&self) -> bool {
+        self.smoothed != 0
+    }
+
     /// Time after which an answer is taken to be lost, on a wire or not, if anything was measured.
     pub(super) fn patience(&self, is_wire: bool) -> Option<Duration> {
-        if self.smoothed == 0 {
+        if !self.is_known() {
             return None;
         }
         let least = if is_wire { LEAST } else { LEAST_LOCAL };
