@@ -6,7 +6,7 @@ use crate::{
     cause::Cause,
     inspect::CqSnapshot,
     memory::{HostRange, Memory},
-    ring::Ring,
+    ring::{Glance, Ring},
     time::Instant,
 };
 use rustc_hash::FxHashSet;
@@ -270,9 +270,15 @@ impl Cq {
     }
 
     /// What it is doing, for people.
-    pub(crate) fn snapshot<M: Memory>(&self, number: u32, memory: &M) -> CqSnapshot {
+    pub(crate) fn snapshot(&self, number: u32, glance: Glance<'_>) -> CqSnapshot {
         let entries = self.ring.entries();
-        let consumer = self.ring.driver_index(memory).ok();
+        let seen = self.ring.glance_at_index(glance);
+        let unread = match seen {
+            Ok(Some(consumer)) => ring::used(self.producer, consumer, entries),
+            Ok(None) => Some(self.producer.wrapping_sub(self.consumer).min(entries)),
+            Err(_) => None,
+        };
+        let arm = self.ring.glance_at_arm(glance);
         CqSnapshot {
             number,
             context: self.context,
@@ -280,7 +286,9 @@ impl Cq {
             entries,
             moderation_count: self.moderation.count,
             moderation_period: self.moderation.period,
-            unread: consumer.and_then(|consumer| ring::used(self.producer, consumer, entries)),
+            unread,
+            exact: seen != Ok(None),
+            armed: arm.map(|arm| arm.sequence() != self.notified),
             queue_pairs: self.users.len(),
             failed: self.failed,
         }

@@ -7,14 +7,16 @@ use crate::{
     explain::Explanation,
     memory::{HostRange, Memory},
     qp::{Qp, QpSnapshot},
+    region::Region,
     rnic::Engine,
     segment::Gid,
+    window::Window,
 };
 use std::time::Duration;
 use vrnic_wire::{command::MwType, qp::GSI_QPN};
 
 /// A completion queue.
-#[derive(Clone, Debug)]
+#[derive(Copy, Clone, Debug)]
 pub struct CqSnapshot {
     /// Number.
     pub number: u32,
@@ -30,6 +32,10 @@ pub struct CqSnapshot {
     pub moderation_period: Duration,
     /// Completions that the driver side has not read; `None` if its index cannot be.
     pub unread: Option<u32>,
+    /// Whether they are so many; else at most, because the index of the driver side is not known.
+    pub exact: bool,
+    /// Whether an event is asked for; `None` if that is not known.
+    pub armed: Option<bool>,
     /// Queue pairs that use it.
     pub queue_pairs: usize,
     /// Whether it overran or its memory is gone.
@@ -37,7 +43,7 @@ pub struct CqSnapshot {
 }
 
 /// A shared receive queue.
-#[derive(Clone, Debug)]
+#[derive(Copy, Clone, Debug)]
 pub struct SrqSnapshot {
     /// Number.
     pub number: u32,
@@ -49,6 +55,8 @@ pub struct SrqSnapshot {
     pub entries: u32,
     /// Receives that nobody took; `None` if the ring is broken.
     pub posted: Option<u32>,
+    /// Whether they are so many; else at least, because the index of the driver side is not known.
+    pub exact: bool,
     /// The limit; 0 if none is set or it was reached.
     pub limit: u32,
     /// Queue pairs that use it.
@@ -62,7 +70,7 @@ pub struct SrqSnapshot {
 }
 
 /// A memory region.
-#[derive(Clone, Debug)]
+#[derive(Copy, Clone, Debug)]
 pub struct MrSnapshot {
     /// Its key.
     pub key: u32,
@@ -76,10 +84,27 @@ pub struct MrSnapshot {
     pub length: Option<u64>,
     /// Host ranges that it needs.
     pub translations: usize,
+    /// Whether it can be used: not if it waits for a fast registration.
+    pub valid: bool,
+}
+
+impl MrSnapshot {
+    /// A region with its key.
+    pub(crate) fn new(key: u32, region: &Region) -> Self {
+        Self {
+            key,
+            pd: region.pd,
+            access: region.access,
+            iova: region.iova,
+            length: region.length(),
+            translations: region.translations(),
+            valid: !region.is_free(),
+        }
+    }
 }
 
 /// A memory window.
-#[derive(Clone, Debug)]
+#[derive(Copy, Clone, Debug)]
 pub struct MwSnapshot {
     /// Its key.
     pub key: u32,
@@ -91,8 +116,39 @@ pub struct MwSnapshot {
     pub bound: Option<BoundMw>,
 }
 
+impl MwSnapshot {
+    /// A window with its key, and the key of the region that it is bound to.
+    pub(crate) fn new(key: u32, window: &Window, region: Option<u32>) -> Self {
+        Self {
+            key,
+            pd: window.pd,
+            mw_type: window.mw_type,
+            bound: window.binding.zip(region).map(|(binding, region)| BoundMw {
+                region,
+                first: binding.first,
+                length: binding.length,
+                access: binding.access,
+                qpn: binding.qpn,
+            }),
+        }
+    }
+}
+
+/// What a key names.
+#[derive(Copy, Clone, Debug)]
+pub enum Named {
+    /// A memory region. Its own key may end with another byte than the one that was asked for.
+    Region(MrSnapshot),
+    /// A memory window. As above.
+    Window(MwSnapshot),
+    /// Something that was removed not long ago.
+    Removed,
+    /// Nothing that anybody remembers.
+    Nothing,
+}
+
 /// What a memory window is bound to.
-#[derive(Clone, Debug)]
+#[derive(Copy, Clone, Debug)]
 pub struct BoundMw {
     /// Key of the region.
     pub region: u32,
@@ -183,8 +239,10 @@ impl Engine {
     ) -> Option<Vec<CqSnapshot>> {
         let page = self.resources.cqs.page(first, limit)?;
         Some(
-            page.map(|(number, cq)| cq.snapshot(number, memory))
-                .collect(),
+            page.map(|(number, cq)| {
+                cq.snapshot(number, &|range, offset| memory.glance(range, offset))
+            })
+            .collect(),
         )
     }
 
@@ -198,9 +256,28 @@ impl Engine {
     ) -> Option<Vec<SrqSnapshot>> {
         let page = self.resources.srqs.page(first, limit)?;
         Some(
-            page.map(|(number, srq)| srq.snapshot(number, memory))
-                .collect(),
+            page.map(|(number, srq)| {
+                srq.snapshot(number, &|range, offset| memory.glance(range, offset))
+            })
+            .collect(),
         )
+    }
+
+    /// What a key names.
+    pub fn key(&self, key: u32) -> Named {
+        self.resources.keys.named(key)
+    }
+
+    /// A completion queue.
+    pub fn cq<M: Memory>(&self, cqn: u32, memory: &M) -> Option<CqSnapshot> {
+        let cq = self.resources.cqs.get(cqn)?;
+        Some(cq.snapshot(cqn, &|range, offset| memory.glance(range, offset)))
+    }
+
+    /// A shared receive queue.
+    pub fn srq<M: Memory>(&self, srqn: u32, memory: &M) -> Option<SrqSnapshot> {
+        let srq = self.resources.srqs.get(srqn)?;
+        Some(srq.snapshot(srqn, &|range, offset| memory.glance(range, offset)))
     }
 
     /// The memory regions among up to `limit` objects that have keys, from the one at `first` on, in
@@ -208,35 +285,19 @@ impl Engine {
     /// Takes time in proportion to `first`.
     pub fn mr_page(&self, first: usize, limit: usize) -> Option<Vec<MrSnapshot>> {
         let page = self.resources.keys.page(first, limit)?;
-        let regions = page
-            .map(|(key, region)| MrSnapshot {
-                key,
-                pd: region.pd,
-                access: region.access,
-                iova: region.iova,
-                length: region.length(),
-                translations: region.translations(),
-            })
-            .collect();
-        Some(regions)
+        Some(
+            page.map(|(key, region)| MrSnapshot::new(key, region))
+                .collect(),
+        )
     }
 
     /// The memory windows among these objects; as [`mr_page`](Self::mr_page).
     pub fn mw_page(&self, first: usize, limit: usize) -> Option<Vec<MwSnapshot>> {
         let page = self.resources.keys.window_page(first, limit)?;
-        let windows = page.map(|(key, window, region)| MwSnapshot {
-            key,
-            pd: window.pd,
-            mw_type: window.mw_type,
-            bound: window.binding.zip(region).map(|(binding, region)| BoundMw {
-                region,
-                first: binding.first,
-                length: binding.length,
-                access: binding.access,
-                qpn: binding.qpn,
-            }),
-        });
-        Some(windows.collect())
+        Some(
+            page.map(|(key, window, region)| MwSnapshot::new(key, window, region))
+                .collect(),
+        )
     }
 
     /// Up to `limit` multicast groups, by their GIDs, from the one at `first` on; `None` behind the

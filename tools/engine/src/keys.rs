@@ -5,6 +5,7 @@
 use crate::{
     cause::Cause,
     explain::Access,
+    inspect::{MrSnapshot, MwSnapshot, Named},
     limits::{Features, Limits},
     memory::{GuestAddress, HostRange, Memory},
     pages::{Half, Pages, Waiter, Want},
@@ -172,13 +173,30 @@ impl Keys {
     ) -> Option<impl Iterator<Item = (u32, &Window, Option<u32>)>> {
         let all = self.objects(position, limit)?;
         Some(all.filter_map(|entry| match &entry.object {
-            Object::Window(window) => {
-                let region = window.binding.as_ref().map(|binding| binding.region);
-                let region = region.and_then(|index| self.by_index.get(&index));
-                Some((entry.key, window, region.map(|region| region.key)))
-            }
+            Object::Window(window) => Some((entry.key, window, self.bound_region(window))),
             Object::Region(_) => None,
         }))
+    }
+
+    /// What a key names, for people.
+    pub(crate) fn named(&self, key: u32) -> Named {
+        match self.by_index.get(&index_of(key)) {
+            Some(entry) => match &entry.object {
+                Object::Region(region) => Named::Region(MrSnapshot::new(entry.key, region)),
+                Object::Window(window) => {
+                    let region = self.bound_region(window);
+                    Named::Window(MwSnapshot::new(entry.key, window, region))
+                }
+            },
+            None if self.rests.contains(&index_of(key)) => Named::Removed,
+            None => Named::Nothing,
+        }
+    }
+
+    /// Key of the region that a window is bound to, if it is.
+    fn bound_region(&self, window: &Window) -> Option<u32> {
+        let binding = window.binding.as_ref()?;
+        Some(self.by_index.get(&binding.region)?.key)
     }
 
     /// Number of regions.

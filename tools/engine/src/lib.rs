@@ -67,7 +67,7 @@ pub use cause::Cause;
 pub use device::Rnic;
 pub use explain::Explanation;
 pub use fault::Faults;
-pub use inspect::{CqSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot, Queue, SrqSnapshot};
+pub use inspect::{CqSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot, Named, Queue, SrqSnapshot};
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
 pub use rnic::{Engine, Io, Recovery, RnicConfig, Segmentation, Snapshot};

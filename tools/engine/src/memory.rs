@@ -156,6 +156,12 @@ pub trait Memory {
     /// Loads the word at `offset` in `range` with acquire order.
     fn load_u32(&self, range: HostRange, offset: u64) -> Result<u32, Unmapped>;
 
+    /// The word at `offset` in `range`, for people who look at the device: it depends on nothing, and no recording
+    /// has it. `None` if it is not known.
+    fn glance(&self, range: HostRange, offset: u64) -> Result<Option<u32>, Unmapped> {
+        self.load_u32(range, offset).map(Some)
+    }
+
     /// Stores the word at `offset` in `range` with release order.
     fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped>;
 

@@ -546,6 +546,10 @@ impl Qp {
 
     /// What it is doing, for people.
     pub(crate) fn snapshot<M: Memory>(&self, memory: &M) -> QpSnapshot {
+        let posted = |queue: &WorkQueue| {
+            let (posted, _) = queue.posted(&|range, offset| memory.glance(range, offset));
+            posted
+        };
         QpSnapshot {
             number: self.number,
             qp_type: self.created.qp_type,
@@ -562,9 +566,9 @@ impl Qp {
             send_cqn: self.created.send_cqn,
             receive_cqn: self.created.recv_cqn,
             mtu: self.mtu,
-            sends_posted: self.created.sq.posted(memory),
+            sends_posted: posted(&self.created.sq),
             send_entries: self.created.sq.entries(),
-            receives_posted: self.created.rq.posted(memory),
+            receives_posted: posted(&self.created.rq),
             receive_entries: self.created.rq.entries(),
             srqn: self.created.srqn,
             xrcdn: self.created.xrcdn,

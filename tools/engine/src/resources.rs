@@ -247,7 +247,7 @@ impl Resources {
             Pushed::Failed(cause) => return self.note_failed_cq(cqn, cause),
             Pushed::Lost => return,
         }
-        self.note(cqe.qpn.get(), || Act::Completed { cqn, cqe: stamped });
+        self.note_completion(cqn, stamped, io.memory);
         self.counters.count(Counter::Completions);
         if status == Status::Flushed.raw() {
             self.counters.count(Counter::Flushes);
@@ -341,7 +341,7 @@ impl Resources {
         if self.faults.is_busy() {
             return self.leave(segment, io);
         }
-        self.note_sent(&segment);
+        self.note_sent(&segment, io.memory);
         io.outbox.segments.push(segment);
     }
 

@@ -10,6 +10,9 @@ use crate::{
 use std::sync::Arc;
 use vrnic_wire::ring::{self, RingHeader, RingLayout, offset};
 
+/// How somebody looks at a word of guest memory who only tells people of it: as [`Memory::glance`].
+pub(crate) type Glance<'a> = &'a dyn Fn(HostRange, u64) -> Result<Option<u32>, Unmapped>;
+
 /// A ring: a header and entries in a buffer.
 #[derive(Debug)]
 pub(crate) struct Ring {
@@ -64,6 +67,17 @@ impl Ring {
     /// Reads the index that the driver side writes.
     pub(crate) fn driver_index<M: Memory>(&self, memory: &M) -> Result<u32, Unmapped> {
         memory.load_u32(self.header, offset::DRIVER_INDEX as u64)
+    }
+
+    /// Looks at the index that the driver side writes.
+    pub(crate) fn glance_at_index(&self, glance: Glance<'_>) -> Result<Option<u32>, Unmapped> {
+        glance(self.header, offset::DRIVER_INDEX as u64)
+    }
+
+    /// Looks at the arm word.
+    pub(crate) fn glance_at_arm(&self, glance: Glance<'_>) -> Option<ring::Arm> {
+        let word = glance(self.header, offset::ARM as u64);
+        word.ok().flatten().map(ring::Arm::from_raw)
     }
 
     /// Reads the arm word.
@@ -240,13 +254,18 @@ impl WorkQueue {
         self.ring.as_ref().map_or(0, Ring::entries)
     }
 
-    /// Entries that belong to the device: posted and not released. `None` if the ring is broken.
-    pub(crate) fn posted<M: Memory>(&self, memory: &M) -> Option<u32> {
+    /// Entries that belong to the device: posted and not released; `None` if the ring is broken. And whether these
+    /// are all, and not only those that the device has seen.
+    pub(crate) fn posted(&self, glance: Glance<'_>) -> (Option<u32>, bool) {
         let Some(ring) = &self.ring else {
-            return Some(0);
+            return (Some(0), true);
         };
-        let producer = ring.driver_index(memory).ok().filter(|_| !self.broken)?;
-        ring::used(producer, self.released, ring.entries())
+        let seen = ring.glance_at_index(glance);
+        let exact = seen != Ok(None);
+        let producer = seen.map(|seen| seen.unwrap_or(self.producer)).ok();
+        let producer = producer.filter(|_| !self.broken);
+        let posted = producer.and_then(|index| ring::used(index, self.released, ring.entries()));
+        (posted, exact)
     }
 
     /// Memory of a taken entry.

@@ -356,6 +356,37 @@ impl Body {
             Self::ReadResponse { .. } | Self::Acknowledge(_) | Self::AtomicAcknowledge { .. }
         )
     }
+
+    /// Whether this is a negative acknowledgement.
+    pub const fn is_negative(&self) -> bool {
+        matches!(self, Self::Acknowledge(aeth) if !matches!(aeth.syndrome, Syndrome::Ack { .. }))
+    }
+
+    /// The remote memory that a request names.
+    pub fn reth(&self) -> Option<Reth> {
+        match *self {
+            Self::Write { reth, .. } => reth,
+            Self::ReadRequest(reth) | Self::AtomicWrite(reth) => Some(reth),
+            Self::FlushRequest(flush) => Some(flush.remote),
+            Self::AtomicRequest(atomic) => Some(Reth {
+                address: atomic.address,
+                rkey: atomic.rkey,
+                length: 8,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The key of the receiver that a request names: to access memory, or to invalidate it.
+    pub fn key(&self) -> Option<u32> {
+        match *self {
+            Self::Send {
+                tail: SendTail::Invalidate(key),
+                ..
+            } => Some(key),
+            _ => self.reth().map(|reth| reth.rkey),
+        }
+    }
 }
 
 /// Payload of a segment.

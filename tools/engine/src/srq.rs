@@ -6,7 +6,7 @@ use crate::{
     cause::Cause,
     inspect::SrqSnapshot,
     memory::{HostRange, Memory},
-    ring::{Broken, Ring, WorkQueue},
+    ring::{Broken, Glance, Ring, WorkQueue},
     work,
 };
 use vrnic_wire::work::Sge;
@@ -158,13 +158,15 @@ impl Srq {
     }
 
     /// What it is doing, for people.
-    pub(crate) fn snapshot<M: Memory>(&self, number: u32, memory: &M) -> SrqSnapshot {
+    pub(crate) fn snapshot(&self, number: u32, glance: Glance<'_>) -> SrqSnapshot {
+        let (posted, exact) = self.queue.posted(glance);
         SrqSnapshot {
             number,
             context: self.context,
             pd: self.pd,
             entries: self.queue.entries(),
-            posted: self.queue.posted(memory),
+            posted,
+            exact,
             limit: self.limit,
             queue_pairs: self.users,
             xrcdn: self.xrc.map(|xrc| xrc.xrcdn),

@@ -8,13 +8,16 @@
 
 use crate::{
     event::names_qp,
+    inspect::{CqSnapshot, Named, SrqSnapshot},
+    memory::Memory,
     resources::Resources,
+    ring::Glance,
     segment::{Body, Segment, Service},
     time::Instant,
 };
 use std::{collections::VecDeque, time::Duration};
 use vrnic_wire::{
-    completion::Cqe,
+    completion::{Cqe, Status},
     event::{AsyncEvent, EventType},
     qp::QpState,
     work::SendOpcode,
@@ -125,6 +128,28 @@ pub struct Traced {
     pub act: Act,
 }
 
+/// An object that a step concerns, as it was then.
+#[derive(Copy, Clone, Debug)]
+pub enum Object {
+    /// That key.
+    Key(u32, Named),
+    /// The completion queue of a completion, with it, or of an event.
+    Cq(CqSnapshot),
+    /// The shared receive queue of a receive, without it, or of a message that found none, or of an event.
+    Srq(SrqSnapshot),
+}
+
+/// What the next step of a queue pair that tells of an error concerns, besides what the step names itself.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Concern {
+    /// The queue pair.
+    pub(crate) qpn: u32,
+    /// Key of the access that was refused.
+    pub(crate) key: Option<u32>,
+    /// Shared receive queue that had no receive.
+    pub(crate) srqn: Option<u32>,
+}
+
 /// Some steps.
 #[derive(Clone, Debug, Default)]
 pub struct TracePage {
@@ -132,6 +157,8 @@ pub struct TracePage {
     pub first: u64,
     /// Steps, oldest first.
     pub steps: Vec<Traced>,
+    /// Objects that they concern, each with the place of its step.
+    pub objects: Vec<(usize, Object)>,
     /// Steps behind them that there are already.
     pub waiting: usize,
 }
@@ -144,6 +171,10 @@ pub(crate) struct Trace {
     /// When it stops.
     until: u64,
     steps: VecDeque<Traced>,
+    /// Objects that they concern, each with the number of its step. A step has two at most.
+    objects: VecDeque<(u64, Object)>,
+    /// What the next step that tells of an error concerns.
+    concern: Option<Concern>,
     /// Number of the next step.
     next: u64,
 }
@@ -164,13 +195,27 @@ impl Trace {
         if at > self.until {
             self.clock = None;
             self.steps = VecDeque::new();
+            self.objects = VecDeque::new();
             return;
         }
         if self.steps.len() == KEPT {
             self.steps.pop_front();
+            let oldest = self.next + 1 - KEPT as u64;
+            while self
+                .objects
+                .pop_front_if(|(number, _)| *number < oldest)
+                .is_some()
+            {}
         }
         self.steps.push_back(Traced { time, at, qpn, act });
         self.next += 1;
+    }
+
+    /// The newest step concerns an object.
+    fn concerns(&mut self, object: Object) {
+        if self.is_on() {
+            self.objects.push_back((self.next - 1, object));
+        }
     }
 
     /// Goes on for a while, and gives up to `limit` steps from number `from` on, or the oldest that there are.
@@ -186,8 +231,17 @@ impl Trace {
         };
         let skip = (first - oldest) as usize;
         let steps: Vec<_> = self.steps.iter().skip(skip).take(limit).copied().collect();
+        let end = first + steps.len() as u64;
+        let begin = self.objects.partition_point(|(number, _)| *number < first);
+        let objects = self
+            .objects
+            .range(begin..)
+            .take_while(|(number, _)| *number < end);
         TracePage {
             first,
+            objects: objects
+                .map(|(number, object)| ((number - first) as usize, *object))
+                .collect(),
             waiting: self.steps.len() - skip - steps.len(),
             steps,
         }
@@ -205,29 +259,120 @@ impl Resources {
 
     /// A packet leaves.
     #[inline]
-    pub(crate) fn note_sent(&mut self, segment: &Segment<'_>) {
-        self.note(segment.source_qpn, || {
-            Act::Sent(Packet::new(segment, segment.destination_qpn))
-        });
+    pub(crate) fn note_sent<M: Memory>(&mut self, segment: &Segment<'_>, memory: &M) {
+        if self.trace.is_on() {
+            let qpn = segment.source_qpn;
+            self.note(qpn, || {
+                Act::Sent(Packet::new(segment, segment.destination_qpn))
+            });
+            if segment.body.is_negative() {
+                self.see_concern(qpn, memory);
+            }
+        }
     }
 
     /// A packet arrived.
     #[inline]
     pub(crate) fn note_arrived(&mut self, segment: &Segment<'_>) {
-        self.note(segment.destination_qpn, || {
-            Act::Arrived(Packet::new(segment, segment.source_qpn))
-        });
+        if self.trace.is_on() {
+            self.note(segment.destination_qpn, || {
+                Act::Arrived(Packet::new(segment, segment.source_qpn))
+            });
+            if let Some(key) = segment.body.key() {
+                self.see_key(key);
+            }
+        }
+    }
+
+    /// A receive was taken.
+    #[inline]
+    pub(crate) fn note_receive<M: Memory>(
+        &mut self,
+        qpn: u32,
+        wr_id: u64,
+        srqn: Option<u32>,
+        memory: &M,
+    ) {
+        if self.trace.is_on() {
+            self.note(qpn, || Act::TookReceive { wr_id, srqn });
+            if let Some(srqn) = srqn {
+                self.see_srq(srqn, &|range, offset| memory.glance(range, offset));
+            }
+        }
+    }
+
+    /// A completion was written.
+    #[inline]
+    pub(crate) fn note_completion<M: Memory>(&mut self, cqn: u32, cqe: Cqe, memory: &M) {
+        if self.trace.is_on() {
+            self.note(cqe.qpn.get(), || Act::Completed { cqn, cqe });
+            self.see_cq(cqn, &|range, offset| memory.glance(range, offset));
+            if cqe.status != Status::Success.raw() {
+                self.see_concern(cqe.qpn.get(), memory);
+            }
+        }
     }
 
     /// The driver is told of an event.
     #[inline]
     pub(crate) fn note_event(&mut self, event: Option<AsyncEvent>) -> Option<AsyncEvent> {
-        if let Some(event) = event {
-            let about_qp = EventType::try_from(event.event_type.get()).is_ok_and(names_qp);
-            let qpn = if about_qp { event.number.get() } else { 0 };
-            self.note(qpn, || Act::Raised(event));
+        if let Some(event) = event
+            && self.trace.is_on()
+        {
+            let (kind, number) = (
+                EventType::try_from(event.event_type.get()),
+                event.number.get(),
+            );
+            let about_qp = kind.is_ok_and(names_qp);
+            self.note(if about_qp { number } else { 0 }, || Act::Raised(event));
+            // Nobody looks at guest memory here.
+            match kind {
+                Ok(EventType::CqError) => self.see_cq(number, &|_, _| Ok(None)),
+                Ok(EventType::SrqError | EventType::SrqLimitReached) => {
+                    self.see_srq(number, &|_, _| Ok(None));
+                }
+                Ok(EventType::PageFault) => self.see_key(number),
+                _ => {}
+            }
         }
         event
+    }
+
+    /// The next step of a queue pair that tells of an error concerns that.
+    #[inline]
+    pub(crate) fn concern(&mut self, concern: Concern) {
+        if self.trace.is_on() {
+            self.trace.concern = Some(concern);
+        }
+    }
+
+    /// The newest step is of that queue pair, and tells of an error.
+    fn see_concern<M: Memory>(&mut self, qpn: u32, memory: &M) {
+        let Some(concern) = self.trace.concern.take_if(|concern| concern.qpn == qpn) else {
+            return;
+        };
+        if let Some(key) = concern.key {
+            self.see_key(key);
+        }
+        if let Some(srqn) = concern.srqn {
+            self.see_srq(srqn, &|range, offset| memory.glance(range, offset));
+        }
+    }
+
+    fn see_key(&mut self, key: u32) {
+        self.trace.concerns(Object::Key(key, self.keys.named(key)));
+    }
+
+    fn see_cq(&mut self, cqn: u32, glance: Glance<'_>) {
+        if let Some(cq) = self.cqs.get(cqn) {
+            self.trace.concerns(Object::Cq(cq.snapshot(cqn, glance)));
+        }
+    }
+
+    fn see_srq(&mut self, srqn: u32, glance: Glance<'_>) {
+        if let Some(srq) = self.srqs.get(srqn) {
+            self.trace.concerns(Object::Srq(srq.snapshot(srqn, glance)));
+        }
     }
 }
 
@@ -272,6 +417,30 @@ mod tests {
         assert_eq!((page.first, page.steps.len()), (KEPT as u64 + 5, 0));
         // From a device that was reset since.
         assert_eq!(trace.look(clock, u64::MAX, 1).first, 5);
+    }
+
+    #[test]
+    fn objects_go_with_their_steps() {
+        let mut trace = Trace::default();
+        trace.look(clock, 0, 0);
+        for time in 0..KEPT as u64 + 5 {
+            add(&mut trace, time);
+            trace.concerns(Object::Key(time as u32, Named::Nothing));
+        }
+        assert_eq!(trace.objects.len(), KEPT);
+        let page = trace.look(clock, 7, 2);
+        let keys: Vec<_> = page
+            .objects
+            .iter()
+            .map(|(place, object)| match object {
+                Object::Key(key, _) => (*place, *key),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(keys, [(0, 7), (1, 8)]);
+        add(&mut trace, u64::MAX);
+        trace.concerns(Object::Key(1, Named::Nothing));
+        assert!(trace.objects.is_empty());
     }
 
     #[test]

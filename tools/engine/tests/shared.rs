@@ -6,6 +6,7 @@ use proptest::{collection::vec, prelude::*};
 use vrnic_engine::{
     Cause, RnicConfig, Segmentation,
     testing::{Completion, Cq, Faults, Mr, Node, Qp, QpOptions, Send, Srq, World, gid_of},
+    trace::{Act, Object},
 };
 use vrnic_wire::{
     command::{
@@ -664,4 +665,44 @@ proptest! {
         shared.world.settle();
         prop_assert_eq!(statuses(&bystander.recv_cqs[1].drain()), [(1, Status::Success)]);
     }
+}
+
+/// Each receive that is taken comes with what is left behind it, and each message that finds none, too.
+#[test]
+fn steps_have_the_shared_receive_queue() {
+    let rc = [QpType::ReliableConnection];
+    let mut shared = Shared::new(&rc, Segmentation::Local, 21);
+    let clock: fn() -> u64 = || 0;
+    shared.receive(1, 100);
+    shared.receive(2, 100);
+    shared.limit(2);
+    shared.world.nodes[1].rnic.trace(clock, 0, 0);
+    for message in 1..=3 {
+        shared.send(0, message, 10);
+    }
+    for _ in 0..20 {
+        shared.world.step();
+    }
+    assert_eq!(shared.events()[0].0, EventType::SrqLimitReached);
+    let page = shared.world.nodes[1].rnic.trace(clock, 0, usize::MAX);
+    let seen = page.objects.iter().filter_map(|(place, object)| {
+        let Object::Srq(srq) = object else {
+            return None;
+        };
+        assert_eq!(srq.number, shared.srq.srqn);
+        let what = match page.steps[*place].act {
+            Act::TookReceive { .. } => "receive",
+            Act::Sent(packet) if packet.body.is_negative() => "NAK",
+            Act::Raised(_) => "event",
+            _ => "?",
+        };
+        Some((what, srq.posted, srq.limit, srq.exact))
+    });
+    let wanted = [
+        ("receive", Some(1), 0, true),
+        ("receive", Some(0), 0, true),
+        ("NAK", Some(0), 0, true),
+        ("event", Some(0), 0, false),
+    ];
+    assert_eq!(seen.collect::<Vec<_>>(), wanted);
 }

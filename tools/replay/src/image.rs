@@ -284,7 +284,7 @@ impl Memory for Image {
     fn fence(&self) {}
 }
 
-/// No memory at all.
+/// No memory at all: of what stands in it nothing is known.
 #[derive(Debug)]
 pub struct Nowhere;
 
@@ -311,6 +311,10 @@ impl Memory for Nowhere {
 
     fn load_u32(&self, _: HostRange, _: u64) -> Result<u32, Unmapped> {
         Err(Unmapped)
+    }
+
+    fn glance(&self, _: HostRange, _: u64) -> Result<Option<u32>, Unmapped> {
+        Ok(None)
     }
 
     fn store_u32(&self, _: HostRange, _: u64, _: u32) -> Result<(), Unmapped> {

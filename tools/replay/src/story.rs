@@ -10,14 +10,18 @@ use std::net::Ipv6Addr;
 use vrnic_engine::memory::{HostRange, RegionId};
 use vrnic_engine::recording::{Access, Call, Input, Output, Step, Touch};
 use vrnic_engine::time::Instant;
+use vrnic_engine::trace::Object as Seen;
 use vrnic_engine::{Engine, Explanation, Queue, Segment};
 use vrnic_wire::command::{CommandCode, CommandHeader, ModifyQp, ReplyHeader, Status};
 use vrnic_wire::completion::{self, Cqe};
 use vrnic_wire::event::{AsyncEvent, EventType};
 use vrnic_wire::qp::{QpState, attribute};
 use vrnic_wire::work::{ReceiveHeader, SEND_DATA_OFFSET, SendHeader, SendOpcode, Sge, send_flags};
-use vrnicd::control::answer::trace::packet_of;
+use vrnicd::control::answer::trace::{object, packet_of};
+use vrnicd::control::protocol::Object;
 use zerocopy::FromBytes;
+
+use crate::image::Nowhere;
 
 /// Something that happened.
 #[derive(Clone, Debug)]
@@ -87,6 +91,8 @@ pub struct Told {
     pub now: Instant,
     /// What happened.
     pub event: Event,
+    /// The object that something went wrong with, or that an event is about, as it is after the call.
+    pub object: Option<Object>,
 }
 
 /// Knows where rings are, and so what accesses to guest memory mean.
@@ -130,7 +136,6 @@ impl Narrator {
             Output::Panicked(message) => events.push(Event::Panicked(message.clone())),
             _ => {}
         }
-        // After a panic its state may be anything.
         let panicked = matches!(step.output, Output::Panicked(_));
         if !panicked && events.iter().any(moves_rings) {
             self.places.clear();
@@ -144,6 +149,12 @@ impl Narrator {
         let told = events.into_iter().map(|event| Told {
             call: call.index,
             now: call.now,
+            // After a panic its state may be anything.
+            object: if panicked {
+                None
+            } else {
+                about(&event, engine)
+            },
             event,
         });
         told.collect()
@@ -194,6 +205,31 @@ impl Narrator {
             Queue::Completion(_) => None,
         }
     }
+}
+
+/// The object that something went wrong with, or that an event is about, as it is now.
+fn about(event: &Event, engine: &Engine) -> Option<Object> {
+    let key = |key| Some(Seen::Key(key, engine.key(key)));
+    let cq = |cqn| engine.cq(cqn, &Nowhere).map(Seen::Cq);
+    let seen = match event {
+        Event::Explained(why) => key(why.access?.key),
+        Event::Completed { cqn, cqe } if cqe.status != completion::Status::Success.raw() => {
+            cq(*cqn)
+        }
+        Event::Raised(event) => {
+            let number = event.number.get();
+            match EventType::try_from(event.event_type.get()).ok()? {
+                EventType::CqError => cq(number),
+                EventType::SrqError | EventType::SrqLimitReached => {
+                    engine.srq(number, &Nowhere).map(Seen::Srq)
+                }
+                EventType::PageFault => key(number),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    seen.as_ref().map(object)
 }
 
 /// Bytes of a send, as far as the beginning of its entry says.
@@ -306,8 +342,9 @@ impl fmt::Display for Packet<'_> {
     }
 }
 
-/// Columns of what the guest does.
+/// Columns of what the guest does, and of what stands before it.
 const GUEST: usize = 54;
+const BEFORE: usize = 31;
 
 /// The head of what [`Told`] prints as.
 pub fn timeline_head() -> String {
@@ -396,6 +433,10 @@ impl fmt::Display for Told {
             }
             Event::Panicked(message) => write!(f, " PANIC: {message}"),
             _ => Ok(()),
+        }?;
+        match &self.object {
+            Some(object) => write!(f, "\n{:BEFORE$}{:<GUEST$}|   {object}", "", ""),
+            None => Ok(()),
         }
     }
 }

@@ -96,12 +96,18 @@ fn what_happened_is_told() {
         ("wire", Segmentation::PathMtu),
     ] {
         let (mut world, qpn) = world(segmentation, "");
+        while world.nodes[1].rnic.next_explanation().is_some() {}
         let [recording, of_the_peer] = &world.recordings()[..] else {
             unreachable!()
         };
         // The peer refuses the last write, and is in the error state when it says so.
         let (good, text) = run(&file(&format!("{name}-peer"), of_the_peer), &["--check"]);
         assert!(good && text.contains("checked, 0 violations"), "{text}");
+        // What its check found out is there with the region that the key nearly names.
+        let (_, text) = run(&file(&format!("{name}-peer"), of_the_peer), &["--timeline"]);
+        let told = text.find("sent NAK: remote access error");
+        let region = text.find(": region (its key is 0x");
+        assert!(told.is_some() && told < region, "{text}");
         let recording = file(name, recording);
         let (good, text) = run(&recording, &["--check"]);
         assert!(good, "{text}");
@@ -124,6 +130,7 @@ fn what_happened_is_told() {
                 "<-- NAK: remote access error, PSN ",
                 "RDMA WRITE 0x777 IBV_WC_REM_ACCESS_ERR",
             ),
+            ("RDMA WRITE 0x777 IBV_WC_REM_ACCESS_ERR", " of 128 unread"),
         ] {
             let [first, second] = [first, second].map(|part| text.find(part));
             assert!(

@@ -73,7 +73,7 @@ fn number(number: Option<u32>) -> String {
 }
 
 /// A number that may be unknown.
-fn known(number: Option<u32>) -> String {
+fn known(number: Option<impl ToString>) -> String {
     number.map_or_else(|| "?".into(), |number| number.to_string())
 }
 
@@ -214,6 +214,7 @@ impl Row for Cq {
         "CQN",
         "UNREAD",
         "ENTRIES",
+        "ARMED",
         "MODERATION",
         "QPS",
         "VECTOR",
@@ -230,6 +231,7 @@ impl Row for Cq {
             self.cqn.to_string(),
             known(self.unread),
             self.entries.to_string(),
+            known(self.armed.map(|armed| if armed { "yes" } else { "no" })),
             moderation,
             self.queue_pairs.to_string(),
             self.vector.to_string(),
@@ -282,7 +284,9 @@ impl Row for Mr {
             self.length
                 .map_or_else(|| "all".into(), |length| length.to_string()),
             self.translations.to_string(),
-            if self.access.is_empty() {
+            if !self.valid {
+                "not valid".into()
+            } else if self.access.is_empty() {
                 "local read".into()
             } else {
                 self.access.join(", ")
@@ -465,6 +469,7 @@ mod tests {
                 iova: 0x1000,
                 length: None,
                 translations: 2,
+                valid: true,
             },
         };
         assert_eq!(mr.cells().len(), Of::<Mr>::HEADS.len());

@@ -371,6 +371,7 @@ fn connections(all: Vec<Seen>) -> Vec<Connection> {
             at: seen.nanoseconds - first,
             qpn: seen.from.qpn,
             act: seen.act,
+            objects: Vec::new(),
         });
     }
     found.into_values().collect()

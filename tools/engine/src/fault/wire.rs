@@ -231,7 +231,7 @@ impl Resources {
         let overtaken = self.faults.later.pass(out, segment.destination_qpn);
         let strike = self.strike(|| Occasion::packet(Seam::Packet, out, &segment));
         let fate = strike.map_or(Fate::Goes, |strike| suffer(&strike, &mut segment, io));
-        self.note_sent(&segment);
+        self.note_sent(&segment, io.memory);
         let goes = self.faults.settle_packet(out, segment, &fate, io);
         if let Some((segment, times)) = goes {
             for _ in 1..times {

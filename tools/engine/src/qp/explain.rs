@@ -9,6 +9,7 @@ use crate::{
     psn::Psn,
     resources::Resources,
     segment::{Segment, Syndrome},
+    trace::Concern,
 };
 use vrnic_wire::completion::{Opcode, Status};
 
@@ -27,11 +28,26 @@ impl Qp {
         let refused = self
             .refused
             .filter(|(why, _)| cause.is_some_and(|cause| cause.as_remote() == why.as_remote()));
+        let access = refused.map(|(_, access)| access);
+        let srqn = self
+            .receiver
+            .srqn
+            .filter(|_| cause == Some(Cause::NoReceive));
+        let concern = Concern {
+            qpn: self.number,
+            key: access.map(|access| access.key),
+            srqn,
+        };
+        match happening {
+            Happening::Completion { .. } => resources.concern(concern),
+            Happening::NakSent(_) => self.responder.concern = Some(concern),
+            _ => {}
+        }
         resources.explain(Explanation {
             peer_qpn: self.attributes.dest_qpn,
             psn: psn.map(Psn::raw),
             packet,
-            access: refused.map(|(_, access)| access),
+            access,
             ..Explanation::new(happening, self.number, cause)
         });
     }

@@ -10,7 +10,6 @@ use crate::{
     resources::{Io, Resources},
     segment::Payload,
     srq,
-    trace::Act,
 };
 use vrnic_wire::{
     completion::{Cqe, Opcode, Status},
@@ -127,7 +126,7 @@ impl Qp {
         let pd = shared.map_or(receiver.pd, |srq| srq.pd);
         resources.counters.count(Counter::ReceiveRequests);
         let srqn = receiver.srqn;
-        resources.note(self.number, || Act::TookReceive { wr_id, srqn });
+        resources.note_receive(self.number, wr_id, srqn, io.memory);
         self.receive.taken = Some(Taken {
             wr_id,
             capacity,

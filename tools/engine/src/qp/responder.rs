@@ -32,6 +32,7 @@ use crate::{
         AtomicKind, AtomicRequest, Body, Flush, NakCode, Payload, Position, Reth, Segment,
         SendTail, Service, Syndrome,
     },
+    trace::Concern,
 };
 use std::collections::VecDeque;
 use vrnic_wire::{
@@ -204,6 +205,8 @@ pub(super) struct Responder {
     flushed: Option<Psn>,
     /// Whether packets wait that came early.
     keeping: bool,
+    /// What the negative acknowledgement that is to be sent concerns.
+    pub(super) concern: Option<Concern>,
 }
 
 impl Responder {

@@ -267,6 +267,10 @@ impl Memory for Script<'_> {
         Ok(value as u32)
     }
 
+    fn glance(&self, _: HostRange, _: u64) -> Result<Option<u32>, Unmapped> {
+        Ok(None)
+    }
+
     fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped> {
         self.done(|| Touch::Store(word(range, offset, 4), value.into()))
     }

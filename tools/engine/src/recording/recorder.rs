@@ -361,6 +361,10 @@ impl<M: Memory> Memory for Tap<'_, M> {
         result
     }
 
+    fn glance(&self, range: HostRange, offset: u64) -> Result<Option<u32>, Unmapped> {
+        self.inner.glance(range, offset)
+    }
+
     fn store_u32(&self, range: HostRange, offset: u64, value: u32) -> Result<(), Unmapped> {
         let result = self.inner.store_u32(range, offset, value);
         let log = &mut *self.log.borrow_mut();

@@ -338,6 +338,8 @@ fn cq(cq: CqSnapshot) -> Cq {
         moderation_count: cq.moderation_count,
         moderation_period_us: u64::try_from(cq.moderation_period.as_micros()).unwrap_or(u64::MAX),
         unread: cq.unread,
+        exact: cq.exact,
+        armed: cq.armed,
         queue_pairs: cq.queue_pairs,
         failed: cq.failed,
     }
@@ -350,6 +352,7 @@ fn srq(srq: SrqSnapshot) -> Srq {
         pd: srq.pd,
         entries: srq.entries,
         posted: srq.posted,
+        exact: srq.exact,
         limit: srq.limit,
         queue_pairs: srq.queue_pairs,
         xrcdn: srq.xrcdn,
@@ -373,6 +376,7 @@ fn mr(mr: MrSnapshot) -> Mr {
         iova: mr.iova,
         length: mr.length,
         translations: mr.translations,
+        valid: mr.valid,
     }
 }
 

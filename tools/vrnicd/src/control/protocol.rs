@@ -372,6 +372,12 @@ pub struct Cq {
     pub moderation_period_us: u64,
     /// Completions that nobody has polled; none if the consumer index cannot be.
     pub unread: Option<u32>,
+    /// Whether they are so many; else at most.
+    #[serde(default = "yes")]
+    pub exact: bool,
+    /// Whether an event is asked for; none if that is not known.
+    #[serde(default)]
+    pub armed: Option<bool>,
     /// Queue pairs that use it.
     pub queue_pairs: usize,
     /// Whether it overran or lost its memory.
@@ -391,6 +397,9 @@ pub struct Srq {
     pub entries: u32,
     /// Receives that nobody took; none if the ring is broken.
     pub posted: Option<u32>,
+    /// Whether they are so many; else at least.
+    #[serde(default = "yes")]
+    pub exact: bool,
     /// Fewer raise an event; 0 if none is asked for.
     pub limit: u32,
     /// Queue pairs that use it.
@@ -429,6 +438,9 @@ pub struct Mr {
     pub length: Option<u64>,
     /// Host ranges that it needs.
     pub translations: usize,
+    /// Whether it can be used; not if it waits for a fast registration.
+    #[serde(default = "yes")]
+    pub valid: bool,
 }
 
 /// A memory window.
@@ -606,6 +618,11 @@ pub struct Firing {
     pub what: String,
 }
 
+/// What is meant by programs that knew no other.
+fn yes() -> bool {
+    true
+}
+
 /// Steps of a device.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Trace {
@@ -630,6 +647,131 @@ pub struct Step {
     /// What it was.
     #[serde(flatten)]
     pub act: Act,
+    /// The objects that it concerns, as they were then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<Object>,
+}
+
+/// An object that a step concerns, as it was then.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(tag = "object", rename_all = "snake_case")]
+pub enum Object {
+    /// The memory region that a key names. Its own key may end with another byte.
+    Region {
+        /// The key of the step.
+        named: u32,
+        /// The region.
+        #[serde(flatten)]
+        mr: Mr,
+    },
+    /// The memory window that a key names. As above.
+    Window {
+        /// The key of the step.
+        named: u32,
+        /// The window.
+        #[serde(flatten)]
+        mw: Mw,
+    },
+    /// A key that names nothing.
+    NoKey {
+        /// The key of the step.
+        named: u32,
+        /// Whether it named something not long ago.
+        removed: bool,
+    },
+    /// The completion queue of a completion, with it, or of an event.
+    Cq(Cq),
+    /// The shared receive queue of a receive, without it, or of a message that found none, or of an event.
+    Srq(Srq),
+}
+
+/// Rights in words. Each region can be read locally.
+fn rights(names: &[String]) -> String {
+    if names.is_empty() {
+        "local read".into()
+    } else {
+        names.join(", ")
+    }
+}
+
+impl fmt::Display for Object {
+    /// One line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let other = |f: &mut fmt::Formatter<'_>, named, key| match key == named {
+            true => Ok(()),
+            false => write!(f, " (its key is {key:#x} now)"),
+        };
+        match self {
+            Self::Region { named, mr } => {
+                write!(f, "key {named:#x}: region")?;
+                other(f, *named, mr.key)?;
+                match mr.length {
+                    _ if !mr.valid => write!(f, ", not valid")?,
+                    Some(length) => write!(f, ", {length} B at {:#x}", mr.iova)?,
+                    None => write!(f, ", all memory")?,
+                }
+                write!(f, ", PD {}, {}", mr.pd, rights(&mr.access))
+            }
+            Self::Window { named, mw } => {
+                write!(f, "key {named:#x}: window")?;
+                other(f, *named, mw.key)?;
+                write!(f, ", PD {}", mw.pd)?;
+                match &mw.bound {
+                    Some(bound) => write!(
+                        f,
+                        ", bound by QP {} to {} B at {:#x} of region {:#x}, {}",
+                        bound.qpn,
+                        bound.length,
+                        bound.iova,
+                        bound.region,
+                        rights(&bound.access)
+                    ),
+                    None => f.write_str(", not bound"),
+                }
+            }
+            Self::NoKey { named, removed } => {
+                let what = if *removed {
+                    "what it named was removed"
+                } else {
+                    "names nothing"
+                };
+                write!(f, "key {named:#x}: {what}")
+            }
+            Self::Cq(cq) => {
+                write!(f, "CQ {}: ", cq.cqn)?;
+                if !cq.exact {
+                    f.write_str("at most ")?;
+                }
+                match cq.unread {
+                    Some(unread) => write!(f, "{unread}")?,
+                    None => f.write_str("?")?,
+                }
+                write!(f, " of {} unread", cq.entries)?;
+                f.write_str(match cq.armed {
+                    Some(true) => ", armed",
+                    Some(false) => ", not armed",
+                    None => "",
+                })?;
+                f.write_str(if cq.failed { ", failed" } else { "" })
+            }
+            Self::Srq(srq) => {
+                write!(f, "SRQ {}: ", srq.srqn)?;
+                if !srq.exact {
+                    f.write_str("at least ")?;
+                }
+                match srq.posted {
+                    Some(posted) => write!(f, "{posted}")?,
+                    None => f.write_str("?")?,
+                }
+                write!(f, " of {} receives left", srq.entries)?;
+                match srq.limit {
+                    0 => f.write_str(", no limit")?,
+                    limit => write!(f, ", limit {limit}")?,
+                }
+                f.write_str(if srq.failed { ", failed" } else { "" })
+            }
+        }
+    }
 }
 
 /// What a device did.

@@ -279,6 +279,9 @@ impl Qp {
                 None => self.ack(msn, io.memory),
                 Some(syndrome) => Aeth { syndrome, msn },
             };
+            if let Some(concern) = self.responder.concern.take_if(|_| syndrome.is_some()) {
+                resources.concern(concern);
+            }
             self.send_response(psn, Body::Acknowledge(aeth), Payload::Empty, resources, io);
             turn.spend(0);
             if let Reply::End(_, fault) = reply {

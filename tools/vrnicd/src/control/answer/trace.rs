@@ -5,14 +5,15 @@ use std::fmt::Write;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use vrnic_engine::Segment;
 use vrnic_engine::psn::Psn;
-use vrnic_engine::segment::{Aeth, Body, Path, Payload, Reth, SendTail, Syndrome, Touched};
-use vrnic_engine::trace::{Act, Packet, TracePage, Traced};
+use vrnic_engine::segment::{Aeth, Body, Path, Payload, SendTail, Syndrome, Touched};
+use vrnic_engine::trace::{Act, Object, Packet, TracePage, Traced};
+use vrnic_engine::{Named, Segment};
 use vrnic_roce::opcode_name;
 use vrnic_wire::completion::{Cqe, Opcode, Status};
 use vrnic_wire::event::EventType;
 
+use super::{cq, mr, mw, srq};
 use crate::control::protocol::{self, Step, Trace, TracedPacket};
 
 /// Nanoseconds since the first question. Unlike the devices' clock, it goes on while a device is called.
@@ -23,10 +24,38 @@ pub fn clock() -> u64 {
 
 /// A page of steps.
 pub fn page(page: &TracePage) -> Trace {
+    let mut steps: Vec<_> = page.steps.iter().map(step).collect();
+    for (place, seen) in &page.objects {
+        steps[*place].objects.push(object(seen));
+    }
     Trace {
         first: page.first,
-        steps: page.steps.iter().map(step).collect(),
+        steps,
         waiting: page.waiting,
+    }
+}
+
+/// An object that a step concerns.
+pub fn object(object: &Object) -> protocol::Object {
+    match *object {
+        Object::Key(named, Named::Region(region)) => protocol::Object::Region {
+            named,
+            mr: mr(region),
+        },
+        Object::Key(named, Named::Window(window)) => protocol::Object::Window {
+            named,
+            mw: mw(window),
+        },
+        Object::Key(named, Named::Removed) => protocol::Object::NoKey {
+            named,
+            removed: true,
+        },
+        Object::Key(named, Named::Nothing) => protocol::Object::NoKey {
+            named,
+            removed: false,
+        },
+        Object::Cq(seen) => protocol::Object::Cq(cq(seen)),
+        Object::Srq(seen) => protocol::Object::Srq(srq(seen)),
     }
 }
 
@@ -36,6 +65,7 @@ fn step(step: &Traced) -> Step {
         at: step.at,
         qpn: step.qpn,
         act: act(&step.act, step.qpn),
+        objects: Vec::new(),
     }
 }
 
@@ -95,7 +125,7 @@ pub fn packet_of(segment: &Segment<'_>) -> TracedPacket {
 /// A packet to that queue pair.
 fn packet(packet: &Packet, to: u32) -> TracedPacket {
     let aeth = aeth(&packet.body);
-    let reth = reth(&packet.body);
+    let reth = packet.body.reth();
     let segment = segment(packet, to);
     // Of packets that a device traced there are always some.
     let headers = vrnic_roce::headers(&segment, packet.length).unwrap_or_default();
@@ -147,20 +177,6 @@ fn aeth(body: &Body) -> Option<Aeth> {
     match *body {
         Body::ReadResponse { aeth, .. } => aeth,
         Body::Acknowledge(aeth) | Body::AtomicAcknowledge { aeth, .. } => Some(aeth),
-        _ => None,
-    }
-}
-
-fn reth(body: &Body) -> Option<Reth> {
-    match *body {
-        Body::Write { reth, .. } => reth,
-        Body::ReadRequest(reth) | Body::AtomicWrite(reth) => Some(reth),
-        Body::FlushRequest(flush) => Some(flush.remote),
-        Body::AtomicRequest(atomic) => Some(Reth {
-            address: atomic.address,
-            rkey: atomic.rkey,
-            length: 8,
-        }),
         _ => None,
     }
 }
