@@ -7,7 +7,7 @@ import { timelineView } from "./timeline.js";
 
 /** How to read the picture. */
 const LEGEND = "The outer lines are the programs, the inner ones their RNICs. Time runs down. Each arrow is something that a real device "
-  + "did just now: choose one to see its fields. What comes from a program is drawn when its RNIC takes it, not when it is posted. The number behind an operation is the name of the work request (wr_id), which the library (libvrnic) gives it here.";
+  + "did just now: choose one to see its fields. What comes from a program is drawn when its RNIC takes it, not when it is posted. The number behind an operation is the name of the work request (wr_id), which the library (libvrnic) gives it here. Names of statuses are drawn without IBV_WC_.";
 
 /** Words of the field that the lessons and the diagram use. */
 const WORDS = [
@@ -22,6 +22,8 @@ const WORDS = [
   ["ACK, NAK", "The answer of the RNIC that got a packet: it acknowledges this one and all before it, or says what is wrong."],
   ["RNR NAK", "“Receiver not ready”: try again later."],
   ["RESET, INIT, RTR, RTS, ERR", "States of a QP. To connect, a program takes it from RESET by INIT and RTR (ready to receive) to RTS (ready to send). In ERR it does nothing more."],
+  ["SRQ", "Shared receive queue: receives that several QPs take from one queue."],
+  ["flush", "What an RNIC does with the requests of a QP in ERR: it completes them with IBV_WC_WR_FLUSH_ERR, undone."],
   ["event", "How an RNIC tells a program something that is not about one work request, or that a CQ has a new entry."],
 ];
 

@@ -34,7 +34,7 @@ export function layout(devices) {
     if (typeof vm === "number") frames.push({ vm, x, y, height });
     ends[column] += height + SPACE;
   }
-  return { places, frames, height: Math.max(...ends) };
+  return { places, frames, height: Math.max(...ends) - SPACE };
 }
 
 function makeFrame({ vm }) {

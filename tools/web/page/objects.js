@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The objects of a device: contexts, protection domains, memory, queues, queue pairs, counters.
 
-import { bytes, el, fact, hex, reconcile, say, searching, short, size, sparkline, svg } from "./dom.js";
+import { counted, bytes, el, fact, hex, reconcile, say, searching, short, size, sparkline, svg } from "./dom.js";
 import { ask, now, ofDevice, ofQp, peerOf, series } from "./state.js";
 import { failureTable } from "./failures.js";
 
@@ -149,7 +149,7 @@ function memoryMap() {
         say(parts.key, hex(mr.key, 8));
         say(parts.where, hex(mr.iova));
         say(parts.size, size(mr.length));
-        say(parts.pd, `PD ${mr.pd}, ${mr.translations} ranges`);
+        say(parts.pd, `PD ${mr.pd}, ${counted(mr.translations, "range")}`);
         const rights = mr.access.length ? mr.access : ["local read"];
         const chip = (right) => el("span", { class: right.startsWith("remote") ? "chip remote" : "chip", text: right });
         reconcile(parts.rights, rights, (right) => right, chip, () => {});
@@ -243,7 +243,7 @@ export function objectsView() {
   ], (one) => one.qpn);
   const cqs = table("Completion queues", [
     ["CQ", (cq) => cq.cqn], ["unread", (cq) => known(cq.unread, (value) => bar(value, cq.entries, `unread completions of CQ ${cq.cqn}`))],
-    ["vector", (cq) => cq.vector, "number"], ["QPs", (cq) => cq.queue_pairs, "number"],
+    ["armed", (cq) => known(cq.armed, (armed) => (armed ? "yes" : "no"))], ["vector", (cq) => cq.vector, "number"], ["QPs", (cq) => cq.queue_pairs, "number"],
     ["moderation", (cq) => (cq.moderation_count > 1 ? `${cq.moderation_count} or ${cq.moderation_period_us} µs` : "none")],
     ["context", (cq) => cq.context, "number"], ["", (cq) => (cq.failed ? "failed" : ""), "bad"],
   ], (cq) => cq.cqn, true);

@@ -75,6 +75,43 @@ function describe(step) {
   }
 }
 
+/** What an object that a step concerns was like: its name, and a text. */
+function objectThen(one) {
+  const rights = (names) => (names.length ? names.join(", ") : "local read");
+  const extent = (first, length) => (length === null ? "all memory" : `${counted(length, "byte")} at ${hex(first)}`);
+  // Keys that differ in the last byte name the same object, which is then another use of it.
+  const other = one.key === undefined || one.key === one.named ? "" : `, whose key is ${hex(one.key)}`;
+  switch (one.object) {
+    case "region":
+      return [`key ${hex(one.named)}`, one.valid
+        ? `memory region${other}: ${extent(one.iova, one.length)}, PD ${one.pd}, rights: ${rights(one.access)}`
+        : `memory region${other}, PD ${one.pd}, not valid: no fast registration since it was made or invalidated`];
+    case "window":
+      return [`key ${hex(one.named)}`, one.bound
+        ? `memory window${other}: ${extent(one.bound.iova, one.bound.length)} of region ${hex(one.bound.region)}, PD ${one.pd}, `
+          + `bound by QP ${one.bound.qpn}, rights: ${rights(one.bound.access)}`
+        : `memory window${other}, PD ${one.pd}, not valid: bound to no region`];
+    case "no_key":
+      return [`key ${hex(one.named)}`, one.removed ? "names nothing: its region or window was removed" : "names nothing: unknown"];
+    case "cq": {
+      const events = one.armed === null ? "" : one.armed ? ", armed" : ", not armed";
+      return [`CQ ${one.cqn}`, `${one.exact ? "" : "at most "}${one.unread ?? "?"} of ${one.entries} not polled${events}${one.failed ? "; it overran, or lost its memory" : ""}`];
+    }
+    default:
+      return [`SRQ ${one.srqn}`, `${one.exact ? "" : "at least "}${one.posted ?? "?"} of ${one.entries} receives left, `
+        + `${one.limit ? `limit ${one.limit}` : "no limit armed"}${one.failed ? "; it failed" : ""}`];
+  }
+}
+
+/**
+ * A label as it is drawn: without what all names of statuses begin with, and of long wr_ids only the end. What is told
+ * of a step has them whole.
+ */
+const drawn = (label) => label.replace("IBV_WC_", "").replace(/0x[0-9a-f]{5,}([0-9a-f]{4})/, "…$1");
+
+/** Width of a text in the picture, about. */
+const widthOf = (text) => text.length * 7.2;
+
 /** What there is to say of queue pairs at a packet of a capture. */
 const PACKETS_ONLY = "A capture holds packets and nothing of the RNICs that sent them. So what state the queue pairs were in, and why "
   + "something was refused, is not known here. A recording of a device (vrnicctl record) has both.";
@@ -177,7 +214,7 @@ function histogram(title, show) {
       for (let bucket = low; bucket <= high; bucket += 1) {
         const count = buckets.get(bucket) ?? 0;
         const x = (bucket - low) * width;
-        const height = (count / most) * 70;
+        const height = (count / most) * 62;
         parts.push(svg("rect", { x: x + 2, y: 80 - height, width: width - 4, height, rx: 2 }));
         if (count) parts.push(svg("text", { x: x + width / 2, y: 75 - height, "text-anchor": "middle" }, `${count}`));
         if (width > 40 || (bucket - low) % Math.ceil(45 / width) === 0) {
@@ -224,7 +261,7 @@ function facts(item, captured) {
     add("fault", step.fault);
     if (item.mate) add("on its way", duration(Math.abs(item.mate.step.at - step.at)));
   } else {
-    add("bytes", step.length);
+    add("bytes", isBad(step) ? null : step.length);
   }
   add("status", step.status);
   if (step.vendor_error) add("vendor_err", hex(step.vendor_error));
@@ -325,7 +362,8 @@ export function timelineView({ embedded = false } = {}) {
   });
   new ResizeObserver(() => {
     view = scroller.clientHeight;
-    if (follow && !selected) scroller.scrollTop = height;
+    if (selected) show();
+    else if (follow) scroller.scrollTop = height;
     draw();
   }).observe(scroller);
   element.addEventListener("keydown", (event) => {
@@ -451,7 +489,9 @@ export function timelineView({ embedded = false } = {}) {
     picture.style.top = `${top}px`;
     const parts = [];
     for (const side of ["left", "right"]) {
-      for (const x of Object.values(LANES[side])) parts.push(svg("line", { class: "lane", x1: x, x2: x, y1: top, y2: top + view }));
+      // A capture has no programs, and a recording that of one side.
+      const { rnic, program } = LANES[side];
+      for (const x of file && !(file.recording && side === "left") ? [rnic] : [rnic, program]) parts.push(svg("line", { class: "lane", x1: x, x2: x, y1: top, y2: top + view }));
     }
     // The first that can be seen: items are in the order of their places.
     let [low, high] = [0, items.length];
@@ -460,16 +500,18 @@ export function timelineView({ embedded = false } = {}) {
       if (yOf(items[middle]) < top - 2 * ROW) low = middle + 1;
       else high = middle;
     }
-    const said = {};
-    let drawn = 0;
+    // Where texts end, and the texts: above all arrows.
+    const said = { texts: [] };
+    let arrows = 0;
     let index = low;
-    for (; index < items.length && drawn < DRAWN; index += 1) {
+    for (; index < items.length && arrows < DRAWN; index += 1) {
       const y = yOf(items[index]);
       if (y > top + view + ROW) break;
       const arrow = drawStep(items[index], y, said);
-      if (arrow) { parts.push(arrow); drawn += 1; }
+      if (arrow) { parts.push(arrow); arrows += 1; }
     }
-    if (drawn === DRAWN) {
+    parts.push(...said.texts);
+    if (arrows === DRAWN) {
       parts.push(svg("text", { x: WIDTH / 2, y: top + view - 10, class: "more", "text-anchor": "middle" },
         "There are more steps here than can be told apart: zoom in."));
     }
@@ -530,13 +572,22 @@ export function timelineView({ embedded = false } = {}) {
     if (isBad(step)) group.append(svg("circle", { class: "mark", cx: x1 + direction * 9, cy: y1 + (y2 - y1) * 0.02, r: 5 }));
     const lane = to === "peer" ? "wire" : side;
     // The text of a packet is where it leaves: arrows may be long and cross each other, and each begins in a row of its own.
-    const [x, anchor] = to === "peer" ? [x1 + direction * (isBad(step) ? 20 : 10), direction > 0 ? "start" : "end"] : [(x1 + x2) / 2, "middle"];
+    // Beside an RNIC it is in the middle, or, if it is too long for that, begins at the RNIC and ends behind the program,
+    // or at the edge.
+    const text = drawn(label);
+    const [width, gap, room] = [widthOf(text), Math.abs(x2 - x1), side === "left" ? lanes.rnic : WIDTH - lanes.rnic];
+    const [x, anchor] = to === "peer" ? [x1 + direction * (isBad(step) ? 20 : 10), direction > 0 ? "start" : "end"]
+      : width < gap - 8 ? [(x1 + x2) / 2, "middle"]
+      : width < room - 12 ? [lanes.rnic + (side === "left" ? -8 : 8), side === "left" ? "end" : "start"]
+      : side === "left" ? [4, "start"] : [WIDTH - 4, "end"];
     const top = y1 - 6;
     // Texts that would cover each other are left out; the arrow still has its name.
-    if (said[lane] === undefined || top - said[lane] >= 13) {
+    const hasRoom = said[lane] === undefined || top - said[lane] >= 13;
+    if (hasRoom) {
       said[lane] = top;
-      group.append(svg("text", { x, y: top, "text-anchor": anchor }, label));
-    } else group.append(svg("title", {}, label));
+      said.texts.push(svg("text", { x, y: top, "text-anchor": anchor, onclick: () => choose(item) }, text));
+    }
+    if (!hasRoom || text !== label) group.append(svg("title", {}, label));
     return group;
   }
 
@@ -544,9 +595,14 @@ export function timelineView({ embedded = false } = {}) {
     selected = item;
     tell();
     // What is told may take room from the picture.
-    const [y, top, view] = [yOf(item), scroller.scrollTop, scroller.clientHeight];
-    if (y < top || y > top + view - ROW) scroller.scrollTop = y - view / 2;
+    show();
     draw();
+  }
+
+  /** Brings the chosen step into sight. */
+  function show() {
+    const [y, top, view] = [yOf(selected), scroller.scrollTop, scroller.clientHeight];
+    if (y < top || y > top + view - ROW) scroller.scrollTop = y - view / 2;
   }
 
   /** Says what there is to say of the chosen step. What went wrong may be known only after the step is. */
@@ -560,8 +616,12 @@ export function timelineView({ embedded = false } = {}) {
       const current = found?.by_qpn.get(qp.qpn);
       const told = (found?.explanations ?? []).filter((one) => one.object === qp.qpn && one.object_kind === "QP")
         .sort((one, other) => Math.abs(one.nanoseconds - item.step.nanoseconds) - Math.abs(other.nanoseconds - item.step.nanoseconds)).slice(0, 3);
-      const state = stateThen(moment(sides[index], item.step, file ? null : current?.state ?? null), current, file);
-      const when = (one) => `${duration(one.nanoseconds - item.step.nanoseconds)} from this step`;
+      const objects = concerned(item).filter((one) => one.side === (index === 0 ? "left" : "right")).flatMap((one) => one.step.objects ?? []);
+      const state = stateThen(moment(sides[index], item.step, file ? null : current?.state ?? null), current, file, objects);
+      const when = (one) => {
+        const later = one.nanoseconds - item.step.nanoseconds;
+        return later === 0 ? "at this step" : `${duration(Math.abs(later))} ${later > 0 ? "after" : "before"} this step`;
+      };
       const why = told.length ? el("ul", { class: "told" }, ...told.map((one) => el("li", {}, `${when(one)}: ${one.sentence}`)))
         : file ? null : el("p", { class: "dim" }, "Nothing went wrong on it lately.");
       return el("div", {}, el("h3", {}, `${device}: QP ${qp.qpn}`), state, why);
@@ -574,8 +634,22 @@ export function timelineView({ embedded = false } = {}) {
     if (all.textContent !== details.textContent) details.replaceChildren(...all.childNodes);
   }
 
-  /** What a queue pair was like at a step, and what it is now. */
-  function stateThen(then, current, file) {
+  /**
+   * Steps whose objects are those of an item: its own, those of the same packet at the other end, and of a completion
+   * those of the NAK that was its end, which came in the same call.
+   */
+  function concerned(item) {
+    const { step, side } = item;
+    const found = [item, item.mate];
+    if (isBad(step) && endsRequest(step)) {
+      const nak = items.findLast((one) => one.side === side && one.step.act === "arrived" && one.step.negative && one.step.nanoseconds === step.nanoseconds);
+      found.push(nak, nak?.mate);
+    }
+    return found.filter(Boolean);
+  }
+
+  /** What a queue pair was like at a step, what it is now, and the objects that the step concerns there. */
+  function stateThen(then, current, file, objects) {
     const chip = (state) => (state === null ? "unknown" : el("span", { class: `state ${state}` }, state));
     const moves = then.before !== then.after;
     const list = (items) => (items.length === 0 ? "none" : `${items.length} (${items.slice(0, 4).map((one) => hex(one.wr_id)).join(", ")}${items.length > 4 ? ", …" : ""})`);
@@ -585,6 +659,7 @@ export function timelineView({ embedded = false } = {}) {
       then.sent && fact("PSN sent last", `${then.sent.psn}`),
       then.acknowledged && fact("PSN acknowledged last", `${then.acknowledged.psn}`),
       then.arrived && fact("PSN arrived last", `${then.arrived.psn}`),
+      ...objects.map((one) => fact(...objectThen(one))),
       file ? null : fact("state now", current ? chip(current.state) : "it does not exist any more"));
   }
 

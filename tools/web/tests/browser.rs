@@ -136,6 +136,24 @@ fn the_timeline_tells_the_story_of_a_connection() {
         step.as_str().unwrap().contains("state thenRTS → ERR"),
         "{step}"
     );
+    // And the region that the key nearly names: its last byte is another.
+    let key = lab.key();
+    let region = format!(
+        "key {:#x}memory region, whose key is {key:#x}: 1048576 bytes at",
+        key ^ 1
+    );
+    assert!(step.as_str().unwrap().contains(&region), "{step}");
+    // Its completion comes with its queue, and with what the NAK was about.
+    browser.value("[...document.querySelectorAll('button')].find((button) => button.textContent === 'Next error').click()");
+    browser.until("document.querySelector('#step h2').textContent.includes('CQE RDMA WRITE')");
+    let step = browser.value("document.querySelector('#step').textContent");
+    assert!(
+        step.as_str().unwrap().contains(" not polled, not armed"),
+        "{step}"
+    );
+    assert!(step.as_str().unwrap().contains(&region), "{step}");
+    browser.value("[...document.querySelectorAll('.sequence .step')].find((step) => step.ariaLabel.includes('NAK:')).dispatchEvent(new Event('click'))");
+    browser.until("document.querySelector('#step h2').textContent.includes('NAK:')");
     assert_eq!(
         browser.value("document.getElementById('connection').textContent"),
         json!("paused")

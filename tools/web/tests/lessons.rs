@@ -289,6 +289,9 @@ fn a_wrong_key_ends_a_connection() {
     let nak = "[...document.querySelectorAll('.sequence .step')].find((step) => step.getAttribute('aria-label').startsWith('b: NAK'))";
     choose(&mut browser, nak);
     browser.until("document.querySelector('#step').textContent.includes('remote access exceeds its memory region')");
+    browser.until(
+        "document.querySelector('#step').textContent.includes('memory region: 16384 bytes at 0x')",
+    );
 }
 
 #[test]
@@ -371,7 +374,7 @@ fn a_lost_packet_is_made_up_for() {
 #[test]
 fn shared_receives_have_a_limit() {
     const POSTS: &str = "b posts a receive of 256 bytes to its SRQ";
-    hold(
+    let mut browser = hold(
         "srq",
         &[
             Seen {
@@ -417,6 +420,10 @@ fn shared_receives_have_a_limit() {
             },
         ],
     );
+    // The last receive that was taken left two, and reached the limit.
+    let receive = "[...document.querySelectorAll('.sequence .step')].findLast((step) => step.getAttribute('aria-label').includes(' of SRQ '))";
+    choose(&mut browser, receive);
+    browser.until("/SRQ \\d+2 of \\d+ receives left, no limit armed/.test(document.querySelector('#step').textContent)");
 }
 
 #[test]

@@ -131,7 +131,8 @@ pub const RKEY: Lesson = Lesson {
             after: "b's RNIC answered NAK: remote access error, and nothing was written. a's request completed with \
                     IBV_WC_REM_ACCESS_ERR. b did nothing wrong, and still its QP went to ERR, too, with the event \
                     IBV_EVENT_QP_ACCESS_ERR: after such an error nobody trusts the connection. a knows that it was \
-                    refused, and not why. Only b's side can say “no memory region has the remote key”.",
+                    refused, and not why. Only b's side can say “no memory region has the remote key”. Below the diagram, \
+                    it shows the region that it has, whose key differs in the last digit.",
             run: |lab| {
                 let (address, rkey) = lab.remote(0)?;
                 let rkey = rkey ^ 1;
@@ -157,8 +158,8 @@ pub const RKEY: Lesson = Lesson {
             before: "b's region has 16 KiB. This begins 10 bytes before its end, with the right key, and is 20 bytes long.",
             calls: "a: ibv_post_send(qp, … .remote_addr = end - 10, .rkey = mr->rkey …)",
             look: "The same NAK, the same status. Choose the NAK: what is different?",
-            after: "To a it looks the same. b's side says “remote access exceeds its memory region”. No byte was written, \
-                    not even the ten that would have fitted. When you debug such an error, ask the side that sent the \
+            after: "To a it looks the same. b's side says “remote access exceeds its memory region”, and shows where \
+                    that region begins and how long it is. No byte was written, not even the ten that would have fitted. When you debug such an error, ask the side that sent the \
                     NAK. With vrnic, vrnicctl explain does that.",
             run: |lab| {
                 lab.connect(&Wish::default())?;

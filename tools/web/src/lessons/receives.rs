@@ -146,7 +146,7 @@ pub const SRQ: Lesson = Lesson {
             button: "a sends on the first connection",
             before: "A message like any other.",
             calls: "a: ibv_post_send(qp1, … IBV_WR_SEND …)",
-            look: "Where does b's RNIC take the receive from?",
+            look: "Where does b's RNIC take the receive from? Choose the dashed arrow: how many are left, and what is the limit?",
             after: "“receive … of SRQ” in the diagram: three are left. That is not fewer than three, so there is no event.",
             run: |lab| {
                 send(lab, "On the first connection")?;

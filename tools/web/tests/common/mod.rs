@@ -132,16 +132,22 @@ impl Lab {
         }
     }
 
+    /// Key of the region of the second guest.
+    pub fn key(&self) -> u32 {
+        let Target::Memory { rkey, .. } = self.ends[1].mr.target(0) else {
+            unreachable!("a region is memory");
+        };
+        rkey
+    }
+
     /// Sends a message, writes, reads, and writes with a key that the peer does not have: the first connection is in
     /// error after that.
     pub fn story(&mut self) {
+        let key = self.key();
         let [a, b] = &mut self.ends;
         let pause = || std::thread::sleep(Duration::from_millis(30));
         b.qps[0].push_receive(1, b.mr.sge(0, 4096)).unwrap();
         b.qps[0].offer(&mut b.vm).unwrap();
-        let Target::Memory { rkey: key, .. } = b.mr.target(0) else {
-            unreachable!("a region is memory");
-        };
         let wrong = Target::Memory {
             address: 0x7f00_0000,
             rkey: key ^ 1,
