@@ -17,7 +17,7 @@ use vrnic_native::queues::request;
 use vrnic_wire::completion::{Cqe, Opcode, flags};
 use vrnic_wire::work::SendOpcode;
 use vrnicd::control::client::Client;
-use vrnicd::control::protocol::{Act, Trace};
+use vrnicd::control::protocol::{Act, Object, Trace};
 
 /// Bytes of each region: what is sent, and behind it what is received.
 const REGION: usize = 2 * MESSAGE;
@@ -363,6 +363,16 @@ fn steps_are_traced_while_somebody_asks() {
             (same.psn, same.rkey, 100)
         );
         assert_eq!(a.steps[0].qpn, ends[0].qps[0].qpn());
+        // The receiver knows what the key names, and the sender its queue.
+        let [Object::Region { named, mr }] = &b.steps[0].objects[..] else {
+            panic!("{b:?}");
+        };
+        assert_eq!((Some(*named), mr.key), (packet.rkey, *named));
+        assert!(a.steps[1].objects.is_empty(), "{a:?}");
+        let [Object::Cq(cq)] = &a.steps[3].objects[..] else {
+            panic!("{a:?}");
+        };
+        assert!(cq.exact && cq.armed.is_some() && !cq.failed, "{cq:?}");
         let times = [
             &a.steps[0],
             &a.steps[1],

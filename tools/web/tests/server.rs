@@ -12,7 +12,7 @@ use common::{Lab, Stage, connect, exchange, host, program, token};
 use vrnic_native::daemon::{Daemon, Fabric};
 use vrnic_web::{Options, Server};
 use vrnicd::control::client::Client;
-use vrnicd::control::protocol::Act;
+use vrnicd::control::protocol::{Act, Object};
 
 /// A request with the token.
 fn ask(url: &str, method: &str, path: &str, body: &str) -> String {
@@ -234,6 +234,14 @@ fn a_recording_tells_what_its_device_did() {
         "RTS to ERR",
     ];
     assert_eq!(acts.collect::<Vec<_>>(), wanted);
+    // What the program had polled is not in a recording.
+    let failed = connection.steps[0]
+        .iter()
+        .rfind(|step| matches!(step.act, Act::Completed { .. }));
+    let [Object::Cq(cq)] = &failed.unwrap().objects[..] else {
+        panic!("{failed:?}");
+    };
+    assert_eq!((cq.unread, cq.exact, cq.armed), (Some(4), false, None));
     // Cut anywhere, it is refused or tells less.
     for length in (0..bytes.len()).step_by(97) {
         if let Ok(cut) = vrnic_web::decode::decode(&bytes[..length]) {
