@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::ops::{Deref, DerefMut};
+
 use common::browser::Browser;
-use common::{Lab, exchange, host, picture, program, teach, token};
+use common::{Lab, School, exchange, host, picture, program, token};
 use serde_json::json;
 use vrnic_web::Classroom;
 use vrnic_web::lessons::LESSONS;
@@ -23,17 +25,41 @@ const PSNS: &str = "(() => { const sent = [...document.querySelectorAll('.sequen
      const first = sent.findLast(([opcode]) => opcode === 'First')[1]; \
      return [0, 1, 2, 3, 4, 5, 6, 7].map((place) => sent.filter(([, psn]) => psn === (first + place) % 0x1000000).length); })()";
 
-fn open(name: &str) -> Browser {
+/// A browser in a lesson.
+struct Pupil {
+    browser: Browser,
+    _school: School,
+}
+
+impl Deref for Pupil {
+    type Target = Browser;
+
+    fn deref(&self) -> &Browser {
+        &self.browser
+    }
+}
+
+impl DerefMut for Pupil {
+    fn deref_mut(&mut self) -> &mut Browser {
+        &mut self.browser
+    }
+}
+
+fn open(name: &str) -> Pupil {
+    let school = School::open();
     let mut browser = Browser::start();
     browser.size(1440, 1800);
-    browser.open(&teach());
+    browser.open(&school.url);
     // Lessons are what comes first where there are some.
     browser.until("document.querySelector('.lesson')");
     browser.value(&format!("location.hash = 'lessons/{name}'"));
     browser.until(&format!(
         "document.querySelector('nav[aria-label=Lessons] [aria-current]').dataset.name === '{name}'"
     ));
-    browser
+    Pupil {
+        browser,
+        _school: school,
+    }
 }
 
 /// Clicks on a step of the diagram as soon as it is drawn.
@@ -83,7 +109,7 @@ fn press(browser: &mut Browser, number: usize, seen: &Seen) {
 }
 
 /// Holds a lesson to its end.
-fn hold(name: &str, steps: &[Seen]) -> Browser {
+fn hold(name: &str, steps: &[Seen]) -> Pupil {
     let mut browser = open(name);
     for (number, seen) in steps.iter().enumerate() {
         press(&mut browser, number, seen);
@@ -513,7 +539,7 @@ fn nonsense_is_refused() {
         );
         exchange(url, &request)
     };
-    let url = teach();
+    let school = School::open();
     for body in [
         "",
         "{}",
@@ -522,7 +548,7 @@ fn nonsense_is_refused() {
         r#"{"lesson":"send","step":-1}"#,
         r#"{"lesson":"send","more":1}"#,
     ] {
-        let answer = post(&url, body);
+        let answer = post(&school.url, body);
         assert!(
             answer.starts_with("HTTP/1.1 502") && answer.contains("no such step"),
             "{body}: {answer}"

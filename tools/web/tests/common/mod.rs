@@ -52,13 +52,27 @@ pub fn serve(socket: &Path, allow_actions: bool) -> String {
     url
 }
 
-/// Starts a server with a lab for lessons, and gives its address with the token.
-pub fn teach() -> String {
-    let classroom = Classroom::open(&program()).unwrap();
-    let server = Server::teach("127.0.0.1:0".parse().unwrap(), Arc::new(classroom)).unwrap();
-    let url = server.url();
-    std::thread::spawn(move || server.run());
-    url
+/// A lab for lessons, and a server that shows it. Its vrnicd ends with this, and not only with the tests.
+pub struct School {
+    pub url: String,
+    classroom: Arc<Classroom>,
+}
+
+impl School {
+    pub fn open() -> Self {
+        let classroom = Arc::new(Classroom::open(&program()).unwrap());
+        let server = Server::teach("127.0.0.1:0".parse().unwrap(), classroom.clone()).unwrap();
+        let url = server.url();
+        // It ends with the tests.
+        std::thread::spawn(move || server.run());
+        Self { url, classroom }
+    }
+}
+
+impl Drop for School {
+    fn drop(&mut self) {
+        self.classroom.close();
+    }
 }
 
 /// The vrnicd that was built with this test.
