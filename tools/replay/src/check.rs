@@ -244,9 +244,10 @@ impl Checker {
         }
         let is_receive = Opcode::try_from(cqe.opcode).is_ok_and(is_receive);
         let status = Status::try_from(cqe.status).ok();
-        let srqn = engine
-            .and_then(|engine| engine.qp(qpn, &Nowhere))
-            .and_then(|qp| qp.srqn);
+        let qp = engine.and_then(|engine| engine.qp(qpn, &Nowhere));
+        let srqn = qp.as_ref().and_then(|qp| qp.srqn);
+        // Each message to the target of an extended connection says which queue of its domain it is for.
+        let is_target = qp.is_some_and(|qp| qp.qp_type == QpType::XrcTarget);
         let known = self.qps.entry(qpn).or_default();
         let flushed = status == Some(Status::Flushed);
         let late = known.failed[usize::from(is_receive)] && !flushed;
@@ -255,10 +256,13 @@ impl Checker {
             // Those without a completion of their own are over with the next that has one.
             let place = known.sends.iter().position(|(_, name)| *name == wr_id);
             place.is_some_and(|place| known.sends.drain(..=place).count() > 0)
-        } else if let Some(srqn) = srqn {
-            let shared = self.shared.entry(srqn).or_default();
-            let place = shared.iter().position(|name| *name == wr_id);
-            place.is_some_and(|place| shared.remove(place).is_some())
+        } else if is_target || srqn.is_some() {
+            let mut queues = self.shared.iter_mut();
+            queues.any(|(number, queue)| {
+                let place = queue.iter().position(|name| *name == wr_id);
+                let place = place.filter(|_| is_target || srqn == Some(*number));
+                place.is_some_and(|place| queue.remove(place).is_some())
+            })
         } else {
             known.receives.pop_front() == Some(wr_id)
         };
@@ -306,7 +310,11 @@ impl Checker {
             let what = format!("it sends a packet in state {}", qp.state.name());
             self.violates(Rule::State, told, qpn, what);
         }
-        if qp.qp_type != QpType::ReliableConnection || qp.state == QpState::Reset {
+        let is_reliable = matches!(
+            qp.qp_type,
+            QpType::ReliableConnection | QpType::XrcInitiator | QpType::XrcTarget
+        );
+        if !is_reliable || qp.state == QpState::Reset {
             return;
         }
         if response {

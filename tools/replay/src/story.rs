@@ -292,6 +292,7 @@ fn moves_rings(event: &Event) -> bool {
                     | CommandCode::DestroyCq
                     | CommandCode::ResizeCq
                     | CommandCode::CreateSrq
+                    | CommandCode::CreateXrcSrq
                     | CommandCode::DestroySrq
                     | CommandCode::ResizeSrq,
             ),
