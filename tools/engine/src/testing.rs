@@ -14,5 +14,5 @@ pub use datagram::DatagramEnd;
 pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send, Srq};
 pub use keys::{FastMr, Mw, next_key};
 pub use memory::{BASE, GuestView, Memories};
-pub use paging::Pager;
+pub use paging::{PagedRegion, Pager};
 pub use world::{Connection, Faults, Line, Node, Wire, World, gid_of};

@@ -679,6 +679,20 @@ impl Guest {
     /// `offset` bytes into a page.
     pub fn paged_mr(&mut self, rnic: &mut Rnic, offset: usize, length: usize, rights: u32) -> Mr {
         let arena = self.arena(offset + length);
+        self.try_register_paged(rnic, arena, offset, length, rights)
+            .expect("mr")
+    }
+
+    /// Registers `length` bytes of an arena from `offset` on, which is in its first page, without
+    /// giving the device any page, if it wants to.
+    pub fn try_register_paged(
+        &mut self,
+        rnic: &mut Rnic,
+        arena: Arena,
+        offset: usize,
+        length: usize,
+        rights: u32,
+    ) -> Result<Mr, (Status, Cause)> {
         let iova = self.next_iova;
         self.next_iova += (arena.length() + PAGE) as u64;
         let pages = PageList {
@@ -696,8 +710,8 @@ impl Guest {
             pages,
             ..Default::default()
         };
-        let key = self.command(rnic, request).expect("mr").key.get();
-        Mr { arena, iova, key }
+        let key = self.command(rnic, request)?.key.get();
+        Ok(Mr { arena, iova, key })
     }
 
     /// Registers memory with all rights of peers.
