@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnicd is killed by SIGKILL under traffic. QEMU and the VMs live on, programs get errors and the device-fatal event,
+# vrnicd is killed under traffic, by SIGKILL or by a fault. QEMU and the VMs live on, programs get errors and the device-fatal event,
 # everything that programs and the kernel posted is flushed, and the driver unbinds cleanly.
 # lab: fabric=roce
 # lab: fabric=local
@@ -7,6 +7,7 @@
 # lab: timeout=240
 # lab: fresh
 # lab: allow-leaks
+# lab: vrnicd faults = true
 . "$LAB_LIB"
 
 on -t 120 a sh -c "ibv_asyncwatch -d $DEV > /tmp/events 2>&1 & echo; sleep 100" &
@@ -24,7 +25,10 @@ on -t 80 a modprobe vrnic-shared
 outstanding=$(on a rdma resource show qp type GSI -dd | grep -o 'rq_outstanding [0-9]*' | cut -d' ' -f2)
 [ "$outstanding" -gt 0 ] || fail "the kernel posted no receives"
 sleep 4
-kill -9 "$(lab pid vrnicd)"
+daemon=$(lab pid vrnicd)
+if [ "$FABRIC" = local ]; then kill -9 "$daemon"; else vrnicctl fault add -d a daemon-killed || true; fi
+gone() { ! readlink "/proc/$daemon/exe" >/dev/null; }
+within 10 gone || fail "vrnicd lives on"
 wait $client || fail "the client does not end"
 wait $server || fail "the server does not end"
 wait $poller || fail "the program that only polls does not end"

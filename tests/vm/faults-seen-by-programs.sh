@@ -119,6 +119,7 @@ doorbell-late type=rc delay=50ms|a|ok
 +cq-fatal|b|12/hangs
 +link-flap for=200ms|a|ok
 +link-down|a|12
++gid-vanishes|a|12/hangs
 TABLE
 
 # A local segment is the whole message, which arrives short; a packet that is not the last must not be.
@@ -170,6 +171,18 @@ refuse "command-fails code=create-pd status=not-permitted" "Couldn't allocate PD
 refuse "limit-lowered code=create-qp limit=1" "Couldn't create QP"
 refuse "command-fails code=modify-qp status=bad-state" "Failed to modify QP to INIT"
 refuse "command-fails code=create-context status=busy" "Couldn't get context"
+
+# What the port and the clock of the device say.
+says() {
+	local fault=$1 text=$2 outcome=unseen
+	shift 2
+	vrnicctl fault add -d a $fault >/dev/null
+	on a "$@" > "$LAB_DIR/client" 2>&1 || fail "$*: $(cat "$LAB_DIR/client")"
+	: > "$LAB_DIR/server"
+	grep -q "$text" "$LAB_DIR/client" && outcome=seen
+	judge "$fault" a seen "$outcome"
+}
+says speed-change 'active_speed:.*2.5 Gbps' ibv_devinfo -v -d "$DEV_a"
 
 # Slow commands are only slow; everything works when it is over.
 ping_pong "command-slow code=create-qp delay=1s" a ok

@@ -3,6 +3,7 @@
 //! The GID table.
 
 use crate::cause::Cause;
+use std::ops::Range;
 use vrnic_wire::port::{GidEntry, GidType};
 
 /// GIDs of the port by their index.
@@ -10,6 +11,8 @@ use vrnic_wire::port::{GidEntry, GidType};
 pub(crate) struct GidTable {
     entries: Vec<Option<GidEntry>>,
     generation: u64,
+    /// Indices of entries that a fault hides.
+    hidden: Range<u32>,
 }
 
 impl GidTable {
@@ -18,6 +21,7 @@ impl GidTable {
         Self {
             entries: vec![None; length as usize],
             generation: 0,
+            hidden: 0..0,
         }
     }
 
@@ -28,7 +32,10 @@ impl GidTable {
 
     /// The entry with that index, if in use.
     pub(crate) fn get(&self, index: u8) -> Option<&GidEntry> {
-        self.entries.get(usize::from(index))?.as_ref()
+        self.entries
+            .get(usize::from(index))?
+            .as_ref()
+            .filter(|_| !self.hides(index.into()))
     }
 
     /// Fills an entry.
@@ -57,7 +64,21 @@ impl GidTable {
 
     /// All GIDs in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &GidEntry> {
-        self.entries.iter().flatten()
+        let entries = self.entries.iter().zip(0..);
+        let seen = entries.filter(|(_, index)| !self.hides(*index));
+        seen.filter_map(|(entry, _)| entry.as_ref())
+    }
+
+    /// Hides the entries with these indices, and no others.
+    pub(crate) fn hide(&mut self, hidden: Range<u32>) {
+        if self.hidden != hidden {
+            self.hidden = hidden;
+            self.generation += 1;
+        }
+    }
+
+    fn hides(&self, index: u32) -> bool {
+        self.hidden.contains(&index)
     }
 
     fn place(&mut self, index: u32) -> Result<&mut Option<GidEntry>, Cause> {

@@ -8,6 +8,7 @@
 
 use crate::{
     cause::Cause,
+    fault::{Occasion, Seam},
     memory::{HostRange, Memory},
     psn::Psn,
     region::RegionMemory,
@@ -134,6 +135,12 @@ impl Engine {
         let Some((qpn, serial)) = self.resources.syncs.under_way.take() else {
             return;
         };
+        let subject = self.qps.get(qpn).map(crate::qp::Qp::subject);
+        let strike = self.resources.strike(|| Occasion {
+            qp: subject,
+            ..Occasion::new(Seam::Sync)
+        });
+        let done = done && strike.is_none();
         // The queue pair may be gone, and another have its number.
         let flushing = self.qps.get_mut(qpn).and_then(|qp| qp.flushing());
         if flushing.is_some_and(|flushing| flushing.end(serial, done)) {

@@ -238,7 +238,7 @@ impl Resources {
         };
         let status = cqe.status;
         let stamped = Cqe {
-            timestamp: io.now.as_nanos().into(),
+            timestamp: self.faults.clock(io.now).as_nanos().into(),
             ..cqe
         };
         match cq.push(stamped, solicited, io.memory) {

@@ -205,6 +205,8 @@ pub struct Engine {
     polled: Vec<u32>,
     /// Whether a fault made the device fail.
     pub(crate) failing: bool,
+    /// Whether a fault wants the process to end.
+    pub(crate) killing: bool,
 }
 
 impl Engine {
@@ -246,6 +248,7 @@ impl Engine {
             resolution: None,
             polled: Vec::new(),
             failing: false,
+            killing: false,
             config,
         }
     }
@@ -678,6 +681,8 @@ impl Engine {
         const WIDTH_4X: u8 = 2;
         /// Verbs encoding of 25 Gbit/s per lane.
         const SPEED_EDR: u16 = 32;
+        /// Verbs encodings of one lane, and of 2.5 Gbit/s per lane.
+        const SLOW: (u8, u16) = (1, 1);
         let state = |active| {
             if active {
                 PortState::Active.raw()
@@ -685,13 +690,18 @@ impl Engine {
                 PortState::Down.raw()
             }
         };
+        let (width, speed) = if self.resources.faults.conditions.is_slow_link() {
+            SLOW
+        } else {
+            (WIDTH_4X, SPEED_EDR)
+        };
         let port = self.resources.port;
         PortAttributes {
             state: state(port.is_active()),
             max_mtu: self.config.max_mtu.raw(),
             active_mtu: self.resources.mtu.raw(),
-            active_width: WIDTH_4X,
-            active_speed: SPEED_EDR.into(),
+            active_width: width,
+            active_speed: speed.into(),
             pkey_table_length: 1.into(),
             gid_table_length: self.config.limits.gid_table.into(),
             max_message_size: crate::limits::MAX_MESSAGE.into(),

@@ -407,6 +407,10 @@ impl Device {
             rnic.advance(&mut io);
         }
         worked |= rnic.poll(WORK_PER_TURN, &mut io);
+        if rnic.is_killing() {
+            // That is what this fault is for: nothing is said, and nothing is put in order.
+            std::process::abort();
+        }
         if rnic.is_failing() {
             self.fail(shared, Cause::Provoked);
             return true;

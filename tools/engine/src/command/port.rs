@@ -37,7 +37,7 @@ impl Execute for QueryClock {
         if !rnic.config.features.clock {
             return Err(Cause::CommandCode);
         }
-        let time = io.now.as_nanos().into();
+        let time = rnic.resources.faults.clock(io.now).as_nanos().into();
         Ok(Clock { time })
     }
 }

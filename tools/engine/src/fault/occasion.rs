@@ -29,6 +29,8 @@ pub enum Seam {
     Doorbell,
     /// The timer of a queue pair is about to be set.
     Timer,
+    /// Memory was made to survive a loss of power.
+    Sync,
     /// Time passes.
     Time,
 }
@@ -260,6 +262,7 @@ impl fmt::Display for Occasion {
             },
             Seam::Doorbell => f.write_str("doorbell"),
             Seam::Timer => f.write_str("timer"),
+            Seam::Sync => f.write_str("flush to persistence"),
             Seam::Time => f.write_str("its time came"),
         }
     }

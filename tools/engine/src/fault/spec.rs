@@ -58,6 +58,7 @@ const OF_QPS: &[Seam] = &[
     Seam::Completion,
     Seam::Doorbell,
     Seam::Timer,
+    Seam::Sync,
 ];
 const OF_PACKETS: &[Seam] = &[Seam::Packet, Seam::Decision];
 const COUNTED: &[Seam] = &[
@@ -69,6 +70,7 @@ const COUNTED: &[Seam] = &[
     Seam::Command,
     Seam::Doorbell,
     Seam::Timer,
+    Seam::Sync,
 ];
 const ALL: &[Seam] = &[
     Seam::Packet,
@@ -79,6 +81,7 @@ const ALL: &[Seam] = &[
     Seam::Command,
     Seam::Doorbell,
     Seam::Timer,
+    Seam::Sync,
     Seam::Time,
 ];
 

@@ -73,10 +73,15 @@ pub(crate) enum Act {
     BreakQp,
     LinkDown,
     Mtu,
+    Speed,
+    HideGid,
+    Clock,
+    FailSync,
     Stuck,
     Slow,
     Fail,
     Panic,
+    Kill,
 }
 
 /// A kind of fault.
@@ -180,15 +185,20 @@ impl Kind {
             Act::RefuseCommand | Act::DelayReply | Act::NoReply | Act::ReplyTwice => Seam::Command,
             Act::LoseDoorbell | Act::HoldDoorbell => Seam::Doorbell,
             Act::HoldTimer => Seam::Timer,
+            Act::FailSync => Seam::Sync,
             Act::Raise(_)
             | Act::Break(_)
             | Act::BreakQp
             | Act::LinkDown
             | Act::Mtu
+            | Act::Speed
+            | Act::HideGid
+            | Act::Clock
             | Act::Stuck
             | Act::Slow
             | Act::Fail
-            | Act::Panic => Seam::Time,
+            | Act::Panic
+            | Act::Kill => Seam::Time,
         }
     }
 
@@ -199,7 +209,16 @@ impl Kind {
 
     /// Whether what it does lasts.
     pub(crate) fn is_condition(&self) -> bool {
-        matches!(self.act, Act::LinkDown | Act::Mtu | Act::Stuck | Act::Slow)
+        matches!(
+            self.act,
+            Act::LinkDown
+                | Act::Mtu
+                | Act::Speed
+                | Act::HideGid
+                | Act::Clock
+                | Act::Stuck
+                | Act::Slow
+        )
     }
 
     /// Words that its description may have.

@@ -86,6 +86,11 @@ impl Conditions {
         self.all.iter().find(|condition| condition.act == act)
     }
 
+    /// Whether a fault has the link seem slow.
+    pub(crate) fn is_slow_link(&self) -> bool {
+        self.find(Act::Speed).is_some()
+    }
+
     /// Whether the device stands still.
     pub(crate) fn is_stuck(&self) -> bool {
         self.find(Act::Stuck).is_some()
@@ -123,6 +128,16 @@ impl Faults {
     pub(crate) fn pace(&self) -> Option<Instant> {
         let slow = self.busy && self.conditions.find(Act::Slow).is_some();
         slow.then_some(self.conditions.pace)
+    }
+
+    /// What the clock that programs see says.
+    #[inline]
+    pub(crate) fn clock(&self, now: Instant) -> Instant {
+        if !self.busy {
+            return now;
+        }
+        let ahead = self.conditions.find(Act::Clock);
+        ahead.map_or(now, |clock| now + clock.args.delay)
     }
 
     /// A fault whose time has come, with where.
@@ -184,6 +199,10 @@ impl Engine {
             return;
         }
         let down = conditions.find(Act::LinkDown).is_some();
+        let hidden = conditions.find(Act::HideGid).map_or(0..0, |found| {
+            let one = found.args.value;
+            one.map_or(0..u32::MAX, |index| index..index.saturating_add(1))
+        });
         let less = conditions.find(Act::Mtu).and_then(|found| found.args.mtu);
         let usual = conditions.mtu.take();
         if let Some(usual) = usual {
@@ -196,6 +215,7 @@ impl Engine {
                 self.resources.mtu = less;
             }
         }
+        self.resources.gids.hide(hidden);
         self.change_port(|port| port.broken = down);
     }
 
@@ -310,6 +330,7 @@ impl Engine {
                 }
             }
             Act::Fail => self.failing = true,
+            Act::Kill => self.killing = true,
             // The device's process contains it: that is what this fault is for.
             Act::Panic => panic!("a fault that was armed makes the engine panic"),
             _ => {}
@@ -336,6 +357,11 @@ impl Engine {
     /// Takes the faults of the device, which has none then.
     pub fn take_faults(&mut self) -> Faults {
         std::mem::take(&mut self.resources.faults)
+    }
+
+    /// Whether a fault wants the process of the device to end.
+    pub fn is_killing(&self) -> bool {
+        self.killing
     }
 
     /// Whether a fault made the device fail: it has to say that it needs a reset.

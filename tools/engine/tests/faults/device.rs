@@ -13,12 +13,14 @@ use vrnic_engine::{
     testing::{QpOptions, Send, World},
 };
 use vrnic_wire::{
-    command::{self, CommandCode, CreatePd, DestroyQp, QueryDevice, QueryPort, ReplyHeader},
+    command::{
+        self, CommandCode, CreatePd, DestroyQp, QueryClock, QueryDevice, QueryPort, ReplyHeader,
+    },
     completion::Status,
     event::EventType,
     memory::access,
     qp::{QpState, QpType},
-    work::SendOpcode,
+    work::{SendOpcode, placement},
 };
 use zerocopy::FromBytes;
 
@@ -511,6 +513,90 @@ fn the_mtu_changes_and_changes_back() {
 }
 
 #[test]
+fn a_port_says_that_its_link_is_slow() {
+    let mut stage = Stage::new(Segmentation::Local);
+    let link = |stage: &Stage| {
+        let port = stage.world.nodes[0].rnic.port_attributes();
+        (port.active_width, port.active_speed.get())
+    };
+    let before = link(&stage);
+    stage.arm(0, "speed-change for=20ms");
+    stage.run(5);
+    assert_eq!(link(&stage), (1, 1));
+    stage.run(50);
+    assert_eq!(link(&stage), before);
+}
+
+/// Without its GID a device gets nothing, and cannot be connected. The other GID stays.
+#[test]
+fn a_gid_vanishes_and_comes_back() {
+    let mut stage = Stage::new(Segmentation::PathMtu);
+    let gid = vrnic_engine::testing::gid_of(1);
+    let generation = stage.world.nodes[1].rnic.gid_generation();
+    stage.arm(1, "gid-vanishes value=7 for=20ms");
+    stage.run(5);
+    assert!(stage.world.nodes[1].rnic.has_gid(&gid));
+    stage.run(50);
+    stage.arm(1, "gid-vanishes");
+    stage.run(5);
+    assert!(!stage.world.nodes[1].rnic.has_gid(&gid));
+    assert!(stage.world.nodes[1].rnic.gid_generation() > generation);
+    stage.post(Op::Writes(1));
+    stage.world.settle();
+    assert_eq!(
+        statuses(&stage.victim.send_cqs[0].drain()),
+        [Status::RetryExceeded]
+    );
+    stage.world.nodes[1].rnic.faults_mut().clear(None);
+    stage.run(5);
+    assert!(stage.world.nodes[1].rnic.has_gid(&gid));
+    stage.post_other();
+    stage.world.settle();
+    stage.check_other();
+}
+
+#[test]
+fn the_clock_jumps_ahead_and_back() {
+    let mut stage = Stage::new(Segmentation::Local);
+    let clock = |stage: &mut Stage| {
+        let node = &mut stage.world.nodes[0];
+        node.guest.now = stage.world.now;
+        let clock = node.guest.command(&mut node.rnic, QueryClock {});
+        clock.expect("a clock").time.get() - stage.world.now.as_nanos()
+    };
+    assert_eq!(clock(&mut stage), 0);
+    stage.arm(0, "clock-jump delay=2s for=20ms");
+    stage.run(5);
+    assert_eq!(clock(&mut stage), 2_000_000_000);
+    stage.run(50);
+    assert_eq!(clock(&mut stage), 0);
+}
+
+/// The second of two flushes fails, and only that.
+#[test]
+fn memory_does_not_survive() {
+    let mut world = World::pair(3);
+    let mut c = world.connect([0, 1], &QpOptions::default(), 8192, |_, _| {});
+    let spec = "persistence-fails nth=2".parse().expect("a fault");
+    let now = world.now;
+    let armed = world.nodes[1].rnic.faults_mut().arm(spec, now);
+    assert!(armed.is_ok());
+    for (wr_id, status) in [
+        (1, Status::Success),
+        (2, Status::RemoteOperation),
+        (3, Status::Flushed),
+    ] {
+        let (address, key) = (c.mrs[1].iova, c.mrs[1].key);
+        let flush = Send::new(wr_id, SendOpcode::Flush).flush(address, key, 64, placement::ALL);
+        c.send(&mut world, 0, &flush);
+        world.settle();
+        assert_eq!(statuses(&c.send_cqs[0].drain()), [status]);
+    }
+    let log: Vec<_> = world.nodes[1].rnic.faults().log().collect();
+    assert_eq!((log.len(), log[0].qpn), (1, c.qps[1].qpn));
+}
+
+#[test]
 fn a_device_fails_or_panics_once() {
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(0, "needs-reset after=5ms");
@@ -518,6 +604,14 @@ fn a_device_fails_or_panics_once() {
     assert!(!stage.world.nodes[0].rnic.is_failing());
     stage.run(10);
     assert!(stage.world.nodes[0].rnic.is_failing());
+    assert!(!stage.world.nodes[0].rnic.is_killing());
+
+    let mut stage = Stage::new(Segmentation::Local);
+    stage.arm(0, "daemon-killed after=5ms");
+    stage.run(2);
+    assert!(!stage.world.nodes[0].rnic.is_killing());
+    stage.run(10);
+    assert!(stage.world.nodes[0].rnic.is_killing());
 
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(0, "engine-panic");

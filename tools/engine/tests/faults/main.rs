@@ -361,8 +361,13 @@ const ELSEWHERE: &[&str] = &[
     "link-flap",
     "link-down",
     "mtu-change",
+    "speed-change",
+    "gid-vanishes",
+    "clock-jump",
+    "persistence-fails",
     "needs-reset",
     "engine-panic",
+    "daemon-killed",
 ];
 
 #[test]

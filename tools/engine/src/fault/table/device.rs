@@ -90,6 +90,54 @@ pub(super) const KINDS: &[Kind] = &[
         ],
     ),
     kind(
+        "speed-change",
+        Act::Speed,
+        "",
+        &[],
+        [
+            "The port reports that its link has one lane of 2.5 Gbit/s.",
+            "A cable or a module that trains at a lower width or speed.",
+            "The active width and speed are attributes of the port (11.2.1.8).",
+            "ibv_query_port shows it. Packets are as fast as before: add slow-link to slow them down.",
+        ],
+    ),
+    kind(
+        "gid-vanishes",
+        Act::HideGid,
+        "",
+        &["value"],
+        [
+            "The GID with the index value=N is gone, although the guest has it in its table (default: all GIDs).",
+            "An address that is removed from the network interface, or a bond that fails over.",
+            "A packet to a GID that a port does not have is dropped (9.6.1.1).",
+            "IBV_WC_RETRY_EXC_ERR at both ends. Queue pairs with this GID cannot be connected: EINVAL.",
+        ],
+    ),
+    kind(
+        "clock-jump",
+        Act::Clock,
+        "delay=3600s",
+        &["delay"],
+        [
+            "The clock of the device is delay=TIME ahead.",
+            "Firmware that sets the clock after an update or a restart; a virtual machine that was moved.",
+            "The standard has no clock. Timestamps of completions and ibv_query_rt_values_ex show the same clock.",
+            "Timestamps that jump ahead, and back when the fault ends. The device's own timers do not notice.",
+        ],
+    ),
+    kind(
+        "persistence-fails",
+        Act::FailSync,
+        "",
+        &[],
+        [
+            "A FLUSH to persistence fails, because the memory cannot be written.",
+            "An NVDIMM with a media error, or one that has become read-only.",
+            "The responder answers a FLUSH that it cannot execute with a remote operational error (A19).",
+            "IBV_WC_REM_OP_ERR for the FLUSH. What was written before it may be lost with the power.",
+        ],
+    ),
+    kind(
         "needs-reset",
         Act::Fail,
         "",
@@ -111,6 +159,18 @@ pub(super) const KINDS: &[Kind] = &[
             "A bug in vrnicd. It corresponds to a firmware crash.",
             "Same as needs-reset: the panic affects only this device.",
             "Same as needs-reset. Other devices of the same vrnicd keep working.",
+        ],
+    ),
+    kind(
+        "daemon-killed",
+        Act::Kill,
+        "",
+        &[],
+        [
+            "vrnicd aborts: all its devices are removed by surprise.",
+            "A card that falls off the bus; a host that kills the process of a virtual device.",
+            "Reads of a device that is not there give ones. Everything else is a catastrophic error (11.6.3).",
+            "IBV_EVENT_DEVICE_FATAL. Every verb fails with EIO, and everything posted completes as flushed. The devices do not come back.",
         ],
     ),
 ];
