@@ -4,7 +4,7 @@
 
 use crate::{
     network::mac_of,
-    plan::{CQS, DevicePlan, SHARED_SLOT},
+    plan::{CQS, DevicePlan, Loss, SHARED_SLOT, XRC_CQ},
     random::Random,
 };
 use std::{collections::HashMap, time::Duration};
@@ -17,11 +17,11 @@ use vrnic_engine::{
 use vrnic_wire::{
     command::{
         ClearGid, Command, ContextKind, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
-        DestroySrq, ModifyQp, QueryQp, SetGid, Status,
+        DestroySrq, DestroyXrcd, ModifyQp, QueryQp, SetGid, Status,
     },
     memory::access,
     port::{GidEntry, GidType, NO_VLAN},
-    qp::{QpAttributes, QpState, attribute},
+    qp::{QpAttributes, QpState, QpType, attribute},
     work::GRH_LENGTH,
 };
 
@@ -31,6 +31,8 @@ const SHARED: usize = 64;
 const SHARED_BUFFER: usize = SHARED_SLOT + GRH_LENGTH;
 /// Bit of names of its receives.
 pub const SHARED_NAME: u64 = 1 << 63;
+/// Bit of names of receives of extended connections.
+const XRC_NAME: u64 = 1 << 62;
 /// How often a program tries a command that a fault refuses.
 const TRIES: usize = 5;
 
@@ -43,7 +45,7 @@ pub struct SharedCq {
     pub events: bool,
 }
 
-/// The shared receive queue of a device.
+/// A shared receive queue of a device.
 #[derive(Debug)]
 struct Shared {
     srq: Srq,
@@ -51,6 +53,15 @@ struct Shared {
     next: u64,
     /// Buffer of each receive that is posted.
     buffers: HashMap<u64, usize>,
+}
+
+impl Shared {
+    fn post(&mut self, buffer: usize) {
+        let sge = self.mr.sge(buffer * SHARED_BUFFER, SHARED_BUFFER);
+        self.buffers.insert(self.next, buffer);
+        assert!(self.srq.post(self.next, &[sge]), "the SRQ is full");
+        self.next += 1;
+    }
 }
 
 /// A device with its guest.
@@ -64,11 +75,15 @@ pub struct Device {
     pub rnic: Rnic,
     /// The guest.
     pub guest: Guest,
-    /// How often it was reset.
+    /// How often it lost what it had.
     pub incarnation: u32,
+    /// How it lost that, until it has begun anew.
+    pub loss: Option<Loss>,
     /// Its completion queues.
     pub cqs: Vec<SharedCq>,
-    shared: Option<Shared>,
+    /// For all, and for extended connections.
+    shared: Vec<Shared>,
+    xrcdn: u32,
     /// When its next turn is, if it has one.
     pub turn: Option<Instant>,
     /// How long it waits if it is awake and has nothing to do.
@@ -99,7 +114,9 @@ impl Device {
             guest,
             incarnation: 0,
             cqs: Vec::new(),
-            shared: None,
+            loss: None,
+            shared: Vec::new(),
+            xrcdn: 0,
             turn: None,
             backoff: Duration::ZERO,
             recordings: Vec::new(),
@@ -159,17 +176,38 @@ impl Device {
                 shared.cq.arm(false);
             }
         }
-        let srq = guest.try_srq(rnic, SHARED as u32, 1, 0).expect("an SRQ");
-        let mr = guest.mr(rnic, SHARED * SHARED_BUFFER, access::LOCAL_WRITE);
-        self.shared = Some(Shared {
-            srq,
-            mr,
-            next: SHARED_NAME,
-            buffers: HashMap::new(),
-        });
-        for buffer in 0..SHARED {
-            self.post_shared(buffer);
+        self.xrcdn = guest.xrcd(rnic);
+        let entries = SHARED as u32;
+        let plain = guest.try_srq(rnic, entries, 1, 0);
+        let extended = guest.try_xrc_srq(rnic, (entries, 1), self.xrcdn, self.cqs[XRC_CQ].cq.cqn);
+        self.shared = [(plain, SHARED_NAME), (extended, SHARED_NAME | XRC_NAME)]
+            .into_iter()
+            .map(|(srq, next)| Shared {
+                srq: srq.expect("an SRQ"),
+                mr: guest.mr(rnic, SHARED * SHARED_BUFFER, access::LOCAL_WRITE),
+                next,
+                buffers: HashMap::new(),
+            })
+            .collect();
+        for shared in &mut self.shared {
+            for buffer in 0..SHARED {
+                shared.post(buffer);
+            }
         }
+    }
+
+    /// The device loses what it has. Nobody has anything of it from here on.
+    pub fn lose(&mut self, loss: Loss) {
+        self.loss = Some(loss);
+        self.incarnation += 1;
+        for shared in &mut self.cqs {
+            shared.cq.drain();
+        }
+    }
+
+    /// Whether it still does something.
+    pub fn runs(&self) -> bool {
+        !matches!(self.loss, Some(Loss::Failed(_) | Loss::Removed))
     }
 
     /// Resets the device. Its faults stay armed.
@@ -184,6 +222,7 @@ impl Device {
         faults.rest();
         self.rnic = Self::rnic(self.index, &self.plan, self.segmentation, recorded, random);
         self.incarnation += 1;
+        self.loss = None;
         self.start();
         self.rnic.set_faults(faults);
     }
@@ -221,15 +260,18 @@ impl Device {
         of_commands.map(|fault| fault.fired).sum()
     }
 
+    /// Number of the shared receive queue of extended connections.
+    pub fn xrc_srqn(&self) -> u32 {
+        self.shared[1].srq.srqn
+    }
+
     /// Creates a queue pair on two of the completion queues.
     pub fn qp(&mut self, options: QpOptions, shared: bool, cqs: [usize; 2]) -> Qp {
         let [send, receive] = cqs.map(|index| self.cqs[index].cq.cqn);
+        let is_target = options.qp_type == QpType::XrcTarget;
         let options = QpOptions {
-            srqn: self
-                .shared
-                .as_ref()
-                .filter(|_| shared)
-                .map(|shared| shared.srq.srqn),
+            srqn: (shared && !is_target).then(|| self.shared[0].srq.srqn),
+            xrcdn: if is_target { self.xrcdn } else { 0 },
             ..options
         };
         self.insist(|guest, rnic| guest.try_qp(rnic, &options, send, receive))
@@ -257,22 +299,13 @@ impl Device {
         QpState::try_from(attributes.state).expect("a state")
     }
 
-    fn post_shared(&mut self, buffer: usize) {
-        let shared = self.shared.as_mut().expect("started");
-        let sge = shared.mr.sge(buffer * SHARED_BUFFER, SHARED_BUFFER);
-        let name = shared.next;
-        shared.next += 1;
-        shared.buffers.insert(name, buffer);
-        assert!(shared.srq.post(name, &[sge]), "the SRQ is full");
-    }
-
-    /// What a receive of the shared receive queue received; its buffer is posted again.
+    /// What a receive of a shared receive queue received; its buffer is posted again.
     ///
     /// # Panics
     ///
     /// No such receive is posted.
     pub fn take_shared(&mut self, done: &Completion) -> Vec<u8> {
-        let shared = self.shared.as_mut().expect("started");
+        let shared = &mut self.shared[usize::from(done.wr_id & XRC_NAME != 0)];
         let buffer = shared.buffers.remove(&done.wr_id);
         let buffer = buffer.unwrap_or_else(|| panic!("no such receive is posted: {done:?}"));
         let bytes = shared.mr.arena.get(buffer * SHARED_BUFFER, SHARED_BUFFER);
@@ -280,7 +313,7 @@ impl Device {
             .mr
             .arena
             .put(buffer * SHARED_BUFFER, &[0; SHARED_BUFFER]);
-        self.post_shared(buffer);
+        shared.post(buffer);
         bytes
     }
 
@@ -304,21 +337,26 @@ impl Device {
     pub fn destroy(&mut self) {
         let pd = self.guest.pd;
         let context = self.guest.context;
+        for shared in std::mem::take(&mut self.shared) {
+            self.command(DestroySrq {
+                srqn: shared.srq.srqn.into(),
+                ..Default::default()
+            });
+            self.command(DeregisterMr {
+                pd: pd.into(),
+                key: shared.mr.key.into(),
+            });
+        }
+        self.command(DestroyXrcd {
+            xrcdn: self.xrcdn.into(),
+            ..Default::default()
+        });
         for cq in std::mem::take(&mut self.cqs) {
             self.command(DestroyCq {
                 cqn: cq.cq.cqn.into(),
                 ..Default::default()
             });
         }
-        let shared = self.shared.take().expect("started");
-        self.command(DestroySrq {
-            srqn: shared.srq.srqn.into(),
-            ..Default::default()
-        });
-        self.command(DeregisterMr {
-            pd: pd.into(),
-            key: shared.mr.key.into(),
-        });
         self.command(DestroyPd {
             pd: pd.into(),
             ..Default::default()

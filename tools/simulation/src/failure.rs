@@ -103,10 +103,18 @@ pub fn shrink(plan: &Plan) -> (Plan, String) {
         any |= search.list(|plan| &mut plan.flows);
         any |= search.list(|plan| &mut plan.faults);
         any |= search.list(|plan| &mut plan.resets);
+        any |= search.list(|plan| &mut plan.outages);
+        any |= search.list(|plan| &mut plan.circles);
+        for circle in 0..search.plan.circles.len() {
+            any |= search.list(|plan| &mut plan.circles[circle].sends);
+        }
         for flow in 0..search.plan.flows.len() {
             any |= search.list(|plan| &mut plan.flows[flow].ops[0]);
             any |= search.list(|plan| &mut plan.flows[flow].ops[1]);
             any |= search.change(|plan| plan.flows[flow].deed.take().is_some());
+            for side in 0..2 {
+                any |= search.change(|plan| plan.flows[flow].paging[side].take().is_some());
+            }
         }
         any |= search.change(|plan| {
             let devices = plan.devices.iter_mut().flat_map(|device| &mut device.lines);

@@ -64,6 +64,18 @@ const NOT_READY: &[Status] = &[Status::RnrRetryExceeded, Status::RetryExceeded];
 /// A queue pair that fails by itself flushes, and its peer gets no answer.
 const FLUSHED: &[Status] = &[Status::Flushed, Status::RetryExceeded];
 
+/// What may come of a region that loses its rights.
+const REVOKED: &[Status] = &[
+    Status::RemoteAccess,
+    Status::RemoteOperation,
+    Status::LocalProtection,
+    Status::LocalAccess,
+    // No window can be bound to it.
+    Status::MemoryManagement,
+    Status::RetryExceeded,
+    Status::Flushed,
+];
+
 /// Faults that harm no data.
 pub const KNOWN: &[Known] = &[
     known("drop type=rc nth={n} count=3", RETRIES),
@@ -184,17 +196,7 @@ pub const KNOWN: &[Known] = &[
     known("partition for=3ms", RETRIES),
     known("doorbell-late delay=1ms", RETRIES),
     known("cqe-late delay=1ms every={n} count=all for=20ms", RETRIES),
-    known(
-        "key-revoked type=rc nth={n}",
-        &[
-            Status::RemoteAccess,
-            Status::RemoteOperation,
-            Status::LocalProtection,
-            Status::LocalAccess,
-            Status::RetryExceeded,
-            Status::Flushed,
-        ],
-    ),
+    known("key-revoked type=rc nth={n}", REVOKED),
     lie("cqe-loc-len-err type=rc nth={n}", &[Status::LocalLength]),
     lie(
         "cqe-loc-prot-err type=rc nth={n}",
@@ -210,7 +212,26 @@ pub const KNOWN: &[Known] = &[
     known("cq-event-lost nth={n} count=3", &[]),
     known("cq-event-late delay=10ms count=5", &[]),
     known("cq-event-spurious every={n} count=all", &[]),
-    known("event-lost count=all", &[]),
+    // Also those of page faults.
+    Known {
+        text: "event-lost count=all",
+        statuses: RETRIES,
+        loses: true,
+        lies: false,
+    },
+    Known {
+        text: "page-fault-lost nth={n}",
+        statuses: RETRIES,
+        loses: true,
+        lies: false,
+    },
+    known("page-fault-slow delay=900ms", RETRIES),
+    known("stuck for=900ms", RETRIES),
+    known("slow for=900ms delay=100us", RETRIES),
+    known("clock-jump for=3ms", &[]),
+    known("speed-change for=3ms", &[]),
+    known("link-flap for=20ms interval=40ms count=5", RETRIES),
+    known("key-revoked nth={n}", REVOKED),
     known("event-late delay=10ms", &[]),
     // Programs try again.
     known("command-fails code=create-qp", &[]),

@@ -6,6 +6,7 @@
 //! atomics are changed by one end only, so what they fetch is known, and that they are executed once.
 
 mod check;
+mod grant;
 mod request;
 
 use crate::{
@@ -14,14 +15,16 @@ use crate::{
     plan::{Deed, FlowPlan, Kind},
 };
 pub use check::Circumstances;
+use grant::Grant;
 use request::QKEY;
 use std::time::Duration;
 use vrnic_engine::{
-    testing::{Completion, Mr, Mw, Qp, QpOptions, gid_of},
+    Rnic,
+    testing::{Completion, Guest, Mr, PagedRegion, Qp, QpOptions, gid_of},
     time::Instant,
 };
 use vrnic_wire::{
-    command::{AllocateMw, DeallocateMw, DeregisterMr, DestroyQp, MwType},
+    command::{DeregisterMr, DestroyQp},
     completion::Opcode,
     memory::access,
     qp::{QpAttributes, QpState, QpType, attribute},
@@ -100,10 +103,10 @@ struct Message {
     immediate: u32,
 }
 
-/// A window that an end gives to its peer.
+/// What an end gives to its peer.
 #[derive(Debug)]
 struct Window {
-    mw: Mw,
+    grant: Grant,
     /// Whether it is bound, and was not invalidated.
     is_given: bool,
     /// Whether it was invalidated.
@@ -118,10 +121,16 @@ pub struct End {
     incarnation: u32,
     /// Its queue pair.
     pub qp: Qp,
+    /// The shared receive queue of extended connections.
+    srqn: u32,
     mr: Mr,
+    /// The region, if it is paged on demand.
+    paged: Option<PagedRegion>,
+    /// Whether there are pages that it will never have.
+    lacks_pages: bool,
     window: Option<Window>,
-    /// A window that nobody else uses, and whether it is bound.
-    scratch: Option<(Mw, bool)>,
+    /// What nobody else uses, and whether it is bound.
+    scratch: Option<(Grant, bool)>,
     posted: Vec<Posted>,
     messages: Vec<Message>,
     /// What the word of the peer is when all that was posted is done.
@@ -167,31 +176,25 @@ impl Flow {
         let ends = [0, 1].map(|side| {
             let device = &mut devices[plan.ends[side]];
             let options = QpOptions {
-                qp_type: plan.qp_type,
+                qp_type: plan.type_of(side),
                 entries: (layout.count as u32 + 1).next_power_of_two(),
-                signal_all: plan.signal_all,
+                signal_all: plan.signal_all && plan.type_of(side) != QpType::XrcTarget,
                 ..QpOptions::default()
             };
             let qp = device.qp(options, plan.shared[side], plan.cqs[side]);
             let arena = device.guest.arena(layout.length());
-            let rights = access::QUEUE_PAIR | access::PLACEMENT | access::MW_BIND;
+            let rights = access::QUEUE_PAIR | access::PLACEMENT;
+            let (length, is_paged) = (layout.length(), plan.paging[side].is_some());
             let mr = device.insist(|guest, rnic| {
-                guest.try_register(rnic, arena.clone(), layout.length(), rights)
+                if is_paged {
+                    guest.try_register_paged(rnic, arena.clone(), 0, length, rights)
+                } else {
+                    guest.try_register(rnic, arena.clone(), length, rights | access::MW_BIND)
+                }
             });
-            let mut window = |wanted: bool| {
-                wanted.then(|| {
-                    let request = AllocateMw {
-                        pd: device.guest.pd.into(),
-                        mw_type: MwType::Type2.raw().into(),
-                    };
-                    Mw {
-                        key: device.command(request).key.get(),
-                    }
-                })
-            };
-            let given = window(plan.windows[side]);
+            let given = plan.windows[side].map(|kind| Grant::new(kind, &mr, device));
             let binds = plan.ops[side].iter().any(|op| op.kind == Kind::Bind);
-            let scratch = window(binds);
+            let scratch = binds.then(|| Grant::new(plan.scratch, &mr, device));
             for slot in 0..plan.ops[side].len().max(plan.ops[1 - side].len()) {
                 let bytes: Vec<u8> = (0..layout.slot)
                     .map(|at| pattern(plan.number, side, slot, at))
@@ -202,13 +205,16 @@ impl Flow {
                 device: plan.ends[side],
                 incarnation: device.incarnation,
                 qp,
+                srqn: device.xrc_srqn(),
+                paged: is_paged.then(|| PagedRegion::new(&mr)),
+                lacks_pages: false,
                 mr,
-                window: given.map(|mw| Window {
-                    mw,
+                window: given.map(|grant| Window {
+                    grant,
                     is_given: false,
                     is_stale: false,
                 }),
-                scratch: scratch.map(|mw| (mw, false)),
+                scratch: scratch.map(|grant| (grant, false)),
                 posted: Vec::new(),
                 messages: Vec::new(),
                 word: 0,
@@ -251,7 +257,9 @@ impl Flow {
         };
         let plan = &self.plan;
         let peer = &self.ends[1 - side];
-        let waits = plan.late_receives.is_some() || plan.shared[1 - side];
+        let waits = plan.late_receives.is_some()
+            || plan.shared[1 - side]
+            || plan.paging[1 - side].is_some();
         let attributes = QpAttributes {
             path_mtu: plan.mtu.raw(),
             rq_psn: plan.psns[1 - side].into(),
@@ -262,14 +270,15 @@ impl Flow {
             port: 1,
             max_rd_atomic: plan.reads,
             max_dest_rd_atomic: plan.reads,
-            min_rnr_timer: 1,
+            // 10.24 ms if its pages take time, else 10 us.
+            min_rnr_timer: if plan.paging[side].is_some() { 20 } else { 1 },
             timeout: plan.timeout,
             retry_count: plan.retries,
             rnr_retry: if waits { 7 } else { 5 },
             address: self.address(1 - side),
             ..Default::default()
         };
-        let masks = match plan.qp_type {
+        let masks = match plan.type_of(side) {
             QpType::ReliableConnection => [
                 PKEY_INDEX | PORT | ACCESS_FLAGS,
                 ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
@@ -279,6 +288,16 @@ impl Flow {
                 PKEY_INDEX | PORT | ACCESS_FLAGS,
                 ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN,
                 SQ_PSN,
+            ],
+            QpType::XrcInitiator => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN,
+                TIMEOUT | RETRY_COUNT | RNR_RETRY | SQ_PSN | MAX_RD_ATOMIC,
+            ],
+            QpType::XrcTarget => [
+                PKEY_INDEX | PORT | ACCESS_FLAGS,
+                ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                TIMEOUT | SQ_PSN,
             ],
             _ => [PKEY_INDEX | PORT | QKEY_BIT, 0, SQ_PSN],
         };
@@ -344,14 +363,14 @@ impl Flow {
         let Some(window) = &mut end.window else {
             return;
         };
-        let send = window.mw.bind(name, &end.mr, 0, length, access::QUEUE_PAIR);
+        let (send, opcode) = window.grant.give(name, &end.mr, length, access::QUEUE_PAIR);
         end.posted.push(Posted {
             name,
             kind: Kind::Bind,
             length: 0,
             slot: SETUP,
             signaled: true,
-            opcode: Opcode::BindWindow,
+            opcode,
             fetches: 0,
         });
         let Device { guest, rnic, .. } = &mut devices[end.device];
@@ -399,6 +418,46 @@ impl Flow {
         }
     }
 
+    /// The end whose region has a key, if that is paged on demand.
+    pub fn paged_end(&self, device: &Device, key: u32) -> Option<usize> {
+        self.ends.iter().position(|end| {
+            let is_here = end.device == device.index && end.incarnation == device.incarnation;
+            is_here && end.paged.is_some() && end.mr.key == key
+        })
+    }
+
+    /// The driver does something with the pages of an end, unless that has none any more.
+    pub fn page(
+        &mut self,
+        side: usize,
+        devices: &mut [Device],
+        work: impl FnOnce(&mut PagedRegion, &mut Guest, &mut Rnic),
+    ) {
+        let end = &mut self.ends[side];
+        let Device {
+            guest,
+            rnic,
+            incarnation,
+            ..
+        } = &mut devices[end.device];
+        if let Some(paged) = &mut end.paged
+            && *incarnation == end.incarnation
+            && end.deregistered.is_none()
+        {
+            work(paged, guest, rnic);
+            end.mr.arena = paged.arena().clone();
+        }
+    }
+
+    /// From some page on, an end has no pages any more.
+    pub fn punch(&mut self, side: usize, part: u32, devices: &mut [Device]) {
+        self.ends[side].lacks_pages = true;
+        self.page(side, devices, |paged, guest, rnic| {
+            let first = ((u64::from(paged.pages()) * u64::from(part)) >> 16) as u32;
+            paged.punch(guest, rnic, first..paged.pages());
+        });
+    }
+
     fn destroy_qp(&mut self, side: usize, devices: &mut [Device]) {
         let end = &mut self.ends[side];
         devices[end.device].command(DestroyQp {
@@ -439,15 +498,10 @@ impl Flow {
             let end = &mut self.ends[side];
             let device = &mut devices[end.device];
             let pd = device.guest.pd;
-            let given = end.window.take().map(|window| window.mw);
-            for mw in given
-                .into_iter()
-                .chain(end.scratch.take().map(|(mw, _)| mw))
-            {
-                device.command(DeallocateMw {
-                    pd: pd.into(),
-                    key: mw.key.into(),
-                });
+            let given = end.window.take().map(|window| window.grant);
+            let scratch = end.scratch.take().map(|(grant, _)| grant);
+            for grant in given.into_iter().chain(scratch) {
+                grant.free(device);
             }
             if end.deregistered.is_none() {
                 device.command(DeregisterMr {
@@ -492,6 +546,13 @@ impl Flow {
         self.ends.iter().map(|end| end.posted.len()).sum()
     }
 
+    /// Fast registrations that were posted.
+    pub fn registrations(&self) -> usize {
+        let posted = self.ends.iter().flat_map(|end| &end.posted);
+        let is_one = |posted: &&Posted| posted.opcode == Opcode::RegisterRegion;
+        posted.filter(is_one).count()
+    }
+
     /// Pages of an end that a plan needs, for its region, its rings and their page lists.
     pub fn pages(plan: &FlowPlan) -> usize {
         let layout = Layout {
@@ -499,6 +560,7 @@ impl Flow {
             count: plan.ops[0].len().max(plan.ops[1].len()).max(1),
         };
         let region = layout.length().div_ceil(4096);
-        region + region / 3 + 40
+        // What is paged has a copy for a moment, and fast registrations have tables.
+        region + region / 3 + 50
     }
 }

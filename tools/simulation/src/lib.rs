@@ -7,6 +7,7 @@
 //!   error is flushed;
 //! * memory holds what completed requests moved when they complete, and nothing that nobody sent;
 //! * atomics are executed once;
+//! * each member of a multicast group gets each message to it once;
 //! * whom nothing concerns notices nothing;
 //! * when all objects are destroyed, nothing is left in the devices.
 //!
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod circle;
 mod device;
 pub mod failure;
 mod fault;

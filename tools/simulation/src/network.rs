@@ -10,7 +10,7 @@
 //! ```
 
 use crate::{
-    plan::{LinePlan, Plan},
+    plan::{LinePlan, Outage, Plan},
     random::Random,
 };
 use std::{ops::AddAssign, time::Duration};
@@ -129,6 +129,9 @@ impl Line {
     }
 }
 
+/// The device that something comes from, and the one that it goes to unless it goes to a multicast group.
+type Ends = (usize, Option<usize>);
+
 /// What went wrong between pairs of devices, as counts.
 #[derive(Debug)]
 struct Harm {
@@ -141,9 +144,13 @@ impl Harm {
         a.min(b) * self.devices + a.max(b)
     }
 
-    fn add(&mut self, [a, b]: [usize; 2]) {
-        let place = self.place(a, b);
-        self.counts[place].add_assign(1);
+    /// Something went wrong on the way from a device to another, or to all.
+    fn add(&mut self, (from, to): Ends) {
+        let all = to.map_or(0..self.devices, |to| to..to + 1);
+        for to in all {
+            let place = self.place(from, to);
+            self.counts[place].add_assign(1);
+        }
     }
 }
 
@@ -161,6 +168,8 @@ struct Hub {
     ports: Vec<Behind>,
     /// What leaves a port.
     lines: Vec<Line>,
+    /// Ports, or all, that are down.
+    outages: u32,
 }
 
 /// The network.
@@ -190,6 +199,7 @@ impl Network {
                 switch: Switch::new(Duration::from_secs(300)),
                 ports: Vec::new(),
                 lines: Vec::new(),
+                outages: 0,
             })
             .collect();
         let mut places = Vec::new();
@@ -248,6 +258,19 @@ impl Network {
         self.harm.counts[self.harm.place(devices[0], devices[1])] + full.sum::<u64>()
     }
 
+    /// Ports of a switch go down, or come up again.
+    pub fn set_up(&mut self, outage: &Outage, up: bool) {
+        let hub = &mut self.hubs[outage.switch];
+        hub.outages = hub.outages.wrapping_add_signed(if up { -1 } else { 1 });
+        for port in hub.switch.ports() {
+            if outage.port.is_none_or(|which| which == port.index()) {
+                for member in [Member::Rnic, Member::Netdev] {
+                    hub.switch.set_up(Endpoint { port, member }, up);
+                }
+            }
+        }
+    }
+
     /// A device sends a segment. What is on its way then.
     ///
     /// # Panics
@@ -262,9 +285,8 @@ impl Network {
     ) -> Vec<Travelling> {
         self.sent += 1;
         let to = device_of(&segment.path.destination);
-        let ends = [from, to.unwrap_or(from)];
+        let ends = (from, to);
         if self.hubs.is_empty() {
-            let Some(to) = to else { return Vec::new() };
             let line = &mut self.lines[from];
             let passage = line.pass(0, now, &mut self.random);
             if passage.is_harm {
@@ -280,7 +302,14 @@ impl Network {
                 return Vec::new();
             }
             let parcel = Parcel::Segment(Box::new(segment));
-            let copies = passage.copies.into_iter().map(|takes| Travelling {
+            // Members of a group that are of the device itself have theirs already.
+            let others = (0..self.lines.len()).filter(|other| *other != from);
+            let receivers: Vec<_> = to.map_or_else(|| others.collect(), |to| vec![to]);
+            let copies = passage
+                .copies
+                .into_iter()
+                .flat_map(|takes| receivers.iter().map(move |to| (*to, takes)));
+            let copies = copies.map(|(to, takes)| Travelling {
                 at: if at_once { now } else { now + takes },
                 place: Place::Device(to),
                 parcel: parcel.clone(),
@@ -305,7 +334,7 @@ impl Network {
     fn pass(
         &mut self,
         passage: Passage,
-        ends: [usize; 2],
+        ends: Ends,
         mut frame: Vec<u8>,
         place: Place,
         now: Instant,
@@ -337,6 +366,11 @@ impl Network {
         now: Instant,
     ) -> Vec<Travelling> {
         let hub = &mut self.hubs[switch];
+        if hub.outages > 0 {
+            // Copies for ports that are down are not counted as lost.
+            let ends = ends_of(&frame, self.harm.devices).unwrap_or((0, None));
+            self.harm.add(ends);
+        }
         let mut leaving = Vec::new();
         let time = Duration::from_nanos(now.as_nanos());
         hub.switch.receive(from, frame, time);
@@ -361,7 +395,7 @@ impl Network {
                 ),
             };
             let passage = hub.lines[index].pass(frame.len(), now, &mut self.random);
-            let ends = ends_of(&frame, self.harm.devices).unwrap_or([0, 0]);
+            let ends = ends_of(&frame, self.harm.devices).unwrap_or((0, None));
             all.extend(self.pass(passage, ends, frame, place, now));
         }
         all
@@ -369,12 +403,13 @@ impl Network {
 }
 
 /// The devices that a frame goes from and to, by the last bytes of its IPv4 addresses.
-fn ends_of(frame: &[u8], devices: usize) -> Option<[usize; 2]> {
+fn ends_of(frame: &[u8], devices: usize) -> Option<Ends> {
     let device = |at: usize| {
         let last = usize::from(*frame.get(at)?).checked_sub(1)?;
         (last < devices).then_some(last)
     };
-    Some([device(29)?, device(33)?])
+    let is_group = frame.get(30)? & 0xf0 == 0xe0;
+    Some((device(29)?, device(33).filter(|_| !is_group)))
 }
 
 /// Marks an IPv4 packet as congested, if it allows that.

@@ -15,6 +15,8 @@ use vrnic_wire::{completion::Status, port::Mtu, qp::QpType};
 pub const MOST_DEVICES: usize = 30;
 /// Completion queues of a device.
 pub const CQS: usize = 3;
+/// That of receives of extended connections.
+pub const XRC_CQ: usize = 0;
 /// Longest message to a shared receive queue.
 pub const SHARED_SLOT: usize = 2048;
 
@@ -218,12 +220,32 @@ pub enum Deed {
     Deregister,
 }
 
+/// How the pages of a region that is paged on demand come and go.
+#[derive(Clone, Debug)]
+pub struct PagingPlan {
+    /// Longest time that the driver takes to answer a page fault.
+    pub slowness: Duration,
+    /// When it takes some pages back, counted from the start of the flow.
+    pub reclaims: Vec<Duration>,
+    /// From when on there are no pages from that part of the region on, in parts of 65536.
+    pub hole: Option<(Duration, u32)>,
+}
+
+/// How an end gives its peer the right to its memory for a while.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum WindowKind {
+    /// It binds a memory window.
+    Window,
+    /// It registers a region by a request, as in-kernel programs do.
+    FastRegistration,
+}
+
 /// Two queue pairs that talk to each other, and what each end asks for.
 #[derive(Clone, Debug)]
 pub struct FlowPlan {
     /// Names it in requests, also when other flows are left out.
     pub number: usize,
-    /// Type of the queue pairs.
+    /// Type of the queue pairs. That of the first end; the second of an extended connection is its target.
     pub qp_type: QpType,
     /// Devices.
     pub ends: [usize; 2],
@@ -239,8 +261,12 @@ pub struct FlowPlan {
     pub cqs: [[usize; 2]; 2],
     /// Whether an end takes receives from the shared receive queue of its device.
     pub shared: [bool; 2],
-    /// Whether an end gives its peer a memory window.
-    pub windows: [bool; 2],
+    /// What an end gives its peer besides the key of its region.
+    pub windows: [Option<WindowKind>; 2],
+    /// What it binds and frees for itself, if it does.
+    pub scratch: WindowKind,
+    /// Whether the region of an end is paged on demand.
+    pub paging: [Option<PagingPlan>; 2],
     /// Whether all requests complete with a CQE.
     pub signal_all: bool,
     /// Exponent of the timeout, and retries.
@@ -276,6 +302,68 @@ impl FlowPlan {
     /// From the stop to the end, for flushing.
     pub const CLOSING: Duration = Duration::from_secs(1);
 
+    /// Whether requests are acknowledged.
+    pub fn is_reliable(&self) -> bool {
+        matches!(
+            self.qp_type,
+            QpType::ReliableConnection | QpType::XrcInitiator
+        )
+    }
+
+    /// Type of the queue pair of an end.
+    pub fn type_of(&self, side: usize) -> QpType {
+        match self.qp_type {
+            QpType::XrcInitiator if side == 1 => QpType::XrcTarget,
+            other => other,
+        }
+    }
+
+    /// Makes it one of another kind, or not.
+    fn vary(&mut self, random: &mut Random) {
+        let kind =
+            |random: &mut Random| random.pick(&[WindowKind::Window, WindowKind::FastRegistration]);
+        self.scratch = kind(random);
+        for window in self.windows.iter_mut().flatten() {
+            *window = kind(random);
+        }
+        if self.qp_type == QpType::ReliableConnection
+            && self.slot <= SHARED_SLOT
+            && random.one_in(5)
+        {
+            self.qp_type = QpType::XrcInitiator;
+            self.windows = [None, None];
+            self.shared = [false, true];
+            self.late_receives = None;
+            self.cqs[1][1] = XRC_CQ;
+            self.ops[1].clear();
+        }
+        if random.one_in(5) {
+            for side in 0..2 {
+                // Windows and page lists are of pages that stay where they are.
+                let stays = self.windows[side].is_some()
+                    || self.ops[side].iter().any(|op| op.kind == Kind::Bind);
+                if !stays && random.one_in(2) {
+                    let most = random.pick(&[
+                        Duration::from_micros(200),
+                        Duration::from_millis(20),
+                        Duration::from_secs(3),
+                    ]);
+                    let count = random.below(4);
+                    self.paging[side] = Some(PagingPlan {
+                        slowness: random.time(most),
+                        reclaims: (0..count)
+                            .map(|_| random.time(Duration::from_millis(20)))
+                            .collect(),
+                        hole: random.one_in(4).then(|| {
+                            let at = random.time(Duration::from_millis(5));
+                            (at, random.below(65536) as u32)
+                        }),
+                    });
+                }
+            }
+        }
+    }
+
     /// Receives that end `side` needs.
     pub fn receives(&self, side: usize) -> usize {
         let takes = |op: &&Op| op.kind.takes_receive();
@@ -283,13 +371,67 @@ impl FlowPlan {
     }
 }
 
-/// A device is reset.
+/// How a device loses all that it has.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// It is reset.
+    Reset,
+    /// It stands still, and is reset after that time.
+    Stuck(Duration),
+    /// It says that it needs a reset, and has it after that time.
+    Failed(Duration),
+    /// It is removed by surprise, and does not come back.
+    Removed,
+}
+
+/// A device loses all that it has.
 #[derive(Copy, Clone, Debug)]
 pub struct Reset {
     /// Which.
     pub device: usize,
     /// When.
     pub at: Duration,
+    /// How.
+    pub loss: Loss,
+}
+
+/// A port of a switch is down for a while, or all are: then the switch starts anew.
+#[derive(Copy, Clone, Debug)]
+pub struct Outage {
+    /// Which switch.
+    pub switch: usize,
+    /// Number of the port, if there is one of that number.
+    pub port: Option<usize>,
+    /// When.
+    pub at: Duration,
+    /// For how long.
+    pub lasts: Duration,
+}
+
+/// Queue pairs that send datagrams to a multicast group in which they all are.
+#[derive(Clone, Debug)]
+pub struct CirclePlan {
+    /// Names it in requests, also when others are left out.
+    pub number: usize,
+    /// Device of each member.
+    pub members: Vec<usize>,
+    /// When it begins.
+    pub start: Duration,
+    /// Who sends how many bytes, after how long.
+    pub sends: Vec<(usize, usize, Duration)>,
+}
+
+impl CirclePlan {
+    /// Most bytes of a message.
+    pub const SLOT: usize = 512;
+    /// Completion queues of sends and of receives.
+    pub const CQS: [usize; 2] = [1, 2];
+
+    /// When nothing of it can be under way any more.
+    pub fn stop(&self) -> Duration {
+        let sends = self.sends.iter().map(|(_, _, after)| *after);
+        self.start + sends.max().unwrap_or_default() + FlowPlan::PATIENCE
+    }
 }
 
 /// What is simulated.
@@ -307,8 +449,12 @@ pub struct Plan {
     pub flows: Vec<FlowPlan>,
     /// Faults of devices.
     pub faults: Vec<FaultPlan>,
-    /// Resets.
+    /// Resets, and worse.
     pub resets: Vec<Reset>,
+    /// Faults of switches.
+    pub outages: Vec<Outage>,
+    /// Multicast groups.
+    pub circles: Vec<CirclePlan>,
 }
 
 impl Plan {
@@ -383,18 +529,11 @@ impl Plan {
                 Reset {
                     device: flow.ends[random.below(2)],
                     at: flow.start + random.time(Duration::from_millis(10)),
+                    loss: Loss::Reset,
                 }
             })
             .collect();
-        // Numbers of queue pairs begin anew with a reset, and some who talked to the old ones have not given up.
-        flows.retain(|flow| {
-            !resets.iter().any(|reset| {
-                let since = flow.start.checked_sub(reset.at);
-                flow.ends.contains(&reset.device)
-                    && since.is_some_and(|since| since < Duration::from_secs(10))
-            })
-        });
-        Self {
+        let mut plan = Self {
             seed,
             switches,
             trunk,
@@ -402,6 +541,77 @@ impl Plan {
             flows,
             faults,
             resets,
+            outages: Vec::new(),
+            circles: Vec::new(),
+        };
+        // A stream of its own, so that what the other one decides stays as it is.
+        plan.vary(span, &mut Random::new(seed ^ 0x7661_7279));
+        let resets = &plan.resets;
+        plan.flows
+            .retain(|flow| starts_in_peace(resets, flow.start, &flow.ends));
+        plan.circles
+            .retain(|circle| starts_in_peace(resets, circle.start, &circle.members));
+        plan
+    }
+
+    /// Makes some flows those of other kinds, and adds other things that happen.
+    fn vary(&mut self, span: Duration, random: &mut Random) {
+        for flow in &mut self.flows {
+            flow.vary(random);
+        }
+        for reset in &mut self.resets {
+            let later = random.time(Duration::from_secs(1));
+            reset.loss = random.pick(&[
+                Loss::Reset,
+                Loss::Stuck(later),
+                Loss::Failed(later),
+                Loss::Removed,
+            ]);
+        }
+        let some = |often, random: &mut Random| {
+            if random.one_in(often) {
+                random.between(1, 3)
+            } else {
+                0
+            }
+        };
+        let near = |random: &mut Random, flows: &[FlowPlan]| {
+            let start = flows[random.below(flows.len())].start;
+            start + random.time(Duration::from_millis(10))
+        };
+        if self.switches > 0 {
+            for _ in 0..some(4, random) {
+                self.outages.push(Outage {
+                    switch: random.below(self.switches),
+                    port: (!random.one_in(3)).then(|| random.below(self.devices.len())),
+                    at: near(random, &self.flows),
+                    lasts: random.time(Duration::from_millis(200)),
+                });
+            }
+        }
+        for number in 0..some(3, random) {
+            let members: Vec<_> = (0..random.between(2, 6))
+                .map(|_| random.below(self.devices.len()))
+                .collect();
+            let sends = (0..random.between(1, 12)).map(|_| {
+                (
+                    random.below(members.len()),
+                    random.below(CirclePlan::SLOT),
+                    random.time(Duration::from_millis(5)),
+                )
+            });
+            let sends = sends.collect();
+            let start = if random.one_in(2) {
+                near(random, &self.flows)
+            } else {
+                random.time_below(span)
+            };
+            self.circles.push(CirclePlan {
+                number: 1000 + number,
+                members,
+                start,
+                sends,
+            });
         }
     }
 
@@ -410,7 +620,14 @@ impl Plan {
         let flows = self.flows.iter().map(FlowPlan::stop);
         let resets = self.resets.iter().map(|reset| reset.at);
         let faults = self.faults.iter().map(|fault| fault.at);
-        let last = flows.chain(resets).chain(faults).max();
+        let outages = self.outages.iter().map(|outage| outage.at + outage.lasts);
+        let circles = self.circles.iter().map(CirclePlan::stop);
+        let last = flows
+            .chain(resets)
+            .chain(faults)
+            .chain(outages)
+            .chain(circles)
+            .max();
         last.unwrap_or_default() + FlowPlan::CLOSING
     }
 }
@@ -424,7 +641,9 @@ impl fmt::Display for Plan {
             self.switches, self.trunk
         )?;
         for (index, device) in self.devices.iter().enumerate() {
-            if self.flows.iter().any(|flow| flow.ends.contains(&index)) {
+            let flows = self.flows.iter().flat_map(|flow| &flow.ends);
+            let mut used = flows.chain(self.circles.iter().flat_map(|circle| &circle.members));
+            if used.any(|used| *used == index) {
                 writeln!(f, "device {index}: {device:?}")?;
             }
         }
@@ -437,8 +656,25 @@ impl fmt::Display for Plan {
         for reset in &self.resets {
             writeln!(f, "{reset:?}")?;
         }
+        for outage in &self.outages {
+            writeln!(f, "{outage:?}")?;
+        }
+        for circle in &self.circles {
+            writeln!(f, "{circle:?}")?;
+        }
         Ok(())
     }
+}
+
+/// Whether none of the devices is about to lose what it has, or did a short time ago: numbers of queue pairs begin anew
+/// then, and some who talked to the old ones have not given up.
+fn starts_in_peace(resets: &[Reset], start: Duration, devices: &[usize]) -> bool {
+    !resets.iter().any(|reset| {
+        let since = start.checked_sub(reset.at);
+        devices.contains(&reset.device)
+            && since
+                .is_some_and(|since| since < Duration::from_secs(10) || reset.loss == Loss::Removed)
+    })
 }
 
 fn flow(
@@ -467,7 +703,7 @@ fn flow(
         _ => slot,
     };
     let shared = [0; 2].map(|_| slot <= SHARED_SLOT && random.one_in(4));
-    let windows = [0; 2].map(|_| reliable && random.one_in(3));
+    let windows = [0; 2].map(|_| (reliable && random.one_in(3)).then_some(WindowKind::Window));
     let most = if slot > 10_000 { 8 } else { 24 };
     let pause = if hasty {
         Duration::from_micros(300)
@@ -514,6 +750,8 @@ fn flow(
         cqs: [0; 2].map(|_| [random.below(CQS), random.below(CQS)]),
         shared,
         windows,
+        scratch: WindowKind::Window,
+        paging: [None, None],
         signal_all: random.one_in(4),
         timeout: random.pick(&[10, 11, 12, 14]),
         retries: random.pick(&[3, 5, 7]),

@@ -3,10 +3,12 @@
 //! Carries out a plan, in virtual time: what happens next is taken from a queue, and the time is that of what happens.
 
 use crate::{
+    circle::Circle,
     device::{Device, SHARED_NAME},
+    fault::Known,
     flow::{Circumstances, Flow},
     network::{Network, Parcel, Place, Travelling},
-    plan::{CQS, FlowPlan, Plan},
+    plan::{CQS, CirclePlan, FlowPlan, Loss, Plan, Reset},
     random::Random,
 };
 use std::{
@@ -18,10 +20,11 @@ use std::{
 use vrnic_engine::{
     Io, Outbox, Segment, Segmentation,
     segment::Damage,
-    testing::{Completion, Memories},
+    testing::{Completion, Memories, PagedRegion},
     time::Instant,
 };
 use vrnic_roce::{FrameError, parse};
+use vrnic_wire::{completion::Opcode, event::EventType, qp::QpType};
 
 /// Most that may happen in a simulation.
 const MOST_EVENTS: u64 = 100_000_000;
@@ -47,7 +50,23 @@ enum Event {
     Stop(usize),
     Close(usize),
     Fault(usize),
-    Reset(usize),
+    /// A device loses what it has.
+    Loss(usize),
+    /// It begins anew.
+    Return(usize),
+    /// Ports of a switch go down, or come up.
+    Outage(usize, bool),
+    /// The driver answers page faults of an end of a flow.
+    Page(usize, usize),
+    /// It takes pages back.
+    Reclaim(usize, usize),
+    /// It has no such pages any more.
+    Punch(usize, usize),
+    Gather(usize),
+    /// A member of a circle sends.
+    Call(usize, usize),
+    Hush(usize),
+    Part(usize),
 }
 
 /// When what happens; what is put in first happens first.
@@ -95,6 +114,18 @@ pub struct Tally {
     pub packets: u64,
     /// Times that faults fired.
     pub faults: u64,
+    /// Page faults.
+    pub page_faults: u64,
+    /// Messages that members of multicast groups received.
+    pub group_messages: u64,
+    /// Requests of extended connections.
+    pub extended: u64,
+    /// Fast registrations.
+    pub registrations: u64,
+    /// Devices that lost all that they had.
+    pub losses: u64,
+    /// Failures of switches.
+    pub outages: u64,
     /// What happened.
     pub events: u64,
 }
@@ -117,6 +148,12 @@ impl AddAssign for Tally {
         self.completions += other.completions;
         self.packets += other.packets;
         self.faults += other.faults;
+        self.page_faults += other.page_faults;
+        self.group_messages += other.group_messages;
+        self.extended += other.extended;
+        self.registrations += other.registrations;
+        self.losses += other.losses;
+        self.outages += other.outages;
         self.events += other.events;
     }
 }
@@ -129,6 +166,7 @@ pub struct World {
     devices: Vec<Device>,
     network: Network,
     flows: Vec<Option<Flow>>,
+    circles: Vec<Option<Circle>>,
     /// Numbers of the faults that are armed.
     faults: Vec<Option<u64>>,
     queue: BinaryHeap<Reverse<Entry>>,
@@ -157,6 +195,8 @@ impl World {
             let resets = plan.resets.iter().filter(|reset| reset.device == index);
             let pages = 300 * (1 + resets.count()) + 200 * plan.faults.len();
             let pages = pages + here.map(|(flow, _)| Flow::pages(flow)).sum::<usize>();
+            let members = plan.circles.iter().flat_map(|circle| &circle.members);
+            let pages = pages + 30 * members.filter(|member| **member == index).count();
             let view = memories.add(pages * 4096);
             Device::new(
                 index,
@@ -175,6 +215,7 @@ impl World {
             devices,
             network: Network::new(plan),
             flows: plan.flows.iter().map(|_| None).collect(),
+            circles: plan.circles.iter().map(|_| None).collect(),
             faults: vec![None; plan.faults.len()],
             queue: BinaryHeap::new(),
             number: 0,
@@ -191,7 +232,20 @@ impl World {
             world.happens(at(fault.at), Event::Fault(index));
         }
         for (index, reset) in plan.resets.iter().enumerate() {
-            world.happens(at(reset.at), Event::Reset(index));
+            world.happens(at(reset.at), Event::Loss(index));
+        }
+        for (index, outage) in plan.outages.iter().enumerate() {
+            world.happens(at(outage.at), Event::Outage(index, false));
+            world.happens(at(outage.at + outage.lasts), Event::Outage(index, true));
+        }
+        for (index, circle) in plan.circles.iter().enumerate() {
+            world.happens(at(circle.start), Event::Gather(index));
+            for (number, (_, _, after)) in circle.sends.iter().enumerate() {
+                world.happens(at(circle.start + *after), Event::Call(index, number));
+            }
+            world.happens(at(circle.stop()), Event::Hush(index));
+            let over = circle.stop() + FlowPlan::CLOSING;
+            world.happens(at(over), Event::Part(index));
         }
         world
     }
@@ -230,6 +284,8 @@ impl World {
         self.go_on();
         let open = self.flows.iter().position(Option::is_some);
         assert_eq!(open, None, "a flow is not over");
+        let open = self.circles.iter().position(Option::is_some);
+        assert_eq!(open, None, "a circle is not over");
         for index in 0..self.devices.len() {
             let device = &mut self.devices[index];
             self.tally.faults += device
@@ -243,7 +299,7 @@ impl World {
             self.wake(index, self.now);
         }
         self.go_on();
-        for device in &mut self.devices {
+        for device in self.devices.iter_mut().filter(|device| device.runs()) {
             let deadline = device.rnic.next_deadline();
             assert_eq!(deadline, None, "device {} still waits", device.index);
             device.destroy();
@@ -325,16 +381,138 @@ impl World {
                 self.faults[index] = Some(armed);
                 self.wake(plan.device, self.now);
             }
-            Event::Reset(index) => {
-                let device = self.plan.resets[index].device;
-                for cq in 0..CQS {
-                    self.drain(device, cq);
-                }
+            Event::Loss(index) => self.lose(index),
+            Event::Return(device) => {
                 self.devices[device].guest.now = self.now;
                 self.devices[device].reset(&mut self.random);
                 self.wake_soon(device);
             }
+            Event::Outage(index, up) => {
+                self.tally.outages += u64::from(!up);
+                self.network.set_up(&self.plan.outages[index], up);
+            }
+            Event::Page(flow, side) => {
+                let mut faults = 0;
+                self.with(flow, |flow, devices| {
+                    flow.page(side, devices, |paged, guest, rnic| {
+                        faults = paged.serve(guest, rnic);
+                    });
+                });
+                self.tally.page_faults += faults;
+            }
+            Event::Reclaim(flow, side) => self.with(flow, |flow, devices| {
+                flow.page(side, devices, PagedRegion::forget_some);
+            }),
+            Event::Punch(flow, side) => self.with(flow, |flow, devices| {
+                let paging = flow.plan().paging[side].as_ref();
+                if let Some((_, part)) = paging.and_then(|paging| paging.hole) {
+                    flow.punch(side, part, devices);
+                }
+            }),
+            Event::Gather(index) => {
+                let plan = &self.plan.circles[index];
+                for device in &plan.members {
+                    self.devices[*device].guest.now = self.now;
+                }
+                let harm = |ends| self.network.harm(ends);
+                let circle = Circle::start(plan, &mut self.devices, self.now, harm);
+                self.tally.queue_pairs += plan.members.len() as u64;
+                self.circles[index] = Some(circle);
+            }
+            Event::Call(index, number) => {
+                let (member, length, _) = self.plan.circles[index].sends[number];
+                let device = self.plan.circles[index].members[member];
+                if let Some(circle) = &mut self.circles[index] {
+                    circle.send(number, member, length, &mut self.devices);
+                    self.tally.requests += 1;
+                }
+                // Who is not told of completions looks.
+                let at = self.now + self.random.time(Duration::from_millis(5));
+                self.happens(at, Event::Drain(device, CirclePlan::CQS[0]));
+                self.wake_soon(device);
+            }
+            Event::Hush(index) => {
+                self.look_around(index);
+                for device in self.plan.circles[index].members.clone() {
+                    self.devices[device].guest.now = self.now;
+                    self.wake_soon(device);
+                }
+                if let Some(circle) = &mut self.circles[index] {
+                    circle.stop(&mut self.devices);
+                }
+            }
+            Event::Part(index) => {
+                self.look_around(index);
+                let Some(circle) = self.circles[index].take() else {
+                    return;
+                };
+                let faults = self.concerning(circle.began, |device| circle.qpns(device));
+                let harm = |ends| self.network.harm(ends);
+                circle.check(&self.devices, harm, &faults);
+                for device in self.plan.circles[index].members.clone() {
+                    self.devices[device].guest.now = self.now;
+                    self.wake_soon(device);
+                }
+                circle.destroy(&mut self.devices);
+            }
         }
+    }
+
+    /// A device loses what it has.
+    fn lose(&mut self, index: usize) {
+        let Reset { device, loss, .. } = self.plan.resets[index];
+        if self.devices[device].loss.is_some() {
+            return;
+        }
+        for cq in 0..CQS {
+            self.drain(device, cq);
+        }
+        self.devices[device].guest.now = self.now;
+        let ails = |world: &mut Self, fault: &str| {
+            let spec = fault.parse().expect("a fault");
+            let rnic = &mut world.devices[device].rnic;
+            rnic.faults_mut().arm(spec, world.now).expect("room for it");
+            world.call(device, |device, now, outbox| {
+                let mut io = Io {
+                    memory: &device.guest.view,
+                    now,
+                    outbox,
+                };
+                device.rnic.advance(&mut io);
+            });
+        };
+        let after = match loss {
+            Loss::Reset => Some(Duration::ZERO),
+            Loss::Removed => None,
+            Loss::Stuck(after) => {
+                ails(self, "stuck");
+                Some(after)
+            }
+            Loss::Failed(after) => {
+                ails(self, "needs-reset");
+                assert!(self.devices[device].rnic.is_failing());
+                Some(after)
+            }
+        };
+        self.tally.losses += 1;
+        self.devices[device].lose(loss);
+        match after {
+            Some(Duration::ZERO) => self.happen(Event::Return(device)),
+            Some(after) => self.happens(self.now + after, Event::Return(device)),
+            None => {}
+        }
+    }
+
+    /// Faults that concerned queue pairs, by device, since `from`.
+    fn concerning(&self, from: Instant, qpns: impl Fn(usize) -> Vec<u32>) -> Vec<&'static Known> {
+        let pairs = self.plan.faults.iter().zip(&self.faults);
+        let concerning = pairs.filter(|(fault, armed)| {
+            let rnic = &self.devices[fault.device].rnic;
+            let qpns = qpns(fault.device);
+            let concerns = |id| crate::fault::concerns(rnic, id, &qpns, from, self.now);
+            !qpns.is_empty() && armed.is_some_and(concerns)
+        });
+        concerning.map(|(fault, _)| fault.known()).collect()
     }
 
     /// Makes a call of a device, and sends what comes of it.
@@ -374,6 +552,9 @@ impl World {
     }
 
     fn arrive(&mut self, index: usize, parcel: Parcel) {
+        if !self.devices[index].runs() {
+            return;
+        }
         self.call(index, |device, now, outbox| {
             let frame;
             let parsed = match parcel {
@@ -384,7 +565,10 @@ impl World {
                 }
             };
             match parsed {
-                Ok(segment) if device.rnic.has_gid(&segment.path.destination) => {
+                Ok(segment)
+                    if device.rnic.has_gid(&segment.path.destination)
+                        || device.rnic.has_group(&segment.path.destination) =>
+                {
                     let mut io = Io {
                         memory: &device.guest.view,
                         now,
@@ -405,6 +589,9 @@ impl World {
             return;
         }
         self.devices[index].turn = None;
+        if !self.devices[index].runs() {
+            return;
+        }
         let (worked, awake) = self.call(index, |device, now, outbox| {
             let mut io = Io {
                 memory: &device.guest.view,
@@ -416,9 +603,13 @@ impl World {
             }
             let worked = device.rnic.poll(device.plan.budget, &mut io);
             let awake = worked || device.rnic.prepare_sleep(&mut io);
-            while device.rnic.next_async_event().is_some() {}
             (worked, awake)
         });
+        while let Some(event) = self.devices[index].rnic.next_async_event() {
+            if event.event_type.get() == EventType::PageFault.raw() {
+                self.page_fault(index, event.number.get());
+            }
+        }
         for vector in 0..CQS {
             while let Some(event) = self.devices[index]
                 .rnic
@@ -464,6 +655,20 @@ impl World {
         }
     }
 
+    /// A device wants pages: its driver answers in a while.
+    fn page_fault(&mut self, index: usize, key: u32) {
+        let device = &self.devices[index];
+        let ends = self.flows.iter().enumerate().find_map(|(number, flow)| {
+            let flow = flow.as_ref()?;
+            let side = flow.paged_end(device, key)?;
+            Some((number, side, flow.plan().paging[side].as_ref()?.slowness))
+        });
+        if let Some((flow, side, slowness)) = ends {
+            let at = self.now + self.random.time(slowness);
+            self.happens(at, Event::Page(flow, side));
+        }
+    }
+
     fn start(&mut self, index: usize) {
         let plan = &self.plan.flows[index];
         for device in plan.ends {
@@ -477,7 +682,17 @@ impl World {
         let deed = plan.deed;
         let first = [0, 1].map(|side| plan.ops[side].first().map(|op| op.pause));
         let ends = plan.ends;
+        let paging = plan.paging.clone();
         self.flows[index] = Some(flow);
+        for (side, paging) in paging.into_iter().enumerate() {
+            let Some(paging) = paging else { continue };
+            for after in paging.reclaims {
+                self.happens(start + after, Event::Reclaim(index, side));
+            }
+            if let Some((after, _)) = paging.hole {
+                self.happens(start + after, Event::Punch(index, side));
+            }
+        }
         for (side, pause) in first.into_iter().enumerate() {
             if let Some(pause) = pause {
                 self.happens(start + pause, Event::Post(index, side));
@@ -525,7 +740,19 @@ impl World {
         }
     }
 
+    /// Looks at all completion queues of a circle.
+    fn look_around(&mut self, index: usize) {
+        for device in self.plan.circles[index].members.clone() {
+            for cq in CirclePlan::CQS {
+                self.drain(device, cq);
+            }
+        }
+    }
+
     fn drain(&mut self, index: usize, cq: usize) {
+        if self.devices[index].loss.is_some() {
+            return;
+        }
         self.devices[index].guest.now = self.now;
         for done in self.devices[index].drain(cq) {
             self.completed(index, done);
@@ -539,6 +766,11 @@ impl World {
         let shared = done.wr_id & SHARED_NAME != 0;
         let bytes = shared.then(|| self.devices[index].take_shared(&done));
         let device = &self.devices[index];
+        let mut circles = self.circles.iter_mut().flatten();
+        if let Some(circle) = circles.find(|circle| circle.has(device, done.qpn)) {
+            self.tally.group_messages += u64::from(done.opcode == Opcode::Receive);
+            return circle.complete(device, done);
+        }
         let mut flows = self.flows.iter_mut().flatten();
         let found = flows.find_map(|flow| Some((flow.end_of(device, done.qpn)?, flow)));
         let Some((side, flow)) = found else {
@@ -559,22 +791,13 @@ impl World {
         self.subjects = flow.subjects();
         let plan = flow.plan();
         let sound = self.network.harm(plan.ends) == flow.harm;
-        let concerning = self
-            .plan
-            .faults
-            .iter()
-            .zip(&self.faults)
-            .filter(|(fault, armed)| {
-                let rnic = &self.devices[fault.device].rnic;
-                let qpns = flow.qpns(fault.device);
-                armed.is_some_and(|id| {
-                    plan.ends.contains(&fault.device)
-                        && crate::fault::concerns(rnic, id, &qpns, flow.began, self.now)
-                })
-            });
+        if plan.qp_type == QpType::XrcInitiator {
+            self.tally.extended += flow.requests() as u64;
+        }
+        self.tally.registrations += flow.registrations() as u64;
         let circumstances = Circumstances {
             is_sound: sound,
-            faults: concerning.map(|(fault, _)| fault.known()).collect(),
+            faults: self.concerning(flow.began, |device| flow.qpns(device)),
         };
         self.tally.requests += flow.requests() as u64;
         let ends = plan.ends;
@@ -603,6 +826,16 @@ fn cq_entries(plan: &Plan, device: usize) -> [u32; CQS] {
                 };
                 needs(send, flow.ops[side].len());
                 needs(receive, flow.receives(side));
+            }
+        }
+    }
+    for circle in &plan.circles {
+        let over = circle.stop() + FlowPlan::CLOSING;
+        let members = circle.members.iter().filter(|member| **member == device);
+        for _ in members {
+            let count = Circle::receives(circle) as u32;
+            for cq in CirclePlan::CQS {
+                changes[cq].extend([(circle.start, false, count), (over, true, count)]);
             }
         }
     }

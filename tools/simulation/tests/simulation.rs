@@ -56,6 +56,19 @@ fn known_seeds() {
             for seed in (0..SHARE[0]).chain(FAILED.iter().copied()) {
                 tally += simulate(seed);
             }
+            let reached = [
+                tally.faults,
+                tally.page_faults,
+                tally.group_messages,
+                tally.extended,
+                tally.registrations,
+                tally.losses,
+                tally.outages,
+            ];
+            assert!(
+                reached.iter().all(|count| *count > 20),
+                "some things never happen: {tally:#?}"
+            );
         }
     }
     tell(&tally, start);

@@ -24,6 +24,9 @@ pub struct Circumstances {
     pub faults: Vec<&'static Known>,
 }
 
+/// Packets for a queue pair that wait for pages at most.
+const PACKETS_KEPT: usize = 64;
+
 /// Why a flow may end badly: its program asks for what is not allowed.
 const WRONG: &str = "a wrong request";
 
@@ -88,8 +91,24 @@ impl Flow {
         end.sends.push(done);
     }
 
+    /// Whether more packets may wait for pages of an end than its device keeps. Nobody sends them again.
+    fn may_overflow(&self, side: usize) -> bool {
+        let packets = self.plan.ops[1 - side].iter().map(|op| {
+            let mtu = self.plan.mtu.bytes() as usize;
+            op.length.div_ceil(mtu).max(1)
+        });
+        !self.is_reliable()
+            && self.plan.paging[side].is_some()
+            && packets.sum::<usize>() > PACKETS_KEPT
+    }
+
+    /// Whether there is memory that nobody can have.
+    fn lacks_pages(&self) -> bool {
+        self.ends.iter().any(|end| end.lacks_pages)
+    }
+
     fn is_reliable(&self) -> bool {
-        self.plan.qp_type == QpType::ReliableConnection
+        self.plan.is_reliable()
     }
 
     /// A message came.
@@ -231,6 +250,10 @@ impl Flow {
             Some("the network")
         } else if faults.iter().any(|fault| fault.is_harmful()) {
             Some("a fault")
+        } else if self.lacks_pages() {
+            Some("missing pages")
+        } else if (0..2).any(|side| self.may_overflow(side)) {
+            Some("pages that come late")
         } else if self.ends.iter().any(|end| end.posted.iter().any(wrong)) {
             Some(WRONG)
         } else if self.plan.deed.is_some() {
@@ -302,11 +325,7 @@ impl Flow {
         if let Some(first) = rest(&end.receives) {
             let mut allowed = vec![Status::Flushed];
             allowed.extend(circumstances.faults.iter().flat_map(|fault| fault.statuses));
-            if self
-                .plan
-                .deed
-                .is_some_and(|(deed, ..)| deed == Deed::Deregister)
-            {
+            if self.lacks_pages() || matches!(self.plan.deed, Some((Deed::Deregister, ..))) {
                 allowed.extend([Status::LocalProtection, Status::LocalAccess]);
             }
             assert!(
@@ -350,7 +369,10 @@ impl Flow {
             })
         };
         let only = self.excuse(devices, circumstances) == Some(WRONG);
-        let clean = self.plan.deed.is_none() && (0..2).all(|side| self.lives(side, devices));
+        let clean = self.plan.deed.is_none()
+            && (0..2).all(|side| self.lives(side, devices))
+            // A response that finds no pages is asked for again, which a peer in the error state does not answer.
+            && self.plan.paging[side].is_none();
         wrong(side).filter(|_| only && clean && wrong(1 - side).is_none())
     }
 
@@ -380,6 +402,13 @@ impl Flow {
             // Receives that a peer would have posted later are not there.
             Some((Deed::Destroy, ..)) => allowed.push(Status::RnrRetryExceeded),
             _ => {}
+        }
+        if self.lacks_pages() {
+            allowed.extend([
+                Status::LocalProtection,
+                Status::RemoteAccess,
+                Status::RemoteOperation,
+            ]);
         }
         allowed
     }

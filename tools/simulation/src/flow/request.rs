@@ -37,8 +37,8 @@ impl Flow {
             window
                 .as_ref()
                 .filter(|window| window.is_stale)
-                .map(|window| window.mw.key),
-            given.map(|window| window.mw.key),
+                .map(|window| window.grant.key()),
+            given.map(|window| window.grant.key()),
         );
         // Without anything to invalidate it is a plain send.
         let invalidates = key.filter(|_| kind == Kind::SendInvalidate);
@@ -117,13 +117,14 @@ impl Flow {
             }
             Kind::Bind => {
                 length = 0;
-                let (mw, is_bound) = own.scratch.as_mut().expect("a window for it");
+                let (grant, is_bound) = own.scratch.as_mut().expect("a window for it");
                 *is_bound = !*is_bound;
                 if *is_bound {
-                    let send = mw.bind(name, &own.mr, 0, layout.length(), access::REMOTE_READ);
-                    (send, None, Opcode::BindWindow)
+                    let (send, opcode) =
+                        grant.give(name, &own.mr, layout.length(), access::REMOTE_READ);
+                    (send, None, opcode)
                 } else {
-                    (mw.invalidate(name), None, Opcode::LocalInvalidate)
+                    (grant.take(name), None, Opcode::LocalInvalidate)
                 }
             }
             Kind::Wrong(wrong) => {
@@ -134,15 +135,19 @@ impl Flow {
                 match wrong {
                     Wrong::RemoteKey => key = peer.mr.key ^ 0x10,
                     Wrong::StaleKey => key = stale.unwrap_or(peer.mr.key ^ 0x20),
-                    Wrong::RemoteBounds => address = peer.mr.iova + layout.length() as u64 - 1,
+                    Wrong::RemoteBounds => {
+                        address = peer.mr.iova + peer.mr.arena.length() as u64 - 1;
+                    }
                     Wrong::LocalKey => mr.key ^= 0x10,
                 }
                 let send = Send::new(name, SendOpcode::Write).rdma(address, key);
                 (send, Some((mr, offset)), Opcode::Write)
             }
         };
-        if self.plan.qp_type == QpType::UnreliableDatagram {
-            send = send.datagram(address, peer.qp.qpn, QKEY);
+        match self.plan.qp_type {
+            QpType::UnreliableDatagram => send = send.datagram(address, peer.qp.qpn, QKEY),
+            QpType::XrcInitiator if kind != Kind::Bind => send = send.to_srq(peer.srqn),
+            _ => {}
         }
         if let Some((mr, offset)) = memory {
             let writes = !matches!(kind, Kind::Read | Kind::Add | Kind::Swap | Kind::Wrong(_));

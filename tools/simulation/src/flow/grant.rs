@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Rights that requests give and take.
+
+use crate::{device::Device, plan::WindowKind};
+use vrnic_engine::testing::{FastMr, Mr, Mw, Send};
+use vrnic_wire::{
+    command::{AllocateMw, DeallocateMw, DeregisterMr, MwType},
+    completion::Opcode,
+};
+
+/// What gives rights to a region for a while.
+#[derive(Debug)]
+pub enum Grant {
+    /// A memory window.
+    Window(Mw),
+    /// A region that requests register.
+    Fast(FastMr),
+}
+
+impl Grant {
+    /// One for `mr`, which gives nothing yet.
+    pub fn new(kind: WindowKind, mr: &Mr, device: &mut Device) -> Self {
+        match kind {
+            WindowKind::Window => {
+                let request = AllocateMw {
+                    pd: device.guest.pd.into(),
+                    mw_type: MwType::Type2.raw().into(),
+                };
+                let key = device.command(request).key.get();
+                Self::Window(Mw { key })
+            }
+            WindowKind::FastRegistration => {
+                let pages = (mr.arena.length() / 4096) as u32;
+                Self::Fast(device.guest.fast_mr(&mut device.rnic, pages))
+            }
+        }
+    }
+
+    /// The key that it has, or had.
+    pub fn key(&self) -> u32 {
+        match self {
+            Self::Window(mw) => mw.key,
+            Self::Fast(mr) => mr.key,
+        }
+    }
+
+    /// A request that gives rights to all `length` bytes of `mr` with a new key, and what it completes as.
+    pub fn give(&mut self, name: u64, mr: &Mr, length: usize, rights: u32) -> (Send, Opcode) {
+        match self {
+            Self::Window(mw) => {
+                let send = mw.bind(name, mr, 0, length, rights);
+                (send, Opcode::BindWindow)
+            }
+            Self::Fast(fast) => (
+                fast.register(name, mr, rights, mr.iova),
+                Opcode::RegisterRegion,
+            ),
+        }
+    }
+
+    /// A request that takes them.
+    pub fn take(&self, name: u64) -> Send {
+        match self {
+            Self::Window(mw) => mw.invalidate(name),
+            Self::Fast(mr) => mr.invalidate(name),
+        }
+    }
+
+    /// Gives it back to the device.
+    pub fn free(self, device: &mut Device) {
+        let pd = device.guest.pd.into();
+        match self {
+            Self::Window(mw) => {
+                device.command(DeallocateMw {
+                    pd,
+                    key: mw.key.into(),
+                });
+            }
+            Self::Fast(mr) => {
+                device.command(DeregisterMr {
+                    pd,
+                    key: mr.key.into(),
+                });
+                device.guest.free(mr.table);
+            }
+        }
+    }
+}
