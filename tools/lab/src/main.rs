@@ -539,6 +539,19 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
         labs: arguments.labs,
         ..load()?
     };
+    let (profiles, others): (Vec<_>, Vec<_>) = profiles
+        .into_iter()
+        .partition(|profile| profile.fits(&settings.guest_root));
+    for profile in &others {
+        let program = profile.needs.as_deref().unwrap_or_default();
+        say!(
+            "{} is left out: the guests have no {program}; run `make setup-apps` and set VRNIC_GUEST=build/setup/apps",
+            profile.name
+        );
+    }
+    if profiles.is_empty() {
+        bail!("no workload is left");
+    }
     let out = settings.tree.join(arguments.out);
     chaos::run(
         &settings,

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! init, disk        second half of the guest's start
+//! chaos/            workloads of `vrnic-lab chaos` that are more than a command
 //! bin/              executables of the cargo workspace
 //! lib/libvrnic-…    providers
 //! userland/         libraries and programs of a newer release; bin/…-65 runs them

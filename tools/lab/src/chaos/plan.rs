@@ -2,6 +2,7 @@
 //! What a chaos run is made of: workloads and faults. tools/lab/chaos has those that come with the lab.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -57,6 +58,26 @@ pub struct Profile {
     /// Output that says that data arrived damaged.
     #[serde(default, deserialize_with = "regex")]
     pub wrong_data: Option<Regex>,
+    /// Whether it uses the kernel's shared completion queues, which stay until the device goes.
+    #[serde(default)]
+    pub in_kernel: bool,
+    /// A program that not every guest image has.
+    pub needs: Option<String>,
+}
+
+impl Profile {
+    /// Whether guests with that root directory have what it needs. What is in an image of a disk is not known.
+    #[must_use]
+    pub fn fits(&self, guest_root: &Path) -> bool {
+        let needs = self.needs.as_ref().filter(|_| guest_root.is_dir());
+        needs.is_none_or(|program| {
+            guest_root
+                .join("usr/bin")
+                .join(program)
+                .symlink_metadata()
+                .is_ok()
+        })
+    }
 }
 
 /// A fault, and the end whose RNIC has it.
@@ -129,6 +150,8 @@ pub fn own(words: &[String], listen: Option<u16>, seconds: u64) -> Result<Profil
         listen,
         seconds,
         wrong_data: None,
+        in_kernel: false,
+        needs: None,
     })
 }
 
@@ -183,6 +206,18 @@ mod tests {
             let before = &profiles[..index];
             assert!(before.iter().all(|other| other.name != profile.name));
         }
+    }
+
+    #[test]
+    fn a_workload_needs_its_program() {
+        let root = tempfile::tempdir().unwrap();
+        let mut profile = own(&["a", "---", "b"].map(str::to_owned), None, 9).unwrap();
+        assert!(profile.fits(root.path()));
+        profile.needs = Some("program".to_owned());
+        assert!(!profile.fits(root.path()));
+        std::fs::create_dir_all(root.path().join("usr/bin")).unwrap();
+        std::fs::write(root.path().join("usr/bin/program"), "").unwrap();
+        assert!(profile.fits(root.path()));
     }
 
     #[test]

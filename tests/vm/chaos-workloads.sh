@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Workloads of `vrnic-lab chaos` beyond those that tests/vm/chaos.sh uses: each works without a fault, and recovers from a
+# lost packet. It boots a lab of its own.
+# lab: timeout=900
+. "$LAB_LIB"
+
+out=$LAB_DIR/chaos
+workloads="rdma-client ucmatose udaddy rstream nvme nfs iser srp"
+"$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" --on client --fault 'drop nth=12' $workloads || fail "the run failed"
+python3 - "$out/report.json" $workloads <<'EOF2'
+import json, sys
+cases = json.load(open(sys.argv[1]))
+verdicts = {(case["profile"], case["fault"] is not None): case["verdict"] for case in cases}
+for workload in sys.argv[2:]:
+    without, lost = verdicts[workload, False], verdicts[workload, True]
+    print(f"{workload}: {without}, with a lost packet {lost}")
+    # Nobody sends a datagram again.
+    allowed = ("unaffected", "recovered", "not-reached") + (("hang", "reported") if workload == "udaddy" else ())
+    if without not in ("unaffected", "recovered") or lost not in allowed:
+        sys.exit(f"{workload} is {without} without a fault, and {lost} when a packet is lost")
+EOF2
