@@ -30,6 +30,7 @@ for file in "$scenarios"/*.toml; do
 	finish
 	[ "$(vrnicctl -j fault list | tr -d ' \n')" = '[]' ] || fail "$(basename "$file") leaves faults behind"
 	active a
+	active b
 done
 
 cat > "$LAB_DIR/unmet.toml" <<'TOML'
