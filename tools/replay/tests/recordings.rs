@@ -73,9 +73,8 @@ fn recording(fault: &str) -> Vec<u8> {
     let mut c = world.connect([0, 1], &QpOptions::default(), 4096, |_, _| {});
     let now = world.now;
     let spec = fault.parse().expect("a fault");
-    let mut faults = world.nodes[0].rnic.faults_mut();
-    faults.arm(spec, now).expect("room");
-    drop(faults);
+    let armed = world.nodes[0].rnic.faults_mut().arm(spec, now);
+    armed.expect("room");
     let send = Send::new(1, SendOpcode::Write)
         .rdma(c.mrs[1].iova, c.mrs[1].key)
         .element(c.mrs[0].sge(0, 100));

@@ -697,9 +697,12 @@ fn rights(names: &[String]) -> String {
 impl fmt::Display for Object {
     /// One line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let other = |f: &mut fmt::Formatter<'_>, named, key| match key == named {
-            true => Ok(()),
-            false => write!(f, " (its key is {key:#x} now)"),
+        let other = |f: &mut fmt::Formatter<'_>, named, key| {
+            if key == named {
+                Ok(())
+            } else {
+                write!(f, " (its key is {key:#x} now)")
+            }
         };
         match self {
             Self::Region { named, mr } => {
