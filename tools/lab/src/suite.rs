@@ -197,6 +197,8 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
         // The jobs of the make that called this are not for cargo.
         .env_remove("MAKEFLAGS")
         .env_remove("MFLAGS")
+        // What is wrong would be lost behind it.
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log.try_clone()?)
