@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Workloads of `vrnic-lab chaos` beyond those that tests/vm/chaos.sh uses: each works without a fault, and recovers from a
 # lost packet. It boots a lab of its own.
+# lab: crowd
 # lab: timeout=900
 # lab: long
 . "$LAB_LIB"

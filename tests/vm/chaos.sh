@@ -4,6 +4,7 @@
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
+# lab: crowd
 # lab: timeout=600
 . "$LAB_LIB"
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Labs of `vrnic-lab up`: three VMs on networks of both fabrics, where each pair exchanges messages; files and shared
 # directories; a second lab beside it, which it does not disturb; changes of a running lab; and nothing that is left.
+# lab: crowd
 # lab: timeout=900
 . "$LAB_LIB"
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Labs of three hosts, with two VMs each, on one network: network namespaces stand for the hosts. Each lab has one link, by
 # VXLAN, to a bridge of the kernel in a fourth namespace, which learns where the VMs are and floods what it does not know.
+# lab: crowd
 # lab: timeout=900
 . "$LAB_LIB"
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # VMs with four RNICs each: the scenarios for them end as they say while two of the rails have traffic. A rail whose link
 # flaps keeps its connection, and the rail beside it notices nothing.
+# lab: crowd
 # lab: timeout=900
 . "$LAB_LIB"
 

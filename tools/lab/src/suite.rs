@@ -2,11 +2,12 @@
 //! `vrnic-lab test`: host tests, KUnit in a VM, and the VM tests of tests/vm, with one count at the end.
 
 use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -486,6 +487,8 @@ struct Script {
     one_fabric: bool,
     /// It runs only if everything, or it, is asked for.
     long: bool,
+    /// It boots many VMs of its own. With those of another such test, all would be too slow for the timeouts of programs.
+    crowd: bool,
 }
 
 impl Script {
@@ -511,6 +514,7 @@ impl Script {
             fabrics: Vec::new(),
             one_fabric: false,
             long: false,
+            crowd: false,
         };
         for directive in text.lines().filter_map(|line| line.strip_prefix("# lab: ")) {
             let (word, rest) = directive
@@ -530,6 +534,7 @@ impl Script {
                 "allow-leaks" => script.allow_leaks = true,
                 "one-fabric" => script.one_fabric = true,
                 "long" => script.long = true,
+                "crowd" => script.crowd = true,
                 "needs" => script.needs.push(rest.trim().to_owned()),
                 "fabric" => script.fabrics.push(
                     Fabric::from_str(rest.trim(), false)
@@ -753,9 +758,23 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
         let lab = (settings.fabric, settings.kernel.built.clone());
         (!script.fresh, lab, Reverse(script.timeout))
     });
-    let (runs, boots) = (Mutex::new(runs.into_iter()), AtomicUsize::new(0));
+    let (runs, boots) = (Mutex::new(VecDeque::from(runs)), AtomicUsize::new(0));
     let tally = Mutex::new(tally);
-    let next = || lock(&runs).next();
+    let crowded = AtomicBool::new(false);
+    let next = || loop {
+        let mut runs = lock(&runs);
+        let fits =
+            |(_, script): &(Settings, &Script)| !script.crowd || !crowded.load(Ordering::Relaxed);
+        if let Some(run) = (runs.iter().position(fits)).and_then(|place| runs.remove(place)) {
+            crowded.fetch_or(run.1.crowd, Ordering::Relaxed);
+            return Some(run);
+        }
+        if runs.is_empty() {
+            return None;
+        }
+        drop(runs);
+        thread::sleep(Duration::from_secs(1));
+    };
     thread::scope(|scope| {
         for _ in 0..settings.labs {
             scope.spawn(|| {
@@ -767,6 +786,9 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
                 };
                 while let Some((settings, script)) = next() {
                     lane.run(&settings, script);
+                    if script.crowd {
+                        crowded.store(false, Ordering::Relaxed);
+                    }
                 }
                 lane.leave_shared();
             });
@@ -1129,7 +1151,10 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         .unwrap();
         let script = Script::read(&path).unwrap();
         assert_eq!(script.fabrics, [Fabric::Roce, Fabric::Local]);
-        assert!(script.one_fabric && !script.long);
+        assert!(script.one_fabric && !script.long && !script.crowd);
+        fs::write(&path, "# lab: crowd\n# lab: long\n").unwrap();
+        let script = Script::read(&path).unwrap();
+        assert!(script.crowd && script.long);
         fs::write(&path, "# lab: rxe=b\n").unwrap();
         let script = Script::read(&path).unwrap();
         assert!(script.fresh && script.vrnicd.rxe == ["b"]);
