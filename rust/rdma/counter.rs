@@ -69,6 +69,9 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
     }
 }
 
+/// The first read, while the device is registered, does not fail: the core would lose what it has
+/// allocated for the counters (`setup_hw_port_stats()` of Linux 7.3). They stay zero until the next.
+///
 /// # Safety
 ///
 /// Called by the core, for a device of `T`, with what [`alloc_callback`] returned, locked.
@@ -87,10 +90,17 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
     from_result(|| unsafe {
         let device = Device::<T>::from_raw(device);
         let port = device.port(port)?;
+        // The core sets it when a read has succeeded.
+        let is_first = (*stats).timestamp == 0;
         let values = (*stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);
 
-        device.with(|call| T::port_counters(call, port, values))?;
+        let read = device.with(|call| T::port_counters(call, port, values));
+        if is_first && read.is_err() {
+            values.fill(0);
+        } else {
+            read?;
+        }
         // CAST: Far fewer counters than a `c_int` can count.
         Ok(count as c_int)
     })

@@ -33,6 +33,27 @@ mod cases {
     }
 
     #[test]
+    fn the_first_read_does_not_fail() -> Result {
+        with_device(|device, log| {
+            let stats = verb!(device, alloc_hw_port_stats(device.as_raw(), 2));
+            log.keeps.store(true, SeqCst);
+            let first = verb!(device, get_hw_stats(device.as_raw(), stats, 2, 0));
+            // SAFETY: It was allocated for three counters.
+            let values = unsafe { core::slice::from_raw_parts((*stats).value.as_ptr(), 3) };
+            assert_eq!((first, values), (3, &[0; 3][..]));
+            // As the core does it then.
+            // SAFETY: As above.
+            unsafe { (*stats).timestamp = 1 };
+            let second = verb!(device, get_hw_stats(device.as_raw(), stats, 2, 0));
+            log.keeps.store(false, SeqCst);
+            assert_eq!(to_result(second), Err(EBUSY));
+            // SAFETY: Ours, and not used any more.
+            unsafe { bindings::rdma_free_hw_stats_struct(stats) };
+            Ok(())
+        })
+    }
+
+    #[test]
     fn counters_are_bound_to_queue_pairs() -> Result {
         with_device(|device, log| {
             let mut qp = Pair::new(device)?;

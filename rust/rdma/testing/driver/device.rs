@@ -234,6 +234,9 @@ impl Operations for TestDriver {
     fn port_counters(call: &Call<'_, Self>, port: Port, values: &mut [u64]) -> Result {
         call.data().note(Asked::PortCounters(port));
         count_from(100 * u64::from(port.number()), values);
+        if call.data().keeps.load(SeqCst) {
+            return Err(EBUSY);
+        }
         Ok(())
     }
 

@@ -110,7 +110,7 @@ pub(crate) struct Log {
     pub(super) objects: AtomicU32,
     /// Number of the next object.
     pub(crate) next: AtomicU32,
-    /// Whether memory regions and queue pairs are in use, so that it must refuse what it is asked.
+    /// Whether it refuses what it is asked, as memory regions, queue pairs and counters are in use.
     pub(crate) keeps: AtomicBool,
     /// Whether there is an event of a completion queue at the worst times.
     pub(crate) raises: AtomicBool,
