@@ -260,8 +260,8 @@ enum Command {
         /// Run only the tests in VMs, not those on the host
         #[arg(long)]
         guests: bool,
-        /// Run the long VM tests too, and each VM test on every fabric that it can run on. Tests that --only chooses run
-        /// like this anyway
+        /// Run the long VM tests too, and each VM test on every fabric that it can run on. Tests that --only chooses
+        /// run like this anyway
         #[arg(long)]
         all: bool,
         /// RDMA device of the VM tests

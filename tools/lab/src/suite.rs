@@ -487,7 +487,8 @@ struct Script {
     one_fabric: bool,
     /// It runs only if everything, or it, is asked for.
     long: bool,
-    /// It boots many VMs of its own. With those of another such test, all would be too slow for the timeouts of programs.
+    /// It boots many VMs of its own. With those of another such test, all would be too slow for the timeouts of
+    /// programs.
     crowd: bool,
 }
 

@@ -2,9 +2,9 @@
 
 //! Recordings of what once went wrong, in `tests/recordings`: it does not go wrong again.
 //!
-//! A recording there ends with the call that went wrong: `--minimise` and the simulation make such ones. What the engine
-//! does before must be what was recorded. The last call may be another one, as a wrong one has been mended; no call breaks
-//! a rule.
+//! A recording there ends with the call that went wrong: `--minimise` and the simulation make such ones. What the
+//! engine does before must be what was recorded. The last call may be another one, as a wrong one has been mended; no
+//! call breaks a rule.
 
 use std::path::Path;
 
