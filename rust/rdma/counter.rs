@@ -70,7 +70,8 @@ pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
 }
 
 /// The first read, while the device is registered, does not fail: the core would lose what it has
-/// allocated for the counters (`setup_hw_port_stats()` of Linux 7.3). They stay zero until the next.
+/// allocated for the counters (`setup_hw_port_stats()` of Linux 7.3). They stay zero until the
+/// next.
 ///
 /// # Safety
 ///
