@@ -96,11 +96,9 @@ pub(crate) unsafe extern "C" fn get_callback<T: Operations>(
         let values = (*stats).value.as_mut_ptr();
         let values = slice::from_raw_parts_mut(values, count);
 
-        let read = device.with(|call| T::port_counters(call, port, values));
-        if is_first && read.is_err() {
-            values.fill(0);
-        } else {
-            read?;
+        match device.with(|call| T::port_counters(call, port, values)) {
+            Err(_) if is_first => values.fill(0),
+            read => read?,
         }
         // CAST: Far fewer counters than a `c_int` can count.
         Ok(count as c_int)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# vrnicd is killed under traffic, by SIGKILL or by a fault. QEMU and the VMs live on, programs get errors and the device-fatal event,
-# everything that programs and the kernel posted is flushed, and the driver unbinds cleanly.
+# vrnicd is killed under traffic, by SIGKILL or by a fault. QEMU and the VMs live on, programs get errors and the
+# device-fatal event, everything that programs and the kernel posted is flushed, and the driver unbinds cleanly.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
@@ -26,6 +26,7 @@ outstanding=$(on a rdma resource show qp type GSI -dd | grep -o 'rq_outstanding 
 [ "$outstanding" -gt 0 ] || fail "the kernel posted no receives"
 sleep 4
 daemon=$(lab pid vrnicd)
+# vrnicctl gets no answer from a daemon that is gone.
 if [ "$FABRIC" = local ]; then kill -9 "$daemon"; else vrnicctl fault add -d a daemon-killed || true; fi
 gone() { ! readlink "/proc/$daemon/exe" >/dev/null; }
 within 10 gone || fail "vrnicd lives on"

@@ -172,7 +172,7 @@ refuse "limit-lowered code=create-qp limit=1" "Couldn't create QP"
 refuse "command-fails code=modify-qp status=bad-state" "Failed to modify QP to INIT"
 refuse "command-fails code=create-context status=busy" "Couldn't get context"
 
-# What the port and the clock of the device say.
+# What the port says of itself.
 says() {
 	local fault=$1 text=$2 outcome=unseen
 	shift 2
