@@ -382,7 +382,7 @@ pub fn run(settings: &Settings, out: &Path) -> Result<()> {
     say!("{}", goodput::table(&bad_wires));
     if let Some(native) = &report.native {
         say!(
-            "the device alone, with guests that nothing emulates:\n{}",
+            "the device alone, with native guests:\n{}",
             vrnic_native::table::tables(native)
         );
         chart::draw_native(out, native)?;

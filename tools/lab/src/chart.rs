@@ -66,7 +66,7 @@ pub fn draw(out: &Path, report: &Report, costs: &[(u32, f64)]) -> Result<()> {
     Ok(())
 }
 
-/// Draws native.{svg,png}, bandwidth by size of message with guests that nothing emulates, into `out`.
+/// Draws native.{svg,png}, bandwidth by size of message with native guests, into `out`.
 ///
 /// # Errors
 /// As [`draw`].
@@ -124,7 +124,7 @@ where
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(area)
         .caption(
-            "Bandwidth of writes by size, guests that nothing emulates, one QP",
+            "Bandwidth of writes by size, native guests, one QP",
             (FONT, 22),
         )
         .margin(16)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The device alone: guests that nothing emulates, in this process, beside what the host can do at best.
+//! The device alone: native guests, in this process, beside what the host can do at best.
 
 use std::path::Path;
 use std::time::Duration;

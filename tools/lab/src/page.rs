@@ -191,7 +191,7 @@ fn native_bandwidth(figures: &[Figure]) -> Chart {
             .collect(),
     });
     Chart {
-        title: "Bandwidth by size of message: guests that nothing emulates, one QP".into(),
+        title: "Bandwidth by size of message: native guests, one QP".into(),
         x: Axis {
             title: "size of a message",
             unit: Unit::Bytes,
@@ -206,8 +206,7 @@ fn native_bandwidth(figures: &[Figure]) -> Chart {
 
 fn native_rates(figures: &[Figure]) -> Chart {
     Chart {
-        title: "Messages by number of QPs: guests that nothing emulates, 2 bytes (atomics: 8)"
-            .into(),
+        title: "Messages by number of QPs: native guests, 2 bytes (atomics: 8)".into(),
         x: Axis {
             title: "QPs",
             unit: Unit::Count,

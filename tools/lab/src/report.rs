@@ -96,7 +96,7 @@ pub struct Report {
     /// What a full packet costs on a wire, part by part, in nanoseconds.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub wire_packet: BTreeMap<String, f64>,
-    /// The device alone, with guests that nothing emulates.
+    /// The device alone, with native guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub native: Option<vrnic_native::bench::Report>,
 }

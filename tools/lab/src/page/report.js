@@ -15,7 +15,7 @@ const el = (tag, attributes = {}, ...children) => fill(document.createElement(ta
 const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 function scaled(value) {
-  for (const [unit, factor] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+  for (const [unit, factor] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
     if (value >= factor) return `${(value / factor).toPrecision(3)} ${unit}`;
   }
   return `${Number(value.toPrecision(3))} `;
@@ -44,6 +44,10 @@ function decades(low, high) {
   return Array.from({ length: last - first + 1 }, (_, index) => 10 ** (first + index));
 }
 
+/** How a power of 10 is shown, without zeros that say nothing. */
+const tick = (show, value) => show(value).replace(/\.0+ /, " ");
+
+const COLOURS = 8;
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [640, 360, 84, 34, 12, 44];
 
 /** A chart whose lines can be left out, and whose points tell their figures. */
@@ -64,17 +68,18 @@ function makeChart(chart) {
       const place = (ticks, value) => (Math.log10(value) - Math.log10(ticks[0])) / (Math.log10(ticks.at(-1)) - Math.log10(ticks[0]));
       const px = (value) => LEFT + place(columns, value) * (WIDTH - LEFT - RIGHT);
       const py = (value) => HEIGHT - BOTTOM - place(rows, value) * (HEIGHT - BOTTOM - TOP);
-      for (const tick of columns) {
-        parts.push(svg("line", { class: "grid", x1: px(tick), x2: px(tick), y1: TOP, y2: HEIGHT - BOTTOM }),
-          svg("text", { x: px(tick), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, chart.x.unit === "bytes" ? `${scaled(tick)}B` : x(tick)));
+      const power = chart.x.unit === "bytes" ? (value) => `${scaled(value)}B` : x;
+      for (const value of columns) {
+        parts.push(svg("line", { class: "grid", x1: px(value), x2: px(value), y1: TOP, y2: HEIGHT - BOTTOM }),
+          svg("text", { x: px(value), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, tick(power, value)));
       }
-      for (const tick of rows) {
-        parts.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(tick), y2: py(tick) }),
-          svg("text", { x: LEFT - 6, y: py(tick) + 4, "text-anchor": "end" }, y(tick)));
+      for (const value of rows) {
+        parts.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(value), y2: py(value) }),
+          svg("text", { x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, tick(y, value)));
       }
       chart.series.forEach((series, index) => {
         if (!shown.has(series)) return;
-        const group = svg("g", { class: `c${index % 7}` }, svg("polyline", { points: series.points.map(([a, b]) => `${px(a)},${py(b)}`).join(" ") }));
+        const group = svg("g", { class: `c${index % COLOURS}` }, svg("polyline", { points: series.points.map(([a, b]) => `${px(a)},${py(b)}`).join(" ") }));
         for (const [a, b] of series.points) {
           const text = `${series.name}: ${x(a)}, ${y(b)}`;
           const tell = () => { said.textContent = text; };
@@ -90,19 +95,19 @@ function makeChart(chart) {
   const lines = chart.series.map((series, index) => {
     const box = el("input", { type: "checkbox", onchange: () => { if (box.checked) shown.add(series); else shown.delete(series); draw(); } });
     box.checked = true;
-    return el("li", {}, el("label", { class: `c${index % 7}` }, box, el("span", { class: "swatch" }), series.name));
+    return el("li", {}, el("label", { class: `c${index % COLOURS}` }, box, el("span", { class: "swatch" }), series.name));
   });
   return el("figure", {}, el("figcaption", {}, chart.title), picture, said, el("ul", { class: "lines" }, ...lines));
 }
 
-/** A table that can be sorted by each column, and filtered. Columns are [title, value of a row, how it is shown]. */
+/** A table that can be sorted by each column, and filtered. Columns are [title, value of a row, how that is shown]. */
 function makeTable(id, title, columns, rows) {
   const body = el("tbody");
   let order = null;
   let words = [];
   const cells = (row) => columns.map(([, value, show]) => {
     const found = value(row);
-    return found === undefined || found === null ? "" : show ? show(found) : `${found}`;
+    return found === undefined || found === null ? "" : show ? show(found, row) : `${found}`;
   });
   function draw() {
     const sorted = [...rows];
@@ -144,18 +149,21 @@ const micro = SHOW.microseconds;
 main.append(makeTable("results", "Programs in VMs", [
   ["program", (row) => row.program], ["arguments", (row) => row.args], ["device", (row) => row.device], ["path", (row) => row.path], ["fabric", (row) => row.fabric],
   ["message", (row) => row.bytes, size], ["frames lost", (row) => row.loss, (loss) => SHOW.percent(100 * loss)], ["bandwidth", (row) => row.bandwidth_bytes_per_s, rate],
-  ["messages", (row) => row.messages_per_s, SHOW.per_second], ["latency", (row) => row.latency_typical_us, micro], ["99 %", (row) => row.latency_p99_us, micro],
+  ["messages", (row) => row.messages_per_s, SHOW.per_second], ["latency", (row) => row.latency_typical_us, micro], ["p99", (row) => row.latency_p99_us, micro],
   ["result", (row) => (row.exit === 0 ? "ok" : `failed (${row.exit}): ${row.error ?? ""}`)],
 ], report.results));
 if (native) {
   const time = (nanoseconds) => micro(nanoseconds / 1000);
+  const isTime = (row) => row.p50_ns !== undefined;
+  const isBandwidth = (row) => row.what === "bandwidth";
+  const perSecond = (value, row) => (isBandwidth(row) ? rate(value * row.bytes) : SHOW.per_second(value));
   // Of several turns, in the one in the middle.
   const ratio = (row) => (row.turns ? row.turns[row.turns.length >> 1] : (row.p50_ns ?? row.per_s) / row.limit);
-  main.append(makeTable("native", "The device alone, with guests that nothing emulates", [
+  main.append(makeTable("native", "The device alone, with native guests", [
     ["fabric", (row) => row.fabric], ["what", (row) => row.what], ["operation", (row) => row.operation], ["message", (row) => row.bytes, size], ["QPs", (row) => row.qps, SHOW.count],
-    ["median", (row) => row.p50_ns, time], ["99 %", (row) => row.p99_ns, time], ["best", (row) => row.per_s, SHOW.per_second],
-    ["beside", (row) => row.limit && (row.p50_ns === undefined ? SHOW.per_second(row.limit) : time(row.limit))],
-    ["of that", (row) => (row.limit ? ratio(row) : undefined), (value) => `${(100 * value).toFixed(1)} %`],
-  ], native.figures), el("p", { class: "dim" }, "“Beside” is what the machine can do at best: a memcpy of the same bytes, or a cache line from one processor to another. "
-    + "Of what is watched, it is the same while nobody looks."));
+    ["median", (row) => row.p50_ns, time], ["p99", (row) => row.p99_ns, time], ["per second", (row) => row.per_s, perSecond],
+    ["limit", (row) => row.limit || undefined, (limit, row) => (isTime(row) ? time(limit) : perSecond(limit, row))],
+    ["of the limit", (row) => (row.limit ? ratio(row) : undefined), (value, row) => (isTime(row) ? `${value.toFixed(1)} ×` : `${(100 * value).toFixed(1)} %`)],
+  ], native.figures), el("p", { class: "dim" }, "A native guest is a process of the host that uses the device without a VM. The limit is what this machine can do: copy the same bytes with memcpy, "
+    + "or pass a cache line from one processor to another. The limit of “watched” is the same traffic while nobody looks."));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Measures a vrnicd with guests that nothing emulates, beside what the machine can do at best in the same seconds.
+//! Measures a vrnicd with native guests, beside what the machine can do at best in the same seconds.
 //!
 //! Other programs may use the processors too, so each figure is measured in many short windows. The best of them is
 //! what nobody disturbed, the median says how much that was worth.
