@@ -98,7 +98,7 @@ complaints() {
 	local vm
 	for vm in "${VMS[@]}"; do
 		"$LAB_BIN" logs --lab "$lab" "$vm" >"$out/$path/console-$vm.log"
-		! grep -HnE 'BUG:|WARNING:|Oops|general protection fault|Call Trace:|refcount_t:|INFO: task|Kernel panic|unable to handle|panicked' \
+		! grep -HnE 'BUG:|WARNING:|Oops|Call Trace:|refcount_t:|INFO: task|Kernel panic|unable to handle|panicked' \
 			"$out/$path/console-$vm.log" || return 0
 	done
 	return 1
