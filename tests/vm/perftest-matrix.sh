@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# perftest works with other options than its defaults (distribution-programs has those), between two VMs and in
-# loopback: transports, path MTUs, inline and immediate data, events, shared receives, many queue pairs, both
-# directions, depth of reads, the older way to post, durations, rdma_cm.
+# perftest works with other options than its defaults (distribution-programs has those) between two VMs: transports,
+# path MTUs, inline and immediate data, events, shared receives, many queue pairs, both directions, depth of reads, the
+# older way to post, durations, rdma_cm.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
@@ -62,13 +62,10 @@ managed_matrix() {
 	EOF
 }
 
-for peer in b a; do
-	while read -r -a words; do
-		perf a $peer "${words[@]}" >/dev/null || fail "${words[*]} to $peer"
-	done < <(matrix)
-	# Connected by rdma_cm.
-	ip=IP_$peer
-	while read -r -a words; do
-		managed $peer a "${!ip}" "${words[@]}"
-	done < <(managed_matrix)
-done
+while read -r -a words; do
+	perf a b "${words[@]}" >/dev/null || fail "${words[*]}"
+done < <(matrix)
+# Connected by rdma_cm.
+while read -r -a words; do
+	managed b a "$IP_b" "${words[@]}"
+done < <(managed_matrix)

@@ -4,6 +4,7 @@
 # lab: fabric=local
 # lab: timeout=1800
 # lab: fresh
+# lab: long
 . "$LAB_LIB"
 
 for many in 'qp 10000' 'mr 100000' 'process 500'; do

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # Verbs do what the standard says, used rightly and wrongly, between two VMs.
-# lab: fabric=local
 # lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
 # lab: timeout=300
 . "$LAB_LIB"
 

@@ -10,10 +10,15 @@ trap "kill $server" EXIT
 has_address() { grep -q token= "$LAB_DIR/address"; }
 within 20 has_address || fail "vrnicctl web prints no address"
 
-seconds=$((45 * LAB_SLOWNESS))
-on -t $((seconds + 100)) b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --server --seconds $seconds --qps 2 &
+# stress VM ARGUMENTS...: traffic until /tmp/enough is in that VM.
+stress() {
+	on -t $((300 * LAB_SLOWNESS)) "$1" sh -c "rm -f /tmp/enough; until [ -e /tmp/enough ]; do
+		vrnic-stress --device $DEV --gid $GID_INDEX ${*:2} --seconds 10 --qps 2 || exit 1
+	done"
+}
+stress b --server &
 listener=$!
-on -t $((seconds + 100)) a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --client "$IP_b" --seconds $seconds --qps 2 &
+stress a --client "$IP_b" &
 client=$!
 
 # Chromium takes commands from descriptor 3 and answers to descriptor 4. It shows nothing but our own page, and root,
@@ -76,5 +81,8 @@ until("packets and acknowledgements between them",
 value("location.hash = 'objects/a'")
 until("the queue pairs of a", "document.querySelector('#view').textContent.includes('RTS')")
 PY
+on a touch /tmp/enough
 wait $client || fail "the client failed while it was watched"
-wait $listener || fail "the server failed while it was watched"
+# It waits for the next client.
+on b pkill -x vrnic-stress || true
+wait $listener || true

@@ -71,14 +71,26 @@ struct Case {
     why: String,
 }
 
+/// What all tests gave. They run side by side.
 #[derive(Debug, Default, Serialize)]
 struct Tally {
-    cases: Vec<Case>,
+    cases: Mutex<Vec<Case>>,
 }
 
 impl Tally {
+    /// Counts a test that passed, and prints nothing.
+    fn pass(&self, name: String) {
+        lock(&self.cases).push(Case {
+            name,
+            verdict: Verdict::Passed,
+            seconds: 0.0,
+            why: String::new(),
+        });
+    }
+
+    /// Counts a test, and prints how it ended.
     fn add(
-        &mut self,
+        &self,
         name: impl Into<String>,
         verdict: Verdict,
         start: Instant,
@@ -95,6 +107,8 @@ impl Tally {
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
         };
+        // Nobody else prints in between.
+        let mut cases = lock(&self.cases);
         say!("{word:8}{} ({:.1} s)", case.name, case.seconds);
         if verdict != Verdict::Passed && !case.why.is_empty() {
             for line in case.why.lines() {
@@ -102,11 +116,11 @@ impl Tally {
             }
         }
         let _ = std::io::stdout().flush();
-        self.cases.push(case);
+        cases.push(case);
     }
 
     fn count(&self, verdict: Verdict) -> usize {
-        self.cases
+        lock(&self.cases)
             .iter()
             .filter(|case| case.verdict == verdict)
             .count()
@@ -125,28 +139,9 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     let start = Instant::now();
     LazyLock::force(&PROGRAM);
     fs::create_dir_all(&choice.out)?;
-    let mut tally = Tally::default();
-    if choice.wants("cargo") && !choice.guests {
-        say!("== host tests");
-        cargo(settings, choice, &mut tally)?;
-    }
-    if choice.wants("series") && !choice.guests {
-        say!("== patch series");
-        series(settings, choice, &mut tally);
-    }
-    if choice.wants("kunit") && choice.device == Device::Vrnic {
-        say!("== KUnit in a VM");
-        let now = Instant::now();
-        match &choice.special {
-            Some(kernel) if kernel.has("CONFIG_KUNIT=y") => {
-                kunit(&settings.with_kernel(kernel), choice, &mut tally);
-            }
-            Some(_) => tally.add("kunit", Verdict::Skipped, now, "the kernel has no KUnit"),
-            None => tally.add("kunit", Verdict::Failed, now, NO_SPECIAL),
-        }
-    }
-    say!("== VM tests");
-    vm_tests(settings, choice, &mut tally)?;
+    let tally = Tally::default();
+    let host = || host_tests(settings, choice, &tally);
+    vm_tests(settings, choice, &tally, host)?;
 
     let (passed, failed, skipped) = (
         tally.count(Verdict::Passed),
@@ -159,8 +154,7 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     )?;
     if failed > 0 {
         say!("\nfailed:");
-        for case in tally
-            .cases
+        for case in lock(&tally.cases)
             .iter()
             .filter(|case| case.verdict == Verdict::Failed)
         {
@@ -187,8 +181,32 @@ pub fn run(settings: &Settings, choice: &Choice) -> Result<()> {
     Ok(())
 }
 
+/// The tests that need none of the labs of the VM tests: `cargo test`, the patch series, and KUnit in a VM of its own.
+fn host_tests(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()> {
+    if choice.wants("cargo") && !choice.guests {
+        say!("== host tests");
+        cargo(settings, choice, tally)?;
+    }
+    if choice.wants("series") && !choice.guests {
+        say!("== patch series");
+        series(settings, choice, tally);
+    }
+    if choice.wants("kunit") && choice.device == Device::Vrnic {
+        say!("== KUnit in a VM");
+        let now = Instant::now();
+        match &choice.special {
+            Some(kernel) if kernel.has("CONFIG_KUNIT=y") => {
+                kunit(&settings.with_kernel(kernel), choice, tally);
+            }
+            Some(_) => tally.add("kunit", Verdict::Skipped, now, "the kernel has no KUnit"),
+            None => tally.add("kunit", Verdict::Failed, now, NO_SPECIAL),
+        }
+    }
+    Ok(())
+}
+
 /// `cargo test` of the workspace. Each Rust test is one case.
-fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> {
+fn cargo(settings: &Settings, choice: &Choice, tally: &Tally) -> Result<()> {
     let start = Instant::now();
     let log_path = choice.out.join("cargo.log");
     let mut log = fs::File::create(&log_path)?;
@@ -222,12 +240,7 @@ fn cargo(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> 
             match result.split([' ', ',']).next() {
                 Some("ok") => {
                     counts.0 += 1;
-                    tally.cases.push(Case {
-                        name: format!("cargo: {name}"),
-                        verdict: Verdict::Passed,
-                        seconds: 0.0,
-                        why: String::new(),
-                    });
+                    tally.pass(format!("cargo: {name}"));
                 }
                 Some("FAILED") => {
                     counts.1 += 1;
@@ -298,7 +311,7 @@ impl Failures {
     }
 
     /// Counts the failed tests, and shows the end of what each of them printed.
-    fn report(&mut self, log: &Path, tally: &mut Tally) {
+    fn report(&mut self, log: &Path, tally: &Tally) {
         for (name, lines) in std::mem::take(self).outputs {
             let from = lines.len().saturating_sub(Self::LINES);
             let why = format!("{}\nsee {}", lines[from..].join("\n").trim(), log.display());
@@ -309,7 +322,7 @@ impl Failures {
 }
 
 /// `make series`: the patches apply to the kernel, and it builds with them.
-fn series(settings: &Settings, choice: &Choice, tally: &mut Tally) {
+fn series(settings: &Settings, choice: &Choice, tally: &Tally) {
     let start = Instant::now();
     let output = Command::new("bash")
         .arg("tools/series/test.sh")
@@ -333,7 +346,7 @@ fn series(settings: &Settings, choice: &Choice, tally: &mut Tally) {
 }
 
 /// Boots a VM with the test build of the module: its suites run at load. Each KUnit case is one case here.
-fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
+fn kunit(settings: &Settings, choice: &Choice, tally: &Tally) {
     let start = Instant::now();
     let logs = choice.out.join("kunit");
     let options = Options {
@@ -375,12 +388,7 @@ fn kunit(settings: &Settings, choice: &Choice, tally: &mut Tally) {
     for (name, verdict, detail) in cases {
         if verdict == Verdict::Passed {
             passed += 1;
-            tally.cases.push(Case {
-                name: format!("kunit: {name}"),
-                verdict,
-                seconds: 0.0,
-                why: String::new(),
-            });
+            tally.pass(format!("kunit: {name}"));
         } else {
             tally.add(format!("kunit: {name}"), verdict, Instant::now(), detail);
         }
@@ -710,7 +718,14 @@ impl TestLab {
     }
 }
 
-fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<()> {
+/// Runs the VM tests in several lanes side by side. One of them begins when `first` is done, which uses the processors
+/// no better than a lab does: it waits for linkers and for single threads.
+fn vm_tests(
+    settings: &Settings,
+    choice: &Choice,
+    tally: &Tally,
+    first: impl FnOnce() -> Result<()> + Send,
+) -> Result<()> {
     let dir = settings.tree.join("tests/vm");
     let mut paths: Vec<PathBuf> = fs::read_dir(&dir)
         .map(|entries| {
@@ -760,7 +775,6 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
         (!script.fresh, lab, Reverse(script.timeout))
     });
     let (runs, boots) = (Mutex::new(VecDeque::from(runs)), AtomicUsize::new(0));
-    let tally = Mutex::new(tally);
     let crowded = AtomicBool::new(false);
     let next = || loop {
         let mut runs = lock(&runs);
@@ -776,26 +790,30 @@ fn vm_tests(settings: &Settings, choice: &Choice, tally: &mut Tally) -> Result<(
         drop(runs);
         thread::sleep(Duration::from_secs(1));
     };
-    thread::scope(|scope| {
-        for _ in 0..settings.labs {
-            scope.spawn(|| {
-                let mut lane = Lane {
-                    choice,
-                    tally: &tally,
-                    boots: &boots,
-                    shared: None,
-                };
-                while let Some((settings, script)) = next() {
-                    lane.run(&settings, script);
-                    if script.crowd {
-                        crowded.store(false, Ordering::Relaxed);
-                    }
-                }
-                lane.leave_shared();
-            });
+    let lane = || {
+        let mut lane = Lane {
+            choice,
+            tally,
+            boots: &boots,
+            shared: None,
+        };
+        while let Some((settings, script)) = next() {
+            lane.run(&settings, script);
+            if script.crowd {
+                crowded.store(false, Ordering::Relaxed);
+            }
         }
-    });
-    Ok(())
+        lane.leave_shared();
+    };
+    thread::scope(|scope| {
+        for _ in 1..settings.labs {
+            scope.spawn(&lane);
+        }
+        let result = first();
+        say!("== VM tests");
+        lane();
+        result
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -805,7 +823,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Runs VM tests one after the other, beside other lanes. It has one lab at a time.
 struct Lane<'a> {
     choice: &'a Choice,
-    tally: &'a Mutex<&'a mut Tally>,
+    tally: &'a Tally,
     /// Shared labs that the lanes have booted.
     boots: &'a AtomicUsize,
     /// The lab for tests that need none of their own.
@@ -816,7 +834,7 @@ impl Lane<'_> {
     fn run(&mut self, settings: &Settings, script: &Script) {
         let start = Instant::now();
         let name = script.run_name(settings.fabric);
-        let add = |what: String, verdict, why| lock(self.tally).add(what, verdict, start, why);
+        let add = |what: String, verdict, why| self.tally.add(what, verdict, start, why);
         if let Some(option) = script.lacks(&settings.kernel) {
             let (verdict, why) = match &self.choice.special {
                 Some(_) => (Verdict::Skipped, format!("the kernel has no {option}")),
@@ -864,7 +882,7 @@ impl Lane<'_> {
                 Ok(()) => (Verdict::Passed, String::new()),
                 Err(error) => (Verdict::Failed, format!("{error:#}")),
             };
-            lock(self.tally).add(what, verdict, start, why);
+            self.tally.add(what, verdict, start, why);
         }
     }
 
@@ -1090,14 +1108,18 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         failures.add("bad");
         let ends: Vec<bool> = text.lines().map(|line| failures.read(line)).collect();
         assert_eq!(ends.iter().position(|end| *end), Some(ends.len() - 1));
-        let mut tally = Tally::default();
-        failures.report(Path::new("cargo.log"), &mut tally);
+        let tally = Tally::default();
+        failures.report(Path::new("cargo.log"), &tally);
         assert_eq!(tally.count(Verdict::Failed), 1);
-        assert!(tally.cases[0].why.contains("minimal failing input: 3"));
-        assert!(!tally.cases[0].why.contains("failures:"));
+        assert!(
+            lock(&tally.cases)[0]
+                .why
+                .contains("minimal failing input: 3")
+        );
+        assert!(!lock(&tally.cases)[0].why.contains("failures:"));
         // What was reported is not reported again.
-        failures.report(Path::new("cargo.log"), &mut tally);
-        assert_eq!(tally.cases.len(), 1);
+        failures.report(Path::new("cargo.log"), &tally);
+        assert_eq!(lock(&tally.cases).len(), 1);
     }
 
     #[test]
