@@ -47,20 +47,15 @@ judged engine-panic=hang/reported partition=recovered
 # What the lab does with programs has nothing to do with the fabric.
 [ "$FABRIC" = local ] || exit 0
 
-# Somebody's own programs: a crash, damaged data, a kernel that complains. `drop` never fires there, as nobody sends.
-bad() {
-	local verdict=$1
-	shift
-	chaos --fault 'drop type=rc' --seconds 5 "$@" && fail "$verdict does not fail the run"
-	judged drop=$verdict
-}
+# Somebody's own programs. No fault fires there, as nobody sends.
 chaos --fault 'drop type=rc' -- true --- true || fail "programs that do nothing fail"
 judged drop=not-reached
-only_the_second="n=/tmp/chaos-runs; echo x >> \$n; [ \$(wc -l < \$n) = 1 ] ||"
-bad crash -- true --- "$only_the_second kill -SEGV \$\$"
-bad wrong-data --wrong-data 'differs at' -- true --- "$only_the_second echo 'byte 7 differs at the end'"
-bad kernel-report -- true --- "$only_the_second echo 'BUG: not really' > /dev/kmsg"
+# A crash, damaged data, a kernel that complains: under the first, second and third fault.
+misbehaves='echo x >>/tmp/runs; case $(wc -l </tmp/runs) in 2) kill -SEGV $$ ;; 3) echo "byte 7 differs at the end" ;; 4) echo "BUG: not really" >/dev/kmsg ;; esac'
+chaos --fault 'drop type=rc' --fault 'delay type=rc' --fault 'duplicate type=rc' --seconds 5 --wrong-data 'differs at' -- true --- "$misbehaves" &&
+	fail "programs that misbehave do not fail the run"
+judged drop=crash delay=wrong-data duplicate=kernel-report
 # One that fails without any fault proves nothing.
 chaos --fault 'drop type=rc' -- true --- false && fail "a workload that never works is accepted"
-chaos --fault 'drop type=rc' --seconds 2 --fail-on hang -- true --- "$only_the_second sleep 60" && fail "--fail-on is ignored"
+chaos --fault 'drop type=rc' --seconds 2 --fail-on hang -- true --- 'echo x >>/tmp/runs; [ $(wc -l </tmp/runs) = 1 ] || sleep 60' && fail "--fail-on is ignored"
 judged drop=hang
