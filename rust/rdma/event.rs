@@ -64,6 +64,10 @@ c_enum! {
         CommunicationEstablished = bindings::ib_event_type_IB_EVENT_COMM_EST,
         /// The send queue drained.
         SendQueueDrained = bindings::ib_event_type_IB_EVENT_SQ_DRAINED,
+        /// The connection went over to its alternate path.
+        PathMigrated = bindings::ib_event_type_IB_EVENT_PATH_MIG,
+        /// The connection could not go over to its alternate path.
+        PathMigrationError = bindings::ib_event_type_IB_EVENT_PATH_MIG_ERR,
         /// The last receive of a queue pair in error was taken from the shared queue.
         LastWqeReached = bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
     }
@@ -86,8 +90,14 @@ c_enum! {
         Active = bindings::ib_event_type_IB_EVENT_PORT_ACTIVE,
         /// The port went down.
         Error = bindings::ib_event_type_IB_EVENT_PORT_ERR,
+        /// The LID changed.
+        LidChange = bindings::ib_event_type_IB_EVENT_LID_CHANGE,
         /// The P_Key table changed.
         PkeyChange = bindings::ib_event_type_IB_EVENT_PKEY_CHANGE,
+        /// The subnet manager changed.
+        SmChange = bindings::ib_event_type_IB_EVENT_SM_CHANGE,
+        /// The subnet manager forgot what clients had registered.
+        ClientReregister = bindings::ib_event_type_IB_EVENT_CLIENT_REREGISTER,
         /// The GID table changed.
         GidChange = bindings::ib_event_type_IB_EVENT_GID_CHANGE,
     }

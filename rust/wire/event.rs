@@ -20,20 +20,30 @@ wire_enum! {
         CommunicationEstablished = 4,
         /// The send queue drained; names the QP.
         SendQueueDrained = 5,
+        /// The connection went over to its alternate path; names the QP.
+        PathMigrated = 6,
+        /// The connection could not go over to its alternate path; names the QP.
+        PathMigrationError = 7,
         /// The device failed and must be reset; names nothing.
         DeviceFatal = 8,
         /// The port became active; names the port.
         PortActive = 9,
         /// The port went down; names the port.
         PortError = 10,
+        /// The LID changed; names the port.
+        LidChange = 11,
         /// The P_Key table changed; names the port.
         PkeyChange = 12,
+        /// The subnet manager changed; names the port.
+        SmChange = 13,
         /// A shared receive queue failed; names the SRQ.
         SrqError = 14,
         /// A shared receive queue has fewer receives than its limit; names the SRQ.
         SrqLimitReached = 15,
         /// The last receive of a queue pair in error that uses a shared queue; names the QP.
         LastWqeReached = 16,
+        /// The subnet manager forgot what clients had registered; names the port.
+        ClientReregister = 17,
         /// A GID changed; names the port.
         GidChange = 18,
         /// The device needs pages of a memory region; names its key. Not an event of the verbs.
@@ -51,13 +61,18 @@ impl EventType {
             Self::QpAccessError => "IBV_EVENT_QP_ACCESS_ERR",
             Self::CommunicationEstablished => "IBV_EVENT_COMM_EST",
             Self::SendQueueDrained => "IBV_EVENT_SQ_DRAINED",
+            Self::PathMigrated => "IBV_EVENT_PATH_MIG",
+            Self::PathMigrationError => "IBV_EVENT_PATH_MIG_ERR",
             Self::DeviceFatal => "IBV_EVENT_DEVICE_FATAL",
             Self::PortActive => "IBV_EVENT_PORT_ACTIVE",
             Self::PortError => "IBV_EVENT_PORT_ERR",
+            Self::LidChange => "IBV_EVENT_LID_CHANGE",
             Self::PkeyChange => "IBV_EVENT_PKEY_CHANGE",
+            Self::SmChange => "IBV_EVENT_SM_CHANGE",
             Self::SrqError => "IBV_EVENT_SRQ_ERR",
             Self::SrqLimitReached => "IBV_EVENT_SRQ_LIMIT_REACHED",
             Self::LastWqeReached => "IBV_EVENT_QP_LAST_WQE_REACHED",
+            Self::ClientReregister => "IBV_EVENT_CLIENT_REREGISTER",
             Self::GidChange => "IBV_EVENT_GID_CHANGE",
             Self::PageFault => "page fault",
         }

@@ -134,26 +134,65 @@ ping_pong "cq-event-spurious type=rc nth=5" a ok
 ping_pong "cq-event-lost nth=5" a hangs
 flags=
 
-# Asynchronous events of the device and its port, as ibv_asyncwatch names them.
-watch_event() {
-	local fault=$1 expected=$2 watcher
-	vrnicctl fault clear >/dev/null
+# Asynchronous events, as a program names them that VM a runs meanwhile: each line has the number of an ibv_event_type and
+# the fault that raises it.
+watch_events() {
+	local watcher expected fault before
 	# The job empties the file too late: what the last one printed would do for this one.
 	: > "$LAB_DIR/client"
-	on -t 60 a timeout 20 stdbuf -oL ibv_asyncwatch -d "$DEV_a" > "$LAB_DIR/client" 2>&1 &
+	: > "$LAB_DIR/server"
+	on -t 200 a timeout 190 stdbuf -oL "$@" > "$LAB_DIR/client" 2>&1 &
 	watcher=$!
-	within 20 grep -q 'async event FD' "$LAB_DIR/client" || fail "ibv_asyncwatch does not start: $(cat "$LAB_DIR/client")"
-	vrnicctl fault add -d a $fault >/dev/null
-	within 10 grep -q "($expected)" "$LAB_DIR/client" || true
-	on a pkill ibv_asyncwatch || true
+	within 20 grep -q 'async event FD' "$LAB_DIR/client" || fail "$* does not start: $(cat "$LAB_DIR/client")"
+	numbers() { tail -n +$((before + 1)) "$LAB_DIR/client" | sed -n 's/.*event_type.*(\([0-9]*\)).*/\1/p'; }
+	told() { numbers | found -x "$expected"; }
+	while read -r expected fault; do
+		before=$(wc -l < "$LAB_DIR/client")
+		vrnicctl fault clear >/dev/null
+		vrnicctl fault add -d a $fault >/dev/null || fail "$fault cannot be armed"
+		within 10 told || true
+		judge "$fault" a "$expected" "$(numbers | tr '\n' ' ')"
+	done
+	on a pkill -x "$1" || true
 	wait $watcher || true
-	judge "$fault" a "$expected" "$(sed -n 's/.*event_type.*(\([0-9]*\)).*/\1/p' "$LAB_DIR/client" | tr '\n' ' ')"
 }
-watch_event event-port-err 10
-watch_event event-port-active 9
-watch_event event-pkey-change 12
-watch_event "link-flap for=200ms" 10
+watch_events ibv_asyncwatch -d "$DEV_a" <<'TABLE'
+10 event-port-err
+9 event-port-active
+11 event-lid-change
+12 event-pkey-change
+13 event-sm-change
+17 event-client-reregister
+10 link-flap for=200ms
+TABLE
 active a
+# Events of the objects of a program.
+watch_events python3 /vrnic/tests/pyverbs/events.py "$DEV_a" <<'TABLE'
+0 event-cq-err
+1 event-qp-fatal
+2 event-qp-req-err
+3 event-qp-access-err
+4 event-comm-est
+5 event-sq-drained
+6 event-path-mig
+7 event-path-mig-err
+14 event-srq-err
+15 event-srq-limit
+16 event-last-wqe
+TABLE
+
+# The clock and the time stamps jump ahead, and back when the fault ends.
+: > "$LAB_DIR/client"
+on -t 60 a timeout 50 python3 /vrnic/tests/pyverbs/clock.py "$DEV_a" > "$LAB_DIR/client" 2>&1 &
+watcher=$!
+shows() { tail -n 1 "$LAB_DIR/client" | found -x "$1"; }
+within 20 shows '0 0' || fail "the clock cannot be read: $(cat "$LAB_DIR/client")"
+vrnicctl fault add -d a clock-jump delay=7200s >/dev/null
+within 10 shows '2 2' || true
+judge "clock-jump delay=7200s" a '2 2' "$(tail -n 1 "$LAB_DIR/client") "
+within 10 shows '0 0' || fail "the clock does not jump back: $(cat "$LAB_DIR/client")"
+on a pkill -x python3
+wait $watcher || true
 
 # Verbs that fail: the errno that the program names.
 refuse() {

@@ -110,6 +110,8 @@ pub(crate) fn names_qp(event_type: EventType) -> bool {
             | EventType::QpAccessError
             | EventType::CommunicationEstablished
             | EventType::SendQueueDrained
+            | EventType::PathMigrated
+            | EventType::PathMigrationError
             | EventType::LastWqeReached
     )
 }

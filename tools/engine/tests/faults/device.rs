@@ -36,11 +36,19 @@ fn events_come_alone_and_nothing_else_happens() {
             EventType::CommunicationEstablished,
         ),
         ("event-sq-drained qp={qp}", EventType::SendQueueDrained),
+        ("event-path-mig qp={qp}", EventType::PathMigrated),
+        (
+            "event-path-mig-err qp={qp}",
+            EventType::PathMigrationError,
+        ),
         ("event-last-wqe qp={qp}", EventType::LastWqeReached),
         ("event-device-fatal", EventType::DeviceFatal),
         ("event-port-active", EventType::PortActive),
         ("event-port-err", EventType::PortError),
+        ("event-lid-change", EventType::LidChange),
         ("event-pkey-change", EventType::PkeyChange),
+        ("event-sm-change", EventType::SmChange),
+        ("event-client-reregister", EventType::ClientReregister),
         ("event-gid-change", EventType::GidChange),
     ] {
         let mut stage = Stage::new(Segmentation::Local);

@@ -83,6 +83,30 @@ pub(super) const KINDS: &[Kind] = &[
         ],
     ),
     kind(
+        "event-path-mig",
+        Act::Raise(EventType::PathMigrated),
+        "",
+        QP,
+        [
+            "The device raises IBV_EVENT_PATH_MIG for a queue pair.",
+            "A switch or a cable that fails, on InfiniBand with an alternate path. RoCE devices have none.",
+            "The connection migrated to its alternate path (11.6.3).",
+            "IBV_EVENT_PATH_MIG. Programs load another alternate path, and ibv_modify_qp refuses: EINVAL.",
+        ],
+    ),
+    kind(
+        "event-path-mig-err",
+        Act::Raise(EventType::PathMigrationError),
+        "",
+        QP,
+        [
+            "The device raises IBV_EVENT_PATH_MIG_ERR for a queue pair.",
+            "Same as event-path-mig, with an alternate path that does not work either.",
+            "A path migration request was not valid (11.6.3).",
+            "IBV_EVENT_PATH_MIG_ERR. The queue pair still works.",
+        ],
+    ),
+    kind(
         "event-device-fatal",
         Act::Raise(EventType::DeviceFatal),
         "",
@@ -119,6 +143,18 @@ pub(super) const KINDS: &[Kind] = &[
         ],
     ),
     kind(
+        "event-lid-change",
+        Act::Raise(EventType::LidChange),
+        "",
+        &[],
+        [
+            "The device raises IBV_EVENT_LID_CHANGE, although a RoCE port has no LID.",
+            "A subnet manager that assigns LIDs anew. RoCE has no subnet manager.",
+            "The LID of the port changed (11.6.3).",
+            "IBV_EVENT_LID_CHANGE. The RDMA core reads the attributes of the port again, and so do programs.",
+        ],
+    ),
+    kind(
         "event-pkey-change",
         Act::Raise(EventType::PkeyChange),
         "",
@@ -128,6 +164,18 @@ pub(super) const KINDS: &[Kind] = &[
             "A subnet manager that sets partitions. RoCE has no subnet manager.",
             "The P_Key table changed (11.6.3).",
             "IBV_EVENT_PKEY_CHANGE. Programs read the table again.",
+        ],
+    ),
+    kind(
+        "event-sm-change",
+        Act::Raise(EventType::SmChange),
+        "",
+        &[],
+        [
+            "The device raises IBV_EVENT_SM_CHANGE, although a RoCE port has no subnet manager.",
+            "A subnet manager that fails over. RoCE has no subnet manager.",
+            "The master subnet manager changed (11.6.3).",
+            "IBV_EVENT_SM_CHANGE. Programs resolve their paths again.",
         ],
     ),
     kind(
@@ -176,6 +224,18 @@ pub(super) const KINDS: &[Kind] = &[
             ALONE,
             "A queue pair in the error state takes no more receives from its shared receive queue (11.6.3).",
             "IBV_EVENT_QP_LAST_WQE_REACHED. Programs destroy the queue pair.",
+        ],
+    ),
+    kind(
+        "event-client-reregister",
+        Act::Raise(EventType::ClientReregister),
+        "",
+        &[],
+        [
+            "The device raises IBV_EVENT_CLIENT_REREGISTER.",
+            "A subnet manager that restarts and has lost its state. RoCE has no subnet manager.",
+            "Clients are to register again what the subnet administrator keeps of them (11.6.3).",
+            "IBV_EVENT_CLIENT_REREGISTER. Programs join their multicast groups again.",
         ],
     ),
     kind(
