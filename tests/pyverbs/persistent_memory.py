@@ -3,8 +3,8 @@
 """Persistent memory between two machines: one writes to a file of the other that is mapped from an NVDIMM, and flushes
 it to where it survives. Usage: remote.py, with --file PATH at the server, a file of at least 20,000 bytes on a file
 system mounted with dax. The client reads what to do from its standard input, a line each: `write` to all of the file,
-or write and at once flush the `range`, or the `region`; it repeats the line when that is done. With --check, and no
-device, the program looks whether the file holds what the client writes.
+or write and at once flush the `range`, or the `region`, or a flush that is `refused`; it repeats the line when that is
+done. With --check, and no device, the program looks whether the file holds what the client writes.
 """
 import ctypes
 import errno
@@ -19,7 +19,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from remote import FLUSHES, PATTERN, REMOTE, SIZE, run
 
 RIGHTS = e.IBV_ACCESS_LOCAL_WRITE | REMOTE | FLUSHES
-FLUSHED = {"range": e.IBV_FLUSH_RANGE, "region": e.IBV_FLUSH_MR}
+FLUSHED = {"range": e.IBV_FLUSH_RANGE, "region": e.IBV_FLUSH_MR, "refused": e.IBV_FLUSH_RANGE}
 # Only of files whose pages are memory of their own, with what it takes to find them written to it at once.
 MAP_SHARED_VALIDATE, MAP_SYNC = 0x03, 0x80000
 
@@ -53,7 +53,9 @@ def use(end):
         if step != "write":
             end.qp.wr_flush(key, address, SIZE, how_far, FLUSHED[step])
         end.qp.wr_complete()
-        end.expect(1 if step == "write" else 2)
+        end.expect(1)
+        if step != "write":
+            end.expect(1, e.IBV_WC_REM_OP_ERR if step == "refused" else e.IBV_WC_SUCCESS)
         print(step, flush=True)
 
 

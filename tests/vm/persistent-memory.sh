@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# One VM writes data to a file on the other VM's NVDIMM and flushes it. The data is then on the host's disk, and the other VM still has it after it was killed.
+# One VM writes data to a file on the other VM's NVDIMM and flushes it. The data is then on the host's disk, and the other VM still
+# has it after it was killed. A fault makes a flush fail, as on an NVDIMM that cannot be written.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
 # lab: nvdimm=64
 # lab: timeout=240
+# lab: vrnicd faults = true
 . "$LAB_LIB"
 
 program=/vrnic/tests/pyverbs/persistent_memory.py
@@ -73,6 +75,10 @@ for flush in range region; do
 	[ "$left" = 0 ] || fail "$left KiB are not on the disk after a flush of the $flush"
 done
 synced || fail "vrnicd wrote nothing to the NVDIMM"
+vrnicctl fault add -d b persistence-fails >/dev/null
+step refused
+vrnicctl fault list -d b | found persistence-fails
+vrnicctl fault clear >/dev/null
 
 pkill -P $client
 lab kill b
