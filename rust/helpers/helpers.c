@@ -21,5 +21,6 @@
 #include "netdevice.c"
 #include "netlink.c"
 #include "rdma.c"
+#include "task.c"
 #include "uverbs.c"
 #include "virtio.c"

@@ -125,6 +125,7 @@ pub mod netdev;
 pub mod odp;
 pub mod pd;
 pub mod port;
+mod process;
 pub mod qp;
 pub mod restrack;
 pub mod srq;
@@ -169,6 +170,7 @@ pub use pd::{
     Pd,
     ProtectionDomain, //
 };
+pub use process::Process;
 pub use qp::{
     Qp,
     QueuePair, //

@@ -38,6 +38,8 @@ wire_enum! {
         DestroyContext = 0x0011,
         /// [`RingDoorbell`].
         RingDoorbell = 0x0012,
+        /// [`NameContext`].
+        NameContext = 0x0013,
         /// [`CreatePd`].
         CreatePd = 0x0020,
         /// [`DestroyPd`].

@@ -76,6 +76,9 @@ pub const F_CLOCK: u32 = 14;
 /// Feature bit: completion queues may ignore that they overrun.
 pub const F_IGNORED_OVERRUN: u32 = 15;
 
+/// Feature bit: the driver says which process a context is for.
+pub const F_CONTEXT_NAMES: u32 = 16;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

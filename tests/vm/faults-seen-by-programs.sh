@@ -194,6 +194,35 @@ within 10 shows '0 0' || fail "the clock does not jump back: $(cat "$LAB_DIR/cli
 on a pkill -x python3
 wait $watcher || true
 
+# hit PLACE: two programs in VM a, of which a fault hits the one that PLACE names. The other notices nothing.
+on a sh -c 'cp "$(command -v ibv_rc_pingpong)" /tmp/victim'
+hit() {
+	local place=$1 program port=18515 clients=() servers=() status
+	on a rm -f /tmp/go /tmp/pid
+	for program in /tmp/victim ibv_rc_pingpong; do
+		port=$((port + 1))
+		on -t 60 b ibv_rc_pingpong -d "$DEV_b" -g "$GID_INDEX" -p $port > "$LAB_DIR/server" 2>&1 &
+		servers+=($!)
+		listening b $port
+		on -t 60 a sh -c "echo \$\$ > /tmp/pid; until [ -e /tmp/go ]; do sleep 0.05; done
+			exec $program -d $DEV_a -g $GID_INDEX -p $port $IP_b" > "$LAB_DIR/$(basename $program)" 2>&1 &
+		clients+=($!)
+		[ $program = ibv_rc_pingpong ] || within 20 on a test -s /tmp/pid
+		[ "$place" != pid ] || place=pid=$(on a cat /tmp/pid)
+	done
+	vrnicctl fault add -d a cqe-general-err type=rc nth=5 $place >/dev/null
+	on a touch /tmp/go
+	wait "${clients[0]}" && fail "$place: the program goes on"
+	wait "${clients[1]}" || fail "$place: the other program was hit: $(cat "$LAB_DIR/ibv_rc_pingpong")"
+	on b pkill -x ibv_rc_pingpong || true
+	wait "${servers[@]}" || true
+	status=$(sed -n 's/.*Failed status .*(\([0-9]*\)) for wr_id.*/\1/p' "$LAB_DIR/victim")
+	cp "$LAB_DIR/victim" "$LAB_DIR/client"
+	judge "cqe-general-err $place" a 21 "$status "
+}
+hit process=victim
+hit pid
+
 # Verbs that fail: the errno that the program names.
 refuse() {
 	local fault=$1 text=$2 outcome=unseen

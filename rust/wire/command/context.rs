@@ -64,3 +64,16 @@ pub struct RingDoorbell {
     pub slot: U32,
 }
 command!(RingDoorbell => Empty, RingDoorbell, 8);
+
+/// Says which process a context is for.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NameContext {
+    /// Number of the context.
+    pub context: U32,
+    /// Number of the process, as the administrator of the guest sees it.
+    pub pid: U32,
+    /// What it is called, padded with zeros.
+    pub name: [u8; 16],
+}
+command!(NameContext => Empty, NameContext, 24);

@@ -213,6 +213,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::ContextCreated { context, doorbell_page }
         command::DestroyContext { context, reserved }
         command::RingDoorbell { context, slot }
+        command::NameContext { context, pid, name }
         command::CreatePd { context, reserved }
         command::PdCreated { pd, reserved }
         command::DestroyPd { pd, reserved }
@@ -435,7 +436,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
-            F_IGNORED_OVERRUN,
+            F_IGNORED_OVERRUN, F_CONTEXT_NAMES,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -616,6 +617,7 @@ fn commands_agree() {
             row::<command::CreateContext>(),
             row::<command::DestroyContext>(),
             row::<command::RingDoorbell>(),
+            row::<command::NameContext>(),
             row::<command::CreatePd>(),
             row::<command::DestroyPd>(),
             row::<command::RegisterMr>(),

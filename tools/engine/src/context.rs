@@ -8,7 +8,11 @@ use crate::{
     memory::{HostRange, Memory, Unmapped},
     time::Instant,
 };
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    fmt::{self, Write as _},
+    time::Duration,
+};
 use vrnic_wire::{
     command::ContextKind,
     counter::Counter,
@@ -24,11 +28,41 @@ const WORDS_PER_LOOK: u32 = 32;
 /// Slots of no queue pair.
 const NOBODY: u32 = 0;
 
+/// The process that a context is for, as the driver names it.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// Its number; 0 if it has none.
+    pub pid: u32,
+    /// What it is called, padded with zeros.
+    pub name: [u8; 16],
+}
+
+impl Owner {
+    /// The guest's kernel.
+    const KERNEL: Self = Self {
+        pid: 0,
+        name: *b"kernel\0\0\0\0\0\0\0\0\0\0",
+    };
+}
+
+impl fmt::Display for Owner {
+    /// The name, fit for a terminal. Empty if nobody is known.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name.split(|byte| *byte == 0).next();
+        let name = String::from_utf8_lossy(name.unwrap_or_default());
+        let shown = |letter: char| if letter.is_control() { '?' } else { letter };
+        name.chars()
+            .try_for_each(|letter| f.write_char(shown(letter)))
+    }
+}
+
 /// A context.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// Who owns it.
     pub(crate) kind: ContextKind,
+    /// Whom it is for.
+    pub(crate) owner: Owner,
     /// Objects that belong to it.
     pub(crate) users: u32,
     area: Buffer,
@@ -50,6 +84,10 @@ impl Context {
     pub(crate) fn new(kind: ContextKind, slots: u32, area: Buffer) -> Self {
         Self {
             kind,
+            owner: match kind {
+                ContextKind::User => Owner::default(),
+                ContextKind::Kernel => Owner::KERNEL,
+            },
             users: 0,
             area,
             slots,

@@ -64,6 +64,7 @@ mod window;
 mod work;
 
 pub use cause::Cause;
+pub use context::Owner;
 pub use device::Rnic;
 pub use explain::Explanation;
 pub use fault::Faults;

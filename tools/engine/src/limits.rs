@@ -117,6 +117,8 @@ pub struct Features {
     pub clock: bool,
     /// [`config::F_IGNORED_OVERRUN`].
     pub ignored_overrun: bool,
+    /// [`config::F_CONTEXT_NAMES`].
+    pub context_names: bool,
 }
 
 impl Features {
@@ -137,6 +139,7 @@ impl Features {
         xrc: true,
         clock: true,
         ignored_overrun: true,
+        context_names: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -157,6 +160,7 @@ impl Features {
             xrc: bits & 1 << config::F_XRC != 0,
             clock: bits & 1 << config::F_CLOCK != 0,
             ignored_overrun: bits & 1 << config::F_IGNORED_OVERRUN != 0,
+            context_names: bits & 1 << config::F_CONTEXT_NAMES != 0,
         }
     }
 
@@ -177,6 +181,7 @@ impl Features {
             | (self.xrc as u64) << config::F_XRC
             | (self.clock as u64) << config::F_CLOCK
             | (self.ignored_overrun as u64) << config::F_IGNORED_OVERRUN
+            | (self.context_names as u64) << config::F_CONTEXT_NAMES
     }
 
     /// Whether there are extended reliable connections, which need shared receive queues.

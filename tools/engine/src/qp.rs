@@ -16,6 +16,7 @@ mod transition;
 
 use crate::{
     cause::Cause,
+    context::Owner,
     explain::{Access, Explanation, Happening},
     fault::{Occasion, Seam, Subject},
     keys::Accessor,
@@ -132,6 +133,7 @@ impl Turn {
 pub(crate) struct Creation {
     pub(crate) qp_type: QpType,
     pub(crate) context: u32,
+    pub(crate) owner: Owner,
     pub(crate) slot: u32,
     pub(crate) pd: u32,
     pub(crate) send_cqn: u32,
@@ -422,6 +424,7 @@ impl Qp {
             qp_type: self.created.qp_type,
             state: self.state,
             context: self.created.context,
+            owner: self.created.owner,
             kernel: self.created.capacities.kernel,
         }
     }
@@ -555,6 +558,7 @@ impl Qp {
             qp_type: self.created.qp_type,
             state: self.state,
             context: self.created.context,
+            owner: self.created.owner,
             pd: self.created.pd,
             destination_qpn: self.attributes.dest_qpn,
             path: self.path,
@@ -587,6 +591,8 @@ pub struct QpSnapshot {
     pub state: QpState,
     /// Context that owns it.
     pub context: u32,
+    /// Whom that is for.
+    pub owner: Owner,
     /// Protection domain.
     pub pd: u32,
     /// Number of the peer; 0 if not connected.

@@ -470,6 +470,7 @@ proptest! {
 fn right_length(code: CommandCode) -> usize {
     match code {
         CommandCode::QueryDevice | CommandCode::QueryClock => 0,
+        CommandCode::NameContext => 24,
         CommandCode::SetGid | CommandCode::CreateContext => 40,
         CommandCode::RegisterMr | CommandCode::CreateCq => 56,
         CommandCode::CreateQp => 88,

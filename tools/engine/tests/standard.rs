@@ -14,9 +14,9 @@ use vrnic_wire::{
     command::{
         AllocateMw, AttachMulticast, ClearGid, Command, ContextKind, CreateContext, CreateCq,
         CreatePd, CreateQp, CreateSrq, DeregisterMr, DestroyContext, DestroyCq, DestroyPd,
-        DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, MwType, QueryClock,
-        QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeCq, ResizeSrq,
-        RingDoorbell, SetGid, SetMtu, SetPortState, Status, cq_flags, mr_flags,
+        DestroyQp, DestroySrq, DetachMulticast, ModifyCq, ModifyQp, ModifySrq, MwType, NameContext,
+        QueryClock, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ResizeCq,
+        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, cq_flags, mr_flags,
     },
     memory::{PageList, access},
     notify,
@@ -667,6 +667,29 @@ fn without_the_feature_the_clock_is_not_told() {
         ..RnicConfig::default()
     });
     commands.refuses(QueryClock {}, Status::Unsupported, "query");
+}
+
+#[test]
+fn without_the_feature_contexts_have_no_names() {
+    let mut commands = Commands::new(&RnicConfig {
+        features: Features {
+            context_names: false,
+            ..Features::ALL
+        },
+        ..RnicConfig::default()
+    });
+    commands.refuses(NameContext::default(), Status::Unsupported, "name");
+    let mut commands = Commands::new(&RnicConfig::default());
+    let known = NameContext {
+        context: commands.qp.context,
+        ..Default::default()
+    };
+    assert!(commands.run(known).is_ok());
+    let unknown = NameContext {
+        context: u32::MAX.into(),
+        ..Default::default()
+    };
+    commands.refuses(unknown, Status::NotFound, "name");
 }
 
 #[test]

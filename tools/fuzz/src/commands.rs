@@ -19,10 +19,10 @@ use vrnic_wire::{
         CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp, CreateSrq,
         CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet,
         DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages,
-        ModifyCq, ModifyQp, ModifySrq, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
-        QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq,
-        RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
-        qp_flags,
+        ModifyCq, ModifyQp, ModifySrq, NameContext, QueryClock, QueryCounterSet, QueryCounters,
+        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
+        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
+        mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -401,6 +401,11 @@ impl Scene {
         let request = match code {
             CommandCode::QueryDevice => bytes_of(QueryDevice {}),
             CommandCode::QueryClock => bytes_of(QueryClock {}),
+            CommandCode::NameContext => bytes_of(NameContext {
+                context: any(&self.objects.contexts, input).into(),
+                pid: 7.into(),
+                name: *b"fuzzer\0\0\0\0\0\0\0\0\0\0",
+            }),
             CommandCode::QueryPort => bytes_of(QueryPort { port, reserved }),
             CommandCode::QueryCounters => bytes_of(QueryCounters { port, reserved }),
             CommandCode::SetGid => bytes_of(SetGid {

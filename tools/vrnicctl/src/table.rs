@@ -181,6 +181,7 @@ impl Row for Qp {
         "SRQ",
         "PD",
         "CONTEXT",
+        "PROCESS",
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -204,6 +205,10 @@ impl Row for Qp {
             number(self.srqn),
             self.pd.to_string(),
             self.context.to_string(),
+            match self.pid {
+                0 => self.process.clone(),
+                pid => format!("{} ({pid})", self.process),
+            },
         ]
     }
 }

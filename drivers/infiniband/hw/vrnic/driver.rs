@@ -51,6 +51,7 @@ use vrnic_wire::{
         DOORBELL_PAGE_SIZE,
         F_CLOCK,
         F_COMPLETION_QUEUE_CHANGES,
+        F_CONTEXT_NAMES,
         F_COUNTER_SETS,
         F_DOORBELL,
         F_IGNORED_OVERRUN,
@@ -145,6 +146,9 @@ const CLOCK: Feature = Feature::device(F_CLOCK);
 /// Completion queues may ignore that they overrun.
 const IGNORED_OVERRUN: Feature = Feature::device(F_IGNORED_OVERRUN);
 
+/// The device wants to know which process a context is for.
+const CONTEXT_NAMES: Feature = Feature::device(F_CONTEXT_NAMES);
+
 /// What the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
@@ -164,6 +168,7 @@ const FEATURES: &[Feature] = {
         XRC,
         CLOCK,
         IGNORED_OVERRUN,
+        CONTEXT_NAMES,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {
@@ -279,6 +284,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) ignored_overrun: bool,
     /// Whether it has the null key.
     pub(crate) null_key: bool,
+    /// Whether it wants to know which process a context is for.
+    pub(crate) context_names: bool,
     /// How it is given pages, if it asks for them.
     pub(crate) paging: Option<Arc<PageCommands>>,
     /// Regions for which it may ask.
@@ -363,6 +370,7 @@ impl<'bound> Resources<'bound> {
             completion_queue_changes: dev.has_feature(COMPLETION_QUEUE_CHANGES),
             ignored_overrun: dev.has_feature(IGNORED_OVERRUN),
             null_key: dev.has_feature(NULL_KEY),
+            context_names: dev.has_feature(CONTEXT_NAMES),
             local_dma_key: dev.has_feature(MEMORY_EXTENSIONS).then_some(LOCAL_DMA_KEY),
             queues,
         };

@@ -17,6 +17,7 @@ use rdma::{
         AttrBundle,
         Attribute, //
     },
+    Process,
     Ucontext,
     UserPages, //
 };
@@ -25,7 +26,8 @@ use vrnic_wire::{
     command::{
         ContextKind,
         CreateContext,
-        DestroyContext, //
+        DestroyContext,
+        NameContext, //
     },
     config::DOORBELL_PAGE_SIZE,
     memory::NULL_KEY,
@@ -114,6 +116,15 @@ impl rdma::UserContext for UserContext {
                 ..Default::default()
             },
         )?;
+
+        if call.data().context_names {
+            let Process { pid, name } = Process::current();
+            call.data().control.execute(&NameContext {
+                context: reply.context,
+                pid: pid.into(),
+                name,
+            })?;
+        }
 
         let mut response = abi::AllocContextResponse {
             max_inline_data: call.data().limits.max_inline.get(),

@@ -5,7 +5,7 @@
 use super::{Execute, done, reserved};
 use crate::{
     cause::Cause,
-    context::Context,
+    context::{Context, Owner},
     memory::Memory,
     resources::Io,
     rnic::{Engine, Pd},
@@ -13,7 +13,7 @@ use crate::{
 use vrnic_wire::{
     command::{
         ContextCreated, ContextKind, CreateContext, CreatePd, DestroyContext, DestroyPd, Empty,
-        PdCreated, RingDoorbell,
+        NameContext, PdCreated, RingDoorbell,
     },
     notify,
 };
@@ -76,6 +76,20 @@ impl Execute for RingDoorbell {
         if !rnic.ring(context, self.slot.get()) {
             return Err(Cause::UnknownQp);
         }
+        done()
+    }
+}
+
+impl Execute for NameContext {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        if !rnic.config.features.context_names {
+            return Err(Cause::CommandCode);
+        }
+        let context = rnic.contexts.get_mut(self.context.get());
+        context.ok_or(Cause::UnknownContext)?.owner = Owner {
+            pid: self.pid.get(),
+            name: self.name,
+        };
         done()
     }
 }

@@ -197,6 +197,7 @@ impl Execute for CreateQp {
         let created = Creation {
             qp_type,
             context: number,
+            owner: context.owner,
             slot,
             pd: self.pd.get(),
             send_cqn: self.send_cqn.get(),

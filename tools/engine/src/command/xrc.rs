@@ -5,6 +5,7 @@
 use super::{Execute, done, reserved};
 use crate::{
     cause::Cause,
+    context::Owner,
     memory::Memory,
     qp::{Creation, Qp},
     resources::Io,
@@ -131,6 +132,7 @@ pub(super) fn create_target(request: &CreateQp, rnic: &mut Engine) -> Result<QpC
     let created = Creation {
         qp_type: QpType::XrcTarget,
         context: 0,
+        owner: Owner::default(),
         slot: 0,
         pd: 0,
         send_cqn: 0,

@@ -2,7 +2,10 @@
 
 //! Occasions: where a fault may fire, and what descriptions say of that.
 
-use crate::segment::{Body, Segment, Syndrome};
+use crate::{
+    context::Owner,
+    segment::{Body, Segment, Syndrome},
+};
 use std::fmt;
 use vrnic_wire::{
     command::CommandCode,
@@ -135,6 +138,7 @@ pub(crate) struct Subject {
     pub(crate) qp_type: QpType,
     pub(crate) state: QpState,
     pub(crate) context: u32,
+    pub(crate) owner: Owner,
     /// Whether it belongs to the guest's kernel.
     pub(crate) kernel: bool,
 }

@@ -8,6 +8,7 @@ use super::{
     occasion::{Occasion, PacketKind, Seam},
     table::Kind,
 };
+use crate::context::Owner;
 use std::{fmt, str::FromStr, time::Duration};
 use vrnic_wire::{
     command::{self, CommandCode},
@@ -129,6 +130,18 @@ pub const KEYS: &[Key] = &[
         "context",
         "N",
         "only queue pairs of this context (a process has one context for each device that it opens)",
+        OF_QPS,
+    ),
+    key(
+        "process",
+        "a name",
+        "only queue pairs of processes that are called so, cut to 15 bytes as in ps; those of the guest's kernel are called kernel",
+        OF_QPS,
+    ),
+    key(
+        "pid",
+        "N",
+        "only queue pairs of the process with this number in the guest",
         OF_QPS,
     ),
     key(
@@ -313,6 +326,8 @@ pub(crate) struct Place {
     types: Option<u32>,
     states: Option<u32>,
     context: Option<u32>,
+    process: Option<[u8; 16]>,
+    pid: Option<u32>,
     directions: Option<u32>,
     packets: Option<u32>,
     psn: Option<Span>,
@@ -346,6 +361,8 @@ impl Place {
             && fits(self.types, qp, |set, qp| set & type_bit(qp.qp_type) != 0)
             && fits(self.states, qp, |set, qp| set & state_bit(qp.state) != 0)
             && fits(self.context, qp, |context, qp| context == qp.context)
+            && (qp.is_none() && self.names_no_process()
+                || qp.is_some_and(|qp| self.is_of(&qp.owner)))
             && fits(self.directions, on.direction, |set, way| {
                 set & way as u32 != 0
             })
@@ -360,11 +377,23 @@ impl Place {
             && fits(self.event, on.event, |wanted, event| wanted == event)
     }
 
+    /// Whether it is about all processes.
+    fn names_no_process(&self) -> bool {
+        self.process.is_none() && self.pid.is_none()
+    }
+
+    /// Whether it is about objects of that process.
+    pub(crate) fn is_of(&self, owner: &Owner) -> bool {
+        self.process.is_none_or(|name| name == owner.name)
+            && self.pid.is_none_or(|pid| pid == owner.pid)
+    }
+
     /// Whether it is about all objects of a device.
     pub(crate) fn names_nobody(&self) -> bool {
         self.qp.is_none()
             && self.peer.is_none()
             && self.context.is_none()
+            && self.names_no_process()
             && self.cq.is_none()
             && self.srq.is_none()
     }
@@ -578,6 +607,14 @@ impl Spec {
                 place.states = Some(set_of(value, bit).ok_or_else(|| wrong("states"))?);
             }
             "context" => place.context = Some(small()?),
+            "process" => {
+                let mut name = [0; 16];
+                let room = name.get_mut(..value.len()).filter(|room| room.len() < 16);
+                room.ok_or_else(|| wrong("a name of at most 15 bytes"))?
+                    .copy_from_slice(value.as_bytes());
+                place.process = Some(name);
+            }
+            "pid" => place.pid = Some(small()?),
             "dir" => {
                 place.directions = Some(match value {
                     "out" => 1,
@@ -773,6 +810,7 @@ mod tests {
             ("drop after=9999999999999999999s", "a time"),
             ("drop code=create-qp", "has no `code`"),
             ("drop type=xrc", "types"),
+            ("drop process=sixteen-letters-", "15 bytes"),
             ("drop opcode=", "packets"),
             ("drop psn=0..16777216", "a range"),
             ("command-fails code=nothing", "create-qp"),

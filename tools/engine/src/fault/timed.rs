@@ -254,34 +254,27 @@ impl Engine {
             .collect()
     }
 
-    fn is_of_kernel(&self, context: u32) -> bool {
-        let context = self.contexts.get(context);
-        context.is_some_and(|context| context.kind == ContextKind::Kernel)
+    /// Whether a fault is about that object, which has no queue pair, if it names `wanted`.
+    fn is_chosen(&self, wanted: Option<u32>, number: u32, context: u32, place: &Place) -> bool {
+        self.contexts.get(context).is_some_and(|context| {
+            let spared = context.kind == ContextKind::Kernel && place.names_nobody();
+            !spared && wanted.is_none_or(|wanted| wanted == number) && place.is_of(&context.owner)
+        })
     }
 
     fn chosen_cqs(&self, place: &Place) -> Vec<u32> {
         let all = self.resources.cqs.page(0, usize::MAX).into_iter().flatten();
-        all.filter(|(number, cq)| match place.cq {
-            Some(wanted) => wanted == *number,
-            None => !self.is_of_kernel(cq.context),
-        })
-        .map(|(number, _)| number)
-        .collect()
+        all.filter(|(number, cq)| self.is_chosen(place.cq, *number, cq.context, place))
+            .map(|(number, _)| number)
+            .collect()
     }
 
     fn chosen_srqs(&self, place: &Place) -> Vec<u32> {
-        let all = self
-            .resources
-            .srqs
-            .page(0, usize::MAX)
-            .into_iter()
-            .flatten();
-        all.filter(|(number, srq)| match place.srq {
-            Some(wanted) => wanted == *number,
-            None => !self.is_of_kernel(srq.context),
-        })
-        .map(|(number, _)| number)
-        .collect()
+        let srqs = &self.resources.srqs;
+        let all = srqs.page(0, usize::MAX).into_iter().flatten();
+        all.filter(|(number, srq)| self.is_chosen(place.srq, *number, srq.context, place))
+            .map(|(number, _)| number)
+            .collect()
     }
 
     /// Does what a fault does at its time.

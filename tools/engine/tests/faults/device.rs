@@ -14,7 +14,8 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        self, CommandCode, CreatePd, DestroyQp, QueryClock, QueryDevice, QueryPort, ReplyHeader,
+        self, CommandCode, CreatePd, DestroyQp, NameContext, QueryClock, QueryDevice, QueryPort,
+        ReplyHeader,
     },
     completion::Status,
     event::EventType,
@@ -37,10 +38,7 @@ fn events_come_alone_and_nothing_else_happens() {
         ),
         ("event-sq-drained qp={qp}", EventType::SendQueueDrained),
         ("event-path-mig qp={qp}", EventType::PathMigrated),
-        (
-            "event-path-mig-err qp={qp}",
-            EventType::PathMigrationError,
-        ),
+        ("event-path-mig-err qp={qp}", EventType::PathMigrationError),
         ("event-last-wqe qp={qp}", EventType::LastWqeReached),
         ("event-device-fatal", EventType::DeviceFatal),
         ("event-port-active", EventType::PortActive),
@@ -77,6 +75,79 @@ fn events_come_alone_and_nothing_else_happens() {
         assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK4, "{fault}");
         stage.check_other();
     }
+}
+
+/// The victim's queue pair belongs to a process, the other one was made before its context had a name.
+fn stage_with_process(pid: u32, name: [u8; 16]) -> Stage {
+    let mut stage = Stage::new(Segmentation::Local);
+    let node = &mut stage.world.nodes[0];
+    let context = node.guest.context.into();
+    let request = NameContext {
+        context,
+        pid: pid.into(),
+        name,
+    };
+    let named = node.guest.command(&mut node.rnic, request);
+    named.expect("named");
+    let options = QpOptions::default();
+    stage.victim = stage.world.connect([0, 1], &options, super::MR, |_, _| {});
+    stage
+}
+
+#[test]
+fn a_process_is_hit_and_no_other() {
+    let name = *b"victim\0\0\0\0\0\0\0\0\0\0";
+    for place in ["process=victim", "pid=42", "process=victim pid=42"] {
+        let mut stage = stage_with_process(42, name);
+        for miss in [
+            "process=victi",
+            "process=victims",
+            "pid=4",
+            "process=victim pid=41",
+        ] {
+            stage.arm(0, &format!("cqe-general-err {miss}"));
+        }
+        stage.arm(0, &format!("cqe-general-err {place}"));
+        stage.arm(0, &format!("event-comm-est {place}"));
+        stage.arm(0, "event-cq-err process=nobody");
+        stage.post_other();
+        stage.post(Op::Sends(1));
+        stage.world.settle();
+        assert_eq!(
+            statuses(&stage.victim.send_cqs[0].drain()),
+            [Status::General],
+            "{place}"
+        );
+        stage.check_other();
+        let raised = stage.world.nodes[0].rnic.next_async_event().expect("event");
+        assert_eq!(raised.number.get(), stage.victim.qps[0].qpn);
+        assert_eq!(stage.events(0), []);
+        let fired: Vec<_> = stage.log(0).iter().map(|firing| firing.name).collect();
+        assert_eq!(
+            fired
+                .iter()
+                .filter(|name| **name == "cqe-general-err")
+                .count(),
+            1
+        );
+    }
+}
+
+#[test]
+fn the_kernel_has_a_name_and_others_what_the_driver_says() {
+    let mut stage = Stage::new(Segmentation::Local);
+    let owner = |stage: &Stage| {
+        let node = &stage.world.nodes[0];
+        let qp = node.rnic.qp(stage.victim.qps[0].qpn, &node.guest.view);
+        qp.expect("queue pair").owner
+    };
+    assert_eq!(
+        (owner(&stage).pid, owner(&stage).to_string()),
+        (0, "kernel".to_owned())
+    );
+    // Names are the guest's to choose.
+    stage = stage_with_process(7, *b"\x1b[2J\xff 16 letters");
+    assert_eq!(owner(&stage).to_string(), "?[2J\u{fffd} 16 letters");
 }
 
 #[test]

@@ -309,6 +309,8 @@ fn qp(qp: QpSnapshot) -> Qp {
         kind: kind.into(),
         state: qp.state.name().into(),
         context: qp.context,
+        process: qp.owner.to_string(),
+        pid: qp.owner.pid,
         pd: qp.pd,
         peer_qpn: qp.destination_qpn,
         peer_gid: (peer != [0; 16]).then(|| Ipv6Addr::from(peer).to_string()),

@@ -318,6 +318,12 @@ pub struct Qp {
     pub state: String,
     /// Context.
     pub context: u32,
+    /// Name of the process that has the context; empty if it is not known.
+    #[serde(default)]
+    pub process: String,
+    /// Number of the process; 0 if it is not known, or the guest's kernel.
+    #[serde(default)]
+    pub pid: u32,
     /// Protection domain.
     pub pd: u32,
     /// Number of the peer; 0 if not connected.

@@ -239,6 +239,7 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::CreateContext => of::<command::CreateContext>(),
             CommandCode::DestroyContext => of::<command::DestroyContext>(),
             CommandCode::RingDoorbell => of::<command::RingDoorbell>(),
+            CommandCode::NameContext => of::<command::NameContext>(),
             CommandCode::CreatePd => of::<command::CreatePd>(),
             CommandCode::DestroyPd => of::<command::DestroyPd>(),
             CommandCode::RegisterMr => of::<command::RegisterMr>(),

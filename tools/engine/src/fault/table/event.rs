@@ -4,9 +4,9 @@
 
 use super::{Act, EventType, Kind, kind};
 
-const QP: &[&str] = &["qp", "peer", "type", "state", "context"];
-const CQ: &[&str] = &["cq"];
-const SRQ: &[&str] = &["srq"];
+const QP: &[&str] = &["qp", "peer", "type", "state", "context", "process", "pid"];
+const CQ: &[&str] = &["cq", "process", "pid"];
+const SRQ: &[&str] = &["srq", "process", "pid"];
 const ALONE: &str = "None: the event is raised although nothing happened.";
 
 pub(super) const KINDS: &[Kind] = &[

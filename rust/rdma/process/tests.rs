@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of what is known of processes.
+
+use super::*;
+
+#[kunit_tests(rdma_process)]
+mod cases {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_number_and_name() {
+        let Process { pid, name } = Process::current();
+        assert_eq!(pid, current!().tgid() as u32);
+        // A thread of the kernel that runs a test.
+        assert!(name.starts_with(b"kunit_try_catch") && name[NAME_LENGTH - 1] == 0);
+    }
+}
