@@ -68,7 +68,8 @@ pub struct Known<'a> {
 fn caller(report: &str) -> Option<&str> {
     let mut stack = report.lines().skip_while(|line| !line.contains("<TASK>"));
     let first = stack.find(|line| !line.contains("<TASK>") && !line.contains(" ? "))?;
-    first.split('+').next().map(str::trim)
+    // The time may stand before it.
+    first.split('+').next()?.split_whitespace().last()
 }
 
 /// Judges a console's text. Returns whether there is a report that matches that of `known`.
@@ -133,6 +134,9 @@ mod tests {
         for other in ["foo", "stale", "inn", "outer", "work", ""] {
             assert!(judge(far, by(other)).is_err());
         }
+        let timed = "[    1.5] WARNING: at foo\n[    1.5]  <TASK>\n[    1.6]  ? stale+0x1/0x2\n[    1.6]  inner+0x1/0x2\n";
+        assert!(!judge(timed, by("inner")).unwrap());
+        assert!(judge(timed, by("stale")).is_err());
         assert!(judge("WARNING: at foo\n", by("")).is_err());
     }
 
