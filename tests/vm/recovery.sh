@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # A device that fails comes back by itself. Its programs and its users in the kernel are told, everything that they
 # posted is flushed, and a program that opens the device anew goes on in the same process. A device that fails again
-# and again is given up, and works again when its driver is bound anew.
+# and again is given up, and works again when its driver is bound anew. One that was pulled out of
+# its slot is not there at all until it is put back and found again.
 # lab: fabric=roce
 # lab: fabric=local
 # lab: one-fabric
 # lab: timeout=600
 # lab: fresh
 # lab: vrnicd faults = true
+# Linux expects that a driver has reset its device, which nobody can who has none.
+# lab: allow-kernel-warning device_release_driver_internal
 . "$LAB_LIB"
 
 virtio=$(bound a)
@@ -56,6 +59,55 @@ vrnicctl fault clear >/dev/null
 within 60 logs a "begins anew" "$before" || fail "the driver did not begin anew"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
+# One that is pulled out of its slot.
+slot=/sys/bus/pci/devices/$(on a sh -c "basename \$(dirname \$(readlink -f /sys/bus/virtio/devices/$virtio))")
+found_again() {
+	on -t 60 a sh -c "echo 1 >$slot/remove; echo 1 >/sys/bus/pci/rescan"
+	active a
+}
+shows() { vrnicctl -j devices | grep -A3 '"name": "a"' | found "\"state\": \"$1\""; }
+on -t 60 a sh -c "timeout 50 ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
+watch=$!
+on -t 100 a sh -c "vrnic-stress --device $DEV --seconds $((60 * LAB_SLOWNESS)) --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
+victim=$!
+rm -f "$LAB_DIR/program"
+on -t 200 a sh -c "vrnic-verbs-check --device $DEV --gid $GID_INDEX --outlive; echo program exit \$?" > "$LAB_DIR/program" &
+program=$!
+on a modprobe vrnic-drain
+within 60 grep -sq 'kill the device' "$LAB_DIR/program" || fail "removed: the program is not ready: $(cat "$LAB_DIR/program")"
+within 20 on a grep -q 'async event FD' /tmp/events || fail "removed: ibv_asyncwatch does not start"
+before=$(logged a "begins anew")
+vrnicctl fault add -d a removed >/dev/null
+wait $victim || fail "removed: the program does not end"
+grep -q 'exit 1' "$LAB_DIR/victim" || fail "removed: the program did not see an error: $(cat "$LAB_DIR/victim")"
+wait $program || fail "removed: the program that polls does not end: $(cat "$LAB_DIR/program")"
+grep -q 'program exit 0' "$LAB_DIR/program" || fail "removed: not everything was flushed: $(cat "$LAB_DIR/program")"
+within 20 on a grep -q DEVICE_FATAL /tmp/events || fail "removed: no device-fatal event"
+within 20 logs a "device failed: it is gone" 0 || fail "removed: the driver does not know: $(on a dmesg | tail -n 5)"
+[ "$(on a od -An -tx4 -N4 "$slot/config")" = " ffffffff" ] || fail "removed: something is in the slot"
+shows removed || fail "removed: vrnicctl does not say so: $(vrnicctl -j devices)"
+on -t 30 a ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" >/dev/null 2>&1 && fail "removed: a device that is not there works"
+on a pkill -x ibv_asyncwatch || true
+wait $watch
+driver a unbind "$virtio"
+on a dmesg | tail -n 60 | found "drained: 16 receives flushed, 16 of them before, 0 others" ||
+	fail "removed: the kernel's receives were not flushed: $(on a dmesg | grep drained)"
+on a modprobe -r vrnic-drain
+vrnicctl fault clear >/dev/null
+within 10 shows down || fail "removed: the device is not put back"
+found_again
+on -t 60 a vrnic-stress --device "$DEV" --seconds 2
+# Put back while its old driver still has it.
+failed=$(logged a "device failed: it is gone")
+vrnicctl fault add -d a removed >/dev/null
+within 20 logs a "device failed: it is gone" "$failed" || fail "removed: the driver does not know the second time"
+vrnicctl fault clear >/dev/null
+within 10 shows down || fail "removed: the device is not put back the second time"
+found_again
+on -t 60 a vrnic-stress --device "$DEV" --seconds 2
+[ "$(logged a "begins anew")" = "$before" ] || fail "removed: the driver begins anew with a device that is gone"
+virtio=$(bound a)
+
 on b touch /tmp/enough
 wait $bystander || fail "the other VM noticed"
 

@@ -34,6 +34,9 @@ pub use timed::Conditions;
 /// Faults of a device that may be armed at a time.
 pub const MAX_ARMED: usize = 64;
 
+/// What the engine says when a fault makes it panic.
+pub const PROVOKED_PANIC: &str = "a fault that was armed makes the engine panic";
+
 /// Faults that are done and still listed.
 const MAX_DONE: usize = 64;
 
@@ -270,10 +273,10 @@ impl Faults {
         self.log.iter()
     }
 
-    /// The device is reset: faults stay armed, what they put off or made last is gone.
+    /// The device is reset: faults stay armed, what they put off or made last is gone, but that it is not there.
     pub fn rest(&mut self) {
         self.later = Later::default();
-        self.conditions = Conditions::default();
+        self.conditions.rest();
         self.victims.clear();
         self.acting = None;
         self.command = None;

@@ -78,6 +78,8 @@ pub struct Device {
     tape: Option<Tape>,
     /// What the engine that failed last was called with before; drivers that come later do not change it.
     flown: Option<Vec<String>>,
+    /// Whether a fault has pulled it out of its slot.
+    removed: bool,
     /// Its ill will, if it has any.
     hostile: Option<Hostile>,
     record: Record,
@@ -127,6 +129,7 @@ impl Device {
             syncer,
             tape: None,
             flown: None,
+            removed: false,
             hostile: None,
             record: Record::new(EXPLANATIONS),
             faults: Faults::default(),
@@ -150,9 +153,10 @@ impl Device {
         &self.config
     }
 
-    /// `down` without a driver, `up`, or `failed` until the driver resets it.
+    /// `down` without a driver, `up`, `failed` until the driver resets it, or `removed` by a fault.
     pub fn state(&self) -> &'static str {
         match &self.session {
+            None if self.removed => "removed",
             None => "down",
             Some(session) if session.rnic.is_none() => "failed",
             Some(_) => "up",
@@ -323,16 +327,18 @@ impl Device {
     /// Executes requests and commands. Nothing may be in the outbox. True if there was anything to do.
     pub fn control(&mut self, shared: &mut Shared, now: Instant) -> bool {
         self.now = now;
-        let mut worked = false;
+        let mut worked = self.removed && self.put_back();
         while let Some(request) = self.mailbox.next_request() {
             worked = true;
             match request {
+                // Whoever that driver is, it has not seen yet that the device is gone.
+                Request::Activate(_) if self.removed => {}
                 Request::Activate(activation) => self.activate(shared, activation),
                 Request::Reset {
                     generation,
                     notifier,
                 } => {
-                    self.reset(shared);
+                    self.reset(shared, "the driver reset the device");
                     debug!(device = %self.name, "reset");
                     notifier.reset_done(generation);
                 }
@@ -413,6 +419,10 @@ impl Device {
         }
         if rnic.is_failing() {
             self.fail(shared, Cause::Provoked);
+            return true;
+        }
+        if rnic.is_removed() {
+            self.remove(shared);
             return true;
         }
         worked | self.sync(shared)
@@ -592,6 +602,9 @@ impl Device {
 
     /// When the device has to be woken.
     pub fn next_deadline(&self) -> Option<Instant> {
+        if self.removed {
+            return self.faults.removed_until();
+        }
         let session = self.session.as_ref()?;
         let engine = session.rnic.as_ref().and_then(|rnic| rnic.next_deadline());
         let hostile = self.hostile.as_ref().and_then(Hostile::deadline);
@@ -600,7 +613,7 @@ impl Device {
     }
 
     fn activate(&mut self, shared: &mut Shared, activation: Activation) {
-        self.reset(shared);
+        self.reset(shared, "another driver came");
         if let Some(hostile) = &mut self.hostile {
             hostile.begin(self.mailbox.is_hostile());
         }
@@ -665,12 +678,32 @@ impl Device {
         }
     }
 
+    /// Pulls the device out of its slot: it lets go of everything and tells nobody.
+    fn remove(&mut self, shared: &mut Shared) {
+        warn!(device = %self.name, "a fault removes the device");
+        self.removed = true;
+        self.mailbox.change_presence();
+        self.take_explanations();
+        self.reset(shared, "a fault removed the device");
+    }
+
+    /// Puts the device back into its slot if the fault that removed it has ended. True if so.
+    fn put_back(&mut self) -> bool {
+        if self.faults.is_removed(self.now) {
+            return false;
+        }
+        info!(device = %self.name, "the device is back in its slot");
+        self.removed = false;
+        self.mailbox.change_presence();
+        true
+    }
+
     /// Forgets everything about the driver and its memory.
-    fn reset(&mut self, shared: &mut Shared) {
+    fn reset(&mut self, shared: &mut Shared, why: &str) {
         if let Some(hostile) = &mut self.hostile {
             hostile.forget();
         }
-        self.drop_rnic("the driver reset the device");
+        self.drop_rnic(why);
         shared.regions.release(self.index);
         if let Some(session) = self.session.take() {
             let memory = session.memory.clone();

@@ -12,6 +12,7 @@ mod common;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -47,6 +48,7 @@ enum Call {
 struct Recorder {
     calls: Mutex<Vec<Call>>,
     notifier: Mutex<Option<Arc<dyn Notifier>>>,
+    presence: AtomicU64,
 }
 
 impl Recorder {
@@ -75,6 +77,10 @@ impl Backend for Recorder {
     fn reset(&self, generation: u64, notifier: Arc<dyn Notifier>) {
         *self.notifier.lock().unwrap() = Some(notifier);
         self.push(Call::Reset(generation));
+    }
+
+    fn presence(&self) -> u64 {
+        self.presence.load(Ordering::SeqCst)
     }
 
     fn queue_notify(&self, queue: u16) {
@@ -204,6 +210,43 @@ fn features_are_negotiated() {
     }
     client.reset();
     assert!(client.accept_features(F_VERSION_1 | F_ACCESS_PLATFORM));
+}
+
+#[test]
+fn a_card_that_is_pulled_out_reads_as_ones_and_comes_back_as_after_power_on() {
+    let (mut client, recorder, _server) = connect();
+    let command = client.read_number(CONFIG, 4, 2);
+    client.write(CONFIG, 4, &[6, 0]).unwrap();
+    assert_ne!(client.read_number(CONFIG, 4, 2), command);
+    let _driver = bring_up(&mut client);
+    recorder.take();
+
+    recorder.presence.store(1, Ordering::SeqCst);
+    assert_eq!(client.status(), 0xff);
+    assert_eq!(client.read_number(CONFIG, 0, 4), 0xffff_ffff);
+    assert_eq!(client.read_number(BAR0, 0x2000, 4), 0xffff_ffff);
+    // Whoever used it is told to let go.
+    assert_eq!(recorder.take(), [Call::Reset(1)]);
+    client.set_status(0);
+    client.notify(0);
+    client.post(BAR4, 5 * 4096, &77u32.to_le_bytes());
+    client.write(CONFIG, 4, &[6, 0]).unwrap();
+    assert_eq!(client.status(), 0xff);
+    assert_eq!(recorder.take(), []);
+
+    recorder.presence.store(2, Ordering::SeqCst);
+    assert_eq!(client.read_number(CONFIG, 0, 4), 0x106a_1af4);
+    assert_eq!(client.read_number(CONFIG, 4, 2), command);
+    recorder.notifier().reset_done(1);
+    assert_eq!(client.status(), 0);
+    let _driver = bring_up(&mut client);
+    assert!(matches!(recorder.take()[..], [Call::Activate { .. }]));
+
+    // Nobody looked while it was away.
+    recorder.presence.store(4, Ordering::SeqCst);
+    assert_ne!(client.status(), 0, "the reset is under way");
+    recorder.notifier().reset_done(2);
+    assert_eq!(client.status(), 0);
 }
 
 #[test]

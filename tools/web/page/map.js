@@ -87,7 +87,7 @@ function updateCard(card, device, { x, y }) {
   const [tx, rx] = [rate(key, "tx_bytes"), rate(key, "rx_bytes")];
   const losses = LOSSES.map((name) => [name, rate(key, name)]).filter(([, value]) => value > 0);
   const status = device.state !== "up" ? device.state : device.link !== "up" ? "link down" : "up";
-  card.dataset.status = status === "up" ? "up" : device.state === "failed" ? "failed" : "down";
+  card.dataset.status = status === "up" ? "up" : ["failed", "removed"].includes(device.state) ? "failed" : "down";
   card.setAttribute("aria-label",
     `RNIC ${device.name}${device.vm === null ? "" : ` of VM ${device.vm}`}, ${status}, ${counted(device.qps, "QP")}, sends ${bytes(tx)} per second, receives ${bytes(rx)} per second`);
   say(parts.name, device.name);

@@ -80,6 +80,7 @@ pub(crate) enum Act {
     Stuck,
     Slow,
     Fail,
+    Remove,
     Panic,
     Kill,
 }
@@ -197,6 +198,7 @@ impl Kind {
             | Act::Stuck
             | Act::Slow
             | Act::Fail
+            | Act::Remove
             | Act::Panic
             | Act::Kill => Seam::Time,
         }
@@ -218,6 +220,7 @@ impl Kind {
                 | Act::Clock
                 | Act::Stuck
                 | Act::Slow
+                | Act::Remove
         )
     }
 

@@ -3,7 +3,7 @@
 //! Faults that fire at a time rather than on an occasion, and faults that last.
 
 use super::{
-    Armed, Faults, Seam, Strike,
+    Armed, Faults, PROVOKED_PANIC, Seam, Strike,
     later::Parcel,
     occasion::{Direction, Occasion},
     spec::{Args, Place},
@@ -82,6 +82,16 @@ impl Conditions {
             .min()
     }
 
+    /// The device is reset. That does not put it back into its slot.
+    pub(super) fn rest(&mut self) {
+        let mut all = std::mem::take(&mut self.all);
+        all.retain(|condition| condition.act == Act::Remove);
+        *self = Self {
+            all,
+            ..Self::default()
+        };
+    }
+
     fn find(&self, act: Act) -> Option<&Condition> {
         self.all.iter().find(|condition| condition.act == act)
     }
@@ -98,6 +108,18 @@ impl Conditions {
 }
 
 impl Faults {
+    /// Whether the device, which has no engine, is still out of its slot at that time.
+    pub fn is_removed(&mut self, now: Instant) -> bool {
+        self.conditions.expire(now);
+        self.update();
+        self.conditions.find(Act::Remove).is_some()
+    }
+
+    /// Until when it is, if that is known.
+    pub fn removed_until(&self) -> Option<Instant> {
+        self.conditions.find(Act::Remove)?.until
+    }
+
     /// How much of `budget` the device may spend now: nothing while it is held back.
     #[inline]
     pub(crate) fn budget(&mut self, budget: u32, now: Instant) -> u32 {
@@ -325,7 +347,7 @@ impl Engine {
             Act::Fail => self.failing = true,
             Act::Kill => self.killing = true,
             // The device's process contains it: that is what this fault is for.
-            Act::Panic => panic!("a fault that was armed makes the engine panic"),
+            Act::Panic => panic!("{PROVOKED_PANIC}"),
             _ => {}
         }
     }
@@ -355,6 +377,11 @@ impl Engine {
     /// Whether a fault wants the process of the device to end.
     pub fn is_killing(&self) -> bool {
         self.killing
+    }
+
+    /// Whether a fault pulled the device out of its slot: nothing is executed or answered any more.
+    pub fn is_removed(&self) -> bool {
+        self.resources.faults.conditions.find(Act::Remove).is_some()
     }
 
     /// Whether a fault made the device fail: it has to say that it needs a reset.

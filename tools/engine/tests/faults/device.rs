@@ -9,7 +9,7 @@ use std::{
 };
 use vrnic_engine::{
     Cause, Io, Outbox, Segmentation,
-    fault::Delivery,
+    fault::{Delivery, Progress},
     testing::{QpOptions, Send, World},
 };
 use vrnic_wire::{
@@ -684,6 +684,29 @@ fn a_device_fails_or_panics_once() {
     stage.run(10);
     assert!(stage.world.nodes[0].rnic.is_failing());
     assert!(!stage.world.nodes[0].rnic.is_killing());
+
+    // Pulled out of its slot, in which a reset does not put it back.
+    for (lasts, end) in [("", None), (" for=20ms", Some(Duration::from_millis(25)))] {
+        let mut stage = Stage::new(Segmentation::Local);
+        let end = end.map(|end| stage.world.now + end);
+        stage.arm(0, &["removed after=5ms", lasts].concat());
+        stage.run(2);
+        assert!(!stage.world.nodes[0].rnic.is_removed());
+        stage.run(10);
+        assert!(stage.world.nodes[0].rnic.is_removed());
+        let mut faults = stage.world.nodes[0].rnic.take_faults();
+        faults.rest();
+        assert_eq!(faults.list()[0].progress, Progress::Active);
+        let now = stage.world.now;
+        assert!(faults.is_removed(now));
+        assert_eq!(faults.removed_until(), end);
+        assert_eq!(
+            faults.is_removed(now + Duration::from_secs(100)),
+            end.is_none()
+        );
+        faults.clear(None);
+        assert!(!faults.is_removed(now));
+    }
 
     let mut stage = Stage::new(Segmentation::Local);
     stage.arm(0, "daemon-killed after=5ms");

@@ -372,6 +372,7 @@ const ELSEWHERE: &[&str] = &[
     "persistence-fails",
     "needs-reset",
     "engine-panic",
+    "removed",
     "daemon-killed",
 ];
 

@@ -252,7 +252,7 @@ pub struct Device {
     pub mac: String,
     /// GUID of the node.
     pub node_guid: String,
-    /// `down` without a driver, `up`, or `failed` until the driver resets it.
+    /// `down` without a driver, `up`, `failed` until the driver resets it, or `removed` by a fault.
     pub state: String,
     /// Its link: `up`, or `down` because somebody took it down.
     pub link: String,

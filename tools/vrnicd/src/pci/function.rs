@@ -19,6 +19,8 @@ pub struct Function {
     common: CommonConfig,
     signals: Arc<Signals>,
     backend: Arc<dyn Backend>,
+    /// [`Backend::presence`] at the last access.
+    presence: u64,
 }
 
 impl Function {
@@ -30,6 +32,7 @@ impl Function {
             config: ConfigSpace::new(&spec, vectors),
             common: CommonConfig::new(&spec, signals.clone(), backend.clone(), memory),
             signals,
+            presence: backend.presence(),
             backend,
             spec,
         }
@@ -58,9 +61,21 @@ impl Function {
         self.common.reset();
     }
 
-    /// Reads configuration space.
+    /// Whether the card is in its slot. If it was not at any time since the last access, it is as after power-on.
+    fn is_present(&mut self) -> bool {
+        let presence = self.backend.presence();
+        if presence != self.presence {
+            self.presence = presence;
+            self.reset();
+        }
+        presence.is_multiple_of(2)
+    }
+
+    /// Reads configuration space. All ones if the card is not there.
     pub fn config_read(&mut self, offset: u64, data: &mut [u8]) {
-        if let Some(window) = self.config.window(offset, data.len()) {
+        if !self.is_present() {
+            data.fill(0xff);
+        } else if let Some(window) = self.config.window(offset, data.len()) {
             self.bar_read(window.bar, window.offset, data);
         } else {
             let busy = self.common.is_resetting();
@@ -70,6 +85,9 @@ impl Function {
 
     /// Writes configuration space.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
+        if !self.is_present() {
+            return;
+        }
         match self.config.window(offset, data.len()) {
             Some(window) => self.bar_write(window.bar, window.offset, data),
             None => match self.config.write(offset, data) {
@@ -82,8 +100,11 @@ impl Function {
         }
     }
 
-    /// Reads a BAR. Reserved places read as zero.
+    /// Reads a BAR. Reserved places read as zero, and everything as ones if the card is not there.
     pub fn bar_read(&mut self, bar: u8, offset: u64, data: &mut [u8]) {
+        if !self.is_present() {
+            return data.fill(0xff);
+        }
         data.fill(0);
         if bar != VIRTIO_BAR {
             return;
@@ -108,6 +129,9 @@ impl Function {
 
     /// Writes a BAR. Writes to reserved or read-only places are ignored.
     pub fn bar_write(&mut self, bar: u8, offset: u64, data: &[u8]) {
+        if !self.is_present() {
+            return;
+        }
         match bar {
             // First, because this is the only one on a data path.
             DOORBELL_BAR => self.ring(offset, data),

@@ -87,6 +87,7 @@ pub struct Mailbox {
     values: Box<[AtomicU32]>,
     panic_requested: AtomicBool,
     hostile: AtomicBool,
+    presence: AtomicU64,
     waker: Arc<Waker>,
 }
 
@@ -101,6 +102,7 @@ impl Mailbox {
             values: (0..doorbell_pages).map(|_| AtomicU32::new(0)).collect(),
             panic_requested: AtomicBool::new(false),
             hostile: AtomicBool::new(false),
+            presence: AtomicU64::new(0),
             waker,
         }
     }
@@ -157,6 +159,11 @@ impl Mailbox {
         self.hostile.load(Ordering::SeqCst)
     }
 
+    /// The device is pulled out of its slot, or put back.
+    pub fn change_presence(&self) {
+        self.presence.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Whether a panic was requested; clears the request.
     pub fn take_panic_request(&self) -> bool {
         self.panic_requested.load(Ordering::Relaxed)
@@ -186,6 +193,10 @@ impl Backend for Mailbox {
             generation,
             notifier,
         });
+    }
+
+    fn presence(&self) -> u64 {
+        self.presence.load(Ordering::SeqCst)
     }
 
     fn queue_notify(&self, queue: u16) {

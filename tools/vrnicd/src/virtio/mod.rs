@@ -70,6 +70,11 @@ pub trait Backend: Send + Sync {
     /// touches neither guest memory nor queues any more.
     fn reset(&self, generation: u64, notifier: Arc<dyn Notifier>);
 
+    /// How often the device was pulled out of its slot or put back: while the number is odd it is not there.
+    fn presence(&self) -> u64 {
+        0
+    }
+
     /// The driver made buffers available in `queue`.
     fn queue_notify(&self, queue: u16);
 

@@ -162,6 +162,18 @@ pub(super) const KINDS: &[Kind] = &[
         ],
     ),
     kind(
+        "removed",
+        Act::Remove,
+        "",
+        &[],
+        [
+            "The device is pulled out of its slot, and put back when the fault ends.",
+            "A card that falls off the bus; a virtual function that is hot-unplugged.",
+            "Reads of a device that is not there give ones. Everything else is a catastrophic error (11.6.3).",
+            "IBV_EVENT_DEVICE_FATAL within a second. Every verb fails with EIO, and everything posted completes as flushed. The device does not come back by itself: when the fault has ended, its PCI device has to be found again.",
+        ],
+    ),
+    kind(
         "daemon-killed",
         Act::Kill,
         "",
