@@ -205,9 +205,17 @@ impl Device {
         }
     }
 
+    /// Whether its GID is there. While it is not, no queue pair can be connected.
+    pub fn has_gid(&self) -> bool {
+        self.rnic.has_gid(&gid_of(self.index))
+    }
+
     /// Whether it still does something.
     pub fn runs(&self) -> bool {
-        !matches!(self.loss, Some(Loss::Failed(_) | Loss::Removed))
+        !matches!(
+            self.loss,
+            Some(Loss::Failed(_) | Loss::Panicked(_) | Loss::Removed)
+        )
     }
 
     /// Resets the device. Its faults stay armed.

@@ -13,7 +13,10 @@ use std::{
     path::Path,
     sync::Once,
 };
-use vrnic_engine::recording::{Outcome, Player, panic_message};
+use vrnic_engine::{
+    fault::PROVOKED_PANIC,
+    recording::{Outcome, Player, panic_message},
+};
 use vrnic_replay::{
     check::Checker,
     minimise::{Failure, minimise},
@@ -62,7 +65,12 @@ fn check(recording: &[u8]) -> Option<String> {
     };
     match replayed() {
         Err(why) => Some(format!("{why:#}")),
-        Ok(checker) => checker.violations.first().map(ToString::to_string),
+        Ok(checker) => {
+            let provoked = format!("panic: {PROVOKED_PANIC}");
+            let mut violations = checker.violations.iter();
+            let bad = violations.find(|violation| violation.what != provoked);
+            bad.map(ToString::to_string)
+        }
     }
 }
 

@@ -59,6 +59,8 @@ const fn lie(text: &'static str, statuses: &'static [Status]) -> Known {
 
 /// What may come of packets that do not arrive.
 const RETRIES: &[Status] = &[Status::RetryExceeded];
+/// What may come of GIDs that are gone: to this port nothing arrives, and without one no datagram leaves.
+const NO_GID: &[Status] = &[Status::RetryExceeded, Status::LocalQueuePairOperation];
 /// What may come of receives that are not there, or seem so.
 const NOT_READY: &[Status] = &[Status::RnrRetryExceeded, Status::RetryExceeded];
 /// A queue pair that fails by itself flushes, and its peer gets no answer.
@@ -242,6 +244,8 @@ pub const KNOWN: &[Known] = &[
     known("command-fails code=deallocate-mw status=busy", &[]),
     known("destroy-fails count=2", &[]),
     known("no-memory count=2", &[]),
+    known("gid-vanishes for=3ms", NO_GID),
+    known("gid-vanishes value=0 for=900ms", NO_GID),
 ];
 
 /// A fault for one of the devices of a flow, at about the time at which it has something to do.

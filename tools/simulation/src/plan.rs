@@ -380,6 +380,8 @@ pub enum Loss {
     Stuck(Duration),
     /// It says that it needs a reset, and has it after that time.
     Failed(Duration),
+    /// It panics, and is reset after that time.
+    Panicked(Duration),
     /// It is removed by surprise, and does not come back.
     Removed,
 }
@@ -565,6 +567,7 @@ impl Plan {
                 Loss::Reset,
                 Loss::Stuck(later),
                 Loss::Failed(later),
+                Loss::Panicked(later),
                 Loss::Removed,
             ]);
         }
@@ -668,7 +671,7 @@ impl fmt::Display for Plan {
 
 /// Whether none of the devices is about to lose what it has, or did a short time ago: numbers of queue pairs begin anew
 /// then, and some who talked to the old ones have not given up.
-fn starts_in_peace(resets: &[Reset], start: Duration, devices: &[usize]) -> bool {
+pub fn starts_in_peace(resets: &[Reset], start: Duration, devices: &[usize]) -> bool {
     !resets.iter().any(|reset| {
         let since = start.checked_sub(reset.at);
         devices.contains(&reset.device)

@@ -8,13 +8,14 @@ use crate::{
     fault::Known,
     flow::{Circumstances, Flow},
     network::{Network, Parcel, Place, Travelling},
-    plan::{CQS, CirclePlan, FlowPlan, Loss, Plan, Reset},
+    plan::{CQS, CirclePlan, FlowPlan, Loss, Plan, Reset, starts_in_peace},
     random::Random,
 };
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
     ops::{Add, AddAssign},
+    panic::{AssertUnwindSafe, catch_unwind},
     time::Duration,
 };
 use vrnic_engine::{
@@ -30,6 +31,10 @@ use vrnic_wire::{completion::Opcode, event::EventType, qp::QpType};
 const MOST_EVENTS: u64 = 100_000_000;
 /// How long after its last flow a simulation ends at the latest.
 const CALM: Duration = Duration::from_secs(120);
+/// When a simulation begins.
+const BEGINNING: Instant = Instant::from_nanos(1);
+/// When a program tries again that could not connect its queue pairs.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// What happens.
 #[derive(Debug)]
@@ -124,6 +129,8 @@ pub struct Tally {
     pub registrations: u64,
     /// Devices that lost all that they had.
     pub losses: u64,
+    /// Those whose engine panicked.
+    pub panics: u64,
     /// Failures of switches.
     pub outages: u64,
     /// What happened.
@@ -153,6 +160,7 @@ impl AddAssign for Tally {
         self.extended += other.extended;
         self.registrations += other.registrations;
         self.losses += other.losses;
+        self.panics += other.panics;
         self.outages += other.outages;
         self.events += other.events;
     }
@@ -361,7 +369,18 @@ impl World {
                 self.devices[device].rnic.synced(true);
                 self.wake_soon(device);
             }
-            Event::Start(flow) => self.start(flow),
+            Event::Start(flow) => {
+                let ends = self.plan.flows[flow].ends;
+                // As planned, or later: then a device may have lost all that it had meanwhile.
+                if starts_in_peace(&self.plan.resets, self.now - BEGINNING, &ends) {
+                    let ready = ends.iter().all(|&end| self.devices[end].has_gid());
+                    if ready {
+                        self.start(flow);
+                    } else {
+                        self.happens(self.now + AGAIN, Event::Start(flow));
+                    }
+                }
+            }
             Event::Post(flow, side) => self.post(flow, side),
             Event::Late(flow) => self.with(flow, Flow::post_late),
             Event::Deed(flow) => self.with(flow, |flow, devices| {
@@ -491,6 +510,13 @@ impl World {
             Loss::Failed(after) => {
                 ails(self, "needs-reset");
                 assert!(self.devices[device].rnic.is_failing());
+                Some(after)
+            }
+            Loss::Panicked(after) => {
+                let panics = AssertUnwindSafe(|| ails(self, "engine-panic"));
+                assert!(catch_unwind(panics).is_err(), "the engine goes on");
+                self.outbox.segments.clear();
+                self.tally.panics += 1;
                 Some(after)
             }
         };
