@@ -16,6 +16,7 @@ void vrnic_layout(void)
 	DEFINE(SIZEOF_IB_CQ, sizeof(struct ib_cq));
 	DEFINE(SIZEOF_IB_DEVICE, sizeof(struct ib_device));
 	DEFINE(SIZEOF_IB_DEVICE_OPS, sizeof(struct ib_device_ops));
+	DEFINE(SIZEOF_IB_DM, sizeof(struct ib_dm));
 	DEFINE(SIZEOF_IB_MR, sizeof(struct ib_mr));
 	DEFINE(SIZEOF_IB_MW, sizeof(struct ib_mw));
 	DEFINE(SIZEOF_IB_PD, sizeof(struct ib_pd));

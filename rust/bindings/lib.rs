@@ -98,6 +98,7 @@ assert_sizes! {
     ib_cq == SIZEOF_IB_CQ,
     ib_device == SIZEOF_IB_DEVICE,
     ib_device_ops == SIZEOF_IB_DEVICE_OPS,
+    ib_dm == SIZEOF_IB_DM,
     ib_mr == SIZEOF_IB_MR,
     ib_mw == SIZEOF_IB_MW,
     ib_pd == SIZEOF_IB_PD,

@@ -31,6 +31,7 @@ use crate::{
     compat,
     counter::Counter,
     cq::CompletionQueue,
+    dm::DmBuffer,
     dma::Mapper,
     event::{
         Dispatcher,
@@ -201,6 +202,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     type MemoryRegion: MemoryRegion<Driver = Self>;
     /// Its memory windows, or [`Unsupported`](crate::Unsupported).
     type MemoryWindow: MemoryWindow<Driver = Self>;
+    /// Its device memory, or [`Unsupported`](crate::Unsupported).
+    type DmBuffer: DmBuffer<Driver = Self>;
     /// Its address handles, or [`Unsupported`](crate::Unsupported).
     type AddressHandle: AddressHandle<Driver = Self>;
     /// What brings the pages of its memory regions on demand, or

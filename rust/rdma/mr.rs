@@ -27,6 +27,10 @@ use crate::{
         Device,
         Operations, //
     },
+    dm::{
+        Dm,
+        DmRange, //
+    },
     object::respond,
     odp::Pager,
     pd::{
@@ -131,6 +135,17 @@ pub trait MemoryRegion: Send + Sync + Sized + 'static {
         _call: &Call<'_, Self::Driver>,
         _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
         _range: &DmaBufRange,
+        _access: AccessFlags,
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
+    }
+
+    /// Registers a piece of device memory; addresses count from 0.
+    fn register_dm(
+        _call: &Call<'_, Self::Driver>,
+        _pd: &Pd<<Self::Driver as Operations>::ProtectionDomain>,
+        _dm: &Dm<<Self::Driver as Operations>::DmBuffer>,
+        _range: &DmRange,
         _access: AccessFlags,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         Err::<NewMr<Self, ()>, _>(EOPNOTSUPP)
@@ -433,6 +448,40 @@ pub(crate) unsafe extern "C" fn reg_dma_buf_callback<T: Operations>(
 
             create(call, pd, None, || {
                 T::MemoryRegion::register_dma_buf(call, Pd::from_raw(pd), &range, access)
+            })
+        })
+    })
+}
+
+/// # Safety
+///
+/// `pd` must be a constructed domain of a device of `T`, `dm` a constructed buffer of it, and
+/// `attributes` valid and inside that.
+pub(crate) unsafe extern "C" fn reg_dm_callback<T: Operations>(
+    pd: *mut bindings::ib_pd,
+    dm: *mut bindings::ib_dm,
+    attributes: *mut bindings::ib_dm_mr_attr,
+    _bundle: *mut bindings::uverbs_attr_bundle,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The core set the device of the domain; the attributes are valid.
+    let (device, range, access) = unsafe {
+        let range = DmRange {
+            offset: (*attributes).offset,
+            length: (*attributes).length,
+        };
+        // CAST: Rights are bits that C keeps in an `int`.
+        let access = (*attributes).access_flags as c_int;
+        (Device::<T>::from_raw((*pd).device), range, access)
+    };
+
+    // SAFETY: Verbs run only while the device is registered; only processes have device memory.
+    from_region_result(unsafe {
+        device.with_caller(true, |call| {
+            let access = rights::<T>(access)?;
+
+            create(call, pd, None, || {
+                let (pd, dm) = (Pd::from_raw(pd), Dm::from_raw(dm));
+                T::MemoryRegion::register_dm(call, pd, dm, &range, access)
             })
         })
     })

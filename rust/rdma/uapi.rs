@@ -36,6 +36,7 @@ use crate::{
         Device,
         Operations, //
     },
+    dm::Dm,
     mr::Mr,
     mw::Mw,
     pd::Pd,
@@ -74,6 +75,8 @@ c_enum! {
         MemoryRegion = bindings::uverbs_default_objects_UVERBS_OBJECT_MR,
         /// Memory windows.
         MemoryWindow = bindings::uverbs_default_objects_UVERBS_OBJECT_MW,
+        /// Device memory.
+        DeviceMemory = bindings::uverbs_default_objects_UVERBS_OBJECT_DM,
     }
 }
 
@@ -293,8 +296,8 @@ mod sealed {
     }
 }
 
-/// An object that processes have handles of: [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Ah`], [`Mr`] or
-/// [`Mw`].
+/// An object that processes have handles of: [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Ah`], [`Mr`],
+/// [`Mw`] or [`Dm`].
 pub trait NamedObject: sealed::FromObject {
     /// The driver.
     type Driver: Operations;
@@ -334,6 +337,7 @@ named_object! {
     Ah<AddressHandle>: AddressHandle,
     Mr<MemoryRegion>: MemoryRegion,
     Mw<MemoryWindow>: MemoryWindow,
+    Dm<DmBuffer>: DeviceMemory,
 }
 
 /// A method that processes call, of a driver's own (`struct uverbs_method_def`).

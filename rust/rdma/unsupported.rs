@@ -16,6 +16,7 @@ use crate::{
         Call,
         Operations, //
     },
+    dm::DmBuffer,
     mw::{
         self,
         MemoryWindow,
@@ -35,6 +36,7 @@ use crate::{
         SrqAttr,
         XrcSrq, //
     },
+    ucontext::Ucontext,
     udata::{
         Caller,
         User, //
@@ -82,6 +84,21 @@ impl<T: Operations<MemoryWindow = Self>> MemoryWindow for Unsupported<T> {
 
     fn dealloc(mw: &Mw<Self>, _call: &Call<'_, T>) {
         match mw.never {}
+    }
+}
+
+impl<T: Operations<DmBuffer = Self>> DmBuffer for Unsupported<T> {
+    type Driver = T;
+
+    const IS_SUPPORTED: bool = false;
+
+    fn alloc(
+        _call: &Call<'_, T>,
+        _context: &Ucontext<T::UserContext>,
+        _length: u64,
+        _alignment: u32,
+    ) -> Result<impl PinInit<Self>> {
+        Err::<Self, _>(EOPNOTSUPP)
     }
 }
 

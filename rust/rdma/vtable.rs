@@ -34,6 +34,10 @@ use crate::{
         OnDemandPaging,
         Operations, //
     },
+    dm::{
+        self,
+        DmBuffer, //
+    },
     gid::{
         Gid,
         GidAttr, //
@@ -342,6 +346,11 @@ impl<T: Operations> VTable<T> {
         } else {
             None
         },
+        reg_dm_mr: if T::MemoryRegion::HAS_REGISTER_DM {
+            Some(mr::reg_dm_callback::<T>)
+        } else {
+            None
+        },
         dereg_mr: Some(mr::dereg_callback::<T>),
         fill_res_mr_entry: if T::MemoryRegion::HAS_FILL_DETAILS {
             Some(mr::fill_callback::<T>)
@@ -356,6 +365,17 @@ impl<T: Operations> VTable<T> {
         },
         dealloc_mw: if T::MemoryWindow::IS_SUPPORTED {
             Some(mw::dealloc_callback::<T>)
+        } else {
+            None
+        },
+
+        alloc_dm: if T::DmBuffer::IS_SUPPORTED {
+            Some(dm::alloc_callback::<T>)
+        } else {
+            None
+        },
+        dealloc_dm: if T::DmBuffer::IS_SUPPORTED {
+            Some(dm::dealloc_callback::<T>)
         } else {
             None
         },

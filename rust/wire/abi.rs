@@ -83,6 +83,23 @@ pub struct QueryClockResponse {
 }
 assert_abi!(QueryClockResponse, 16, time @ 8);
 
+/// Response of the method of buffers in device memory that says where a process may map one.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct QueryDmResponse {
+    /// 0.
+    pub comp_mask: u32,
+    /// 0.
+    pub reserved_20: [u8; 4],
+    /// Offset to give to `mmap` to map the buffer.
+    pub map_offset: u64,
+    /// Bytes of that mapping, whole pages, of which the buffer is the beginning.
+    pub map_length: u64,
+    /// Bytes of the buffer.
+    pub length: u64,
+}
+assert_abi!(QueryDmResponse, 32, map_offset @ 8, map_length @ 16, length @ 24);
+
 /// A [`RingLayout`] in the machine's byte order.
 #[derive(
     Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -280,6 +297,8 @@ mod tests {
             doorbell_offset, notify_offset, notify_length, max_inline_data, null_key,
             reserved_24);
         check!("vrnic_query_clock_resp", QueryClockResponse: comp_mask, reserved_20, time);
+        check!("vrnic_query_dm_resp", QueryDmResponse: comp_mask, reserved_20, map_offset,
+            map_length, length);
         check!("vrnic_ring", Ring: header_offset, entries_offset, entries, stride);
         check!("vrnic_create_cq_req", CreateCqRequest: comp_mask, reserved_20, buf_addr,
             buf_length, ring);
@@ -293,7 +312,7 @@ mod tests {
         check!("vrnic_create_ah_resp", CreateAhResponse: comp_mask, reserved_20, address);
         assert_eq!(
             HEADER.matches("\nstruct ").count(),
-            11,
+            12,
             "every structure is checked"
         );
     }

@@ -31,7 +31,8 @@
  * method 0x1000 of UVERBS_OBJECT_PD does nothing but fail if its attribute
  * 0x1000, a handle, is that of no protection domain. And for all processes:
  * method 0x1000 of UVERBS_OBJECT_DEVICE fills attribute 0x1000 with a struct
- * vrnic_query_clock_resp.
+ * vrnic_query_clock_resp; method 0x1000 of UVERBS_OBJECT_DM fills attribute
+ * 0x1001 with a struct vrnic_query_dm_resp for the handle in attribute 0x1000.
  */
 
 /**
@@ -84,6 +85,23 @@ struct vrnic_query_clock_resp {
 	__u32 comp_mask;
 	__u8 reserved_20[4];
 	__aligned_u64 time;
+};
+
+/**
+ * struct vrnic_query_dm_resp - where a buffer in device memory is
+ * @comp_mask: 0
+ * @reserved_20: 0
+ * @map_offset: offset to give to mmap() to map the buffer
+ * @map_length: bytes of that mapping, whole pages, of which the buffer is the
+ *	beginning
+ * @length: bytes of the buffer
+ */
+struct vrnic_query_dm_resp {
+	__u32 comp_mask;
+	__u8 reserved_20[4];
+	__aligned_u64 map_offset;
+	__aligned_u64 map_length;
+	__aligned_u64 length;
 };
 
 /**

@@ -164,6 +164,8 @@ pub struct DeviceAttr {
     pub max_fast_registration_pages: u32,
     /// Memory windows.
     pub max_mw: u32,
+    /// Bytes of device memory.
+    pub max_dm_size: u64,
     /// Protection domains.
     pub max_pd: u32,
     /// Address handles.
@@ -216,6 +218,7 @@ impl DeviceAttr {
         raw.max_total_mcast_qp_attach = self.max_multicast_attachments;
         raw.max_mr = self.max_mr;
         raw.max_mw = self.max_mw;
+        raw.max_dm_size = self.max_dm_size;
         raw.max_fast_reg_page_list_len = self.max_fast_registration_pages;
         raw.max_pd = self.max_pd;
         raw.max_ah = self.max_ah;

@@ -69,6 +69,7 @@ mod cases {
             assert_eq!(raw.atomic_cap, bindings::ib_atomic_cap_IB_ATOMIC_GLOB);
             assert_eq!((raw.local_ca_ack_delay, raw.timestamp_mask), (30, 131));
             assert_eq!(raw.hca_core_clock, 132);
+            assert_eq!(raw.max_dm_size, 133);
 
             let flags = bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY
                 | bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING;

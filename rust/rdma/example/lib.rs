@@ -171,6 +171,7 @@ impl Operations for Efa {
     type XrcDomain = Unsupported<Self>;
     type MemoryRegion = mr::Region;
     type MemoryWindow = Unsupported<Self>;
+    type DmBuffer = Unsupported<Self>;
     type AddressHandle = Handle;
     type Pager = Unsupported<Self>;
 
@@ -213,6 +214,7 @@ impl Operations for Efa {
             max_mr: MAX_OBJECTS,
             max_fast_registration_pages: 0,
             max_mw: 0,
+            max_dm_size: 0,
             max_pd: MAX_OBJECTS,
             max_ah: MAX_OBJECTS,
             max_qp_rd_atomic: 0,

@@ -43,6 +43,7 @@ use crate::{
 mod ah;
 mod cq;
 mod device;
+mod dm;
 mod log;
 mod mr;
 mod mw;

@@ -55,6 +55,7 @@ pub(crate) use crate::{
         Properties,
         UnregisteredDevice, //
     },
+    dm,
     event::{
         Completes,
         CqEvent,

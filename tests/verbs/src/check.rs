@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod completions;
+pub mod device_memory;
 pub mod dma_buf;
 pub mod errors;
 pub mod failure;
@@ -74,6 +75,7 @@ pub fn cases() -> Vec<Case> {
         queues::CASES,
         paging::CASES,
         dma_buf::CASES,
+        device_memory::CASES,
         null::CASES,
         regions::CASES,
         windows::CASES,

@@ -72,13 +72,19 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// The extended context that ends in an `ibv_context`; only five of its operations are called.
+/// The extended context that ends in an `ibv_context`; only some of its operations are called.
 #[repr(C)]
 pub struct verbs_context {
     pub _query_port: Unused,
     pub _advise_mr: Unused,
     pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
-    pub _before_modify_cq: [Unused; 14],
+    pub _before_reg_dm_mr: [Unused; 4],
+    pub reg_dm_mr:
+        Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, size_t, c_uint) -> *mut ibv_mr>,
+    pub alloc_dm:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
+    pub free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
+    pub _before_modify_cq: [Unused; 7],
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub _before_query_rt_values: [Unused; 6],
     pub query_rt_values:
@@ -186,6 +192,29 @@ pub struct ibv_device_attr_ex {
     pub completion_timestamp_mask: u64,
     pub hca_core_clock: u64,
     pub device_cap_flags_ex: u64,
+    /// Receive scaling, pacing, raw packets, tag matching, moderation.
+    pub _others: [u64; 11],
+    pub max_dm_size: u64,
+}
+
+/// A buffer in device memory.
+#[repr(C)]
+pub struct ibv_dm {
+    pub context: *mut ibv_context,
+    pub memcpy_to_dm:
+        Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, size_t) -> c_int>,
+    pub memcpy_from_dm:
+        Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, size_t) -> c_int>,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
+/// What device memory is asked for.
+#[repr(C)]
+pub struct ibv_alloc_dm_attr {
+    pub length: size_t,
+    pub log_align_req: u32,
+    pub comp_mask: u32,
 }
 
 /// The part of `ibv_port_attr` that the exported `ibv_query_port` symbol fills, and its newer tail.

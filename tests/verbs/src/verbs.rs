@@ -5,6 +5,7 @@
 //! Objects hold what they depend on by `Arc`, so a queue pair keeps its completion queues alive, and so on.
 
 mod consts;
+mod dm;
 mod mw;
 mod queue;
 mod srq;
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use consts::*;
+pub use dm::*;
 pub use mw::*;
 pub use queue::*;
 pub use srq::*;

@@ -42,7 +42,8 @@ fn declarations_equal_the_c_header() {
         ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path },
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat },
         ibv_context_ops { alloc_mw, bind_mw, dealloc_mw, poll_cq, req_notify_cq, post_srq_recv, post_send, post_recv },
-        verbs_context { alloc_null_mr, modify_cq, query_rt_values, create_cq_ex, query_device_ex, create_qp_ex, sz, context },
+        ibv_alloc_dm_attr { length, log_align_req, comp_mask },
+        verbs_context { alloc_null_mr, reg_dm_mr, alloc_dm, free_dm, modify_cq, query_rt_values, create_cq_ex, query_device_ex, create_qp_ex, sz, context },
         ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex },
         ibv_device_attr { fw_ver, node_guid, max_mr_size, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd,
             max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, atomic_cap,
@@ -95,7 +96,8 @@ fn declarations_equal_the_c_header() {
             comp_mask,
             completion_timestamp_mask,
             hca_core_clock,
-            device_cap_flags_ex
+            device_cap_flags_ex,
+            max_dm_size
         },
         ibv_qp_ex {
             wr_id,

@@ -130,9 +130,22 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 {
 	struct ib_uverbs_attr *attr = cmd->hdr.attrs;
 
-	CHECK(!cmd->next && cmd->next_attr == attr + 1 && cmd->last_attr == attr + 1 && !cmd->buffer_error);
+	int count = cmd->hdr.object_id == UVERBS_OBJECT_DM ? 2 : 1;
+
+	CHECK(!cmd->next && cmd->next_attr == attr + count && cmd->last_attr == attr + count && !cmd->buffer_error);
 	CHECK(cmd->hdr.method_id == 1 << UVERBS_ID_NS_SHIFT);
 	CHECK(attr->attr_id == 1 << UVERBS_ID_NS_SHIFT && attr->flags == UVERBS_ATTR_F_MANDATORY);
+	if (cmd->hdr.object_id == UVERBS_OBJECT_DM) {
+		/* It is mapped behind the notify area. */
+		struct vrnic_query_dm_resp out = { .map_offset = 8192, .map_length = 4096, .length = 100 };
+
+		CHECK(!attr->len && attr[1].attr_id == (1 << UVERBS_ID_NS_SHIFT) + 1);
+		CHECK(attr[1].flags == UVERBS_ATTR_F_MANDATORY && attr[1].len == sizeof(out));
+		if (attr->data != 12)
+			return ENOENT;
+		memcpy((void *)(uintptr_t)attr[1].data, &out, sizeof(out));
+		return 0;
+	}
 	if (cmd->hdr.object_id == UVERBS_OBJECT_DEVICE) {
 		struct vrnic_query_clock_resp out = { .time = device_time };
 
@@ -197,6 +210,33 @@ int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uin
 {
 	CHECK(pd && offset == 4096 && length == 8 && iova == 0x10000 && fd == 3 && access == 1 && !driver);
 	vmr->ibv_mr.lkey = 9;
+	return fail_next;
+}
+
+static unsigned int freed_dms;
+
+int ibv_cmd_alloc_dm(struct ibv_context *ctx, const struct ibv_alloc_dm_attr *dm_attr, struct verbs_dm *dm,
+		     struct ibv_command_buffer *link)
+{
+	CHECK(dm_attr->length == 100 && dm_attr->log_align_req == 6 && !link);
+	dm->handle = dm->dm.handle = 12;
+	dm->dm.comp_mask = IBV_DM_MASK_HANDLE;
+	dm->dm.context = ctx;
+	return fail_next;
+}
+
+int ibv_cmd_free_dm(struct verbs_dm *dm)
+{
+	CHECK(dm->handle == 12);
+	freed_dms += !fail_next;
+	return fail_next;
+}
+
+int ibv_cmd_reg_dm_mr(struct ibv_pd *pd, struct verbs_dm *dm, uint64_t offset, size_t length, unsigned int access,
+		      struct verbs_mr *vmr, struct ibv_command_buffer *link)
+{
+	CHECK(pd && dm->handle == 12 && offset == 8 && length == 16 && access == 33 && !link);
+	vmr->ibv_mr.lkey = 13;
 	return fail_next;
 }
 
@@ -580,7 +620,7 @@ static struct ibv_context *open_device(void)
 	int fd = memfd_create("uverbs", 0);
 	struct verbs_context *context;
 
-	CHECK(fd >= 0 && !ftruncate(fd, 2 * 4096));
+	CHECK(fd >= 0 && !ftruncate(fd, 3 * 4096));
 	doorbell = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	CHECK(doorbell != MAP_FAILED);
 	notify = doorbell + 1024;
@@ -1762,6 +1802,50 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	fail_next = 0;
 }
 
+/* Device memory is mapped, and copied in words. */
+static void device_memory(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 100, .log_align_req = 6, .comp_mask = 1 };
+	uint32_t from[25], to[25];
+	struct ibv_dm *dm, *other;
+	struct ibv_mr *mr;
+	unsigned int i;
+
+	freed_dms = 0;
+	CHECK(!ops.alloc_dm(context, &attr) && errno == EINVAL);
+	attr.comp_mask = 0;
+	fail_next = ENOMEM;
+	CHECK(!ops.alloc_dm(context, &attr) && errno == ENOMEM);
+	fail_next = 0;
+	dm = ops.alloc_dm(context, &attr);
+	CHECK(dm && dm->context == context && dm->handle == 12 && dm->comp_mask == IBV_DM_MASK_HANDLE);
+	CHECK(!ops.import_dm(context, 13) && errno == ENOENT);
+	other = ops.import_dm(context, 12);
+	CHECK(other && other->context == context && other->handle == 12 && other->comp_mask == IBV_DM_MASK_HANDLE);
+
+	for (i = 0; i < 25; i++)
+		from[i] = 0x01010101 * i;
+	CHECK(!ibv_memcpy_to_dm(dm, 0, from, 100) && !ibv_memcpy_from_dm(to, other, 0, 100));
+	CHECK(!memcmp(from, to, 100));
+	/* Anywhere in the memory of the program. */
+	CHECK(!ibv_memcpy_to_dm(dm, 8, (char *)from + 3, 4) && !ibv_memcpy_from_dm((char *)to + 1, dm, 8, 4));
+	CHECK(!memcmp((char *)from + 3, (char *)to + 1, 4));
+	CHECK(!ibv_memcpy_from_dm(to, other, 12, 4) && to[0] == from[3]);
+	CHECK(ibv_memcpy_to_dm(dm, 100, from, 4) == EFAULT && ibv_memcpy_from_dm(to, dm, 4, 100) == EFAULT);
+	CHECK(ibv_memcpy_to_dm(dm, UINT64_MAX - 3, from, 4) == EFAULT);
+	CHECK(ibv_memcpy_to_dm(dm, 2, from, 4) == EINVAL && ibv_memcpy_from_dm(to, dm, 4, 3) == EINVAL);
+	CHECK(!ibv_memcpy_to_dm(dm, 100, from, 0));
+
+	mr = ops.reg_dm_mr(pd, dm, 8, 16, IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr && mr->lkey == 13 && !ops.dereg_mr((struct verbs_mr *)mr));
+	ops.unimport_dm(other);
+	CHECK(!freed_dms);
+	fail_next = EBUSY;
+	CHECK(ops.free_dm(dm) == EBUSY);
+	fail_next = 0;
+	CHECK(!ops.free_dm(dm) && freed_dms == 1);
+}
+
 /* A context that takes part in this one rings the same slots in the same area. */
 static void importing(struct ibv_context *context)
 {
@@ -1832,6 +1916,7 @@ void exercise(void)
 		resized_completions(context, pd);
 		domains(context, pd);
 		allocators(context, pd);
+		device_memory(context, pd);
 		importing(context);
 		failure(context, pd);
 		CHECK(!ops.destroy_cq(cq) && !ops.dealloc_pd(pd));

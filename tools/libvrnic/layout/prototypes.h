@@ -42,6 +42,11 @@ int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va
 int ibv_cmd_query_mr(struct ibv_pd *pd, struct verbs_mr *vmr, uint32_t mr_handle);
 int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
 			  struct verbs_mr *vmr, struct ibv_command_buffer *driver);
+int ibv_cmd_alloc_dm(struct ibv_context *ctx, const struct ibv_alloc_dm_attr *dm_attr, struct verbs_dm *dm,
+		     struct ibv_command_buffer *link);
+int ibv_cmd_free_dm(struct verbs_dm *dm);
+int ibv_cmd_reg_dm_mr(struct ibv_pd *pd, struct verbs_dm *dm, uint64_t offset, size_t length, unsigned int access,
+		      struct verbs_mr *vmr, struct ibv_command_buffer *link);
 int ibv_cmd_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t length, uint64_t hca_va, int access,
 		     struct ibv_pd *pd, struct ibv_rereg_mr *cmd, size_t cmd_size, struct ib_uverbs_rereg_mr_resp *resp,
 		     size_t resp_size);
@@ -92,6 +97,7 @@ int ibv_dontfork_range(void *base, size_t size);
 int ibv_dofork_range(void *base, size_t size);
 
 /* Operations: each initialiser is of the type that the Rust signature stands for. */
+struct ibv_dm *op_alloc_dm(struct ibv_context *, struct ibv_alloc_dm_attr *);
 struct ibv_mw *op_alloc_mw(struct ibv_pd *, enum ibv_mw_type);
 struct ibv_pd *op_alloc_parent_domain(struct ibv_context *, struct ibv_parent_domain_init_attr *);
 struct ibv_pd *op_alloc_pd(struct ibv_context *);
@@ -116,7 +122,9 @@ int op_destroy_cq(struct ibv_cq *);
 int op_destroy_qp(struct ibv_qp *);
 int op_destroy_srq(struct ibv_srq *);
 void op_free_context(struct ibv_context *);
+int op_free_dm(struct ibv_dm *);
 int op_get_srq_num(struct ibv_srq *, uint32_t *);
+struct ibv_dm *op_import_dm(struct ibv_context *, uint32_t);
 int op_modify_cq(struct ibv_cq *, struct ibv_modify_cq_attr *);
 int op_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
 int op_modify_srq(struct ibv_srq *, struct ibv_srq_attr *, int);
@@ -132,17 +140,20 @@ int op_query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *);
 int op_query_qp(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *);
 int op_query_rt_values(struct ibv_context *, struct ibv_values_ex *);
 int op_query_srq(struct ibv_srq *, struct ibv_srq_attr *);
+struct ibv_mr *op_reg_dm_mr(struct ibv_pd *, struct ibv_dm *, uint64_t, size_t, unsigned int);
 struct ibv_mr *op_reg_dmabuf_mr(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int);
 struct ibv_mr *op_reg_mr(struct ibv_pd *, void *, size_t, uint64_t, int);
 int op_req_notify_cq(struct ibv_cq *, int);
 int op_rereg_mr(struct verbs_mr *, int, struct ibv_pd *, void *, size_t, int);
 int op_resize_cq(struct ibv_cq *, int);
+void op_unimport_dm(struct ibv_dm *);
 
 #define SAME_TYPE(member, function)                                                                                    \
 	_Static_assert(__builtin_types_compatible_p(__typeof__(((struct verbs_context_ops *)0)->member),               \
 						    __typeof__(&function)),                                            \
 		       #member)
 SAME_TYPE(advise_mr, ibv_cmd_advise_mr);
+SAME_TYPE(alloc_dm, op_alloc_dm);
 SAME_TYPE(alloc_mw, op_alloc_mw);
 SAME_TYPE(alloc_parent_domain, op_alloc_parent_domain);
 SAME_TYPE(alloc_pd, op_alloc_pd);
@@ -158,6 +169,7 @@ SAME_TYPE(create_qp_ex, op_create_qp_ex);
 SAME_TYPE(create_srq, op_create_srq);
 SAME_TYPE(create_srq_ex, op_create_srq_ex);
 SAME_TYPE(close_xrcd, op_close_xrcd);
+SAME_TYPE(free_dm, op_free_dm);
 SAME_TYPE(get_srq_num, op_get_srq_num);
 SAME_TYPE(open_qp, op_open_qp);
 SAME_TYPE(open_xrcd, op_open_xrcd);
@@ -171,6 +183,7 @@ SAME_TYPE(destroy_qp, op_destroy_qp);
 SAME_TYPE(destroy_srq, op_destroy_srq);
 SAME_TYPE(detach_mcast, op_attach_mcast);
 SAME_TYPE(free_context, op_free_context);
+SAME_TYPE(import_dm, op_import_dm);
 SAME_TYPE(modify_cq, op_modify_cq);
 SAME_TYPE(modify_qp, op_modify_qp);
 SAME_TYPE(modify_srq, op_modify_srq);
@@ -183,11 +196,13 @@ SAME_TYPE(query_port, op_query_port);
 SAME_TYPE(query_qp, op_query_qp);
 SAME_TYPE(query_rt_values, op_query_rt_values);
 SAME_TYPE(query_srq, op_query_srq);
+SAME_TYPE(reg_dm_mr, op_reg_dm_mr);
 SAME_TYPE(reg_dmabuf_mr, op_reg_dmabuf_mr);
 SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
 SAME_TYPE(rereg_mr, op_rereg_mr);
 SAME_TYPE(resize_cq, op_resize_cq);
+SAME_TYPE(unimport_dm, op_unimport_dm);
 
 /* The first bytes of the device's attributes are the firmware version. */
 _Static_assert(offsetof(struct ibv_device_attr_ex, orig_attr.fw_ver) == 0, "fw_ver");

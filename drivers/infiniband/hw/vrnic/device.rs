@@ -39,6 +39,11 @@ use crate::{
     ah::Ah,
     counter,
     cq::Cq,
+    dm::{
+        Dm,
+        QueryDm,
+        DEVICE_MEMORY, //
+    },
     driver::Resources,
     mr::Mr,
     mw::Mw,
@@ -137,6 +142,7 @@ impl Operations for Vrnic {
     type XrcDomain = Xrcd;
     type MemoryRegion = Mr;
     type MemoryWindow = Mw;
+    type DmBuffer = Dm;
     type AddressHandle = Ah;
     type Pager = BoxedPager;
 
@@ -146,6 +152,7 @@ impl Operations for Vrnic {
     const USER_METHODS: &'static [Addition<Self>] = &[
         Addition::method::<FindPd>(),
         Addition::method::<QueryClock>(),
+        Addition::method::<QueryDm>(),
     ];
     const PORT_COUNTERS: &'static [Counter] = &counter::COUNTERS;
 
@@ -194,6 +201,7 @@ impl Operations for Vrnic {
                 left_for_users(limits.max_mr.get())
             },
             max_mw: limits.max_mw.get(),
+            max_dm_size: DEVICE_MEMORY as u64,
             max_fast_registration_pages: limits.max_fast_registration_pages.get(),
             max_pd: left_for_users(limits.max_pd.get()),
             // The device does not know of address handles: memory is the limit.

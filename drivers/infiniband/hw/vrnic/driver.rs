@@ -78,6 +78,7 @@ use crate::{
         Control, //
     },
     device::Vrnic,
+    dm::Pool,
     event::{
         self,
         AsyncEvents,
@@ -288,6 +289,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) context_names: bool,
     /// How it is given pages, if it asks for them.
     pub(crate) paging: Option<Arc<PageCommands>>,
+    /// Its device memory.
+    pub(crate) device_memory: Arc<Pool>,
     /// Regions for which it may ask.
     pub(crate) faults: Arc<Faults>,
     /// As long as there are users: they wait for what was posted.
@@ -364,6 +367,7 @@ impl<'bound> Resources<'bound> {
             doorbells,
             port_state: dev.has_feature(PORT_STATE),
             detacher: Detacher::new()?,
+            device_memory: Pool::new()?,
             paging,
             faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),

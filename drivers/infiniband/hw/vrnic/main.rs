@@ -17,6 +17,7 @@ mod control;
 mod counter;
 mod cq;
 mod device;
+mod dm;
 mod driver;
 mod event;
 mod gid;

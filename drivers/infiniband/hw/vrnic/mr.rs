@@ -6,13 +6,17 @@ use kernel::{
     dma::DmaAddress,
     new_mutex,
     prelude::*,
-    sync::Mutex, //
+    sync::{
+        Arc,
+        Mutex, //
+    },
 };
 use rdma::{
     access::{
         Access,
         AccessFlags, //
     },
+    dm::DmRange,
     mr::{
         Advice,
         Change,
@@ -24,7 +28,8 @@ use rdma::{
     wr::Sge,
     MemoryRegion,
     Umem,
-    User, //
+    User,
+    UserPages, //
 };
 use virtio::{
     Dma,
@@ -51,6 +56,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    dm::Dm,
     object::{
         create,
         Object, //
@@ -82,7 +88,13 @@ enum Registered {
         /// Memory of a process; [`None`] if it is that of the kernel.
         user: Option<UserMemory>,
     },
-    /// Of pages that do not.
+    /// Of device memory.
+    DeviceMemory {
+        // As above.
+        object: Object<DeregisterMr>,
+        _pages: Arc<UserPages>,
+    },
+    /// Of pages that do not stay in place.
     OnDemand(Paged),
 }
 
@@ -118,7 +130,7 @@ impl Registered {
     /// Key of the region.
     fn key(&self) -> u32 {
         match self {
-            Self::InPlace { object, .. } => object.number(),
+            Self::InPlace { object, .. } | Self::DeviceMemory { object, .. } => object.number(),
             Self::OnDemand(paged) => paged.key(),
         }
     }
@@ -269,6 +281,19 @@ fn device_rights(access: AccessFlags, limits: &DeviceLimits) -> Result<u32> {
     Ok(bits)
 }
 
+/// The rights that the device gives to device memory, of those that it may have: windows cannot be
+/// bound to it, and it does not survive a loss of power. `EINVAL` if there are others.
+fn device_memory_rights(access: AccessFlags) -> Result<u32> {
+    const KNOWN: u32 = access::QUEUE_PAIR | access::FLUSH_GLOBAL | access::RELAXED_ORDERING;
+
+    // That addresses count from 0 is said by the first address.
+    let bits = access.bits() & !access::ZERO_BASED;
+    if bits & !KNOWN != 0 {
+        return Err(EINVAL);
+    }
+    Ok(bits)
+}
+
 /// Whether the addresses of a region with these rights count from 0.
 fn is_zero_based(access: AccessFlags) -> bool {
     access.contains(Access::ZeroBased)
@@ -321,6 +346,31 @@ impl MemoryRegion for Mr {
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         let get = || UserMemory::get_dma_buf(call, range, access);
         let registered = Registered::in_place(call, pd, access, get)?;
+        Ok(Self::new(registered, None))
+    }
+
+    fn register_dm(
+        call: &Call<'_>,
+        pd: &rdma::Pd<Pd>,
+        dm: &rdma::Dm<Dm>,
+        range: &DmRange,
+        access: AccessFlags,
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        let access = device_memory_rights(access)?;
+        let pages = dm.list(call, range)?;
+        let (object, _) = create(
+            &call.data().control,
+            &RegisterMr {
+                pd: pd.number().into(),
+                access: access.into(),
+                pages: pages.list(),
+                ..Default::default()
+            },
+        )?;
+        let registered = Registered::DeviceMemory {
+            object,
+            _pages: dm.pages().clone(),
+        };
         Ok(Self::new(registered, None))
     }
 
@@ -434,7 +484,9 @@ impl MemoryRegion for Mr {
 
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {
         match &*mr.registered.lock() {
-            Registered::InPlace { object, .. } => object.try_destroy(),
+            Registered::InPlace { object, .. } | Registered::DeviceMemory { object, .. } => {
+                object.try_destroy()
+            }
             Registered::OnDemand(paged) => paged.try_destroy(),
         }
     }
@@ -444,7 +496,7 @@ impl MemoryRegion for Mr {
             return details.number(c"max_pages", table.max_pages);
         }
         match &*mr.registered.lock() {
-            Registered::InPlace { user: None, .. } => Ok(()),
+            Registered::InPlace { user: None, .. } | Registered::DeviceMemory { .. } => Ok(()),
             Registered::InPlace {
                 user: Some(user), ..
             } => {
@@ -473,6 +525,16 @@ mod tests {
         assert_eq!(Access::FlushGlobal as u32, access::FLUSH_GLOBAL);
         assert_eq!(Access::FlushPersistent as u32, access::FLUSH_PERSISTENT);
         assert_eq!(Access::RelaxedOrdering as u32, access::RELAXED_ORDERING);
+    }
+
+    #[test]
+    fn device_memory_has_fewer_rights() {
+        let access = Access::LocalWrite | Access::RemoteAtomic | Access::ZeroBased;
+        let both = access::LOCAL_WRITE | access::REMOTE_ATOMIC;
+        assert_eq!(device_memory_rights(access), Ok(both));
+        for other in [Access::MwBind, Access::OnDemand, Access::FlushPersistent] {
+            assert_eq!(device_memory_rights(access | other), Err(EINVAL));
+        }
     }
 
     #[test]

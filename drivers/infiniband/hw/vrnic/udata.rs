@@ -70,6 +70,8 @@ responses! {
     AllocContextResponse;
     /// Response of the method that says what the clock shows.
     QueryClockResponse;
+    /// Response of the method that says where a buffer in device memory is.
+    QueryDmResponse;
     /// Response of CREATE_CQ.
     CreateCqResponse;
     /// Response of CREATE_QP.

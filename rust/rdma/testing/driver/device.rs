@@ -78,6 +78,7 @@ pub(crate) fn attributes() -> DeviceAttr {
         max_mr: 121,
         max_fast_registration_pages: 122,
         max_mw: 123,
+        max_dm_size: 133,
         max_pd: 124,
         max_ah: 125,
         max_qp_rd_atomic: 126,
@@ -154,6 +155,7 @@ impl Operations for TestDriver {
     type XrcDomain = Object;
     type MemoryRegion = Object;
     type MemoryWindow = Object;
+    type DmBuffer = Object;
     type AddressHandle = Object;
     type Pager = Object;
 

@@ -24,6 +24,7 @@ use crate::{
         Cq,
         CqInitAttr, //
     },
+    dm::DmRange,
     event::Dispatcher,
     gid::Gid,
     mmap::UserPages,
@@ -84,6 +85,10 @@ pub(crate) enum Asked {
     /// The advice, and the last of the pieces.
     Advice(mr::Advice, bool, usize, (u64, u32, u32)),
     Window(mw::Type, u64),
+    /// The length, and the binary logarithm of the alignment.
+    Dm(u64, u32),
+    /// By the number of the buffer.
+    DmRegion(u32, DmRange, AccessFlags),
     XrcDomain,
     /// By the number of the domain.
     XrcTarget(u32),

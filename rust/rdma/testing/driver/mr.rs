@@ -21,6 +21,10 @@ use super::{
 use crate::{
     access::AccessFlags,
     device::Call,
+    dm::{
+        Dm,
+        DmRange, //
+    },
     mr::{
         self,
         MemoryRegion,
@@ -73,6 +77,17 @@ impl MemoryRegion for Object {
         access: AccessFlags,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         call.data().note(Asked::DmaBuf(*range, access));
+        Ok(new_region(call, ()))
+    }
+
+    fn register_dm(
+        call: &Call<'_, TestDriver>,
+        _pd: &Pd<Self>,
+        dm: &Dm<Self>,
+        range: &DmRange,
+        access: AccessFlags,
+    ) -> Result<NewMr<impl PinInit<Self>, ()>> {
+        call.data().note(Asked::DmRegion(dm.number, *range, access));
         Ok(new_region(call, ()))
     }
 

@@ -65,6 +65,8 @@ fn questions(own: &[Layout]) -> Vec<(String, u64)> {
             u64::from(ioctl::UVERBS_OBJECT_DEVICE),
         ),
         ("UVERBS_OBJECT_PD", u64::from(ioctl::UVERBS_OBJECT_PD)),
+        ("UVERBS_OBJECT_DM", u64::from(ioctl::UVERBS_OBJECT_DM)),
+        ("IBV_DM_MASK_HANDLE", u64::from(verbs::IBV_DM_MASK_HANDLE)),
         (
             "UVERBS_METHOD_QUERY_CONTEXT",
             u64::from(ioctl::UVERBS_METHOD_QUERY_CONTEXT),

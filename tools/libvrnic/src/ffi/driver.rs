@@ -5,7 +5,7 @@
 
 use super::verbs::*;
 use super::{CString, Opaque, Unused};
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 
 c_struct!(
     /// How a driver of the kernel is recognised.
@@ -113,6 +113,14 @@ c_struct!(
 );
 
 c_struct!(
+    /// A buffer in device memory as libibverbs keeps it.
+    verbs_dm {
+        dm: ibv_dm,
+        handle: u32,
+    }
+);
+
+c_struct!(
     /// An XRC domain as libibverbs keeps it.
     verbs_xrcd {
         xrcd: ibv_xrcd,
@@ -172,6 +180,8 @@ impl verbs_cq {
 pub mod op {
     use super::*;
 
+    pub type alloc_dm =
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
     pub type alloc_mw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
     pub type alloc_null_mr = unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr;
     pub type alloc_parent_domain =
@@ -205,7 +215,9 @@ pub mod op {
     pub type destroy_srq = unsafe extern "C" fn(*mut ibv_srq) -> c_int;
     pub type detach_mcast = attach_mcast;
     pub type free_context = unsafe extern "C" fn(*mut ibv_context);
+    pub type free_dm = unsafe extern "C" fn(*mut ibv_dm) -> c_int;
     pub type get_srq_num = unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int;
+    pub type import_dm = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_dm;
     pub type import_mr = unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr;
     pub type import_pd = unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_pd;
     pub type modify_cq = unsafe extern "C" fn(*mut ibv_cq, *mut Opaque) -> c_int;
@@ -231,6 +243,8 @@ pub mod op {
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
     pub type query_rt_values = unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int;
     pub type query_srq = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int;
+    pub type reg_dm_mr =
+        unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr;
     pub type reg_dmabuf_mr =
         unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     pub type reg_mr =
@@ -239,6 +253,7 @@ pub mod op {
     pub type rereg_mr =
         unsafe extern "C" fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
     pub type resize_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+    pub type unimport_dm = unsafe extern "C" fn(*mut ibv_dm);
     pub type unimport_mr = unsafe extern "C" fn(*mut ibv_mr);
     pub type unimport_pd = unsafe extern "C" fn(*mut ibv_pd);
 }
@@ -283,6 +298,7 @@ pub const LAYOUTS: &[super::Layout] = &[
     verbs_device_ops::LAYOUT,
     verbs_device::LAYOUT,
     verbs_mr::LAYOUT,
+    verbs_dm::LAYOUT,
     verbs_xrcd::LAYOUT,
     verbs_srq::LAYOUT,
     verbs_qp::LAYOUT,

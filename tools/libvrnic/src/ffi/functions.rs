@@ -12,7 +12,7 @@ use super::command::*;
 use super::driver::*;
 use super::ioctl::ibv_command_buffer;
 use super::verbs::*;
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 
 unsafe extern "C" {
     #[cfg_attr(feature = "pabi34", link_name = "verbs_register_driver_34")]
@@ -103,6 +103,22 @@ unsafe extern "C" {
         access: c_int,
         vmr: *mut verbs_mr,
         driver: *mut Opaque,
+    ) -> c_int;
+    pub fn ibv_cmd_alloc_dm(
+        ctx: *mut ibv_context,
+        dm_attr: *const ibv_alloc_dm_attr,
+        dm: *mut verbs_dm,
+        link: *mut ibv_command_buffer,
+    ) -> c_int;
+    pub fn ibv_cmd_free_dm(dm: *mut verbs_dm) -> c_int;
+    pub fn ibv_cmd_reg_dm_mr(
+        pd: *mut ibv_pd,
+        dm: *mut verbs_dm,
+        offset: u64,
+        length: usize,
+        access: c_uint,
+        vmr: *mut verbs_mr,
+        link: *mut ibv_command_buffer,
     ) -> c_int;
     pub fn ibv_cmd_rereg_mr(
         vmr: *mut verbs_mr,

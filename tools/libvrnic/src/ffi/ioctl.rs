@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing and the clock need them.
+//! `libibverbs/cmd_ioctl.h`: uverbs methods with attributes, as far as importing, the clock and device memory need
+//! them.
 
 use core::ptr;
 
@@ -68,6 +69,8 @@ impl ibv_command_buffer {
 pub const UVERBS_OBJECT_DEVICE: u16 = 0;
 /// A protection domain.
 pub const UVERBS_OBJECT_PD: u16 = 1;
+/// Device memory.
+pub const UVERBS_OBJECT_DM: u16 = 14;
 /// What the driver answered when the context was created.
 pub const UVERBS_METHOD_QUERY_CONTEXT: u16 = 4;
 /// The first number of a method or an attribute that is the driver's.
@@ -75,17 +78,28 @@ pub const DRIVER_NS: u16 = 1 << 12;
 /// Index of an attribute that is not there.
 const NO_INDEX: u8 = 0xff;
 
-/// A method with one attribute.
-#[repr(C)]
-pub struct Method {
-    buffer: ibv_command_buffer,
-    attribute: ib_uverbs_attr,
+/// An attribute: an object by its handle, `data`, or `length` bytes of memory at the address `data`,
+/// which are filled.
+pub fn attribute(number: u16, data: u64, length: u16) -> ib_uverbs_attr {
+    ib_uverbs_attr {
+        attr_id: number,
+        len: length,
+        flags: UVERBS_ATTR_F_MANDATORY,
+        attr_data: 0,
+        data,
+    }
 }
 
-impl Method {
-    /// The method `method` of `object`, with the attribute `attribute`: an object, or `length`
-    /// bytes of memory at the address `data`, which are filled.
-    pub fn new(object: u16, method: u16, attribute: u16, data: u64, length: u16) -> Self {
+/// A method with its attributes.
+#[repr(C)]
+pub struct Method<const ATTRIBUTES: usize> {
+    buffer: ibv_command_buffer,
+    attributes: [ib_uverbs_attr; ATTRIBUTES],
+}
+
+impl<const ATTRIBUTES: usize> Method<ATTRIBUTES> {
+    /// The method `method` of `object`.
+    pub fn new(object: u16, method: u16, attributes: [ib_uverbs_attr; ATTRIBUTES]) -> Self {
         Self {
             buffer: ibv_command_buffer {
                 next: ptr::null_mut(),
@@ -106,23 +120,20 @@ impl Method {
                     reserved2: 0,
                 },
             },
-            attribute: ib_uverbs_attr {
-                attr_id: attribute,
-                len: length,
-                flags: UVERBS_ATTR_F_MANDATORY,
-                attr_data: 0,
-                data,
-            },
+            attributes,
         }
     }
 
     /// The method as libibverbs takes it. It must not be moved until it was executed.
     pub fn as_raw(&mut self) -> *mut ibv_command_buffer {
-        const { assert!(core::mem::offset_of!(Self, attribute) == size_of::<ibv_command_buffer>()) };
+        const {
+            assert!(core::mem::offset_of!(Self, attributes) == size_of::<ibv_command_buffer>());
+        };
         let this = ptr::from_mut(self);
         // SAFETY: Within `self`, and one past its end; all by one pointer to the whole.
         unsafe {
-            let end = (&raw mut (*this).attribute).add(1);
+            let first = (&raw mut (*this).attributes).cast::<ib_uverbs_attr>();
+            let end = first.add(ATTRIBUTES);
             (*this).buffer.next_attr = end;
             (*this).buffer.last_attr = end;
         }

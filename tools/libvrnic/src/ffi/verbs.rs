@@ -56,6 +56,30 @@ c_struct!(
     }
 );
 
+c_struct!(
+    /// Buffer in device memory.
+    ibv_dm {
+        context: *mut ibv_context,
+        memcpy_to_dm:
+            Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+        memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+        comp_mask: u32,
+        handle: u32,
+    }
+);
+
+/// [`ibv_dm::comp_mask`]: there is a handle.
+pub const IBV_DM_MASK_HANDLE: u32 = 1 << 0;
+
+c_struct!(
+    /// What device memory is asked for.
+    ibv_alloc_dm_attr {
+        length: usize,
+        log_align_req: u32,
+        comp_mask: u32,
+    }
+);
+
 /// Memory window.
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -700,6 +724,8 @@ pub const LAYOUTS: &[super::Layout] = &[
     ibv_context::LAYOUT,
     ibv_pd::LAYOUT,
     ibv_mr::LAYOUT,
+    ibv_dm::LAYOUT,
+    ibv_alloc_dm_attr::LAYOUT,
     ibv_mw::LAYOUT,
     ibv_mw_bind_info::LAYOUT,
     ibv_mw_bind::LAYOUT,

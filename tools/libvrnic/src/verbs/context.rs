@@ -210,9 +210,11 @@ unsafe fn query(verbs: *mut verbs_context) -> Result<AllocContextResponse, c_int
     let mut method = Method::new(
         UVERBS_OBJECT_DEVICE,
         UVERBS_METHOD_QUERY_CONTEXT,
-        DRIVER_NS,
-        (&raw mut granted).expose_provenance() as u64,
-        size_of::<AllocContextResponse>() as u16,
+        [attribute(
+            DRIVER_NS,
+            (&raw mut granted).expose_provenance() as u64,
+            size_of::<AllocContextResponse>() as u16,
+        )],
     );
     // SAFETY: The method's attribute is memory of this function.
     let error = unsafe { ibv_cmd_query_context(&raw mut (*verbs).context, method.as_raw()) };
@@ -315,9 +317,11 @@ unsafe fn clock(context: *mut ibv_context) -> Result<u64, c_int> {
     let mut method = Method::new(
         UVERBS_OBJECT_DEVICE,
         DRIVER_NS,
-        DRIVER_NS,
-        (&raw mut shown).expose_provenance() as u64,
-        size_of::<QueryClockResponse>() as u16,
+        [attribute(
+            DRIVER_NS,
+            (&raw mut shown).expose_provenance() as u64,
+            size_of::<QueryClockResponse>() as u16,
+        )],
     );
     // SAFETY: By contract; the method's attribute is memory of this function.
     match unsafe { execute_ioctl(context, method.as_raw()) } {

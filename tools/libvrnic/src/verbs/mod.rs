@@ -11,6 +11,7 @@ pub mod ah;
 pub mod allocator;
 pub mod context;
 pub mod cq;
+pub mod dm;
 pub mod mr;
 pub mod mw;
 pub mod pd;
@@ -30,6 +31,7 @@ use core::ptr;
 /// Operations of every context.
 pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     advise_mr: Some(crate::ffi::functions::ibv_cmd_advise_mr),
+    alloc_dm: Some(dm::alloc_dm),
     alloc_mw: Some(mw::alloc_mw),
     alloc_null_mr: Some(mr::alloc_null_mr),
     alloc_parent_domain: Some(pd::alloc_parent_domain),
@@ -56,7 +58,9 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     destroy_srq: Some(srq::destroy_srq),
     detach_mcast: Some(crate::ffi::functions::ibv_cmd_detach_mcast),
     free_context: Some(context::free_context),
+    free_dm: Some(dm::free_dm),
     get_srq_num: Some(srq::get_srq_num),
+    import_dm: Some(dm::import_dm),
     import_mr: Some(mr::import_mr),
     import_pd: Some(pd::import_pd),
     modify_cq: Some(cq::modify_cq),
@@ -73,11 +77,13 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     query_qp: Some(qp::query_qp),
     query_rt_values: Some(context::query_rt_values),
     query_srq: Some(srq::query_srq),
+    reg_dm_mr: Some(dm::reg_dm_mr),
     reg_dmabuf_mr: Some(mr::reg_dmabuf_mr),
     reg_mr: Some(mr::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),
     resize_cq: Some(cq::resize_cq),
+    unimport_dm: Some(dm::unimport_dm),
     unimport_mr: Some(mr::unimport_mr),
     unimport_pd: Some(pd::unimport_pd),
     ..verbs_context_ops::EMPTY

@@ -13,7 +13,7 @@ use core::mem::MaybeUninit;
 use core::ptr;
 
 /// Makes a region, which `fill` fills in. Null, with `errno`, if that gives an error or there is no memory.
-fn new_region(fill: impl FnOnce(*mut verbs_mr) -> c_int) -> *mut ibv_mr {
+pub(super) fn new_region(fill: impl FnOnce(*mut verbs_mr) -> c_int) -> *mut ibv_mr {
     let mr = allocate(MaybeUninit::<verbs_mr>::zeroed()).cast::<verbs_mr>();
     if mr.is_null() {
         return ptr::null_mut();

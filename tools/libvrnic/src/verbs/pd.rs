@@ -116,7 +116,11 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 /// A domain that another process allocated; `handle` is what it is called in their context.
 pub unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
-    let mut find = Method::new(UVERBS_OBJECT_PD, DRIVER_NS, DRIVER_NS, handle.into(), 0);
+    let mut find = Method::new(
+        UVERBS_OBJECT_PD,
+        DRIVER_NS,
+        [attribute(DRIVER_NS, handle.into(), 0)],
+    );
     // SAFETY: The verbs contract.
     let error = unsafe { execute_ioctl(context, find.as_raw()) };
     if error != 0 {

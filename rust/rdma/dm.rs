@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Device memory that processes allocate (`ibv_alloc_dm`).
+
+use kernel::{
+    error::{
+        from_result,
+        Error, //
+    },
+    prelude::*,
+    types::Opaque, //
+};
+
+use crate::{
+    bindings,
+    device::{
+        Call,
+        Device,
+        Operations, //
+    },
+    ucontext::Ucontext, //
+};
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+mod tests;
+
+/// A buffer in the memory of a device (`struct ib_dm`).
+///
+/// Its process copies to and from it, and registers it
+/// ([`MemoryRegion::register_dm`](crate::MemoryRegion::register_dm)). It is dropped when no region
+/// is left of it.
+pub trait DmBuffer: Send + Sync + Sized + 'static {
+    /// The driver.
+    type Driver: Operations<DmBuffer = Self>;
+
+    /// Whether there is device memory: as [`Unsupported`](crate::Unsupported) says, not here.
+    const IS_SUPPORTED: bool = true;
+
+    /// Allocates `length` bytes for a process, which begin at a multiple of 2 to the `alignment`.
+    fn alloc(
+        call: &Call<'_, Self::Driver>,
+        context: &Ucontext<<Self::Driver as Operations>::UserContext>,
+        length: u64,
+        alignment: u32,
+    ) -> Result<impl PinInit<Self>>;
+}
+
+/// A piece of a buffer in device memory, inside it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct DmRange {
+    /// Where in the buffer the first byte is.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// A buffer in device memory: `struct ib_dm` and the driver's part.
+///
+/// Unlike other objects it is allocated here and not by the core.
+///
+/// # Invariants
+///
+/// A reference to this type is only made of a buffer that is constructed. It never moves.
+#[pin_data]
+#[repr(C)]
+pub struct Dm<T: DmBuffer> {
+    raw: Opaque<bindings::ib_dm>,
+    #[pin]
+    data: T,
+}
+
+impl<T: DmBuffer> Dm<T> {
+    /// Borrows a buffer from its C structure.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must have been returned by [`alloc_callback`], and must not go away during `'a`.
+    pub(crate) unsafe fn from_raw<'a>(ptr: *mut bindings::ib_dm) -> &'a Self {
+        const { assert!(core::mem::offset_of!(Self, raw) == 0) };
+        // SAFETY: `raw` is at offset 0; validity is guaranteed by the caller.
+        unsafe { &*ptr.cast() }
+    }
+}
+
+impl<T: DmBuffer> core::ops::Deref for Dm<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+// SAFETY: Nothing in the C structure is bound to a thread; the data is `Send`.
+unsafe impl<T: DmBuffer> Send for Dm<T> {}
+
+// SAFETY: The C structure is not accessed through shared references; the data is `Sync`.
+unsafe impl<T: DmBuffer> Sync for Dm<T> {}
+
+/// # Safety
+///
+/// `device` must be a device of `T`, `context` a constructed context of it, and `attributes` valid.
+pub(crate) unsafe extern "C" fn alloc_callback<T: Operations>(
+    device: *mut bindings::ib_device,
+    context: *mut bindings::ib_ucontext,
+    attributes: *mut bindings::ib_dm_alloc_attr,
+    _bundle: *mut bindings::uverbs_attr_bundle,
+) -> *mut bindings::ib_dm {
+    // SAFETY: Verbs run only while the device is registered. Only processes call this one.
+    let result = unsafe {
+        Device::<T>::from_raw(device).with_caller(true, |call| {
+            let (length, alignment) = ((*attributes).length, (*attributes).alignment);
+            let context = Ucontext::from_raw(context);
+            let data = T::DmBuffer::alloc(call, context, length, alignment)?;
+            let dm = KBox::pin_init(
+                pin_init!(Dm {
+                    raw: Opaque::zeroed(),
+                    data <- data,
+                }),
+                GFP_KERNEL,
+            )?;
+            // Nobody moves out of the result; it is pinned again when it comes back.
+            let raw = KBox::into_raw(Pin::into_inner_unchecked(dm)).cast::<bindings::ib_dm>();
+            (*raw).device = device;
+            Ok(raw)
+        })
+    };
+    result.unwrap_or_else(|error: Error| error.to_ptr())
+}
+
+/// # Safety
+///
+/// `dm` must be a buffer of a device of `T` of which no region is left.
+pub(crate) unsafe extern "C" fn dealloc_callback<T: Operations>(
+    dm: *mut bindings::ib_dm,
+    _bundle: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: Verbs run only while the device, which `alloc_callback` set, is registered; the
+    // buffer came from there.
+    from_result(|| unsafe {
+        Device::<T>::from_raw((*dm).device).with(|_call| {
+            drop(KBox::from_raw(dm.cast::<Dm<T::DmBuffer>>()));
+            Ok(0)
+        })
+    })
+}
