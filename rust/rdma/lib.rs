@@ -7,12 +7,12 @@
 //! A driver implements [`Operations`] for its device and one trait for each kind of object:
 //! [`UserContext`], [`ProtectionDomain`], [`AddressHandle`], [`CompletionQueue`], [`QueuePair`],
 //! [`SharedReceiveQueue`], [`MemoryRegion`], [`MemoryWindow`] and [`DmBuffer`]; kinds that its
-//! devices lack are [`Unsupported`]. The implementing type *is* the object: the core allocates the C
-//! structure with room for it (of memory regions and device memory this crate does), a create verb
-//! constructs it there, and a destroy verb ends it in two steps: one in which the driver makes the
-//! hardware let go, and [`Drop`]. The first cannot fail, except for memory regions: the core frees
-//! the memory of other objects, or forgets it, whatever a driver answers. Address handles and device
-//! memory, of which hardware need not know, have only the latter.
+//! devices lack are [`Unsupported`]. The implementing type *is* the object: the core allocates the
+//! C structure with room for it (of memory regions and device memory this crate does), a create
+//! verb constructs it there, and a destroy verb ends it in two steps: one in which the driver makes
+//! the hardware let go, and [`Drop`]. The first cannot fail, except for memory regions: the core
+//! frees the memory of other objects, or forgets it, whatever a driver answers. Address handles and
+//! device memory, of which hardware need not know, have only the latter.
 //!
 //! ```text
 //!  UnregisteredDevice::new()     ib_device allocated, operations set, nothing can call them

@@ -653,17 +653,12 @@ impl Mr {
             // What it returns says what became of the region, and errno why.
             return Err(Errno::last());
         }
-        if let Some((memory, ..)) = change.memory {
-            self.memory = memory.clone();
-        }
-        if let Some(pd) = change.pd {
-            self.pd = pd.clone();
-        }
+        self.changed(change);
         Ok(())
     }
 
-    /// Asks the kernel itself for a change that it must refuse: there are regions for which the library does not.
-    pub fn change_past_library(&self, change: &Change<'_>) -> Result<()> {
+    /// As [`change`](Self::change), by a command of our own: there are regions for which the library does not ask.
+    pub fn change_past_library(&mut self, change: &Change<'_>) -> Result<()> {
         let (flags, addr, length) = change.request();
         let mut response = [0_u32; 2];
         let command = ib_uverbs_rereg_mr {
@@ -679,8 +674,8 @@ impl Mr {
             pd_handle: change.pd.map_or(0, |pd| pd.handle()),
             access_flags: change.access.unwrap_or(0) as u32,
         };
-        // SAFETY: the command is complete, the response that it names is writable, and both live across the call. If
-        // the region changes after all the test has failed, and what is then mapped there stays so as long as it.
+        // SAFETY: the command is complete, the response that it names is writable, and both live across the call; what
+        // lies in the memory stays mapped as long as this region, which gets the handle below.
         let written = unsafe {
             libc::write(
                 self.pd.context.command_fd(),
@@ -691,7 +686,23 @@ impl Mr {
         if written < 0 {
             return Err(Errno::last());
         }
+        // SAFETY: the region is registered, and ours alone.
+        unsafe {
+            (*self.raw).lkey = response[0];
+            (*self.raw).rkey = response[1];
+        }
+        self.changed(change);
         Ok(())
+    }
+
+    /// The region has what `change` names.
+    fn changed(&mut self, change: &Change<'_>) {
+        if let Some((memory, ..)) = change.memory {
+            self.memory = memory.clone();
+        }
+        if let Some(pd) = change.pd {
+            self.pd = pd.clone();
+        }
     }
 
     /// Deregisters, or gives the region back with the reason why not.

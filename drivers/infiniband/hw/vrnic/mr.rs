@@ -99,10 +99,19 @@ enum Registered {
 }
 
 impl Registered {
-    /// Registers memory of a process that stays in place.
+    /// Registers memory of a process, which stays in place unless it is on demand.
+    fn of_process(call: &Call<'_>, pd: u32, range: &Range, access: AccessFlags) -> Result<Self> {
+        if access.contains(Access::OnDemand) {
+            let rights = device_rights(access & !Access::OnDemand, &call.data().limits)?;
+            return Paged::register(call, pd, range, access, rights).map(Self::OnDemand);
+        }
+        Self::in_place(call, pd, access, || UserMemory::get(call, range, access))
+    }
+
+    /// Registers memory that stays in place.
     fn in_place(
         call: &Call<'_>,
-        pd: &rdma::Pd<Pd>,
+        pd: u32,
         access: AccessFlags,
         get: impl FnOnce() -> Result<(UserMemory, PageListBuffer)>,
     ) -> Result<Self> {
@@ -111,7 +120,7 @@ impl Registered {
         let (object, _) = create(
             &call.data().control,
             &RegisterMr {
-                pd: pd.number().into(),
+                pd: pd.into(),
                 access: rights.into(),
                 iova: first_address(memory.iova, access).into(),
                 pages: pages.list(),
@@ -125,6 +134,50 @@ impl Registered {
     /// A region of the kernel's memory.
     fn kernel(object: Object<DeregisterMr>) -> Self {
         Self::InPlace { object, user: None }
+    }
+
+    /// Changes a region of a process. On an error it is as before.
+    fn change(&mut self, call: &Call<'_>, change: &Change<'_, Pd>) -> Result {
+        let (pd, range, access) = match self {
+            Self::InPlace {
+                object,
+                user: Some(user),
+            } => (object.pd(), user.range(), user.access),
+            Self::OnDemand(paged) => {
+                let (pd, range, access) = paged.registered();
+                (pd, Some(range), access)
+            }
+            Self::InPlace { user: None, .. } | Self::DeviceMemory { .. } => return Err(EINVAL),
+        };
+        let access = change.access.unwrap_or(access);
+        match self {
+            Self::InPlace {
+                object,
+                user: Some(user),
+            } if !access.contains(Access::OnDemand) => {
+                return user.change(object, call, change, access);
+            }
+            _ => {}
+        }
+        // Another region takes its place: pages that come and go are nothing that could be kept. A
+        // dma-buf cannot be on demand.
+        let range = change.range.or(range).ok_or(EOPNOTSUPP)?;
+        let pd = change.pd.map_or(pd, |pd| pd.number());
+        let new = Self::of_process(call, pd, &range, access)?;
+        // Not while memory windows are bound to it.
+        self.try_destroy()?;
+        *self = new;
+        Ok(())
+    }
+
+    /// Destroys the region, as does [`Object::try_destroy`].
+    fn try_destroy(&self) -> Result {
+        match self {
+            Self::InPlace { object, .. } | Self::DeviceMemory { object, .. } => {
+                object.try_destroy()
+            }
+            Self::OnDemand(paged) => paged.try_destroy(),
+        }
     }
 
     /// Key of the region.
@@ -206,13 +259,69 @@ impl UserMemory {
         Ok((memory, pages))
     }
 
-    /// Where it is.
-    fn range(&self) -> Range {
-        Range {
+    /// Where it is in the process; [`None`] if it is that of a dma-buf.
+    fn range(&self) -> Option<Range> {
+        let range = |length| Range {
             start: self.start,
-            length: self.umem.as_ref().map_or(0, |umem| umem.len() as u64),
+            length,
             iova: self.iova,
+        };
+        match &self.umem {
+            None => Some(range(0)),
+            Some(umem) => (!umem.is_dma_buf()).then(|| range(umem.len() as u64)),
         }
+    }
+
+    /// Changes the region of this memory, which will have the rights `access` and stays in place.
+    fn change(
+        &mut self,
+        object: &mut Object<DeregisterMr>,
+        call: &Call<'_>,
+        change: &Change<'_, Pd>,
+        access: AccessFlags,
+    ) -> Result {
+        let mut request = ReregisterMr::default();
+        let mut flags = 0;
+
+        if let Some(pd) = change.pd {
+            flags |= reregister_flags::PD;
+            request.new_pd = pd.number().into();
+        }
+        if change.access.is_some() {
+            flags |= reregister_flags::ACCESS;
+            request.access = device_rights(access, &call.data().limits)?.into();
+        }
+        // Memory that was pinned to be read has to be pinned anew to be written, and may be other
+        // memory then; that of a dma-buf is mapped for both. One that counts from elsewhere has
+        // other addresses.
+        let repins = pins_for_writing(access) && !pins_for_writing(self.access);
+        let recounts = is_zero_based(access) != is_zero_based(self.access);
+        let own = || self.range().filter(|_| repins || recounts);
+        let mut memory = None;
+        let mut listed = None;
+        if let Some(range) = change.range.or_else(own) {
+            let (new, pages) = Self::get(call, &range, access)?;
+            request.iova = first_address(range.iova, access).into();
+            listed = Some(pages);
+            memory = Some(new);
+        } else if let (true, Some(umem)) = (recounts, &mut self.umem) {
+            request.iova = first_address(self.iova, access).into();
+            listed = Some(region_pages(call, umem, self.iova)?);
+        }
+        if let Some(pages) = &listed {
+            flags |= reregister_flags::TRANSLATION;
+            request.pages = pages.list();
+        }
+        if flags != 0 {
+            request.flags = flags.into();
+            object.reregister(&request)?;
+        }
+        // The device has let go of the old memory, and remembers the new.
+        if let Some(new) = memory {
+            *self = new;
+        }
+        self.access = access;
+        Ok(())
     }
 }
 
@@ -328,13 +437,7 @@ impl MemoryRegion for Mr {
         access: AccessFlags,
         _user: User<'_, Vrnic, ()>,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
-        if access.contains(Access::OnDemand) {
-            let rights = device_rights(access & !Access::OnDemand, &call.data().limits)?;
-            let paged = Paged::register(call, pd.number(), range, access, rights)?;
-            return Ok(Self::new(Registered::OnDemand(paged), None));
-        }
-        let get = || UserMemory::get(call, range, access);
-        let registered = Registered::in_place(call, pd, access, get)?;
+        let registered = Registered::of_process(call, pd.number(), range, access)?;
         Ok(Self::new(registered, None))
     }
 
@@ -345,7 +448,7 @@ impl MemoryRegion for Mr {
         access: AccessFlags,
     ) -> Result<NewMr<impl PinInit<Self>, ()>> {
         let get = || UserMemory::get_dma_buf(call, range, access);
-        let registered = Registered::in_place(call, pd, access, get)?;
+        let registered = Registered::in_place(call, pd.number(), access, get)?;
         Ok(Self::new(registered, None))
     }
 
@@ -425,48 +528,8 @@ impl MemoryRegion for Mr {
         change: &Change<'_, Pd>,
     ) -> Result<(u32, u32)> {
         let mut registered = mr.registered.lock();
-        let Registered::InPlace { object, user } = &mut *registered else {
-            return Err(EOPNOTSUPP);
-        };
-        let user = user.as_mut().ok_or(EINVAL)?;
-        if user.umem.as_ref().is_some_and(Umem::is_dma_buf) {
-            return Err(EOPNOTSUPP);
-        }
-        let mut request = ReregisterMr::default();
-        let mut flags = 0;
-
-        if let Some(pd) = change.pd {
-            flags |= reregister_flags::PD;
-            request.new_pd = pd.number().into();
-        }
-        let access = change.access.unwrap_or(user.access);
-        if change.access.is_some() {
-            flags |= reregister_flags::ACCESS;
-            request.access = device_rights(access, &call.data().limits)?.into();
-        }
-        // Memory that was pinned to be read has to be pinned anew to be written, and may be other
-        // memory then. One that counts from elsewhere has other addresses.
-        let repins = pins_for_writing(access) && !pins_for_writing(user.access)
-            || is_zero_based(access) != is_zero_based(user.access);
-        let range = change.range.or_else(|| repins.then(|| user.range()));
-        let mut memory = None;
-        if let Some(range) = range {
-            flags |= reregister_flags::TRANSLATION;
-            let (new, pages) = UserMemory::get(call, &range, access)?;
-            request.iova = first_address(range.iova, access).into();
-            request.pages = pages.list();
-            memory = Some((new, pages));
-        }
-        if flags != 0 {
-            request.flags = flags.into();
-            object.reregister(&request)?;
-        }
-        // The device has let go of the old memory, and remembers the new.
-        if let Some((new, _)) = memory {
-            *user = new;
-        }
-        user.access = access;
-        Ok((object.number(), object.number()))
+        registered.change(call, change)?;
+        Ok((registered.key(), registered.key()))
     }
 
     fn advise(
@@ -483,12 +546,7 @@ impl MemoryRegion for Mr {
     }
 
     fn deregister(mr: &rdma::Mr<Self>, _call: &Call<'_>) -> Result {
-        match &*mr.registered.lock() {
-            Registered::InPlace { object, .. } | Registered::DeviceMemory { object, .. } => {
-                object.try_destroy()
-            }
-            Registered::OnDemand(paged) => paged.try_destroy(),
-        }
+        mr.registered.lock().try_destroy()
     }
 
     fn fill_details(mr: &rdma::Mr<Self>, details: &mut Details<'_>) -> Result {

@@ -200,6 +200,11 @@ pub(crate) fn create<C: Create>(
 }
 
 impl Object<DeregisterMr> {
+    /// Protection domain of the memory region.
+    pub(crate) fn pd(&self) -> u32 {
+        self.command.pd.get()
+    }
+
     /// Changes a memory region, whose number may be another afterwards. `request` names the region
     /// by nothing yet.
     pub(crate) fn reregister(&mut self, request: &ReregisterMr) -> Result {

@@ -433,6 +433,8 @@ pub(crate) struct Paged {
     object: Object<DeregisterMr>,
     memory: Watched,
     faults: Arc<Faults>,
+    range: mr::Range,
+    access: AccessFlags,
 }
 
 impl Paged {
@@ -470,6 +472,8 @@ impl Paged {
             object,
             memory,
             faults: faults.clone(),
+            range: *range,
+            access,
         };
         paged.memory.pager().0.key.store(key, Ordering::Relaxed);
         // One of the same key is just going away.
@@ -521,6 +525,11 @@ impl Paged {
     /// Key of the region.
     pub(crate) fn key(&self) -> u32 {
         self.object.number()
+    }
+
+    /// What was registered: its protection domain, its memory and its rights.
+    pub(crate) fn registered(&self) -> (u32, mr::Range, AccessFlags) {
+        (self.object.pd(), self.range, self.access)
     }
 
     /// Destroys the region, as does [`Object::try_destroy`].

@@ -19,6 +19,8 @@ use crate::verbs::{
 
 pub(super) const CASES: &[Case] = &[
     ("region-changes-under-traffic-of-another", changes),
+    ("region-changes-on-demand", changes_on_demand),
+    ("region-changes-of-a-dma-buf", changes_of_dma_buf),
     ("region-change-refused", refused),
     ("region-that-counts-from-zero", zero_based),
 ];
@@ -53,8 +55,53 @@ fn attempt(env: &Env, pd: &Arc<Pd>, op: SendOp<'_>, local: &Mr, status: i32) -> 
         .map_err(|e| Failure(format!("{op:?}: {e}")))
 }
 
+/// What a region is that changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Memory of the process that stays in place
+    Pinned,
+    /// Memory of the process that does not
+    OnDemand,
+    /// Memory that stays in place, and does not once its rights change
+    Loosened,
+    /// A piece of a dma-buf, of whose changes the library knows nothing
+    DmaBuf,
+}
+
+impl Kind {
+    /// Registers `old`, or as much of a dma-buf.
+    fn register(self, env: &Env, old: &Arc<Memory>) -> Outcome<Mr> {
+        match self {
+            Kind::Pinned | Kind::Loosened => Mr::of(&env.pd, old, 0, LENGTH, ACCESS_ALL),
+            Kind::OnDemand => Mr::of(&env.pd, old, 0, LENGTH, ACCESS_ALL | ACCESS_ON_DEMAND),
+            Kind::DmaBuf => {
+                let buf = DmaBuf::new(6 * PAGE).during("UDMABUF_CREATE")?;
+                buf.memory().set(0, LENGTH, GUARD);
+                Mr::of_dma_buf(&env.pd, &buf.piece(0, LENGTH), ACCESS_ALL)
+            }
+        }
+        .during(format!("registering, {self:?}"))
+    }
+
+    /// Those of its rights, `access`, that it changes to.
+    fn rights(self, access: i32) -> i32 {
+        match self {
+            Kind::Pinned | Kind::DmaBuf => access,
+            Kind::OnDemand | Kind::Loosened => access | ACCESS_ON_DEMAND,
+        }
+    }
+
+    fn change(self, mr: &mut Mr, change: &Change<'_>) -> Outcome<()> {
+        match self {
+            Kind::DmaBuf => mr.change_past_library(change),
+            _ => mr.change(change),
+        }
+        .during(format!("ibv_rereg_mr, {self:?}"))
+    }
+}
+
 /// Changes a region in each way and in all of them at once, and looks what its keys open then.
-fn change_each(env: &Env) -> Outcome<()> {
+fn change_each(env: &Env, kind: Kind) -> Outcome<()> {
     let elsewhere = Pd::new(&env.context).during("ibv_alloc_pd")?;
     let local = env.buffer()?;
     for ways in 1..8 {
@@ -62,16 +109,18 @@ fn change_each(env: &Env) -> Outcome<()> {
         let new = Arc::new(Memory::new(INSIDE + LENGTH).during("mmap")?);
         old.set(0, LENGTH, GUARD);
         new.set(0, INSIDE + LENGTH, GUARD);
-        let mut mr = Mr::of(&env.pd, &old, 0, LENGTH, ACCESS_ALL).during("ibv_reg_mr")?;
+        let mut mr = kind.register(env, &old)?;
         let before = (mr.addr(0), mr.rkey());
         let (moves, leaves, narrows) = (ways & 1 != 0, ways & 2 != 0, ways & 4 != 0);
         let change = Change {
             memory: moves.then_some((&new, INSIDE, LENGTH)),
             pd: leaves.then_some(&elsewhere),
-            access: narrows.then_some(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ),
+            access: narrows.then_some(kind.rights(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ)),
         };
-        mr.change(&change)
-            .during(format!("ibv_rereg_mr in the ways {ways}"))?;
+        let in_ways = |e| Failure(format!("in the ways {ways}: {e}"));
+        kind.change(&mut mr, &change).map_err(in_ways)?;
+        // Pages that come and go are nothing that another region could keep.
+        let rekeyed = moves || kind == Kind::OnDemand || kind == Kind::Loosened && narrows;
 
         let begin = if moves { INSIDE } else { 0 };
         let (now, not) = if leaves {
@@ -83,7 +132,7 @@ fn change_each(env: &Env) -> Outcome<()> {
         let look = || -> Outcome<()> {
             // Whoever has the key of the old memory must not reach the new.
             ensure!(
-                (rkey != before.1) == moves,
+                (rkey != before.1) == rekeyed,
                 "{:#x} became {rkey:#x}",
                 before.1
             );
@@ -131,7 +180,7 @@ fn change_each(env: &Env) -> Outcome<()> {
                 pd: Some(&env.pd),
                 access: Some(ACCESS_ALL),
             };
-            mr.change(&change).during("ibv_rereg_mr, back")?;
+            kind.change(&mut mr, &change).map_err(in_ways)?;
             let pair = Pair::new(env)?;
             pair.send(SendOp::Write(mr.addr(8), mr.rkey()), &local, 0, LENGTH - 8)?;
             pair.done()?;
@@ -173,7 +222,7 @@ fn changes(env: &mut Env) -> Outcome<()> {
         while rounds.load(Ordering::Relaxed) == 0 && !traffic.is_finished() {
             std::thread::yield_now();
         }
-        let changed = change_each(env);
+        let changed = change_each(env, Kind::Pinned);
         let during = rounds.load(Ordering::Relaxed);
         over.store(true, Ordering::Relaxed);
         (changed.map(|()| during), traffic.join())
@@ -182,6 +231,22 @@ fn changes(env: &mut Env) -> Outcome<()> {
     let during = changed?;
     ensure!(during > 1, "{during} rounds of traffic meanwhile");
     Ok(())
+}
+
+/// Regions on demand, and those that become so; where there are some.
+fn changes_on_demand(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic || !has_changes(env)? {
+        return Ok(());
+    }
+    change_each(env, Kind::OnDemand)?;
+    change_each(env, Kind::Loosened)
+}
+
+fn changes_of_dma_buf(env: &mut Env) -> Outcome<()> {
+    if !env.vrnic || !has_changes(env)? {
+        return Ok(());
+    }
+    change_each(env, Kind::DmaBuf)
 }
 
 /// A change that is refused, and as what.
@@ -265,34 +330,27 @@ fn refused(env: &mut Env) -> Outcome<()> {
             },
         ),
     ];
-    let refused_as = |error| {
-        any.map(|(what, change)| Refusal {
-            what,
-            change,
-            error,
-        })
-    };
-    let access = ACCESS_ALL | ACCESS_ON_DEMAND;
-    let mut mr = Mr::new(&env.pd, LENGTH, access).during("ibv_reg_mr on demand")?;
-    let refusals = refused_as(libc::EOPNOTSUPP);
-    stays(env, "on demand", &mut mr, 0, Mr::change, &refusals)?;
-
     let buf = DmaBuf::new(8 * PAGE).during("UDMABUF_CREATE")?;
     let piece = buf.piece(INSIDE, LENGTH);
     let mut mr = Mr::of_dma_buf(&env.pd, &piece, ACCESS_ALL).during("ibv_reg_dmabuf_mr")?;
-    // The library does not even ask the kernel, which has another word for it.
-    let refusals = refused_as(libc::EINVAL);
+    // The library does not even ask the kernel.
+    let refusals = any.map(|(what, change)| Refusal {
+        what,
+        change,
+        error: libc::EINVAL,
+    });
     stays(env, "of a dma-buf", &mut mr, INSIDE, Mr::change, &refusals)?;
-    let past = |mr: &mut Mr, change: &Change<'_>| mr.change_past_library(change);
-    let refusals = refused_as(libc::EOPNOTSUPP);
-    stays(
-        env,
-        "of a dma-buf, in the kernel",
-        &mut mr,
-        INSIDE,
-        past,
-        &refusals,
-    )?;
+    // Its memory stays in place.
+    let loosened = [Refusal {
+        what: "on demand",
+        change: Change {
+            access: Some(ACCESS_ALL | ACCESS_ON_DEMAND),
+            ..nothing
+        },
+        error: libc::EOPNOTSUPP,
+    }];
+    let past = Mr::change_past_library;
+    stays(env, "of a dma-buf", &mut mr, INSIDE, past, &loosened)?;
 
     // What no region can become.
     let closed = Arc::new(Memory::new(LENGTH).during("mmap")?);
@@ -330,15 +388,6 @@ fn refused(env: &mut Env) -> Outcome<()> {
                 ..whole
             },
             libc::EINVAL,
-        ),
-        (
-            "everything, but on demand",
-            Change {
-                pd: Some(&elsewhere),
-                access: Some(access),
-                ..whole
-            },
-            libc::EOPNOTSUPP,
         ),
         ("nothing", nothing, libc::EINVAL),
     ]
