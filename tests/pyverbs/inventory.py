@@ -178,6 +178,8 @@ def main():
     options.add_argument("--part", type=Part, default=Part("0/1"), metavar="K/N")
     options.add_argument("--pinned", type=pathlib.Path)
     options = options.parse_args()
+    # The suite counts on processes that have what their parent has; Python 3.14 starts others.
+    multiprocessing.set_start_method("fork")
     # Read before the suite changes the directory.
     pinned = {name: tuple(rest) for name, *rest in table(options.pinned)} if options.pinned else {}
     reasons = {said for said, _reason in table(HERE / "skips.tsv")}
