@@ -205,6 +205,15 @@ int ibv_cmd_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va
 	return fail_next;
 }
 
+#if IBVERBS_PABI_VERSION != 34
+int ibv_cmd_reg_mr_ex(struct ibv_pd *pd, struct verbs_mr *vmr, struct ibv_mr_init_attr *attr)
+{
+	CHECK(pd && attr->length == 24 && attr->comp_mask == IBV_REG_MR_MASK_ADDR);
+	vmr->ibv_mr.lkey = 14;
+	return fail_next;
+}
+#endif
+
 int ibv_cmd_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
 			  struct verbs_mr *vmr, struct ibv_command_buffer *driver)
 {
@@ -1791,6 +1800,15 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	deregistered = 0;
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr) && !deregistered);
 
+#if IBVERBS_PABI_VERSION != 34
+	struct ibv_mr_init_attr init = { .length = 24, .comp_mask = IBV_REG_MR_MASK_ADDR, .addr = &td };
+
+	mr = ops.reg_mr_ex(pd, &init);
+	CHECK(mr && mr->lkey == 14 && !ops.dereg_mr((struct verbs_mr *)mr));
+	fail_next = ENOMEM;
+	CHECK(!ops.reg_mr_ex(pd, &init) && errno == ENOMEM);
+	fail_next = 0;
+#endif
 	mr = ops.reg_dmabuf_mr(pd, 4096, 8, 0x10000, 3, 1);
 	CHECK(mr && mr->lkey == 9);
 	CHECK(!ops.dereg_mr((struct verbs_mr *)mr));

@@ -26,6 +26,8 @@ int ibv_cmd_create_cq_ex(struct ibv_context *context, const struct ibv_cq_init_a
 			 struct verbs_create_cq_prov_attr *prov_attr, struct verbs_cq *cq, struct ibv_create_cq_ex *cmd,
 			 size_t cmd_size, struct ib_uverbs_ex_create_cq_resp *resp, size_t resp_size,
 			 uint32_t cmd_flags);
+int ibv_cmd_reg_mr_ex(struct ibv_pd *pd, struct verbs_mr *vmr, struct ibv_mr_init_attr *mr_init_attr);
+struct ibv_mr *op_reg_mr_ex(struct ibv_pd *, struct ibv_mr_init_attr *);
 #endif
 int ibv_cmd_query_context(struct ibv_context *context, struct ibv_command_buffer *driver);
 int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd);
@@ -200,6 +202,9 @@ SAME_TYPE(reg_dm_mr, op_reg_dm_mr);
 SAME_TYPE(reg_dmabuf_mr, op_reg_dmabuf_mr);
 SAME_TYPE(reg_mr, op_reg_mr);
 SAME_TYPE(req_notify_cq, op_req_notify_cq);
+#if IBVERBS_PABI_VERSION != 34
+SAME_TYPE(reg_mr_ex, op_reg_mr_ex);
+#endif
 SAME_TYPE(rereg_mr, op_rereg_mr);
 SAME_TYPE(resize_cq, op_resize_cq);
 SAME_TYPE(unimport_dm, op_unimport_dm);

@@ -122,7 +122,7 @@ context_ops! {
     reg_dm_mr: use,
     reg_dmabuf_mr: use,
     reg_mr: use,
-    reg_mr_ex,
+    reg_mr_ex: use,
     req_notify_cq: use,
     rereg_mr: use,
     resize_cq: use,

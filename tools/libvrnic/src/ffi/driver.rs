@@ -249,6 +249,7 @@ pub mod op {
         unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     pub type reg_mr =
         unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
+    pub type reg_mr_ex = unsafe extern "C" fn(*mut ibv_pd, *mut Opaque) -> *mut ibv_mr;
     pub type req_notify_cq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
     pub type rereg_mr =
         unsafe extern "C" fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;

@@ -104,6 +104,12 @@ unsafe extern "C" {
         vmr: *mut verbs_mr,
         driver: *mut Opaque,
     ) -> c_int;
+    #[cfg(feature = "pabi65")]
+    pub fn ibv_cmd_reg_mr_ex(
+        pd: *mut ibv_pd,
+        vmr: *mut verbs_mr,
+        mr_init_attr: *mut Opaque,
+    ) -> c_int;
     pub fn ibv_cmd_alloc_dm(
         ctx: *mut ibv_context,
         dm_attr: *const ibv_alloc_dm_attr,

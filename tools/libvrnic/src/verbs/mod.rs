@@ -80,6 +80,8 @@ pub static OPERATIONS: verbs_context_ops = verbs_context_ops {
     reg_dm_mr: Some(dm::reg_dm_mr),
     reg_dmabuf_mr: Some(mr::reg_dmabuf_mr),
     reg_mr: Some(mr::reg_mr),
+    #[cfg(feature = "pabi65")]
+    reg_mr_ex: Some(mr::reg_mr_ex),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(mr::rereg_mr),
     resize_cq: Some(cq::resize_cq),

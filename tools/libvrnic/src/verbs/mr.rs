@@ -4,6 +4,8 @@
 
 use super::context::Context;
 use super::{allocate, fail, release};
+#[cfg(feature = "pabi65")]
+use crate::ffi::Opaque;
 use crate::ffi::command::*;
 use crate::ffi::driver::{IBV_MR_TYPE_NULL_MR, verbs_mr};
 use crate::ffi::functions::*;
@@ -69,6 +71,13 @@ pub unsafe extern "C" fn reg_dmabuf_mr(
     new_region(|mr| unsafe {
         ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut())
     })
+}
+
+/// Registers memory of the process or of a dma-buf, as `attr` says.
+#[cfg(feature = "pabi65")]
+pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut Opaque) -> *mut ibv_mr {
+    // SAFETY: The verbs contract.
+    new_region(|mr| unsafe { ibv_cmd_reg_mr_ex(pd, mr, attr) })
 }
 
 /// A region that is all zeros, at every address, and keeps nothing. There is no object for it in the
