@@ -25,11 +25,13 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
+    mm::Mm,
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
     static_lock_class,
     sync::{
+        aref::ARef,
         atomic::{
             Atomic,
             Relaxed, //
@@ -155,6 +157,78 @@ impl<P: Pager> Drop for OnDemand<P> {
     }
 }
 
+/// The address space of a process, memory of which is watched later, by whomever.
+///
+/// # Invariants
+///
+/// The structure is one without memory of its own (`is_implicit_odp`), and of the device of
+/// `mapper`; `_mm` is what it calls `owning_mm`.
+pub struct AddressSpace {
+    implicit: Owned,
+    _mm: ARef<Mm>,
+    mapper: Arc<Mapper>,
+}
+
+impl AddressSpace {
+    /// The address space of the process that calls the verb, which the device may write to if
+    /// `access` says so. `ESRCH` if there is none.
+    pub fn of_caller<T: Operations>(call: &Call<'_, T>, access: AccessFlags) -> Result<Self> {
+        call.check_process()?;
+        // SAFETY: The device is registered, since there is a call.
+        unsafe { Self::of_current(call.device().as_raw(), call.mapper(), access) }
+    }
+
+    /// As [`of_caller`](Self::of_caller).
+    ///
+    /// # Safety
+    ///
+    /// `device` must be valid and have a DMA device, and `mapper` be that of the device.
+    unsafe fn of_current(
+        device: *mut bindings::ib_device,
+        mapper: &Arc<Mapper>,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let mm = current!().mm().map(|mm| ARef::<Mm>::from(&**mm));
+        let mm = mm.ok_or(ESRCH)?;
+        // CAST: Rights are bits that C keeps in an `int`. That pages are huge is seen page by page.
+        let access = (access.bits() & !(Access::HugeTlb as u32)) as c_int;
+        // SAFETY: By contract.
+        let raw = unsafe { bindings::ib_umem_odp_alloc_implicit(device, access) };
+        // INVARIANT: It is the current process's, which has not changed.
+        Ok(Self {
+            implicit: Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
+            _mm: mm,
+            mapper: mapper.clone(),
+        })
+    }
+
+    /// Watches `length` bytes at `address` of the process. Sleeps.
+    ///
+    /// `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more.
+    pub fn watch<P: Pager>(&self, address: u64, length: usize, pager: P) -> Result<OnDemand<P>> {
+        let _registered = self.mapper.enter().ok_or(ENODEV)?;
+        // SAFETY: The structure is implicit by the type invariant, and its device registered. The
+        // operations are static. C refers to the address space, which `_mm` keeps.
+        // CAST: Addresses of processes are `c_ulong`.
+        let raw = unsafe {
+            bindings::ib_umem_odp_alloc_child(
+                self.implicit.0.as_ptr(),
+                address as c_ulong,
+                length,
+                Memory::<P>::OPS_REF,
+            )
+        };
+        let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
+        OnDemand::keep(Memory::of(owned, &self.mapper, pager)?)
+    }
+}
+
+// SAFETY: Nothing of the structure is bound to a thread.
+unsafe impl Send for AddressSpace {}
+
+// SAFETY: The structure does not change; C reads it.
+unsafe impl Sync for AddressSpace {}
+
 /// The memory of an [`OnDemand`] (`struct ib_umem_odp`).
 ///
 /// # Invariants
@@ -246,7 +320,15 @@ impl<P: Pager> Memory<P> {
                 Self::OPS_REF,
             )
         };
-        let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
+        Self::of(
+            Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
+            mapper,
+            pager,
+        )
+    }
+
+    /// Watches memory of the device of `mapper`, whose operations are [`Self::OPS`].
+    fn of(owned: Owned, mapper: &Arc<Mapper>, pager: P) -> Result<Arc<Self>> {
         // SAFETY: Valid, and none of this changes.
         let (pages, address, length) = unsafe {
             let raw = owned.0.as_ref();

@@ -64,6 +64,8 @@ wire_enum! {
         UnmapPages = 0x003a,
         /// [`RefusePages`].
         RefusePages = 0x003b,
+        /// [`AttachRegion`].
+        AttachRegion = 0x003c,
         /// [`CreateCq`].
         CreateCq = 0x0040,
         /// [`DestroyCq`].

@@ -79,6 +79,9 @@ pub const F_IGNORED_OVERRUN: u32 = 15;
 /// Feature bit: the driver says which process a context is for.
 pub const F_CONTEXT_NAMES: u32 = 16;
 
+/// Feature bit: regions on demand can be made of other regions. Needs [`F_ON_DEMAND_PAGING`].
+pub const F_NESTED_PAGING: u32 = 17;
+
 /// Virtqueue that carries control commands.
 pub const CONTROL_QUEUE: u16 = 0;
 

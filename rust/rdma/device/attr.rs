@@ -107,6 +107,8 @@ pub struct OnDemandPaging {
     pub xrc: OnDemandOperations,
     /// Datagrams.
     pub datagram: OnDemandOperations,
+    /// Whether a region can be all of an address space, where there are such regions.
+    pub implicit: bool,
 }
 
 /// Attributes of a device (`struct ib_device_attr`). A limit of 0: the device has no such thing.
@@ -235,7 +237,11 @@ impl DeviceAttr {
         let paging = &self.on_demand_paging;
         if *paging != OnDemandPaging::default() {
             raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_ON_DEMAND_PAGING);
-            raw.odp_caps.general_caps = u64::from(bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT);
+            let mut general = bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT;
+            if paging.implicit {
+                general |= bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT_IMPLICIT;
+            }
+            raw.odp_caps.general_caps = u64::from(general);
             let transports = &mut raw.odp_caps.per_transport_caps;
             transports.rc_odp_caps = paging.reliable.bits();
             transports.uc_odp_caps = paging.unreliable.bits();

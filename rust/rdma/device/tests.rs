@@ -77,7 +77,10 @@ mod cases {
             let paging = &raw.odp_caps;
             assert_eq!(
                 paging.general_caps,
-                u64::from(bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT)
+                u64::from(
+                    bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT
+                        | bindings::ib_odp_general_cap_bits_IB_ODP_SUPPORT_IMPLICIT
+                )
             );
             assert_eq!(
                 paging.per_transport_caps.rc_odp_caps,

@@ -110,6 +110,29 @@ mod cases {
     }
 
     #[test]
+    fn more_of_an_address_space_is_watched_later() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(PAGES)?;
+        let access = Access::LocalWrite.into();
+        // SAFETY: The device is valid, and the mapper its own.
+        let space = unsafe { AddressSpace::of_current(device.as_raw(), &mapper, access) }?;
+        let log = new_log()?;
+        let start = process.address() + PAGE_SIZE as u64;
+        let memory = space.watch(start, 3 * PAGE_SIZE, log.clone())?;
+        assert_eq!((memory.pages(), memory.offset()), (3, 0));
+        assert_eq!(*present(&memory, 1..3, true, true)?, [Some(true); 2]);
+        process.unmap(2..3)?;
+        let forgotten = log.forgotten.lock().pop();
+        assert_eq!(forgotten, Some(1..2));
+        assert!(present(&memory, 1..2, true, true).is_err());
+        drop(memory);
+        mapper.close();
+        assert_eq!(space.watch(start, PAGE_SIZE, log).err(), Some(ENODEV));
+        Ok(())
+    }
+
+    #[test]
     fn pages_have_addresses_of_their_own() -> Result {
         with_memory(Access::LocalWrite.into(), |memory, _, _, _| {
             memory.map(0..PAGES, true, true, |pages| {

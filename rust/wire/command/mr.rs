@@ -14,6 +14,9 @@ pub mod mr_flags {
     /// The region has no pages before [`MapPages`](crate::command::MapPages) gives it some;
     /// `first_chunk` of `pages` is 0.
     pub const ON_DEMAND: u32 = 1 << 1;
+    /// The pages of a region [on demand](ON_DEMAND) are other such regions, which
+    /// [`AttachRegion`](crate::command::AttachRegion) gives it.
+    pub const NESTED: u32 = 1 << 2;
 }
 
 /// Registers a memory region.

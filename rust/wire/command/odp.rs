@@ -90,3 +90,20 @@ pub struct RefusePages {
     pub page_count: U32,
 }
 command!(RefusePages => Empty, RefusePages, 16);
+
+/// Makes a region [on demand](super::mr_flags::ON_DEMAND) a page of a
+/// [nested](super::mr_flags::NESTED) one, until it is deregistered, or the page is taken from the
+/// nested region.
+#[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AttachRegion {
+    /// Protection domain of both regions.
+    pub pd: U32,
+    /// Key of the nested region.
+    pub key: U32,
+    /// The page.
+    pub page: U32,
+    /// Key of the region that it is, which is as long as a page, and begins with a page.
+    pub region: U32,
+}
+command!(AttachRegion => Empty, AttachRegion, 16);

@@ -239,6 +239,7 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::MapPages { pd, key, first_page, page_count, table }
         command::UnmapPages { pd, key, first_page, page_count }
         command::RefusePages { pd, key, first_page, page_count }
+        command::AttachRegion { pd, key, page, region }
         command::QpCreated { qpn, slot }
         command::ModifyQp { qpn, reserved, attributes }
         command::QueryQp { qpn, reserved }
@@ -436,11 +437,11 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
-            F_IGNORED_OVERRUN, F_CONTEXT_NAMES,
+            F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
-        "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND }
+        "VIRTIO_RDMA_MR_FLAG_": mr_flags { ALL_MEMORY, ON_DEMAND, NESTED }
         "VIRTIO_RDMA_FAULT_FLAG_": fault_flags { WRITE }
         "VIRTIO_RDMA_CQ_FLAG_": cq_flags { IGNORE_OVERRUN }
         "VIRTIO_RDMA_REREGISTER_FLAG_": reregister_flags { TRANSLATION, PD, ACCESS }
@@ -630,6 +631,7 @@ fn commands_agree() {
             row::<command::MapPages>(),
             row::<command::UnmapPages>(),
             row::<command::RefusePages>(),
+            row::<command::AttachRegion>(),
             row::<command::CreateCq>(),
             row::<command::DestroyCq>(),
             row::<command::ResizeCq>(),

@@ -49,14 +49,24 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// `len` bytes of zeroed memory, rounded up to whole pages.
     pub fn new(len: usize) -> Result<Self> {
+        Self::map(0, len, 0)
+    }
+
+    /// As [`new`](Self::new), from the page at that address on, where nothing may be.
+    pub fn at(addr: usize, len: usize) -> Result<Self> {
+        Self::map(addr, len, libc::MAP_FIXED_NOREPLACE)
+    }
+
+    fn map(addr: usize, len: usize, flags: i32) -> Result<Self> {
         let len = len.max(1).next_multiple_of(PAGE);
-        // SAFETY: an anonymous mapping at an address the kernel chooses touches nothing that exists.
+        // SAFETY: an anonymous mapping at an address the kernel chooses, or that replaces none, touches nothing that
+        // exists.
         let base = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                std::ptr::without_provenance_mut(addr),
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
                 -1,
                 0,
             )

@@ -267,6 +267,8 @@ causes! {
     RegionBound = 143 => "memory windows are bound to the memory region",
     /// The region has no page of that number.
     PageNumber = 145 => "page number is outside of the memory region",
+    /// What cannot be a page of a nested region, or has none.
+    NestedPage = 165 => "no region on demand that is as long as a page, or no nested region",
     /// The right to make memory survive, for memory that is lost with the machine.
     NotPersistent = 146 => "memory does not survive a loss of power",
     /// A flush came again before it was done.

@@ -22,9 +22,9 @@ use crate::{
 };
 use vrnic_wire::{
     command::{
-        self, AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command,
-        CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
-        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
+        self, AllocateMr, AllocateMw, AttachMulticast, AttachRegion, BindCounterSet, ClearGid,
+        Command, CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd,
+        CreateQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
         DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
         DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq, NameContext, QueryClock,
         QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RefusePages,
@@ -176,6 +176,7 @@ fn dispatch<M: Memory>(
         CommandCode::MapPages => run::<MapPages, M>,
         CommandCode::UnmapPages => run::<UnmapPages, M>,
         CommandCode::RefusePages => run::<RefusePages, M>,
+        CommandCode::AttachRegion => run::<AttachRegion, M>,
         CommandCode::CreateCq => run::<CreateCq, M>,
         CommandCode::DestroyCq => run::<DestroyCq, M>,
         CommandCode::ResizeCq => run::<ResizeCq, M>,

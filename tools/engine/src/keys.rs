@@ -9,7 +9,7 @@ use crate::{
     limits::{Features, Limits},
     memory::{GuestAddress, HostRange, Memory},
     pages::{Half, Pages, Waiter, Want},
-    region::{Region, RegionMemory, check_extent},
+    region::{Nested, Region, RegionMemory, check_extent},
     window::{Binding, Window},
 };
 use rand_chacha::ChaCha12Rng;
@@ -279,10 +279,23 @@ impl Keys {
     /// Takes out the region that a command names by that key.
     pub(crate) fn remove_region(&mut self, key: u32) -> Option<Region> {
         self.region(key)?;
-        match self.remove(index_of(key))? {
-            Object::Region(region) => Some(region),
-            Object::Window(_) => None,
+        let Object::Region(region) = self.remove(index_of(key))? else {
+            return None;
+        };
+        if let RegionMemory::Nested(nested) = &region.memory {
+            for &page in nested.regions.values() {
+                if let Some(page) = self.region_at(page) {
+                    page.page_of = None;
+                }
+            }
         }
+        if let Some((nested, page)) = region.page_of
+            && let Some(nested) = self.nested_at(nested)
+            && nested.regions.get(&page) == Some(&index_of(key))
+        {
+            nested.regions.remove(&page);
+        }
+        Some(region)
     }
 
     /// Takes out the window that a command names by that key.
@@ -358,18 +371,109 @@ impl Keys {
 
     /// The pages of the region of `pd` that a command names by that key.
     pub(crate) fn pages_mut(&mut self, pd: u32, key: u32) -> Result<&mut Pages, Cause> {
-        match self.region_mut(key) {
-            Some(Region {
-                pd: owner,
+        let region = self.region_mut(key).ok_or(Cause::UnknownKey)?;
+        let owner = region.pd;
+        let pages = region.memory.pages_mut().ok_or(Cause::UnknownKey)?;
+        (owner == pd).then_some(pages).ok_or(Cause::PdMismatch)
+    }
+
+    /// Makes the region `key` of `pd` page `page` of the nested region of that index, of the same
+    /// domain, in the place of what was there; it must be on demand and as long as a page.
+    pub(crate) fn attach(
+        &mut self,
+        pd: u32,
+        nested: u32,
+        page: u32,
+        key: u32,
+    ) -> Result<(), Cause> {
+        let size = match self
+            .region_at(index_of(nested))
+            .map(|region| &region.memory)
+        {
+            Some(RegionMemory::Nested(nested)) => nested.pages.page_size(),
+            _ => return Err(Cause::NestedPage),
+        };
+        let region = self.region_mut(key).ok_or(Cause::UnknownKey)?;
+        if region.pd != pd {
+            return Err(Cause::PdMismatch);
+        }
+        match &region.memory {
+            RegionMemory::Paged(pages) if pages.is_whole(size) => {}
+            _ => return Err(Cause::NestedPage),
+        }
+        if region.page_of.is_some() {
+            return Err(Cause::RegionBound);
+        }
+        region.page_of = Some((index_of(nested), page));
+        let before = match self.nested_at(index_of(nested)) {
+            Some(nested) => nested.regions.insert(page, index_of(key)),
+            None => None,
+        };
+        if let Some(before) = before.and_then(|index| self.region_at(index)) {
+            before.page_of = None;
+        }
+        Ok(())
+    }
+
+    /// Takes pages from a nested region; gives how many were there.
+    pub(crate) fn detach(&mut self, nested: u32, pages: &std::ops::Range<u32>) -> u64 {
+        let Some(nested) = self.nested_at(index_of(nested)) else {
+            return 0;
+        };
+        let gone: Vec<u32> = (nested.regions)
+            .extract_if(|page, _| pages.contains(page))
+            .map(|(_, index)| index)
+            .collect();
+        for &index in &gone {
+            if let Some(region) = self.region_at(index) {
+                region.page_of = None;
+            }
+        }
+        gone.len() as u64
+    }
+
+    fn nested_at(&mut self, index: u32) -> Option<&mut Nested> {
+        match &mut self.region_at(index)?.memory {
+            RegionMemory::Nested(nested) => Some(nested),
+            _ => None,
+        }
+    }
+
+    /// The pages of a region that is one of a nested region.
+    fn paged_at(&self, index: u32) -> Option<&Pages> {
+        match &self.by_index.get(&index)?.object {
+            Object::Region(Region {
                 memory: RegionMemory::Paged(pages),
                 ..
-            }) if *owner == pd => Ok(pages),
-            Some(Region {
-                memory: RegionMemory::Paged(_),
-                ..
-            }) => Err(Cause::PdMismatch),
-            _ => Err(Cause::UnknownKey),
+            }) => Some(pages),
+            _ => None,
         }
+    }
+
+    /// Does something with each piece of `length` bytes at `offset` of a nested region; that gives
+    /// what is missing.
+    fn in_nested(
+        &self,
+        nested: &Nested,
+        index: u32,
+        (offset, length): (u64, u64),
+        write: bool,
+        mut each: impl FnMut(&Pages, u64, u64) -> Result<(), Want>,
+    ) -> Result<(), Cause> {
+        let mut result = Ok(());
+        for (page, inside, part) in nested.pieces(offset, length) {
+            let region = nested.regions.get(&page).copied();
+            let there = region.and_then(|region| Some((region, self.paged_at(region)?)));
+            let found = if let Some((region, pages)) = there {
+                each(pages, inside, part).map_err(|want| self.note_fault(region, want))
+            } else {
+                let pages = page..page + 1;
+                Err(self.note_fault(index, Want { pages, write }))
+            };
+            // All that is missing is asked for at once.
+            result = result.and(found);
+        }
+        result
     }
 
     /// Remembers that an access found pages missing.
@@ -399,12 +503,9 @@ impl Keys {
         for fault in faults {
             if let Some(Entry {
                 key,
-                object:
-                    Object::Region(Region {
-                        memory: RegionMemory::Paged(pages),
-                        ..
-                    }),
+                object: Object::Region(region),
             }) = self.by_index.get_mut(&fault.index)
+                && let Some(pages) = region.memory.pages_mut()
                 && pages.want(&fault.want, waiter)
             {
                 news.push(*key);
@@ -418,10 +519,8 @@ impl Keys {
     /// Somebody waits for no page any more.
     pub(crate) fn wait_no_more(&mut self, waiter: Waiter) {
         for index in self.waits.remove(&waiter).unwrap_or_default() {
-            if let Some(Region {
-                memory: RegionMemory::Paged(pages),
-                ..
-            }) = self.region_at(index)
+            if let Some(region) = self.region_at(index)
+                && let Some(pages) = region.memory.pages_mut()
             {
                 pages.forget(waiter);
             }
@@ -648,6 +747,14 @@ impl Keys {
             RegionMemory::Paged(pages) => pages
                 .ranges(offset, length, changes(rights), ranges)
                 .map_err(|want| self.note_fault(index, want)),
+            RegionMemory::Nested(nested) => {
+                let before = ranges.len();
+                let (place, write) = ((offset, length), changes(rights));
+                let each =
+                    |pages: &Pages, offset, length| pages.ranges(offset, length, write, ranges);
+                let resolved = self.in_nested(nested, index, place, write, each);
+                resolved.inspect_err(|_| ranges.truncate(before))
+            }
             RegionMemory::All => memory
                 .resolve(GuestAddress(offset), length)
                 .map(|range| ranges.push(range))
@@ -688,6 +795,12 @@ impl Keys {
                     Some(want) => Err(self.note_fault(index, want)),
                     None => Ok(()),
                 }
+            }
+            RegionMemory::Nested(nested) if rights & access::PLACEMENT == 0 => {
+                let (place, write) = ((offset, length.min(AHEAD)), changes(rights));
+                self.in_nested(nested, index, place, write, |pages, offset, length| {
+                    pages.missing(offset, length, write).map_or(Ok(()), Err)
+                })
             }
             RegionMemory::All if memory.resolve(GuestAddress(offset), length).is_none() => {
                 Err(Cause::LocalUnmapped)

@@ -119,6 +119,8 @@ pub struct Features {
     pub ignored_overrun: bool,
     /// [`config::F_CONTEXT_NAMES`].
     pub context_names: bool,
+    /// [`config::F_NESTED_PAGING`].
+    pub nested_paging: bool,
 }
 
 impl Features {
@@ -140,6 +142,7 @@ impl Features {
         clock: true,
         ignored_overrun: true,
         context_names: true,
+        nested_paging: true,
     };
 
     /// Takes feature bits as the transport negotiates them; others have no meaning here.
@@ -161,6 +164,7 @@ impl Features {
             clock: bits & 1 << config::F_CLOCK != 0,
             ignored_overrun: bits & 1 << config::F_IGNORED_OVERRUN != 0,
             context_names: bits & 1 << config::F_CONTEXT_NAMES != 0,
+            nested_paging: bits & 1 << config::F_NESTED_PAGING != 0,
         }
     }
 
@@ -182,6 +186,7 @@ impl Features {
             | (self.clock as u64) << config::F_CLOCK
             | (self.ignored_overrun as u64) << config::F_IGNORED_OVERRUN
             | (self.context_names as u64) << config::F_CONTEXT_NAMES
+            | (self.nested_paging as u64) << config::F_NESTED_PAGING
     }
 
     /// Whether there are extended reliable connections, which need shared receive queues.

@@ -97,6 +97,11 @@ impl Pages {
         self.shape.page_size
     }
 
+    /// Whether they are `length` bytes that begin with a page, so that they can be a page themselves.
+    pub(crate) fn is_whole(&self, length: u64) -> bool {
+        self.shape.offset == 0 && self.shape.length == length
+    }
+
     /// Host ranges that it has room for, and what it takes to find them.
     pub(crate) fn translations(&self) -> usize {
         self.blocks.len() + self.used * BLOCK

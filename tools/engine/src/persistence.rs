@@ -184,7 +184,9 @@ pub(crate) fn flush_ranges<M: Memory>(
             }
         }
         RegionMemory::Paged(_) => {}
-        RegionMemory::All | RegionMemory::Null => return Err(Cause::NotPersistent),
+        RegionMemory::Nested(_) | RegionMemory::All | RegionMemory::Null => {
+            return Err(Cause::NotPersistent);
+        }
     }
     Ok(ranges)
 }

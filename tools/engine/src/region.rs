@@ -10,6 +10,7 @@ use crate::{
     pages::Pages,
     persistence,
 };
+use rustc_hash::FxHashMap;
 use vrnic_wire::{
     U64,
     memory::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, TABLE_ENTRY_LENGTH, access},
@@ -27,10 +28,56 @@ pub(crate) enum RegionMemory {
     Buffer(Buffer),
     /// Pages that the driver gives and takes.
     Paged(Pages),
+    /// Other regions, each in the place of a page.
+    Nested(Box<Nested>),
     /// All memory of the guest: addresses are bus addresses, resolved with each access.
     All,
     /// Zeros that keep nothing, at every address.
     Null,
+}
+
+/// A region on demand whose pages are other regions on demand.
+#[derive(Debug)]
+pub(crate) struct Nested {
+    /// Which are wanted, and by whom. None is ever there.
+    pub(crate) pages: Pages,
+    /// Indices of the regions, by the number of the page.
+    pub(crate) regions: FxHashMap<u32, u32>,
+}
+
+impl Nested {
+    /// The `length` bytes at `offset`, which lie in the region, in pieces that are each in one page:
+    /// the page, where they begin in it, and how many they are.
+    pub(crate) fn pieces(
+        &self,
+        mut offset: u64,
+        mut length: u64,
+    ) -> impl Iterator<Item = (u32, u64, u64)> + use<> {
+        let size = self.pages.page_size();
+        std::iter::from_fn(move || {
+            if length == 0 {
+                return None;
+            }
+            let inside = offset % size;
+            let part = (size - inside).min(length);
+            // A page list has no more pages than 32 bits can count.
+            let piece = ((offset / size) as u32, inside, part);
+            offset += part;
+            length -= part;
+            Some(piece)
+        })
+    }
+}
+
+impl RegionMemory {
+    /// Which pages are wanted, and by whom; [`None`] if none can be missing.
+    pub(crate) fn pages_mut(&mut self) -> Option<&mut Pages> {
+        match self {
+            Self::Paged(pages) => Some(pages),
+            Self::Nested(nested) => Some(&mut nested.pages),
+            Self::Buffer(_) | Self::All | Self::Null => None,
+        }
+    }
 }
 
 /// What makes a region one for fast registration.
@@ -59,6 +106,8 @@ pub(crate) struct Region {
     pub(crate) fast: Option<Fast>,
     /// Memory windows that are bound to it.
     pub(crate) windows: u32,
+    /// Index of the nested region that it is a page of, and the number of that page.
+    pub(crate) page_of: Option<(u32, u32)>,
     /// What a flush makes survive, besides pages that come and go: one range in each block.
     pub(crate) flush_ranges: Vec<HostRange>,
 }
@@ -102,6 +151,7 @@ impl Region {
                 valid: false,
             }),
             windows: 0,
+            page_of: None,
             flush_ranges: Vec::new(),
         }
     }
@@ -117,6 +167,7 @@ impl Region {
             (Some(fast), _) => fast.table.translations() + fast.max_pages as usize,
             (None, RegionMemory::Buffer(buffer)) => buffer.translations(),
             (None, RegionMemory::Paged(pages)) => pages.translations(),
+            (None, RegionMemory::Nested(nested)) => nested.pages.translations(),
             (None, RegionMemory::All | RegionMemory::Null) => 0,
         }
     }
@@ -126,6 +177,7 @@ impl Region {
         match &self.memory {
             RegionMemory::Buffer(buffer) => Some(buffer.length()),
             RegionMemory::Paged(pages) => Some(pages.length()),
+            RegionMemory::Nested(nested) => Some(nested.pages.length()),
             RegionMemory::All | RegionMemory::Null => None,
         }
     }
@@ -204,7 +256,10 @@ impl Region {
         }
         let old = match &mut self.memory {
             RegionMemory::Buffer(buffer) => std::mem::take(buffer),
-            RegionMemory::Paged(_) | RegionMemory::All | RegionMemory::Null => {
+            RegionMemory::Paged(_)
+            | RegionMemory::Nested(_)
+            | RegionMemory::All
+            | RegionMemory::Null => {
                 return Err(Cause::RegisterKey);
             }
         };

@@ -14,17 +14,17 @@ use std::time::Duration;
 use vrnic_engine::{
     Cause, RnicConfig, Segmentation,
     segment::Body,
-    testing::{Connection, Node, Pager, QpOptions, Send, World, gid_of},
+    testing::{Connection, Mr, Node, Pager, QpOptions, Send, World, gid_of},
 };
 use vrnic_wire::{
     command::{
-        DeregisterMr, DestroyQp, MapPages, RefusePages, ReregisterMr, Status as CommandStatus,
-        TakePageFault, UnmapPages, reregister_flags,
+        AttachRegion, DeregisterMr, DestroyQp, MapPages, RefusePages, RegisterMr, ReregisterMr,
+        Status as CommandStatus, TakePageFault, UnmapPages, mr_flags, reregister_flags,
     },
     completion::{Opcode, Status},
     counter::Counter,
     event::EventType,
-    memory::access,
+    memory::{PageList, access},
     qp::{QpAttributes, QpState, QpType, attribute},
     work::{AddressVector, SendOpcode, placement},
 };
@@ -181,6 +181,239 @@ fn every_operation_waits_and_is_done() {
             assert!(faults > 0 && faults < 12, "{opcode:?}: {faults} faults");
         }
     }
+}
+
+/// Binary logarithm of the size of a page of a nested region, and how many it has.
+const NESTED_SHIFT: u8 = 14;
+const NESTED_PAGES: u32 = 5;
+
+/// A nested region of the peer, its address, and the regions that became its pages.
+struct NestedRegion {
+    key: u32,
+    pages: Vec<Option<(Mr, usize)>>,
+    refuses: bool,
+}
+
+impl NestedRegion {
+    const SIZE: usize = 1 << NESTED_SHIFT;
+
+    fn request(s: &Setup) -> RegisterMr {
+        RegisterMr {
+            pd: s.world.nodes[1].guest.pd.into(),
+            access: RIGHTS_NESTED.into(),
+            flags: (mr_flags::ON_DEMAND | mr_flags::NESTED).into(),
+            pages: PageList {
+                length: (u64::from(NESTED_PAGES) << NESTED_SHIFT).into(),
+                page_count: NESTED_PAGES.into(),
+                page_shift: NESTED_SHIFT,
+                ..PageList::default()
+            },
+            ..RegisterMr::default()
+        }
+    }
+
+    fn new(s: &mut Setup) -> Self {
+        let request = Self::request(s);
+        Self {
+            key: s.command(1, request).unwrap().key.get(),
+            pages: (0..NESTED_PAGES).map(|_| None).collect(),
+            refuses: false,
+        }
+    }
+
+    fn attach(&self, s: &mut Setup, page: u32, region: u32) -> Result<(), CommandStatus> {
+        let request = AttachRegion {
+            pd: s.world.nodes[1].guest.pd.into(),
+            key: self.key.into(),
+            page: page.into(),
+            region: region.into(),
+        };
+        s.command(1, request).map(|_| ())
+    }
+
+    /// A region that can be a page.
+    fn page(s: &mut Setup) -> (Mr, usize) {
+        let Node { rnic, guest } = &mut s.world.nodes[1];
+        let mr = guest.paged_mr(rnic, 0, Self::SIZE, RIGHTS_NESTED);
+        let number = s.pager.add(1, &mr);
+        (mr, number)
+    }
+
+    /// Gives pages, or refuses them, until nothing happens any more. How often they were asked for.
+    fn settle(&mut self, s: &mut Setup) -> u32 {
+        let mut asked = 0;
+        loop {
+            s.settle();
+            let pd = s.world.nodes[1].guest.pd.into();
+            let key = self.key.into();
+            let fault = s.command(1, TakePageFault { pd, key }).unwrap();
+            if fault.page_count.get() == 0 {
+                return asked;
+            }
+            asked += 1;
+            let (first_page, page_count) = (fault.first_page, fault.page_count);
+            if self.refuses {
+                let refuse = RefusePages {
+                    pd,
+                    key,
+                    first_page,
+                    page_count,
+                };
+                s.command(1, refuse).unwrap();
+                continue;
+            }
+            for page in first_page.get()..first_page.get() + page_count.get() {
+                let region = Self::page(s);
+                self.attach(s, page, region.0.key).unwrap();
+                self.pages[page as usize] = Some(region);
+            }
+        }
+    }
+
+    /// What is in it.
+    fn bytes(&self, s: &Setup, offset: usize, length: usize) -> Vec<u8> {
+        let byte = |at: usize| {
+            let (_, number) = self.pages[at / Self::SIZE].as_ref().expect("was asked for");
+            s.pager.arena(*number).get(at % Self::SIZE, 1)[0]
+        };
+        (offset..offset + length).map(byte).collect()
+    }
+
+    fn write(&self, s: &mut Setup, offset: u64, length: usize) {
+        let element = s.sge(0, 100, length);
+        let write = Send::new(1, SendOpcode::Write).rdma(offset, self.key);
+        s.send(&write.element(element));
+    }
+}
+
+const RIGHTS_NESTED: u32 = access::QUEUE_PAIR | access::FLUSH_GLOBAL;
+
+#[test]
+fn pages_of_a_nested_region_are_regions() {
+    for mut s in setups() {
+        let mut nested = NestedRegion::new(&mut s);
+        // Over two borders of pages, of which none is there.
+        let (offset, length) = (NestedRegion::SIZE - 8, NestedRegion::SIZE + 16);
+        nested.write(&mut s, offset as u64, length);
+        s.world.run(Duration::from_millis(50));
+        assert!(s.c.send_cqs[0].drain().is_empty(), "it waits");
+        let asked = nested.settle(&mut s);
+        assert!((1..=3).contains(&asked), "asked {asked} times");
+        assert_eq!(s.c.send_cqs[0].drain()[0].status, Status::Success);
+        assert_eq!(nested.bytes(&s, offset, length), s.bytes(0, 100, length));
+        assert!(nested.pages[3].is_none() && nested.pages[4].is_none());
+
+        // Read back, while its pages come and go.
+        let key = nested.pages[1].as_ref().unwrap().1;
+        s.pager.forget(&mut s.world, key, 1..3);
+        let element = s.sge(0, 20_000, length);
+        let read = Send::new(2, SendOpcode::Read).rdma(offset as u64, nested.key);
+        s.send(&read.element(element));
+        assert_eq!(nested.settle(&mut s), 0, "all regions are there");
+        assert_eq!(s.c.send_cqs[0].drain()[0].status, Status::Success);
+        assert_eq!(nested.bytes(&s, offset, length), s.bytes(0, 20_000, length));
+
+        // A region that is gone is asked for anew, as is one that was taken away.
+        let pd = s.world.nodes[1].guest.pd;
+        let gone = nested.pages[0].take().unwrap().0.key;
+        s.command(
+            1,
+            DeregisterMr {
+                pd: pd.into(),
+                key: gone.into(),
+            },
+        )
+        .unwrap();
+        let unmap = UnmapPages {
+            pd: pd.into(),
+            key: nested.key.into(),
+            first_page: 1.into(),
+            page_count: 4.into(),
+        };
+        s.command(1, unmap).unwrap();
+        nested.write(&mut s, offset as u64, length);
+        assert!(nested.settle(&mut s) > 0);
+        assert_eq!(s.c.send_cqs[0].drain()[0].status, Status::Success);
+        assert_eq!(nested.bytes(&s, offset, length), s.bytes(0, 100, length));
+
+        // What cannot be there is an access error, and what is beyond the end is one at once.
+        nested.refuses = true;
+        nested.write(&mut s, (4 * NestedRegion::SIZE) as u64, 8);
+        assert_eq!(nested.settle(&mut s), 1);
+        let status = s.c.send_cqs[0].drain()[0].status;
+        assert_eq!(status, Status::RemoteAccess);
+        assert_eq!(s.state(0), QpState::Error);
+    }
+}
+
+#[test]
+fn pages_of_nested_regions_are_checked() {
+    let mut s = Setup::new(Segmentation::Local, QpType::ReliableConnection);
+    let nested = NestedRegion::new(&mut s);
+    let (mr, number) = NestedRegion::page(&mut s);
+    let short = {
+        let Node { rnic, guest } = &mut s.world.nodes[1];
+        guest
+            .paged_mr(rnic, 0, NestedRegion::SIZE - 4096, RIGHTS_NESTED)
+            .key
+    };
+    let invalid = Err(CommandStatus::InvalidArgument);
+    assert_eq!(nested.attach(&mut s, NESTED_PAGES, mr.key), invalid);
+    assert_eq!(nested.attach(&mut s, 0, short), invalid);
+    assert_eq!(nested.attach(&mut s, 0, nested.key), invalid);
+    assert_eq!(
+        nested.attach(&mut s, 0, mr.key ^ 1),
+        Err(CommandStatus::NotFound)
+    );
+    assert_eq!(nested.attach(&mut s, 0, mr.key), Ok(()));
+    assert_eq!(nested.attach(&mut s, 1, mr.key), Err(CommandStatus::Busy));
+    // Another takes its place, and it is free again.
+    let (other, _) = NestedRegion::page(&mut s);
+    assert_eq!(nested.attach(&mut s, 0, other.key), Ok(()));
+    assert_eq!(nested.attach(&mut s, 1, mr.key), Ok(()));
+    let plain = NestedRegion {
+        key: mr.key,
+        pages: Vec::new(),
+        refuses: false,
+    };
+    assert_eq!(plain.attach(&mut s, 0, other.key), invalid);
+
+    let pd = s.world.nodes[1].guest.pd.into();
+    let map = MapPages {
+        pd,
+        key: nested.key.into(),
+        page_count: 1.into(),
+        ..MapPages::default()
+    };
+    assert_eq!(s.command(1, map).map(|_| ()), invalid);
+    for change in [
+        |request: &mut RegisterMr| request.flags = mr_flags::NESTED.into(),
+        |request: &mut RegisterMr| request.access = access::FLUSH_PERSISTENT.into(),
+        |request: &mut RegisterMr| {
+            request.flags = (request.flags.get() | mr_flags::ALL_MEMORY).into();
+        },
+    ] {
+        let mut request = NestedRegion::request(&s);
+        change(&mut request);
+        assert_eq!(s.command(1, request).map(|_| ()), invalid);
+    }
+
+    // Without the nested region its pages are regions as any.
+    s.command(
+        1,
+        DeregisterMr {
+            pd,
+            key: nested.key.into(),
+        },
+    )
+    .unwrap();
+    let again = NestedRegion::new(&mut s);
+    assert_eq!(again.attach(&mut s, 2, mr.key), Ok(()));
+    s.pager.map(&mut s.world, number, 0..4, true);
+    again.write(&mut s, (2 * NestedRegion::SIZE + 40) as u64, 100);
+    s.settle();
+    assert_eq!(s.c.send_cqs[0].drain()[0].status, Status::Success);
+    assert_eq!(s.pager.arena(number).get(40, 100), s.bytes(0, 100, 100));
 }
 
 #[test]

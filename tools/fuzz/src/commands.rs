@@ -15,14 +15,14 @@ use vrnic_engine::{
 };
 use vrnic_wire::{
     command::{
-        AllocateMr, AllocateMw, AttachMulticast, BindCounterSet, ClearGid, Command, CommandCode,
-        CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp, CreateSrq,
-        CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext, DestroyCounterSet,
-        DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd, DetachMulticast, MapPages,
-        ModifyCq, ModifyQp, ModifySrq, NameContext, QueryClock, QueryCounterSet, QueryCounters,
-        QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr, ReplyHeader, ReregisterMr, ResizeCq,
-        ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status, TakePageFault, UnmapPages,
-        mr_flags, qp_flags,
+        AllocateMr, AllocateMw, AttachMulticast, AttachRegion, BindCounterSet, ClearGid, Command,
+        CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
+        CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
+        DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
+        DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq, NameContext, QueryClock,
+        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
+        ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
+        Status, TakePageFault, UnmapPages, mr_flags, qp_flags,
     },
     completion::CQE_STRIDE,
     memory::{CHUNK_PAGES, LOCAL_DMA_KEY, PageList, access},
@@ -486,6 +486,16 @@ impl Scene {
                 if how & 0x80 != 0 {
                     flags = mr_flags::ON_DEMAND;
                     pages.first_chunk = 0.into();
+                    if how & 0x40 != 0 {
+                        flags |= mr_flags::NESTED;
+                        pages.offset = 0.into();
+                    }
+                    // As long as a page of a nested one.
+                    if how & 0x08 != 0 {
+                        pages.offset = 0.into();
+                        pages.length = (PAGE as u64).into();
+                        pages.page_count = 1.into();
+                    }
                 }
                 bytes_of(RegisterMr {
                     pd,
@@ -531,6 +541,15 @@ impl Scene {
                     key,
                     first_page,
                     page_count,
+                })
+            }
+            CommandCode::AttachRegion => {
+                let (pd, key) = key_of(&self.objects.mrs, input);
+                bytes_of(AttachRegion {
+                    pd: pd.into(),
+                    key: key.into(),
+                    page: (input.below(16) as u32).into(),
+                    region: key_of(&self.objects.mrs, input).1.into(),
                 })
             }
             CommandCode::DeregisterMr => {

@@ -107,7 +107,11 @@ fn capabilities(limits: &DeviceLimits, memory_placement: bool) -> Capabilities {
 
 /// What works with regions whose pages are not kept in place, on a device that has them: everything
 /// that there is.
-fn on_demand_paging(limits: &DeviceLimits, memory_placement: bool) -> OnDemandPaging {
+fn on_demand_paging(
+    limits: &DeviceLimits,
+    memory_placement: bool,
+    implicit: bool,
+) -> OnDemandPaging {
     let mut datagram = OnDemandOperation::Send | OnDemandOperation::Receive;
     if limits.max_srq.get() != 0 {
         datagram |= OnDemandOperation::SharedReceive;
@@ -125,6 +129,7 @@ fn on_demand_paging(limits: &DeviceLimits, memory_placement: bool) -> OnDemandPa
             _ => reliable,
         },
         datagram,
+        implicit,
     }
 }
 
@@ -217,7 +222,11 @@ impl Operations for Vrnic {
             max_pkeys: crate::port::PKEY_TABLE_LENGTH,
             ack_delay: ACK_DELAY,
             on_demand_paging: match &call.data().paging {
-                Some(_) => on_demand_paging(limits, call.data().memory_placement),
+                Some(_) => on_demand_paging(
+                    limits,
+                    call.data().memory_placement,
+                    call.data().nested_paging,
+                ),
                 None => OnDemandPaging::default(),
             },
             timestamp_mask: u64::MAX,

@@ -59,6 +59,7 @@ use vrnic_wire::{
         F_MEMORY_PLACEMENT,
         F_MEMORY_WINDOWS,
         F_MULTICAST,
+        F_NESTED_PAGING,
         F_NULL_KEY,
         F_ON_DEMAND_PAGING,
         F_PORT_STATE,
@@ -150,6 +151,9 @@ const IGNORED_OVERRUN: Feature = Feature::device(F_IGNORED_OVERRUN);
 /// The device wants to know which process a context is for.
 const CONTEXT_NAMES: Feature = Feature::device(F_CONTEXT_NAMES);
 
+/// Regions on demand can be made of others.
+const NESTED_PAGING: Feature = Feature::device(F_NESTED_PAGING);
+
 /// What the driver accepts.
 const FEATURES: &[Feature] = {
     const ALL: &[Feature] = &[
@@ -170,6 +174,7 @@ const FEATURES: &[Feature] = {
         CLOCK,
         IGNORED_OVERRUN,
         CONTEXT_NAMES,
+        NESTED_PAGING,
     ];
     assert!(ALL[0].bit() == F_DOORBELL);
     match ALL {
@@ -291,6 +296,8 @@ pub(crate) struct Resources<'bound> {
     pub(crate) paging: Option<Arc<PageCommands>>,
     /// Its device memory.
     pub(crate) device_memory: Arc<Pool>,
+    /// Whether regions for which it asks can be made of others.
+    pub(crate) nested_paging: bool,
     /// Regions for which it may ask.
     pub(crate) faults: Arc<Faults>,
     /// As long as there are users: they wait for what was posted.
@@ -368,6 +375,7 @@ impl<'bound> Resources<'bound> {
             port_state: dev.has_feature(PORT_STATE),
             detacher: Detacher::new()?,
             device_memory: Pool::new()?,
+            nested_paging: dev.has_feature(NESTED_PAGING),
             paging,
             faults,
             memory_placement: dev.has_feature(MEMORY_PLACEMENT),

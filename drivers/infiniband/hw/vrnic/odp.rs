@@ -42,6 +42,7 @@ use rdma::{
         Advice, //
     },
     odp::{
+        AddressSpace,
         Memory,
         OnDemand,
         Page,
@@ -57,6 +58,7 @@ use vrnic_wire::{
     command::{
         fault_flags,
         mr_flags,
+        AttachRegion,
         DeregisterMr,
         Empty,
         MapPages,
@@ -89,6 +91,15 @@ use crate::{
 
 /// Times that pages are looked up while the process changes its memory too fast.
 const PATIENCE: u32 = 10;
+
+/// Binary logarithm of the bytes of a piece of an address space, which is a region of its own.
+const PIECE_SHIFT: u8 = 30;
+
+/// Bytes of a piece.
+const PIECE: usize = 1 << PIECE_SHIFT;
+
+/// Pieces of an address space: more than any process has addresses, unless it asks for them.
+const PIECES: u32 = 1 << (48 - PIECE_SHIFT);
 
 /// Advice that waits for a region's work item; more is acted on at once.
 const MAX_WISHES: usize = 256;
@@ -226,6 +237,58 @@ struct RegionPager {
     key: AtomicU32,
     #[pin]
     wishes: Mutex<KVec<Wish>>,
+    /// Set for a region of all of an address space. What is watched of it is of no use then.
+    space: Option<Pin<KBox<Space>>>,
+}
+
+/// A region of all of an address space. The device asks for its pieces as for pages.
+#[pin_data]
+struct Space {
+    addresses: AddressSpace,
+    writable: bool,
+    faults: Arc<Faults>,
+    /// Regions of the pieces that the device asked for, by their numbers; [`None`] once the region
+    /// is gone.
+    #[pin]
+    pieces: Mutex<Option<KVec<(u32, Paged)>>>,
+}
+
+impl Space {
+    /// The memory of a piece of the region of `pager`, which becomes a region if it is none.
+    fn piece(&self, pager: &RegionPager, number: u32) -> Result<Watched> {
+        let (pd, key) = pager.region()?;
+        let mut pieces = self.pieces.lock();
+        let pieces = Option::as_mut(&mut *pieces).ok_or(ENOENT)?;
+        if let Some((_, piece)) = pieces.iter().find(|(other, _)| *other == number) {
+            return Ok(piece.memory.clone());
+        }
+        pieces.reserve(1, GFP_KERNEL)?;
+        let address = u64::from(number) << PIECE_SHIFT;
+        let own = BoxedPager::new(&pager.commands, pd, address, self.writable, None)?;
+        let memory = Arc::new(self.addresses.watch(address, PIECE, own)?, GFP_KERNEL)?;
+        // Whoever accesses it does so by the rights of the whole.
+        let request = RegisterMr {
+            pd: pd.into(),
+            iova: address.into(),
+            ..Default::default()
+        };
+        let range = mr::Range {
+            start: address,
+            length: PIECE as u64,
+            iova: address,
+        };
+        let nothing = AccessFlags::default();
+        let piece = Paged::create(&self.faults, memory, request, range, nothing)?;
+        let Empty {} = pager.commands.control.execute(&AttachRegion {
+            pd: pd.into(),
+            key: key.into(),
+            page: number.into(),
+            region: piece.key().into(),
+        })?;
+        let memory = piece.memory.clone();
+        pieces.push((number, piece), GFP_KERNEL)?;
+        Ok(memory)
+    }
 }
 
 /// A pager that can be moved into place.
@@ -281,6 +344,25 @@ impl RegionPager {
         Ok(())
     }
 
+    /// Answers what the device asks for of an address space: with pieces.
+    fn answer_pieces(&self, space: &Space, memory: &Memory<BoxedPager>, wish: &Wish) -> Result {
+        for number in wish.pages.clone() {
+            // CAST: There are not as many pieces.
+            if space.piece(self, number as u32).is_err() {
+                memory.exclusively(|| self.commands.refuse(self.region()?, number))??;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages that the device knows of the region.
+    fn pages(&self, memory: &Memory<BoxedPager>) -> usize {
+        match &self.space {
+            Some(_) => PIECES as usize,
+            None => memory.pages(),
+        }
+    }
+
     /// Answers everything that the device asks for.
     fn answer_all(&self, memory: &Memory<BoxedPager>) -> Result {
         loop {
@@ -291,7 +373,7 @@ impl RegionPager {
                 return Ok(());
             }
             let end = first.checked_add(count).ok_or(EINVAL)?;
-            if end > memory.pages() {
+            if end > self.pages(memory) {
                 return Err(EINVAL);
             }
             let wish = Wish {
@@ -299,13 +381,44 @@ impl RegionPager {
                 write: fault.flags.get() & fault_flags::WRITE != 0,
                 fault: true,
             };
-            self.answer(memory, &wish)?;
+            match &self.space {
+                Some(space) => self.answer_pieces(space, memory, &wish)?,
+                None => self.answer(memory, &wish)?,
+            }
         }
+    }
+}
+
+impl BoxedPager {
+    /// A pager for a region of `pd` at `iova`, of which the device does not know yet.
+    fn new(
+        commands: &Arc<PageCommands>,
+        pd: u32,
+        iova: u64,
+        writable: bool,
+        space: Option<Pin<KBox<Space>>>,
+    ) -> Result<Self> {
+        let pager = KBox::pin_init(
+            pin_init!(RegionPager {
+                commands: commands.clone(),
+                pd,
+                iova,
+                writable,
+                key: AtomicU32::new(0),
+                wishes <- new_mutex!(KVec::new()),
+                space,
+            }),
+            GFP_KERNEL,
+        )?;
+        Ok(Self(pager))
     }
 }
 
 impl Pager for BoxedPager {
     fn forget(&self, pages: Range<usize>) {
+        if self.0.space.is_some() {
+            return;
+        }
         if let Ok(region) = self.0.region() {
             self.0.commands.unmap(region, &pages);
         }
@@ -382,26 +495,28 @@ impl Faults {
             let start = piece.address().checked_sub(pager.iova).ok_or(EINVAL)?;
             let length = u64::from(piece.length());
             let end = start.checked_add(length).ok_or(EINVAL)?;
-            if end > memory.len() as u64 {
-                return Err(EINVAL);
-            }
-            if length == 0 {
-                continue;
-            }
-            // CAST: Within the memory.
-            let pages = pages_of(memory.offset(), start as usize..end as usize);
             let fault = advice != Advice::PrefetchNoFault;
-            found.push(
-                (
-                    memory,
-                    Wish {
-                        pages,
-                        write,
-                        fault,
-                    },
-                ),
-                GFP_KERNEL,
-            )?;
+            let wish = |pages| Wish {
+                pages,
+                write,
+                fault,
+            };
+            let Some(space) = &pager.space else {
+                if end > memory.len() as u64 {
+                    return Err(EINVAL);
+                }
+                if length > 0 {
+                    // CAST: Within the memory.
+                    let pages = pages_of(memory.offset(), start as usize..end as usize);
+                    found.push((memory, wish(pages)), GFP_KERNEL)?;
+                }
+                continue;
+            };
+            let pieces = pieces_of(start..end).ok_or(EINVAL)?;
+            for (number, bytes) in pieces {
+                let piece = space.piece(pager, number)?;
+                found.push((piece, wish(pages_of(0, bytes))), GFP_KERNEL)?;
+            }
         }
         for (memory, wish) in found {
             let pager = &memory.pager().0;
@@ -428,6 +543,24 @@ fn pages_of(offset: usize, bytes: Range<usize>) -> Range<usize> {
     (offset + bytes.start) / PAGE_SIZE..(offset + bytes.end).div_ceil(PAGE_SIZE)
 }
 
+/// The pieces of an address space that have these addresses, with the bytes of each that do.
+/// [`None`] if there are no such addresses.
+fn pieces_of(addresses: Range<u64>) -> Option<impl Iterator<Item = (u32, Range<usize>)>> {
+    const SIZE: u64 = PIECE as u64;
+
+    if addresses.end > SIZE * u64::from(PIECES) {
+        return None;
+    }
+    // CAST: There are not as many pieces, and no piece is larger than memory can be.
+    let pieces = (addresses.start / SIZE..addresses.end.div_ceil(SIZE)).map(move |number| {
+        let first = number * SIZE;
+        let start = addresses.start.max(first) - first;
+        let end = addresses.end.min(first + SIZE) - first;
+        (number as u32, start as usize..end as usize)
+    });
+    Some(pieces.filter(|(_, bytes)| !bytes.is_empty()))
+}
+
 /// A region whose pages are not kept in place. Dropping it destroys it.
 pub(crate) struct Paged {
     object: Object<DeregisterMr>,
@@ -446,25 +579,85 @@ impl Paged {
         access: AccessFlags,
         rights: u32,
     ) -> Result<Self> {
-        let iova = first_address(range.iova, access);
-        let memory = Self::watch(call, pd, range, iova, access)?;
+        // All of the address space, whatever will be there.
+        let is_space = range.start == 0 && range.length == u64::MAX;
+        let commands = call.data().paging.as_ref().ok_or(EOPNOTSUPP)?;
         let faults = &call.data().faults;
-        let unknown = faults.unknown.load(Ordering::Relaxed);
-        let (object, _) = create(
-            &call.data().control,
-            &RegisterMr {
-                pd: pd.into(),
-                access: rights.into(),
-                flags: mr_flags::ON_DEMAND.into(),
-                iova: iova.into(),
-                pages: PageList {
+        let iova = first_address(range.iova, access);
+        let writable = access.contains(Access::LocalWrite);
+        let (space, start, length) = if is_space {
+            if !call.data().nested_paging {
+                return Err(EOPNOTSUPP);
+            }
+            if iova != 0 {
+                return Err(EINVAL);
+            }
+            let addresses = AddressSpace::of_caller(call, access)?;
+            let space = pin_init!(Space {
+                addresses,
+                writable,
+                faults: faults.clone(),
+                pieces <- new_mutex!(Some(KVec::new())),
+            });
+            // What is watched has the work item that makes the pieces.
+            (Some(KBox::pin_init(space, GFP_KERNEL)?), 0, PAGE_SIZE)
+        } else {
+            if range.length == 0 || range.length > call.data().limits.max_mr_size.get() {
+                return Err(EINVAL);
+            }
+            (None, range.start, usize::try_from(range.length)?)
+        };
+        let pager = BoxedPager::new(commands, pd, iova, writable, space)?;
+        let memory = Arc::new(
+            OnDemand::new(call, start, length, access, pager)?,
+            GFP_KERNEL,
+        )?;
+        let request = RegisterMr {
+            pd: pd.into(),
+            access: rights.into(),
+            iova: iova.into(),
+            ..Default::default()
+        };
+        Self::create(faults, memory, request, *range, access)
+    }
+
+    /// Registers memory, as `request` says, which says nothing of its pages yet.
+    fn create(
+        faults: &Arc<Faults>,
+        memory: Watched,
+        request: RegisterMr,
+        range: mr::Range,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let pager = &memory.pager().0;
+        let (flags, pages) = match &pager.space {
+            Some(_) => (
+                mr_flags::ON_DEMAND | mr_flags::NESTED,
+                PageList {
+                    length: (u64::from(PIECES) << PIECE_SHIFT).into(),
+                    page_count: PIECES.into(),
+                    page_shift: PIECE_SHIFT,
+                    ..Default::default()
+                },
+            ),
+            None => (
+                mr_flags::ON_DEMAND,
+                PageList {
                     offset: (memory.offset() as u64).into(),
                     length: (memory.len() as u64).into(),
                     page_count: u32::try_from(memory.pages())?.into(),
                     page_shift: const { PAGE_SIZE.ilog2() as u8 },
                     ..Default::default()
                 },
-                ..Default::default()
+            ),
+        };
+        let unknown = faults.unknown.load(Ordering::Relaxed);
+        let (object, _) = create(
+            &pager.commands.control,
+            &RegisterMr {
+                flags: flags.into(),
+                pages,
+                ..request
             },
         )?;
         let key = object.number();
@@ -472,7 +665,7 @@ impl Paged {
             object,
             memory,
             faults: faults.clone(),
-            range: *range,
+            range,
             access,
         };
         paged.memory.pager().0.key.store(key, Ordering::Relaxed);
@@ -488,38 +681,6 @@ impl Paged {
             paged.memory.request();
         }
         Ok(paged)
-    }
-
-    /// Watches memory for a region of `pd` at `iova`, of which the device does not know yet.
-    fn watch(
-        call: &Call<'_>,
-        pd: u32,
-        range: &mr::Range,
-        iova: u64,
-        access: AccessFlags,
-    ) -> Result<Watched> {
-        let commands = call.data().paging.clone().ok_or(EOPNOTSUPP)?;
-        // All of the address space, whatever will be there.
-        if range.start == 0 && range.length == u64::MAX {
-            return Err(EOPNOTSUPP);
-        }
-        if range.length == 0 || range.length > call.data().limits.max_mr_size.get() {
-            return Err(EINVAL);
-        }
-        let pager = KBox::pin_init(
-            pin_init!(RegionPager {
-                commands,
-                pd,
-                iova,
-                writable: access.contains(Access::LocalWrite),
-                key: AtomicU32::new(0),
-                wishes <- new_mutex!(KVec::new()),
-            }),
-            GFP_KERNEL,
-        )?;
-        let length = usize::try_from(range.length)?;
-        let memory = OnDemand::new(call, range.start, length, access, BoxedPager(pager))?;
-        Ok(Arc::new(memory, GFP_KERNEL)?)
     }
 
     /// Key of the region.
@@ -542,6 +703,11 @@ impl Paged {
         if key == 0 {
             return Ok(());
         }
+        if let Some(space) = &self.memory.pager().0.space {
+            // The device does not ask for pieces any more, and who makes one finds that it is late.
+            let pieces = space.pieces.lock().take();
+            drop(pieces);
+        }
         let mut regions = self.faults.regions.lock();
         let is_ours = |memory: ArcBorrow<'_, _>| ptr::eq(&*memory, &*self.memory);
         if regions.get(key as usize).is_some_and(is_ours) {
@@ -553,10 +719,10 @@ impl Paged {
         Ok(())
     }
 
-    /// Its pages.
+    /// Its pages, as the device counts them.
     pub(crate) fn pages(&self) -> u32 {
         // CAST: The device took a region of so many.
-        self.memory.pages() as u32
+        self.memory.pager().0.pages(&self.memory) as u32
     }
 }
 
@@ -579,6 +745,30 @@ mod tests {
         assert_eq!(pages_of(0, 0..PAGE_SIZE + 1), 0..2);
         assert_eq!(pages_of(1, 0..PAGE_SIZE), 0..2);
         assert_eq!(pages_of(PAGE_SIZE - 1, 1..2), 1..2);
+    }
+
+    #[test]
+    fn addresses_have_pieces() -> Result {
+        const SIZE: u64 = PIECE as u64;
+
+        let of = |addresses| -> Result<KVec<(u32, Range<usize>)>> {
+            let mut found = KVec::new();
+            for piece in pieces_of(addresses).ok_or(EINVAL)? {
+                found.push(piece, GFP_KERNEL)?;
+            }
+            Ok(found)
+        };
+        assert!(of(5..5)?.is_empty());
+        assert_eq!(*of(5..7)?, [(0, 5..7)]);
+        assert_eq!(*of(0..SIZE)?, [(0, 0..PIECE)]);
+        assert_eq!(
+            *of(2 * SIZE - 1..3 * SIZE + 1)?,
+            [(1, PIECE - 1..PIECE), (2, 0..PIECE), (3, 0..1)]
+        );
+        let end = SIZE * u64::from(PIECES);
+        assert_eq!(*of(end - 1..end)?, [(PIECES - 1, PIECE - 1..PIECE)]);
+        assert_eq!(of(end - 1..end + 1).err(), Some(EINVAL));
+        Ok(())
     }
 
     #[test]

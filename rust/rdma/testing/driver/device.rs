@@ -92,6 +92,7 @@ pub(crate) fn attributes() -> DeviceAttr {
             unreliable: OnDemandOperation::Write.into(),
             xrc: OnDemandOperation::Read.into(),
             datagram: OnDemandOperation::Receive.into(),
+            implicit: true,
         },
         timestamp_mask: 131,
         clock_khz: 132,

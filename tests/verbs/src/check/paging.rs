@@ -9,10 +9,10 @@ use std::time::Duration;
 use super::pair::{Pair, same};
 use super::{Case, Env, expect};
 use crate::ensure;
-use crate::memory::PAGE;
+use crate::memory::{Memory, PAGE};
 use crate::stress::{During, Failure, Outcome};
 use crate::verbs::{
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, Errno, Mr, QPS_ERR, SendOp, WC_LOC_PROT_ERR,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, Mr, QPS_ERR, SendOp, Sge, WC_LOC_PROT_ERR,
     WC_REM_ACCESS_ERR, WC_SUCCESS,
 };
 
@@ -22,13 +22,15 @@ pub(super) const CASES: &[Case] = &[
     ("paging-after-fork", after_fork),
     ("paging-without-memory", without_memory),
     ("paging-never-touched", never_touched),
-    ("paging-is-refused-where-it-cannot-be", refused),
+    ("paging-of-everything", everything),
 ];
 
 /// Pages of a region.
 const PAGES: usize = 64;
 /// Bytes of a region.
 const LENGTH: usize = PAGES * PAGE;
+/// An address where a piece of a region of all memory ends and another begins.
+const BORDER: usize = 1 << 40;
 /// Rounds of traffic.
 const ROUNDS: u64 = 60;
 
@@ -228,16 +230,59 @@ fn never_touched(env: &mut Env) -> Outcome<()> {
     same(&theirs, 0, LENGTH, 2)
 }
 
-/// All of the address space at once is refused, not misunderstood.
-fn refused(env: &mut Env) -> Outcome<()> {
+/// A region of all of the address space: operations on memory anywhere, also on the border of two of the pieces that it
+/// is made of, and on memory that is not there.
+fn everything(env: &mut Env) -> Outcome<()> {
     if !env.vrnic || !has_paging(env)? {
         return Ok(());
     }
-    let access = ACCESS_LOCAL_WRITE | ACCESS_ON_DEMAND;
-    let all = Mr::of_everything(&env.pd, access).map(|_| ());
-    ensure!(
-        all == Err(Errno(libc::EOPNOTSUPP)),
-        "an implicit region: {all:?}"
-    );
+    let pair = Pair::new(env)?;
+    let all = Mr::of_everything(&env.pd, ACCESS_ALL | ACCESS_ON_DEMAND)
+        .during("ibv_reg_mr of all memory")?;
+    let element =
+        |memory: &Memory, offset, len| Sge::raw(memory.addr(offset), len as u32, all.lkey());
+    // The border is in the middle of what moves.
+    let (len, at) = (10 * PAGE + 123, LENGTH / 2 - 5 * PAGE);
+    let border = Memory::at(BORDER - LENGTH / 2, LENGTH).during("mmap")?;
+    let other = Memory::new(LENGTH).during("mmap")?;
+
+    border.fill(at, len, 1, 0);
+    let write = SendOp::Write(other.addr(7), all.rkey());
+    pair.ends[0].send(1, write, &[element(&border, at, len)])?;
+    pair.done()?;
+    holds(&other, 7, len, 1)?;
+
+    other.forget(0, LENGTH);
+    other.fill(7, len, 2, 0);
+    let read = SendOp::Read(other.addr(7), all.rkey());
+    pair.ends[0].send(1, read, &[element(&border, at, len)])?;
+    pair.done()?;
+    holds(&border, at, len, 2)?;
+
+    border.forget(at / PAGE * PAGE, 12 * PAGE);
+    pair.ends[1].recv(2, &[element(&border, at, len)])?;
+    pair.ends[0].send(1, SendOp::Send, &[element(&other, 7, len)])?;
+    pair.done()?;
+    pair.ends[1].expect(2, WC_SUCCESS)?;
+    holds(&border, at, len, 2)?;
+
+    for address in [8, 1 << 47, u64::MAX - 64] {
+        let pair = Pair::new(env)?;
+        let write = SendOp::Write(address, all.rkey());
+        pair.ends[0].send(1, write, &[element(&other, 0, 8)])?;
+        pair.ends[0].expect(1, WC_REM_ACCESS_ERR)?;
+        let pair = Pair::new(env)?;
+        pair.ends[0].send(1, SendOp::Send, &[Sge::raw(address, 8, all.lkey())])?;
+        pair.ends[0].expect(1, WC_LOC_PROT_ERR)?;
+    }
+    // It goes, with all of its pieces; what is not on demand cannot be everything.
+    all.deregister().during("ibv_dereg_mr")?;
+    let pinned = Mr::of_everything(&env.pd, ACCESS_LOCAL_WRITE).map(|_| ());
+    ensure!(pinned.is_err(), "all memory was pinned");
     Ok(())
+}
+
+fn holds(memory: &Memory, offset: usize, len: usize, key: u64) -> Outcome<()> {
+    let right = memory.check(offset, len, key, 0);
+    right.map_err(|at| Failure(format!("byte {at:?} at {offset} is not what was sent")))
 }

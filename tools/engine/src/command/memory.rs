@@ -11,11 +11,12 @@ use crate::{
     page_list::{self, Resolver},
     pages::Pages,
     persistence,
-    region::{Region, RegionMemory, check_extent, check_rights},
+    region::{Nested, Region, RegionMemory, check_extent, check_rights},
     resources::Io,
     rnic::Engine,
     window::Window,
 };
+use rustc_hash::FxHashMap;
 use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, ContextKind, DeallocateMw, DeregisterMr, Empty, MrRegistered,
@@ -93,12 +94,16 @@ impl Engine {
     }
 
     /// Pages of the shape of a list, none of which is there.
-    fn pages_without_memory(&self, list: &PageList) -> Result<Pages, Cause> {
+    fn pages_without_memory(&self, list: &PageList, nested: bool) -> Result<Pages, Cause> {
         if list.first_chunk.get() != 0 {
             return Err(Cause::ReservedField);
         }
         let shape = page_list::check(list)?;
-        if shape.length == 0 || shape.length > self.config.limits.mr_size {
+        if nested && shape.offset != 0 {
+            return Err(Cause::PageListShape);
+        }
+        // What a nested region has is limited by its pages, which are regions.
+        if shape.length == 0 || !nested && shape.length > self.config.limits.mr_size {
             return Err(Cause::RegionLength);
         }
         let pages = Pages::new(shape);
@@ -186,12 +191,19 @@ impl Execute for RegisterMr {
         let rights = self.access.get();
         let iova = self.iova.get();
         let on_demand = flags & mr_flags::ON_DEMAND != 0;
-        let known = if rnic.config.features.on_demand_paging {
-            mr_flags::ALL_MEMORY | mr_flags::ON_DEMAND
-        } else {
-            mr_flags::ALL_MEMORY
-        };
-        if flags & !known != 0 || flags.count_ones() > 1 {
+        let nested = flags & mr_flags::NESTED != 0;
+        let features = rnic.config.features;
+        let mut known = mr_flags::ALL_MEMORY;
+        if features.on_demand_paging {
+            known |= mr_flags::ON_DEMAND;
+            known |= if features.nested_paging {
+                mr_flags::NESTED
+            } else {
+                0
+            };
+        }
+        let kinds = flags & (mr_flags::ALL_MEMORY | mr_flags::ON_DEMAND);
+        if flags & !known != 0 || kinds.count_ones() > 1 || nested && !on_demand {
             return Err(Cause::Flags);
         }
         check_rights(rights, iova, rnic.config.features)?;
@@ -209,7 +221,13 @@ impl Execute for RegisterMr {
             RegionMemory::All
         } else if on_demand {
             check_extent(iova, self.pages.length.get())?;
-            RegionMemory::Paged(rnic.pages_without_memory(&self.pages)?)
+            let pages = rnic.pages_without_memory(&self.pages, nested)?;
+            if nested {
+                let regions = FxHashMap::default();
+                RegionMemory::Nested(Box::new(Nested { pages, regions }))
+            } else {
+                RegionMemory::Paged(pages)
+            }
         } else {
             check_extent(iova, self.pages.length.get())?;
             RegionMemory::Buffer(rnic.resolve_buffer(&self.pages, io)?)
@@ -222,6 +240,7 @@ impl Execute for RegisterMr {
             memory,
             fast: None,
             windows: 0,
+            page_of: None,
             flush_ranges,
         })
     }

@@ -8,13 +8,17 @@ use crate::{
     keys::index_of,
     memory::{GuestAddress, Memory},
     pages::{Page, Pages},
+    region::RegionMemory,
     resources::Io,
     rnic::Engine,
 };
 use std::ops::Range;
 use vrnic_wire::{
     U64,
-    command::{Empty, MapPages, PageFault, RefusePages, TakePageFault, UnmapPages, fault_flags},
+    command::{
+        AttachRegion, Empty, MapPages, PageFault, RefusePages, TakePageFault, UnmapPages,
+        fault_flags,
+    },
     counter::Counter,
     memory::{CHUNK_SIZE, TABLE_PAGES, page_flags},
 };
@@ -30,6 +34,12 @@ impl Engine {
             return Err(Cause::CommandCode);
         }
         self.resources.keys.pages_mut(pd, key)
+    }
+
+    /// Whether the pages of a region are other regions.
+    fn is_nested(&self, key: u32) -> bool {
+        let region = self.resources.keys.region(key);
+        region.is_some_and(|region| matches!(region.memory, RegionMemory::Nested(_)))
     }
 
     /// Changes pages of a region, and keeps count of what it takes to remember them.
@@ -116,6 +126,9 @@ impl Execute for TakePageFault {
 impl Execute for MapPages {
     fn execute<M: Memory>(self, rnic: &mut Engine, io: &mut Io<'_, M>) -> Result<Empty, Cause> {
         let (pd, key) = (self.pd.get(), self.key.get());
+        if rnic.is_nested(key) {
+            return Err(Cause::NestedPage);
+        }
         let pages = rnic.pages_mut(pd, key)?;
         let numbers = pages.numbered(self.first_page.get(), self.page_count.get())?;
         if numbers.len() > TABLE_PAGES {
@@ -143,7 +156,11 @@ impl Execute for UnmapPages {
         let (pd, key) = (self.pd.get(), self.key.get());
         let numbers =
             (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;
-        let gone = rnic.change_pages(pd, key, |pages| pages.unmap(numbers))?;
+        let gone = if rnic.is_nested(key) {
+            rnic.resources.keys.detach(key, &numbers)
+        } else {
+            rnic.change_pages(pd, key, |pages| pages.unmap(numbers))?
+        };
         let counters = &mut rnic.resources.counters;
         counters.add(Counter::PageInvalidations, gone);
         done()
@@ -156,6 +173,22 @@ impl Execute for RefusePages {
         let numbers =
             (rnic.pages_mut(pd, key)?).numbered(self.first_page.get(), self.page_count.get())?;
         rnic.wake_waiters(pd, key, Some(&numbers));
+        done()
+    }
+}
+
+impl Execute for AttachRegion {
+    fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
+        if !rnic.config.features.nested_paging {
+            return Err(Cause::CommandCode);
+        }
+        let (pd, key) = (self.pd.get(), self.key.get());
+        let page = self.page.get();
+        (rnic.pages_mut(pd, key)?).numbered(page, 1)?;
+        rnic.resources
+            .keys
+            .attach(pd, key, page, self.region.get())?;
+        rnic.wake_waiters(pd, key, None);
         done()
     }
 }

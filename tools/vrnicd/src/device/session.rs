@@ -252,6 +252,7 @@ fn reply_length(request: &[u8]) -> usize {
             CommandCode::MapPages => of::<command::MapPages>(),
             CommandCode::UnmapPages => of::<command::UnmapPages>(),
             CommandCode::RefusePages => of::<command::RefusePages>(),
+            CommandCode::AttachRegion => of::<command::AttachRegion>(),
             CommandCode::CreateCq => of::<command::CreateCq>(),
             CommandCode::DestroyCq => of::<command::DestroyCq>(),
             CommandCode::ResizeCq => of::<command::ResizeCq>(),
