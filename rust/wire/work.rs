@@ -208,7 +208,7 @@ assert_layout!(FlushTarget, TARGET_LENGTH, address @ 0, rkey @ 8, length @ 12, p
 #[repr(C)]
 pub struct RegisterTarget {
     /// Address by which work requests name the first byte; it is as far from the beginning of a
-    /// page as the memory.
+    /// page as the memory. If addresses count from 0, only where in its page the memory begins.
     pub iova: U64,
     /// Bytes; at least 1.
     pub length: U64,

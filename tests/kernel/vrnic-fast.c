@@ -27,6 +27,7 @@
 
 #define REMOTE_ACCESS (IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 #define ALL_ACCESS (IB_ACCESS_LOCAL_WRITE | REMOTE_ACCESS)
+#define ZERO_BASED (ALL_ACCESS | IB_ZERO_BASED)
 
 static unsigned int patience = 60;
 module_param(patience, uint, 0444);
@@ -226,8 +227,9 @@ static int fast_invalidate(struct fast *f, u32 key)
 	return fast_do(f, OWNER, &wr, IB_WC_LOCAL_INV);
 }
 
-/* Has the peer write or read length bytes of the registered memory, from offset on. */
-static int fast_access(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 offset, u32 length)
+/* Has the peer write or read length bytes, from offset on, of the registered memory, which begins at base. */
+static int fast_access_at(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 base, u64 offset,
+			  u32 length)
 {
 	struct ib_sge sge = {
 		.addr = f->dma + offset,
@@ -239,7 +241,7 @@ static int fast_access(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 of
 			.sg_list = &sge,
 			.num_sge = 1,
 		},
-		.remote_addr = sg_dma_address(f->sg) + offset,
+		.remote_addr = base + offset,
 		.rkey = key,
 	};
 
@@ -248,6 +250,11 @@ static int fast_access(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 of
 	sge.lkey = f->qp[PEER]->pd->local_dma_lkey;
 	return fast_do(f, PEER, &wr.wr,
 		       opcode == IB_WR_RDMA_READ ? IB_WC_RDMA_READ : IB_WC_RDMA_WRITE);
+}
+
+static int fast_access(struct fast *f, enum ib_wr_opcode opcode, u32 key, u64 offset, u32 length)
+{
+	return fast_access_at(f, opcode, key, sg_dma_address(f->sg), offset, length);
 }
 
 static int fast_write(struct fast *f, u32 key)
@@ -427,6 +434,17 @@ static void fast_rights(struct fast *f)
 	fast_expect(f, "write the last byte",
 		    fast_access(f, IB_WR_RDMA_WRITE, mr->rkey, LENGTH - 1, 1), IB_WC_SUCCESS);
 	fast_expect(f, "one byte written", fast_differences(f, 21, 22), 1);
+	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
+
+	/* Addresses count from 0, and there are none by which it is known otherwise. */
+	fast_fill(f, 23, 24);
+	fast_expect(f, "register from 0", fast_register(f, mr, ZERO_BASED), IB_WC_SUCCESS);
+	fast_expect(f, "write from 0",
+		    fast_access_at(f, IB_WR_RDMA_WRITE, mr->rkey, 0, 0, LENGTH), IB_WC_SUCCESS);
+	fast_expect(f, "what was written from 0", fast_differences(f, 24, 24), 0);
+	fast_expect(f, "write by its DMA address", fast_write(f, mr->rkey),
+		    IB_WC_REM_ACCESS_ERR);
+	fast_expect(f, "reconnect", fast_reconnect(f, f->pd), 0);
 	fast_expect(f, "invalidate", fast_invalidate(f, mr->rkey), IB_WC_SUCCESS);
 
 	/* Who lets peers write must let itself. */

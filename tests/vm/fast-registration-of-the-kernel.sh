@@ -10,5 +10,5 @@ said() { on a sh -c "dmesg | grep -o 'fast[:,] .*'"; }
 
 on -t 80 a modprobe vrnic-fast || fail "$(said)"
 said
-[ "$(said | tail -n 1)" = "fast: 79 right, 0 wrong: 0" ] || fail "$(said)"
+[ "$(said | tail -n 1)" = "fast: 85 right, 0 wrong: 0" ] || fail "$(said)"
 on a modprobe -r vrnic-fast

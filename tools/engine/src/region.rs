@@ -238,7 +238,9 @@ impl Region {
         if fast.valid {
             return Err(Cause::RegisterValid);
         }
-        check_rights(wanted.access.get(), iova, features)?;
+        let zero_based = wanted.access.get() & access::ZERO_BASED != 0;
+        let first = if zero_based { 0 } else { iova };
+        check_rights(wanted.access.get(), first, features)?;
         check_extent(iova, length)?;
         if length == 0 || length > max_length {
             return Err(Cause::RegionLength);
@@ -250,6 +252,9 @@ impl Region {
         }
         let page_size = 1u64 << wanted.page_shift;
         let skip = iova & (page_size - 1);
+        if zero_based && skip != iova {
+            return Err(Cause::AccessRights);
+        }
         // The table has few pages, so the length is far from what could overflow once it fits.
         if skip.checked_add(length).map(|end| end.div_ceil(page_size)) != Some(count.into()) {
             return Err(Cause::RegisterPages);
@@ -272,7 +277,7 @@ impl Region {
         self.flush_ranges = persistence::flush_ranges(wanted.access.get(), &self.memory, memory)?;
         fast.valid = true;
         self.access = wanted.access.get();
-        self.iova = iova;
+        self.iova = first;
         Ok(())
     }
 }

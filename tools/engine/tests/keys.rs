@@ -93,6 +93,56 @@ fn a_region_is_registered_used_invalidated_and_registered_anew() {
 }
 
 #[test]
+fn addresses_of_a_registration_can_count_from_zero() {
+    let (mut world, mut c) = connected(1);
+    let mut mr = fast(&mut world, 1);
+    let rights = RIGHTS | access::ZERO_BASED;
+    for (offset, length) in [(0, 8192), (520, 9000), (4095, 2)] {
+        let iova = (offset % 4096) as u64;
+        let mut target = mr.target(&c.mrs[1].arena, offset, length, iova);
+        target.access = rights.into();
+        mr.key = target.key.get();
+        let register = Send::new(1, SendOpcode::RegisterRegion).target(&target);
+        c.send(&mut world, 1, &register);
+        let bytes = vec![length as u8; length];
+        let first = write(&c, 2, 0, mr.key, &bytes);
+        world.settle();
+        c.send(&mut world, 0, &first);
+        world.settle();
+        assert_eq!(statuses(&c.send_cqs[0].drain()), [(2, Status::Success)]);
+        assert_eq!(c.mrs[1].arena.get(offset, length), bytes);
+        c.send(&mut world, 1, &mr.invalidate(3));
+        world.settle();
+        let done = c.send_cqs[1].drain();
+        let expected = [(1, Status::Success), (3, Status::Success)];
+        assert_eq!(statuses(&done), expected);
+    }
+    // There is nothing beyond the end, and no position beyond the first page.
+    let mut target = mr.target(&c.mrs[1].arena, 520, 100, 520);
+    target.access = rights.into();
+    mr.key = target.key.get();
+    let register = Send::new(4, SendOpcode::RegisterRegion).target(&target);
+    c.send(&mut world, 1, &register);
+    world.settle();
+    let beyond = write(&c, 5, 93, mr.key, b"beyond!!");
+    c.send(&mut world, 0, &beyond);
+    world.settle();
+    let done = c.send_cqs[0].drain();
+    assert_eq!(statuses(&done), [(5, Status::RemoteAccess)]);
+
+    let (mut world, mut c) = connected(1);
+    let mr = fast(&mut world, 1);
+    let mut target = mr.target(&c.mrs[1].arena, 520, 100, 4096 + 520);
+    target.access = rights.into();
+    let register = Send::new(6, SendOpcode::RegisterRegion).target(&target);
+    c.send(&mut world, 1, &register);
+    world.settle();
+    let done = c.send_cqs[1].drain();
+    assert_eq!(statuses(&done), [(6, Status::MemoryManagement)]);
+    assert_eq!(done[0].cause, Some(Cause::AccessRights));
+}
+
+#[test]
 fn every_stale_key_is_refused() {
     for (registered, tried, cause) in [
         (false, 0, Cause::RemoteFree),

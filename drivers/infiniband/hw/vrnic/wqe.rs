@@ -4,7 +4,10 @@
 
 use kernel::prelude::*;
 use rdma::{
-    access::AccessFlags,
+    access::{
+        Access,
+        AccessFlags, //
+    },
     mr::Mapping,
     wr::{
         Operation,
@@ -204,8 +207,13 @@ fn encode(operation: &Operation<'_, Vrnic>) -> Result<Encoded> {
 
 /// What a region becomes whose table has been filled.
 fn register_target(mapping: &Mapping, key: u32, access: AccessFlags) -> Result<RegisterTarget> {
+    let mut iova = mapping.iova;
+    if access.contains(Access::ZeroBased) {
+        // What is left says where in its page the memory begins.
+        iova &= (1 << mapping.page_shift) - 1;
+    }
     Ok(RegisterTarget {
-        iova: mapping.iova.into(),
+        iova: iova.into(),
         length: mapping.length.into(),
         key: key.into(),
         access: rights(access)?.into(),
@@ -303,6 +311,9 @@ mod tests {
         assert_eq!(target.access.get(), 0b101);
         assert_eq!(target.page_count.get(), 3);
         assert_eq!(target.page_shift, 12);
+        let from_zero = register_target(&mapping, 1, access | Access::ZeroBased)?;
+        assert_eq!(from_zero.iova.get(), 0x123);
+        assert_eq!(from_zero.access.get(), 0b10_0101);
         let on_demand = rdma::access::Access::OnDemand.into();
         assert_eq!(
             register_target(&mapping, 1, on_demand).err(),
