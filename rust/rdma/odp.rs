@@ -334,8 +334,7 @@ impl<P: Pager> Memory<P> {
             let raw = owned.0.as_ref();
             let tree = &raw.notifier.interval_tree;
             let pages = (tree.last - tree.start) / PAGE_SIZE + 1;
-            // CAST: An address of a process.
-            (pages, raw.umem.address as usize, raw.umem.length)
+            (pages, raw.umem.address, raw.umem.length)
         };
         // One for all types, as is the lock class: lockdep knows names by address.
         static WORK: &CStr = c"rdma::Memory::work";

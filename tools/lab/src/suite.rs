@@ -807,7 +807,7 @@ fn vm_tests(
     };
     thread::scope(|scope| {
         for _ in 1..settings.labs {
-            scope.spawn(&lane);
+            scope.spawn(lane);
         }
         let result = first();
         say!("== VM tests");
