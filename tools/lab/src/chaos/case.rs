@@ -145,6 +145,8 @@ impl<'a> Bench<'a> {
 
         let mut seen = Seen::default();
         let output = self.play(profile, &mut seen)?;
+        // vrnicd hangs up on a client that says nothing for a minute, which programs can take to hang.
+        self.control = Client::connect(&self.lab.control())?;
 
         let _ = self.control.stop_capture(capture);
         let mut firings = Vec::new();
