@@ -37,6 +37,7 @@ pub trait DmBuffer: Send + Sync + Sized + 'static {
     const IS_SUPPORTED: bool = true;
 
     /// Allocates `length` bytes for a process, which begin at a multiple of 2 to the `alignment`.
+    /// Both are what the process asked for, unchecked. May sleep.
     fn alloc(
         call: &Call<'_, Self::Driver>,
         context: &Ucontext<<Self::Driver as Operations>::UserContext>,

@@ -59,6 +59,7 @@ vrnicctl fault clear >/dev/null
 within 60 logs a "begins anew" "$before" || fail "the driver did not begin anew"
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2
+
 # One that is pulled out of its slot.
 slot=/sys/bus/pci/devices/$(on a sh -c "basename \$(dirname \$(readlink -f /sys/bus/virtio/devices/$virtio))")
 found_again() {

@@ -718,8 +718,8 @@ impl TestLab {
     }
 }
 
-/// Runs the VM tests in several lanes side by side. One of them begins when `first` is done, which uses the processors
-/// no better than a lab does: it waits for linkers and for single threads.
+/// Runs the VM tests in several lanes side by side. One lane runs `first` before its VM tests. The others need not wait
+/// for that, because linkers and tests with a single thread leave a processor idle.
 fn vm_tests(
     settings: &Settings,
     choice: &Choice,
