@@ -10,7 +10,7 @@
 # lab: fresh
 # lab: vrnicd faults = true
 # Linux expects that a driver has reset its device, which nobody can who has none.
-# lab: allow-kernel-warning device_release_driver_internal
+# lab: allow-kernel-warning device_release_driver_internal device_remove
 . "$LAB_LIB"
 
 virtio=$(bound a)

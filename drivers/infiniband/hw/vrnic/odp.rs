@@ -22,6 +22,10 @@ use kernel::{
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    },
     sync::{
         Arc,
         ArcBorrow,
@@ -250,7 +254,7 @@ struct Space {
     /// Regions of the pieces that the device asked for, by their numbers; [`None`] once the region
     /// is gone.
     #[pin]
-    pieces: Mutex<Option<KVec<(u32, Paged)>>>,
+    pieces: Mutex<Option<RBTree<u32, Paged>>>,
 }
 
 impl Space {
@@ -259,10 +263,10 @@ impl Space {
         let (pd, key) = pager.region()?;
         let mut pieces = self.pieces.lock();
         let pieces = Option::as_mut(&mut *pieces).ok_or(ENOENT)?;
-        if let Some((_, piece)) = pieces.iter().find(|(other, _)| *other == number) {
+        if let Some(piece) = pieces.get(&number) {
             return Ok(piece.memory.clone());
         }
-        pieces.reserve(1, GFP_KERNEL)?;
+        let node = RBTreeNodeReservation::new(GFP_KERNEL)?;
         let address = u64::from(number) << PIECE_SHIFT;
         let own = BoxedPager::new(&pager.commands, pd, address, self.writable, None)?;
         let memory = Arc::new(self.addresses.watch(address, PIECE, own)?, GFP_KERNEL)?;
@@ -286,7 +290,7 @@ impl Space {
             region: piece.key().into(),
         })?;
         let memory = piece.memory.clone();
-        pieces.push((number, piece), GFP_KERNEL)?;
+        pieces.insert(node.into_node(number, piece));
         Ok(memory)
     }
 }
@@ -597,7 +601,7 @@ impl Paged {
                 addresses,
                 writable,
                 faults: faults.clone(),
-                pieces <- new_mutex!(Some(KVec::new())),
+                pieces <- new_mutex!(Some(RBTree::new())),
             });
             // What is watched has the work item that makes the pieces.
             (Some(KBox::pin_init(space, GFP_KERNEL)?), 0, PAGE_SIZE)
