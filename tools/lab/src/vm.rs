@@ -242,7 +242,14 @@ impl Spec {
         add(&["-machine", "q35,memory-backend=mem0"]);
         match self.accelerator {
             Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
-            Accelerator::Tcg => add(&["-accel", "tcg,thread=multi", "-cpu", "max"]),
+            // The flags erms and fsrm say that `rep movsb` is fast. QEMU's translator does it byte by byte. Without
+            // them, Linux and libc copy words, and VMs boot in a sixth less of a processor's time.
+            Accelerator::Tcg => add(&[
+                "-accel",
+                "tcg,thread=multi",
+                "-cpu",
+                "max,erms=off,fsrm=off",
+            ]),
         }
         // Room for a second processor even where there is one: for a machine that can never have
         // two, QEMU's translator makes the guest's atomic instructions plain ones and drops its
