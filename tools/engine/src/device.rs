@@ -6,6 +6,7 @@ use crate::{
     explain::Explanation,
     fault::{BadSpec, Delivery, Faults, Spec},
     memory::{HostRange, Memory},
+    rate::RateLimit,
     recording::{Digest, Flight, Header, Input, Kind, Put, Recorder, put_range, put_received},
     resources::Io,
     rnic::{Engine, RnicConfig},
@@ -262,6 +263,17 @@ impl Rnic {
         self.plain(
             || Input::SetLink(up),
             |engine| engine.set_link(up),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// Gives the device another rate limit, from now on.
+    pub fn set_rate_limit(&mut self, limit: RateLimit) {
+        self.flight.note(Kind::RateLimit, 0, 0);
+        self.plain(
+            || Input::SetRateLimit(limit),
+            |engine| engine.set_rate_limit(limit),
             |()| true,
             nothing,
         );

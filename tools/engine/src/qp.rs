@@ -23,6 +23,7 @@ use crate::{
     memory::{HostRange, Memory},
     pages::Half,
     psn::Psn,
+    rate::Traffic,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
     segment::{Body, Path, Payload, Segment, Service, Touched},
@@ -66,16 +67,25 @@ pub(crate) struct Turn {
     spent: u32,
     /// Whether a part of it was over before the work was.
     cut_short: bool,
+    /// What the rate limit of the device allows.
+    allowed: Traffic,
+    /// What was sent.
+    sent: Traffic,
+    /// Whether the rate limit kept something back.
+    held_back: bool,
 }
 
 impl Turn {
-    /// A turn of at most `budget` units.
-    pub(crate) fn new(budget: u32) -> Self {
+    /// A turn of at most `budget` units, in which no more than what is `allowed` may be sent.
+    pub(crate) fn new(budget: u32, allowed: Traffic) -> Self {
         Self {
             units: budget.min(TURN_UNITS),
             bytes: TURN_BYTES,
             spent: 0,
             cut_short: false,
+            allowed,
+            sent: Traffic::default(),
+            held_back: false,
         }
     }
 
@@ -86,6 +96,9 @@ impl Turn {
             bytes: u64::MAX,
             spent: 0,
             cut_short: false,
+            allowed: Traffic::ENDLESS,
+            sent: Traffic::default(),
+            held_back: false,
         }
     }
 
@@ -94,6 +107,46 @@ impl Turn {
         self.units = self.units.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
         self.spent += 1;
+    }
+
+    /// Pays for one segment with that many bytes that is sent.
+    fn send(&mut self, bytes: u64) {
+        self.sent.bytes += bytes;
+        self.spend(bytes);
+    }
+
+    /// Pays for one request that is taken up.
+    fn begin(&mut self) {
+        self.sent.requests += 1;
+    }
+
+    /// Whether the rate limit lets more be sent. If not, there is another turn when it does.
+    fn may_send(&mut self) -> bool {
+        let may = self.sent.bytes < self.allowed.bytes;
+        self.held_back |= !may;
+        may
+    }
+
+    /// Whether the rate limit lets nothing more be sent after a packet of that many bytes.
+    fn ends_with(&self, bytes: u32) -> bool {
+        self.allowed.bytes - self.sent.bytes.min(self.allowed.bytes) <= bytes.into()
+    }
+
+    /// Whether the rate limit lets another request be taken up. If not, there is another turn when it does.
+    fn may_begin(&mut self) -> bool {
+        let may = self.sent.requests < self.allowed.requests;
+        self.held_back |= !may;
+        may
+    }
+
+    /// What was sent.
+    pub(crate) fn sent(&self) -> Traffic {
+        self.sent
+    }
+
+    /// Whether the rate limit kept something back.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.held_back
     }
 
     /// Whether others have to have their turn.
@@ -109,8 +162,13 @@ impl Turn {
             bytes,
             spent: 0,
             cut_short: false,
+            allowed: self.allowed,
+            sent: self.sent,
+            held_back: false,
         };
         work(&mut part);
+        self.sent = part.sent;
+        self.held_back |= part.held_back;
         self.units = self.units.saturating_sub(part.spent);
         self.bytes -= bytes - part.bytes;
         self.spent += part.spent;
@@ -193,6 +251,8 @@ pub(crate) struct Qp {
     awaits: [Await; Half::ALL.len()],
     /// Whether it waits for its turn.
     pub(crate) scheduled: bool,
+    /// Whether it waits for the rate limit of the device.
+    pub(crate) held_back: bool,
     /// When it will be reminded to look at its timer.
     pub(crate) reminder: Option<Instant>,
     /// What counts for it; the port's counters do if there is none.
@@ -217,6 +277,7 @@ impl Qp {
             congestion: Congestion::default(),
             awaits: Default::default(),
             scheduled: false,
+            held_back: false,
             reminder: None,
             counter_set: None,
         }

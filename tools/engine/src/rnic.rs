@@ -11,6 +11,7 @@ use crate::{
     limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
     qp::{Qp, Turn},
+    rate::{Pacer, RateLimit},
     resources::{Port, Resources},
     segment::{Body, DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
     table::Table,
@@ -119,6 +120,8 @@ pub(crate) struct QueuePairs {
     pub(crate) gsi: Option<Box<Qp>>,
     /// Queue pairs with work, first come first served.
     ready: VecDeque<u32>,
+    /// Queue pairs that wait for the rate limit of the device, first come first served.
+    held_back: VecDeque<u32>,
 }
 
 impl QueuePairs {
@@ -150,6 +153,27 @@ impl QueuePairs {
         {
             self.ready.push_back(qpn);
         }
+    }
+
+    /// Gives the queue pair a turn when the rate limit lets it send.
+    fn hold_back(&mut self, qpn: u32) {
+        if let Some(qp) = self.get_mut(qpn)
+            && !std::mem::replace(&mut qp.held_back, true)
+        {
+            self.held_back.push_back(qpn);
+        }
+    }
+
+    /// The queue pair whose turn it is: one that the rate limit held back only if it `may_send` now.
+    fn next(&mut self, may_send: bool) -> Option<u32> {
+        if let Some(qpn) = self.ready.pop_front() {
+            return Some(qpn);
+        }
+        let qpn = may_send.then(|| self.held_back.pop_front())??;
+        if let Some(qp) = self.get_mut(qpn) {
+            qp.held_back = false;
+        }
+        Some(qpn)
     }
 }
 
@@ -203,6 +227,8 @@ pub struct Engine {
     pub(crate) resolution: Option<Resolution>,
     /// Contexts that are, or are to be, polled.
     polled: Vec<u32>,
+    /// Keeps the device to its rate limit.
+    pacer: Pacer,
     /// Whether a fault made the device fail.
     pub(crate) failing: bool,
     /// Whether a fault wants the process to end.
@@ -243,10 +269,12 @@ impl Engine {
                 table: Table::new(2, config.limits.qp),
                 gsi: None,
                 ready: VecDeque::new(),
+                held_back: VecDeque::new(),
             },
             translations: 0,
             resolution: None,
             polled: Vec::new(),
+            pacer: Pacer::default(),
             failing: false,
             killing: false,
             config,
@@ -337,10 +365,11 @@ impl Engine {
         let found = self.look_at_contexts(io);
         let mut worked = false;
         while left > 0 {
-            let Some(qpn) = self.qps.ready.pop_front() else {
+            let allowed = self.pacer.allows(io.now);
+            let Some(qpn) = self.qps.next(!allowed.is_none()) else {
                 break;
             };
-            let mut turn = Turn::new(left);
+            let mut turn = Turn::new(left, allowed);
             let ran = self.act(qpn, |qp, resources| {
                 qp.scheduled = false;
                 qp.run(&mut turn, resources, io);
@@ -350,6 +379,10 @@ impl Engine {
             }
             worked |= turn.spent() > 0;
             left = left.saturating_sub(turn.spent().max(1));
+            self.pacer.charge(turn.sent(), io.now);
+            if turn.is_held_back() {
+                self.qps.hold_back(qpn);
+            }
             if turn.leaves_work() {
                 self.qps.schedule(qpn);
             }
@@ -560,7 +593,9 @@ impl Engine {
             .faults
             .pace()
             .filter(|_| !self.qps.ready.is_empty());
+        let held_back = !self.qps.held_back.is_empty();
         let deadlines = [
+            held_back.then(|| self.pacer.due()),
             resources.timers.next(),
             resources.held_events.next(),
             resources.async_events.next_held(),
@@ -646,6 +681,11 @@ impl Engine {
     /// A number that changes whenever the GID table does.
     pub fn gid_generation(&self) -> u64 {
         self.resources.gids.generation()
+    }
+
+    /// Gives the device another rate limit, from now on.
+    pub fn set_rate_limit(&mut self, limit: RateLimit) {
+        self.pacer.set(limit, self.resources.now);
     }
 
     /// Brings the link of the port up or down. While the port is down everything sent or received is lost.

@@ -14,9 +14,9 @@ use crate::{
     input::Input,
     objects::Objects,
 };
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 use vrnic_engine::{
-    QpSnapshot, RnicConfig, Segment, Segmentation,
+    QpSnapshot, RateLimit, RnicConfig, Segment, Segmentation,
     psn::Psn,
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, Flush, NakCode, Path, Payload, Position, Reth,
@@ -651,7 +651,11 @@ impl Scene {
             );
         };
         match input.below(8) {
-            0 | 1 => modify(QpState::SendQueueDrain),
+            0 => modify(QpState::SendQueueDrain),
+            1 => rnic.set_rate_limit(RateLimit {
+                bytes: NonZeroU64::new(input.below(4) as u64),
+                requests: NonZeroU64::new(input.below(4) as u64),
+            }),
             2 | 3 => modify(QpState::ReadyToSend),
             4 => modify(QpState::Error),
             5 => rnic.set_link(false),
@@ -663,6 +667,9 @@ impl Scene {
     fn end(mut self) {
         self.world.faults = Faults::default();
         self.world.nodes[0].rnic.set_link(true);
+        self.world.nodes[0]
+            .rnic
+            .set_rate_limit(RateLimit::default());
         self.world.run(Duration::from_millis(5));
         for posted in &mut self.posted {
             posted.poll();

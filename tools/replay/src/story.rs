@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::num::NonZeroU64;
 
 use vrnic_engine::memory::{HostRange, RegionId};
 use vrnic_engine::recording::{Access, Call, Input, Output, Step, Touch};
 use vrnic_engine::time::Instant;
 use vrnic_engine::trace::Object as Seen;
-use vrnic_engine::{Engine, Explanation, Queue, Segment};
+use vrnic_engine::{Engine, Explanation, Queue, RateLimit, Segment};
 use vrnic_wire::command::{CommandCode, CommandHeader, ModifyQp, ReplyHeader, Status};
 use vrnic_wire::completion::{self, Cqe};
 use vrnic_wire::event::{AsyncEvent, EventType};
@@ -76,6 +77,8 @@ pub enum Event {
     Armed(String),
     /// The link went up or down.
     Link(bool),
+    /// The device got another rate limit.
+    Limited(RateLimit),
     /// Something went wrong.
     Explained(Box<Explanation>),
     /// The engine panicked.
@@ -116,6 +119,7 @@ impl Narrator {
             Input::Advance => events.push(Event::Timer),
             Input::Arm(text) => events.push(Event::Armed(text.clone())),
             Input::SetLink(up) => events.push(Event::Link(*up)),
+            Input::SetRateLimit(limit) => events.push(Event::Limited(*limit)),
             _ => {}
         }
         for (touch, access) in &step.touches {
@@ -429,6 +433,15 @@ impl fmt::Display for Told {
             Event::Timer => f.write_str(" timer"),
             Event::Armed(text) => write!(f, " fault armed: {}", text.escape_debug()),
             Event::Link(up) => write!(f, " link {}", if *up { "up" } else { "down" }),
+            Event::Limited(limit) => {
+                let rate =
+                    |rate: Option<NonZeroU64>| rate.map_or("any".into(), |rate| rate.to_string());
+                let (bytes, requests) = (rate(limit.bytes), rate(limit.requests));
+                write!(
+                    f,
+                    " rate limit: {bytes} bytes, {requests} requests a second"
+                )
+            }
             Event::Explained(why) => {
                 write!(f, " {}", vrnicd::control::answer::explanation(0, why))
             }

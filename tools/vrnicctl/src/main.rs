@@ -92,6 +92,20 @@ enum Command {
         /// The new state of the link.
         state: LinkState,
     },
+    /// List how fast devices may send, or limit one.
+    Limit {
+        /// The device. Without it, list all.
+        device: Option<String>,
+        /// Gigabits of payload a second, those of read responses included: 0.001 to 10000.
+        #[arg(long, value_name = "GBPS", requires = "device")]
+        tx_gbps: Option<f64>,
+        /// Requests a second.
+        #[arg(long, value_name = "N", requires = "device")]
+        max_iops: Option<u64>,
+        /// Take the limits away that are not given.
+        #[arg(long, requires = "device")]
+        none: bool,
+    },
     /// List the ports of the switch: what is connected, frames received and sent, drops by reason.
     Switch,
     /// List the addresses that the switch knows: first those of ports, then learned ones, up to 65536.
@@ -251,6 +265,30 @@ fn run(arguments: &Arguments) -> Result<()> {
             print(&counters, json)
         }
         Command::Link { device, state } => client.set_link(device, *state == LinkState::Up),
+        Command::Limit {
+            device,
+            tx_gbps,
+            max_iops,
+            none,
+        } => {
+            let devices = chosen(client, device.as_deref())?;
+            if tx_gbps.is_none() && max_iops.is_none() && !none {
+                let limits = devices.into_iter().map(|device| Of {
+                    device: device.name,
+                    item: table::Limit::from(device.rate_limit),
+                });
+                return print(&limits.collect::<Vec<_>>(), json);
+            }
+            let mut limit = vrnicd::config::rate_limit(*tx_gbps, *max_iops)?;
+            for device in devices {
+                if !none {
+                    limit.bytes = limit.bytes.or(device.rate_limit.bytes);
+                    limit.requests = limit.requests.or(device.rate_limit.requests);
+                }
+                client.set_rate_limit(&device.name, limit.into())?;
+            }
+            Ok(())
+        }
         Command::Switch => print(&client.switch()?, json),
         Command::Addresses => print(&client.addresses()?, json),
         Command::Explain { choice, qpn, last } => list_with(client, choice, |client, device| {

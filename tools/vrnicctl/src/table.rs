@@ -2,13 +2,14 @@
 //! Prints devices, queue pairs and the like as tables or as JSON.
 
 use std::io::Write;
+use std::num::NonZeroU64;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vrnicd::control::protocol::{
-    Address, BoundMw, Capture, Cq, Device, Explanation, Gid, Group, Mr, Mw, Port, Qp, Recording,
-    Srq, SwitchPort,
+    Address, BoundMw, Capture, Cq, Device, Explanation, Gid, Group, Mr, Mw, Port, Qp, RateLimit,
+    Recording, Srq, SwitchPort,
 };
 
 use crate::Of;
@@ -29,6 +30,37 @@ pub struct Counter {
     pub counter: String,
     /// Value.
     pub value: u64,
+}
+
+/// The rate limit of a device.
+#[derive(Serialize)]
+pub struct Limit {
+    /// Gigabits a second.
+    pub tx_gbps: Option<f64>,
+    /// Requests a second.
+    pub max_iops: Option<u64>,
+}
+
+impl From<RateLimit> for Limit {
+    #[expect(clippy::cast_precision_loss, reason = "people read it")]
+    fn from(limit: RateLimit) -> Self {
+        Self {
+            tx_gbps: limit.bytes.map(|bytes| bytes.get() as f64 * 8.0 / 1e9),
+            max_iops: limit.requests.map(NonZeroU64::get),
+        }
+    }
+}
+
+impl Row for Limit {
+    const HEADS: &'static [&'static str] = &["DEVICE", "TX GBPS", "MAX IOPS"];
+
+    fn cells(&self) -> Vec<String> {
+        let cell = |rate: Option<String>| rate.unwrap_or_else(|| "-".into());
+        vec![
+            cell(self.tx_gbps.map(|gbps| gbps.to_string())),
+            cell(self.max_iops.map(|iops| iops.to_string())),
+        ]
+    }
 }
 
 /// Prints a table, or a JSON array.

@@ -3,13 +3,14 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
-use vrnic_engine::Limits;
+use vrnic_engine::{Limits, RateLimit};
 
 use crate::capture;
 use crate::device::hostile;
@@ -20,6 +21,10 @@ pub use switch::Switch;
 
 /// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
+/// Least `tx_gbps`: a message of the longest packet, 64 KiB, takes half a second.
+const MIN_GBPS: f64 = 0.001;
+/// Most `tx_gbps`.
+const MAX_GBPS: f64 = 10_000.0;
 /// Longest path that fits the address of a UNIX socket.
 const MAX_SOCKET_PATH: usize = 107;
 
@@ -92,6 +97,12 @@ pub struct Device {
     /// Whether the device has doorbell pages. Without them the driver rings by commands.
     #[serde(default = "default_doorbells")]
     pub doorbells: bool,
+    /// Gigabits of payload that the device may send a second, those of read responses included; no limit if absent.
+    #[serde(default)]
+    pub tx_gbps: Option<f64>,
+    /// Requests that the device may begin a second; no limit if absent.
+    #[serde(default)]
+    pub max_iops: Option<u64>,
     /// Limits; those not given have their default.
     #[serde(default)]
     pub limits: Limits,
@@ -386,6 +397,8 @@ impl Device {
             fabric: FabricKind::default(),
             recovery: RecoveryKind::default(),
             doorbells: default_doorbells(),
+            tx_gbps: None,
+            max_iops: None,
             limits: Limits::default(),
         }
     }
@@ -395,8 +408,17 @@ impl Device {
         self.node_guid.unwrap_or_else(|| self.mac.guid())
     }
 
+    /// How fast it may send.
+    ///
+    /// # Errors
+    /// A rate is out of range.
+    pub fn rate_limit(&self) -> Result<RateLimit> {
+        rate_limit(self.tx_gbps, self.max_iops)
+    }
+
     fn check(&self) -> Result<()> {
         ensure!(!self.name.is_empty(), "the name is empty");
+        self.rate_limit()?;
         check_socket_path(&self.socket)?;
         if !(1..=MAX_COMPLETION_VECTORS).contains(&self.completion_vectors) {
             bail!(
@@ -406,6 +428,32 @@ impl Device {
         }
         Ok(())
     }
+}
+
+/// The rate limit of a device that may send so many gigabits of payload and begin so many requests a second.
+///
+/// # Errors
+/// A rate is out of range.
+#[expect(
+    clippy::cast_sign_loss,
+    reason = "rates out of range are refused before"
+)]
+pub fn rate_limit(tx_gbps: Option<f64>, max_iops: Option<u64>) -> Result<RateLimit> {
+    let bytes = tx_gbps.map(|gbps| {
+        ensure!(
+            (MIN_GBPS..=MAX_GBPS).contains(&gbps),
+            "tx_gbps = {gbps}: must be {MIN_GBPS} to {MAX_GBPS}"
+        );
+        Ok((gbps * 1e9 / 8.0) as u64)
+    });
+    let requests = max_iops.map(|iops| {
+        ensure!(iops > 0, "max_iops = 0: must be at least 1");
+        Ok(iops)
+    });
+    Ok(RateLimit {
+        bytes: bytes.transpose()?.and_then(NonZeroU64::new),
+        requests: requests.transpose()?.and_then(NonZeroU64::new),
+    })
 }
 
 /// Whether a UNIX socket can have this path.
@@ -447,7 +495,7 @@ mod tests {
         let config = Config::parse(&format!(
             "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
              node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\nrecovery = \"selective\"\n\
-             doorbells = false\n\
+             doorbells = false\ntx_gbps = 0.5\nmax_iops = 1000\n\
              [device.limits]\nqp = 100\ncontexts = 16\n"
         ))
         .unwrap();
@@ -457,6 +505,13 @@ mod tests {
         assert_eq!(device.recovery, RecoveryKind::Selective);
         assert_eq!(device.limits.qp, 100);
         assert_eq!(device.limits.contexts, 16);
+        assert_eq!(
+            device.rate_limit().unwrap(),
+            RateLimit {
+                bytes: NonZeroU64::new(62_500_000),
+                requests: NonZeroU64::new(1000)
+            }
+        );
         assert_eq!(config.log_format, LogFormat::Json);
     }
 
@@ -508,6 +563,10 @@ mod tests {
         assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
+        for gbps in ["0.0", "-1.0", "nan", "inf", "10001.0"] {
+            assert!(error(&format!("{ONE}tx_gbps = {gbps}")).contains("0.001 to 10000"));
+        }
+        assert!(error(&format!("{ONE}max_iops = 0")).contains("at least 1"));
         assert!(
             error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("does not exist")
         );

@@ -16,7 +16,8 @@ use vrnic_engine::fault::Armory;
 use vrnic_engine::segment::{Damage, Gid};
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
-    Cause, Faults, Features, Io, Outbox, Recovery, Rnic, RnicConfig, Segment, Segmentation,
+    Cause, Faults, Features, Io, Outbox, RateLimit, Recovery, Rnic, RnicConfig, Segment,
+    Segmentation,
 };
 use vrnic_vfio_user::mapping::FileId;
 use vrnic_wire::config::{
@@ -69,6 +70,8 @@ pub struct Device {
     mailbox: Arc<Mailbox>,
     /// Whether its link is up, whatever its driver does.
     link: bool,
+    /// How fast it may send, whoever its driver is.
+    rate_limit: RateLimit,
     /// Its end of the wire, if it is on one.
     roce: Option<RoceEnd>,
     session: Option<Session>,
@@ -124,6 +127,8 @@ impl Device {
             config,
             mailbox,
             link: true,
+            // It was checked with the rest.
+            rate_limit: settings.rate_limit().unwrap_or_default(),
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
             syncer,
@@ -179,6 +184,20 @@ impl Device {
         self.link = up;
         if let Some(rnic) = self.rnic() {
             rnic.set_link(up);
+        }
+    }
+
+    /// How fast it may send.
+    pub fn rate_limit(&self) -> RateLimit {
+        self.rate_limit
+    }
+
+    /// Gives it another rate limit, also for drivers to come.
+    pub fn set_rate_limit(&mut self, limit: RateLimit) {
+        info!(device = %self.name, ?limit, "rate limit");
+        self.rate_limit = limit;
+        if let Some(rnic) = self.rnic() {
+            rnic.set_rate_limit(limit);
         }
     }
 
@@ -666,6 +685,9 @@ impl Device {
             None => Rnic::new(config),
         };
         rnic.set_link(self.link);
+        if self.rate_limit != RateLimit::default() {
+            rnic.set_rate_limit(self.rate_limit);
+        }
         rnic.set_faults(std::mem::take(&mut self.faults));
         self.session = Some(Session {
             memory,

@@ -5,6 +5,7 @@ mod common;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -18,7 +19,7 @@ use vrnic_engine::recording::{Recording, replay};
 use vrnic_wire::command::Status;
 use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
-use vrnicd::control::protocol::{MAX_REQUEST, Reply, Request};
+use vrnicd::control::protocol::{MAX_REQUEST, RateLimit, Reply, Request};
 
 fn path(daemon: &Daemon) -> PathBuf {
     daemon.directory.path().join("control")
@@ -464,4 +465,31 @@ fn what_led_to_a_failure_is_known_after_the_driver_came_back() {
     assert_eq!(commands(client.flight("a", true).unwrap()), 3);
     assert_eq!(commands(client.flight("a", false).unwrap()), 1);
     assert!(client.flight("b", false).unwrap().is_empty());
+}
+
+#[test]
+fn a_rate_limit_is_the_devices_whoever_drives_it() {
+    let daemon = Daemon::start();
+    let mut client = client(&daemon);
+    let limits = |client: &mut Client| -> Vec<RateLimit> {
+        let devices = client.devices().unwrap();
+        devices.iter().map(|device| device.rate_limit).collect()
+    };
+    let none = RateLimit::default();
+    let limit = RateLimit {
+        bytes: NonZeroU64::new(1_000_000),
+        requests: None,
+    };
+    client.set_rate_limit("a", limit).unwrap();
+    assert_eq!(limits(&mut client), [limit, none]);
+    let mut driver = Driver::start(daemon.connect("a"));
+    driver.works();
+    driver.bring_up();
+    driver.works();
+    assert_eq!(limits(&mut client), [limit, none]);
+    client.set_rate_limit("a", none).unwrap();
+    driver.works();
+    assert_eq!(limits(&mut client), [none, none]);
+    let error = client.set_rate_limit("c", none).unwrap_err().to_string();
+    assert!(error.contains("no device is named"), "{error}");
 }

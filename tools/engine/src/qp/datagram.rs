@@ -34,7 +34,7 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        while !turn.is_over() {
+        while !turn.is_over() && turn.may_send() && turn.may_begin() {
             let mut elements = self.requester.take_spare();
             // One that was begun, and waited for pages, comes first.
             let (index, read) =
@@ -101,7 +101,8 @@ impl Qp {
                         cqe.byte_length = request.length.into();
                         resources.complete(self.created.send_cqn, cqe, false, io);
                     }
-                    turn.spend(u64::from(request.length) * copies(&request, resources));
+                    turn.begin();
+                    turn.send(u64::from(request.length) * copies(&request, resources));
                     self.note_drained(resources);
                 }
                 Err((status, cause)) => {

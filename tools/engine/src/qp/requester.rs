@@ -162,6 +162,8 @@ pub(super) struct Requester {
     refused: Option<Psn>,
     /// Whether a response was dropped because there was no place for it.
     starved: bool,
+    /// Whether the rate limit holds back what comes after the next packet. Its acknowledgement has to come meanwhile.
+    pauses: bool,
     /// Whether a request that cannot be done is the last of the queue.
     stopped: bool,
     /// Whether the end of draining was noted.
@@ -348,14 +350,15 @@ impl Qp {
             return;
         }
         while !turn.is_over() {
-            if self.waits_for_receiver() {
+            if self.waits_for_receiver() || !turn.may_send() {
                 return;
             }
+            self.requester.pauses = turn.ends_with(self.mtu);
             let again = self.requester.has_oldest_due();
             let mut sent = if again {
                 self.send_oldest(resources, io)
             } else if self.requester.sending < self.requester.queue.len()
-                || self.fetch(resources, io)
+                || self.begin(turn, resources, io)
             {
                 self.send_next(resources, io)
             } else {
@@ -365,7 +368,7 @@ impl Qp {
                 sent = self.send_more_again(resources, io);
             }
             match sent {
-                Sent::Packet(bytes) => turn.spend(bytes),
+                Sent::Packet(bytes) => turn.send(bytes),
                 Sent::Blocked => return,
                 Sent::Failed(status, cause) => {
                     self.requester.stopped = true;
@@ -380,6 +383,20 @@ impl Qp {
                 }
             }
         }
+    }
+
+    /// Takes the next work request from the ring, if the rate limit lets it. Whether there was one.
+    fn begin<M: Memory>(
+        &mut self,
+        turn: &mut Turn,
+        resources: &mut Resources,
+        io: &Io<'_, M>,
+    ) -> bool {
+        let begun = turn.may_begin() && self.fetch(resources, io);
+        if begun {
+            turn.begin();
+        }
+        begun
     }
 
     /// Takes the next work request from the ring. Whether there was one.
@@ -673,6 +690,7 @@ impl Qp {
                 && (position.ends()
                     || (packet + 1).is_multiple_of(ACK_INTERVAL)
                     || requester.recovery.is_due()
+                    || requester.pauses
                     || self.is_short_of_credit(request)),
             service: self.service(wanted.srqn),
             ..self.segment(psn, body, payload)

@@ -26,6 +26,7 @@ pub(crate) enum Kind {
     BadPacket,
     Timer,
     Link,
+    RateLimit,
     Fault,
     Synced,
 }
@@ -118,6 +119,7 @@ impl fmt::Display for Flown {
             Kind::BadPacket => f.write_str("a packet that is damaged"),
             Kind::Timer => f.write_str("timer"),
             Kind::Link => f.write_str(if first == 0 { "link down" } else { "link up" }),
+            Kind::RateLimit => f.write_str("another rate limit"),
             Kind::Fault => f.write_str("faults changed"),
             Kind::Synced => f.write_str("memory was made to survive"),
         }

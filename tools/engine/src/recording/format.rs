@@ -7,6 +7,7 @@ use crate::{
     limits::{Features, Limits},
     memory::{HostRange, RegionId},
     psn::Psn,
+    rate::RateLimit,
     rnic::{Recovery, RnicConfig, Segmentation},
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, Damage, Flush, LOCAL_MTU, NakCode, Path, Payload,
@@ -14,7 +15,7 @@ use crate::{
     },
     time::Instant,
 };
-use std::fmt;
+use std::{fmt, num::NonZeroU64};
 use vrnic_wire::port::Mtu;
 
 /// What a recording begins with.
@@ -98,6 +99,7 @@ pub(crate) mod tag {
     pub(crate) const SYNCED: u8 = 30;
     pub(crate) const TAKE_DELIVERY: u8 = 31;
     pub(crate) const EXPLANATION: u8 = 32;
+    pub(crate) const SET_RATE_LIMIT: u8 = 33;
     pub(crate) const REPEAT: u8 = 64;
     pub(crate) const OVER: u8 = 65;
 }
@@ -864,6 +866,8 @@ pub enum Input {
     CompletionEvent(u16),
     /// [`set_link`](crate::Rnic::set_link).
     SetLink(bool),
+    /// [`set_rate_limit`](crate::Rnic::set_rate_limit).
+    SetRateLimit(RateLimit),
     /// [`arm`](crate::fault::Armory::arm) this fault.
     Arm(String),
     /// [`clear`](crate::fault::Armory::clear) one fault or all.
@@ -968,6 +972,11 @@ impl Input {
                 out.byte(tag::SET_LINK);
                 out.byte((*up).into());
             }
+            Self::SetRateLimit(limit) => {
+                out.byte(tag::SET_RATE_LIMIT);
+                out.option(limit.bytes.map(NonZeroU64::get));
+                out.option(limit.requests.map(NonZeroU64::get));
+            }
             Self::Arm(text) => {
                 out.byte(tag::ARM);
                 out.string(text.as_bytes());
@@ -1002,6 +1011,10 @@ impl Input {
             tag::ASYNC_EVENT => Self::AsyncEvent,
             tag::COMPLETION_EVENT => Self::CompletionEvent(from.small()?),
             tag::SET_LINK => Self::SetLink(from.flag()?),
+            tag::SET_RATE_LIMIT => Self::SetRateLimit(RateLimit {
+                bytes: from.option()?.and_then(NonZeroU64::new),
+                requests: from.option()?.and_then(NonZeroU64::new),
+            }),
             tag::ARM => Self::Arm(from.text()?.to_owned()),
             tag::CLEAR => Self::Clear(from.option()?),
             tag::SET_FAULTS => Self::SetFaults(take_faults(from)?),

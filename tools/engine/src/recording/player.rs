@@ -323,6 +323,7 @@ pub fn perform<M: Memory>(rnic: &mut Rnic, input: &Input, io: &mut Io<'_, M>) ->
             return Output::CompletionEvent(rnic.next_completion_event(*vector));
         }
         Input::SetLink(up) => rnic.set_link(*up),
+        Input::SetRateLimit(limit) => rnic.set_rate_limit(*limit),
         Input::Arm(text) => {
             if let Ok(spec) = text.parse() {
                 let _ = rnic.faults_mut().arm(spec, io.now);

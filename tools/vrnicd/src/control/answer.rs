@@ -108,6 +108,7 @@ fn about_all(
         | Request::Srqs { device, .. }
         | Request::Groups { device, .. }
         | Request::SetLink { device, .. }
+        | Request::SetRateLimit { device, .. }
         | Request::Mrs { device, .. }
         | Request::Mws { device, .. }
         | Request::FaultAdd { device, .. }
@@ -187,6 +188,10 @@ fn about(
             device.set_link(up);
             Reply::Done
         }
+        Request::SetRateLimit { limit, .. } => {
+            device.set_rate_limit(limit.into());
+            Reply::Done
+        }
         Request::Explain { from, .. } => Reply::Explanations(
             device
                 .record()
@@ -247,6 +252,7 @@ fn describe(device: &mut device::Device, shared: &mut Shared) -> Device {
         node_guid,
         state,
         link: if device.link() { "up" } else { "down" }.into(),
+        rate_limit: device.rate_limit().into(),
         vm: None,
         contexts: counts.contexts,
         pds: counts.pds,

@@ -13,7 +13,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::protocol::{
     Address, Capture, Cq, Device, Explanation, Fault, Firing, Gid, Group, MAX_REPLY, Mr, Mw, Page,
-    Qp, Recording, Reply, Request, Srq, SwitchPort, Trace,
+    Qp, RateLimit, Recording, Reply, Request, Srq, SwitchPort, Trace,
 };
 use crate::capture::Choice;
 
@@ -144,7 +144,18 @@ impl Client {
     /// Brings the link of a device up or takes it down.
     pub fn set_link(&mut self, device: &str, up: bool) -> Result<()> {
         let device = device.to_owned();
-        match self.ask(&Request::SetLink { device, up })? {
+        self.tell(&Request::SetLink { device, up })
+    }
+
+    /// Gives a device another rate limit.
+    pub fn set_rate_limit(&mut self, device: &str, limit: RateLimit) -> Result<()> {
+        let device = device.to_owned();
+        self.tell(&Request::SetRateLimit { device, limit })
+    }
+
+    /// Sends a request that nothing is to be answered to.
+    fn tell(&mut self, request: &Request) -> Result<()> {
+        match self.ask(request)? {
             Reply::Done => Ok(()),
             other => bail!("unexpected reply from vrnicd: {other:?}"),
         }

@@ -2,6 +2,7 @@
 //! Requests and replies of the control socket: one JSON object a line, a reply for each request, in order.
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +78,13 @@ pub enum Request {
         device: String,
         /// Whether it is to be up.
         up: bool,
+    },
+    /// Gives a device another rate limit: [`Reply::Done`].
+    SetRateLimit {
+        /// Name of the device.
+        device: String,
+        /// How fast it may send.
+        limit: RateLimit,
     },
     /// All ports of the switch: [`Reply::Switch`].
     Switch,
@@ -256,6 +264,9 @@ pub struct Device {
     pub state: String,
     /// Its link: `up`, or `down` because somebody took it down.
     pub link: String,
+    /// How fast it may send.
+    #[serde(default)]
+    pub rate_limit: RateLimit,
     /// Number of its VM, from 1 on; none without a driver. Devices with the same number use the memory of the same VM.
     pub vm: Option<usize>,
     /// Contexts.
@@ -274,6 +285,29 @@ pub struct Device {
     pub translations: usize,
     /// Its port; none if it is not up.
     pub port: Option<Port>,
+}
+
+/// How fast a device may send.
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Bytes of payload a second; no limit if absent.
+    pub bytes: Option<NonZeroU64>,
+    /// Requests a second; no limit if absent.
+    pub requests: Option<NonZeroU64>,
+}
+
+impl From<vrnic_engine::RateLimit> for RateLimit {
+    fn from(limit: vrnic_engine::RateLimit) -> Self {
+        let vrnic_engine::RateLimit { bytes, requests } = limit;
+        Self { bytes, requests }
+    }
+}
+
+impl From<RateLimit> for vrnic_engine::RateLimit {
+    fn from(limit: RateLimit) -> Self {
+        let RateLimit { bytes, requests } = limit;
+        Self { bytes, requests }
+    }
 }
 
 /// A port.

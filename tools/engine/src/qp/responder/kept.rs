@@ -13,6 +13,7 @@ use crate::{
     cause::Cause,
     memory::Memory,
     qp::{Qp, Turn},
+    rate::Traffic,
     resources::{Io, Resources},
     segment::{NakCode, Payload, Segment, Syndrome},
 };
@@ -173,7 +174,7 @@ impl Qp {
     /// Executes some of what waits for the packet that was just executed.
     pub(super) fn follow_up<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         if self.responder.keeping {
-            self.take_kept(&mut Turn::new(AT_ONCE), resources, io);
+            self.take_kept(&mut Turn::new(AT_ONCE, Traffic::ENDLESS), resources, io);
         }
     }
 

@@ -253,14 +253,14 @@ impl Qp {
                     }
                 }
                 Answer::Data { left, begun } => {
-                    if !self.congestion.may_send(io.now) {
+                    if !turn.may_send() || !self.congestion.may_send(io.now) {
                         return;
                     }
                     let Some(bytes) = self.send_data(&response, left, begun, resources, io) else {
                         return;
                     };
                     self.congestion.sent(bytes, io.now);
-                    turn.spend(bytes);
+                    turn.send(bytes);
                 }
             }
         }

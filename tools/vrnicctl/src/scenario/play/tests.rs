@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 use super::*;
-use vrnicd::control::protocol::Port;
+use vrnicd::control::protocol::{Port, RateLimit};
 
 /// A device `a` on which something happens at each look.
 #[derive(Default)]
@@ -63,6 +63,7 @@ impl Stage for Theatre {
             node_guid: String::new(),
             state: "up".into(),
             link: String::new(),
+            rate_limit: RateLimit::default(),
             vm: None,
             contexts: 0,
             pds: 0,
