@@ -28,7 +28,7 @@ enum Command {
         /// Measure only this fabric
         #[arg(long)]
         fabric: Option<FabricName>,
-        /// Measure only this part: latency, rate, bandwidth, counters, objects or watched
+        /// Measure only this part: latency, rate, bandwidth, counters, objects, watched or neighbours
         #[arg(long, default_value = "")]
         only: String,
         /// Milliseconds per figure

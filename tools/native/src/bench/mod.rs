@@ -7,6 +7,7 @@
 mod counters;
 mod latency;
 mod limits;
+mod neighbours;
 mod objects;
 mod throughput;
 mod watched;
@@ -106,7 +107,8 @@ pub struct Figure {
     /// What the machine can do: nanoseconds beside times, else how many of these in a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<f64>,
-    /// What share of the limit it reached in each of several turns in which both were measured, the lowest first.
+    /// What share of the limit it reached, or how many times the 99th percentile alone its own was, in each of several
+    /// turns in which both were measured, the lowest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub turns: Vec<f64>,
 }
@@ -151,13 +153,14 @@ pub struct Options {
 }
 
 /// What a run is made of.
-const PARTS: [&str; 6] = [
+const PARTS: [&str; 7] = [
     "latency",
     "rate",
     "bandwidth",
     "counters",
     "objects",
     "watched",
+    "neighbours",
 ];
 /// Sizes of messages for bandwidth.
 const SIZES: [usize; 12] = [
@@ -223,6 +226,12 @@ pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
                 if "counters".contains(&options.only) {
                     let counted = counters::all(&mut ends, daemon.pid(), fabric)?;
                     report.counters.extend(counted);
+                }
+                Ok(())
+            })
+            .and_then(|()| {
+                if "neighbours".contains(&options.only) {
+                    neighbours::all(&options.program, fabric, options.time, &mut note)?;
                 }
                 Ok(())
             })

@@ -14,6 +14,8 @@ use crate::queues::{Patience, request};
 const DEPTH: u32 = 64;
 /// Bytes on their way that more requests are of no use for.
 const ENOUGH: usize = 4 << 20;
+/// Requests that are posted together to keep the device busy for a while.
+const BACKLOG: u32 = 4096;
 /// How long a window lasts at least.
 const WINDOW: Duration = Duration::from_millis(4);
 /// Messages of a window at least, and how many times those that can be on their way: else completions that come in
@@ -128,6 +130,15 @@ impl Load {
         Ok(done)
     }
 
+    /// Posts enough to keep the device busy, and takes what completed meanwhile.
+    pub fn fill(&mut self, ends: &mut [End; 2]) -> Result<()> {
+        let each = BACKLOG / u32::try_from(self.posted.len())?;
+        for _ in 0..each.clamp(self.batch, self.depth) / self.batch {
+            self.turn(ends)?;
+        }
+        Ok(())
+    }
+
     fn post(&mut self, a: &mut End, b: &End, qp: usize) -> Result<()> {
         let mut wanted = request(self.operation.opcode(), qp as u64, self.operation.target(b));
         let element = a.mr.sge(0, self.bytes);
@@ -185,8 +196,15 @@ impl Load {
         b.qps[qp].offer(&mut b.vm)
     }
 
-    /// Waits until nothing is on its way.
+    /// Waits until nothing is on its way, for the last time.
     pub fn finish(mut self, ends: &mut [End; 2]) -> Result<()> {
+        self.settle(ends)?;
+        // What was sent has been received.
+        ends[1].receives.drain(u32::MAX, |_| {})
+    }
+
+    /// Waits until nothing is on its way.
+    pub fn settle(&mut self, ends: &mut [End; 2]) -> Result<()> {
         let [a, b] = ends;
         let mut patience = Patience::new();
         while self.posted.iter().any(|&posted| posted > 0) {
@@ -197,8 +215,6 @@ impl Load {
                 self.refill(b)?;
             }
         }
-        // What was sent has been received.
-        b.receives.drain(u32::MAX, |_| {})?;
         Ok(())
     }
 }
