@@ -191,3 +191,63 @@ pub trait Memory {
     /// A full fence: what was stored before it is seen before what is loaded after it.
     fn fence(&self);
 }
+
+/// No memory at all: of what stands in it nothing is known.
+#[derive(Copy, Clone, Debug)]
+pub struct Nowhere;
+
+impl Memory for Nowhere {
+    fn resolve(&self, _: GuestAddress, _: u64) -> Option<HostRange> {
+        None
+    }
+
+    fn persistent_length(&self, _: RegionId) -> Option<u64> {
+        None
+    }
+
+    fn read(&self, _: HostRange, _: &mut [u8]) -> Result<(), Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn write(&self, _: HostRange, _: &[u8]) -> Result<(), Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn copy(&self, _: HostRange, _: HostRange) -> Result<(), Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn load_u32(&self, _: HostRange, _: u64) -> Result<u32, Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn glance(&self, _: HostRange, _: u64) -> Result<Option<u32>, Unmapped> {
+        Ok(None)
+    }
+
+    fn store_u32(&self, _: HostRange, _: u64, _: u32) -> Result<(), Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn store_u8(&self, _: HostRange, _: u64, _: u8) -> Result<(), Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn load_u64(&self, _: HostRange, _: u64) -> Result<u64, Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn swap_u64(&self, _: HostRange, _: u64, _: u64) -> Result<u64, Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn fetch_add_u64(&self, _: HostRange, _: u64, _: u64) -> Result<u64, Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn compare_exchange_u64(&self, _: HostRange, _: u64, _: u64, _: u64) -> Result<u64, Unmapped> {
+        Err(Unmapped)
+    }
+
+    fn fence(&self) {}
+}

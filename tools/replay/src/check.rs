@@ -8,6 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
+use vrnic_engine::memory::Nowhere;
 use vrnic_engine::psn::Psn;
 use vrnic_engine::segment::{Body, NakCode, Segment, Syndrome};
 use vrnic_engine::{Engine, QpSnapshot, Queue};
@@ -15,7 +16,6 @@ use vrnic_wire::command::{CommandCode, Status as CommandStatus};
 use vrnic_wire::completion::{Cqe, Opcode, Status};
 use vrnic_wire::qp::{MULTICAST_QPN, QpState, QpType};
 
-use crate::image::Nowhere;
 use crate::story::{Event, Told};
 
 /// Most PSNs that may be ahead of another (IBTA volume 1, 9.7.2).

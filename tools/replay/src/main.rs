@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{CommandFactory, Parser, Subcommand};
+use vrnic_engine::memory::Nowhere;
 use vrnic_engine::recording::{Failed, Outcome, Player, panic_message};
 use vrnic_engine::{Engine, Explanation};
 use vrnic_replay::check::Checker;
-use vrnic_replay::image::Nowhere;
 use vrnic_replay::minimise::{Failure, minimise};
 use vrnic_replay::story::{Event, Narrator, timeline_head};
 use vrnicd::control::answer::explanation;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::num::NonZeroU64;
 
-use vrnic_engine::memory::{HostRange, RegionId};
+use vrnic_engine::memory::{HostRange, Nowhere, RegionId};
 use vrnic_engine::recording::{Access, Call, Input, Output, Step, Touch};
 use vrnic_engine::time::Instant;
 use vrnic_engine::trace::Object as Seen;
@@ -21,8 +21,6 @@ use vrnic_wire::work::{ReceiveHeader, SEND_DATA_OFFSET, SendHeader, SendOpcode, 
 use vrnicd::control::answer::trace::{object, packet_of};
 use vrnicd::control::protocol::Object;
 use zerocopy::FromBytes;
-
-use crate::image::Nowhere;
 
 /// Something that happened.
 #[derive(Clone, Debug)]

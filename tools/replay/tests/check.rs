@@ -6,12 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use vrnic_engine::fault::Kind;
+use vrnic_engine::memory::Nowhere;
 use vrnic_engine::recording::Player;
 use vrnic_engine::segment::{Body, Syndrome};
 use vrnic_engine::testing::{QpOptions, Send, World};
 use vrnic_engine::{Engine, RnicConfig, Segmentation};
 use vrnic_replay::check::{Checker, Rule, Violation};
-use vrnic_replay::image::Nowhere;
 use vrnic_replay::story::{Event, Narrator, Told};
 use vrnic_wire::completion::{Opcode, Status};
 use vrnic_wire::qp::QpState;
