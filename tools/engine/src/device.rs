@@ -288,6 +288,7 @@ impl Rnic {
                 .recorder
                 .as_deref_mut()
                 .filter(|recorder| recorder.goes_on()),
+            of_line: false,
         }
     }
 
@@ -373,11 +374,13 @@ impl Rnic {
     }
 }
 
-/// The faults of a device, to arm some or to clear them.
+/// The faults of a device or of a [`Line`](crate::fault::Line), to arm some or to clear them.
 #[derive(Debug)]
 pub struct Armory<'a> {
     faults: &'a mut Faults,
     recorder: Option<&'a mut Recorder>,
+    /// Whether they are those of a line, which cannot have all faults.
+    of_line: bool,
 }
 
 impl<'a> Armory<'a> {
@@ -386,6 +389,15 @@ impl<'a> Armory<'a> {
         Self {
             faults,
             recorder: None,
+            of_line: false,
+        }
+    }
+
+    /// Those of a line.
+    pub(crate) fn of_line(faults: &'a mut Faults) -> Self {
+        Self {
+            of_line: true,
+            ..Self::new(faults)
         }
     }
 
@@ -393,8 +405,11 @@ impl<'a> Armory<'a> {
     ///
     /// # Errors
     ///
-    /// Too many are armed.
+    /// Too many are armed, or a line cannot have it.
     pub fn arm(&mut self, spec: Spec, now: Instant) -> Result<u64, BadSpec> {
+        if self.of_line {
+            spec.check_for_port()?;
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.begin(now, |out| Input::Arm(spec.to_string()).put(out));
         }

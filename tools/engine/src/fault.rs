@@ -11,9 +11,11 @@
 //!
 //! [`table`] lists and describes all faults. [`spec`] reads descriptions such as `drop opcode=ack nth=3`.
 //! `wire` has what faults do to packets, `seam` and `timed` what they do to everything else. What a
-//! fault delays waits in `later`.
+//! fault delays waits in `later`. [`mod@line`] has those of a port of a switch, which somebody else's
+//! packets pass.
 
 pub(crate) mod later;
+pub mod line;
 mod occasion;
 mod seam;
 pub mod spec;
@@ -24,6 +26,7 @@ mod wire;
 pub use crate::device::Armory;
 use crate::time::Instant;
 use later::Later;
+pub use line::Line;
 pub use occasion::{Direction, PacketKind, Seam};
 pub(crate) use occasion::{Occasion, Subject};
 pub use spec::{BadSpec, Spec};
@@ -266,6 +269,11 @@ impl Faults {
         let mut all: Vec<Listed> = done.chain(armed).collect();
         all.sort_by_key(|fault| fault.id);
         all
+    }
+
+    /// Firings so far.
+    pub fn fired(&self) -> u64 {
+        self.fired
     }
 
     /// The youngest firings, oldest first.

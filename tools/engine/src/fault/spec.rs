@@ -545,6 +545,39 @@ impl FromStr for Spec {
 }
 
 impl Spec {
+    /// Refuses what a port of a switch cannot have: it sees packets, and knows of queue pairs only what they tell.
+    ///
+    /// # Errors
+    ///
+    /// It is a fault of something else, or names what no packet tells.
+    pub fn check_for_port(&self) -> Result<(), BadSpec> {
+        let Kind { name, .. } = self.kind;
+        if !self.kind.fits_ports() {
+            return Err(BadSpec::new(format!(
+                "`{name}` is a fault of a device: a port of the switch has only those of packets"
+            )));
+        }
+        let Place {
+            states,
+            context,
+            process,
+            pid,
+            ..
+        } = &self.place;
+        let unknown = [
+            ("state", states.is_some()),
+            ("context", context.is_some()),
+            ("process", process.is_some()),
+            ("pid", pid.is_some()),
+        ];
+        match unknown.iter().find(|(_, given)| *given) {
+            Some((key, _)) => Err(BadSpec::new(format!(
+                "`{key}` is for faults of a device: packets do not tell it to a port of the switch"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     fn set(&mut self, key: &str, value: &str) -> Result<(), BadSpec> {
         let Self {
             place,

@@ -204,6 +204,11 @@ impl Kind {
         }
     }
 
+    /// Whether a port of a switch can have it: it is about packets, and about nothing else.
+    pub fn fits_ports(&self) -> bool {
+        self.seam() == Seam::Packet && self.act != Act::Revoke
+    }
+
     /// Whether it fires too often to tell of each time.
     pub(crate) fn is_quiet(&self) -> bool {
         matches!(self.act, Act::HoldTimer | Act::Throttle)

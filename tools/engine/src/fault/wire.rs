@@ -18,7 +18,7 @@ use std::time::Duration;
 use vrnic_wire::qp::MAX_PSN;
 
 /// What becomes of a packet.
-enum Fate {
+pub(super) enum Fate {
     /// It goes on, maybe changed.
     Goes,
     /// It is lost.
@@ -38,7 +38,11 @@ enum Fate {
 }
 
 /// Does to a packet what the fault does.
-fn suffer<M: Memory>(strike: &Strike, segment: &mut Segment<'static>, io: &Io<'_, M>) -> Fate {
+pub(super) fn suffer<M: Memory>(
+    strike: &Strike,
+    segment: &mut Segment<'static>,
+    io: &Io<'_, M>,
+) -> Fate {
     let args = &strike.args;
     segment.touched = Touched::by(strike.kind);
     match strike.kind.act {
@@ -195,31 +199,52 @@ impl Faults {
         None
     }
 
-    /// Puts aside what there is to put aside of a packet, and gives how often it goes on now.
-    fn settle_packet<M: Memory>(
+    /// Puts aside what there is to put aside of a packet, and gives what goes on now.
+    pub(super) fn settle_packet<M: Memory>(
         &mut self,
         direction: Direction,
         segment: Segment<'static>,
         fate: &Fate,
         io: &mut Io<'_, M>,
-    ) -> Option<(Segment<'static>, u32)> {
+    ) -> Vec<Segment<'static>> {
         match fate {
-            Fate::Goes | Fate::Notified | Fate::Revokes(_) => Some((segment, 1)),
+            Fate::Goes | Fate::Revokes(_) => vec![segment],
+            Fate::Notified => {
+                let notification = notification(&segment);
+                vec![segment, notification]
+            }
             Fate::Lost => {
                 io.outbox.recycle(segment.payload);
-                None
+                Vec::new()
             }
-            Fate::Repeated(by) => Some((segment, 1 + by)),
+            Fate::Repeated(by) => vec![segment; 1 + *by as usize],
             Fate::Ghost(_) => {
                 if let Some(copy) = self.put_packet(direction, segment.clone(), fate, io) {
                     io.outbox.recycle(copy.payload);
                 }
-                Some((segment, 1))
+                vec![segment]
             }
-            Fate::Later(_) | Fate::Overtaken(_) => self
-                .put_packet(direction, segment, fate, io)
-                .map(|segment| (segment, 1)),
+            Fate::Later(_) | Fate::Overtaken(_) => {
+                Vec::from_iter(self.put_packet(direction, segment, fate, io))
+            }
         }
+    }
+}
+
+/// A congestion notification of whoever sent the packet, to the queue pair that gets it.
+fn notification(packet: &Segment<'_>) -> Segment<'static> {
+    Segment {
+        path: packet.path,
+        source_qpn: packet.source_qpn,
+        destination_qpn: packet.destination_qpn,
+        pkey: crate::qp::DEFAULT_PKEY,
+        psn: packet.psn,
+        solicited: false,
+        ack_request: false,
+        service: Service::Reliable,
+        body: Body::CongestionNotification,
+        payload: Payload::Empty,
+        touched: packet.touched,
     }
 }
 
@@ -233,12 +258,7 @@ impl Resources {
         let fate = strike.map_or(Fate::Goes, |strike| suffer(&strike, &mut segment, io));
         self.note_sent(&segment, io.memory);
         let goes = self.faults.settle_packet(out, segment, &fate, io);
-        if let Some((segment, times)) = goes {
-            for _ in 1..times {
-                io.outbox.segments.push(segment.clone());
-            }
-            io.outbox.segments.push(segment);
-        }
+        io.outbox.segments.extend(goes);
         io.outbox.segments.extend(overtaken);
     }
 }
@@ -277,41 +297,19 @@ impl Engine {
             return;
         };
         let fate = suffer(strike, &mut owned, io);
-        let (path, from) = (owned.path, owned.source_qpn);
-        let (to, psn) = (owned.destination_qpn, owned.psn);
         let damaged = owned.touched.damage;
         if let Fate::Revokes(key) = fate {
             self.resources.keys.revoke(key);
         }
         let faults = &mut self.resources.faults;
         let goes = faults.settle_packet(Direction::In, owned, &fate, io);
-        if let Some(damage) = damaged {
-            if let Some((segment, _)) = goes {
+        for segment in goes {
+            if let Some(damage) = damaged {
                 io.outbox.recycle(segment.payload);
+                self.count_bad_packet(damage == crate::segment::Damage::Icrc);
+            } else {
+                self.accept(segment, io);
             }
-            return self.count_bad_packet(damage == crate::segment::Damage::Icrc);
-        }
-        if let Some((segment, times)) = goes {
-            for _ in 1..times {
-                self.accept(segment.clone(), io);
-            }
-            self.accept(segment, io);
-        }
-        if matches!(fate, Fate::Notified) {
-            let notification = Segment {
-                path,
-                source_qpn: from,
-                destination_qpn: to,
-                pkey: crate::qp::DEFAULT_PKEY,
-                psn,
-                solicited: false,
-                ack_request: false,
-                service: Service::Reliable,
-                body: Body::CongestionNotification,
-                payload: Payload::Empty,
-                touched: Touched::by(strike.kind),
-            };
-            self.accept(notification, io);
         }
     }
 }
