@@ -16,7 +16,7 @@ use etherparse::{
 use vrnic_engine::{
     Segment,
     memory::Memory,
-    segment::{Body, Gid, Path, Payload},
+    segment::{Body, Damage, Gid, Path, Payload},
 };
 use vrnic_wire::port::{IPV4_MAPPED, NO_VLAN};
 
@@ -80,6 +80,20 @@ pub fn encode<M: Memory>(
     let crc = icrc(network, writer.written(start));
     writer.put(&crc)?;
     Ok(writer.length())
+}
+
+/// Makes a frame as damaged as a fault wants it.
+pub fn damage(frame: &mut Vec<u8>, damage: Option<Damage>) {
+    match damage {
+        None => {}
+        // It ends with the ICRC.
+        Some(Damage::Icrc) => {
+            if let Some(last) = frame.last_mut() {
+                *last ^= 1;
+            }
+        }
+        Some(Damage::Cut) => frame.truncate(frame.len().saturating_sub(8)),
+    }
 }
 
 /// The transport headers of `segment` as they stand in its frame: the base transport header and the extended ones.

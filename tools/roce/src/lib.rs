@@ -43,7 +43,7 @@ mod split;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use encode::{encode, headers};
+pub use encode::{damage, encode, headers};
 pub use error::{EncodeError, FrameError, FrameErrors};
 pub use opcode::opcode_name;
 pub use parse::{headers_of, parse};
