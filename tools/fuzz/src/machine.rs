@@ -143,7 +143,7 @@ impl Worker {
     pub fn answer(&mut self, mut question: Question) {
         let (devices, shared) = (&mut self.devices, &mut self.shared);
         let topic = &mut question.topic;
-        let reply = answer(topic, devices, &self.network, shared, self.now);
+        let reply = answer(topic, devices, &mut self.network, shared, self.now);
         question.answer(reply);
     }
 

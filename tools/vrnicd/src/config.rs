@@ -13,6 +13,7 @@ use serde::Deserialize;
 use vrnic_engine::{Limits, RateLimit};
 
 use crate::capture;
+use crate::control::protocol;
 use crate::device::hostile;
 
 pub mod switch;
@@ -419,6 +420,11 @@ impl Device {
     fn check(&self) -> Result<()> {
         ensure!(!self.name.is_empty(), "the name is empty");
         self.rate_limit()?;
+        ensure!(
+            !self.name.starts_with(protocol::PORT),
+            "names that begin with `{}` are those of the switch's ports",
+            protocol::PORT
+        );
         check_socket_path(&self.socket)?;
         if !(1..=MAX_COMPLETION_VECTORS).contains(&self.completion_vectors) {
             bail!(
@@ -561,6 +567,7 @@ mod tests {
         assert!(error(&ONE.replace("52:", "53:")).contains("multicast"));
         assert!(error(&ONE.replace("52:", "5:")).contains("not a MAC address"));
         assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
+        assert!(error(&ONE.replace("\"a\"", "\"port:a\"")).contains("the switch's ports"));
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         for gbps in ["0.0", "-1.0", "nan", "inf", "10001.0"] {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::fault::Armory;
-use vrnic_engine::segment::{Damage, Gid};
+use vrnic_engine::segment::Gid;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
     Cause, Faults, Features, Io, Outbox, RateLimit, Recovery, Rnic, RnicConfig, Segment,
@@ -505,9 +505,9 @@ impl Device {
                 let memory = regions.device(self.index, &session.memory);
                 let mut frame = network.buffer();
                 if end.write(&segment, &memory, &mut frame) {
-                    damage(&mut frame, segment.touched.damage);
+                    vrnic_roce::damage(&mut frame, segment.touched.damage);
                     captures.frame(self.index, Direction::Out, &segment, &frame);
-                    network.send(self.index, frame, now);
+                    network.send(self.index, frame, now, captures);
                 } else {
                     network.recycle(frame);
                 }
@@ -803,20 +803,6 @@ impl Device {
         if catch_unwind(AssertUnwindSafe(|| drop(rnic))).is_err() {
             error!(device = %self.name, "the engine panicked once more while it was taken down");
         }
-    }
-}
-
-/// Makes a frame as damaged as a fault wants it.
-fn damage(frame: &mut Vec<u8>, damage: Option<Damage>) {
-    match damage {
-        None => {}
-        // It ends with the ICRC.
-        Some(Damage::Icrc) => {
-            if let Some(last) = frame.last_mut() {
-                *last ^= 1;
-            }
-        }
-        Some(Damage::Cut) => frame.truncate(frame.len().saturating_sub(8)),
     }
 }
 

@@ -141,7 +141,7 @@ impl Worker {
         }
         if let Some(mut question) = self.inspector.next() {
             let (devices, shared) = (&mut self.devices, &mut self.shared);
-            let reply = answer(&mut question.topic, devices, &self.network, shared, now);
+            let reply = answer(&mut question.topic, devices, &mut self.network, shared, now);
             question.answer(reply);
             worked = true;
         }
@@ -170,7 +170,9 @@ impl Worker {
         loop {
             if let Some((from, segment)) = self.in_flight.pop_front() {
                 self.deliver_segment(from, segment, now);
-            } else if let Some((to, frame)) = self.network.next_frame() {
+            } else if let Some((to, frame)) =
+                self.network.next_frame(now, &mut self.shared.captures)
+            {
                 self.devices[to].contained(&mut self.shared, |device, shared| {
                     device.receive_frame(shared, &frame, now);
                 });

@@ -16,6 +16,7 @@ use vrnic_native::pair::{self, End};
 use vrnic_native::queues::request;
 use vrnic_wire::completion::{Cqe, Opcode, flags};
 use vrnic_wire::work::SendOpcode;
+use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
 use vrnicd::control::protocol::{Act, Object, Trace};
 
@@ -306,6 +307,84 @@ fn what_guests_do_meanwhile_is_recorded_and_replays() {
             }
         }
     }
+}
+
+/// Faults of ports of the switch strike frames on the wire, and queue pairs recover. The capture shows them.
+#[test]
+fn faults_of_ports_of_the_switch_are_survived() {
+    let devices = ["0", "1"].map(|name| (name.to_owned(), ""));
+    let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
+    let mut daemon = Daemon::configured(program, Fabric::Roce, &devices, "faults = true").unwrap();
+    let mut ends = pair::start(&mut daemon, 0, REGION, 256).unwrap();
+    pair::connect(&mut ends, 1, 16).unwrap();
+    let mut control = Client::connect(&daemon.control()).unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    let everything = Choice {
+        switch: true,
+        ..Choice::default()
+    };
+    let capture = control
+        .start_capture(everything, "all", file.as_fd())
+        .unwrap();
+    let cases = [
+        ("port:0", "drop type=rc nth=3"),
+        ("port:1", "drop type=rc dir=in nth=2"),
+        ("port:1", "lost-ack type=rc"),
+        ("port:0", "corrupt-icrc type=rc"),
+        ("port:0", "truncated-frame type=rc"),
+        ("port:0", "wrong-psn type=rc"),
+        ("port:0", "delay type=rc nth=2"),
+        ("port:0", "reorder type=rc"),
+        ("port:0", "duplicate type=rc count=all"),
+        ("port:0", "slow-link type=rc rate=50000000"),
+    ];
+    for (seed, (port, fault)) in (1..).zip(cases) {
+        let id = control.add_fault(port, fault).unwrap();
+        prepare(&ends, seed);
+        let [a, b] = &mut ends;
+        let write = request(SendOpcode::Write, 7, b.mr.target(MESSAGE));
+        a.qps[0]
+            .post(&mut a.vm, &write, a.mr.sge(0, MESSAGE))
+            .unwrap();
+        sent(a, 7, Opcode::Write).expect(fault);
+        arrived(b, seed, MESSAGE).expect(fault);
+        let faults = control.faults(port).unwrap();
+        let found = faults.iter().find(|found| found.id == id).unwrap();
+        assert!(found.fired >= 1, "{found:?}");
+        control.clear_faults(port, None).unwrap();
+    }
+    let log = control.fault_log("port:1").unwrap();
+    assert_eq!(log[0].name, "drop");
+    assert!(log[0].what.contains("in write"), "{log:?}");
+    let counted = |name: &str, port: &str, control: &mut Client| {
+        let ports = control.switch().unwrap();
+        let port = ports.into_iter().find(|found| found.name == port).unwrap();
+        port.counters.into_iter().find(|(found, _)| found == name)
+    };
+    assert_eq!(counted("faults", "1", &mut control).unwrap().1, 2);
+    control.stop_capture(capture.id).unwrap();
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_to_end(&mut bytes).unwrap();
+    for comment in [
+        "switch port 0, fault drop",
+        "switch port 1, fault lost-ack",
+        "switch port 0, made by fault corrupt-icrc",
+    ] {
+        let found = bytes
+            .windows(comment.len())
+            .any(|text| text == comment.as_bytes());
+        assert!(found, "no {comment:?} in the capture");
+    }
+    for (port, fault, why) in [
+        ("port:2", "drop", "no port"),
+        ("port:0", "cqe-lost", "a fault of a device"),
+    ] {
+        let told = control.add_fault(port, fault).unwrap_err().to_string();
+        assert!(told.contains(why), "{told}");
+    }
+    let told = control.explanations("port:0", 0).unwrap_err().to_string();
+    assert!(told.contains("for faults only"), "{told}");
 }
 
 /// What happens to a write, as each of the two devices tells it to whoever asks.

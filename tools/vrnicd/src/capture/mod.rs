@@ -221,14 +221,22 @@ impl Captures {
         self.buffer = buffer;
     }
 
-    /// A frame comes to the port of the switch with this index and name, from something that is no RNIC of ours.
-    pub fn outside(&mut self, port: usize, name: &str, frame: &[u8]) {
+    /// A frame passes the port of the switch with this index and name: one that comes from something that is no RNIC of
+    /// ours, or one that a fault struck or made, of which `note` tells.
+    pub fn outside(
+        &mut self,
+        port: usize,
+        name: &str,
+        direction: Direction,
+        frame: &[u8],
+        note: &str,
+    ) {
         self.drop_ended();
         let interface = self.devices.len() + port;
         for capture in &mut self.captures {
             if matches!(capture.scope, Scope::Switch) {
-                let comment = format!("switch port {name}");
-                capture.put(interface, Direction::In, frame, comment);
+                let comment = format!("switch port {name}{note}");
+                capture.put(interface, direction, frame, comment);
             }
         }
     }

@@ -285,7 +285,7 @@ fn a_device_a_queue_pair_or_the_switch_is_picked_out() {
             // The type is one for experiments.
             let mut frame = [[2; 6], [6; 6]].concat();
             frame.extend(b"\x88\xb5something else");
-            captures.outside(0, "p", &frame);
+            captures.outside(0, "p", Direction::In, &frame, "");
         });
         dissect(&path, &["frame.interface_name", "frame.comment"])
             .into_iter()

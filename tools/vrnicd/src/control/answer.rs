@@ -40,7 +40,7 @@ const MAX_ADDRESSES: usize = 1 << 16;
 pub fn answer(
     topic: &mut Topic,
     devices: &mut [device::Device],
-    network: &Network,
+    network: &mut Network,
     shared: &mut Shared,
     now: Instant,
 ) -> Reply {
@@ -72,7 +72,7 @@ pub fn answer(
 fn about_all(
     request: &Request,
     devices: &mut [device::Device],
-    network: &Network,
+    network: &mut Network,
     shared: &mut Shared,
     now: Instant,
 ) -> Reply {
@@ -120,6 +120,12 @@ fn about_all(
         | Request::Trace { device, .. }
         | Request::Explain { device, .. } => device,
     };
+    if let Some(port) = name.strip_prefix(protocol::PORT) {
+        return match network.faults(port) {
+            Some(faults) => fault::answer(request, faults, now, PAGE),
+            None => Reply::Error(format!("no port of the switch is named {port:?}")),
+        };
+    }
     let Some(device) = devices.iter_mut().find(|device| device.name() == name) else {
         return Reply::Error(format!("no device is named {name:?}"));
     };
@@ -135,10 +141,10 @@ fn about(
     now: Instant,
 ) -> Reply {
     match *request {
-        Request::FaultAdd { ref fault, .. } => fault::add(device, fault, now),
-        Request::FaultClear { id, .. } => fault::clear(device, id),
-        Request::Faults { .. } => fault::list(device),
-        Request::FaultLog { from, .. } => fault::log(device, from, PAGE),
+        Request::FaultAdd { .. }
+        | Request::FaultClear { .. }
+        | Request::Faults { .. }
+        | Request::FaultLog { .. } => fault::answer(request, device.faults(), now, PAGE),
         Request::Gids { .. } => {
             let gids = device.rnic().map(|rnic| rnic.gids().map(gid).collect());
             Reply::Gids(gids.unwrap_or_default())

@@ -13,6 +13,9 @@ pub const MAX_REQUEST: usize = 4096;
 /// Longest line of the daemon in bytes.
 pub const MAX_REPLY: usize = 8 << 20;
 
+/// What comes before the name of a port of the switch, where faults of a port are asked for instead of a device's.
+pub const PORT: &str = "port:";
+
 /// What a client asks.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "request", rename_all = "snake_case")]
@@ -104,14 +107,14 @@ pub enum Request {
     },
     /// Arms a fault, if the configuration allows that: [`Reply::FaultAdded`].
     FaultAdd {
-        /// Name of the device.
+        /// Name of the device, or of a port behind [`PORT`].
         device: String,
         /// Its description: `NAME [KEY=VALUE]…`, see [`vrnic_engine::fault::spec`].
         fault: String,
     },
     /// Disarms a fault, or all, if the configuration allows that: [`Reply::FaultsCleared`].
     FaultClear {
-        /// Name of the device.
+        /// Name of the device, or of a port behind [`PORT`].
         device: String,
         /// Its number; all if there is none.
         #[serde(default)]
@@ -119,12 +122,12 @@ pub enum Request {
     },
     /// The faults of a device that are armed or were: [`Reply::Faults`].
     Faults {
-        /// Name of the device.
+        /// Name of the device, or of a port behind [`PORT`].
         device: String,
     },
     /// Some of the latest times that faults fired: [`Reply::Firings`].
     FaultLog {
-        /// Name of the device.
+        /// Name of the device, or of a port behind [`PORT`].
         device: String,
         /// Only what has this number or a later one.
         #[serde(default)]

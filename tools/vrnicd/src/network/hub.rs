@@ -133,6 +133,14 @@ impl HubPort {
         mem::take(&mut lock(&self.inbound))
     }
 
+    /// Whether a frame of that length can be left for the outside. If not, the worker will be told when it can.
+    pub fn takes(&self, length: usize) -> bool {
+        let mut outbound = lock(&self.outbound);
+        let room = outbound.queue.has_room(LIMITS, length);
+        outbound.refused |= !room;
+        room
+    }
+
     /// Leaves a frame for the outside; gives it back if there is no room.
     pub fn offer(&self, frame: Vec<u8>) -> Result<(), Vec<u8>> {
         let mut outbound = lock(&self.outbound);

@@ -17,14 +17,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tracing::info;
+use vrnic_engine::fault::{Armory, Direction, Kind};
 use vrnic_engine::time::Instant;
 use vrnic_switch::{Counters, Endpoint, Member, PortConfig, Switch, Vlan};
 use vrnic_wire::port::Mtu;
 
-use crate::capture::Captures;
+use crate::capture::{Captures, Direction as Way};
 use crate::config::{self, Config, FabricKind};
 use crate::waker::Waker;
 
+mod fault;
 mod hub;
 mod link;
 mod medium;
@@ -33,6 +35,7 @@ mod stream;
 mod tap;
 mod thread;
 
+use fault::{Made, PortFaults};
 use hub::Hub;
 pub use thread::NetworkThread;
 
@@ -49,6 +52,8 @@ pub struct Network {
     owners: Vec<Owners>,
     /// The endpoint of each port of the hub.
     outside: Vec<Endpoint>,
+    /// Faults of each port.
+    faults: Vec<PortFaults>,
     hub: Arc<Hub>,
     /// Frames for RNICs, each with the index of the device.
     arrived: VecDeque<(usize, Vec<u8>)>,
@@ -58,6 +63,21 @@ pub struct Network {
 struct Owners {
     device: Option<usize>,
     outside: Option<usize>,
+    /// Whether the RNIC is up.
+    rnic_up: bool,
+    /// Address of the port.
+    mac: Option<vrnic_switch::Mac>,
+}
+
+impl Owners {
+    /// The member of the port that gets RoCE.
+    fn roce_member(self) -> Member {
+        if self.rnic_up {
+            Member::Rnic
+        } else {
+            Member::Netdev
+        }
+    }
 }
 
 /// What a port is like now.
@@ -80,6 +100,8 @@ pub struct PortView<'a> {
     pub overruns: u64,
     /// Frames that wait for it in the switch.
     pub waiting: usize,
+    /// How often its faults fired.
+    pub faults: u64,
 }
 
 /// An address that the switch knows.
@@ -116,6 +138,7 @@ impl Network {
             media: Vec::new(),
             owners: Vec::new(),
             outside: Vec::new(),
+            faults: Vec::new(),
             hub: hub.clone(),
             arrived: VecDeque::new(),
         };
@@ -144,11 +167,14 @@ impl Network {
     /// Adds a port, all of it down.
     fn add_port(&mut self, name: &str, port: PortConfig, device: Option<usize>) -> Result<()> {
         let (mtu, vlans, netdev) = (port.mtu, port.vlans.clone(), port.netdev);
+        let mut owners = Owners {
+            mac: port.mac,
+            ..Owners::default()
+        };
         let port = self.switch.add_port(port).with_context(|| {
             format!("switch port `{name}`: another port already has its address")
         })?;
         info!(port = name, mtu, %vlans, "switch port");
-        let mut owners = Owners::default();
         if let Some(device) = device {
             let member = Member::Rnic;
             self.switch.set_up(Endpoint { port, member }, false);
@@ -163,6 +189,7 @@ impl Network {
         }
         self.names.push(name.to_owned());
         self.owners.push(owners);
+        self.faults.push(PortFaults::default());
         Ok(())
     }
 
@@ -176,6 +203,7 @@ impl Network {
     pub fn set_rnic_up(&mut self, device: usize, up: bool) {
         if let Some(endpoint) = self.rnics[device] {
             self.switch.set_up(endpoint, up);
+            self.owners[endpoint.port.index()].rnic_up = up;
         }
     }
 
@@ -190,10 +218,37 @@ impl Network {
     }
 
     /// The RNIC of `device` sends a frame.
-    pub fn send(&mut self, device: usize, frame: Vec<u8>, now: Instant) {
+    pub fn send(&mut self, device: usize, frame: Vec<u8>, now: Instant, captures: &mut Captures) {
         match self.rnics[device] {
-            Some(endpoint) => self.switch.receive(endpoint, frame, since_start(now)),
+            Some(endpoint) => self.enter(endpoint, frame, now, captures),
             None => self.switch.recycle(frame),
+        }
+    }
+
+    /// A frame comes from an endpoint, past the faults of its port.
+    fn enter(&mut self, from: Endpoint, frame: Vec<u8>, now: Instant, captures: &mut Captures) {
+        let (port, time) = (from.port.index(), since_start(now));
+        let out = Direction::Out;
+        let mut made = Vec::new();
+        let mut struck = None;
+        // What stays within a port does not pass its line.
+        let own = self.owners[port].mac;
+        let stays = || own.is_some_and(|own| frame.starts_with(&own.0));
+        if !self.faults[port].is_idle() && !stays() {
+            struck = self.faults[port].pass(out, &frame, now, &mut made);
+        }
+        // RNICs show the captures what they send.
+        if from.member == Member::Netdev || struck.is_some() {
+            captures.outside(port, &self.names[port], Way::In, &frame, &note(struck));
+        }
+        if struck.is_some() {
+            self.switch.recycle(frame);
+        } else {
+            self.switch.receive(from, frame, time);
+        }
+        for Made { frame, by } in made {
+            captures.outside(port, &self.names[port], Way::In, &frame, &made_by(by));
+            self.switch.receive(from, frame, time);
         }
     }
 
@@ -201,52 +256,117 @@ impl Network {
     /// was anything.
     pub fn turn(&mut self, now: Instant, captures: &mut Captures) -> bool {
         let time = since_start(now);
-        let late = self.switch.next_deadline().is_some_and(|due| due <= time);
+        let mut late = self.switch.next_deadline().is_some_and(|due| due <= time);
         if late {
             self.switch.advance(time);
         }
+        late |= self.release(now, captures);
         let news = self.hub.take_news();
         if news {
-            for (index, &endpoint) in self.outside.iter().enumerate() {
-                let port = self.hub.port(index);
+            for index in 0..self.outside.len() {
+                let (endpoint, hub) = (self.outside[index], self.hub.clone());
+                let port = hub.port(index);
                 let up = port.is_up();
                 if up != self.switch.is_up(endpoint) {
                     self.switch.set_up(endpoint, up);
                 }
                 let mut frames = port.take_inbound();
-                let port = endpoint.port.index();
                 while let Some(frame) = frames.pop() {
-                    captures.outside(port, &self.names[port], &frame);
-                    self.switch.receive(endpoint, frame, time);
+                    self.enter(endpoint, frame, now, captures);
                 }
             }
         }
         late || news
     }
 
+    /// Lets faults release what they put off until now. True if there was anything.
+    fn release(&mut self, now: Instant, captures: &mut Captures) -> bool {
+        let mut any = false;
+        for port in self.switch.ports() {
+            let index = port.index();
+            if self.faults[index].is_idle() {
+                continue;
+            }
+            let member = self.owners[index].roce_member();
+            while let Some((direction, made)) = self.faults[index].pop_due(now) {
+                any = true;
+                let Made { frame, by } = made;
+                let name = &self.names[index];
+                captures.outside(index, name, way(direction), &frame, &made_by(by));
+                match direction {
+                    // Both members of a port have its address.
+                    Direction::Out => {
+                        let from = Endpoint { port, member };
+                        self.switch.receive(from, frame, since_start(now));
+                    }
+                    // If there is no room it is lost, as anywhere on its way.
+                    Direction::In => {
+                        let owners = self.owners[index];
+                        let _ = hand_over(owners, member, frame, &self.hub, &mut self.arrived);
+                        self.hub.tell_network();
+                    }
+                }
+            }
+        }
+        any
+    }
+
     /// The next frame for an RNIC, with the index of its device. Frames for the outside leave on the way.
-    pub fn next_frame(&mut self) -> Option<(usize, Vec<u8>)> {
+    pub fn next_frame(
+        &mut self,
+        now: Instant,
+        captures: &mut Captures,
+    ) -> Option<(usize, Vec<u8>)> {
         if self.arrived.is_empty() && self.switch.has_output() {
-            self.drain();
+            self.drain(now, captures);
         }
         self.arrived.pop_front()
     }
 
-    /// Empties the switch.
-    fn drain(&mut self) {
+    /// Empties the switch, past the faults of the ports that frames leave by.
+    fn drain(&mut self, now: Instant, captures: &mut Captures) {
         let mut offered = false;
-        let (owners, hub, arrived) = (&self.owners, &self.hub, &mut self.arrived);
-        self.switch.drain(|to, frame| {
-            let owners = owners[to.port.index()];
-            match (to.member, owners.device, owners.outside) {
-                (Member::Rnic, Some(device), _) => arrived.push_back((device, frame)),
-                (Member::Netdev, _, Some(outside)) => {
-                    hub.port(outside).offer(frame)?;
-                    offered = true;
-                }
-                // Endpoints are made together with their owners.
-                _ => {}
+        let Self {
+            switch,
+            names,
+            owners,
+            faults,
+            hub,
+            arrived,
+            ..
+        } = self;
+        let mut made = Vec::new();
+        switch.drain(|to, frame| {
+            let (port, member) = (to.port.index(), to.member);
+            let owners = owners[port];
+            let stays = || {
+                owners
+                    .mac
+                    .is_some_and(|own| frame.get(6..12) == Some(&own.0[..]))
+            };
+            if faults[port].is_idle() || member != owners.roce_member() || stays() {
+                hand_over(owners, member, frame, hub, arrived)?;
+                offered |= member == Member::Netdev;
+                return Ok(());
             }
+            // A frame that has to wait must not meet the faults twice.
+            if let Some(outside) = owners.outside.filter(|_| member == Member::Netdev)
+                && !hub.port(outside).takes(frame.len())
+            {
+                return Err(frame);
+            }
+            let mut show = |frame: &[u8], note: &str| {
+                captures.outside(port, &names[port], Way::Out, frame, note);
+            };
+            match faults[port].pass(Direction::In, &frame, now, &mut made) {
+                None => hand_over(owners, member, frame, hub, arrived)?,
+                struck => show(&frame, &note(struck)),
+            }
+            for Made { frame, by } in made.drain(..) {
+                show(&frame, &made_by(by));
+                let _ = hand_over(owners, member, frame, hub, arrived);
+            }
+            offered |= member == Member::Netdev;
             Ok(())
         });
         if offered {
@@ -262,7 +382,9 @@ impl Network {
     /// All ports.
     pub fn ports(&self) -> impl Iterator<Item = PortView<'_>> {
         self.switch.ports().map(|port| {
-            let Owners { device, outside } = self.owners[port.index()];
+            let Owners {
+                device, outside, ..
+            } = self.owners[port.index()];
             let of = |member| Endpoint { port, member };
             let (rnic, netdev) = (of(Member::Rnic), of(Member::Netdev));
             PortView {
@@ -275,6 +397,7 @@ impl Network {
                 counters: self.switch.counters(port),
                 overruns: outside.map_or(0, |outside| self.hub.port(outside).overruns()),
                 waiting: self.switch.waiting(rnic) + self.switch.waiting(netdev),
+                faults: self.faults[port.index()].faults().fired(),
             }
         })
     }
@@ -329,9 +452,53 @@ impl Network {
 
     /// When [`turn`](Self::turn) has something to do though nothing happens.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let due = self.switch.next_deadline()?;
-        Some(Instant::default() + due)
+        let switch = self.switch.next_deadline();
+        let switch = switch.map(|due| Instant::default() + due);
+        let faults = self.faults.iter().filter_map(PortFaults::next_deadline);
+        faults.chain(switch).min()
     }
+
+    /// The faults of the port of that name, if there is one.
+    pub fn faults(&mut self, port: &str) -> Option<Armory<'_>> {
+        let index = self.names.iter().position(|name| name == port)?;
+        Some(self.faults[index].armory())
+    }
+}
+
+/// Gives a frame to a member of a port, or back if there is no room.
+fn hand_over(
+    owners: Owners,
+    member: Member,
+    frame: Vec<u8>,
+    hub: &Hub,
+    arrived: &mut VecDeque<(usize, Vec<u8>)>,
+) -> Result<(), Vec<u8>> {
+    match (member, owners.device, owners.outside) {
+        (Member::Rnic, Some(device), _) => arrived.push_back((device, frame)),
+        (Member::Netdev, _, Some(outside)) => hub.port(outside).offer(frame)?,
+        // Endpoints are made together with their owners.
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Which way a frame passes a port, as captures have it, that goes that way for whoever is behind it.
+fn way(direction: Direction) -> Way {
+    match direction {
+        Direction::Out => Way::In,
+        Direction::In => Way::Out,
+    }
+}
+
+/// What captures say of a frame that a fault struck, if one did.
+fn note(struck: Option<&Kind>) -> String {
+    struck.map_or_else(String::new, |kind| format!(", fault {}", kind.name))
+}
+
+/// What captures say of a frame that a fault made.
+fn made_by(kind: Option<&Kind>) -> String {
+    let name = kind.map_or("", |kind| kind.name);
+    format!(", made by fault {name}")
 }
 
 /// Whether a device sends frames.
@@ -346,6 +513,13 @@ fn since_start(now: Instant) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vrnic_engine::memory::Nowhere;
+    use vrnic_engine::psn::Psn;
+    use vrnic_engine::segment::{
+        Body, Path, Payload, Position, Segment, SendTail, Service, Touched,
+    };
+    use vrnic_roce::FrameError;
+    use vrnic_wire::port::NO_VLAN;
 
     /// Devices 0 and 1 on the network, the first with a virtio-net, and device 2 that copies.
     fn network(directory: &std::path::Path) -> (Network, Option<NetworkThread>) {
@@ -366,6 +540,15 @@ mod tests {
         Network::new(&config, Arc::new(Waker::new().unwrap())).unwrap()
     }
 
+    fn send(network: &mut Network, device: usize, frame: Vec<u8>) {
+        let mut captures = Captures::new(Vec::new());
+        network.send(device, frame, Instant::default(), &mut captures);
+    }
+
+    fn next(network: &mut Network) -> Option<(usize, Vec<u8>)> {
+        network.next_frame(Instant::default(), &mut Captures::new(Vec::new()))
+    }
+
     fn roce(to: u8, from: u8) -> Vec<u8> {
         vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x89, 0x15, 1]
     }
@@ -375,19 +558,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (mut network, thread) = network(directory.path());
         assert!(thread.is_some());
-        let now = Instant::default();
-        network.send(0, roce(1, 0), now);
-        assert_eq!(network.next_frame(), None, "both are down");
+        send(&mut network, 0, roce(1, 0));
+        assert_eq!(next(&mut network), None, "both are down");
         for device in 0..3 {
             network.set_rnic_up(device, true);
         }
-        network.send(0, roce(1, 0), now);
-        network.send(1, roce(1, 1), now);
-        network.send(0, roce(2, 0), now);
-        network.send(2, roce(1, 2), now);
-        assert_eq!(network.next_frame(), Some((1, roce(1, 0))));
-        assert_eq!(network.next_frame(), Some((1, roce(1, 1))));
-        assert_eq!(network.next_frame(), None, "device 2 is elsewhere");
+        send(&mut network, 0, roce(1, 0));
+        send(&mut network, 1, roce(1, 1));
+        send(&mut network, 0, roce(2, 0));
+        send(&mut network, 2, roce(1, 2));
+        assert_eq!(next(&mut network), Some((1, roce(1, 0))));
+        assert_eq!(next(&mut network), Some((1, roce(1, 1))));
+        assert_eq!(next(&mut network), None, "device 2 is elsewhere");
         assert_eq!(network.next_deadline(), None);
     }
 
@@ -414,16 +596,193 @@ mod tests {
         hub.tell_worker();
         assert!(network.has_messages() && network.turn(now, &mut captures));
         assert!(!network.turn(now, &mut captures));
-        assert_eq!(network.next_frame(), Some((1, roce(1, 0))));
+        assert_eq!(next(&mut network), Some((1, roce(1, 0))));
         assert_eq!(
-            network.next_frame(),
+            next(&mut network),
             None,
             "no VM may send from an address of its choice"
         );
         // The driver of RNIC 0 is not up: RoCE is for the VM's other programs.
-        network.send(1, roce(0, 1), now);
-        assert_eq!(network.next_frame(), None);
+        send(&mut network, 1, roce(0, 1));
+        assert_eq!(next(&mut network), None);
         assert!(hub.take_outbound());
         assert_eq!(hub.port(0).take_outbound().0.pop(), Some(roce(0, 1)));
+    }
+
+    /// A request of RoCE version 2 in a frame.
+    fn packet(to: u8, from: u8, psn: u32) -> Vec<u8> {
+        let gid = |number| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, number];
+        let segment = Segment {
+            path: Path {
+                source: gid(from),
+                destination: gid(to),
+                source_mac: [2, 0, 0, 0, 0, from],
+                destination_mac: [2, 0, 0, 0, 0, to],
+                vlan: NO_VLAN,
+                hop_limit: 64,
+                ..Path::default()
+            },
+            source_qpn: 0,
+            destination_qpn: 5,
+            pkey: 0xffff,
+            psn: Psn::new(psn),
+            solicited: false,
+            ack_request: true,
+            service: Service::Reliable,
+            body: Body::Send {
+                position: Position::Only,
+                tail: SendTail::Plain,
+            },
+            payload: Payload::Bytes(b"payload".to_vec()),
+            touched: Touched::NOT,
+        };
+        let mut frame = vec![0; 200];
+        let length = vrnic_roce::encode(&segment, &Nowhere, &mut frame).unwrap();
+        frame.truncate(length);
+        frame
+    }
+
+    fn arm(network: &mut Network, port: &str, fault: &str) -> u64 {
+        let mut faults = network.faults(port).unwrap();
+        faults
+            .arm(fault.parse().unwrap(), Instant::default())
+            .unwrap()
+    }
+
+    /// The PSNs of the frames that RNIC 1 gets, or what is wrong with them.
+    fn arrive(network: &mut Network) -> Vec<Result<u32, FrameError>> {
+        let frames = std::iter::from_fn(|| next(network));
+        frames
+            .map(|(device, frame)| {
+                assert_eq!(device, 1);
+                vrnic_roce::parse(&frame).map(|segment| segment.psn.raw())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn faults_of_a_port_strike_what_enters_by_it_and_what_leaves_by_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        let hub = network.hub.clone();
+        hub.port(0).set_up(true);
+        network.set_rnic_up(1, true);
+        let from_vm = |network: &mut Network, frames: Vec<Vec<u8>>| {
+            let mut frames = frames;
+            hub.port(0).deliver(&mut frames);
+            hub.tell_worker();
+            network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+            arrive(network)
+        };
+        // Port `vm` has the VM's network device, as Soft-RoCE uses it; port `1` has an RNIC.
+        arm(&mut network, "vm", "drop nth=2");
+        arm(&mut network, "1", "wrong-psn dir=in value=100");
+        arm(&mut network, "1", "corrupt-icrc dir=in after-fault=1");
+        let frames = (1..=4).map(|psn| packet(1, 0, psn)).collect();
+        let got = from_vm(&mut network, frames);
+        assert_eq!(got, [Ok(101), Err(FrameError::Icrc), Ok(4)]);
+        // What is not RoCE passes, and so does what a fault of the other port is for.
+        arm(&mut network, "vm", "partition");
+        let mut other = packet(1, 0, 5);
+        other[36..38].copy_from_slice(&53u16.to_be_bytes());
+        assert!(from_vm(&mut network, vec![other]).is_empty());
+        assert!(from_vm(&mut network, vec![packet(1, 0, 6)]).is_empty());
+        // The VM's RNIC is down, so that RoCE to the VM is for its network device.
+        send(&mut network, 1, packet(0, 1, 7));
+        assert!(next(&mut network).is_none());
+        assert!(
+            hub.port(0).take_outbound().0.is_empty(),
+            "partition is both ways"
+        );
+        assert_eq!(network.faults("vm").unwrap().clear(None), 2);
+        send(&mut network, 1, packet(0, 1, 8));
+        assert!(next(&mut network).is_none());
+        assert_eq!(hub.port(0).take_outbound().0.pop(), Some(packet(0, 1, 8)));
+        let fired: Vec<u64> = network.ports().map(|port| port.faults).collect();
+        assert_eq!(fired, [3, 2]);
+        assert!(network.faults("2").is_none());
+    }
+
+    #[test]
+    fn what_a_fault_puts_off_comes_in_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        let mut captures = Captures::new(Vec::new());
+        network.set_rnic_up(0, true);
+        network.set_rnic_up(1, true);
+        arm(&mut network, "1", "delay dir=in delay=3ms");
+        arm(&mut network, "vm", "ghost delay=5ms nth=2");
+        send(&mut network, 0, packet(1, 0, 1));
+        assert!(arrive(&mut network).is_empty());
+        send(&mut network, 0, packet(1, 0, 2));
+        assert_eq!(arrive(&mut network), [Ok(2)]);
+        let after = |millis| Instant::default() + Duration::from_millis(millis);
+        for (due, psn) in [(3, 1), (5, 2)] {
+            assert_eq!(network.next_deadline(), Some(after(due)));
+            assert!(!network.turn(after(due - 1), &mut captures));
+            assert!(network.turn(after(due), &mut captures));
+            assert_eq!(arrive(&mut network), [Ok(psn)]);
+        }
+        assert_eq!(network.next_deadline(), None);
+    }
+
+    #[test]
+    fn what_stays_within_a_port_passes_no_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        network.set_rnic_up(1, true);
+        arm(&mut network, "1", "partition");
+        send(&mut network, 1, packet(1, 1, 1));
+        assert_eq!(arrive(&mut network), [Ok(1)]);
+        send(&mut network, 1, packet(0, 1, 2));
+        assert_eq!(network.faults("1").unwrap().fired(), 1);
+    }
+
+    #[test]
+    fn a_frame_that_waits_meets_the_faults_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut network, _thread) = network(directory.path());
+        let hub = network.hub.clone();
+        hub.port(0).set_up(true);
+        network.set_rnic_up(1, true);
+        hub.tell_worker();
+        network.turn(Instant::default(), &mut Captures::new(Vec::new()));
+        arm(&mut network, "vm", "drop dir=in nth=2");
+        while hub.port(0).offer(vec![0; 4000]).is_ok() {}
+        send(&mut network, 1, packet(0, 1, 1));
+        send(&mut network, 1, packet(0, 1, 2));
+        for _ in 0..3 {
+            assert!(next(&mut network).is_none());
+        }
+        assert_eq!(network.faults("vm").unwrap().list()[0].seen, 0);
+        hub.port(0).take_outbound();
+        assert!(next(&mut network).is_none());
+        let mut left = hub.port(0).take_outbound().0;
+        assert_eq!((left.pop(), left.pop()), (Some(packet(0, 1, 1)), None));
+        assert_eq!(network.faults("vm").unwrap().list()[0].seen, 2);
+    }
+
+    #[test]
+    fn long_packets_of_others_are_written_whole() {
+        // Longer than any of ours.
+        let mut faults = fault::PortFaults::default();
+        let spec = "ecn-mark".parse().unwrap();
+        faults.armory().arm(spec, Instant::default()).unwrap();
+        let mut frame = vec![0; 9000];
+        let long = {
+            let short = packet(1, 0, 1);
+            let parsed = vrnic_roce::parse(&short).unwrap();
+            let whole = Segment {
+                payload: Payload::Bytes(vec![7; 8000]),
+                ..parsed
+            };
+            let length = vrnic_roce::encode(&whole, &Nowhere, &mut frame).unwrap();
+            &frame[..length]
+        };
+        let mut made = Vec::new();
+        let struck = faults.pass(Direction::Out, long, Instant::default(), &mut made);
+        assert_eq!(struck.unwrap().name, "ecn-mark");
+        let marked = vrnic_roce::parse(&made[0].frame).unwrap();
+        assert_eq!((marked.payload.len(), marked.path.traffic_class), (8000, 3));
     }
 }

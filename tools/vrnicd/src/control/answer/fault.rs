@@ -1,17 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Faults that clients arm, list and clear.
 
-use vrnic_engine::fault::{Firing, Listed, Progress, Spec};
+use vrnic_engine::fault::{Armory, Firing, Listed, Progress, Spec};
 use vrnic_engine::time::Instant;
 
-use crate::control::protocol::{self, Reply};
-use crate::device::Device;
+use crate::control::protocol::{self, Reply, Request};
+
+/// Answers a question about the faults of a device or a port.
+pub fn answer(request: &Request, faults: Armory<'_>, now: Instant, most: usize) -> Reply {
+    match request {
+        Request::FaultAdd { fault, .. } => add(faults, fault, now),
+        Request::FaultClear { id, .. } => clear(faults, *id),
+        Request::Faults { .. } => Reply::Faults(faults.list().into_iter().map(fault).collect()),
+        Request::FaultLog { from, .. } => {
+            let wanted = faults.log().filter(|firing| firing.number >= *from);
+            Reply::Firings(wanted.take(most).map(firing).collect())
+        }
+        _ => Reply::Error("ports of the switch are named for faults only".into()),
+    }
+}
 
 /// Arms a fault.
-pub fn add(device: &mut Device, text: &str, now: Instant) -> Reply {
-    let armed = text
-        .parse::<Spec>()
-        .and_then(|spec| device.faults().arm(spec, now));
+fn add(mut faults: Armory<'_>, text: &str, now: Instant) -> Reply {
+    let armed = text.parse::<Spec>().and_then(|spec| faults.arm(spec, now));
     match armed {
         Ok(id) => Reply::FaultAdded(id),
         Err(why) => Reply::Error(why.to_string()),
@@ -19,24 +30,11 @@ pub fn add(device: &mut Device, text: &str, now: Instant) -> Reply {
 }
 
 /// Disarms a fault, or all.
-pub fn clear(device: &mut Device, id: Option<u64>) -> Reply {
-    match (device.faults().clear(id), id) {
+fn clear(mut faults: Armory<'_>, id: Option<u64>) -> Reply {
+    match (faults.clear(id), id) {
         (0, Some(id)) => Reply::Error(format!("no fault has the number {id}")),
         (count, _) => Reply::FaultsCleared(count),
     }
-}
-
-/// Lists faults.
-pub fn list(device: &mut Device) -> Reply {
-    Reply::Faults(device.faults().list().into_iter().map(fault).collect())
-}
-
-/// Some firings.
-pub fn log(device: &mut Device, from: u64, most: usize) -> Reply {
-    let faults = device.faults();
-    let log = faults.log();
-    let wanted = log.filter(|firing| firing.number >= from).take(most);
-    Reply::Firings(wanted.map(firing).collect())
 }
 
 fn fault(listed: Listed) -> protocol::Fault {

@@ -22,6 +22,7 @@ fn view(port: &PortView<'_>, device: impl Fn(usize) -> Option<String>) -> Switch
         ("tx_frames", counters.tx_frames),
         ("tx_bytes", counters.tx_bytes),
         ("rx_overruns", port.overruns),
+        ("faults", port.faults),
     ];
     let drops = Drop::ALL.map(|reason| (reason.name(), counters.drops(reason)));
     let all = traffic.into_iter().chain(drops);
