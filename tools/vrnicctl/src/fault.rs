@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use roff::{Roff, bold, italic, roman};
 use serde::Serialize;
 use vrnic_engine::fault::{
@@ -14,19 +14,20 @@ use vrnic_engine::fault::{
     table::{GROUPS, Group},
 };
 use vrnicd::control::client::Client;
-use vrnicd::control::protocol::{Fault, Firing};
+use vrnicd::control::protocol::{Fault, Firing, PORT};
 
 use crate::scenario::play::{Daemon, PhaseOutcome};
 use crate::scenario::{self, Scenario};
 use crate::table::{Row, print};
-use crate::{Choice, list};
 
 #[derive(Subcommand)]
 pub enum Command {
     /// Arm a fault on a device and print its number, for example: `vrnicctl fault add -d a drop opcode=ack nth=3`.
     /// Requires `faults = true` in vrnicd's configuration.
     Add {
-        /// The device.
+        /// The device, or `port:NAME`: the port of the switch with this name. A port can have the faults of packets.
+        /// They affect all RoCE packets that pass it, for example those of Soft-RoCE; `out` are those that come from
+        /// what is connected to it.
         #[arg(long, short, value_name = "NAME")]
         device: String,
         /// Name of the fault, then KEY=VALUE pairs that select where and when it fires and what it does. See `vrnicctl
@@ -35,17 +36,17 @@ pub enum Command {
         fault: Vec<String>,
     },
     /// List the armed faults and the last finished ones.
-    List(Choice),
+    List(Where),
     /// Clear one fault, or all. This also ends a lasting fault, such as a link that is down.
     Clear {
         #[command(flatten)]
-        choice: Choice,
+        place: Where,
         /// Number of the fault; requires --device. Without a number, clear all faults.
         #[arg(requires = "device")]
         id: Option<u64>,
     },
-    /// List when faults fired. Covers the last 4096 times on each device.
-    Log(Choice),
+    /// List when faults fired. Covers the last 4096 times on each device and port.
+    Log(Where),
     /// Play scenarios: files that arm faults in phases, wait for conditions, and check the result. Fails if a result
     /// is not as expected. At the end, or when interrupted, clears the faults that a scenario armed and brings up the
     /// links that it took down.
@@ -62,11 +63,45 @@ pub enum Command {
     },
 }
 
+/// Where faults are.
+#[derive(Args)]
+pub struct Where {
+    /// Only this device, or this port of the switch: `port:NAME`.
+    #[arg(long, short, value_name = "NAME")]
+    device: Option<String>,
+}
+
+impl Where {
+    /// The names of the devices and ports.
+    fn names(&self, client: &mut Client) -> Result<Vec<String>> {
+        if let Some(name) = &self.device {
+            return Ok(vec![name.clone()]);
+        }
+        let devices = client.devices()?.into_iter().map(|device| device.name);
+        let ports = client.switch()?.into_iter();
+        let ports = ports.map(|port| format!("{PORT}{}", port.name));
+        Ok(devices.chain(ports).collect())
+    }
+
+    /// Prints what `ask` gives for each of them.
+    fn list<T: Row + Serialize>(
+        &self,
+        client: &mut Client,
+        json: bool,
+        ask: impl FnMut(&mut Client, &str) -> Result<Vec<T>>,
+    ) -> Result<()> {
+        let names = self.names(client)?;
+        print(&crate::list_of(client, names, ask)?, json)
+    }
+}
+
 /// What `explain` knows of a kind.
 #[derive(Serialize)]
 struct Known {
     name: &'static str,
     group: &'static str,
+    /// Whether a port of the switch can have it.
+    ports: bool,
     preset: &'static str,
     does: &'static str,
     in_practice: &'static str,
@@ -93,12 +128,24 @@ impl Known {
         Self {
             name: kind.name,
             group: group.name,
+            ports: kind.fits_ports(),
             preset: kind.preset,
             does: kind.summary,
             in_practice: kind.hardware,
             standard: kind.standard,
             program: kind.program,
             keys: kind.keys().map(word).collect(),
+        }
+    }
+}
+
+impl Known {
+    /// Where it can be, in words.
+    fn place(&self) -> &'static str {
+        if self.ports {
+            "A device, or a port of the switch."
+        } else {
+            "A device."
         }
     }
 }
@@ -160,11 +207,11 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
             let id = client.add_fault(device, &fault.join(" "))?;
             tell(json, &id.to_string(), &serde_json::json!({ "id": id }))
         }
-        Command::List(choice) => list(client, choice, json, Client::faults),
-        Command::Clear { choice, id } => {
+        Command::List(place) => place.list(client, json, Client::faults),
+        Command::Clear { place, id } => {
             let mut count = 0;
-            for device in crate::chosen(client, choice.device.as_deref())? {
-                count += client.clear_faults(&device.name, *id)?;
+            for name in place.names(client)? {
+                count += client.clear_faults(&name, *id)?;
             }
             tell(
                 json,
@@ -172,7 +219,7 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
                 &serde_json::json!({ "cleared": count }),
             )
         }
-        Command::Log(choice) => list(client, choice, json, Client::fault_log),
+        Command::Log(place) => place.list(client, json, Client::fault_log),
         Command::Run { files } => play(client, files, json),
         Command::Explain { name } => explain(name.as_deref(), json),
     }
@@ -269,13 +316,21 @@ fn manual() -> String {
     page.control("SH", ["SYNOPSIS"]);
     page.text([
         bold("vrnicctl fault add -d"),
-        roman(" DEVICE NAME [KEY=VALUE]..."),
+        roman(" DEVICE|port:PORT NAME [KEY=VALUE]..."),
     ]);
     page.control("SH", ["DESCRIPTION"]);
     page.text([roman(
         "To arm a fault, give its name and KEY=VALUE pairs that select where and when it fires and what it does. The \
          preset of the fault applies unless you give other values. The section KEYS describes each key. To allow \
          faults, set faults = true in vrnicd's configuration.",
+    )]);
+    page.control("PP", []);
+    page.text([roman(
+        "A port of the switch can have the faults that change packets. They affect the RoCE packets that pass the port, \
+         whoever sends them, for example Soft-RoCE. A packet that comes from what is connected to the port goes out, one \
+         that goes there comes in. Packets of a connection do not tell which queue pair sent them, so that for them \
+         the key qp matches only packets that come in, and the key peer only those that go out. The keys state, context, \
+         process and pid are only for devices.",
     )]);
     for group in GROUPS {
         page.control("SH", [group.name.to_uppercase().as_str()]);
@@ -287,6 +342,7 @@ fn manual() -> String {
                 ("In practice:", known.in_practice),
                 ("The standard:", known.standard),
                 ("A program sees:", known.program),
+                ("Where:", known.place()),
                 ("Preset:", known.preset),
             ] {
                 if !text.is_empty() {
@@ -343,8 +399,12 @@ pub fn explain(name: Option<&str>, json: bool) -> Result<()> {
         return print(&known, true);
     }
     let mut text = format!(
-        "{name}\n  {}\n\nCause in practice\n  {}\n\nThe standard\n  {}\n\nA program sees\n  {}\n\n",
-        one.does, one.in_practice, one.standard, one.program
+        "{name}\n  {}\n\nCause in practice\n  {}\n\nThe standard\n  {}\n\nA program sees\n  {}\n\nWhere\n  {}\n\n",
+        one.does,
+        one.in_practice,
+        one.standard,
+        one.program,
+        one.place()
     );
     if !one.preset.is_empty() {
         writeln!(text, "Preset\n  {}\n", one.preset)?;

@@ -138,7 +138,7 @@ enum Command {
     /// Record all inputs of a device, for vrnic-replay.
     #[command(subcommand)]
     Record(record::Command),
-    /// Inject faults into a device, its wire or its commands.
+    /// Inject faults into a device, its wire or its commands, or into the packets that pass a port of the switch.
     #[command(subcommand)]
     Fault(fault::Command),
     /// Report how another RNIC, or Soft-RoCE, behaves when packets are lost, repeated, refused or marked.
@@ -350,13 +350,23 @@ fn chosen(client: &mut Client, name: Option<&str>) -> Result<Vec<Device>> {
 fn list_with<T>(
     client: &mut Client,
     choice: &Choice,
+    ask: impl FnMut(&mut Client, &str) -> Result<Vec<T>>,
+) -> Result<Vec<Of<T>>> {
+    let devices = chosen(client, choice.device.as_deref())?.into_iter();
+    list_of(client, devices.map(|device| device.name), ask)
+}
+
+/// What `ask` gives for each of these names.
+fn list_of<T>(
+    client: &mut Client,
+    names: impl IntoIterator<Item = String>,
     mut ask: impl FnMut(&mut Client, &str) -> Result<Vec<T>>,
 ) -> Result<Vec<Of<T>>> {
     let mut all = Vec::new();
-    for device in chosen(client, choice.device.as_deref())? {
-        let items = ask(client, &device.name).with_context(|| format!("device {}", device.name))?;
+    for device in names {
+        let items = ask(client, &device).with_context(|| format!("device {device}"))?;
         all.extend(items.into_iter().map(|item| Of {
-            device: device.name.clone(),
+            device: device.clone(),
             item,
         }));
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Deserializer};
 use vrnic_engine::fault::spec::Spec;
+use vrnicd::control::protocol::PORT;
 
 /// Seconds that a phase waits unless the file says otherwise.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -175,10 +176,17 @@ impl Scenario {
         for device in devices {
             self.device_or(device.as_ref())?;
         }
-        for Arm { fault, .. } in &phase.arm {
-            fault
-                .parse::<Spec>()
-                .with_context(|| format!("fault {fault:?}"))?;
+        for arm in &phase.arm {
+            let at_port = self.device_to_arm(arm)?.starts_with(PORT);
+            let spec = arm.fault.parse::<Spec>();
+            spec.and_then(|spec| {
+                if at_port {
+                    spec.check_for_port()
+                } else {
+                    Ok(())
+                }
+            })
+            .with_context(|| format!("fault {:?}", arm.fault))?;
         }
         for condition in phase.wait.iter().chain(&phase.expect) {
             condition.about()?;
@@ -217,7 +225,7 @@ impl Scenario {
         phase.timeout.unwrap_or(self.timeout)
     }
 
-    /// All devices that it names.
+    /// All devices that it names. A port of the switch is none.
     pub fn devices(&self) -> Result<Vec<&str>> {
         let mut all = Vec::new();
         for phase in &self.phases {
@@ -231,7 +239,7 @@ impl Scenario {
                 all.push(self.device_of(condition)?);
             }
         }
-        all.retain(|device| !device.is_empty());
+        all.retain(|device| !device.is_empty() && !device.starts_with(PORT));
         all.sort_unstable();
         all.dedup();
         Ok(all)
@@ -335,6 +343,10 @@ mod tests {
             ("about = \"x\"\nphase = []\n", "no [[phase]]"),
             ("about = \"x\"\n[[phase]]\nname = \"one\"\nfoo = 1\n", "foo"),
             (&format!("{head}arm = [{{ fault = \"dorp\" }}]"), "dorp"),
+            (
+                &format!("{head}arm = [{{ fault = \"stuck\", device = \"port:b\" }}]"),
+                "a fault of a device",
+            ),
             (&format!("{head}wait = [{{ }}]"), "a condition has one of"),
             (
                 &format!("{head}wait = [{{ fired = \"drop\", port = \"up\" }}]"),

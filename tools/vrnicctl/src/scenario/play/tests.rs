@@ -230,6 +230,23 @@ fn an_expectation_that_is_not_met_ends_the_scenario() {
 }
 
 #[test]
+fn a_port_of_the_switch_has_faults() {
+    let mut stage = theatre();
+    stage.fires = 1;
+    let (good, _) = run(
+        &mut stage,
+        r#"
+        [[phase]]
+        name = "the switch loses a packet"
+        arm = [{ fault = "drop type=rc", device = "port:b" }]
+        wait = [{ fired = "drop", device = "port:b" }]
+        "#,
+    );
+    assert!(good.unwrap());
+    assert_eq!(stage.done, ["arm port:b drop type=rc", "clear port:b 1"]);
+}
+
+#[test]
 fn who_interrupts_leaves_nothing_behind() {
     let mut stage = theatre();
     stage.ends = Some(Duration::from_millis(300));
