@@ -25,10 +25,14 @@ use crate::output::say;
 use crate::progress::Step;
 use crate::report::align;
 use crate::settings::Settings;
-use crate::vm::Device;
+use crate::vm::{Device, NAMES};
 
 /// What to run.
 pub struct Plan {
+    /// RDMA devices to run them with.
+    pub devices: Vec<Device>,
+    /// Whether the faults are at the ports of the switch, not in the RNICs.
+    pub at_ports: bool,
     /// Workloads.
     pub profiles: Vec<Profile>,
     /// Faults, one in each run.
@@ -47,19 +51,39 @@ pub fn list(profiles: &[Profile], faults: &[Fault]) {
     for profile in profiles {
         say!("  {:10} {}", profile.name, profile.about);
     }
-    say!("\nFaults, and the end whose RNIC has each:");
+    say!(
+        "\nFaults, and the end whose RNIC has each; those with * are also possible at its port of the switch:"
+    );
     for fault in faults {
+        let mark = if fault.check(true).is_ok() { '*' } else { ' ' };
         let when = if fault.traffic {
             ", when there is traffic"
         } else {
             ""
         };
-        say!("  {:7} {}{when}", fault.on.name(), fault.fault);
+        say!("  {:7} {mark} {}{when}", fault.on.name(), fault.fault);
+    }
+}
+
+impl Plan {
+    /// Devices and workloads: what is compared.
+    fn columns(&self) -> impl Iterator<Item = (Device, &Profile)> {
+        let of = |profile| self.devices.iter().map(move |&device| (device, profile));
+        self.profiles.iter().flat_map(of)
+    }
+
+    /// What a column is called.
+    fn title(&self, device: Device, profile: &str) -> String {
+        match self.devices[..] {
+            [_] => profile.to_owned(),
+            _ => format!("{profile} ({})", device.name()),
+        }
     }
 }
 
 /// One run that is to be made.
 struct Run<'a> {
+    device: Device,
     profile: &'a Profile,
     fault: Option<&'a Fault>,
 }
@@ -73,15 +97,15 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
     let start = Instant::now();
     fs::create_dir_all(&plan.out).with_context(|| format!("making {}", plan.out.display()))?;
     let mut runs = Vec::new();
-    for profile in &plan.profiles {
-        runs.push(Run {
-            profile,
-            fault: None,
-        });
-        runs.extend(plan.faults.iter().map(|fault| Run {
-            profile,
-            fault: Some(fault),
-        }));
+    for &device in &plan.devices {
+        for profile in &plan.profiles {
+            let faults = std::iter::once(None).chain(plan.faults.iter().map(Some));
+            runs.extend(faults.map(|fault| Run {
+                device,
+                profile,
+                fault,
+            }));
+        }
     }
     let step = Step::of("chaos", runs.len());
     let lanes = usize::try_from(settings.labs)?.min(runs.len());
@@ -100,7 +124,7 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(run) = runs.get(index) else { break };
                     let result = lane.run(run);
-                    step.note(&line(run, &result));
+                    step.note(&line(plan, run, &result));
                     step.advance();
                     *results[index].lock().expect("a result") = Some(result);
                 }
@@ -118,13 +142,16 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
             .context("each run was made")?
         {
             Ok(case) => cases.push(case),
-            Err(error) => broken.push(format!("{}: {error:#}", name(run))),
+            Err(error) => broken.push(format!("{}: {error:#}", name(plan, run))),
         }
     }
     let report = plan.out.join("report.json");
     fs::write(&report, serde_json::to_string_pretty(&cases)? + "\n")?;
     let page = plan.out.join("index.html");
     fs::write(&page, page::html(plan, settings.fabric, &cases, &broken))?;
+    if plan.devices.len() > 1 {
+        say!("\n{}", beside(plan, &cases));
+    }
     say!("\n{}", table(plan, &cases));
     say!(
         "page: {}   report: {}   {:.0} s",
@@ -144,7 +171,11 @@ pub fn run(settings: &Settings, plan: &Plan) -> Result<()> {
         .filter(|case| case.fault.is_none())
         .find(|case| !sound(case))
     {
-        bail!("{} fails without a fault: {}", bad.profile, bad.summary());
+        bail!(
+            "{} fails without a fault: {}",
+            plan.title(bad.device, &bad.profile),
+            bad.summary()
+        );
     }
     let bad = cases
         .iter()
@@ -162,32 +193,38 @@ struct Lane<'a> {
     settings: &'a Settings,
     plan: &'a Plan,
     boots: &'a AtomicUsize,
-    lab: Option<Lab>,
+    lab: Option<(Device, Lab)>,
 }
 
 impl Lane<'_> {
     fn run(&mut self, run: &Run<'_>) -> Result<Case> {
+        self.lab = self.lab.take().filter(|(device, _)| *device == run.device);
         if self.lab.is_none() {
+            let soft = run.device == Device::Rxe;
             let number = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
             let vrnicd = Extra {
                 daemon: vec!["faults = true".to_owned()],
+                rxe: NAMES
+                    .iter()
+                    .filter(|_| soft)
+                    .map(|&vm| vm.to_owned())
+                    .collect(),
                 ..Extra::default()
             };
-            self.lab = Some(Lab::boot(
-                self.settings,
-                Options {
-                    device: Device::Vrnic,
-                    logs: self.plan.out.join(format!("logs/lab-{number}")),
-                    vrnicd,
-                    no_rnic: false,
-                    module: Module::Plain,
-                },
-            )?);
+            let options = Options {
+                device: run.device,
+                logs: self.plan.out.join(format!("logs/lab-{number}")),
+                vrnicd,
+                no_rnic: false,
+                module: Module::Plain,
+            };
+            self.lab = Some((run.device, Lab::boot(self.settings, options)?));
         }
-        let lab = self.lab.as_ref().context("it was booted")?;
-        let case = Bench::new(lab).and_then(|mut bench| bench.run(run.profile, run.fault));
+        let (device, lab) = self.lab.as_ref().context("it was booted")?;
+        let case = Bench::new(lab, *device, self.plan.at_ports)
+            .and_then(|mut bench| bench.run(run.profile, run.fault));
         if !case.as_ref().is_ok_and(Case::left_clean)
-            && let Some(lab) = self.lab.take()
+            && let Some((_, lab)) = self.lab.take()
         {
             let _ = lab.shut_down();
         }
@@ -196,43 +233,62 @@ impl Lane<'_> {
 }
 
 /// What a run is called.
-fn name(run: &Run<'_>) -> String {
+fn name(plan: &Plan, run: &Run<'_>) -> String {
+    let title = plan.title(run.device, &run.profile.name);
     match run.fault {
-        Some(fault) => format!(
-            "{}: {} on the {}",
-            run.profile.name,
-            fault.fault,
-            fault.on.name()
-        ),
-        None => format!("{}: no fault", run.profile.name),
+        Some(fault) => format!("{title}: {} on the {}", fault.fault, fault.on.name()),
+        None => format!("{title}: no fault"),
     }
 }
 
 /// A run and its result in a line.
-fn line(run: &Run<'_>, result: &Result<Case>) -> String {
+fn line(plan: &Plan, run: &Run<'_>, result: &Result<Case>) -> String {
     match result {
         Ok(case) => format!(
             "{:13} {}   {}",
             case.verdict.name(),
-            name(run),
+            name(plan, run),
             case.summary()
         ),
-        Err(error) => format!("NO RESULT     {}   {error:#}", name(run)),
+        Err(error) => format!("NO RESULT     {}   {error:#}", name(plan, run)),
     }
+}
+
+/// The verdict on each workload with each device, fault by fault.
+fn beside(plan: &Plan, cases: &[Case]) -> String {
+    let mut head = vec!["fault".to_owned(), "on the".to_owned()];
+    head.extend(
+        plan.columns()
+            .map(|(device, it)| plan.title(device, &it.name)),
+    );
+    let mut rows = vec![head];
+    for fault in std::iter::once(None).chain(plan.faults.iter().map(Some)) {
+        let (words, on) = fault.map_or(("none", ""), |it| (it.fault.as_str(), it.on.name()));
+        let mut row = vec![words.to_owned(), on.to_owned()];
+        row.extend(plan.columns().map(|(device, profile)| {
+            let found = cases.iter().find(|case| case.is_of(device, profile, fault));
+            found
+                .map_or("no result", |case| case.verdict.name())
+                .to_owned()
+        }));
+        rows.push(row);
+    }
+    align(&rows)
 }
 
 /// All verdicts, and how often each was given to each workload.
 fn table(plan: &Plan, cases: &[Case]) -> String {
     let mut rows = vec![["workload", "verdict", "runs", "meaning"].map(str::to_owned)];
-    for profile in &plan.profiles {
+    for (device, profile) in plan.columns() {
         for verdict in Verdict::ALL {
             let these = |case: &&Case| {
-                case.fault.is_some() && case.profile == profile.name && case.verdict == verdict
+                let fault = case.fault.as_ref();
+                fault.is_some() && case.is_of(device, profile, fault) && case.verdict == verdict
             };
             let count = cases.iter().filter(these).count();
             if count > 0 {
                 rows.push([
-                    profile.name.clone(),
+                    plan.title(device, &profile.name),
                     verdict.name().to_owned(),
                     count.to_string(),
                     verdict.meaning().to_owned(),

@@ -331,10 +331,17 @@ struct ChaosArguments {
     /// List the workloads and the faults, then exit
     #[arg(long)]
     list: bool,
+    /// RDMA devices to run the workloads with, one after the other. For rxe, the kernel's Soft-RoCE, --ports is implied
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["vrnic"])]
+    device: Vec<Device>,
+    /// Inject the faults at the ports of vrnicd's switch between the VMs instead of in the RNICs. The RNICs are on the
+    /// fabric roce then, and only faults of packets are possible
+    #[arg(long)]
+    ports: bool,
     /// Inject only this fault: NAME [KEY=VALUE]…, as in `vrnicctl fault add`. Can be given more than once
     #[arg(long, value_name = "FAULT")]
     fault: Vec<String>,
-    /// The end whose RNIC gets the faults given with --fault
+    /// The end whose RNIC, or port, gets the faults given with --fault
     #[arg(long, value_enum, default_value = "client", requires = "fault")]
     on: chaos::plan::Side,
     /// Arm the faults given with --fault only after the RNIC has sent some packets of a reliable connection
@@ -528,17 +535,22 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
         on: arguments.on,
         traffic: arguments.traffic,
     });
-    let chosen: Vec<_> = chosen.collect();
-    let faults = if chosen.is_empty() {
-        chaos::plan::faults()?
-    } else {
-        chosen
-    };
-    chaos::plan::check(&faults)?;
-    let settings = Settings {
+    let mut faults: Vec<_> = chosen.collect();
+    let at_ports = arguments.ports || arguments.device.contains(&Device::Rxe);
+    if faults.is_empty() {
+        faults = chaos::plan::faults()?;
+        faults.retain(|fault| fault.check(at_ports).is_ok());
+    }
+    for fault in &faults {
+        fault.check(at_ports)?;
+    }
+    let mut settings = Settings {
         labs: arguments.labs,
         ..load()?
     };
+    if at_ports {
+        settings = settings.with_fabric(Fabric::Roce);
+    }
     let (profiles, others): (Vec<_>, Vec<_>) = profiles
         .into_iter()
         .partition(|profile| profile.fits(&settings.guest_root));
@@ -556,6 +568,8 @@ fn run_chaos(arguments: ChaosArguments, load: impl FnOnce() -> Result<Settings>)
     chaos::run(
         &settings,
         &chaos::Plan {
+            devices: arguments.device,
+            at_ports,
             profiles,
             faults,
             fail_on: arguments.fail_on,

@@ -190,23 +190,23 @@ pub fn scaled(value: f64) -> String {
 
 /// Lays rows out in columns; the first row is the heading.
 #[must_use]
-pub fn align<const N: usize>(rows: &[[String; N]]) -> String {
-    let widths: [usize; N] = std::array::from_fn(|column| {
-        rows.iter()
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    });
+pub fn align<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let columns = rows.first().map_or(0, |row| row.as_ref().len());
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.as_ref().get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for (number, row) in rows.iter().enumerate() {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
+        let cells = row.as_ref().iter().zip(&widths);
+        let cells: Vec<String> = cells
+            .map(|(cell, &width)| format!("{cell:width$}"))
             .collect();
         let _ = writeln!(text, "{}", cells.join("  ").trim_end());
         if number == 0 {
-            let _ = writeln!(text, "{}", widths.map(|width| "-".repeat(width)).join("  "));
+            let rules: Vec<String> = widths.iter().map(|&width| "-".repeat(width)).collect();
+            let _ = writeln!(text, "{}", rules.join("  "));
         }
     }
     text

@@ -19,7 +19,8 @@ use crate::settings::Settings;
 use vrnic_lab::protocol::PORT_NAME;
 
 /// Which RDMA device the programs use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Device {
     /// The RNIC of vrnicd.
     Vrnic,

@@ -11,6 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use vrnicd::capture::Choice;
 use vrnicd::control::client::Client;
+use vrnicd::control::protocol::PORT;
 
 use super::plan::{Fault, Profile, Side};
 use super::verdict::{Ending, Seen, TROUBLE, Verdict, complaint};
@@ -18,7 +19,7 @@ use super::window;
 use crate::agent::{Agent, Program};
 use crate::console::{Known, judge, unread};
 use crate::lab::{Lab, SHORT};
-use crate::vm::{Family, NAMES};
+use crate::vm::{Device, Family, NAMES};
 
 /// How long a program may take to end after its peer has.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -30,6 +31,8 @@ const MAX_CAPTURE: u64 = 64 << 20;
 /// What is known of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Case {
+    /// The RDMA device.
+    pub device: Device,
     /// The workload.
     pub profile: String,
     /// The fault; `None` for the run without one.
@@ -51,6 +54,12 @@ pub struct Case {
 }
 
 impl Case {
+    /// Whether it is the run of that workload with that device under that fault.
+    #[must_use]
+    pub fn is_of(&self, device: Device, profile: &Profile, fault: Option<&Fault>) -> bool {
+        self.device == device && self.profile == profile.name && self.fault.as_ref() == fault
+    }
+
     /// Whether the lab is as it was, so that another run can follow.
     #[must_use]
     pub fn left_clean(&self) -> bool {
@@ -96,6 +105,9 @@ impl Case {
 /// A lab in which one run follows another.
 pub struct Bench<'a> {
     lab: &'a Lab,
+    device: Device,
+    /// Where faults are, for each VM: its RNIC or its port of the switch.
+    places: [String; NAMES.len()],
     control: Client,
     /// How much of each VM's console was read.
     consoles: [usize; NAMES.len()],
@@ -108,7 +120,7 @@ impl<'a> Bench<'a> {
     ///
     /// # Errors
     /// vrnicd does not answer, or a VM has no RNIC.
-    pub fn new(lab: &'a Lab) -> Result<Self> {
+    pub fn new(lab: &'a Lab, device: Device, at_ports: bool) -> Result<Self> {
         let control = Client::connect(&lab.control())?;
         let mut environment = [Vec::new(), Vec::new()];
         for (name, environment) in NAMES.into_iter().zip(&mut environment) {
@@ -119,8 +131,11 @@ impl<'a> Bench<'a> {
                 ("SERVER", lab.address(Side::Server.vm(), Family::V4)?),
             ];
         }
+        let port = if at_ports { PORT } else { "" };
         let mut bench = Self {
             lab,
+            device,
+            places: NAMES.map(|name| format!("{port}{name}")),
             control,
             consoles: [0; NAMES.len()],
             environment,
@@ -152,14 +167,14 @@ impl<'a> Bench<'a> {
         let mut firings = Vec::new();
         if let (Some(fault), Some(armed)) = (fault, armed) {
             firings = self.firings(fault, armed, fired)?;
-            let all = self.control.faults(fault.on.vm())?;
+            let all = self.control.faults(&self.places[index(fault.on)])?;
             let one = all.iter().find(|fault| fault.id == armed);
             seen.fired = one.map_or(0, |fault| fault.fired);
         }
         let explain = self.explain_since(explained)?;
         seen.counters = grown(&before, &self.counters()?);
-        for name in NAMES {
-            self.control.clear_faults(name, None)?;
+        for place in &self.places {
+            self.control.clear_faults(place, None)?;
         }
         seen.lost_device = self.is_lost();
         if seen.lost_device.is_none() {
@@ -172,6 +187,7 @@ impl<'a> Bench<'a> {
             (verdict, _) => verdict,
         };
         Ok(Case {
+            device: self.device,
             profile: profile.name.clone(),
             fault: fault.cloned(),
             verdict,
@@ -186,17 +202,17 @@ impl<'a> Bench<'a> {
 
     /// Arms a fault; gives its number.
     fn arm(&mut self, fault: &Fault) -> Result<u64> {
-        let device = fault.on.vm();
+        let place = &self.places[index(fault.on)];
         let mut words = fault.fault.clone();
         if fault.traffic {
             // A PSN that is too high by nothing harms nobody, and says that there is traffic.
             let sign = self
                 .control
-                .add_fault(device, "wrong-psn type=rc nth=10 value=0")?;
+                .add_fault(place, "wrong-psn type=rc nth=10 value=0")?;
             words = format!("{words} after-fault={sign}");
         }
         self.control
-            .add_fault(device, &words)
+            .add_fault(place, &words)
             .with_context(|| format!("arming `{words}`"))
     }
 
@@ -233,8 +249,7 @@ impl<'a> Bench<'a> {
 
     /// Starts the command of one end.
     fn start(&self, agent: &Agent, side: Side, command: &str) -> Result<Program> {
-        let index = NAMES.iter().position(|&name| name == side.vm());
-        let environment = &self.environment[index.context("an end is in a VM")?];
+        let environment = &self.environment[index(side)];
         let environment: Vec<(&str, &str)> = environment
             .iter()
             .map(|(name, value)| (*name, value.as_str()))
@@ -246,7 +261,7 @@ impl<'a> Bench<'a> {
         let choice = Choice {
             device: None,
             qp: None,
-            switch: false,
+            switch: self.places[0].starts_with(PORT),
             max_packets: None,
             max_bytes: Some(MAX_CAPTURE),
         };
@@ -259,6 +274,12 @@ impl<'a> Bench<'a> {
     /// Values of the counters of trouble.
     fn counters(&mut self) -> Result<Vec<(String, u64)>> {
         let mut all = Vec::new();
+        for name in NAMES.iter().filter(|_| self.device == Device::Rxe) {
+            let port = format!("{}/1", self.device.ibdev());
+            let words = ["rdma", "statistic", "show", "link", &port, "-j"];
+            let text = self.lab.agent(name)?.check(&words, SHORT)?;
+            all.extend(trouble_in(name, &text)?);
+        }
         for device in self.control.devices()? {
             let counters = device.port.map(|port| port.counters).unwrap_or_default();
             for (name, value) in counters {
@@ -273,17 +294,23 @@ impl<'a> Bench<'a> {
     /// How many explanations each RNIC has given.
     fn explained(&mut self) -> Result<[u64; NAMES.len()]> {
         let mut next = [0; NAMES.len()];
-        for (name, next) in NAMES.into_iter().zip(&mut next) {
+        for (name, next) in self.rnics().zip(&mut next) {
             let all = self.control.explanations(name, 0)?;
             *next = all.last().map_or(0, |last| last.number + 1);
         }
         Ok(next)
     }
 
+    /// The RNICs of vrnicd.
+    fn rnics(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let any = self.device == Device::Vrnic;
+        NAMES.into_iter().filter(move |_| any)
+    }
+
     /// What the RNICs have explained since then.
     fn explain_since(&mut self, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
         let mut lines = Vec::new();
-        for (name, from) in NAMES.into_iter().zip(from) {
+        for (name, from) in self.rnics().zip(from) {
             for explanation in self.control.explanations(name, from)? {
                 lines.push((
                     explanation.nanoseconds,
@@ -295,11 +322,11 @@ impl<'a> Bench<'a> {
         Ok(lines.into_iter().map(|(_, line)| line).collect())
     }
 
-    /// How many firings each RNIC's log has seen.
+    /// How many firings each log has seen.
     fn fired(&mut self) -> Result<[u64; NAMES.len()]> {
         let mut next = [0; NAMES.len()];
-        for (name, next) in NAMES.into_iter().zip(&mut next) {
-            let all = self.control.fault_log(name)?;
+        for (place, next) in self.places.iter().zip(&mut next) {
+            let all = self.control.fault_log(place)?;
             *next = all.last().map_or(0, |last| last.number + 1);
         }
         Ok(next)
@@ -307,9 +334,9 @@ impl<'a> Bench<'a> {
 
     /// When the fault fired since then, and on what.
     fn firings(&mut self, fault: &Fault, id: u64, from: [u64; NAMES.len()]) -> Result<Vec<String>> {
-        let index = NAMES.iter().position(|&name| name == fault.on.vm());
-        let from = from[index.context("a fault is on an RNIC")?];
-        let log = self.control.fault_log(fault.on.vm())?;
+        let index = index(fault.on);
+        let from = from[index];
+        let log = self.control.fault_log(&self.places[index])?;
         let ours = log
             .iter()
             .filter(|firing| firing.number >= from && firing.id == id);
@@ -377,7 +404,7 @@ impl<'a> Bench<'a> {
                 Some(device.state == "up" && device.port?.state == "active")
             };
             let deadline = Instant::now() + RETURN * self.lab.settings.slowness();
-            while good(&mut self.control) != Some(true) {
+            while self.device == Device::Vrnic && good(&mut self.control) != Some(true) {
                 if Instant::now() > deadline {
                     return Some(format!(
                         "the RNIC of VM {name} does not come back by itself"
@@ -467,6 +494,22 @@ fn await_server(profile: &Profile, agent: &Agent, server: &mut Running) -> Resul
     Ok(())
 }
 
+/// Which VM an end is in.
+fn index(side: Side) -> usize {
+    usize::from(NAMES[0] != side.vm())
+}
+
+/// The counters of trouble in what `rdma statistic` prints of Soft-RoCE in a VM.
+fn trouble_in(vm: &str, text: &str) -> Result<Vec<(String, u64)>> {
+    let ports: Vec<serde_json::Map<String, serde_json::Value>> =
+        serde_json::from_str(text).context("rdma statistic")?;
+    let known = TROUBLE.iter().filter_map(|&name| {
+        let value = ports.first()?.get(name)?.as_u64()?;
+        Some((format!("{vm} {name}"), value))
+    });
+    Ok(known.collect())
+}
+
 /// What of a list of objects counts as left behind: not the completion queues that the kernel shares.
 fn counted(objects: &str, in_kernel: bool) -> String {
     let words: Vec<&str> = objects.split(' ').collect();
@@ -514,6 +557,19 @@ mod tests {
         let objects = "vrnic0: pd 1 cq 2 qp 1\nrxe0: pd 0 cq 4 qp 0";
         assert_eq!(counted(objects, false), objects);
         assert_eq!(counted(objects, true), "vrnic0: pd 1 qp 1\nrxe0: pd 0 qp 0");
+    }
+
+    #[test]
+    fn counters_of_soft_roce() {
+        let text = r#"[{"ifindex":0,"ifname":"rxe0","port":1,"sent_pkts":7,"rcvd_seq_err":2,"send_err":0}]"#;
+        let found = trouble_in("b", text).unwrap();
+        let expected = [("b rcvd_seq_err", 2), ("b send_err", 0)];
+        assert_eq!(
+            found,
+            expected.map(|(name, value)| (name.to_owned(), value))
+        );
+        assert!(trouble_in("b", "[]").unwrap().is_empty());
+        assert!(trouble_in("b", "error").is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::case::Case;
 use super::plan::Fault;
 use super::verdict::Verdict;
 use crate::html::escape;
-use crate::vm::Fabric;
+use crate::vm::{Device, Fabric};
 
 const STYLE: &str = "
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #1c2430; }
@@ -49,14 +49,19 @@ fn command(plan: &Plan, case: &Case) -> String {
             fault.on.name()
         )
     });
+    let device = match (case.device, plan.at_ports) {
+        (Device::Rxe, _) => " --device rxe",
+        (Device::Vrnic, true) => " --ports",
+        (Device::Vrnic, false) => "",
+    };
     let workload = if plan.repeat.is_empty() {
         &case.profile
     } else {
         &plan.repeat
     };
     match workload.split_once("-- ") {
-        Some((options, words)) => format!("vrnic-lab chaos{fault} {options}-- {words}"),
-        None => format!("vrnic-lab chaos {workload}{fault}"),
+        Some((options, words)) => format!("vrnic-lab chaos{device}{fault} {options}-- {words}"),
+        None => format!("vrnic-lab chaos{device} {workload}{fault}"),
     }
 }
 
@@ -81,7 +86,7 @@ fn evidence(page: &mut String, plan: &Plan, case: &Case, id: usize) {
         "<details id=\"run-{id}\"><summary><span class=\"{}\">{}</span> {}: {}{on}</summary>",
         class(case.verdict),
         case.verdict.name(),
-        escape(&case.profile),
+        escape(&plan.title(case.device, &case.profile)),
         escape(&describe(case.fault.as_ref())),
     );
     let end = |end: &Option<super::verdict::Ending>| {
@@ -140,7 +145,12 @@ pub fn html(plan: &Plan, fabric: Fabric, cases: &[Case], broken: &[String]) -> S
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>vrnic: chaos</title>\n<style>{STYLE}</style>\
          </head><body>\n<h1>How programs take faults</h1>\n<p>Each cell is a run of a workload between two VMs, with one \
-         fault in one of their RNICs; the fabric is {}. Click on a cell for the evidence.</p>\n<ul>\n",
+         fault {}; the fabric is {}. Click on a cell for the evidence.</p>\n<ul>\n",
+        if plan.at_ports {
+            "at the switch port of one of them"
+        } else {
+            "in one of their RNICs"
+        },
         fabric.name()
     );
     for profile in &plan.profiles {
@@ -162,8 +172,9 @@ pub fn html(plan: &Plan, fabric: Fabric, cases: &[Case], broken: &[String]) -> S
         );
     }
     page.push_str("</p>\n<table><tr><th>fault</th><th>on the</th>");
-    for profile in &plan.profiles {
-        let _ = write!(page, "<th>{}</th>", escape(&profile.name));
+    for (device, profile) in plan.columns() {
+        let title = plan.title(device, &profile.name);
+        let _ = write!(page, "<th>{}</th>", escape(&title));
     }
     page.push_str("</tr>\n");
     let faults = std::iter::once(None).chain(plan.faults.iter().map(Some));
@@ -174,10 +185,10 @@ pub fn html(plan: &Plan, fabric: Fabric, cases: &[Case], broken: &[String]) -> S
             "<tr><td class=\"fault\">{}</td><td>{on}</td>",
             escape(&describe(fault))
         );
-        for profile in &plan.profiles {
+        for (device, profile) in plan.columns() {
             let found = cases
                 .iter()
-                .position(|case| case.profile == profile.name && case.fault.as_ref() == fault);
+                .position(|case| case.is_of(device, profile, fault));
             match found {
                 Some(id) => {
                     let case = &cases[id];
@@ -221,6 +232,8 @@ mod tests {
 
     fn plan() -> Plan {
         Plan {
+            devices: vec![Device::Vrnic],
+            at_ports: false,
             profiles: profiles().unwrap(),
             faults: faults().unwrap(),
             fail_on: Vec::new(),
@@ -231,6 +244,7 @@ mod tests {
 
     fn case() -> Case {
         Case {
+            device: Device::Vrnic,
             profile: "pingpong".into(),
             fault: Some(Fault {
                 fault: "drop type=rc".into(),
@@ -255,12 +269,36 @@ mod tests {
     }
 
     #[test]
+    fn devices_stand_beside_each_other() {
+        let plan = Plan {
+            devices: vec![Device::Vrnic, Device::Rxe],
+            at_ports: true,
+            ..plan()
+        };
+        let soft = Case {
+            device: Device::Rxe,
+            verdict: Verdict::Hang,
+            ..case()
+        };
+        let page = html(&plan, Fabric::Roce, &[case(), soft], &[]);
+        assert!(page.contains("<th>pingpong (vrnic)</th><th>pingpong (rxe)</th>"));
+        assert!(page.contains("vrnic-lab chaos --device rxe pingpong"));
+        assert!(page.contains("vrnic-lab chaos --ports pingpong"));
+    }
+
+    #[test]
     fn commands_repeat_a_run() {
         let mut plan = plan();
         assert_eq!(
             command(&plan, &case()),
             "vrnic-lab chaos pingpong --fault 'drop type=rc' --on server --traffic"
         );
+        plan.at_ports = true;
+        assert_eq!(
+            command(&plan, &case()),
+            "vrnic-lab chaos --ports pingpong --fault 'drop type=rc' --on server --traffic"
+        );
+        plan.at_ports = false;
         plan.repeat = "--listen 7 -- serve --- ask".into();
         assert_eq!(
             command(&plan, &case()),

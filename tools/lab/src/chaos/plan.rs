@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
+use vrnic_engine::fault::Spec;
 
 /// Which end of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -80,7 +81,7 @@ impl Profile {
     }
 }
 
-/// A fault, and the end whose RNIC has it.
+/// A fault, and the end whose RNIC has it, or whose port of the switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
@@ -155,17 +156,22 @@ pub fn own(words: &[String], listen: Option<u16>, seconds: u64) -> Result<Profil
     })
 }
 
-/// Refuses faults that no RNIC would take, before anything is booted.
-///
-/// # Errors
-/// Says what is wrong with the first of them.
-pub fn check(faults: &[Fault]) -> Result<()> {
-    for Fault { fault, .. } in faults {
-        if let Err(error) = fault.parse::<vrnic_engine::fault::Spec>() {
-            bail!("fault `{fault}`: {error}");
-        }
+impl Fault {
+    /// Refuses a fault that no RNIC would take, or no port of the switch.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn check(&self, at_ports: bool) -> Result<()> {
+        let spec = self.fault.parse::<Spec>();
+        spec.and_then(|spec| {
+            if at_ports {
+                spec.check_for_port()
+            } else {
+                Ok(())
+            }
+        })
+        .with_context(|| format!("fault `{}`", self.fault))
     }
-    Ok(())
 }
 
 /// Somebody's own workload as a command line has it, options first.
@@ -198,7 +204,11 @@ mod tests {
     fn what_comes_with_the_lab_is_well_formed() {
         let (profiles, faults) = (profiles().unwrap(), faults().unwrap());
         assert!(faults.len() >= 60);
-        check(&faults).unwrap();
+        for fault in &faults {
+            fault.check(false).unwrap();
+        }
+        let at_ports = faults.iter().filter(|fault| fault.check(true).is_ok());
+        assert!(at_ports.count() >= 30);
         for (index, fault) in faults.iter().enumerate() {
             assert!(!faults[..index].contains(fault), "{} twice", fault.fault);
         }
@@ -206,6 +216,20 @@ mod tests {
             let before = &profiles[..index];
             assert!(before.iter().all(|other| other.name != profile.name));
         }
+    }
+
+    #[test]
+    fn faults_that_cannot_be_are_refused() {
+        let told = |fault: &str, at_ports| {
+            let (fault, on) = (fault.to_owned(), Side::Client);
+            let traffic = false;
+            let fault = Fault { fault, on, traffic };
+            fault.check(at_ports).map_err(|error| format!("{error:#}"))
+        };
+        assert!(told("drip", false).unwrap_err().contains("fault `drip`"));
+        assert!(told("cqe-lost", false).is_ok() && told("drop type=rc", true).is_ok());
+        let refused = told("cqe-lost", true).unwrap_err();
+        assert!(refused.contains("a fault of a device"), "{refused}");
     }
 
     #[test]

@@ -190,6 +190,14 @@ pub const TROUBLE: &[&str] = &[
     "rx_malformed",
     "np_ecn_marked_roce_packets",
     "rp_cnp_handled",
+    // What Soft-RoCE calls them.
+    "out_of_seq_request",
+    "rcvd_rnr_err",
+    "send_rnr_err",
+    "rcvd_seq_err",
+    "retry_rnr_exceeded_err",
+    "completer_retry_err",
+    "send_err",
 ];
 
 /// The line in which a program says what went wrong: the first that names a status, else the first that names an
