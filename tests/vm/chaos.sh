@@ -44,6 +44,12 @@ chaos pingpong --on client --traffic --fault 'engine-panic' --fault 'nak-remote-
 chaos pingpong --on client --traffic --fault 'engine-panic' --fault 'partition type=rc for=20ms' || fail "the run failed"
 judged engine-panic=hang/reported partition=recovered
 
+# Soft-RoCE, whose packets pass the switch.
+chaos --device rxe pingpong --on client --fault 'cqe-lost' && fail "a fault that no switch can make is accepted"
+chaos --device rxe pingpong --on client --fault 'drop type=rc nth=20' || fail "the run with Soft-RoCE failed"
+judged drop=recovered
+grep -q '"device": "rxe"' "$out/report.json" || fail "the report does not name the device"
+
 # What the lab does with programs has nothing to do with the fabric.
 [ "$FABRIC" = local ] || exit 0
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # `vrnicctl judge` with Soft-RoCE (rxe) in VM b as the peer: the fault of each experiment strikes, and the report says
-# what is known of Soft-RoCE.
+# what is known of Soft-RoCE. Faults of the switch's port strike Soft-RoCE's own packets.
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=600
@@ -41,6 +41,25 @@ says device-loses-burst 'it tells of a gap with a NAK after'
 says device-repeats-atomics 'it answers a repeated atomic with the result that it kept'
 says device-writes-marked 'it sends no CNP for'
 if found VIOLATION <"$LAB_DIR/report"; then fail "Soft-RoCE did not do that before: is it true?"; fi
+
+# struck COUNTER CLIENT SERVER FAULT...: a fault of the switch's port strikes what Soft-RoCE sends or gets. It notices, and
+# recovers.
+counted() { on b sh -c "rdma statistic show link $DEV_b/1 -j | jq -r '.[0].$1'"; }
+struck() {
+	local counter=$1 client=$2 server=$3 before
+	shift 3
+	before=$(counted "$counter")
+	vrnicctl fault add -d port:b "$@" >/dev/null
+	perf "$client" "$server" ib_write_bw -n 40 -s 16384 -u "$timeout" >/dev/null || fail "$*: Soft-RoCE does not recover"
+	vrnicctl fault log -d port:b | found "port:b .* $1 .* write, [0-9]* bytes" || fail "$*: it did not fire"
+	[ "$(counted "$counter")" -gt "$before" ] || fail "$*: Soft-RoCE did not notice"
+	vrnicctl fault clear >/dev/null
+}
+struck completer_retry_err b a drop opcode=write nth=5
+struck completer_retry_err b a corrupt-icrc opcode=write nth=5
+struck duplicate_request a b duplicate dir=in opcode=write nth=3
+! vrnicctl fault add -d port:b cqe-lost >"$LAB_DIR/refused" 2>&1 || fail "a port has a fault of devices"
+found 'a fault of a device' <"$LAB_DIR/refused" || fail "the refusal does not say why"
 
 # What a file has of a capture is what the run said.
 vrnicctl judge captures -p "$IP_b" -t "$timeout" "$LAB_DIR/judge/peer-loses-write.pcapng" >"$LAB_DIR/again"
