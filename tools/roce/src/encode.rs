@@ -146,7 +146,7 @@ fn bth(segment: &Segment<'_>, pad: usize) -> Result<Bth, EncodeError> {
 }
 
 /// Writes everything before the base transport header. `length` is that of all behind it.
-fn write_network(
+pub(crate) fn write_network(
     path: &Path,
     length: usize,
     writer: &mut Writer<'_>,

@@ -13,6 +13,8 @@
 //! Ethernet  [802.1Q]  GRH                  BTH  extended headers  payload  pad  ICRC
 //! ```
 //!
+//! A program that has a UDP socket and no more sends and receives frames through a [`Carrier`].
+//!
 //! A frame has no FCS, as is usual for frames in software. This crate does no input or output, and
 //! `encode` and `parse` allocate nothing.
 //!
@@ -33,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod datagram;
 mod encode;
 mod error;
 mod header;
@@ -43,6 +46,7 @@ mod split;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use datagram::{Carrier, HEADROOM, Outline, gid_of};
 pub use encode::{damage, encode, headers};
 pub use error::{EncodeError, FrameError, FrameErrors};
 pub use opcode::opcode_name;

@@ -4,7 +4,7 @@
 
 use crate::segments::{bytes, frame, parts};
 use vrnic_engine::segment::Body;
-use vrnic_roce::{FrameError, opcode_name, parse};
+use vrnic_roce::{Carrier, FrameError, HEADROOM, Outline, opcode_name, parse};
 
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text
@@ -16,6 +16,16 @@ fn hex(text: &str) -> Vec<u8> {
         .chunks(2)
         .map(|pair| pair[0] << 4 | pair[1])
         .collect()
+}
+
+/// Whoever has only a UDP socket is told neither identification nor flags, and finds them.
+fn arrives_by_a_socket(captured: &[u8]) {
+    let path = parse(captured).expect("parse").path;
+    let length = Outline::of(captured).expect("outline").length;
+    let headers = captured.len() - length;
+    let mut buffer = [&[0; HEADROOM], &captured[headers..]].concat();
+    let frame = Carrier::default().frame(&mut buffer, &path);
+    assert_eq!(frame.expect("a frame"), captured);
 }
 
 /// A congestion notification from a ConnectX-4 Lx, published with the tests of Scapy.
@@ -38,6 +48,7 @@ fn congestion_notification_of_an_adapter() {
     ours[24..26].copy_from_slice(&captured[24..26]);
     let end = ours.len() - 4;
     assert_eq!(ours[..end], captured[..end]);
+    arrives_by_a_socket(&captured);
     let mut damaged = captured;
     damaged[45] ^= 1;
     assert_eq!(parse(&damaged).err(), Some(FrameError::Icrc));
@@ -52,6 +63,7 @@ fn frames_of_soft_roce() {
     while let Some(packet) = reader.next_packet() {
         let captured = packet.expect("packet").data;
         let segment = parse(&captured).expect("parse");
+        arrives_by_a_socket(&captured);
         kinds.push(opcode_name(&segment));
         let ours = frame(&segment);
         let again = parse(&ours).expect("parse");
