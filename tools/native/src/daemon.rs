@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -89,6 +90,16 @@ impl Daemon {
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
         Ok(Self { process, directory })
+    }
+
+    /// Starts `program` with a device whose packets go over this host's network, between `local` and `peer`; `more` is
+    /// what else the configuration is to say about that port.
+    pub fn over_udp(program: &Path, local: IpAddr, peer: IpAddr, more: &str) -> Result<Self> {
+        let port = format!(
+            "[[switch.port]]\nname = \"udp\"\n\
+             udp = {{ local = \"{local}\", device = \"0\", peers = [\"{peer}\"] }}\n{more}"
+        );
+        Self::configured(program, Fabric::Roce, &[("0".to_owned(), "")], &port)
     }
 
     /// Connects to a device.

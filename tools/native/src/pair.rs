@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Two guests whose programs are connected.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::Result;
+use vrnic_wire::port::GidEntry;
 
-use crate::daemon::{Daemon, Fabric};
+use crate::daemon::{Daemon, Fabric, mac};
 use crate::queues::{Cq, Mr, Qp};
-use crate::vm::Vm;
+use crate::vm::{Vm, gid_of};
 
 /// RAM of a guest, of which few pages are used.
 const RAM: usize = 8 << 30;
@@ -16,6 +18,8 @@ const RAM: usize = 8 << 30;
 pub struct End {
     /// The guest.
     pub vm: Vm,
+    /// How its peer reaches it.
+    pub address: GidEntry,
     /// Queue pairs; the ones with the same index are connected.
     pub qps: Vec<Qp>,
     /// Completions of the sends of all of them.
@@ -29,8 +33,32 @@ pub struct End {
 impl End {
     /// A guest with a region, and completion queues with at least so many entries.
     fn new(daemon: &mut Daemon, device: usize, bytes: usize, completions: u32) -> Result<Self> {
-        let mut vm = Vm::start(daemon.connect(device)?, device, RAM)?;
+        Self::of(
+            Vm::start(daemon.connect(device)?, device, RAM)?,
+            bytes,
+            completions,
+        )
+    }
+
+    /// The guest of the only device of a daemon that is [over UDP](Daemon::over_udp) at `host`. For its peer it has an
+    /// Ethernet address that no switch knows, as if it were behind a router.
+    pub fn at(daemon: &mut Daemon, host: IpAddr, bytes: usize, completions: u32) -> Result<Self> {
+        let gid = gid_of(host, mac(0));
+        let end = Self::of(
+            Vm::start_as(daemon.connect(0)?, gid, RAM)?,
+            bytes,
+            completions,
+        )?;
+        let [.., a, b, c, d] = gid.gid;
         Ok(Self {
+            address: gid_of(host, [2, 0, a, b, c, d]),
+            ..end
+        })
+    }
+
+    fn of(mut vm: Vm, bytes: usize, completions: u32) -> Result<Self> {
+        Ok(Self {
+            address: vm.gid(),
             sends: Cq::new(&mut vm, completions, 0)?,
             receives: Cq::new(&mut vm, completions, 1)?,
             mr: Mr::new(&mut vm, bytes)?,
@@ -70,8 +98,8 @@ pub fn connect([a, b]: &mut [End; 2], count: usize, entries: u32) -> Result<()> 
     for _ in 0..count {
         let mut first = Qp::new(&mut a.vm, entries, &mut a.sends, &mut a.receives)?;
         let mut second = Qp::new(&mut b.vm, entries, &mut b.sends, &mut b.receives)?;
-        first.connect(&mut a.vm, second.qpn(), &b.vm.gid())?;
-        second.connect(&mut b.vm, first.qpn(), &a.vm.gid())?;
+        first.connect(&mut a.vm, second.qpn(), &b.address)?;
+        second.connect(&mut b.vm, first.qpn(), &a.address)?;
         a.qps.push(first);
         b.qps.push(second);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! A guest: its VMM, its driver, and the one context and protection domain that its programs share.
 
+use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -185,6 +186,11 @@ impl Device {
 impl Vm {
     /// Starts a guest with so many bytes of RAM on a device, the number of which its addresses are made from.
     pub fn start(stream: UnixStream, number: usize, ram: usize) -> Result<Self> {
+        Self::start_as(stream, gid(number), ram)
+    }
+
+    /// The same with these addresses.
+    pub fn start_as(stream: UnixStream, gid: GidEntry, ram: usize) -> Result<Self> {
         let mut ram = Ram::new(ram)?;
         let mut device = Device {
             client: Client::new(stream),
@@ -229,7 +235,6 @@ impl Vm {
         }
         device.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK)?;
 
-        let gid = gid(number);
         device.execute(&SetGid {
             entry: gid,
             ..SetGid::default()
@@ -416,14 +421,25 @@ impl Vm {
     }
 }
 
-/// The GID of a guest: an IPv4 address, and the MAC address of its device.
+/// The GID of a guest.
 fn gid(number: usize) -> GidEntry {
+    let address = [10, 77, (number >> 8) as u8, number as u8 + 1];
+    gid_of(address.into(), daemon::mac(number))
+}
+
+/// The GID of an IP address, and the MAC address to it.
+pub fn gid_of(address: IpAddr, mac: [u8; 6]) -> GidEntry {
     let mut gid = [0; 16];
-    gid[..12].copy_from_slice(&IPV4_MAPPED);
-    gid[12..].copy_from_slice(&[10, 77, (number >> 8) as u8, number as u8 + 1]);
+    match address {
+        IpAddr::V4(address) => {
+            gid[..12].copy_from_slice(&IPV4_MAPPED);
+            gid[12..].copy_from_slice(&address.octets());
+        }
+        IpAddr::V6(address) => gid = address.octets(),
+    }
     GidEntry {
         gid,
-        mac: daemon::mac(number),
+        mac,
         vlan: NO_VLAN.into(),
         gid_type: GidType::RoceV2.raw(),
         reserved: [0; 7],
