@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! Every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, every byte checked.
-//! Needs neither QEMU nor a kernel module.
+//! Every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, and of two that
+//! exchange packets over UDP, every byte checked. Needs neither QEMU nor a kernel module.
 
 use std::io::{Read, Seek, SeekFrom};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -33,12 +35,47 @@ fn pair_on(fabric: Fabric) -> Result<(Daemon, [End; 2])> {
     Ok((daemon, ends))
 }
 
-/// Runs a test on both fabrics; an error has the log of the daemon.
-fn on_both(test: impl Fn(&mut [End; 2]) -> Result<()>) {
+/// Only one pair is over UDP at a time: they all have the same addresses.
+static OVER_UDP: Mutex<()> = Mutex::new(());
+
+/// An address of this host that only this process uses; there are four.
+fn loopback(index: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x7f00_0000 | std::process::id() << 2 | index).into()
+}
+
+/// Guests of two daemons that have nothing in common but the host's network, on which this part of packets is lost.
+fn pair_over_udp(loss: f64) -> Result<([Daemon; 2], [End; 2])> {
+    let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
+    let more = format!("[switch.port.impairment]\nseed = 1\nloss = {loss:?}\n");
+    let hosts = [loopback(0), loopback(1)];
+    let mut daemons = [
+        Daemon::over_udp(program, hosts[0], hosts[1], &more)?,
+        Daemon::over_udp(program, hosts[1], hosts[0], &more)?,
+    ];
+    let mut ends = [
+        End::at(&mut daemons[0], hosts[0], REGION, 256)?,
+        End::at(&mut daemons[1], hosts[1], REGION, 256)?,
+    ];
+    pair::connect(&mut ends, 2, 16)?;
+    Ok((daemons, ends))
+}
+
+/// Runs a test on both fabrics and over UDP; an error has the logs of the daemons.
+fn everywhere(test: impl Fn(&mut [End; 2]) -> Result<()>) {
     for fabric in Fabric::ALL {
         let (daemon, mut ends) = pair_on(fabric).unwrap();
         test(&mut ends)
             .with_context(|| format!("on {}: {}", fabric.name(), daemon.log()))
+            .unwrap();
+    }
+    let _one = OVER_UDP.lock().unwrap_or_else(PoisonError::into_inner);
+    for loss in [0.0, 0.03] {
+        let (daemons, mut ends) = pair_over_udp(loss).unwrap();
+        test(&mut ends)
+            .with_context(|| {
+                let logs = daemons.each_ref().map(Daemon::log);
+                format!("over UDP, {loss} lost: {}", logs.join("\n"))
+            })
             .unwrap();
     }
 }
@@ -83,7 +120,7 @@ fn prepare(ends: &[End; 2], seed: u8) {
 
 #[test]
 fn writes_arrive_whole() {
-    on_both(|ends| {
+    everywhere(|ends| {
         for (seed, length) in (1..).zip(LENGTHS) {
             prepare(ends, seed);
             let [a, b] = ends;
@@ -98,7 +135,7 @@ fn writes_arrive_whole() {
 
 #[test]
 fn writes_with_immediate_tell_the_peer() {
-    on_both(|ends| {
+    everywhere(|ends| {
         for (seed, length) in (1..).zip(LENGTHS) {
             prepare(ends, seed);
             let [a, b] = ends;
@@ -125,7 +162,7 @@ fn writes_with_immediate_tell_the_peer() {
 
 #[test]
 fn sends_fill_the_receives() {
-    on_both(|ends| {
+    everywhere(|ends| {
         for (seed, length) in (1..).zip(LENGTHS) {
             for opcode in [SendOpcode::Send, SendOpcode::SendWithImmediate] {
                 prepare(ends, seed);
@@ -154,7 +191,7 @@ fn sends_fill_the_receives() {
 
 #[test]
 fn reads_fetch_what_the_peer_has() {
-    on_both(|ends| {
+    everywhere(|ends| {
         for (seed, length) in (1..).zip(LENGTHS) {
             prepare(ends, seed);
             let [a, b] = ends;
@@ -170,7 +207,7 @@ fn reads_fetch_what_the_peer_has() {
 
 #[test]
 fn atomics_are_exact() {
-    on_both(|ends| {
+    everywhere(|ends| {
         let [a, b] = ends;
         let (target, result) = (64, 128);
         b.mr.area.set_long(target, 1000);
@@ -202,7 +239,7 @@ fn atomics_are_exact() {
 
 #[test]
 fn what_is_written_atomically_is_there_whole() {
-    on_both(|ends| {
+    everywhere(|ends| {
         let [a, b] = ends;
         let write = request(SendOpcode::AtomicWrite, 1, b.mr.atomic(72, 0, 0xfeed));
         a.qps[0].post_bare(&mut a.vm, &write)?;
@@ -237,7 +274,7 @@ fn guests_of_one_daemon_talk_to_whom_they_are_connected_with() {
 
 #[test]
 fn completions_raise_events() {
-    on_both(|ends| {
+    everywhere(|ends| {
         for round in 0..50_u64 {
             let seed = round as u8;
             prepare(ends, seed);
@@ -465,4 +502,39 @@ fn steps_are_traced_while_somebody_asks() {
         let next = a.first + a.steps.len() as u64;
         assert!(client.trace("0", next).unwrap().steps.is_empty());
     }
+}
+
+/// Whoever reaches the host's address may send anything there. It is counted, and does nothing.
+#[test]
+fn a_network_full_of_nonsense_does_no_harm() {
+    let _one = OVER_UDP.lock().unwrap_or_else(PoisonError::into_inner);
+    let ([daemon, _other], mut ends) = pair_over_udp(0.0).unwrap();
+    let to = (loopback(0), vrnic_roce::UDP_PORT);
+    // One who is no peer, and the peer's host, which is not vrnicd alone.
+    let sockets = [2, 1].map(|index| UdpSocket::bind((loopback(index), 0)).unwrap());
+    let mut random = 1_u32;
+    for length in 0..100_usize {
+        let bytes: Vec<u8> = std::iter::repeat_with(|| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 24) as u8
+        })
+        .take(length * 71 % 5000)
+        .collect();
+        for socket in &sockets {
+            socket.send_to(&bytes, to).unwrap();
+        }
+        prepare(&ends, length as u8);
+        let [a, b] = &mut ends;
+        let write = request(SendOpcode::Write, 1, a.mr.target(MESSAGE));
+        b.qps[0].post(&mut b.vm, &write, b.mr.sge(0, 5000)).unwrap();
+        sent(b, 1, Opcode::Write).unwrap();
+        arrived(a, length as u8, 5000).unwrap();
+    }
+    // The writes followed the nonsense through the same socket.
+    let mut client = Client::connect(&daemon.control()).unwrap();
+    let ports = client.switch().unwrap();
+    let port = ports.iter().find(|port| port.name == "udp").unwrap();
+    assert_eq!(port.counter("rx_stranger"), 100, "{port:?}");
+    assert!(port.counter("rx_frames") >= 200, "{port:?}");
+    assert_eq!(port.counter("tx_foreign"), 0, "{port:?}");
 }

@@ -2,7 +2,7 @@
 //! The `[switch]` section: which ports the switch has and what is behind them.
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -62,6 +62,8 @@ pub struct Port {
     pub tap_fd: Option<i32>,
     /// A switch elsewhere.
     pub link: Option<Link>,
+    /// RoCE over the host's own network.
+    pub udp: Option<Udp>,
     /// The address of what is behind a port without an RNIC; no other port can take it.
     pub mac: Option<Mac>,
     /// Most bytes of a frame behind its Ethernet header and tag.
@@ -99,6 +101,65 @@ pub struct Link {
     /// VXLAN network identifier, 24 bits.
     #[serde(default = "default_vni")]
     pub vni: u32,
+}
+
+/// RoCE version 2 over the host's own network, without anything around it: the peers are RNICs of any kind.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Udp {
+    /// The host's address that packets leave from and arrive at. The RNIC must have it as a GID.
+    pub local: IpAddr,
+    /// The RNIC, by the name of its device.
+    pub device: String,
+    /// Whom it exchanges packets with.
+    pub peers: Vec<Prefix>,
+}
+
+/// The IP addresses that begin alike, such as `"192.0.2.0/24"`, or one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Prefix {
+    address: IpAddr,
+    length: u8,
+}
+
+impl Prefix {
+    /// Whether an address begins like that. No multicast or broadcast address does.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let unequal = match (self.address, address) {
+            (IpAddr::V4(own), IpAddr::V4(other)) if !other.is_broadcast() => {
+                (own.to_bits() ^ other.to_bits()).leading_zeros()
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                (own.to_bits() ^ other.to_bits()).leading_zeros()
+            }
+            _ => return false,
+        };
+        unequal >= self.length.into() && !address.is_multicast() && !address.is_unspecified()
+    }
+}
+
+impl TryFrom<String> for Prefix {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not an IP address, or some such as 192.0.2.0/24");
+        let (address, length) = match text.split_once('/') {
+            Some((address, length)) => (address, Some(length)),
+            None => (text.as_str(), None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        let length = length.map_or(Some(bits), |length| length.parse().ok());
+        let length = length.filter(|&length| length <= bits).ok_or_else(wrong)?;
+        Ok(Self { address, length })
+    }
+}
+
+impl From<Prefix> for String {
+    fn from(prefix: Prefix) -> Self {
+        format!("{}/{}", prefix.address, prefix.length)
+    }
 }
 
 /// One VLAN, or a range such as `"100-199"`.
@@ -166,6 +227,17 @@ impl Switch {
                 "two switch ports are named `{}`",
                 port.name
             );
+            if let Some(udp) = &port.udp {
+                let on_switch = |device: &Device| {
+                    device.name == udp.device && device.fabric == FabricKind::Roce
+                };
+                ensure!(
+                    devices.iter().any(on_switch),
+                    "switch port `{}`: udp: there is no device `{}` on the fabric \"roce\"",
+                    port.name,
+                    udp.device
+                );
+            }
             if let Some(device) = &port.device {
                 let found = devices.iter().find(|known| known.name == *device);
                 let found = found.with_context(|| {
@@ -203,15 +275,16 @@ impl Port {
             self.tap.is_some(),
             self.tap_fd.is_some(),
             self.link.is_some(),
+            self.udp.is_some(),
         ];
         let media = media.into_iter().filter(|&given| given).count();
         ensure!(
             media <= 1,
-            "only one of stream, tap, tap_fd and link can be behind a port"
+            "only one of stream, tap, tap_fd, link and udp can be behind a port"
         );
         ensure!(
             media == 1 || self.device.is_some(),
-            "nothing is behind it: give device, stream, tap, tap_fd or link"
+            "nothing is behind it: give device, stream, tap, tap_fd, link or udp"
         );
         ensure!(
             self.mac.is_none() || self.device.is_none(),
@@ -231,6 +304,13 @@ impl Port {
         }
         if let Some(link) = &self.link {
             link.check()?;
+        }
+        if let Some(udp) = &self.udp {
+            ensure!(
+                self.device.is_none(),
+                "udp names its device itself, which has a port of its own: leave device out"
+            );
+            udp.check()?;
         }
         ensure!(
             (MIN_MTU..=MAX_MTU).contains(&self.mtu),
@@ -277,8 +357,12 @@ impl Port {
     /// What the switch is told. `mac` is that of the device, which is on the switch if `rnic`.
     pub fn settings(&self, mac: Option<Mac>, rnic: bool) -> Result<PortConfig> {
         let mac = mac.or(self.mac);
+        let udp = self.udp.as_ref();
+        let mac = mac.or_else(|| udp.map(|udp| udp.mac(self)));
         let is_network = self.stream.is_none() && self.device.is_none();
         let addresses = match mac {
+            // A peer may be behind a router whose address another port's host told.
+            Some(_) if udp.is_some() => 1,
             Some(_) => 0,
             None if is_network => NETWORK_ADDRESSES,
             None => VM_ADDRESSES,
@@ -310,7 +394,8 @@ impl Port {
         let tap = self.tap.as_ref().map(|name| format!("tap {name}"));
         let tap_fd = self.tap_fd.map(|fd| format!("tap at descriptor {fd}"));
         let link = self.link.map(|link| format!("link {}", link.peer));
-        stream.or(tap).or(tap_fd).or(link)
+        let udp = self.udp.as_ref().map(|udp| format!("udp {}", udp.local));
+        stream.or(tap).or(tap_fd).or(link).or(udp)
     }
 }
 
@@ -333,6 +418,39 @@ impl Link {
             "link: vni = {}: must be less than 16777216",
             self.vni
         );
+        Ok(())
+    }
+}
+
+impl Udp {
+    /// The Ethernet address of its port: the port's, or one that is made of the host's address.
+    pub fn mac(&self, port: &Port) -> Mac {
+        let [.., a, b, c, d] = vrnic_roce::gid_of(self.local);
+        port.mac.unwrap_or(Mac([2, 0, a, b, c, d]))
+    }
+
+    fn check(&self) -> Result<()> {
+        let local = self.local;
+        let whole = match local {
+            IpAddr::V4(address) => !address.is_broadcast(),
+            IpAddr::V6(address) => {
+                !address.is_unicast_link_local() && address.to_ipv4_mapped().is_none()
+            }
+        };
+        ensure!(
+            whole && !local.is_unspecified() && !local.is_multicast(),
+            "udp: local = \"{local}\" is not an address that one host has everywhere"
+        );
+        ensure!(
+            !self.peers.is_empty(),
+            "udp: peers is empty: name hosts or networks, such as \"192.0.2.0/24\""
+        );
+        for peer in &self.peers {
+            ensure!(
+                peer.address.is_ipv4() == local.is_ipv4(),
+                "udp: local and peers must all be IPv4 or all IPv6"
+            );
+        }
         Ok(())
     }
 }
@@ -455,6 +573,41 @@ mod tests {
     }
 
     #[test]
+    fn a_udp_port_has_an_address_and_takes_what_is_for_unknown_ones() {
+        let device = DEVICE.replace("mac =", "fabric = \"roce\"\nmac =");
+        let udp = "[[switch.port]]\nname = \"u\"\n\
+                   udp = { local = \"192.0.2.1\", device = \"a\", peers = [\"192.0.2.0/24\", \"10.0.0.7\"] }\n";
+        let port = settings(&format!("{device}{udp}"));
+        assert_eq!(port.mac, Some(vrnic_switch::Mac([2, 0, 192, 0, 2, 1])));
+        assert!(port.netdev && !port.rnic && port.addresses == 1 && port.group.is_none());
+        let own = settings(&format!("{device}{udp}mac = \"52:54:00:00:00:07\"\n"));
+        assert_eq!(own.mac, Some(vrnic_switch::Mac([0x52, 0x54, 0, 0, 0, 7])));
+    }
+
+    #[test]
+    fn prefixes_contain_what_begins_alike() {
+        let contains = |prefix: &str, address: &str| {
+            let prefix = Prefix::try_from(prefix.to_owned()).unwrap();
+            prefix.contains(address.parse().unwrap())
+        };
+        assert!(contains("192.0.2.7", "192.0.2.7") && !contains("192.0.2.7", "192.0.2.6"));
+        assert!(
+            contains("192.0.2.0/25", "192.0.2.127") && !contains("192.0.2.0/25", "192.0.2.128")
+        );
+        assert!(contains("0.0.0.0/0", "1.2.3.4") && !contains("0.0.0.0/0", "::1"));
+        for nobody in ["0.0.0.0", "255.255.255.255", "224.0.0.1"] {
+            assert!(!contains("0.0.0.0/0", nobody), "{nobody}");
+        }
+        assert!(
+            contains("2001:db8::/32", "2001:db8:1::1") && !contains("2001:db8::/32", "2001:db9::1")
+        );
+        assert!(contains("::/0", "::1") && !contains("::/0", "ff02::1") && !contains("::/0", "::"));
+        assert!(contains("::1", "::1") && !contains("::1", "::2"));
+        let text = String::from(Prefix::try_from("10.0.0.7".to_owned()).unwrap());
+        assert_eq!(text, "10.0.0.7/32");
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let with = |line: &str| error(&format!("{PORT}{line}\n"));
         assert!(error("[[switch.port]]\nname = \"p\"\n").contains("nothing is behind it"));
@@ -485,6 +638,39 @@ mod tests {
         assert!(
             link("local = \"1.2.3.4:1\", peer = \"1.2.3.5:1\", vni = 16777216").contains("vni")
         );
+        let udp = |text: &str| {
+            let device = DEVICE.replace("mac =", "fabric = \"roce\"\nmac =");
+            let port = format!("[[switch.port]]\nname = \"u\"\nudp = {{ {text} }}\n");
+            format!(
+                "{:#}",
+                Config::parse(&format!("{device}{port}")).unwrap_err()
+            )
+        };
+        let rest = "device = \"a\", peers = [\"192.0.2.0/24\"]";
+        assert!(udp(&format!("local = \"0.0.0.0\", {rest}")).contains("one host"));
+        assert!(udp(&format!("local = \"2001:db8::1\", {rest}")).contains("all be IPv4"));
+        let link_local = "local = \"fe80::1\", device = \"a\", peers = [\"fe80::/64\"]";
+        assert!(udp(link_local).contains("one host"));
+        let peers = |list: &str| {
+            udp(&format!(
+                "local = \"192.0.2.1\", device = \"a\", peers = [{list}]"
+            ))
+        };
+        assert!(peers("").contains("peers is empty"));
+        for wrong in [
+            "\"192.0.2.0/33\"",
+            "\"192.0.2\"",
+            "\"192.0.2.0/-1\"",
+            "\"\"",
+        ] {
+            assert!(peers(wrong).contains("is not an IP address"), "{wrong}");
+        }
+        let other = "local = \"192.0.2.1\", device = \"b\", peers = [\"192.0.2.7\"]";
+        assert!(udp(other).contains("no device `b`"));
+        let local =
+            format!("[[switch.port]]\nname = \"u\"\nudp = {{ local = \"192.0.2.1\", {rest} }}\n");
+        assert!(error(&local).contains("on the fabric \"roce\""));
+        assert!(error(&format!("{local}device = \"a\"\n")).contains("leave device out"));
         let tap = |text: &str| error(&format!("[[switch.port]]\nname = \"t\"\n{text}\n"));
         assert!(tap("tap = \"a-name-that-is-long\"").contains("1 to 15"));
         assert!(tap("tap_fd = 1").contains("3 or greater"));

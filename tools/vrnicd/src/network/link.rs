@@ -9,28 +9,28 @@
 //! further authentication: the network between both must be trusted, or protected (WireGuard, IPsec).
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::UdpSocket;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg, sockopt};
 
-use super::medium::{FRAMES_PER_TURN, MAX_FRAME, Medium, not_now};
+use super::datagrams::{BATCH, Datagram, Datagrams, HEADROOM};
+use super::losses::{Loss, Losses};
+use super::medium::Medium;
 use crate::config::switch;
 
 /// Bytes of the VXLAN header: flags, three reserved bytes, the network's identifier, a reserved byte.
 const HEADER: usize = 8;
 /// The flag that says that there is an identifier.
 const HAS_VNI: u8 = 0x08;
-/// What the kernel may keep of datagrams that come faster than they are read (as far as it allows).
-const BUFFER: usize = 8 << 20;
 
 /// A link.
 pub struct Link {
-    socket: UdpSocket,
+    socket: Datagrams,
     header: [u8; HEADER],
-    scratch: Vec<u8>,
+    losses: Arc<Losses>,
 }
 
 impl Link {
@@ -38,68 +38,61 @@ impl Link {
     ///
     /// # Errors
     /// The address is not this host's or in use, or there is no route to the peer.
-    pub fn open(settings: &switch::Link) -> Result<Self> {
+    pub fn open(settings: &switch::Link, losses: Arc<Losses>) -> Result<Self> {
         let socket = UdpSocket::bind(settings.local)
             .with_context(|| format!("cannot use the address {}", settings.local))?;
         socket
             .connect(settings.peer)
             .with_context(|| format!("cannot reach {}", settings.peer))?;
-        socket.set_nonblocking(true)?;
-        sockopt::set_socket_recv_buffer_size(&socket, BUFFER)?;
-        sockopt::set_socket_send_buffer_size(&socket, BUFFER)?;
         let [_, a, b, c] = settings.vni.to_be_bytes();
         Ok(Self {
-            socket,
+            socket: Datagrams::new(socket, losses.clone())?,
             header: [HAS_VNI, 0, 0, 0, a, b, c, 0],
-            scratch: vec![0; HEADER + MAX_FRAME],
+            losses,
         })
     }
+}
 
-    /// The frame in a datagram, if it is of this network. Reserved bits are ignored, as RFC 7348 asks.
-    fn frame<'a>(&self, datagram: &'a [u8]) -> Option<&'a [u8]> {
-        let (header, frame) = datagram.split_first_chunk::<HEADER>()?;
-        (header[0] & HAS_VNI != 0 && header[4..7] == self.header[4..7]).then_some(frame)
-    }
+/// The frame in a datagram, if it is of the network of `own` header. Reserved bits are ignored, as RFC 7348 asks.
+fn frame_in(datagram: &[u8], own: [u8; HEADER]) -> Option<&[u8]> {
+    let (header, frame) = datagram.split_first_chunk::<HEADER>()?;
+    (header[0] & HAS_VNI != 0 && header[4..7] == own[4..7]).then_some(frame)
 }
 
 impl Medium for Link {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.socket.descriptor())
     }
 
     fn read(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        for _ in 0..FRAMES_PER_TURN {
-            match self.socket.recv(&mut scratch) {
-                Ok(length) => {
-                    if let Some(frame) = self.frame(&scratch[..length]) {
-                        take(frame);
-                    }
-                }
-                Err(error) if not_now(&error) => break,
-                // What the network says of datagrams sent before, such as that nobody listens there yet.
-                Err(_) => {}
-            }
-        }
-        self.scratch = scratch;
+        let (header, losses) = (self.header, &self.losses);
+        self.socket.receive(
+            &mut |arrived| match frame_in(&arrived.bytes[HEADROOM..], header) {
+                Some(frame) => take(frame),
+                None => losses.add(Loss::Stranger, 1),
+            },
+        );
         Ok(())
     }
 
-    /// A datagram that the network does not take is lost, as it may be later on its way.
     fn write(
         &mut self,
         frames: &mut VecDeque<Vec<u8>>,
         spent: &mut dyn FnMut(Vec<u8>),
     ) -> io::Result<bool> {
-        while let Some(frame) = frames.front() {
-            let datagram = [IoSlice::new(&self.header), IoSlice::new(frame)];
-            let mut control = SendAncillaryBuffer::default();
-            match sendmsg(&self.socket, &datagram, &mut control, SendFlags::NOSIGNAL) {
-                Err(rustix::io::Errno::AGAIN) => return Ok(true),
-                Err(rustix::io::Errno::INTR) => continue,
-                Ok(_) | Err(_) => {}
+        while !frames.is_empty() {
+            let mut train = self.socket.train();
+            let datagrams = frames.iter().take(BATCH).map(|frame| Datagram {
+                to: None,
+                traffic_class: 0,
+                parts: [&self.header, frame],
+                place: train.place(None, 0, HEADER + frame.len()),
+            });
+            let sent = self.socket.send(&datagrams.collect::<Vec<_>>());
+            frames.drain(..sent.done).for_each(&mut *spent);
+            if sent.blocked {
+                return Ok(true);
             }
-            frames.pop_front().map(&mut *spent);
         }
         Ok(false)
     }
@@ -119,7 +112,7 @@ mod tests {
     }
 
     fn open(local: SocketAddr, peer: SocketAddr, vni: u32) -> Link {
-        Link::open(&switch::Link { local, peer, vni }).unwrap()
+        Link::open(&switch::Link { local, peer, vni }, Arc::default()).unwrap()
     }
 
     fn send(link: &mut Link, frame: Vec<u8>) {
@@ -153,12 +146,19 @@ mod tests {
         // From elsewhere, and from the right place but not VXLAN or of another network.
         let stranger = UdpSocket::bind(c).unwrap();
         stranger.send_to(&[8, 0, 0, 0, 1, 2, 3, 0, 9], b).unwrap();
-        let send_raw = |bytes: &[u8]| link_a.socket.send(bytes).unwrap();
+        drop(link_a);
+        let link_a = UdpSocket::bind(a).unwrap();
+        let send_raw = |bytes: &[u8]| link_a.send_to(bytes, b).unwrap();
         send_raw(&[0, 0, 0, 0, 1, 2, 3, 0, 9]);
         send_raw(&[8, 0, 0, 0, 1, 2, 4, 0, 9]);
         send_raw(&[8, 0, 0]);
         send_raw(&[8, 0, 0, 0, 1, 2, 3, 0, 5]);
         assert_eq!(receive(&mut link_b), [[5]]);
+        let strangers = link_b
+            .losses
+            .all()
+            .find(|(loss, _)| *loss == Loss::Stranger);
+        assert_eq!(strangers, Some((Loss::Stranger, 3)));
     }
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
             peer: b,
             vni: 1,
         };
-        let error = format!("{:#}", Link::open(&settings).err().unwrap());
+        let error = format!("{:#}", Link::open(&settings, Arc::default()).err().unwrap());
         assert!(error.contains(&a.to_string()), "{error}");
     }
 }

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! What frames arrive and leave through: a stream, a TAP device or a link.
+//! What frames arrive and leave through: a stream, a TAP device, a link or the host's own RoCE.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::link::Link;
+use super::losses::Losses;
 use super::stream::Stream;
 use super::tap::Tap;
+use super::udp::Udp;
+use crate::config::Device;
 use crate::config::switch::Port;
 
 /// Longest frame that is read: any that a port's MTU allows, with its header and tag, and more.
@@ -51,15 +55,21 @@ pub trait Medium: Send {
         spent: &mut dyn FnMut(Vec<u8>),
     ) -> io::Result<bool>;
 
+    /// Whether something that was written is answered at once: then [`read`](Self::read) has something to give though
+    /// nothing came.
+    fn has_answers(&self) -> bool {
+        false
+    }
+
     /// Gives up whoever is there.
     fn close(&mut self);
 }
 
-/// Opens what the configuration says.
+/// Opens what the configuration says; what it loses is counted in `losses`.
 ///
 /// # Errors
 /// It cannot be opened; the message says what and why.
-pub fn open(port: &Port) -> Result<Box<dyn Medium>> {
+pub fn open(port: &Port, devices: &[Device], losses: Arc<Losses>) -> Result<Box<dyn Medium>> {
     Ok(if let Some(path) = &port.stream {
         Box::new(Stream::listen(path)?)
     } else if let Some(name) = &port.tap {
@@ -67,7 +77,11 @@ pub fn open(port: &Port) -> Result<Box<dyn Medium>> {
     } else if let Some(fd) = port.tap_fd {
         Box::new(Tap::inherited(fd)?)
     } else if let Some(link) = &port.link {
-        Box::new(Link::open(link)?)
+        Box::new(Link::open(link, losses)?)
+    } else if let Some(udp) = &port.udp {
+        let device = devices.iter().find(|device| device.name == udp.device);
+        let device = device.context("its device does not exist")?;
+        Box::new(Udp::open(udp, device.mac.0, udp.mac(port).0, losses)?)
     } else {
         bail!("nothing is connected to it")
     })

@@ -19,24 +19,30 @@ use anyhow::{Context, Result};
 use tracing::info;
 use vrnic_engine::fault::{Armory, Direction, Kind};
 use vrnic_engine::time::Instant;
-use vrnic_switch::{Counters, Endpoint, Member, PortConfig, Switch, Vlan};
+use vrnic_switch::{Counters, Drop, Endpoint, Member, PortConfig, Switch, Vlan};
 use vrnic_wire::port::Mtu;
 
 use crate::capture::{Captures, Direction as Way};
 use crate::config::{self, Config, FabricKind};
 use crate::waker::Waker;
 
+#[allow(unsafe_code, reason = "system calls that no safe crate has")]
+mod datagrams;
 mod fault;
 mod hub;
 mod link;
+mod losses;
 mod medium;
+mod neighbor;
 mod stream;
 #[allow(unsafe_code, reason = "an ioctl")]
 mod tap;
 mod thread;
+mod udp;
 
 use fault::{Made, PortFaults};
 use hub::Hub;
+use losses::Losses;
 pub use thread::NetworkThread;
 
 /// The worker's end of the network.
@@ -48,6 +54,8 @@ pub struct Network {
     names: Vec<String>,
     /// What is behind each port beside an RNIC, in words.
     media: Vec<Option<String>>,
+    /// What gets lost between each port and the host's network.
+    losses: Vec<Arc<Losses>>,
     /// Which device an RNIC's endpoint is of, and which of the hub's ports a network device's is, by port.
     owners: Vec<Owners>,
     /// The endpoint of each port of the hub.
@@ -97,11 +105,24 @@ pub struct PortView<'a> {
     /// Counters.
     pub counters: &'a Counters,
     /// Frames from outside that the worker was too slow for.
-    pub overruns: u64,
+    overruns: u64,
+    /// What got lost between it and the host's network.
+    losses: &'a Losses,
     /// Frames that wait for it in the switch.
     pub waiting: usize,
     /// How often its faults fired.
     pub faults: u64,
+}
+
+impl PortView<'_> {
+    /// Frames that were lost on either side of the switch or in it, by why.
+    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counters = self.counters;
+        let of_switch = Drop::ALL.map(|reason| (reason.name(), counters.drops(reason)));
+        let outside = self.losses.all().map(|(loss, count)| (loss.name(), count));
+        let overruns = ("rx_overruns", self.overruns);
+        [overruns].into_iter().chain(of_switch).chain(outside)
+    }
 }
 
 /// An address that the switch knows.
@@ -125,10 +146,13 @@ impl Network {
         let defaults = config::Switch::default();
         let settings = config.switch.as_ref().unwrap_or(&defaults);
         let mut media = Vec::new();
-        for port in settings.ports.iter().filter(|port| port.has_medium()) {
-            let medium =
-                medium::open(port).with_context(|| format!("switch port `{}`", port.name))?;
-            media.push((port.name.clone(), medium));
+        let losses: Vec<Arc<Losses>> = settings.ports.iter().map(|_| Arc::default()).collect();
+        for (port, losses) in settings.ports.iter().zip(&losses) {
+            if port.has_medium() {
+                let medium = medium::open(port, &config.devices, losses.clone())
+                    .with_context(|| format!("switch port `{}`", port.name))?;
+                media.push((port.name.clone(), medium));
+            }
         }
         let hub = Arc::new(Hub::new(media.len(), waker)?);
         let mut network = Self {
@@ -136,6 +160,7 @@ impl Network {
             rnics: vec![None; config.devices.len()],
             names: Vec::new(),
             media: Vec::new(),
+            losses,
             owners: Vec::new(),
             outside: Vec::new(),
             faults: Vec::new(),
@@ -158,6 +183,7 @@ impl Network {
                 };
                 network.add_port(&device.name, port, Some(index))?;
                 network.media.push(None);
+                network.losses.push(Arc::default());
             }
         }
         let thread = (!media.is_empty()).then(|| NetworkThread::new(hub, media));
@@ -396,6 +422,7 @@ impl Network {
                 config: self.switch.config(port),
                 counters: self.switch.counters(port),
                 overruns: outside.map_or(0, |outside| self.hub.port(outside).overruns()),
+                losses: &self.losses[port.index()],
                 waiting: self.switch.waiting(rnic) + self.switch.waiting(netdev),
                 faults: self.faults[port.index()].faults().fired(),
             }
@@ -433,9 +460,9 @@ impl Network {
     pub fn log_counters(&self) {
         for port in self.ports() {
             let counters = port.counters;
-            let drops: Vec<String> = counters
-                .all_drops()
-                .map(|(reason, count)| format!("{}={count}", reason.name()))
+            let drops = port.drops().filter(|&(_, count)| count > 0);
+            let drops: Vec<String> = drops
+                .map(|(name, count)| format!("{name}={count}"))
                 .collect();
             info!(
                 port = port.name,
@@ -443,7 +470,6 @@ impl Network {
                 rx_bytes = counters.rx_bytes,
                 tx_frames = counters.tx_frames,
                 tx_bytes = counters.tx_bytes,
-                overruns = port.overruns,
                 drops = drops.join(" "),
                 "switch port counters"
             );

@@ -153,9 +153,13 @@ impl NetworkThread {
             self.ports[index].blocked = false;
             self.send(index);
         }
-        if !flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
-            return;
+        if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+            self.receive(index);
         }
+    }
+
+    /// Takes what came by a port to the worker.
+    fn receive(&mut self, index: usize) {
         let (buffers, received) = (&mut self.buffers, &mut self.received);
         let port = &mut self.ports[index];
         let outcome = port.medium.read(&mut |frame| {
@@ -204,7 +208,7 @@ impl NetworkThread {
         for _ in 0..2 {
             let port = &mut self.ports[index];
             if port.blocked || port.medium.descriptor().is_none() {
-                return;
+                break;
             }
             if port.sending.is_empty() {
                 let (mut queue, refused) = hub_port.take_outbound();
@@ -223,6 +227,9 @@ impl NetworkThread {
                 Ok(blocked) => port.blocked = blocked,
                 Err(error) => return self.close(index, &error),
             }
+        }
+        if self.ports[index].medium.has_answers() {
+            self.receive(index);
         }
     }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! What there is to say about the switch.
 
-use vrnic_switch::Drop;
-
 use crate::config::Mac;
 use crate::control::protocol::{Address, SwitchPort};
 use crate::device::Device;
@@ -21,11 +19,9 @@ fn view(port: &PortView<'_>, device: impl Fn(usize) -> Option<String>) -> Switch
         ("rx_bytes", counters.rx_bytes),
         ("tx_frames", counters.tx_frames),
         ("tx_bytes", counters.tx_bytes),
-        ("rx_overruns", port.overruns),
         ("faults", port.faults),
     ];
-    let drops = Drop::ALL.map(|reason| (reason.name(), counters.drops(reason)));
-    let all = traffic.into_iter().chain(drops);
+    let all = traffic.into_iter().chain(port.drops());
     SwitchPort {
         name: port.name.to_owned(),
         device: port.device.and_then(device),

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The kernel writes the headers of packets that leave by a port of kind `udp`, and the invariant CRC covers them: a
+//! network namespace shows whether they are as vrnicd predicts. Where nobody may make one, the test is ignored.
+
+use std::collections::HashSet;
+use std::env;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, eth, sockopt};
+use vrnic_native::daemon::Daemon;
+use vrnic_native::pair::End;
+use vrnic_native::queues::{Qp, request};
+use vrnic_native::vm::gid_of;
+use vrnic_roce::{FrameError, parse};
+use vrnic_wire::work::SendOpcode;
+
+const NAME: &str = "the_kernel_writes_the_headers_that_the_icrc_covers";
+/// Tells the process that it is in the namespace.
+const INSIDE: &str = "VRNIC_TEST_INSIDE";
+/// Commands that make a network with one host on it, which sends to another that only listens.
+const NETWORK: &str = "ip link add v0 type veth peer name v1
+    ip address add 192.0.2.1/24 dev v0
+    ip address add 2001:db8::1/64 dev v0 nodad
+    ip link set v1 mtu 9000 up
+    ip link set v0 mtu 9000 gso_max_segs 1 up
+    ip neighbor add 192.0.2.7 lladdr 02:00:00:00:00:07 dev v0
+    ip neighbor add 2001:db8::7 lladdr 02:00:00:00:00:07 dev v0";
+/// Longest wait for a packet.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of a write that is as many packets as one message of a socket can have, and more.
+const LENGTH: usize = 1 << 20;
+/// Packets that are looked at.
+const PACKETS: usize = 100;
+
+/// Does as libtest would, which cannot find out for itself that a test is to be ignored.
+fn main() -> ExitCode {
+    if env::var_os(INSIDE).is_some() {
+        inside();
+        return ExitCode::SUCCESS;
+    }
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--list") {
+        println!("{NAME}: test");
+        return ExitCode::SUCCESS;
+    }
+    let mut filters = arguments
+        .iter()
+        .filter(|argument| !argument.starts_with('-'))
+        .peekable();
+    if filters.peek().is_some() && !filters.any(|filter| NAME.contains(filter.as_str())) {
+        return ExitCode::SUCCESS;
+    }
+    let in_namespace = |program: &Path| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--user", "--map-root-user", "--net"])
+            .arg(program);
+        command
+    };
+    let allowed = in_namespace(Path::new("true"))
+        .stderr(Stdio::null())
+        .status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        println!("test {NAME} ... ignored, nobody may make network namespaces here");
+        return ExitCode::SUCCESS;
+    }
+    let program = env::current_exe().expect("this program");
+    let status = in_namespace(&program).env(INSIDE, "1").status();
+    let passed = status.is_ok_and(|status| status.success());
+    println!("test {NAME} ... {}", if passed { "ok" } else { "FAILED" });
+    ExitCode::from(u8::from(!passed))
+}
+
+/// The test.
+fn inside() {
+    for command in NETWORK.lines() {
+        let words: Vec<_> = command.split_whitespace().collect();
+        let status = Command::new(words[0]).args(&words[1..]).status();
+        assert!(status.is_ok_and(|status| status.success()), "{command}");
+    }
+    let identifications = listen(["192.0.2.1", "192.0.2.7"], eth::IP, 40);
+    // Of packets that the kernel cut from one message, and of those that were one.
+    assert!(
+        [0, 1, 2]
+            .iter()
+            .all(|number| identifications.contains(number))
+    );
+    listen(["2001:db8::1", "2001:db8::7"], eth::IPV6, 60);
+}
+
+/// Checks packets of a guest to a peer. Gives what is where IPv4 has the identification; `checksum` is where UDP has
+/// its checksum, which the NIC would complete.
+fn listen(addresses: [&str; 2], protocol: Protocol, checksum: usize) -> HashSet<u16> {
+    let [local, peer] = addresses.map(|address| address.parse::<IpAddr>().expect(address));
+    let listener = rustix::net::socket_with(
+        AddressFamily::PACKET,
+        SocketType::RAW,
+        SocketFlags::empty(),
+        Some(protocol),
+    )
+    .expect("a packet socket");
+    sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(PATIENCE))
+        .expect("patience");
+    let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
+    let mut daemon = Daemon::over_udp(program, local, peer, "").expect("vrnicd");
+    let mut end = End::at(&mut daemon, local, LENGTH, 16).expect("a guest");
+    let mut qp = Qp::new(&mut end.vm, 16, &mut end.sends, &mut end.receives).expect("a queue pair");
+    qp.connect(&mut end.vm, 7, &gid_of(peer, [2, 0, 0, 0, 0, 7]))
+        .expect("a connection");
+    let write = request(SendOpcode::Write, 1, end.mr.target(0));
+    qp.post(&mut end.vm, &write, end.mr.sge(0, LENGTH))
+        .expect("a request");
+    let mut found = HashSet::new();
+    let mut packets = 0;
+    while packets < PACKETS {
+        let mut frame = vec![0; 9100];
+        let received = rustix::net::recv(&listener, &mut frame[..], RecvFlags::empty());
+        frame.truncate(received.expect("a packet").0);
+        if frame.len() >= checksum + 2 {
+            frame[checksum..checksum + 2].fill(0);
+        }
+        match parse(&frame) {
+            Ok(segment) => assert_eq!(segment.destination_qpn, 7),
+            Err(FrameError::NotRoce) => continue,
+            Err(error) => panic!("{error}: {:02x?}, log: {}", &frame[..80], daemon.log()),
+        }
+        found.insert(u16::from_be_bytes([frame[18], frame[19]]));
+        packets += 1;
+    }
+    found
+}
