@@ -226,10 +226,7 @@ pub fn text(sockets: &Path, network: &Network, lab: &Description) -> Result<Stri
     }
     // No VM has such a name.
     for (link, index) in network.links.iter().zip(1..) {
-        writeln!(
-            text,
-            "\n[[switch.port]]\nname = \"link:{index}\"\nlink = {link}"
-        )?;
+        writeln!(text, "\n[[switch.port]]\nname = \"link:{index}\"\n{link}")?;
         if let Some(mtu) = network.mtu {
             writeln!(text, "mtu = {mtu}")?;
         }

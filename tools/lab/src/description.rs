@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
-use vrnicd::config::switch::{Impair, Link, VlanRange};
+use vrnicd::config::switch::{Impair, Link, Udp, VlanRange};
 
 use crate::daemon;
 use crate::lab::{Extra, TREE};
@@ -57,7 +57,7 @@ pub struct Network {
     pub impairment: Option<String>,
     /// Whether its virtio-nets are joined by a switch; if not, two are joined by a socket.
     pub switch: bool,
-    /// Links to other hosts, as inline tables of vrnicd's configuration.
+    /// Links to other hosts and ports to the host's network: what the port of each has in vrnicd's configuration.
     pub links: Vec<String>,
     /// More lines for vrnicd.
     pub daemon: Vec<String>,
@@ -206,6 +206,8 @@ struct NetworkSection {
     impairment: Option<Spanned<Impair>>,
     #[serde(default)]
     link: Vec<Spanned<Link>>,
+    #[serde(default)]
+    udp: Vec<Spanned<Udp>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -433,17 +435,21 @@ fn networks(
         let fabric = section.fabric.unwrap_or(fabric);
         let local_wire = fabric == Fabric::Local
             && section.link.is_empty()
+            && section.udp.is_empty()
             && section.impairment.is_none()
             && section.mtu.is_none();
         let switch = section.switch.as_ref();
         if let Some(switch) = switch.filter(|switch| !*switch.get_ref()) {
             source.ensure(local_wire, &switch.span(), || {
-                "switch: only a network of fabric \"local\" without link, impairment and mtu does without".to_owned()
+                "switch: only a network of fabric \"local\" without link, udp, impairment and mtu does without".to_owned()
             })?;
         }
         let mut links = Vec::new();
         for link in &section.link {
-            links.push(inline(link.get_ref())?);
+            links.push(format!("link = {}", inline(link.get_ref())?));
+        }
+        for udp in &section.udp {
+            links.push(format!("udp = {}", inline(udp.get_ref())?));
         }
         networks.push(Network {
             name,
@@ -925,13 +931,19 @@ impl Description {
             let span = section.get_ref().name.span();
             let on_it = || self.nics(&network.name).map(|(_, nic)| nic);
             let rnics = network.fabric == Fabric::Local && on_it().any(|nic| nic.rnic);
-            let of_link = section.get_ref().link.first().map(Spanned::span);
+            let (link, udp) = (
+                section.get_ref().link.first(),
+                section.get_ref().udp.first(),
+            );
+            let of_link = link.map(Spanned::span).or(udp.map(Spanned::span));
             source.ensure(
                 !rnics || network.links.is_empty(),
                 &of_link.unwrap_or_else(|| span.clone()),
                 || {
-                    "link: RNICs on this network send no frames: give it fabric = \"roce\""
-                        .to_owned()
+                    let key = link.map_or("udp", |_| "link");
+                    format!(
+                        "{key}: RNICs on this network send no frames: give it fabric = \"roce\""
+                    )
                 },
             )?;
             source.ensure(
@@ -1065,7 +1077,7 @@ impl Description {
             for (host, network) in lab.networks.iter_mut().enumerate() {
                 network.host = Some(host);
                 network.links.push(format!(
-                    "{{ local = \"{}:4789\", peer = \"{}:4789\" }}",
+                    "link = {{ local = \"{}:4789\", peer = \"{}:4789\" }}",
                     ends[host],
                     ends[1 - host]
                 ));
@@ -1334,6 +1346,13 @@ mod tests {
                 ),
                 5,
                 "link: RNICs on this network send no frames",
+            ),
+            (
+                &format!(
+                    "{VM}[[network]]\nname = \"x\"\n[[network.udp]]\nlocal = \"1.2.3.4\"\ndevice = \"a\"\npeers = [\"1.2.3.5\"]\n"
+                ),
+                5,
+                "udp: RNICs on this network send no frames",
             ),
             (
                 &format!(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! Measures a vrnicd without VMs.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -53,6 +54,25 @@ enum Command {
         /// Requests that are posted together; only the last one gets a completion
         #[arg(long, default_value_t = 16)]
         batch: u32,
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+    },
+    /// Keep two vrnicd busy that exchange packets by UDP; `tools/native/over-udp.sh` makes a network for them
+    OverUdp {
+        /// Addresses of the two hosts
+        #[arg(long, required = true, num_args = 2, value_names = ["FROM", "TO"])]
+        hosts: Vec<IpAddr>,
+        /// What starts the second vrnicd, for instance in another network namespace; default: as the first
+        #[arg(long)]
+        other: Option<PathBuf>,
+        #[arg(long, default_value = "write")]
+        operation: OperationName,
+        /// Bytes of a message
+        #[arg(long, default_value_t = 65536)]
+        bytes: usize,
+        /// Queue pairs
+        #[arg(long, default_value_t = 1)]
+        qps: usize,
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
@@ -148,6 +168,32 @@ fn main() -> Result<()> {
             println!(
                 "{best:.0} messages/s in the best window, {median:.0} in the median one; {:.1} ns each",
                 1e9 / best
+            );
+        }
+        Command::OverUdp {
+            hosts,
+            other,
+            operation,
+            bytes,
+            qps,
+            seconds,
+        } => {
+            let busy = bench::Busy {
+                operation: operation.into(),
+                bytes,
+                qps,
+                batch: 1,
+            };
+            let programs = [&program, other.as_ref().unwrap_or(&program)];
+            let time = Duration::from_secs(seconds);
+            let hosts = [hosts[0], hosts[1]];
+            let (best, median) =
+                bench::over_udp(programs.map(PathBuf::as_path), hosts, busy, time)?;
+            let gigabit = 8e-9 * f64::from(u32::try_from(bytes)?);
+            println!(
+                "{:.2} Gbit/s in the best window, {:.2} in the median one",
+                best * gigabit,
+                median * gigabit
             );
         }
         Command::RoundTrips { fabric, seconds } => {

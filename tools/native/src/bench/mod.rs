@@ -12,6 +12,7 @@ mod objects;
 mod throughput;
 mod watched;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use serde::Serialize;
 use vrnic::ring::send::Target;
 use vrnic_wire::work::SendOpcode;
 
-use crate::daemon::Fabric;
+use crate::daemon::{Daemon, Fabric};
 use crate::pair::{self, End};
 
 pub use counters::PerMessage;
@@ -397,6 +398,36 @@ pub fn round_trips(
     }
     medians.sort_by(f64::total_cmp);
     Ok((medians[0], medians[medians.len() / 2]))
+}
+
+/// As [`keep_busy`] with two vrnicd, whose packets go over the network from the host with the first address to the one
+/// with the second.
+///
+/// # Errors
+/// As [`run`].
+pub fn over_udp(
+    programs: [&Path; 2],
+    hosts: [IpAddr; 2],
+    busy: Busy,
+    time: Duration,
+) -> Result<(f64, f64)> {
+    let bytes = busy.bytes.max(4096);
+    let mut daemons = [
+        Daemon::over_udp(programs[0], hosts[0], hosts[1], "")?,
+        Daemon::over_udp(programs[1], hosts[1], hosts[0], "")?,
+    ];
+    let mut ends = [
+        End::at(&mut daemons[0], hosts[0], bytes, COMPLETIONS)?,
+        End::at(&mut daemons[1], hosts[1], bytes, COMPLETIONS)?,
+    ];
+    pair::connect(&mut ends, busy.qps, 64)?;
+    let mut load = Load::new(&mut ends, busy.operation, busy.bytes, busy.batch)?;
+    let windows = load.windows(&mut ends, time).with_context(|| {
+        let logs = daemons.each_ref().map(Daemon::log);
+        format!("the two vrnicd log: {}", logs.join("\n"))
+    })?;
+    load.finish(&mut ends)?;
+    Ok((best(&windows), median(&windows)))
 }
 
 /// The largest.
