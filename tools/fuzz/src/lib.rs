@@ -16,6 +16,7 @@
 
 pub mod commands;
 pub mod control;
+pub mod datagram;
 pub mod innocent;
 pub mod input;
 pub mod machine;
@@ -38,4 +39,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("control", control::run),
     ("switch", switch::run),
     ("recording", recording::run),
+    ("datagram", datagram::run),
 ];

@@ -58,3 +58,8 @@ fn switch() {
 fn recording() {
     replay("recording");
 }
+
+#[test]
+fn datagram() {
+    replay("datagram");
+}
