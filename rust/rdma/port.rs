@@ -111,6 +111,11 @@ pub enum Protocol {
     Unspecified,
 }
 
+/// How many files of table entries a port may have in sysfs. The core allocates their attributes
+/// together (`drivers/infiniband/core/sysfs.c`): two for each GID, and one for each GID and P_Key.
+/// `kmalloc` warns if that is more than it can ever give, which is 4 MiB, or 128 bytes for each.
+const MOST_ATTRIBUTES: u32 = 1 << 15;
+
 /// What never changes about a port (`struct ib_port_immutable`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Immutable {
@@ -118,12 +123,13 @@ pub struct Immutable {
     pub protocol: Protocol,
     /// Length of the P_Key table.
     pub pkey_table_length: u16,
-    /// Length of the GID table.
+    /// Length of the GID table. No device is registered that has more than 16384 GIDs, or more than
+    /// 32768 GIDs and P_Keys.
     pub gid_table_length: u32,
 }
 
 impl Immutable {
-    /// Writes into a zeroed C structure.
+    /// Writes into a zeroed C structure; [`EINVAL`] if the tables are too long.
     pub(crate) fn write(&self, raw: &mut bindings::ib_port_immutable) -> Result {
         raw.core_cap_flags = match self.protocol {
             Protocol::RoceV2 => bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP,
@@ -133,6 +139,12 @@ impl Immutable {
             Protocol::InfiniBand => bindings::RDMA_CORE_PORT_IBA_IB,
             Protocol::Unspecified => 0,
         };
+        let attributes = self
+            .gid_table_length
+            .saturating_add(self.gid_table_length.max(self.pkey_table_length.into()));
+        if attributes > MOST_ATTRIBUTES {
+            return Err(EINVAL);
+        }
         raw.pkey_tbl_len = self.pkey_table_length.into();
         raw.gid_tbl_len = self.gid_table_length.try_into()?;
         raw.max_mad_size = match self.protocol {

@@ -227,15 +227,35 @@ mod cases {
         immutable.protocol = Protocol::Unspecified;
         immutable.write(&mut raw)?;
         assert_eq!((raw.core_cap_flags, raw.max_mad_size), (0, 0));
-        immutable.gid_table_length = u32::MAX;
-        assert!(immutable.write(&mut raw).is_err());
-
         // What a port may be besides that of the driver that tests have.
         assert_eq!(
             LinkLayer::InfiniBand.raw(),
             bindings::rdma_link_layer_IB_LINK_LAYER_INFINIBAND
         );
         Ok(())
+    }
+
+    #[test]
+    fn tables_have_room_in_sysfs() {
+        let write = |gid_table_length, pkey_table_length| {
+            let immutable = port::Immutable {
+                protocol: Protocol::RoceV2,
+                pkey_table_length,
+                gid_table_length,
+            };
+            immutable.write(&mut Default::default())
+        };
+        for (gids, pkeys) in [(1 << 14, 1 << 14), (1, 0x7fff), (0, 0x8000)] {
+            assert_eq!(write(gids, pkeys), Ok(()));
+        }
+        for (gids, pkeys) in [
+            ((1 << 14) + 1, 0),
+            (1, 0x8000),
+            (0, u16::MAX),
+            (u32::MAX, u16::MAX),
+        ] {
+            assert_eq!(write(gids, pkeys), Err(EINVAL));
+        }
     }
 
     #[test]
