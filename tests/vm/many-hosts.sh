@@ -5,34 +5,22 @@
 # lab: crowd
 # lab: timeout=900
 . "$LAB_LIB"
+. tests/vm/hosts.bash
 
-around=() into=()
-[ "$(id -u)" = 0 ] || { around=(--user --map-root-user) into=(--user --preserve-credentials); }
-pids=()
-# at PID COMMAND...: in the namespaces of that process.
-at() { nsenter --target "$1" "${into[@]}" --net -- "${@:2}"; }
-# other_net PID: whether the process is in a network namespace of its own.
-other_net() { [ "$(readlink "/proc/$1/ns/net")" != "$(readlink "/proc/${2:-$$}/ns/net")" ]; }
-lab_of() { XDG_RUNTIME_DIR=$LAB_DIR/run$1 "$LAB_BIN" "${@:2}" </dev/null; }
 end() {
 	for n in 1 2 3; do lab_of $n down "host$n" >/dev/null 2>&1 || :; done
 	kill "${pids[@]}" 2>/dev/null || :
 }
 trap end EXIT
 
-unshare "${around[@]}" --net sleep infinity &
-hub=$!
-pids+=($hub)
-within 10 other_net $hub || fail "no network namespace"
+first_host
+hub=$host
 at $hub ip link add bridge type bridge
 at $hub ip link set bridge up
 hosts=(0)
 for n in 1 2 3; do
-	at $hub unshare --net sh -c 'echo $$ >"$1" && exec sleep infinity' sh "$LAB_DIR/host$n" &
-	pids+=($!)
-	within 10 test -s "$LAB_DIR/host$n" || fail "no namespace for host $n"
-	hosts[n]=$(cat "$LAB_DIR/host$n")
-	pids+=("${hosts[n]}")
+	next_host $hub "$n"
+	hosts[n]=$host
 	# The cable has room for a frame of 9000 bytes and what a link puts around it.
 	at $hub ip link add "host$n" mtu 9100 type veth peer name uplink mtu 9100 netns "${hosts[n]}"
 	at $hub ip address add "192.0.2.$((2 * n))/31" dev "host$n"
@@ -41,7 +29,7 @@ for n in 1 2 3; do
 	at "${hosts[n]}" ip link set uplink up
 	at $hub ip link add "vxlan$n" mtu 9050 type vxlan id $n local "192.0.2.$((2 * n))" remote "192.0.2.$((2 * n + 1))" srcport 4789 4790 dstport 4789
 	at $hub ip link set "vxlan$n" master bridge up
-	mkdir -m 700 "$LAB_DIR/run$n"
+	mkdir -m 700 "$LAB_DIR/run-$n"
 	cat >"$LAB_DIR/host$n.toml" <<-end
 		first_number = $((2 * n - 1))
 		memory = 640
@@ -60,7 +48,7 @@ for n in 1 2 3; do
 		name = "node$n"
 		count = 2
 	end
-	XDG_RUNTIME_DIR=$LAB_DIR/run$n at "${hosts[n]}" "$LAB_BIN" up "$LAB_DIR/host$n.toml" >"$LAB_DIR/up$n" 2>&1 &
+	XDG_RUNTIME_DIR=$LAB_DIR/run-$n at "${hosts[n]}" "$LAB_BIN" up "$LAB_DIR/host$n.toml" >"$LAB_DIR/up$n" 2>&1 &
 	ups[n]=$!
 done
 for n in 1 2 3; do wait ${ups[n]} || fail "host $n: $(cat "$LAB_DIR/up$n")"; done

@@ -7,30 +7,18 @@
 # lab: crowd
 # lab: timeout=600
 . "$LAB_LIB"
+. tests/vm/hosts.bash
 
-around=() into=()
-[ "$(id -u)" = 0 ] || { around=(--user --map-root-user) into=(--user --preserve-credentials); }
-pids=()
-# at PID COMMAND...: in the namespaces of that process.
-at() { nsenter --target "$1" "${into[@]}" --net -- "${@:2}"; }
-# other_net PID: whether the process is in a network namespace of its own.
-other_net() { [ "$(readlink "/proc/$1/ns/net")" != "$(readlink "/proc/$$/ns/net")" ]; }
-lab_of() { XDG_RUNTIME_DIR=$LAB_DIR/run-$1 "$LAB_BIN" "${@:2}" </dev/null; }
 end() {
 	for vm in near far; do lab_of $vm down $vm >/dev/null 2>&1 || :; done
 	kill "${pids[@]}" 2>/dev/null || :
 }
 trap end EXIT
 
-unshare "${around[@]}" --net sleep infinity &
-first=$!
-pids+=($first)
-within 10 other_net $first || fail "no network namespace"
-at $first unshare --net sh -c 'echo $$ >"$1" && exec sleep infinity' sh "$LAB_DIR/second" &
-pids+=($!)
-within 10 test -s "$LAB_DIR/second" || fail "no second network namespace"
-second=$(cat "$LAB_DIR/second")
-pids+=("$second")
+first_host
+first=$host
+next_host "$first" second
+second=$host
 
 at $first ip link set lo up
 at $first ip link add cable mtu 9100 type veth peer name cable mtu 9100 netns "$second"
@@ -42,7 +30,8 @@ at $first ip link add nic mtu 9000 type vxlan id 7 local 198.51.100.1 remote 198
 at $first ip address add 192.0.2.1/24 dev nic
 at $first ip address add 2001:db8::1/64 dev nic nodad
 at $first ip link set nic up
-# What a host leaves to its NIC to add up, no NIC does here, and the kernel of the VM far drops it.
+# Linux leaves UDP checksums to the NIC. No NIC computes them here, and the VM far drops packets with a wrong one. So Linux
+# has to compute them.
 at $first python3 - nic <<-'end'
 	import array, fcntl, socket, struct, sys
 	SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17

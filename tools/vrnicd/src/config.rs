@@ -22,7 +22,7 @@ pub use switch::Switch;
 
 /// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
-/// Least `tx_gbps`: a message of the longest packet, 64 KiB, takes half a second.
+/// Least `tx_gbps`. At this rate, the longest packet (64 KiB) takes half a second.
 const MIN_GBPS: f64 = 0.001;
 /// Most `tx_gbps`.
 const MAX_GBPS: f64 = 10_000.0;
