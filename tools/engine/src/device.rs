@@ -13,6 +13,7 @@ use crate::{
     segment::Segment,
     time::Instant,
     trace::TracePage,
+    turn::Budget,
 };
 use std::ops::Deref;
 use vrnic_wire::event::{AsyncEvent, CompletionEvent};
@@ -163,10 +164,10 @@ impl Rnic {
         );
     }
 
-    /// Looks at the notify areas of polled contexts, and does up to `budget` units of work, which
-    /// are segments to send or work requests to complete. Whether there was or still is work, or
-    /// there are new events.
-    pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
+    /// Looks at the notify areas of polled contexts, and does as much work as `budget` is for. What
+    /// the last segment is longer than that, later turns have less. Whether there was or still is
+    /// work, or there are new events.
+    pub fn poll<M: Memory>(&mut self, budget: Budget, io: &mut Io<'_, M>) -> bool {
         self.flight.at(io.now);
         let before = io.outbox.segments.len();
         let worked = call!(

@@ -61,6 +61,7 @@ pub mod testing;
 pub mod time;
 mod timer;
 pub mod trace;
+mod turn;
 mod window;
 mod work;
 
@@ -76,3 +77,4 @@ pub use rate::RateLimit;
 pub use rnic::{Engine, Io, Recovery, RnicConfig, Segmentation, Snapshot};
 pub use segment::{Outbox, Segment};
 pub use timer::{ack_timeout, rnr_timeout};
+pub use turn::Budget;

@@ -23,11 +23,11 @@ use crate::{
     memory::{HostRange, Memory},
     pages::Half,
     psn::Psn,
-    rate::Traffic,
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
     segment::{Body, Path, Payload, Segment, Service, Touched},
     time::Instant,
+    turn::Turn,
     work::Capacities,
 };
 use attributes::Attributes;
@@ -51,140 +51,6 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
 /// Q_Key of the GSI queue pair (IBTA volume 1, 3.5.3).
 const GSI_QKEY: u32 = 0x8001_0000;
-
-/// Most segments that a queue pair sends, or work requests that it flushes, before others have
-/// their turn.
-const TURN_UNITS: u32 = 32;
-
-/// Most payload bytes of a turn.
-const TURN_BYTES: u64 = 512 * 1024;
-
-/// What a queue pair may do before others have their turn.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    units: u32,
-    bytes: u64,
-    spent: u32,
-    /// Whether a part of it was over before the work was.
-    cut_short: bool,
-    /// What the rate limit of the device allows.
-    allowed: Traffic,
-    /// What was sent.
-    sent: Traffic,
-    /// Whether the rate limit kept something back.
-    held_back: bool,
-}
-
-impl Turn {
-    /// A turn of at most `budget` units, in which no more than what is `allowed` may be sent.
-    pub(crate) fn new(budget: u32, allowed: Traffic) -> Self {
-        Self {
-            units: budget.min(TURN_UNITS),
-            bytes: TURN_BYTES,
-            spent: 0,
-            cut_short: false,
-            allowed,
-            sent: Traffic::default(),
-            held_back: false,
-        }
-    }
-
-    /// A turn that ends when there is nothing to do any more.
-    fn endless() -> Self {
-        Self {
-            units: u32::MAX,
-            bytes: u64::MAX,
-            spent: 0,
-            cut_short: false,
-            allowed: Traffic::ENDLESS,
-            sent: Traffic::default(),
-            held_back: false,
-        }
-    }
-
-    /// Pays for one unit of work with that many bytes.
-    fn spend(&mut self, bytes: u64) {
-        self.units = self.units.saturating_sub(1);
-        self.bytes = self.bytes.saturating_sub(bytes);
-        self.spent += 1;
-    }
-
-    /// Pays for one segment with that many bytes that is sent.
-    fn send(&mut self, bytes: u64) {
-        self.sent.bytes += bytes;
-        self.spend(bytes);
-    }
-
-    /// Pays for one request that is taken up.
-    fn begin(&mut self) {
-        self.sent.requests += 1;
-    }
-
-    /// Whether the rate limit lets more be sent. If not, there is another turn when it does.
-    fn may_send(&mut self) -> bool {
-        let may = self.sent.bytes < self.allowed.bytes;
-        self.held_back |= !may;
-        may
-    }
-
-    /// Whether the rate limit lets nothing more be sent after a packet of that many bytes.
-    fn ends_with(&self, bytes: u32) -> bool {
-        self.allowed.bytes - self.sent.bytes.min(self.allowed.bytes) <= bytes.into()
-    }
-
-    /// Whether the rate limit lets another request be taken up. If not, there is another turn when it does.
-    fn may_begin(&mut self) -> bool {
-        let may = self.sent.requests < self.allowed.requests;
-        self.held_back |= !may;
-        may
-    }
-
-    /// What was sent.
-    pub(crate) fn sent(&self) -> Traffic {
-        self.sent
-    }
-
-    /// Whether the rate limit kept something back.
-    pub(crate) fn is_held_back(&self) -> bool {
-        self.held_back
-    }
-
-    /// Whether others have to have their turn.
-    pub(crate) fn is_over(&self) -> bool {
-        self.units == 0 || self.bytes == 0
-    }
-
-    /// Lets `work` have half of what is left.
-    fn half(&mut self, work: impl FnOnce(&mut Self)) {
-        let bytes = self.bytes.div_ceil(2);
-        let mut part = Self {
-            units: self.units.div_ceil(2),
-            bytes,
-            spent: 0,
-            cut_short: false,
-            allowed: self.allowed,
-            sent: self.sent,
-            held_back: false,
-        };
-        work(&mut part);
-        self.sent = part.sent;
-        self.held_back |= part.held_back;
-        self.units = self.units.saturating_sub(part.spent);
-        self.bytes -= bytes - part.bytes;
-        self.spent += part.spent;
-        self.cut_short |= part.is_over();
-    }
-
-    /// Whether there may be more to do in another turn.
-    pub(crate) fn leaves_work(&self) -> bool {
-        self.cut_short || self.is_over()
-    }
-
-    /// Units of work done.
-    pub(crate) fn spent(&self) -> u32 {
-        self.spent
-    }
-}
 
 /// What a queue pair is made of, decided when it is created.
 #[derive(Debug)]

@@ -33,7 +33,7 @@
 //! recording := "VRNICREC" version:byte program:text device:text config call* [over]
 //! config    := mac:6 guid:8 vectors doorbell-pages mtu:byte segmentation:byte recovery:byte features seed:32 limit*22
 //! call      := time 64                       as the call before
-//!            | time kind:16…33 argument* access* (0 digest:8 | 15)       15: the engine panicked
+//!            | time kind:16…34 argument* access* (0 digest:8 | 15)       15: the engine panicked
 //! over      := 0 65 why:text
 //! access    := 1 | 2 | 3 bytes | 4 | 5 word | 6 block offset | 7 | 8 length
 //! ```
@@ -47,7 +47,7 @@
 //! |---|---|---|
 //! | 16 | execute | request: bytes |
 //! | 17 | doorbell | page, value |
-//! | 18 | poll | budget |
+//! | 18 | poll | units |
 //! | 19 | prepare to sleep | |
 //! | 20 | receive | segment |
 //! | 21 | count a bad packet | wrong ICRC: flag |
@@ -63,6 +63,7 @@
 //! | 31 | take the delivery of a reply | |
 //! | 32 | next explanation | |
 //! | 33 | set the rate limit | of bytes, then of requests: flag; if it is 1, how many a second |
+//! | 34 | poll | units, bytes |
 //!
 //! `format` has the rest: how segments and faults are written. The recording holds the seed of the device's keys, and
 //! what was in the memory of the guest's rings: it is as confidential as the guest.

@@ -10,13 +10,14 @@ use crate::{
     event::names_port,
     limits::{Features, Limits, MAX_XRCDS},
     memory::Memory,
-    qp::{Qp, Turn},
+    qp::Qp,
     rate::{Pacer, RateLimit},
     resources::{Port, Resources},
     segment::{Body, DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
     table::Table,
     time::Instant,
     trace::Act,
+    turn::{Budget, Turn},
 };
 use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
@@ -28,6 +29,12 @@ use vrnic_wire::{
     port::{GidEntry, Mtu, PortAttributes, PortState},
     qp::{GSI_QPN, MULTICAST_QPN},
 };
+
+/// Most contexts whose notify areas are looked at in a turn.
+const LOOKS_PER_TURN: usize = 32;
+
+/// Most timers that run out in a turn.
+const TIMERS_PER_TURN: usize = 64;
 
 /// How messages are cut into segments.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -227,8 +234,12 @@ pub struct Engine {
     pub(crate) resolution: Option<Resolution>,
     /// Contexts that are, or are to be, polled.
     polled: Vec<u32>,
+    /// Whose look is next among these.
+    next_look: usize,
     /// Keeps the device to its rate limit.
     pacer: Pacer,
+    /// Bytes that earlier turns took beyond their budget.
+    overdrawn: u64,
     /// Whether a fault made the device fail.
     pub(crate) failing: bool,
     /// Whether a fault wants the process to end.
@@ -274,7 +285,9 @@ impl Engine {
             translations: 0,
             resolution: None,
             polled: Vec::new(),
+            next_look: 0,
             pacer: Pacer::default(),
+            overdrawn: 0,
             failing: false,
             killing: false,
             config,
@@ -352,19 +365,23 @@ impl Engine {
         owner.is_some()
     }
 
-    /// Looks at the notify areas of polled contexts, and does up to `budget` units of work, which
-    /// are segments to send or work requests to complete. Whether there was or still is work, or
-    /// there are new events.
-    pub fn poll<M: Memory>(&mut self, budget: u32, io: &mut Io<'_, M>) -> bool {
+    /// Looks at the notify areas of polled contexts, and does as much work as `budget` is for. What
+    /// the last segment is longer than that, later turns have less. Whether there was or still is
+    /// work, or there are new events.
+    pub fn poll<M: Memory>(&mut self, budget: Budget, io: &mut Io<'_, M>) -> bool {
         self.resources.now = io.now;
         let mut left = self.resources.faults.budget(budget, io.now);
         // A turn without work still tells events, unless a fault holds the device back.
-        if left == 0 && budget != 0 {
+        if left.is_over() && !budget.is_over() {
             return false;
         }
         let found = self.look_at_contexts(io);
         let mut worked = false;
-        while left > 0 {
+        self.overdrawn = left.pay(Budget {
+            units: 0,
+            bytes: self.overdrawn,
+        });
+        while !left.is_over() {
             let allowed = self.pacer.allows(io.now);
             let Some(qpn) = self.qps.next(!allowed.is_none()) else {
                 break;
@@ -377,8 +394,10 @@ impl Engine {
             if ran.is_none() {
                 continue;
             }
-            worked |= turn.spent() > 0;
-            left = left.saturating_sub(turn.spent().max(1));
+            let mut spent = turn.spent();
+            worked |= spent.units > 0;
+            spent.units = spent.units.max(1);
+            self.overdrawn += left.pay(spent);
             self.pacer.charge(turn.sent(), io.now);
             if turn.is_held_back() {
                 self.qps.hold_back(qpn);
@@ -428,13 +447,18 @@ impl Engine {
         work
     }
 
-    /// Takes pending bits of polled contexts. Whether there were any.
+    /// Takes pending bits of the polled contexts whose look is next. Whether there were any.
     fn look_at_contexts<M: Memory>(&mut self, io: &mut Io<'_, M>) -> bool {
         let mut found = false;
-        let mut index = 0;
-        while let Some(&number) = self.polled.get(index) {
+        for _ in 0..self.polled.len().min(LOOKS_PER_TURN) {
+            if self.next_look >= self.polled.len() {
+                self.next_look = 0;
+            }
+            let Some(&number) = self.polled.get(self.next_look) else {
+                break;
+            };
             let Some(context) = self.contexts.get_mut(number) else {
-                self.polled.swap_remove(index);
+                self.polled.swap_remove(self.next_look);
                 continue;
             };
             if !context.polled {
@@ -452,11 +476,11 @@ impl Engine {
                     found = true;
                 } else {
                     context.stop_polling();
-                    self.polled.swap_remove(index);
+                    self.polled.swap_remove(self.next_look);
                     continue;
                 }
             }
-            index += 1;
+            self.next_look += 1;
         }
         found
     }
@@ -571,7 +595,10 @@ impl Engine {
                 return;
             }
         }
-        while let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) {
+        for _ in 0..TIMERS_PER_TURN {
+            let Some((reminder, qpn)) = self.resources.timers.pop_due(io.now) else {
+                break;
+            };
             let reminded = self.act(qpn, |qp, resources| qp.remind(reminder, resources, io));
             if reminded.is_some() {
                 self.qps.schedule(qpn);

@@ -8,7 +8,7 @@
 //! what it has received is acknowledged yet.
 
 use vrnic_engine::{
-    Io, Outbox, RnicConfig, Segment, Segmentation,
+    Budget, Io, Outbox, RnicConfig, Segment, Segmentation,
     segment::{Aeth, Body, NakCode, Payload, Position, Reth, SendTail, Syndrome},
     testing::{Connection, Node, QpOptions, Send, World},
 };
@@ -52,7 +52,7 @@ fn turn(world: &mut World, segment: Option<Segment>) -> Vec<Segment<'static>> {
     };
     match segment {
         Some(segment) => rnic.receive(segment, &mut io),
-        None => drop(rnic.poll(16, &mut io)),
+        None => drop(rnic.poll(Budget::units(16), &mut io)),
     }
     outbox.segments
 }

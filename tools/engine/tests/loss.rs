@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    Io, Outbox, Recovery, RnicConfig, Segment, Segmentation,
+    Budget, Io, Outbox, Recovery, RnicConfig, Segment, Segmentation,
     psn::Psn,
     segment::{
         Aeth, AtomicKind, AtomicRequest, Body, NakCode, Payload, Position, Reth, SendTail, Syndrome,
@@ -45,7 +45,7 @@ fn answers(world: &mut World, node: usize, segment: Segment) -> Vec<Segment<'sta
         outbox: &mut outbox,
     };
     rnic.receive(segment, &mut io);
-    while rnic.poll(16, &mut io) {}
+    while rnic.poll(Budget::units(16), &mut io) {}
     outbox.segments
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 use vrnic_engine::{
-    Cause, Io, Outbox, RnicConfig, Segment,
+    Budget, Cause, Io, Outbox, RnicConfig, Segment,
     segment::{Aeth, Body, NakCode, Payload, Syndrome},
     testing::{Completion, Connection, Faults, Node, QpOptions, Send, World},
 };
@@ -765,7 +765,7 @@ fn events_of_received_segments_are_told_by_the_next_poll() {
         now,
         outbox: &mut outbox,
     };
-    assert!(sender.rnic.poll(100, &mut io));
+    assert!(sender.rnic.poll(Budget::units(100), &mut io));
     let segment = outbox.segments.pop().expect("send");
     let mut io = Io {
         memory: &receiver.guest.view,
@@ -773,7 +773,10 @@ fn events_of_received_segments_are_told_by_the_next_poll() {
         outbox: &mut outbox,
     };
     receiver.rnic.receive(segment, &mut io);
-    assert!(receiver.rnic.poll(0, &mut io), "an event is work");
+    assert!(
+        receiver.rnic.poll(Budget::default(), &mut io),
+        "an event is work"
+    );
     assert!(receiver.rnic.next_completion_event(1).is_some());
 }
 

@@ -88,7 +88,7 @@ impl Worker {
         Self {
             devices: devices
                 .map(|(index, settings)| {
-                    Device::new(index, settings, network.path_mtu(index), waker.clone())
+                    Device::new(index, settings, 1, network.path_mtu(index), waker.clone())
                 })
                 .collect(),
             shared: Shared {
@@ -115,7 +115,7 @@ impl Worker {
             self.fabric.set_gids(index, gids.into_iter());
             self.deliver(index);
             let (device, shared) = (&mut self.devices[index], &mut self.shared);
-            device.contained(shared, |device, shared| device.work(shared, now));
+            device.contained(shared, |device, shared| device.work(shared, now, true));
             self.deliver(index);
         }
         for device in &mut self.devices {

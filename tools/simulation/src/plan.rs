@@ -8,7 +8,7 @@ use crate::{
     random::Random,
 };
 use std::{fmt, time::Duration};
-use vrnic_engine::Recovery;
+use vrnic_engine::{Budget, Recovery};
 use vrnic_wire::{completion::Status, port::Mtu, qp::QpType};
 
 /// Most devices of a simulation.
@@ -100,10 +100,18 @@ pub struct DevicePlan {
     pub recovery: Recovery,
     /// Longest time that it waits for a processor.
     pub jitter: Duration,
-    /// Units of work of a turn.
-    pub budget: u32,
+    /// How much it does in a turn.
+    pub budget: Budget,
     /// Which completion queues raise events; the others are polled.
     pub events: [bool; CQS],
+}
+
+/// A turn of that many units, which are short or long.
+fn turn(units: u32) -> Budget {
+    Budget {
+        units,
+        bytes: u64::from(units) * 1024,
+    }
 }
 
 /// What a request asks for.
@@ -496,7 +504,7 @@ impl Plan {
                 lines,
                 recovery: random.pick(&[Recovery::Selective, Recovery::GoBackN]),
                 jitter: random.time(Duration::from_micros(1)),
-                budget: random.pick(&[4, 16, 64]),
+                budget: turn(random.pick(&[4, 16, 64])),
                 events: [random.one_in(2), random.one_in(2), random.one_in(2)],
             }
         });

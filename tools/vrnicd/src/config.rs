@@ -22,6 +22,8 @@ pub use switch::Switch;
 
 /// Most completion vectors of a device: with the other queues they must fit the MSI-X table.
 const MAX_COMPLETION_VECTORS: u16 = 1024;
+/// Most `weight`.
+pub(crate) const MAX_WEIGHT: u32 = 8;
 /// Least `tx_gbps`. At this rate, the longest packet (64 KiB) takes half a second.
 const MIN_GBPS: f64 = 0.001;
 /// Most `tx_gbps`.
@@ -104,6 +106,10 @@ pub struct Device {
     /// Requests that the device may begin a second; no limit if absent.
     #[serde(default)]
     pub max_iops: Option<u64>,
+    /// Its share of the worker when there is more to do than the worker can: twice that of a device with half the
+    /// weight.
+    #[serde(default = "default_weight")]
+    pub weight: u32,
     /// Limits; those not given have their default.
     #[serde(default)]
     pub limits: Limits,
@@ -272,6 +278,10 @@ fn default_doorbells() -> bool {
     true
 }
 
+fn default_weight() -> u32 {
+    1
+}
+
 fn default_completion_vectors() -> u16 {
     4
 }
@@ -400,6 +410,7 @@ impl Device {
             doorbells: default_doorbells(),
             tx_gbps: None,
             max_iops: None,
+            weight: default_weight(),
             limits: Limits::default(),
         }
     }
@@ -420,6 +431,11 @@ impl Device {
     fn check(&self) -> Result<()> {
         ensure!(!self.name.is_empty(), "the name is empty");
         self.rate_limit()?;
+        ensure!(
+            (1..=MAX_WEIGHT).contains(&self.weight),
+            "weight = {}: must be 1 to {MAX_WEIGHT}",
+            self.weight
+        );
         ensure!(
             !self.name.starts_with(protocol::PORT),
             "names that begin with `{}` are those of the switch's ports",
@@ -491,8 +507,13 @@ mod tests {
         assert_eq!(device.mac.to_string(), "52:54:00:12:34:56");
         assert_eq!(device.guid(), Guid(0x5054_00ff_fe12_3456));
         assert_eq!(
-            (device.completion_vectors, config.poll_us, config.holder),
-            (4, 40, true)
+            (
+                device.completion_vectors,
+                device.weight,
+                config.poll_us,
+                config.holder
+            ),
+            (4, 1, 40, true)
         );
     }
 
@@ -501,7 +522,7 @@ mod tests {
         let config = Config::parse(&format!(
             "log = \"debug\"\nlog_format = \"json\"\npoll_us = 0\nholder = false\ntest_panic_on_sigusr1 = [\"a\"]\n{ONE}\
              node_guid = \"0011:2233:4455:6677\"\ncompletion_vectors = 8\nfabric = \"roce\"\nrecovery = \"selective\"\n\
-             doorbells = false\ntx_gbps = 0.5\nmax_iops = 1000\n\
+             doorbells = false\ntx_gbps = 0.5\nmax_iops = 1000\nweight = 3\n\
              [device.limits]\nqp = 100\ncontexts = 16\n"
         ))
         .unwrap();
@@ -511,6 +532,7 @@ mod tests {
         assert_eq!(device.recovery, RecoveryKind::Selective);
         assert_eq!(device.limits.qp, 100);
         assert_eq!(device.limits.contexts, 16);
+        assert_eq!(device.weight, 3);
         assert_eq!(
             device.rate_limit().unwrap(),
             RateLimit {
@@ -574,6 +596,9 @@ mod tests {
             assert!(error(&format!("{ONE}tx_gbps = {gbps}")).contains("0.001 to 10000"));
         }
         assert!(error(&format!("{ONE}max_iops = 0")).contains("at least 1"));
+        for weight in [0, 9] {
+            assert!(error(&format!("{ONE}weight = {weight}")).contains("1 to 8"));
+        }
         assert!(
             error(&format!("test_panic_on_sigusr1 = [\"b\"]\n{ONE}")).contains("does not exist")
         );

@@ -52,12 +52,15 @@ pub fn run(config: &Config) -> Result<()> {
     let waker = Arc::new(Waker::new()?);
 
     let (network, network_thread) = Network::new(config, waker.clone()).context("the switch")?;
+    let weights = config.devices.iter().map(|settings| settings.weight);
+    let heaviest = weights.max().unwrap_or(1);
     let devices: Vec<Device> = config
         .devices
         .iter()
         .enumerate()
         .map(|(index, settings)| {
-            let mut device = Device::new(index, settings, network.path_mtu(index), waker.clone());
+            let mtu = network.path_mtu(index);
+            let mut device = Device::new(index, settings, heaviest, mtu, waker.clone());
             if let Some(hostile) = &config.test_hostile
                 && hostile.devices.contains(&settings.name)
             {

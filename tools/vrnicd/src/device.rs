@@ -9,6 +9,7 @@ mod session;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
@@ -16,7 +17,7 @@ use vrnic_engine::fault::Armory;
 use vrnic_engine::segment::Gid;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
-    Cause, Faults, Features, Io, Outbox, RateLimit, Recovery, Rnic, RnicConfig, Segment,
+    Budget, Cause, Faults, Features, Io, Outbox, RateLimit, Recovery, Rnic, RnicConfig, Segment,
     Segmentation,
 };
 use vrnic_vfio_user::mapping::FileId;
@@ -42,8 +43,15 @@ use crate::waker::Waker;
 use hostile::Hostile;
 use session::{EventQueue, Queues, Session};
 
-/// Units of work (entries, segments) done before other devices get their turn.
-const WORK_PER_TURN: u32 = 64;
+/// A turn while few devices are busy: what comes with each turn takes little of it.
+const LONG_TURN: Budget = Budget::units(64);
+/// A turn of the heaviest device while others wait for theirs. It takes a few microseconds.
+const SHORT_TURN: Budget = Budget {
+    units: 8,
+    bytes: 64 * 1024,
+};
+/// How long a device counts as busy after it had something to do.
+const BUSY_FOR: Duration = Duration::from_millis(2);
 /// Explanations that are kept, also when the driver resets the device.
 const EXPLANATIONS: usize = 4096;
 /// Largest virtqueue.
@@ -72,6 +80,10 @@ pub struct Device {
     link: bool,
     /// How fast it may send, whoever its driver is.
     rate_limit: RateLimit,
+    /// Its turn while others wait for theirs.
+    share: Budget,
+    /// When there was last something to do.
+    busy_at: Instant,
     /// Its end of the wire, if it is on one.
     roce: Option<RoceEnd>,
     session: Option<Session>,
@@ -93,8 +105,15 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device that waits for its driver; `index` is its place in the worker, `max_mtu` what its frames can carry.
-    pub fn new(index: usize, settings: &config::Device, max_mtu: Mtu, waker: Arc<Waker>) -> Self {
+    /// A device that waits for its driver; `index` is its place in the worker, `heaviest` the largest weight of all
+    /// devices, `max_mtu` what its frames can carry.
+    pub fn new(
+        index: usize,
+        settings: &config::Device,
+        heaviest: u32,
+        max_mtu: Mtu,
+        waker: Arc<Waker>,
+    ) -> Self {
         let limits = settings.limits.clamped();
         let config = RnicConfig {
             mac: settings.mac.0,
@@ -129,6 +148,8 @@ impl Device {
             link: true,
             // It was checked with the rest.
             rate_limit: settings.rate_limit().unwrap_or_default(),
+            share: share(settings.weight, heaviest),
+            busy_at: Instant::default(),
             roce: (settings.fabric == FabricKind::Roce).then(RoceEnd::default),
             session: None,
             syncer,
@@ -392,8 +413,21 @@ impl Device {
         worked
     }
 
-    /// Does a bounded amount of work. True if anything was done or remains.
-    pub fn work(&mut self, shared: &mut Shared, now: Instant) -> bool {
+    /// Whether there was something to do lately.
+    pub fn is_busy(&self, now: Instant) -> bool {
+        self.session.is_some() && now - self.busy_at < BUSY_FOR
+    }
+
+    /// Does a bounded amount of work: less if it is `crowded`. True if anything was done or remains.
+    pub fn work(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
+        let worked = self.take_turn(shared, now, crowded);
+        if worked {
+            self.busy_at = now;
+        }
+        worked
+    }
+
+    fn take_turn(&mut self, shared: &mut Shared, now: Instant, crowded: bool) -> bool {
         let panic_requested = self.mailbox.take_panic_request() && self.session.is_some();
         assert!(!panic_requested, "requested for a test");
         let mailbox = &self.mailbox;
@@ -431,7 +465,7 @@ impl Device {
             worked = true;
             rnic.advance(&mut io);
         }
-        worked |= rnic.poll(WORK_PER_TURN, &mut io);
+        worked |= rnic.poll(if crowded { self.share } else { LONG_TURN }, &mut io);
         if rnic.is_killing() {
             // That is what this fault is for: nothing is said, and nothing is put in order.
             std::process::abort();
@@ -821,4 +855,28 @@ fn random_seed() -> [u8; 32] {
     seed
 }
 
+/// The short turn of a device with that weight.
+fn share(weight: u32, heaviest: u32) -> Budget {
+    Budget {
+        units: (SHORT_TURN.units * weight / heaviest).max(1),
+        bytes: SHORT_TURN.bytes * u64::from(weight) / u64::from(heaviest),
+    }
+}
+
 const _: () = assert!(DOORBELL_PAGE_SIZE as u64 == crate::pci::DOORBELL_PAGE_SIZE);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::MAX_WEIGHT;
+
+    #[test]
+    fn a_turn_is_in_proportion_to_the_weight() {
+        assert_eq!(share(3, 3), SHORT_TURN);
+        let half = share(2, 4);
+        assert_eq!(half.units * 2, SHORT_TURN.units);
+        assert_eq!(half.bytes * 2, SHORT_TURN.bytes);
+        let least = share(1, MAX_WEIGHT);
+        assert_eq!((least.units, least.bytes), (1, 8192));
+    }
+}

@@ -42,6 +42,8 @@ pub struct Worker {
     waker: Arc<Waker>,
     inspector: Arc<Inspector>,
     poll_time: Duration,
+    /// Whether more than a pair of devices was busy in the last turn.
+    crowded: bool,
     clock: Clock,
     lost: u64,
 }
@@ -71,6 +73,7 @@ impl Worker {
             waker,
             inspector,
             poll_time,
+            crowded: false,
             clock: Clock::new(),
             lost: 0,
         }
@@ -123,6 +126,7 @@ impl Worker {
     fn turn(&mut self, now: Instant) -> bool {
         let mut worked = self.network.turn(now, &mut self.shared.captures);
         self.carry(now);
+        let (crowded, mut busy) = (self.crowded, 0);
         for index in 0..self.devices.len() {
             let device = &mut self.devices[index];
             // Commands may take memory away that segments name, so the network is empty when they run.
@@ -135,10 +139,14 @@ impl Worker {
             self.deliver(index, now);
             let device = &mut self.devices[index];
             worked |= device
-                .contained(&mut self.shared, |device, shared| device.work(shared, now))
+                .contained(&mut self.shared, |device, shared| {
+                    device.work(shared, now, crowded)
+                })
                 .unwrap_or(true);
+            busy += usize::from(self.devices[index].is_busy(now));
             worked |= self.deliver(index, now);
         }
+        self.crowded = busy > 2;
         if let Some(mut question) = self.inspector.next() {
             let (devices, shared) = (&mut self.devices, &mut self.shared);
             let reply = answer(&mut question.topic, devices, &mut self.network, shared, now);

@@ -16,6 +16,7 @@ use crate::{
     resources::Io,
     rnic::Engine,
     time::Instant,
+    turn::Budget,
 };
 use std::time::Duration;
 use vrnic_wire::{command::ContextKind, event::EventType, port::Mtu};
@@ -122,18 +123,18 @@ impl Faults {
 
     /// How much of `budget` the device may spend now: nothing while it is held back.
     #[inline]
-    pub(crate) fn budget(&mut self, budget: u32, now: Instant) -> u32 {
+    pub(crate) fn budget(&mut self, budget: Budget, now: Instant) -> Budget {
         if !self.busy {
             return budget;
         }
         if self.holds_back(now) {
-            return 0;
+            return Budget::default();
         }
         match self.conditions.find(Act::Slow) {
             None => budget,
             Some(slow) => {
                 self.conditions.pace = now + slow.args.delay;
-                1
+                Budget::units(1)
             }
         }
     }

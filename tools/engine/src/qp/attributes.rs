@@ -2,7 +2,7 @@
 
 //! Attributes of a queue pair and how they are modified.
 
-use super::{Congestion, Qp, Receiver, Requester, Responder, Turn, transition};
+use super::{Congestion, Qp, Receiver, Requester, Responder, transition};
 use crate::{
     cause::Cause,
     limits::Features,
@@ -11,6 +11,7 @@ use crate::{
     qp::receive::Receive,
     resources::{Io, Resources},
     segment::{ECN_CAPABLE, ECN_MASK, Path},
+    turn::Turn,
 };
 use vrnic_wire::{
     memory::access,

@@ -2,7 +2,7 @@
 
 //! Unreliable datagrams and the general service interface (IBTA volume 1, 9.8.3).
 
-use super::{DEFAULT_PKEY, GSI_QKEY, Qp, Turn, attributes::path_of};
+use super::{DEFAULT_PKEY, GSI_QKEY, Qp, attributes::path_of};
 use crate::{
     cause::Cause,
     memory::{HostRange, Memory},
@@ -10,6 +10,7 @@ use crate::{
     resources::{Io, Resources},
     segment::{Body, Path, Payload, Segment, Service, Touched},
     trace::Act,
+    turn::Turn,
     work::{self, SendRequest, Source, Target},
 };
 use vrnic_wire::{

@@ -2,11 +2,12 @@
 
 //! Flushing: requests posted to a queue pair in the error state complete without being executed.
 
-use super::{Qp, Turn};
+use super::Qp;
 use crate::{
     cause::Cause,
     memory::Memory,
     resources::{Io, Resources},
+    turn::Turn,
     work,
 };
 use vrnic_wire::{

@@ -15,7 +15,7 @@ mod retry;
 mod rtt;
 mod window;
 
-use super::{Qp, Turn, credit::Credit, receive::pieces};
+use super::{Qp, credit::Credit, receive::pieces};
 use crate::{
     cause::Cause,
     keys::AHEAD,
@@ -26,6 +26,7 @@ use crate::{
     segment::{AtomicKind, AtomicRequest, Body, Payload, Position, Reth, Segment, SendTail},
     time::Instant,
     trace::Act,
+    turn::Turn,
     work::{self, SendRequest, Source, Target},
 };
 use recovery::Recovery;

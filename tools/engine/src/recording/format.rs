@@ -14,6 +14,7 @@ use crate::{
         Position, Reth, Segment, SendTail, Service, Syndrome, Touched,
     },
     time::Instant,
+    turn::Budget,
 };
 use std::{fmt, num::NonZeroU64};
 use vrnic_wire::port::Mtu;
@@ -100,6 +101,7 @@ pub(crate) mod tag {
     pub(crate) const TAKE_DELIVERY: u8 = 31;
     pub(crate) const EXPLANATION: u8 = 32;
     pub(crate) const SET_RATE_LIMIT: u8 = 33;
+    pub(crate) const BOUNDED_POLL: u8 = 34;
     pub(crate) const REPEAT: u8 = 64;
     pub(crate) const OVER: u8 = 65;
 }
@@ -851,7 +853,7 @@ pub enum Input {
     /// [`doorbell`](crate::Rnic::doorbell) of a page, with that value.
     Doorbell(u32, u32),
     /// [`poll`](crate::Rnic::poll), with that budget.
-    Poll(u32),
+    Poll(Budget),
     /// [`prepare_sleep`](crate::Rnic::prepare_sleep).
     PrepareSleep,
     /// [`receive`](crate::Rnic::receive) this segment.
@@ -952,9 +954,14 @@ impl Input {
                 out.number((*page).into());
                 out.number((*value).into());
             }
-            Self::Poll(budget) => {
+            Self::Poll(budget) if *budget == Budget::units(budget.units) => {
                 out.byte(tag::POLL);
-                out.number((*budget).into());
+                out.number(budget.units.into());
+            }
+            Self::Poll(budget) => {
+                out.byte(tag::BOUNDED_POLL);
+                out.number(budget.units.into());
+                out.number(budget.bytes);
             }
             Self::PrepareSleep => out.byte(tag::PREPARE_SLEEP),
             Self::Receive(segment) => super::put_received(segment, out),
@@ -1003,7 +1010,11 @@ impl Input {
         Ok(match tag {
             tag::EXECUTE => Self::Execute(from.string()?.to_vec()),
             tag::DOORBELL => Self::Doorbell(from.small()?, from.small()?),
-            tag::POLL => Self::Poll(from.small()?),
+            tag::POLL => Self::Poll(Budget::units(from.small()?)),
+            tag::BOUNDED_POLL => Self::Poll(Budget {
+                units: from.small()?,
+                bytes: from.number()?,
+            }),
             tag::PREPARE_SLEEP => Self::PrepareSleep,
             tag::RECEIVE => Self::Receive(Box::new(take_segment(from)?)),
             tag::BAD_PACKET => Self::BadPacket(from.flag()?),

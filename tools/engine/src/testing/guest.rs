@@ -73,7 +73,8 @@ impl Arena {
         result
     }
 
-    fn get_u32(&self, offset: usize) -> u32 {
+    /// The 32-bit word at `offset`.
+    pub fn get_u32(&self, offset: usize) -> u32 {
         let bytes = self.get(offset, 4);
         u32::from_le_bytes(bytes.try_into().expect("4 bytes"))
     }
@@ -82,8 +83,8 @@ impl Arena {
         self.put(offset, &value.to_le_bytes());
     }
 
-    /// Sets bits of the 64-bit word at `offset`.
-    fn or_u64(&self, offset: usize, bits: u64) {
+    /// Sets `bits` of the 64-bit word at `offset`.
+    pub fn or_u64(&self, offset: usize, bits: u64) {
         let bytes = self.get(offset, 8);
         let old = u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         self.put(offset, &(old | bits).to_le_bytes());

@@ -17,6 +17,7 @@ use crate::{
         Touched,
     },
     time::Instant,
+    turn::Budget,
 };
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -408,7 +409,7 @@ impl World {
             if node.rnic.next_deadline().is_some_and(|at| at <= self.now) {
                 node.rnic.advance(&mut io);
             }
-            worked |= node.rnic.poll(16, &mut io);
+            worked |= node.rnic.poll(Budget::units(16), &mut io);
         }
         let mut sent = std::mem::take(&mut self.outbox.segments);
         for segment in sent.drain(..) {

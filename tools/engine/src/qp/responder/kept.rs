@@ -12,10 +12,11 @@
 use crate::{
     cause::Cause,
     memory::Memory,
-    qp::{Qp, Turn},
+    qp::Qp,
     rate::Traffic,
     resources::{Io, Resources},
     segment::{NakCode, Payload, Segment, Syndrome},
+    turn::{Budget, Turn},
 };
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -174,7 +175,11 @@ impl Qp {
     /// Executes some of what waits for the packet that was just executed.
     pub(super) fn follow_up<M: Memory>(&mut self, resources: &mut Resources, io: &mut Io<'_, M>) {
         if self.responder.keeping {
-            self.take_kept(&mut Turn::new(AT_ONCE, Traffic::ENDLESS), resources, io);
+            self.take_kept(
+                &mut Turn::new(Budget::units(AT_ONCE), Traffic::ENDLESS),
+                resources,
+                io,
+            );
         }
     }
 

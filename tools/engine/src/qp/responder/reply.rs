@@ -9,9 +9,10 @@ use crate::{
     pages::Half,
     persistence::Flushing,
     psn::Psn,
-    qp::{Qp, Turn},
+    qp::Qp,
     resources::{Io, Resources, payload_of},
     segment::{Aeth, Body, Flush, Payload, Position, Reth, Segment, Service, Syndrome},
+    turn::Turn,
 };
 use vrnic_wire::{completion::Status, memory::access};
 

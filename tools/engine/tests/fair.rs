@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Fairness: a turn is short whatever there is to do, and everybody has one.
+
+use std::time::Duration;
+use vrnic_engine::{
+    Budget, Io, Outbox, RnicConfig, Segment,
+    segment::LOCAL_MTU,
+    testing::{Connection, Node, QpOptions, Send, World},
+};
+use vrnic_wire::{
+    command::ContextKind,
+    notify::{self, SlotBits},
+    work::SendOpcode,
+};
+
+const LONG: usize = 256 * 1024;
+const SHORT: usize = 8;
+
+/// Two devices with that many connections from the first to the second.
+fn connected(count: usize, length: usize) -> (World, Vec<Connection>) {
+    let mut world = World::new(2, 4096, &RnicConfig::default(), 1);
+    let connect = |_| world.connect([0, 1], &QpOptions::default(), length, |_, _| {});
+    let all = (0..count).map(connect).collect();
+    (world, all)
+}
+
+fn write(world: &mut World, c: &mut Connection, length: usize) {
+    let peer = &c.mrs[1];
+    let write = Send::new(0, SendOpcode::Write)
+        .rdma(peer.iova, peer.key)
+        .element(c.mrs[0].sge(0, length));
+    c.send(world, 0, &write);
+}
+
+/// What the first device sends in a turn. It gets lost.
+fn turn(world: &mut World, budget: Budget) -> Vec<Segment<'static>> {
+    let mut outbox = Outbox::new();
+    let Node { rnic, guest } = &mut world.nodes[0];
+    let mut io = Io {
+        memory: &guest.view,
+        now: world.now,
+        outbox: &mut outbox,
+    };
+    rnic.poll(budget, &mut io);
+    outbox.segments
+}
+
+fn bytes(segments: &[Segment]) -> u64 {
+    segments.iter().map(|segment| segment.payload.len()).sum()
+}
+
+#[test]
+fn turns_are_bounded_by_bytes() {
+    const TURNS: u64 = 20;
+    for budget in [10_000, 48 * 1024, 64 * 1024, 200 * 1024] {
+        let (mut world, mut all) = connected(20, LONG);
+        for c in &mut all {
+            write(&mut world, c, LONG);
+        }
+        let mut sent = 0;
+        for number in 1..=TURNS {
+            sent += bytes(&turn(
+                &mut world,
+                Budget {
+                    units: 64,
+                    bytes: budget,
+                },
+            ));
+            // The last segment may be longer than what was left, which the next turns make up for.
+            let fair = budget * number;
+            assert!(sent <= fair + u64::from(LOCAL_MTU), "{sent} of {fair}");
+            assert!(sent + u64::from(LOCAL_MTU) > fair, "{sent} of {fair}");
+        }
+    }
+}
+
+#[test]
+fn short_messages_pass_long_ones() {
+    let (mut world, mut all) = connected(2, LONG);
+    let [long, short] = &mut all[..] else {
+        panic!("two connections");
+    };
+    let budget = Budget {
+        units: 64,
+        bytes: LOCAL_MTU.into(),
+    };
+    (0..4).for_each(|_| write(&mut world, long, LONG));
+    turn(&mut world, budget);
+    for _ in 0..5 {
+        write(&mut world, short, SHORT);
+        let mut sent = turn(&mut world, budget);
+        sent.append(&mut turn(&mut world, budget));
+        let passed = (sent.iter()).filter(|segment| segment.payload.len() == SHORT as u64);
+        assert_eq!(passed.count(), 1);
+    }
+}
+
+#[test]
+fn timers_run_out_a_few_at_a_time() {
+    const ALL: usize = 200;
+    let (mut world, mut all) = connected(ALL, SHORT);
+    for c in &mut all {
+        write(&mut world, c, SHORT);
+    }
+    while !turn(&mut world, Budget::units(64)).is_empty() {}
+    world.now = world.now + Duration::from_secs(10);
+    let (mut repeated, mut turns) = (0, 0);
+    let due =
+        |world: &World| (world.nodes[0].rnic.next_deadline()).is_some_and(|at| at <= world.now);
+    while due(&world) {
+        let mut outbox = Outbox::new();
+        let now = world.now;
+        let Node { rnic, guest } = &mut world.nodes[0];
+        rnic.advance(&mut Io {
+            memory: &guest.view,
+            now,
+            outbox: &mut outbox,
+        });
+        assert!(rnic.snapshot().ready_qps <= 64);
+        repeated += turn(&mut world, Budget::units(1000)).len();
+        turns += 1;
+    }
+    assert_eq!(repeated, ALL);
+    assert!(turns > 1);
+}
+
+#[test]
+fn contexts_take_turns() {
+    const CONTEXTS: usize = 70;
+    let mut world = World::new(2, 4096, &RnicConfig::default(), 1);
+    let mut all: Vec<_> = (0..CONTEXTS)
+        .map(|_| {
+            let Node { rnic, guest } = &mut world.nodes[0];
+            guest.start(rnic, ContextKind::User, 64);
+            let c = world.connect([0, 1], &QpOptions::default(), SHORT, |_, _| {});
+            let Node { rnic, guest } = &mut world.nodes[0];
+            rnic.doorbell(guest.page, c.qps[0].slot);
+            (c, guest.area().clone())
+        })
+        .collect();
+    // It polls all of them from now on.
+    (0..3).for_each(|_| drop(turn(&mut world, Budget::units(1000))));
+    for (c, area) in &mut all {
+        assert_ne!(
+            area.get_u32(notify::FLAGS_OFFSET) & notify::flags::POLLING,
+            0
+        );
+        let peer = &c.mrs[1];
+        let write = Send::new(0, SendOpcode::Write)
+            .rdma(peer.iova, peer.key)
+            .element(c.mrs[0].sge(0, SHORT));
+        assert!(c.qps[0].sq.post(&write.entry()));
+        let bits = SlotBits::new(c.qps[0].slot);
+        area.or_u64(bits.pending_offset, bits.pending_mask);
+        area.or_u64(bits.summary_offset, bits.summary_mask);
+    }
+    let sent = [(); 3].map(|()| turn(&mut world, Budget::units(1000)).len());
+    assert_eq!(sent, [32, 32, 6]);
+}
