@@ -16,6 +16,23 @@ const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 /// Types of file systems whose files are memory and nothing else.
 const VOLATILE: [libc::c_long; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC];
 
+/// Types of file systems whose pages come from a process or from another machine. Who touches such a page waits for as
+/// long as they like.
+const SERVED: [libc::c_long; 6] = [
+    libc::FUSE_SUPER_MAGIC,
+    libc::NFS_SUPER_MAGIC,
+    libc::SMB_SUPER_MAGIC,
+    CIFS_MAGIC,
+    SMB2_MAGIC,
+    P9_MAGIC,
+];
+/// Type of CIFS.
+const CIFS_MAGIC: libc::c_long = 0xff53_4d42;
+/// Type of SMB from version 2 on.
+const SMB2_MAGIC: libc::c_long = 0xfe53_4d42;
+/// Type of 9p.
+const P9_MAGIC: libc::c_long = 0x0102_1997;
+
 /// Identity of a file, the same for every descriptor that refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileId {
@@ -53,13 +70,24 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the whole file behind `fd`. Fails for anything but a regular file (memfd, tmpfs, hugetlbfs, disk).
+    /// Maps the whole file behind `fd`.
+    ///
+    /// # Errors
+    /// It is not a regular file with contents; it is on FUSE or the network, which can keep whoever reads it waiting;
+    /// or the kernel refuses.
     pub fn new(fd: impl AsFd) -> io::Result<Self> {
         let fd = fd.as_fd();
         let stat = fstat(fd)?;
         let len = usize::try_from(stat.st_size).map_err(|_| io::ErrorKind::InvalidInput)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || len == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let kind = fstatfs(fd)?.f_type;
+        if SERVED.contains(&kind) {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the file is on FUSE or the network",
+            ));
         }
         let flags = rustix::fs::fcntl_getfl(fd)?;
         let writable = flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR;
@@ -80,7 +108,6 @@ impl Mapping {
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let kind = fstatfs(fd)?.f_type;
         let mut mapping = Self {
             base,
             len,

@@ -26,6 +26,7 @@ use crate::vfio_user::listener::Listener;
 use crate::virtio::Backend;
 use crate::virtio::mailbox::Mailbox;
 use crate::waker::Waker;
+use crate::watchdog;
 use crate::worker::Worker;
 
 /// How long front ends get to say goodbye.
@@ -146,7 +147,13 @@ pub fn run(config: &Config) -> Result<()> {
             }
         })
     };
-    let worker_thread = start("worker", Box::new(move || worker.run()))?;
+    let work = move || {
+        if let Err(error) = watchdog::start() {
+            warn!(%error, "no timer for the worker: a VMM can hold it up");
+        }
+        worker.run();
+    };
+    let worker_thread = start("worker", Box::new(work))?;
     let network_thread = network_thread
         .map(|mut network| {
             let stop = stop.clone();

@@ -222,6 +222,7 @@ impl Connection {
         } = self;
         let duplicate = socket.try_clone();
         let outcome = Journal::open(&journal).and_then(|journal| {
+            // Each connection has a thread here, so a VMM that makes its own wait harms nobody else.
             for eventfd in vectors.values() {
                 let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
             }

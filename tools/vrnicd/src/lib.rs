@@ -45,6 +45,8 @@ mod socket;
 pub mod vfio_user;
 pub mod virtio;
 pub mod waker;
+#[allow(unsafe_code, reason = "timers of threads, which no safe crate has")]
+mod watchdog;
 pub mod worker;
 
 pub use vrnic_vfio_user::stop;

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::watchdog;
+
 /// Lets one thread sleep until others have something for it, at the price of one atomic for a thread that is awake.
 ///
 /// Whoever has something publishes it, then calls [`wake`](Self::wake). The sleeper calls
@@ -77,11 +79,14 @@ impl Waker {
                 tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(timeout.subsec_nanos()),
             });
-            // Early returns (signals) are as good as wake-ups.
-            let _ = poll(
+            let woken = poll(
                 &mut [PollFd::new(&self.eventfd, PollFlags::IN)],
                 timeout.as_ref(),
             );
+            // Early returns (signals) are as good as wake-ups, but one is enough.
+            if woken.is_err() {
+                watchdog::rest();
+            }
         }
         self.slept();
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use tracing::warn;
 use vrnic_vfio_user::mapping::FileId;
 use vrnic_vfio_user::session::MAX_DMA_MAPS;
 
@@ -237,7 +238,11 @@ impl Inner {
         if self.mappings.len() >= MAX_MAPPINGS {
             return Err(MapError::NoSpace);
         }
-        let mapping = Arc::new(Mapping::new(fd).map_err(|_| MapError::Invalid)?);
+        let mapping = Mapping::new(fd).map_err(|error| {
+            warn!(%error, "memory of the VM is refused: use a memfd, tmpfs, hugetlbfs or a local disk");
+            MapError::Invalid
+        })?;
+        let mapping = Arc::new(mapping);
         if mapping.len() < end {
             return Err(MapError::Invalid);
         }

@@ -3,11 +3,15 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use tracing::warn;
 
 use super::NO_VECTOR;
 use crate::virtio::Notifier;
+use crate::watchdog;
 
 /// ISR bit: device configuration change (virtio 1.3, 4.1.4.5).
 const ISR_CONFIG: u8 = 2;
@@ -19,7 +23,7 @@ const ISR_QUEUE: u8 = 1;
 pub struct EventFd(File);
 
 impl EventFd {
-    /// Accepts `fd` only if it is an eventfd, and makes it non-blocking: a write must never hold up the worker.
+    /// Accepts `fd` only if it is an eventfd, and makes it non-blocking.
     pub fn new(fd: OwnedFd) -> std::io::Result<Self> {
         let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if target.as_os_str() != "anon_inode:[eventfd]" {
@@ -30,17 +34,21 @@ impl EventFd {
         Ok(Self(fd.into()))
     }
 
-    /// Adds one to the counter. A full counter is as good as a signal, so errors do not matter.
-    pub fn signal(&self) {
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    /// Adds one to the counter. A full counter is as good as a signal. False if the VMM, which can make it block again,
+    /// held the thread up until a timer interrupted it.
+    pub fn signal(&self) -> bool {
+        watchdog::limit_wait();
+        rustix::io::write(&self.0, &1u64.to_ne_bytes()) != Err(Errno::INTR)
     }
 }
 
 /// Shared between the front end's thread and the worker.
 ///
-/// Locking: `vectors` is held only for a table update or one non-blocking write to an eventfd.
+/// Locking: `vectors` is held only to change an entry or to copy one.
 pub struct Signals {
-    vectors: Mutex<Vec<Option<EventFd>>>,
+    vectors: Mutex<Vec<Option<Arc<EventFd>>>>,
+    /// Whether the VMM held the worker up, and hears no more of it.
+    silenced: AtomicBool,
     queue_vector: Box<[AtomicU16]>,
     config_vector: AtomicU16,
     isr: AtomicU8,
@@ -53,6 +61,7 @@ impl Signals {
     pub fn new(queues: u16, vectors: u16) -> Self {
         Self {
             vectors: Mutex::new((0..vectors).map(|_| None).collect()),
+            silenced: AtomicBool::new(false),
             queue_vector: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
             config_vector: AtomicU16::new(NO_VECTOR),
             isr: AtomicU8::new(0),
@@ -82,7 +91,7 @@ impl Signals {
         slots
             .iter_mut()
             .zip(eventfds)
-            .for_each(|(slot, eventfd)| *slot = eventfd);
+            .for_each(|(slot, eventfd)| *slot = eventfd.map(Arc::new));
         true
     }
 
@@ -93,14 +102,22 @@ impl Signals {
 
     /// Raises vector `vector` as a self-test would. False if there is no such vector.
     pub fn trigger(&self, vector: u32) -> bool {
-        let vectors = self.lock();
-        let Some(slot) = vectors.get(vector as usize) else {
+        let Some(eventfd) = self.lock().get(vector as usize).cloned() else {
             return false;
         };
-        if let Some(eventfd) = slot {
-            eventfd.signal();
+        if let Some(eventfd) = eventfd
+            && !self.is_silenced()
+            && !eventfd.signal()
+            && !self.silenced.swap(true, Ordering::Relaxed)
+        {
+            warn!(vector, "the VMM holds up its interrupts: it gets no more");
         }
         true
+    }
+
+    /// Whether the VMM gets no more interrupts because it held one up.
+    pub fn is_silenced(&self) -> bool {
+        self.silenced.load(Ordering::Relaxed)
     }
 
     /// Reads and clears the ISR.
@@ -160,7 +177,7 @@ impl Signals {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<EventFd>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<Arc<EventFd>>>> {
         // The table is valid after any panic: entries are replaced whole.
         self.vectors
             .lock()
@@ -181,5 +198,41 @@ impl Notifier for Signals {
 
     fn reset_done(&self, generation: u64) {
         self.reset_done.fetch_max(generation, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{OFlags, fcntl_setfl};
+
+    fn connected() -> (Signals, File) {
+        let signals = Signals::new(1, 1);
+        let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+        let ours = EventFd::new(theirs.try_clone().unwrap()).unwrap();
+        assert!(signals.connect(0, [Some(ours)].into_iter()));
+        signals.set_queue_vector(0, 0);
+        (signals, theirs.into())
+    }
+
+    #[test]
+    fn a_vmm_that_holds_up_its_interrupts_gets_no_more() {
+        watchdog::start().unwrap();
+        let (honest, counter) = connected();
+        let (hostile, full) = connected();
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        hostile.queue_used(0);
+        assert!(!hostile.is_silenced(), "a full counter is no offence");
+        fcntl_setfl(&full, OFlags::empty()).unwrap();
+        hostile.queue_used(0);
+        assert!(hostile.is_silenced());
+        hostile.queue_used(0);
+        honest.queue_used(0);
+        assert!(!honest.is_silenced());
+        let mut count = [0; 8];
+        rustix::io::read(&counter, &mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), 1);
+        watchdog::rest();
     }
 }

@@ -21,6 +21,8 @@ use crate::socket;
 use crate::stop::Stop;
 use crate::virtio::{Backend, DeviceSpec};
 
+/// How long a VMM that held the worker up has to wait for another connection.
+const PENALTY: Duration = Duration::from_secs(1);
 /// How long the worker gets to let go of a VM's memory.
 const RELEASE_TIME: Duration = Duration::from_secs(5);
 
@@ -84,6 +86,10 @@ impl Listener {
                     warn!(what, "VMM broke the protocol; connection closed");
                 }
                 Disconnect::Io(error) => warn!(%error, "connection failed"),
+            }
+            if device.is_silenced() {
+                // Else it could come back at once and hold the worker up again.
+                std::thread::sleep(PENALTY);
             }
             drop(device);
             // Unmapping gigabytes takes a while, so it shall happen here and not in the worker.

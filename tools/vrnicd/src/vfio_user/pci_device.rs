@@ -40,6 +40,11 @@ impl PciDevice {
             held,
         }
     }
+
+    /// Whether its VMM gets no more interrupts, because it held one up.
+    pub fn is_silenced(&self) -> bool {
+        self.function.signals().is_silenced()
+    }
 }
 
 impl From<MapError> for Errno {
