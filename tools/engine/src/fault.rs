@@ -10,10 +10,11 @@
 //! its seed and that number alone, so the same faults and the same traffic give the same firings.
 //!
 //! [`table`] lists and describes all faults. [`spec`] reads descriptions such as `drop opcode=ack nth=3`.
-//! `wire` has what faults do to packets, `seam` and `timed` what they do to everything else. What a
-//! fault delays waits in `later`. [`mod@line`] has those of a port of a switch, which somebody else's
-//! packets pass.
+//! `wire` has what faults do to packets, `field` the fields of these that they change, `seam` and `timed`
+//! what they do to everything else. What a fault delays waits in `later`. [`mod@line`] has those of a port of
+//! a switch, which somebody else's packets pass.
 
+mod field;
 pub(crate) mod later;
 pub mod line;
 mod occasion;
@@ -536,6 +537,12 @@ impl Armed {
         self.seen += 1;
         if self.burst > 0 {
             self.burst -= 1;
+        // A packet without the field could not suffer.
+        let field = self.spec.args.field;
+        let has = |(body, service)| field.is_none_or(|field| field.is_in(&body, service));
+        if !occasion.headers.is_none_or(has) {
+            return false;
+        }
             return true;
         }
         let hit = self.spec.moment.hits(self.seen);

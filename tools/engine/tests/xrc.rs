@@ -196,6 +196,31 @@ fn same(outcome: &(Vec<Status>, Vec<EventType>), expected: ([Status; 1], [EventT
     );
 }
 
+/// A fault has the header of a message name another queue: of another process, or one that there is not.
+#[test]
+fn a_message_goes_to_the_queue_that_its_header_names_by_mistake() {
+    for fabric in [Segmentation::Local, Segmentation::PathMtu] {
+        let mut xrc = Xrc::new(fabric, 3);
+        let other = xrc.processes[1].srq.srqn;
+        for value in [other, 0xff_fff0] {
+            let fault = format!("wrong-field field=srq value={value}");
+            let now = xrc.world.now;
+            let mut faults = xrc.world.nodes[0].rnic.faults_mut();
+            faults
+                .arm(fault.parse().expect("fault"), now)
+                .expect("room");
+        }
+        xrc.receive(0, 0, 100);
+        xrc.receive(1, 1, 100);
+        xrc.send(0, 0, 100);
+        assert_eq!(xrc.outcome(), (vec![Status::Success], vec![]));
+        assert_eq!(names(&xrc.processes[1].cq.drain()), [(1, Status::Success)]);
+        xrc.send(0, 1, 100);
+        same(&xrc.outcome(), INVALID);
+        assert_eq!(names(&xrc.processes[0].cq.drain()), []);
+    }
+}
+
 #[test]
 fn each_message_goes_to_the_queue_that_it_names() {
     for segmentation in [Segmentation::Local, Segmentation::PathMtu] {

@@ -295,7 +295,7 @@ mod tests {
     fn faults_change_what_they_say_and_nothing_else() {
         let good = send(7);
         assert_eq!(made("wrong-psn value=3", &good).psn.raw(), 10);
-        assert_eq!(made("wrong-qp", &good).destination_qpn, 18);
+        assert_eq!(made("wrong-qp", &good).destination_qpn, 16);
         assert_eq!(made("wrong-pkey", &good).pkey, 0x7fff);
         let class = made("ecn-mark", &good).path.traffic_class;
         assert_eq!(class & ECN_MASK, ECN_MARKED);

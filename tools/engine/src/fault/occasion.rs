@@ -4,7 +4,7 @@
 
 use crate::{
     context::Owner,
-    segment::{Body, Segment, Syndrome},
+    segment::{Body, Segment, Service, Syndrome},
 };
 use std::fmt;
 use vrnic_wire::{
@@ -150,6 +150,8 @@ pub(crate) struct Occasion {
     pub(crate) qp: Option<Subject>,
     pub(crate) direction: Option<Direction>,
     pub(crate) packet: Option<PacketKind>,
+    /// What says which headers a packet has.
+    pub(crate) headers: Option<(Body, Service)>,
     pub(crate) psn: Option<u32>,
     /// Payload bytes.
     pub(crate) size: Option<u64>,
@@ -172,6 +174,7 @@ impl Occasion {
             qp: None,
             direction: None,
             packet: None,
+            headers: None,
             psn: None,
             size: None,
             key: None,
@@ -189,6 +192,7 @@ impl Occasion {
         Self {
             direction: Some(direction),
             packet: Some(PacketKind::of(&segment.body)),
+            headers: Some((segment.body, segment.service)),
             psn: Some(segment.psn.raw()),
             size: Some(segment.payload.len()),
             key: key_of(&segment.body),

@@ -5,6 +5,7 @@
 //! The fault's preset is read first, then the words of the description. [`KEYS`] lists all words.
 
 use super::{
+    field::Field,
     occasion::{Occasion, PacketKind, Seam},
     table::Kind,
 };
@@ -274,7 +275,13 @@ pub const KEYS: &[Key] = &[
         "the vendor_err of the completion, or the vendor_error of the reply",
         &[],
     ),
-    key("value", "N", "the new value", &[]),
+    key(
+        "field",
+        "the name of a field",
+        "the field that changes, of packets that have it: opcode, solicited, pkey, destination-qp, ack-request, psn, qkey, source-qp, srq, address, rkey, length, swap, compare-add, original, placement, selectivity, credits, rnr-timer, msn, immediate, invalidate-key, traffic-class, flow-label, hop-limit, source-port",
+        &[],
+    ),
+    key("value", "N", "the new value, or how much is added", &[]),
     key(
         "status",
         "a status, as busy",
@@ -455,7 +462,8 @@ pub(crate) struct Args {
     pub(crate) bytes: Option<u64>,
     pub(crate) rate: Option<u64>,
     pub(crate) vendor: Option<u32>,
-    pub(crate) value: Option<u32>,
+    pub(crate) field: Option<Field>,
+    pub(crate) value: Option<u64>,
     pub(crate) status: Option<command::Status>,
     pub(crate) limit: Option<u32>,
     pub(crate) mtu: Option<Mtu>,
@@ -539,6 +547,14 @@ impl FromStr for Spec {
             spec.set(key, value)?;
             spec.text.push(' ');
             spec.text.push_str(word);
+        }
+        if let (Some(field), Some(value)) = (spec.args.field, spec.args.value)
+            && value > field.max()
+        {
+            return Err(BadSpec::new(format!(
+                "`value={value}` is more than the {} bits of the field have",
+                field.bits()
+            )));
         }
         Ok(spec)
     }
@@ -709,7 +725,11 @@ impl Spec {
             "bytes" => args.bytes = Some(number(u64::MAX)?),
             "rate" => args.rate = Some(positive()?),
             "vendor" => args.vendor = Some(small()?),
-            "value" => args.value = Some(small()?),
+            "field" => {
+                let field = Field::find(value);
+                args.field = Some(field.ok_or_else(|| wrong("a field such as ack-request"))?);
+            }
+            "value" => args.value = Some(number(u64::MAX)?),
             "status" => {
                 let mut all = command::Status::ALL.iter();
                 let found =
@@ -849,10 +869,21 @@ mod tests {
             ("command-fails code=nothing", "create-qp"),
             ("command-fails status=ok", "busy"),
             ("drop vendor=1", "has no `vendor`"),
+            ("wrong-field field=color", "ack-request"),
+            ("wrong-field field=pkey value=65536", "16 bits"),
+            ("wrong-pkey field=psn", "has no `field`"),
         ] {
             assert!(error(text).contains(why), "{text}: {}", error(text));
         }
         assert!(error(&"x".repeat(2000)).contains("1024"));
+    }
+
+    #[test]
+    fn all_fields_are_listed() {
+        let key = KEYS.iter().find(|key| key.name == "field").unwrap();
+        let listed: Vec<&str> = key.text.split_once(": ").unwrap().1.split(", ").collect();
+        let all: Vec<&str> = Field::ALL.iter().map(|(name, ..)| *name).collect();
+        assert_eq!(listed, all);
     }
 
     #[test]

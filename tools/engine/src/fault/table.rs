@@ -16,22 +16,6 @@ use super::{
 use crate::segment::{Damage, NakCode};
 use vrnic_wire::{completion::Status, event::EventType};
 
-/// A field of a packet that a fault changes; the ICRC is that of the changed packet.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Field {
-    Psn,
-    DestinationQp,
-    Pkey,
-    Qkey,
-    Rkey,
-    Address,
-    Length,
-    Opcode,
-    Credits,
-    Msn,
-    Immediate,
-}
-
 /// What a fault does.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
@@ -43,7 +27,10 @@ pub(crate) enum Act {
     Damage(Damage),
     Shorten,
     Flip,
-    Alter(Field),
+    /// Sets a field, or flips its lowest bit.
+    Set,
+    /// Adds to a field.
+    Add,
     Mark,
     Throttle,
     Notify,
@@ -170,7 +157,8 @@ impl Kind {
             | Act::Damage(_)
             | Act::Shorten
             | Act::Flip
-            | Act::Alter(_)
+            | Act::Set
+            | Act::Add
             | Act::Mark
             | Act::Throttle
             | Act::Notify

@@ -224,6 +224,7 @@ impl Engine {
         let down = conditions.find(Act::LinkDown).is_some();
         let hidden = conditions.find(Act::HideGid).map_or(0..0, |found| {
             let one = found.args.value;
+            let one = one.map(|index| u32::try_from(index).unwrap_or(u32::MAX));
             one.map_or(0..u32::MAX, |index| index..index.saturating_add(1))
         });
         let less = conditions.find(Act::Mtu).and_then(|found| found.args.mtu);

@@ -6,16 +6,15 @@ use super::{
     Faults, Strike,
     later::Parcel,
     occasion::{Direction, Occasion, Seam, key_of},
-    table::{Act, Field},
+    table::Act,
 };
 use crate::{
     memory::Memory,
     resources::{Io, Resources},
     rnic::Engine,
-    segment::{Aeth, Body, ECN_MARKED, Payload, Segment, SendTail, Service, Syndrome, Touched},
+    segment::{Body, ECN_MARKED, Payload, Segment, Service, Touched},
 };
 use std::time::Duration;
-use vrnic_wire::qp::MAX_PSN;
 
 /// What becomes of a packet.
 pub(super) enum Fate {
@@ -80,93 +79,18 @@ pub(super) fn suffer<M: Memory>(
             }
             Fate::Goes
         }
-        Act::Alter(field) => {
-            alter(field, args.value, segment);
+        Act::Set | Act::Add => {
+            let change = |old: u64| match (strike.kind.act, args.value) {
+                (Act::Add, value) => old.wrapping_add(value.unwrap_or(1)),
+                (_, Some(value)) => value,
+                (_, None) => old ^ 1,
+            };
+            if let Some(field) = args.field {
+                field.change(segment, change);
+            }
             Fate::Goes
         }
         _ => Fate::Goes,
-    }
-}
-
-/// Changes a field of a packet that has it.
-fn alter(field: Field, value: Option<u32>, segment: &mut Segment<'static>) {
-    fn aeth(body: &mut Body) -> Option<&mut Aeth> {
-        match body {
-            Body::Acknowledge(aeth) | Body::AtomicAcknowledge { aeth, .. } => Some(aeth),
-            Body::ReadResponse { aeth, .. } => aeth.as_mut(),
-            _ => None,
-        }
-    }
-    let changed = |old: u32| value.unwrap_or(old ^ 0x0001_0000);
-    match (field, &mut segment.body) {
-        (Field::Psn, _) => segment.psn = segment.psn.add(value.unwrap_or(1000)),
-        (Field::DestinationQp, _) => {
-            let next = segment.destination_qpn.wrapping_add(1);
-            segment.destination_qpn = value.unwrap_or(next) & MAX_PSN;
-        }
-        (Field::Pkey, _) => segment.pkey = value.unwrap_or(0x7fff) as u16,
-        (Field::Qkey, Body::Datagram { qkey, .. }) => *qkey = changed(*qkey),
-        (
-            Field::Rkey,
-            Body::Write {
-                reth: Some(reth), ..
-            }
-            | Body::ReadRequest(reth)
-            | Body::AtomicWrite(reth),
-        ) => reth.rkey = changed(reth.rkey),
-        (Field::Rkey, Body::AtomicRequest(request)) => request.rkey = changed(request.rkey),
-        (Field::Rkey, Body::FlushRequest(flush)) => {
-            flush.remote.rkey = changed(flush.remote.rkey);
-        }
-        (
-            Field::Address,
-            Body::Write {
-                reth: Some(reth), ..
-            }
-            | Body::ReadRequest(reth)
-            | Body::AtomicWrite(reth),
-        ) => reth.address = reth.address.wrapping_add(value.unwrap_or(1 << 31).into()),
-        (Field::Address, Body::AtomicRequest(request)) => {
-            request.address = request
-                .address
-                .wrapping_add(value.unwrap_or(1 << 31).into());
-        }
-        (
-            Field::Length,
-            Body::Write {
-                reth: Some(reth), ..
-            }
-            | Body::ReadRequest(reth),
-        ) => reth.length = reth.length.wrapping_add(value.unwrap_or(1)),
-        (Field::Opcode, body) => *body = Body::Unknown(value.unwrap_or(0x1d) as u8 & 0x1f),
-        (Field::Credits, body) => {
-            if let Some(aeth) = aeth(body)
-                && let Syndrome::Ack { credits } = &mut aeth.syndrome
-            {
-                *credits = value.unwrap_or(0) as u8 & 31;
-            }
-        }
-        (Field::Msn, body) => {
-            if let Some(aeth) = aeth(body) {
-                aeth.msn = aeth.msn.wrapping_add(value.unwrap_or(1)) & MAX_PSN;
-            }
-        }
-        (
-            Field::Immediate,
-            Body::Send {
-                tail: SendTail::Immediate(immediate),
-                ..
-            }
-            | Body::Write {
-                immediate: Some(immediate),
-                ..
-            }
-            | Body::Datagram {
-                immediate: Some(immediate),
-                ..
-            },
-        ) => *immediate = changed(*immediate),
-        _ => {}
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod completions;
 mod device;
+mod fields;
 mod transport;
 mod wire;
 
@@ -302,6 +303,7 @@ const ELSEWHERE: &[&str] = &[
     "slow-link",
     "wrong-qkey",
     "wrong-immediate",
+    "wrong-field",
     "ecn-mark",
     "cnp-storm",
     "corrupt-icrc",
@@ -396,6 +398,7 @@ fn every_fault_has_a_test() {
         include_str!("transport.rs"),
         include_str!("completions.rs"),
         include_str!("device.rs"),
+        include_str!("fields.rs"),
     ];
     for name in ELSEWHERE {
         assert!(Kind::find(name).is_some(), "{name} is no fault");

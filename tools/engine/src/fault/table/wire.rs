@@ -2,7 +2,7 @@
 
 //! Faults of the wire. They are the same on both fabrics.
 
-use super::{Act, Damage, Field, Kind, kind};
+use super::{Act, Damage, Kind, kind};
 
 const RECOVERS: &str = "Only a delay: the request completes successfully after a retransmission, unless retry_cnt is exhausted (IBV_WC_RETRY_EXC_ERR).";
 const TIMEOUT: &str = "The requester's local ACK timer expires and it retransmits, up to retry_cnt times (IBTA volume 1, 9.7.6.1.3).";
@@ -274,8 +274,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-psn",
-        Act::Alter(Field::Psn),
-        "dir=out",
+        Act::Add,
+        "dir=out field=psn value=1000",
         &["value"],
         [
             "The PSN of a packet is too high; value=N sets by how much (default 1000).",
@@ -286,11 +286,11 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-qp",
-        Act::Alter(Field::DestinationQp),
-        "dir=out",
+        Act::Set,
+        "dir=out field=destination-qp",
         &["value"],
         [
-            "A packet goes to another queue pair of the peer; value=N sets its number (default: the next number).",
+            "A packet goes to another queue pair of the peer; value=N sets its number (default: one bit flipped).",
             "Defective packet steering.",
             "The packet does not say which queue pair sent it. A queue pair connected to another host drops it. A queue pair connected to this host checks its PSN (9.6).",
             RECOVERS,
@@ -298,8 +298,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "answers-for-another",
-        Act::Alter(Field::DestinationQp),
-        "dir=out opcode=response",
+        Act::Set,
+        "dir=out opcode=response field=destination-qp",
         &["value"],
         [
             "An answer goes to another queue pair of the requester.",
@@ -310,8 +310,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-pkey",
-        Act::Alter(Field::Pkey),
-        "dir=out",
+        Act::Set,
+        "dir=out field=pkey value=0x7fff",
         &["value"],
         [
             "A packet has the wrong P_Key; value=N sets it (default 0x7fff, which is not a full member).",
@@ -322,8 +322,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-qkey",
-        Act::Alter(Field::Qkey),
-        "dir=out opcode=ud-send",
+        Act::Set,
+        "dir=out field=qkey",
         &["value"],
         [
             "A datagram has the wrong Q_Key; value=N sets it (default: one bit flipped).",
@@ -334,8 +334,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-rkey",
-        Act::Alter(Field::Rkey),
-        "dir=out opcode=write|read-request|atomic-request|atomic-write|flush",
+        Act::Set,
+        "dir=out field=rkey",
         &["value"],
         [
             "A request has the wrong remote key; value=N sets it (default: one bit flipped).",
@@ -346,8 +346,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-address",
-        Act::Alter(Field::Address),
-        "dir=out opcode=write|read-request|atomic-request|atomic-write",
+        Act::Add,
+        "dir=out opcode=write|read-request|atomic-request|atomic-write field=address value=0x80000000",
         &["value"],
         [
             "The remote address of a request is too high; value=N sets by how much (default 2 to the power of 31).",
@@ -358,8 +358,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-length",
-        Act::Alter(Field::Length),
-        "dir=out opcode=write|read-request",
+        Act::Add,
+        "dir=out opcode=write|read-request field=length value=1",
         &["value"],
         [
             "The length in the RETH of a request is too high; value=N sets by how much (default 1).",
@@ -370,8 +370,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "unknown-opcode",
-        Act::Alter(Field::Opcode),
-        "dir=out opcode=send|write|read-request",
+        Act::Set,
+        "dir=out opcode=send|write|read-request field=opcode value=0x1d",
         &["value"],
         [
             "A request has a reserved opcode; value=N sets it (default 0x1d).",
@@ -382,8 +382,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-credits",
-        Act::Alter(Field::Credits),
-        "dir=out opcode=ack",
+        Act::Set,
+        "dir=out opcode=ack field=credits value=0",
         &["value"],
         [
             "An ACK has the wrong credit count; value=N sets it (default 0, which means no receives).",
@@ -394,8 +394,8 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-msn",
-        Act::Alter(Field::Msn),
-        "dir=out opcode=ack",
+        Act::Add,
+        "dir=out opcode=ack field=msn value=1",
         &["value"],
         [
             "The MSN of an ACK is too high; value=N sets by how much (default 1).",
@@ -406,14 +406,26 @@ pub(super) const KINDS: &[Kind] = &[
     ),
     kind(
         "wrong-immediate",
-        Act::Alter(Field::Immediate),
-        "dir=out opcode=send|write|ud-send",
+        Act::Set,
+        "dir=out field=immediate",
         &["value"],
         [
-            "A packet has the wrong immediate data; value=N sets it (default: one bit flipped). Packets without immediate data count, but do not change.",
+            "A packet has the wrong immediate data; value=N sets it (default: one bit flipped).",
             "Same as corrupt-payload.",
             "No check in the transport detects it.",
             "Success, and a wrong imm_data.",
+        ],
+    ),
+    kind(
+        "wrong-field",
+        Act::Set,
+        "dir=out field=ack-request",
+        &["field", "value"],
+        [
+            "A field of a packet's headers has the wrong value; field=NAME selects which field, and value=N sets it (default: its lowest bit flipped).",
+            "Defective firmware; bit errors in memory.",
+            "Each check of chapter 9 is about some field. A field that nothing checks is believed, such as the operands of an atomic.",
+            "What follows depends on the field: a retransmission, an error completion, or wrong data.",
         ],
     ),
     kind(
@@ -455,7 +467,7 @@ pub(super) const KINDS: &[Kind] = &[
     kind(
         "key-revoked",
         Act::Revoke,
-        "dir=in opcode=write|read-request|atomic-request|flush|atomic-write",
+        "dir=in field=rkey",
         &[],
         [
             "The region that a request names loses its access rights just before the request is executed.",

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Fields of the headers of packets, which faults change. The ICRC is that of the changed packet.
+
+use crate::{
+    psn::Psn,
+    segment::{Aeth, Body, Flush, Payload, Segment, SendTail, Service, Syndrome},
+};
+
+/// A field of a header.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    Opcode,
+    Solicited,
+    Pkey,
+    DestinationQp,
+    AckRequest,
+    Psn,
+    Qkey,
+    SourceQp,
+    Srq,
+    Address,
+    Rkey,
+    Length,
+    Swap,
+    CompareAdd,
+    Original,
+    Placement,
+    Selectivity,
+    Credits,
+    RnrTimer,
+    Msn,
+    Immediate,
+    InvalidateKey,
+    TrafficClass,
+    FlowLabel,
+    HopLimit,
+    SourcePort,
+}
+
+/// Where a packet has it.
+enum Slot<'a> {
+    Flag(&'a mut bool),
+    Byte(&'a mut u8),
+    Short(&'a mut u16),
+    Word(&'a mut u32),
+    Long(&'a mut u64),
+    Psn(&'a mut Psn),
+    /// Headers that follow from the opcode go with it.
+    Opcode(&'a mut Body),
+}
+
+/// A reserved opcode and, with its lowest bit, another one.
+const RESERVED: u8 = 0x1c;
+
+impl Slot<'_> {
+    fn change(self, max: u64, change: impl FnOnce(u64) -> u64) {
+        let new = |old: u64| change(old) & max;
+        match self {
+            Self::Flag(flag) => *flag = new((*flag).into()) != 0,
+            Self::Byte(byte) => *byte = new((*byte).into()) as u8,
+            Self::Short(short) => *short = new((*short).into()) as u16,
+            Self::Word(word) => *word = new((*word).into()) as u32,
+            Self::Long(long) => *long = new(*long),
+            Self::Psn(psn) => *psn = Psn::new(new(psn.raw().into()) as u32),
+            Self::Opcode(body) => *body = Body::Unknown(new(RESERVED.into()) as u8),
+        }
+    }
+}
+
+fn aeth(body: &mut Body) -> Option<&mut Aeth> {
+    match body {
+        Body::Acknowledge(aeth) | Body::AtomicAcknowledge { aeth, .. } => Some(aeth),
+        Body::ReadResponse { aeth, .. } => aeth.as_mut(),
+        _ => None,
+    }
+}
+
+/// Address, key, and length if it is said, of remote memory.
+fn remote(body: &mut Body) -> Option<(&mut u64, &mut u32, Option<&mut u32>)> {
+    match body {
+        Body::Write {
+            reth: Some(reth), ..
+        }
+        | Body::ReadRequest(reth)
+        | Body::AtomicWrite(reth)
+        | Body::FlushRequest(Flush { remote: reth, .. }) => {
+            Some((&mut reth.address, &mut reth.rkey, Some(&mut reth.length)))
+        }
+        Body::AtomicRequest(atomic) => Some((&mut atomic.address, &mut atomic.rkey, None)),
+        _ => None,
+    }
+}
+
+impl Field {
+    /// All, with the names that descriptions have for them, and their bits.
+    pub(crate) const ALL: [(&'static str, Self, u32); 26] = [
+        ("opcode", Self::Opcode, 5),
+        ("solicited", Self::Solicited, 1),
+        ("pkey", Self::Pkey, 16),
+        ("destination-qp", Self::DestinationQp, 24),
+        ("ack-request", Self::AckRequest, 1),
+        ("psn", Self::Psn, 24),
+        ("qkey", Self::Qkey, 32),
+        ("source-qp", Self::SourceQp, 24),
+        ("srq", Self::Srq, 24),
+        ("address", Self::Address, 64),
+        ("rkey", Self::Rkey, 32),
+        ("length", Self::Length, 32),
+        ("swap", Self::Swap, 64),
+        ("compare-add", Self::CompareAdd, 64),
+        ("original", Self::Original, 64),
+        ("placement", Self::Placement, 4),
+        ("selectivity", Self::Selectivity, 2),
+        ("credits", Self::Credits, 5),
+        ("rnr-timer", Self::RnrTimer, 5),
+        ("msn", Self::Msn, 24),
+        ("immediate", Self::Immediate, 32),
+        ("invalidate-key", Self::InvalidateKey, 32),
+        ("traffic-class", Self::TrafficClass, 8),
+        ("flow-label", Self::FlowLabel, 20),
+        ("hop-limit", Self::HopLimit, 8),
+        ("source-port", Self::SourcePort, 16),
+    ];
+
+    /// The one with that name.
+    pub(crate) fn find(name: &str) -> Option<Self> {
+        let found = Self::ALL.iter().find(|(known, ..)| *known == name);
+        found.map(|(_, field, _)| *field)
+    }
+
+    /// Its bits.
+    pub(crate) fn bits(self) -> u32 {
+        Self::ALL[self as usize].2
+    }
+
+    /// The highest value that it can have.
+    pub(crate) fn max(self) -> u64 {
+        u64::MAX >> (64 - self.bits())
+    }
+
+    /// Whether a packet has it.
+    pub(crate) fn is_in(self, body: &Body, service: Service) -> bool {
+        let mut bare = Segment {
+            path: crate::segment::Path::default(),
+            source_qpn: 0,
+            destination_qpn: 0,
+            pkey: 0,
+            psn: Psn::default(),
+            solicited: false,
+            ack_request: false,
+            service,
+            body: *body,
+            payload: Payload::Empty,
+            touched: crate::segment::Touched::NOT,
+        };
+        self.slot(&mut bare).is_some()
+    }
+
+    /// Changes it in a packet that has it.
+    pub(crate) fn change(self, segment: &mut Segment<'_>, change: impl FnOnce(u64) -> u64) {
+        let max = self.max();
+        if let Some(slot) = self.slot(segment) {
+            slot.change(max, change);
+        }
+    }
+
+    fn slot<'a>(self, segment: &'a mut Segment<'_>) -> Option<Slot<'a>> {
+        let path = &mut segment.path;
+        let body = &mut segment.body;
+        Some(match self {
+            Self::Opcode => match body {
+                Body::Datagram { .. } | Body::CongestionNotification => return None,
+                body => Slot::Opcode(body),
+            },
+            Self::Solicited => Slot::Flag(&mut segment.solicited),
+            Self::Pkey => Slot::Short(&mut segment.pkey),
+            Self::DestinationQp => Slot::Word(&mut segment.destination_qpn),
+            Self::AckRequest => Slot::Flag(&mut segment.ack_request),
+            Self::Psn => Slot::Psn(&mut segment.psn),
+            Self::Srq => match &mut segment.service {
+                Service::Xrc { srqn } if !body.is_response() => Slot::Word(srqn),
+                _ => return None,
+            },
+            Self::Address => Slot::Long(remote(body)?.0),
+            Self::Rkey => Slot::Word(remote(body)?.1),
+            Self::Length => Slot::Word(remote(body)?.2?),
+            Self::Msn => Slot::Word(&mut aeth(body)?.msn),
+            Self::Credits => match &mut aeth(body)?.syndrome {
+                Syndrome::Ack { credits } => Slot::Byte(credits),
+                _ => return None,
+            },
+            Self::RnrTimer => match &mut aeth(body)?.syndrome {
+                Syndrome::RnrNak { timer } => Slot::Byte(timer),
+                _ => return None,
+            },
+            Self::TrafficClass => Slot::Byte(&mut path.traffic_class),
+            Self::FlowLabel => Slot::Word(&mut path.flow_label),
+            Self::HopLimit => Slot::Byte(&mut path.hop_limit),
+            Self::SourcePort => Slot::Short(&mut path.source_port),
+            _ => match (self, body) {
+                (Self::Qkey, Body::Datagram { qkey, .. }) => Slot::Word(qkey),
+                (Self::SourceQp, Body::Datagram { source_qpn, .. }) => Slot::Word(source_qpn),
+                (Self::Swap, Body::AtomicRequest(atomic)) => Slot::Long(&mut atomic.swap),
+                (Self::CompareAdd, Body::AtomicRequest(atomic)) => {
+                    Slot::Long(&mut atomic.compare_add)
+                }
+                (Self::Original, Body::AtomicAcknowledge { original, .. }) => Slot::Long(original),
+                (Self::Placement, Body::FlushRequest(flush)) => Slot::Byte(&mut flush.placement),
+                (Self::Selectivity, Body::FlushRequest(flush)) => {
+                    Slot::Byte(&mut flush.selectivity)
+                }
+                (
+                    Self::Immediate,
+                    Body::Send {
+                        tail: SendTail::Immediate(immediate),
+                        ..
+                    }
+                    | Body::Write {
+                        immediate: Some(immediate),
+                        ..
+                    }
+                    | Body::Datagram {
+                        immediate: Some(immediate),
+                        ..
+                    },
+                ) => Slot::Word(immediate),
+                (
+                    Self::InvalidateKey,
+                    Body::Send {
+                        tail: SendTail::Invalidate(key),
+                        ..
+                    },
+                ) => Slot::Word(key),
+                _ => return None,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::{AtomicKind, AtomicRequest, NakCode, Path, Position, Reth, Touched};
+
+    /// Packets that have all fields between them.
+    fn packets() -> Vec<Segment<'static>> {
+        let reth = Reth {
+            address: 1 << 40,
+            rkey: 7,
+            length: 100,
+        };
+        let aeth = |syndrome| Aeth { syndrome, msn: 5 };
+        let position = Position::Only;
+        let bodies = [
+            Body::Send {
+                position,
+                tail: SendTail::Invalidate(9),
+            },
+            Body::Send {
+                position,
+                tail: SendTail::Immediate(9),
+            },
+            Body::Write {
+                position,
+                reth: Some(reth),
+                immediate: Some(8),
+            },
+            Body::ReadRequest(reth),
+            Body::AtomicRequest(AtomicRequest {
+                kind: AtomicKind::FetchAdd,
+                address: 1 << 41,
+                rkey: 8,
+                compare_add: 3,
+                swap: 4,
+            }),
+            Body::FlushRequest(Flush {
+                remote: reth,
+                placement: 1,
+                selectivity: 1,
+            }),
+            Body::Acknowledge(aeth(Syndrome::ACK)),
+            Body::Acknowledge(aeth(Syndrome::RnrNak { timer: 4 })),
+            Body::Acknowledge(aeth(Syndrome::Nak(NakCode::SequenceError))),
+            Body::AtomicAcknowledge {
+                aeth: aeth(Syndrome::ACK),
+                original: 77,
+            },
+            Body::Datagram {
+                qkey: 5,
+                source_qpn: 6,
+                immediate: Some(7),
+            },
+        ];
+        let packet = |body| Segment {
+            path: Path::default(),
+            source_qpn: 3,
+            destination_qpn: 17,
+            pkey: 0xffff,
+            psn: Psn::new(12),
+            solicited: false,
+            ack_request: false,
+            service: Service::Xrc { srqn: 4 },
+            body,
+            payload: Payload::Empty,
+            touched: Touched::NOT,
+        };
+        bodies.map(packet).to_vec()
+    }
+
+    #[test]
+    fn each_field_is_listed_once_is_in_some_packet_and_changes_there_alone() {
+        let written = |packet: &Segment<'_>| format!("{packet:?}");
+        for (index, (name, field, bits)) in Field::ALL.into_iter().enumerate() {
+            assert_eq!(field as usize, index, "{name}");
+            assert_eq!(Field::find(name), Some(field));
+            assert!((1..=64).contains(&bits), "{name}");
+            let mut found = 0;
+            for packet in packets() {
+                let before = written(&packet);
+                let mut packet = packet;
+                let is_in = field.is_in(&packet.body, packet.service);
+                field.change(&mut packet, |old| old ^ 1);
+                assert_eq!(written(&packet) != before, is_in, "{name} of {before}");
+                found += u32::from(is_in);
+                if field == Field::Opcode {
+                    continue;
+                }
+                field.change(&mut packet, |old| old ^ 1);
+                assert_eq!(written(&packet), before, "{name}");
+                // What does not fit is cut.
+                field.change(&mut packet, |_| u64::MAX);
+                let highest = written(&packet);
+                field.change(&mut packet, |_| field.max());
+                assert_eq!(written(&packet), highest, "{name}");
+            }
+            assert!(found > 0, "no packet has {name}");
+        }
+    }
+}
