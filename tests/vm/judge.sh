@@ -26,6 +26,12 @@ export -f traffic
 vrnicctl judge run -d a -p "$IP_b" -t "$timeout" -o "$LAB_DIR/judge" -- bash -c traffic >"$LAB_DIR/report" ||
 	fail "no report: $(tail -n 5 "$LAB_DIR/report")"
 cat "$LAB_DIR/report"
+# The packets behind some of its lines.
+for experiment in peer-loses-write peer-gets-rnr-naks device-loses-write; do
+	vrnicctl judge captures -p "$IP_b" -t "$timeout" --packets 2 "$LAB_DIR/judge/$experiment.pcapng" >"$LAB_DIR/packets"
+	cat "$LAB_DIR/packets"
+	found -E '^ +[0-9]+ .* ms (from|to) the peer .* PSN ' <"$LAB_DIR/packets" || fail "$experiment: no packets are listed"
+done
 
 # says EXPERIMENT WORDS: the report of the experiment has these words.
 says() {

@@ -60,6 +60,9 @@ pub enum Command {
         /// The peer's local ACK timeout field: 4.096 µs times 2 to the N.
         #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u8).range(1..32))]
         ack_timeout: Option<u8>,
+        /// Below each line, list the packets that show it, with this many others before and behind each.
+        #[arg(long, value_name = "N")]
+        packets: Option<usize>,
         /// pcapng files.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
@@ -285,8 +288,9 @@ pub fn without_daemon(command: &Command, json: bool) -> Option<Result<()>> {
         Command::Captures {
             peer,
             ack_timeout,
+            packets,
             files,
-        } => Some(captures(*peer, *ack_timeout, files, json)),
+        } => Some(captures(*peer, *ack_timeout, *packets, files, json)),
         Command::Run { .. } => None,
     }
 }
@@ -327,7 +331,7 @@ pub fn run(client: &mut Client, command: &Command, json: bool) -> Result<()> {
     let file =
         File::create(&report).with_context(|| format!("cannot write {}", report.display()))?;
     serde_json::to_writer_pretty(file, &outcomes)?;
-    show(&outcomes, json)
+    show(&outcomes, json, None)
 }
 
 /// Runs the program under a fault, and captures what passes.
@@ -400,7 +404,13 @@ fn perform(
 }
 
 /// Judges what was captured before.
-fn captures(peer: IpAddr, ack_timeout: Option<u8>, files: &[PathBuf], json: bool) -> Result<()> {
+fn captures(
+    peer: IpAddr,
+    ack_timeout: Option<u8>,
+    packets: Option<usize>,
+    files: &[PathBuf],
+    json: bool,
+) -> Result<()> {
     let mut outcomes = Vec::new();
     for file in files {
         outcomes.push(Outcome {
@@ -413,7 +423,7 @@ fn captures(peer: IpAddr, ack_timeout: Option<u8>, files: &[PathBuf], json: bool
             findings: conduct::judge(&Trace::read(file, peer)?, ack_timeout),
         });
     }
-    show(&outcomes, json)
+    show(&outcomes, json, packets.map(|around| (peer, around)))
 }
 
 fn list(json: bool) -> Result<()> {
@@ -430,7 +440,8 @@ fn list(json: bool) -> Result<()> {
     Ok(())
 }
 
-fn show(outcomes: &[Outcome], json: bool) -> Result<()> {
+/// Prints outcomes; `listed` with the packets of that peer that show them, and so many around each.
+fn show(outcomes: &[Outcome], json: bool, listed: Option<(IpAddr, usize)>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
         serde_json::to_writer_pretty(&mut out, outcomes)?;
@@ -469,6 +480,10 @@ fn show(outcomes: &[Outcome], json: bool) -> Result<()> {
                 format!(" [{}]", source.join("; "))
             };
             writeln!(out, "  {}: {word}{}{source}", finding.topic, finding.text)?;
+            if let Some((peer, around)) = listed {
+                let packets = packet::listing(&outcome.capture, peer, &finding.packets, around)?;
+                write!(out, "{packets}")?;
+            }
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 //! What a capture has of connections with one peer.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::BufReader;
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,10 +10,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use vrnic_engine::psn::Psn;
 use vrnic_engine::segment::{Body, ECN_MARKED, ECN_MASK, Position, Service};
-use vrnic_roce::{FrameError, parse};
+use vrnic_roce::{FrameError, opcode_name, parse};
 
 /// A packet of a reliable connection.
 #[derive(Clone, Debug)]
@@ -107,6 +109,96 @@ pub struct Trace {
     pub malformed: Vec<Malformed>,
 }
 
+/// A frame of a capture.
+struct Frame {
+    time: Duration,
+    data: Vec<u8>,
+    comment: String,
+}
+
+impl Frame {
+    /// Whether a fault kept it back, so that it did not pass.
+    fn is_kept_back(&self) -> bool {
+        self.comment.ends_with(": kept back")
+    }
+}
+
+/// All frames of a file.
+fn frames(path: &Path) -> Result<Vec<Frame>> {
+    let whole = || format!("cannot read {}", path.display());
+    let file = File::open(path).with_context(whole)?;
+    let mut reader = PcapNgReader::new(BufReader::new(file)).with_context(whole)?;
+    let mut frames = Vec::new();
+    while let Some(block) = reader.next_block() {
+        if let Block::EnhancedPacket(block) = block.with_context(whole)? {
+            let comment = block.options.iter().find_map(|option| match option {
+                EnhancedPacketOption::Comment(text) => Some(text.to_string()),
+                _ => None,
+            });
+            frames.push(Frame {
+                time: block.timestamp,
+                comment: comment.unwrap_or_default(),
+                data: block.data.into_owned(),
+            });
+        }
+    }
+    Ok(frames)
+}
+
+/// The RoCE packets of a capture as text, one in a line: number, time since the first, which way it went, what it is,
+/// and the fault that struck it. Only those that are no further than `around` from one of `numbers`.
+///
+/// # Errors
+/// It cannot be read.
+pub fn listing(path: &Path, peer: IpAddr, numbers: &[usize], around: usize) -> Result<String> {
+    let peer = gid(peer);
+    let frames = frames(path)?;
+    let start = frames.first().map_or(Duration::ZERO, |frame| frame.time);
+    let mut text = String::new();
+    let mut last = 0;
+    for (number, frame) in (1..).zip(&frames) {
+        if !numbers
+            .iter()
+            .any(|wanted| wanted.abs_diff(number) <= around)
+        {
+            continue;
+        }
+        let Ok(segment) = parse(&frame.data) else {
+            continue;
+        };
+        if last != 0 && last + 1 != number {
+            text.push_str("    ...\n");
+        }
+        last = number;
+        let micros = frame.time.saturating_sub(start).as_micros();
+        let way = if segment.path.source == peer {
+            "from the peer"
+        } else {
+            "to the peer"
+        };
+        let opcode = opcode_name(&segment);
+        let asks = if segment.ack_request {
+            ", asks for an ACK"
+        } else {
+            ""
+        };
+        let mut details = match &segment.body {
+            Body::Acknowledge(aeth) => format!(" {}", aeth.syndrome),
+            _ => format!(" {} B{asks}", segment.payload.len()),
+        };
+        if let Some((_, fault)) = frame.comment.split_once(", fault ") {
+            let _ = write!(details, " (fault {fault})");
+        }
+        let (whole, part) = (micros / 1000, micros % 1000);
+        let psn = segment.psn.raw();
+        let _ = writeln!(
+            text,
+            "{number:7} {whole:5}.{part:03} ms {way:13} PSN {psn:8} {opcode}{details}"
+        );
+    }
+    Ok(text)
+}
+
 /// Packets by direction, requester last, and by the queue pair that they are for.
 type Streams = BTreeMap<(Requester, u32), Vec<Packet>>;
 
@@ -116,16 +208,13 @@ impl Trace {
     /// # Errors
     /// It cannot be read, or has no packet of a reliable connection with that peer.
     pub fn read(path: &Path, peer: IpAddr) -> Result<Self> {
-        let whole = || format!("cannot read {}", path.display());
-        let file = File::open(path).with_context(whole)?;
-        let mut reader = PcapNgReader::new(BufReader::new(file)).with_context(whole)?;
-        let mut frames = Vec::new();
-        while let Some(block) = reader.next_block() {
-            if let Block::EnhancedPacket(block) = block.with_context(whole)? {
-                frames.push((block.timestamp, block.data.into_owned()));
-            }
-        }
-        let trace = Self::of_frames(frames.iter().map(|(time, data)| (*time, &data[..])), peer);
+        let frames = frames(path)?;
+        // What a fault kept back did not pass, but it has a number.
+        let passed = frames.iter().map(|frame| {
+            let kept = frame.is_kept_back();
+            (frame.time, if kept { &[][..] } else { &frame.data[..] })
+        });
+        let trace = Self::of_frames(passed, peer);
         if trace.halves.is_empty() && trace.malformed.is_empty() {
             bail!(
                 "{}: no packet of a reliable connection with {peer}",
@@ -279,5 +368,98 @@ fn source(frame: &[u8]) -> Option<[u8; 16]> {
             Some(gid(Ipv6Addr::from(bytes).into()))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use pcap_file::DataLink;
+    use pcap_file::pcapng::PcapNgWriter;
+    use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+    use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
+    use vrnic_engine::memory::Nowhere;
+    use vrnic_engine::segment::{Path as Way, Payload, Segment, SendTail, Touched};
+    use vrnic_roce::{MAX_FRAME, encode};
+    use vrnic_wire::port::NO_VLAN;
+
+    use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
+    /// A send of ours with that PSN.
+    fn frame(psn: u32) -> Vec<u8> {
+        let segment = Segment {
+            path: Way {
+                source: gid(HERE),
+                destination: gid(PEER),
+                vlan: NO_VLAN,
+                ..Way::default()
+            },
+            source_qpn: 0,
+            destination_qpn: 17,
+            pkey: 0xffff,
+            psn: Psn::new(psn),
+            solicited: false,
+            ack_request: psn == 3,
+            service: Service::Reliable,
+            body: Body::Send {
+                position: Position::Only,
+                tail: SendTail::Plain,
+            },
+            payload: Payload::Bytes(vec![7; 8]),
+            touched: Touched::NOT,
+        };
+        let mut frame = vec![0; MAX_FRAME];
+        let length = encode(&segment, &Nowhere, &mut frame).unwrap();
+        frame.truncate(length);
+        frame
+    }
+
+    #[test]
+    fn what_a_fault_kept_back_is_listed_and_did_not_pass() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = PcapNgWriter::new(file.reopen().unwrap()).unwrap();
+        let interface = InterfaceDescriptionBlock::new(DataLink::ETHERNET, 0);
+        writer.write_pcapng_block(interface).unwrap();
+        for (psn, comment) in [
+            (1, "a QP 0x11 -> its peer: SEND_ONLY"),
+            (2, "a QP 0x11 -> its peer: SEND_ONLY, fault drop: kept back"),
+            (3, "a QP 0x11 -> its peer: SEND_ONLY, fault ecn-mark"),
+        ] {
+            let data = frame(psn);
+            let block = EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: Duration::from_micros(psn.into()),
+                original_len: data.len() as u32,
+                data: Cow::Owned(data),
+                options: vec![EnhancedPacketOption::Comment(comment.into())],
+            };
+            writer.write_pcapng_block(block).unwrap();
+        }
+        drop(writer);
+        let trace = Trace::read(file.path(), PEER).unwrap();
+        let passed = trace.halves[0].requests.iter();
+        let passed: Vec<_> = passed.map(|one| (one.number, one.psn.raw())).collect();
+        assert_eq!(passed, [(1, 1), (3, 3)]);
+        let text = listing(file.path(), PEER, &[1, 3], 0).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(
+            lines[0].contains("to the peer") && lines[0].contains("PSN        1"),
+            "{text}"
+        );
+        assert!(lines[1].ends_with("..."));
+        assert!(
+            lines[2].contains("8 B, asks for an ACK (fault ecn-mark)"),
+            "{text}"
+        );
+        let all = listing(file.path(), PEER, &[2], 1).unwrap();
+        assert!(
+            all.contains("(fault drop: kept back)") && !all.contains("..."),
+            "{all}"
+        );
     }
 }
