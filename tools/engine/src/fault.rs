@@ -82,6 +82,8 @@ pub struct Firing {
     pub cqn: u32,
     /// PSN of the packet.
     pub psn: Option<u32>,
+    /// Which way the packet went.
+    pub direction: Option<Direction>,
     /// The occasion, in words.
     pub what: String,
 }
@@ -278,7 +280,7 @@ impl Faults {
     }
 
     /// The youngest firings, oldest first.
-    pub fn log(&self) -> impl Iterator<Item = &Firing> {
+    pub fn log(&self) -> impl DoubleEndedIterator<Item = &Firing> {
         self.log.iter()
     }
 
@@ -409,6 +411,7 @@ impl Faults {
             peer_qpn: on.qp.map_or(0, |qp| qp.peer),
             cqn: on.cqn.unwrap_or(0),
             psn: on.psn,
+            direction: on.direction,
             what: on.to_string(),
         });
         self.fired += 1;
@@ -534,15 +537,15 @@ impl Armed {
         {
             return false;
         }
-        self.seen += 1;
-        if self.burst > 0 {
-            self.burst -= 1;
         // A packet without the field could not suffer.
         let field = self.spec.args.field;
         let has = |(body, service)| field.is_none_or(|field| field.is_in(&body, service));
         if !occasion.headers.is_none_or(has) {
             return false;
         }
+        self.seen += 1;
+        if self.burst > 0 {
+            self.burst -= 1;
             return true;
         }
         let hit = self.spec.moment.hits(self.seen);

@@ -523,6 +523,8 @@ pub struct Touched {
     pub kind: Option<&'static Kind>,
     /// What is wrong with the frame.
     pub damage: Option<Damage>,
+    /// Whether the fault keeps it back: it is only there [to be seen](Outbox::watched).
+    pub withheld: bool,
 }
 
 impl Touched {
@@ -530,13 +532,14 @@ impl Touched {
     pub const NOT: Self = Self {
         kind: None,
         damage: None,
+        withheld: false,
     };
 
     /// A fault of that kind did something.
     pub(crate) fn by(kind: &'static Kind) -> Self {
         Self {
             kind: Some(kind),
-            damage: None,
+            ..Self::NOT
         }
     }
 }
@@ -626,6 +629,10 @@ const MAX_SPARE: usize = 256;
 pub struct Outbox {
     /// Segments in the order in which they were sent; the fabric drains them.
     pub segments: Vec<Segment<'static>>,
+    /// Whether somebody wants to see packets that faults keep back, and will [reveal](Self::reveal) them.
+    pub watched: bool,
+    /// Those, each with how many segments were sent before it.
+    withheld: Vec<(usize, Segment<'static>)>,
     spare_ranges: Vec<Vec<HostRange>>,
     spare_bytes: Vec<Vec<u8>>,
 }
@@ -644,6 +651,20 @@ impl Outbox {
     /// An empty vector for bytes.
     pub(crate) fn bytes(&mut self) -> Vec<u8> {
         self.spare_bytes.pop().unwrap_or_default()
+    }
+
+    /// A fault keeps that packet back.
+    pub(crate) fn withhold(&mut self, mut segment: Segment<'static>) {
+        segment.touched.withheld = true;
+        self.withheld.push((self.segments.len(), segment));
+    }
+
+    /// Puts what faults keep back, if that is watched, among the segments, for somebody to see and to drop.
+    pub fn reveal(&mut self) {
+        for (index, segment) in self.withheld.drain(..).rev() {
+            self.segments
+                .insert(index.min(self.segments.len()), segment);
+        }
     }
 
     /// Takes back what a payload was made of.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
-use vrnic_engine::fault::Armory;
+use vrnic_engine::fault::{Armory, Direction as Way};
 use vrnic_engine::segment::Gid;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
@@ -538,9 +538,12 @@ impl Device {
             if let (Some(end), Some(session)) = (&mut self.roce, &self.session) {
                 let memory = regions.device(self.index, &session.memory);
                 let mut frame = network.buffer();
-                if end.write(&segment, &memory, &mut frame) {
+                let is_written = end.write(&segment, &memory, &mut frame);
+                if is_written {
                     vrnic_roce::damage(&mut frame, segment.touched.damage);
-                    captures.frame(self.index, Direction::Out, &segment, &frame);
+                    captures.frame(self.index, Direction::Out, &segment, &frame, "");
+                }
+                if is_written && !segment.touched.withheld {
                     network.send(self.index, frame, now, captures);
                 } else {
                     network.recycle(frame);
@@ -564,9 +567,13 @@ impl Device {
                 return;
             }
             Ok(segment) => {
+                if shared.captures.is_empty() {
+                    return self.receive(shared, segment, now);
+                }
+                let seen = segment.clone();
+                let note = self.receive_noted(shared, segment, now);
                 let captures = &mut shared.captures;
-                captures.frame(self.index, Direction::In, &segment, frame);
-                return self.receive(shared, segment, now);
+                return captures.frame(self.index, Direction::In, &seen, frame, &note);
             }
             Err(refused) => refused,
         };
@@ -582,13 +589,44 @@ impl Device {
         self.rnic().is_some_and(|rnic| rnic.has_group(gid))
     }
 
-    /// A segment that travels without frames leaves or reaches this device: shows it to the captures.
-    pub fn capture(&self, shared: &mut Shared, direction: Direction, segment: &Segment<'_>) {
+    /// A segment that travels without frames leaves or reached this device: shows it to the captures, with `note`.
+    pub fn capture(
+        &self,
+        shared: &mut Shared,
+        direction: Direction,
+        segment: &Segment<'_>,
+        note: &str,
+    ) {
         if let Some(session) = &self.session {
             let memory = shared.regions.device(self.index, &session.memory);
             let captures = &mut shared.captures;
-            captures.segment(self.index, direction, segment, &memory);
+            captures.segment(self.index, direction, segment, &memory, note);
         }
+    }
+
+    /// A segment arrived that captures will see. Gives what they say of it: the faults that it set off, but for those
+    /// that struck an answer, which has them in its own comment.
+    pub fn receive_noted(
+        &mut self,
+        shared: &mut Shared,
+        segment: Segment<'_>,
+        now: Instant,
+    ) -> String {
+        let before = self.rnic().map_or(0, |rnic| rnic.faults().fired());
+        self.contained(shared, |device, shared| {
+            device.receive(shared, segment, now);
+        });
+        let Some(rnic) = self.rnic() else {
+            return String::new();
+        };
+        let log = rnic.faults().log().rev();
+        let new = log.take_while(|firing| firing.number >= before);
+        let mut note = String::new();
+        for firing in new.filter(|firing| firing.direction != Some(Way::Out)) {
+            note.insert_str(0, firing.name);
+            note.insert_str(0, ", fault ");
+        }
+        note
     }
 
     /// Hands events to the driver as far as it has given buffers.

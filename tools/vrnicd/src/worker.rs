@@ -124,6 +124,7 @@ impl Worker {
 
     /// Gives every device a turn. True if any did something.
     fn turn(&mut self, now: Instant) -> bool {
+        self.shared.outbox.watched = !self.shared.captures.is_empty();
         let mut worked = self.network.turn(now, &mut self.shared.captures);
         self.carry(now);
         let (crowded, mut busy) = (self.crowded, 0);
@@ -195,6 +196,7 @@ impl Worker {
 
     /// Puts what is in the outbox, which `from` sent, on the network. True if there was anything.
     fn send(&mut self, from: usize, now: Instant) -> bool {
+        self.shared.outbox.reveal();
         if self.shared.outbox.segments.is_empty() {
             return false;
         }
@@ -216,7 +218,10 @@ impl Worker {
     fn deliver_segment(&mut self, from: usize, segment: Segment<'static>, now: Instant) {
         let capturing = !self.shared.captures.is_empty();
         if capturing {
-            self.devices[from].capture(&mut self.shared, Direction::Out, &segment);
+            self.devices[from].capture(&mut self.shared, Direction::Out, &segment, "");
+        }
+        if segment.touched.withheld {
+            return self.shared.outbox.recycle(segment.payload);
         }
         match self.fabric.route(from, &segment) {
             Route::Device(to) if segment.touched.damage.is_some() => {
@@ -227,12 +232,16 @@ impl Worker {
                 self.shared.outbox.recycle(segment.payload);
             }
             Route::Device(to) => {
+                let device = &mut self.devices[to];
                 if capturing {
-                    self.devices[to].capture(&mut self.shared, Direction::In, &segment);
+                    let seen = segment.clone();
+                    let note = device.receive_noted(&mut self.shared, segment, now);
+                    device.capture(&mut self.shared, Direction::In, &seen, &note);
+                } else {
+                    device.contained(&mut self.shared, |device, shared| {
+                        device.receive(shared, segment, now);
+                    });
                 }
-                self.devices[to].contained(&mut self.shared, |device, shared| {
-                    device.receive(shared, segment, now);
-                });
                 self.send(to, now);
             }
             Route::Group => {
@@ -257,10 +266,8 @@ impl Worker {
         if device.roce().is_some() || !device.has_group(&segment.path.destination) {
             return;
         }
-        device.capture(&mut self.shared, Direction::In, segment);
-        device.contained(&mut self.shared, |device, shared| {
-            device.receive(shared, segment.clone(), now);
-        });
+        let note = device.receive_noted(&mut self.shared, segment.clone(), now);
+        device.capture(&mut self.shared, Direction::In, segment, &note);
         self.send(to, now);
     }
 

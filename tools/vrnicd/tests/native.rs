@@ -424,6 +424,63 @@ fn faults_of_ports_of_the_switch_are_survived() {
     assert!(told.contains("for faults only"), "{told}");
 }
 
+/// A capture of a device shows what its faults strike: also what they keep back, and what they take from what arrives.
+#[test]
+fn faults_of_devices_are_in_captures() {
+    for fabric in Fabric::ALL {
+        let devices = ["0", "1"].map(|name| (name.to_owned(), ""));
+        let program = Path::new(env!("CARGO_BIN_EXE_vrnicd"));
+        let mut daemon = Daemon::configured(program, fabric, &devices, "faults = true").unwrap();
+        let mut ends = pair::start(&mut daemon, 0, REGION, 256).unwrap();
+        pair::connect(&mut ends, 1, 16).unwrap();
+        let mut control = Client::connect(&daemon.control()).unwrap();
+        // Whether the fault keeps something back, and whether something that passes has its name.
+        for (seed, (device, fault, keeps, passes)) in (1..).zip([
+            ("0", "drop type=rc nth=2", true, false),
+            ("0", "reorder type=rc", true, true),
+            // Without any of them nothing completes.
+            ("1", "delay type=rc opcode=ack count=all", true, true),
+            ("1", "drop type=rc dir=in", false, true),
+            ("1", "delay type=rc dir=in", false, true),
+            ("1", "nak-sequence type=rc", false, true),
+            ("0", "cqe-late type=rc delay=1ms", false, true),
+            ("1", "duplicate type=rc opcode=ack", false, true),
+        ]) {
+            let mut file = tempfile::tempfile().unwrap();
+            let choice = Choice {
+                device: Some(device.to_owned()),
+                ..Choice::default()
+            };
+            let capture = control.start_capture(choice, "one", file.as_fd()).unwrap();
+            control.add_fault(device, fault).unwrap();
+            prepare(&ends, seed);
+            let [a, b] = &mut ends;
+            let write = request(SendOpcode::Write, 7, b.mr.target(MESSAGE));
+            let sge = a.mr.sge(0, MESSAGE);
+            a.qps[0].post(&mut a.vm, &write, sge).unwrap();
+            sent(a, 7, Opcode::Write).expect(fault);
+            arrived(b, seed, MESSAGE).expect(fault);
+            control.clear_faults(device, None).unwrap();
+            control.stop_capture(capture.id).unwrap();
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(0)).unwrap();
+            file.read_to_end(&mut bytes).unwrap();
+            let count = |comment: &str| {
+                let all = bytes.windows(comment.len());
+                all.filter(|text| *text == comment.as_bytes()).count()
+            };
+            let comment = format!(", fault {}", fault.split(' ').next().unwrap());
+            let kept = count(&format!("{comment}: kept back"));
+            let passed = count(&comment) - kept;
+            let what = format!(
+                "{}: {kept} kept back, {passed} pass: {fault}",
+                fabric.name()
+            );
+            assert_eq!((kept > 0, passed > 0), (keeps, passes), "{what}");
+        }
+    }
+}
+
 /// What happens to a write, as each of the two devices tells it to whoever asks.
 #[test]
 fn steps_are_traced_while_somebody_asks() {

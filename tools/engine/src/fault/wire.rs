@@ -181,7 +181,14 @@ impl Resources {
         let strike = self.strike(|| Occasion::packet(Seam::Packet, out, &segment));
         let fate = strike.map_or(Fate::Goes, |strike| suffer(&strike, &mut segment, io));
         self.note_sent(&segment, io.memory);
+        let is_told = strike.is_some_and(|strike| !strike.kind.is_quiet());
+        let seen = (io.outbox.watched && is_told).then(|| segment.to_owned(io.memory));
         let goes = self.faults.settle_packet(out, segment, &fate, io);
+        if goes.is_empty()
+            && let Some(Ok(seen)) = seen
+        {
+            io.outbox.withhold(seen);
+        }
         io.outbox.segments.extend(goes);
         io.outbox.segments.extend(overtaken);
     }

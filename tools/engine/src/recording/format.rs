@@ -581,7 +581,11 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
         service,
         body,
         payload,
-        touched: Touched { kind, damage },
+        touched: Touched {
+            kind,
+            damage,
+            ..Touched::NOT
+        },
     })
 }
 

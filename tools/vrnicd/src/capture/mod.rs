@@ -183,30 +183,32 @@ impl Captures {
         self.captures.is_empty()
     }
 
-    /// A frame with `segment` passes a device.
+    /// A frame with `segment` passes a device; `note` is more to say of it.
     pub fn frame(
         &mut self,
         device: usize,
         direction: Direction,
         segment: &Segment<'_>,
         frame: &[u8],
+        note: &str,
     ) {
         self.drop_ended();
         for capture in &mut self.captures {
             if capture.scope.has(device, direction, segment) {
-                let comment = comment(&self.devices[device], direction, segment);
+                let comment = comment(&self.devices[device], direction, segment) + note;
                 capture.put(device, direction, frame, comment);
             }
         }
     }
 
-    /// A segment without frames passes a device.
+    /// A segment without frames passes a device; `note` is more to say of it.
     pub fn segment<M: Memory>(
         &mut self,
         device: usize,
         direction: Direction,
         segment: &Segment<'_>,
         memory: &M,
+        note: &str,
     ) {
         let wanted = |capture: &Capture| capture.scope.has(device, direction, segment);
         if !self.captures.iter().any(wanted) {
@@ -215,7 +217,7 @@ impl Captures {
         let mut buffer = std::mem::take(&mut self.buffer);
         split(segment, RENDERED_MTU, |packet| {
             if let Ok(length) = encode(packet, memory, &mut buffer) {
-                self.frame(device, direction, packet, &buffer[..length]);
+                self.frame(device, direction, packet, &buffer[..length], note);
             }
         });
         self.buffer = buffer;
@@ -255,8 +257,13 @@ fn comment(name: &str, direction: Direction, segment: &Segment<'_>) -> String {
     };
     let fault = segment.touched.kind.map_or("", |kind| kind.name);
     let by = if fault.is_empty() { "" } else { ", fault " };
+    let kept = if segment.touched.withheld {
+        ": kept back"
+    } else {
+        ""
+    };
     let opcode = opcode_name(segment);
-    format!("{name} QP {own:#x} {arrow} {peer}: {opcode}{by}{fault}")
+    format!("{name} QP {own:#x} {arrow} {peer}: {opcode}{by}{fault}{kept}")
 }
 
 #[cfg(test)]

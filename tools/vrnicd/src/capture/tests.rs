@@ -231,7 +231,7 @@ fn tshark_dissects_every_kind_of_packet() {
                     3 => segment.path.vlan = 7,
                     _ => {}
                 }
-                captures.segment(0, Direction::Out, &segment, &memory());
+                captures.segment(0, Direction::Out, &segment, &memory(), "");
                 expected.push(opcode.to_string());
             }
         }
@@ -253,7 +253,7 @@ fn tshark_dissects_every_kind_of_packet() {
 #[test]
 fn long_segments_become_packets() {
     let (_dir, path) = capture(Choice::default(), |captures| {
-        captures.segment(1, Direction::Out, &segment(SEND, 65536), &memory());
+        captures.segment(1, Direction::Out, &segment(SEND, 65536), &memory(), "");
     });
     let packets = dissect(&path, &["infiniband.bth.opcode", "frame.len"]);
     assert_eq!(packets.len(), 16);
@@ -276,12 +276,12 @@ fn a_device_a_queue_pair_or_the_switch_is_picked_out() {
     let seen = |choice: Choice| {
         let (_dir, path) = capture(choice, |captures| {
             // From QP 0x11 of a to QP 0x12 of b, and an answer.
-            captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
-            captures.segment(1, Direction::In, &segment(SEND, 10), &memory());
+            captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
+            captures.segment(1, Direction::In, &segment(SEND, 10), &memory(), "");
             let mut answer = segment(SEND, 10);
             (answer.source_qpn, answer.destination_qpn) = (0x12, 0x11);
-            captures.segment(1, Direction::Out, &answer, &memory());
-            captures.segment(0, Direction::In, &answer, &memory());
+            captures.segment(1, Direction::Out, &answer, &memory(), "");
+            captures.segment(0, Direction::In, &answer, &memory(), "");
             // The type is one for experiments.
             let mut frame = [[2; 6], [6; 6]].concat();
             frame.extend(b"\x88\xb5something else");
@@ -325,14 +325,14 @@ fn captures_run_beside_each_other() {
         id
     };
     let first = start(&mut captures, "a", of("a", None));
-    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
+    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
     let second = start(&mut captures, "all", Choice::default());
-    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
-    captures.segment(1, Direction::Out, &segment(SEND, 10), &memory());
+    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
+    captures.segment(1, Direction::Out, &segment(SEND, 10), &memory(), "");
     assert!(captures.remove(first) && !captures.remove(first));
     assert!(center.wait(Some(first), PATIENCE));
     assert!(!center.wait(Some(second), Duration::ZERO));
-    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory());
+    captures.segment(0, Direction::Out, &segment(SEND, 10), &memory(), "");
     assert!(captures.remove(second) && captures.is_empty());
     assert!(center.wait(None, PATIENCE));
     let count = |name: &str| dissect(&dir.path().join(name), &["frame.len"]).len() as u64;
@@ -349,7 +349,7 @@ fn captures_run_beside_each_other() {
 fn limits_are_held() {
     let feed = |captures: &mut Captures| {
         for _ in 0..20 {
-            captures.segment(0, Direction::Out, &segment(SEND, 100), &memory());
+            captures.segment(0, Direction::Out, &segment(SEND, 100), &memory(), "");
         }
     };
     let packets = Choice {
@@ -391,10 +391,10 @@ fn a_file_that_takes_nothing_stops_its_capture_only() {
         known.iter().filter(|known| known.ended().is_some()).count()
     };
     while ended(&center) < 2 {
-        captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory());
+        captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory(), "");
         assert!(std::time::Instant::now() < deadline);
     }
-    captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory());
+    captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory(), "");
     assert!(captures.remove(good_id), "the good one goes on");
     assert!(center.wait(None, PATIENCE));
     assert!(captures.is_empty(), "the others were noticed");
@@ -416,7 +416,7 @@ fn what_waits_to_be_written_is_bounded() {
     captures.add(center.start(Choice::default(), pipe, "pipe").unwrap());
     let all = 2 * QUEUE;
     for _ in 0..all {
-        captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory());
+        captures.segment(0, Direction::Out, &segment(SEND, 4096), &memory(), "");
     }
     let known = &center.known()[0];
     let (_, _, missing) = known.counts();
