@@ -24,6 +24,12 @@ pub const MAX_TEXT: usize = 1024;
 /// Longest time in a description.
 const MAX_TIME: Duration = Duration::from_secs(86_400);
 
+/// What a unit of work takes in a device that is not slow.
+const UNIT: Duration = Duration::from_micros(1);
+
+/// Most times as long: a second.
+const MAX_FACTOR: u64 = 1_000_000;
+
 /// What makes a set of all packets that a responder sends.
 const RESPONSES: u32 = PacketKind::ReadResponse.bit()
     | PacketKind::Ack.bit()
@@ -259,6 +265,12 @@ pub const KEYS: &[Key] = &[
         "delay",
         "time",
         "how long the delay is: 10us, 5ms, 1.5s",
+        &[],
+    ),
+    key(
+        "factor",
+        "N",
+        "how many times as long a unit of work takes as in a device that does a million in a second",
         &[],
     ),
     key(
@@ -721,6 +733,7 @@ impl Spec {
             "after-fault" => moment.after_fault = Some(positive()?),
             "interval" => moment.interval = time()?,
             "delay" => args.delay = time()?,
+            "factor" => args.delay = UNIT.saturating_mul(number(MAX_FACTOR)?.max(1) as u32),
             "by" => args.by = number(1024)?.max(1) as u32,
             "bytes" => args.bytes = Some(number(u64::MAX)?),
             "rate" => args.rate = Some(positive()?),

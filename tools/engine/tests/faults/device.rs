@@ -530,19 +530,27 @@ fn a_stuck_device_does_nothing_until_it_goes_on() {
 
 #[test]
 fn a_slow_device_takes_its_time() {
-    let mut stage = Stage::new(Segmentation::PathMtu);
-    stage.arm(0, "slow delay=1ms");
-    stage.run(1);
-    let start = stage.world.now;
-    stage.post(Op::LongWrite);
-    while stage.victim.send_cqs[0].unread() == 0 && stage.world.now - start < Duration::from_secs(5)
-    {
+    let time = |fault: &str| {
+        let mut stage = Stage::new(Segmentation::PathMtu);
+        stage.arm(0, fault);
         stage.run(1);
-    }
-    assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK);
-    let packets = (LONG / 1024) as u64;
-    let took = stage.world.now - start;
-    assert!(took >= Duration::from_millis(packets), "{took:?}");
+        let start = stage.world.now;
+        stage.post(Op::LongWrite);
+        while stage.victim.send_cqs[0].unread() == 0
+            && stage.world.now - start < Duration::from_secs(5)
+        {
+            stage.run(1);
+        }
+        assert_eq!(statuses(&stage.victim.send_cqs[0].drain()), OK, "{fault}");
+        stage.world.now - start
+    };
+    let packets = (LONG / 1024) as u32;
+    let by = |factor: u32| time(&format!("slow factor={factor}"));
+    assert!(by(1000) >= Duration::from_millis(1) * packets);
+    // What a device does a million of in a second takes it 1000 times as long.
+    assert_eq!(time("slow delay=1ms"), by(1000));
+    assert_eq!(by(3000), by(3000), "the same in each run");
+    assert!(by(3000) >= 2 * by(1000));
 }
 
 #[test]

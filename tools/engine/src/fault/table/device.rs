@@ -45,9 +45,9 @@ pub(super) const KINDS: &[Kind] = &[
         "slow",
         Act::Slow,
         "delay=1ms",
-        &["delay"],
+        &["delay", "factor"],
         [
-            "The device is slow: each unit of work, about a packet, takes delay=TIME.",
+            "The device is slow: each unit of work, about a packet, takes delay=TIME, or factor=N microseconds, N times as long as usual.",
             "Thermal throttling; a virtual device on a busy host.",
             "The standard does not specify speed.",
             "Low bandwidth, and retransmissions if timeouts are too short.",
