@@ -29,7 +29,7 @@ enum Command {
         /// Measure only this fabric
         #[arg(long)]
         fabric: Option<FabricName>,
-        /// Measure only this part: latency, rate, bandwidth, counters, objects, watched or neighbours
+        /// Measure only this part: latency, rate, bandwidth, counters, objects, watched, neighbours or faults
         #[arg(long, default_value = "")]
         only: String,
         /// Milliseconds per figure

@@ -165,5 +165,5 @@ if (native) {
     ["limit", (row) => row.limit || undefined, (limit, row) => (isTime(row) ? time(limit) : perSecond(limit, row))],
     ["of the limit", (row) => (row.limit ? ratio(row) : undefined), (value, row) => (isTime(row) ? `${value.toFixed(1)} ×` : `${(100 * value).toFixed(1)} %`)],
   ], native.figures), el("p", { class: "dim" }, "A native guest is a process of the host that uses the device without a VM. The limit is what this machine can do: copy the same bytes with memcpy, "
-    + "or pass a cache line from one processor to another. The limit of “watched” is the same traffic while nobody looks."));
+    + "or pass a cache line from one processor to another. The limit of “watched” is the same traffic while nobody looks, that of faults the same without one."));
 }

@@ -5,6 +5,7 @@
 //! what nobody disturbed, the median says how much that was worth.
 
 mod counters;
+mod faults;
 mod latency;
 mod limits;
 mod neighbours;
@@ -154,7 +155,7 @@ pub struct Options {
 }
 
 /// What a run is made of.
-const PARTS: [&str; 7] = [
+const PARTS: [&str; 8] = [
     "latency",
     "rate",
     "bandwidth",
@@ -162,6 +163,7 @@ const PARTS: [&str; 7] = [
     "objects",
     "watched",
     "neighbours",
+    "faults",
 ];
 /// Sizes of messages for bandwidth.
 const SIZES: [usize; 12] = [
@@ -233,6 +235,12 @@ pub fn run(options: &Options, mut told: impl FnMut(&Figure)) -> Result<Report> {
             .and_then(|()| {
                 if "neighbours".contains(&options.only) {
                     neighbours::all(&options.program, fabric, options.time, &mut note)?;
+                }
+                Ok(())
+            })
+            .and_then(|()| {
+                if "faults".contains(&options.only) {
+                    faults::all(&options.program, fabric, options.time, &mut note)?;
                 }
                 Ok(())
             })
