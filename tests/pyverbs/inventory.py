@@ -7,10 +7,10 @@ line in the list, with its outcome and, for a skip, what the suite says to it; w
 program are two files for all lists: skips.tsv has our reason for each thing the suite says, and soft-roce-passes.txt the
 tests that may not be pinned as anything but passed.
 
-inventory.py --device NAME [--suite DIRECTORY] [--part K/N] [--pinned FILE]
+inventory.py --device NAME [--suite DIRECTORY] [--part K/N | --test NAME] [--pinned FILE]
 
 Compares with FILE, or prints the list if there is none. DIRECTORY is where the tests are, by default those of the system.
-With --part only one of N parts of the suite, whose classes stay together.
+With --part only one of N parts of the suite, whose classes stay together; with --test only that test.
 """
 
 import argparse
@@ -151,8 +151,8 @@ def wait_after_sends():
     tests.test_cq.u = types.SimpleNamespace(**{**vars(utilities), "send": send})
 
 
-def run(device, suite, part):
-    """Outcome and reason of every test of the part of the suite."""
+def run(device, suite, part, test=None):
+    """Outcome and reason of every test of the part of the suite, or of one test."""
     base = unpacked(suite)
     tests = base / "tests"
     sys.path[:0] = [str(base), str(tests)]
@@ -161,7 +161,7 @@ def run(device, suite, part):
     from args_parser import parser  # the suite's own, which its modules ask for the device
 
     parser.parse_args()
-    names = sorted("tests." + path.stem for path in tests.glob("test_*.py"))
+    names = [test] if test else sorted("tests." + path.stem for path in tests.glob("test_*.py"))
     recorder = Recorder()
     loaded = cases(unittest.defaultTestLoader.loadTestsFromNames(names))
     wait_after_sends()
@@ -176,6 +176,7 @@ def main():
     options.add_argument("--device", required=True)
     options.add_argument("--suite", type=pathlib.Path, default=SUITE)
     options.add_argument("--part", type=Part, default=Part("0/1"), metavar="K/N")
+    options.add_argument("--test")
     options.add_argument("--pinned", type=pathlib.Path)
     options = options.parse_args()
     # The suite counts on processes that have what their parent has; Python 3.14 starts others.
@@ -184,7 +185,7 @@ def main():
     pinned = {name: tuple(rest) for name, *rest in table(options.pinned)} if options.pinned else {}
     reasons = {said for said, _reason in table(HERE / "skips.tsv")}
     must_pass = {name for name, in table(HERE / "soft-roce-passes.txt")}
-    recorder = run(options.device, options.suite, options.part)
+    recorder = run(options.device, options.suite, options.part, options.test)
     if not options.pinned:
         for name in sorted(recorder.outcomes):
             print("\t".join([name, *recorder.result(name)]))

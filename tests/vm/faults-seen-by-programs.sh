@@ -9,51 +9,7 @@
 # lab: vrnicd faults = true
 . "$LAB_LIB"
 
-seen=0
-wrong=0
-
-# ping_pong FAULT DEVICE EXPECTED: ibv_rc_pingpong between the VMs, the server in b. EXPECTED is `ok`, the number of an
-# ibv_wc_status that one of both ends with, or `hangs`, or several of them with a / between them, where it is chance which
-# end waits for which. With a + before it the fault waits until the program has sent nine
-# packets. `flags` are more arguments of the program.
-flags=
-ping_pong() {
-	local fault=$1 device=$2 expected=$3 patience=25 server code=0 outcome
-	[ "$expected" = hangs ] && patience=4
-	vrnicctl fault clear >/dev/null
-	if [[ $fault = +* ]]; then
-		fault="${fault#+} after-fault=$(vrnicctl fault add -d "$device" duplicate type=rc nth=10)"
-	fi
-	vrnicctl fault add -d "$device" $fault >/dev/null || fail "$fault cannot be armed"
-	on -t 60 b timeout $((patience + 5)) ibv_rc_pingpong -d "$DEV_b" -g "$GID_INDEX" -n 40 -s 6000 -m 1024 $flags > "$LAB_DIR/server" 2>&1 &
-	server=$!
-	listening b 18515
-	on -t 60 a timeout $patience ibv_rc_pingpong -d "$DEV_a" -g "$GID_INDEX" -n 40 -s 6000 -m 1024 $flags "$IP_b" > "$LAB_DIR/client" 2>&1 || code=$?
-	[ $code = 0 ] || on b pkill ibv_rc_pingpong || true
-	wait $server || true
-	outcome=$(cat "$LAB_DIR/client" "$LAB_DIR/server" | sed -n 's/.*Failed status .*(\([0-9]*\)) for wr_id.*/\1/p' | sort -n | uniq | tr '\n' ' ')
-	if [ $code = 0 ]; then outcome="ok $outcome"; fi
-	if [ $code = 124 ]; then outcome="hangs $outcome"; fi
-	judge "$fault" "$device" "$expected" "$outcome"
-}
-
-# Whether a fault was seen as expected, and fired.
-judge() {
-	local fault=$1 device=$2 expected=$3 outcome=$4 fired one good=
-	for one in ${expected//\// }; do
-		if [[ " $outcome " = *" $one "* ]]; then good=yes; fi
-	done
-	fired=$(vrnicctl -j fault list -d "$device" | python3 -c 'import json,sys; print(json.load(sys.stdin)[-1]["fired"])')
-	if [ "$fired" -gt 0 ] && [ -n "$good" ]; then
-		seen=$((seen + 1))
-		echo "seen    $fault on $device: $outcome(fired $fired)"
-	else
-		wrong=$((wrong + 1))
-		echo "WRONG   $fault on $device: expected $expected, outcome $outcome(fired $fired)"
-		tail -n 3 "$LAB_DIR/client" "$LAB_DIR/server" 2>/dev/null || true
-	fi
-	vrnicctl fault clear >/dev/null
-}
+. tests/vm/faults.bash
 
 while IFS='|' read -r fault device expected; do
 	ping_pong "$fault" "$device" "$expected" < /dev/null
@@ -134,28 +90,7 @@ ping_pong "cq-event-spurious type=rc nth=5" a ok
 ping_pong "cq-event-lost nth=5" a hangs
 flags=
 
-# Asynchronous events, as a program names them that VM a runs meanwhile: each line has the number of an ibv_event_type and
-# the fault that raises it.
-watch_events() {
-	local watcher expected fault before
-	# The job empties the file too late: what the last one printed would do for this one.
-	: > "$LAB_DIR/client"
-	: > "$LAB_DIR/server"
-	on -t 200 a timeout 190 stdbuf -oL "$@" > "$LAB_DIR/client" 2>&1 &
-	watcher=$!
-	within 20 grep -q 'async event FD' "$LAB_DIR/client" || fail "$* does not start: $(cat "$LAB_DIR/client")"
-	numbers() { tail -n +$((before + 1)) "$LAB_DIR/client" | sed -n 's/.*event_type.*(\([0-9]*\)).*/\1/p'; }
-	told() { numbers | found -x "$expected"; }
-	while read -r expected fault; do
-		before=$(wc -l < "$LAB_DIR/client")
-		vrnicctl fault clear >/dev/null
-		vrnicctl fault add -d a $fault >/dev/null || fail "$fault cannot be armed"
-		within 10 told || true
-		judge "$fault" a "$expected" "$(numbers | tr '\n' ' ')"
-	done
-	on a pkill -x "$1" || true
-	wait $watcher || true
-}
+# Asynchronous events, as a program names them.
 watch_events ibv_asyncwatch -d "$DEV_a" <<'TABLE'
 10 event-port-err
 9 event-port-active
@@ -257,5 +192,4 @@ ping_pong "command-slow code=create-qp delay=1s" a ok
 ping_pong "mtu-change mtu=2048" a ok
 vrnicctl fault log -d a | tail -n 3
 vrnicctl explain -d a -n 400 | found 'fault [0-9]+ \([a-z-]+\) fired' -E || fail "explain does not tell of faults"
-echo "$seen faults seen as described, $wrong not"
-[ $wrong = 0 ] || fail "$wrong faults were not seen as described"
+all_seen

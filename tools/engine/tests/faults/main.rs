@@ -9,7 +9,7 @@ mod fields;
 mod transport;
 mod wire;
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 use vrnic_engine::{
     RnicConfig, Segmentation,
     fault::{Firing, Kind, Progress},
@@ -404,5 +404,27 @@ fn every_fault_has_a_test() {
         assert!(Kind::find(name).is_some(), "{name} is no fault");
         let armed = |source: &&str| source.contains(&format!("\"{name}"));
         assert!(sources.iter().any(armed), "{name} is armed nowhere");
+    }
+}
+
+/// Each fault is proven by a program in VMs: a test there names it.
+#[test]
+fn every_fault_is_named_by_a_vm_test() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vm");
+    let mut words = HashSet::new();
+    for file in std::fs::read_dir(directory).expect("tests") {
+        let path = file.expect("file").path();
+        if path.extension().is_none_or(|extension| extension != "sh") {
+            continue;
+        }
+        let text = std::fs::read_to_string(path).expect("text");
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let parts =
+                line.split(|letter: char| letter.is_whitespace() || "\"'|+".contains(letter));
+            words.extend(parts.map(str::to_owned));
+        }
+    }
+    for kind in Kind::all() {
+        assert!(words.contains(kind.name), "no test names {}", kind.name);
     }
 }

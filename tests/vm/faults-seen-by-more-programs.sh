@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# Unmodified programs see the faults that faults-seen-by-programs.sh does not have: those of answers, remote memory,
+# datagrams, events, on-demand pages, and commands that the driver waits for in vain.
+# lab: fabric=roce
+# lab: fabric=local
+# lab: one-fabric
+# lab: timeout=600
+# lab: vrnicd faults = true
+. "$LAB_LIB"
+. tests/vm/faults.bash
+
+# The answer that is lost is one that the responder gives without a reason.
+also="b nak-sequence type=rc nth=20"
+ping_pong "lost-nak type=rc" b ok
+also="b rnr-nak type=rc nth=10"
+ping_pong "lost-rnr-nak type=rc" b ok
+also=
+
+# Remote memory. The program hears of it; the one that owns the memory does not.
+while IFS='|' read -r fault device expected command; do
+	transfer "$fault" "$device" "$expected" $command < /dev/null
+done <<'TABLE'
+wrong-rkey type=rc nth=5|a|10|ib_write_bw -n 100 -s 20000
+wrong-address type=rc nth=5|a|10|ib_write_bw -n 100 -s 20000
+wrong-length type=rc nth=5|a|9|ib_write_bw -n 100 -s 20000
+key-revoked type=rc nth=5|b|10|ib_write_bw -n 100 -s 20000
+wrong-rkey type=rc nth=5|a|10|ib_read_bw -n 100 -s 20000
+wrong-length type=rc nth=5|a|7|ib_read_bw -n 100 -s 20000
+wrong-field type=rc field=rkey|a|10|ib_atomic_bw -n 100
+wrong-field type=rc field=address value=4|a|10|ib_write_bw -n 100 -s 20000
+wrong-field type=rc field=ack-request value=0|a|ok|ib_write_lat -n 100
+lost-atomic-ack type=rc nth=5|b|ok|ib_atomic_bw -n 100
+duplicate-atomic type=rc nth=5|a|ok|ib_atomic_bw -n 100
+TABLE
+
+# A datagram with the wrong key does not arrive, and the port counts it.
+program=ibv_ud_pingpong arguments="-n 40 -s 1000"
+violations() { on b ibv_devinfo -v -d "$DEV_b" | sed -n 's/.*qkey_viol_cntr:[^0-9]*\(0x[0-9a-f]*\|[0-9]*\).*/\1/p'; }
+before=$(violations)
+ping_pong "wrong-qkey type=ud nth=5" a hangs
+[ "$(violations)" != "$before" ] || fail "no port counts the wrong Q_Key: $before"
+program=ibv_rc_pingpong arguments="-n 40 -s 6000 -m 1024"
+
+# rdma-core's own test looks at the immediate data that it gets.
+immediate() {
+	on -t 200 a python3 /vrnic/tests/pyverbs/inventory.py --device "$DEV_a" \
+		--test tests.test_qpex.QpExTestCase.test_qp_ex_rc_send_imm > "$LAB_DIR/client" 2>&1 || fail "$(cat "$LAB_DIR/client")"
+	cut -f 2 "$LAB_DIR/client"
+}
+: > "$LAB_DIR/server"
+[ "$(immediate)" = ok ] || fail "the test fails without a fault: $(cat "$LAB_DIR/client")"
+arm a "wrong-immediate type=rc" >/dev/null
+judge "wrong-immediate type=rc" a FAIL "$(immediate) "
+
+# Programs whose doorbells are lost, or whose memory has no pages until somebody touches it.
+ping_pong "doorbell-lost type=rc count=all" a hangs
+flags=-o
+ping_pong "page-fault-slow delay=200ms" a ok
+ping_pong "page-fault-lost count=all" a hangs/12
+flags=
+
+# An event that is lost or late, and one that Linux does not pass on, because it raises it itself. What the device raises
+# a moment later comes.
+watching ibv_asyncwatch -d "$DEV_a"
+while IFS='|' read -r fault raised expected; do
+	told_before=$(wc -l < "$LAB_DIR/events")
+	vrnicctl fault clear >/dev/null
+	arm a "$fault" >/dev/null
+	[ -z "$raised" ] || arm a "$raised" >/dev/null
+	arm a "event-sm-change after=100ms" >/dev/null
+	within 10 told "${expected##* }" || true
+	judge "$fault" a "${expected// /-}" "$(events | tr '\n' ' ' | sed 's/ $//; s/ /-/g') "
+done <<'TABLE'
+event-lost event=lid-change|event-lid-change|13
+event-late event=lid-change delay=1s|event-lid-change|13 11
+event-gid-change||13
+TABLE
+unwatch
+watch_events python3 /vrnic/tests/pyverbs/events.py "$DEV_a" <<'TABLE'
+14 srq-fatal
+TABLE
+
+# Commands. Some faults cost the device: its programs are told, and it begins anew.
+costs() {
+	watching ibv_asyncwatch -d "$DEV_a"
+	ping_pong "$1" a "$2"
+	within 20 told 8 || fail "$1: no program is told: $(cat "$LAB_DIR/events")"
+	unwatch
+	active a
+}
+# Linux takes a queue for broken that gives a buffer back twice. The verb has succeeded then; the next one fails.
+words="Failed to modify QP to INIT"
+costs "command-answered-twice code=create-qp" told
+# The memory of a queue pair that cannot be destroyed may be in use for ever.
+costs destroy-fails ok
+# The driver waits for half a minute, in both VMs at once.
+unanswered() {
+	on -t 120 "$1" timeout 100 ibv_rc_pingpong -d "$DEV" -g "$GID_INDEX" > "$LAB_DIR/$2" 2>&1 && fail "VM $1: the program goes on"
+	grep -q "Couldn't create CQ" "$LAB_DIR/$2" || fail "VM $1: $(cat "$LAB_DIR/$2")"
+}
+watching ibv_asyncwatch -d "$DEV_a"
+arm a "command-never code=create-cq" >/dev/null
+arm b "command-too-late code=create-cq" >/dev/null
+at_once 'unanswered a client' 'unanswered b server'
+within 20 told 8 || fail "a command has no answer, and no program is told: $(cat "$LAB_DIR/events")"
+unwatch
+judge "command-never code=create-cq" a refused "refused "
+judge "command-too-late code=create-cq" b refused "refused "
+active a
+active b
+all_seen
