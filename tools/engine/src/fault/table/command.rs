@@ -86,7 +86,7 @@ pub(super) const KINDS: &[Kind] = &[
             "A command is answered twice, in the same buffer.",
             "Firmware or a hypervisor that repeats earlier work after a restart.",
             "A buffer is returned only once.",
-            "The verb succeeds. The driver rejects the second reply.",
+            "The verb succeeds. Linux then takes the control queue for broken, because a buffer came back that the device did not have: IBV_EVENT_DEVICE_FATAL, and verbs fail with EIO until the device is back, a second later.",
         ],
     ),
     kind(
