@@ -1,0 +1,881 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! The agents of a node: of subnet management (IBTA volume 1, chapter 14) and of performance management (chapter 16).
+//!
+//! An agent owns the attributes of its node and of the node's ports. It answers [requests](Agent::answer), guards the
+//! node by its management key, and [tells](Agent::poll) the subnet manager what happens. It is the same for a channel
+//! adapter with its one port, whose number is 1, and for a switch, whose port 0 is the one that packets to the switch
+//! itself end at.
+
+use crate::{
+    Lid,
+    attributes::{
+        GuidInfo, LinearForwarding, MulticastForwarding, NodeDescription, NodeInfo, NodeType,
+        PKeyTable, PhysicalState, PortInfo, PortState, SlToVl, SwitchInfo, VlArbitration,
+        capability, id, mtu_of, time_of,
+    },
+    directed::Place,
+    mad::{self, Method, PerformanceMad, Smp, Status},
+    packet::Lrh,
+    performance::{self, Statistics, count},
+    port::{MULTICAST_LID, PARTITIONS, Port, PortConfig, Received, Speed, Width, life_of},
+    trap::{self, Trap},
+};
+use std::{collections::VecDeque, time::Duration};
+
+/// What the agents say about the time that they take for a response, as [`time_of`] has it: 17 ms.
+pub(crate) const RESPONSE_TIME: u8 = 12;
+
+/// Port of a linear forwarding table that stands for none.
+pub const NO_PORT: u8 = 0xff;
+/// LIDs of a linear forwarding table.
+const LINEAR_CAP: u16 = MULTICAST_LID;
+/// LIDs of a multicast forwarding table.
+const MULTICAST_CAP: u16 = 1024;
+/// Ports of a switch that a block of a multicast forwarding table is about.
+const MULTICAST_PORTS: usize = 16;
+
+/// Most external ports of a switch (14.2.5.3).
+pub const MAX_PORTS: usize = 254;
+
+/// Most traps that wait to be heard.
+const MAX_TRAPS: usize = 16;
+/// Least time between two traps, however short the subnet manager says that it is.
+const MIN_TRAP_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Time that an agent takes for a management packet.
+const EFFORT: Duration = Duration::from_micros(2);
+/// Work ahead of an agent beyond which it drops management packets.
+const MAX_EFFORT: Duration = Duration::from_micros(128);
+
+/// What a node is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// GUID of the node; port 0 of a switch has the same.
+    pub node_guid: u64,
+    /// GUID of the port of a channel adapter.
+    pub port_guid: u64,
+    /// GUID of the system.
+    pub system_guid: u64,
+    /// Name for people.
+    pub description: String,
+    /// OUI of the vendor.
+    pub vendor_id: u32,
+    /// Device number of the vendor.
+    pub device_id: u16,
+    /// Revision.
+    pub revision: u32,
+}
+
+/// What a subnet manager changed since [`Agent::take_changes`] was called, at the port that packets end at.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// LID or LID mask count.
+    pub lid: bool,
+    /// LID or service level of the subnet manager.
+    pub manager: bool,
+    /// Partition table.
+    pub pkeys: bool,
+    /// GID prefix, or GUIDs.
+    pub gids: bool,
+    /// Clients are to register again.
+    pub reregister: bool,
+}
+
+/// What is to be done with a subnet management packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Send that back.
+    Respond(Box<Smp>),
+    /// Nothing.
+    Discard,
+    /// Give it to a subnet manager, if there is one.
+    Pass,
+}
+
+#[derive(Clone, Debug)]
+struct PendingTrap {
+    transaction: u64,
+    trap: Trap,
+}
+
+/// What only a switch has.
+#[derive(Clone, Debug)]
+struct Tables {
+    info: SwitchInfo,
+    linear: Vec<u8>,
+    multicast: Vec<[u16; MULTICAST_PORTS]>,
+}
+
+/// The agents of a node.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    node: NodeInfo,
+    description: NodeDescription,
+    tables: Option<Tables>,
+    /// Of a switch from port 0 on, of a channel adapter from port 1 on.
+    ports: Vec<Port>,
+    /// When the protection by the management key ends.
+    lease_end: Option<Duration>,
+    traps: VecDeque<PendingTrap>,
+    /// When the next trap may leave.
+    trap_gate: Duration,
+    transaction: u64,
+    /// Until when there is work.
+    busy: Duration,
+    changes: Changes,
+    /// The physical state of a port changed.
+    links_changed: bool,
+}
+
+impl Agent {
+    /// Of a channel adapter with one port.
+    pub fn adapter(identity: &Identity, config: PortConfig) -> Self {
+        let mut port = Port::new(config, identity.port_guid, 1);
+        port.info.capability_mask = capability::TRAP
+            | capability::NOTICE
+            | capability::AUTOMATIC_MIGRATION
+            | capability::SL_TO_VL
+            | capability::SYSTEM_GUID
+            | capability::EXTENDED_SPEEDS
+            | capability::COMMUNICATION_MANAGEMENT
+            | capability::CAPABILITY_NOTICE
+            | capability::CLIENT_REREGISTRATION;
+        Self::new(identity, NodeType::CA, vec![port], None)
+    }
+
+    /// Of a switch with these external ports, of which only the first [`MAX_PORTS`] count.
+    pub fn switch(identity: &Identity, configs: &[PortConfig]) -> Self {
+        let configs = &configs[..configs.len().min(MAX_PORTS)];
+        let zero = PortConfig::default();
+        let mut ports: Vec<Port> = [&zero]
+            .into_iter()
+            .chain(configs)
+            .map(|&config| Port::new(config, identity.node_guid, configs.len() + 1))
+            .collect();
+        let zero = &mut ports[0].info;
+        zero.state = PortState::ACTIVE;
+        zero.physical_state = PhysicalState::LINK_UP;
+        zero.capability_mask = capability::TRAP
+            | capability::NOTICE
+            | capability::SL_TO_VL
+            | capability::SYSTEM_GUID
+            | capability::SWITCH_PKEY_TRAP
+            | capability::EXTENDED_SPEEDS
+            | capability::CAPABILITY_NOTICE
+            | capability::CLIENT_REREGISTRATION
+            | capability::MULTICAST_TOP;
+        let tables = Tables {
+            info: SwitchInfo {
+                linear_cap: LINEAR_CAP,
+                multicast_cap: MULTICAST_CAP,
+                default_port: NO_PORT,
+                default_multicast_primary: NO_PORT,
+                default_multicast_not_primary: NO_PORT,
+                life_time: 18,
+                partition_enforcement_cap: PARTITIONS as u16,
+                inbound_enforcement: true,
+                outbound_enforcement: true,
+                filter_raw_inbound: true,
+                filter_raw_outbound: true,
+                ..SwitchInfo::default()
+            },
+            linear: vec![NO_PORT; LINEAR_CAP.into()],
+            multicast: vec![[0; MULTICAST_PORTS]; MULTICAST_CAP.into()],
+        };
+        Self::new(identity, NodeType::SWITCH, ports, Some(tables))
+    }
+
+    fn new(identity: &Identity, kind: NodeType, ports: Vec<Port>, tables: Option<Tables>) -> Self {
+        Self {
+            node: NodeInfo {
+                base_version: mad::BASE_VERSION,
+                class_version: mad::CLASS_VERSION,
+                kind,
+                ports: (ports.len() - usize::from(tables.is_some())) as u8,
+                system_guid: identity.system_guid,
+                node_guid: identity.node_guid,
+                port_guid: ports[0].guids[0],
+                partition_cap: PARTITIONS as u16,
+                device_id: identity.device_id,
+                revision: identity.revision,
+                vendor_id: identity.vendor_id,
+                ..NodeInfo::default()
+            },
+            description: NodeDescription::new(&identity.description),
+            tables,
+            ports,
+            lease_end: None,
+            traps: VecDeque::new(),
+            trap_gate: Duration::ZERO,
+            transaction: 0,
+            busy: Duration::ZERO,
+            changes: Changes::default(),
+            links_changed: false,
+        }
+    }
+
+    /// What the node is; the port of a request is not known here.
+    pub fn node(&self) -> &NodeInfo {
+        &self.node
+    }
+
+    /// What the switch can do and does; `None` of a channel adapter.
+    pub fn switch_info(&self) -> Option<&SwitchInfo> {
+        self.tables.as_ref().map(|tables| &tables.info)
+    }
+
+    /// The node as a directed route sees it.
+    pub fn place(&self) -> Place {
+        Place {
+            switch: self.tables.is_some(),
+            ports: self.node.ports,
+        }
+    }
+
+    /// A port by its number.
+    pub fn port(&self, number: u8) -> Option<&Port> {
+        self.ports.get(self.index(number)?)
+    }
+
+    pub(crate) fn port_mut(&mut self, number: u8) -> Option<&mut Port> {
+        let index = self.index(number)?;
+        self.ports.get_mut(index)
+    }
+
+    /// Place in `ports`.
+    fn index(&self, number: u8) -> Option<usize> {
+        usize::from(number).checked_sub(usize::from(self.tables.is_none()))
+    }
+
+    /// The numbers of the ports with a link.
+    pub fn external_ports(&self) -> impl Iterator<Item = u8> + use<> {
+        1..=self.node.ports
+    }
+
+    /// The port that packets to the node end at.
+    pub fn end_port(&self) -> &Port {
+        &self.ports[0]
+    }
+
+    pub(crate) fn end_port_mut(&mut self) -> &mut Port {
+        &mut self.ports[0]
+    }
+
+    /// Where a unicast packet to `lid` leaves a switch (18.2.4.3.1).
+    pub(crate) fn unicast_port(&self, lid: Lid) -> Option<u8> {
+        let tables = self.tables.as_ref()?;
+        let port = *tables.linear.get(usize::from(lid))?;
+        (lid <= tables.info.linear_top && port <= self.node.ports).then_some(port)
+    }
+
+    /// Where a multicast packet to `lid` that came in by `input` leaves a switch (18.2.4.3.3): a port in a table, or
+    /// the default one where there is no table.
+    pub(crate) fn multicast_ports(&self, lid: Lid, input: u8) -> Vec<u8> {
+        let Some(tables) = &self.tables else {
+            return Vec::new();
+        };
+        let info = &tables.info;
+        let row = tables.multicast.get(usize::from(lid - MULTICAST_LID));
+        let beyond = info.multicast_top != 0 && lid > info.multicast_top;
+        if let Some(row) = row.filter(|_| !beyond) {
+            (0..=self.node.ports)
+                .filter(|&port| {
+                    let number = usize::from(port);
+                    row[number / MULTICAST_PORTS] >> (number % MULTICAST_PORTS) & 1 != 0
+                })
+                .filter(|&port| port != input)
+                .collect()
+        } else {
+            let port = if input == info.default_multicast_primary {
+                info.default_multicast_not_primary
+            } else {
+                info.default_multicast_primary
+            };
+            let usable = port <= self.node.ports && port != input;
+            usable.then_some(port).into_iter().collect()
+        }
+    }
+
+    /// How long a packet may stay in the switch.
+    pub(crate) fn life(&self) -> Duration {
+        life_of(
+            self.tables
+                .as_ref()
+                .map_or(20, |tables| tables.info.life_time),
+        )
+    }
+
+    /// What changed since this was called.
+    pub fn take_changes(&mut self) -> Changes {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// The link of a port came up.
+    pub fn link_up(&mut self, port: u8, width: Width, speed: Speed) {
+        if port == 0 {
+            return;
+        }
+        if let Some(it) = self.port_mut(port) {
+            it.link_up(width, speed);
+            self.state_changed();
+        }
+    }
+
+    /// The link of a port went down: the physical layer looks for a peer, or sleeps, as a manager wanted.
+    pub fn link_down(&mut self, port: u8) {
+        let Some(it) = self.port(port).filter(|it| port != 0 && it.has_link()) else {
+            return;
+        };
+        self.set_physical_state(port, it.info.down_default);
+    }
+
+    /// The state of a port's link changed.
+    fn state_changed(&mut self) {
+        if let Some(tables) = &mut self.tables {
+            tables.info.state_change = true;
+            let lid = self.end_port().info.lid;
+            self.raise(Trap::LinkState(trap::LinkChange { lid }));
+        }
+    }
+
+    /// Whether the physical state of a port changed since this was called, other than by [`link_up`](Self::link_up):
+    /// the other end has to know.
+    pub fn take_links_changed(&mut self) -> bool {
+        std::mem::take(&mut self.links_changed)
+    }
+
+    fn set_physical_state(&mut self, port: u8, state: PhysicalState) {
+        self.links_changed = true;
+        if self.port_mut(port).is_some_and(|it| it.link_down(state)) {
+            self.state_changed();
+        }
+    }
+
+    /// Changes the capabilities of the end port, for example because a subnet manager is here now.
+    pub fn set_capabilities(&mut self, mask: u32) {
+        let info = &mut self.end_port_mut().info;
+        if std::mem::replace(&mut info.capability_mask, mask) != mask {
+            let lid = info.lid;
+            self.raise(Trap::Capability(trap::CapabilityChange {
+                lid,
+                mask,
+                ..trap::CapabilityChange::default()
+            }));
+        }
+    }
+
+    /// Tells the subnet manager, again and again until it has heard. What waits already is not told twice.
+    pub fn raise(&mut self, trap: Trap) {
+        let known = self.traps.iter().any(|pending| pending.trap == trap);
+        if !known && self.traps.len() < MAX_TRAPS {
+            self.transaction += 1;
+            self.traps.push_back(PendingTrap {
+                transaction: self.transaction,
+                trap,
+            });
+        }
+    }
+
+    /// Whether traps have somebody to go to.
+    fn can_trap(&self) -> bool {
+        let info = &self.end_port().info;
+        info.sm_lid != 0 && info.lid != 0 && info.state == PortState::ACTIVE
+    }
+
+    /// Lets time pass; gives a trap that is to be sent now to the LID of the subnet manager.
+    pub fn poll(&mut self, now: Duration) -> Option<Smp> {
+        if self.lease_end.is_some_and(|end| end <= now) {
+            self.lease_end = None;
+            self.end_port_mut().info.m_key_protection = 0;
+        }
+        if now < self.trap_gate || !self.can_trap() {
+            return None;
+        }
+        let pending = self.traps.pop_front()?;
+        let interval = Duration::from_nanos(time_of(self.end_port().info.subnet_timeout));
+        self.trap_gate = now + interval.max(MIN_TRAP_INTERVAL);
+        let mut smp = Smp::request(Method::TRAP, id::NOTICE, 0);
+        smp.header.transaction = pending.transaction;
+        let issuer = self.end_port().info.lid;
+        smp.data = pending.trap.notice(self.node.kind, issuer).to_data();
+        self.traps.push_back(pending);
+        Some(smp)
+    }
+
+    /// When [`poll`](Self::poll) has something to do.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let traps = (!self.traps.is_empty() && self.can_trap()).then_some(self.trap_gate);
+        traps.into_iter().chain(self.lease_end).min()
+    }
+
+    /// A frame came in by the link of a port. `None` if it goes no further.
+    pub(crate) fn receive(&mut self, port: u8, frame: &[u8]) -> Option<Lrh> {
+        match self.port_mut(port)?.receive(frame) {
+            Received::Good(lrh) => Some(lrh),
+            Received::Dropped => None,
+            Received::TooManyErrors => {
+                let lid = self.end_port().info.lid;
+                self.raise(Trap::LinkIntegrity(trap::PortTrouble { lid, port }));
+                None
+            }
+        }
+    }
+
+    /// Whether there is room for one more management packet, which came in by `port`.
+    pub(crate) fn has_room(&mut self, port: u8, now: Duration) -> bool {
+        let busy = self.busy.max(now) + EFFORT;
+        if busy.saturating_sub(now) > MAX_EFFORT {
+            if let Some(port) = self.port_mut(port) {
+                count!(port.statistics.counters.vl15_dropped);
+            }
+            return false;
+        }
+        self.busy = busy;
+        true
+    }
+
+    /// Answers a packet of performance management; `None` where the standard has no answer.
+    pub fn answer_performance(&mut self, request: &PerformanceMad) -> Option<PerformanceMad> {
+        let first = u8::from(self.tables.is_none());
+        let ports = self.ports.iter_mut().map(|port| &mut port.statistics);
+        performance::answer(request, first, ports)
+    }
+
+    /// The counters of a port, to change them.
+    pub fn statistics_mut(&mut self, port: u8) -> Option<&mut Statistics> {
+        self.port_mut(port).map(|port| &mut port.statistics)
+    }
+
+    /// A subnet management packet ended here, having come in by port `input`.
+    pub fn answer(&mut self, request: &Smp, input: u8, now: Duration) -> Answer {
+        let header = &request.header;
+        if header.method.is_response() || header.method == Method::TRAP {
+            return Answer::Pass;
+        }
+        if header.base_version != mad::BASE_VERSION || header.class_version != mad::CLASS_VERSION {
+            return respond(request.response(Status::BAD_VERSION));
+        }
+        if header.attribute == id::SM_INFO {
+            // It is the manager's own, and has a key of its own.
+            return if self.end_port().info.capability_mask & capability::SM != 0 {
+                Answer::Pass
+            } else {
+                respond(request.response(Status::BAD_ATTRIBUTE))
+            };
+        }
+        if !self.check_m_key(request, now) {
+            return Answer::Discard;
+        }
+        match header.method {
+            Method::TRAP_REPRESS => {
+                let heard = |pending: &PendingTrap| pending.transaction == header.transaction;
+                self.traps.retain(|pending| !heard(pending));
+                Answer::Discard
+            }
+            Method::GET | Method::SET => {
+                let set = header.method == Method::SET;
+                let done = if set {
+                    self.set(request, input)
+                } else {
+                    Ok(())
+                };
+                respond(match done.and_then(|()| self.get(request, input)) {
+                    Ok(data) => Smp {
+                        data,
+                        ..request.response(Status::OK)
+                    },
+                    Err(status) => request.response(status),
+                })
+            }
+            _ => respond(request.response(Status::BAD_METHOD)),
+        }
+    }
+
+    /// The protection by the management key (14.2.4).
+    fn check_m_key(&mut self, request: &Smp, now: Duration) -> bool {
+        let info = &self.end_port().info;
+        if info.m_key == 0 {
+            return true;
+        }
+        if request.m_key == info.m_key {
+            self.lease_end = None;
+            return true;
+        }
+        if request.header.method == Method::GET && info.m_key_protection < 2 {
+            return true;
+        }
+        let (lid, lease) = (info.lid, info.m_key_lease);
+        if lease != 0 && self.lease_end.is_none() {
+            self.lease_end = Some(now + Duration::from_secs(lease.into()));
+        }
+        let violations = &mut self.end_port_mut().info.m_key_violations;
+        count!(*violations);
+        let mut violation = trap::MKeyViolation {
+            lid,
+            method: request.header.method.0,
+            attribute: request.header.attribute,
+            modifier: request.header.modifier,
+            m_key: request.m_key,
+            ..trap::MKeyViolation::default()
+        };
+        if let Some(route) = &request.route {
+            violation.directed = true;
+            violation.source = route.source;
+            violation.hops = route.hop_count;
+            violation.truncated = usize::from(route.hop_count) > violation.back.len();
+            violation.back.copy_from_slice(&route.back[1..=30]);
+        }
+        self.raise(Trap::MKey(violation));
+        false
+    }
+
+    /// Number of the port that the modifier of an attribute of ports names; of a channel adapter it is the one.
+    fn named_port(&self, modifier: u32, input: u8) -> u8 {
+        if self.tables.is_some() {
+            modifier as u8
+        } else {
+            input
+        }
+    }
+
+    /// An attribute, or why there is none.
+    fn get(&self, request: &Smp, input: u8) -> Result<[u8; 64], Status> {
+        let modifier = request.header.modifier;
+        let tables = self.tables.as_ref().ok_or(Status::BAD_ATTRIBUTE);
+        let found = match request.header.attribute {
+            id::NODE_DESCRIPTION => Some(self.description.to_data()),
+            id::NODE_INFO => {
+                let mut node = self.node;
+                node.local_port = input;
+                Some(node.to_data())
+            }
+            id::SWITCH_INFO => Some(tables?.info.to_data()),
+            id::GUID_INFO => {
+                let guids = self.end_port().guids;
+                (modifier == 0).then(|| GuidInfo { guids }.to_data())
+            }
+            id::PORT_INFO => self.port_info(request, input).map(|info| info.to_data()),
+            id::PKEY_TABLE => self
+                .pkey_port(modifier, input)
+                .and_then(|number| self.port(number))
+                .map(|port| PKeyTable { keys: port.pkeys }.to_data()),
+            id::SL_TO_VL => {
+                let (output, from) = self.sl_to_vl_ports(modifier, input);
+                let map = self.port(output).and_then(|port| port.lanes.get(from));
+                map.map(SlToVl::to_data)
+            }
+            id::VL_ARBITRATION => {
+                let (port, block) = self.arbitration_block(modifier, input);
+                let tables = self.port(port).map(|port| &port.arbitration);
+                let table = tables.and_then(|tables| tables.get(block?));
+                table.map(VlArbitration::to_data)
+            }
+            id::LINEAR_FORWARDING => {
+                let tables = tables?;
+                let ports =
+                    linear_block(modifier).and_then(|at| tables.linear.get(at..)?.first_chunk());
+                ports.map(|&ports| LinearForwarding { ports }.to_data())
+            }
+            id::MULTICAST_FORWARDING => {
+                let tables = tables?;
+                multicast_block(modifier).map(|(rows, position)| {
+                    let rows = &tables.multicast[rows];
+                    let ports = std::array::from_fn(|row| rows[row][position]);
+                    MulticastForwarding { ports }.to_data()
+                })
+            }
+            _ => return Err(Status::BAD_ATTRIBUTE),
+        };
+        found.ok_or(Status::BAD_FIELD)
+    }
+
+    /// Changes an attribute as the request says, or nothing where it fails.
+    fn set(&mut self, request: &Smp, input: u8) -> Result<(), Status> {
+        let (modifier, data) = (request.header.modifier, &request.data);
+        let done = match request.header.attribute {
+            id::SWITCH_INFO if self.tables.is_some() => {
+                self.set_switch_info(&SwitchInfo::read(data))
+            }
+            id::GUID_INFO => self.set_guids(modifier, GuidInfo::read(data).guids),
+            id::PORT_INFO => self.set_port_info(&PortInfo::read(data), modifier, input),
+            id::PKEY_TABLE => self.set_pkeys(modifier, input, PKeyTable::read(data).keys),
+            id::SL_TO_VL => {
+                let (output, from) = self.sl_to_vl_ports(modifier, input);
+                let map = self
+                    .port_mut(output)
+                    .and_then(|port| port.lanes.get_mut(from));
+                map.map(|map| *map = SlToVl::read(data))
+            }
+            id::VL_ARBITRATION => {
+                let (port, block) = self.arbitration_block(modifier, input);
+                let tables = self.port_mut(port).map(|port| &mut port.arbitration);
+                let table = tables.and_then(|tables| tables.get_mut(block?));
+                table.map(|table| *table = VlArbitration::read(data))
+            }
+            id::LINEAR_FORWARDING if self.tables.is_some() => self.set_linear(modifier, data),
+            id::MULTICAST_FORWARDING if self.tables.is_some() => self.set_multicast(modifier, data),
+            _ => return Err(Status::BAD_ATTRIBUTE),
+        };
+        done.ok_or(Status::BAD_FIELD)
+    }
+
+    /// The first GUID is the one that the port was built with.
+    fn set_guids(&mut self, modifier: u32, mut guids: [u64; 8]) -> Option<()> {
+        if modifier != 0 {
+            return None;
+        }
+        let own = &mut self.end_port_mut().guids;
+        guids[0] = own[0];
+        let changed = std::mem::replace(own, guids) != guids;
+        self.changes.gids |= changed;
+        Some(())
+    }
+
+    fn set_pkeys(&mut self, modifier: u32, input: u8, keys: [u16; PARTITIONS]) -> Option<()> {
+        let number = self.pkey_port(modifier, input)?;
+        let end = self.index(number) == Some(0);
+        let changed = std::mem::replace(&mut self.port_mut(number)?.pkeys, keys) != keys;
+        self.changes.pkeys |= changed && end;
+        Some(())
+    }
+
+    fn set_linear(&mut self, modifier: u32, data: &[u8]) -> Option<()> {
+        let table = &mut self.tables.as_mut()?.linear;
+        let ports = table
+            .get_mut(linear_block(modifier)?..)?
+            .first_chunk_mut()?;
+        *ports = LinearForwarding::read(data).ports;
+        Some(())
+    }
+
+    fn set_multicast(&mut self, modifier: u32, data: &[u8]) -> Option<()> {
+        let (rows, position) = multicast_block(modifier)?;
+        let rows = &mut self.tables.as_mut()?.multicast[rows];
+        let block = MulticastForwarding::read(data);
+        for (row, mask) in rows.iter_mut().zip(block.ports) {
+            row[position] = mask;
+        }
+        Some(())
+    }
+
+    /// Of the modifier of a partition table: the port. There is one block of each.
+    fn pkey_port(&self, modifier: u32, input: u8) -> Option<u8> {
+        (modifier as u16 == 0).then(|| self.named_port(modifier >> 16, input))
+    }
+
+    /// Of the modifier of an SL to VL table: the port that packets leave by, and where in it the port is that they came
+    /// in by.
+    fn sl_to_vl_ports(&self, modifier: u32, input: u8) -> (u8, usize) {
+        if self.tables.is_some() {
+            (modifier as u8, usize::from((modifier >> 8) as u8))
+        } else {
+            (input, 0)
+        }
+    }
+
+    /// Of the modifier of an arbitration table: port and block.
+    fn arbitration_block(&self, modifier: u32, input: u8) -> (u8, Option<usize>) {
+        let block = (modifier >> 16) as usize;
+        let both = [1, 3].contains(&block);
+        (self.named_port(modifier, input), both.then(|| block - 1))
+    }
+
+    /// A port's attributes as whoever asks may see them.
+    fn port_info(&self, request: &Smp, input: u8) -> Option<PortInfo> {
+        let (end, number) = self.port_of(request.header.modifier, input)?;
+        let mut info = self.port(number)?.info;
+        info.local_port = input;
+        if !end {
+            return Some(info);
+        }
+        let own = info.m_key;
+        if own != request.m_key && info.m_key_protection != 0 {
+            info.m_key = 0;
+        }
+        Some(info)
+    }
+
+    /// Of the modifier of a port's attributes: whether it is the end port, and its number. The highest bit says that
+    /// the manager knows extended speeds.
+    fn port_of(&self, modifier: u32, input: u8) -> Option<(bool, u8)> {
+        let number = u8::try_from(modifier & 0x7fff_ffff).ok()?;
+        let number = match (&self.tables, number) {
+            (None, 0) => input,
+            _ => number,
+        };
+        self.port(number)?;
+        Some((self.index(number) == Some(0), number))
+    }
+
+    fn set_switch_info(&mut self, new: &SwitchInfo) -> Option<()> {
+        let info = &mut self.tables.as_mut()?.info;
+        let multicast_end = MULTICAST_LID + info.multicast_cap;
+        if new.linear_top >= info.linear_cap
+            || new.multicast_top != 0
+                && !(MULTICAST_LID - 1..multicast_end).contains(&new.multicast_top)
+        {
+            return None;
+        }
+        *info = SwitchInfo {
+            linear_top: new.linear_top,
+            default_port: new.default_port,
+            default_multicast_primary: new.default_multicast_primary,
+            default_multicast_not_primary: new.default_multicast_not_primary,
+            life_time: new.life_time,
+            state_change: info.state_change && !new.state_change,
+            multicast_top: new.multicast_top,
+            ..*info
+        };
+        Some(())
+    }
+
+    /// Checks everything, and then changes what may be changed.
+    fn set_port_info(&mut self, new: &PortInfo, modifier: u32, input: u8) -> Option<()> {
+        let (end, number) = self.port_of(modifier, input)?;
+        let switch = self.tables.is_some();
+        let old = self.port(number)?.info;
+        let mut info = old;
+        if end {
+            set_end_port(new, &mut info, switch)?;
+        }
+        let linked = !(switch && number == 0);
+        if linked {
+            set_link(new, &mut info)?;
+        }
+        if switch && linked {
+            info.enforce_inbound = new.enforce_inbound;
+            info.enforce_outbound = new.enforce_outbound;
+            info.filter_raw_inbound = new.filter_raw_inbound;
+            info.filter_raw_outbound = new.filter_raw_outbound;
+        }
+        self.port_mut(number)?.info = info;
+        if end {
+            self.changes.lid |= (old.lid, old.lmc) != (info.lid, info.lmc);
+            self.changes.manager |= (old.sm_lid, old.sm_sl) != (info.sm_lid, info.sm_sl);
+            self.changes.gids |= old.gid_prefix != info.gid_prefix;
+            self.changes.reregister |= new.client_reregister;
+        }
+        if linked {
+            if new.physical_state != PhysicalState::NO_CHANGE {
+                self.set_physical_state(number, new.physical_state);
+            } else if new.state == PortState::DOWN && old.state != PortState::DOWN {
+                self.set_physical_state(number, info.down_default);
+            }
+        }
+        Some(())
+    }
+}
+
+/// What only the end port has.
+fn set_end_port(new: &PortInfo, info: &mut PortInfo, switch: bool) -> Option<()> {
+    let unicast = |lid| lid < MULTICAST_LID;
+    if !unicast(new.lid) || !unicast(new.sm_lid) || switch && new.lmc != 0 {
+        return None;
+    }
+    info.m_key = new.m_key;
+    info.gid_prefix = new.gid_prefix;
+    info.lid = new.lid;
+    info.lmc = new.lmc;
+    info.sm_lid = new.sm_lid;
+    info.sm_sl = new.sm_sl;
+    info.m_key_lease = new.m_key_lease;
+    info.m_key_protection = new.m_key_protection;
+    info.subnet_timeout = new.subnet_timeout;
+    info.init_type = new.init_type;
+    for (violations, wanted) in [
+        (&mut info.m_key_violations, new.m_key_violations),
+        (&mut info.p_key_violations, new.p_key_violations),
+        (&mut info.q_key_violations, new.q_key_violations),
+    ] {
+        if wanted == 0 {
+            *violations = 0;
+        }
+    }
+    Some(())
+}
+
+/// What each port with a link has (14.2.5.6): checks it, and changes it but for what takes the link down.
+fn set_link(new: &PortInfo, info: &mut PortInfo) -> Option<()> {
+    match new.state {
+        PortState::NO_CHANGE | PortState::DOWN => {}
+        PortState::ARMED if [PortState::INIT, PortState::ARMED].contains(&info.state) => {
+            info.state = new.state;
+        }
+        PortState::ACTIVE if [PortState::ARMED, PortState::ACTIVE].contains(&info.state) => {
+            info.state = new.state;
+        }
+        _ => return None,
+    }
+    if new.physical_state > PhysicalState::DISABLED {
+        return None;
+    }
+    match new.down_default {
+        PhysicalState::NO_CHANGE => {}
+        PhysicalState::SLEEP | PhysicalState::POLLING => info.down_default = new.down_default,
+        _ => return None,
+    }
+    let choose = |enabled: &mut u8, wanted: u8, supported: u8, all: u8| {
+        *enabled = match wanted {
+            0 => *enabled,
+            _ if wanted == all => supported,
+            _ if wanted & !supported == 0 => wanted,
+            _ => return None,
+        };
+        Some(())
+    };
+    choose(
+        &mut info.width_enabled,
+        new.width_enabled,
+        info.width_supported,
+        0xff,
+    )?;
+    choose(
+        &mut info.speed_enabled,
+        new.speed_enabled,
+        info.speed_supported,
+        0xf,
+    )?;
+    if new.extended_speed_enabled == 30 {
+        info.extended_speed_enabled = 0;
+    } else {
+        let supported = info.extended_speed_supported;
+        choose(
+            &mut info.extended_speed_enabled,
+            new.extended_speed_enabled,
+            supported,
+            31,
+        )?;
+    }
+    mtu_of(new.neighbor_mtu).filter(|_| new.neighbor_mtu <= info.mtu_cap)?;
+    info.neighbor_mtu = new.neighbor_mtu;
+    if new.operational_vls > info.vl_cap {
+        return None;
+    }
+    if new.operational_vls != 0 {
+        info.operational_vls = new.operational_vls;
+    }
+    info.vl_high_limit = new.vl_high_limit;
+    info.vl_stall_count = new.vl_stall_count;
+    info.head_of_queue_life = new.head_of_queue_life;
+    info.local_physical_errors = new.local_physical_errors;
+    info.overrun_errors = new.overrun_errors;
+    Some(())
+}
+
+fn respond(response: Smp) -> Answer {
+    Answer::Respond(Box::new(response))
+}
+
+/// Of the modifier of a linear forwarding table: the first LID.
+fn linear_block(modifier: u32) -> Option<usize> {
+    usize::try_from(modifier).ok()?.checked_mul(64)
+}
+
+/// Of the modifier of a multicast forwarding table: LIDs and ports.
+fn multicast_block(modifier: u32) -> Option<(std::ops::Range<usize>, usize)> {
+    let start = (modifier & 0x1ff) as usize * 32;
+    let rows = start..start + 32;
+    (rows.end <= MULTICAST_CAP.into() && modifier << 4 >> 13 == 0)
+        .then_some((rows, (modifier >> 28) as usize))
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A host channel adapter with one port, whose number is 1 (IBTA volume 1, chapter 17), without queue pairs: what is
+//! not for its agents it delivers to its owner, and what the owner sends it lets out as the standard has it.
+
+use crate::{
+    Lid,
+    agent::{Agent, Identity},
+    attributes::{PortState, lanes_of},
+    directed::Step,
+    mad::{PERMISSIVE, Smp},
+    node::{Reply, answer_general, answer_smp, check_pkey, smp_packet},
+    packet::{Body, MANAGEMENT_LANE, Packet},
+    performance::count,
+    port::{MAX_FRAME, MAX_WAIT, PortConfig, is_multicast},
+};
+use std::{collections::BTreeSet, error::Error, fmt, time::Duration};
+
+pub use crate::node::Output;
+
+/// The number of the port.
+pub const PORT: u8 = 1;
+
+/// An HCA.
+#[derive(Clone, Debug)]
+pub struct Hca {
+    agent: Agent,
+    groups: BTreeSet<Lid>,
+}
+
+/// Why a packet was not sent.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SendError {
+    /// The port is not active; for management packets, the link is down.
+    Down,
+    /// Too much waits for the link.
+    Busy,
+    /// The partition key is not in the port's table.
+    Partition,
+    /// The service level has no lane.
+    ServiceLevel,
+    /// The packet is longer than the link's MTU allows.
+    TooLong,
+    /// A packet to QP 0 that is none of subnet management, or whose directed route does not begin here.
+    Management,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Down => "the port does not let such packets out",
+            Self::Busy => "too much waits for the link",
+            Self::Partition => "the partition key is not in the port's table",
+            Self::ServiceLevel => "the service level has no lane",
+            Self::TooLong => "the packet is too long for the link",
+            Self::Management => "the packet is no valid one of subnet management",
+        })
+    }
+}
+
+impl Error for SendError {}
+
+impl Hca {
+    /// An HCA without a link.
+    pub fn new(identity: &Identity, config: PortConfig) -> Self {
+        Self {
+            agent: Agent::adapter(identity, config),
+            groups: BTreeSet::new(),
+        }
+    }
+
+    /// Its agents.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// Its agents, to change what they know.
+    pub fn agent_mut(&mut self) -> &mut Agent {
+        &mut self.agent
+    }
+
+    /// Receives packets to a multicast LID from now on.
+    pub fn attach(&mut self, group: Lid) {
+        self.groups.insert(group);
+    }
+
+    /// Receives packets to a multicast LID no more.
+    pub fn detach(&mut self, group: Lid) {
+        self.groups.remove(&group);
+    }
+
+    /// Lets time pass: traps.
+    pub fn poll(&mut self, now: Duration) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if let Some(trap) = self.agent.poll(now) {
+            let info = *self.agent.end_port().info();
+            let packet = smp_packet(&trap, (info.lid, info.sm_lid), info.sm_sl);
+            self.leave(packet, Step::Lid(info.sm_lid), now, &mut outputs);
+        }
+        outputs
+    }
+
+    /// A frame came in by the link.
+    pub fn receive(&mut self, frame: &[u8], now: Duration) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if self.agent.receive(PORT, frame).is_none() {
+            return outputs;
+        }
+        if let Ok(packet) = Packet::parse(frame) {
+            self.accept(packet, now, &mut outputs);
+        } else {
+            let counters = &mut self.agent.end_port_mut().statistics.counters;
+            count!(counters.receive_errors);
+        }
+        outputs
+    }
+
+    /// Sends a packet. Its source is one of the port's own LIDs in any case, and its lane that of its service level.
+    ///
+    /// # Errors
+    ///
+    /// The port does not let the packet out.
+    pub fn send(&mut self, mut packet: Packet, now: Duration) -> Result<Vec<Output>, SendError> {
+        let port = self.agent.end_port();
+        let info = port.info();
+        if !port.has_lid(packet.source) {
+            packet.source = info.lid;
+        }
+        let mut step = Step::Lid(packet.destination);
+        let management =
+            matches!(&packet.body, Body::Transport { bth, .. } if bth.destination_qp == 0);
+        if management {
+            packet.lane = MANAGEMENT_LANE;
+            let smp = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad));
+            let Some(Ok(mut smp)) = smp else {
+                return Err(SendError::Management);
+            };
+            if let Some(route) = &mut smp.route {
+                // It begins here, or, behind a part of the way by LID, at a switch.
+                if route.source == PERMISSIVE || route.returning {
+                    step = route.depart(self.agent.place());
+                    if step == Step::Discard {
+                        return Err(SendError::Management);
+                    }
+                    packet = smp_packet(&smp, (PERMISSIVE, PERMISSIVE), packet.service_level);
+                }
+            }
+            if step == Step::Lid(PERMISSIVE) {
+                return Err(SendError::Management);
+            }
+        } else {
+            if info.state != PortState::ACTIVE {
+                return Err(SendError::Down);
+            }
+            let level = usize::from(packet.service_level & 0xf);
+            packet.lane = port.lanes[0].lanes[level];
+            let lanes = lanes_of(info.operational_vls).unwrap_or(1);
+            if packet.lane >= lanes {
+                return Err(SendError::ServiceLevel);
+            }
+            if let Body::Transport { bth, .. } = &packet.body
+                && !port.pkeys().contains(&bth.pkey)
+            {
+                return Err(SendError::Partition);
+            }
+        }
+        let (Body::Transport { rest, .. } | Body::Raw(rest)) = &packet.body;
+        if rest.len() > MAX_FRAME {
+            return Err(SendError::TooLong);
+        }
+        if port.backlog(now) > MAX_WAIT / 2 {
+            return Err(SendError::Busy);
+        }
+        let mut outputs = Vec::new();
+        if is_multicast(packet.destination) && self.groups.contains(&packet.destination) {
+            self.accept(packet.clone(), now, &mut outputs);
+        }
+        if self.leave(packet, step, now, &mut outputs) {
+            Ok(outputs)
+        } else if management {
+            Err(SendError::Down)
+        } else {
+            Err(SendError::TooLong)
+        }
+    }
+
+    /// A packet goes where `step` says; whether it could.
+    fn leave(
+        &mut self,
+        packet: Packet,
+        step: Step,
+        now: Duration,
+        outputs: &mut Vec<Output>,
+    ) -> bool {
+        match step {
+            // A response along a route without hops is for the owner, a request for the agent.
+            Step::Here => self.end(packet, now, outputs),
+            Step::Lid(lid) if self.agent.end_port().has_lid(lid) => {
+                self.accept(packet, now, outputs);
+            }
+            Step::Lid(_) | Step::Port(PORT) => {
+                let frame = packet.to_bytes();
+                let left = self.agent.end_port_mut().transmit(&frame, MAX_WAIT, now);
+                let Some(at) = left else {
+                    return false;
+                };
+                outputs.push(Output::Transmit {
+                    port: PORT,
+                    frame,
+                    at,
+                });
+            }
+            Step::Port(_) | Step::Discard => return false,
+        }
+        true
+    }
+
+    /// A packet came, from the link or from the HCA itself.
+    fn accept(&mut self, packet: Packet, now: Duration, outputs: &mut Vec<Output>) {
+        let port = self.agent.end_port();
+        let Body::Transport { bth, .. } = &packet.body else {
+            return;
+        };
+        let management = packet.lane == MANAGEMENT_LANE;
+        let to = packet.destination;
+        if bth.version != 0 || management != (bth.destination_qp == 0) {
+            return;
+        }
+        if management {
+            if to == PERMISSIVE || port.has_lid(to) {
+                self.accept_smp(packet, now, outputs);
+            }
+            return;
+        }
+        let here = port.has_lid(to) || is_multicast(to) && self.groups.contains(&to);
+        if !here || !check_pkey(&mut self.agent, &packet) {
+            return;
+        }
+        if bth.destination_qp != 1 {
+            outputs.push(Output::Deliver(packet));
+            return;
+        }
+        match answer_general(&mut self.agent, &packet) {
+            Some(Reply::Send(mut response, step)) => {
+                let level = usize::from(response.service_level & 0xf);
+                response.lane = self.agent.end_port().lanes[0].lanes[level];
+                self.leave(response, step, now, outputs);
+            }
+            Some(Reply::Deliver) => outputs.push(Output::Deliver(packet)),
+            None => {}
+        }
+    }
+
+    /// A packet of subnet management came.
+    fn accept_smp(&mut self, packet: Packet, now: Duration, outputs: &mut Vec<Output>) {
+        let Some(Ok(mut smp)) = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad)) else {
+            return;
+        };
+        let Some(route) = &mut smp.route else {
+            if packet.destination != PERMISSIVE {
+                self.end(packet, now, outputs);
+            }
+            return;
+        };
+        if route.arrive(PORT, self.agent.place()) == Step::Here {
+            let addresses = (packet.source, packet.destination);
+            let packet = smp_packet(&smp, addresses, packet.service_level);
+            self.end(packet, now, outputs);
+        }
+    }
+
+    /// A packet of subnet management ends here.
+    fn end(&mut self, packet: Packet, now: Duration, outputs: &mut Vec<Output>) {
+        let Some(Ok(smp)) = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad)) else {
+            return;
+        };
+        match answer_smp(&mut self.agent, &packet, &smp, PORT, now) {
+            Some(Reply::Send(response, step)) => {
+                self.leave(response, step, now, outputs);
+            }
+            Some(Reply::Deliver) => outputs.push(Output::Deliver(packet)),
+            None => {}
+        }
+    }
+}

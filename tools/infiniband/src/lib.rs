@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! An InfiniBand subnet, as values: packets and the time go in, packets come out.
+//!
+//! ```text
+//!  topology ──▶ subnet ──┬── hca     one port   ──┬── agent    attributes, M_Key, traps, counters
+//!                        ├── switch  many ports ──┤── port     state, lanes, partitions
+//!                        └── links                └── directed routes
+//!
+//!  packet   LRH, GRH, BTH, CRCs      mad   management datagrams      attributes, trap   what is in them
+//! ```
+//!
+//! There is no thread, socket or clock in here, and no subnet manager: whoever has one lets it talk to the subnet
+//! through the port of an HCA. Until it has, only management packets pass. Time is the
+//! [`Duration`](std::time::Duration) since a beginning that the owner chooses. Clauses in this documentation are those
+//! of volume 1 of the InfiniBand Architecture Specification.
+//!
+//! # What hostile packets can do
+//!
+//! Bytes of any kind are read into values or refused, and never make anything panic. An agent takes a limited number of
+//! management packets in a time, remembers a limited number of traps, and guards its node by the management key. A
+//! packet from an HCA has the HCA's own LID as its source, whatever the sender wanted.
+//!
+//! # Example
+//!
+//! ```
+//! use std::time::Duration;
+//! use vrnic_infiniband::{
+//!     attributes::{NodeInfo, NodeType, id},
+//!     mad::{Method, Route, Smp},
+//!     subnet::Subnet,
+//!     topology::Topology,
+//! };
+//!
+//! let topology = Topology::parse("[single]\nhosts = 3").unwrap();
+//! let mut subnet = Subnet::new(&topology);
+//! // The links come up.
+//! subnet.run_until(Duration::from_millis(100));
+//!
+//! // What is behind the first HCA's port?
+//! let from = subnet.hcas().next().unwrap();
+//! let request = Smp { route: Route::along(&[1]), ..Smp::request(Method::GET, id::NODE_INFO, 0) };
+//! subnet.send_smp(from, &request, 0).unwrap();
+//! subnet.run_until(Duration::from_millis(200));
+//!
+//! let (at, packet) = subnet.receive().unwrap();
+//! let (_, _, mad) = packet.as_datagram().unwrap();
+//! let node = NodeInfo::read(&Smp::parse(mad).unwrap().data);
+//! assert_eq!((at, node.kind, node.ports), (from, NodeType::SWITCH, 3));
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod attributes;
+pub mod directed;
+mod field;
+pub mod hca;
+pub mod mad;
+mod node;
+pub mod packet;
+pub mod performance;
+pub mod port;
+pub mod subnet;
+pub mod switch;
+pub mod topology;
+pub mod trap;
+
+/// A local identifier (4.1.3): 0 is none, up to 0xbfff ports, from [`MULTICAST_LID`](port::MULTICAST_LID) on groups,
+/// and [`PERMISSIVE`](mad::PERMISSIVE).
+pub type Lid = u16;

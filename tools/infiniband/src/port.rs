@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A port: its attributes, its state, and what it lets through (IBTA volume 1, 7.2.7).
+
+use crate::{
+    attributes::{
+        PhysicalState, PortInfo, PortState, SlToVl, VlArbitration, lanes_of, mtu_of, speed,
+        time_of, width,
+    },
+    mad::PERMISSIVE,
+    packet::{self, Lrh, MAX_MTU, MAX_OVERHEAD, VCRC_LENGTH},
+    performance::{Statistics, count},
+};
+use serde::Deserialize;
+use std::time::Duration;
+
+/// Entries of the partition table of a port.
+pub const PARTITIONS: usize = 32;
+/// Partition key that every table begins with (10.9.2): full members of the default partition.
+pub const DEFAULT_PKEY: u16 = 0xffff;
+/// Bit of a partition key that makes a full member.
+pub const FULL_MEMBER: u16 = 0x8000;
+
+/// Longest that a packet waits for a link where no lifetime says less.
+pub const MAX_WAIT: Duration = Duration::from_secs(1);
+
+/// How fast a lane is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Speed {
+    /// 2.5 Gb/s, 2 of data.
+    Sdr,
+    /// 5 Gb/s, 4 of data.
+    Ddr,
+    /// 10 Gb/s, 8 of data.
+    Qdr,
+    /// 14.0625 Gb/s, 13.64 of data.
+    Fdr,
+    /// 25.78125 Gb/s, 25 of data.
+    Edr,
+    /// 53.125 Gb/s, 50 of data.
+    Hdr,
+}
+
+impl Speed {
+    /// All speeds.
+    pub const ALL: [Self; 6] = [
+        Self::Sdr,
+        Self::Ddr,
+        Self::Qdr,
+        Self::Fdr,
+        Self::Edr,
+        Self::Hdr,
+    ];
+
+    /// Bits of data per second and lane.
+    pub const fn lane_rate(self) -> u64 {
+        match self {
+            Self::Sdr => 2_000_000_000,
+            Self::Ddr => 4_000_000_000,
+            Self::Qdr => 8_000_000_000,
+            Self::Fdr => 13_636_363_636,
+            Self::Edr => 25_000_000_000,
+            Self::Hdr => 50_000_000_000,
+        }
+    }
+
+    /// Bits of the attribute's basic and extended speeds.
+    const fn bits(self) -> (u8, u8) {
+        match self {
+            Self::Sdr => (speed::SDR, 0),
+            Self::Ddr => (speed::DDR, 0),
+            Self::Qdr => (speed::QDR, 0),
+            Self::Fdr => (speed::QDR, speed::FDR),
+            Self::Edr => (speed::QDR, speed::EDR),
+            Self::Hdr => (speed::QDR, speed::HDR),
+        }
+    }
+}
+
+/// How many lanes a link has.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub enum Width {
+    /// One.
+    #[serde(rename = "1x")]
+    X1,
+    /// Four.
+    #[serde(rename = "4x")]
+    X4,
+    /// Eight.
+    #[serde(rename = "8x")]
+    X8,
+    /// Twelve.
+    #[serde(rename = "12x")]
+    X12,
+}
+
+impl Width {
+    /// All widths.
+    pub const ALL: [Self; 4] = [Self::X1, Self::X4, Self::X8, Self::X12];
+
+    /// Lanes.
+    pub const fn lanes(self) -> u64 {
+        match self {
+            Self::X1 => 1,
+            Self::X4 => 4,
+            Self::X8 => 8,
+            Self::X12 => 12,
+        }
+    }
+
+    /// Bit of the attribute.
+    const fn bit(self) -> u8 {
+        match self {
+            Self::X1 => width::X1,
+            Self::X4 => width::X4,
+            Self::X8 => width::X8,
+            Self::X12 => width::X12,
+        }
+    }
+}
+
+/// What the hardware of a port can do.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct PortConfig {
+    /// Greatest width; it can do all smaller ones.
+    pub width: Width,
+    /// Greatest speed; it can do all slower ones.
+    pub speed: Speed,
+    /// Greatest MTU, as [`mtu_of`] has it.
+    pub mtu: u8,
+    /// Data lanes, as [`lanes_of`] has it.
+    pub lanes: u8,
+}
+
+impl Default for PortConfig {
+    /// 4 lanes of 25 Gb/s, 4096 bytes, 8 data lanes.
+    fn default() -> Self {
+        Self {
+            width: Width::X4,
+            speed: Speed::Edr,
+            mtu: 5,
+            lanes: 4,
+        }
+    }
+}
+
+/// Whether a member with the key `pkey` may talk to one with one of `keys` (10.9.3): the same partition, and one of
+/// them a full member.
+pub fn admits(keys: &[u16], pkey: u16) -> bool {
+    let partition = pkey & !FULL_MEMBER;
+    partition != 0
+        && keys
+            .iter()
+            .any(|key| key & !FULL_MEMBER == partition && (key | pkey) & FULL_MEMBER != 0)
+}
+
+/// A port.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its attributes, as a manager sees them but for what depends on who asks.
+    pub(crate) info: PortInfo,
+    /// Partition table.
+    pub(crate) pkeys: [u16; PARTITIONS],
+    /// GUIDs; only where packets end.
+    pub(crate) guids: [u64; 8],
+    /// Lanes of packets that leave, by the port that they came in by.
+    pub(crate) lanes: Vec<SlToVl>,
+    /// Arbitration tables: two blocks of low priority, two of high. Kept for who reads them: packets leave in the order
+    /// in which they came.
+    pub(crate) arbitration: [VlArbitration; 4],
+    /// Counters.
+    pub(crate) statistics: Statistics,
+    /// Until when the link is busy with packets that left.
+    busy: Duration,
+    /// Errors of the physical layer that good packets have not made up for.
+    errors: u8,
+}
+
+/// What came of a frame at the physical end of a port.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// It goes on.
+    Good(Lrh),
+    /// It is dropped.
+    Dropped,
+    /// It is dropped, and with it the errors became too many.
+    TooManyErrors,
+}
+
+impl Port {
+    /// A port without a link; `inputs` is the number of ports whose packets can leave by it.
+    pub(crate) fn new(config: PortConfig, guid: u64, inputs: usize) -> Self {
+        let widths = Width::ALL.into_iter().filter(|it| *it <= config.width);
+        let widths = widths.fold(0, |bits, width| bits | width.bit());
+        let speeds = Speed::ALL.into_iter().filter(|it| *it <= config.speed);
+        let (basic, extended) = speeds.fold((0, 0), |(basic, extended), speed| {
+            (basic | speed.bits().0, extended | speed.bits().1)
+        });
+        let mut pkeys = [0; PARTITIONS];
+        pkeys[0] = DEFAULT_PKEY;
+        let mut guids = [0; 8];
+        guids[0] = guid;
+        let lanes = lanes_of(config.lanes).unwrap_or(1);
+        let map = SlToVl {
+            lanes: std::array::from_fn(|level| level as u8 % lanes),
+        };
+        let weights = VlArbitration {
+            entries: std::array::from_fn(|place| {
+                if place < usize::from(lanes) {
+                    (place as u16) << 8 | 4
+                } else {
+                    0
+                }
+            }),
+        };
+        let none = VlArbitration::default();
+        Self {
+            info: PortInfo {
+                gid_prefix: 0xfe80 << 48,
+                width_enabled: widths,
+                width_supported: widths,
+                width_active: width::X4.min(widths),
+                speed_supported: basic,
+                speed_enabled: basic,
+                speed_active: speed::SDR,
+                extended_speed_supported: extended,
+                extended_speed_enabled: extended,
+                state: PortState::DOWN,
+                physical_state: PhysicalState::POLLING,
+                down_default: PhysicalState::POLLING,
+                neighbor_mtu: config.mtu,
+                mtu_cap: config.mtu,
+                vl_cap: config.lanes,
+                operational_vls: config.lanes,
+                vl_arbitration_low_cap: 32,
+                vl_arbitration_high_cap: 32,
+                head_of_queue_life: 16,
+                subnet_timeout: 18,
+                local_physical_errors: 8,
+                overrun_errors: 8,
+                guid_cap: 8,
+                ..PortInfo::default()
+            },
+            pkeys,
+            guids,
+            lanes: vec![map; inputs],
+            arbitration: [weights, none, weights, none],
+            statistics: Statistics::default(),
+            busy: Duration::ZERO,
+            errors: 0,
+        }
+    }
+
+    /// Its attributes.
+    pub fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    /// Its counters.
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Its partition table.
+    pub fn pkeys(&self) -> &[u16] {
+        &self.pkeys
+    }
+
+    /// Its GUIDs.
+    pub fn guids(&self) -> &[u64] {
+        &self.guids
+    }
+
+    /// Whether the physical link is up.
+    pub fn has_link(&self) -> bool {
+        self.info.physical_state == PhysicalState::LINK_UP
+    }
+
+    /// Whether the port has that unicast LID (4.1.3).
+    pub fn has_lid(&self, lid: u16) -> bool {
+        let mask = (1 << self.info.lmc) - 1;
+        self.info.lid != 0 && lid & !mask == self.info.lid & !mask
+    }
+
+    /// Bits of data per second.
+    pub fn rate(&self) -> u64 {
+        let info = &self.info;
+        let width = Width::ALL
+            .into_iter()
+            .find(|it| it.bit() == info.width_active);
+        let active = (info.speed_active, info.extended_speed_active);
+        let speed = Speed::ALL.into_iter().rev().find(|it| it.bits() == active);
+        width.map_or(1, Width::lanes) * speed.unwrap_or(Speed::Sdr).lane_rate()
+    }
+
+    /// The best width and speed that both can do and may use; `None` if there are none.
+    pub fn negotiate(&self, peer: &Self) -> Option<(Width, Speed)> {
+        let widths = self.info.width_enabled & peer.info.width_enabled;
+        let width = Width::ALL
+            .into_iter()
+            .rev()
+            .find(|it| widths & it.bit() != 0)?;
+        let basic = self.info.speed_enabled & peer.info.speed_enabled;
+        let extended = self.info.extended_speed_enabled & peer.info.extended_speed_enabled;
+        let speed = Speed::ALL.into_iter().rev().find(|it| match it.bits() {
+            (bit, 0) => basic & bit != 0,
+            (_, bit) => extended & bit != 0,
+        })?;
+        Some((width, speed))
+    }
+
+    /// The link came up.
+    pub(crate) fn link_up(&mut self, width: Width, speed: Speed) {
+        let info = &mut self.info;
+        info.width_active = width.bit();
+        (info.speed_active, info.extended_speed_active) = speed.bits();
+        info.physical_state = PhysicalState::LINK_UP;
+        info.state = PortState::INIT;
+        self.errors = 0;
+    }
+
+    /// The link went down, and the physical layer is now in that state. Whether it was up before.
+    pub(crate) fn link_down(&mut self, physical_state: PhysicalState) -> bool {
+        self.info.physical_state = physical_state;
+        self.busy = Duration::ZERO;
+        let was = std::mem::replace(&mut self.info.state, PortState::DOWN) != PortState::DOWN;
+        if was {
+            count!(self.statistics.counters.link_downed);
+        }
+        was
+    }
+
+    /// A frame came in by the link.
+    pub(crate) fn receive(&mut self, frame: &[u8]) -> Received {
+        if !self.has_link() {
+            return Received::Dropped;
+        }
+        let counters = &mut self.statistics.counters;
+        let Ok(lrh) = packet::check(frame) else {
+            count!(counters.symbol_errors);
+            count!(counters.receive_errors);
+            self.errors += 1;
+            if self.errors <= self.info.local_physical_errors {
+                return Received::Dropped;
+            }
+            self.errors = 0;
+            self.statistics.link_integrity_error();
+            return Received::TooManyErrors;
+        };
+        self.errors = self.errors.saturating_sub(1);
+        self.statistics
+            .received(lrh.length, is_multicast(lrh.destination));
+        if lrh.is_management() {
+            return Received::Good(lrh);
+        }
+        let lanes = lanes_of(self.info.operational_vls).unwrap_or(1);
+        let mtu = mtu_of(self.info.mtu_cap).unwrap_or(MAX_MTU);
+        if self.info.state < PortState::ARMED {
+            return Received::Dropped;
+        }
+        if lrh.lane >= lanes || frame.len() > mtu + MAX_OVERHEAD {
+            count!(self.statistics.counters.receive_errors);
+            return Received::Dropped;
+        }
+        self.info.state = PortState::ACTIVE;
+        Received::Good(lrh)
+    }
+
+    /// A frame that [`check`](packet::check) takes leaves by the link: when its last byte has left. `None`, and a
+    /// discard, if it cannot, or not within `life`.
+    pub(crate) fn transmit(
+        &mut self,
+        frame: &[u8],
+        life: Duration,
+        now: Duration,
+    ) -> Option<Duration> {
+        let leaves = Lrh::parse(frame).and_then(|lrh| {
+            let info = &self.info;
+            let mtu = mtu_of(info.neighbor_mtu).unwrap_or(MAX_MTU);
+            let fits = if lrh.is_management() {
+                info.state >= PortState::INIT
+            } else {
+                let lanes = lanes_of(info.operational_vls).unwrap_or(1);
+                info.state == PortState::ACTIVE
+                    && lrh.lane < lanes
+                    && frame.len() <= mtu + MAX_OVERHEAD
+            };
+            let start = self.busy.max(now);
+            let life = life.min(life_of(info.head_of_queue_life));
+            (self.has_link() && fits && start.saturating_sub(now) <= life).then_some((lrh, start))
+        });
+        let Some((lrh, start)) = leaves else {
+            count!(self.statistics.counters.transmit_discards);
+            return None;
+        };
+        let bits = frame.len() as u64 * 8;
+        self.busy = start + Duration::from_nanos((bits * 1_000_000_000).div_ceil(self.rate()));
+        self.statistics
+            .transmitted(lrh.length, is_multicast(lrh.destination));
+        Some(self.busy)
+    }
+
+    /// How long what leaves now waits.
+    pub(crate) fn backlog(&self, now: Duration) -> Duration {
+        self.busy.saturating_sub(now)
+    }
+
+    /// Of a frame that [`check`](packet::check) takes: whether the port's partition table admits it. Raw packets and
+    /// those of subnet management have no partition key.
+    pub(crate) fn admits(&self, frame: &[u8], lrh: &Lrh) -> bool {
+        lrh.is_management()
+            || packet::transport(frame).is_none_or(|bth| admits(&self.pkeys, bth.pkey))
+    }
+}
+
+/// How long a packet may wait, of a lifetime as attributes have it (18.2.5.4).
+pub(crate) fn life_of(exponent: u8) -> Duration {
+    if exponent > 19 {
+        MAX_WAIT
+    } else {
+        Duration::from_nanos(time_of(exponent)).min(MAX_WAIT)
+    }
+}
+
+/// Least multicast LID (4.1.3).
+pub const MULTICAST_LID: u16 = 0xc000;
+
+/// Whether a LID is one of multicast.
+pub const fn is_multicast(lid: u16) -> bool {
+    lid >= MULTICAST_LID && lid != PERMISSIVE
+}
+
+/// Bytes of the longest frame.
+pub const MAX_FRAME: usize = MAX_MTU + MAX_OVERHEAD + VCRC_LENGTH;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Bth, Deth, Packet};
+
+    fn frame(lane: u8, payload: usize) -> Vec<u8> {
+        let bth = Bth {
+            destination_qp: 5,
+            pkey: DEFAULT_PKEY,
+            ..Bth::default()
+        };
+        let mut packet = Packet::datagram((1, 2), 0, bth, Deth::default(), &vec![0; payload]);
+        packet.lane = lane;
+        packet.to_bytes()
+    }
+
+    fn port(state: PortState) -> Port {
+        let mut port = Port::new(PortConfig::default(), 1, 1);
+        port.link_up(Width::X4, Speed::Edr);
+        port.info.state = state;
+        port
+    }
+
+    #[test]
+    fn the_state_says_what_passes() {
+        let states = [
+            PortState::DOWN,
+            PortState::INIT,
+            PortState::ARMED,
+            PortState::ACTIVE,
+        ];
+        for (state, [management_in, data_in, management_out, data_out]) in states.into_iter().zip([
+            [false; 4],
+            [true, false, true, false],
+            [true, true, true, false],
+            [true; 4],
+        ]) {
+            let port = || {
+                let mut port = port(state);
+                if state == PortState::DOWN {
+                    port.link_down(PhysicalState::POLLING);
+                }
+                port
+            };
+            for (lane, receives, transmits) in
+                [(15, management_in, management_out), (0, data_in, data_out)]
+            {
+                let frame = frame(lane, 256);
+                let mut receiver = port();
+                let received = matches!(receiver.receive(&frame), Received::Good(_));
+                assert_eq!(received, receives, "{state:?} {lane}");
+                let activated = receiver.info.state == PortState::ACTIVE;
+                assert_eq!(activated, data_out || receives && lane == 0);
+                let mut sender = port();
+                let left = sender.transmit(&frame, MAX_WAIT, Duration::ZERO).is_some();
+                assert_eq!(left, transmits, "{state:?} {lane}");
+                assert_eq!(
+                    sender.statistics.counters.transmit_discards,
+                    u16::from(!transmits)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_link_takes_its_time() {
+        let mut port = port(PortState::ACTIVE);
+        let frame = frame(0, 4096);
+        let nanoseconds = frame.len() as u64 * 8 / 100 + 1;
+        for count in 1..4 {
+            let left = port.transmit(&frame, MAX_WAIT, Duration::ZERO).unwrap();
+            assert!(
+                left.as_nanos().abs_diff((count * nanoseconds).into()) < 4,
+                "{left:?}"
+            );
+        }
+        let life = Duration::from_nanos(900);
+        assert_eq!(
+            port.transmit(&frame, life, Duration::ZERO),
+            None,
+            "too late"
+        );
+        assert!(
+            port.transmit(&frame, life, Duration::from_micros(1))
+                .is_some()
+        );
+        port.info.neighbor_mtu = 4;
+        assert_eq!(
+            port.transmit(&frame, MAX_WAIT, Duration::from_secs(1)),
+            None,
+            "too long"
+        );
+        port.info.neighbor_mtu = 5;
+        port.info.operational_vls = 1;
+        assert!(
+            port.transmit(&self::frame(1, 4), MAX_WAIT, Duration::from_secs(1))
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn errors_are_counted_until_they_are_too_many() {
+        let mut port = port(PortState::ACTIVE);
+        let good = frame(0, 4);
+        let mut bad = good.clone();
+        bad[20] ^= 1;
+        for _ in 0..100 {
+            assert_eq!(port.receive(&bad), Received::Dropped);
+            assert!(matches!(port.receive(&good), Received::Good(_)));
+        }
+        let outcomes: Vec<_> = (0..9).map(|_| port.receive(&bad)).collect();
+        assert_eq!(outcomes[8], Received::TooManyErrors);
+        assert!(outcomes[..8].iter().all(|it| *it == Received::Dropped));
+        let counters = &port.statistics.counters;
+        assert_eq!(
+            (counters.symbol_errors, counters.local_link_integrity_errors),
+            (109, 1)
+        );
+        // Any bytes.
+        for length in 0..40 {
+            port.receive(&vec![0xa5; length]);
+        }
+    }
+
+    #[test]
+    fn the_best_of_both_is_used() {
+        let slow = PortConfig {
+            width: Width::X1,
+            speed: Speed::Qdr,
+            ..PortConfig::default()
+        };
+        let (mut fast, slow) = (
+            Port::new(PortConfig::default(), 1, 1),
+            Port::new(slow, 2, 1),
+        );
+        assert_eq!(fast.negotiate(&fast), Some((Width::X4, Speed::Edr)));
+        assert_eq!(fast.negotiate(&slow), Some((Width::X1, Speed::Qdr)));
+        assert_eq!(slow.negotiate(&fast), fast.negotiate(&slow));
+        for width in Width::ALL {
+            for speed in Speed::ALL {
+                fast.link_up(width, speed);
+                assert_eq!(fast.rate(), width.lanes() * speed.lane_rate());
+            }
+        }
+        fast.info.width_enabled = width::X4;
+        assert_eq!(fast.negotiate(&slow), None);
+    }
+
+    #[test]
+    fn one_of_two_is_a_full_member() {
+        let keys = [0x8001, 0x0002, 0];
+        for (pkey, admitted) in [
+            (0x8001, true),
+            (1, true),
+            (0x8002, true),
+            (2, false),
+            (3, false),
+            (0, false),
+            (0x8000, false),
+        ] {
+            assert_eq!(admits(&keys, pkey), admitted, "{pkey:#x}");
+        }
+    }
+}

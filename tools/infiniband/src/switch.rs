@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! A switch (IBTA volume 1, chapter 18): frames come in by a port and leave by others, as the forwarding tables say
+//! that a subnet manager has filled.
+
+use crate::{
+    Lid,
+    agent::{Agent, Identity},
+    directed::Step,
+    mad::{PERMISSIVE, Smp},
+    node::{Reply, answer_general, answer_smp, check_pkey, key_violation, smp_packet},
+    packet::{self, Body, Lrh, MANAGEMENT_LANE, NextHeader, Packet},
+    performance::count,
+    port::{PortConfig, is_multicast},
+    trap::{SwitchKeyViolation, Trap},
+};
+use std::time::Duration;
+
+pub use crate::node::Output;
+
+/// A switch. It never [delivers](Output::Deliver).
+#[derive(Clone, Debug)]
+pub struct Switch {
+    agent: Agent,
+}
+
+impl Switch {
+    /// A switch with these external ports, none of which has a link.
+    pub fn new(identity: &Identity, ports: &[PortConfig]) -> Self {
+        Self {
+            agent: Agent::switch(identity, ports),
+        }
+    }
+
+    /// Its agents.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// Its agents, to change what they know.
+    pub fn agent_mut(&mut self) -> &mut Agent {
+        &mut self.agent
+    }
+
+    /// Lets time pass: traps.
+    pub fn poll(&mut self, now: Duration) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if let Some(trap) = self.agent.poll(now) {
+            let info = *self.agent.end_port().info();
+            let packet = smp_packet(&trap, (info.lid, info.sm_lid), info.sm_sl);
+            self.route(&packet.to_bytes(), 0, now, &mut outputs);
+        }
+        outputs
+    }
+
+    /// A frame came in by the link of port `input`.
+    pub fn receive(&mut self, input: u8, frame: &[u8], now: Duration) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if let Some(lrh) = self.agent.receive(input, frame) {
+            if !lrh.is_management() && !self.lets_in(input, frame, &lrh) {
+                return outputs;
+            }
+            if lrh.destination == PERMISSIVE {
+                if lrh.is_management() {
+                    self.accept(frame, input, now, &mut outputs);
+                } else {
+                    self.relay_error(input);
+                }
+            } else {
+                self.route(frame, input, now, &mut outputs);
+            }
+        }
+        outputs
+    }
+
+    /// A frame goes where its LID says.
+    fn route(&mut self, frame: &[u8], input: u8, now: Duration, outputs: &mut Vec<Output>) {
+        let Some(lrh) = Lrh::parse(frame) else {
+            return;
+        };
+        let to = lrh.destination;
+        if self.agent.end_port().has_lid(to) {
+            return self.accept(frame, input, now, outputs);
+        }
+        if is_multicast(to) {
+            let ports = self.agent.multicast_ports(to, input);
+            if ports.is_empty() {
+                self.relay_error(input);
+            }
+            for port in ports {
+                self.forward(frame, &lrh, (input, port), now, outputs);
+            }
+            return;
+        }
+        match self.agent.unicast_port(to) {
+            // Back where it came from would be for ever.
+            Some(port) if port != input || input == 0 => {
+                self.forward(frame, &lrh, (input, port), now, outputs);
+            }
+            _ => self.relay_error(input),
+        }
+    }
+
+    /// The tables have no way for a packet that came in by `input`.
+    fn relay_error(&mut self, input: u8) {
+        if let Some(statistics) = self.agent.statistics_mut(input) {
+            count!(statistics.counters.receive_switch_relay_errors);
+        }
+    }
+
+    /// A frame goes from a port to a port.
+    fn forward(
+        &mut self,
+        frame: &[u8],
+        lrh: &Lrh,
+        (input, output): (u8, u8),
+        now: Duration,
+        outputs: &mut Vec<Output>,
+    ) {
+        if output == 0 {
+            return self.accept(frame, input, now, outputs);
+        }
+        if !self.lets_out(output, frame, lrh) {
+            return;
+        }
+        let life = self.agent.life();
+        let Some(port) = self.agent.port_mut(output) else {
+            return;
+        };
+        let mut frame = frame.to_vec();
+        if !lrh.is_management() {
+            let map = port.lanes.get(usize::from(input));
+            let level = usize::from(lrh.service_level & 0xf);
+            let lane = map.map_or(MANAGEMENT_LANE, |map| map.lanes[level]);
+            if lane == MANAGEMENT_LANE {
+                count!(port.statistics.counters.transmit_discards);
+                return;
+            }
+            packet::set_lane(&mut frame, lane);
+        }
+        if let Some(at) = port.transmit(&frame, life, now) {
+            outputs.push(Output::Transmit {
+                port: output,
+                frame,
+                at,
+            });
+        }
+    }
+
+    /// Whether a port lets a packet in: partition, raw packets (18.2.4.2).
+    fn lets_in(&mut self, number: u8, frame: &[u8], lrh: &Lrh) -> bool {
+        let Some(port) = self.agent.port_mut(number) else {
+            return false;
+        };
+        let info = &port.info;
+        let raw = info.filter_raw_inbound && is_raw(lrh);
+        let foreign = info.enforce_inbound && !port.admits(frame, lrh);
+        if raw || foreign {
+            count!(port.statistics.counters.receive_constraint_errors);
+            if foreign {
+                self.tell_of(number, frame);
+            }
+        }
+        !raw && !foreign
+    }
+
+    /// Whether a port lets a packet out.
+    fn lets_out(&mut self, number: u8, frame: &[u8], lrh: &Lrh) -> bool {
+        let Some(port) = self.agent.port_mut(number) else {
+            return false;
+        };
+        let info = &port.info;
+        let raw = info.filter_raw_outbound && is_raw(lrh);
+        let foreign = info.enforce_outbound && !port.admits(frame, lrh);
+        if raw || foreign {
+            count!(port.statistics.counters.transmit_constraint_errors);
+            if foreign {
+                self.tell_of(number, frame);
+            }
+        }
+        !raw && !foreign
+    }
+
+    /// A port stopped a packet for its partition key.
+    fn tell_of(&mut self, port: u8, frame: &[u8]) {
+        let (Ok(packet), Some(bth)) = (Packet::parse(frame), packet::transport(frame)) else {
+            return;
+        };
+        let known = key_violation(&packet, bth.pkey.into());
+        let switch = self.agent.end_port().info().lid;
+        self.agent.raise(Trap::SwitchPKey(SwitchKeyViolation {
+            valid: 0b1111_1111_1100_0000,
+            source: known.source,
+            destination: known.destination,
+            pkey: bth.pkey,
+            service_level: known.service_level,
+            source_qp: known.source_qp,
+            destination_qp: known.destination_qp,
+            source_gid: known.source_gid,
+            destination_gid: known.destination_gid,
+            switch,
+            port,
+        }));
+    }
+
+    /// A frame that came in by `input` is for the switch itself, or has a directed route.
+    fn accept(&mut self, frame: &[u8], input: u8, now: Duration, outputs: &mut Vec<Output>) {
+        let Ok(packet) = Packet::parse(frame) else {
+            if let Some(statistics) = self.agent.statistics_mut(input) {
+                count!(statistics.counters.receive_errors);
+            }
+            return;
+        };
+        let Body::Transport { bth, .. } = &packet.body else {
+            return;
+        };
+        let management = packet.lane == MANAGEMENT_LANE;
+        if bth.version != 0 || management != (bth.destination_qp == 0) {
+            return;
+        }
+        if management {
+            return self.accept_smp(&packet, input, now, outputs);
+        }
+        if bth.destination_qp != 1 || !check_pkey(&mut self.agent, &packet) {
+            return;
+        }
+        if let Some(Reply::Send(response, _)) = answer_general(&mut self.agent, &packet) {
+            self.route(&response.to_bytes(), 0, now, outputs);
+        }
+    }
+
+    fn accept_smp(&mut self, packet: &Packet, input: u8, now: Duration, outputs: &mut Vec<Output>) {
+        let Some(Ok(mut smp)) = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad)) else {
+            return;
+        };
+        let place = self.agent.place();
+        let step = match &mut smp.route {
+            Some(route) => route.arrive(input, place),
+            None if packet.destination == PERMISSIVE => Step::Discard,
+            None => Step::Here,
+        };
+        let own = self.agent.end_port().info().lid;
+        let level = packet.service_level;
+        match step {
+            Step::Here => {
+                let reply = answer_smp(&mut self.agent, packet, &smp, input, now);
+                if let Some(Reply::Send(response, step)) = reply {
+                    self.answer(&response, step, now, outputs);
+                }
+            }
+            Step::Port(_) => {
+                let packet = smp_packet(&smp, (PERMISSIVE, PERMISSIVE), level);
+                self.answer(&packet, step, now, outputs);
+            }
+            Step::Lid(lid) => {
+                let packet = smp_packet(&smp, (own, lid), level);
+                self.answer(&packet, step, now, outputs);
+            }
+            Step::Discard => {}
+        }
+    }
+
+    /// A packet of subnet management leaves.
+    fn answer(&mut self, packet: &Packet, step: Step, now: Duration, outputs: &mut Vec<Output>) {
+        let frame = packet.to_bytes();
+        match step {
+            Step::Port(port) => {
+                if let Some(lrh) = Lrh::parse(&frame) {
+                    self.forward(&frame, &lrh, (0, port), now, outputs);
+                }
+            }
+            Step::Lid(lid) if !is_own(&self.agent, lid) => self.route(&frame, 0, now, outputs),
+            // Nobody is at home here but the agent.
+            Step::Lid(_) | Step::Here | Step::Discard => {}
+        }
+    }
+}
+
+/// Whether the switch itself has that LID.
+fn is_own(agent: &Agent, lid: Lid) -> bool {
+    agent.end_port().has_lid(lid)
+}
+
+/// Whether a packet is a raw one.
+fn is_raw(lrh: &Lrh) -> bool {
+    matches!(lrh.next, NextHeader::RawEtherType | NextHeader::RawIpv6)
+}

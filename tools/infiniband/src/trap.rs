@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What nodes tell the subnet manager by themselves (IBTA volume 1, 14.2.5.1): the details of a
+//! [`Notice`].
+
+use crate::{
+    Lid,
+    attributes::{NodeType, Notice, NoticeType},
+    field::layout,
+};
+
+layout! {
+    /// Where the state of a link changed: trap 128.
+    LinkChange {
+        /// The switch.
+        lid: Lid = 0, 16;
+    }
+}
+
+layout! {
+    /// Whose errors are too many: traps 129 to 131.
+    PortTrouble {
+        /// The node.
+        lid: Lid = 16, 16;
+        /// Its port.
+        port: u8 = 32, 8;
+    }
+}
+
+layout! {
+    /// What a port can do now: trap 144.
+    CapabilityChange {
+        /// The port.
+        lid: Lid = 16, 16;
+        /// [`other`](Self::other) tells of more than the mask.
+        local_changes: bool = 47, 1;
+        /// Its capability mask.
+        mask: u32 = 48, 32;
+        /// What else changed: bit 0 the node description, bits 1 and 2 the enabled width and speed.
+        other: u16 = 80, 16;
+    }
+}
+
+layout! {
+    /// Who used a wrong management key: trap 256.
+    MKeyViolation {
+        /// The port that it was used at.
+        lid: Lid = 16, 16;
+        /// LID that the directed route of the packet began at.
+        source: Lid = 32, 16;
+        /// Method of the packet.
+        method: u8 = 48, 8;
+        /// Attribute of the packet.
+        attribute: u16 = 64, 16;
+        /// Modifier of the packet.
+        modifier: u32 = 80, 32;
+        /// The wrong key.
+        m_key: u64 = 112, 64;
+        /// The packet had a directed route.
+        directed: bool = 184, 1;
+        /// The route has more hops than fit in here.
+        truncated: bool = 185, 1;
+        /// Hops of the route.
+        hops: u8 = 186, 6;
+        /// Ports that the packet came in by.
+        back: [u8; 30] = 192, 240;
+    }
+}
+
+layout! {
+    /// Who used a wrong partition key or Q_Key: traps 257 and 258.
+    KeyViolation {
+        /// Where it came from.
+        source: Lid = 16, 16;
+        /// Where it went to.
+        destination: Lid = 32, 16;
+        /// The wrong key.
+        key: u32 = 48, 32;
+        /// Service level.
+        service_level: u8 = 80, 4;
+        /// Queue pair of the sender, 0 if it is not known.
+        source_qp: u32 = 88, 24;
+        /// Queue pair of the receiver.
+        destination_qp: u32 = 120, 24;
+        /// GID of the sender, if the packet had one.
+        source_gid: [u8; 16] = 144, 128;
+        /// GID of the receiver, if the packet had one.
+        destination_gid: [u8; 16] = 272, 128;
+    }
+}
+
+layout! {
+    /// Whose wrong partition key a switch stopped: trap 259.
+    SwitchKeyViolation {
+        /// Which of the following are known, the first in the highest bit.
+        valid: u16 = 0, 16;
+        /// Where it came from.
+        source: Lid = 16, 16;
+        /// Where it went to.
+        destination: Lid = 32, 16;
+        /// The wrong key.
+        pkey: u16 = 48, 16;
+        /// Service level.
+        service_level: u8 = 64, 4;
+        /// Queue pair of the sender.
+        source_qp: u32 = 72, 24;
+        /// Queue pair of the receiver.
+        destination_qp: u32 = 104, 24;
+        /// GID of the sender.
+        source_gid: [u8; 16] = 128, 128;
+        /// GID of the receiver.
+        destination_gid: [u8; 16] = 256, 128;
+        /// The switch.
+        switch: Lid = 384, 16;
+        /// Its port.
+        port: u8 = 400, 8;
+    }
+}
+
+macro_rules! traps {
+    ($($(#[$meta:meta])* $name:ident($details:ident) = $number:literal, $kind:ident;)*) => {
+        /// What happened.
+        #[derive(Copy, Clone, Debug, PartialEq, Eq)]
+        pub enum Trap {
+            $($(#[$meta])* $name($details),)*
+        }
+
+        impl Trap {
+            /// Its number.
+            pub const fn number(&self) -> u16 {
+                match self {
+                    $(Self::$name(_) => $number,)*
+                }
+            }
+
+            /// The notice of a node of that kind at that LID.
+            pub fn notice(&self, producer: NodeType, issuer: Lid) -> Notice {
+                let mut notice = Notice {
+                    generic: true,
+                    producer: producer.0.into(),
+                    number: self.number(),
+                    issuer,
+                    ..Notice::default()
+                };
+                match self {
+                    $(Self::$name(details) => {
+                        notice.kind = NoticeType::$kind;
+                        details.write(&mut notice.details);
+                    })*
+                }
+                notice
+            }
+
+            /// What a notice is about; `None` if it is none of these.
+            pub fn of(notice: &Notice) -> Option<Self> {
+                match notice.number {
+                    _ if !notice.generic => None,
+                    $($number => Some(Self::$name($details::read(&notice.details))),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+traps! {
+    /// The state of a link of a switch changed.
+    LinkState(LinkChange) = 128, URGENT;
+    /// A port had too many errors of the physical layer.
+    LinkIntegrity(PortTrouble) = 129, URGENT;
+    /// A port was overrun too often.
+    BufferOverrun(PortTrouble) = 130, URGENT;
+    /// A port got no flow control packets.
+    FlowControl(PortTrouble) = 131, URGENT;
+    /// The capabilities of a port changed.
+    Capability(CapabilityChange) = 144, INFORMATION;
+    /// A packet with a wrong management key.
+    MKey(MKeyViolation) = 256, SECURITY;
+    /// A packet with a wrong partition key.
+    PKey(KeyViolation) = 257, SECURITY;
+    /// A packet with a wrong Q_Key.
+    QKey(KeyViolation) = 258, SECURITY;
+    /// A packet with a wrong partition key at a port of a switch.
+    SwitchPKey(SwitchKeyViolation) = 259, SECURITY;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_tells_what_it_was_made_of() {
+        let details = std::array::from_fn(|index| index as u8 + 1);
+        for number in 0..=300 {
+            let notice = Notice {
+                generic: true,
+                number,
+                details,
+                ..Notice::default()
+            };
+            let known = matches!(number, 128..=131 | 144 | 256..=259);
+            let trap = Trap::of(&notice);
+            assert_eq!(trap.map(|trap| trap.number()), known.then_some(number));
+            if let Some(trap) = trap {
+                assert_eq!(Trap::of(&trap.notice(NodeType::SWITCH, 7)), Some(trap));
+            }
+            assert_eq!(
+                Trap::of(&Notice {
+                    generic: false,
+                    ..notice
+                }),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn details_are_where_the_standard_has_them() {
+        let trap = Trap::SwitchPKey(SwitchKeyViolation {
+            pkey: 0x8123,
+            source_qp: 0x0a_0b0c,
+            switch: 0x55,
+            port: 9,
+            ..SwitchKeyViolation::default()
+        });
+        let notice = trap.notice(NodeType::SWITCH, 0x55);
+        let mut bytes = [0; 64];
+        notice.write(&mut bytes);
+        assert_eq!(bytes[..8], [0x82, 0, 0, 2, 1, 3, 0, 0x55]);
+        assert_eq!(bytes[16..18], [0x81, 0x23]);
+        assert_eq!(bytes[18..22], [0, 0x0a, 0x0b, 0x0c]);
+        assert_eq!(bytes[58..61], [0, 0x55, 9]);
+    }
+}

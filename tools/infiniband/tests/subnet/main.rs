@@ -1,0 +1,1161 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Subnets that a manager manages: whoever is to reach whom does, whatever the topology, and what is broken, forbidden
+//! or hostile has the consequences that the standard names.
+
+mod hostile;
+mod manager;
+
+use manager::Manager;
+use proptest::prelude::*;
+use std::{collections::BTreeSet, time::Duration};
+use vrnic_infiniband::{
+    Lid,
+    agent::{Agent, Changes},
+    attributes::{
+        GuidInfo, LinearForwarding, NodeDescription, PKeyTable, PhysicalState, PortCounters,
+        PortCountersExtended, PortState, SlToVl, SmInfo, SwitchInfo, capability, id,
+    },
+    hca::SendError,
+    mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status},
+    packet::{Bth, Deth, Packet},
+    performance::ALL_PORTS,
+    subnet::{NodeId, Subnet},
+    topology::Topology,
+    trap::Trap,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// A subnet whose links have come up.
+fn subnet(text: &str) -> Subnet {
+    let topology = Topology::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    let mut subnet = Subnet::new(&topology);
+    subnet.run_until(100 * MILLISECOND);
+    subnet
+}
+
+/// A subnet that a manager on the first HCA has brought up.
+fn managed(text: &str) -> (Subnet, Manager) {
+    let mut subnet = subnet(text);
+    let at = subnet.hcas().next().expect("an HCA");
+    let mut manager = Manager::new(at);
+    manager.sweep(&mut subnet);
+    (subnet, manager)
+}
+
+fn lid(subnet: &Subnet, node: NodeId) -> Lid {
+    subnet.agent(node).end_port().info().lid
+}
+
+/// A datagram of a program to queue pair 77.
+fn datagram(destination: Lid, pkey: u16, payload: &[u8]) -> Packet {
+    let bth = Bth {
+        pkey,
+        destination_qp: 77,
+        ..Bth::default()
+    };
+    let deth = Deth {
+        qkey: 5,
+        source_qp: 66,
+    };
+    Packet::datagram((0, destination), 0, bth, deth, payload)
+}
+
+/// The next packet for queue pair 77; those of management go to nobody.
+fn next_datagram(subnet: &mut Subnet) -> Option<(NodeId, Packet)> {
+    loop {
+        let (node, packet) = subnet.receive()?;
+        let datagram = packet.as_datagram();
+        if datagram.is_some_and(|(bth, ..)| bth.destination_qp == 77) {
+            return Some((node, packet));
+        }
+    }
+}
+
+/// Sends from each of `hcas` to each, and gives the pairs that something arrived from and at.
+fn reached(subnet: &mut Subnet, hcas: &[NodeId]) -> BTreeSet<(Lid, Lid)> {
+    while subnet.receive().is_some() {}
+    for &from in hcas {
+        for &to in hcas {
+            let to = lid(subnet, to);
+            let _ = subnet.send(from, datagram(to, 0xffff, &to.to_be_bytes()));
+        }
+    }
+    subnet.run_until(subnet.now() + SECOND);
+    let mut pairs = BTreeSet::new();
+    while let Some((node, packet)) = next_datagram(subnet) {
+        let (_, _, payload) = packet.as_datagram().expect("a datagram");
+        assert_eq!(
+            payload,
+            lid(subnet, node).to_be_bytes(),
+            "it is where it was to go"
+        );
+        assert!(
+            pairs.insert((packet.source, packet.destination)),
+            "it came once"
+        );
+    }
+    pairs
+}
+
+/// All pairs of LIDs of `hcas`.
+fn all(subnet: &Subnet, hcas: &[NodeId]) -> BTreeSet<(Lid, Lid)> {
+    let lids: Vec<Lid> = hcas.iter().map(|hca| lid(subnet, *hca)).collect();
+    assert!(lids.iter().all(|lid| *lid != 0), "each has a LID");
+    lids.iter()
+        .flat_map(|&from| lids.iter().map(move |&to| (from, to)))
+        .collect()
+}
+
+fn topologies() -> impl Strategy<Value = String> {
+    prop_oneof![
+        (1_usize..8).prop_map(|hosts| format!("[single]\nhosts = {hosts}")),
+        (1_usize..4, 1_usize..4, 1_usize..3)
+            .prop_map(|(spines, leaves, hosts)| format!("[fat-tree]\nspines = {spines}\nleaves = {leaves}\nhosts = {hosts}")),
+        (3_usize..7, 1_usize..3).prop_map(|(switches, hosts)| format!("[ring]\nswitches = {switches}\nhosts = {hosts}")),
+        (1_usize..4, 1_usize..4).prop_map(|(x, y)| format!("[torus]\nsize = [{x}, {y}]\nhosts = 1")),
+        (any::<u32>(), 1_usize..8, 1_usize..8, 0_usize..5).prop_map(|(seed, switches, hosts, extra)| format!(
+            "seed = {seed}\n[random]\nswitches = {switches}\nhosts = {hosts}\nextra_links = {extra}"
+        )),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Whatever the topology: a manager finds everything, and then each reaches each. Without one, nobody reaches
+    /// anybody.
+    #[test]
+    fn every_hca_reaches_every_hca(text in topologies(), lmc in 0_u8..3) {
+        let mut subnet = subnet(&text);
+        let hcas: Vec<_> = subnet.hcas().collect();
+        prop_assert_eq!(reached(&mut subnet, &hcas).len(), 0);
+        let mut manager = Manager::new(hcas[0]);
+        manager.lmc = lmc;
+        manager.sweep(&mut subnet);
+        prop_assert_eq!(manager.found.len(), subnet.nodes().count());
+        let expected = all(&subnet, &hcas);
+        prop_assert_eq!(reached(&mut subnet, &hcas), expected);
+        // By the other LIDs of a port too.
+        for &to in &hcas[1..] {
+            let to = lid(&subnet, to) + (1 << lmc) - 1;
+            subnet.send(hcas[0], datagram(to, 0xffff, b"")).expect("it leaves");
+            subnet.run_until(subnet.now() + MILLISECOND);
+            let (_, packet) = next_datagram(&mut subnet).expect("it arrives");
+            prop_assert_eq!(packet.destination, to);
+        }
+    }
+
+    /// A link is cut: what can be reached still is, after a sweep, and everything once it is there again.
+    #[test]
+    fn a_cut_link_is_routed_around(text in topologies(), which: prop::sample::Index) {
+        let (mut subnet, mut manager) = managed(&text);
+        let hcas: Vec<_> = subnet.hcas().collect();
+        let links: Vec<_> = subnet.links().collect();
+        let link = links[which.index(links.len())];
+        subnet.set_link(link, false);
+        if subnet.peer(manager.at, 1).is_some_and(|(own, ..)| own == link) {
+            // The manager is alone.
+            prop_assert_eq!(subnet.agent(manager.at).end_port().info().state, PortState::DOWN);
+        } else {
+            manager.sweep(&mut subnet);
+            let expected: Vec<_> = hcas
+                .iter()
+                .filter(|hca| manager.found.iter().any(|found| found.lid == lid(&subnet, **hca)))
+                .copied()
+                .collect();
+            let pairs = reached(&mut subnet, &expected);
+            prop_assert_eq!(pairs, all(&subnet, &expected));
+        }
+        subnet.set_link(link, true);
+        manager.wait(&mut subnet, SECOND);
+        manager.sweep(&mut subnet);
+        let expected = all(&subnet, &hcas);
+        prop_assert_eq!(reached(&mut subnet, &hcas), expected);
+    }
+}
+
+#[test]
+fn a_fat_tree_of_64_hcas_works() {
+    let (mut subnet, manager) = managed("[fat-tree]\nspines = 4\nleaves = 8\nhosts = 8");
+    assert_eq!(manager.found.len(), 76);
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let expected = all(&subnet, &hcas);
+    assert_eq!(expected.len(), 64 * 64);
+    assert_eq!(reached(&mut subnet, &hcas), expected);
+}
+
+#[test]
+fn the_same_calls_give_the_same_result() {
+    let run = || {
+        let (mut subnet, _) = managed(
+            "seed = 4\nbit_error_rate = 1e-6\n[random]\nswitches = 5\nhosts = 5\nextra_links = 3",
+        );
+        let hcas: Vec<_> = subnet.hcas().collect();
+        let pairs = reached(&mut subnet, &hcas);
+        let counters: Vec<_> = subnet
+            .nodes()
+            .map(|node| format!("{:?}", subnet.agent(node).end_port().statistics()))
+            .collect();
+        (pairs, counters)
+    };
+    assert_eq!(run(), run());
+}
+
+/// A ring of three: what goes one way goes the other way after a cut, and the manager hears of it.
+#[test]
+fn traps_tell_of_links() {
+    let (mut subnet, mut manager) = managed("[ring]\nswitches = 3\nhosts = 1");
+    manager.wait(&mut subnet, SECOND);
+    manager.traps.clear();
+    let [one, two] = ["switch1", "switch2"].map(|name| subnet.find(name).unwrap());
+    let (link, ..) = (1..=3)
+        .filter_map(|port| subnet.peer(one, port))
+        .find(|(_, peer, _)| *peer == two)
+        .unwrap();
+    let before = *subnet.agent(one).port(2).unwrap().statistics();
+    subnet.set_link(link, false);
+    manager.wait(&mut subnet, SECOND);
+    let told: BTreeSet<_> = manager
+        .traps
+        .iter()
+        .map(|trap| match trap {
+            Trap::LinkState(change) => change.lid,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    // Who is behind the cut cannot tell until there is another way; the other one can.
+    assert!(told.contains(&lid(&subnet, one)), "{told:?}");
+    assert!(subnet.agent(one).switch_info().unwrap().state_change);
+    let after = subnet.agent(one).port(2).unwrap().statistics();
+    assert_eq!(after.counters.link_downed, before.counters.link_downed + 1);
+    manager.sweep(&mut subnet);
+    assert!(
+        !subnet.agent(one).switch_info().unwrap().state_change,
+        "the manager has seen it"
+    );
+}
+
+/// A trap is sent again and again, and not too often, until it is repressed.
+#[test]
+fn traps_are_repeated_until_they_are_repressed() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    manager.wait(&mut subnet, SECOND);
+    manager.represses = false;
+    manager.traps.clear();
+    let peer = subnet.hcas().nth(1).unwrap();
+    for mask in [1, 2, 1, 2, 1, 2] {
+        subnet.change_agent(peer, |agent| {
+            agent.set_capabilities(capability::TRAP | mask << 30);
+        });
+    }
+    manager.wait(&mut subnet, 10 * MILLISECOND);
+    // The subnet timeout is 2^8 × 4.096 µs.
+    assert!(
+        (9..=11).contains(&manager.traps.len()),
+        "{}",
+        manager.traps.len()
+    );
+    assert!(
+        manager
+            .traps
+            .iter()
+            .all(|trap| matches!(trap, Trap::Capability(_)))
+    );
+    manager.represses = true;
+    manager.wait(&mut subnet, SECOND);
+    manager.traps.clear();
+    manager.wait(&mut subnet, SECOND);
+    assert_eq!(manager.traps, []);
+    assert_eq!(subnet.next_event(), None, "nothing happens any more");
+}
+
+#[test]
+fn two_nodes_with_one_guid_are_noticed() {
+    let (mut subnet, manager) = managed(
+        "[[switch]]\nname = 's'\nports = 3\n[[hca]]\nname = 'm'\n[[hca]]\nname = 'a'\nguid = 77\n[[hca]]\nname = 'b'\nguid = 77\n\
+         [[link]]\nends = ['m', 's/1']\n[[link]]\nends = ['a', 's/2']\n[[link]]\nends = ['b', 's/3']",
+    );
+    assert_eq!(manager.duplicates, [77]);
+    let others = ["m", "a"].map(|name| subnet.find(name).unwrap());
+    let expected = all(&subnet, &others);
+    assert_eq!(reached(&mut subnet, &others), expected);
+}
+
+#[test]
+fn attributes_are_read_by_lid_too() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let [switch, peer] = [
+        subnet.find("switch1").unwrap(),
+        subnet.hcas().nth(1).unwrap(),
+    ];
+    for (node, name) in [
+        (switch, "switch1"),
+        (peer, "switch1-h2"),
+        (manager.at, "switch1-h1"),
+    ] {
+        let to = lid(&subnet, node);
+        let response = manager
+            .ask(
+                &mut subnet,
+                Smp::request(Method::GET, id::NODE_DESCRIPTION, 0),
+                to,
+            )
+            .expect("a response");
+        assert_eq!(
+            NodeDescription::read(&response.data),
+            NodeDescription::new(name)
+        );
+    }
+    // Over a switch and back, beginning by LID: the directed part starts at the switch.
+    let to = lid(&subnet, switch);
+    let own = lid(&subnet, manager.at);
+    let route = Route {
+        source: own,
+        ..Route::along(&[2]).unwrap()
+    };
+    let smp = Smp {
+        route: Some(route),
+        ..Smp::request(Method::GET, id::NODE_DESCRIPTION, 0)
+    };
+    let response = manager.ask(&mut subnet, smp, to).expect("a response");
+    assert_eq!(
+        NodeDescription::read(&response.data),
+        NodeDescription::new("switch1-h2")
+    );
+}
+
+/// A change of a port's attributes.
+type Change = fn(&mut vrnic_infiniband::attributes::PortInfo);
+
+/// What a request must not ask for, and what it is told then.
+#[test]
+fn bad_requests_are_told_so() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let [switch, hca] = [vec![1], vec![1, 2]];
+    let mut status = |path: &[u8], method, attribute, modifier, data: [u8; 64]| {
+        let smp = Smp {
+            route: Route::along(path),
+            data,
+            ..Smp::request(method, attribute, modifier)
+        };
+        manager
+            .ask(&mut subnet, smp, 0xffff)
+            .expect("a response")
+            .header
+            .status
+    };
+    let none = [0; 64];
+    for (path, method, attribute, modifier, expected) in [
+        (&hca, Method::GET, id::NODE_INFO, 0, Status::OK),
+        (&hca, Method::GET, 0x99, 0, Status::BAD_ATTRIBUTE),
+        (&hca, Method::SET, id::NODE_INFO, 0, Status::BAD_ATTRIBUTE),
+        (&hca, Method(0x42), id::NODE_INFO, 0, Status::BAD_METHOD),
+        (&hca, Method::GET, id::SWITCH_INFO, 0, Status::BAD_ATTRIBUTE),
+        (
+            &hca,
+            Method::GET,
+            id::LINEAR_FORWARDING,
+            0,
+            Status::BAD_ATTRIBUTE,
+        ),
+        (
+            &hca,
+            Method::SET,
+            id::MULTICAST_FORWARDING,
+            0,
+            Status::BAD_ATTRIBUTE,
+        ),
+        (&hca, Method::GET, id::SM_INFO, 0, Status::BAD_ATTRIBUTE),
+        (&hca, Method::GET, id::PORT_INFO, 0, Status::OK),
+        (&hca, Method::GET, id::PORT_INFO, 1, Status::OK),
+        (&hca, Method::GET, id::PORT_INFO, 2, Status::BAD_FIELD),
+        (&hca, Method::GET, id::GUID_INFO, 1, Status::BAD_FIELD),
+        (&hca, Method::GET, id::PKEY_TABLE, 0, Status::OK),
+        (&hca, Method::GET, id::PKEY_TABLE, 1, Status::BAD_FIELD),
+        (&hca, Method::GET, id::SL_TO_VL, 0, Status::OK),
+        (&hca, Method::GET, id::VL_ARBITRATION, 1 << 16, Status::OK),
+        (&hca, Method::GET, id::VL_ARBITRATION, 0, Status::BAD_FIELD),
+        (
+            &hca,
+            Method::GET,
+            id::VL_ARBITRATION,
+            5 << 16,
+            Status::BAD_FIELD,
+        ),
+        (&switch, Method::GET, id::PORT_INFO, 2, Status::OK),
+        (&switch, Method::GET, id::PORT_INFO, 1 << 31 | 2, Status::OK),
+        (&switch, Method::GET, id::PORT_INFO, 3, Status::BAD_FIELD),
+        (&switch, Method::GET, id::PKEY_TABLE, 2 << 16, Status::OK),
+        (
+            &switch,
+            Method::GET,
+            id::PKEY_TABLE,
+            3 << 16,
+            Status::BAD_FIELD,
+        ),
+        (&switch, Method::GET, id::SL_TO_VL, 0x0102, Status::OK),
+        (
+            &switch,
+            Method::GET,
+            id::SL_TO_VL,
+            0x0302,
+            Status::BAD_FIELD,
+        ),
+        (&switch, Method::GET, id::LINEAR_FORWARDING, 767, Status::OK),
+        (
+            &switch,
+            Method::GET,
+            id::LINEAR_FORWARDING,
+            768,
+            Status::BAD_FIELD,
+        ),
+        (
+            &switch,
+            Method::GET,
+            id::LINEAR_FORWARDING,
+            u32::MAX,
+            Status::BAD_FIELD,
+        ),
+        (
+            &switch,
+            Method::GET,
+            id::MULTICAST_FORWARDING,
+            31,
+            Status::OK,
+        ),
+        (
+            &switch,
+            Method::GET,
+            id::MULTICAST_FORWARDING,
+            32,
+            Status::BAD_FIELD,
+        ),
+        (
+            &switch,
+            Method::GET,
+            id::MULTICAST_FORWARDING,
+            0xf000_001f,
+            Status::OK,
+        ),
+    ] {
+        assert_eq!(
+            status(path, method, attribute, modifier, none),
+            expected,
+            "{method:?} {attribute:#x} {modifier:#x}"
+        );
+    }
+    let info = *subnet.agent(manager.at).end_port().info();
+    let wrong: [(&str, Change); 12] = [
+        ("init cannot be asked for", |info| {
+            info.state = PortState::INIT;
+        }),
+        ("a link does not get armed when it is active", |info| {
+            info.state = PortState::ARMED;
+        }),
+        ("a state that is none", |info| info.state = PortState(9)),
+        ("a physical state that cannot be asked for", |info| {
+            info.physical_state = PhysicalState::LINK_UP;
+        }),
+        ("a default that is none", |info| {
+            info.down_default = PhysicalState::DISABLED;
+        }),
+        ("a width that there is not", |info| info.width_enabled = 8),
+        ("a speed that there is not", |info| info.speed_enabled = 8),
+        ("a multicast LID", |info| info.lid = 0xc000),
+        ("a manager with a multicast LID", |info| {
+            info.sm_lid = 0xffff;
+        }),
+        ("too large an MTU", |info| info.neighbor_mtu = 6),
+        ("no MTU", |info| info.neighbor_mtu = 0),
+        ("too many lanes", |info| info.operational_vls = 5),
+    ];
+    for (what, change) in wrong {
+        let mut changed = info;
+        changed.state = PortState::NO_CHANGE;
+        changed.physical_state = PhysicalState::NO_CHANGE;
+        change(&mut changed);
+        let smp = Smp {
+            route: Route::along(&[]),
+            data: changed.to_data(),
+            ..Smp::request(Method::SET, id::PORT_INFO, 1)
+        };
+        let response = manager.ask(&mut subnet, smp, 0xffff).expect("a response");
+        assert_eq!(response.header.status, Status::BAD_FIELD, "{what}");
+        assert_eq!(*subnet.agent(manager.at).end_port().info(), info, "{what}");
+    }
+    let mut request = Smp::request(Method::GET, id::NODE_INFO, 0);
+    request.route = Route::along(&[1]);
+    request.header.class_version = 9;
+    let response = manager
+        .ask(&mut subnet, request, 0xffff)
+        .expect("a response");
+    assert_eq!(response.header.status, Status::BAD_VERSION);
+}
+
+/// What a manager may write, it reads; and what it may not stays.
+#[test]
+fn what_is_set_is_read() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let mut both = |path: &[u8], attribute, modifier, data: [u8; 64]| {
+        assert!(manager.set(&mut subnet, path, attribute, modifier, data));
+        manager
+            .get(&mut subnet, path, attribute, modifier)
+            .expect("a response")
+    };
+    let bytes: [u8; 64] = std::array::from_fn(|index| index as u8 + 1);
+    for (path, attribute, modifier) in [
+        (&[1, 2][..], id::PKEY_TABLE, 0),
+        (&[1, 2], id::VL_ARBITRATION, 3 << 16),
+        (&[1], id::PKEY_TABLE, 2 << 16),
+        (&[1], id::VL_ARBITRATION, 1 << 16 | 2),
+        (&[1], id::LINEAR_FORWARDING, 700),
+        (&[1], id::MULTICAST_FORWARDING, 5),
+        (&[1], id::MULTICAST_FORWARDING, 0xf000_0005),
+    ] {
+        assert_eq!(
+            both(path, attribute, modifier, bytes),
+            bytes,
+            "{attribute:#x}"
+        );
+    }
+    let map = SlToVl::read(&bytes);
+    assert_eq!(SlToVl::read(&both(&[1], id::SL_TO_VL, 0x0102, bytes)), map);
+    let guids = GuidInfo::read(&both(&[1, 2], id::GUID_INFO, 0, bytes)).guids;
+    let own = subnet
+        .agent(subnet.hcas().nth(1).unwrap())
+        .end_port()
+        .guids()[0];
+    assert_eq!(
+        (guids[0], guids[1]),
+        (own, 0x090a_0b0c_0d0e_0f10),
+        "the first one is burnt in"
+    );
+    let info = SwitchInfo {
+        linear_top: 0xc000,
+        ..SwitchInfo::default()
+    };
+    let smp = Smp {
+        route: Route::along(&[1]),
+        data: info.to_data(),
+        ..Smp::request(Method::SET, id::SWITCH_INFO, 0)
+    };
+    assert_eq!(
+        manager.ask(&mut subnet, smp, 0xffff).unwrap().header.status,
+        Status::BAD_FIELD
+    );
+}
+
+/// The key guards a node as its protection bits say, violations are counted and told, and a lease ends the protection.
+#[test]
+fn the_management_key_protects() {
+    const KEY: u64 = 0x1234_5678_9abc_def0;
+    for protection in 0..4 {
+        let mut subnet = subnet("[single]\nhosts = 2");
+        let mut manager = Manager::new(subnet.hcas().next().unwrap());
+        manager.sweep(&mut subnet);
+        let peer = subnet.hcas().nth(1).unwrap();
+        (manager.protection, manager.lease) = (protection, 3);
+        let mut attacker = Manager::new(manager.at);
+        attacker.represses = false;
+        manager.change_port(&mut subnet, &[1, 2], 1, |info| {
+            (info.m_key, info.m_key_protection, info.m_key_lease) = (KEY, protection, 3);
+        });
+        manager.wait(&mut subnet, SECOND);
+        manager.traps.clear();
+        // Without the key.
+        let seen = attacker.port_info(&mut subnet, &[1, 2], 1);
+        assert_eq!(
+            seen.map(|info| info.m_key),
+            [Some(KEY), Some(0), None, None][usize::from(protection)]
+        );
+        let refused = !attacker.set(
+            &mut subnet,
+            &[1, 2],
+            id::PKEY_TABLE,
+            0,
+            PKeyTable::default().to_data(),
+        );
+        assert!(refused, "nobody writes without the key");
+        assert_eq!(subnet.agent(peer).end_port().pkeys()[0], 0xffff);
+        let violations = if protection < 2 { 1 } else { 2 };
+        assert_eq!(
+            subnet.agent(peer).end_port().info().m_key_violations,
+            violations
+        );
+        manager.m_key = KEY;
+        manager.wait(&mut subnet, 100 * MILLISECOND);
+        let told = attacker
+            .traps
+            .iter()
+            .chain(&manager.traps)
+            .find_map(|trap| match trap {
+                Trap::MKey(violation) if violation.attribute == id::PKEY_TABLE => Some(violation),
+                _ => None,
+            });
+        let told = told.expect("a trap");
+        assert_eq!(
+            (told.lid, told.method, told.directed, told.hops),
+            (lid(&subnet, peer), 2, true, 2)
+        );
+        assert_eq!(told.back[..2], [1, 1]);
+        // With it.
+        manager.represses = false;
+        let info = manager
+            .port_info(&mut subnet, &[1, 2], 1)
+            .expect("a response");
+        assert_eq!((info.m_key, info.m_key_protection), (KEY, protection));
+        // That ended the lease that was running; the next one runs out.
+        manager.wait(&mut subnet, 5 * SECOND);
+        assert_eq!(
+            subnet.agent(peer).end_port().info().m_key_protection,
+            protection
+        );
+        assert!(!attacker.set(
+            &mut subnet,
+            &[1, 2],
+            id::PKEY_TABLE,
+            0,
+            PKeyTable::default().to_data()
+        ));
+        manager.wait(&mut subnet, 2 * SECOND);
+        assert_eq!(
+            subnet.agent(peer).end_port().info().m_key_protection,
+            protection
+        );
+        manager.wait(&mut subnet, 2 * SECOND);
+        assert_eq!(subnet.agent(peer).end_port().info().m_key_protection, 0);
+        let info = attacker
+            .port_info(&mut subnet, &[1, 2], 1)
+            .expect("a response");
+        assert_eq!(info.m_key, KEY, "now anybody may see it");
+    }
+}
+
+/// Two tenants on one switch do not reach each other, whether the HCAs or the switch check, and the manager hears of
+/// who tried.
+#[test]
+fn partitions_separate() {
+    for at_switch in [false, true] {
+        let (mut subnet, mut manager) = managed("[single]\nhosts = 4");
+        let hcas: Vec<_> = subnet.hcas().collect();
+        let tables = [[0x8001, 0x8002], [0x8001, 0], [0x8002, 0], [0x0001, 0]];
+        for (place, keys) in tables.into_iter().enumerate() {
+            let mut table = PKeyTable::default();
+            table.keys[0] = 0xffff;
+            table.keys[1..3].copy_from_slice(&keys);
+            let path = if place == 0 {
+                vec![]
+            } else {
+                vec![1, place as u8 + 1]
+            };
+            let port = place as u32 + 1;
+            if at_switch {
+                // The HCAs would take anything.
+                let mut any = table;
+                any.keys[3..7].copy_from_slice(&[0x8001, 0x8002, 0x8003, 1]);
+                manager.set(&mut subnet, &path, id::PKEY_TABLE, 0, any.to_data());
+                manager.set(
+                    &mut subnet,
+                    &[1],
+                    id::PKEY_TABLE,
+                    port << 16,
+                    table.to_data(),
+                );
+                manager.change_port(&mut subnet, &[1], port as u8, |info| {
+                    (info.enforce_inbound, info.enforce_outbound) = (true, true);
+                });
+            } else {
+                manager.set(&mut subnet, &path, id::PKEY_TABLE, 0, table.to_data());
+            }
+        }
+        manager.wait(&mut subnet, SECOND);
+        let mut try_it = |from: usize, to: usize, pkey| {
+            let lid = lid(&subnet, hcas[to]);
+            let sent = subnet.send(hcas[from], datagram(lid, pkey, b"?"));
+            subnet.run_until(subnet.now() + MILLISECOND);
+            let mut arrived = false;
+            while let Some((node, packet)) = subnet.receive() {
+                let to_program = packet
+                    .as_datagram()
+                    .is_some_and(|(bth, ..)| bth.destination_qp == 77);
+                arrived |= node == hcas[to] && to_program;
+            }
+            (sent, arrived)
+        };
+        assert_eq!(try_it(0, 1, 0x8001), (Ok(()), true));
+        assert_eq!(try_it(0, 2, 0x8002), (Ok(()), true));
+        assert_eq!(
+            try_it(0, 3, 0x8001),
+            (Ok(()), true),
+            "a limited member hears a full one"
+        );
+        if at_switch {
+            assert_eq!(try_it(1, 2, 0x8002), (Ok(()), false), "not let in");
+            assert_eq!(try_it(0, 2, 0x8001), (Ok(()), false), "not let out");
+            let counters = |port| {
+                subnet
+                    .agent(subnet.find("switch1").unwrap())
+                    .port(port)
+                    .unwrap()
+                    .statistics()
+                    .counters
+            };
+            assert_eq!(counters(2).receive_constraint_errors, 1);
+            assert_eq!(counters(3).transmit_constraint_errors, 1);
+        } else {
+            assert_eq!(try_it(1, 2, 0x8002), (Err(SendError::Partition), false));
+            assert_eq!(try_it(0, 2, 0x8001), (Ok(()), false));
+            assert_eq!(subnet.agent(hcas[2]).end_port().info().p_key_violations, 1);
+        }
+        manager.represses = false;
+        manager.wait(&mut subnet, 10 * MILLISECOND);
+        let (two, one) = (lid(&subnet, hcas[2]), lid(&subnet, hcas[0]));
+        let told = manager.traps.iter().any(|trap| match trap {
+            Trap::PKey(it) => {
+                !at_switch
+                    && (it.source, it.destination, it.key, it.source_qp) == (one, two, 0x8001, 66)
+            }
+            Trap::SwitchPKey(it) => {
+                at_switch && (it.source, it.destination, it.pkey, it.port) == (one, two, 0x8001, 3)
+            }
+            _ => false,
+        });
+        assert!(told, "{:?}", manager.traps);
+    }
+}
+
+#[test]
+fn multicast_reaches_each_member_once() {
+    let (mut subnet, mut manager) = managed("[torus]\nsize = [3, 3]\nhosts = 1");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    manager.join_all(&mut subnet, 0xc021);
+    for &hca in &hcas[..8] {
+        assert!(subnet.attach(hca, 0xc021, true));
+    }
+    subnet
+        .send(hcas[3], datagram(0xc021, 0xffff, b"all"))
+        .unwrap();
+    subnet.run_until(subnet.now() + SECOND);
+    let mut got = Vec::new();
+    while let Some((node, packet)) = next_datagram(&mut subnet) {
+        assert_eq!(packet.as_datagram().unwrap().2, b"all");
+        got.push(node);
+    }
+    got.sort_unstable();
+    assert_eq!(got, hcas[..8]);
+    // In no table: the default port, which is none.
+    subnet
+        .send(hcas[3], datagram(0xd000, 0xffff, b"none"))
+        .unwrap();
+    subnet.run_until(subnet.now() + SECOND);
+    assert!(next_datagram(&mut subnet).is_none());
+}
+
+/// Reads counters by LID from queue pair 1.
+fn counters(
+    subnet: &mut Subnet,
+    from: NodeId,
+    to: Lid,
+    attribute: u16,
+    port: u8,
+) -> PerformanceMad {
+    let mut request = PerformanceMad::request(Method::GET, attribute);
+    request.data[1] = port;
+    let bth = Bth {
+        pkey: 0xffff,
+        destination_qp: 1,
+        ..Bth::default()
+    };
+    let deth = Deth {
+        qkey: MANAGEMENT_QKEY,
+        source_qp: 1,
+    };
+    subnet
+        .send(
+            from,
+            Packet::datagram((0, to), 0, bth, deth, &request.to_bytes()),
+        )
+        .unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    loop {
+        let (node, packet) = subnet.receive().expect("a response");
+        let (bth, _, payload) = packet.as_datagram().unwrap();
+        if node == from && bth.destination_qp == 1 {
+            return PerformanceMad::parse(payload).unwrap();
+        }
+    }
+}
+
+#[test]
+fn counters_count_words_and_packets() {
+    let (mut subnet, manager) = managed("[single]\nhosts = 2");
+    let peer = subnet.hcas().nth(1).unwrap();
+    let [switch, to] = [subnet.find("switch1").unwrap(), peer].map(|node| lid(&subnet, node));
+    let read = |subnet: &mut Subnet, lid, port| {
+        let response = counters(subnet, manager.at, lid, id::PORT_COUNTERS_EXTENDED, port);
+        assert_eq!(response.header.status, Status::OK);
+        PortCountersExtended::read(&response.data)
+    };
+    let before = read(&mut subnet, switch, 2);
+    for _ in 0..10 {
+        subnet
+            .send(manager.at, datagram(to, 0xffff, &[0; 1000]))
+            .unwrap();
+    }
+    subnet.run_until(subnet.now() + MILLISECOND);
+    let after = read(&mut subnet, switch, 2);
+    assert_eq!(
+        after.unicast_transmit_packets - before.unicast_transmit_packets,
+        10
+    );
+    assert_eq!(
+        after.transmit_data - before.transmit_data,
+        10 * (8 + 12 + 8 + 1000 + 4) / 4
+    );
+    let sum = read(&mut subnet, switch, ALL_PORTS);
+    assert!(sum.transmit_packets > after.transmit_packets);
+    let short = counters(&mut subnet, manager.at, to, id::PORT_COUNTERS, 1);
+    assert!(PortCounters::read(&short.data).receive_packets >= 10);
+    assert_eq!(
+        counters(&mut subnet, manager.at, to, id::PORT_COUNTERS, 2)
+            .header
+            .status,
+        Status::BAD_FIELD
+    );
+    // A wrong Q_Key has no answer, is counted, and is told.
+    let bth = Bth {
+        pkey: 0xffff,
+        destination_qp: 1,
+        ..Bth::default()
+    };
+    let request = PerformanceMad::request(Method::GET, id::PORT_COUNTERS).to_bytes();
+    subnet
+        .send(
+            manager.at,
+            Packet::datagram((0, to), 0, bth, Deth::default(), &request),
+        )
+        .unwrap();
+    let mut manager = manager;
+    manager.wait(&mut subnet, SECOND);
+    assert_eq!(subnet.agent(peer).end_port().info().q_key_violations, 1);
+    assert!(
+        manager
+            .traps
+            .iter()
+            .any(|trap| matches!(trap, Trap::QKey(it) if it.destination == to))
+    );
+}
+
+/// A bad link loses packets, its receiver's counters say so, and a good one does not.
+#[test]
+fn errors_grow_with_the_bit_error_rate() {
+    let mut errors = Vec::new();
+    for rate in [0.0, 1e-6, 1e-5, 1e-4] {
+        let (mut subnet, mut manager) = managed("seed = 3\n[single]\nhosts = 2");
+        let peer = subnet.hcas().nth(1).unwrap();
+        let (link, ..) = subnet.peer(peer, 1).unwrap();
+        manager.wait(&mut subnet, SECOND);
+        manager.traps.clear();
+        subnet.set_bit_error_rate(link, rate);
+        let to = lid(&subnet, peer);
+        for _ in 0..2000 {
+            subnet
+                .send(manager.at, datagram(to, 0xffff, &[0; 256]))
+                .unwrap();
+        }
+        let end = subnet.now() + 50 * MILLISECOND;
+        subnet.run_until(end);
+        let arrived = std::iter::from_fn(|| subnet.receive())
+            .filter(|(node, _)| *node == peer)
+            .count();
+        let counters = subnet.agent(peer).end_port().statistics().counters;
+        assert_eq!(arrived + usize::from(counters.symbol_errors), 2000);
+        errors.push(counters.symbol_errors);
+    }
+    assert_eq!(errors[0], 0);
+    // 2000 packets of 2304 bits.
+    assert!(
+        (1..20).contains(&errors[1])
+            && (20..100).contains(&errors[2])
+            && (300..600).contains(&errors[3]),
+        "{errors:?}"
+    );
+}
+
+/// One bad packet after the other: the receiver tells, as soon as it can.
+#[test]
+fn too_many_errors_are_told() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    manager.wait(&mut subnet, SECOND);
+    manager.traps.clear();
+    let peer = subnet.hcas().nth(1).unwrap();
+    let (link, ..) = subnet.peer(peer, 1).unwrap();
+    let to = lid(&subnet, peer);
+    subnet.set_bit_error_rate(link, 1.0);
+    for _ in 0..9 {
+        subnet
+            .send(manager.at, datagram(to, 0xffff, b"bad"))
+            .unwrap();
+    }
+    manager.wait(&mut subnet, MILLISECOND);
+    let counters = subnet.agent(peer).end_port().statistics().counters;
+    assert_eq!(
+        (counters.symbol_errors, counters.local_link_integrity_errors),
+        (9, 1)
+    );
+    subnet.set_bit_error_rate(link, 0.0);
+    manager.wait(&mut subnet, SECOND);
+    assert!(matches!(manager.traps[..], [Trap::LinkIntegrity(it)] if (it.lid, it.port) == (to, 1)));
+}
+
+/// An HCA cannot send as another one.
+#[test]
+fn a_source_is_ones_own() {
+    let (mut subnet, manager) = managed("[single]\nhosts = 3");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let [own, other, to] = [0, 1, 2].map(|place| lid(&subnet, hcas[place]));
+    let mut packet = datagram(to, 0xffff, b"forged");
+    packet.source = other;
+    subnet.send(manager.at, packet).unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    let (node, packet) = next_datagram(&mut subnet).unwrap();
+    assert_eq!((node, packet.source), (hcas[2], own));
+}
+
+/// Two switches that send a packet to each other do so for ever, as they do in hardware; time passes nevertheless, and
+/// nothing grows.
+#[test]
+fn a_loop_in_the_tables_is_a_loop() {
+    let (mut subnet, mut manager) = managed("[ring]\nswitches = 3\nhosts = 1");
+    let [one, two, three] =
+        ["switch1", "switch2", "switch3"].map(|name| subnet.find(name).unwrap());
+    for (node, next) in [(one, two), (two, three), (three, one)] {
+        let port = (1..=3)
+            .find(|port| {
+                subnet
+                    .peer(node, *port)
+                    .is_some_and(|(_, peer, _)| peer == next)
+            })
+            .unwrap();
+        let place = manager
+            .found
+            .iter()
+            .position(|found| found.lid == lid(&subnet, node))
+            .unwrap();
+        let path = manager.found[place].path.clone();
+        let mut ports = [0xff; 64];
+        ports[60] = port;
+        manager.set(
+            &mut subnet,
+            &path,
+            id::LINEAR_FORWARDING,
+            0,
+            LinearForwarding { ports }.to_data(),
+        );
+        let data = manager.get(&mut subnet, &path, id::SWITCH_INFO, 0).unwrap();
+        let info = SwitchInfo {
+            linear_top: 63,
+            ..SwitchInfo::read(&data)
+        };
+        manager.set(&mut subnet, &path, id::SWITCH_INFO, 0, info.to_data());
+    }
+    subnet
+        .send(manager.at, datagram(60, 0xffff, b"round"))
+        .unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    let packets = |subnet: &Subnet, node, port| {
+        subnet
+            .agent(node)
+            .port(port)
+            .unwrap()
+            .statistics()
+            .extended
+            .transmit_packets
+    };
+    let before: u64 = (1..=3).map(|port| packets(&subnet, one, port)).sum();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    let after: u64 = (1..=3).map(|port| packets(&subnet, one, port)).sum();
+    assert!(after > before + 100);
+    // A cut ends it.
+    let links: Vec<_> = subnet.links().collect();
+    for link in links {
+        subnet.set_link(link, false);
+    }
+    let count = |subnet: &Subnet| (1..=3).map(|port| packets(subnet, one, port)).sum::<u64>();
+    let before = count(&subnet);
+    subnet.run_until(subnet.now() + SECOND);
+    assert_eq!(count(&subnet), before);
+}
+
+/// More packets of management than an agent takes are dropped and counted; those after that are answered.
+#[test]
+fn a_flood_is_dropped() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let switch = subnet.find("switch1").unwrap();
+    let smp = Smp {
+        route: Route::along(&[1]),
+        ..Smp::request(Method::GET, id::NODE_INFO, 0)
+    };
+    let mut subnet_mut = |count| {
+        for _ in 0..count {
+            subnet.send_smp(manager.at, &smp, 0xffff).unwrap();
+        }
+        subnet.run_until(subnet.now() + SECOND);
+        let is_response = |packet: &Packet| {
+            let smp = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad));
+            matches!(smp, Some(Ok(smp)) if smp.header.attribute == id::NODE_INFO)
+        };
+        let responses = std::iter::from_fn(|| subnet.receive())
+            .filter(|(_, packet)| is_response(packet))
+            .count();
+        (
+            responses,
+            subnet
+                .agent(switch)
+                .port(1)
+                .unwrap()
+                .statistics()
+                .counters
+                .vl15_dropped,
+        )
+    };
+    let (responses, dropped) = subnet_mut(5000);
+    assert!(responses < 5000 && dropped > 0);
+    assert_eq!(responses + usize::from(dropped), 5000);
+    assert!(manager.get(&mut subnet, &[1], id::NODE_INFO, 0).is_some());
+}
+
+/// A manager can switch a port off, and on again.
+#[test]
+fn ports_are_switched_off_and_on() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let peer = subnet.hcas().nth(1).unwrap();
+    let state = |subnet: &Subnet| {
+        let info = subnet.agent(peer).end_port().info();
+        (info.state, info.physical_state)
+    };
+    assert_eq!(state(&subnet), (PortState::ACTIVE, PhysicalState::LINK_UP));
+    manager.change_port(&mut subnet, &[1], 2, |info| {
+        info.physical_state = PhysicalState::DISABLED;
+    });
+    manager.wait(&mut subnet, SECOND);
+    assert_eq!(state(&subnet), (PortState::DOWN, PhysicalState::POLLING));
+    manager.change_port(&mut subnet, &[1], 2, |info| {
+        info.physical_state = PhysicalState::POLLING;
+    });
+    manager.wait(&mut subnet, SECOND);
+    assert_eq!(state(&subnet), (PortState::INIT, PhysicalState::LINK_UP));
+    // Down is not for long: the physical layer looks for its peer at once.
+    manager.sweep(&mut subnet);
+    assert_eq!(state(&subnet), (PortState::ACTIVE, PhysicalState::LINK_UP));
+    manager.change_port(&mut subnet, &[1], 2, |info| info.state = PortState::DOWN);
+    assert_eq!(state(&subnet).0, PortState::DOWN);
+    manager.wait(&mut subnet, SECOND);
+    assert_eq!(state(&subnet), (PortState::INIT, PhysicalState::LINK_UP));
+}
+
+/// The first packet that comes to an armed port makes it active.
+#[test]
+fn a_packet_activates_an_armed_port() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let peer = subnet.hcas().nth(1).unwrap();
+    manager.change_port(&mut subnet, &[1], 2, |info| info.state = PortState::DOWN);
+    manager.wait(&mut subnet, SECOND);
+    for (path, port) in [(&[1, 2][..], 1), (&[1][..], 2)] {
+        manager.change_port(&mut subnet, path, port, |info| {
+            info.state = PortState::ARMED;
+        });
+    }
+    manager.change_port(&mut subnet, &[1], 2, |info| info.state = PortState::ACTIVE);
+    let to = lid(&subnet, peer);
+    assert_eq!(
+        subnet.send(peer, datagram(1, 0xffff, b"")),
+        Err(SendError::Down)
+    );
+    subnet
+        .send(manager.at, datagram(to, 0xffff, b"wake"))
+        .unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    assert_eq!(next_datagram(&mut subnet).map(|(node, _)| node), Some(peer));
+    assert_eq!(
+        subnet.agent(peer).end_port().info().state,
+        PortState::ACTIVE
+    );
+}
+
+/// What a manager changes at an HCA is what its driver has to tell of.
+#[test]
+fn changes_are_told_once() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let peer = subnet.hcas().nth(1).unwrap();
+    let take = |subnet: &mut Subnet| subnet.change_agent(peer, Agent::take_changes);
+    let changes = take(&mut subnet);
+    assert!(
+        changes.lid && changes.manager && !changes.pkeys && !changes.gids && !changes.reregister,
+        "{changes:?}"
+    );
+    assert_eq!(take(&mut subnet), Changes::default());
+    let mut table = PKeyTable::default();
+    table.keys[0] = 0xffff;
+    manager.set(&mut subnet, &[1, 2], id::PKEY_TABLE, 0, table.to_data());
+    assert!(!take(&mut subnet).pkeys, "it is what it was");
+    table.keys[1] = 0x8005;
+    manager.set(&mut subnet, &[1, 2], id::PKEY_TABLE, 0, table.to_data());
+    manager.change_port(&mut subnet, &[1, 2], 1, |info| {
+        (info.client_reregister, info.gid_prefix) = (true, 0xfec0 << 48);
+    });
+    let changes = take(&mut subnet);
+    assert!(
+        changes.pkeys && changes.gids && changes.reregister && !changes.lid && !changes.manager,
+        "{changes:?}"
+    );
+    let info = manager.port_info(&mut subnet, &[1, 2], 1).unwrap();
+    assert!(!info.client_reregister, "that is a request, not a state");
+}
+
+/// Another manager's question about the manager goes to whoever has the HCA, which answers by itself.
+#[test]
+fn managers_see_each_other() {
+    let (mut subnet, mut manager) = managed("[single]\nhosts = 2");
+    let peer = subnet.hcas().nth(1).unwrap();
+    let mask = subnet.agent(peer).end_port().info().capability_mask;
+    subnet.change_agent(peer, |agent| agent.set_capabilities(mask | capability::SM));
+    let smp = Smp {
+        route: Route::along(&[1, 2]),
+        ..Smp::request(Method::GET, id::SM_INFO, 0)
+    };
+    subnet.send_smp(manager.at, &smp, 0xffff).unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    let asked = std::iter::from_fn(|| subnet.receive()).find(|(node, _)| *node == peer);
+    let (_, packet) = asked.expect("the question");
+    let question = Smp::parse(packet.as_datagram().unwrap().2).unwrap();
+    let mut answer = question.response(Status::OK);
+    let own = SmInfo {
+        priority: 9,
+        ..SmInfo::default()
+    };
+    answer.data = own.to_data();
+    subnet.send_smp(peer, &answer, 0xffff).unwrap();
+    subnet.run_until(subnet.now() + MILLISECOND);
+    let is_answer = |packet: &Packet| {
+        let smp = packet.as_datagram().map(|(_, _, mad)| Smp::parse(mad));
+        matches!(smp, Some(Ok(smp)) if smp.header.attribute == id::SM_INFO)
+    };
+    let answered = std::iter::from_fn(|| subnet.receive())
+        .find(|(node, packet)| *node == manager.at && is_answer(packet));
+    let (_, packet) = answered.expect("the answer");
+    assert_eq!(
+        SmInfo::read(&Smp::parse(packet.as_datagram().unwrap().2).unwrap().data),
+        own
+    );
+    manager.wait(&mut subnet, SECOND);
+    assert!(
+        manager
+            .traps
+            .iter()
+            .any(|trap| matches!(trap, Trap::Capability(it) if it.mask & capability::SM != 0))
+    );
+}
