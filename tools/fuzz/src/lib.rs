@@ -17,6 +17,7 @@
 pub mod commands;
 pub mod control;
 pub mod datagram;
+pub mod infiniband;
 pub mod innocent;
 pub mod input;
 pub mod machine;
@@ -40,4 +41,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("switch", switch::run),
     ("recording", recording::run),
     ("datagram", datagram::run),
+    ("infiniband", infiniband::run),
 ];

@@ -63,3 +63,8 @@ fn recording() {
 fn datagram() {
     replay("datagram");
 }
+
+#[test]
+fn infiniband() {
+    replay("infiniband");
+}

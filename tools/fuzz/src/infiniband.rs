@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Packets of a hostile HCA in an InfiniBand subnet.
+//!
+//! Two HCAs and a switch, all guarded by a management key, have been brought up. The third port of the switch sends
+//! them anything: frames of any bytes, and management datagrams that are right or nearly so. What the key guards stays
+//! as it was, and a packet of one HCA arrives at the other once.
+
+use crate::input::Input;
+use std::time::Duration;
+use vrnic_infiniband::{
+    Lid,
+    agent::{Agent, Answer, Identity},
+    attributes::{LinearForwarding, PortInfo, PortState, SwitchInfo, id},
+    hca::Hca,
+    mad::{MANAGEMENT_QKEY, Method, PERMISSIVE, PerformanceMad, Route, Smp, Status},
+    packet::{Bth, Deth, Packet, set_lane},
+    port::{PortConfig, Speed, Width},
+    switch::{Output, Switch},
+};
+
+/// Operations of one input.
+const MAX_OPERATIONS: usize = 200;
+/// The key.
+const KEY: u64 = 0x5f1e_8c03_77d2_a94b;
+/// LIDs of the switch, and of the HCAs at its first ports.
+const LIDS: [Lid; 3] = [1, 2, 3];
+/// Port of the switch that the hostile HCA is at.
+const HOSTILE: u8 = 3;
+
+/// Everything that an input acts on.
+struct Scene {
+    switch: Switch,
+    hcas: [Hca; 2],
+    now: Duration,
+    frame: Vec<u8>,
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut scene = Scene::new();
+    let guarded = scene.guarded();
+    input.operations(MAX_OPERATIONS, |input| scene.operate(input));
+    assert_eq!(scene.guarded(), guarded, "without the key nothing changes");
+    scene.now += Duration::from_secs(1);
+    scene.exchange();
+}
+
+/// The attributes that a manager sets, without counters.
+fn guarded_of(agent: &Agent, ports: std::ops::Range<u8>) -> Vec<(PortInfo, Vec<u16>, Vec<u64>)> {
+    let ports = ports.filter_map(|port| agent.port(port));
+    ports
+        .map(|port| {
+            let info = PortInfo {
+                m_key_violations: 0,
+                p_key_violations: 0,
+                q_key_violations: 0,
+                ..*port.info()
+            };
+            (info, port.pkeys().to_vec(), port.guids().to_vec())
+        })
+        .collect()
+}
+
+/// Writes an attribute as the manager does.
+fn set(agent: &mut Agent, attribute: u16, modifier: u32, data: [u8; 64]) {
+    let request = Smp {
+        m_key: KEY,
+        data,
+        ..Smp::request(Method::SET, attribute, modifier)
+    };
+    let answer = agent.answer(&request, 1, Duration::ZERO);
+    let done = matches!(&answer, Answer::Respond(smp) if smp.header.status == Status::OK);
+    assert!(done, "{answer:?}");
+}
+
+/// Brings a port up, with a LID if packets end at it.
+fn set_port(agent: &mut Agent, port: u8, lid: Option<Lid>) {
+    let states = [PortState::ARMED, PortState::ACTIVE];
+    for state in if port == 0 { &states[..1] } else { &states[..] } {
+        let mut info = *agent.port(port).expect("port").info();
+        info.state = *state;
+        info.physical_state = vrnic_infiniband::attributes::PhysicalState::NO_CHANGE;
+        if let Some(lid) = lid {
+            (info.lid, info.sm_lid) = (lid, LIDS[1]);
+            (info.m_key, info.m_key_protection) = (KEY, 3);
+        }
+        set(agent, id::PORT_INFO, port.into(), info.to_data());
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let config = PortConfig::default();
+        let mut switch = Switch::new(&Identity::default(), &[config; 3]);
+        let agent = switch.agent_mut();
+        for port in 1..=3 {
+            agent.link_up(port, Width::X4, Speed::Edr);
+            set_port(agent, port, None);
+        }
+        let mut table = LinearForwarding { ports: [0xff; 64] };
+        table.ports[1..5].copy_from_slice(&[0, 1, 2, HOSTILE]);
+        set(agent, id::LINEAR_FORWARDING, 0, table.to_data());
+        let info = SwitchInfo {
+            linear_top: 63,
+            life_time: 18,
+            ..SwitchInfo::default()
+        };
+        set(agent, id::SWITCH_INFO, 0, info.to_data());
+        set_port(agent, 0, Some(LIDS[0]));
+        let hcas = [1, 2].map(|place| {
+            let mut hca = Hca::new(&Identity::default(), config);
+            hca.agent_mut().link_up(1, Width::X4, Speed::Edr);
+            set_port(hca.agent_mut(), 1, Some(LIDS[place]));
+            hca
+        });
+        Self {
+            switch,
+            hcas,
+            now: Duration::ZERO,
+            frame: Vec::new(),
+        }
+    }
+
+    fn guarded(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        let switch = self.switch.agent();
+        let info = SwitchInfo {
+            state_change: false,
+            ..*switch.switch_info().expect("a switch")
+        };
+        let hcas = self
+            .hcas
+            .each_ref()
+            .map(|hca| guarded_of(hca.agent(), 1..2));
+        (info, guarded_of(switch, 0..4), hcas)
+    }
+
+    fn operate(&mut self, input: &mut Input<'_>) {
+        match input.below(16) {
+            0 => self.frame = input.bytes(255).to_vec(),
+            1 | 2 => {
+                for _ in 0..=input.below(4) {
+                    let at = input.below(256);
+                    let value = input.take();
+                    if let Some(byte) = self.frame.get_mut(at) {
+                        *byte = value;
+                    }
+                }
+                // With a right CRC, so that it gets further.
+                let lane = self.frame.first().map_or(0, |byte| byte >> 4);
+                set_lane(&mut self.frame, lane);
+            }
+            3 => {
+                self.now += Duration::from_millis(input.take::<u8>().into());
+                let outputs = self.switch.poll(self.now);
+                self.carry(outputs);
+                for place in 0..2 {
+                    let outputs = self.hcas[place].poll(self.now);
+                    self.hca_output(place, outputs);
+                }
+                return;
+            }
+            4 => return self.exchange(),
+            _ => self.build(input),
+        }
+        self.now += Duration::from_micros(10);
+        let outputs = self.switch.receive(HOSTILE, &self.frame, self.now);
+        self.carry(outputs);
+    }
+
+    /// A management datagram that is right or nearly so.
+    fn build(&mut self, input: &mut Input<'_>) {
+        let methods = [
+            Method::GET,
+            Method::SET,
+            Method::TRAP_REPRESS,
+            Method(input.take()),
+        ];
+        let (method, attribute) = (input.pick(&methods), input.take::<u8>() % 0x24);
+        let any = input.take::<u16>().into();
+        let modifier = input.pick(&[0, 1, 1 << 16, any]);
+        let general = input.below(4) == 0;
+        let payload = if general {
+            let mut mad = PerformanceMad::request(method, attribute.into());
+            mad.data[..8].copy_from_slice(&input.take::<[u8; 8]>());
+            mad.to_bytes()
+        } else {
+            let mut smp = Smp::request(method, attribute.into(), modifier);
+            smp.data[..32].copy_from_slice(&input.take::<[u8; 32]>());
+            smp.m_key = input.pick(&[0, 1, KEY + 1]);
+            if input.take() {
+                let path = input.take::<[u8; 3]>().map(|port| port % 5);
+                smp.route = Route::along(&path[..input.below(4)]);
+                if let Some(route) = &mut smp.route {
+                    route.hop_pointer = input.take::<u8>() % 5;
+                    route.returning = input.take();
+                    route.back[..4].copy_from_slice(&input.take::<[u8; 4]>().map(|port| port % 5));
+                    route.destination = input.pick(&[PERMISSIVE, PERMISSIVE, 1, 2, 3]);
+                }
+            }
+            smp.to_bytes()
+        };
+        let queue = u32::from(general);
+        let bth = Bth {
+            pkey: input.pick(&[0xffff, 0xffff, 0x7fff, 1]),
+            destination_qp: queue,
+            ..Bth::default()
+        };
+        let deth = Deth {
+            qkey: if general { MANAGEMENT_QKEY } else { 0 },
+            source_qp: queue,
+        };
+        let to = input.pick(&[PERMISSIVE, PERMISSIVE, 1, 2, 3, 4, 0xc000, 0]);
+        self.frame = Packet::datagram((4, to), 0, bth, deth, &payload).to_bytes();
+    }
+
+    /// What leaves the switch arrives at an HCA; packets of a program, which are not hostile ones.
+    fn carry(&mut self, outputs: Vec<Output>) -> usize {
+        let mut delivered = 0;
+        for output in outputs {
+            let Output::Transmit { port, frame, at } = output else {
+                panic!("a switch delivers nothing");
+            };
+            if port == HOSTILE {
+                continue;
+            }
+            let place = usize::from(port) - 1;
+            let outputs = self.hcas[place].receive(&frame, at);
+            delivered += self.hca_output(place, outputs);
+        }
+        delivered
+    }
+
+    fn hca_output(&mut self, place: usize, outputs: Vec<Output>) -> usize {
+        let mut delivered = 0;
+        for output in outputs {
+            match output {
+                Output::Deliver(packet) => {
+                    let own = packet.as_datagram().is_some_and(|(bth, _, payload)| {
+                        bth.destination_qp == 9 && payload == b"own"
+                    });
+                    delivered += usize::from(own);
+                }
+                Output::Transmit { frame, at, .. } => {
+                    let outputs = self.switch.receive(place as u8 + 1, &frame, at);
+                    delivered += self.carry(outputs);
+                }
+            }
+        }
+        delivered
+    }
+
+    /// A packet of one HCA arrives at the other, once.
+    fn exchange(&mut self) {
+        let bth = Bth {
+            pkey: 0xffff,
+            destination_qp: 9,
+            ..Bth::default()
+        };
+        let packet = Packet::datagram((0, LIDS[2]), 0, bth, Deth::default(), b"own");
+        let outputs = self.hcas[0].send(packet, self.now).expect("it leaves");
+        assert_eq!(self.hca_output(0, outputs), 1);
+    }
+}
