@@ -3,7 +3,7 @@
 //!
 //! A VMM and vrnicd share the file descriptions of eventfds. So a VMM can fill the counter of one, and make it block
 //! again that vrnicd has made non-blocking: the next write would wait for as long as the VMM likes, and with the worker
-//! all devices. No system call signals an eventfd without that risk. So a signal interrupts the thread every now and
+//! all devices. A write to an eventfd has no flag against that. So a signal interrupts the thread every now and
 //! then, which costs nothing in between, and a write that was interrupted is one that waited.
 
 use std::cell::{Cell, OnceCell};
