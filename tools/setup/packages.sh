@@ -4,7 +4,7 @@
 
 # What the modules, the guest image and the lab need on both releases.
 HOST_PACKAGES=(
-	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 xz-utils kmod pkg-config rsync
+	make gcc libc6-dev bc bison flex libelf-dev libssl-dev python3 xz-utils zstd kmod pkg-config rsync
 	mmdebstrap debian-archive-keyring ca-certificates binutils libibverbs-dev iproute2
 )
 # What tests, checks, fuzzers and charts need besides.

@@ -20,6 +20,7 @@ set -euo pipefail
 . "$SETUP_DIR/initramfs.sh"
 . "$SETUP_DIR/stock.sh"
 . "$SETUP_DIR/kernel.sh"
+. "$SETUP_DIR/vmlinux.sh"
 . "$SETUP_DIR/qemu.sh"
 . "$SETUP_DIR/guest.sh"
 . "$SETUP_DIR/userland.sh"
@@ -42,4 +43,5 @@ for part in "$@"; do
 		lock "$part"
 	fi
 	"setup_$part"
+	[ "$part" != kernel ] || setup_vmlinux
 done

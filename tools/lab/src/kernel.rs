@@ -110,10 +110,14 @@ impl Kernel {
         }
     }
 
-    /// What QEMU boots.
+    /// What QEMU boots: the kernel as it lies in memory, if that is there and can be entered directly
+    /// (`arch/x86/platform/pvh/head.S`), else the packed one, which has to unpack itself.
     #[must_use]
     pub fn image(&self) -> PathBuf {
-        self.tree.join("arch/x86/boot/bzImage")
+        let unpacked = ["lab/vmlinux", "vmlinux"].map(|path| self.tree.join(path));
+        let mut unpacked = unpacked.into_iter().filter(|_| self.has("CONFIG_PVH=y"));
+        let packed = || self.tree.join("arch/x86/boot/bzImage");
+        unpacked.find(|path| path.is_file()).unwrap_or_else(packed)
     }
 
     /// What loads the drivers of the root directory, if they are in modules.
@@ -200,5 +204,15 @@ mod tests {
         assert_eq!(kernel.name(), "lab");
         assert!(kernel.initramfs().is_none() && kernel.modules().is_none());
         assert!(error(Name::Stock).contains("`stock` is not prepared"));
+
+        // Whether the unpacked kernel can be started is its configuration's word.
+        fs::write(tree.join("vmlinux"), "").unwrap();
+        assert!(kernel.image().ends_with("arch/x86/boot/bzImage"));
+        fs::write(tree.join(".config"), "CONFIG_PVH=y\n").unwrap();
+        let kernel = Kernel::load(source.path(), Name::Lab).unwrap();
+        assert_eq!(kernel.image(), tree.join("vmlinux").canonicalize().unwrap());
+        fs::create_dir(tree.join("lab")).unwrap();
+        fs::write(tree.join("lab/vmlinux"), "").unwrap();
+        assert!(kernel.image().ends_with("lab/vmlinux"));
     }
 }
