@@ -11,6 +11,9 @@
 # lab: vrnicd faults = true
 # Linux expects that a driver has reset its device, which nobody can who has none.
 # lab: allow-kernel-warning device_release_driver_internal device_remove
+# Linux's method that opens a device for a process forgets the process when the driver or the control group refuses it
+# (uverbs_std_types_device.c, UVERBS_METHOD_GET_CONTEXT, frees the context without rdma_restrack_put()).
+# lab: allow-kernel-leak dup_task_struct|copy_signal|prepare_creds|alloc_task_exec_state
 . "$LAB_LIB"
 
 virtio=$(bound a)
