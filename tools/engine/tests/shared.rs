@@ -657,7 +657,7 @@ proptest! {
             shared.limit(index % (ENTRIES + 1));
             shared.world.run(std::time::Duration::from_micros(50));
         }
-        shared.world.run(std::time::Duration::from_millis(100));
+        shared.world.run(std::time::Duration::from_millis(10));
         let sge = bystander.mrs[1].sge(0, 16);
         bystander.receive(&mut shared.world, 1, 1, &[sge]);
         let send = Send::new(2, SendOpcode::Send).inline(b"unharmed");
