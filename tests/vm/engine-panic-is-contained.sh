@@ -9,7 +9,7 @@
 # lab: allow-leaks
 . "$LAB_LIB"
 
-on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+busy b 18700 &
 bystander=$!
 on -t 60 a sh -c "ibv_asyncwatch -d $DEV > /tmp/events 2>&1; true" &
 watch=$!
@@ -33,4 +33,5 @@ wait $watch
 
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 3
+enough b 18700
 wait $bystander || fail "the other VM noticed"

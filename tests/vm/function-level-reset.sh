@@ -29,7 +29,7 @@ vrnicctl --json devices | grep -A3 '"name": "a"' | found '"state": "down"' || fa
 driver a bind "$virtio"
 works
 
-on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+busy b 18700 &
 bystander=$!
 on -t 90 a sh -c "vrnic-stress --device $DEV --seconds 60 --patience 15; echo exit \$?" > "$LAB_DIR/victim" &
 victim=$!
@@ -47,4 +47,5 @@ grep -q 'exit 1' "$LAB_DIR/victim" || fail "the program did not see an error"
 wait $program || fail "the program that waits does not end"
 grep -q 'program exit 0' "$LAB_DIR/program" || fail "the program could not go on: $(cat "$LAB_DIR/program")"
 works
+enough b 18700
 wait $bystander || fail "the other VM noticed"

@@ -7,7 +7,7 @@
 # lab: fresh
 . "$LAB_LIB"
 
-on -t 90 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+busy a 18700 &
 bystander=$!
 (on -t 60 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18701 --server --seconds $((60 * LAB_SLOWNESS)) || true) &
 server=$!
@@ -17,6 +17,7 @@ connected a 18701
 sleep 4
 lab qmp b '{"execute":"system_reset"}'
 wait $client || fail "the peer of the VM that was reset did not get an error"
+enough a 18700
 wait $bystander || fail "loopback traffic of another VM was disturbed"
 lab wait b
 wait $server || true

@@ -11,7 +11,7 @@
 state() { vrnicctl --json devices | grep -A3 '"name": "a"' | grep -o '"state": "[a-z]*"' | cut -d'"' -f4; }
 is_down() { [ "$(state)" = down ]; }
 
-on -t 120 b vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18700 --seconds 30 --qps 2 &
+busy b 18700 &
 bystander=$!
 (on -t 60 a vrnic-stress --device "$DEV" --gid "$GID_INDEX" --port 18701 --server --seconds $((60 * LAB_SLOWNESS)) || true) &
 server=$!
@@ -29,6 +29,7 @@ within 30 is_down || fail "the device of a halted VM is $(state)"
 kill -0 "$(lab pid qemu-a)" || fail "VM a is gone"
 wait $client || fail "the peer of the VM that was halted did not get an error"
 is_down || fail "the device of a halted VM is $(state)"
+enough b 18700
 wait $bystander || fail "the other VM noticed"
 lab qmp a '{"execute":"system_reset"}'
 lab wait a
