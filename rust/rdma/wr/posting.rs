@@ -24,7 +24,10 @@ pub struct Continuation {
     pub(crate) is_receive: bool,
 }
 
-/// How far a list of requests has been posted: how many of them were, and the last of these.
+/// How far a list of requests has been posted: how many of them were, and the first that was not.
+///
+/// A request that was posted may complete at once, and whoever waits for that may free it. So
+/// nothing looks at one that was posted, not even to find the next.
 pub(crate) struct Posted<R>(pub(super) Cell<(usize, *const R)>);
 
 impl<R> Posted<R> {
@@ -33,31 +36,34 @@ impl<R> Posted<R> {
         Self(Cell::new((0, ptr::null())))
     }
 
-    /// Request `index`, which is `this`, is posted, and with it those before.
-    fn advance(&self, index: usize, this: *const R) {
+    /// Request `index` is posted, and with it those before. `next` comes after it.
+    fn advance(&self, index: usize, next: *const R) {
         if index >= self.0.get().0 {
-            self.0.set((index + 1, this));
+            self.0.set((index + 1, next));
         }
     }
 
-    /// The last that was posted.
-    pub(super) fn last(&self) -> *const R {
-        self.0.get().1
+    /// What is left of a list.
+    fn rest(&self, list: *const R) -> *const R {
+        match self.0.get() {
+            (0, _) => list,
+            (_, next) => next,
+        }
     }
 }
 
 /// Says that a request was posted.
 pub(super) struct Posting<'a, R> {
     pub(super) continuation: Continuation,
-    /// The request, and where in the list it is.
-    pub(super) this: *const R,
+    /// Where in the list the request is, and what comes after it.
     pub(super) index: usize,
+    pub(super) next: *const R,
     pub(super) posted: &'a Posted<R>,
 }
 
 impl<R> Posting<'_, R> {
     pub(super) fn post(self) -> Continuation {
-        self.posted.advance(self.index, self.this);
+        self.posted.advance(self.index, self.next);
         self.continuation
     }
 }
@@ -66,17 +72,14 @@ impl<R> Posting<'_, R> {
 ///
 /// # Safety
 ///
-/// `posted` must be null or a request of the list, `list` null or its first, and `bad` valid for
-/// writes; `next` must find the one after a request.
+/// `bad` must be valid for writes.
 pub(super) unsafe fn answer<R>(
     list: *const R,
-    posted: *const R,
-    next: impl FnOnce(&R) -> *const R,
+    posted: &Posted<R>,
     result: Result,
     bad: *mut *const R,
 ) -> Result<c_int> {
-    // SAFETY: Null or valid, as the caller guarantees.
-    let refused = unsafe { posted.as_ref() }.map_or(list, next);
+    let refused = posted.rest(list);
     match result {
         // There is nothing that could be refused.
         Err(_) if refused.is_null() && !list.is_null() => Ok(0),

@@ -50,7 +50,7 @@ pub struct ReceiveRequests<'a> {
 }
 
 impl<'a> ReceiveRequests<'a> {
-    /// Wraps a list. The last request that is posted will be in `posted`, where nothing is now.
+    /// Wraps a list. How much of it is posted will be in `posted`, where nothing is now.
     ///
     /// # Safety
     ///
@@ -80,8 +80,8 @@ impl<'a> ReceiveRequests<'a> {
         result: Result,
         bad: *mut *const bindings::ib_recv_wr,
     ) -> Result<c_int> {
-        // SAFETY: Guaranteed by the caller; only requests of the list were posted.
-        unsafe { answer(self.list, self.posted.last(), |wr| wr.next, result, bad) }
+        // SAFETY: Guaranteed by the caller.
+        unsafe { answer(self.list, self.posted, result, bad) }
     }
 }
 
@@ -104,8 +104,8 @@ impl<'a> Iterator for ReceiveRequests<'a> {
                     poster: self.poster,
                     is_receive: true,
                 },
-                this: wr,
                 index,
+                next: wr.next,
                 posted: self.posted,
             },
             elements,

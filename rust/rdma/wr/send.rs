@@ -257,8 +257,8 @@ impl<'a, T: Operations> SendRequest<'a, T> {
                     poster,
                     is_receive: false,
                 },
-                this: wr,
                 index,
+                next: wr.next,
                 posted,
             },
             flags: SendFlags::from_raw(wr.send_flags)?,
@@ -291,7 +291,7 @@ pub struct SendRequests<'a, T: Operations> {
 }
 
 impl<'a, T: Operations> SendRequests<'a, T> {
-    /// Wraps a list. The last request that is posted will be in `posted`, where nothing is now.
+    /// Wraps a list. How much of it is posted will be in `posted`, where nothing is now.
     ///
     /// # Safety
     ///
@@ -324,8 +324,8 @@ impl<'a, T: Operations> SendRequests<'a, T> {
         result: Result,
         bad: *mut *const bindings::ib_send_wr,
     ) -> Result<c_int> {
-        // SAFETY: Guaranteed by the caller; only requests of the list were posted.
-        unsafe { answer(self.list, self.posted.last(), |wr| wr.next, result, bad) }
+        // SAFETY: Guaranteed by the caller.
+        unsafe { answer(self.list, self.posted, result, bad) }
     }
 }
 
@@ -355,8 +355,8 @@ impl<T: Operations> SendRequest<'static, T> {
         Self {
             posting: Posting {
                 continuation,
-                this: ptr::null(),
                 index: 0,
+                next: ptr::null(),
                 posted: &super::posting::NOWHERE.0,
             },
             flags,

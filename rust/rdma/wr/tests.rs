@@ -94,6 +94,8 @@ mod cases {
         assert_eq!(request.elements[1].lkey(), 5);
         let request = request.post();
         assert_eq!((request.wr_id, request.is_receive), (77, true));
+        // Whoever waited for it has freed it.
+        first.next = ptr::null_mut();
 
         assert!(list.next().ok_or(ENOENT)?.is_err());
         assert!(list.next().is_none());

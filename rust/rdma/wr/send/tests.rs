@@ -295,6 +295,8 @@ mod cases {
         // It is taken, but not posted.
         assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
         assert_eq!(request.post().wr_id, 1);
+        // Whoever waited for it has freed it.
+        first.wr.next = null_mut();
         let behind = &raw const second;
         assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), behind));
 
