@@ -653,6 +653,10 @@ impl<'a, T: Operations> Registration<'a, T> {
             }
         }
 
+        // A list of pages has pieces of any length, which the core divides.
+        // SAFETY: The parent is valid, and nothing is mapped for the RDMA device yet.
+        unsafe { bindings::dma_set_max_seg_size(compat::device_as_raw(parent), u32::MAX) };
+
         // SAFETY: The device is complete: verbs may run from here on. The parent is bound during
         // `'a`, and the device is unregistered before that ends.
         to_result(unsafe {

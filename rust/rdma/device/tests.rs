@@ -23,6 +23,9 @@ mod cases {
             );
             assert_eq!(u32::from(raw.node_type), bindings::RDMA_NODE_IB_CA);
             assert_eq!(Some(raw.local_dma_lkey), PROPERTIES.local_dma_key);
+            // SAFETY: The core demands that the device that does the DMA has them.
+            let dma = unsafe { &*(*raw.dma_device).dma_parms };
+            assert_eq!(dma.max_segment_size, u32::MAX);
             assert_eq!((raw.ops.driver_id, raw.ops.uverbs_abi_ver), (201, 202));
             assert_eq!(raw.ops.uverbs_robust_udata(), 1);
             let posts = 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND
