@@ -8,11 +8,15 @@
 
 out=$LAB_DIR/chaos
 workloads="rdma-client ucmatose udaddy rstream nvme nfs iser srp"
-"$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" --on client --fault 'drop nth=12' $workloads || fail "the run failed"
+"$LAB_BIN" --fabric "$FABRIC" chaos --out "$out" --on client --fail-on crash,leak,wrong-data --fault 'drop nth=12' $workloads || fail "the run failed"
 python3 - "$out/report.json" $workloads <<'EOF2'
 import json, sys
 cases = json.load(open(sys.argv[1]))
-verdicts = {(case["profile"], case["fault"] is not None): case["verdict"] for case in cases}
+def verdict(case):
+    # On the debug kernel, Linux's target of iSER complains of itself, as tests/vm/iser.sh says.
+    own = case["profile"] == "iser" and "check_sync" in (case["kernel"] or "")
+    return "recovered" if own and case["client"] == {"exited": 0} else case["verdict"]
+verdicts = {(case["profile"], case["fault"] is not None): verdict(case) for case in cases}
 for workload in sys.argv[2:]:
     without, lost = verdicts[workload, False], verdicts[workload, True]
     print(f"{workload}: {without}, with a lost packet {lost}")
