@@ -5,6 +5,8 @@
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=400
+# Soft-RoCE frees packets with a lock held that its interrupts take, see interoperation.sh.
+# lab: allow-kernel-report rxe_receiver
 . "$LAB_LIB"
 
 port=18700

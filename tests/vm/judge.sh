@@ -4,6 +4,8 @@
 # lab: fabric=roce
 # lab: rxe=b
 # lab: timeout=600
+# Soft-RoCE frees packets with a lock held that its interrupts take, see interoperation.sh.
+# lab: allow-kernel-report rxe_receiver
 # lab: vrnicd faults = true
 . "$LAB_LIB"
 
