@@ -2,9 +2,7 @@
 
 //! Who sees which error, between guests and in packets. `tools/roce` does the same in frames.
 
-mod matrix;
-
-use matrix::{BOTH_HALVES, check, check_flags, check_states};
+use crate::matrix::{BOTH_HALVES, check, check_flags, check_states};
 use vrnic_engine::Segmentation::{Local, PathMtu};
 use vrnic_wire::qp::QpType::{Gsi, ReliableConnection, UnreliableConnection, UnreliableDatagram};
 

@@ -3,10 +3,7 @@
 //! Regions whose pages come and go: whoever uses them notices nothing, and whoever never gets a
 //! page harms nobody else.
 
-#[expect(dead_code, reason = "the rest is for random.rs")]
-mod programs;
-
-use programs::{
+use crate::programs::{
     KeyUse, Model, Op, REGION, Setting, check, config, new_world, op, options, plan, setting, sges,
 };
 use proptest::{collection::vec, prelude::*};

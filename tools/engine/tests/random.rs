@@ -2,9 +2,7 @@
 
 //! Random verb programs against a model, on perfect and on bad fabrics.
 
-mod programs;
-
-use programs::{
+use crate::programs::{
     config,
     failing::{run_failing, wrong},
     op, run_program, setting,
