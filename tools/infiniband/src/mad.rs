@@ -50,6 +50,14 @@ pub mod class {
     pub const ADMINISTRATION: u8 = 0x03;
     /// Performance management.
     pub const PERFORMANCE: u8 = 0x04;
+    /// Device administration.
+    pub const DEVICE_ADMINISTRATION: u8 = 0x10;
+    /// Boot management.
+    pub const BOOT: u8 = 0x12;
+    /// First class of vendors whose MADs say which vendor it is.
+    pub const VENDOR_OUI_FIRST: u8 = 0x30;
+    /// Last one of those.
+    pub const VENDOR_OUI_LAST: u8 = 0x4f;
 }
 
 named! {

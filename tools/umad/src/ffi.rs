@@ -8,9 +8,9 @@
 
 #![allow(unsafe_code, reason = "the interface is C's")]
 
-use crate::record::{HEADER, MAD, OPEN, PACKET, REGISTER, Record};
+use crate::record::{HEADER, LENGTH, MAD, OPEN, REGISTER, Record, UNREGISTER, USER_RMPP};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env,
     ffi::{CStr, c_char, c_int, c_long, c_uint, c_void},
     io,
@@ -21,7 +21,10 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
 };
-use vrnic_infiniband::attributes::{NodeInfo, PKeyTable, PortInfo};
+use vrnic_infiniband::{
+    attributes::{NodeInfo, PKeyTable, PortInfo},
+    rmpp::MAX_MESSAGE,
+};
 
 /// Bytes of a name, as `UMAD_CA_NAME_LEN`.
 const NAME: usize = 20;
@@ -92,6 +95,8 @@ pub struct UmadRegAttr {
 struct Port {
     stream: UnixStream,
     next_agent: AtomicU32,
+    /// Agents that send messages of more than one MAD.
+    long: Mutex<BTreeSet<u32>>,
     /// Held while a record is written or read.
     writing: Mutex<()>,
     reading: Mutex<()>,
@@ -411,6 +416,7 @@ pub unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: c_int) 
     let port = Port {
         stream,
         next_agent: AtomicU32::new(0),
+        long: Mutex::default(),
         writing: Mutex::new(()),
         reading: Mutex::new(()),
     };
@@ -448,16 +454,32 @@ pub extern "C" fn umad_get_fd(portid: c_int) -> c_int {
     }
 }
 
+/// What an agent is for.
+#[derive(Debug, Default)]
+struct Registration {
+    class: u8,
+    version: u8,
+    rmpp: u8,
+    flags: u8,
+    oui: [u8; 3],
+    methods: [u8; 16],
+}
+
 /// Tells the subnet of an agent; gives its number.
-fn register(portid: c_int, class: u8, methods: [u8; 16]) -> c_int {
+fn register(portid: c_int, wanted: &Registration) -> c_int {
     let Some(port) = port_of(portid) else {
         return fail(libc::EINVAL);
     };
     let agent = port.next_agent.fetch_add(1, Ordering::Relaxed);
+    if wanted.rmpp != 0 && wanted.flags & USER_RMPP == 0 {
+        lock(&port.long).insert(agent);
+    }
     let mut record = Record::new(REGISTER);
     record.set_agent(agent);
-    record.mad_mut()[0] = class;
-    record.mad_mut()[8..24].copy_from_slice(&methods);
+    let mad = record.mad_mut();
+    mad[..4].copy_from_slice(&[wanted.class, wanted.version, wanted.rmpp, wanted.flags]);
+    mad[4..7].copy_from_slice(&wanted.oui);
+    mad[8..24].copy_from_slice(&wanted.methods);
     let _writing = lock(&port.writing);
     match record.send(&port.stream) {
         Ok(()) => agent.cast_signed(),
@@ -487,33 +509,48 @@ unsafe fn methods(mask: *const c_void) -> [u8; 16] {
 pub unsafe extern "C" fn umad_register(
     portid: c_int,
     class: c_int,
-    _: c_int,
-    _: u8,
+    version: c_int,
+    rmpp: u8,
     mask: *const c_long,
 ) -> c_int {
-    // SAFETY: as the caller says.
-    register(portid, u8::try_from(class).unwrap_or(0), unsafe {
-        methods(mask.cast())
-    })
+    let wanted = Registration {
+        class: u8::try_from(class).unwrap_or(0),
+        version: u8::try_from(version).unwrap_or(0),
+        rmpp,
+        // SAFETY: as the caller says.
+        methods: unsafe { methods(mask.cast()) },
+        ..Registration::default()
+    };
+    register(portid, &wanted)
 }
 
 /// `umad_register_oui(3)`.
 ///
 /// # Safety
 ///
-/// As [`umad_register`].
+/// As [`umad_register`]; `oui` has three bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umad_register_oui(
     portid: c_int,
     class: c_int,
-    _: u8,
-    _: *const u8,
+    rmpp: u8,
+    oui: *const [u8; 3],
     mask: *const c_long,
 ) -> c_int {
+    if oui.is_null() {
+        return fail(libc::EINVAL);
+    }
     // SAFETY: as the caller says.
-    register(portid, u8::try_from(class).unwrap_or(0), unsafe {
-        methods(mask.cast())
-    })
+    let (oui, methods) = unsafe { (*oui, methods(mask.cast())) };
+    let wanted = Registration {
+        class: u8::try_from(class).unwrap_or(0),
+        version: 1,
+        rmpp,
+        oui,
+        methods,
+        ..Registration::default()
+    };
+    register(portid, &wanted)
 }
 
 /// `umad_register2(3)`.
@@ -531,10 +568,18 @@ pub unsafe extern "C" fn umad_register2(
         return libc::EINVAL;
     }
     // SAFETY: they are good.
-    let number = unsafe {
-        let mask = (&raw const (*attributes).method_mask).cast();
-        register(portid, (*attributes).mgmt_class, methods(mask))
+    let wanted = unsafe {
+        let [_, oui @ ..] = (*attributes).oui.to_be_bytes();
+        Registration {
+            class: (*attributes).mgmt_class,
+            version: (*attributes).mgmt_class_version,
+            rmpp: (*attributes).rmpp_version,
+            flags: (*attributes).flags as u8,
+            oui,
+            methods: methods((&raw const (*attributes).method_mask).cast()),
+        }
     };
+    let number = register(portid, &wanted);
     if number < 0 {
         return -number;
     }
@@ -543,17 +588,22 @@ pub unsafe extern "C" fn umad_register2(
     0
 }
 
-/// `umad_unregister(3)`: an agent ends with its port.
+/// `umad_unregister(3)`.
 #[unsafe(no_mangle)]
-pub extern "C" fn umad_unregister(portid: c_int, _: c_int) -> c_int {
-    if port_of(portid).is_some() {
-        0
-    } else {
-        fail(libc::EINVAL)
+pub extern "C" fn umad_unregister(portid: c_int, agent: c_int) -> c_int {
+    let Some(port) = port_of(portid) else {
+        return fail(libc::EINVAL);
+    };
+    let mut record = Record::new(UNREGISTER);
+    record.set_agent(agent.cast_unsigned());
+    let _writing = lock(&port.writing);
+    match record.send(&port.stream) {
+        Ok(()) => 0,
+        Err(_) => fail(libc::EIO),
     }
 }
 
-/// `umad_send(3)`, of one MAD.
+/// `umad_send(3)`.
 ///
 /// # Safety
 ///
@@ -570,25 +620,24 @@ pub unsafe extern "C" fn umad_send(
     let Some(port) = port_of(portid).filter(|_| !umad.is_null()) else {
         return fail(libc::EINVAL);
     };
-    let Some(length) = usize::try_from(length).ok().filter(|length| *length <= MAD) else {
+    let long = lock(&port.long).contains(&agent.cast_unsigned());
+    let limit = if long { MAX_MESSAGE } else { MAD };
+    let Some(length) = usize::try_from(length).ok().filter(|length| *length <= limit) else {
         return fail(libc::EINVAL);
     };
-    let mut record = Record::new(PACKET);
     // SAFETY: the buffer has that much.
-    let (header, mad) = unsafe {
+    let (header, message) = unsafe {
         let header = umad.cast::<[u8; HEADER]>().read_unaligned();
         (
             header,
             std::slice::from_raw_parts(umad.cast::<u8>().add(HEADER), length),
         )
     };
-    record.set_header(header);
+    let mut record = Record::packet(header, message);
     record.set_agent(agent.cast_unsigned());
     record.set_status(0);
     record.set_timeout(timeout.max(0).cast_unsigned());
     record.set_retries(retries.max(0).cast_unsigned());
-    record.set_length((HEADER + MAD) as u32);
-    record.mad_mut()[..length].copy_from_slice(mad);
     let _writing = lock(&port.writing);
     match record.send(&port.stream) {
         Ok(()) => 0,
@@ -611,6 +660,24 @@ fn wait(port: &Port, timeout: c_int) -> c_int {
     }
 }
 
+/// The beginning of the next record, which remains there.
+fn peek(port: &Port) -> io::Result<Record> {
+    let mut bytes = [0; LENGTH];
+    loop {
+        let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
+        let fd = port.stream.as_raw_fd();
+        // SAFETY: the descriptor is open as long as the port is, and there is room for that much.
+        let peeked = unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), LENGTH, flags) };
+        match usize::try_from(peeked) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(LENGTH) => return Ok(Record::beginning(bytes)),
+            // The rest is on its way.
+            Ok(_) => std::thread::yield_now(),
+            Err(_) => return Err(io::Error::last_os_error()),
+        }
+    }
+}
+
 /// `umad_poll(3)`.
 #[unsafe(no_mangle)]
 pub extern "C" fn umad_poll(portid: c_int, timeout: c_int) -> c_int {
@@ -620,7 +687,7 @@ pub extern "C" fn umad_poll(portid: c_int, timeout: c_int) -> c_int {
     }
 }
 
-/// `umad_recv(3)`.
+/// `umad_recv(3)`. If there is no room for a message, `*length` is what it needs.
 ///
 /// # Safety
 ///
@@ -648,16 +715,32 @@ pub unsafe extern "C" fn umad_recv(
             ready
         };
     }
-    let Ok(record) = Record::receive(&port.stream) else {
+    let Ok(mut record) = peek(&port) else {
         return fail(libc::EIO);
     };
-    // SAFETY: there is room for a header and a MAD.
+    // SAFETY: it is good.
+    let room = usize::try_from(unsafe { *length }).unwrap_or(0);
+    let fits = record.message_length() <= room;
+    if fits {
+        match Record::receive(&port.stream) {
+            Ok(whole) => record = whole,
+            Err(_) => return fail(libc::EIO),
+        }
+    }
+    // What does not fit in remains, and the program sees its first MAD and its length.
+    let message = record.message();
+    // SAFETY: there is room for a header and a MAD, or for the whole message.
     unsafe {
         umad.cast::<[u8; HEADER]>().write_unaligned(record.header());
-        ptr::copy_nonoverlapping(record.mad().as_ptr(), umad.cast::<u8>().add(HEADER), MAD);
-        *length = MAD_LENGTH;
+        let to = umad.cast::<u8>().add(HEADER);
+        ptr::copy_nonoverlapping(message.as_ptr(), to, message.len());
+        *length = record.message_length() as c_int;
     }
-    record.agent().cast_signed()
+    if fits {
+        record.agent().cast_signed()
+    } else {
+        fail(libc::ENOSPC)
+    }
 }
 
 /// `umad_size(3)`. libibumad's own would depend on what a kernel can do that is not asked here.
