@@ -622,7 +622,10 @@ pub unsafe extern "C" fn umad_send(
     };
     let long = lock(&port.long).contains(&agent.cast_unsigned());
     let limit = if long { MAX_MESSAGE } else { MAD };
-    let Some(length) = usize::try_from(length).ok().filter(|length| *length <= limit) else {
+    let Some(length) = usize::try_from(length)
+        .ok()
+        .filter(|length| *length <= limit)
+    else {
         return fail(libc::EINVAL);
     };
     // SAFETY: the buffer has that much.

@@ -3,25 +3,33 @@
 //! A subnet in real time, with programs at its HCAs. It does for them what the kernel does for programs that have an
 //! HCA: finds the agent that a MAD is for, waits for responses, and sends requests again.
 
-use crate::record::{OPEN, PACKET, REGISTER, Record};
+use crate::record::{HEADER, OPEN, PACKET, REGISTER, Record, UNREGISTER, USER_RMPP};
 use std::{
     io,
+    net::Shutdown,
     os::unix::net::{UnixListener, UnixStream},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{SyncSender, sync_channel},
+    },
     thread,
     time::{Duration, Instant},
 };
 use vrnic_infiniband::{
     attributes::{PKeyTable, capability},
-    mad::{Header, Method, class},
+    mad::{HEADER_LENGTH, Header, MANAGEMENT_QKEY, Method, class},
     packet::{Bth, Deth, Packet},
+    port::is_multicast,
+    rmpp::{Delivery, Kind, Output, Peer, Rmpp, RmppHeader, SendError, header_length},
     subnet::{NodeId, Subnet},
 };
 
 /// How often time is looked at.
 const TICK: Duration = Duration::from_millis(1);
-/// How long a program may take to read.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Most messages that wait for a program to read them. What comes then is lost.
+const MAX_UNREAD: usize = 4096;
+/// Longest that a message waits for its acknowledgement before it is sent again.
+const MAX_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A subnet with programs.
 #[derive(Clone, Debug)]
@@ -41,24 +49,32 @@ struct State {
 struct Client {
     number: u32,
     node: NodeId,
-    stream: UnixStream,
+    writer: SyncSender<Record>,
     agents: Vec<Agent>,
     requests: Vec<Request>,
 }
 
-/// Who in a program gets requests and traps of others.
+/// Who in a program sends, and gets requests and traps of others.
 #[derive(Debug)]
 struct Agent {
     id: u32,
     class: u8,
+    version: u8,
+    /// Vendor, in classes that several have.
+    oui: [u8; 3],
     /// A bit for each method.
     methods: u128,
+    /// Its long messages, unless it takes care of them itself.
+    rmpp: Option<Rmpp>,
+    /// Of each long message that it sends: the record with the first MAD.
+    sending: Vec<Record>,
 }
 
 /// What a program waits for a response to.
 #[derive(Debug)]
 struct Request {
     transaction: u64,
+    class: u8,
     record: Record,
     due: Duration,
 }
@@ -108,9 +124,19 @@ impl Server {
 
     /// Serves one program.
     fn serve(&self, stream: &UnixStream) -> io::Result<()> {
-        stream.set_write_timeout(Some(PATIENCE))?;
         let open = Record::receive(stream)?;
-        let number = self.lock().open(&open, stream)?;
+        let (writer, records) = sync_channel::<Record>(MAX_UNREAD);
+        let number = self.lock().open(&open, stream, writer)?;
+        let output = stream.try_clone()?;
+        thread::spawn(move || {
+            while let Ok(record) = records.recv() {
+                if record.send(&output).is_err() {
+                    break;
+                }
+            }
+            // Nothing more is read from a program that is gone.
+            let _ = output.shutdown(Shutdown::Both);
+        });
         while let Ok(record) = Record::receive(stream) {
             self.lock().take(number, record);
         }
@@ -122,36 +148,73 @@ impl Server {
 impl State {
     /// Lets time pass.
     fn advance(&mut self) {
-        self.subnet.run_until(self.start.elapsed());
-        while let Some((node, packet)) = self.subnet.receive() {
-            self.deliver(node, &packet);
+        let end = self.start.elapsed();
+        loop {
+            while let Some((node, packet)) = self.subnet.receive() {
+                self.deliver(node, &packet);
+            }
+            let deadline = self.next_deadline();
+            let next = deadline.map_or(end, |at| at.min(end));
+            if self.subnet.step(next) {
+                continue;
+            }
+            self.subnet.run_until(next);
+            if deadline.is_some_and(|at| at <= self.subnet.now()) {
+                self.expire();
+            } else {
+                return;
+            }
         }
+    }
+
+    /// When a program has waited long enough.
+    fn next_deadline(&self) -> Option<Duration> {
+        let clients = self.clients.iter();
+        let deadlines = clients.flat_map(|client| {
+            let requests = client.requests.iter().map(|request| request.due);
+            let agents = client.agents.iter();
+            requests.chain(agents.filter_map(|agent| agent.rmpp.as_ref()?.next_deadline()))
+        });
+        deadlines.min()
+    }
+
+    /// Sends again what nobody answered, or gives it back.
+    fn expire(&mut self) {
         let now = self.subnet.now();
-        let mut again = Vec::new();
-        self.clients.retain_mut(|client| {
-            let (late, waiting) = std::mem::take(&mut client.requests)
-                .into_iter()
-                .partition(|request| request.due <= now);
-            client.requests = waiting;
-            late.into_iter().all(|mut request: Request| {
+        for place in 0..self.clients.len() {
+            let client = &mut self.clients[place];
+            let late: Vec<Request> = client
+                .requests
+                .extract_if(.., |request| request.due <= now)
+                .collect();
+            for mut request in late {
+                let client = &mut self.clients[place];
                 let Some(left) = request.record.retries().checked_sub(1) else {
-                    request.record.set_status(libc::ETIMEDOUT.cast_unsigned());
-                    return request.record.send(&client.stream).is_ok();
+                    client.give_back(&request.record);
+                    continue;
                 };
                 request.record.set_retries(left);
-                request.due = now + Duration::from_millis(request.record.timeout().into());
-                again.push((client.node, request.record.clone()));
+                request.due = now + milliseconds(request.record.timeout());
+                let (node, record) = (client.node, request.record.clone());
                 client.requests.push(request);
-                true
-            })
-        });
-        for (node, record) in again {
-            self.transmit(node, &record);
+                self.transmit_record(node, &record);
+            }
+            for agent in 0..self.clients[place].agents.len() {
+                if let Some(rmpp) = &mut self.clients[place].agents[agent].rmpp {
+                    rmpp.poll(now);
+                    self.work(place, agent);
+                }
+            }
         }
     }
 
     /// A program comes.
-    fn open(&mut self, open: &Record, stream: &UnixStream) -> io::Result<u32> {
+    fn open(
+        &mut self,
+        open: &Record,
+        stream: &UnixStream,
+        writer: SyncSender<Record>,
+    ) -> io::Result<u32> {
         let name = open
             .mad()
             .split(|byte| *byte == 0)
@@ -190,7 +253,7 @@ impl State {
         self.clients.push(Client {
             number,
             node,
-            stream: stream.try_clone()?,
+            writer,
             agents: Vec::new(),
             requests: Vec::new(),
         });
@@ -226,69 +289,114 @@ impl State {
     }
 
     /// A record comes from a program.
-    fn take(&mut self, number: u32, mut record: Record) {
+    fn take(&mut self, number: u32, record: Record) {
         self.advance();
-        let now = self.subnet.now();
-        let Some(client) = self
-            .clients
-            .iter_mut()
-            .find(|client| client.number == number)
-        else {
+        let known = |client: &Client| client.number == number;
+        let Some(place) = self.clients.iter().position(known) else {
             return;
         };
+        let client = &mut self.clients[place];
         let node = client.node;
         match record.kind() {
             REGISTER => {
-                let mad = record.mad();
-                let mut methods = [0; 16];
-                methods.copy_from_slice(&mad[8..24]);
-                client.agents.push(Agent {
-                    id: record.agent(),
-                    class: mad[0],
-                    methods: u128::from_ne_bytes(methods),
-                });
+                client.agents.push(Agent::new(&record));
                 self.tell_of_manager(node);
             }
-            PACKET => {
-                let Some(mut header) = Header::parse(record.mad()) else {
-                    return;
-                };
-                if !is_answer(&header) {
-                    // The upper half says who asks.
-                    let who = u64::from(number) << 48 | u64::from(record.agent() & 0xffff) << 32;
-                    header.transaction = who | header.transaction & 0xffff_ffff;
-                    header.write(record.mad_mut());
-                    if record.timeout() != 0 {
-                        client.requests.push(Request {
-                            transaction: header.transaction,
-                            due: now + Duration::from_millis(record.timeout().into()),
-                            record: record.clone(),
-                        });
-                    }
-                }
-                self.transmit(node, &record);
-                self.advance();
+            UNREGISTER => {
+                client.agents.retain(|agent| agent.id != record.agent());
+                let others = |request: &Request| request.record.agent() != record.agent();
+                client.requests.retain(others);
+                self.tell_of_manager(node);
             }
+            PACKET => self.take_packet(place, record),
             _ => {}
+        }
+        self.advance();
+    }
+
+    /// A program sends a MAD or a longer message.
+    fn take_packet(&mut self, place: usize, mut record: Record) {
+        let now = self.subnet.now();
+        let client = &mut self.clients[place];
+        let Some(mut header) = Header::parse(record.mad()) else {
+            return;
+        };
+        let of = |agent: &Agent| agent.id == record.agent();
+        let Some(agent) = client.agents.iter().position(of) else {
+            return;
+        };
+        let answer = is_answer(&header);
+        if !answer {
+            // The upper half says who asks.
+            let who = u64::from(client.number) << 48 | u64::from(record.agent() & 0xffff) << 32;
+            header.transaction = who | header.transaction & 0xffff_ffff;
+            header.write(record.mad_mut());
+        }
+        let node = client.node;
+        let peer = self.peer_of(node, &record);
+        let client = &mut self.clients[place];
+        // Programs say only that much of it.
+        let active = RmppHeader::read(record.mad()).active;
+        let long = client.agents[agent].rmpp.as_mut();
+        if let Some(long) = long.filter(|_| active && header_length(header.class).is_some()) {
+            let wait = milliseconds(record.timeout());
+            let delivery = Delivery {
+                interval: match record.timeout() {
+                    0 => MAX_INTERVAL,
+                    _ => wait.min(MAX_INTERVAL),
+                },
+                retries: record.retries(),
+                answered: record.timeout() != 0,
+            };
+            let message = record.message().to_vec();
+            let first = Record::packet(record.header(), record.mad());
+            match long.send(peer, message, delivery, now) {
+                Ok(()) => client.agents[agent].sending.push(first),
+                // Two answers to one request.
+                Err(SendError::Duplicate) => {}
+                Err(_) => client.give_back(&first),
+            }
+            self.work(place, agent);
+            return;
+        }
+        if !answer && record.timeout() != 0 {
+            client.wait(&header, record.clone(), now);
+        }
+        self.transmit_record(node, &record);
+    }
+
+    /// Who a record is for.
+    fn peer_of(&self, node: NodeId, record: &Record) -> Peer {
+        let port = self.subnet.agent(node).end_port();
+        let pkey = port.pkeys().get(usize::from(record.pkey_index()));
+        Peer {
+            lid: record.lid(),
+            qp: record.qpn(),
+            own: port.info().lid.wrapping_add(record.path_bits().into()),
+            service_level: record.service_level(),
+            pkey: pkey.copied().unwrap_or(0),
         }
     }
 
+    /// Sends the MAD of a record.
+    fn transmit_record(&mut self, node: NodeId, record: &Record) {
+        let peer = self.peer_of(node, record);
+        self.transmit(node, peer, record.qkey(), record.mad());
+    }
+
     /// Sends a MAD. If it cannot leave it is as if it was lost.
-    fn transmit(&mut self, node: NodeId, record: &Record) {
-        let port = self.subnet.agent(node).end_port();
-        let pkey = port.pkeys().get(usize::from(record.pkey_index()));
+    fn transmit(&mut self, node: NodeId, peer: Peer, qkey: u32, mad: &[u8]) {
         let bth = Bth {
-            pkey: pkey.copied().unwrap_or(0),
-            destination_qp: record.qpn(),
+            pkey: peer.pkey,
+            destination_qp: peer.qp,
             ..Bth::default()
         };
         let deth = Deth {
-            qkey: record.qkey(),
-            source_qp: u32::from(record.qpn() != 0),
+            qkey,
+            source_qp: u32::from(peer.qp != 0),
         };
-        let source = port.info().lid.wrapping_add(record.path_bits().into());
-        let addresses = (source, record.lid());
-        let packet = Packet::datagram(addresses, record.service_level(), bth, deth, record.mad());
+        let addresses = (peer.own, peer.lid);
+        let packet = Packet::datagram(addresses, peer.service_level, bth, deth, mad);
         let _ = self.subnet.send(node, packet);
     }
 
@@ -297,49 +405,189 @@ impl State {
         let Some((bth, deth, mad)) = packet.as_datagram() else {
             return;
         };
-        let Some(header) = Header::parse(mad) else {
+        let (Some(header), Ok(mad)) = (Header::parse(mad), mad.try_into()) else {
             return;
         };
-        let here = self.clients.iter_mut().filter(|client| client.node == node);
-        let mut found = None;
-        for client in here {
-            if header.method.is_response() {
-                let asked = |request: &Request| request.transaction == header.transaction;
-                if let Some(place) = client.requests.iter().position(asked) {
-                    let agent = client.requests.remove(place).record.agent();
-                    found = Some((client, agent));
-                    break;
+        let Some((place, agent)) = self.agent_for(node, &header, mad) else {
+            return;
+        };
+        let peer = Peer {
+            lid: packet.source,
+            qp: deth.source_qp,
+            own: packet.destination,
+            service_level: packet.service_level,
+            pkey: bth.pkey,
+        };
+        let now = self.subnet.now();
+        let client = &mut self.clients[place];
+        let asked = client.asked(&header, peer).is_some();
+        if let Some(rmpp) = &mut client.agents[agent].rmpp {
+            // Data that nobody wants take no room.
+            let data = RmppHeader::read(mad).kind == Kind::DATA;
+            let wanted = asked || !is_answer(&header) || rmpp.knows(peer, &header);
+            if (wanted || !data) && rmpp.receive(peer, mad, now) {
+                self.work(place, agent);
+                return;
+            }
+        }
+        self.complete(place, agent, peer, deth.qkey, mad);
+    }
+
+    /// The agent that a MAD is for: its client, and its place there.
+    fn agent_for(&self, node: NodeId, header: &Header, mad: &[u8; 256]) -> Option<(usize, usize)> {
+        let clients = self.clients.iter().enumerate();
+        let mut here = clients.filter(|(_, client)| client.node == node);
+        here.find_map(|(place, client)| {
+            let agent = client.agents.iter().position(|agent| {
+                if is_answer(header) {
+                    let who = u64::from(client.number) << 16 | u64::from(agent.id & 0xffff);
+                    header.transaction >> 32 == who & 0xffff_ffff
+                } else {
+                    agent.takes(header, mad)
                 }
-            } else {
-                let takes = |agent: &&Agent| {
-                    agent.class == header.class
-                        && agent.methods >> (header.method.0 & 0x7f) & 1 == 1
-                };
-                if let Some(agent) = client.agents.iter().find(takes).map(|agent| agent.id) {
-                    found = Some((client, agent));
-                    break;
+            });
+            Some((place, agent?))
+        })
+    }
+
+    /// Does what the long messages of an agent want.
+    fn work(&mut self, place: usize, agent: usize) {
+        loop {
+            let client = &mut self.clients[place];
+            let node = client.node;
+            let Some(it) = client.agents.get_mut(agent) else {
+                return;
+            };
+            match it.rmpp.as_mut().and_then(Rmpp::output) {
+                None => return,
+                Some(Output::Transmit(peer, mad)) => {
+                    self.transmit(node, peer, MANAGEMENT_QKEY, &mad[..]);
+                }
+                Some(Output::Message(peer, message)) => {
+                    self.complete(place, agent, peer, MANAGEMENT_QKEY, &message);
+                }
+                Some(Output::Sent {
+                    peer,
+                    header,
+                    result,
+                }) => {
+                    let of = |record: &Record| {
+                        let sent = Header::read(record.mad());
+                        (record.lid(), sent.transaction, sent.method)
+                            == (peer.lid, header.transaction, header.method)
+                    };
+                    let Some(found) = it.sending.iter().position(of) else {
+                        continue;
+                    };
+                    let mut record = it.sending.swap_remove(found);
+                    if result.is_err() {
+                        client.give_back(&record);
+                    } else if record.timeout() != 0 {
+                        // It arrived: to send it again brings nothing.
+                        record.set_retries(0);
+                        client.wait(&header, record, self.subnet.now());
+                    }
                 }
             }
         }
-        let Some((client, agent)) = found else {
-            return;
-        };
-        let mut record = Record::new(PACKET);
-        record.set_agent(agent);
-        record.set_length((crate::record::HEADER + mad.len()) as u32);
-        record.set_qpn(deth.source_qp);
-        record.set_qkey(deth.qkey);
-        record.set_lid(packet.source);
-        record.set_service_level(packet.service_level);
-        let keys = self.subnet.agent(node).end_port().pkeys();
-        let index = keys.iter().position(|key| *key == bth.pkey);
+    }
+
+    /// A MAD or a longer message is complete: the program gets it.
+    fn complete(&mut self, place: usize, agent: usize, peer: Peer, qkey: u32, message: &[u8]) {
+        let client = &mut self.clients[place];
+        let agent = &client.agents[agent];
+        let (id, header) = (agent.id, Header::read(message));
+        if is_answer(&header) {
+            // Who takes care of long messages itself sees all segments.
+            let segment = RmppHeader::read(message).active && header_length(header.class).is_some();
+            let sees = segment && agent.rmpp.is_none();
+            match client.asked(&header, peer) {
+                Some(request) => drop(client.requests.remove(request)),
+                None if sees => {}
+                None => return,
+            }
+        }
+        let port = self.subnet.agent(client.node).end_port();
+        let index = port.pkeys().iter().position(|key| *key == peer.pkey);
+        let mut record = Record::packet([0; HEADER], message);
+        record.set_agent(id);
+        record.set_qpn(peer.qp);
+        record.set_qkey(qkey);
+        record.set_lid(peer.lid);
+        record.set_service_level(peer.service_level);
+        record.set_path_bits(peer.own as u8 & ((1 << port.info().lmc) - 1) as u8);
         record.set_pkey_index(index.unwrap_or(0) as u16);
-        record.mad_mut().copy_from_slice(mad);
-        let number = client.number;
-        if record.send(&client.stream).is_err() {
-            self.close(number);
+        client.write(record);
+    }
+}
+
+impl Client {
+    /// Gives a record to the program, unless too many wait for it already.
+    fn write(&self, record: Record) {
+        let _ = self.writer.try_send(record);
+    }
+
+    /// Tells the program that nobody answered.
+    fn give_back(&self, record: &Record) {
+        let mut record = Record::packet(record.header(), &record.mad()[..HEADER_LENGTH]);
+        record.set_status(libc::ETIMEDOUT.cast_unsigned());
+        self.write(record);
+    }
+
+    /// The program waits for a response from now on.
+    fn wait(&mut self, header: &Header, record: Record, now: Duration) {
+        self.requests.push(Request {
+            transaction: header.transaction,
+            class: header.class,
+            due: now + milliseconds(record.timeout()),
+            record,
+        });
+    }
+
+    /// The request that a response is to.
+    fn asked(&self, header: &Header, peer: Peer) -> Option<usize> {
+        self.requests.iter().position(|request| {
+            let lid = request.record.lid();
+            // Who answers along a directed route, or of a group, has another LID.
+            let from = header.class == class::SUBNET_DIRECTED || is_multicast(lid);
+            (request.transaction, request.class) == (header.transaction, header.class)
+                && (from || lid == peer.lid)
+        })
+    }
+}
+
+impl Agent {
+    /// As a program registers it.
+    fn new(record: &Record) -> Self {
+        let mad = record.mad();
+        let mut methods = [0; 16];
+        methods.copy_from_slice(&mad[8..24]);
+        let long = mad[2] != 0 && mad[3] & USER_RMPP == 0;
+        Self {
+            id: record.agent(),
+            class: mad[0],
+            version: mad[1],
+            oui: [mad[4], mad[5], mad[6]],
+            methods: u128::from_ne_bytes(methods),
+            rmpp: long.then(Rmpp::default),
+            sending: Vec::new(),
         }
     }
+
+    /// Whether it wants requests of that kind.
+    fn takes(&self, header: &Header, mad: &[u8; 256]) -> bool {
+        let vendor = (class::VENDOR_OUI_FIRST..=class::VENDOR_OUI_LAST).contains(&header.class);
+        (self.class, self.version) == (header.class, header.class_version)
+            && self.methods >> (header.method.0 & 0x7f) & 1 == 1
+            && (!vendor || self.oui == mad[OUI_AT..OUI_AT + 3])
+    }
+}
+
+/// Where MADs of classes that several vendors have say which one it is.
+const OUI_AT: usize = 37;
+
+fn milliseconds(number: u32) -> Duration {
+    Duration::from_millis(number.into())
 }
 
 /// Whether nobody answers a MAD, and its transaction is that of another one.
