@@ -4,7 +4,8 @@
 //!
 //! Two HCAs and a switch, all guarded by a management key, have been brought up. The third port of the switch sends
 //! them anything: frames of any bytes, and management datagrams that are right or nearly so. What the key guards stays
-//! as it was, and a packet of one HCA arrives at the other once.
+//! as it was, and a packet of one HCA arrives at the other once. So does a long message, whatever segments, window
+//! updates and ends of transfers the hostile one sends besides.
 
 use crate::input::Input;
 use std::time::Duration;
@@ -13,9 +14,13 @@ use vrnic_infiniband::{
     agent::{Agent, Answer, Identity},
     attributes::{LinearForwarding, PortInfo, PortState, SwitchInfo, id},
     hca::Hca,
-    mad::{MANAGEMENT_QKEY, Method, PERMISSIVE, PerformanceMad, Route, Smp, Status},
+    mad::{
+        Header, MAD_LENGTH, MANAGEMENT_QKEY, Method, PERMISSIVE, PerformanceMad, Route, Smp,
+        Status, class,
+    },
     packet::{Bth, Deth, Packet, set_lane},
     port::{PortConfig, Speed, Width},
+    rmpp::{self, Delivery, Kind, Peer, Rmpp, RmppHeader, RmppStatus},
     switch::{Output, Switch},
 };
 
@@ -32,6 +37,8 @@ const HOSTILE: u8 = 3;
 struct Scene {
     switch: Switch,
     hcas: [Hca; 2],
+    /// Long messages of the HCAs.
+    long: [Rmpp; 2],
     now: Duration,
     frame: Vec<u8>,
 }
@@ -45,6 +52,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(scene.guarded(), guarded, "without the key nothing changes");
     scene.now += Duration::from_secs(1);
     scene.exchange();
+    scene.exchange_long();
 }
 
 /// The attributes that a manager sets, without counters.
@@ -118,6 +126,7 @@ impl Scene {
         Self {
             switch,
             hcas,
+            long: [Rmpp::default(), Rmpp::default()],
             now: Duration::ZERO,
             frame: Vec::new(),
         }
@@ -162,6 +171,7 @@ impl Scene {
                 return;
             }
             4 => return self.exchange(),
+            5 => return self.segment(input),
             _ => self.build(input),
         }
         self.now += Duration::from_micros(10);
@@ -215,6 +225,82 @@ impl Scene {
         self.frame = Packet::datagram((4, to), 0, bth, deth, &payload).to_bytes();
     }
 
+    /// A segment to the first HCA that is right or nearly so, or a long message that it sends to the hostile one.
+    fn segment(&mut self, input: &mut Input<'_>) {
+        let hostile = peer(4);
+        let class = input.pick(&[class::ADMINISTRATION, class::VENDOR_OUI_FIRST, 0x10, 4]);
+        let method = Method(input.pick(&[0x12, 0x92, 0x14, 0x94]));
+        let header = Header {
+            transaction: input.below(3) as u64,
+            ..Header::request(class, method, 0x11, 0)
+        };
+        let any = input.take::<u32>();
+        let segment = input.pick(&[0, 1, 2, 3, any]);
+        let rmpp = RmppHeader {
+            version: input.pick(&[1, 1, 1, 0]),
+            kind: input.pick(&[
+                Kind::DATA,
+                Kind::ACK,
+                Kind::STOP,
+                Kind::ABORT,
+                Kind(any as u8),
+            ]),
+            active: input.below(8) > 0,
+            first: segment == 1,
+            last: input.take(),
+            status: RmppStatus(input.pick(&[0, 0, 1, 118, any as u8])),
+            segment,
+            length: input.pick(&[0, 20, 64, 220, any]),
+            ..RmppHeader::data()
+        };
+        let mut mad = [0x5a; MAD_LENGTH];
+        header.write(&mut mad);
+        rmpp.write(&mut mad);
+        self.now += Duration::from_millis(input.take::<u8>().into());
+        let long = &mut self.long[0];
+        if input.below(4) == 0 {
+            let mut message = mad.to_vec();
+            message.resize(input.below(256) * 16, 0);
+            // It has no end if the hostile one is silent, and does not begin if too many have not ended.
+            let _ = long.send(hostile, message, Delivery::default(), self.now);
+        } else {
+            long.receive(hostile, &mad, self.now);
+        }
+        long.poll(self.now);
+        let outputs = std::iter::from_fn(|| long.output()).count();
+        assert!(outputs < 1 << 12, "{outputs} answers to one segment");
+    }
+
+    /// A long message of one HCA arrives at the other, once.
+    fn exchange_long(&mut self) {
+        let mut message = vec![7; 1000];
+        Header::request(class::ADMINISTRATION, Method(0x92), 0x11, 0).write(&mut message);
+        let peers = [peer(LIDS[1]), peer(LIDS[2])];
+        let sent = self.long[0].send(peers[1], message.clone(), Delivery::default(), self.now);
+        assert_eq!(sent, Ok(()));
+        let (mut arrived, mut done) = (0, false);
+        while !done {
+            for place in [0, 1] {
+                while let Some(output) = self.long[place].output() {
+                    match output {
+                        rmpp::Output::Transmit(_, mad) => {
+                            self.long[1 - place].receive(peers[place], &mad, self.now);
+                        }
+                        rmpp::Output::Message(_, received) => {
+                            assert!(received[36..] == message[36..]);
+                            arrived += 1;
+                        }
+                        rmpp::Output::Sent { result, .. } => {
+                            assert_eq!(result, Ok(()));
+                            done = true;
+                        }
+                    }
+                }
+            }
+        }
+        assert_eq!(arrived, 1);
+    }
+
     /// What leaves the switch arrives at an HCA; packets of a program, which are not hostile ones.
     fn carry(&mut self, outputs: Vec<Output>) -> usize {
         let mut delivered = 0;
@@ -261,5 +347,13 @@ impl Scene {
         let packet = Packet::datagram((0, LIDS[2]), 0, bth, Deth::default(), b"own");
         let outputs = self.hcas[0].send(packet, self.now).expect("it leaves");
         assert_eq!(self.hca_output(0, outputs), 1);
+    }
+}
+
+fn peer(lid: Lid) -> Peer {
+    Peer {
+        lid,
+        qp: 1,
+        ..Peer::default()
     }
 }

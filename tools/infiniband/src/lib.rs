@@ -53,6 +53,7 @@
 
 pub mod agent;
 pub mod attributes;
+pub mod credits;
 pub mod directed;
 mod field;
 pub mod hca;

@@ -101,9 +101,10 @@ impl Switch {
         }
     }
 
-    /// The tables have no way for a packet that came in by `input`.
+    /// The tables have no way for a packet that came in by `input`; what the switch sends itself did not come in.
     fn relay_error(&mut self, input: u8) {
-        if let Some(statistics) = self.agent.statistics_mut(input) {
+        let external = self.agent.statistics_mut(input).filter(|_| input != 0);
+        if let Some(statistics) = external {
             count!(statistics.counters.receive_switch_relay_errors);
         }
     }

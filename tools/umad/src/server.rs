@@ -38,7 +38,10 @@ pub struct Server(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     subnet: Subnet,
+    /// When the subnet's time began.
     start: Instant,
+    /// What the time was then.
+    first: Duration,
     clients: Vec<Client>,
     /// Number of the next client.
     next: u32,
@@ -83,6 +86,7 @@ impl Server {
     /// Of that subnet, which begins now.
     pub fn new(subnet: Subnet) -> Self {
         Self(Arc::new(Mutex::new(State {
+            first: subnet.now(),
             subnet,
             start: Instant::now(),
             clients: Vec::new(),
@@ -96,6 +100,17 @@ impl Server {
     ///
     /// The socket cannot be used.
     pub fn run(&self, listener: &UnixListener) -> io::Result<()> {
+        self.tick();
+        loop {
+            let (stream, _) = listener.accept()?;
+            let server = self.clone();
+            // A program that is gone is no error of the server's.
+            thread::spawn(move || server.serve(&stream));
+        }
+    }
+
+    /// Lets time pass from now on.
+    fn tick(&self) {
         let server = self.clone();
         thread::spawn(move || {
             loop {
@@ -103,12 +118,6 @@ impl Server {
                 server.lock().advance();
             }
         });
-        loop {
-            let (stream, _) = listener.accept()?;
-            let server = self.clone();
-            // A program that is gone is no error of the server's.
-            thread::spawn(move || server.serve(&stream));
-        }
     }
 
     /// Changes the subnet, for example its links.
@@ -148,7 +157,7 @@ impl Server {
 impl State {
     /// Lets time pass.
     fn advance(&mut self) {
-        let end = self.start.elapsed();
+        let end = self.first + self.start.elapsed();
         loop {
             while let Some((node, packet)) = self.subnet.receive() {
                 self.deliver(node, &packet);
@@ -594,3 +603,6 @@ fn milliseconds(number: u32) -> Duration {
 fn is_answer(header: &Header) -> bool {
     header.method.is_response() || header.method == Method::TRAP_REPRESS
 }
+
+#[cfg(test)]
+mod tests;

@@ -634,6 +634,105 @@ fn the_management_key_protects() {
     }
 }
 
+/// A switch that knows its manager, but not the way there yet, has received nothing that it cannot forward.
+#[test]
+fn a_trap_without_a_way_is_no_error_of_a_port() {
+    let mut subnet = subnet("[single]\nhosts = 2");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let mut manager = Manager::new(hcas[0]);
+    manager.change_port(&mut subnet, &[1], 0, |info| {
+        (info.lid, info.sm_lid) = (5, 1);
+    });
+    let (link, ..) = subnet.peer(hcas[1], 1).expect("a link");
+    subnet.set_link(link, false);
+    manager.wait(&mut subnet, SECOND);
+    assert_eq!(manager.traps, []);
+    let switch = subnet.find("switch1").expect("a switch");
+    let port = subnet.agent(switch).end_port();
+    assert_eq!(port.statistics().counters.receive_switch_relay_errors, 0);
+}
+
+/// Shortest ways around a ring let its lanes wait for each other; ways that cross one of its links on a lane of their
+/// own do not, if there is one.
+#[test]
+fn credit_loops_are_found() {
+    for shape in [
+        "[single]\nhosts = 4",
+        "[fat-tree]\nspines = 3\nleaves = 4\nhosts = 2",
+        "[ring]\nswitches = 3\nhosts = 1",
+    ] {
+        let (subnet, _) = managed(shape);
+        assert_eq!(subnet.credit_loop(|_, _| 0), None, "{shape}");
+    }
+    for lanes in [1, 2] {
+        let (subnet, _) = managed(&format!("lanes = {lanes}\n[ring]\nswitches = 5\nhosts = 1"));
+        let found = subnet.credit_loop(|_, _| 0).expect("a circle");
+        let names: BTreeSet<_> = found.iter().map(|it| subnet.name(it.node)).collect();
+        assert_eq!((found.len(), names.len()), (5, 5), "{found:?}");
+        for (place, channel) in found.iter().enumerate() {
+            let (_, peer, _) = subnet.peer(channel.node, channel.port).expect("a link");
+            assert_eq!(peer, found[(place + 1) % 5].node, "each waits for the next");
+            assert_eq!(channel.lane, 0);
+        }
+        // The switch of each LID.
+        let place = |lid_of_hca| {
+            let at = |node: &NodeId| lid(&subnet, *node) == lid_of_hca;
+            subnet.hcas().position(|node| at(&node)).expect("an HCA")
+        };
+        let crosses = |from, to| u8::from(place(from).abs_diff(place(to)) > 2);
+        assert_eq!(subnet.credit_loop(crosses).is_none(), lanes == 2);
+    }
+    // Packets that circle themselves.
+    let (mut subnet, mut manager) = managed("[ring]\nswitches = 3\nhosts = 1");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let to = lid(&subnet, hcas[2]);
+    for place in 0..manager.found.len() {
+        let found = manager.found[place].clone();
+        if !found.is_switch() {
+            continue;
+        }
+        let data = manager.get(&mut subnet, &found.path, id::LINEAR_FORWARDING, 0);
+        let mut table = LinearForwarding::read(&data.expect("a table"));
+        // Of the links to switches always the same one.
+        let is_switch = |(_, peer): &(&u8, &(usize, u8))| manager.found[peer.0].is_switch();
+        let node = subnet
+            .nodes()
+            .find(|node| subnet.agent(*node).node().node_guid == found.info.node_guid);
+        let node = node.expect("a switch");
+        let next = format!(
+            "switch{}",
+            subnet
+                .name(node)
+                .trim_start_matches("switch")
+                .parse::<u8>()
+                .expect("a number")
+                % 3
+                + 1
+        );
+        let mut links = found.links.iter().filter(is_switch);
+        let (port, _) = links
+            .find(|(port, _)| {
+                subnet
+                    .peer(node, **port)
+                    .is_some_and(|(_, peer, _)| subnet.name(peer) == next)
+            })
+            .expect("a link");
+        table.ports[usize::from(to)] = *port;
+        let path = found.path.clone();
+        manager.set(
+            &mut subnet,
+            &path,
+            id::LINEAR_FORWARDING,
+            0,
+            table.to_data(),
+        );
+    }
+    assert_eq!(
+        subnet.credit_loop(|_, _| 0).map(|found| found.len()),
+        Some(3)
+    );
+}
+
 /// Two tenants on one switch do not reach each other, whether the HCAs or the switch check, and the manager hears of
 /// who tried.
 #[test]
