@@ -16,9 +16,11 @@ use crate::{
     },
     directed::Place,
     mad::{self, Method, PerformanceMad, Smp, Status},
+    node::Output,
     packet::Lrh,
     performance::{self, Statistics, count},
     port::{MULTICAST_LID, PARTITIONS, Port, PortConfig, Received, Speed, Width, life_of},
+    queue::{Queues, Room},
     trap::{self, Trap},
 };
 use std::{collections::VecDeque, time::Duration};
@@ -406,7 +408,48 @@ impl Agent {
     /// When [`poll`](Self::poll) has something to do.
     pub fn next_deadline(&self) -> Option<Duration> {
         let traps = (!self.traps.is_empty() && self.can_trap()).then_some(self.trap_gate);
-        traps.into_iter().chain(self.lease_end).min()
+        let ports = self.ports.iter().filter_map(Port::next_start);
+        traps.into_iter().chain(self.lease_end).chain(ports).min()
+    }
+
+    /// What waits at the ports and can leave now.
+    pub(crate) fn start_ports(&mut self, now: Duration) -> Vec<Output> {
+        let numbers = u8::from(self.tables.is_none())..;
+        let ports = numbers.zip(&mut self.ports);
+        ports
+            .filter_map(|(port, it)| {
+                let (frame, at) = it.start(now)?;
+                Some(Output::Transmit { port, frame, at })
+            })
+            .collect()
+    }
+
+    /// Limits of ports and their lanes that the other ends do not know yet (7.9).
+    pub(crate) fn take_limits(&mut self) -> Vec<(u8, u8, u64)> {
+        let queues = self
+            .ports
+            .iter_mut()
+            .filter_map(|port| port.queues.as_mut());
+        let freed: Vec<Room> = queues.flat_map(Queues::take_freed).collect();
+        for room in freed {
+            if let Some(queues) = self.queues_mut(room.port) {
+                queues.release(room);
+            }
+        }
+        let mut limits = Vec::new();
+        for port in self.external_ports() {
+            let linked = self.port_mut(port).filter(|port| port.has_link());
+            if let Some(queues) = linked.and_then(|port| port.queues.as_mut()) {
+                let told = queues.take_limits().into_iter();
+                limits.extend(told.map(|(lane, limit)| (port, lane, limit)));
+            }
+        }
+        limits
+    }
+
+    /// What waits at a port; `None` without flow control.
+    pub(crate) fn queues_mut(&mut self, port: u8) -> Option<&mut Queues> {
+        self.port_mut(port)?.queues.as_mut()
     }
 
     /// A frame came in by the link of a port. `None` if it goes no further.

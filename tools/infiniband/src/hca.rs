@@ -13,10 +13,14 @@ use crate::{
     packet::{Body, MANAGEMENT_LANE, Packet},
     performance::count,
     port::{MAX_FRAME, MAX_WAIT, PortConfig, is_multicast},
+    queue::Queues,
 };
 use std::{collections::BTreeSet, error::Error, fmt, time::Duration};
 
 pub use crate::node::Output;
+
+/// Most packets that wait for credits.
+const MAX_WAITING: usize = 1024;
 
 /// The number of the port.
 pub const PORT: u8 = 1;
@@ -91,7 +95,7 @@ impl Hca {
 
     /// Lets time pass: traps.
     pub fn poll(&mut self, now: Duration) -> Vec<Output> {
-        let mut outputs = Vec::new();
+        let mut outputs = self.agent.start_ports(now);
         if let Some(trap) = self.agent.poll(now) {
             let info = *self.agent.end_port().info();
             let packet = smp_packet(&trap, (info.lid, info.sm_lid), info.sm_sl);
@@ -168,7 +172,8 @@ impl Hca {
         if rest.len() > MAX_FRAME {
             return Err(SendError::TooLong);
         }
-        if port.backlog(now) > MAX_WAIT / 2 {
+        let waiting = port.queues.as_ref().map_or(0, Queues::len);
+        if port.backlog(now) > MAX_WAIT / 2 || waiting >= MAX_WAITING {
             return Err(SendError::Busy);
         }
         let mut outputs = Vec::new();
@@ -200,15 +205,15 @@ impl Hca {
             }
             Step::Lid(_) | Step::Port(PORT) => {
                 let frame = packet.to_bytes();
-                let left = self.agent.end_port_mut().transmit(&frame, MAX_WAIT, now);
-                let Some(at) = left else {
+                let port = self.agent.end_port_mut();
+                let Ok(left) = port.transmit(frame, MAX_WAIT, None, now) else {
                     return false;
                 };
-                outputs.push(Output::Transmit {
+                outputs.extend(left.map(|(frame, at)| Output::Transmit {
                     port: PORT,
                     frame,
                     at,
-                });
+                }));
             }
             Step::Port(_) | Step::Discard => return false,
         }

@@ -62,6 +62,7 @@ mod node;
 pub mod packet;
 pub mod performance;
 pub mod port;
+mod queue;
 pub mod rmpp;
 pub mod subnet;
 pub mod switch;

@@ -10,6 +10,7 @@ use crate::{
     mad::PERMISSIVE,
     packet::{self, Lrh, MAX_MTU, MAX_OVERHEAD, VCRC_LENGTH},
     performance::{Statistics, count},
+    queue::{self, Queues, Room},
 };
 use serde::Deserialize;
 use std::time::Duration;
@@ -131,16 +132,20 @@ pub struct PortConfig {
     pub mtu: u8,
     /// Data lanes, as [`lanes_of`] has it.
     pub lanes: u8,
+    /// Bytes of packets of each lane that there is room for, at least [`MIN_BUFFER`]: links have flow control and
+    /// arbitration. Without it, packets leave in the order in which they came.
+    pub buffer: Option<u32>,
 }
 
 impl Default for PortConfig {
-    /// 4 lanes of 25 Gb/s, 4096 bytes, 8 data lanes.
+    /// 4 lanes of 25 Gb/s, 4096 bytes, 8 data lanes, no flow control.
     fn default() -> Self {
         Self {
             width: Width::X4,
             speed: Speed::Edr,
             mtu: 5,
             lanes: 4,
+            buffer: None,
         }
     }
 }
@@ -166,16 +171,25 @@ pub struct Port {
     pub(crate) guids: [u64; 8],
     /// Lanes of packets that leave, by the port that they came in by.
     pub(crate) lanes: Vec<SlToVl>,
-    /// Arbitration tables: two blocks of low priority, two of high. Kept for who reads them: packets leave in the order
-    /// in which they came.
+    /// Arbitration tables: two blocks of low priority, two of high. Without flow control they are kept for who reads
+    /// them.
     pub(crate) arbitration: [VlArbitration; 4],
     /// Counters.
     pub(crate) statistics: Statistics,
     /// Until when the link is busy with packets that left.
     busy: Duration,
+    /// What waits for it, and its credits.
+    pub(crate) queues: Option<Queues>,
     /// Errors of the physical layer that good packets have not made up for.
     errors: u8,
 }
+
+/// A frame that leaves, and when its last byte has left.
+pub(crate) type Departure = (Vec<u8>, Duration);
+
+/// A frame could not leave.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Discarded;
 
 /// What came of a frame at the physical end of a port.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -248,6 +262,9 @@ impl Port {
             arbitration: [weights, none, weights, none],
             statistics: Statistics::default(),
             busy: Duration::ZERO,
+            queues: config
+                .buffer
+                .map(|buffer| Queues::new(buffer.max(MIN_BUFFER))),
             errors: 0,
         }
     }
@@ -318,17 +335,25 @@ impl Port {
         info.physical_state = PhysicalState::LINK_UP;
         info.state = PortState::INIT;
         self.errors = 0;
+        self.discard_waiting();
     }
 
     /// The link went down, and the physical layer is now in that state. Whether it was up before.
     pub(crate) fn link_down(&mut self, physical_state: PhysicalState) -> bool {
         self.info.physical_state = physical_state;
         self.busy = Duration::ZERO;
+        self.discard_waiting();
         let was = std::mem::replace(&mut self.info.state, PortState::DOWN) != PortState::DOWN;
         if was {
             count!(self.statistics.counters.link_downed);
         }
         was
+    }
+
+    /// The link went up or down: nothing waits for it.
+    fn discard_waiting(&mut self) {
+        let gone = self.queues.as_mut().map_or(0, Queues::reset);
+        count!(self.statistics.counters.transmit_discards, gone as u16);
     }
 
     /// A frame came in by the link.
@@ -367,38 +392,82 @@ impl Port {
         Received::Good(lrh)
     }
 
-    /// A frame that [`check`](packet::check) takes leaves by the link: when its last byte has left. `None`, and a
-    /// discard, if it cannot, or not within `life`.
+    /// A frame that [`check`](packet::check) takes leaves by the link, now or later; what leaves now, and when its last
+    /// byte has left. It takes `room` where it came in until then.
     pub(crate) fn transmit(
         &mut self,
-        frame: &[u8],
+        frame: Vec<u8>,
         life: Duration,
+        room: Option<Room>,
         now: Duration,
-    ) -> Option<Duration> {
-        let leaves = Lrh::parse(frame).and_then(|lrh| {
-            let info = &self.info;
-            let mtu = mtu_of(info.neighbor_mtu).unwrap_or(MAX_MTU);
-            let fits = if lrh.is_management() {
-                info.state >= PortState::INIT
-            } else {
+    ) -> Result<Option<Departure>, Discarded> {
+        let head = life_of(self.info.head_of_queue_life);
+        let waits = self.busy.saturating_sub(now);
+        if !self.lets_out(&frame) || self.queues.is_none() && waits > life.min(head) {
+            count!(self.statistics.counters.transmit_discards);
+            if let (Some(queues), Some(room)) = (&mut self.queues, room) {
+                queues.free(room);
+            }
+            return Err(Discarded);
+        }
+        if let Some(queues) = &mut self.queues {
+            queues.push(frame, room, now + life, now);
+            return Ok(self.start(now));
+        }
+        Ok(Some(self.leave(frame, self.busy.max(now))))
+    }
+
+    /// Whether the port's state, lanes and MTU let a frame out.
+    fn lets_out(&self, frame: &[u8]) -> bool {
+        let info = &self.info;
+        let mtu = mtu_of(info.neighbor_mtu).unwrap_or(MAX_MTU);
+        self.has_link()
+            && Lrh::parse(frame).is_some_and(|lrh| {
+                if lrh.is_management() {
+                    return info.state >= PortState::INIT;
+                }
                 let lanes = lanes_of(info.operational_vls).unwrap_or(1);
                 info.state == PortState::ACTIVE
                     && lrh.lane < lanes
                     && frame.len() <= mtu + MAX_OVERHEAD
-            };
-            let start = self.busy.max(now);
-            let life = life.min(life_of(info.head_of_queue_life));
-            (self.has_link() && fits && start.saturating_sub(now) <= life).then_some((lrh, start))
-        });
-        let Some((lrh, start)) = leaves else {
-            count!(self.statistics.counters.transmit_discards);
-            return None;
-        };
+            })
+    }
+
+    /// A frame leaves from `start` on.
+    fn leave(&mut self, frame: Vec<u8>, start: Duration) -> Departure {
         let bits = frame.len() as u64 * 8;
         self.busy = start + Duration::from_nanos((bits * 1_000_000_000).div_ceil(self.rate()));
-        self.statistics
-            .transmitted(lrh.length, is_multicast(lrh.destination));
-        Some(self.busy)
+        if let Some(lrh) = Lrh::parse(&frame) {
+            let multicast = is_multicast(lrh.destination);
+            self.statistics.transmitted(lrh.length, multicast);
+        }
+        (frame, self.busy)
+    }
+
+    /// If the link has time and a packet waits for it that has credits, that leaves now.
+    pub(crate) fn start(&mut self, now: Duration) -> Option<Departure> {
+        let head = life_of(self.info.head_of_queue_life);
+        let late = self.queues.as_mut()?.expire(head, now);
+        count!(self.statistics.counters.transmit_discards, late as u16);
+        if self.busy > now {
+            return None;
+        }
+        let [low, high] = [0, 2].map(|block| {
+            let blocks = &self.arbitration[block..block + 2];
+            [blocks[0].entries, blocks[1].entries].concat()
+        });
+        let limit = self.info.vl_high_limit;
+        let (frame, stalled) = self.queues.as_mut()?.take([&low, &high], limit, now)?;
+        let waited = u32::try_from(stalled.as_nanos()).unwrap_or(u32::MAX);
+        count!(self.statistics.counters.transmit_wait, waited);
+        Some(self.leave(frame, now))
+    }
+
+    /// When [`start`](Self::start) has something to do, if no credits come.
+    pub(crate) fn next_start(&self) -> Option<Duration> {
+        let queues = self.queues.as_ref().filter(|queues| queues.len() > 0)?;
+        let head = life_of(self.info.head_of_queue_life);
+        Some(queues.stalled_until(head).unwrap_or(self.busy))
     }
 
     /// How long what leaves now waits.
@@ -430,6 +499,9 @@ pub const MULTICAST_LID: u16 = 0xc000;
 pub const fn is_multicast(lid: u16) -> bool {
     lid >= MULTICAST_LID && lid != PERMISSIVE
 }
+
+/// Least room for the packets of a lane: that of the longest frame.
+pub const MIN_BUFFER: u32 = MAX_FRAME.next_multiple_of(queue::BLOCK) as u32;
 
 /// Bytes of the longest frame.
 pub const MAX_FRAME: usize = MAX_MTU + MAX_OVERHEAD + VCRC_LENGTH;
@@ -488,7 +560,9 @@ mod tests {
                 let activated = receiver.info.state == PortState::ACTIVE;
                 assert_eq!(activated, data_out || receives && lane == 0);
                 let mut sender = port();
-                let left = sender.transmit(&frame, MAX_WAIT, Duration::ZERO).is_some();
+                let left = sender
+                    .transmit(frame.clone(), MAX_WAIT, None, Duration::ZERO)
+                    .is_ok();
                 assert_eq!(left, transmits, "{state:?} {lane}");
                 assert_eq!(
                     sender.statistics.counters.transmit_discards,
@@ -503,35 +577,28 @@ mod tests {
         let mut port = port(PortState::ACTIVE);
         let frame = frame(0, 4096);
         let nanoseconds = frame.len() as u64 * 8 / 100 + 1;
+        let leave = |port: &mut Port, frame: &Vec<u8>, life, now| {
+            let left = port.transmit(frame.clone(), life, None, now);
+            left.map(|left| left.expect("at once").1)
+        };
         for count in 1..4 {
-            let left = port.transmit(&frame, MAX_WAIT, Duration::ZERO).unwrap();
+            let left = leave(&mut port, &frame, MAX_WAIT, Duration::ZERO).expect("in time");
             assert!(
                 left.as_nanos().abs_diff((count * nanoseconds).into()) < 4,
                 "{left:?}"
             );
         }
         let life = Duration::from_nanos(900);
-        assert_eq!(
-            port.transmit(&frame, life, Duration::ZERO),
-            None,
-            "too late"
-        );
-        assert!(
-            port.transmit(&frame, life, Duration::from_micros(1))
-                .is_some()
-        );
+        let late = leave(&mut port, &frame, life, Duration::ZERO);
+        assert_eq!(late, Err(Discarded), "too late");
+        assert!(leave(&mut port, &frame, life, Duration::from_micros(1)).is_ok());
         port.info.neighbor_mtu = 4;
-        assert_eq!(
-            port.transmit(&frame, MAX_WAIT, Duration::from_secs(1)),
-            None,
-            "too long"
-        );
+        let now = Duration::from_secs(1);
+        let long = leave(&mut port, &frame, MAX_WAIT, now);
+        assert_eq!(long, Err(Discarded), "too long");
         port.info.neighbor_mtu = 5;
         port.info.operational_vls = 1;
-        assert!(
-            port.transmit(&self::frame(1, 4), MAX_WAIT, Duration::from_secs(1))
-                .is_none()
-        );
+        assert!(leave(&mut port, &self::frame(1, 4), MAX_WAIT, now).is_err());
     }
 
     #[test]

@@ -65,6 +65,16 @@ enum Event {
         end: usize,
         epoch: u64,
         frame: Vec<u8>,
+        /// With it, so many blocks of its lane were sent.
+        sent: (u8, u64),
+    },
+    /// A port at an end of a link hears up to which block of a lane it may send.
+    Limit {
+        link: usize,
+        end: usize,
+        epoch: u64,
+        lane: u8,
+        limit: u64,
     },
     /// The ports of a link have agreed.
     Trained { link: usize },
@@ -177,12 +187,36 @@ impl Subnet {
                 end,
                 epoch,
                 frame,
+                sent: (lane, blocks),
             } => {
                 if self.cables[link].epoch == epoch {
-                    self.arrive(self.cables[link].link.ends[end], &frame);
+                    let end = self.cables[link].link.ends[end];
+                    if let Some(queues) = self.agent_mut(end.node).queues_mut(end.port) {
+                        queues.received(lane, blocks);
+                    }
+                    self.arrive(end, &frame);
+                }
+            }
+            Event::Limit {
+                link,
+                end,
+                epoch,
+                lane,
+                limit,
+            } => {
+                if self.cables[link].epoch == epoch {
+                    let End { node, port } = self.cables[link].link.ends[end];
+                    if let Some(queues) = self.agent_mut(node).queues_mut(port) {
+                        queues.set_limit(lane, limit);
+                    }
+                    let now = self.now;
+                    let outputs = self.agent_mut(node).start_ports(now);
+                    self.after(node, outputs);
                 }
             }
             Event::Trained { link } => self.trained(link),
+            // Another one was earlier, or there was one already.
+            Event::Wake { node } if self.nodes[node].wake != Some(self.now) => {}
             Event::Wake { node } => {
                 self.nodes[node].wake = None;
                 let now = self.now;
@@ -358,6 +392,22 @@ impl Subnet {
                 }
             }
         }
+        for (port, lane, limit) in self.agent_mut(node).take_limits() {
+            let Some((link, end)) = self.nodes[node].links[usize::from(port) - 1] else {
+                continue;
+            };
+            let Cable { epoch, .. } = self.cables[link];
+            let at = self.now + self.cables[link].link.latency;
+            let end = 1 - end;
+            let limit = Event::Limit {
+                link,
+                end,
+                epoch,
+                lane,
+                limit,
+            };
+            self.schedule(at, limit);
+        }
         let now = self.now;
         let deadline = self
             .agent(NodeId(node))
@@ -382,6 +432,9 @@ impl Subnet {
             ..
         } = &self.cables[link];
         let (at, epoch, rate) = (at + properties.latency, *epoch, properties.bit_error_rate);
+        let lane = frame.first().map_or(0, |byte| byte >> 4);
+        let queues = self.agent_mut(from.node).queues_mut(from.port);
+        let sent = (lane, queues.map_or(0, |queues| queues.sent(lane)));
         self.damage(&mut frame, rate);
         self.schedule(
             at,
@@ -390,6 +443,7 @@ impl Subnet {
                 end: 1 - end,
                 epoch,
                 frame,
+                sent,
             },
         );
     }

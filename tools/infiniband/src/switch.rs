@@ -12,6 +12,7 @@ use crate::{
     packet::{self, Body, Lrh, MANAGEMENT_LANE, NextHeader, Packet},
     performance::count,
     port::{PortConfig, is_multicast},
+    queue::{self, Room},
     trap::{SwitchKeyViolation, Trap},
 };
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub use crate::node::Output;
 #[derive(Clone, Debug)]
 pub struct Switch {
     agent: Agent,
+    /// Of a packet that is being forwarded, where it came in.
+    room: Option<Room>,
 }
 
 impl Switch {
@@ -29,6 +32,7 @@ impl Switch {
     pub fn new(identity: &Identity, ports: &[PortConfig]) -> Self {
         Self {
             agent: Agent::switch(identity, ports),
+            room: None,
         }
     }
 
@@ -44,7 +48,7 @@ impl Switch {
 
     /// Lets time pass: traps.
     pub fn poll(&mut self, now: Duration) -> Vec<Output> {
-        let mut outputs = Vec::new();
+        let mut outputs = self.agent.start_ports(now);
         if let Some(trap) = self.agent.poll(now) {
             let info = *self.agent.end_port().info();
             let packet = smp_packet(&trap, (info.lid, info.sm_lid), info.sm_sl);
@@ -67,10 +71,36 @@ impl Switch {
                     self.relay_error(input);
                 }
             } else {
+                self.take_room(input, frame, &lrh);
                 self.route(frame, input, now, &mut outputs);
+                // It goes no further.
+                self.release_room();
             }
         }
         outputs
+    }
+
+    /// The packet that came in takes no room any more.
+    fn release_room(&mut self) {
+        if let Some(room) = self.room.take()
+            && let Some(queues) = self.agent.queues_mut(room.port)
+        {
+            queues.release(room);
+        }
+    }
+
+    /// A packet that came in takes room until it has left, if it is none of management.
+    fn take_room(&mut self, input: u8, frame: &[u8], lrh: &Lrh) {
+        let queues = self.agent.queues_mut(input);
+        if let Some(queues) = queues.filter(|_| !lrh.is_management()) {
+            let room = Room {
+                port: input,
+                lane: lrh.lane,
+                blocks: queue::blocks(frame),
+            };
+            queues.hold(room);
+            self.room = Some(room);
+        }
     }
 
     /// A frame goes where its LID says.
@@ -87,9 +117,16 @@ impl Switch {
             if ports.is_empty() {
                 self.relay_error(input);
             }
-            for port in ports {
+            // Its room is that of the last copy.
+            let mut room = self.room.take();
+            let mut ports = ports.into_iter().peekable();
+            while let Some(port) = ports.next() {
+                if ports.peek().is_none() {
+                    self.room = room.take();
+                }
                 self.forward(frame, &lrh, (input, port), now, outputs);
             }
+            self.room = self.room.or(room);
             return;
         }
         match self.agent.unicast_port(to) {
@@ -139,13 +176,12 @@ impl Switch {
             }
             packet::set_lane(&mut frame, lane);
         }
-        if let Some(at) = port.transmit(&frame, life, now) {
-            outputs.push(Output::Transmit {
-                port: output,
-                frame,
-                at,
-            });
-        }
+        let left = port.transmit(frame, life, self.room.take(), now);
+        outputs.extend(left.ok().flatten().map(|(frame, at)| Output::Transmit {
+            port: output,
+            frame,
+            at,
+        }));
     }
 
     /// Whether a port lets a packet in: partition, raw packets (18.2.4.2).
@@ -206,6 +242,7 @@ impl Switch {
 
     /// A frame that came in by `input` is for the switch itself, or has a directed route.
     fn accept(&mut self, frame: &[u8], input: u8, now: Duration, outputs: &mut Vec<Output>) {
+        self.release_room();
         let Ok(packet) = Packet::parse(frame) else {
             if let Some(statistics) = self.agent.statistics_mut(input) {
                 count!(statistics.counters.receive_errors);

@@ -34,7 +34,7 @@
 use crate::{
     agent::MAX_PORTS,
     attributes::{lanes_of, mtu_of},
-    port::{PortConfig, Speed, Width},
+    port::{MIN_BUFFER, PortConfig, Speed, Width},
 };
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -140,6 +140,7 @@ struct FileSection {
     guid: Option<Spanned<u64>>,
     mtu: Option<Spanned<usize>>,
     lanes: Option<Spanned<u8>>,
+    buffer: Option<Spanned<u32>>,
     width: Option<Width>,
     speed: Option<Speed>,
     latency: Option<u64>,
@@ -334,6 +335,10 @@ fn port_config(source: &Source<'_>, file: &FileSection) -> Result<PortConfig, To
         let code = (1..=5).find(|&code| lanes_of(code) == Some(*lanes.get_ref()));
         let message = "a port has 1, 2, 4, 8 or 15 data lanes";
         ports.lanes = code.ok_or_else(|| source.error(&lanes.span(), message))?;
+    }
+    if let Some(buffer) = &file.buffer {
+        let range = MIN_BUFFER..=1 << 24;
+        ports.buffer = Some(source.number(buffer, range, "room for packets", " bytes")?);
     }
     Ok(ports)
 }

@@ -7,14 +7,14 @@ mod hostile;
 mod manager;
 
 use manager::Manager;
-use proptest::prelude::*;
+use proptest::{option, prelude::*};
 use std::{collections::BTreeSet, time::Duration};
 use vrnic_infiniband::{
     Lid,
     agent::{Agent, Changes},
     attributes::{
         GuidInfo, LinearForwarding, NodeDescription, PKeyTable, PhysicalState, PortCounters,
-        PortCountersExtended, PortState, SlToVl, SmInfo, SwitchInfo, capability, id,
+        PortCountersExtended, PortState, SlToVl, SmInfo, SwitchInfo, VlArbitration, capability, id,
     },
     hca::SendError,
     mad::{MANAGEMENT_QKEY, Method, PerformanceMad, Route, Smp, Status},
@@ -128,8 +128,9 @@ proptest! {
     /// Whatever the topology: a manager finds everything, and then each reaches each. Without one, nobody reaches
     /// anybody.
     #[test]
-    fn every_hca_reaches_every_hca(text in topologies(), lmc in 0_u8..3) {
-        let mut subnet = subnet(&text);
+    fn every_hca_reaches_every_hca(text in topologies(), lmc in 0_u8..3, buffer in option::of(5000..9000)) {
+        let buffer = buffer.map_or(String::new(), |bytes| format!("buffer = {bytes}\n"));
+        let mut subnet = subnet(&(buffer + &text));
         let hcas: Vec<_> = subnet.hcas().collect();
         prop_assert_eq!(reached(&mut subnet, &hcas).len(), 0);
         let mut manager = Manager::new(hcas[0]);
@@ -731,6 +732,164 @@ fn credit_loops_are_found() {
         subnet.credit_loop(|_, _| 0).map(|found| found.len()),
         Some(3)
     );
+}
+
+/// Sends packets of 4096 bytes, and gives how many arrive within a time. Each is an HCA, the LID that it sends to, a
+/// service level, and how many.
+fn arrivals(
+    subnet: &mut Subnet,
+    flows: &[(NodeId, Lid, u8, usize)],
+    time: Duration,
+) -> Vec<Packet> {
+    for &(from, to, level, count) in flows {
+        for _ in 0..count {
+            let mut packet = datagram(to, 0xffff, &[level; 4096]);
+            packet.service_level = level;
+            subnet.send(from, packet).expect("it leaves, or waits");
+        }
+    }
+    subnet.run_until(subnet.now() + time);
+    std::iter::from_fn(|| next_datagram(subnet))
+        .map(|(_, packet)| packet)
+        .collect()
+}
+
+/// Discards of all ports.
+fn discards(subnet: &Subnet) -> u32 {
+    let nodes = subnet.nodes();
+    let ports =
+        nodes.flat_map(|node| (0..=16).filter_map(move |port| subnet.agent(node).port(port)));
+    ports
+        .map(|port| u32::from(port.statistics().counters.transmit_discards))
+        .sum()
+}
+
+/// Lanes that wait for each other stand still until packets are too old. Ways that cross one of the ring's links on
+/// another lane do not. Without flow control there is nothing to wait for.
+#[test]
+fn a_credit_loop_stands_still() {
+    for (buffer, levels, stands) in [
+        ("buffer = 4300\n", 1, true),
+        ("buffer = 4300\n", 2, false),
+        ("", 1, false),
+    ] {
+        let (mut subnet, _) = managed(&format!("{buffer}[ring]\nswitches = 5\nhosts = 1"));
+        let hcas: Vec<_> = subnet.hcas().collect();
+        let flows: Vec<_> = (0..5)
+            .map(|place: usize| {
+                let to = (place + 2) % 5;
+                let level = u8::from(to < place && levels == 2);
+                (hcas[place], lid(&subnet, hcas[to]), level, 100)
+            })
+            .collect();
+        let arrived = arrivals(&mut subnet, &flows, 100 * MILLISECOND).len();
+        if !stands {
+            assert_eq!((arrived, discards(&subnet)), (500, 0));
+            continue;
+        }
+        assert!(arrived < 100, "{arrived}");
+        assert_eq!(arrivals(&mut subnet, &[], 100 * MILLISECOND).len(), 0);
+        assert_eq!(discards(&subnet), 0);
+        let more = arrivals(&mut subnet, &[], 100 * SECOND).len();
+        let lost = discards(&subnet) as usize;
+        assert!(lost > 0);
+        assert_eq!(arrived + more + lost, 500);
+    }
+}
+
+/// A slow receiver loses nothing if there is flow control, and holds up only its own lane.
+#[test]
+fn a_slow_receiver_slows_its_senders() {
+    let topology = |buffer: &str| {
+        format!(
+            "{buffer}[[switch]]\nname = 's'\nports = 4\n[[switch]]\nname = 't'\nports = 4\n\
+             [[hca]]\nname = 'a'\n[[hca]]\nname = 'b'\n[[hca]]\nname = 'slow'\n[[hca]]\nname = 'fast'\n\
+             [[link]]\nends = ['s/1', 'a']\n[[link]]\nends = ['s/2', 'b']\n[[link]]\nends = ['s/3', 't/3']\n\
+             [[link]]\nends = ['t/1', 'slow']\nwidth = '1x'\nspeed = 'sdr'\n[[link]]\nends = ['t/2', 'fast']"
+        )
+    };
+    // In this time the slow link carries about 60 packets, the others 3000.
+    let time = MILLISECOND;
+    for (buffer, level) in [("buffer = 20000\n", 0), ("buffer = 20000\n", 1), ("", 0)] {
+        let (mut subnet, _) = managed(&topology(buffer));
+        let node = |name| subnet.find(name).expect("a node");
+        let [one, other, slow, fast] = ["a", "b", "slow", "fast"].map(node);
+        let [slow, fast] = [slow, fast].map(|node| lid(&subnet, node));
+        let flows = [(one, slow, 0, 500), (other, fast, level, 500)];
+        let arrived = arrivals(&mut subnet, &flows, time);
+        let fast = arrived
+            .iter()
+            .filter(|packet| packet.destination == fast)
+            .count();
+        let slow = arrived.len() - fast;
+        assert!((50..70).contains(&slow), "{slow}");
+        match (buffer, level) {
+            ("", _) | (_, 1) => assert_eq!(fast, 500, "its own lane, or no flow control"),
+            _ => assert!(fast < 200, "it waits behind the others: {fast}"),
+        }
+        if !buffer.is_empty() {
+            let waited = subnet
+                .agent(one)
+                .end_port()
+                .statistics()
+                .counters
+                .transmit_wait;
+            assert!(waited > 500_000, "nanoseconds: {waited}");
+            let rest = arrivals(&mut subnet, &[], SECOND).len();
+            assert_eq!((slow + fast + rest, discards(&subnet)), (1000, 0));
+        }
+    }
+}
+
+/// The tables of a port say how its lanes share the link.
+#[test]
+fn lanes_share_a_link_as_the_tables_say() {
+    let (mut subnet, mut manager) = managed("buffer = 100000\n[single]\nhosts = 2");
+    let hcas: Vec<_> = subnet.hcas().collect();
+    let to = lid(&subnet, hcas[1]);
+    let table = |entries: &[(u16, u16)]| {
+        let mut table = VlArbitration::default();
+        for (place, (lane, weight)) in entries.iter().enumerate() {
+            table.entries[place] = lane << 8 | weight;
+        }
+        table.to_data()
+    };
+    let mut share = |low: &[(u16, u16)], high: &[(u16, u16)], limit| {
+        manager.set(
+            &mut subnet,
+            &[],
+            id::VL_ARBITRATION,
+            1 << 16 | 1,
+            table(low),
+        );
+        manager.set(
+            &mut subnet,
+            &[],
+            id::VL_ARBITRATION,
+            3 << 16 | 1,
+            table(high),
+        );
+        manager.change_port(&mut subnet, &[], 1, |info| info.vl_high_limit = limit);
+        let flows = [
+            (hcas[0], to, 0, 100),
+            (hcas[0], to, 1, 100),
+            (hcas[0], to, 2, 100),
+        ];
+        let arrived = arrivals(&mut subnet, &flows, SECOND);
+        // The first one left before the others came.
+        let first = arrived[1..61]
+            .iter()
+            .map(|packet| usize::from(packet.service_level));
+        first.fold([0; 3], |mut counts, level| {
+            counts[level] += 1;
+            counts
+        })
+    };
+    // A packet has 65 blocks.
+    assert_eq!(share(&[(0, 65), (1, 130), (2, 195)], &[], 0), [10, 20, 30]);
+    assert_eq!(share(&[(0, 65), (1, 65)], &[(2, 65)], 0), [15, 15, 30]);
+    assert_eq!(share(&[(0, 65), (1, 65)], &[(2, 65)], 255), [0, 0, 60]);
+    assert_eq!(share(&[(0, 255), (1, 65), (2, 0)], &[], 0)[2], 0);
 }
 
 /// Two tenants on one switch do not reach each other, whether the HCAs or the switch check, and the manager hears of

@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Packets that wait at a port for its link: flow control (IBTA volume 1, 7.9) and arbitration between lanes (7.6.9).
+//!
+//! Each port has room for packets that come in, for each lane on its own, in blocks of 64 bytes. It tells the other end
+//! up to which block that may send: the limit. A packet that leaves by another port of a switch keeps its room until
+//! then. Management packets need no room.
+
+use crate::packet::MANAGEMENT_LANE;
+use std::{collections::VecDeque, time::Duration};
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = 64;
+/// Lanes, with the one of management.
+const LANES: usize = MANAGEMENT_LANE as usize + 1;
+/// Blocks of a unit of the limit of high priority: 4 KiB.
+const LIMIT_UNIT: u32 = 64;
+/// The limit of high priority that is none.
+const NO_LIMIT: u8 = 255;
+
+/// Blocks of a frame.
+pub(crate) fn blocks(frame: &[u8]) -> u32 {
+    frame.len().div_ceil(BLOCK) as u32
+}
+
+/// Room that a packet takes where it came in.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The port.
+    pub port: u8,
+    /// Its lane there.
+    pub lane: u8,
+    /// Blocks.
+    pub blocks: u32,
+}
+
+/// A packet that waits.
+#[derive(Clone, Debug)]
+struct Waiting {
+    frame: Vec<u8>,
+    room: Option<Room>,
+    /// When it is discarded.
+    end: Duration,
+}
+
+/// Packets that wait for one lane, and its flow control in both directions.
+#[derive(Clone, Debug, Default)]
+struct Lane {
+    waiting: VecDeque<Waiting>,
+    /// Since when the first one is the first.
+    first: Duration,
+    /// Blocks that left, and up to which they may.
+    sent: u64,
+    limit: u64,
+    /// Blocks that the other end sent, and those of them that are still here.
+    received: u64,
+    held: u64,
+    /// The limit that the other end knows.
+    told: Option<u64>,
+}
+
+impl Lane {
+    /// Blocks of the first packet.
+    fn next(&self) -> Option<u32> {
+        self.waiting.front().map(|it| blocks(&it.frame))
+    }
+}
+
+/// What waits at a port.
+#[derive(Clone, Debug)]
+pub(crate) struct Queues {
+    /// Blocks that there is room for, of each lane.
+    buffer: u64,
+    lanes: [Lane; LANES],
+    arbiter: Arbiter,
+    /// Since when packets wait though the link has time.
+    stalled: Option<Duration>,
+    /// Room of packets that are not here any more.
+    freed: Vec<Room>,
+}
+
+impl Queues {
+    /// Of a port with room for so many bytes of each lane.
+    pub fn new(buffer: u32) -> Self {
+        Self {
+            buffer: u64::from(buffer) / BLOCK as u64,
+            lanes: Default::default(),
+            arbiter: Arbiter::default(),
+            stalled: None,
+            freed: Vec::new(),
+        }
+    }
+
+    /// The link goes up or down: what waits is gone; how much that was.
+    pub fn reset(&mut self) -> usize {
+        let mut gone = 0;
+        for lane in &mut self.lanes {
+            let held = lane.held;
+            gone += lane.waiting.len();
+            let rooms = lane.waiting.drain(..).filter_map(|it| it.room);
+            self.freed.extend(rooms);
+            *lane = Lane {
+                held,
+                ..Lane::default()
+            };
+        }
+        self.stalled = None;
+        gone
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.waiting.len()).sum()
+    }
+
+    /// A packet waits from now on, at most until `end`.
+    pub fn push(&mut self, frame: Vec<u8>, room: Option<Room>, end: Duration, now: Duration) {
+        let lane = &mut self.lanes[lane_of(&frame)];
+        if lane.waiting.is_empty() {
+            lane.first = now;
+        }
+        lane.waiting.push_back(Waiting { frame, room, end });
+    }
+
+    /// When the first packet of a lane is discarded, if the first of a queue may be that for `head`.
+    fn end(lane: &Lane, head: Duration) -> Option<Duration> {
+        let first = lane.waiting.front()?;
+        Some(first.end.min(lane.first + head))
+    }
+
+    /// Discards what waited too long; how much that was.
+    pub fn expire(&mut self, head: Duration, now: Duration) -> usize {
+        let mut late = 0;
+        for lane in &mut self.lanes {
+            while Self::end(lane, head).is_some_and(|end| end <= now) {
+                let gone = lane.waiting.pop_front();
+                self.freed.extend(gone.and_then(|it| it.room));
+                lane.first = now;
+                late += 1;
+            }
+        }
+        late
+    }
+
+    /// When [`expire`](Self::expire) has something to do, if nothing can leave before; `None` if something might.
+    pub fn stalled_until(&self, head: Duration) -> Option<Duration> {
+        self.stalled?;
+        let ends = self.lanes.iter();
+        ends.filter_map(|lane| Self::end(lane, head)).min()
+    }
+
+    /// The packet that leaves now, as the tables of low and high priority and the limit of the latter say; and how long
+    /// the link had time and could not be used.
+    pub fn take(
+        &mut self,
+        tables: [&[u16]; 2],
+        limit: u8,
+        now: Duration,
+    ) -> Option<(Vec<u8>, Duration)> {
+        let lanes = &self.lanes;
+        let management = lanes[LANES - 1].next().map(|_| MANAGEMENT_LANE);
+        let ready = |lane: u8| {
+            let lane = &lanes[usize::from(lane % MANAGEMENT_LANE)];
+            lane.next()
+                .filter(|blocks| lane.sent + u64::from(*blocks) <= lane.limit)
+        };
+        let chosen = management.or_else(|| self.arbiter.choose(tables, limit, ready));
+        let Some(number) = chosen else {
+            if self.len() > 0 {
+                self.stalled.get_or_insert(now);
+            }
+            return None;
+        };
+        let lane = &mut self.lanes[usize::from(number)];
+        let packet = lane.waiting.pop_front()?;
+        lane.first = now;
+        if number != MANAGEMENT_LANE {
+            lane.sent += u64::from(blocks(&packet.frame));
+        }
+        self.freed.extend(packet.room);
+        let stalled = self
+            .stalled
+            .take()
+            .map_or(Duration::ZERO, |since| now - since);
+        Some((packet.frame, stalled))
+    }
+
+    /// Blocks of a lane that left so far.
+    pub fn sent(&self, lane: u8) -> u64 {
+        self.lanes.get(usize::from(lane)).map_or(0, |it| it.sent)
+    }
+
+    /// The other end sent a packet, whether it arrives whole or not; with it, so many blocks of that lane in all.
+    pub fn received(&mut self, lane: u8, sent: u64) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
+            lane.received = sent;
+        }
+    }
+
+    /// A packet that came in takes room.
+    pub fn hold(&mut self, room: Room) {
+        self.lanes[usize::from(room.lane) % LANES].held += u64::from(room.blocks);
+    }
+
+    /// It does not any more.
+    pub fn release(&mut self, room: Room) {
+        let held = &mut self.lanes[usize::from(room.lane) % LANES].held;
+        *held = held.saturating_sub(room.blocks.into());
+    }
+
+    /// A packet that did not wait here takes no room any more.
+    pub fn free(&mut self, room: Room) {
+        self.freed.push(room);
+    }
+
+    /// Room that became free at other ports by what left here.
+    pub fn take_freed(&mut self) -> Vec<Room> {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// The other end may send up to that block.
+    pub fn set_limit(&mut self, lane: u8, limit: u64) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
+            lane.limit = limit;
+        }
+    }
+
+    /// Limits that the other end does not know yet, by lane.
+    pub fn take_limits(&mut self) -> Vec<(u8, u64)> {
+        let mut limits = Vec::new();
+        for (number, lane) in (0..MANAGEMENT_LANE).zip(&mut self.lanes) {
+            let limit = lane.received + self.buffer.saturating_sub(lane.held);
+            if lane.told.replace(limit) != Some(limit) {
+                limits.push((number, limit));
+            }
+        }
+        limits
+    }
+}
+
+/// The lane that a frame says.
+fn lane_of(frame: &[u8]) -> usize {
+    usize::from(frame.first().map_or(0, |byte| byte >> 4))
+}
+
+/// Chooses between lanes: weighted and in turn within a table, high priority before low priority within limits.
+#[derive(Clone, Debug, Default)]
+struct Arbiter {
+    /// Of low and of high priority.
+    turns: [Turn; 2],
+    /// Blocks of high priority since the last of low priority.
+    high: u32,
+}
+
+/// Where a table is.
+#[derive(Copy, Clone, Debug, Default)]
+struct Turn {
+    place: usize,
+    /// Blocks that the lane at that place may still send.
+    left: u32,
+}
+
+/// Lane and weight of an entry.
+fn entry(entry: u16) -> (u8, u32) {
+    ((entry >> 8) as u8 & 0xf, u32::from(entry & 0xff))
+}
+
+impl Arbiter {
+    /// The lane that sends next. `ready` tells how many blocks a lane would send.
+    fn choose(
+        &mut self,
+        tables: [&[u16]; 2],
+        limit: u8,
+        ready: impl Fn(u8) -> Option<u32>,
+    ) -> Option<u8> {
+        let [low, high] = [0, 1].map(|table| self.turns[table].next(tables[table], &ready));
+        let exhausted = limit != NO_LIMIT
+            && self.high != 0
+            && self.high >= u32::from(limit) * LIMIT_UNIT
+            && low.is_some();
+        let (table, place) = match (low, high) {
+            (_, Some(place)) if !exhausted => (1, place),
+            (low, _) => (0, low?),
+        };
+        let (lane, weight) = entry(tables[table][place]);
+        let blocks = ready(lane)?;
+        self.turns[table].take(place, weight, blocks);
+        self.high = if table == 1 {
+            self.high.saturating_add(blocks)
+        } else {
+            0
+        };
+        Some(lane)
+    }
+}
+
+impl Turn {
+    /// The place in the table whose turn it is.
+    fn next(&self, table: &[u16], ready: impl Fn(u8) -> Option<u32>) -> Option<usize> {
+        let length = table.len();
+        (usize::from(self.left == 0)..=length)
+            .map(|step| (self.place + step) % length)
+            .find(|place| {
+                let (lane, weight) = entry(table[*place]);
+                weight > 0 && lane != MANAGEMENT_LANE && ready(lane).is_some()
+            })
+    }
+
+    /// A packet of the lane there leaves.
+    fn take(&mut self, place: usize, weight: u32, blocks: u32) {
+        if place != self.place || self.left == 0 {
+            *self = Self {
+                place,
+                left: weight,
+            };
+        }
+        self.left = self.left.saturating_sub(blocks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::ZERO;
+    const LONG: Duration = Duration::from_secs(1);
+
+    /// A frame of so many blocks.
+    fn frame(lane: u8, blocks: usize) -> Vec<u8> {
+        let mut frame = vec![0; blocks * BLOCK];
+        frame[0] = lane << 4;
+        frame
+    }
+
+    /// Entries: lane and weight.
+    fn table(entries: &[(u16, u16)]) -> Vec<u16> {
+        let mut table: Vec<u16> = entries
+            .iter()
+            .map(|(lane, weight)| lane << 8 | weight)
+            .collect();
+        table.resize(64, 0);
+        table
+    }
+
+    /// Queues with packets of one block in these lanes, and enough credits.
+    fn queues(lanes: &[u8], count: usize) -> Queues {
+        let mut queues = Queues::new(1 << 20);
+        for lane in lanes {
+            queues.set_limit(*lane, 1 << 20);
+            for _ in 0..count {
+                queues.push(frame(*lane, 1), None, LONG, NOW);
+            }
+        }
+        queues
+    }
+
+    /// The lanes in the order in which they send.
+    fn order(queues: &mut Queues, low: &[u16], high: &[u16], limit: u8) -> Vec<u8> {
+        std::iter::from_fn(|| queues.take([low, high], limit, NOW))
+            .map(|(frame, _)| frame[0] >> 4)
+            .collect()
+    }
+
+    #[test]
+    fn lanes_send_by_their_weights() {
+        let low = table(&[(0, 3), (1, 1), (2, 2)]);
+        let none = table(&[]);
+        let mut waiting = queues(&[0, 1, 2], 60);
+        let order = order(&mut waiting, &low, &none, 0);
+        assert_eq!(order[..12], [1, 2, 2, 0, 0, 0, 1, 2, 2, 0, 0, 0]);
+        // Who has nothing to send is passed over, and nothing is lost.
+        assert_eq!(order.len(), 180);
+        assert!(order[150..].iter().all(|lane| *lane == 1));
+        // A lane without weight never sends; management always does, and first.
+        let mut waiting = queues(&[3, 0], 2);
+        waiting.push(frame(15, 4), None, LONG, NOW);
+        assert_eq!(
+            super::tests::order(&mut waiting, &low, &none, 0),
+            [15, 0, 0]
+        );
+        assert_eq!(waiting.len(), 2);
+    }
+
+    #[test]
+    fn high_priority_has_a_limit() {
+        let (low, high) = (table(&[(0, 1)]), table(&[(1, 200)]));
+        // One packet of high priority for each of low priority.
+        let mut waiting = queues(&[0, 1], 4);
+        assert_eq!(
+            order(&mut waiting, &low, &high, 0),
+            [1, 0, 1, 0, 1, 0, 1, 0]
+        );
+        // 64 blocks.
+        let mut waiting = queues(&[0, 1], 130);
+        let lanes = order(&mut waiting, &low, &high, 1);
+        let first: Vec<_> = (0..lanes.len())
+            .filter(|place| lanes[*place] == 0)
+            .take(3)
+            .collect();
+        assert_eq!(first, [64, 129, 132]);
+        // As long as there is something.
+        let mut waiting = queues(&[0, 1], 500);
+        let lanes = order(&mut waiting, &low, &high, NO_LIMIT);
+        assert!(lanes[..500].iter().all(|lane| *lane == 1));
+        assert_eq!(lanes.len(), 1000);
+    }
+
+    #[test]
+    fn a_lane_without_credits_waits_and_holds_up_no_other() {
+        let low = table(&[(0, 10), (1, 10)]);
+        let tables = [&low[..], &low[..]];
+        let mut waiting = Queues::new(10 * BLOCK as u32);
+        assert_eq!(waiting.take_limits().len(), 15);
+        assert_eq!(waiting.take_limits(), []);
+        waiting.set_limit(0, 3);
+        waiting.set_limit(1, 9);
+        for lane in [0, 0, 1] {
+            waiting.push(frame(lane, 2), None, LONG, NOW);
+        }
+        let mut sent = [0; 2].map(|_| waiting.take(tables, 0, NOW).map(|(frame, _)| frame[0] >> 4));
+        sent.sort();
+        assert_eq!(sent, [Some(0), Some(1)]);
+        let later = Duration::from_micros(3);
+        assert_eq!(waiting.take(tables, 0, NOW), None);
+        assert_eq!(waiting.stalled_until(LONG), Some(LONG));
+        waiting.set_limit(0, 4);
+        let (_, stalled) = waiting.take(tables, 0, later).expect("room");
+        assert_eq!((stalled, waiting.sent(0), waiting.sent(1)), (later, 4, 2));
+        // What comes in.
+        let room = Room {
+            port: 1,
+            lane: 2,
+            blocks: 4,
+        };
+        waiting.received(2, 4);
+        waiting.hold(room);
+        assert_eq!(
+            waiting.take_limits(),
+            [],
+            "the room is taken, and the limit the same"
+        );
+        waiting.release(room);
+        assert_eq!(waiting.take_limits(), [(2, 14)]);
+    }
+
+    #[test]
+    fn what_waits_too_long_is_gone() {
+        let mut waiting = Queues::new(BLOCK as u32);
+        let room = Room {
+            port: 7,
+            lane: 0,
+            blocks: 1,
+        };
+        waiting.push(frame(0, 1), Some(room), LONG, NOW);
+        waiting.push(frame(0, 1), None, 2 * LONG, NOW);
+        assert_eq!(waiting.expire(5 * LONG, LONG / 2), 0);
+        assert_eq!(waiting.expire(5 * LONG, LONG), 1);
+        assert_eq!(waiting.take_freed(), [room]);
+        // The first of a queue.
+        assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 8), 0);
+        assert_eq!(waiting.expire(LONG / 4, LONG + LONG / 4), 1);
+        waiting.push(frame(0, 1), Some(room), LONG, NOW);
+        assert_eq!((waiting.reset(), waiting.len()), (1, 0));
+        assert_eq!(waiting.take_freed(), [room]);
+    }
+}
