@@ -26,8 +26,8 @@ pub struct Channel {
 }
 
 impl Subnet {
-    /// Lanes that wait for each other in a circle when there is enough to send; `None` if there are none. `level` is the
-    /// service level from one LID to another one; all HCAs may send to all.
+    /// Lanes that wait for each other in a circle when there is enough to send; `None` if there are none. `level` is
+    /// the service level from one LID to another one; all HCAs may send to all.
     pub fn credit_loop(&self, level: impl Fn(Lid, Lid) -> u8) -> Option<Vec<Channel>> {
         let mut waits: BTreeMap<Channel, BTreeSet<Channel>> = BTreeMap::new();
         let lids = |node| {

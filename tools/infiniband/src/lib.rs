@@ -7,7 +7,7 @@
 //!                        ├── switch  many ports ──┤── port     state, lanes, partitions
 //!                        └── links                └── directed routes
 //!
-//!  packet   LRH, GRH, BTH, CRCs      mad, rmpp   management datagrams      attributes, trap   what is in them
+//!  packet   LRH, GRH, BTH, CRCs   mad, rmpp   management datagrams   attributes, trap   what is in them
 //! ```
 //!
 //! There is no thread, socket or clock in here, and no subnet manager: whoever has one lets it talk to the subnet

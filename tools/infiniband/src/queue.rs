@@ -181,7 +181,7 @@ impl Queues {
         let stalled = self
             .stalled
             .take()
-            .map_or(Duration::ZERO, |since| now - since);
+            .map_or(Duration::ZERO, |since| now.saturating_sub(since));
         Some((packet.frame, stalled))
     }
 

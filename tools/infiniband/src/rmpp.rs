@@ -34,8 +34,8 @@
 //! assert_eq!(received[36..], message[36..]);
 //! ```
 //!
-//! What peers make it keep is limited: the bytes of a message, and messages and bytes of a peer and of all. What does not
-//! fit in is refused, so that a peer that sends much, or acknowledges nothing, only hinders itself.
+//! What peers make it keep is limited: the bytes of a message, the messages of a peer, and messages and bytes of all.
+//! What does not fit in is refused: a peer that begins much, or acknowledges nothing, hinders itself first.
 
 use crate::{
     Lid,

@@ -737,7 +737,7 @@ pub unsafe extern "C" fn umad_recv(
         umad.cast::<[u8; HEADER]>().write_unaligned(record.header());
         let to = umad.cast::<u8>().add(HEADER);
         ptr::copy_nonoverlapping(message.as_ptr(), to, message.len());
-        *length = record.message_length() as c_int;
+        *length = (record.message_length() as u32).cast_signed();
     }
     if fits {
         record.agent().cast_signed()

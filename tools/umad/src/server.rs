@@ -524,7 +524,7 @@ impl State {
         record.set_qkey(qkey);
         record.set_lid(peer.lid);
         record.set_service_level(peer.service_level);
-        record.set_path_bits(peer.own as u8 & ((1 << port.info().lmc) - 1) as u8);
+        record.set_path_bits((peer.own & ((1 << port.info().lmc) - 1)) as u8);
         record.set_pkey_index(index.unwrap_or(0) as u16);
         client.write(record);
     }
