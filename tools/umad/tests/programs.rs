@@ -25,6 +25,10 @@ use vrnic_umad::Server;
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// How long to wait for what a program does.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Configuration of a manager that soon notices what changes, and that another one is gone.
+const QUICK: &str = "sminfo_polling_timeout 200\npolling_retry_number 3\nsweep_interval 1\n";
+/// A management key.
+const KEY: &str = "0x1234567890abcdef";
 /// Milliseconds that the programs wait for answers: this machine may be busy.
 const TIMEOUT: &str = "60000";
 
@@ -469,7 +473,6 @@ fn datagram(lid: u16, queue: u32) -> Packet {
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_standby_takes_over() {
     let scene = Scene::new("[fat-tree]\nspines = 2\nleaves = 3\nhosts = 2");
-    const QUICK: &str = "sminfo_polling_timeout 200\npolling_retry_number 3\nsweep_interval 1\n";
     let first = || scene.opensm("leaf1-h1", &format!("{QUICK}sm_priority 14\n"));
     let (opensm, log) = first();
     scene.wait_until_all_reach_all(&log);
@@ -565,13 +568,14 @@ fn credit_loops_depend_on_the_routing_engine() {
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn opensm_tells_of_two_nodes_with_one_guid() {
     let names = ["one", "two", "three"];
-    let mut text = "[[switch]]\nname = \"switch\"\nports = 4\n".to_owned();
-    for (name, port) in names.iter().zip(1..) {
+    let switch = "[[switch]]\nname = \"switch\"\nports = 4\n".to_owned();
+    let hcas = names.iter().zip(1..).map(|(name, port)| {
         let guid = if port == 1 { "" } else { "guid = 0x77\n" };
-        text += &format!("[[hca]]\nname = \"{name}\"\n{guid}");
-        text += &format!("[[link]]\nends = [\"{name}\", \"switch/{port}\"]\n");
-    }
-    let scene = Scene::new(&text);
+        let link = format!("[[link]]\nends = [\"{name}\", \"switch/{port}\"]\n");
+        format!("[[hca]]\nname = \"{name}\"\n{guid}{link}")
+    });
+    let text: Vec<String> = [switch].into_iter().chain(hcas).collect();
+    let scene = Scene::new(&text.concat());
     let (_opensm, log) = scene.opensm("one", "");
     wait(&log, || {
         let journal = fs::read_to_string(&log).unwrap_or_default();
@@ -685,7 +689,6 @@ fn a_forged_lid_is_replaced() {
 #[ignore = "needs opensm and infiniband-diags, which the setup does not install"]
 fn a_wrong_m_key_is_counted_and_told() {
     let scene = Scene::new("[single]\nhosts = 3");
-    const KEY: &str = "0x1234567890abcdef";
     let (_opensm, log) = scene.opensm(
         "switch1-h1",
         &format!("m_key {KEY}\nm_key_protection_level 2\n"),
