@@ -3,9 +3,10 @@
 //! Buffers in guest memory.
 
 use crate::memory::{HostRange, RegionId};
+use serde::{Deserialize, Serialize};
 
 /// A run of bytes that is contiguous on the host. It ends where the next one begins.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Extent {
     /// Byte offset in the buffer.
     start: u64,
@@ -16,7 +17,7 @@ struct Extent {
 }
 
 /// A buffer in guest memory as the host ranges that make it up, the fewest possible.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Buffer {
     extents: Vec<Extent>,
     length: u64,
@@ -98,7 +99,7 @@ impl Buffer {
 }
 
 /// Puts a buffer together, range by range.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct BufferBuilder {
     extents: Vec<Extent>,
     last: Option<HostRange>,

@@ -2,11 +2,13 @@
 
 //! Why the device refused something.
 
+use serde::{Deserialize, Serialize};
+
 /// Defines the causes with their numbers and texts.
 macro_rules! causes {
     ($($(#[$meta:meta])* $variant:ident = $value:literal => $text:literal,)*) => {
         /// The check that failed: `vendor_error` of replies, completions and events.
-        #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+        #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[repr(u32)]
         pub enum Cause {
             $($(#[$meta])* $variant = $value,)*

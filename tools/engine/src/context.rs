@@ -6,8 +6,10 @@ use crate::{
     buffer::Buffer,
     counter::Counters,
     memory::{HostRange, Memory, Unmapped},
+    state::wire,
     time::Instant,
 };
+use serde::{Deserialize, Serialize};
 use std::{
     collections::VecDeque,
     fmt::{self, Write as _},
@@ -29,7 +31,7 @@ const WORDS_PER_LOOK: u32 = 32;
 const NOBODY: u32 = 0;
 
 /// The process that a context is for, as the driver names it.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// Its number; 0 if it has none.
     pub pid: u32,
@@ -57,9 +59,10 @@ impl fmt::Display for Owner {
 }
 
 /// A context.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Context {
     /// Who owns it.
+    #[serde(with = "wire")]
     pub(crate) kind: ContextKind,
     /// Whom it is for.
     pub(crate) owner: Owner,
@@ -71,6 +74,7 @@ pub(crate) struct Context {
     owners: Vec<u32>,
     free: VecDeque<u32>,
     /// Summary bits that were taken but not yet followed.
+    #[serde(with = "wire")]
     backlog: [u64; SUMMARY_WORDS],
     /// Whether the device looks at the notify area by itself.
     pub(crate) polled: bool,

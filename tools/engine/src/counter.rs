@@ -2,26 +2,30 @@
 
 //! Counters of the port, and separate counters of chosen queue pairs.
 
-use crate::table::Table;
+use crate::{state::wire, table::Table};
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{command, counter::Counter};
 
 /// A value of every counter, in the order of [`Counter::ALL`].
 type Values = [u64; Counter::ALL.len()];
 
 /// Counters of some queue pairs.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct CounterSet {
+    #[serde(with = "wire")]
     values: Values,
     /// Queue pairs that have it.
     users: u32,
 }
 
 /// Values of all counters.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Counters {
     /// What was counted at all.
+    #[serde(with = "wire")]
     values: Values,
     /// What of it was counted in counter sets, also in those that are gone.
+    #[serde(with = "wire")]
     elsewhere: Values,
     sets: Table<CounterSet>,
     /// Counter set of the queue pair that acts now.

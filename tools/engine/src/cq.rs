@@ -9,8 +9,8 @@ use crate::{
     ring::{Glance, Ring},
     time::Instant,
 };
-use rustc_hash::FxHashSet;
-use std::time::Duration;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeSet, time::Duration};
 use vrnic_wire::{
     completion::{Cqe, PHASE_OFFSET, Status},
     ring,
@@ -18,16 +18,16 @@ use vrnic_wire::{
 use zerocopy::IntoBytes;
 
 /// A completion queue.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Cq {
     /// Context that owns it.
     pub(crate) context: u32,
     /// Completion vector.
     pub(crate) vector: u16,
     /// Queue pairs that use it.
-    pub(crate) users: FxHashSet<u32>,
+    pub(crate) users: BTreeSet<u32>,
     /// Shared receive queues that complete on it.
-    pub(crate) srqs: FxHashSet<u32>,
+    pub(crate) srqs: BTreeSet<u32>,
     ring: Ring,
     /// Whether completions are written where there is no room for them.
     ignores_overrun: bool,
@@ -52,14 +52,14 @@ pub(crate) struct Cq {
 }
 
 /// How long events are held back: until there are so many completions, but no longer than that time.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Moderation {
     pub(crate) count: u32,
     pub(crate) period: Duration,
 }
 
 /// An event that is held back.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Held {
     /// Completions so far.
     completions: u32,
@@ -79,7 +79,7 @@ pub(crate) enum Notice {
 }
 
 /// What completions have been written since the arm word was last looked at.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Announcement {
     /// None.
     Nothing,
@@ -108,8 +108,8 @@ impl Cq {
         Self {
             context,
             vector,
-            users: FxHashSet::default(),
-            srqs: FxHashSet::default(),
+            users: BTreeSet::new(),
+            srqs: BTreeSet::new(),
             ring,
             ignores_overrun,
             producer: 0,

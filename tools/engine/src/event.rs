@@ -2,7 +2,11 @@
 
 //! Events that wait until the driver gives buffers for them.
 
-use crate::{cause::Cause, counter::Counters, time::Instant};
+use crate::{
+    state::{self, wire},
+    {cause::Cause, counter::Counters, time::Instant},
+};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use vrnic_wire::{
     counter::Counter,
@@ -11,13 +15,17 @@ use vrnic_wire::{
 
 /// Asynchronous events that wait. An event that waits already is not queued again, so their number
 /// is bounded by that of the objects; events of a destroyed object go with it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct AsyncEvents {
+    #[serde(with = "wire")]
     queue: VecDeque<AsyncEvent>,
+    #[serde(serialize_with = "state::set")]
     waiting: rustc_hash::FxHashSet<(u16, u32)>,
     /// Events that a fault keeps back, and until when.
+    #[serde(with = "wire")]
     held: Vec<(Instant, AsyncEvent)>,
     /// Events that were kept back, and are not any more.
+    #[serde(with = "wire")]
     released: VecDeque<AsyncEvent>,
 }
 
@@ -137,7 +145,7 @@ pub(crate) fn names_cq(event_type: EventType) -> bool {
 }
 
 /// Completion events that wait, by vector: at most one per completion queue.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CompletionEvents {
     vectors: Vec<VecDeque<u32>>,
 }

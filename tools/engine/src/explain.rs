@@ -6,9 +6,12 @@
 
 use crate::{
     cause::Cause,
+    fault::{Kind, PacketKind},
     segment::{Body, Syndrome},
+    state::wire,
     time::Instant,
 };
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use std::collections::VecDeque;
 use vrnic_wire::{
     command,
@@ -22,8 +25,11 @@ const KEPT: usize = 256;
 /// Youngest entries that a repetition is looked for in.
 const LOOK_BACK: usize = 16;
 
+/// A name out of a table.
+pub type Name = &'static str;
+
 /// What happened.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Happening {
     /// The queue pair sent a negative acknowledgement.
     NakSent(Syndrome),
@@ -36,24 +42,28 @@ pub enum Happening {
         /// Chosen by whoever posted it.
         wr_id: u64,
         /// What it was to do.
+        #[serde(with = "wire")]
         opcode: Opcode,
         /// Its status.
+        #[serde(with = "wire")]
         status: Status,
     },
     /// An asynchronous event was raised that tells of an error.
-    Event(EventType),
+    Event(#[serde(with = "wire")] EventType),
     /// A fault fired that somebody armed.
     Fault {
         /// Its number.
         id: u64,
         /// Name of its kind.
-        name: &'static str,
+        #[serde(deserialize_with = "fault_name")]
+        name: Name,
     },
     /// A command of the driver was refused.
     Command {
         /// Its code, which may mean nothing.
         code: u16,
         /// The status of the reply.
+        #[serde(with = "wire")]
         status: command::Status,
     },
 }
@@ -92,7 +102,7 @@ impl Happening {
 }
 
 /// An access to memory that was refused.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     /// The key.
     pub key: u32,
@@ -107,37 +117,53 @@ pub struct Access {
 }
 
 /// A packet that came.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packet {
     /// What it is.
-    pub name: &'static str,
+    #[serde(deserialize_with = "packet_name")]
+    pub name: Name,
     /// Its PSN.
     pub psn: u32,
+}
+
+/// What packets are called here, in the order of [`PacketKind::NAMES`].
+const PACKETS: [&str; PacketKind::NAMES.len()] = [
+    "SEND",
+    "RDMA WRITE",
+    "RDMA READ request",
+    "atomic request",
+    "FLUSH request",
+    "atomic write",
+    "RDMA READ response",
+    "ACK",
+    "ACK",
+    "ACK",
+    "atomic ACK",
+    "UD SEND",
+    "CNP",
+    "unknown request",
+];
+
+fn packet_name<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {
+    let name = <&str>::deserialize(from)?;
+    let known = PACKETS.into_iter().find(|known| *known == name);
+    known.ok_or_else(|| D::Error::custom("there is no such packet"))
+}
+
+fn fault_name<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {
+    <&Kind>::deserialize(from).map(|kind| kind.name)
 }
 
 impl Packet {
     /// What `body` with that PSN is.
     pub(crate) fn new(body: &Body, psn: u32) -> Self {
-        let name = match body {
-            Body::Send { .. } => "SEND",
-            Body::Write { .. } => "RDMA WRITE",
-            Body::ReadRequest(_) => "RDMA READ request",
-            Body::AtomicRequest(_) => "atomic request",
-            Body::FlushRequest(_) => "FLUSH request",
-            Body::AtomicWrite(_) => "atomic write",
-            Body::ReadResponse { .. } => "RDMA READ response",
-            Body::Acknowledge(_) => "ACK",
-            Body::AtomicAcknowledge { .. } => "atomic ACK",
-            Body::Datagram { .. } => "UD SEND",
-            Body::Unknown(_) => "unknown request",
-            Body::CongestionNotification => "CNP",
-        };
+        let name = PACKETS[PacketKind::of(body) as usize];
         Self { name, psn }
     }
 }
 
 /// One thing that went wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     /// When; the last time, if it was repeated.
     pub time: Instant,
@@ -177,7 +203,7 @@ impl Explanation {
 }
 
 /// The youngest explanations, each with a number that counts from 0.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Record {
     entries: VecDeque<(u64, Explanation)>,
     limit: usize,

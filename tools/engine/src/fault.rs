@@ -30,6 +30,7 @@ use later::Later;
 pub use line::Line;
 pub use occasion::{Direction, PacketKind, Seam};
 pub(crate) use occasion::{Occasion, Subject};
+use serde::{Deserialize, Serialize};
 pub use spec::{BadSpec, Spec};
 use std::{collections::VecDeque, time::Duration};
 pub use table::Kind;
@@ -48,7 +49,7 @@ const MAX_DONE: usize = 64;
 const MAX_LOG: usize = 4096;
 
 /// What may happen to a reply of the device's control queue.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Delivery {
     /// It goes out.
     #[default]
@@ -89,7 +90,7 @@ pub struct Firing {
 }
 
 /// How far a fault is.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Progress {
     /// It waits for that fault to fire.
     Waiting(u64),
@@ -102,7 +103,7 @@ pub enum Progress {
 }
 
 /// A fault, as it is listed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listed {
     /// Its number, from 1.
     pub id: u64,
@@ -117,7 +118,7 @@ pub struct Listed {
 }
 
 /// A fault that is armed.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Armed {
     id: u64,
     spec: Spec,
@@ -150,18 +151,21 @@ pub(crate) struct Strike {
 }
 
 /// The faults of a device. Empty by default.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// Whether any is armed or has something to do; the one thing that is tested while none is.
     busy: bool,
     armed: Vec<Armed>,
     done: VecDeque<Listed>,
+    /// It decides nothing: what is about to be told was added just before.
+    #[serde(skip)]
     log: VecDeque<Firing>,
     /// Firings so far.
     fired: u64,
     /// Number of the last fault.
     last_id: u64,
-    /// The queue pair that acts.
+    /// The queue pair that acts. Between calls there is none.
+    #[serde(skip)]
     acting: Option<Subject>,
     /// What is put off.
     pub(crate) later: Later,

@@ -2,13 +2,15 @@
 
 //! The GID table.
 
-use crate::cause::Cause;
+use crate::{cause::Cause, state::wire};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use vrnic_wire::port::{GidEntry, GidType};
 
 /// GIDs of the port by their index.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct GidTable {
+    #[serde(with = "wire")]
     entries: Vec<Option<GidEntry>>,
     generation: u64,
     /// Indices of entries that a fault hides.

@@ -10,14 +10,16 @@ use crate::{
     memory::{GuestAddress, HostRange, Memory},
     pages::{Half, Pages, Waiter, Want},
     region::{Nested, Region, RegionMemory, check_extent},
+    state,
     window::{Binding, Window},
 };
 use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
 use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
 };
 use vrnic_wire::{
     command::MwType,
@@ -60,7 +62,7 @@ pub(crate) struct Accessor {
 }
 
 /// An access found pages missing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fault {
     /// Index of the region.
     pub(crate) index: u32,
@@ -74,7 +76,7 @@ pub(crate) fn index_of(key: u32) -> u32 {
 }
 
 /// What a key names.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 enum Object {
     Region(Region),
     Window(Window),
@@ -86,7 +88,7 @@ fn changes(rights: u32) -> bool {
 }
 
 /// An object and its key.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Entry {
     /// The whole key: the lowest byte must match too.
     key: u32,
@@ -94,11 +96,13 @@ struct Entry {
 }
 
 /// All regions and windows of a device by their keys.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Keys {
+    #[serde(serialize_with = "state::map")]
     by_index: FxHashMap<u32, Entry>,
     /// Indices of objects that are gone, oldest first; none of them is in use.
     resting: VecDeque<u32>,
+    #[serde(serialize_with = "state::set")]
     rests: FxHashSet<u32>,
     random: ChaCha12Rng,
     features: Features,
@@ -106,12 +110,14 @@ pub(crate) struct Keys {
     max_windows: u32,
     windows: u32,
     /// Indices of the windows of type 2 that each queue pair bound.
-    bound_by: FxHashMap<u32, FxHashSet<u32>>,
+    #[serde(serialize_with = "state::map")]
+    bound_by: FxHashMap<u32, BTreeSet<u32>>,
     /// The access that was refused last, until somebody tells of it.
     refused: Cell<Option<(Cause, Access)>>,
     /// What was missing of late, until somebody asks for it.
     faults: RefCell<Vec<Fault>>,
     /// Indices of the regions that somebody waits for, or waited.
+    #[serde(serialize_with = "state::map")]
     waits: FxHashMap<Waiter, Vec<u32>>,
 }
 

@@ -55,6 +55,7 @@ mod ring;
 mod rnic;
 pub mod segment;
 mod srq;
+mod state;
 mod table;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -2,7 +2,7 @@
 
 //! Limits of a device.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{command::DeviceLimits, config, memory, notify, ring};
 
 /// Limits of a device, each held at exactly this value. What a configuration leaves out is the default.
@@ -85,7 +85,7 @@ impl Default for Limits {
 }
 
 /// Features that a driver may do without, as they were negotiated.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
     /// [`config::F_MEMORY_EXTENSIONS`].
     pub memory_extensions: bool,

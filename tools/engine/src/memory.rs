@@ -7,6 +7,7 @@
 //! is shared with hostile code that writes concurrently: implementations copy with volatile or
 //! atomic accesses and the engine reads each field once into a private copy.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A bus address of a guest. Not validated: [`Memory::resolve`] does that.
@@ -14,7 +15,7 @@ use std::fmt;
 pub struct GuestAddress(pub u64);
 
 /// Name of a mapped block of guest memory; never used again after the block is gone.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RegionId(pub u32);
 
 impl RegionId {
@@ -26,7 +27,7 @@ impl RegionId {
 ///
 /// Only a name: every access through it is checked again, so a range that outlived its block
 /// gives [`Unmapped`] and nothing worse.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostRange {
     /// The block.
     pub region: RegionId,

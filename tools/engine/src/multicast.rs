@@ -3,11 +3,12 @@
 //! Multicast groups (IBTA volume 1, 10.5).
 
 use crate::{cause::Cause, limits::Limits, segment::Gid};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use vrnic_wire::port::is_multicast;
 
 /// Which queue pairs are attached to which multicast groups.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Groups {
     /// Queue pairs of each group, at least one, in the order in which they were attached.
     members: BTreeMap<Gid, Vec<u32>>,

@@ -7,6 +7,7 @@ use crate::{
     cause::Cause,
     memory::{GuestAddress, Memory},
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     U32, U64,
     memory::{CHUNK_PAGES, CHUNK_SIZE, MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, PageList},
@@ -26,7 +27,7 @@ struct ChunkHead {
 }
 
 /// A page list that has been found consistent.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Shape {
     /// Bytes of a page.
     pub(crate) page_size: u64,
@@ -71,7 +72,7 @@ pub(crate) fn check(list: &PageList) -> Result<Shape, Cause> {
 ///
 /// Time and memory are proportional to the page count, which [`check`] ties to the length; chains
 /// that loop or end early do not change that. A part of the way takes a bounded time.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resolver {
     page_size: u64,
     builder: BufferBuilder,

@@ -7,8 +7,8 @@ use crate::{
     memory::{HostRange, RegionId},
     page_list::Shape,
 };
-use rustc_hash::FxHashSet;
-use std::ops::Range;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeSet, ops::Range};
 
 /// Pages that are remembered together, so that memory is spent where there are pages.
 const BLOCK: usize = 512;
@@ -17,7 +17,7 @@ const BLOCK: usize = 512;
 const MAX_WANTS: usize = 64;
 
 /// A page that is there: all of it is in one host range.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Page {
     /// Where it is.
     pub(crate) range: HostRange,
@@ -25,10 +25,11 @@ pub(crate) struct Page {
     pub(crate) writable: bool,
 }
 
-type Block = Box<[Option<Page>; BLOCK]>;
+/// [`BLOCK`] of them.
+type Block = Box<[Option<Page>]>;
 
 /// Pages that somebody needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Want {
     /// Their numbers.
     pub(crate) pages: Range<u32>,
@@ -37,7 +38,7 @@ pub(crate) struct Want {
 }
 
 /// A half of a queue pair, which waits on its own.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum Half {
     /// It sends what is posted, and takes the responses.
     Requester,
@@ -56,7 +57,7 @@ impl Half {
 pub(crate) type Waiter = (u32, Half);
 
 /// The pages of a region.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pages {
     shape: Shape,
     blocks: Vec<Option<Block>>,
@@ -67,7 +68,7 @@ pub(crate) struct Pages {
     /// What it took last, until it answers.
     taken: Option<Want>,
     /// Who waits for pages.
-    waiting: FxHashSet<Waiter>,
+    waiting: BTreeSet<Waiter>,
     /// Blocks of memory in which pages were that could be written.
     written: Vec<RegionId>,
 }
@@ -82,7 +83,7 @@ impl Pages {
             used: 0,
             wants: Vec::new(),
             taken: None,
-            waiting: FxHashSet::default(),
+            waiting: BTreeSet::new(),
             written: Vec::new(),
         }
     }
@@ -147,7 +148,7 @@ impl Pages {
         if let Some(block) = self.blocks.get_mut(number / BLOCK) {
             let block = block.get_or_insert_with(|| {
                 *used += 1;
-                Box::new([None; BLOCK])
+                vec![None; BLOCK].into()
             });
             block[number % BLOCK] = Some(page);
         }
@@ -257,7 +258,7 @@ impl Pages {
     /// The driver answered. Who waited; they wait no more.
     pub(crate) fn wake(&mut self) -> Vec<Waiter> {
         self.taken = None;
-        self.waiting.drain().collect()
+        std::mem::take(&mut self.waiting).into_iter().collect()
     }
 
     /// Somebody waits no more.

@@ -13,13 +13,15 @@ use crate::{
     psn::Psn,
     region::RegionMemory,
     rnic::Engine,
+    state,
 };
 use rustc_hash::FxHashSet;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use vrnic_wire::memory::access;
 
 /// How far a flush is.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Progress {
     /// Others are first.
     Waits,
@@ -30,7 +32,7 @@ enum Progress {
 }
 
 /// The flush of a queue pair that is being done.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Flushing {
     /// Its PSN.
     psn: Psn,
@@ -79,10 +81,11 @@ impl Flushing {
 }
 
 /// Whose flush is next.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Syncs {
     /// Queue pairs whose flushes wait, or waited when they got into the queue.
     queue: VecDeque<u32>,
+    #[serde(serialize_with = "state::set")]
     queued: FxHashSet<u32>,
     /// Queue pair whose flush is under way, and its serial number.
     under_way: Option<(u32, u64)>,

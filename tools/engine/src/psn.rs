@@ -2,13 +2,14 @@
 
 //! Packet sequence numbers.
 
+use serde::{Deserialize, Serialize};
 use vrnic_wire::qp::MAX_PSN;
 
 /// A packet sequence number: 24 bits that wrap around (IBTA volume 1, 9.7.2).
 ///
 /// There is no order of sequence numbers as such; [`distance_from`](Psn::distance_from) tells which
 /// of two is ahead, provided they are less than 2^23 apart.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Psn(u32);
 
 impl Psn {

@@ -26,6 +26,7 @@ use crate::{
     resources::{Io, Resources},
     ring::{Broken, WorkQueue},
     segment::{Body, Path, Payload, Segment, Service, Touched},
+    state::{self, wire},
     time::Instant,
     turn::Turn,
     work::Capacities,
@@ -38,6 +39,7 @@ use receive::Receive;
 use requester::Requester;
 pub(crate) use responder::Kept;
 use responder::Responder;
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     completion::{Cqe, Opcode, Status},
     counter::Counter,
@@ -53,8 +55,9 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 const GSI_QKEY: u32 = 0x8001_0000;
 
 /// What a queue pair is made of, decided when it is created.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Creation {
+    #[serde(with = "wire")]
     pub(crate) qp_type: QpType,
     pub(crate) context: u32,
     pub(crate) owner: Owner,
@@ -74,7 +77,7 @@ pub(crate) struct Creation {
 }
 
 /// For whom requests of the peer are executed. An XRC target learns it from each request.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 struct Receiver {
     /// Protection domain of the memory that the peer accesses.
     pd: u32,
@@ -95,16 +98,18 @@ impl Receiver {
 }
 
 /// A queue pair.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Qp {
     /// Its number.
     number: u32,
     created: Creation,
+    #[serde(with = "wire")]
     state: QpState,
     attributes: Attributes,
     /// Path to the peer of a connection.
     path: Path,
     /// Most payload of a segment.
+    #[serde(deserialize_with = "state::mtu")]
     mtu: u32,
     requester: Requester,
     responder: Responder,

@@ -7,6 +7,7 @@
 //! [`BURST`].
 
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 use std::{num::NonZeroU64, time::Duration};
 
 /// A device that is late may send at once what it missed in this time. It also sends for no longer than that before
@@ -48,7 +49,7 @@ impl Traffic {
 }
 
 /// Keeps one rate.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Pace {
     per_second: Option<NonZeroU64>,
     /// When all that was sent has had its time.
@@ -80,7 +81,7 @@ impl Pace {
 }
 
 /// Keeps a device to its limit.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pacer {
     bytes: Pace,
     requests: Pace,

@@ -78,8 +78,8 @@ pub use format::{
     Access, BadRecording, Call, Header, Input, KEPT_PAYLOAD, MAGIC, Outcome, Recording, VERSION,
     ending,
 };
-pub(crate) use format::{Put, put_range};
-use format::{put_segment, tag};
+use format::tag;
+pub(crate) use format::{Put, Take, put_range, put_segment, take_segment};
 pub use player::{
     Divergence, Failed, Output, Player, Step, Touch, fresh, panic_message, perform, replay,
 };

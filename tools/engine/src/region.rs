@@ -8,9 +8,10 @@ use crate::{
     limits::Features,
     memory::{GuestAddress, HostRange, Memory},
     pages::Pages,
-    persistence,
+    persistence, state,
 };
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     U64,
     memory::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, TABLE_ENTRY_LENGTH, access},
@@ -22,7 +23,7 @@ use zerocopy::IntoBytes;
 const TABLE_PIECE: usize = 64;
 
 /// What a region covers.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum RegionMemory {
     /// A buffer that was resolved when the region was registered.
     Buffer(Buffer),
@@ -37,11 +38,12 @@ pub(crate) enum RegionMemory {
 }
 
 /// A region on demand whose pages are other regions on demand.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Nested {
     /// Which are wanted, and by whom. None is ever there.
     pub(crate) pages: Pages,
     /// Indices of the regions, by the number of the page.
+    #[serde(serialize_with = "state::map")]
     pub(crate) regions: FxHashMap<u32, u32>,
 }
 
@@ -81,7 +83,7 @@ impl RegionMemory {
 }
 
 /// What makes a region one for fast registration.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Fast {
     /// Where the driver lists pages.
     pub(crate) table: Buffer,
@@ -92,7 +94,7 @@ pub(crate) struct Fast {
 }
 
 /// A memory region.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Region {
     /// Protection domain.
     pub(crate) pd: u32,

@@ -18,11 +18,13 @@ use crate::{
     qp::{Held, Kept},
     segment::{Outbox, Payload, Segment},
     srq::{Entry, Srq},
+    state::wire,
     table::Table,
     time::Instant,
     timer::Timers,
     trace::{Act, Trace},
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     completion::{Cqe, Status},
     counter::Counter,
@@ -43,7 +45,7 @@ pub struct Io<'a, M: Memory> {
 }
 
 /// What the state of the port is made of.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Port {
     /// The device's own link.
     pub(crate) link: bool,
@@ -71,13 +73,16 @@ impl Port {
 }
 
 /// Everything that queue pairs use but do not own.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resources {
+    /// Those of the configuration.
+    #[serde(skip)]
     pub(crate) limits: Limits,
     /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
     pub(crate) fabric_mtu: Option<u32>,
     pub(crate) port: Port,
     /// Largest path MTU, and length of a datagram.
+    #[serde(with = "wire")]
     pub(crate) mtu: Mtu,
     pub(crate) keys: Keys,
     pub(crate) cqs: Table<Cq>,
@@ -105,7 +110,8 @@ pub(crate) struct Resources {
     pub(crate) syncs: Syncs,
     /// What went wrong lately.
     pub(crate) record: Record,
-    /// What was done lately, if somebody asks.
+    /// What was done lately, if somebody asks. It decides nothing.
+    #[serde(skip)]
     pub(crate) trace: Trace,
     /// When the call of the device began.
     pub(crate) now: Instant,
@@ -115,7 +121,8 @@ pub(crate) struct Resources {
     unannounced: Vec<u32>,
     /// Completion queues that failed, whose queue pairs do not know it yet.
     pub(crate) failed_cqs: Vec<u32>,
-    /// Ranges of an access, kept for reuse.
+    /// Ranges of an access, kept for reuse of their memory alone.
+    #[serde(skip)]
     scratch: Vec<HostRange>,
 }
 

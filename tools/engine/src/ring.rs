@@ -7,6 +7,7 @@ use crate::{
     cause::Cause,
     memory::{HostRange, Memory, Unmapped},
 };
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use vrnic_wire::ring::{self, RingHeader, RingLayout, offset};
 
@@ -14,7 +15,7 @@ use vrnic_wire::ring::{self, RingHeader, RingLayout, offset};
 pub(crate) type Glance<'a> = &'a dyn Fn(HostRange, u64) -> Result<Option<u32>, Unmapped>;
 
 /// A ring: a header and entries in a buffer.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Ring {
     buffer: Arc<Buffer>,
     header: HostRange,
@@ -125,7 +126,7 @@ impl From<Unmapped> for Broken {
 ///
 /// Indices run freely: `released <= taken <= producer`. Entries from `released` to `taken` have been
 /// read but belong to the device still.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct WorkQueue {
     ring: Option<Ring>,
     producer: u32,

@@ -14,13 +14,14 @@ use crate::{
     rate::{Pacer, RateLimit},
     resources::{Port, Resources},
     segment::{Body, DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
+    state::wire,
     table::Table,
     time::Instant,
     trace::Act,
     turn::{Budget, Turn},
 };
-use rustc_hash::FxHashSet;
-use std::collections::VecDeque;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, VecDeque};
 use vrnic_wire::{
     command::ContextKind,
     config::Config,
@@ -102,25 +103,26 @@ impl Default for RnicConfig {
 }
 
 /// A protection domain.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pd {
     pub(crate) context: u32,
+    #[serde(with = "wire")]
     pub(crate) kind: ContextKind,
     /// Regions, windows and queue pairs that belong to it.
     pub(crate) users: u32,
 }
 
 /// An XRC domain.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Xrcd {
     /// Queue pairs that belong to it.
-    pub(crate) targets: FxHashSet<u32>,
+    pub(crate) targets: BTreeSet<u32>,
     /// Shared receive queues that belong to it.
     pub(crate) srqs: u32,
 }
 
 /// Queue pairs, and whose turn it is.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct QueuePairs {
     pub(crate) table: Table<Box<Qp>>,
     /// QP1, if it exists.
@@ -218,8 +220,10 @@ pub struct Snapshot {
 }
 
 /// An RDMA device. See the [crate documentation](crate) for how to drive it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Engine {
+    /// Whoever has the state has it.
+    #[serde(skip)]
     pub(crate) config: RnicConfig,
     pub(crate) resources: Resources,
     pub(crate) contexts: Table<Context>,

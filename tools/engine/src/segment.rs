@@ -13,6 +13,7 @@ use crate::{
     psn::Psn,
     timer::rnr_timeout,
 };
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use vrnic_wire::{
     memory::access,
@@ -30,7 +31,7 @@ pub const DATAGRAM_MTU: u32 = 4096;
 pub type Gid = [u8; 16];
 
 /// Where a segment comes from and where it goes: what Ethernet, IP and UDP headers say.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
     /// GID of the sender.
     pub source: Gid,
@@ -121,7 +122,7 @@ pub enum Service {
 }
 
 /// RDMA extended transport header: remote memory.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reth {
     /// Virtual address.
     pub address: u64,
@@ -167,7 +168,7 @@ pub struct AtomicRequest {
 }
 
 /// Flush extended transport header, and the memory that it is about (annex A19, 4.1).
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flush {
     /// Remote memory; address and length mean nothing if all of the region is meant.
     pub remote: Reth,
@@ -204,7 +205,7 @@ impl Flush {
 }
 
 /// Reason of a negative acknowledgement.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NakCode {
     /// A packet is missing; the PSN is that of the missing one.
     SequenceError,
@@ -217,7 +218,7 @@ pub enum NakCode {
 }
 
 /// AETH syndrome (IBTA volume 1, 9.7.5.1).
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Syndrome {
     /// Positive acknowledgement with the 5-bit credit count; 31 if credits are not counted.
     Ack {

@@ -9,6 +9,7 @@ use crate::{
     ring::{Broken, Glance, Ring, WorkQueue},
     work,
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::work::Sge;
 
 /// A receive that was read from its queue: its name, and the bytes that it has room for unless it is
@@ -43,7 +44,7 @@ pub(crate) fn take_entry<M: Memory>(
 }
 
 /// What a shared receive queue of an XRC domain has more than others.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Xrc {
     /// XRC domain.
     pub(crate) xrcdn: u32,
@@ -52,7 +53,7 @@ pub(crate) struct Xrc {
 }
 
 /// A shared receive queue.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Srq {
     /// Context that owns it.
     pub(crate) context: u32,

@@ -2,6 +2,7 @@
 
 //! Numbered objects.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Bits of a number that say where its object stands; the others count how often the place was
@@ -15,7 +16,7 @@ const NUMBER_BITS: u32 = 24;
 const RESTING: usize = 1024;
 
 /// A place in a table.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Slot<T> {
     /// Number of the object, or of the next one to stand here.
     number: u32,
@@ -25,7 +26,7 @@ struct Slot<T> {
 
 /// Objects by 24-bit numbers that the table chooses. Places are found in constant time, and memory
 /// grows with the most objects that there were, not with the limit.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Table<T> {
     slots: Vec<Slot<T>>,
     free: VecDeque<u32>,

@@ -2,13 +2,14 @@
 
 //! Time, as a value: the engine has no clock of its own.
 
+use serde::{Deserialize, Serialize};
 use std::{
     ops::{Add, Sub},
     time::Duration,
 };
 
 /// A moment on the device's clock: nanoseconds since an arbitrary beginning.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Instant(u64);
 
 impl Instant {

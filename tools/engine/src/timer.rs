@@ -3,6 +3,7 @@
 //! Timers.
 
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, time::Duration};
 
 /// Reminders to look at objects of one kind, in order of time.
@@ -10,7 +11,7 @@ use std::{collections::BTreeSet, time::Duration};
 /// Deadlines of queue pairs move with every acknowledgement, so they are not kept here. Each object
 /// has at most one reminder, which is not later than its deadline; when it comes, the object is asked
 /// for its deadline, and gets another reminder if that is ahead.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timers {
     reminders: BTreeSet<(Instant, u32)>,
 }

@@ -15,6 +15,7 @@ use crate::{
     segment::{Body, Segment, Service},
     time::Instant,
 };
+use serde::{Deserialize, Serialize};
 use std::{collections::VecDeque, time::Duration};
 use vrnic_wire::{
     completion::{Cqe, Status},
@@ -140,7 +141,7 @@ pub enum Object {
 }
 
 /// What the next step of a queue pair that tells of an error concerns, besides what the step names itself.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Concern {
     /// The queue pair.
     pub(crate) qpn: u32,

@@ -2,11 +2,12 @@
 
 //! Memory windows.
 
-use crate::cause::Cause;
+use crate::{cause::Cause, state::wire};
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{command::MwType, memory::access};
 
 /// What a window is bound to.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Binding {
     /// Index of the key of the region.
     pub(crate) region: u32,
@@ -23,11 +24,12 @@ pub(crate) struct Binding {
 }
 
 /// A memory window.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Window {
     /// Protection domain.
     pub(crate) pd: u32,
     /// Type.
+    #[serde(with = "wire")]
     pub(crate) mw_type: MwType,
     /// What it is bound to, if it is.
     pub(crate) binding: Option<Binding>,

@@ -7,7 +7,9 @@ use crate::{
     limits::{Features, MAX_MESSAGE},
     memory::{HostRange, Memory, Unmapped},
     segment::{Flush, Reth},
+    state::wire,
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     completion::{self, Status},
     qp::{MAX_QPN, QpType},
@@ -76,7 +78,7 @@ impl EntryCopy {
 }
 
 /// What a queue can hold.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Capacities {
     /// Elements of a send.
     pub(crate) send_sge: u32,
@@ -91,7 +93,7 @@ pub(crate) struct Capacities {
 }
 
 /// Where the payload of a send work request is.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Source {
     /// In memory regions, by that many elements.
     Elements(u16),
@@ -100,7 +102,7 @@ pub(crate) enum Source {
 }
 
 /// What a send work request does to its peer.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Target {
     /// Nothing but a send.
     None,
@@ -134,17 +136,18 @@ pub(crate) enum Target {
     /// Has memory placed that was written before.
     Flush(Flush),
     /// Changes a region of this side.
-    Register(RegisterTarget),
+    Register(#[serde(with = "wire")] RegisterTarget),
     /// Changes a window of this side.
-    Bind(BindTarget),
+    Bind(#[serde(with = "wire")] BindTarget),
     /// Goes to any queue pair.
-    Datagram(DatagramTarget),
+    Datagram(#[serde(with = "wire")] DatagramTarget),
 }
 
 /// A send work request.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SendRequest {
     pub(crate) wr_id: u64,
+    #[serde(with = "wire")]
     pub(crate) opcode: SendOpcode,
     /// [`send_flags`].
     pub(crate) flags: u8,

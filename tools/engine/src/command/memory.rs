@@ -14,9 +14,11 @@ use crate::{
     region::{Nested, Region, RegionMemory, check_extent, check_rights},
     resources::Io,
     rnic::Engine,
+    state::wire,
     window::Window,
 };
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     command::{
         AllocateMr, AllocateMw, ContextKind, DeallocateMw, DeregisterMr, Empty, MrRegistered,
@@ -30,8 +32,9 @@ use zerocopy::IntoBytes;
 const PAGES_AT_ONCE: u64 = 2048;
 
 /// A page list that is being resolved, or what came of it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resolution {
+    #[serde(with = "wire")]
     list: PageList,
     state: Result<Resolver, Cause>,
 }

@@ -6,9 +6,10 @@ use crate::{
     psn::Psn,
     segment::{Aeth, Body, Flush, Payload, Segment, SendTail, Service, Syndrome},
 };
+use serde::{Deserialize, Serialize};
 
 /// A field of a header.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Field {
     Opcode,
     Solicited,

@@ -3,8 +3,12 @@
 //! What faults delay: packets, completions, events of completion queues, doorbells.
 
 use super::occasion::Direction;
-use crate::{segment::Segment, time::Instant};
+use crate::{
+    state::{self, wire},
+    {segment::Segment, time::Instant},
+};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use vrnic_wire::completion::Cqe;
 
@@ -18,12 +22,12 @@ const MAX_BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_millis(10);
 
 /// Something that is put off.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Parcel {
     /// A packet.
     Packet(Direction, Segment<'static>),
     /// A completion of queue `cqn`.
-    Completion(u32, Cqe, bool),
+    Completion(u32, #[serde(with = "wire")] Cqe, bool),
     /// The event of a completion queue.
     Notice(u32),
     /// A doorbell of a context, for a slot.
@@ -31,7 +35,7 @@ pub(crate) enum Parcel {
 }
 
 /// A packet that waits until others to the same queue pair overtook it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Overtaken {
     direction: Direction,
     qpn: u32,
@@ -40,7 +44,7 @@ struct Overtaken {
 }
 
 /// What is put off, by when it is due, then in the order in which it came.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Later {
     parcels: BTreeMap<(Instant, u64), Parcel>,
     next: u64,
@@ -49,6 +53,7 @@ pub(crate) struct Later {
     bytes: u64,
     overtaken: Vec<Overtaken>,
     /// How many completions of each queue are among them, and when the last is due.
+    #[serde(serialize_with = "state::map")]
     completions: FxHashMap<u32, (usize, Instant)>,
 }
 

@@ -6,6 +6,7 @@ use crate::{
     context::Owner,
     segment::{Body, Segment, Service, Syndrome},
 };
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use vrnic_wire::{
     command::CommandCode,
@@ -39,7 +40,7 @@ pub enum Seam {
 }
 
 /// Which way a packet goes.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Direction {
     /// It leaves the device.
     Out = 1,

@@ -9,7 +9,9 @@ use crate::{
     memory::Memory,
     resources::{Io, Resources},
     rnic::Engine,
+    state::wire,
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     command::{self, CommandCode},
     completion::{Cqe, Opcode, Status},
@@ -17,9 +19,10 @@ use vrnic_wire::{
 };
 
 /// What becomes of a command.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CommandFate {
     /// The status and the `vendor_error` of a reply to a command that is not executed.
+    #[serde(with = "wire")]
     refusal: Option<(command::Status, u32)>,
     delivery: Delivery,
 }

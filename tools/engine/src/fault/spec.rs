@@ -9,7 +9,8 @@ use super::{
     occasion::{Occasion, PacketKind, Seam},
     table::Kind,
 };
-use crate::context::Owner;
+use crate::{context::Owner, state::wire};
+use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, time::Duration};
 use vrnic_wire::{
     command::{self, CommandCode},
@@ -467,7 +468,7 @@ impl Moment {
 }
 
 /// What a fault does, where its kind leaves that open.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Args {
     pub(crate) delay: Duration,
     pub(crate) by: u32,
@@ -476,8 +477,10 @@ pub(crate) struct Args {
     pub(crate) vendor: Option<u32>,
     pub(crate) field: Option<Field>,
     pub(crate) value: Option<u64>,
+    #[serde(with = "wire")]
     pub(crate) status: Option<command::Status>,
     pub(crate) limit: Option<u32>,
+    #[serde(with = "wire")]
     pub(crate) mtu: Option<Mtu>,
 }
 

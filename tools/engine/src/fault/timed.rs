@@ -7,7 +7,7 @@ use super::{
     later::Parcel,
     occasion::{Direction, Occasion},
     spec::{Args, Place},
-    table::Act,
+    table::{Act, Kind},
 };
 use crate::{
     cause::Cause,
@@ -15,9 +15,11 @@ use crate::{
     memory::Memory,
     resources::Io,
     rnic::Engine,
+    state::wire,
     time::Instant,
     turn::Budget,
 };
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vrnic_wire::{command::ContextKind, event::EventType, port::Mtu};
 
@@ -25,16 +27,16 @@ use vrnic_wire::{command::ContextKind, event::EventType, port::Mtu};
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Something that lasts.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Condition {
     id: u64,
-    act: Act,
+    kind: &'static Kind,
     args: Args,
     until: Option<Instant>,
 }
 
 /// What lasts.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Conditions {
     all: Vec<Condition>,
     /// Whether the device has to look at them.
@@ -42,6 +44,7 @@ pub struct Conditions {
     /// When a slow device does something next.
     pace: Instant,
     /// The MTU that the port has otherwise.
+    #[serde(with = "wire")]
     mtu: Option<Mtu>,
 }
 
@@ -86,7 +89,7 @@ impl Conditions {
     /// The device is reset. That does not put it back into its slot.
     pub(super) fn rest(&mut self) {
         let mut all = std::mem::take(&mut self.all);
-        all.retain(|condition| condition.act == Act::Remove);
+        all.retain(|condition| condition.kind.act == Act::Remove);
         *self = Self {
             all,
             ..Self::default()
@@ -94,7 +97,7 @@ impl Conditions {
     }
 
     fn find(&self, act: Act) -> Option<&Condition> {
-        self.all.iter().find(|condition| condition.act == act)
+        self.all.iter().find(|condition| condition.kind.act == act)
     }
 
     /// Whether a fault has the link seem slow.
@@ -197,7 +200,7 @@ impl Engine {
             if strike.kind.is_condition() {
                 let condition = Condition {
                     id: strike.id,
-                    act: strike.kind.act,
+                    kind: strike.kind,
                     args: strike.args,
                     until: strike.lasts.map(|lasts| io.now + lasts),
                 };

@@ -11,8 +11,10 @@ use crate::{
     qp::receive::Receive,
     resources::{Io, Resources},
     segment::{ECN_CAPABLE, ECN_MASK, Path},
+    state::wire,
     turn::Turn,
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     memory::access,
     port::{GidType, Mtu},
@@ -21,9 +23,10 @@ use vrnic_wire::{
 };
 
 /// Attributes that were set, all valid.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Attributes {
     pub(super) sqd_notify: bool,
+    #[serde(with = "wire")]
     pub(super) path_mtu: Option<Mtu>,
     pub(super) qkey: u32,
     pub(super) rq_psn: u32,
@@ -38,6 +41,7 @@ pub(super) struct Attributes {
     pub(super) timeout: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
+    #[serde(with = "wire")]
     pub(super) address: AddressVector,
 }
 

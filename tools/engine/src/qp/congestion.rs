@@ -15,6 +15,7 @@ use crate::{
     segment::{Body, ECN_MARKED, ECN_MASK, Payload, Segment},
     time::Instant,
 };
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vrnic_wire::counter::Counter;
 
@@ -46,7 +47,7 @@ const GAIN: u32 = 16;
 const BURST: Duration = Duration::from_micros(20);
 
 /// The rate while it is limited.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Limit {
     /// Bytes per second.
     rate: u64,
@@ -65,7 +66,7 @@ struct Limit {
 }
 
 /// State of a connection about congestion.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Congestion {
     limit: Option<Limit>,
     /// When the peer was last notified.

@@ -8,6 +8,7 @@ use crate::{
     memory::Memory,
     segment::{Aeth, NO_CREDITS, Syndrome},
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::qp::{MAX_PSN, QpType};
 
 /// Receives that a 5-bit credit count stands for; the last count, [`NO_CREDITS`], stands for none.
@@ -27,7 +28,7 @@ fn decode(count: u8) -> Option<u32> {
 }
 
 /// Which messages the peer has receives for.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Credit {
     /// Number of the last of them, 24 bits; `None` as long as the peer did not say.
     limit: Option<u32>,

@@ -14,8 +14,10 @@ use crate::{
     pages::Half,
     resources::{Io, Resources},
     segment::{Body, Segment},
+    state,
 };
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use std::{collections::VecDeque, ops::Range};
 use vrnic_wire::{counter::Counter, event::EventType, memory::access, work::Sge};
 
@@ -32,8 +34,9 @@ const OVERHEAD: usize = 256;
 const RECEIVE_AHEAD: u64 = 64 << 10;
 
 /// Segments that wait for pages, by the queue pair that they are for.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Held {
+    #[serde(serialize_with = "state::map")]
     segments: FxHashMap<u32, VecDeque<Segment<'static>>>,
     bytes: usize,
 }
@@ -86,7 +89,7 @@ impl Held {
 }
 
 /// How a half of a queue pair waits.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Await {
     /// Whether it does.
     active: bool,

@@ -10,7 +10,9 @@ use crate::{
     resources::{Io, Resources},
     segment::Payload,
     srq,
+    state::wire,
 };
+use serde::{Deserialize, Serialize};
 use vrnic_wire::{
     completion::{Cqe, Opcode, Status},
     counter::Counter,
@@ -20,16 +22,17 @@ use vrnic_wire::{
 
 /// A receive that was taken from its queue, if any. The elements of the last one are kept for
 /// their capacity.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Receive {
     taken: Option<Taken>,
+    #[serde(with = "wire")]
     elements: Vec<Sge>,
     /// Whether the owner knows that no receive of a shared queue is taken any more.
     pub(super) told_last: bool,
 }
 
 /// A receive that was taken from its queue.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Taken {
     wr_id: u64,
     /// Bytes that it has room for, unless it is not valid.

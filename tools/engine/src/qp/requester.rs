@@ -24,6 +24,7 @@ use crate::{
     psn::Psn,
     resources::{Io, Resources, copy_of, payload_of},
     segment::{AtomicKind, AtomicRequest, Body, Payload, Position, Reth, Segment, SendTail},
+    state::wire,
     time::Instant,
     trace::Act,
     turn::Turn,
@@ -31,6 +32,7 @@ use crate::{
 };
 use recovery::Recovery;
 use rtt::Rtt;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use vrnic_wire::{
     completion::{Opcode, Status},
@@ -57,7 +59,7 @@ const MAX_UNACKED: u32 = 1 << 22;
 const ACK_INTERVAL: u32 = 16;
 
 /// A work request that was taken from the ring.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Request {
     request: SendRequest,
     /// Index of the ring entry.
@@ -76,6 +78,7 @@ struct Request {
     /// Whether a local operation took effect.
     executed: bool,
     /// Why it cannot be done.
+    #[serde(with = "wire")]
     failure: Option<(Status, Cause)>,
 }
 
@@ -112,7 +115,7 @@ impl Request {
 }
 
 /// What the requester waits for besides acknowledgements.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 enum Timer {
     /// Nothing.
     #[default]
@@ -124,11 +127,12 @@ enum Timer {
 }
 
 /// State of the requester.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Requester {
     /// Requests that did not complete, oldest first.
     queue: VecDeque<Request>,
     /// Their elements.
+    #[serde(with = "wire")]
     elements: VecDeque<Sge>,
     /// Number of the first of the elements.
     first_element: u64,
@@ -169,7 +173,8 @@ pub(super) struct Requester {
     stopped: bool,
     /// Whether the end of draining was noted.
     drained: bool,
-    /// Elements of a datagram, kept for their capacity.
+    /// Elements of a datagram, kept for their capacity alone.
+    #[serde(skip)]
     spare: Vec<Sge>,
 }
 

@@ -32,8 +32,10 @@ use crate::{
         AtomicKind, AtomicRequest, Body, Flush, NakCode, Payload, Position, Reth, Segment,
         SendTail, Service, Syndrome,
     },
+    state::wire,
     trace::Concern,
 };
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use vrnic_wire::{
     completion::{self, Opcode, Status},
@@ -44,7 +46,7 @@ use vrnic_wire::{
 };
 
 /// A message of several packets that is under way.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Message {
     /// None.
     #[default]
@@ -68,7 +70,7 @@ enum Message {
 const MAX_FLUSHES: usize = 256;
 
 /// What a request that is not only acknowledged is answered with.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 enum Answer {
     /// Data from there.
     Data {
@@ -96,7 +98,7 @@ impl Answer {
 }
 
 /// A response that waits.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Response {
     /// PSN of its next packet.
     psn: Psn,
@@ -110,14 +112,14 @@ struct Response {
 }
 
 /// Answer to an atomic or an atomic write, kept in case that the request comes again: it must not be executed again.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct AtomicResult {
     psn: Psn,
     answer: Answer,
 }
 
 /// An acknowledgement that waits.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 enum Reply {
     /// Of everything so far.
     Ack,
@@ -128,13 +130,14 @@ enum Reply {
 }
 
 /// Why a request cannot be executed.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Fault {
     /// What the peer is told; that its message arrived if there is none.
     code: Option<NakCode>,
     cause: Cause,
     /// How the receive that is in use completes. It is flushed, and an event tells of the fault, if it has
     /// nothing to do with it.
+    #[serde(with = "wire")]
     status: Status,
 }
 
@@ -183,7 +186,7 @@ enum Outcome {
 }
 
 /// State of the responder.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Responder {
     /// Next PSN.
     expected: Psn,

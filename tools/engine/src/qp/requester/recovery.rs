@@ -28,6 +28,7 @@ use crate::{
     resources::{Io, Resources},
     time::Instant,
 };
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vrnic_wire::work::SendOpcode;
 
@@ -47,7 +48,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 const SHORTEST: Duration = Duration::from_micros(50);
 
 /// Why packets are sent again.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reason {
     /// The peer says that the oldest is missing, and that it has others.
     Gap,
@@ -60,7 +61,7 @@ pub(super) enum Reason {
 }
 
 /// The oldest packet, sent again alone.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Attempt {
     psn: Psn,
     /// First PSN that had not been sent then.
@@ -71,14 +72,14 @@ struct Attempt {
 }
 
 /// Packets behind the oldest one that are sent again, if there is time for it.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 struct Pass {
     next: Psn,
     end: Psn,
 }
 
 /// What is known of a peer, and what is being tried.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Recovery {
     /// Whether anything but go-back-N is tried at all.
     selective: bool,

@@ -4,6 +4,7 @@
 //! does it.
 
 use crate::{psn::Psn, time::Instant};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Least time after which it is, on a wire.
@@ -16,7 +17,7 @@ const LEAST_LOCAL: Duration = Duration::from_millis(1);
 const MEMORY: Duration = Duration::from_secs(10);
 
 /// Times of a connection, in nanoseconds.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Copy, Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Rtt {
     /// Average; 0 if nothing was measured.
     smoothed: u64,

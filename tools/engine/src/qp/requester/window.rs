@@ -5,6 +5,7 @@
 //! The window doubles with each measured round trip in which it was what held the requester back, as long as
 //! packets do not queue up on the way, which shows in the time that they take.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Packets at first, and at least. If the path holds less, they wait on it; but while a packet is missing, none
@@ -15,7 +16,7 @@ const LEAST: u32 = 256;
 const MOST: u32 = crate::qp::responder::MAX_AHEAD;
 
 /// The window of a connection.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Window {
     packets: u32,
     /// Whether it held the requester back since the last measurement.

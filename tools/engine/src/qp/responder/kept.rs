@@ -16,9 +16,11 @@ use crate::{
     rate::Traffic,
     resources::{Io, Resources},
     segment::{NakCode, Payload, Segment, Syndrome},
+    state,
     turn::{Budget, Turn},
 };
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vrnic_wire::counter::Counter;
 
@@ -35,7 +37,7 @@ const OVERHEAD: usize = 512;
 const AT_ONCE: u32 = 16;
 
 /// Packets for one queue pair, by their places in its stream.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Queue {
     packets: BTreeMap<u64, Box<Segment<'static>>>,
     /// Place of the expected packet.
@@ -44,8 +46,9 @@ struct Queue {
 }
 
 /// Packets that came before their turn, by the queue pair that they are for.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Kept {
+    #[serde(serialize_with = "state::map")]
     queues: FxHashMap<u32, Queue>,
     bytes: usize,
 }
