@@ -80,16 +80,36 @@ impl Rnic {
 
     /// A device in the state after a reset, named `device`, that is recorded from now on until there are `limit` bytes.
     pub fn recorded(config: RnicConfig, device: &str, limit: u64) -> Self {
-        let header = Header {
-            device: device.to_owned(),
-            program: concat!("vrnic ", env!("CARGO_PKG_VERSION")).to_owned(),
-            config: config.clone(),
-        };
+        let header = Header::new(device, config.clone());
         Self {
-            engine: Engine::new(config),
             recorder: Some(Box::new(Recorder::new(&header, limit))),
-            flight: Flight::default(),
+            ..Self::new(config)
         }
+    }
+
+    /// A device as it was when the recording with that header began, itself recorded; `None` if it has no such state.
+    pub fn resumed(header: &Header) -> Option<Self> {
+        let config = header.config.clone();
+        let engine = match &header.state {
+            Some(state) => Engine::from_state(config, state)?,
+            None => Engine::new(config),
+        };
+        Some(Self {
+            engine,
+            recorder: Some(Box::new(Recorder::new(header, u64::MAX))),
+            flight: Flight::default(),
+        })
+    }
+
+    /// Records the device, named `device`, from now on until there are `limit` bytes. A recording that runs is
+    /// replaced.
+    pub fn record(&mut self, device: &str, limit: u64) {
+        let header = Header {
+            state: Some(self.engine.state(usize::MAX).unwrap_or_default()),
+            start: self.engine.resources.now,
+            ..Header::new(device, self.engine.config.clone())
+        };
+        self.recorder = Some(Box::new(Recorder::new(&header, limit)));
     }
 
     /// What the device was called with lately, oldest first, in words. Also after a panic.

@@ -140,7 +140,7 @@ fn a_recording_that_is_cut_short_says_so() {
         error.to_string().contains("in the middle of something"),
         "{error}"
     );
-    assert!(replay(b"").is_err() && replay(b"VRNICREC\x02").is_err());
+    assert!(replay(b"").is_err() && replay(b"VRNICREC\x03").is_err());
     let error = replay(b"\xd4\xc3\xb2\xa1 no recording at all").unwrap_err();
     assert!(error.to_string().contains("no recording"), "{error}");
 }
@@ -289,4 +289,104 @@ fn faults_that_counted_too_much_are_refused() {
     let changed = [before, &[0xff; 9], &[1], behind].concat();
     let error = replay(&changed).unwrap_err();
     assert!(matches!(error, Failed::Bad(_)), "{error}");
+}
+
+/// Bytes that follow from a seed.
+fn bytes(seed: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(seed), |state| {
+        let next = state.wrapping_mul(6_364_136_223_846_793_005);
+        Some(next.wrapping_add(1_442_695_040_888_963_407))
+    })
+    .map(|state| state >> 33)
+}
+
+/// A state of a device with much in it, and its configuration.
+fn state() -> (RnicConfig, Vec<u8>) {
+    let mut world = world(Segmentation::PathMtu);
+    let rnic = &mut world.nodes[1].rnic;
+    rnic.record("x", u64::MAX);
+    let recording = rnic.take_recorder().expect("recorder").take();
+    let header = Recording::new(&recording).expect("recording");
+    let header = header.header().clone();
+    (header.config, header.state.expect("state"))
+}
+
+#[test]
+fn a_recording_may_begin_at_any_time() {
+    for steps in [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89] {
+        let config = RnicConfig {
+            segmentation: Segmentation::PathMtu,
+            ..RnicConfig::default()
+        };
+        let mut world = World::new(2, 2048, &config, 5);
+        let mut c = world.connect([0, 1], &QpOptions::default(), 100_000, |_, _| {});
+        let sge = c.mrs[0].sge(0, 50_000);
+        for wr_id in 0..20 {
+            let send = Send::new(wr_id, SendOpcode::Write)
+                .rdma(c.mrs[1].iova, c.mrs[1].key)
+                .element(sge);
+            c.send(&mut world, 0, &send);
+        }
+        (0..steps).for_each(|_| {
+            world.step();
+        });
+        for node in &mut world.nodes {
+            node.rnic.record("x", u64::MAX);
+        }
+        world.settle();
+        // That each replays, and ends in the same state, the world sees to.
+        assert_eq!(c.send_cqs[0].drain().len(), 20);
+    }
+}
+
+#[test]
+fn what_is_no_state_is_refused() {
+    let (config, state) = state();
+    let read = |state: &[u8]| vrnic_engine::Engine::from_state(config.clone(), state);
+    let engine = read(&state).expect("state");
+    assert_eq!(engine.state(state.len()).as_ref(), Some(&state));
+    assert_eq!(engine.state(state.len() - 1), None, "it is bounded");
+    for length in 0..state.len() {
+        assert!(read(&state[..length]).is_none(), "{length}");
+    }
+    assert!(read(&[&state[..], &[0]].concat()).is_none());
+    // What is another state is that one.
+    let mut random = bytes(1);
+    let mut number = |limit: usize| random.next().unwrap() as usize % limit;
+    let mut others = 0;
+    for _ in 0..3000 {
+        let mut changed = state.clone();
+        for _ in 0..=number(3) {
+            let place = number(changed.len());
+            changed[place] = number(256) as u8;
+        }
+        if let Some(engine) = read(&changed) {
+            assert_eq!(engine.state(usize::MAX).as_ref(), Some(&changed));
+            others += 1;
+        }
+    }
+    assert!(others > 100, "{others}");
+}
+
+#[test]
+fn a_state_that_never_was_harms_nobody() {
+    let mut world = world(Segmentation::PathMtu);
+    world.nodes[0].rnic.record("x", u64::MAX);
+    world.run(Duration::from_millis(1));
+    let recording = world.recordings().remove(0);
+    let length = Recording::new(&recording).expect("recording").position();
+    let mut random = bytes(2);
+    let mut number = |limit: usize| random.next().unwrap() as usize % limit;
+    let mut read = 0;
+    for _ in 0..2000 {
+        let mut changed = recording.clone();
+        let place = length - 1 - number(length / 2);
+        changed[place] ^= 1 << number(8);
+        match replay(&changed) {
+            Err(Failed::Bad(_)) => {}
+            // An engine that cannot be may panic, which is a difference like any other.
+            Ok(_) | Err(Failed::Divergence(_)) => read += 1,
+        }
+    }
+    assert!(read > 100, "{read}");
 }

@@ -120,6 +120,8 @@ struct Known {
     msn: Option<u32>,
     /// The state before the call, and the number of the oldest PSN that was unacknowledged.
     before: Option<(QpState, u32)>,
+    /// Whether it was there before the first call: what it had taken then is not known.
+    old: bool,
 }
 
 /// Checks step after step.
@@ -137,9 +139,26 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Nothing is known.
-    pub fn new() -> Self {
-        Self::default()
+    /// One of a device that is like this before the first call.
+    pub fn new(engine: &Engine) -> Self {
+        let mut checker = Self::default();
+        for fault in engine.faults().list() {
+            checker.armed(&fault.spec.to_string());
+        }
+        for qp in engine.qp_page(0, usize::MAX, &Nowhere).unwrap_or_default() {
+            let known = Known {
+                before: Some((qp.state, qp.unacknowledged_psn)),
+                old: true,
+                ..Known::default()
+            };
+            checker.qps.insert(qp.number, known);
+        }
+        checker
+    }
+
+    fn armed(&mut self, text: &str) {
+        let kinds = ["cqe-", "cq-", "qp-", "srq-", "doorbell-", "event-", "stuck"];
+        self.lies |= kinds.iter().any(|kind| text.starts_with(kind));
     }
 
     fn violates(&mut self, rule: Rule, told: &Told, qpn: u32, what: String) {
@@ -170,10 +189,7 @@ impl Checker {
 
     fn event(&mut self, told: &Told, engine: Option<&Engine>) {
         match &told.event {
-            Event::Armed(text) => {
-                let kinds = ["cqe-", "cq-", "qp-", "srq-", "doorbell-", "event-", "stuck"];
-                self.lies |= kinds.iter().any(|kind| text.starts_with(kind));
-            }
+            Event::Armed(text) => self.armed(text),
             Event::Send {
                 queue: Queue::Send(qpn),
                 slot,
@@ -264,8 +280,9 @@ impl Checker {
                 place.is_some_and(|place| queue.remove(place).is_some())
             })
         } else {
-            known.receives.pop_front() == Some(wr_id)
+            known.receives.pop_front_if(|name| *name == wr_id).is_some()
         };
+        let found = found || known.old;
         if late {
             let what =
                 format!("request {wr_id:#x} completes with {status:?} behind one that failed");

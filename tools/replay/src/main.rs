@@ -157,8 +157,8 @@ fn play(arguments: &Arguments, bytes: &[u8]) -> Result<bool> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut player = Player::new(bytes)?;
     let header = player.recording().header().clone();
-    let mut narrator = Narrator::new();
-    let mut checker = Checker::new();
+    let mut narrator = Narrator::new(player.rnic());
+    let mut checker = Checker::new(player.rnic());
     let mut explanations: Vec<Explanation> = Vec::new();
     let (mut calls, mut last) = (0u64, 0);
     let mut first = None;

@@ -43,7 +43,7 @@ impl Failure {
     /// The recording cannot be replayed.
     pub fn find(bytes: &[u8]) -> Result<Option<Self>> {
         let mut player = Player::new(bytes)?;
-        let mut run = Run::new();
+        let mut run = Run::new(player.rnic());
         while let Some(step) = player.next() {
             let (call, step) = step?;
             run.look(&call, &step, player.rnic());
@@ -99,10 +99,11 @@ struct Run {
 }
 
 impl Run {
-    fn new() -> Self {
+    /// A run of a device that is like this before it.
+    fn new(rnic: &Rnic) -> Self {
         Self {
-            narrator: Narrator::new(),
-            checker: Checker::new(),
+            narrator: Narrator::new(rnic),
+            checker: Checker::new(rnic),
         }
     }
 
@@ -129,7 +130,7 @@ impl Run {
 pub fn minimise(bytes: &[u8], failure: &Failure) -> Result<Minimal> {
     let mut player = Player::new(bytes)?;
     let header = player.recording().header().clone();
-    let mut run = Run::new();
+    let mut run = Run::new(player.rnic());
     let mut all: Vec<Made> = Vec::new();
     let mut happened = false;
     while let Some(step) = player.next() {
@@ -204,9 +205,9 @@ fn attempt(
     failure: &Failure,
 ) -> Option<(Vec<u8>, usize)> {
     let mut image = Image::new(places.clone());
-    let mut rnic = Rnic::recorded(header.config.clone(), &header.device, u64::MAX);
+    let mut rnic = Rnic::resumed(header)?;
     let mut outbox = Outbox::new();
-    let mut run = Run::new();
+    let mut run = Run::new(&rnic);
     let mut next = 0;
     for (count, &index) in (1..).zip(kept) {
         for made in &all[next..=index] {

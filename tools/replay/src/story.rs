@@ -104,9 +104,21 @@ pub struct Narrator {
 }
 
 impl Narrator {
-    /// Nothing is known yet.
-    pub fn new() -> Self {
-        Self::default()
+    /// One of a device that is like this before the first call.
+    pub fn new(engine: &Engine) -> Self {
+        let mut narrator = Self::default();
+        narrator.find_places(engine);
+        narrator
+    }
+
+    /// Finds out where the entries of all rings are.
+    fn find_places(&mut self, engine: &Engine) {
+        self.places.clear();
+        for (queue, entries) in engine.rings() {
+            let places = entries.iter().zip(0..);
+            self.places
+                .extend(places.map(|(entry, slot)| ((entry.region, entry.offset), (queue, slot))));
+        }
     }
 
     /// What a call did. `engine` is the device after it.
@@ -140,13 +152,7 @@ impl Narrator {
         }
         let panicked = matches!(step.output, Output::Panicked(_));
         if !panicked && events.iter().any(moves_rings) {
-            self.places.clear();
-            for (queue, entries) in engine.rings() {
-                let places = entries.iter().zip(0..);
-                self.places.extend(
-                    places.map(|(entry, slot)| ((entry.region, entry.offset), (queue, slot))),
-                );
-            }
+            self.find_places(engine);
         }
         let told = events.into_iter().map(|event| Told {
             call: call.index,

@@ -72,7 +72,7 @@ fn world(fault: &str) -> World {
 /// Checks a recording of which `change` changes what is told of each call.
 fn checked(recording: &[u8], mut change: impl FnMut(&mut Vec<Told>, &Engine)) -> Checker {
     let mut player = Player::new(recording).expect("a recording");
-    let (mut narrator, mut checker) = (Narrator::new(), Checker::new());
+    let (mut narrator, mut checker) = (Narrator::new(player.rnic()), Checker::new(player.rnic()));
     while let Some(step) = player.next() {
         let (call, step) = step.expect("replay");
         let mut events = narrator.tell(&call, &step, player.rnic());

@@ -27,7 +27,7 @@ fn check(bytes: &[u8]) -> Result<(), String> {
         .collect::<Result<_, _>>()
         .map_err(|bad| stale(&bad))?;
     let mut player = Player::new(bytes).map_err(|bad| stale(&bad))?;
-    let (mut narrator, mut checker) = (Narrator::new(), Checker::new());
+    let (mut narrator, mut checker) = (Narrator::new(player.rnic()), Checker::new(player.rnic()));
     while let Some(step) = player.next() {
         match step {
             Ok((call, step)) => {

@@ -88,7 +88,7 @@ pub struct Device {
     pub turn: Option<Instant>,
     /// How long it waits if it is awake and has nothing to do.
     pub backoff: Duration,
-    /// Recordings of it before it was reset.
+    /// Recordings of it that have ended.
     pub recordings: Vec<Vec<u8>>,
     segmentation: Segmentation,
     cq_entries: [u32; CQS],
@@ -218,14 +218,28 @@ impl Device {
         )
     }
 
+    /// Ends its recording, if it has one.
+    pub fn end_recording(&mut self, why: &str) -> bool {
+        let recorder = self.rnic.take_recorder();
+        let recording = recorder.map(|mut recorder| {
+            recorder.end(why);
+            recorder.take()
+        });
+        let before = self.recordings.len();
+        self.recordings.extend(recording);
+        self.recordings.len() > before
+    }
+
+    /// Records it anew if it is recorded, from its state on.
+    pub fn cut_recording(&mut self) {
+        if self.end_recording("cut") {
+            self.rnic.record(&self.index.to_string(), u64::MAX);
+        }
+    }
+
     /// Resets the device. Its faults stay armed.
     pub fn reset(&mut self, random: &mut Random) {
-        let recorder = self.rnic.take_recorder();
-        let recorded = recorder.is_some();
-        self.recordings.extend(recorder.map(|mut recorder| {
-            recorder.end("reset");
-            recorder.take()
-        }));
+        let recorded = self.end_recording("reset");
         let mut faults: Faults = self.rnic.take_faults();
         faults.rest();
         self.rnic = Self::rnic(self.index, &self.plan, self.segmentation, recorded, random);

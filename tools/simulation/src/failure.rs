@@ -6,6 +6,7 @@ use crate::{
     plan::{LinePlan, Plan},
     world::{Tally, World},
 };
+use anyhow::ensure;
 use std::{
     cell::RefCell,
     fmt::Write as _,
@@ -33,7 +34,7 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs a simulation. One in eight is recorded and replayed, unless it is large.
+/// Runs a simulation. One in eight is recorded and replayed, from random moments on, unless it is large.
 ///
 /// # Errors
 ///
@@ -41,26 +42,34 @@ thread_local! {
 pub fn run(plan: &Plan) -> Result<Tally, String> {
     let recorded = plan.seed.is_multiple_of(8) && plan.flows.len() <= 30;
     let mut world = World::new(plan, recorded);
+    world.cut_recordings();
     let tally = attempt(|| world.run())?;
+    let mut ended = None;
     for (device, recording) in world.recordings() {
-        if let Some(why) = check(&recording) {
+        if let Some(why) = check(&recording, &mut ended) {
             return Err(format!("device {device}: {why}"));
         }
     }
     Ok(tally)
 }
 
-/// What is wrong with a recording: the replay differs, or a rule of the standard is broken.
-fn check(recording: &[u8]) -> Option<String> {
-    let replayed = || {
+/// What is wrong with a recording: the replay differs, it does not begin with the state in which the replay of the one
+/// before `ended`, or a rule of the standard is broken.
+fn check(recording: &[u8], ended: &mut Option<Vec<u8>>) -> Option<String> {
+    let mut replayed = || {
         let mut player = Player::new(recording)?;
-        let mut narrator = Narrator::new();
-        let mut checker = Checker::new();
+        let begins = player.recording().header().state.clone();
+        let before = ended.take().filter(|_| begins.is_some());
+        ensure!(before.is_none() || before == begins, "another state");
+        let mut narrator = Narrator::new(player.rnic());
+        let mut checker = Checker::new(player.rnic());
         while let Some(step) = player.next() {
             let (call, step) = step?;
             let events = narrator.tell(&call, &step, player.rnic());
             checker.look(&events, Some(player.rnic()));
         }
+        // After a reset nobody knows of faults that are done.
+        *ended = begins.and(player.rnic().state(usize::MAX));
         anyhow::Ok(checker)
     };
     match replayed() {
@@ -260,7 +269,7 @@ fn keep(
 /// What happened to a queue pair.
 fn timeline(recording: &[u8], qpn: u32) -> anyhow::Result<Vec<Told>> {
     let mut player = Player::new(recording)?;
-    let mut narrator = Narrator::new();
+    let mut narrator = Narrator::new(player.rnic());
     let mut lines = Vec::new();
     while let Some(step) = player.next() {
         let (call, step) = step?;

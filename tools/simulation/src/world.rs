@@ -35,6 +35,8 @@ const CALM: Duration = Duration::from_secs(120);
 const BEGINNING: Instant = Instant::from_nanos(1);
 /// When a program tries again that could not connect its queue pairs.
 const AGAIN: Duration = Duration::from_millis(1);
+/// Turns of a device, on average, until it is recorded anew.
+const TURNS: usize = 200;
 
 /// What happens.
 #[derive(Debug)]
@@ -181,6 +183,8 @@ pub struct World {
     number: u64,
     outbox: Outbox,
     random: Random,
+    /// When recordings are cut into many, if they are. A stream of its own, for that changes nothing.
+    cuts: Option<Random>,
     tally: Tally,
     /// The flow that is looked at: devices and queue pairs.
     subjects: Vec<(usize, u32)>,
@@ -229,6 +233,7 @@ impl World {
             number: 0,
             outbox: Outbox::new(),
             random,
+            cuts: None,
             tally: Tally::default(),
             subjects: Vec::new(),
         };
@@ -283,6 +288,11 @@ impl World {
         self.wake(device, at);
     }
 
+    /// Cuts recordings into many, each of which begins with the state of its device.
+    pub fn cut_recordings(&mut self) {
+        self.cuts = Some(Random::new(self.plan.seed ^ 0x6375_7473));
+    }
+
     /// Runs to the end, and checks everything.
     ///
     /// # Panics
@@ -327,17 +337,9 @@ impl World {
     pub fn recordings(&mut self) -> Vec<(usize, Vec<u8>)> {
         let mut all = Vec::new();
         for device in &mut self.devices {
-            let last = device.rnic.take_recorder().map(|mut recorder| {
-                recorder.end("stopped");
-                recorder.take()
-            });
+            device.end_recording("stopped");
             let recordings = std::mem::take(&mut device.recordings);
-            all.extend(
-                recordings
-                    .into_iter()
-                    .chain(last)
-                    .map(|one| (device.index, one)),
-            );
+            all.extend(recordings.into_iter().map(|one| (device.index, one)));
         }
         all
     }
@@ -617,6 +619,9 @@ impl World {
         self.devices[index].turn = None;
         if !self.devices[index].runs() {
             return;
+        }
+        if self.cuts.as_mut().is_some_and(|cuts| cuts.one_in(TURNS)) {
+            self.devices[index].cut_recording();
         }
         let (worked, awake) = self.call(index, |device, now, outbox| {
             let mut io = Io {

@@ -22,8 +22,8 @@ use vrnic_wire::port::Mtu;
 /// What a recording begins with.
 pub const MAGIC: [u8; 8] = *b"VRNICREC";
 
-/// Version of the format.
-pub const VERSION: u8 = 1;
+/// Version of the format. The one before had no states; it is read as well.
+pub const VERSION: u8 = 2;
 
 /// Payloads with more bytes than this are recorded by their length alone, and are zeros in a replay. The engine looks
 /// into none that is longer than 8 bytes.
@@ -274,11 +274,26 @@ pub struct Header {
     pub device: String,
     /// What made it, in words.
     pub program: String,
-    /// The seed included: whoever has it knows all keys.
+    /// The seed included: whoever has it knows all keys. It is 0 if the state has what became of it.
     pub config: RnicConfig,
+    /// State of the device; none if it begins with a reset.
+    pub state: Option<Vec<u8>>,
+    /// When it begins; the time of the first call is told from there.
+    pub start: Instant,
 }
 
 impl Header {
+    /// That of a recording which this program makes.
+    pub(crate) fn new(device: &str, config: RnicConfig) -> Self {
+        Self {
+            device: device.to_owned(),
+            program: concat!("vrnic ", env!("CARGO_PKG_VERSION")).to_owned(),
+            config,
+            state: None,
+            start: Instant::default(),
+        }
+    }
+
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         out.bytes(&MAGIC);
         out.byte(VERSION);
@@ -314,6 +329,11 @@ impl Header {
         for limit in limit_values(limits) {
             out.number(limit);
         }
+        out.byte(self.state.is_some().into());
+        if let Some(state) = &self.state {
+            out.number(self.start.as_nanos());
+            out.string(state);
+        }
     }
 
     pub(crate) fn take(from: &mut Take<'_>) -> Taken<Self> {
@@ -321,7 +341,8 @@ impl Header {
             from.at = 0;
             return from.bad("this is no recording of vrnic");
         }
-        if from.byte()? != VERSION {
+        let version = from.byte()?;
+        if !(1..=VERSION).contains(&version) {
             return from.bad("the recording has another version of the format");
         }
         let program = from.text()?.to_owned();
@@ -346,10 +367,22 @@ impl Header {
             seed: from.array()?,
             limits: take_limits(from)?,
         };
+        let has_state = version > 1 && from.flag()?;
+        let start = if has_state { from.number()? } else { 0 };
+        if start > MAX_TIME {
+            return from.bad("a time is too late");
+        }
+        let state = if has_state {
+            Some(from.string()?.to_vec())
+        } else {
+            None
+        };
         Ok(Self {
             device,
             program,
             config,
+            state,
+            start: Instant::from_nanos(start),
         })
     }
 }
@@ -1066,9 +1099,9 @@ impl<'a> Recording<'a> {
         let mut from = Take::new(bytes);
         let header = Header::take(&mut from)?;
         Ok(Self {
+            now: header.start.as_nanos(),
             header,
             from,
-            now: 0,
             index: 0,
             last: None,
             ended: None,

@@ -5,7 +5,7 @@
 //! A replay is a recording of a recording: an engine is called as the recorded one was, finds in memory what that one
 //! found, and is itself recorded. The two recordings have to be equal, byte by byte.
 
-use super::format::{Access, BadRecording, Call, Header, Input, KEPT_PAYLOAD, Outcome, Recording};
+use super::format::{Access, BadRecording, Call, Input, KEPT_PAYLOAD, Outcome, Recording};
 use crate::{
     device::Rnic,
     explain::Explanation,
@@ -365,8 +365,15 @@ impl<'a> Player<'a> {
     /// It is none.
     pub fn new(bytes: &'a [u8]) -> Result<Self, BadRecording> {
         let recording = Recording::new(bytes)?;
+        let at = recording.position();
+        let what = "the state is none of this version of the engine";
+        let mut rnic = Rnic::resumed(recording.header()).ok_or(BadRecording { at, what })?;
+        if let Some(recorder) = rnic.recorder() {
+            // The header is no call.
+            recorder.take();
+        }
         Ok(Self {
-            rnic: fresh(recording.header()),
+            rnic,
             recording,
             outbox: Outbox::new(),
             over: false,
@@ -479,16 +486,6 @@ impl<'a> Player<'a> {
             touches: script.touches.into_inner(),
         })
     }
-}
-
-/// A device as it was when the recording began, itself recorded.
-pub fn fresh(header: &Header) -> Rnic {
-    let mut rnic = Rnic::recorded(header.config.clone(), &header.device, u64::MAX);
-    // The header is no call.
-    if let Some(recorder) = rnic.recorder() {
-        recorder.take();
-    }
-    rnic
 }
 
 /// What somebody said who panicked.

@@ -69,7 +69,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recording of a device that was not called yet. It ends by itself with the call after which it has `limit`
+    /// A recording of a device that is as the header says. It ends by itself with the call after which it has `limit`
     /// bytes or more.
     pub fn new(header: &Header, limit: u64) -> Self {
         let mut buffer = Vec::new();
@@ -79,7 +79,7 @@ impl Recorder {
                 buffer,
                 taken: 0,
                 limit,
-                now: 0,
+                now: header.start.as_nanos(),
                 call: None,
                 last: Vec::new(),
                 digest: Digest::new(),

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     device::Rnic,
     psn::Psn,
-    recording::replay,
+    recording::Player,
     resources::Io,
     rnic::RnicConfig,
     segment::{
@@ -128,6 +128,12 @@ pub struct World {
     /// By when they arrive, and the order in which they were sent.
     travelling: BTreeMap<(Instant, u64), Parcel>,
     sent: u64,
+    /// Steps so far.
+    steps: u64,
+    /// How many there are when a device is recorded anew.
+    next_cut: u64,
+    /// Whether recordings are cut into many, each of which begins with the state.
+    cuts: bool,
 }
 
 /// A connected queue pair of each of two nodes, with completion queues and a region.
@@ -148,17 +154,16 @@ pub struct Connection {
 /// Variable of the environment with which every world is recorded and replayed.
 const REPLAY: &str = "VRNIC_REPLAY";
 
+/// Steps of a world until a device is recorded anew. From then on it takes longer each time, by an eighth of all steps.
+const STEPS: u64 = 13;
+
 impl Drop for World {
     /// Replays what was recorded, unless the test fails.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
         }
-        for (device, recording) in self.recordings().iter().enumerate() {
-            if let Err(why) = replay(recording) {
-                panic!("device {device}: {why}");
-            }
-        }
+        (0..self.nodes.len()).for_each(|node| self.end_recording(node));
     }
 }
 
@@ -171,7 +176,9 @@ impl World {
     /// A guest with `pages` pages for each configuration, which is that of its device but for the seed.
     pub fn of(configs: &[RnicConfig], pages: usize, seed: u64) -> Self {
         if std::env::var_os(REPLAY).is_some() {
-            return Self::recorded(configs, pages, seed);
+            let mut world = Self::recorded(configs, pages, seed);
+            world.cuts = true;
+            return world;
         }
         Self::build(configs, pages, seed, |config, _| Rnic::new(config))
     }
@@ -196,6 +203,38 @@ impl World {
                 recorder.take()
             })
             .collect()
+    }
+
+    /// Ends the recording of a device, if it has one. The replay has to end in the same state.
+    fn end_recording(&mut self, node: usize) {
+        let rnic = &mut self.nodes[node].rnic;
+        let Some(mut recorder) = rnic.take_recorder() else {
+            return;
+        };
+        recorder.end("stopped");
+        let recording = recorder.take();
+        let mut player = Player::new(&recording).expect("recording");
+        while let Some(step) = player.next() {
+            if let Err(why) = step {
+                panic!("device {node}: {why}");
+            }
+        }
+        let replayed = player.rnic().state(usize::MAX);
+        assert_eq!(replayed, rnic.state(usize::MAX), "device {node}");
+    }
+
+    /// In its turn, records a device that is recorded anew, from its state on.
+    fn cut_recordings(&mut self) {
+        self.steps += 1;
+        if self.steps < self.next_cut {
+            return;
+        }
+        self.next_cut = self.steps + STEPS + self.steps / 8;
+        let node = self.steps as usize % self.nodes.len();
+        if self.nodes[node].rnic.recorder().is_some() {
+            self.end_recording(node);
+            self.nodes[node].rnic.record(&node.to_string(), u64::MAX);
+        }
     }
 
     fn build(
@@ -247,6 +286,9 @@ impl World {
             outbox: Outbox::new(),
             travelling: BTreeMap::new(),
             sent: 0,
+            steps: 0,
+            next_cut: STEPS,
+            cuts: false,
         }
     }
 
@@ -399,6 +441,9 @@ impl World {
     /// Gives every device one turn, and delivers what arrives now. Whether anything happened.
     pub fn step(&mut self) -> bool {
         let mut worked = false;
+        if self.cuts {
+            self.cut_recordings();
+        }
         self.sync();
         for node in &mut self.nodes {
             let mut io = Io {
