@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-# On both fabrics the devices of two VMs are recorded while programs run between them. The recordings replay to the same
-# outputs, keep the rules of the standard, and tell what happened. A panic of an engine is in its recording, and replays.
+# On both fabrics the devices of two VMs are recorded while programs run between them: one from its reset on, one from a
+# moment on at which it is busy. The recordings replay to the same outputs, keep the rules of the standard, and tell what
+# happened. A panic of an engine is in its recording, and replays.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
@@ -12,20 +13,29 @@
 
 replay() { "$(dirname "$VRNICCTL")/vrnic-replay" "$@"; }
 
-# rebind VM: has its driver reset the device.
+# rebind VM [COMMAND …]: has its driver reset the device, and runs the command while there is no driver.
 rebind() {
-	local virtio
-	virtio=$(bound "$1")
-	driver "$1" unbind "$virtio"
-	driver "$1" bind "$virtio"
-	active "$1"
+	local vm=$1 virtio
+	virtio=$(bound "$vm")
+	driver "$vm" unbind "$virtio"
+	shift
+	"$@"
+	driver "$vm" bind "$virtio"
+	active "$vm"
 }
 
-for vm in a b; do
-	vrnicctl record start -d $vm "$LAB_DIR/$vm.vrnic" | found ' waiting for the driver ' || fail "it does not wait"
-	if vrnicctl record start -d $vm "$LAB_DIR/two.vrnic" 2>/dev/null; then fail "two recordings of one device"; fi
-	rebind $vm
-done
+# waits VM FILE: starts a recording that waits for the driver.
+waits() {
+	vrnicctl record start -d "$1" "$LAB_DIR/$2" | found ' waiting for the driver ' || fail "it does not wait"
+	if vrnicctl record start -d "$1" "$LAB_DIR/two.vrnic" 2>/dev/null; then fail "two recordings of one device"; fi
+}
+
+rebind b waits b b.vrnic
+on -t 120 a sh -c "vrnic-stress --device $DEV --seconds 5" &
+load=$!
+sleep 2
+vrnicctl record start -d a "$LAB_DIR/a.vrnic" | found ' recording ' || fail "it does not begin"
+wait $load || fail "the program that is recorded fails"
 [ "$(vrnicctl record list | grep -c ' recording ')" = 2 ] || fail "two devices are not recorded"
 perf a b ib_write_bw -s 9000 -n 200
 perf a b ib_send_bw -s 100 -n 200
@@ -52,13 +62,11 @@ grep -q 'fault armed: lost-ack' "$LAB_DIR/timeline-b" || fail "no fault in the t
 # A driver's reset ends a recording as well.
 vrnicctl record start -d b "$LAB_DIR/reset.vrnic"
 rebind b
-rebind b
 vrnicctl record list | found 'ended: the driver reset the device' || fail "the reset does not end the recording"
 replay "$LAB_DIR/reset.vrnic" | found 'equal to the recording' || fail "the recording up to the reset does not replay"
 
 # A panic leaves a recording that panics.
-vrnicctl record start -d a "$LAB_DIR/panic.vrnic"
-rebind a
+rebind a waits a panic.vrnic
 perf a b ib_write_bw -s 9000 -n 20
 vrnicctl fault add -d a engine-panic
 panicked() { vrnicctl record list | found ' ended: .*panic.vrnic'; }

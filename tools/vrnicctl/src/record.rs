@@ -16,9 +16,9 @@ use crate::table::print;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Record a device, starting with the next reset by its driver: when the driver is loaded or bound, or the guest
-    /// boots. The recording continues after this command exits, until the following reset. It contains the device's
-    /// keys and the content of the guest's rings, so protect it like the guest itself.
+    /// Record a device, starting at once, or as soon as it has a driver. The recording continues after this command
+    /// exits, until the driver resets the device. It contains the device's keys and the content of the guest's rings,
+    /// so protect it like the guest itself.
     Start {
         /// File to write; an existing file is overwritten. Only you can read it afterwards.
         file: PathBuf,

@@ -234,13 +234,21 @@ impl Device {
         }
     }
 
-    /// Records the device from the next reset by its driver on.
+    /// Records the device from now on; if it has no driver, from when it has one.
     ///
     /// # Errors
     /// Another recording waits or runs.
-    pub fn set_tape(&mut self, tape: Tape) -> Result<(), String> {
+    pub fn set_tape(&mut self, mut tape: Tape) -> Result<(), String> {
         if self.tape.as_ref().is_some_and(|tape| !tape.is_over()) {
             return Err(format!("device {:?} has a recording already", self.name));
+        }
+        let rnic = self
+            .session
+            .as_mut()
+            .and_then(|session| session.rnic.as_mut());
+        if let Some(rnic) = rnic {
+            info!(device = %self.name, "recording begins");
+            rnic.record(&self.name, tape.begin());
         }
         self.tape = Some(tape);
         Ok(())

@@ -75,7 +75,7 @@ struct Progress {
     ended: Mutex<Option<String>>,
 }
 
-/// A recording that waits for its device's next reset, runs or is over.
+/// A recording that waits for the driver of its device, runs or is over.
 #[derive(Debug)]
 pub struct Tape {
     file: String,
@@ -127,7 +127,7 @@ impl Tape {
         })
     }
 
-    /// Whether the device's next reset begins it.
+    /// Whether it waits for the driver of its device.
     pub fn waits(&self) -> bool {
         !self.runs && self.sender.is_some()
     }

@@ -351,10 +351,9 @@ fn recording_state(client: &mut Client) -> String {
 }
 
 #[test]
-fn a_recording_begins_with_a_reset_and_replays() {
+fn a_recording_begins_with_the_driver_or_at_once_and_replays() {
     let daemon = Daemon::start();
     let mut client = client(&daemon);
-    let mut driver = Driver::start(daemon.connect("a"));
     assert!(client.recordings().unwrap().is_empty());
     let path = daemon.directory.path().join("recording");
     let file = File::create(&path).unwrap();
@@ -365,7 +364,7 @@ fn a_recording_begins_with_a_reset_and_replays() {
     let again = client.start_recording("a", "recording", None, file.as_fd());
     let error = again.unwrap_err().to_string();
     assert!(error.contains("has a recording already"), "{error}");
-    driver.bring_up();
+    let mut driver = Driver::start(daemon.connect("a"));
     driver.works();
     assert_eq!(recording_state(&mut client), "recording");
     let stopped = client.stop_recording("a").unwrap();
@@ -373,7 +372,15 @@ fn a_recording_begins_with_a_reset_and_replays() {
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(bytes.len() as u64, stopped.bytes);
     assert!(replay(&bytes).unwrap() > 2);
+    // What the driver did before is in the state.
+    let file = File::create(&path).unwrap();
+    let started = client.start_recording("a", "recording", None, file.as_fd());
+    assert_eq!(started.unwrap().state, "recording");
     driver.works();
+    client.stop_recording("a").unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(Recording::new(&bytes).unwrap().header().state.is_some());
+    assert!(replay(&bytes).unwrap() > 0);
     let error = client.stop_recording("b").unwrap_err().to_string();
     assert!(error.contains("has no recording"), "{error}");
 }
@@ -412,7 +419,6 @@ fn a_recording_goes_where_its_client_may_write_and_nowhere_else() {
 fn a_recording_is_whole_when_the_daemon_stops() {
     let mut daemon = Daemon::start();
     let mut client = client(&daemon);
-    let mut driver = Driver::start(daemon.connect("a"));
     // A reader who is late: the pipe is full until the daemon is told to stop.
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     client
@@ -425,7 +431,7 @@ fn a_recording_is_whole_when_the_daemon_stops() {
     }
     fcntl_setfl(&writer, OFlags::empty()).unwrap();
     drop(writer);
-    driver.bring_up();
+    let mut driver = Driver::start(daemon.connect("a"));
     driver.works();
     daemon.signal(Signal::TERM);
     std::thread::sleep(std::time::Duration::from_millis(300));

@@ -2,6 +2,7 @@
 //! Every operation of a reliable connection between two guests of a real vrnicd, on both fabrics, and of two that
 //! exchange packets over UDP, every byte checked. Needs neither QEMU nor a kernel module.
 
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
@@ -313,14 +314,14 @@ fn what_guests_do_meanwhile_is_recorded_and_replays() {
         daemon.connect(1).unwrap();
         let mut client = Client::connect(&daemon.control()).unwrap();
         let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
-        for (name, file) in ["0", "1"].into_iter().zip(&files) {
-            let waits = client
-                .start_recording(name, name, None, file.as_fd())
-                .unwrap();
-            assert_eq!(waits.state, "waiting for the driver");
-        }
+        let mut start = |name, file: &File| {
+            let started = client.start_recording(name, name, None, file.as_fd());
+            started.unwrap().state
+        };
+        assert_eq!(start("0", &files[0]), "waiting for the driver");
         let mut ends = pair::start(&mut daemon, 0, 1 << 20, 4096).unwrap();
         pair::connect(&mut ends, 8, 64).unwrap();
+        assert_eq!(start("1", &files[1]), "recording");
         for (operation, bytes) in [
             (Operation::Write, 2),
             (Operation::Send, 100),

@@ -247,7 +247,7 @@ impl Client {
         ask!(self, Request::Captures, Reply::Captures)
     }
 
-    /// Records a device from its next reset on, to an open file, which is called `name` from now on.
+    /// Records a device from now on, or from when it has a driver, to an open file, which is called `name` from now on.
     pub fn start_recording(
         &mut self,
         device: &str,

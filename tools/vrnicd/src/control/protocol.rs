@@ -148,8 +148,8 @@ pub enum Request {
     },
     /// All captures that run, and some that ran: [`Reply::Captures`].
     Captures,
-    /// Records a device from its next reset on, to the file whose descriptor comes with the request, in an `SCM_RIGHTS`
-    /// message: [`Reply::Recording`].
+    /// Records a device from now on, or from when it has a driver, to the file whose descriptor comes with the request,
+    /// in an `SCM_RIGHTS` message: [`Reply::Recording`].
     RecordStart {
         /// Name of the device.
         device: String,
@@ -608,7 +608,7 @@ pub struct Recording {
     pub device: String,
     /// The file, as whoever asked for it called it.
     pub file: String,
-    /// `waiting for the driver` to reset the device, `recording`, `ending`, or `ended: ` and why.
+    /// `waiting for the driver` of the device, `recording`, `ending`, or `ended: ` and why.
     pub state: String,
     /// Bytes in the file.
     pub bytes: u64,
