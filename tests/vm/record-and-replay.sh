@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # On both fabrics the devices of two VMs are recorded while programs run between them: one from its reset on, one from a
 # moment on at which it is busy. The recordings replay to the same outputs, keep the rules of the standard, and tell what
-# happened. A panic of an engine is in its recording, and replays.
+# happened. A panic of an engine is in its recording, and replays. A device that nobody recorded leaves its last calls.
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
 # lab: timeout=400
 # lab: vrnicd faults = true
+# lab: vrnicd crash_directory = "{lab}"
 # lab: allow-leaks
 . "$LAB_LIB"
 
@@ -80,5 +81,14 @@ replay "$LAB_DIR/small.vrnic" | found 'the engine panics, as it did' || fail "th
 vrnicctl record last -d a --failure | tail -3
 vrnicctl record last -d a --failure | tail -3 | found 'faults changed' || fail "nothing is known of the last calls"
 if vrnicctl record last -d b --failure 2>/dev/null; then fail "a failure of a device that did not fail"; fi
+
+# A device that nobody records leaves its last calls when it fails.
+perf a b ib_send_bw -s 100 -n 200
+vrnicctl fault add -d b engine-panic
+left() { vrnicctl record list | found ' ended: .*b-crash.vrnic'; }
+within 20 left || fail "no recording is left"
+replay "$(dirname "$(lab config)")/b-crash.vrnic" | tee "$LAB_DIR/replay-crash" || fail "the last calls do not replay"
+found 'the engine panics, as it did: a fault that was armed' <"$LAB_DIR/replay-crash" || fail "no panic in the last calls"
+active b
 active a
 on -t 60 a vrnic-stress --device "$DEV" --seconds 2

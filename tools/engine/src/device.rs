@@ -7,7 +7,9 @@ use crate::{
     fault::{BadSpec, Delivery, Faults, Spec},
     memory::{HostRange, Memory},
     rate::RateLimit,
-    recording::{Digest, Flight, Header, Input, Kind, Put, Recorder, put_range, put_received},
+    recording::{
+        Digest, Flight, Halves, Header, Input, Kind, Put, Recorder, put_range, put_received,
+    },
     resources::Io,
     rnic::{Engine, RnicConfig},
     segment::Segment,
@@ -29,6 +31,10 @@ pub struct Rnic {
     engine: Engine,
     recorder: Option<Box<Recorder>>,
     flight: Flight,
+    /// What the flight recorder has besides, if it can be replayed.
+    halves: Option<Box<Halves>>,
+    /// Whether the recorder is the flight recorder's.
+    flies: bool,
 }
 
 impl Deref for Rnic {
@@ -42,6 +48,7 @@ impl Deref for Rnic {
 /// Makes a call that is given guest memory, and records it if a recorder is there.
 macro_rules! call {
     ($self:ident, $io:ident, $put:expr, |$engine:ident, $inner:ident| $work:expr, $outcome:expr) => {{
+        $self.turn();
         let $engine = &mut $self.engine;
         match $self.recorder.as_deref_mut() {
             Some(recorder) if recorder.goes_on() => {
@@ -75,6 +82,8 @@ impl Rnic {
             engine: Engine::new(config),
             recorder: None,
             flight: Flight::default(),
+            halves: None,
+            flies: false,
         }
     }
 
@@ -98,6 +107,8 @@ impl Rnic {
             engine,
             recorder: Some(Box::new(Recorder::new(header, u64::MAX))),
             flight: Flight::default(),
+            halves: None,
+            flies: false,
         })
     }
 
@@ -110,6 +121,51 @@ impl Rnic {
             ..Header::new(device, self.engine.config.clone())
         };
         self.recorder = Some(Box::new(Recorder::new(&header, limit)));
+        self.flies = false;
+    }
+
+    /// Keeps the last calls for [`take_flight`](Self::take_flight) whenever the device, named `device`, is not recorded
+    /// otherwise.
+    pub fn keep_flight(&mut self, device: &str) {
+        self.halves = Some(Box::new(Halves::new(device)));
+    }
+
+    /// The recording of the last calls, which ends now because of `why`, or with the panic of the last one. `None` if
+    /// nobody wanted it, if another recording has them, or if the state was too large.
+    pub fn take_flight(&mut self, why: &str) -> Option<Vec<u8>> {
+        let halves = self.halves.take()?;
+        let mut recorder = self.recorder.take_if(|_| self.flies)?;
+        Some(halves.finish(&mut recorder, why))
+    }
+
+    /// Goes on in the other half of the flight recorder, if that is due.
+    #[inline]
+    fn turn(&mut self) {
+        let recorder = self.recorder.as_deref();
+        if self.halves.is_some() && (self.flies || recorder.is_none()) && Halves::is_due(recorder) {
+            self.turn_over();
+        }
+    }
+
+    #[cold]
+    fn turn_over(&mut self) {
+        let Some(halves) = &mut self.halves else {
+            return;
+        };
+        match &mut self.recorder {
+            None => self.recorder = halves.begin(&self.engine),
+            Some(recorder) => {
+                if !halves.turn(recorder, &self.engine) {
+                    self.recorder = None;
+                }
+            }
+        }
+        self.flies = self.recorder.is_some();
+    }
+
+    /// Does nothing, which a recording has.
+    pub(crate) fn mark(&mut self) {
+        self.plain(|| Input::Mark, |_| (), |()| true, nothing);
     }
 
     /// What the device was called with lately, oldest first, in words. Also after a panic.
@@ -117,14 +173,14 @@ impl Rnic {
         self.flight.lines()
     }
 
-    /// The recorder, if there is one.
+    /// The recorder, if there is one, but for the flight recorder.
     pub fn recorder(&mut self) -> Option<&mut Recorder> {
-        self.recorder.as_deref_mut()
+        self.recorder.as_deref_mut().filter(|_| !self.flies)
     }
 
     /// Takes the recorder away: nothing is recorded any more.
     pub fn take_recorder(&mut self) -> Option<Box<Recorder>> {
-        self.recorder.take()
+        self.recorder.take_if(|_| !self.flies)
     }
 
     /// Makes a call without guest memory, and records it if a recorder is there and `matters` says so of the result.
@@ -135,6 +191,7 @@ impl Rnic {
         matters: impl FnOnce(&R) -> bool,
         outcome: impl FnOnce(&mut Digest, &R),
     ) -> R {
+        self.turn();
         let recorder = self.recorder.as_deref_mut();
         let Some(recorder) = recorder.filter(|recorder| recorder.goes_on()) else {
             return work(&mut self.engine);
@@ -303,6 +360,7 @@ impl Rnic {
     /// The faults of the device, to arm some or to clear them. [`advance`](Self::advance) has to follow.
     pub fn faults_mut(&mut self) -> Armory<'_> {
         self.flight.note(Kind::Fault, 0, 0);
+        self.turn();
         Armory {
             faults: self.engine.faults_mut(),
             recorder: self

@@ -68,6 +68,7 @@
 //! | 32 | next explanation | |
 //! | 33 | set the rate limit | of bytes, then of requests: flag; if it is 1, how many a second |
 //! | 34 | poll | units, bytes |
+//! | 35 | mark: nothing | |
 //!
 //! `format` has the rest: how segments and faults are written. A state is in the format of the crate `postcard`; see
 //! the module `state`. The recording holds the seed of the device's keys, or the generator that they come from, and
@@ -75,6 +76,7 @@
 
 mod flight;
 mod format;
+mod halves;
 mod player;
 mod recorder;
 
@@ -85,6 +87,7 @@ pub use format::{
     ending,
 };
 pub(crate) use format::{Put, Take, put_range, put_segment, take_segment};
+pub(crate) use halves::Halves;
 pub use player::{Divergence, Failed, Output, Player, Step, Touch, panic_message, perform, replay};
 pub(crate) use recorder::Digest;
 pub use recorder::Recorder;

@@ -11,7 +11,7 @@ use vrnic_engine::{
     testing::{QpOptions, Send, World},
     time::Instant,
 };
-use vrnic_wire::work::SendOpcode;
+use vrnic_wire::{command::DestroyCq, work::SendOpcode};
 
 /// What happens on both fabrics: requests of each kind, a lost packet, and a refused one.
 fn world(segmentation: Segmentation) -> World {
@@ -389,4 +389,96 @@ fn a_state_that_never_was_harms_nobody() {
         }
     }
     assert!(read > 100, "{read}");
+}
+
+/// Fills as much of a flight recorder as the last calls of a busy device do.
+fn fill(rnic: &mut Rnic, calls: u32) {
+    (0..calls).for_each(|value| rnic.doorbell(4000, value));
+}
+
+#[test]
+fn a_panic_leaves_the_last_calls_which_replay() {
+    for rounds in 0..5 {
+        let mut world = World::pair(5);
+        world.nodes[0].rnic.take_recorder();
+        world.nodes[0].rnic.keep_flight("x");
+        let mut c = world.connect([0, 1], &QpOptions::default(), 4096, |_, _| {});
+        for wr_id in 0..rounds {
+            let send = Send::new(wr_id, SendOpcode::Write)
+                .rdma(c.mrs[1].iova, c.mrs[1].key)
+                .element(c.mrs[0].sge(0, 4096));
+            c.send(&mut world, 0, &send);
+            world.settle();
+            fill(&mut world.nodes[0].rnic, 150_000);
+        }
+        let now = world.now;
+        let fault = "engine-panic".parse().expect("fault");
+        let mut faults = world.nodes[0].rnic.faults_mut();
+        faults.arm(fault, now).expect("room");
+        catch_unwind(AssertUnwindSafe(|| world.settle())).expect_err("panic");
+        let recording = world.nodes[0].rnic.take_flight("failed");
+        let recording = recording.expect("a flight");
+        assert!(recording.len() < 5 << 20, "{}", recording.len());
+        assert!(rounds < 2 || recording.len() > 2 << 20);
+        let mut player = Player::new(&recording).expect("recording");
+        let mut last = None;
+        while let Some(step) = player.next() {
+            last = Some(step.expect("replay").0);
+        }
+        assert_eq!(last.expect("calls").outcome, Outcome::Panicked);
+        assert_eq!(player.recording().ended(), Some("failed"));
+        assert!(world.nodes[0].rnic.take_flight("again").is_none());
+    }
+}
+
+#[test]
+fn a_recording_takes_the_place_of_the_flight_recorder() {
+    let mut rnic = Rnic::new(RnicConfig::default());
+    rnic.keep_flight("x");
+    fill(&mut rnic, 10);
+    assert!(rnic.recorder().is_none() && rnic.take_recorder().is_none());
+    rnic.record("x", u64::MAX);
+    fill(&mut rnic, 10);
+    let mut recorder = rnic.take_recorder().expect("recorder");
+    assert_eq!(replay(&recorder.take()), Ok(10));
+    // The flight recorder begins anew.
+    fill(&mut rnic, 7);
+    let flight = rnic.take_flight("failed").expect("a flight");
+    assert_eq!(replay(&flight), Ok(7));
+}
+
+#[test]
+fn a_device_with_too_much_state_has_no_flight_until_it_has_less() {
+    let mut world = World::new(1, 40_000, &RnicConfig::default(), 5);
+    let mut cqs = Vec::new();
+    for _ in 0..15_000 {
+        let node = &mut world.nodes[0];
+        cqs.push(node.guest.cq(&mut node.rnic, 1, 0));
+    }
+    let state = world.nodes[0]
+        .rnic
+        .state(usize::MAX)
+        .map(|state| state.len());
+    assert!(state > Some(512 << 10), "{state:?}");
+    let rnic = &mut world.nodes[0].rnic;
+    rnic.take_recorder();
+    rnic.keep_flight("x");
+    fill(rnic, 10);
+    assert!(rnic.take_flight("failed").is_none());
+    rnic.keep_flight("x");
+    fill(rnic, 1);
+    for cq in cqs {
+        let node = &mut world.nodes[0];
+        let request = DestroyCq {
+            cqn: cq.cqn.into(),
+            ..Default::default()
+        };
+        node.guest
+            .command(&mut node.rnic, request)
+            .expect("destroy");
+    }
+    let rnic = &mut world.nodes[0].rnic;
+    fill(rnic, 1 << 16);
+    let flight = rnic.take_flight("failed").expect("a flight");
+    assert!(replay(&flight).is_ok_and(|calls| calls > 1000));
 }

@@ -55,6 +55,9 @@ pub struct Config {
     /// Permissions of the control socket, in octal digits.
     #[serde(default)]
     pub control_mode: SocketMode,
+    /// Where a device that fails leaves a recording of the last calls to its engine; absent, none is kept.
+    #[serde(default)]
+    pub crash_directory: Option<PathBuf>,
     /// For tests of containment: names of devices whose engine panics when the daemon gets SIGUSR1.
     #[serde(default)]
     pub test_panic_on_sigusr1: Vec<String>,
@@ -296,6 +299,7 @@ impl Config {
             holder: default_holder(),
             control: None,
             control_mode: SocketMode::default(),
+            crash_directory: None,
             test_panic_on_sigusr1: Vec::new(),
             test_hostile: None,
             faults: false,
@@ -349,6 +353,11 @@ impl Config {
                 macs.insert(device.mac),
                 "two devices have the MAC address {}",
                 device.mac
+            );
+            ensure!(
+                self.crash_directory.is_none() || !device.name.contains('/'),
+                "`{}` cannot be part of the name of a file in crash_directory",
+                device.name
             );
         }
         if let Some(capture) = &self.capture {
@@ -591,6 +600,8 @@ mod tests {
         assert!(error(&ONE.replace("a.sock", &"x".repeat(108))).contains("107"));
         assert!(error(&ONE.replace("\"a\"", "\"port:a\"")).contains("the switch's ports"));
         assert!(error(&format!("{ONE}{ONE}")).contains("two devices are named `a`"));
+        let slash = ONE.replace("\"a\"", "\"a/b\"");
+        assert!(error(&format!("crash_directory = \"/\"\n{slash}")).contains("`a/b` cannot"));
         assert!(error(&format!("{ONE}completion_vectors = 0")).contains("1 to 1024"));
         for gbps in ["0.0", "-1.0", "nan", "inf", "10001.0"] {
             assert!(error(&format!("{ONE}tx_gbps = {gbps}")).contains("0.001 to 10000"));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use tracing::{debug, info, info_span, warn};
@@ -62,6 +62,9 @@ pub fn run(config: &Config) -> Result<()> {
         .map(|(index, settings)| {
             let mtu = network.path_mtu(index);
             let mut device = Device::new(index, settings, heaviest, mtu, waker.clone());
+            if let Some(directory) = &config.crash_directory {
+                device.set_crash_directory(directory);
+            }
             if let Some(hostile) = &config.test_hostile
                 && hostile.devices.contains(&settings.name)
             {
@@ -96,6 +99,13 @@ pub fn run(config: &Config) -> Result<()> {
         captures.add(center.start(settings.choice(), file, &name)?);
     }
 
+    if let Some(directory) = &config.crash_directory {
+        let name = directory.display();
+        ensure!(
+            directory.is_dir(),
+            "crash_directory = {name}: no such directory"
+        );
+    }
     let mut front_ends = Vec::new();
     let inspector = Arc::new(Inspector::new(waker.clone()));
     if let Some(path) = &config.control {

@@ -8,9 +8,11 @@ pub mod hostile;
 mod session;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::fault::{Armory, Direction as Way};
@@ -35,7 +37,7 @@ use crate::control::answer::explanation;
 use crate::fabric::{Refused, RoceEnd};
 use crate::guest_memory::{DeviceMemory, RegionTable, Syncer};
 use crate::network::Network;
-use crate::recording::Tape;
+use crate::recording::{Tape, create_private};
 use crate::virtio::mailbox::{Mailbox, Request};
 use crate::virtio::queue::{BadQueue, Virtqueue};
 use crate::virtio::{Activation, DeviceSpec};
@@ -93,6 +95,8 @@ pub struct Device {
     tape: Option<Tape>,
     /// What the engine that failed last was called with before; drivers that come later do not change it.
     flown: Option<Vec<String>>,
+    /// Where it leaves a recording of its last calls when it fails.
+    crash_directory: Option<PathBuf>,
     /// Whether a fault has pulled it out of its slot.
     removed: bool,
     /// Its ill will, if it has any.
@@ -155,6 +159,7 @@ impl Device {
             syncer,
             tape: None,
             flown: None,
+            crash_directory: None,
             removed: false,
             hostile: None,
             record: Record::new(EXPLANATIONS),
@@ -167,6 +172,11 @@ impl Device {
     pub fn set_hostile(&mut self, settings: &hostile::Settings) {
         warn!(device = %self.name, seed = settings.seed, one_in = settings.one_in, "hostile");
         self.hostile = Some(Hostile::new(settings));
+    }
+
+    /// Has it leave a recording of its last calls in that directory when it fails.
+    pub fn set_crash_directory(&mut self, directory: &Path) {
+        self.crash_directory = Some(directory.to_owned());
     }
 
     /// Name in logs.
@@ -764,6 +774,9 @@ impl Device {
             }
             None => Rnic::new(config),
         };
+        if self.crash_directory.is_some() {
+            rnic.keep_flight(&self.name);
+        }
         rnic.set_link(self.link);
         if self.rate_limit != RateLimit::default() {
             rnic.set_rate_limit(self.rate_limit);
@@ -823,7 +836,13 @@ impl Device {
     fn fail(&mut self, shared: &mut Shared, cause: Cause) {
         if let Some(rnic) = self.rnic() {
             let flown = rnic.flight().collect();
+            let flight = rnic.take_flight(cause.text());
             self.flown = Some(flown);
+            if let Some(flight) = flight
+                && let Err(error) = self.leave(flight, cause.text())
+            {
+                warn!(device = %self.name, "no recording is left: {error:#}");
+            }
         }
         self.drop_rnic(cause.text());
         shared.regions.release(self.index);
@@ -850,6 +869,21 @@ impl Device {
             }
         }
         session.notifier.needs_reset();
+    }
+
+    /// Leaves a recording of the calls that led to a failure.
+    fn leave(&mut self, flight: Vec<u8>, why: &str) -> Result<()> {
+        let Some(directory) = &self.crash_directory else {
+            return Ok(());
+        };
+        let path = directory.join(format!("{}-crash.vrnic", self.name));
+        let name = path.display().to_string();
+        let file = create_private(&path).with_context(|| format!("cannot write {name}"))?;
+        let mut tape = Tape::new(file, &name, u64::MAX)?;
+        tape.hold(flight, why);
+        warn!(device = %self.name, file = name, "a recording of the last calls is left");
+        self.tape = Some(tape);
+        Ok(())
     }
 
     /// Keeps what the engine has to tell of what went wrong, and logs it.

@@ -167,6 +167,16 @@ impl Tape {
         !over
     }
 
+    /// Passes on a whole recording, which is all that comes.
+    pub fn hold(&mut self, recording: Vec<u8>, why: &str) {
+        self.runs = true;
+        if let Some(sender) = &self.sender {
+            // There is room for the first.
+            let _ = sender.try_send(recording);
+        }
+        self.end(why);
+    }
+
     /// Nothing more comes.
     pub fn end(&mut self, why: &str) {
         if self.sender.take().is_some() {

@@ -15,6 +15,7 @@ use common::daemon::{Daemon, Driver, QUERY_DEVICE};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
+use vrnic_engine::Cause;
 use vrnic_engine::recording::{Recording, replay};
 use vrnic_wire::command::Status;
 use vrnicd::capture::Choice;
@@ -463,6 +464,14 @@ fn what_led_to_a_failure_is_known_after_the_driver_came_back() {
     };
     assert_eq!(commands(client.flight("a", true).unwrap()), 3);
     assert!(client.flight("a", false).unwrap().is_empty());
+    let left = client.stop_recording("a").unwrap();
+    assert_eq!(
+        left.state,
+        format!("ended: {}", Cause::InternalFault.text())
+    );
+    let bytes = std::fs::read(daemon.directory.path().join("a-crash.vrnic")).unwrap();
+    assert_eq!(bytes.len() as u64, left.bytes);
+    assert!(replay(&bytes).unwrap() >= 3);
     // A driver resets a device that failed at once.
     for _ in 0..2 {
         driver.bring_up();

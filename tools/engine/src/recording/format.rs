@@ -102,6 +102,7 @@ pub(crate) mod tag {
     pub(crate) const EXPLANATION: u8 = 32;
     pub(crate) const SET_RATE_LIMIT: u8 = 33;
     pub(crate) const BOUNDED_POLL: u8 = 34;
+    pub(crate) const MARK: u8 = 35;
     pub(crate) const REPEAT: u8 = 64;
     pub(crate) const OVER: u8 = 65;
 }
@@ -921,6 +922,8 @@ pub enum Input {
     TakeDelivery,
     /// [`next_explanation`](crate::Rnic::next_explanation).
     Explanation,
+    /// Nothing: a half of a flight recorder ends.
+    Mark,
 }
 
 /// A call of the engine.
@@ -1040,6 +1043,7 @@ impl Input {
             }
             Self::TakeDelivery => out.byte(tag::TAKE_DELIVERY),
             Self::Explanation => out.byte(tag::EXPLANATION),
+            Self::Mark => out.byte(tag::MARK),
         }
     }
 
@@ -1070,6 +1074,7 @@ impl Input {
             tag::SYNCED => Self::Synced(from.flag()?),
             tag::TAKE_DELIVERY => Self::TakeDelivery,
             tag::EXPLANATION => Self::Explanation,
+            tag::MARK => Self::Mark,
             _ => return from.bad("there is no such call"),
         })
     }

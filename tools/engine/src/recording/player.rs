@@ -344,6 +344,7 @@ pub fn perform<M: Memory>(rnic: &mut Rnic, input: &Input, io: &mut Io<'_, M>) ->
             rnic.take_delivery();
         }
         Input::Explanation => return Output::Explanation(rnic.next_explanation()),
+        Input::Mark => rnic.mark(),
     }
     Output::Nothing
 }

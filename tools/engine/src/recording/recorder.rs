@@ -98,6 +98,22 @@ impl Recorder {
         std::mem::take(&mut log.buffer)
     }
 
+    /// Exchanges what nobody took yet for an empty vector, whose memory is used from now on.
+    pub(crate) fn swap(&mut self, other: &mut Vec<u8>) {
+        other.clear();
+        std::mem::swap(&mut self.log.get_mut().buffer, other);
+    }
+
+    /// When the last call was made.
+    pub(crate) fn now(&self) -> Instant {
+        Instant::from_nanos(self.log.borrow().now)
+    }
+
+    /// Whether the last call did not return.
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.log.borrow().call.is_some()
+    }
+
     /// Bytes that nobody took yet.
     pub fn waiting(&self) -> usize {
         self.log.borrow().buffer.len()
