@@ -2,10 +2,7 @@
 
 //! The process that a verb runs for, as people know it.
 
-use kernel::{
-    current,
-    prelude::*, //
-};
+use kernel::current;
 
 use crate::bindings;
 

@@ -2,6 +2,8 @@
 
 //! Tests of what is known of processes.
 
+use kernel::prelude::*;
+
 use super::*;
 
 #[kunit_tests(rdma_process)]

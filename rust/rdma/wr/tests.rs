@@ -84,10 +84,11 @@ mod cases {
         // SAFETY: All members of the union are plain words.
         *unsafe { crate::compat::member_mut(&mut first.__bindgen_anon_1.wr_id) } = 77;
 
+        let head = &raw mut first;
         let posted = Posted::new();
         // SAFETY: The list is as long as its requests say, and does not change. The count that is
         // negative is refused.
-        let mut list = unsafe { ReceiveRequests::new(&first, Poster::new(), &posted) };
+        let mut list = unsafe { ReceiveRequests::new(head, Poster::new(), &posted) };
         let request = list.next().ok_or(ENOENT)??;
         assert_eq!(request.elements.len(), 2);
         assert_eq!(request.elements[1].address(), 0x1000);
@@ -95,7 +96,8 @@ mod cases {
         let request = request.post();
         assert_eq!((request.wr_id, request.is_receive), (77, true));
         // Whoever waited for it has freed it.
-        first.next = ptr::null_mut();
+        // SAFETY: It is valid, and nobody looks at it.
+        unsafe { (*head).next = ptr::null_mut() };
 
         assert!(list.next().ok_or(ENOENT)?.is_err());
         assert!(list.next().is_none());

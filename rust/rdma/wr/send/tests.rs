@@ -275,7 +275,8 @@ mod cases {
         // SAFETY: All members of the union are plain words.
         *unsafe { crate::compat::member_mut(&mut first.wr.__bindgen_anon_1.wr_id) } = 1;
 
-        let head: *const bindings::ib_send_wr = (&raw const first).cast();
+        let changing: *mut bindings::ib_send_wr = (&raw mut first).cast();
+        let head = changing.cast_const();
         let (posted, poster) = (Posted::new(), Poster::new());
         let new = |list| {
             // SAFETY: None, or a list of requests as their operations demand them, which does not
@@ -296,7 +297,8 @@ mod cases {
         assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
         assert_eq!(request.post().wr_id, 1);
         // Whoever waited for it has freed it.
-        first.wr.next = null_mut();
+        // SAFETY: It is valid, and nobody looks at it.
+        unsafe { (*changing).next = null_mut() };
         let behind = &raw const second;
         assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), behind));
 
