@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # The series as a test: it is made, applies to the pristine kernel, and builds without a warning with INFINIBAND as a
-# module and built in. What has passed once is not built again before something changes.
+# module and built in. What has passed once, in any tree, is not built again before something changes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tools/series/lib.sh
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.."
 bash tools/series/series.sh
 inputs=$({ echo "$KERNEL"; /usr/bin/rustc --version; cat "$BUILT/make" "$CONFIG" tools/series/{build.sh,config} \
 	build/series/0*.patch | grep -vE '^(From|Date|Subject): '; } | sha256sum)
-passed=build/series/passed
+passed=${VRNIC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vrnic}/series-passed
 if [ "$(cat "$passed" 2>/dev/null)" = "$inputs" ]; then
 	echo "built before, without a change since"
 	exit
