@@ -14,8 +14,9 @@ import json, sys
 cases = json.load(open(sys.argv[1]))
 def verdict(case):
     # On the debug kernel, Linux's target of iSER complains of itself, as tests/vm/iser.sh says.
-    own = case["profile"] == "iser" and "check_sync" in (case["kernel"] or "")
-    return "recovered" if own and case["client"] == {"exited": 0} else case["verdict"]
+    own = case["profile"] == "iser" and case["verdict"] == "kernel-report" and "check_sync" in case["kernel"]
+    damaged = case["client"] != {"exited": 0} or case["leak"] or case["wrong_data"] or case["lost_device"]
+    return "recovered" if own and not damaged else case["verdict"]
 verdicts = {(case["profile"], case["fault"] is not None): verdict(case) for case in cases}
 for workload in sys.argv[2:]:
     without, lost = verdicts[workload, False], verdicts[workload, True]

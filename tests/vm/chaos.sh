@@ -49,8 +49,10 @@ grep -q '"device": "rxe"' "$out/report.json" || fail "the report does not name t
 # What the lab does with programs has nothing to do with the fabric.
 [ "$FABRIC" = local ] || exit 0
 
-# Somebody's own programs. No fault fires there, as nobody sends. A crash, damaged data, a kernel that complains, and
-# nothing: under the first, second, third and fourth fault.
+# Somebody's own programs. No fault fires there, as nobody sends.
+chaos --fault 'drop type=rc' -- true --- true || fail "programs that do nothing fail"
+judged drop=not-reached
+# A crash, damaged data, a kernel that complains, and nothing: under the first, second, third and fourth fault.
 misbehaves='echo x >>/tmp/runs; case $(wc -l </tmp/runs) in 2) kill -SEGV $$ ;; 3) echo "byte 7 differs at the end" ;; 4) echo "BUG: not really" >/dev/kmsg ;; esac'
 chaos --fault 'drop type=rc' --fault 'delay type=rc' --fault 'duplicate type=rc' --fault 'mute type=rc' --seconds 5 --wrong-data 'differs at' -- true --- "$misbehaves" &&
 	fail "programs that misbehave do not fail the run"
