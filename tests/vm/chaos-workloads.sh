@@ -2,6 +2,7 @@
 # Workloads of `vrnic-lab chaos` beyond those that tests/vm/chaos.sh uses: each works without a fault, and recovers from a
 # lost packet. It boots a lab of its own.
 # lab: crowd
+# lab: needs CONFIG_NVME_TARGET_RDMA=m
 # lab: timeout=900
 # lab: long
 . "$LAB_LIB"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # iSCSI over RDMA (iSER) works. One VM exports a RAM disk and the other has a file system on it. The data survive a
 # target that goes away under load, and a logout.
+# lab: needs CONFIG_INFINIBAND_ISERT=m
 # lab: timeout=600
 # lab: fabric=local
 # lab: fabric=roce

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # NFS over RDMA works. One VM exports a directory, and the other writes files there and reads them back, also when the
 # RNIC of either VM is removed under load and comes back.
+# lab: needs CONFIG_SUNRPC_XPRT_RDMA=m
 # lab: timeout=600
 # lab: fabric=local
 # lab: fabric=roce

@@ -2,6 +2,7 @@
 # NVMe over Fabrics works. One VM exports a RAM disk and the other has a file system on it. The data survive a reset
 # of the controller and a target that goes away, both under load, and a disconnect. Either RNIC can be removed while
 # it is in use.
+# lab: needs CONFIG_NVME_TARGET_RDMA=m
 # lab: timeout=600
 # lab: fabric=roce
 # lab: fabric=local

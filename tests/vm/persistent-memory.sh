@@ -4,6 +4,7 @@
 # lab: fabric=local
 # lab: fabric=roce
 # lab: one-fabric
+# lab: needs CONFIG_BLK_DEV_PMEM=m
 # lab: nvdimm=64
 # lab: timeout=240
 # lab: vrnicd faults = true

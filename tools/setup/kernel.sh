@@ -4,8 +4,8 @@
 #
 #   stock   Debian's own, see stock.sh
 #   lab     of the same source, tinyconfig plus kernel.config: KUnit, failing allocations, and other checks that cost little
-#   debug   lab, and kernel-debug.config, which needs clang
-#   races   lab, and kernel-races.config
+#   debug   lab, kernel-storage.config, and kernel-debug.config, which needs clang
+#   races   lab, kernel-storage.config, and kernel-races.config
 #
 # A user's own configured and built tree is used as it is: KDIR=. In build/kernel/NAME, where NAME is one of these or
 # `own`, `tree` becomes a link to the tree that modules are built with, and `make` runs make in it with the compilers that
@@ -112,7 +112,7 @@ kernel_record() {
 }
 
 setup_kernel() {
-	local name=${VRNIC_KERNEL:-stock} lab=$SETUP_DIR/kernel.config
+	local name=${VRNIC_KERNEL:-stock} lab=$SETUP_DIR/kernel.config storage=$SETUP_DIR/kernel-storage.config
 	[ -z "${KDIR:-}" ] || name=own
 	case $name in
 	own) kernel_own ;;
@@ -124,8 +124,8 @@ setup_kernel() {
 	own) kernel_own_compilers ;;
 	stock) setup_stock ;;
 	lab) kernel_lab gcc "$lab" ;;
-	debug) kernel_lab clang-19 "$lab" "$SETUP_DIR/kernel-debug.config" ;;
-	races) kernel_lab gcc "$lab" "$SETUP_DIR/kernel-races.config" ;;
+	debug) kernel_lab clang-19 "$lab" "$storage" "$SETUP_DIR/kernel-debug.config" ;;
+	races) kernel_lab gcc "$lab" "$storage" "$SETUP_DIR/kernel-races.config" ;;
 	esac
 	kernel_record "$name"
 }

@@ -758,8 +758,9 @@ fn vm_tests(
         };
         // A test must pass on either kernel, and on either fabric: one run on each is enough.
         let usual = script.lacks(&settings.kernel).is_none();
+        let only_usual = usual && script.lacks(&special.kernel).is_some();
         runs.extend(fabrics.iter().enumerate().map(|(number, &fabric)| {
-            let settings = if usual && number == 0 {
+            let settings = if only_usual || (usual && number == 0) {
                 settings
             } else {
                 &special
