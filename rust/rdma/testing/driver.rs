@@ -145,13 +145,12 @@ fn dialogue<B>(user: Option<User<'_, TestDriver, u64, B>>) -> (Option<u64>, u64)
 
 fn receive(call: &Call<'_, TestDriver>, requests: &mut ReceiveRequests<'_>) -> Result {
     let mut count = 0;
-    for request in requests {
-        let request = request?;
+    requests.try_for_each(|request| {
         count += 1;
         call.data()
             .note(Asked::Receive(count, request.post().wr_id));
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The keys of a region with that number.

@@ -21,13 +21,20 @@ use crate::{
 };
 
 /// A request to receive (`struct ib_recv_wr`).
+///
+/// As with a [request to send](super::SendRequest), what is known of it goes when it is posted.
 pub struct ReceiveRequest<'a> {
     posting: Posting<'a, bindings::ib_recv_wr>,
-    /// Where the payload goes.
-    pub elements: &'a [Sge],
+    elements: &'a [Sge],
 }
 
 impl ReceiveRequest<'_> {
+    /// Where the payload goes.
+    #[inline]
+    pub fn elements(&self) -> &[Sge] {
+        self.elements
+    }
+
     /// The request is posted, and with it those before: its user waits for it to complete.
     pub fn post(self) -> Continuation {
         self.posting.post()
@@ -38,7 +45,7 @@ impl ReceiveRequest<'_> {
 ///
 /// # Invariants
 ///
-/// `next` is null or the rest of a list that stays as it is during `'a`.
+/// `next` is null or the rest of a list as [`new`](Self::new) demands it, none of it posted.
 pub struct ReceiveRequests<'a> {
     next: *const bindings::ib_recv_wr,
     /// Where in the list that is.
@@ -54,7 +61,8 @@ impl<'a> ReceiveRequests<'a> {
     ///
     /// # Safety
     ///
-    /// `list` must be null or a list of requests to `poster` that stay as they are during `'a`.
+    /// `list` must be null or a list of requests to `poster` that stay as they are during `'a`,
+    /// each until it or one behind it is posted.
     pub(crate) unsafe fn new(
         list: *const bindings::ib_recv_wr,
         poster: Poster,
@@ -83,14 +91,14 @@ impl<'a> ReceiveRequests<'a> {
         // SAFETY: Guaranteed by the caller.
         unsafe { answer(self.list, self.posted, result, bad) }
     }
-}
 
-impl<'a> Iterator for ReceiveRequests<'a> {
-    type Item = Result<ReceiveRequest<'a>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: Null or valid, by the type invariant.
-        let wr = unsafe { self.next.as_ref::<'a>() }?;
+    /// Takes the next request. There is only one at a time, because a request that is posted takes
+    /// those before it with it. One that is wrong in itself is `EINVAL`.
+    #[expect(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<Result<ReceiveRequest<'_>>> {
+        // SAFETY: Null or valid, by the type invariant, until it is posted. That takes what is
+        // returned here, and so does what comes after it.
+        let wr = unsafe { self.next.as_ref() }?;
 
         let index = self.index;
         (self.next, self.index) = (wr.next, index + 1);
@@ -110,5 +118,12 @@ impl<'a> Iterator for ReceiveRequests<'a> {
             },
             elements,
         }))
+    }
+    /// Calls `post` with one request after the other, until an error.
+    pub fn try_for_each(&mut self, mut post: impl FnMut(ReceiveRequest<'_>) -> Result) -> Result {
+        while let Some(request) = self.next() {
+            post(request?)?;
+        }
+        Ok(())
     }
 }

@@ -139,14 +139,14 @@ pub enum Operation<'a, T: Operations> {
 }
 
 /// A request to send (`struct ib_send_wr`).
+///
+/// Its user may free what it refers to as soon as it is posted. So what a driver learns of it is
+/// borrowed from the request, which [`post`](Self::post) takes.
 pub struct SendRequest<'a, T: Operations> {
     posting: Posting<'a, bindings::ib_send_wr>,
-    /// How it is done.
-    pub flags: SendFlags,
-    /// Where the payload is, or where what is read goes.
-    pub elements: &'a [Sge],
-    /// What it does.
-    pub operation: Operation<'a, T>,
+    flags: SendFlags,
+    elements: &'a [Sge],
+    operation: Operation<'a, T>,
 }
 
 impl<'a, T: Operations> SendRequest<'a, T> {
@@ -155,7 +155,7 @@ impl<'a, T: Operations> SendRequest<'a, T> {
     /// # Safety
     ///
     /// `wr` must be a request to a queue pair of type `ty` of a device of `T`, inside the larger
-    /// structure that its operation has, and stay as it is during `'a`.
+    /// structure that its operation has, and stay as it is as long as what is returned.
     unsafe fn from_raw(
         wr: &'a bindings::ib_send_wr,
         ty: Type,
@@ -268,6 +268,24 @@ impl<'a, T: Operations> SendRequest<'a, T> {
         })
     }
 
+    /// How it is done.
+    #[inline]
+    pub fn flags(&self) -> SendFlags {
+        self.flags
+    }
+
+    /// Where the payload is, or where what is read goes.
+    #[inline]
+    pub fn elements(&self) -> &[Sge] {
+        self.elements
+    }
+
+    /// What it does.
+    #[inline]
+    pub fn operation(&self) -> &Operation<'_, T> {
+        &self.operation
+    }
+
     /// The request is posted, and with it those before: its user waits for it to complete.
     pub fn post(self) -> Continuation {
         self.posting.post()
@@ -278,7 +296,7 @@ impl<'a, T: Operations> SendRequest<'a, T> {
 ///
 /// # Invariants
 ///
-/// `next` is null or the rest of a list as [`new`](Self::new) demands it.
+/// `next` is null or the rest of a list as [`new`](Self::new) demands it, none of it posted.
 pub struct SendRequests<'a, T: Operations> {
     next: *const bindings::ib_send_wr,
     /// Where in the list that is.
@@ -296,7 +314,7 @@ impl<'a, T: Operations> SendRequests<'a, T> {
     /// # Safety
     ///
     /// `list` must be null or a list of requests to a queue pair of type `ty` of a device of `T`,
-    /// the `poster`, which stay as they are during `'a`.
+    /// the `poster`, which stay as they are during `'a`, each until it or one behind it is posted.
     pub(crate) unsafe fn new(
         list: *const bindings::ib_send_wr,
         ty: Type,
@@ -327,19 +345,30 @@ impl<'a, T: Operations> SendRequests<'a, T> {
         // SAFETY: Guaranteed by the caller.
         unsafe { answer(self.list, self.posted, result, bad) }
     }
-}
 
-impl<'a, T: Operations> Iterator for SendRequests<'a, T> {
-    type Item = Result<SendRequest<'a, T>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
+    /// Takes the next request. There is only one at a time, because a request that is posted takes
+    /// those before it with it.
+    ///
+    /// A request of an operation that has no name here is `EOPNOTSUPP`; one that is wrong in
+    /// itself, `EINVAL`.
+    #[expect(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<Result<SendRequest<'_, T>>> {
         // SAFETY: Null or valid, by the type invariant.
         let wr = unsafe { self.next.as_ref() }?;
 
         let index = self.index;
         (self.next, self.index) = (wr.next, index + 1);
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant, until it is posted. That takes what is returned here, and
+        // so does what comes after it.
         Some(unsafe { SendRequest::from_raw(wr, self.ty, self.poster, index, self.posted) })
+    }
+
+    /// Calls `post` with one request after the other, until an error.
+    pub fn try_for_each(&mut self, mut post: impl FnMut(SendRequest<'_, T>) -> Result) -> Result {
+        while let Some(request) = self.next() {
+            post(request?)?;
+        }
+        Ok(())
     }
 }
 

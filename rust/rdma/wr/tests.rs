@@ -86,13 +86,13 @@ mod cases {
 
         let head = &raw mut first;
         let posted = Posted::new();
-        // SAFETY: The list is as long as its requests say, and does not change. The count that is
-        // negative is refused.
+        // SAFETY: The list is as long as its requests say, and nothing changes that is not posted.
+        // The count that is negative is refused.
         let mut list = unsafe { ReceiveRequests::new(head, Poster::new(), &posted) };
         let request = list.next().ok_or(ENOENT)??;
-        assert_eq!(request.elements.len(), 2);
-        assert_eq!(request.elements[1].address(), 0x1000);
-        assert_eq!(request.elements[1].lkey(), 5);
+        assert_eq!(request.elements().len(), 2);
+        assert_eq!(request.elements()[1].address(), 0x1000);
+        assert_eq!(request.elements()[1].lkey(), 5);
         let request = request.post();
         assert_eq!((request.wr_id, request.is_receive), (77, true));
         // Whoever waited for it has freed it.

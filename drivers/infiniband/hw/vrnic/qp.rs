@@ -508,10 +508,9 @@ impl QueuePair for Qp {
         let before = ring.producer();
 
         let result = requests.try_for_each(|request| {
-            let request = request?;
             let (entry, name) = ring.next_entry()?;
             wqe::write_send(memory, entry, name, &request, qp.capabilities.max_send_sge)?;
-            let signaled = qp.signal_all || request.flags.contains(SendFlag::Signaled);
+            let signaled = qp.signal_all || request.flags().contains(SendFlag::Signaled);
             ring.advance(request.post(), signaled);
             Ok(())
         });
@@ -541,7 +540,6 @@ impl QueuePair for Qp {
         let before = ring.producer();
 
         let result = requests.try_for_each(|request| {
-            let request = request?;
             let (entry, name) = ring.next_entry()?;
             wqe::write_receive(memory, entry, name, &request, qp.capabilities.max_recv_sge)?;
             ring.advance(request.post(), true);

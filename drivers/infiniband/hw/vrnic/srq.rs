@@ -270,7 +270,6 @@ impl SharedReceiveQueue for Srq {
         let mut ring = receives.ring.lock();
 
         let result = requests.try_for_each(|request| {
-            let request = request?;
             let (entry, name) = ring.next_entry()?;
             wqe::write_receive(memory, entry, name, &request, srq.max_sge)?;
             ring.advance(request.post());

@@ -50,17 +50,18 @@ pub(crate) fn write_send(
     request: &SendRequest<'_, Vrnic>,
     max_sge: u32,
 ) -> Result {
+    let given = request.flags();
     let mut flags = 0;
     for (flag, wire) in [
         (SendFlag::Fence, send_flags::FENCE),
         (SendFlag::Signaled, send_flags::SIGNALED),
         (SendFlag::Solicited, send_flags::SOLICITED),
     ] {
-        if request.flags.contains(flag) {
+        if given.contains(flag) {
             flags |= wire;
         }
     }
-    if request.flags.contains(SendFlag::Inline) || request.flags.contains(SendFlag::IpChecksum) {
+    if given.contains(SendFlag::Inline) || given.contains(SendFlag::IpChecksum) {
         return Err(EINVAL);
     }
 
@@ -69,11 +70,11 @@ pub(crate) fn write_send(
         immediate,
         pkey_index,
         target,
-    } = encode(&request.operation)?;
+    } = encode(request.operation())?;
     let header = SendHeader {
         opcode: opcode.raw(),
         flags,
-        num_sge: count(request.elements, max_sge)?.into(),
+        num_sge: count(request.elements(), max_sge)?.into(),
         wr_id: name.to_wire().into(),
         immediate: immediate.into(),
         pkey_index: pkey_index.into(),
@@ -81,7 +82,7 @@ pub(crate) fn write_send(
     };
     memory.write(at, header.as_bytes())?;
     memory.write(at + TARGET_OFFSET, &target)?;
-    write_elements(memory, at + SEND_DATA_OFFSET, request.elements)
+    write_elements(memory, at + SEND_DATA_OFFSET, request.elements())
 }
 
 /// Writes a receive entry at `at` for the request `name`. `EINVAL` if it has more than `max_sge`
@@ -95,11 +96,11 @@ pub(crate) fn write_receive(
 ) -> Result {
     let header = ReceiveHeader {
         wr_id: name.to_wire().into(),
-        num_sge: count(request.elements, max_sge)?.into(),
+        num_sge: count(request.elements(), max_sge)?.into(),
         ..Default::default()
     };
     memory.write(at, header.as_bytes())?;
-    write_elements(memory, at + RECEIVE_DATA_OFFSET, request.elements)
+    write_elements(memory, at + RECEIVE_DATA_OFFSET, request.elements())
 }
 
 /// Number of elements, which must not exceed `max_sge`.
@@ -336,8 +337,7 @@ mod tests {
     #[test]
     fn what_the_device_does_not_do_is_refused() -> Result {
         with_memory(|memory| {
-            let mut inline = request(Operation::Send);
-            inline.flags |= SendFlag::Inline;
+            let inline = rdma::testing::send_request(SendFlag::Inline.into(), Operation::Send);
             assert_eq!(write_send(memory, 0, NAME, &inline, 1), Err(EINVAL));
 
             // The entry must lie in the memory.

@@ -133,14 +133,13 @@ impl QueuePair for Object {
         requests: &mut SendRequests<'_, TestDriver>,
     ) -> Result {
         let mut count = 0;
-        for request in requests {
-            let request = request?;
+        requests.try_for_each(|request| {
             count += 1;
             let request = request.post();
             call.data().note(Asked::Send(count, request.wr_id));
             call.data().posted.lock().push_within_capacity(request)?;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn post_recv(

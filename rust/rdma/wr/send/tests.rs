@@ -41,18 +41,17 @@ mod cases {
         wr
     }
 
-    /// Takes the first request of a list.
+    /// Takes a request that nobody posts.
     ///
     /// # Safety
     ///
-    /// As for [`SendRequests::new`].
+    /// As for [`SendRequest::from_raw`], and `wr` must be valid.
     unsafe fn first<'a>(
         wr: *const bindings::ib_send_wr,
         ty: Type,
     ) -> Result<SendRequest<'a, TestDriver>> {
         // SAFETY: Guaranteed by the caller.
-        let mut list = unsafe { SendRequests::new(wr, ty, Poster::new(), &NOWHERE.0) };
-        list.next().ok_or(ENOENT)?
+        unsafe { SendRequest::from_raw(&*wr, ty, Poster::new(), 0, &NOWHERE.0) }
     }
 
     /// The operation of a request that carries nothing but what every request has.
@@ -279,8 +278,8 @@ mod cases {
         let head = changing.cast_const();
         let (posted, poster) = (Posted::new(), Poster::new());
         let new = |list| {
-            // SAFETY: None, or a list of requests as their operations demand them, which does not
-            // change.
+            // SAFETY: None, or a list of requests as their operations demand them, of which nothing
+            // changes that is not posted.
             unsafe { SendRequests::<TestDriver>::new(list, RC, poster, &posted) }
         };
         let mut list = new(head);
