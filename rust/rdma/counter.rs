@@ -159,6 +159,10 @@ pub(crate) fn bind_in(
         return bind(*id);
     }
     let number = create()?;
+    if number == 0 {
+        // Then nobody could ever destroy them.
+        return Err(EIO);
+    }
     bind(number).inspect_err(|_| destroy(number))?;
     *id = number;
     Ok(())

@@ -210,7 +210,8 @@ pub trait Operations: Sized + Send + Sync + 'static {
     /// [`Unsupported`](crate::Unsupported).
     type Pager: Pager;
 
-    /// Value of `enum rdma_driver_id`.
+    /// Value of `enum rdma_driver_id`. A driver in C that casts the devices that have its number
+    /// has that for itself.
     const DRIVER_ID: u32;
     /// Version of the driver's user ABI, from 1.
     const ABI_VERSION: u32;
@@ -585,6 +586,13 @@ impl<T: Operations> Drop for UnregisteredDevice<T> {
     }
 }
 
+/// Whether the core can make the name of a device of `name`, which it uses as a format
+/// (`assign_name`).
+fn is_name(name: &CStr) -> bool {
+    let mut directives = name.to_bytes().split(|&byte| byte == b'%').skip(1);
+    directives.next().is_none_or(|rest| rest.starts_with(b"d")) && directives.next().is_none()
+}
+
 /// A registered device.
 ///
 /// On drop the device is unregistered, which destroys all objects of all users, even of processes
@@ -598,9 +606,11 @@ pub struct Registration<'a, T: Operations> {
 }
 
 impl<'a, T: Operations> Registration<'a, T> {
-    /// Registers a device as `name`, in which `%d` stands for the first free number.
+    /// Registers a device as `name`, in which `%d` stands for the first free number. `EINVAL` for
+    /// another `%` in the name.
     ///
-    /// It becomes a child of `parent`, which accesses memory on its behalf.
+    /// It becomes a child of `parent`, which accesses memory on its behalf, in pieces of any
+    /// length (`dma_set_max_seg_size`).
     ///
     /// # Safety
     ///
@@ -615,6 +625,9 @@ impl<'a, T: Operations> Registration<'a, T> {
     where
         Error: From<E>,
     {
+        if !is_name(name) {
+            return Err(EINVAL);
+        }
         let raw = device.as_raw();
         // SAFETY: The device is valid.
         let mapper = unsafe { Mapper::new(raw, parent) }?;

@@ -306,8 +306,8 @@ pub trait NamedObject: sealed::FromObject {
     const KIND: Kind;
 }
 
-macro_rules! named_object {
-    ($($name:ident<$object:ident>: $kind:ident,)*) => {
+macro_rules! from_object {
+    ($($name:ident<$object:ident>,)*) => {
         $(
             impl<O: crate::$object> sealed::FromObject for $name<O> {
                 unsafe fn from_object<'a>(object: *mut c_void) -> &'a Self {
@@ -315,7 +315,31 @@ macro_rules! named_object {
                     unsafe { Self::from_raw(object.cast()) }
                 }
             }
+        )*
+    };
+}
 
+from_object! {
+    Pd<ProtectionDomain>,
+    Cq<CompletionQueue>,
+    Srq<SharedReceiveQueue>,
+    Ah<AddressHandle>,
+    Mr<MemoryRegion>,
+    Mw<MemoryWindow>,
+    Dm<DmBuffer>,
+}
+
+impl<O: crate::QueuePair> sealed::FromObject for Qp<O> {
+    unsafe fn from_object<'a>(object: *mut c_void) -> &'a Self {
+        // SAFETY: Guaranteed by the caller. A target that was opened by its number is an object of
+        // the core's own, which keeps that of the driver.
+        unsafe { Self::from_raw((*object.cast::<bindings::ib_qp>()).real_qp) }
+    }
+}
+
+macro_rules! named_object {
+    ($($name:ident<$object:ident>: $kind:ident,)*) => {
+        $(
             impl<T, O> NamedObject for $name<O>
             where
                 T: Operations<$object = O>,

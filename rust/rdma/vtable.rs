@@ -112,10 +112,27 @@ impl<T: Operations> VTable<T> {
         has_all
     };
 
+    /// The number of the driver, which is none of those whose drivers look devices up by it and
+    /// take them for their own (`ib_device_get_by_netdev`).
+    const DRIVER_ID: u32 = {
+        assert!(
+            !matches!(
+                T::DRIVER_ID,
+                bindings::rdma_driver_id_RDMA_DRIVER_IRDMA
+                    | bindings::rdma_driver_id_RDMA_DRIVER_HNS
+                    | bindings::rdma_driver_id_RDMA_DRIVER_USNIC
+                    | bindings::rdma_driver_id_RDMA_DRIVER_RXE
+                    | bindings::rdma_driver_id_RDMA_DRIVER_SIW
+            ),
+            "another driver would take the device for its own"
+        );
+        T::DRIVER_ID
+    };
+
     /// The table; `ib_set_device_ops` copies what is in it.
     pub(crate) const OPS: bindings::ib_device_ops = bindings::ib_device_ops {
         owner: this_module::<T::OwnerModule>().as_ptr(),
-        driver_id: T::DRIVER_ID,
+        driver_id: Self::DRIVER_ID,
         uverbs_abi_ver: T::ABI_VERSION,
         // Bit 1 is `uverbs_robust_udata`: every verb goes through `Request` and `Response`.
         _bitfield_1: bindings::__BindgenBitfieldUnit::new([0b10]),
@@ -447,6 +464,10 @@ impl<T: Operations> VTable<T> {
                 let mut attributes = T::query_device(call)?;
                 if !T::Pager::IS_SUPPORTED {
                     attributes.on_demand_paging = OnDemandPaging::default();
+                }
+                if Self::HAS_KERNEL && !attributes.serves_kernel(T::MemoryRegion::HAS_ALLOCATE_FAST)
+                {
+                    return Err(EIO);
                 }
                 attributes.write(blank(attr));
                 if (*device).local_dma_lkey != 0 {

@@ -123,6 +123,10 @@ mod cases {
         let refused = counter::bind_in(&mut id, || Err(ENOSPC), |_| Ok(()), |_| gone = 6);
         assert_eq!((refused, id, gone), (Err(ENOSPC), 0, 5));
 
+        // 0 is none.
+        let refused = counter::bind_in(&mut id, || Ok(0), |_| Ok(()), |_| gone = 6);
+        assert_eq!((refused, id, gone), (Err(EIO), 0, 5));
+
         // Others have these.
         id = 7;
         let refused = counter::bind_in(&mut id, || Ok(8), |_| Err(EBUSY), |_| gone = 6);

@@ -134,11 +134,11 @@ pub struct DeviceAttr {
     pub max_qp: u32,
     /// Work requests that a queue of a queue pair holds.
     pub max_qp_wr: u32,
-    /// Scatter/gather elements of a send.
+    /// Scatter/gather elements of a send; not 0 if the kernel uses the device.
     pub max_send_sge: u32,
     /// Scatter/gather elements of a receive.
     pub max_recv_sge: u32,
-    /// Scatter/gather elements of an RDMA read.
+    /// Scatter/gather elements of an RDMA read; not 0 if the kernel uses the device.
     pub max_sge_rd: u32,
     /// Completion queues.
     pub max_cq: u32,
@@ -162,7 +162,7 @@ pub struct DeviceAttr {
     pub max_multicast_attachments: u32,
     /// Memory regions.
     pub max_mr: u32,
-    /// Pages of a fast registration.
+    /// Pages of a fast registration; not 0 if there is one.
     pub max_fast_registration_pages: u32,
     /// Memory windows.
     pub max_mw: u32,
@@ -193,6 +193,13 @@ pub struct DeviceAttr {
 }
 
 impl DeviceAttr {
+    /// Whether the limits are such that users in the kernel can divide by them (`rdma_rw_ctx_init`).
+    pub(crate) fn serves_kernel(&self, registers_fast: bool) -> bool {
+        self.max_send_sge != 0
+            && self.max_sge_rd != 0
+            && !(registers_fast && self.max_fast_registration_pages == 0)
+    }
+
     /// Writes into a zeroed C structure.
     pub(crate) fn write(&self, raw: &mut bindings::ib_device_attr) {
         raw.fw_ver = self.firmware_version;

@@ -7,6 +7,7 @@ use crate::testing::prelude::*;
 #[kunit_tests(rdma_device)]
 mod cases {
     use super::*;
+    use crate::device::Operations;
 
     #[test]
     fn a_device_is_what_its_driver_says() -> Result {
@@ -32,6 +33,38 @@ mod cases {
                 | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_RECV;
             assert_eq!(raw.uverbs_cmd_mask & posts, posts);
             assert!(raw.ops.counter_bind_qp.is_some() && raw.ops.post_srq_recv.is_some());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_name_is_no_format() {
+        for name in [c"rdma0", c"rdma%d", c"%d", c"a%d-rdma"] {
+            assert!(crate::device::is_name(name));
+        }
+        for name in [c"%s", c"rdma%", c"rdma%d%d", c"rdma%%", c"%d%s", c"%5d"] {
+            assert!(!crate::device::is_name(name));
+        }
+    }
+
+    #[test]
+    fn the_kernel_divides_by_limits() -> Result {
+        with_device(|device, _| {
+            // SAFETY: The device is registered.
+            let attributes = unsafe { device.with(|call| TestDriver::query_device(call)) }?;
+            assert!(attributes.serves_kernel(true));
+            for change in [
+                |attributes: &mut DeviceAttr| attributes.max_send_sge = 0,
+                |attributes: &mut DeviceAttr| attributes.max_sge_rd = 0,
+                |attributes: &mut DeviceAttr| attributes.max_fast_registration_pages = 0,
+            ] {
+                let mut other = attributes;
+                change(&mut other);
+                assert!(!other.serves_kernel(true));
+            }
+            let mut other = attributes;
+            other.max_fast_registration_pages = 0;
+            assert!(other.serves_kernel(false));
             Ok(())
         })
     }

@@ -12,6 +12,7 @@ mod cases {
             Object,
             TestDriver, //
         },
+        objects::Pair,
         process::{
             ProcessMemory,
             UserCall, //
@@ -151,6 +152,31 @@ mod cases {
             assert_eq!(named.as_raw(), pd);
             // SAFETY: Nobody uses it any more.
             to_result(unsafe { bindings::ib_dealloc_pd_user(pd, ptr::null_mut()) })
+        })
+    }
+
+    #[test]
+    fn a_queue_pair_that_was_opened_is_that_of_the_driver() -> Result {
+        const PAIR: Attribute = Attribute::object::<Qp<Object>>(2);
+
+        crate::testing::driver::with_device(|device, _| {
+            let mut pair = Pair::new(device)?;
+            // What the core makes for a process that opens a target by its number.
+            let mut opened = bindings::ib_qp {
+                real_qp: pair.as_raw(),
+                ..Default::default()
+            };
+            let memory = ProcessMemory::new(1)?;
+            let mut call = UserCall::new(&memory, 0, ptr::null_mut())?;
+            let mut handle = bindings::ib_uobject {
+                object: (&raw mut opened).cast(),
+                ..Default::default()
+            };
+            call.set_object(PAIR.id.into(), &mut handle);
+            let given = attributes(&mut call, &[&PAIR]);
+            let named = given.named::<Qp<Object>>(&PAIR)?.ok_or(ENOENT)?;
+            assert_eq!(named.number(), pair.number());
+            pair.end(device)
         })
     }
 
