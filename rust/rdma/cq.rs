@@ -5,7 +5,9 @@
 use core::ptr::NonNull;
 
 use kernel::{
+    bits::bit_u32,
     error::from_result,
+    impl_flags,
     prelude::*,
     sync::atomic::{
         Atomic,
@@ -46,6 +48,32 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
+impl_flags!(
+    /// What a completion queue is like (`enum ib_uverbs_ex_create_cq_flags`).
+    #[derive(Debug, Clone, Default, Copy, PartialEq, Eq)]
+    pub struct CqFlags(u32);
+
+    /// A property of a completion queue.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum CqFlag {
+        /// Completions have time stamps.
+        Timestamps = bit_u32(0),
+        /// The user sees to it that the queue does not overrun, and the device need not look.
+        IgnoreOverrun = bit_u32(1),
+    }
+);
+
+impl CqFlags {
+    /// Takes over flags of C; a flag that has no name here is refused with `EOPNOTSUPP`. The core
+    /// passes on whatever a process says.
+    fn from_raw(raw: u32) -> Result<Self> {
+        if raw & !0b11 != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        Ok(Self(raw))
+    }
+}
+
 /// What the user of a new completion queue asks for (`struct ib_cq_init_attr`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct CqInitAttr {
@@ -53,8 +81,8 @@ pub struct CqInitAttr {
     pub entries: u32,
     /// Completion vector, less than the device has.
     pub vector: u32,
-    /// Flags (`enum ib_uverbs_ex_create_cq_flags`); the core passes only those it knows.
-    pub flags: u32,
+    /// What the queue is like.
+    pub flags: CqFlags,
 }
 
 /// A new completion queue.
@@ -206,7 +234,7 @@ unsafe fn attributes(
     Ok(CqInitAttr {
         entries: attr.cqe,
         vector: attr.comp_vector,
-        flags: attr.flags,
+        flags: CqFlags::from_raw(attr.flags)?,
     })
 }
 
@@ -219,7 +247,7 @@ unsafe fn attributes(
 unsafe fn finish<T: Operations, R: Response>(
     call: &Call<'_, T>,
     cq: *mut bindings::ib_cq,
-    vector: u32,
+    attributes: &CqInitAttr,
     room: Room<bindings::ib_cq>,
     new: NewCq<impl PinInit<T::CompletionQueue>, R>,
     udata: Option<&Udata<'_>>,
@@ -229,10 +257,13 @@ unsafe fn finish<T: Operations, R: Response>(
         let notice = Notice::new(udata.is_some());
         let (place, listing) = room.assign(new.number, NonNull::new_unchecked(cq), notice);
         Cq::construct(cq, place, new.init);
-        (*cq).comp_vector = vector;
+        (*cq).comp_vector = attributes.vector;
         (*cq).cqe = c_int::try_from(new.entries).unwrap_or(c_int::MAX);
 
-        respond(udata, &new.response)
+        (new.entries >= attributes.entries)
+            .then_some(())
+            .ok_or(EIO)
+            .and_then(|()| respond(udata, &new.response))
             .and_then(|()| listing.publish())
             .inspect_err(|_| end(cq, call))
     }
@@ -280,7 +311,7 @@ pub(crate) unsafe extern "C" fn create_user_callback<T: Operations>(
             let user = udata.user_with_buffer::<T, _>(call, BufferOf::CompletionQueue)?;
             let new = T::CompletionQueue::create_user(call, &attributes, user)?;
 
-            finish(call, cq, attributes.vector, room, new, Some(&udata))?;
+            finish(call, cq, &attributes, room, new, Some(&udata))?;
             Ok(0)
         })
     })
@@ -304,7 +335,7 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             let room = call.dispatcher().cq_room(attributes.vector)?;
             let new = T::CompletionQueue::create(call, &attributes)?;
 
-            finish(call, cq, attributes.vector, room, new, None)?;
+            finish(call, cq, &attributes, room, new, None)?;
             Ok(0)
         })
     })

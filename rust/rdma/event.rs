@@ -28,14 +28,18 @@ pub(crate) use completion::Notice;
 pub(crate) use poster::{
     Completes,
     InUse,
-    Poster, //
+    Poster,
+    WorkQueue, //
 };
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-pub(crate) use table::Named;
 pub(crate) use table::{
     Entry,
     Place,
     Room, //
+};
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+pub(crate) use {
+    poster::Order,
+    table::Named, //
 };
 
 use table::{

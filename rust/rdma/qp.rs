@@ -47,7 +47,6 @@ use crate::{
         BufferOf, //
     },
     wr::{
-        Posted,
         ReceiveRequests,
         SendRequests, //
     },
@@ -154,6 +153,15 @@ pub struct QpCap {
 }
 
 impl QpCap {
+    /// Whether a queue pair of these sizes has what `asked` wants, receives only if it `receives` by
+    /// a queue of its own.
+    fn holds(&self, asked: &Self, receives: bool) -> bool {
+        self.max_send_wr >= asked.max_send_wr
+            && self.max_send_sge >= asked.max_send_sge
+            && (!receives
+                || self.max_recv_wr >= asked.max_recv_wr && self.max_recv_sge >= asked.max_recv_sge)
+    }
+
     /// Takes over the sizes of C.
     fn from_raw(raw: &bindings::ib_qp_cap) -> Self {
         Self {
@@ -280,9 +288,9 @@ pub trait QueuePair: Send + Sync + Sized + 'static {
 
     /// Posts sends in the order in which `requests` yields them. May not sleep.
     ///
-    /// A request is posted when its [continuation](crate::wr::Continuation) is taken; on an error
-    /// all those after it were not. A process gets here too (verb POST_SEND), also without any
-    /// request.
+    /// What a request is posted with is its [`post`](crate::wr::SendRequest::post). Requests that
+    /// were not posted are refused: on an error the user is told so, and `Ok` becomes `EIO`. A
+    /// process gets here too (verb POST_SEND), also without any request.
     fn post_send(
         _qp: &Qp<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -451,7 +459,10 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
             if let Some(srq) = attributes.srq {
                 srq.place().begin_use();
             }
+            let receives = receives && attributes.srq.is_none();
+            let holds = new.capabilities.holds(&attributes.capabilities, receives);
             check_number(new.number)
+                .and_then(|()| holds.then_some(()).ok_or(EIO))
                 .and_then(|()| respond(udata.as_ref(), &new.response))
                 .and_then(|()| listing.publish())
                 .inspect_err(|_| end(qp, call))?;
@@ -638,9 +649,11 @@ pub(crate) unsafe extern "C" fn post_send_callback<T: Operations>(
     from_result(|| unsafe {
         device.with(|call| {
             // Processes post to queue pairs of the driver's own types without the kernel.
-            let ty = Type::try_from(ty).map_err(|_| EOPNOTSUPP)?;
-            let posted = Posted::new();
-            let mut requests = SendRequests::new(wr, ty, this.place.poster(), &posted);
+            let ty = Type::try_from(ty).map_err(|_| {
+                *bad = wr;
+                EOPNOTSUPP
+            })?;
+            let mut requests = SendRequests::new(wr, ty, this.place.send_queue());
             let result = T::QueuePair::post_send(this, call, &mut requests);
             requests.answer(result, bad)
         })
@@ -667,8 +680,7 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
     from_result(|| unsafe {
         device.with(|call| {
-            let posted = Posted::new();
-            let mut requests = ReceiveRequests::new(wr, this.place.poster(), &posted);
+            let mut requests = ReceiveRequests::new(wr, this.place.recv_queue());
             let result = T::QueuePair::post_recv(this, call, &mut requests);
             requests.answer(result, bad)
         })

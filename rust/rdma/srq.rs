@@ -41,7 +41,6 @@ use crate::{
         BufferOf, //
     },
     wr::{
-        Posted,
         ReceiveRequests, //
     },
     xrc::{
@@ -185,8 +184,8 @@ pub trait SharedReceiveQueue: Send + Sync + Sized + 'static {
 
     /// Posts receives in the order in which `requests` yields them. May not sleep.
     ///
-    /// A request is posted when its [continuation](crate::wr::Continuation) is taken; on an error
-    /// all those after it were not. Without this method there are no queues of the kernel.
+    /// What is posted is said as for [sends](crate::QueuePair::post_send). Without this method there
+    /// are no queues of the kernel.
     fn post_recv(
         _srq: &Srq<Self>,
         _call: &Call<'_, Self::Driver>,
@@ -276,7 +275,12 @@ pub(crate) unsafe extern "C" fn create_callback<T: Operations>(
                 let xrc = &mut (*srq).ext.__bindgen_anon_1.xrc;
                 crate::compat::member_mut(xrc).srq_num = new.number;
             }
-            respond(udata.as_ref(), &new.response)
+            let holds = new.attributes.max_wr >= attributes.max_wr
+                && new.attributes.max_sge >= attributes.max_sge;
+            holds
+                .then_some(())
+                .ok_or(EIO)
+                .and_then(|()| respond(udata.as_ref(), &new.response))
                 .and_then(|()| listing.publish())
                 .inspect_err(|_| end(srq, call))?;
             Ok(0)
@@ -399,8 +403,7 @@ pub(crate) unsafe extern "C" fn post_recv_callback<T: Operations>(
     // SAFETY: Verbs run only while the device is registered; the list is valid during the call.
     from_result(|| unsafe {
         device.with(|call| {
-            let posted = Posted::new();
-            let mut requests = ReceiveRequests::new(wr, Srq::place(this).poster(), &posted);
+            let mut requests = ReceiveRequests::new(wr, Srq::place(this).queue());
             Srq::place(this).begin_use();
             let result = T::SharedReceiveQueue::post_recv(this, call, &mut requests);
             requests.answer(result, bad)

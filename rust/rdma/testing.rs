@@ -49,15 +49,18 @@ pub fn continuation(wr_id: u64) -> Continuation {
         wr_id,
         poster: Poster::new(),
         is_receive: false,
+        position: 0,
+        length: u64::MAX,
     }
 }
 
-/// A request to send that nobody made, for tests of drivers: it must not be posted.
-pub fn send_request<T: Operations>(
+/// Calls `test` with a request to send that nobody waits for, for tests of drivers.
+pub fn with_send_request<T: Operations, R>(
     flags: SendFlags,
-    operation: Operation<'static, T>,
-) -> SendRequest<'static, T> {
-    SendRequest::for_test(flags, operation)
+    operation: Operation<'_, T>,
+    test: impl FnOnce(&SendRequest<'_, T>) -> R,
+) -> Result<R> {
+    SendRequest::with_test(flags, operation, test)
 }
 
 /// What the poster of a request calls it.

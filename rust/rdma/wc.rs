@@ -270,11 +270,14 @@ impl<'a> Completions<'a> {
         self.taken == self.room
     }
 
-    /// Hands a completion of a request to the poller.
+    /// Hands a completion of a request to the poller. A receive that succeeded with more bytes than
+    /// its elements have is told as a local length error.
     ///
     /// If that cannot be, the request comes back: when there is no room, when the queue pair is
-    /// gone or was reset (then the verbs demand that the completion is dropped), or when such a
-    /// request was not posted to that queue pair, or does not complete in this queue.
+    /// gone or was reset (then the verbs demand that the completion is dropped), when such a
+    /// request was not posted to that queue pair, or does not complete in this queue, or when one
+    /// that was posted after it to the same queue has completed. A shared receive queue has no
+    /// order.
     pub fn push(
         &mut self,
         request: Continuation,
@@ -291,9 +294,23 @@ impl<'a> Completions<'a> {
         let Some(qp) = found else {
             return Err(request);
         };
-        if !qp.completes(request.poster, is_receive, self.cq) {
+        if !qp.complete(&request, self.cq) {
             return Err(request);
         }
+        // Users believe in the length of a message that was received.
+        let overrun = completion.status == Status::Success
+            && completion.opcode == Opcode::Receive
+            && u64::from(completion.byte_length) > request.length;
+        let completion = match overrun {
+            false => completion,
+            true => &Completion {
+                status: Status::LocalLength,
+                byte_length: 0,
+                extra: None,
+                source: None,
+                ..*completion
+            },
+        };
         // SAFETY: There is room, by the check above and the type invariant.
         completion.write(request.wr_id, &qp, unsafe {
             blank(self.slots.add(self.taken))

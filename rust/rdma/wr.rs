@@ -15,9 +15,6 @@ mod send;
 mod tests;
 
 pub use posting::Continuation;
-pub(crate) use posting::Posted;
-#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-pub(crate) use posting::NOWHERE;
 pub use receive::{
     ReceiveRequest,
     ReceiveRequests, //

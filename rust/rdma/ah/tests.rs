@@ -37,16 +37,19 @@ mod cases {
             // SAFETY: All members of the union are plain words.
             *unsafe { crate::compat::member_mut(&mut wr.wr.ex.imm_data) } =
                 u32::from_ne_bytes([1, 2, 3, 4]);
-            for (ty, opcode, with) in [
+            // Processes leave the P_Key index as it was allocated.
+            for (ty, opcode, with, index) in [
                 (
                     qp::Type::UnreliableDatagram,
                     bindings::ib_wr_opcode_IB_WR_SEND,
                     None,
+                    0,
                 ),
                 (
                     qp::Type::Gsi,
                     bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM,
                     Some(0x0102_0304),
+                    0x1234,
                 ),
             ] {
                 wr.wr.opcode = opcode;
@@ -55,23 +58,23 @@ mod cases {
                     SendRequests::<TestDriver>::new(
                         (&raw const wr).cast(),
                         ty,
-                        Poster::new(),
-                        &NOWHERE.0,
+                        WorkQueue::unordered(Poster::new()),
                     )
                 };
-                let Operation::Datagram {
+                let request = list.take().ok_or(ENOENT)??;
+                let &Operation::Datagram {
                     ah: handle,
                     remote_qpn,
                     remote_qkey,
                     pkey_index,
                     immediate,
-                } = list.next().ok_or(ENOENT)??.operation
+                } = request.operation()
                 else {
                     return Err(EINVAL);
                 };
                 assert_eq!(handle.number, number);
                 assert_eq!((remote_qpn, remote_qkey), (0x12_3456, 0x789a_bcde));
-                assert_eq!((pkey_index, immediate), (0x1234, with));
+                assert_eq!((pkey_index, immediate), (index, with));
             }
             to_result(verb!(device, destroy_ah(ah.as_raw(), 0)))
         })

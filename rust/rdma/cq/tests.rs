@@ -21,7 +21,7 @@ mod cases {
             let attributes = CqInitAttr {
                 entries: 40,
                 vector: 2,
-                flags: 0,
+                flags: CqFlags::default(),
             };
             assert_eq!(log.asked(), Some(Asked::Queue(attributes, None)));
             let raw = queue.0.as_raw();
@@ -58,6 +58,25 @@ mod cases {
             assert_eq!(log.asked(), Some(Asked::Destroy(number)));
             Ok(())
         })
+    }
+
+    #[test]
+    fn flags_without_a_name_are_refused() {
+        for (raw, flags) in [
+            (0, CqFlags::default()),
+            (
+                bindings::ib_uverbs_ex_create_cq_flags_IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION,
+                CqFlag::Timestamps.into(),
+            ),
+            (
+                bindings::ib_uverbs_ex_create_cq_flags_IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN,
+                CqFlag::IgnoreOverrun.into(),
+            ),
+        ] {
+            assert_eq!(CqFlags::from_raw(raw), Ok(flags));
+        }
+        assert_eq!(CqFlags::from_raw(1 << 2), Err(EOPNOTSUPP));
+        assert_eq!(CqFlags::from_raw(1 << 31), Err(EOPNOTSUPP));
     }
 
     #[test]
@@ -145,6 +164,27 @@ mod cases {
             assert!(verb!(device, poll_cq(cq, -1, &mut room)) < 0);
             qp.end(device)?;
             other.end(device)
+        })
+    }
+
+    #[test]
+    fn what_completes_late_does_not_complete() -> Result {
+        with_device(|device, log| {
+            let mut qp = Pair::new(device)?;
+            let (raw, cq) = (qp.as_raw(), qp.send_cq());
+            log.completing.store(qp.number(), SeqCst);
+            for name in 1..=3 {
+                qp.send(device, name)?;
+            }
+            // Who sees the last one may have freed what belongs to the others.
+            log.backwards.store(true, SeqCst);
+            assert_eq!(*poll(device, cq, raw)?, [3]);
+            log.backwards.store(false, SeqCst);
+            for name in 4..=5 {
+                qp.send(device, name)?;
+            }
+            assert_eq!(*poll(device, cq, raw)?, [4, 5]);
+            qp.end(device)
         })
     }
 

@@ -15,7 +15,10 @@ use super::table::{
     Named,
     Place, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    wr::Continuation, //
+};
 
 /// Who has requests of users: a queue pair or a shared receive queue, from the beginning or its
 /// last reset on. No other has the same, not even one that has the number of an object that is
@@ -29,6 +32,78 @@ impl Poster {
         static NEXT: Atomic<u64> = Atomic::new(1);
 
         Self(NEXT.fetch_add(1, Relaxed))
+    }
+}
+
+/// In which order the requests of a queue complete: that in which they were posted.
+///
+/// Who sees one complete may free what is to be called for those before it (`ib_drain_qp`), which
+/// the driver may have kept back.
+pub(crate) struct Order {
+    /// Position of the last request that was posted.
+    posted: Atomic<u64>,
+    /// Position of the last request that completed.
+    completed: Atomic<u64>,
+}
+
+impl Order {
+    /// That of a queue to which nothing was posted.
+    pub(crate) const fn new() -> Self {
+        Self {
+            posted: Atomic::new(0),
+            completed: Atomic::new(0),
+        }
+    }
+
+    /// Whether the request at `position` may complete. If so, none before it may any more.
+    fn complete(&self, position: u64) -> bool {
+        let mut completed = self.completed.load(Relaxed);
+        while position > completed {
+            match self.completed.cmpxchg(completed, position, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => completed = now,
+            }
+        }
+        false
+    }
+}
+
+/// A queue that requests are posted to.
+#[derive(Copy, Clone)]
+pub(crate) struct WorkQueue<'a> {
+    poster: Poster,
+    /// A shared receive queue has none.
+    order: Option<&'a Order>,
+}
+
+impl<'a> WorkQueue<'a> {
+    /// A queue without an order.
+    pub(crate) const fn unordered(poster: Poster) -> Self {
+        Self {
+            poster,
+            order: None,
+        }
+    }
+
+    /// A queue whose requests complete in the order in which they were posted.
+    pub(crate) const fn ordered(poster: Poster, order: &'a Order) -> Self {
+        Self {
+            poster,
+            order: Some(order),
+        }
+    }
+
+    /// Whose requests these are.
+    pub(crate) fn poster(&self) -> Poster {
+        self.poster
+    }
+
+    /// Appends a request, and returns its position.
+    pub(crate) fn append(&self) -> u64 {
+        match self.order {
+            Some(order) => order.posted.fetch_add(1, Relaxed) + 1,
+            None => 0,
+        }
     }
 }
 
@@ -70,6 +145,10 @@ pub(crate) struct InUse {
     poster: Atomic<u64>,
     /// Of a queue pair.
     completes: Completes,
+    /// Of the sends of a queue pair.
+    sends: Order,
+    /// Of the receives of a queue pair that has no shared queue.
+    receives: Order,
 }
 
 impl InUse {
@@ -80,6 +159,8 @@ impl InUse {
             port: Atomic::new(0),
             poster: Atomic::new(Poster::new().0),
             completes: Completes::NOWHERE,
+            sends: Order::new(),
+            receives: Order::new(),
         }
     }
 
@@ -112,7 +193,24 @@ impl<T: Named<Notice = InUse>> Place<T> {
     }
 }
 
+impl Place<bindings::ib_srq> {
+    /// The queue, as requests are posted to it.
+    pub(crate) fn queue(&self) -> WorkQueue<'_> {
+        WorkQueue::unordered(self.poster())
+    }
+}
+
 impl Place<bindings::ib_qp> {
+    /// The queue of sends.
+    pub(crate) fn send_queue(&self) -> WorkQueue<'_> {
+        WorkQueue::ordered(self.poster(), &self.entry.notice.sends)
+    }
+
+    /// The queue of receives.
+    pub(crate) fn recv_queue(&self) -> WorkQueue<'_> {
+        WorkQueue::ordered(self.poster(), &self.entry.notice.receives)
+    }
+
     /// The queue pair belongs to a port from now on.
     pub(crate) fn set_port(&self, port: u32) {
         self.entry.notice.port.store(port, Relaxed);
@@ -137,22 +235,22 @@ impl Entry<bindings::ib_qp> {
         self.notice.port.load(Relaxed)
     }
 
-    /// Whether requests of `poster` complete in `cq`, those of its receives or of its sends.
-    pub(crate) fn completes(
-        &self,
-        poster: Poster,
-        is_receive: bool,
-        cq: *const bindings::ib_cq,
-    ) -> bool {
-        let Completes {
-            send_cq,
-            recv_cq,
+    /// Whether `request` completes in `cq`. If so, none that was posted before it does any more.
+    pub(crate) fn complete(&self, request: &Continuation, cq: *const bindings::ib_cq) -> bool {
+        let InUse {
+            poster,
+            completes,
+            sends,
             receives,
-        } = &self.notice.completes;
-        let own = Poster(self.notice.poster.load(Relaxed));
-        match is_receive {
-            false => poster == own && ptr::eq(*send_cq, cq),
-            true => poster == receives.unwrap_or(own) && ptr::eq(*recv_cq, cq),
+            ..
+        } = &self.notice;
+        let own = request.poster == Poster(poster.load(Relaxed));
+        match (request.is_receive, completes.receives) {
+            (false, _) => own && ptr::eq(completes.send_cq, cq) && sends.complete(request.position),
+            (true, None) => {
+                own && ptr::eq(completes.recv_cq, cq) && receives.complete(request.position)
+            }
+            (true, Some(shared)) => request.poster == shared && ptr::eq(completes.recv_cq, cq),
         }
     }
 }

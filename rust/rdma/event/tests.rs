@@ -427,7 +427,7 @@ mod cases {
         let dispatcher = objects.dispatcher();
         let mut qp = boxed::<bindings::ib_qp>()?;
         let qp = NonNull::from(&mut *qp);
-        let mut room = [bindings::ib_wc::default(), bindings::ib_wc::default()];
+        let mut room = core::array::from_fn::<_, 4, _>(|_| bindings::ib_wc::default());
         let completion = Completion {
             qpn: 5,
             status: Status::Success,
@@ -457,39 +457,57 @@ mod cases {
         let in_use = InUse::of_queue_pair(true, completes);
         let place = list(dispatcher.qp_room()?, 5, qp, in_use)?;
         place.set_port(2);
-        let request = |poster, is_receive| Continuation {
+        let request = |poster, is_receive, position| Continuation {
             wr_id: 0x1122_3344_5566_7788,
             poster,
             is_receive,
+            position,
+            length: 104,
         };
-        // SAFETY: There is room for two completions.
-        let mut out = unsafe { Completions::new(dispatcher, cq, room.as_mut_ptr(), 2) };
-        assert_eq!(out.push(request(receives, true), &completion), Ok(()));
+        let own = place.poster();
+        // SAFETY: There is room for four completions.
+        let mut out = unsafe { Completions::new(dispatcher, cq, room.as_mut_ptr(), 4) };
+        assert_eq!(out.push(request(receives, true, 0), &completion), Ok(()));
         let other = Completion {
             qpn: 4,
             ..completion
         };
-        assert!(out.push(request(receives, true), &other).is_err());
-        assert!(out.push(request(receives, false), &completion).is_err());
-        assert!(out
-            .push(request(place.poster(), true), &completion)
-            .is_err());
+        assert!(out.push(request(receives, true, 0), &other).is_err());
+        assert!(out.push(request(receives, false, 1), &completion).is_err());
+        assert!(out.push(request(own, true, 1), &completion).is_err());
         let send = Completion {
             opcode: Opcode::Send,
             extra: None,
             source: None,
             ..completion
         };
-        assert!(out.push(request(receives, false), &send).is_err());
-        assert_eq!(out.push(request(place.poster(), false), &send), Ok(()));
+        assert!(out.push(request(receives, false, 1), &send).is_err());
+        assert_eq!(out.push(request(own, false, 2), &send), Ok(()));
+        // One that was posted before comes too late.
+        for late in [1, 2] {
+            let back = out.push(request(own, false, late), &send);
+            assert_eq!(back, Err(request(own, false, late)));
+        }
+        // More than there is room for.
+        let overrun = Completion {
+            byte_length: 105,
+            ..completion
+        };
+        assert_eq!(out.push(request(receives, true, 0), &overrun), Ok(()));
+        // A write goes elsewhere.
+        let written = Completion {
+            opcode: Opcode::ReceiveWriteWithImmediate,
+            ..overrun
+        };
+        assert_eq!(out.push(request(receives, true, 0), &written), Ok(()));
         assert!(out.is_full());
         // What there is no room for comes back.
-        let back = out.push(request(receives, true), &completion);
-        assert_eq!(back, Err(request(receives, true)));
-        assert_eq!(out.len(), 2);
+        let back = out.push(request(receives, true, 0), &completion);
+        assert_eq!(back, Err(request(receives, true, 0)));
+        assert_eq!(out.len(), 4);
         drop(place);
 
-        let [first, second] = room;
+        let [first, second, third, fourth] = room;
         assert_eq!(first.qp, qp.as_ptr());
         // SAFETY: All members of the union are plain words.
         let wr_id = *unsafe { crate::compat::member(&first.__bindgen_anon_1.wr_id) };
@@ -507,6 +525,10 @@ mod cases {
             | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
         assert_eq!(first.wc_flags, flags as c_int);
         assert_eq!(second.wc_flags, 0);
+        assert_eq!(third.status, bindings::ib_wc_status_IB_WC_LOC_LEN_ERR);
+        assert_eq!((third.byte_len, third.wc_flags, third.src_qp), (0, 0, 0));
+        assert_eq!(fourth.status, bindings::ib_wc_status_IB_WC_SUCCESS);
+        assert_eq!(fourth.byte_len, 105);
         Ok(())
     }
 }

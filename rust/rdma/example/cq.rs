@@ -8,6 +8,7 @@ use kernel::{
 };
 use rdma::{
     cq::{
+        CqFlags,
         CqInitAttr,
         NewCq, //
     },
@@ -59,7 +60,7 @@ impl CompletionQueue for Queue {
         user: User<'_, Efa, abi::CreateCqRequest, Buffer<'_>>,
     ) -> Result<NewCq<impl PinInit<Self>, abi::CreateCqResponse>> {
         let request = &user.request;
-        if attributes.flags != 0 || request.flags != 0 {
+        if attributes.flags != CqFlags::default() || request.flags != 0 {
             return Err(EOPNOTSUPP);
         }
         if !ENTRY_SIZES.contains(&request.cq_entry_size)

@@ -207,17 +207,22 @@ mod cases {
                 ..Default::default()
             };
             wr.wr.opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
-            // SAFETY: A request that is what its operation demands, and does not change while it is
-            // looked at.
-            let take = |wr: &bindings::ib_reg_wr| unsafe {
-                SendRequests::<TestDriver>::new(
-                    ptr::from_ref(wr).cast(),
-                    qp::Type::ReliableConnection,
-                    Poster::new(),
-                    &NOWHERE.0,
-                )
-                .next()
-                .ok_or(ENOENT)?
+            let take = |wr: &bindings::ib_reg_wr| {
+                let queue = WorkQueue::unordered(Poster::new());
+                let ty = qp::Type::ReliableConnection;
+                // SAFETY: A request that is what its operation demands, and does not change while
+                // it is looked at.
+                let mut list =
+                    unsafe { SendRequests::<TestDriver>::new(ptr::from_ref(wr).cast(), ty, queue) };
+                match list.take().ok_or(ENOENT)??.operation() {
+                    Operation::Register {
+                        mr,
+                        mapping,
+                        key,
+                        access,
+                    } => Ok((mr.number, *mapping, *key, *access)),
+                    _ => Err(EINVAL),
+                }
             };
             // It has not been mapped.
             assert_eq!(take(&wr).err(), Some(EINVAL));
@@ -238,16 +243,8 @@ mod cases {
             let pages = object.pages.each_ref().map(|page| page.load(SeqCst));
             assert_eq!(pages, [0x7_0000_0000, 0x9_0000_0000, 0x9_0000_1000, 0]);
 
-            let Operation::Register {
-                mr: taken,
-                mapping,
-                key,
-                access,
-            } = take(&wr)?.operation
-            else {
-                return Err(EINVAL);
-            };
-            assert_eq!((taken.number, key), (object.number, 0x1234_5678));
+            let (number, mapping, key, access) = take(&wr)?;
+            assert_eq!((number, key), (object.number, 0x1234_5678));
             assert_eq!(access, Access::RemoteRead | Access::LocalWrite);
             let expected = mr::Mapping {
                 iova: 0x7_0000_0800,
@@ -266,9 +263,7 @@ mod cases {
                 unsafe { bindings::ib_map_mr_sg(mr, list.as_mut_ptr(), 1, null_mut(), 0x1000) };
             assert_eq!(mapped, 0);
             wr.access = 0;
-            let Operation::Register { mapping, .. } = take(&wr)?.operation else {
-                return Err(EINVAL);
-            };
+            let (_, mapping, ..) = take(&wr)?;
             assert_eq!((mapping.iova, mapping.pages), (0xa_0000_0000, 4));
             assert_eq!(object.pages[3].load(SeqCst), 0xa_0000_3000);
             // SAFETY: The core made it, and nobody uses it any more.

@@ -74,6 +74,13 @@ mod cases {
             assert_eq!(log.objects(), objects);
             log.next.store(next, SeqCst);
 
+            // Its users divide by what they asked for.
+            let asked = init.cap.max_send_sge;
+            init.cap.max_send_sge = CAPABILITIES.max_send_sge + 1;
+            assert_eq!(create(&raw mut *init), Err(EIO));
+            assert_eq!(log.objects(), objects);
+            init.cap.max_send_sge = asked;
+
             // What has no name is refused before the driver is asked.
             log.asked();
             init.create_flags = bindings::ib_qp_create_flags_IB_QP_CREATE_NETDEV_USE.unsigned_abs();

@@ -179,6 +179,7 @@ pub(crate) fn with_device(test: impl FnOnce(&Device<TestDriver>, &Log) -> Result
             buffer <- new_spinlock!(None),
             dispatcher: events,
             completing: AtomicU32::new(0),
+            backwards: AtomicBool::new(false),
             posted <- new_spinlock!(KVec::with_capacity(8, GFP_KERNEL)?),
             shared <- new_spinlock!(None),
         }? Error),

@@ -45,7 +45,11 @@ pub(crate) use crate::{
     },
     bindings,
     counter,
-    cq::CqInitAttr,
+    cq::{
+        CqFlag,
+        CqFlags,
+        CqInitAttr, //
+    },
     device::{
         Atomicity,
         Capability,
@@ -64,12 +68,14 @@ pub(crate) use crate::{
         Named,
         Notice,
         Objects,
+        Order,
         Place,
         PortEvent,
         Poster,
         QpEvent,
         Room,
-        SrqEvent, //
+        SrqEvent,
+        WorkQueue, //
     },
     gid::{
         self,
@@ -114,11 +120,9 @@ pub(crate) use crate::{
     wr::{
         Continuation,
         Operation,
-        Posted,
         ReceiveRequests,
         SendFlag,
-        SendRequests,
-        NOWHERE, //
+        SendRequests, //
     },
     Ah,
     Cq,

@@ -27,7 +27,7 @@ mod cases {
             let attributes = CqInitAttr {
                 entries: 4,
                 vector: 1,
-                flags: 3,
+                flags: CqFlag::Timestamps | CqFlag::IgnoreOverrun,
             };
             assert_eq!(log.asked(), Some(Asked::Queue(attributes, Some(address))));
             assert_eq!(process.memory.read()?, !address);

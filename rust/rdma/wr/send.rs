@@ -15,10 +15,10 @@ use kernel::{
 
 use super::{
     posting::{
-        answer,
         Continuation,
-        Posted,
-        Posting, //
+        List,
+        Posting,
+        Taken, //
     },
     Sge, //
 };
@@ -27,7 +27,7 @@ use crate::{
     ah::Ah,
     bindings,
     device::Operations,
-    event::Poster,
+    event::WorkQueue,
     mr::{
         Mapping,
         Mr, //
@@ -131,43 +131,27 @@ pub enum Operation<'a, T: Operations> {
         remote_qpn: u32,
         /// Q_Key.
         remote_qkey: u32,
-        /// P_Key index; of meaning to the GSI only.
+        /// P_Key index, if a queue pair of management sends it; else 0.
         pkey_index: u16,
         /// Immediate data, as a number.
         immediate: Option<u32>,
     },
 }
 
-/// A request to send (`struct ib_send_wr`).
-///
-/// Its user may free what it refers to as soon as it is posted. So what a driver learns of it is
-/// borrowed from the request, which [`post`](Self::post) takes.
-pub struct SendRequest<'a, T: Operations> {
-    posting: Posting<'a, bindings::ib_send_wr>,
-    flags: SendFlags,
-    elements: &'a [Sge],
-    operation: Operation<'a, T>,
-}
-
-impl<'a, T: Operations> SendRequest<'a, T> {
-    /// Takes over a request of C. Operations that have no name here are refused with `EOPNOTSUPP`.
+impl<'a, T: Operations> Operation<'a, T> {
+    /// Takes over what a request of C does. What has no name here is refused with `EOPNOTSUPP`.
     ///
     /// # Safety
     ///
     /// `wr` must be a request to a queue pair of type `ty` of a device of `T`, inside the larger
-    /// structure that its operation has, and stay as it is as long as what is returned.
-    unsafe fn from_raw(
-        wr: &'a bindings::ib_send_wr,
-        ty: Type,
-        poster: Poster,
-        index: usize,
-        posted: &'a Posted<bindings::ib_send_wr>,
-    ) -> Result<Self> {
+    /// structure that its operation has, and stay as it is during `'a`.
+    unsafe fn from_raw(wr: &'a bindings::ib_send_wr, ty: Type) -> Result<Self> {
         let raw = ptr::from_ref(wr);
-        // SAFETY: All members of the union are plain words.
-        let extra = *unsafe { crate::compat::member(&wr.ex.imm_data) };
+        // SAFETY: Evaluated for operations that have one of the members only, all of them plain
+        // words.
+        let extra = || *unsafe { crate::compat::member(&wr.ex.imm_data) };
         // Immediate data stands in memory as it does on the network.
-        let immediate = u32::from_be(extra);
+        let immediate = || u32::from_be(extra());
         // SAFETY: Evaluated for RDMA operations only, which are part of a `struct ib_rdma_wr`.
         let remote = || unsafe {
             let rdma = raw.cast::<bindings::ib_rdma_wr>();
@@ -186,10 +170,10 @@ impl<'a, T: Operations> SendRequest<'a, T> {
             (remote, (*atomic).compare_add, (*atomic).swap)
         };
 
-        let operation = if ty.is_datagram() {
+        Ok(if ty.is_datagram() {
             let immediate = match wr.opcode {
                 bindings::ib_wr_opcode_IB_WR_SEND => None,
-                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => Some(immediate),
+                bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => Some(immediate()),
                 _ => return Err(EINVAL),
             };
             // SAFETY: Sends of datagrams are part of a `struct ib_ud_wr`.
@@ -202,19 +186,25 @@ impl<'a, T: Operations> SendRequest<'a, T> {
                 ah: unsafe { Ah::from_raw(datagram.ah) },
                 remote_qpn: datagram.remote_qpn,
                 remote_qkey: datagram.remote_qkey,
-                pkey_index: datagram.pkey_index,
+                // Those of others nobody has written.
+                pkey_index: match ty {
+                    Type::Smi | Type::Gsi => datagram.pkey_index,
+                    _ => 0,
+                },
                 immediate,
             }
         } else {
             match wr.opcode {
                 bindings::ib_wr_opcode_IB_WR_SEND => Operation::Send,
                 bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => {
-                    Operation::SendWithImmediate(immediate)
+                    Operation::SendWithImmediate(immediate())
                 }
-                bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV => Operation::SendWithInvalidate(extra),
+                bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV => {
+                    Operation::SendWithInvalidate(extra())
+                }
                 bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => Operation::Write(remote()),
                 bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
-                    Operation::WriteWithImmediate(remote(), immediate)
+                    Operation::WriteWithImmediate(remote(), immediate())
                 }
                 bindings::ib_wr_opcode_IB_WR_RDMA_READ => Operation::Read(remote()),
                 bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => {
@@ -229,7 +219,7 @@ impl<'a, T: Operations> SendRequest<'a, T> {
                     let (remote, add, _) = atomic();
                     Operation::FetchAdd { remote, add }
                 }
-                bindings::ib_wr_opcode_IB_WR_LOCAL_INV => Operation::LocalInvalidate(extra),
+                bindings::ib_wr_opcode_IB_WR_LOCAL_INV => Operation::LocalInvalidate(extra()),
                 bindings::ib_wr_opcode_IB_WR_REG_MR => {
                     // SAFETY: Registrations are part of a `struct ib_reg_wr`. Their region is of
                     // the same device, and its owner leaves it alone until they are done.
@@ -247,24 +237,34 @@ impl<'a, T: Operations> SendRequest<'a, T> {
                 }
                 _ => return Err(EOPNOTSUPP),
             }
-        };
+        })
+    }
+}
 
+/// A request to send (`struct ib_send_wr`).
+///
+/// Its user may free what it refers to as soon as it is posted. So what a driver learns of it is
+/// borrowed from the request, which [`post`](Self::post) takes.
+pub struct SendRequest<'a, T: Operations> {
+    posting: Posting<'a, bindings::ib_send_wr>,
+    flags: SendFlags,
+    elements: &'a [Sge],
+    operation: Operation<'a, T>,
+}
+
+impl<'a, T: Operations> SendRequest<'a, T> {
+    /// Takes over a request of C.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Operation::from_raw`].
+    unsafe fn from_raw(taken: Taken<'a, bindings::ib_send_wr>, ty: Type) -> Result<Self> {
         Ok(Self {
-            posting: Posting {
-                continuation: Continuation {
-                    // SAFETY: All members of the union are plain words.
-                    wr_id: *unsafe { crate::compat::member(&wr.__bindgen_anon_1.wr_id) },
-                    poster,
-                    is_receive: false,
-                },
-                index,
-                next: wr.next,
-                posted,
-            },
-            flags: SendFlags::from_raw(wr.send_flags)?,
-            // SAFETY: The list is as long as the request says.
-            elements: unsafe { Sge::slice(wr.sg_list, wr.num_sge) }?,
-            operation,
+            // SAFETY: Guaranteed by the caller.
+            operation: unsafe { Operation::from_raw(taken.request, ty) }?,
+            flags: SendFlags::from_raw(taken.request.send_flags)?,
+            elements: taken.elements,
+            posting: taken.posting,
         })
     }
 
@@ -286,7 +286,9 @@ impl<'a, T: Operations> SendRequest<'a, T> {
         &self.operation
     }
 
-    /// The request is posted, and with it those before: its user waits for it to complete.
+    /// The request is posted: its user waits for it to complete.
+    ///
+    /// To be called in the order of the queue, with what keeps others from posting to it.
     pub fn post(self) -> Continuation {
         self.posting.post()
     }
@@ -296,39 +298,31 @@ impl<'a, T: Operations> SendRequest<'a, T> {
 ///
 /// # Invariants
 ///
-/// `next` is null or the rest of a list as [`new`](Self::new) demands it, none of it posted.
+/// The requests are as [`new`](Self::new) demands them.
 pub struct SendRequests<'a, T: Operations> {
-    next: *const bindings::ib_send_wr,
-    /// Where in the list that is.
-    index: usize,
-    list: *const bindings::ib_send_wr,
+    list: List<'a, bindings::ib_send_wr>,
     ty: Type,
-    poster: Poster,
-    posted: &'a Posted<bindings::ib_send_wr>,
-    _list: PhantomData<(&'a (), T)>,
+    _driver: PhantomData<T>,
 }
 
 impl<'a, T: Operations> SendRequests<'a, T> {
-    /// Wraps a list. How much of it is posted will be in `posted`, where nothing is now.
+    /// Wraps a list.
     ///
     /// # Safety
     ///
-    /// `list` must be null or a list of requests to a queue pair of type `ty` of a device of `T`,
-    /// the `poster`, which stay as they are during `'a`, each until it or one behind it is posted.
+    /// `list` must be null or a list of requests to `queue`, that of sends of a queue pair of type
+    /// `ty` of a device of `T`. They must be inside the larger structures that their operations
+    /// have, and stay as they are during `'a`, each until it is posted.
     pub(crate) unsafe fn new(
         list: *const bindings::ib_send_wr,
         ty: Type,
-        poster: Poster,
-        posted: &'a Posted<bindings::ib_send_wr>,
+        queue: WorkQueue<'a>,
     ) -> Self {
         Self {
-            next: list,
-            index: 0,
-            list,
+            // SAFETY: Guaranteed by the caller.
+            list: unsafe { List::new(list, queue) },
             ty,
-            poster,
-            posted,
-            _list: PhantomData,
+            _driver: PhantomData,
         }
     }
 
@@ -343,29 +337,21 @@ impl<'a, T: Operations> SendRequests<'a, T> {
         bad: *mut *const bindings::ib_send_wr,
     ) -> Result<c_int> {
         // SAFETY: Guaranteed by the caller.
-        unsafe { answer(self.list, self.posted, result, bad) }
+        unsafe { self.list.answer(result, bad) }
     }
 
-    /// Takes the next request. There is only one at a time, because a request that is posted takes
-    /// those before it with it.
-    ///
-    /// A request of an operation that has no name here is `EOPNOTSUPP`; one that is wrong in
-    /// itself, `EINVAL`.
-    #[expect(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Option<Result<SendRequest<'_, T>>> {
-        // SAFETY: Null or valid, by the type invariant.
-        let wr = unsafe { self.next.as_ref() }?;
-
-        let index = self.index;
-        (self.next, self.index) = (wr.next, index + 1);
-        // SAFETY: By the type invariant, until it is posted. That takes what is returned here, and
-        // so does what comes after it.
-        Some(unsafe { SendRequest::from_raw(wr, self.ty, self.poster, index, self.posted) })
+    /// Takes the next request. It has to be posted before there is another. `EOPNOTSUPP` if it does
+    /// what has no name here; `EINVAL` if it is wrong in itself.
+    pub fn take(&mut self) -> Option<Result<SendRequest<'_, T>>> {
+        let taken = self.list.take()?;
+        // SAFETY: By the type invariant. It stays as it is until it is posted, which takes what is
+        // returned here.
+        Some(taken.and_then(|taken| unsafe { SendRequest::from_raw(taken, self.ty) }))
     }
 
     /// Calls `post` with one request after the other, until an error.
     pub fn try_for_each(&mut self, mut post: impl FnMut(SendRequest<'_, T>) -> Result) -> Result {
-        while let Some(request) = self.next() {
+        while let Some(request) = self.take() {
             post(request?)?;
         }
         Ok(())
@@ -373,24 +359,23 @@ impl<'a, T: Operations> SendRequests<'a, T> {
 }
 
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
-impl<T: Operations> SendRequest<'static, T> {
-    /// A request that nobody made, and that cannot be posted.
-    pub(crate) fn for_test(flags: SendFlags, operation: Operation<'static, T>) -> Self {
-        let continuation = Continuation {
-            wr_id: 42,
-            poster: Poster::new(),
-            is_receive: false,
-        };
-        Self {
-            posting: Posting {
-                continuation,
-                index: 0,
-                next: ptr::null(),
-                posted: &super::posting::NOWHERE.0,
-            },
+impl<T: Operations> SendRequest<'_, T> {
+    /// Calls `test` with a request that nobody waits for.
+    pub(crate) fn with_test<R>(
+        flags: SendFlags,
+        operation: Operation<'_, T>,
+        test: impl FnOnce(&SendRequest<'_, T>) -> R,
+    ) -> Result<R> {
+        let raw = bindings::ib_send_wr::default();
+        // SAFETY: There is one request, which has no elements.
+        let mut list =
+            unsafe { List::new(&raw, WorkQueue::unordered(crate::event::Poster::new())) };
+        let taken = list.take().ok_or(ENOENT)??;
+        Ok(test(&SendRequest {
+            posting: taken.posting,
             flags,
-            elements: &[],
+            elements: taken.elements,
             operation,
-        }
+        }))
     }
 }

@@ -85,22 +85,24 @@ mod cases {
         *unsafe { crate::compat::member_mut(&mut first.__bindgen_anon_1.wr_id) } = 77;
 
         let head = &raw mut first;
-        let posted = Posted::new();
+        let order = Order::new();
+        let queue = WorkQueue::ordered(Poster::new(), &order);
         // SAFETY: The list is as long as its requests say, and nothing changes that is not posted.
         // The count that is negative is refused.
-        let mut list = unsafe { ReceiveRequests::new(head, Poster::new(), &posted) };
-        let request = list.next().ok_or(ENOENT)??;
+        let mut list = unsafe { ReceiveRequests::new(head, queue) };
+        let request = list.take().ok_or(ENOENT)??;
         assert_eq!(request.elements().len(), 2);
         assert_eq!(request.elements()[1].address(), 0x1000);
         assert_eq!(request.elements()[1].lkey(), 5);
         let request = request.post();
         assert_eq!((request.wr_id, request.is_receive), (77, true));
+        assert_eq!((request.position, request.length), (1, 128));
         // Whoever waited for it has freed it.
         // SAFETY: It is valid, and nobody looks at it.
         unsafe { (*head).next = ptr::null_mut() };
 
-        assert!(list.next().ok_or(ENOENT)?.is_err());
-        assert!(list.next().is_none());
+        assert!(list.take().ok_or(ENOENT)?.is_err());
+        assert!(list.take().is_none());
         let mut bad = ptr::null();
         // SAFETY: There is room for an answer.
         assert_eq!(unsafe { list.answer(Err(EINVAL), &mut bad) }, Err(EINVAL));

@@ -14,6 +14,8 @@ use kernel::{
 };
 use rdma::{
     cq::{
+        CqFlag,
+        CqFlags,
         CqInitAttr,
         NewCq, //
     },
@@ -70,12 +72,6 @@ use crate::{
         CreateCqResponse, //
     },
 };
-
-/// Completions have a time stamp in any case, so asking for it changes nothing.
-const FLAG_TIMESTAMP: u32 = 1 << 0;
-
-/// The queue goes on when it overruns.
-const FLAG_IGNORE_OVERRUN: u32 = 1 << 1;
 
 /// A queue that the kernel polls.
 #[pin_data]
@@ -136,11 +132,13 @@ impl Cq {
 }
 
 /// The flags of the device for a queue with those of the core; `EOPNOTSUPP` if it has none such.
-fn device_flags(flags: u32, ignored_overrun: bool) -> Result<u16> {
-    match flags & !FLAG_TIMESTAMP {
-        0 => Ok(0),
-        FLAG_IGNORE_OVERRUN if ignored_overrun => Ok(cq_flags::IGNORE_OVERRUN),
-        _ => Err(EOPNOTSUPP),
+///
+/// Completions have a time stamp in any case, so asking for it changes nothing.
+fn device_flags(flags: CqFlags, ignored_overrun: bool) -> Result<u16> {
+    match flags.contains(CqFlag::IgnoreOverrun) {
+        false => Ok(0),
+        true if ignored_overrun => Ok(cq_flags::IGNORE_OVERRUN),
+        true => Err(EOPNOTSUPP),
     }
 }
 
@@ -369,11 +367,10 @@ mod tests {
 
     #[test]
     fn overruns_are_ignored_if_the_device_can() {
-        let both = FLAG_TIMESTAMP | FLAG_IGNORE_OVERRUN;
-        assert_eq!(device_flags(0, false), Ok(0));
-        assert_eq!(device_flags(FLAG_TIMESTAMP, true), Ok(0));
+        let both = CqFlag::Timestamps | CqFlag::IgnoreOverrun;
+        assert_eq!(device_flags(CqFlags::default(), false), Ok(0));
+        assert_eq!(device_flags(CqFlag::Timestamps.into(), true), Ok(0));
         assert_eq!(device_flags(both, true), Ok(cq_flags::IGNORE_OVERRUN));
         assert_eq!(device_flags(both, false), Err(EOPNOTSUPP));
-        assert_eq!(device_flags(1 << 2, true), Err(EOPNOTSUPP));
     }
 }

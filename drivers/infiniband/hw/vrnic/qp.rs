@@ -498,7 +498,7 @@ impl QueuePair for Qp {
     ) -> Result {
         let rings = match &qp.rings {
             Rings::User { context, .. } => {
-                return ring_for_user(call, *context, qp.doorbell, requests.next().is_some());
+                return ring_for_user(call, *context, qp.doorbell, requests.take().is_some());
             }
             Rings::Kernel(rings) => rings,
             Rings::None => return Err(EOPNOTSUPP),
@@ -530,7 +530,7 @@ impl QueuePair for Qp {
     ) -> Result {
         let rings = match &qp.rings {
             Rings::User { context, .. } => {
-                return ring_for_user(call, *context, qp.doorbell, requests.next().is_some());
+                return ring_for_user(call, *context, qp.doorbell, requests.take().is_some());
             }
             Rings::Kernel(rings) => rings,
             Rings::None => return Err(EOPNOTSUPP),

@@ -229,6 +229,11 @@ fn register_target(mapping: &Mapping, key: u32, access: AccessFlags) -> Result<R
 mod tests {
     use super::*;
 
+    use rdma::{
+        testing::with_send_request,
+        wr::SendFlags, //
+    };
+
     use crate::kernel_qp::Side;
 
     const NAME: Name = Name {
@@ -247,8 +252,16 @@ mod tests {
         T::read_from_bytes(bytes).map_err(|_| EINVAL)
     }
 
-    fn request(operation: Operation<'static, Vrnic>) -> SendRequest<'static, Vrnic> {
-        rdma::testing::send_request(SendFlag::Signaled | SendFlag::Solicited, operation)
+    /// Writes an entry of at most one element.
+    fn write(
+        memory: &SharedMemory,
+        at: usize,
+        flags: SendFlags,
+        operation: Operation<'_, Vrnic>,
+    ) -> Result {
+        with_send_request(flags, operation, |request| {
+            write_send(memory, at, NAME, request, 1)
+        })?
     }
 
     #[test]
@@ -263,7 +276,8 @@ mod tests {
                 compare: 11,
                 swap: 12,
             };
-            write_send(memory, 128, NAME, &request(operation), 1)?;
+            let flags = SendFlag::Signaled | SendFlag::Solicited;
+            write(memory, 128, flags, operation)?;
 
             let header: SendHeader = read(memory, 128)?;
             assert_eq!(header.opcode, SendOpcode::CompareSwap.raw());
@@ -282,13 +296,8 @@ mod tests {
     #[test]
     fn immediate_data_is_a_number() -> Result {
         with_memory(|memory| {
-            write_send(
-                memory,
-                0,
-                NAME,
-                &request(Operation::SendWithImmediate(0x0102_0304)),
-                1,
-            )?;
+            let operation = Operation::SendWithImmediate(0x0102_0304);
+            write(memory, 0, SendFlags::default(), operation)?;
             let header: SendHeader = read(memory, 0)?;
             assert_eq!(header.opcode, SendOpcode::SendWithImmediate.raw());
             assert_eq!(header.immediate.get(), 0x0102_0304);
@@ -326,7 +335,8 @@ mod tests {
     #[test]
     fn an_invalidation_names_the_key() -> Result {
         with_memory(|memory| {
-            write_send(memory, 0, NAME, &request(Operation::LocalInvalidate(77)), 1)?;
+            let operation = Operation::LocalInvalidate(77);
+            write(memory, 0, SendFlags::default(), operation)?;
             let header: SendHeader = read(memory, 0)?;
             assert_eq!(header.opcode, SendOpcode::LocalInvalidate.raw());
             assert_eq!(header.immediate.get(), 77);
@@ -337,12 +347,11 @@ mod tests {
     #[test]
     fn what_the_device_does_not_do_is_refused() -> Result {
         with_memory(|memory| {
-            let inline = rdma::testing::send_request(SendFlag::Inline.into(), Operation::Send);
-            assert_eq!(write_send(memory, 0, NAME, &inline, 1), Err(EINVAL));
+            let inline = write(memory, 0, SendFlag::Inline.into(), Operation::Send);
+            assert_eq!(inline, Err(EINVAL));
 
             // The entry must lie in the memory.
-            let plain = request(Operation::Send);
-            let outside = write_send(memory, 4096 - 32, NAME, &plain, 1);
+            let outside = write(memory, 4096 - 32, SendFlags::default(), Operation::Send);
             assert_eq!(outside, Err(EINVAL));
             Ok(())
         })

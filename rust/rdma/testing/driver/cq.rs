@@ -97,7 +97,11 @@ impl CompletionQueue for Object {
         };
         let mut posted = call.data().posted.lock();
         while !posted.is_empty() && !out.is_full() {
-            let request = posted.remove(0).map_err(|_| EINVAL)?;
+            let next = match call.data().backwards.load(SeqCst) {
+                true => posted.len() - 1,
+                false => 0,
+            };
+            let request = posted.remove(next).map_err(|_| EINVAL)?;
             // What is not wanted is dropped.
             let _ = out.push(request, &completion);
         }

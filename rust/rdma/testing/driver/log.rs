@@ -134,6 +134,8 @@ pub(crate) struct Log {
     pub(crate) dispatcher: Arc<Dispatcher>,
     /// Queue pair that it says its completions are of.
     pub(crate) completing: AtomicU32,
+    /// Whether the last send that was posted completes first.
+    pub(crate) backwards: AtomicBool,
     /// Sends that were posted and have not completed.
     #[pin]
     pub(crate) posted: SpinLock<KVec<Continuation>>,

@@ -8,8 +8,11 @@ use super::*;
 mod cases {
     use super::*;
     use crate::{
-        testing::driver::TestDriver,
-        wr::NOWHERE, //
+        event::{
+            Order,
+            Poster, //
+        },
+        testing::driver::TestDriver, //
     };
 
     use core::ptr::{
@@ -41,17 +44,18 @@ mod cases {
         wr
     }
 
-    /// Takes a request that nobody posts.
+    /// Calls `look` with a request that nobody posts.
     ///
     /// # Safety
     ///
-    /// As for [`SendRequest::from_raw`], and `wr` must be valid.
-    unsafe fn first<'a>(
-        wr: *const bindings::ib_send_wr,
-        ty: Type,
-    ) -> Result<SendRequest<'a, TestDriver>> {
+    /// `wr` must be a list as for [`SendRequests::new`].
+    unsafe fn take<R>(
+        wr: &bindings::ib_send_wr,
+        look: impl FnOnce(SendRequest<'_, TestDriver>) -> R,
+    ) -> Result<R> {
         // SAFETY: Guaranteed by the caller.
-        unsafe { SendRequest::from_raw(&*wr, ty, Poster::new(), 0, &NOWHERE.0) }
+        let mut list = unsafe { SendRequests::new(wr, RC, WorkQueue::unordered(Poster::new())) };
+        list.take().ok_or(ENOENT)?.map(look)
     }
 
     /// The operation of a request that carries nothing but what every request has.
@@ -61,8 +65,8 @@ mod cases {
             wr: request(opcode),
             ..Default::default()
         };
-        // SAFETY: What is returned refers to nothing, for there are no elements.
-        Ok(unsafe { first((&raw const wr).cast(), ty) }?.operation)
+        // SAFETY: What is returned refers to nothing: there is neither a handle nor a region.
+        unsafe { Operation::from_raw(&*(&raw const wr).cast(), ty) }
     }
 
     /// The operation of a request for remote memory.
@@ -73,7 +77,7 @@ mod cases {
             rkey: REMOTE.rkey,
         };
         // SAFETY: As above.
-        Ok(unsafe { first((&raw const wr).cast(), RC) }?.operation)
+        unsafe { Operation::from_raw(&*(&raw const wr).cast(), RC) }
     }
 
     /// The operation of an atomic request.
@@ -88,7 +92,7 @@ mod cases {
             swap_mask: 0x3132_3334_3536_3738,
         };
         // SAFETY: As above.
-        Ok(unsafe { first((&raw const wr).cast(), RC) }?.operation)
+        unsafe { Operation::from_raw(&*(&raw const wr).cast(), RC) }
     }
 
     #[test]
@@ -188,14 +192,14 @@ mod cases {
     fn requests_keep_their_names_and_flags() -> Result {
         let mut wr = request(bindings::ib_wr_opcode_IB_WR_SEND);
         // SAFETY: There is one, which stays as it is while it is looked at.
-        let take = |wr: &bindings::ib_send_wr| unsafe { first(wr, RC) };
-        let taken = take(&wr)?;
-        let name = &taken.posting.continuation;
+        let flags = |wr: &bindings::ib_send_wr| unsafe { take(wr, |taken| taken.flags()) };
+        assert_eq!(flags(&wr), Ok(SendFlags::default()));
+        // SAFETY: As above.
+        let name = unsafe { take(&wr, |taken| taken.post()) }?;
         assert_eq!(
             (name.wr_id, name.is_receive),
             (0xfedc_ba98_7654_3210, false)
         );
-        assert_eq!(taken.flags, SendFlags::default());
 
         for (raw, flag) in [
             (bindings::ib_send_flags_IB_SEND_FENCE, SendFlag::Fence),
@@ -211,14 +215,14 @@ mod cases {
             ),
         ] {
             wr.send_flags = raw;
-            assert_eq!(take(&wr)?.flags, flag.into());
+            assert_eq!(flags(&wr), Ok(flag.into()));
         }
         wr.send_flags =
             bindings::ib_send_flags_IB_SEND_INLINE | bindings::ib_send_flags_IB_SEND_FENCE;
-        assert_eq!(take(&wr)?.flags, SendFlag::Inline | SendFlag::Fence);
+        assert_eq!(flags(&wr), Ok(SendFlag::Inline | SendFlag::Fence));
         for unknown in [1 << 5, 1 << 26, c_int::MIN] {
             wr.send_flags = unknown;
-            assert_eq!(take(&wr).err(), Some(EINVAL));
+            assert_eq!(flags(&wr), Err(EINVAL));
         }
         Ok(())
     }
@@ -235,21 +239,25 @@ mod cases {
 
         for count in 0..=3 {
             wr.num_sge = count;
+            let look = |taken: SendRequest<'_, TestDriver>| {
+                assert_eq!(taken.elements().len(), count as usize);
+                for (i, element) in taken.elements().iter().enumerate() {
+                    assert_eq!(element.address(), 0x1_0000_0000 * (i as u64 + 1));
+                    assert_eq!(
+                        (element.length(), element.lkey()),
+                        (10 + i as u32, 20 + i as u32)
+                    );
+                }
+                taken.post().length
+            };
             // SAFETY: The list is as long as the request says.
-            let taken = unsafe { first(&wr, RC) }?;
-            assert_eq!(taken.elements.len(), count as usize);
-            for (i, element) in taken.elements.iter().enumerate() {
-                assert_eq!(element.address(), 0x1_0000_0000 * (i as u64 + 1));
-                assert_eq!(
-                    (element.length(), element.lkey()),
-                    (10 + i as u32, 20 + i as u32)
-                );
-            }
+            let length = unsafe { take(&wr, look) }?;
+            assert_eq!(length, [0, 10, 21, 33][count as usize]);
         }
         let mut wrong = |list, count| {
             (wr.sg_list, wr.num_sge) = (list, count);
             // SAFETY: There is no such list, which is refused.
-            unsafe { first(&wr, RC) }.err()
+            unsafe { take(&wr, |_| ()) }.err()
         };
         assert!(wrong(elements.as_mut_ptr(), -1).is_some());
         assert_eq!(wrong(null_mut(), 1), Some(EINVAL));
@@ -276,11 +284,12 @@ mod cases {
 
         let changing: *mut bindings::ib_send_wr = (&raw mut first).cast();
         let head = changing.cast_const();
-        let (posted, poster) = (Posted::new(), Poster::new());
+        let order = Order::new();
         let new = |list| {
+            let queue = WorkQueue::ordered(Poster::new(), &order);
             // SAFETY: None, or a list of requests as their operations demand them, of which nothing
             // changes that is not posted.
-            unsafe { SendRequests::<TestDriver>::new(list, RC, poster, &posted) }
+            unsafe { SendRequests::<TestDriver>::new(list, RC, queue) }
         };
         let mut list = new(head);
         let refused = |list: &SendRequests<'_, TestDriver>, result| {
@@ -290,36 +299,55 @@ mod cases {
             (answer, bad)
         };
         assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
-        let request = list.next().ok_or(ENOENT)??;
-        assert!(matches!(request.operation, Operation::Read(r) if r == REMOTE));
-        // It is taken, but not posted.
-        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), head));
-        assert_eq!(request.post().wr_id, 1);
+        let request = list.take().ok_or(ENOENT)??;
+        assert!(matches!(request.operation(), Operation::Read(r) if *r == REMOTE));
+        let posted = request.post();
+        assert_eq!((posted.wr_id, posted.position), (1, 1));
         // Whoever waited for it has freed it.
         // SAFETY: It is valid, and nobody looks at it.
         unsafe { (*changing).next = null_mut() };
-        let behind = &raw const second;
-        assert_eq!(refused(&list, Err(ENOMEM)), (Err(ENOMEM), behind));
+        let behind = &raw mut second;
+        assert_eq!(
+            refused(&list, Err(ENOMEM)),
+            (Err(ENOMEM), behind.cast_const())
+        );
 
-        // One that is refused is named, and does not hide the next.
-        let unknown = list.next().ok_or(ENOENT)?;
+        // One that is refused is named, and nothing comes after it.
+        let unknown = list.take().ok_or(ENOENT)?;
         assert_eq!(unknown.err(), Some(EOPNOTSUPP));
-        assert_eq!(refused(&list, Err(EOPNOTSUPP)), (Err(EOPNOTSUPP), behind));
+        assert!(list.take().is_none());
+        let named = (Err(EOPNOTSUPP), behind.cast_const());
+        assert_eq!(refused(&list, Err(EOPNOTSUPP)), named);
 
-        let request = list.next().ok_or(ENOENT)??;
+        // SAFETY: It is valid, and nobody else looks at it.
+        unsafe { (*behind).opcode = bindings::ib_wr_opcode_IB_WR_SEND };
+        let mut list = new(behind);
+        // What is taken and not posted is refused, whatever the driver says.
+        assert!(list.take().ok_or(ENOENT)?.is_ok());
+        assert!(list.take().is_none());
+        assert_eq!(refused(&list, Ok(())), (Err(EIO), behind.cast_const()));
+
+        let mut list = new(behind);
+        let posted = list.take().ok_or(ENOENT)??.post();
+        assert_eq!(posted.position, 2);
+        // So is what is not even taken.
+        assert_eq!(refused(&list, Ok(())), (Err(EIO), (&raw const third)));
+        let request = list.take().ok_or(ENOENT)??;
         assert!(matches!(
-            request.operation,
+            request.operation(),
             Operation::SendWithInvalidate(_)
         ));
-        assert_eq!(request.post().wr_id, 3);
-        assert!(list.next().is_none());
+        let posted = request.post();
+        assert_eq!((posted.wr_id, posted.position), (3, 3));
+        assert!(list.take().is_none());
         // What is posted cannot be refused.
         assert_eq!(refused(&list, Err(EIO)), (Ok(0), null()));
+        assert_eq!(refused(&list, Ok(())), (Ok(0), null()));
 
         let mut none = new(null());
-        assert!(none.next().is_none());
-        posted.0.set((0, null()));
+        assert!(none.take().is_none());
         assert_eq!(refused(&none, Err(EINVAL)), (Err(EINVAL), null()));
+        assert_eq!(refused(&none, Ok(())), (Ok(0), null()));
         Ok(())
     }
 }
