@@ -355,8 +355,9 @@ impl Control {
 
     /// Has the device execute a command and returns its reply. Sleeps, uninterruptibly.
     ///
-    /// Errors of the device are those of [`errno`]; `EIO` if the device failed before it answered,
-    /// or answered nonsense.
+    /// Errors of the device are those of [`errno`]; then the command has changed nothing. `EIO` if
+    /// the device failed before it answered, or answered nonsense: then it is stopped, for nobody
+    /// knows what it has done.
     pub(crate) fn execute<C: Command>(&self, request: &C) -> Result<C::Reply> {
         self.execute_in(Memory::new::<C>(GFP_KERNEL)?, request).0
     }
@@ -395,7 +396,11 @@ impl Control {
 
         let begin = vrnic_trace::command_begins();
         let (result, chain) = match self.wait(&call) {
-            Returned::Used(used) => (parse_reply::<C>(used.written()), used.into_chain()),
+            Returned::Used(used) => {
+                let reply = parse_reply::<C>(used.written());
+                let reply = reply.unwrap_or_else(|| Err(self.nonsense()));
+                (reply, used.into_chain())
+            }
             Returned::Cancelled(chain) => (Err(EIO), chain),
         };
         let error = result.as_ref().err().copied();
@@ -469,6 +474,13 @@ impl Control {
         self.stopper.stop();
     }
 
+    /// Stops the device, which answered what cannot be. Sleeps. Returns the error for the one who
+    /// asked.
+    pub(crate) fn nonsense(&self) -> Error {
+        self.fail("it answers nonsense");
+        EIO
+    }
+
     /// Whether the device holds no objects any more because it failed; stops it if it has not been
     /// stopped yet. Sleeps.
     pub(crate) fn is_stopped(&self) -> bool {
@@ -494,25 +506,22 @@ fn write_request<C: Command>(message: &mut [u8], request: &C) {
     }
 }
 
-/// Reads the reply to a command.
-fn parse_reply<C: Command>(message: &[u8]) -> Result<C::Reply> {
-    let (header, body) = ReplyHeader::read_from_prefix(message).map_err(|_| EIO)?;
+/// Reads the reply to a command; [`None`] if it is nonsense.
+fn parse_reply<C: Command>(message: &[u8]) -> Option<Result<C::Reply>> {
+    let (header, body) = ReplyHeader::read_from_prefix(message).ok()?;
 
-    errno(header.status.get())?;
-    if header.length.get() as usize != size_of::<C::Reply>() {
-        return Err(EIO);
+    if let Err(err) = errno(Status::try_from(header.status.get()).ok()?) {
+        return Some(Err(err));
     }
-    let (reply, _) = C::Reply::read_from_prefix(body).map_err(|_| EIO)?;
-    Ok(reply)
+    if header.length.get() as usize != size_of::<C::Reply>() {
+        return None;
+    }
+    let (reply, _) = C::Reply::read_from_prefix(body).ok()?;
+    Some(Ok(reply))
 }
 
 /// The error that the status of a reply stands for.
-///
-/// A status without a meaning is `EIO`.
-fn errno(status: u32) -> Result {
-    let Ok(status) = Status::try_from(status) else {
-        return Err(EIO);
-    };
+fn errno(status: Status) -> Result {
     match status {
         Status::Ok => Ok(()),
         Status::Unsupported => Err(EOPNOTSUPP),
@@ -567,35 +576,25 @@ mod tests {
 
     #[test]
     fn a_reply_is_read() -> Result {
-        let created = parse_reply::<CreatePd>(&reply(0, 8, &[9, 0, 0, 0, 0, 0, 0, 0])?)?;
-        assert_eq!(created.pd.get(), 9);
-        assert!(parse_reply::<DestroyPd>(&reply(0, 0, &[])?).is_ok());
+        let created = parse_reply::<CreatePd>(&reply(0, 8, &[9, 0, 0, 0, 0, 0, 0, 0])?);
+        assert_eq!(created.ok_or(EIO)??.pd.get(), 9);
+        assert!(parse_reply::<DestroyPd>(&reply(0, 0, &[])?).is_some_and(|reply| reply.is_ok()));
         Ok(())
     }
 
     #[test]
-    fn a_reply_that_is_nonsense_is_an_io_error() -> Result {
+    fn nonsense_is_no_refusal() -> Result {
         let body = [0; size_of::<PdCreated>()];
+        let makes_sense = |message: &[u8]| parse_reply::<CreatePd>(message).is_some();
 
         // Nothing, half a header, half a body, a wrong length, an unknown status.
-        assert_eq!(parse_reply::<CreatePd>(&[]).err(), Some(EIO));
-        assert_eq!(parse_reply::<CreatePd>(&[0; 15]).err(), Some(EIO));
-        assert_eq!(
-            parse_reply::<CreatePd>(&reply(0, 8, &body[..7])?).err(),
-            Some(EIO)
-        );
-        assert_eq!(
-            parse_reply::<CreatePd>(&reply(0, 7, &body)?).err(),
-            Some(EIO)
-        );
-        assert_eq!(
-            parse_reply::<CreatePd>(&reply(0, 9, &body)?).err(),
-            Some(EIO)
-        );
-        assert_eq!(
-            parse_reply::<CreatePd>(&reply(!0, 8, &body)?).err(),
-            Some(EIO)
-        );
+        assert!(!makes_sense(&[]));
+        assert!(!makes_sense(&[0; 15]));
+        assert!(!makes_sense(&reply(0, 8, &body[..7])?));
+        assert!(!makes_sense(&reply(0, 7, &body)?));
+        assert!(!makes_sense(&reply(0, 9, &body)?));
+        assert!(!makes_sense(&reply(!0, 8, &body)?));
+        assert!(makes_sense(&reply(Status::DeviceFailed.raw(), 0, &[])?));
         Ok(())
     }
 
@@ -616,7 +615,8 @@ mod tests {
         assert_eq!(table.len() + 1, Status::ALL.len());
         for (status, error) in table {
             let message = reply(status.raw(), 0, &[])?;
-            assert_eq!(parse_reply::<CreatePd>(&message).err(), Some(error));
+            let refused = parse_reply::<CreatePd>(&message).and_then(Result::err);
+            assert_eq!(refused, Some(error));
         }
         Ok(())
     }
