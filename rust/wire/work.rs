@@ -320,23 +320,50 @@ pub const RECEIVE_DATA_OFFSET: usize = 16;
 /// header, or its IPv4 equivalent in the last 20 bytes.
 pub const GRH_LENGTH: usize = 40;
 
+/// Stride of a queue whose entries have so many bytes; one that no ring has if they are too long.
+const fn stride(header: u32, data: u32) -> u32 {
+    match header.saturating_add(data).checked_next_power_of_two() {
+        Some(stride) => stride,
+        None => 1 << 31,
+    }
+}
+
 /// Stride of a send queue whose entries hold `max_sge` elements and `max_inline` inline bytes.
 pub const fn send_stride(max_sge: u32, max_inline: u32) -> u32 {
     const HEADER: u32 = 64;
     const { assert!(HEADER as usize == SEND_DATA_OFFSET) };
 
-    let elements = max_sge * 16;
+    let elements = max_sge.saturating_mul(16);
     let data = if elements > max_inline {
         elements
     } else {
         max_inline
     };
-    (HEADER + data).next_power_of_two()
+    stride(HEADER, data)
 }
 
 /// Stride of a receive queue whose entries hold `max_sge` elements.
 pub const fn receive_stride(max_sge: u32) -> u32 {
     const HEADER: u32 = 16;
     const { assert!(HEADER as usize == RECEIVE_DATA_OFFSET) };
-    (HEADER + max_sge * 16).next_power_of_two()
+    stride(HEADER, max_sge.saturating_mul(16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::MAX_STRIDE;
+
+    #[test]
+    fn no_ring_has_entries_that_are_too_long() {
+        assert_eq!(
+            (send_stride(60, 0), receive_stride(63)),
+            (MAX_STRIDE, MAX_STRIDE)
+        );
+        assert_eq!(send_stride(0, 960), MAX_STRIDE);
+        for many in [64, 1 << 28, u32::MAX] {
+            assert!(send_stride(many, 0) > MAX_STRIDE && receive_stride(many) > MAX_STRIDE);
+        }
+        assert!(send_stride(0, u32::MAX) > MAX_STRIDE);
+    }
 }

@@ -70,7 +70,20 @@ use vrnic_wire::{
         PCI_CAP_DOORBELL_CFG,
         VIRTIO_ID_RDMA, //
     },
-    memory::LOCAL_DMA_KEY, //
+    memory::{
+        LOCAL_DMA_KEY,
+        MAX_PAGE_SHIFT,
+        MIN_PAGE_SHIFT, //
+    },
+    ring::{
+        MAX_ENTRIES,
+        MAX_STRIDE, //
+    },
+    work::{
+        Sge,
+        RECEIVE_DATA_OFFSET,
+        SEND_DATA_OFFSET, //
+    }, //
 };
 
 use crate::{
@@ -358,6 +371,7 @@ impl<'bound> Resources<'bound> {
         let stopper = queues.stopper();
         let control = Control::new(control_queue, async_queue, stopper, health.clone())?;
         let limits = control.execute(&QueryDevice {})?;
+        check_limits(dev, &limits)?;
         let dma = queues.dma();
         let paging = if dev.has_feature(ON_DEMAND_PAGING) {
             Some(PageCommands::new(dma, &control)?)
@@ -417,6 +431,55 @@ fn read_config(dev: &Device<Bound>) -> Result<Config> {
     Ok(config)
 }
 
+/// Refuses a device with limits that make no sense. What else is in the kernel relies on them: it
+/// divides by some, and makes tables as long as others.
+fn check_limits(dev: &Device<Bound>, limits: &DeviceLimits) -> Result {
+    let Some(name) = wrong_limit(limits) else {
+        return Ok(());
+    };
+    dev_err!(dev, "{} of the device makes no sense\n", name);
+    Err(ENODEV)
+}
+
+/// The name of a limit that no device has with that value, if there is one.
+fn wrong_limit(limits: &DeviceLimits) -> Option<&'static str> {
+    const SMALLEST: u64 = 1 << MIN_PAGE_SHIFT;
+    const LARGEST: u64 = 1 << MAX_PAGE_SHIFT;
+
+    // CAST: Small constants.
+    let room = |header: usize| MAX_STRIDE - header as u32;
+    let elements = |header| room(header) / size_of::<Sge>() as u32;
+    let ranges = [
+        ("max_qp_entries", limits.max_qp_entries, 1..=MAX_ENTRIES),
+        ("max_cq_entries", limits.max_cq_entries, 1..=MAX_ENTRIES),
+        (
+            "max_send_sge",
+            limits.max_send_sge,
+            1..=elements(SEND_DATA_OFFSET),
+        ),
+        (
+            "max_recv_sge",
+            limits.max_recv_sge,
+            1..=elements(RECEIVE_DATA_OFFSET),
+        ),
+        ("max_inline", limits.max_inline, 0..=room(SEND_DATA_OFFSET)),
+        // What follows stands in a byte wherever it is used.
+        ("max_rd_atomic", limits.max_rd_atomic, 0..=255),
+        ("max_dest_rd_atomic", limits.max_dest_rd_atomic, 0..=255),
+        ("gid_table_length", limits.gid_table_length, 1..=256),
+    ];
+    let wrong = ranges
+        .iter()
+        .find(|(_, limit, range)| !range.contains(&limit.get()));
+    // There are no other pages, and a list has more of them the smaller they are.
+    let sizes = limits.page_sizes.get();
+    let lists = sizes & SMALLEST != 0 && sizes & !(2 * LARGEST - SMALLEST) == 0;
+    match wrong {
+        Some((name, ..)) => Some(name),
+        None => (!lists).then_some("page_sizes"),
+    }
+}
+
 /// Finds the doorbell region, if the device has one.
 fn find_doorbells<'bound>(
     dev: &'bound Device<Bound>,
@@ -431,6 +494,74 @@ fn find_doorbells<'bound>(
         _ => {
             dev_err!(dev, "device offers doorbells that it does not have\n");
             Err(ENODEV)
+        }
+    }
+}
+
+#[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
+#[kunit_tests(vrnic_driver)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_make_no_sense_are_refused() {
+        let good = DeviceLimits {
+            page_sizes: ((2 << MAX_PAGE_SHIFT) - (1 << MIN_PAGE_SHIFT)).into(),
+            max_qp_entries: MAX_ENTRIES.into(),
+            max_cq_entries: MAX_ENTRIES.into(),
+            max_send_sge: 60.into(),
+            max_recv_sge: 63.into(),
+            max_inline: 960.into(),
+            max_rd_atomic: 255.into(),
+            max_dest_rd_atomic: 255.into(),
+            gid_table_length: 256.into(),
+            ..Default::default()
+        };
+        let with = |change: fn(&mut DeviceLimits)| {
+            let mut limits = good;
+            change(&mut limits);
+            wrong_limit(&limits)
+        };
+
+        assert_eq!(with(|_| ()), None);
+        assert_eq!(
+            with(|limits| limits.max_send_sge = 61.into()),
+            Some("max_send_sge")
+        );
+        assert_eq!(
+            with(|limits| limits.max_send_sge = 0.into()),
+            Some("max_send_sge")
+        );
+        assert_eq!(
+            with(|limits| limits.max_recv_sge = (1 << 28).into()),
+            Some("max_recv_sge")
+        );
+        assert_eq!(
+            with(|limits| limits.max_qp_entries = (MAX_ENTRIES + 1).into()),
+            Some("max_qp_entries")
+        );
+        assert_eq!(
+            with(|limits| limits.max_cq_entries = 0.into()),
+            Some("max_cq_entries")
+        );
+        assert_eq!(
+            with(|limits| limits.max_inline = 961.into()),
+            Some("max_inline")
+        );
+        assert_eq!(
+            with(|limits| limits.max_rd_atomic = 256.into()),
+            Some("max_rd_atomic")
+        );
+        assert_eq!(
+            with(|limits| limits.gid_table_length = u32::MAX.into()),
+            Some("gid_table_length")
+        );
+        for sizes in [0, 1 << 13, 1 << 12 | 1 << 3, 1 << 12 | 1 << 49] {
+            let limits = DeviceLimits {
+                page_sizes: u64::into(sizes),
+                ..good
+            };
+            assert_eq!(wrong_limit(&limits), Some("page_sizes"));
         }
     }
 }
