@@ -95,7 +95,7 @@ pub(crate) struct Cq {
 
 impl Cq {
     /// Expects completions of one side of queue pair `qpn`, whose rings these are. `EOPNOTSUPP` if
-    /// a process polls the queue.
+    /// a process polls the queue, `EIO` if another queue pair has that number.
     pub(crate) fn attach(
         &self,
         qpn: u32,

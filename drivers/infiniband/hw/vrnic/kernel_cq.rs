@@ -163,7 +163,8 @@ impl Polled {
         Ok(rings.any(|(_, ring)| ring.lock().look() >= PATIENCE))
     }
 
-    /// Expects completions of one side of queue pair `qpn`, whose rings these are.
+    /// Expects completions of one side of queue pair `qpn`, whose rings these are. `EIO` if another
+    /// queue pair has that number, which nobody destroys.
     pub(crate) fn attach(
         &mut self,
         qpn: u32,
@@ -176,6 +177,7 @@ impl Polled {
                 Side::Send => poster.send = true,
                 Side::Receive => poster.receive = true,
             },
+            Some(poster) if !poster.rings.is_ending() => return Err(EIO),
             Some(poster) => {
                 // The device gave the number of a queue pair that is just being destroyed.
                 poster.forget(qpn, &self.ring)?;
@@ -530,6 +532,26 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_is_in_use_is_not_given_away() -> Result {
+        with_polled(|polled, rings| {
+            post(rings, Side::Receive, 1)?;
+            let layout = Layout::new().place(0, 64)?;
+            let other = KernelRings::new(None, layout, layout, None)?;
+            let other = Arc::pin_init(other, GFP_KERNEL)?;
+            let room = || Room::new(GFP_KERNEL);
+
+            assert_eq!(polled.attach(5, Side::Receive, &other, room()?), Err(EIO));
+            assert!(polled.detach(5, &other).is_none());
+            // What the first had posted is still to complete.
+            assert!(polled.has_outstanding());
+            rings.begin_end();
+            assert_eq!(polled.attach(5, Side::Receive, &other, room()?), Ok(()));
+            assert!(!polled.has_outstanding());
+            Ok(())
+        })
+    }
+
+    #[test]
     fn only_the_queue_pair_itself_is_detached() -> Result {
         with_polled(|polled, rings| {
             let layout = Layout::new().place(0, 64)?;
@@ -538,6 +560,7 @@ mod tests {
 
             assert!(polled.detach(5, &other).is_none());
             // The number came back before its old owner was gone.
+            rings.begin_end();
             polled.attach(5, Side::Send, &other, Room::new(GFP_KERNEL)?)?;
             assert!(polled.detach(5, rings).is_none());
             assert!(polled.detach(5, &other).is_some());

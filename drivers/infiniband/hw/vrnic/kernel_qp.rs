@@ -6,7 +6,10 @@
 //! but a [`Name`] for it. So the device cannot make up what a completion tells the poster, and when
 //! the device fails, the driver knows what to flush.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{
+    AtomicBool,
+    Ordering, //
+};
 
 use kernel::{
     prelude::*,
@@ -252,6 +255,8 @@ pub(crate) struct KernelRings {
     recv: SpinLockIrq<WorkRing>,
     /// Where receives come from if the queue pair has no ring for them.
     shared: Option<Arc<SharedReceives>>,
+    /// The device has been told to forget the queue pair, or is about to be.
+    ending: AtomicBool,
 }
 
 impl KernelRings {
@@ -269,6 +274,7 @@ impl KernelRings {
             send <- new_spinlock_irq!(send),
             recv <- new_spinlock_irq!(recv),
             shared,
+            ending: AtomicBool::new(false),
         }))
     }
 
@@ -311,6 +317,16 @@ impl KernelRings {
             ring.open = open;
             ring.flushes = state == State::Error;
         }
+    }
+
+    /// The device is going to be told to forget the queue pair: then another may have its number.
+    pub(crate) fn begin_end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether another queue pair may have the number of this one.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
 
     /// Forgets all requests, as the device did: the queue pair was reset.

@@ -330,8 +330,9 @@ impl QueuePair for Qp {
         if attributes.srq.is_some() {
             flags |= qp_flags::SHARED_RECEIVE_QUEUE;
         }
+        let control = &call.data().control;
         let (object, reply) = create(
-            &call.data().control,
+            control,
             &CreateQp {
                 context: context.into(),
                 pd: pd.number().into(),
@@ -360,11 +361,18 @@ impl QueuePair for Qp {
         let signal_all = attributes.signal_all;
         if let Rings::Kernel(rings) = &rings {
             let [send, recv] = room;
+            let send_cq = attributes.send_cq;
             let recv_cq = attributes.recv_cq.ok_or(EINVAL)?;
-            attributes.send_cq.attach(number, Side::Send, rings, send)?;
-            recv_cq
-                .attach(number, Side::Receive, rings, recv)
-                .inspect_err(|_| attributes.send_cq.detach(number, rings))?;
+            let attach = || {
+                send_cq.attach(number, Side::Send, rings, send)?;
+                recv_cq
+                    .attach(number, Side::Receive, rings, recv)
+                    .inspect_err(|_| send_cq.detach(number, rings))
+            };
+            attach().map_err(|err| match err {
+                EIO => control.nonsense(),
+                err => err,
+            })?;
         }
 
         Ok(NewQp {
@@ -475,6 +483,9 @@ impl QueuePair for Qp {
     }
 
     fn destroy(qp: &rdma::Qp<Self>, _call: &Call<'_>) {
+        if let Rings::Kernel(rings) = &qp.rings {
+            rings.begin_end();
+        }
         qp.object.destroy();
         if let Rings::Kernel(rings) = &qp.rings {
             for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
