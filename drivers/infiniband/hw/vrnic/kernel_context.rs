@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// Doorbell slots of the kernel's context: as many as a page can hold.
-const SLOTS: u32 = 16384;
+pub(crate) const SLOTS: u32 = 16384;
 
 const _: () = assert!(is_valid_slot_count(SLOTS));
 const _: () = assert!(area_length(SLOTS) <= SharedMemory::PAGE_SIZE);

@@ -66,6 +66,7 @@ use crate::{
         Call,
         Vrnic, //
     },
+    kernel_context::SLOTS,
     kernel_cq::Room,
     kernel_qp::{
         KernelRings,
@@ -280,7 +281,7 @@ impl QueuePair for Qp {
         check_limits(asked, limits)?;
 
         let mut pages = None;
-        let (context, send, recv, given, rings) = match user {
+        let (context, slots, send, recv, given, rings) = match user {
             Some(user) => {
                 let CreateQpRequest(request) = user.request;
                 let (send, recv, given) = user_layouts(&request, asked, limits)?;
@@ -296,7 +297,7 @@ impl QueuePair for Qp {
                     _umem: umem,
                     context,
                 };
-                (context, send, recv, given, rings)
+                (context, user.context.slots(), send, recv, given, rings)
             }
             None => {
                 let (send, recv, given, length) = kernel_layouts(asked, limits)?;
@@ -310,7 +311,7 @@ impl QueuePair for Qp {
                 let rings = KernelRings::new(memory, send, recv, shared.cloned())?;
                 let rings = Arc::pin_init(rings, GFP_KERNEL)?;
                 let context = call.data().context.number();
-                (context, send, recv, given, Rings::Kernel(rings))
+                (context, SLOTS, send, recv, given, Rings::Kernel(rings))
             }
         };
 
@@ -354,6 +355,9 @@ impl QueuePair for Qp {
             },
         )?;
         let (number, doorbell) = (object.number(), reply.slot.get());
+        if doorbell >= slots {
+            return Err(control.nonsense());
+        }
         let response = abi::CreateQpResponse {
             slot: doorbell,
             ..Default::default()
@@ -526,10 +530,12 @@ impl QueuePair for Qp {
             Ok(())
         });
         if ring.producer() != before {
-            ring.publish(memory)?;
-            drop(ring);
-            call.data().context.ring(qp.doorbell)?;
+            let rung = ring.publish(memory).and_then(|()| {
+                drop(ring);
+                call.data().context.ring(qp.doorbell)
+            });
             call.data().health.posted();
+            rung?;
         }
         result
     }
@@ -557,13 +563,16 @@ impl QueuePair for Qp {
             Ok(())
         });
         if ring.producer() != before {
-            ring.publish(memory)?;
-            let needs_doorbell = ring.needs_doorbell(memory)?;
-            drop(ring);
-            if needs_doorbell {
-                call.data().context.ring(qp.doorbell)?;
-            }
+            let published = ring.publish(memory);
+            let rung = published.and_then(|()| match ring.needs_doorbell(memory)? {
+                true => {
+                    drop(ring);
+                    call.data().context.ring(qp.doorbell)
+                }
+                false => Ok(()),
+            });
             call.data().health.posted();
+            rung?;
         }
         result
     }

@@ -75,6 +75,8 @@ pub(crate) struct UserContext {
     // Fields are dropped in declaration order: the device lets go of the notify area first.
     object: Object<DestroyContext>,
     notify: Arc<NotifyArea>,
+    /// Doorbell slots.
+    slots: u32,
     /// What the process was answered; one that imports the context is answered the same.
     response: AllocContextResponse,
 }
@@ -83,6 +85,11 @@ impl UserContext {
     /// Number of the context.
     pub(crate) fn number(&self) -> u32 {
         self.object.number()
+    }
+
+    /// Doorbell slots, as many as the notify area has room for.
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
     }
 }
 
@@ -152,6 +159,7 @@ impl rdma::UserContext for UserContext {
         let this = pin_init!(Self {
             object,
             notify,
+            slots: request.slots,
             response: AllocContextResponse(response),
         });
         Ok((this, AllocContextResponse(response)))
