@@ -227,7 +227,12 @@ impl Polled {
         {
             return Err(EIO);
         }
-        Ok((poster.rings.complete(name)?, completion))
+        // Also what was written elsewhere with immediate data has a length.
+        let bytes = match completion.opcode {
+            Opcode::Receive => completion.byte_length,
+            _ => 0,
+        };
+        Ok((poster.rings.complete(name, bytes)?, completion))
     }
 
     /// Flushes requests until there are none or `out` is full. The device must have stopped.
@@ -433,7 +438,7 @@ mod tests {
     fn post(rings: &Arc<KernelRings>, side: Side, wr_id: u64) -> Result<Name> {
         let mut ring = rings.ring(side).lock();
         let (_, name) = ring.next_entry()?;
-        ring.advance(continuation(wr_id), true);
+        ring.advance(continuation(wr_id), 64, true);
         Ok(name)
     }
 
@@ -490,6 +495,19 @@ mod tests {
             assert!(!polled.owes_flushes()?);
         }
         polled.owes_flushes()
+    }
+
+    #[test]
+    fn no_more_is_received_than_there_is_room_for() -> Result {
+        with_polled(|polled, rings| {
+            let mut cqe = received(post(rings, Side::Receive, 1)?);
+            cqe.byte_length = 65.into();
+            assert_eq!(polled.resolve(&cqe).err(), Some(EIO));
+            // What was written elsewhere needs no room here.
+            cqe.opcode = completion::Opcode::ReceiveWriteWithImmediate.raw();
+            assert_eq!(polled.resolve(&cqe)?.1.byte_length, 65);
+            Ok(())
+        })
     }
 
     #[test]

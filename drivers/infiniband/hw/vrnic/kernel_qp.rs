@@ -87,6 +87,8 @@ impl Name {
 /// A request that was posted and not completed.
 struct Posted {
     request: Continuation,
+    /// Bytes that it has room for, if it is a receive.
+    room: u64,
     /// Whether it completes in any case; otherwise it may pass in silence.
     signaled: bool,
 }
@@ -159,13 +161,18 @@ impl WorkRing {
         ))
     }
 
-    /// Counts the entry at [`next_entry`](Self::next_entry) as written.
-    pub(crate) fn advance(&mut self, request: Continuation, signaled: bool) {
+    /// Counts the entry at [`next_entry`](Self::next_entry) as written. A receive has `room` for so
+    /// many bytes.
+    pub(crate) fn advance(&mut self, request: Continuation, room: u64, signaled: bool) {
         let slot = self.slot(self.producer);
         // What is flushed is never silent.
         let signaled = signaled || self.flushes;
         if let Some(posted) = self.posted.get_mut(slot) {
-            *posted = Some(Posted { request, signaled });
+            *posted = Some(Posted {
+                request,
+                room,
+                signaled,
+            });
             self.producer = self.producer.wrapping_add(1);
             if signaled {
                 self.owed = self.producer;
@@ -194,11 +201,12 @@ impl WorkRing {
         Ok(u32::from_le(word.load(Ordering::Relaxed)) & flags::NEED_DOORBELL != 0)
     }
 
-    /// The request `index` has completed, and with it those before, which must not have asked for
-    /// a completion of their own.
+    /// The request `index` has completed with so many bytes in its elements, and with it those
+    /// before, which must not have asked for a completion of their own.
     ///
-    /// `EIO` if there is no such request, or one before was skipped; then nothing has completed.
-    pub(crate) fn complete(&mut self, index: u32) -> Result<Continuation> {
+    /// `EIO` if there is no such request, it has no room for the bytes, or one before was skipped;
+    /// then nothing has completed.
+    pub(crate) fn complete(&mut self, index: u32, bytes: u32) -> Result<Continuation> {
         let ahead = index.wrapping_sub(self.done);
         if ahead >= self.outstanding() {
             return Err(EIO);
@@ -209,6 +217,11 @@ impl WorkRing {
             if before.ok_or(EIO)?.signaled {
                 return Err(EIO);
             }
+        }
+        let slot = self.slot(index);
+        let posted = self.posted.get(slot).and_then(Option::as_ref);
+        if posted.ok_or(EIO)?.room < u64::from(bytes) {
+            return Err(EIO);
         }
         let request = self.take(index).ok_or(EIO)?;
         self.done = index.wrapping_add(1);
@@ -291,11 +304,12 @@ impl KernelRings {
         }
     }
 
-    /// The request of that name has completed. `EIO` if there is no such request.
-    pub(crate) fn complete(&self, name: Name) -> Result<Continuation> {
+    /// The request of that name has completed with so many bytes in its elements. `EIO` if there is
+    /// no such request, or it has no room for them.
+    pub(crate) fn complete(&self, name: Name, bytes: u32) -> Result<Continuation> {
         match (&self.shared, name.side) {
-            (Some(shared), Side::Receive) => shared.ring.lock().complete(name.index),
-            _ => self.ring(name.side).lock().complete(name.index),
+            (Some(shared), Side::Receive) => shared.ring.lock().complete(name.index, bytes),
+            _ => self.ring(name.side).lock().complete(name.index, bytes),
         }
     }
 
@@ -304,7 +318,7 @@ impl KernelRings {
     pub(crate) fn drop_completion(&self, name: Name) {
         if let (Some(shared), Side::Receive) = (&self.shared, name.side) {
             // The device may have made up the name.
-            let _ = shared.ring.lock().complete(name.index);
+            let _ = shared.ring.lock().complete(name.index, 0);
         }
     }
 
@@ -360,12 +374,12 @@ mod tests {
 
     fn post(ring: &mut WorkRing, wr_id: u64, signaled: bool) -> Result<u32> {
         let (_, name) = ring.next_entry()?;
-        ring.advance(continuation(wr_id), signaled);
+        ring.advance(continuation(wr_id), 0, signaled);
         Ok(name.index)
     }
 
     fn complete(ring: &mut WorkRing, index: u32) -> Result<u64> {
-        ring.complete(index).map(|request| wr_id(&request))
+        ring.complete(index, 0).map(|request| wr_id(&request))
     }
 
     fn flush(ring: &mut WorkRing) -> Option<u64> {
@@ -392,10 +406,10 @@ mod tests {
             let (produced, flags_word) = (word(offset::DRIVER_INDEX)?, word(offset::DEVICE_FLAGS)?);
 
             let (first, _) = ring.next_entry()?;
-            ring.advance(continuation(1), true);
+            ring.advance(continuation(1), 0, true);
             let (second, _) = ring.next_entry()?;
             assert_eq!(second - first, 64);
-            ring.advance(continuation(2), true);
+            ring.advance(continuation(2), 0, true);
             assert_eq!(ring.next_entry(), Err(ENOMEM));
 
             assert_eq!(produced.load(Ordering::Relaxed), 0);
@@ -432,6 +446,18 @@ mod tests {
             assert_eq!(complete(&mut ring, third), Ok(10 * round + 2));
             assert_eq!(ring.outstanding(), 0);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn no_more_is_received_than_there_is_room_for() -> Result {
+        let (mut ring, _) = ring(Side::Receive, 4)?;
+
+        let (_, name) = ring.next_entry()?;
+        ring.advance(continuation(1), 64, true);
+        assert!(ring.complete(name.index, 65).is_err());
+        assert_eq!(ring.outstanding(), 1);
+        assert!(ring.complete(name.index, 64).is_ok());
         Ok(())
     }
 

@@ -36,8 +36,8 @@ use crate::{
 
 /// Where a receive is remembered.
 enum Place {
-    /// A receive is here.
-    Posted(Continuation),
+    /// A receive is here, with room for so many bytes.
+    Posted(Continuation, u64),
     /// No receive is here; the next place that is free, if any.
     Free(Option<u32>),
 }
@@ -86,14 +86,15 @@ impl SharedRing {
         ))
     }
 
-    /// Counts the entry at [`next_entry`](Self::next_entry) as written.
-    pub(crate) fn advance(&mut self, request: Continuation) {
+    /// Counts the entry at [`next_entry`](Self::next_entry) as written. The receive has `room`
+    /// for so many bytes.
+    pub(crate) fn advance(&mut self, request: Continuation, room: u64) {
         let place = self
             .free
             .and_then(|free| self.places.get_mut(free as usize));
         if let Some(place) = place {
             if let Place::Free(next) = *place {
-                *place = Place::Posted(request);
+                *place = Place::Posted(request, room);
                 self.free = next;
                 self.producer = self.producer.wrapping_add(1);
             }
@@ -108,15 +109,17 @@ impl SharedRing {
         Ok(())
     }
 
-    /// The receive `index` has completed. `EIO` if there is no such receive.
-    pub(crate) fn complete(&mut self, index: u32) -> Result<Continuation> {
+    /// The receive `index` has completed with so many bytes in its elements. `EIO` if there is no
+    /// such receive, or it has no room for them; then nothing has completed.
+    pub(crate) fn complete(&mut self, index: u32, bytes: u32) -> Result<Continuation> {
         let place = self.places.get_mut(index as usize).ok_or(EIO)?;
-        if matches!(place, Place::Free(_)) {
-            return Err(EIO);
+        match place {
+            Place::Posted(_, room) if *room >= u64::from(bytes) => {}
+            _ => return Err(EIO),
         }
         let before = core::mem::replace(place, Place::Free(self.free.replace(index)));
         match before {
-            Place::Posted(request) => Ok(request),
+            Place::Posted(request, _) => Ok(request),
             Place::Free(_) => Err(EIO),
         }
     }
@@ -159,12 +162,12 @@ mod tests {
     }
 
     fn complete(ring: &mut SharedRing, index: u32) -> Result<u64> {
-        ring.complete(index).map(|request| wr_id(&request))
+        ring.complete(index, 0).map(|request| wr_id(&request))
     }
 
     fn post(ring: &mut SharedRing, wr_id: u64) -> Result<(usize, u32)> {
         let (entry, name) = ring.next_entry()?;
-        ring.advance(continuation(wr_id));
+        ring.advance(continuation(wr_id), 0);
         Ok((entry, name.index))
     }
 
@@ -186,6 +189,17 @@ mod tests {
         assert_eq!(complete(&mut ring, 4), Err(EIO));
         assert_eq!(complete(&mut ring, u32::MAX), Err(EIO));
         assert_eq!(ring.producer(), 12);
+        Ok(())
+    }
+
+    #[test]
+    fn no_more_is_received_than_there_is_room_for() -> Result {
+        let mut ring = ring(2)?;
+
+        let (_, name) = ring.next_entry()?;
+        ring.advance(continuation(1), 64);
+        assert!(ring.complete(name.index, 65).is_err());
+        assert!(ring.complete(name.index, 64).is_ok());
         Ok(())
     }
 

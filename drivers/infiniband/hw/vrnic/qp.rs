@@ -526,7 +526,7 @@ impl QueuePair for Qp {
             let (entry, name) = ring.next_entry()?;
             wqe::write_send(memory, entry, name, &request, qp.capabilities.max_send_sge)?;
             let signaled = qp.signal_all || request.flags().contains(SendFlag::Signaled);
-            ring.advance(request.post(), signaled);
+            ring.advance(request.post(), 0, signaled);
             Ok(())
         });
         if ring.producer() != before {
@@ -558,8 +558,9 @@ impl QueuePair for Qp {
 
         let result = requests.try_for_each(|request| {
             let (entry, name) = ring.next_entry()?;
-            wqe::write_receive(memory, entry, name, &request, qp.capabilities.max_recv_sge)?;
-            ring.advance(request.post(), true);
+            let max_sge = qp.capabilities.max_recv_sge;
+            let room = wqe::write_receive(memory, entry, name, &request, max_sge)?;
+            ring.advance(request.post(), room, true);
             Ok(())
         });
         if ring.producer() != before {

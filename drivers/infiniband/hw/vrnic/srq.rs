@@ -271,8 +271,8 @@ impl SharedReceiveQueue for Srq {
 
         let result = requests.try_for_each(|request| {
             let (entry, name) = ring.next_entry()?;
-            wqe::write_receive(memory, entry, name, &request, srq.max_sge)?;
-            ring.advance(request.post());
+            let room = wqe::write_receive(memory, entry, name, &request, srq.max_sge)?;
+            ring.advance(request.post(), room);
             Ok(())
         });
         // Those before a bad one are posted. The device looks when a message needs one.

@@ -85,22 +85,24 @@ pub(crate) fn write_send(
     write_elements(memory, at + SEND_DATA_OFFSET, request.elements())
 }
 
-/// Writes a receive entry at `at` for the request `name`. `EINVAL` if it has more than `max_sge`
-/// elements.
+/// Writes a receive entry at `at` for the request `name`, and returns the bytes that it has room
+/// for. `EINVAL` if it has more than `max_sge` elements.
 pub(crate) fn write_receive(
     memory: &SharedMemory,
     at: usize,
     name: Name,
     request: &ReceiveRequest<'_>,
     max_sge: u32,
-) -> Result {
+) -> Result<u64> {
     let header = ReceiveHeader {
         wr_id: name.to_wire().into(),
         num_sge: count(request.elements(), max_sge)?.into(),
         ..Default::default()
     };
     memory.write(at, header.as_bytes())?;
-    write_elements(memory, at + RECEIVE_DATA_OFFSET, request.elements())
+    write_elements(memory, at + RECEIVE_DATA_OFFSET, request.elements())?;
+    let lengths = request.elements().iter().map(|sge| u64::from(sge.length()));
+    Ok(lengths.sum())
 }
 
 /// Number of elements, which must not exceed `max_sge`.
