@@ -282,13 +282,8 @@ impl CompletionQueue for Cq {
     fn poll(cq: &rdma::Cq<Self>, call: &Call<'_>, out: &mut Completions<'_>) -> Result {
         // Looked at before the ring: what is not there afterwards will not come.
         let has_stopped = call.data().health.has_stopped();
-        let mut polled = cq.kernel()?.lock();
-        let in_order = polled.poll(out).is_ok();
-        if in_order && has_stopped {
-            polled.flush(out);
-        }
-        drop(polled);
-        if !in_order {
+        let polled = cq.kernel()?.lock().poll(out, has_stopped);
+        if polled.is_err() {
             call.data()
                 .health
                 .fail("it completed what nobody had posted");

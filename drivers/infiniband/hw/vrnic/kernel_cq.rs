@@ -125,7 +125,22 @@ impl Polled {
 
     /// Moves completions that the device wrote to `out` until there are no more or it is full.
     /// `EIO` if one is of no request, or of one that is not due.
-    pub(crate) fn poll(&mut self, out: &mut Completions<'_>) -> Result {
+    ///
+    /// If the device `has_stopped`, all other requests are flushed then. What is in the ring after
+    /// an error does not delay that.
+    pub(crate) fn poll(&mut self, out: &mut Completions<'_>, has_stopped: bool) -> Result {
+        let result = self.take(out);
+        if has_stopped {
+            if result.is_err() {
+                self.ring.close();
+            }
+            self.flush(out);
+        }
+        result
+    }
+
+    /// The part of [`poll`](Self::poll) that looks at the ring.
+    fn take(&mut self, out: &mut Completions<'_>) -> Result {
         let mut result = Ok(());
 
         self.waits = false;
@@ -236,7 +251,7 @@ impl Polled {
     }
 
     /// Flushes requests until there are none or `out` is full. The device must have stopped.
-    pub(crate) fn flush(&self, out: &mut Completions<'_>) {
+    fn flush(&self, out: &mut Completions<'_>) {
         for (&qpn, poster) in self.posters.iter() {
             for (side, ring) in poster.rings() {
                 while !out.is_full() {
@@ -477,6 +492,19 @@ mod tests {
     }
 
     #[test]
+    fn no_more_is_received_than_there_is_room_for() -> Result {
+        with_polled(|polled, rings| {
+            let mut cqe = received(post(rings, Side::Receive, 1)?);
+            cqe.byte_length = 65.into();
+            assert_eq!(polled.resolve(&cqe).err(), Some(EIO));
+            // What was written elsewhere needs no room here.
+            cqe.opcode = completion::Opcode::ReceiveWriteWithImmediate.raw();
+            assert_eq!(polled.resolve(&cqe)?.1.byte_length, 65);
+            Ok(())
+        })
+    }
+
+    #[test]
     fn a_failure_is_one_of_the_queue_that_was_posted_to() -> Result {
         with_polled(|polled, rings| {
             let mut cqe = received(post(rings, Side::Receive, 1)?);
@@ -495,19 +523,6 @@ mod tests {
             assert!(!polled.owes_flushes()?);
         }
         polled.owes_flushes()
-    }
-
-    #[test]
-    fn no_more_is_received_than_there_is_room_for() -> Result {
-        with_polled(|polled, rings| {
-            let mut cqe = received(post(rings, Side::Receive, 1)?);
-            cqe.byte_length = 65.into();
-            assert_eq!(polled.resolve(&cqe).err(), Some(EIO));
-            // What was written elsewhere needs no room here.
-            cqe.opcode = completion::Opcode::ReceiveWriteWithImmediate.raw();
-            assert_eq!(polled.resolve(&cqe)?.1.byte_length, 65);
-            Ok(())
-        })
     }
 
     #[test]

@@ -34,7 +34,11 @@ const NOBODY: u32 = u32::MAX;
 pub(crate) struct CompletionRing {
     memory: SharedMemory,
     layout: RingLayout,
+    /// Whether nothing that the device writes counts any more.
+    closed: bool,
     consumer: u32,
+    /// What the device was told of `consumer`: it writes no more than the ring has room for.
+    released: u32,
     arm: Arm,
 }
 
@@ -44,7 +48,9 @@ impl CompletionRing {
         Self {
             memory,
             layout,
+            closed: false,
             consumer: 0,
+            released: 0,
             arm: Arm::default(),
         }
     }
@@ -59,11 +65,19 @@ impl CompletionRing {
         self.consumer
     }
 
+    /// Drops all that is in the ring, and whatever comes.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+    }
+
     /// Offset of entry `index`, if there is a completion in it.
     fn valid_entry(&self, index: u32) -> Result<Option<usize>> {
         // The phase is the most significant byte of the little-endian word at the entry's end.
         const WORD: usize = PHASE_OFFSET - 3;
 
+        if self.closed {
+            return Ok(None);
+        }
         let entry = usize::try_from(self.layout.entry_offset(index))?;
         let word = self.memory.u32(entry + WORD)?.load(Ordering::Acquire);
         let [.., found] = word.to_ne_bytes();
@@ -76,8 +90,12 @@ impl CompletionRing {
     }
 
     /// Takes the next completion, if any. It stays in the ring until [`release`](Self::release).
+    /// `EIO` if the device writes more than it has room for: that would be without end.
     pub(crate) fn take(&mut self) -> Result<Option<Cqe>> {
         while let Some(entry) = self.valid_entry(self.consumer)? {
+            if self.consumer.wrapping_sub(self.released) >= self.entries() {
+                return Err(EIO);
+            }
             let mut bytes = [0; CQE_STRIDE as usize];
             self.memory.read(entry, &mut bytes)?;
             self.consumer = self.consumer.wrapping_add(1);
@@ -91,10 +109,11 @@ impl CompletionRing {
     }
 
     /// Gives the device the entries of all completions that were taken.
-    pub(crate) fn release(&self) -> Result {
+    pub(crate) fn release(&mut self) -> Result {
         self.memory
             .u32(header_word(&self.layout, offset::DRIVER_INDEX))?
             .store(self.consumer.to_le(), Ordering::Release);
+        self.released = self.consumer;
         Ok(())
     }
 
@@ -192,6 +211,39 @@ mod tests {
                     index + 1
                 );
             }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_device_that_writes_without_end_is_found_out() -> Result {
+        with_dma(|dma| {
+            let mut ring = completion_ring(dma, 4)?;
+            // All four are of a queue pair that is gone: that is what a device may write.
+            for index in 0..4 {
+                ring.complete(index, 1, NOBODY)?;
+            }
+            assert!(ring.take()?.is_none());
+            // But there is no room for more yet.
+            for index in 4..8 {
+                ring.complete(index, 1, NOBODY)?;
+            }
+            assert_eq!(ring.take().err(), Some(EIO));
+            ring.release()?;
+            assert!(ring.take()?.is_none());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_comes_after_an_error_does_not_count() -> Result {
+        with_dma(|dma| {
+            let mut ring = completion_ring(dma, 4)?;
+            ring.complete(0, 1, 7)?;
+            ring.complete(1, 2, 7)?;
+            assert!(ring.take()?.is_some());
+            ring.close();
+            assert!(ring.take()?.is_none() && ring.is_empty()? && !ring.arm(false)?);
             Ok(())
         })
     }
