@@ -6,8 +6,8 @@
 //! event, and waits with the event if there is none; a buffer goes back as soon as its event has
 //! been read. So no event is lost, and a queue holds back the device if the driver is slow.
 //!
-//! Completion events are handled in the interrupt of their vector. Asynchronous events go to a work
-//! item, because their handlers may sleep.
+//! Completion events are handled in the interrupt of their vector, if the device does not keep that
+//! busy. Asynchronous events go to a work item, because their handlers may sleep.
 
 use kernel::{
     device::Device,
@@ -62,11 +62,19 @@ pub(crate) fn fill<H: EventHandler>(queue: &Virtqueue<H>) -> Result {
     Ok(())
 }
 
-/// Handles all events that have come in, and gives their buffers back to the device.
+/// Handles the events that have come in, and gives their buffers back to the device.
+///
+/// If there are more than the queue has buffers, the device has used some again meanwhile, and may
+/// do so for ever: the rest is [deferred](Virtqueue::defer).
 fn drain<H: EventHandler>(queue: &Virtqueue<H>) {
     let mut returned = false;
+    let mut left = queue.capacity();
 
-    while let Some(used) = queue.pop() {
+    while left != 0 {
+        let Some(used) = queue.pop() else {
+            break;
+        };
+        left -= 1;
         // A buffer that came back without a whole event says nothing.
         let event = H::Event::read_from_bytes(used.written()).ok();
         // There was room for the buffer before, so it is refused only when the queue is closed.
@@ -78,6 +86,9 @@ fn drain<H: EventHandler>(queue: &Virtqueue<H>) {
     }
     if returned {
         queue.kick();
+    }
+    if left == 0 {
+        queue.defer();
     }
 }
 
@@ -221,7 +232,13 @@ impl Completions {
 impl Handler for Completions {
     type Context = ();
 
+    const DEFERS: bool = true;
+
     fn used(&self, queue: &Virtqueue<Self>) {
+        drain(queue);
+    }
+
+    fn deferred(&self, queue: &Virtqueue<Self>) {
         drain(queue);
     }
 }
