@@ -665,6 +665,10 @@ impl Paged {
             },
         )?;
         let key = object.number();
+        // Here it stands for no region.
+        if key == 0 {
+            return Err(pager.commands.control.nonsense());
+        }
         let paged = Self {
             object,
             memory,
