@@ -170,12 +170,14 @@ impl Registered {
         Ok(())
     }
 
-    /// Destroys the region, as does [`Object::try_destroy`].
+    /// Destroys the region, unless windows are bound to it (`EBUSY`).
     fn try_destroy(&self) -> Result {
         match self {
-            Self::InPlace { object, .. } | Self::DeviceMemory { object, .. } => {
-                object.try_destroy()
+            Self::InPlace { object, user } => {
+                let access = user.as_ref().map(|user| user.access);
+                object.try_destroy(access.is_some_and(may_have_windows))
             }
+            Self::DeviceMemory { object, .. } => object.try_destroy(false),
             Self::OnDemand(paged) => paged.try_destroy(),
         }
     }
@@ -401,6 +403,12 @@ fn device_memory_rights(access: AccessFlags) -> Result<u32> {
         return Err(EINVAL);
     }
     Ok(bits)
+}
+
+/// Whether windows may be bound to a region with these rights. A device without windows has no
+/// region that does ([`device_rights`]).
+pub(crate) fn may_have_windows(access: AccessFlags) -> bool {
+    access.bits() & access::MW_BIND != 0
 }
 
 /// Whether the addresses of a region with these rights count from 0.

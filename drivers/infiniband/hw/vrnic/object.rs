@@ -132,9 +132,8 @@ impl<D: Destroy> Object<D> {
     /// On return the device has let go of everything that belonged to the object. A device that
     /// refuses is stopped: the kernel has done with the object, and frees its memory next.
     pub(crate) fn destroy(&self) {
-        if let Err(err) = self.try_destroy() {
-            self.refused(err);
-        }
+        // Never in use, so never an error.
+        let _ = self.try_destroy(false);
     }
 
     /// The device refuses to let go of the object, so it is stopped.
@@ -150,12 +149,12 @@ impl<D: Destroy> Object<D> {
         self.control.fail("it does not let go of an object");
     }
 
-    /// Destroys the object unless it is in use (`EBUSY`). Sleeps.
+    /// Destroys the object unless it is in use (`EBUSY`), if it `may_be` that. Sleeps.
     ///
     /// On success the device has let go of everything that belonged to the object. So it has when
     /// it failed, for then it was stopped, as it is for any other reason to refuse: nobody could
     /// ever end that. On an error the object is as before.
-    pub(crate) fn try_destroy(&self) -> Result {
+    pub(crate) fn try_destroy(&self, may_be: bool) -> Result {
         if !self.alive.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -167,7 +166,7 @@ impl<D: Destroy> Object<D> {
                 Ok(())
             }
             Err(_) if self.control.is_stopped() => Ok(()),
-            Err(EBUSY) => {
+            Err(EBUSY) if may_be => {
                 self.alive.store(true, Ordering::Relaxed);
                 Err(EBUSY)
             }

@@ -86,7 +86,10 @@ use crate::{
         Prepared, //
     },
     device::Call,
-    mr::first_address,
+    mr::{
+        first_address,
+        may_have_windows, //
+    },
     object::{
         create,
         Object, //
@@ -701,11 +704,11 @@ impl Paged {
         (self.object.pd(), self.range, self.access)
     }
 
-    /// Destroys the region, as does [`Object::try_destroy`].
+    /// Destroys the region, unless windows are bound to it (`EBUSY`).
     pub(crate) fn try_destroy(&self) -> Result {
         let number = &self.memory.pager().0.key;
         let key = self.memory.exclusively(|| {
-            self.object.try_destroy()?;
+            self.object.try_destroy(may_have_windows(self.access))?;
             Ok::<_, Error>(number.swap(0, Ordering::Relaxed))
         })??;
         if key == 0 {
