@@ -27,6 +27,7 @@ use kernel::{
 };
 use rdma::event::Dispatcher;
 use virtio::{
+    full_fence,
     Restarter,
     Virtqueues,
     Watch,
@@ -138,6 +139,9 @@ impl Health {
     /// The device has failed and has stopped: has everybody flush what was posted.
     fn flush_all(&self) {
         let before = self.stopped.swap(true, Ordering::AcqRel);
+        // Pairs with the fence after arming a queue: either its user sees that the device has
+        // stopped, or this that the queue is armed.
+        full_fence();
         for area in &*self.processes.lock() {
             self.tell(area);
         }
