@@ -175,12 +175,14 @@ fn quiesce<Ctx: DeviceContext>(dev: &Device<Ctx>) {
     if dev.raw_status().is_gone() {
         // SAFETY: The device is valid.
         unsafe { bindings::virtio_break_device(raw) };
-        // SAFETY: As above. May sleep; all callers may.
-        unsafe { bindings::virtio_synchronize_cbs(raw) };
     } else {
         // SAFETY: The device is valid.
         unsafe { bindings::virtio_reset_device(raw) };
     }
+    // Not all transports do that when they reset a device.
+    //
+    // SAFETY: As above. May sleep; all callers may.
+    unsafe { bindings::virtio_synchronize_cbs(raw) };
 }
 
 /// Leaves a device in reset, and without queues, whose driver has let it go.

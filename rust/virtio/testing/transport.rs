@@ -68,6 +68,10 @@ pub(crate) struct Transport {
     pub(crate) deleted: AtomicU32,
     /// Whether the lock of the device was held then.
     pub(crate) was_locked: AtomicBool,
+    /// Whether it takes its time to reset the device.
+    pub(crate) is_slow: AtomicBool,
+    /// How often somebody waited for handlers when the device had been reset.
+    pub(crate) synchronized: AtomicU32,
 }
 
 impl Transport {
@@ -75,6 +79,7 @@ impl Transport {
         get_status: Some(Self::get_status),
         set_status: Some(Self::set_status),
         reset: Some(Self::reset),
+        synchronize_cbs: Some(Self::synchronize),
         find_vqs: Some(Self::find_vqs),
         del_vqs: Some(Self::del_vqs),
         get_features: Some(Self::get_features),
@@ -99,6 +104,8 @@ impl Transport {
             was_reset_in_vain: AtomicBool::new(false),
             deleted: AtomicU32::new(0),
             was_locked: AtomicBool::new(false),
+            is_slow: AtomicBool::new(false),
+            synchronized: AtomicU32::new(0),
         }
     }
 
@@ -158,6 +165,17 @@ impl Transport {
     /// As above.
     unsafe extern "C" fn get_features(_vdev: *mut bindings::virtio_device) -> u64 {
         1 << Feature::VERSION_1.bit()
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn synchronize(vdev: *mut bindings::virtio_device) {
+        // SAFETY: Guaranteed by the caller.
+        let this = unsafe { Self::of(vdev) };
+        if this.status() == 0 {
+            this.synchronized.fetch_add(1, SeqCst);
+        }
     }
 
     /// # Safety
