@@ -52,8 +52,10 @@ enum State {
     Created,
     /// The device works.
     Ready,
-    /// That task resets the device and empties the queues.
+    /// That task resets the device.
     Stopping(usize),
+    /// The device is reset; that task empties the queues.
+    Quiesced(usize),
     /// The device is reset, the queues are empty and refuse buffers.
     Stopped,
     /// The queues are gone, or are being deleted.
@@ -75,26 +77,27 @@ struct Queues {
     watchdogs: Arc<Watchdogs>,
     #[pin]
     state: Mutex<State>,
-    /// [`State::Stopping`] is over.
+    /// [`State::Stopping`] or [`State::Quiesced`] is over.
     #[pin]
     stopped: CondVar,
 }
 
 impl Queues {
-    /// Whether the one who stops the device, and so empties the queues, waits for the caller.
-    fn is_waited_for(&self, stopping: usize) -> bool {
-        stopping == current() || self.queues.iter().any(|queue| queue.is_deferred())
+    /// Whether the one who empties the queues waits for the caller.
+    fn is_waited_for(&self, emptying: usize) -> bool {
+        emptying == current() || self.queues.iter().any(|queue| queue.is_deferred())
     }
 
-    /// Makes the device forget all buffers and returns them to their owners. Returns `false` if
-    /// somebody else is about to, who waits for the caller.
-    fn stop(&self) -> bool {
+    /// Makes the device forget all buffers and returns them to their owners. If somebody else is
+    /// about to, who waits for the caller, the device has been reset when this returns.
+    fn stop(&self) {
         let mut state = self.state.lock();
         loop {
             match *state {
-                State::Stopped | State::Deleted => return true,
-                State::Stopping(task) if self.is_waited_for(task) => return false,
-                State::Stopping(_) => self.stopped.wait(&mut state),
+                State::Stopped | State::Deleted => return,
+                State::Quiesced(task) if self.is_waited_for(task) => return,
+                // Who resets the device waits for no task, and calls none of the driver.
+                State::Stopping(_) | State::Quiesced(_) => self.stopped.wait(&mut state),
                 State::Created | State::Ready => break,
             }
         }
@@ -106,13 +109,18 @@ impl Queues {
             queue.close();
         }
         quiesce(&self.dev);
+        self.set_state(State::Quiesced(current()));
         for queue in &self.queues {
             // SAFETY: The device has been stopped above.
             unsafe { queue.detach() };
         }
-        *self.state.lock() = State::Stopped;
+        self.set_state(State::Stopped);
+    }
+
+    /// Tells those who wait for the state.
+    fn set_state(&self, state: State) {
+        *self.state.lock() = state;
         self.stopped.notify_all();
-        true
     }
 
     /// Stops the device and deletes the queues.
@@ -230,7 +238,8 @@ impl Stopper {
     /// buffers have been [cancelled](super::Handler::cancelled) and no handler runs. Only the first
     /// call does anything; none does after the [`Virtqueues`] have been dropped. Process context.
     ///
-    /// A handler may call this. It does not wait for itself, nor for one who waits for it.
+    /// A handler may call this. It does not wait for itself, nor for one who waits for it: then
+    /// buffers may be cancelled later, and handlers still run.
     pub fn stop(&self) {
         self.0.stop();
     }
@@ -239,7 +248,7 @@ impl Stopper {
     pub fn device_failed(&self) -> bool {
         let state = self.0.state.lock();
         match *state {
-            State::Stopping(_) | State::Stopped | State::Deleted => true,
+            State::Stopping(_) | State::Quiesced(_) | State::Stopped | State::Deleted => true,
             State::Created | State::Ready => {
                 // The transport is there: `Queues::delete` would have to get the lock first.
                 let status = self.0.dev.raw_status();
@@ -396,7 +405,7 @@ impl<'bound> Virtqueues<'bound> {
         let state = self.queues.state.lock();
         let raw = match *state {
             State::Created | State::Ready => queue.raw(),
-            State::Stopping(_) | State::Stopped | State::Deleted => None,
+            State::Stopping(_) | State::Quiesced(_) | State::Stopped | State::Deleted => None,
         };
         let Some(raw) = raw else {
             return;

@@ -13,17 +13,23 @@ use core::{
 use kernel::{
     fmt,
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 use crate::{
     queues::Claimed,
     testing::driver::{
         with_device,
-        Counted, //
+        Counted,
+        Data, //
     },
     AnyVirtqueue,
     Chain,
+    Stopper,
     Virtqueue,
     Virtqueues, //
 };
@@ -80,7 +86,7 @@ mod cases {
     fn a_queue_that_is_stopped_hears_nothing() -> Result {
         with_device(
             |_, data, transport| {
-                let calls = &data.queue.handler().0;
+                let calls = &data.queue.handler().calls;
                 transport.interrupt();
                 assert_eq!(calls.load(SeqCst), 1);
                 let stopper = data.queues.lock().as_ref().map(|queues| queues.stopper());
@@ -99,7 +105,62 @@ mod cases {
             |_, data, _| {
                 data.queue.flush_deferred();
                 data.queue.flush_deferred();
-                assert!(data.queue.handler().0.load(SeqCst) >= 2);
+                assert!(data.queue.handler().calls.load(SeqCst) >= 2);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    /// What stops the device.
+    fn stopper(data: &Data<'_>) -> Result<Stopper> {
+        let queues = data.queues.lock();
+        Ok(queues.as_ref().ok_or(ENOENT)?.stopper())
+    }
+
+    #[test]
+    fn handlers_are_waited_for_when_the_device_has_been_reset() -> Result {
+        with_device(
+            |_, data, transport| {
+                let before = transport.synchronized.load(SeqCst);
+                stopper(data)?.stop();
+                assert_eq!(transport.synchronized.load(SeqCst), before + 1);
+                Ok(())
+            },
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn who_is_waited_for_waits_for_the_reset() -> Result {
+        const BEGUN: u32 = 1;
+        const RESET: u32 = 2;
+
+        with_device(
+            |_, data, transport| {
+                let (stopper, seen) = (stopper(data)?, Arc::new(AtomicU32::new(0), GFP_KERNEL)?);
+                let deed = {
+                    let (stopper, seen) = (stopper.clone(), seen.clone());
+                    move || {
+                        seen.fetch_or(BEGUN, SeqCst);
+                        // Somebody else stops it meanwhile.
+                        while !stopper.device_failed() {
+                            fsleep(Delta::from_millis(1));
+                        }
+                        stopper.stop();
+                        if stopper.0.dev.raw_status().is_reset() {
+                            seen.fetch_or(RESET, SeqCst);
+                        }
+                    }
+                };
+                transport.is_slow.store(true, SeqCst);
+                *data.queue.handler().deferred.lock() = Some(Arc::new(deed, GFP_KERNEL)?);
+                data.queue.defer();
+                while seen.load(SeqCst) == 0 {
+                    fsleep(Delta::from_millis(1));
+                }
+                stopper.stop();
+                assert_eq!(seen.load(SeqCst), BEGUN | RESET);
                 Ok(())
             },
             |_| Ok(()),
@@ -108,8 +169,7 @@ mod cases {
 
     /// A queue of no device.
     fn idle(name: fmt::Arguments<'_>) -> Result<Arc<dyn AnyVirtqueue>> {
-        let handler = Counted(AtomicU32::new(0));
-        Ok(Virtqueue::<Counted>::new(name, Ok::<_, Error>(handler))?)
+        Ok(Virtqueue::new(name, Counted::new())?)
     }
 
     #[test]

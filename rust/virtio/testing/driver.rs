@@ -57,8 +57,39 @@ use crate::{
     Virtqueues, //
 };
 
+/// What a test has a handler do.
+pub(crate) type Deed = Arc<dyn Fn() + Send + Sync>;
+
 /// A handler that counts how often it is called.
-pub(crate) struct Counted(pub(crate) AtomicU32);
+#[pin_data]
+pub(crate) struct Counted {
+    /// How often.
+    pub(crate) calls: AtomicU32,
+    /// What is done in all that is deferred.
+    #[pin]
+    pub(crate) deferred: Mutex<Option<Deed>>,
+    /// What is done for all buffers that are cancelled.
+    #[pin]
+    pub(crate) cancelled: Mutex<Option<Deed>>,
+}
+
+impl Counted {
+    /// One that does nothing else.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            calls: AtomicU32::new(0),
+            deferred <- new_mutex!(None),
+            cancelled <- new_mutex!(None),
+        })
+    }
+
+    fn do_as_told(deed: &Mutex<Option<Deed>>) {
+        let deed = deed.lock().clone();
+        if let Some(deed) = deed {
+            deed();
+        }
+    }
+}
 
 impl Handler for Counted {
     type Context = ();
@@ -66,14 +97,20 @@ impl Handler for Counted {
     const DEFERS: bool = true;
 
     fn used(&self, _queue: &Virtqueue<Self>) {
-        self.0.fetch_add(1, SeqCst);
+        self.calls.fetch_add(1, SeqCst);
     }
 
     /// Comes back here at once, for the first time.
     fn deferred(&self, queue: &Virtqueue<Self>) {
-        if self.0.fetch_add(1, SeqCst) == 0 {
+        if self.calls.fetch_add(1, SeqCst) == 0 {
             queue.flush_deferred();
         }
+        Self::do_as_told(&self.deferred);
+    }
+
+    fn cancelled(&self, chain: KBox<Chain<()>>) {
+        Self::do_as_told(&self.cancelled);
+        drop(chain);
     }
 }
 
@@ -105,8 +142,7 @@ impl Driver for TestDriver {
         restarter: Restarter,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
-            let handler = Counted(AtomicU32::new(0));
-            let queue = Virtqueue::new(fmt!("test"), Ok::<_, Error>(handler))?;
+            let queue = Virtqueue::new(fmt!("test"), Counted::new())?;
             let mut all: KVec<Arc<dyn AnyVirtqueue>> = KVec::new();
             all.push(queue.clone(), GFP_KERNEL)?;
             let queues = Virtqueues::new(dev, all)?;

@@ -12,6 +12,10 @@ use core::sync::atomic::{
 
 use kernel::{
     prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     types::Opaque, //
 };
 
@@ -156,15 +160,11 @@ impl Transport {
             // That of PCI would wait for ever.
             this.was_reset_in_vain
                 .fetch_or(this.status() == GONE, SeqCst);
+            if this.is_slow.load(SeqCst) {
+                fsleep(Delta::from_millis(50));
+            }
             Self::set_status(vdev, 0);
         }
-    }
-
-    /// # Safety
-    ///
-    /// As above.
-    unsafe extern "C" fn get_features(_vdev: *mut bindings::virtio_device) -> u64 {
-        1 << Feature::VERSION_1.bit()
     }
 
     /// # Safety
@@ -176,6 +176,13 @@ impl Transport {
         if this.status() == 0 {
             this.synchronized.fetch_add(1, SeqCst);
         }
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe extern "C" fn get_features(_vdev: *mut bindings::virtio_device) -> u64 {
+        1 << Feature::VERSION_1.bit()
     }
 
     /// # Safety
