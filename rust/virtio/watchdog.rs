@@ -34,11 +34,12 @@ pub trait Watch: Send + Sync + 'static {
 /// Looks at something again and again until there is no need to, and whenever it is asked to
 /// ([`Virtqueues::watch`](super::Virtqueues::watch)).
 ///
-/// Dropping it waits for a look that is under way, but for one that drops it. One that is forgotten
-/// ends when the driver has let the device go: so it never runs code of a driver that is gone.
+/// Once it is dropped, no look begins. One that is under way is not waited for, since it may wait
+/// for whoever drops this, as for a handler when it stops the device. All looks have ended when the
+/// driver has let the device go, also of one that is forgotten: so no code of a driver that is gone
+/// runs.
 pub struct Watchdog<W: Watch> {
     work: Arc<Work<W>>,
-    all: Arc<Watchdogs>,
 }
 
 /// What is not to run any more at the end.
@@ -47,12 +48,12 @@ trait End: Send + Sync {
     fn end(&self);
 }
 
-/// All watchdogs of a device with queues.
-#[pin_data]
+/// All watchdogs that a device with queues has had.
+#[pin_data(PinnedDrop)]
 pub(crate) struct Watchdogs {
-    /// Those that have not ended. [`None`] when there can be no more.
+    /// Their works, which run until they are ended. [`None`] when there can be no more.
     #[pin]
-    running: Mutex<Option<KVec<Arc<dyn End>>>>,
+    works: Mutex<Option<KVec<Arc<dyn End>>>>,
 }
 
 impl Watchdogs {
@@ -60,7 +61,7 @@ impl Watchdogs {
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                running <- new_mutex!(Some(KVec::new()), "virtio::Watchdogs"),
+                works <- new_mutex!(Some(KVec::new()), "virtio::Watchdogs"),
             }),
             GFP_KERNEL,
         )
@@ -68,25 +69,25 @@ impl Watchdogs {
 
     /// `ENODEV` if there can be no more.
     fn add(&self, work: Arc<dyn End>) -> Result {
-        let mut running = self.running.lock();
-        let running: &mut Option<_> = &mut running;
-        running.as_mut().ok_or(ENODEV)?.push(work, GFP_KERNEL)?;
+        let mut works = self.works.lock();
+        let works: &mut Option<_> = &mut works;
+        works.as_mut().ok_or(ENODEV)?.push(work, GFP_KERNEL)?;
         Ok(())
     }
 
-    fn remove<W: Watch>(&self, work: &Arc<Work<W>>) {
-        let is_other = |other: &mut Arc<dyn End>| !core::ptr::addr_eq(&**other, &**work);
-        if let Some(running) = &mut *self.running.lock() {
-            running.retain(is_other);
-        }
-    }
-
-    /// Ends all that have not ended. Sleeps.
+    /// Ends all. Sleeps; must not be called by a look.
     pub(crate) fn close(&self) {
-        let running = self.running.lock().take();
-        for work in running.iter().flatten() {
+        let works = self.works.lock().take();
+        for work in works.iter().flatten() {
             work.end();
         }
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Watchdogs {
+    fn drop(self: Pin<&mut Self>) {
+        self.close();
     }
 }
 
@@ -97,7 +98,7 @@ impl Watchdogs {
 ///
 /// - `work` was initialised when `self` was created; its function is [`Self::callback`].
 /// - It is part of an [`Arc`], and not freed while the work is queued or runs, unless the work
-///   itself keeps it: the work is disabled before its [`Owner`] or [`Watchdogs`] forget it.
+///   itself keeps it: its [`Owner`] or [`Watchdogs`] end the work before they forget it.
 #[pin_data]
 pub(crate) struct Work<W: Watch> {
     #[pin]
@@ -193,8 +194,7 @@ impl<W: Watch> Watchdog<W> {
         // From here on it ends with all others, if not before; if it has by now, this is of no
         // effect.
         work.schedule(delay_ms);
-        let all = all.clone();
-        Ok(Self { work, all })
+        Ok(Self { work })
     }
 
     /// Looks as soon as possible: any look that begins after this call has seen what came before
@@ -206,12 +206,8 @@ impl<W: Watch> Watchdog<W> {
 
 impl<W: Watch> Drop for Watchdog<W> {
     fn drop(&mut self) {
-        self.work.end();
-        // A look that drops its watchdog is waited for when all end. Whoever ends all at this time
-        // has the work, too.
-        if !self.work.is_looking_here() {
-            self.all.remove(&self.work);
-        }
+        // SAFETY: The work is initialised, by the type invariant. From here on it is not queued.
+        unsafe { bindings::disable_delayed_work(self.work.work.get()) };
     }
 }
 

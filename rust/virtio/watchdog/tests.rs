@@ -25,7 +25,10 @@ use super::{
     Watchdog,
     Watchdogs, //
 };
-use crate::testing::driver::with_device;
+use crate::{
+    testing::driver::with_device,
+    Stopper, //
+};
 
 #[kunit_tests(virtio_watchdog)]
 mod cases {
@@ -103,6 +106,63 @@ mod cases {
         let late = Watchdog::new(&all, 1, Counting(looks));
         assert_eq!(late.err(), Some(ENODEV));
         Ok(())
+    }
+
+    /// Stops its device when somebody else does.
+    struct Stopping(Stopper, Arc<AtomicU32>);
+
+    impl Watch for Stopping {
+        fn look(&self) -> Option<u32> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            while !self.0.device_failed() {
+                fsleep(Delta::from_millis(1));
+            }
+            self.0.stop();
+            None
+        }
+    }
+
+    /// Where its watchdog is.
+    #[pin_data]
+    struct Kept {
+        #[pin]
+        watchdog: Mutex<Option<Watchdog<Stopping>>>,
+    }
+
+    #[test]
+    fn a_watchdog_is_dropped_while_its_look_waits() -> Result {
+        with_device(
+            |_, data, _| {
+                let looks = Arc::new(AtomicU32::new(0), GFP_KERNEL)?;
+                let (stopper, watchdog) = {
+                    let queues = data.queues.lock();
+                    let queues = queues.as_ref().ok_or(ENOENT)?;
+                    let watch = Stopping(queues.stopper(), looks.clone());
+                    (queues.stopper(), queues.watch(1, watch)?)
+                };
+                let kept = Arc::pin_init(
+                    pin_init!(Kept {
+                        watchdog <- new_mutex!(Some(watchdog)),
+                    }),
+                    GFP_KERNEL,
+                )?;
+                let deed = {
+                    let kept = kept.clone();
+                    move || {
+                        let watchdog = kept.watchdog.lock().take();
+                        drop(watchdog);
+                    }
+                };
+                *data.queue.handler().cancelled.lock() = Some(Arc::new(deed, GFP_KERNEL)?);
+                while looks.load(Ordering::Relaxed) == 0 {
+                    fsleep(Delta::from_millis(1));
+                }
+                stopper.stop();
+                assert!(kept.watchdog.lock().is_none());
+                Ok(())
+            },
+            |_| Ok(()),
+        )
     }
 
     #[test]

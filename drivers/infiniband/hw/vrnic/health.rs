@@ -223,7 +223,7 @@ pub(crate) struct Supervised(Arc<Health>);
 impl Drop for Supervised {
     fn drop(&mut self) {
         let watchdog = self.0.watchdog.lock().take();
-        // Waits for the work, so not under the lock.
+        // Frees memory, so not under the lock.
         drop(watchdog);
     }
 }
