@@ -28,6 +28,10 @@ use crate::{
 #[cfg(CONFIG_INFINIBAND_VRNIC_KUNIT_TEST)]
 mod tests;
 
+/// What is written to the pages is seen at the other side without being asked for. A device for
+/// which that is not so gets none.
+const ATTRIBUTES: c_ulong = bindings::DMA_ATTR_REQUIRE_COHERENT as c_ulong;
+
 /// A page, and how the device addresses it.
 struct Mapped {
     page: Page,
@@ -83,7 +87,7 @@ impl UserPages {
                     0,
                     PAGE_SIZE,
                     bindings::dma_data_direction::DMA_BIDIRECTIONAL,
-                    0,
+                    ATTRIBUTES,
                 )
             };
             // SAFETY: The device is bound, and this is what it said of the mapping.
@@ -161,7 +165,7 @@ impl Drop for UserPages {
                     mapped.dma,
                     PAGE_SIZE,
                     bindings::dma_data_direction::DMA_BIDIRECTIONAL,
-                    0,
+                    ATTRIBUTES,
                 );
             }
         }
