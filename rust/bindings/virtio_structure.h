@@ -23,6 +23,18 @@ struct virtio_structure {
 	u64 len;
 };
 
+/* Who writes to the table can have the device interrupt whom he likes. */
+static inline bool virtio_has_msix_table(struct pci_dev *dev, u8 bar)
+{
+	int pos = pci_find_capability(dev, PCI_CAP_ID_MSIX);
+	u32 table;
+
+	if (!pos)
+		return false;
+	pci_read_config_dword(dev, pos + PCI_MSIX_TABLE, &table);
+	return (table & PCI_MSIX_TABLE_BIR) == bar;
+}
+
 static inline int virtio_get_structure(struct virtio_device *vdev,
 				       struct virtio_structure *structure,
 				       u8 type)
@@ -49,6 +61,9 @@ static inline int virtio_get_structure(struct virtio_device *vdev,
 		if (cfg_type != type || bar >= PCI_STD_NUM_BARS ||
 		    !pci_resource_len(dev, bar))
 			continue;
+		if (type != VIRTIO_PCI_CAP_DEVICE_CFG &&
+		    virtio_has_msix_table(dev, bar))
+			return -EINVAL;
 
 		pci_read_config_dword(dev, pos + offsetof(struct virtio_pci_cap,
 							  offset), &offset);

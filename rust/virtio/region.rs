@@ -45,7 +45,7 @@ pub struct Region<'bound> {
 /// Where the first structure of a kind is.
 ///
 /// `ENOENT` if the device has none, `EOPNOTSUPP` if its transport has no such structures, and
-/// `EINVAL` if it lies in nothing that is there.
+/// `EINVAL` if it lies in nothing that is there, or beside the table of interrupts.
 fn structure(dev: &Device<Bound>, kind: u8) -> Result<bindings::virtio_structure> {
     let mut found = bindings::virtio_structure::default();
     // SAFETY: The device is valid, and `found` is writable.

@@ -164,6 +164,24 @@ mod cases {
     }
 
     #[test]
+    fn a_structure_does_not_lie_beside_the_table_of_interrupts() -> Result {
+        const MSIX: u8 = bindings::PCI_CAP_ID_MSIX as u8;
+
+        for (bar, expected) in [(2, Err(EINVAL)), (1, Ok(Some((0xf000_0000, 0, 16))))] {
+            let mut config = config(&[(9, 2, 0, 16), (4, 2, 0, 16), (0, 0, 0, 0)]);
+            // The last is not of a vendor.
+            let last = FIRST + 2 * size_of::<bindings::virtio_pci_cap>();
+            config[last..last + 8].copy_from_slice(&[MSIX, 0, 0, 0, bar, 0x10, 0, 0]);
+            with_device(config, &[MEMORY], |dev| {
+                assert_eq!(found(dev, 9), expected);
+                assert_eq!(config_length(dev), Ok(16));
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    #[test]
     fn ports_of_the_processor_are_not_memory() -> Result {
         let ports = (2, 0xf000, 0x100, bindings::IORESOURCE_IO);
         with_device(config(&[(9, 2, 0, 16), (4, 2, 0, 16)]), &[ports], |dev| {
