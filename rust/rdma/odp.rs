@@ -87,7 +87,8 @@ pub trait Pager: Send + Sync + Sized + 'static {
 ///
 /// It is watched until this is dropped, or the device is not registered any more. It belongs inside
 /// an RDMA object, as does a [`Umem`](crate::Umem). Its own pager must not drop it, nor may what is
-/// done while somebody has the memory: then it is watched as long as the device is registered.
+/// done while the task has memory, be it this or other: then it is watched as long as the device is
+/// registered.
 pub struct OnDemand<P: Pager> {
     memory: Arc<Memory<P>>,
 }
@@ -140,11 +141,12 @@ impl<P: Pager> Deref for OnDemand<P> {
 
 impl<P: Pager> Drop for OnDemand<P> {
     fn drop(&mut self) {
-        // It waits for who works for the memory, or has it: not for itself.
-        if self.memory.is_used_here() {
+        // It waits for who works for the memory, and for all that the kernel takes back of the
+        // process, whatever memory that has to be got for this: not for itself.
+        if self.memory.is_served_here() || has_memory() {
             dev_err!(
                 self.memory.mapper.dma(),
-                "memory on demand is dropped by its own pager, and stays until the device goes\n"
+                "memory on demand is dropped by a pager, and stays until the device goes\n"
             );
             return;
         }
@@ -439,10 +441,10 @@ impl<P: Pager> Memory<P> {
         self.locked_by.load(Relaxed) == current()
     }
 
-    /// Whether this task has the mutex or is the work.
-    fn is_used_here(&self) -> bool {
+    /// Whether this task is the work.
+    fn is_served_here(&self) -> bool {
         // SAFETY: Any task may ask what it runs.
-        self.is_locked_here() || unsafe { bindings::current_work() == self.work.get() }
+        unsafe { bindings::current_work() == self.work.get() }
     }
 
     /// Looks pages up, with `write` such that may be written, and lets `tell` give them to the
@@ -615,6 +617,13 @@ fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
     // SAFETY: As above.
     unsafe { bindings::memalloc_noreclaim_restore(flags) };
     result
+}
+
+/// Whether this task has the mutex of any memory, and calls a driver under it; or else it reclaims
+/// memory, and must not wait for others who may.
+fn has_memory() -> bool {
+    // SAFETY: The task runs, and nobody else changes its flags.
+    unsafe { (*Task::current_raw()).flags & bindings::PF_MEMALLOC != 0 }
 }
 
 impl<P: Pager> Revoke for Memory<P> {

@@ -291,6 +291,74 @@ mod cases {
         })
     }
 
+    /// Drops memory of others when pages are taken from its own.
+    struct Careless(Arc<Neighbour>);
+
+    /// Where that memory is.
+    #[pin_data]
+    struct Neighbour {
+        #[pin]
+        memory: Mutex<Option<OnDemand<Arc<Log>>>>,
+    }
+
+    impl Neighbour {
+        fn drop_memory(&self) {
+            let memory = self.memory.lock().take();
+            drop(memory);
+        }
+    }
+
+    impl Pager for Careless {
+        fn forget(&self, _pages: Range<usize>) {
+            self.0.drop_memory();
+        }
+
+        fn serve(&self, _memory: &Memory<Self>) {}
+    }
+
+    #[test]
+    fn who_has_memory_does_not_wait_for_other_memory() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(PAGES)?;
+        let access = Access::LocalWrite.into();
+        for is_forgotten in [false, true] {
+            let start = process.page(1).address();
+            let log = new_log()?;
+            // SAFETY: The device is valid, and the mapper its own. The process has its memory here.
+            let other =
+                unsafe { Memory::watch(device.as_raw(), &mapper, start, PAGE_SIZE, access, log) }?;
+            let kept = OnDemand::keep(other.clone())?;
+            let neighbour = Arc::pin_init(
+                pin_init!(Neighbour {
+                    memory <- new_mutex!(Some(kept)),
+                }),
+                GFP_KERNEL,
+            )?;
+            let pager = Careless(neighbour.clone());
+            let start = process.address();
+            // SAFETY: As above.
+            let memory = unsafe {
+                Memory::watch(device.as_raw(), &mapper, start, PAGE_SIZE, access, pager)
+            }?;
+            let memory = OnDemand::keep(memory)?;
+            if is_forgotten {
+                memory.map(0..1, true, true, |pages| {
+                    pages.for_each(drop);
+                    Ok(())
+                })?;
+                process.unmap(0..1)?;
+            } else {
+                memory.exclusively(|| neighbour.drop_memory())?;
+            }
+            assert!(neighbour.memory.lock().is_none());
+            assert!(!*other.released.lock());
+        }
+        // What is left ends here.
+        mapper.close();
+        Ok(())
+    }
+
     #[test]
     fn pages_are_counted_from_the_first() {
         let base = 16 * PAGE_SIZE;
