@@ -11,7 +11,10 @@
 //! the mutex may wait for memory.
 
 use core::{
-    mem::offset_of,
+    mem::{
+        offset_of,
+        MaybeUninit, //
+    },
     ops::{
         Deref,
         Range, //
@@ -161,6 +164,9 @@ impl<P: Pager> Drop for OnDemand<P> {
 
 /// The address space of a process, memory of which is watched later, by whomever.
 ///
+/// That is not without bounds: the kernel lists the pages of all that is watched, whether they are
+/// there or not, and charges nobody for the list.
+///
 /// # Invariants
 ///
 /// The structure is one without memory of its own (`is_implicit_odp`), and of the device of
@@ -169,6 +175,9 @@ pub struct AddressSpace {
     implicit: Owned,
     _mm: ARef<Mm>,
     mapper: Arc<Mapper>,
+    /// Bytes that were watched, and how many may be.
+    watched: Atomic<usize>,
+    limit: usize,
 }
 
 impl AddressSpace {
@@ -201,14 +210,19 @@ impl AddressSpace {
             implicit: Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?),
             _mm: mm,
             mapper: mapper.clone(),
+            watched: Atomic::new(0),
+            limit: bytes_of_machine().saturating_mul(WATCHED_PER_BYTE),
         })
     }
 
     /// Watches `length` bytes at `address` of the process. Sleeps.
     ///
-    /// `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more.
+    /// `EFAULT` if the process is gone, `ENODEV` if the device is not registered any more, `ENOMEM`
+    /// if so much was watched, also of what is not any more, that the lists of its pages take a
+    /// sixteenth of the machine's memory.
     pub fn watch<P: Pager>(&self, address: u64, length: usize, pager: P) -> Result<OnDemand<P>> {
         let _registered = self.mapper.enter().ok_or(ENODEV)?;
+        self.count(length)?;
         // SAFETY: The structure is implicit by the type invariant, and its device registered. The
         // operations are static. C refers to the address space, which `_mm` keeps.
         // CAST: Addresses of processes are `c_ulong`.
@@ -223,6 +237,33 @@ impl AddressSpace {
         let owned = Owned(NonNull::new(from_err_ptr(raw)?).ok_or(EINVAL)?);
         OnDemand::keep(Memory::of(owned, &self.mapper, pager)?)
     }
+
+    /// Counts bytes as watched; `ENOMEM` if there are too many.
+    fn count(&self, length: usize) -> Result {
+        let before = self.watched.fetch_add(length, Relaxed);
+        match before.checked_add(length) {
+            Some(all) if all <= self.limit => Ok(()),
+            _ => {
+                self.watched.fetch_add(length.wrapping_neg(), Relaxed);
+                Err(ENOMEM)
+            }
+        }
+    }
+}
+
+/// Bytes of an address space that may be watched for each byte of the machine's memory.
+const WATCHED_PER_BYTE: usize = PAGE_SIZE / size_of::<c_ulong>() / 16;
+
+/// Bytes of memory that the machine has.
+fn bytes_of_machine() -> usize {
+    let mut info = MaybeUninit::<bindings::sysinfo>::uninit();
+    // SAFETY: `info` is writable; this is a member that C sets.
+    let pages = unsafe {
+        bindings::si_meminfo(info.as_mut_ptr());
+        (*info.as_ptr()).totalram
+    };
+    // CAST: The machine has so many pages.
+    (pages as usize).saturating_mul(PAGE_SIZE)
 }
 
 // SAFETY: Nothing of the structure is bound to a thread.

@@ -133,6 +133,31 @@ mod cases {
     }
 
     #[test]
+    fn not_all_of_an_address_space_is_watched() -> Result {
+        let device = TestDevice::new()?;
+        let mapper = device.mapper()?;
+        let process = ProcessMemory::new(PAGES)?;
+        let access = Access::LocalWrite.into();
+        // SAFETY: The device is valid, and the mapper its own.
+        let space = unsafe { AddressSpace::of_current(device.as_raw(), &mapper, access) }?;
+        assert!(space.limit >= bytes_of_machine());
+        let space = AddressSpace {
+            limit: 3 * PAGE_SIZE,
+            ..space
+        };
+        let (log, start) = (new_log()?, process.address());
+        let watch = |pages| space.watch(start, pages * PAGE_SIZE, log.clone());
+        assert_eq!(watch(4).err(), Some(ENOMEM));
+        let two = watch(2)?;
+        assert_eq!(watch(2).err(), Some(ENOMEM));
+        // It is counted for good.
+        drop(two);
+        assert_eq!(watch(2).err(), Some(ENOMEM));
+        watch(1)?;
+        Ok(())
+    }
+
+    #[test]
     fn pages_have_addresses_of_their_own() -> Result {
         with_memory(Access::LocalWrite.into(), |memory, _, _, _| {
             memory.map(0..PAGES, true, true, |pages| {
@@ -272,25 +297,6 @@ mod cases {
         Ok(())
     }
 
-    #[test]
-    fn nobody_is_told_of_pages_of_a_device_that_is_gone() -> Result {
-        with_memory(Access::LocalWrite.into(), |memory, process, log, mapper| {
-            present(memory, 0..PAGES, true, true)?;
-            mapper.close();
-            // Though somebody has kept the memory.
-            process.unmap(0..3)?;
-            assert!(log.forgotten.lock().is_empty());
-            memory.request();
-            // SAFETY: The work is initialised.
-            unsafe { flush_work(memory.work.get()) };
-            assert_eq!(*log.served.lock(), 0);
-            assert_eq!(present(memory, 3..4, true, true).err(), Some(ENODEV));
-            assert_eq!(memory.exclusively(|| ()), Err(ENODEV));
-            assert_eq!((memory.pages(), memory.offset()), (PAGES, 8));
-            Ok(())
-        })
-    }
-
     /// Drops memory of others when pages are taken from its own.
     struct Careless(Arc<Neighbour>);
 
@@ -357,6 +363,25 @@ mod cases {
         // What is left ends here.
         mapper.close();
         Ok(())
+    }
+
+    #[test]
+    fn nobody_is_told_of_pages_of_a_device_that_is_gone() -> Result {
+        with_memory(Access::LocalWrite.into(), |memory, process, log, mapper| {
+            present(memory, 0..PAGES, true, true)?;
+            mapper.close();
+            // Though somebody has kept the memory.
+            process.unmap(0..3)?;
+            assert!(log.forgotten.lock().is_empty());
+            memory.request();
+            // SAFETY: The work is initialised.
+            unsafe { flush_work(memory.work.get()) };
+            assert_eq!(*log.served.lock(), 0);
+            assert_eq!(present(memory, 3..4, true, true).err(), Some(ENODEV));
+            assert_eq!(memory.exclusively(|| ()), Err(ENODEV));
+            assert_eq!((memory.pages(), memory.offset()), (PAGES, 8));
+            Ok(())
+        })
     }
 
     #[test]
