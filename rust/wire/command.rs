@@ -32,6 +32,16 @@ wire_enum! {
         SetPortState = 0x0008,
         /// [`QueryClock`].
         QueryClock = 0x0009,
+        /// [`QuerySubnetPort`].
+        QuerySubnetPort = 0x000a,
+        /// [`QueryPkeys`].
+        QueryPkeys = 0x000b,
+        /// [`QueryGids`].
+        QueryGids = 0x000c,
+        /// [`ModifyPort`].
+        ModifyPort = 0x000d,
+        /// [`ProcessMad`].
+        ProcessMad = 0x000e,
         /// [`CreateContext`].
         CreateContext = 0x0010,
         /// [`DestroyContext`].
@@ -172,7 +182,7 @@ pub struct ReplyHeader {
 assert_layout!(ReplyHeader, 16, status @ 0, length @ 4, vendor_error @ 8);
 
 /// Longest request, header included, in bytes.
-pub const MAX_REQUEST: usize = 256;
+pub const MAX_REQUEST: usize = 512;
 
 /// Longest reply, header included, in bytes.
 pub const MAX_REPLY: usize = 512;
@@ -230,6 +240,7 @@ mod pd;
 mod port;
 mod qp;
 mod srq;
+mod subnet;
 mod xrc;
 
 pub use context::*;
@@ -244,4 +255,5 @@ pub use pd::*;
 pub use port::*;
 pub use qp::*;
 pub use srq::*;
+pub use subnet::*;
 pub use xrc::*;

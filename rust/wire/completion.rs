@@ -136,6 +136,8 @@ pub mod flags {
     pub const IPV4: u8 = 1 << 5;
     /// The peer asked for a solicited event.
     pub const SOLICITED: u8 = 1 << 6;
+    /// [`Cqe::source_mac`](super::Cqe::source_mac) holds a [`LidSource`](super::LidSource).
+    pub const SOURCE_LID: u8 = 1 << 7;
 }
 
 /// A completion queue entry.
@@ -170,7 +172,7 @@ pub struct Cqe {
     pub vlan: U16,
     /// Device's reason for an error, for people; 0 if none.
     pub vendor_error: U32,
-    /// MAC address the message came from.
+    /// MAC address the message came from, or, with `SOURCE_LID`, a [`LidSource`].
     pub source_mac: [u8; 6],
     /// Reserved; 0.
     pub reserved: [u8; 6],
@@ -184,6 +186,40 @@ pub struct Cqe {
 assert_layout!(Cqe, 64, wr_id @ 0, qpn @ 8, opcode @ 12, status @ 13, flags @ 14,
     service_level @ 15, byte_length @ 16, immediate @ 20, source_qpn @ 24, pkey_index @ 28,
     vlan @ 30, vendor_error @ 32, source_mac @ 36, timestamp @ 48, phase @ 63);
+
+/// Where a message came from on an InfiniBand subnet: what [`Cqe::source_mac`] holds there.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct LidSource {
+    /// LID of the sender.
+    pub slid: U16,
+    /// Lower bits of the LID that the message was sent to, as many as the port's LMC says; 0 if it
+    /// was that of a multicast group.
+    pub path_bits: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 3],
+}
+assert_layout!(LidSource, 6, slid @ 0, path_bits @ 2);
+
+impl LidSource {
+    /// As it stands in [`Cqe::source_mac`].
+    pub const fn to_bytes(self) -> [u8; 6] {
+        let [low, high] = self.slid.to_bytes();
+        [low, high, self.path_bits, 0, 0, 0]
+    }
+
+    /// Reads what stands in [`Cqe::source_mac`].
+    pub const fn from_bytes(bytes: [u8; 6]) -> Self {
+        let [low, high, path_bits, ..] = bytes;
+        Self {
+            slid: U16::from_bytes([low, high]),
+            path_bits,
+            reserved: [0; 3],
+        }
+    }
+}
 
 /// Byte offset of the phase in an entry.
 pub const PHASE_OFFSET: usize = 63;

@@ -2,7 +2,7 @@
 
 //! Ports and their GID table.
 
-use crate::{U16, U32};
+use crate::{U16, U32, U64};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire_enum! {
@@ -10,6 +10,10 @@ wire_enum! {
     pub enum PortState: u8 {
         /// No link.
         Down = 1,
+        /// InfiniBand: the link is up, and only subnet management packets pass.
+        Initialize = 2,
+        /// InfiniBand: configured, and about to become active.
+        Armed = 3,
         /// Usable.
         Active = 4,
     }
@@ -89,6 +93,8 @@ pub struct GidEntry {
 assert_layout!(GidEntry, 32, gid @ 0, mac @ 16, vlan @ 22, gid_type @ 24);
 
 /// Attributes of a port.
+///
+/// An InfiniBand port has more: [`SubnetPort`].
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PortAttributes {
@@ -120,3 +126,69 @@ pub struct PortAttributes {
 assert_layout!(PortAttributes, 32, state @ 0, active_speed @ 4, pkey_table_length @ 6,
     gid_table_length @ 8, max_message_size @ 12, bad_pkey_count @ 16, qkey_violation_count @ 20,
     administrative_state @ 24);
+
+/// First LID of multicast groups; those up to 0xfffe are (IBTA volume 1, 4.1.3).
+pub const MULTICAST_LID: u16 = 0xc000;
+
+/// The LID that stands for none in packets along directed routes.
+pub const PERMISSIVE_LID: u16 = 0xffff;
+
+/// P_Key of the default partition, with full membership.
+pub const DEFAULT_PKEY: u16 = 0xffff;
+
+/// Bit of a P_Key: full membership in its partition.
+pub const FULL_MEMBERSHIP: u16 = 0x8000;
+
+/// Bits of a capability mask that the driver's users may set.
+pub mod capability {
+    /// A subnet manager runs behind the port.
+    pub const SUBNET_MANAGER: u32 = 1 << 1;
+    /// SNMP tunneling.
+    pub const SNMP_TUNNELING: u32 = 1 << 17;
+    /// Device management.
+    pub const DEVICE_MANAGEMENT: u32 = 1 << 19;
+    /// A vendor's class of management.
+    pub const VENDOR_CLASS: u32 = 1 << 20;
+    /// Every bit with a meaning here.
+    pub const ALL: u32 = SUBNET_MANAGER | SNMP_TUNNELING | DEVICE_MANAGEMENT | VENDOR_CLASS;
+}
+
+/// Whether a LID is that of a multicast group.
+pub const fn is_multicast_lid(lid: u16) -> bool {
+    lid >= MULTICAST_LID && lid != PERMISSIVE_LID
+}
+
+/// What the subnet manager made of an InfiniBand port (IBTA volume 1, 14.2.5.6).
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct SubnetPort {
+    /// Upper half of the port's GIDs, as a number: its most significant byte comes first.
+    pub gid_prefix: U64,
+    /// Capability mask of PortInfo, as a number.
+    pub capability_mask: U32,
+    /// Base LID; 0 if there is none.
+    pub lid: U16,
+    /// LID of the subnet manager.
+    pub sm_lid: U16,
+    /// LID mask count: the port has 2 to the power of this LIDs, from the base LID on.
+    pub lmc: u8,
+    /// Service level to the subnet manager.
+    pub sm_service_level: u8,
+    /// Physical state of PortInfo: 2 is polling, 3 disabled, 4 training, 5 link up.
+    pub physical_state: u8,
+    /// Data lanes that the port has, in the encoding of PortInfo (1: 1, 2: 2, 3: 4, 4: 8, 5: 15).
+    pub max_lanes: u8,
+    /// Data lanes in use, in the same encoding.
+    pub lanes: u8,
+    /// Subnet timeout: 4.096 µs times 2 to this.
+    pub subnet_timeout: u8,
+    /// What the subnet manager says that it did: InitTypeReply of PortInfo.
+    pub init_type_reply: u8,
+    /// Reserved; 0.
+    pub reserved: [u8; 9],
+}
+assert_layout!(SubnetPort, 32, gid_prefix @ 0, capability_mask @ 8, lid @ 12, sm_lid @ 14,
+    lmc @ 16, sm_service_level @ 17, physical_state @ 18, max_lanes @ 19, lanes @ 20,
+    subnet_timeout @ 21, init_type_reply @ 22);

@@ -5,6 +5,9 @@
 use crate::{work::AddressVector, U16, U32};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Queue pair number of the subnet management interface.
+pub const SMI_QPN: u32 = 0;
+
 /// Queue pair number of the general service interface.
 pub const GSI_QPN: u32 = 1;
 
@@ -20,6 +23,8 @@ pub const MAX_PSN: u32 = 0xff_ffff;
 wire_enum! {
     /// Transport service of a queue pair.
     pub enum QpType: u8 {
+        /// Subnet management interface: QP0 of an InfiniBand port.
+        Smi = 0,
         /// General service interface: QP1, management datagrams.
         Gsi = 1,
         /// Reliable connection.

@@ -254,7 +254,7 @@ assert_layout!(BindTarget, TARGET_LENGTH, address @ 0, length @ 8, window @ 16, 
 pub struct AddressVector {
     /// GID of the destination, most significant byte first.
     pub dgid: [u8; 16],
-    /// MAC address of the destination or of the next hop.
+    /// MAC address of the destination or of the next hop; on InfiniBand, a [`LidAddress`].
     pub dmac: [u8; 6],
     /// Index of the local GID to send from.
     pub sgid_index: u8,
@@ -271,6 +271,60 @@ pub struct AddressVector {
 }
 assert_layout!(AddressVector, 32, dgid @ 0, dmac @ 16, sgid_index @ 22, hop_limit @ 23,
     traffic_class @ 24, service_level @ 25, flow_label @ 28);
+
+/// Bits of [`LidAddress::flags`].
+pub mod lid_flags {
+    /// Packets have a global route header: the other members of the address vector count.
+    pub const GRH: u8 = 1 << 0;
+    /// Every bit with a meaning.
+    pub const ALL: u8 = GRH;
+}
+
+/// Where packets go on an InfiniBand subnet: what [`AddressVector::dmac`] holds there.
+#[derive(
+    Copy, Clone, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct LidAddress {
+    /// LID of the destination, of a router, or of a multicast group.
+    pub dlid: U16,
+    /// Lower bits of the LID to send from, as many as the port's LMC says.
+    pub path_bits: u8,
+    /// Static rate, in the encoding of the verbs; 0 is that of the port.
+    pub static_rate: u8,
+    /// [`lid_flags`].
+    pub flags: u8,
+    /// Reserved; 0.
+    pub reserved: u8,
+}
+assert_layout!(LidAddress, 6, dlid @ 0, path_bits @ 2, static_rate @ 3, flags @ 4);
+
+impl LidAddress {
+    /// As it stands in [`AddressVector::dmac`].
+    pub const fn to_bytes(self) -> [u8; 6] {
+        let [low, high] = self.dlid.to_bytes();
+        [
+            low,
+            high,
+            self.path_bits,
+            self.static_rate,
+            self.flags,
+            self.reserved,
+        ]
+    }
+
+    /// Reads what stands in [`AddressVector::dmac`].
+    pub const fn from_bytes(bytes: [u8; 6]) -> Self {
+        let [low, high, path_bits, static_rate, flags, reserved] = bytes;
+        Self {
+            dlid: U16::from_bytes([low, high]),
+            path_bits,
+            static_rate,
+            flags,
+            reserved,
+        }
+    }
+}
 
 /// Destination of a datagram.
 #[derive(Copy, Clone, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -3,7 +3,7 @@
 //! Commands about multicast groups.
 
 use super::Empty;
-use crate::U32;
+use crate::{U16, U32};
 use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Attaches a queue pair of type UD to a multicast group; `Busy` if it is attached already.
@@ -12,8 +12,10 @@ use zerocopy_derive::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct AttachMulticast {
     /// Number of the queue pair.
     pub qpn: U32,
+    /// InfiniBand: LID of the group; otherwise 0.
+    pub lid: U16,
     /// Reserved; 0.
-    pub reserved: U32,
+    pub reserved: U16,
     /// GID of the group, for which [`is_multicast`](crate::port::is_multicast) holds.
     pub gid: [u8; 16],
 }
@@ -25,8 +27,10 @@ command!(AttachMulticast => Empty, AttachMulticast, 24);
 pub struct DetachMulticast {
     /// Number of the queue pair.
     pub qpn: U32,
+    /// InfiniBand: LID of the group; otherwise 0.
+    pub lid: U16,
     /// Reserved; 0.
-    pub reserved: U32,
+    pub reserved: U16,
     /// GID of the group.
     pub gid: [u8; 16],
 }

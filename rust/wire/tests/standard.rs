@@ -13,17 +13,18 @@ use std::{
     mem::{offset_of, size_of},
 };
 use vrnic_wire::{
-    command, command::cq_flags, command::fault_flags, command::mr_flags, command::qp_flags,
-    command::reregister_flags, completion, completion::flags as cqe_flags, config, counter, event,
-    memory, memory::access, memory::page_flags, notify,
-    notify::driver_flags as notify_driver_flags, notify::flags as notify_flags, port, qp,
-    qp::attribute, ring, ring::flags as ring_flags, work, work::placement, work::send_flags,
+    command, command::cq_flags, command::fault_flags, command::mad_flags,
+    command::modify_port_flags, command::mr_flags, command::qp_flags, command::reregister_flags,
+    completion, completion::flags as cqe_flags, config, counter, event, memory, memory::access,
+    memory::page_flags, notify, notify::driver_flags as notify_driver_flags,
+    notify::flags as notify_flags, port, port::capability, qp, qp::attribute, ring,
+    ring::flags as ring_flags, work, work::lid_flags, work::placement, work::send_flags,
 };
 
 const STANDARD: &str = include_str!("../../../Documentation/virtio-rdma.rst");
 
 /// The sources of the crate that the standard is about; `abi.rs` is between driver and provider.
-const SOURCES: [&str; 24] = [
+const SOURCES: [&str; 25] = [
     include_str!("../command.rs"),
     include_str!("../command/context.rs"),
     include_str!("../command/counter.rs"),
@@ -37,6 +38,7 @@ const SOURCES: [&str; 24] = [
     include_str!("../command/port.rs"),
     include_str!("../command/qp.rs"),
     include_str!("../command/srq.rs"),
+    include_str!("../command/subnet.rs"),
     include_str!("../command/xrc.rs"),
     include_str!("../completion.rs"),
     include_str!("../config.rs"),
@@ -251,8 +253,22 @@ fn layouts() -> BTreeMap<String, Layout> {
         command::QuerySrq { srqn, reserved }
         command::SrqAttributes { limit, entries, max_sge, reserved }
         command::DestroySrq { srqn, reserved }
-        command::AttachMulticast { qpn, reserved, gid }
-        command::DetachMulticast { qpn, reserved, gid }
+        command::AttachMulticast { qpn, lid, reserved, gid }
+        command::DetachMulticast { qpn, lid, reserved, gid }
+        command::QuerySubnetPort { port, reserved }
+        command::QueryPkeys { port, first }
+        command::Pkeys { pkeys }
+        command::QueryGids { port, first }
+        command::Gids { gids }
+        command::ModifyPort { port, flags, set_capabilities, clear_capabilities }
+        command::ProcessMad { port, flags, slid, service_level, reserved, mad }
+        command::MadProcessed { result, reserved, mad }
+        port::SubnetPort {
+            gid_prefix, capability_mask, lid, sm_lid, lmc, sm_service_level, physical_state,
+            max_lanes, lanes, subnet_timeout, init_type_reply, reserved,
+        }
+        work::LidAddress { dlid, path_bits, static_rate, flags, reserved }
+        completion::LidSource { slid, path_bits, reserved }
         command::CreateCounterSet { port, reserved }
         command::CounterSetCreated { counter_set, reserved }
         command::BindCounterSet { qpn, counter_set }
@@ -406,6 +422,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
         "CONTEXT": command::ContextKind;
         "MW": command::MwType;
         "PORT_STATE": port::PortState;
+        "MAD_RESULT": command::MadResult;
         "GID_TYPE": port::GidType;
         "SEND_OP": work::SendOpcode;
         "FLUSH": work::Selectivity;
@@ -437,7 +454,7 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             F_MEMORY_WINDOWS, F_REREGISTRATION, F_SHARED_RECEIVE_QUEUES, F_MEMORY_PLACEMENT,
             F_COMPLETION_QUEUE_CHANGES, F_MULTICAST, F_PORT_STATE, F_ON_DEMAND_PAGING,
             F_NULL_KEY, F_COUNTER_SETS, F_UNRELIABLE_CONNECTIONS, F_XRC, F_CLOCK,
-            F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING,
+            F_IGNORED_OVERRUN, F_CONTEXT_NAMES, F_NESTED_PAGING, F_INFINIBAND,
             CONTROL_QUEUE, ASYNC_EVENT_QUEUE, FIRST_COMPLETION_QUEUE,
         }
         "VIRTIO_RDMA_": command { MAX_REQUEST, MAX_REPLY, MAX_COUNTERS }
@@ -455,7 +472,16 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, MW_BIND, ZERO_BASED,
             FLUSH_GLOBAL, FLUSH_PERSISTENT, RELAXED_ORDERING,
         }
-        "VIRTIO_RDMA_": port { NO_VLAN }
+        "VIRTIO_RDMA_": port {
+            NO_VLAN, MULTICAST_LID, PERMISSIVE_LID, DEFAULT_PKEY, FULL_MEMBERSHIP,
+        }
+        "VIRTIO_RDMA_CAPABILITY_": capability {
+            SUBNET_MANAGER, SNMP_TUNNELING, DEVICE_MANAGEMENT, VENDOR_CLASS,
+        }
+        "VIRTIO_RDMA_": command { PKEY_BLOCK, GID_BLOCK, MAD_LENGTH }
+        "VIRTIO_RDMA_MODIFY_PORT_FLAG_": modify_port_flags { RESET_QKEY_VIOLATIONS }
+        "VIRTIO_RDMA_MAD_FLAG_": mad_flags { IGNORE_M_KEY }
+        "VIRTIO_RDMA_LID_FLAG_": lid_flags { GRH }
         "VIRTIO_RDMA_NOTIFY_": notify {
             FLAGS_OFFSET, SUMMARY_OFFSET, SUMMARY_WORDS, DRIVER_FLAGS_OFFSET, PENDING_OFFSET,
             MIN_SLOTS, MAX_SLOTS,
@@ -471,11 +497,11 @@ fn constants() -> (BTreeMap<String, u64>, BTreeSet<&'static str>) {
             GRH_LENGTH,
         }
         "VIRTIO_RDMA_CQE_FLAG_": cqe_flags {
-            GRH, IMMEDIATE, INVALIDATED, SOURCE_MAC, VLAN, IPV4, SOLICITED,
+            GRH, IMMEDIATE, INVALIDATED, SOURCE_MAC, VLAN, IPV4, SOLICITED, SOURCE_LID,
         }
         "VIRTIO_RDMA_CQE_": completion { PHASE_OFFSET }
         "VIRTIO_RDMA_": completion { CQE_STRIDE }
-        "VIRTIO_RDMA_": qp { GSI_QPN, MAX_QPN, MULTICAST_QPN, MAX_PSN }
+        "VIRTIO_RDMA_": qp { SMI_QPN, GSI_QPN, MAX_QPN, MULTICAST_QPN, MAX_PSN }
         "VIRTIO_RDMA_QP_ATTR_": attribute {
             STATE, CURRENT_STATE, EN_SQD_ASYNC_NOTIFY, ACCESS_FLAGS, PKEY_INDEX, PORT, QKEY,
             ADDRESS_VECTOR, PATH_MTU, TIMEOUT, RETRY_COUNT, RNR_RETRY, RQ_PSN, MAX_RD_ATOMIC,
@@ -615,6 +641,11 @@ fn commands_agree() {
             row::<command::SetMtu>(),
             row::<command::SetPortState>(),
             row::<command::QueryClock>(),
+            row::<command::QuerySubnetPort>(),
+            row::<command::QueryPkeys>(),
+            row::<command::QueryGids>(),
+            row::<command::ModifyPort>(),
+            row::<command::ProcessMad>(),
             row::<command::CreateContext>(),
             row::<command::DestroyContext>(),
             row::<command::RingDoorbell>(),

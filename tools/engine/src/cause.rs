@@ -103,6 +103,14 @@ causes! {
     GidType = 37 => "GID type is not supported",
     /// Not an MTU of the port.
     Mtu = 38 => "MTU is not one of the port",
+    /// An address with a LID that cannot be, or with none of the port's.
+    LidAddress = 166 => "LID, path bits or flags of the address are not valid",
+    /// The LID is none of a multicast group, or there is one where there are no LIDs.
+    MulticastLid = 167 => "LID is not that of a multicast group",
+    /// Only queue pair 0 and others like it send to each other.
+    ManagementQp = 168 => "only queue pair 0 sends to queue pair 0",
+    /// Not the index of a P_Key.
+    PkeyIndex = 169 => "P_Key index is outside of the table",
     /// No such counter set.
     UnknownCounterSet = 164 => "no such counter set",
     /// Not a state of a port.

@@ -11,6 +11,7 @@ mod paging;
 mod port;
 mod queue;
 mod srq;
+mod subnet;
 mod xrc;
 
 use crate::{
@@ -26,10 +27,11 @@ use vrnic_wire::{
         Command, CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd,
         CreateQp, CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
         DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
-        DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq, NameContext, QueryClock,
-        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RefusePages,
-        RegisterMr, ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu,
-        SetPortState, Status, TakePageFault, UnmapPages, mr_flags,
+        DetachMulticast, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifySrq, NameContext,
+        ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice, QueryGids, QueryPkeys,
+        QueryPort, QueryQp, QuerySrq, QuerySubnetPort, RefusePages, RegisterMr, ReplyHeader,
+        ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState, Status,
+        TakePageFault, UnmapPages, mr_flags,
     },
     counter::Counter,
     memory::PageList,
@@ -62,9 +64,15 @@ pub(crate) fn execute<M: Memory>(
         reply.extend_from_slice(head(status, 0, vendor).as_bytes());
         return true;
     }
-    // The pages first: nothing else of a command takes long.
+    // The pages, and what an agent does, first: nothing else of a command takes long.
     if let Some(list) = page_list_of(request)
         && !rnic.resolve_part(&list, io)
+    {
+        return false;
+    }
+    if let Some(wanted) = subnet::port_request_of(request, rnic)
+        && let Some(subnet) = &mut rnic.resources.subnet
+        && !subnet.ask(wanted)
     {
         return false;
     }
@@ -160,6 +168,11 @@ fn dispatch<M: Memory>(
         CommandCode::SetMtu => run::<SetMtu, M>,
         CommandCode::SetPortState => run::<SetPortState, M>,
         CommandCode::QueryClock => run::<QueryClock, M>,
+        CommandCode::QuerySubnetPort => run::<QuerySubnetPort, M>,
+        CommandCode::QueryPkeys => run::<QueryPkeys, M>,
+        CommandCode::QueryGids => run::<QueryGids, M>,
+        CommandCode::ModifyPort => run::<ModifyPort, M>,
+        CommandCode::ProcessMad => run::<ProcessMad, M>,
         CommandCode::CreateContext => run::<CreateContext, M>,
         CommandCode::DestroyContext => run::<DestroyContext, M>,
         CommandCode::RingDoorbell => run::<RingDoorbell, M>,

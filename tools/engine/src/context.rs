@@ -28,7 +28,7 @@ const POLL_FOR: Duration = Duration::from_millis(2);
 const WORDS_PER_LOOK: u32 = 32;
 
 /// Slots of no queue pair.
-const NOBODY: u32 = 0;
+const NOBODY: u32 = u32::MAX;
 
 /// The process that a context is for, as the driver names it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,6 +13,7 @@ use crate::{
     resources::Io,
     rnic::{Engine, RnicConfig},
     segment::Segment,
+    subnet::{HcaPort, PortAnswer, PortRequest, Violation},
     time::Instant,
     trace::TracePage,
     turn::Budget,
@@ -344,6 +345,50 @@ impl Rnic {
             |()| true,
             nothing,
         );
+    }
+
+    /// A subnet manager or the link changed the port of a device on a subnet, which is now like this; and clients are
+    /// to register again, if it wants that. Raises the events for what changed.
+    pub fn set_hca_port(&mut self, port: HcaPort, reregister: bool) {
+        self.flight.note(Kind::Link, 2, 0);
+        let saved = self.recorder.is_some().then(|| port.clone());
+        self.plain(
+            || Input::SetHcaPort(Box::new(saved.unwrap_or_default()), reregister),
+            |engine| engine.set_hca_port(port, reregister),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// What a command asks of an agent of the port, once.
+    pub fn next_port_request(&mut self) -> Option<PortRequest> {
+        self.plain(
+            || Input::PortRequest,
+            Engine::next_port_request,
+            Option::is_some,
+            |digest, request| digest.string(format!("{request:?}").as_bytes()),
+        )
+    }
+
+    /// The agent did what a command asked of it. The command has to be executed again.
+    pub fn answer_port_request(&mut self, answer: PortAnswer) {
+        let saved = self.recorder.is_some().then(|| answer.clone());
+        self.plain(
+            || Input::PortAnswer(saved.unwrap_or(PortAnswer::Passed)),
+            |engine| engine.answer_port_request(answer),
+            |()| true,
+            nothing,
+        );
+    }
+
+    /// The next packet that used a wrong key, for the agent to count and to tell of.
+    pub fn next_violation(&mut self) -> Option<Violation> {
+        self.plain(
+            || Input::Violation,
+            Engine::next_violation,
+            Option::is_some,
+            |digest, violation| digest.string(format!("{violation:?}").as_bytes()),
+        )
     }
 
     /// Gives the device another rate limit, from now on.

@@ -13,7 +13,10 @@ use crate::{
     window::Window,
 };
 use std::time::Duration;
-use vrnic_wire::{command::MwType, qp::GSI_QPN};
+use vrnic_wire::{
+    command::MwType,
+    qp::{GSI_QPN, SMI_QPN},
+};
 
 /// A completion queue.
 #[derive(Copy, Clone, Debug)]
@@ -167,6 +170,8 @@ pub struct BoundMw {
 pub struct GroupSnapshot {
     /// Its GID.
     pub gid: Gid,
+    /// Its LID; 0 on Ethernet.
+    pub lid: u16,
     /// Queue pairs that are attached to it.
     pub members: Vec<u32>,
 }
@@ -190,7 +195,11 @@ impl Engine {
         let mut all: Vec<(Queue, Vec<HostRange>)> = Vec::new();
         let gsi = self.qps.gsi.iter().map(|qp| (GSI_QPN, qp.as_ref()));
         let others = self.qps.table.page(0, usize::MAX).into_iter().flatten();
-        for (qpn, qp) in gsi.chain(others.map(|(qpn, qp)| (qpn, qp.as_ref()))) {
+        let smi = self.qps.smi.iter().map(|qp| (SMI_QPN, qp.as_ref()));
+        for (qpn, qp) in smi
+            .chain(gsi)
+            .chain(others.map(|(qpn, qp)| (qpn, qp.as_ref())))
+        {
             let [sends, receives] = qp.places();
             all.push((Queue::Send(qpn), sends));
             all.push((Queue::Receive(qpn), receives));
@@ -221,13 +230,15 @@ impl Engine {
         memory: &M,
     ) -> Option<Vec<QpSnapshot>> {
         let snapshot = |qp: &Qp| qp.snapshot(memory);
-        let gsi = self.qps.gsi.as_deref().filter(|_| first == 0);
+        let special = [&self.qps.smi, &self.qps.gsi];
+        let special = special.into_iter().filter_map(|qp| qp.as_deref());
+        let mut special = special.filter(|_| first == 0).peekable();
         let page = self.qps.table.page(first, limit);
-        if gsi.is_none() && page.is_none() {
+        if special.peek().is_none() && page.is_none() {
             return None;
         }
         let others = page.into_iter().flatten().map(|(_, qp)| qp.as_ref());
-        Some(gsi.into_iter().chain(others).map(snapshot).collect())
+        Some(special.chain(others).map(snapshot).collect())
     }
 
     /// Completion queues in up to `limit` places from place `first` on; `None` behind the last place.
@@ -305,8 +316,9 @@ impl Engine {
     pub fn group_page(&self, first: usize, limit: usize) -> Option<Vec<GroupSnapshot>> {
         let rest = self.resources.groups.iter().skip(first).take(limit);
         let page: Vec<_> = rest
-            .map(|(gid, members)| GroupSnapshot {
+            .map(|((gid, lid), members)| GroupSnapshot {
                 gid: *gid,
+                lid: *lid,
                 members: members.to_vec(),
             })
             .collect();

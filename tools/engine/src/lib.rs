@@ -56,6 +56,7 @@ mod rnic;
 pub mod segment;
 mod srq;
 mod state;
+pub mod subnet;
 mod table;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -75,7 +76,7 @@ pub use inspect::{CqSnapshot, GroupSnapshot, MrSnapshot, MwSnapshot, Named, Queu
 pub use limits::{Features, Limits};
 pub use qp::QpSnapshot;
 pub use rate::RateLimit;
-pub use rnic::{Engine, Io, Recovery, RnicConfig, Segmentation, Snapshot};
+pub use rnic::{Engine, Io, LinkLayer, Recovery, RnicConfig, Segmentation, Snapshot};
 pub use segment::{Outbox, Segment};
 pub use timer::{ack_timeout, rnr_timeout};
 pub use turn::Budget;

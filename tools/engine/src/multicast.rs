@@ -2,7 +2,7 @@
 
 //! Multicast groups (IBTA volume 1, 10.5).
 
-use crate::{cause::Cause, limits::Limits, segment::Gid};
+use crate::{cause::Cause, limits::Limits, segment::Group};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use vrnic_wire::port::is_multicast;
@@ -11,11 +11,13 @@ use vrnic_wire::port::is_multicast;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Groups {
     /// Queue pairs of each group, at least one, in the order in which they were attached.
-    members: BTreeMap<Gid, Vec<u32>>,
+    members: BTreeMap<Group, Vec<u32>>,
     /// The same the other way round.
-    attached: BTreeSet<(u32, Gid)>,
+    attached: BTreeSet<(u32, Group)>,
     /// Groups; members of one; members of all.
     limits: [u32; 3],
+    /// Grows by one when a group is new or gone.
+    generation: u64,
 }
 
 impl Groups {
@@ -29,37 +31,40 @@ impl Groups {
                 limits.multicast_members,
                 limits.multicast_attachments,
             ],
+            generation: 0,
         }
     }
 
-    /// Attaches a queue pair to the group `gid`.
-    pub(crate) fn attach(&mut self, qpn: u32, gid: Gid) -> Result<(), Cause> {
-        if !is_multicast(&gid) {
+    /// Attaches a queue pair to a group.
+    pub(crate) fn attach(&mut self, qpn: u32, group: Group) -> Result<(), Cause> {
+        if !is_multicast(&group.0) {
             return Err(Cause::MulticastGid);
         }
-        if self.attached.contains(&(qpn, gid)) {
+        if self.attached.contains(&(qpn, group)) {
             return Err(Cause::Attached);
         }
         let [groups, members, all] = self.limits.map(|limit| limit as usize);
-        let there = self.members(&gid).len();
+        let there = self.members(&group).len();
         let is_full = there >= members || self.attached.len() >= all;
         if is_full || there == 0 && self.members.len() >= groups {
             return Err(Cause::LimitReached);
         }
-        self.attached.insert((qpn, gid));
-        self.members.entry(gid).or_default().push(qpn);
+        self.attached.insert((qpn, group));
+        self.members.entry(group).or_default().push(qpn);
+        self.generation += u64::from(there == 0);
         Ok(())
     }
 
-    /// Detaches a queue pair from the group `gid`.
-    pub(crate) fn detach(&mut self, qpn: u32, gid: Gid) -> Result<(), Cause> {
-        if !self.attached.remove(&(qpn, gid)) {
+    /// Detaches a queue pair from a group.
+    pub(crate) fn detach(&mut self, qpn: u32, group: Group) -> Result<(), Cause> {
+        if !self.attached.remove(&(qpn, group)) {
             return Err(Cause::NotAttached);
         }
-        if let Some(members) = self.members.get_mut(&gid) {
+        if let Some(members) = self.members.get_mut(&group) {
             members.retain(|&member| member != qpn);
             if members.is_empty() {
-                self.members.remove(&gid);
+                self.members.remove(&group);
+                self.generation += 1;
             }
         }
         Ok(())
@@ -67,17 +72,21 @@ impl Groups {
 
     /// Detaches a queue pair from all groups.
     pub(crate) fn forget(&mut self, qpn: u32) {
-        let of_it = (qpn, [0; 16])..=(qpn, [0xff; 16]);
-        let groups: Vec<Gid> = self.attached.range(of_it).map(|(_, gid)| *gid).collect();
-        for gid in groups {
+        let of_it = (qpn, ([0; 16], 0))..=(qpn, ([0xff; 16], u16::MAX));
+        let groups: Vec<Group> = self
+            .attached
+            .range(of_it)
+            .map(|(_, group)| *group)
+            .collect();
+        for group in groups {
             // It is attached to each.
-            let _ = self.detach(qpn, gid);
+            let _ = self.detach(qpn, group);
         }
     }
 
-    /// The queue pairs of the group `gid`.
-    pub(crate) fn members(&self, gid: &Gid) -> &[u32] {
-        self.members.get(gid).map_or(&[], Vec::as_slice)
+    /// The queue pairs of a group.
+    pub(crate) fn members(&self, group: &Group) -> &[u32] {
+        self.members.get(group).map_or(&[], Vec::as_slice)
     }
 
     /// Sum of the members of all groups.
@@ -85,11 +94,16 @@ impl Groups {
         self.attached.len()
     }
 
+    /// A number that changes whenever a group gets its first member or loses its last one.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// Groups that have members, by their GIDs.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Gid, &[u32])> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Group, &[u32])> {
         self.members
             .iter()
-            .map(|(gid, members)| (gid, members.as_slice()))
+            .map(|(group, members)| (group, members.as_slice()))
     }
 }
 
@@ -97,10 +111,10 @@ impl Groups {
 mod tests {
     use super::*;
 
-    fn group(last: u8) -> Gid {
+    fn group(last: u8) -> Group {
         let mut gid = [0; 16];
         (gid[0], gid[15]) = (0xff, last);
-        gid
+        (gid, 0)
     }
 
     fn groups(limits: [u32; 3]) -> Groups {
@@ -145,7 +159,10 @@ mod tests {
         }
         assert_eq!(table.members(&group(1)), [7, 8]);
         table.forget(7);
-        let left: Vec<_> = table.iter().map(|(gid, members)| (*gid, members)).collect();
+        let left: Vec<_> = table
+            .iter()
+            .map(|(group, members)| (*group, members))
+            .collect();
         assert_eq!(left, [(group(1), &[8][..]), (group(3), &[9][..])]);
         assert_eq!(table.attachments(), 2);
         assert_eq!(table.detach(7, group(1)), Err(Cause::NotAttached));
@@ -159,10 +176,26 @@ mod tests {
         let mut table = groups([9, 9, 9]);
         let mapped = |first| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, first, 1, 2, 3];
         for first in [224, 239] {
-            assert_eq!(table.attach(1, mapped(first)), Ok(()));
+            assert_eq!(table.attach(1, (mapped(first), 0)), Ok(()));
         }
         for gid in [mapped(223), mapped(240), [0; 16], [0xfe; 16]] {
-            assert_eq!(table.attach(1, gid), Err(Cause::MulticastGid));
+            assert_eq!(table.attach(1, (gid, 0)), Err(Cause::MulticastGid));
         }
+    }
+
+    #[test]
+    fn a_group_is_a_gid_and_a_lid() {
+        let mut table = groups([9, 9, 9]);
+        let (gid, _) = group(1);
+        let before = table.generation();
+        table.attach(7, (gid, 0xc001)).expect("room");
+        table.attach(8, (gid, 0xc002)).expect("room");
+        assert_eq!(table.members(&(gid, 0xc001)), [7]);
+        assert_eq!(table.members(&(gid, 0)), []);
+        assert_eq!(table.detach(7, (gid, 0xc002)), Err(Cause::NotAttached));
+        table.attach(9, (gid, 0xc002)).expect("room");
+        assert_eq!(table.generation(), before + 2, "no new group");
+        table.forget(7);
+        assert_eq!(table.generation(), before + 3);
     }
 }

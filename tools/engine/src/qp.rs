@@ -48,9 +48,6 @@ use vrnic_wire::{
     qp::{QpAttributes, QpState, QpType},
 };
 
-/// The only P_Key: the default partition, full member.
-pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
-
 /// Q_Key of the GSI queue pair (IBTA volume 1, 3.5.3).
 const GSI_QKEY: u32 = 0x8001_0000;
 
@@ -251,7 +248,7 @@ impl Qp {
                 | QpType::UnreliableConnection
                 | QpType::XrcInitiator => self.request(turn, resources, io),
                 QpType::XrcTarget => {}
-                QpType::Gsi | QpType::UnreliableDatagram => {
+                QpType::Smi | QpType::Gsi | QpType::UnreliableDatagram => {
                     self.send_datagrams(turn, resources, io);
                 }
             }
@@ -275,19 +272,18 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        let from_peer = self.is_connection()
-            && segment.path.source == self.path.destination
-            && segment.path.destination == self.path.source;
+        let from_peer = self.is_connection() && segment.path.answers(&self.path);
         let expected = match segment.body {
             Body::Datagram { .. } => !self.is_connection(),
             // It does not tell the service.
             Body::CongestionNotification => from_peer,
             ref body => from_peer && self.takes(segment.service, body),
         };
-        if segment.pkey != DEFAULT_PKEY {
-            resources.bad_pkeys = resources.bad_pkeys.saturating_add(1);
+        let admitted = self.admits(segment, resources);
+        if !admitted {
+            resources.note_violation(segment, None);
         }
-        if !expected || !self.receives() || segment.pkey != DEFAULT_PKEY {
+        if !expected || !self.receives() || !admitted {
             resources.counters.count(Counter::Dropped);
             return;
         }
@@ -312,6 +308,18 @@ impl Qp {
             _ => self.take_request(segment, resources, io),
         }
         self.arm_timer(resources);
+    }
+
+    /// Whether it takes packets with the P_Key of that one.
+    fn admits(&self, segment: &Segment<'_>, resources: &Resources) -> bool {
+        match self.created.qp_type {
+            QpType::Smi => true,
+            QpType::Gsi => resources.admitting_pkey(None, segment.pkey).is_some(),
+            _ => {
+                let own = Some(self.attributes.pkey_index);
+                resources.admitting_pkey(own, segment.pkey).is_some()
+            }
+        }
     }
 
     /// Looks at the timer.
@@ -411,12 +419,18 @@ impl Qp {
     }
 
     /// A packet to the peer of a connection.
-    fn segment(&self, psn: Psn, body: Body, payload: Payload<'static>) -> Segment<'static> {
+    fn segment(
+        &self,
+        psn: Psn,
+        body: Body,
+        payload: Payload<'static>,
+        resources: &Resources,
+    ) -> Segment<'static> {
         Segment {
             path: self.path,
             source_qpn: self.number,
             destination_qpn: self.attributes.dest_qpn,
-            pkey: DEFAULT_PKEY,
+            pkey: resources.pkey(self.attributes.pkey_index),
             psn,
             solicited: false,
             ack_request: false,

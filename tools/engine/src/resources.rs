@@ -16,9 +16,10 @@ use crate::{
     multicast::Groups,
     persistence::Syncs,
     qp::{Held, Kept},
-    segment::{Outbox, Payload, Segment},
+    segment::{Outbox, Path, Payload, Segment},
     srq::{Entry, Srq},
     state::wire,
+    subnet::{Subnet, Violation, pkeys_match},
     table::Table,
     time::Instant,
     timer::Timers,
@@ -29,7 +30,8 @@ use vrnic_wire::{
     completion::{Cqe, Status},
     counter::Counter,
     event::EventType,
-    port::Mtu,
+    port::{DEFAULT_PKEY, Mtu},
+    qp::SMI_QPN,
     work::Sge,
 };
 
@@ -53,6 +55,8 @@ pub(crate) struct Port {
     pub(crate) enabled: bool,
     /// Whether a fault keeps it down.
     pub(crate) broken: bool,
+    /// InfiniBand: whether management packets pass, although the link is not up for others.
+    pub(crate) managed: bool,
 }
 
 impl Default for Port {
@@ -61,6 +65,7 @@ impl Default for Port {
             link: true,
             enabled: true,
             broken: false,
+            managed: false,
         }
     }
 }
@@ -69,6 +74,11 @@ impl Port {
     /// Whether anything is sent or received.
     pub(crate) fn is_active(self) -> bool {
         self.link && self.enabled && !self.broken
+    }
+
+    /// Whether packets of subnet management are sent and received.
+    fn is_manageable(self) -> bool {
+        self.managed && self.enabled && !self.broken
     }
 }
 
@@ -81,6 +91,8 @@ pub(crate) struct Resources {
     /// Payload of a segment on this fabric; `None` if the path MTU of each queue pair says it.
     pub(crate) fabric_mtu: Option<u32>,
     pub(crate) port: Port,
+    /// The port on a subnet; `None` on Ethernet.
+    pub(crate) subnet: Option<Box<Subnet>>,
     /// Largest path MTU, and length of a datagram.
     #[serde(with = "wire")]
     pub(crate) mtu: Mtu,
@@ -139,6 +151,7 @@ impl Resources {
             limits,
             fabric_mtu,
             port: Port::default(),
+            subnet: None,
             mtu: Mtu::Mtu4096,
             keys: Keys::new(&limits, features, seed),
             cqs: Table::new(1, limits.cq),
@@ -332,17 +345,78 @@ impl Resources {
         notice == Notice::Raise
     }
 
+    /// Whether the state of the port lets a segment pass.
+    pub(crate) fn passes(&self, segment: &Segment<'_>) -> bool {
+        self.port.is_active()
+            || self.port.is_manageable()
+                && segment.path.lids.is_some()
+                && segment.destination_qpn == SMI_QPN
+    }
+
+    /// Whether datagrams to a group that come by this path are for the port at all.
+    pub(crate) fn may_be_in_group(&self, path: &Path) -> bool {
+        match (path.lids, &self.subnet) {
+            (Some(lids), Some(_)) => lids.global,
+            (None, None) => self.gids.has_link(path.vlan, path.roce_v1),
+            _ => false,
+        }
+    }
+
+    /// Entries of the P_Key table.
+    pub(crate) fn pkey_table_length(&self) -> u16 {
+        match &self.subnet {
+            Some(subnet) => subnet.port.pkeys.len() as u16,
+            None => 1,
+        }
+    }
+
+    /// The P_Key with that index, with which packets leave.
+    pub(crate) fn pkey(&self, index: u16) -> u16 {
+        match &self.subnet {
+            Some(subnet) => subnet.port.pkey(index),
+            None => DEFAULT_PKEY,
+        }
+    }
+
+    /// The index of the P_Key by which a queue pair takes a packet: the one that it has, or with `None` any. `None` if
+    /// it does not take it.
+    pub(crate) fn admitting_pkey(&self, own: Option<u16>, pkey: u16) -> Option<u16> {
+        let Some(subnet) = &self.subnet else {
+            return (pkey == DEFAULT_PKEY).then_some(0);
+        };
+        match own {
+            Some(index) => pkeys_match(subnet.port.pkey(index), pkey).then_some(index),
+            None => {
+                let mut pkeys = subnet.port.pkeys.iter();
+                let index = pkeys.position(|&own| pkeys_match(own, pkey));
+                index.map(|index| index as u16)
+            }
+        }
+    }
+
+    /// A packet came with a wrong P_Key, or with this wrong Q_Key.
+    pub(crate) fn note_violation(&mut self, segment: &Segment<'_>, qkey: Option<u32>) {
+        let count = if qkey.is_some() {
+            &mut self.bad_qkeys
+        } else {
+            &mut self.bad_pkeys
+        };
+        *count = count.saturating_add(1);
+        if let Some(subnet) = &mut self.subnet {
+            subnet.note_violation(Violation::of(segment, qkey));
+        }
+    }
+
     /// Sends a segment, unless the port is down.
     pub(crate) fn send<M: Memory>(&mut self, segment: Segment<'static>, io: &mut Io<'_, M>) {
-        if !self.port.is_active() {
+        if !self.passes(&segment) {
             io.outbox.recycle(segment.payload);
             return;
         }
         self.counters.count(Counter::TransmitPackets);
         self.counters
             .add(Counter::TransmitBytes, segment.payload.len());
-        if segment.path.is_multicast() && !self.groups.members(&segment.path.destination).is_empty()
-        {
+        if segment.path.is_multicast() && !self.groups.members(&segment.path.group()).is_empty() {
             self.looped.push(segment.clone());
         }
         if self.faults.is_busy() {

@@ -13,8 +13,9 @@ use crate::{
     qp::Qp,
     rate::{Pacer, RateLimit},
     resources::{Port, Resources},
-    segment::{Body, DATAGRAM_MTU, Gid, LOCAL_MTU, Segment},
+    segment::{Body, DATAGRAM_MTU, Gid, Group, LOCAL_MTU, Path, Segment},
     state::wire,
+    subnet::{HcaPort, PortAnswer, PortRequest, Violation},
     table::Table,
     time::Instant,
     trace::Act,
@@ -28,7 +29,7 @@ use vrnic_wire::{
     counter::Counter,
     event::{AsyncEvent, CompletionEvent, EventType},
     port::{GidEntry, Mtu, PortAttributes, PortState},
-    qp::{GSI_QPN, MULTICAST_QPN},
+    qp::{GSI_QPN, MULTICAST_QPN, SMI_QPN},
 };
 
 /// Most contexts whose notify areas are looked at in a turn.
@@ -45,6 +46,16 @@ pub enum Segmentation {
     Local,
     /// For a wire: the path MTU of each queue pair.
     PathMtu,
+}
+
+/// What the port of a device is.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Ethernet.
+    #[default]
+    Ethernet,
+    /// InfiniBand: messages are cut as for a wire, and the GID table is that of the subnet.
+    InfiniBand,
 }
 
 /// How a reliable connection makes up for packets that are lost.
@@ -74,6 +85,8 @@ pub struct RnicConfig {
     pub max_mtu: Mtu,
     /// How messages are cut into segments.
     pub segmentation: Segmentation,
+    /// What the port is.
+    pub link_layer: LinkLayer,
     /// How connections make up for loss.
     pub recovery: Recovery,
     /// Features that were negotiated.
@@ -93,6 +106,7 @@ impl Default for RnicConfig {
             completion_vectors: 4,
             doorbell_pages: 4096,
             segmentation: Segmentation::Local,
+            link_layer: LinkLayer::Ethernet,
             recovery: Recovery::default(),
             features: Features::ALL,
             max_mtu: Mtu::Mtu4096,
@@ -127,6 +141,8 @@ pub(crate) struct QueuePairs {
     pub(crate) table: Table<Box<Qp>>,
     /// QP1, if it exists.
     pub(crate) gsi: Option<Box<Qp>>,
+    /// QP0, if it exists.
+    pub(crate) smi: Option<Box<Qp>>,
     /// Queue pairs with work, first come first served.
     ready: VecDeque<u32>,
     /// Queue pairs that wait for the rate limit of the device, first come first served.
@@ -136,23 +152,25 @@ pub(crate) struct QueuePairs {
 impl QueuePairs {
     /// The queue pair with that number.
     pub(crate) fn get(&self, qpn: u32) -> Option<&Qp> {
-        if qpn == GSI_QPN {
-            return self.gsi.as_deref();
+        match qpn {
+            SMI_QPN => self.smi.as_deref(),
+            GSI_QPN => self.gsi.as_deref(),
+            _ => self.table.get(qpn).map(Box::as_ref),
         }
-        self.table.get(qpn).map(Box::as_ref)
     }
 
     /// The queue pair with that number.
     pub(crate) fn get_mut(&mut self, qpn: u32) -> Option<&mut Qp> {
-        if qpn == GSI_QPN {
-            return self.gsi.as_deref_mut();
+        match qpn {
+            SMI_QPN => self.smi.as_deref_mut(),
+            GSI_QPN => self.gsi.as_deref_mut(),
+            _ => self.table.get_mut(qpn).map(Box::as_mut),
         }
-        self.table.get_mut(qpn).map(Box::as_mut)
     }
 
     /// Queue pairs that exist.
     pub(crate) fn len(&self) -> u32 {
-        self.table.len() + u32::from(self.gsi.is_some())
+        self.table.len() + u32::from(self.gsi.is_some()) + u32::from(self.smi.is_some())
     }
 
     /// Gives the queue pair a turn, unless it waits for one already.
@@ -256,6 +274,11 @@ impl Engine {
         config.completion_vectors = config.completion_vectors.max(1);
         config.limits = config.limits.clamped();
         let limits = &mut config.limits;
+        let infiniband = config.link_layer == LinkLayer::InfiniBand;
+        if infiniband {
+            config.segmentation = Segmentation::PathMtu;
+            limits.gid_table = crate::subnet::GIDS;
+        }
         if config.doorbell_pages != 0 {
             limits.contexts = limits.contexts.min(config.doorbell_pages);
         }
@@ -271,6 +294,11 @@ impl Engine {
             config.seed,
         );
         resources.mtu = config.max_mtu;
+        if infiniband {
+            resources.subnet = Some(Box::default());
+            // Until the subnet manager says more.
+            resources.port.link = false;
+        }
         resources.recovers_selectively = config.recovery == Recovery::Selective;
         config.seed = [0; 32];
         Self {
@@ -280,9 +308,10 @@ impl Engine {
             pds: Table::new(1, config.limits.pd),
             xrcds: Table::new(1, MAX_XRCDS),
             qps: QueuePairs {
-                // QP0 does not exist, QP1 is the GSI, which counts but has no place in the table.
+                // QP0 and QP1, which count, have no place in the table.
                 table: Table::new(2, config.limits.qp),
                 gsi: None,
+                smi: None,
                 ready: VecDeque::new(),
                 held_back: VecDeque::new(),
             },
@@ -504,13 +533,13 @@ impl Engine {
         self.resources.note_arrived(&segment);
         if segment.path.is_multicast() {
             // What comes back was delivered when it was sent.
-            if !self.has_gid(&segment.path.source) {
+            if !self.is_own(&segment.path) {
                 self.receive_multicast(&segment, io);
             }
             return io.outbox.recycle(segment.payload);
         }
         let qpn = segment.destination_qpn;
-        let taken = self.resources.port.is_active()
+        let taken = self.resources.passes(&segment)
             && self
                 .act(qpn, |qp, resources| {
                     qp.take_segment(&segment, resources, io);
@@ -553,12 +582,12 @@ impl Engine {
         if !self.resources.port.is_active()
             || segment.destination_qpn != MULTICAST_QPN
             || !matches!(segment.body, Body::Datagram { .. })
-            || !self.resources.gids.has_link(path.vlan, path.roce_v1)
+            || !self.resources.may_be_in_group(path)
         {
             return self.resources.counters.count(Counter::Dropped);
         }
         let mut index = 0;
-        while let Some(&qpn) = self.resources.groups.members(&path.destination).get(index) {
+        while let Some(&qpn) = self.resources.groups.members(&path.group()).get(index) {
             let taken = self.act(qpn, |qp, resources| qp.take_segment(segment, resources, io));
             if taken.is_some() {
                 self.qps.schedule(qpn);
@@ -696,12 +725,96 @@ impl Engine {
 
     /// Whether the GID is one of this device.
     pub fn has_gid(&self, gid: &Gid) -> bool {
-        self.resources.gids.iter().any(|entry| entry.gid == *gid)
+        match &self.resources.subnet {
+            Some(subnet) => subnet.port.has_gid(gid),
+            None => self.resources.gids.iter().any(|entry| entry.gid == *gid),
+        }
     }
 
-    /// Whether queue pairs of this device are attached to the multicast group of the GID.
-    pub fn has_group(&self, gid: &Gid) -> bool {
-        !self.resources.groups.members(gid).is_empty()
+    /// Whether the LID is one of this device.
+    pub fn has_lid(&self, lid: u16) -> bool {
+        let subnet = self.resources.subnet.as_ref();
+        subnet.is_some_and(|subnet| subnet.port.has_lid(lid))
+    }
+
+    /// Whether a packet by that path came from this device.
+    fn is_own(&self, path: &Path) -> bool {
+        match path.lids {
+            Some(lids) => self.has_lid(lids.source),
+            None => self.has_gid(&path.source),
+        }
+    }
+
+    /// Whether the port is on an InfiniBand subnet.
+    pub fn is_on_subnet(&self) -> bool {
+        self.resources.subnet.is_some()
+    }
+
+    /// What the device knows of its port on a subnet; `None` of an Ethernet port.
+    pub fn hca_port(&self) -> Option<&HcaPort> {
+        Some(&self.resources.subnet.as_ref()?.port)
+    }
+
+    /// A subnet manager or the link changed the port of a device on a subnet, which is now like this; and clients are
+    /// to register again, if it wants that. Raises the events for what changed.
+    pub fn set_hca_port(&mut self, port: HcaPort, reregister: bool) {
+        let resources = &mut self.resources;
+        let Some(subnet) = &mut resources.subnet else {
+            return;
+        };
+        let before = std::mem::replace(&mut subnet.port, port);
+        let port = &subnet.port;
+        let [lids, manager, pkeys, gids] = port.changes_since(&before);
+        let changes = [
+            (lids, EventType::LidChange),
+            (manager, EventType::SmChange),
+            (pkeys, EventType::PkeyChange),
+            (gids, EventType::GidChange),
+            (reregister, EventType::ClientReregister),
+        ];
+        resources.mtu = port.active_mtu;
+        let state = port.state;
+        for (_, event) in changes.into_iter().filter(|(changed, _)| *changed) {
+            resources
+                .async_events
+                .raise(event, 1, None, &mut resources.counters);
+        }
+        self.change_port(|port| {
+            port.link = state == PortState::Active;
+            port.managed = state != PortState::Down;
+        });
+    }
+
+    /// What a command asks of an agent of the port, once.
+    pub fn next_port_request(&mut self) -> Option<PortRequest> {
+        self.resources.subnet.as_mut()?.next_request()
+    }
+
+    /// The agent did what a command asked of it. The command has to be executed again.
+    pub fn answer_port_request(&mut self, answer: PortAnswer) {
+        if let Some(subnet) = &mut self.resources.subnet {
+            subnet.answer(answer);
+        }
+    }
+
+    /// The next packet that used a wrong key, for the agent to count and to tell of.
+    pub fn next_violation(&mut self) -> Option<Violation> {
+        self.resources.subnet.as_mut()?.next_violation()
+    }
+
+    /// Whether queue pairs of this device are attached to the multicast group.
+    pub fn has_group(&self, group: &Group) -> bool {
+        !self.resources.groups.members(group).is_empty()
+    }
+
+    /// The LIDs of the multicast groups to which queue pairs are attached.
+    pub fn group_lids(&self) -> impl Iterator<Item = u16> {
+        self.resources.groups.iter().map(|((_, lid), _)| *lid)
+    }
+
+    /// A number that changes whenever these do.
+    pub fn group_generation(&self) -> u64 {
+        self.resources.groups.generation()
     }
 
     /// All entries of the GID table that are in use.
@@ -767,6 +880,24 @@ impl Engine {
             (WIDTH_4X, SPEED_EDR)
         };
         let port = self.resources.port;
+        if let Some(subnet) = &self.resources.subnet {
+            let it = &subnet.port;
+            let down = !port.enabled || port.broken;
+            return PortAttributes {
+                state: if down { PortState::Down } else { it.state }.raw(),
+                max_mtu: it.max_mtu.raw(),
+                active_mtu: it.active_mtu.raw(),
+                active_width: it.width,
+                active_speed: it.speed.into(),
+                pkey_table_length: (it.pkeys.len() as u16).into(),
+                gid_table_length: crate::subnet::GIDS.into(),
+                max_message_size: crate::limits::MAX_MESSAGE.into(),
+                bad_pkey_count: it.bad_pkeys.into(),
+                qkey_violation_count: it.bad_qkeys.into(),
+                administrative_state: state(port.enabled),
+                reserved: [0; 7],
+            };
+        }
         PortAttributes {
             state: state(port.is_active()),
             max_mtu: self.config.max_mtu.raw(),

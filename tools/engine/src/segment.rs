@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use vrnic_wire::{
     memory::access,
-    port::is_multicast,
+    port::{is_multicast, is_multicast_lid},
     work::{Selectivity, placement},
 };
 
@@ -30,7 +30,19 @@ pub const DATAGRAM_MTU: u32 = 4096;
 /// A GID, most significant byte first.
 pub type Gid = [u8; 16];
 
-/// Where a segment comes from and where it goes: what Ethernet, IP and UDP headers say.
+/// What the local route header of InfiniBand says (IBTA volume 1, 7.7).
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LidRoute {
+    /// LID of the sender.
+    pub source: u16,
+    /// LID of the destination, or of a multicast group.
+    pub destination: u16,
+    /// Whether there is a global route header, which has the GIDs, the hop limit and so on. Otherwise they are 0.
+    pub global: bool,
+}
+
+/// Where a segment comes from and where it goes: what Ethernet, IP and UDP headers say, or the route headers of
+/// InfiniBand.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
     /// GID of the sender.
@@ -55,14 +67,44 @@ pub struct Path {
     pub source_port: u16,
     /// Whether frames are of RoCE version 1, which has no UDP.
     pub roce_v1: bool,
+    /// On InfiniBand, LIDs. MAC addresses, VLAN, port and RoCE mean nothing then.
+    pub lids: Option<LidRoute>,
 }
 
 impl Path {
     /// Whether the destination is a multicast group.
     pub fn is_multicast(&self) -> bool {
-        is_multicast(&self.destination)
+        match self.lids {
+            Some(lids) => is_multicast_lid(lids.destination),
+            None => is_multicast(&self.destination),
+        }
+    }
+
+    /// The multicast group that is the destination, if one is: its GID, and on InfiniBand its LID.
+    pub fn group(&self) -> Group {
+        (
+            self.destination,
+            self.lids.map_or(0, |lids| lids.destination),
+        )
+    }
+
+    /// Whether a packet that came by this path is from the peer of a connection that sends by the path `sent`.
+    pub(crate) fn answers(&self, sent: &Self) -> bool {
+        let gids = self.source == sent.destination && self.destination == sent.source;
+        match (self.lids, sent.lids) {
+            (None, None) => gids,
+            // Without a global route header there are no GIDs to compare.
+            (Some(came), Some(sent)) => {
+                gids && (came.source, came.destination) == (sent.destination, sent.source)
+                    && came.global == sent.global
+            }
+            _ => false,
+        }
     }
 }
+
+/// A multicast group: its GID, and on InfiniBand its LID, which is 0 otherwise.
+pub type Group = (Gid, u16);
 
 /// ECN field of a traffic class (RFC 3168).
 pub const ECN_MASK: u8 = 3;

@@ -36,7 +36,7 @@ use vrnic_wire::{
     completion::{self, Cqe},
     event::{AsyncEvent, EventType},
     memory::PageList,
-    port::{GidEntry, Mtu},
+    port::{GidEntry, Mtu, PortState, SubnetPort},
     qp::{QpState, QpType},
     work::{AddressVector, BindTarget, DatagramTarget, RegisterTarget, SendOpcode, Sge},
 };
@@ -170,6 +170,7 @@ written_as_number!(
     EventType,
     Mtu,
     MwType,
+    PortState,
     QpState,
     QpType,
     SendOpcode
@@ -230,7 +231,8 @@ written_as_bytes!(
     GidEntry,
     PageList,
     RegisterTarget,
-    Sge
+    Sge,
+    SubnetPort
 );
 
 macro_rules! written_as_it_is {

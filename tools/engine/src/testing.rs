@@ -15,4 +15,4 @@ pub use guest::{Arena, Completion, Cq, Guest, Mr, Qp, QpOptions, Ring, Send, Srq
 pub use keys::{FastMr, Mw, next_key};
 pub use memory::{BASE, GuestView, Memories};
 pub use paging::{PagedRegion, Pager};
-pub use world::{Connection, Faults, Line, Node, Wire, World, gid_of};
+pub use world::{Connection, Faults, Line, Node, Wire, World, gid_of, hca_port_of, lid_of};

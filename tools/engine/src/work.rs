@@ -152,6 +152,8 @@ pub(crate) struct SendRequest {
     /// [`send_flags`].
     pub(crate) flags: u8,
     pub(crate) immediate: u32,
+    /// Index of the P_Key, of the GSI.
+    pub(crate) pkey_index: u16,
     pub(crate) source: Source,
     /// Bytes of the message.
     pub(crate) length: u32,
@@ -223,7 +225,7 @@ fn is_supported(opcode: SendOpcode, qp_type: QpType, capacities: &Capacities) ->
             SendOpcode::Flush | SendOpcode::AtomicWrite => capacities.features.memory_placement,
             _ => true,
         },
-        QpType::UnreliableDatagram | QpType::Gsi => {
+        QpType::UnreliableDatagram | QpType::Gsi | QpType::Smi => {
             matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate)
         }
         QpType::XrcTarget => false,
@@ -327,6 +329,7 @@ pub(crate) fn read_send<M: Memory>(
         opcode,
         flags: header.flags,
         immediate: header.immediate.get(),
+        pkey_index: header.pkey_index.get(),
         source,
         length,
         target,
@@ -340,7 +343,10 @@ pub(crate) fn read_send<M: Memory>(
 /// Interprets the operation's part of a send entry. Reserved members are not looked at.
 fn read_target(copy: &EntryCopy, opcode: SendOpcode, qp_type: QpType) -> Option<Target> {
     let bytes = &copy.bytes[work::TARGET_OFFSET..work::SEND_DATA_OFFSET];
-    if matches!(qp_type, QpType::UnreliableDatagram | QpType::Gsi) {
+    if matches!(
+        qp_type,
+        QpType::UnreliableDatagram | QpType::Gsi | QpType::Smi
+    ) {
         let target = DatagramTarget::read_from_bytes(bytes).ok()?;
         return Some(Target::Datagram(target));
     }

@@ -13,6 +13,7 @@ mod fair;
 mod faults;
 mod hostile;
 mod keys;
+mod lids;
 mod long_commands;
 mod loss;
 mod matrix;

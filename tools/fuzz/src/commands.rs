@@ -19,8 +19,9 @@ use vrnic_wire::{
         CommandCode, CommandHeader, CreateContext, CreateCounterSet, CreateCq, CreatePd, CreateQp,
         CreateSrq, CreateXrcSrq, CreateXrcd, DeallocateMw, DeregisterMr, DestroyContext,
         DestroyCounterSet, DestroyCq, DestroyPd, DestroyQp, DestroySrq, DestroyXrcd,
-        DetachMulticast, MapPages, ModifyCq, ModifyQp, ModifySrq, NameContext, QueryClock,
-        QueryCounterSet, QueryCounters, QueryDevice, QueryPort, QueryQp, QuerySrq, RegisterMr,
+        DetachMulticast, MAD_LENGTH, MapPages, ModifyCq, ModifyPort, ModifyQp, ModifySrq,
+        NameContext, ProcessMad, QueryClock, QueryCounterSet, QueryCounters, QueryDevice,
+        QueryGids, QueryPkeys, QueryPort, QueryQp, QuerySrq, QuerySubnetPort, RegisterMr,
         ReplyHeader, ReregisterMr, ResizeCq, ResizeSrq, RingDoorbell, SetGid, SetMtu, SetPortState,
         Status, TakePageFault, UnmapPages, mr_flags, qp_flags,
     },
@@ -469,13 +470,37 @@ impl Scene {
             }),
             CommandCode::AttachMulticast => bytes_of(AttachMulticast {
                 qpn: any(&self.objects.qps, input).into(),
-                reserved,
+                lid: 0.into(),
+                reserved: 0.into(),
                 gid: group(input),
             }),
             CommandCode::DetachMulticast => bytes_of(DetachMulticast {
                 qpn: any(&self.objects.qps, input).into(),
-                reserved,
+                lid: 0.into(),
+                reserved: 0.into(),
                 gid: group(input),
+            }),
+            CommandCode::QuerySubnetPort => bytes_of(QuerySubnetPort { port, reserved }),
+            CommandCode::QueryPkeys => bytes_of(QueryPkeys {
+                port,
+                first: u32::from(input.take::<u8>()).into(),
+            }),
+            CommandCode::QueryGids => bytes_of(QueryGids {
+                port,
+                first: u32::from(input.take::<u8>()).into(),
+            }),
+            CommandCode::ModifyPort => bytes_of(ModifyPort {
+                port,
+                flags: u32::from(input.take::<u8>()).into(),
+                ..ModifyPort::default()
+            }),
+            CommandCode::ProcessMad => bytes_of(ProcessMad {
+                port,
+                flags: u32::from(input.take::<u8>()).into(),
+                slid: 0.into(),
+                service_level: input.take(),
+                reserved: [0; 5],
+                mad: [input.take(); MAD_LENGTH],
             }),
             CommandCode::RegisterMr => {
                 let length = 1 + usize::from(input.take::<u16>());

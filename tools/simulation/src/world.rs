@@ -595,7 +595,7 @@ impl World {
             match parsed {
                 Ok(segment)
                     if device.rnic.has_gid(&segment.path.destination)
-                        || device.rnic.has_group(&segment.path.destination) =>
+                        || device.rnic.has_group(&segment.path.group()) =>
                 {
                     let mut io = Io {
                         memory: &device.guest.view,

@@ -16,10 +16,10 @@ use anyhow::{Context, Result};
 use tracing::{debug, error, info, warn};
 use vrnic_engine::explain::{Explanation, Happening, Record};
 use vrnic_engine::fault::{Armory, Direction as Way};
-use vrnic_engine::segment::Gid;
+use vrnic_engine::segment::Group;
 use vrnic_engine::time::Instant;
 use vrnic_engine::{
-    Budget, Cause, Faults, Features, Io, Outbox, RateLimit, Recovery, Rnic, RnicConfig, Segment,
+    Budget, Cause, Faults, Features, Io, LinkLayer, Outbox, RateLimit, Recovery, Rnic, RnicConfig, Segment,
     Segmentation,
 };
 use vrnic_vfio_user::mapping::FileId;
@@ -135,6 +135,7 @@ impl Device {
                 FabricKind::Local => Segmentation::Local,
                 FabricKind::Roce => Segmentation::PathMtu,
             },
+            link_layer: LinkLayer::Ethernet,
             recovery: match settings.recovery {
                 RecoveryKind::Selective => Recovery::Selective,
                 RecoveryKind::GoBackN => Recovery::GoBackN,
@@ -580,7 +581,7 @@ impl Device {
         let refused = match end.read(frame) {
             // As an adapter whose filter has no such address.
             Ok(segment)
-                if segment.path.is_multicast() && !self.has_group(&segment.path.destination) =>
+                if segment.path.is_multicast() && !self.has_group(&segment.path.group()) =>
             {
                 return;
             }
@@ -603,8 +604,8 @@ impl Device {
     }
 
     /// Whether queue pairs of this device are in that multicast group.
-    pub fn has_group(&mut self, gid: &Gid) -> bool {
-        self.rnic().is_some_and(|rnic| rnic.has_group(gid))
+    pub fn has_group(&mut self, group: &Group) -> bool {
+        self.rnic().is_some_and(|rnic| rnic.has_group(group))
     }
 
     /// A segment that travels without frames leaves or reached this device: shows it to the captures, with `note`.

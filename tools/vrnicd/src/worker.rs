@@ -263,7 +263,7 @@ impl Worker {
     /// Gives a copy of a segment to a device, if it is on no network and has members of the multicast group.
     fn deliver_copy(&mut self, to: usize, segment: &Segment<'static>, now: Instant) {
         let device = &mut self.devices[to];
-        if device.roce().is_some() || !device.has_group(&segment.path.destination) {
+        if device.roce().is_some() || !device.has_group(&segment.path.group()) {
             return;
         }
         let note = device.receive_noted(&mut self.shared, segment.clone(), now);

@@ -6,8 +6,20 @@ use super::{Execute, done, reserved};
 use crate::{cause::Cause, memory::Memory, resources::Io, rnic::Engine};
 use vrnic_wire::{
     command::{AttachMulticast, DetachMulticast, Empty},
+    port::is_multicast_lid,
     qp::QpType,
 };
+
+/// The LID of a group, which it has on InfiniBand alone.
+fn group_lid(lid: u16, rnic: &Engine) -> Result<u16, Cause> {
+    if rnic.resources.subnet.is_some() == is_multicast_lid(lid)
+        && (is_multicast_lid(lid) || lid == 0)
+    {
+        Ok(lid)
+    } else {
+        Err(Cause::MulticastLid)
+    }
+}
 
 impl Execute for AttachMulticast {
     fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
@@ -20,7 +32,8 @@ impl Execute for AttachMulticast {
         if qp.created().qp_type != QpType::UnreliableDatagram {
             return Err(Cause::QpType);
         }
-        rnic.resources.groups.attach(qpn, self.gid)?;
+        let group = (self.gid, group_lid(self.lid.get(), rnic)?);
+        rnic.resources.groups.attach(qpn, group)?;
         done()
     }
 }
@@ -35,7 +48,8 @@ impl Execute for DetachMulticast {
         if rnic.qps.get(qpn).is_none() {
             return Err(Cause::UnknownQp);
         }
-        rnic.resources.groups.detach(qpn, self.gid)?;
+        let group = (self.gid, self.lid.get());
+        rnic.resources.groups.detach(qpn, group)?;
         done()
     }
 }

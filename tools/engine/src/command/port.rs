@@ -22,6 +22,14 @@ pub(super) fn check_port(port: U32) -> Result<(), Cause> {
     }
 }
 
+/// Checks that the port is one of Ethernet: on InfiniBand what the command changes is the subnet manager's.
+fn ethernet(rnic: &Engine) -> Result<(), Cause> {
+    match rnic.resources.subnet {
+        None => Ok(()),
+        Some(_) => Err(Cause::CommandCode),
+    }
+}
+
 impl Execute for QueryDevice {
     fn execute<M: Memory>(
         self,
@@ -67,6 +75,7 @@ impl Execute for SetMtu {
         if self.reserved != [0; 3] {
             return Err(Cause::ReservedField);
         }
+        ethernet(rnic)?;
         check_port(self.port)?;
         let mtu = Mtu::try_from(self.mtu).map_err(|_| Cause::Mtu)?;
         if mtu.raw() > rnic.config.max_mtu.raw() {
@@ -82,10 +91,14 @@ impl Execute for SetPortState {
         if !rnic.config.features.port_state {
             return Err(Cause::CommandCode);
         }
+        ethernet(rnic)?;
         reserved(self.reserved)?;
         check_port(self.port)?;
-        let state = PortState::try_from(self.state).map_err(|_| Cause::PortState)?;
-        rnic.resources.port.enabled = state == PortState::Active;
+        rnic.resources.port.enabled = match PortState::try_from(self.state) {
+            Ok(PortState::Active) => true,
+            Ok(PortState::Down) => false,
+            _ => return Err(Cause::PortState),
+        };
         done()
     }
 }
@@ -94,6 +107,7 @@ impl Execute for SetGid {
     fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         reserved(self.entry.reserved)?;
+        ethernet(rnic)?;
         rnic.resources.gids.set(self.index.get(), self.entry)?;
         done()
     }
@@ -102,6 +116,7 @@ impl Execute for SetGid {
 impl Execute for ClearGid {
     fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
+        ethernet(rnic)?;
         rnic.resources.gids.clear(self.index.get())?;
         done()
     }

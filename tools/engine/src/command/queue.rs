@@ -18,7 +18,7 @@ use crate::{
 use std::sync::Arc;
 use vrnic_wire::{
     command::{ContextKind, CreateQp, DestroyQp, Empty, ModifyQp, QpCreated, QueryQp, qp_flags},
-    qp::{GSI_QPN, QpAttributes, QpType},
+    qp::{GSI_QPN, QpAttributes, QpType, SMI_QPN},
     ring::RingLayout,
     work,
 };
@@ -26,6 +26,11 @@ use vrnic_wire::{
 /// Whether it is an end of an extended reliable connection.
 fn is_xrc(qp_type: QpType) -> bool {
     matches!(qp_type, QpType::XrcInitiator | QpType::XrcTarget)
+}
+
+/// Whether there is one of the type at most, for management.
+fn is_management(qp_type: QpType) -> bool {
+    matches!(qp_type, QpType::Gsi | QpType::Smi)
 }
 
 /// Counts an object that belongs to a context, or no longer does.
@@ -69,6 +74,9 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     if qp_type == QpType::UnreliableConnection && !rnic.config.features.unreliable_connections {
         return Err(Cause::QpTypeAbsent);
     }
+    if qp_type == QpType::Smi && rnic.resources.subnet.is_none() {
+        return Err(Cause::QpTypeAbsent);
+    }
     if is_xrc(qp_type) && !rnic.config.features.has_xrc() {
         return Err(Cause::QpTypeAbsent);
     }
@@ -93,7 +101,7 @@ fn check_request(request: &CreateQp, rnic: &Engine) -> Result<(QpType, Capacitie
     if !shares && request.srqn.get() != 0 {
         return Err(Cause::ReservedField);
     }
-    let may_share = receives && qp_type != QpType::Gsi;
+    let may_share = receives && !is_management(qp_type);
     if request.recv_ring.is_present() && !receives
         || shares && (request.recv_ring.is_present() || !may_share)
     {
@@ -155,11 +163,15 @@ fn check_objects(request: &CreateQp, qp_type: QpType, rnic: &Engine) -> Result<(
     if owners.into_iter().flatten().any(|owner| owner != number) {
         return Err(Cause::ContextMismatch);
     }
-    if qp_type == QpType::Gsi {
+    if is_management(qp_type) {
         if context.kind != ContextKind::Kernel {
             return Err(Cause::KernelOnly);
         }
-        if rnic.qps.gsi.is_some() {
+        let exists = match qp_type {
+            QpType::Smi => &rnic.qps.smi,
+            _ => &rnic.qps.gsi,
+        };
+        if exists.is_some() {
             return Err(Cause::GsiExists);
         }
     }
@@ -210,15 +222,22 @@ impl Execute for CreateQp {
             sq,
             rq,
         };
-        let qpn = if qp_type == QpType::Gsi {
-            rnic.qps.gsi = Some(Box::new(Qp::new(GSI_QPN, created)));
-            GSI_QPN
-        } else {
-            rnic.qps
-                .table
-                .insert_with(|qpn| Box::new(Qp::new(qpn, created)))
-                .ok_or(Cause::LimitReached)?
-                .0
+        let qpn = match qp_type {
+            QpType::Smi => {
+                rnic.qps.smi = Some(Box::new(Qp::new(SMI_QPN, created)));
+                SMI_QPN
+            }
+            QpType::Gsi => {
+                rnic.qps.gsi = Some(Box::new(Qp::new(GSI_QPN, created)));
+                GSI_QPN
+            }
+            _ => {
+                let place = rnic
+                    .qps
+                    .table
+                    .insert_with(|qpn| Box::new(Qp::new(qpn, created)));
+                place.ok_or(Cause::LimitReached)?.0
+            }
         };
         context.set_owner(slot, qpn);
         change_users(Some(context), 1);
@@ -272,10 +291,10 @@ impl Execute for DestroyQp {
     fn execute<M: Memory>(self, rnic: &mut Engine, _: &mut Io<'_, M>) -> Result<Empty, Cause> {
         reserved(self.reserved)?;
         let qpn = self.qpn.get();
-        let qp = if qpn == GSI_QPN {
-            rnic.qps.gsi.take()
-        } else {
-            rnic.qps.table.remove(qpn)
+        let qp = match qpn {
+            SMI_QPN => rnic.qps.smi.take(),
+            GSI_QPN => rnic.qps.gsi.take(),
+            _ => rnic.qps.table.remove(qpn),
         };
         let qp = qp.ok_or(Cause::UnknownQp)?;
         let created = qp.created();

@@ -373,7 +373,7 @@ impl Place {
     /// Whether an occasion is there.
     pub(crate) fn has(&self, on: &Occasion) -> bool {
         let qp = on.qp;
-        let is_gsi = qp.is_some_and(|qp| qp.qp_type == QpType::Gsi);
+        let is_gsi = qp.is_some_and(|qp| matches!(qp.qp_type, QpType::Gsi | QpType::Smi));
         let spared = is_gsi && self.qp.is_none() && self.types.is_none();
         !spared
             && fits(self.qp, qp, |span, qp| span.has(qp.qpn.into()))

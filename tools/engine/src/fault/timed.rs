@@ -270,7 +270,8 @@ impl Engine {
     /// Numbers of queue pairs that a fault is about: of all those of programs if it names none.
     fn chosen_qps(&self, place: &Place) -> Vec<u32> {
         let all = self.qps.table.page(0, usize::MAX).into_iter().flatten();
-        let gsi = self.qps.gsi.as_deref().into_iter();
+        let special = [&self.qps.smi, &self.qps.gsi];
+        let gsi = special.into_iter().filter_map(|qp| qp.as_deref());
         let subjects = gsi
             .chain(all.map(|(_, qp)| qp.as_ref()))
             .map(crate::qp::Qp::subject);

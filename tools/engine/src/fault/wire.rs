@@ -161,7 +161,7 @@ fn notification(packet: &Segment<'_>) -> Segment<'static> {
         path: packet.path,
         source_qpn: packet.source_qpn,
         destination_qpn: packet.destination_qpn,
-        pkey: crate::qp::DEFAULT_PKEY,
+        pkey: vrnic_wire::port::DEFAULT_PKEY,
         psn: packet.psn,
         solicited: false,
         ack_request: false,

@@ -91,7 +91,7 @@ impl Attributes {
         }
         if mask & attribute::PKEY_INDEX != 0 {
             self.pkey_index = wanted.pkey_index.get();
-            valid(self.pkey_index == 0)?;
+            valid(self.pkey_index < resources.pkey_table_length())?;
         }
         if mask & attribute::PORT != 0 {
             self.port = wanted.port;
@@ -102,10 +102,15 @@ impl Attributes {
         }
         if mask & attribute::ADDRESS_VECTOR != 0 {
             self.address = wanted.address;
-            resources
-                .gids
-                .get(self.address.sgid_index)
-                .ok_or(Cause::GidIndex)?;
+            match &resources.subnet {
+                Some(subnet) => {
+                    subnet.path_of(&self.address, false)?;
+                }
+                None => {
+                    let local = resources.gids.get(self.address.sgid_index);
+                    local.ok_or(Cause::GidIndex)?;
+                }
+            }
         }
         if mask & attribute::PATH_MTU != 0 {
             let mtu = Mtu::try_from(wanted.path_mtu).map_err(|_| Cause::AttributeValue)?;
@@ -152,14 +157,18 @@ impl Attributes {
     }
 }
 
-/// The path from queue pair `local_qpn` to `remote_qpn` that an address vector describes, or `None`
-/// if it does not name a local GID.
+/// The path from queue pair `local_qpn` to `remote_qpn` that an address vector describes, which may be one to a group
+/// only of a datagram. `None` if it does not name a local GID, or no valid LID.
 pub(super) fn path_of(
     address: &AddressVector,
     local_qpn: u32,
     remote_qpn: u32,
+    datagram: bool,
     resources: &Resources,
 ) -> Option<Path> {
+    if let Some(subnet) = &resources.subnet {
+        return subnet.path_of(address, datagram).ok();
+    }
     let local = resources.gids.get(address.sgid_index)?;
     let flow_label = address.flow_label.get() & 0xf_ffff;
     Some(Path {
@@ -174,6 +183,7 @@ pub(super) fn path_of(
         flow_label,
         source_port: source_port(flow_label, local_qpn, remote_qpn),
         roce_v1: local.gid_type == GidType::RoceV1.raw(),
+        lids: None,
     })
 }
 
@@ -223,11 +233,12 @@ impl Qp {
                 &self.attributes.address,
                 self.number,
                 self.attributes.dest_qpn,
+                false,
                 resources,
             )
         {
             self.path = path;
-            if resources.fabric_mtu.is_none() {
+            if resources.fabric_mtu.is_none() && path.lids.is_none() {
                 // Switches may mark packets rather than drop them: marks are reacted to.
                 self.path.traffic_class = path.traffic_class & !ECN_MASK | ECN_CAPABLE;
             }

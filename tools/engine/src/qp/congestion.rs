@@ -170,8 +170,8 @@ impl Qp {
         }
         self.congestion.notified = Some(io.now);
         resources.counters.count(Counter::NotificationsSent);
-        let notification =
-            self.segment(Psn::default(), Body::CongestionNotification, Payload::Empty);
+        let body = Body::CongestionNotification;
+        let notification = self.segment(Psn::default(), body, Payload::Empty, resources);
         resources.send(notification, io);
     }
 

@@ -2,7 +2,7 @@
 
 //! Unreliable datagrams and the general service interface (IBTA volume 1, 9.8.3).
 
-use super::{DEFAULT_PKEY, GSI_QKEY, Qp, attributes::path_of};
+use super::{GSI_QKEY, Qp, attributes::path_of};
 use crate::{
     cause::Cause,
     memory::{HostRange, Memory},
@@ -14,11 +14,12 @@ use crate::{
     work::{self, SendRequest, Source, Target},
 };
 use vrnic_wire::{
-    completion::{self, Opcode, Status},
+    command::MAD_LENGTH,
+    completion::{self, LidSource, Opcode, Status},
     counter::Counter,
-    port::{IPV4_MAPPED, NO_VLAN, is_multicast},
-    qp::{QpState, QpType},
-    work::{GRH_LENGTH, SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
+    port::{DEFAULT_PKEY, IPV4_MAPPED, NO_VLAN, PERMISSIVE_LID, is_multicast},
+    qp::{QpState, QpType, SMI_QPN},
+    work::{GRH_LENGTH, LidAddress, SEND_DATA_OFFSET, SendOpcode, Sge, send_flags},
 };
 
 /// Bit of a Q_Key in a work request that says to use that of the queue pair instead.
@@ -137,8 +138,26 @@ impl Qp {
             return Err((Status::LocalLength, Cause::WqeLength));
         }
         let remote_qpn = target.remote_qpn.get() & vrnic_wire::qp::MAX_QPN;
-        let path = path_of(&target.address, self.number, remote_qpn, resources)
-            .ok_or((Status::LocalQueuePairOperation, Cause::WqeAddress))?;
+        let invalid = |cause| (Status::LocalQueuePairOperation, cause);
+        let path = path_of(&target.address, self.number, remote_qpn, true, resources)
+            .ok_or(invalid(Cause::WqeAddress))?;
+        let management = self.created.qp_type == QpType::Smi;
+        if let Some(lids) = path.lids {
+            if management != (remote_qpn == SMI_QPN) {
+                return Err(invalid(Cause::ManagementQp));
+            }
+            if !management && lids.destination == PERMISSIVE_LID {
+                return Err(invalid(Cause::WqeAddress));
+            }
+        }
+        if management && request.length as usize != MAD_LENGTH {
+            return Err((Status::LocalLength, Cause::WqeLength));
+        }
+        let pkey = match self.created.qp_type {
+            QpType::Smi => DEFAULT_PKEY,
+            QpType::Gsi => resources.pkey(request.pkey_index),
+            _ => resources.pkey(self.attributes.pkey_index),
+        };
 
         // The work request completes before the datagram arrives, and its memory may be used for
         // something else then; so the datagram takes the bytes along.
@@ -161,7 +180,7 @@ impl Qp {
             path,
             source_qpn: self.number,
             destination_qpn: remote_qpn,
-            pkey: DEFAULT_PKEY,
+            pkey,
             psn,
             solicited: request.flags & send_flags::SOLICITED != 0,
             ack_request: false,
@@ -224,6 +243,7 @@ impl Qp {
 
     fn qkey(&self) -> u32 {
         match self.created.qp_type {
+            QpType::Smi => 0,
             QpType::Gsi => GSI_QKEY,
             _ => self.attributes.qkey,
         }
@@ -248,7 +268,7 @@ impl Qp {
         };
         let length = segment.payload.len();
         if qkey != self.qkey() {
-            resources.bad_qkeys = resources.bad_qkeys.saturating_add(1);
+            resources.note_violation(segment, Some(qkey));
             resources.counters.count(Counter::Dropped);
             return true;
         }
@@ -281,6 +301,17 @@ impl Qp {
         }
         self.note_access(Half::Responder);
         let path = &segment.path;
+        let source = resources.subnet.as_ref().zip(path.lids);
+        let source = source.map(|(subnet, lids)| LidSource {
+            slid: lids.source.into(),
+            path_bits: subnet.port.path_bits(lids.destination),
+            ..LidSource::default()
+        });
+        let own = match self.created.qp_type {
+            QpType::Gsi | QpType::Smi => None,
+            _ => Some(self.attributes.pkey_index),
+        };
+        let pkey_index = resources.admitting_pkey(own, segment.pkey).unwrap_or(0);
         self.complete_receive(
             Opcode::Receive,
             segment.solicited,
@@ -288,12 +319,21 @@ impl Qp {
                 cqe.byte_length = (total as u32).into();
                 cqe.source_qpn = source_qpn.into();
                 cqe.service_level = path.service_level;
-                cqe.source_mac = path.source_mac;
-                cqe.flags = completion::flags::GRH | completion::flags::SOURCE_MAC;
+                cqe.pkey_index = pkey_index.into();
+                if let Some(source) = source {
+                    cqe.source_mac = source.to_bytes();
+                    cqe.flags = completion::flags::SOURCE_LID;
+                } else {
+                    cqe.source_mac = path.source_mac;
+                    cqe.flags = completion::flags::SOURCE_MAC;
+                }
+                if path.lids.is_none_or(|lids| lids.global) {
+                    cqe.flags |= completion::flags::GRH;
+                }
                 if is_ipv4(path) {
                     cqe.flags |= completion::flags::IPV4;
                 }
-                if path.vlan != NO_VLAN {
+                if path.lids.is_none() && path.vlan != NO_VLAN {
                     cqe.vlan = path.vlan.into();
                     cqe.flags |= completion::flags::VLAN;
                 }
@@ -320,7 +360,17 @@ impl Qp {
         io: &mut Io<'_, M>,
     ) -> Result<(), Cause> {
         let mut header = io.outbox.bytes();
-        header.extend_from_slice(&route_header(&segment.path, length as u16));
+        let immediate = matches!(
+            segment.body,
+            Body::Datagram {
+                immediate: Some(_),
+                ..
+            }
+        );
+        header.extend_from_slice(&match segment.path.lids {
+            Some(lids) => global_header(&segment.path, lids.global, length as u16, immediate),
+            None => route_header(&segment.path, length as u16),
+        });
         let header = Payload::Bytes(header);
         let stored = self.scatter(0, &header, resources, io);
         io.outbox.recycle(header);
@@ -333,10 +383,41 @@ impl Qp {
 fn copies(request: &SendRequest, resources: &Resources) -> u64 {
     match &request.target {
         Target::Datagram(target) if is_multicast(&target.address.dgid) => {
-            1 + resources.groups.members(&target.address.dgid).len() as u64
+            let lid = match resources.subnet {
+                Some(_) => LidAddress::from_bytes(target.address.dmac).dlid.get(),
+                None => 0,
+            };
+            let group = (target.address.dgid, lid);
+            1 + resources.groups.members(&group).len() as u64
         }
         _ => 1,
     }
+}
+
+/// The global route header of a datagram on InfiniBand with that many bytes of payload (IBTA volume 1, 8.3); zeros if
+/// it had none.
+fn global_header(path: &Path, global: bool, length: u16, immediate: bool) -> [u8; GRH_LENGTH] {
+    /// Next header: a base transport header.
+    const TRANSPORT: u8 = 0x1b;
+    /// Base transport and datagram headers, and invariant CRC.
+    const OVERHEAD: u16 = 12 + 8 + 4;
+    let mut bytes = [0; GRH_LENGTH];
+    if global {
+        let behind = OVERHEAD + if immediate { 4 } else { 0 } + length.next_multiple_of(4);
+        put_ipv6_header(path, behind, TRANSPORT, &mut bytes);
+    }
+    bytes
+}
+
+/// Writes a header of IPv6, which has the shape of a global route header.
+fn put_ipv6_header(path: &Path, behind: u16, next: u8, bytes: &mut [u8; GRH_LENGTH]) {
+    let first = 6 << 28 | u32::from(path.traffic_class) << 20 | path.flow_label;
+    bytes[..4].copy_from_slice(&first.to_be_bytes());
+    bytes[4..6].copy_from_slice(&behind.to_be_bytes());
+    bytes[6] = next;
+    bytes[7] = path.hop_limit;
+    bytes[8..24].copy_from_slice(&path.source);
+    bytes[24..40].copy_from_slice(&path.destination);
 }
 
 fn is_ipv4(path: &Path) -> bool {
@@ -364,13 +445,7 @@ fn route_header(path: &Path, length: u16) -> [u8; GRH_LENGTH] {
         let sum = ipv4_checksum(header);
         header[10..12].copy_from_slice(&sum.to_be_bytes());
     } else {
-        let first = 6 << 28 | u32::from(path.traffic_class) << 20 | path.flow_label;
-        bytes[..4].copy_from_slice(&first.to_be_bytes());
-        bytes[4..6].copy_from_slice(&(OVERHEAD + length).to_be_bytes());
-        bytes[6] = UDP;
-        bytes[7] = path.hop_limit;
-        bytes[8..24].copy_from_slice(&path.source);
-        bytes[24..40].copy_from_slice(&path.destination);
+        put_ipv6_header(path, OVERHEAD + length, UDP, &mut bytes);
     }
     bytes
 }

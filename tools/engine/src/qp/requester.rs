@@ -446,6 +446,7 @@ impl Qp {
                     opcode: bad.opcode,
                     flags: send_flags::SIGNALED,
                     immediate: 0,
+                    pkey_index: 0,
                     source: Source::Inline,
                     length: 0,
                     target: Target::None,
@@ -699,7 +700,7 @@ impl Qp {
                     || requester.pauses
                     || self.is_short_of_credit(request)),
             service: self.service(wanted.srqn),
-            ..self.segment(psn, body, payload)
+            ..self.segment(psn, body, payload, resources)
         };
         let next = psn.add(1);
         let requester = &mut self.requester;
@@ -775,7 +776,7 @@ impl Qp {
         let segment = Segment {
             ack_request: true,
             service: self.service(wanted.srqn),
-            ..self.segment(psn, body, payload)
+            ..self.segment(psn, body, payload, resources)
         };
         let next = request.end_psn();
         let requester = &mut self.requester;

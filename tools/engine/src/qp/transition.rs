@@ -24,7 +24,7 @@ const MIGRATION: u32 = ALTERNATE_PATH | PATH_MIGRATION_STATE;
 
 /// The rule of a transition, or `None` if there is no such transition.
 fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
-    let datagram = matches!(qp_type, UnreliableDatagram | Gsi);
+    let datagram = matches!(qp_type, UnreliableDatagram | Gsi | Smi);
     // Each end of an extended reliable connection has one half of a reliable one.
     let requester = matches!(qp_type, ReliableConnection | XrcInitiator);
     let responder = matches!(qp_type, ReliableConnection | XrcTarget);
@@ -34,12 +34,12 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     match (from, to) {
         (_, Reset | Error) => rule(0, 0),
         (Reset, Init) => match qp_type {
-            Gsi => rule(PKEY_INDEX | QKEY, PORT),
+            Gsi | Smi => rule(PKEY_INDEX | QKEY, PORT),
             UnreliableDatagram => rule(PKEY_INDEX | PORT | QKEY, 0),
             _ => rule(PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
         },
         (Init, Init) => match qp_type {
-            Gsi => rule(0, PKEY_INDEX | QKEY),
+            Gsi | Smi => rule(0, PKEY_INDEX | QKEY),
             UnreliableDatagram => rule(0, PKEY_INDEX | PORT | QKEY),
             _ => rule(0, PKEY_INDEX | PORT | ACCESS_FLAGS),
         },

@@ -118,7 +118,11 @@ impl fmt::Display for Flown {
             }
             Kind::BadPacket => f.write_str("a packet that is damaged"),
             Kind::Timer => f.write_str("timer"),
-            Kind::Link => f.write_str(if first == 0 { "link down" } else { "link up" }),
+            Kind::Link => f.write_str(match first {
+                0 => "link down",
+                1 => "link up",
+                _ => "the port on its subnet changed",
+            }),
             Kind::RateLimit => f.write_str("another rate limit"),
             Kind::Fault => f.write_str("faults changed"),
             Kind::Synced => f.write_str("memory was made to survive"),

@@ -8,14 +8,17 @@ use crate::{
     memory::{HostRange, RegionId},
     psn::Psn,
     rate::RateLimit,
-    rnic::{Recovery, RnicConfig, Segmentation},
+    rnic::{LinkLayer, Recovery, RnicConfig, Segmentation},
     segment::{
-        Aeth, AtomicKind, AtomicRequest, Body, Damage, Flush, LOCAL_MTU, NakCode, Path, Payload,
-        Position, Reth, Segment, SendTail, Service, Syndrome, Touched,
+        Aeth, AtomicKind, AtomicRequest, Body, Damage, Flush, LOCAL_MTU, LidRoute, NakCode, Path,
+        Payload, Position, Reth, Segment, SendTail, Service, Syndrome, Touched,
     },
+    subnet::{HcaPort, PortAnswer},
     time::Instant,
     turn::Budget,
 };
+use postcard::ser_flavors::Flavor;
+use serde::{Serialize, de::DeserializeOwned};
 use std::{fmt, num::NonZeroU64};
 use vrnic_wire::port::Mtu;
 
@@ -103,6 +106,10 @@ pub(crate) mod tag {
     pub(crate) const SET_RATE_LIMIT: u8 = 33;
     pub(crate) const BOUNDED_POLL: u8 = 34;
     pub(crate) const MARK: u8 = 35;
+    pub(crate) const SET_HCA_PORT: u8 = 36;
+    pub(crate) const PORT_REQUEST: u8 = 37;
+    pub(crate) const PORT_ANSWER: u8 = 38;
+    pub(crate) const VIOLATION: u8 = 39;
     pub(crate) const REPEAT: u8 = 64;
     pub(crate) const OVER: u8 = 65;
 }
@@ -307,6 +314,7 @@ impl Header {
             doorbell_pages,
             max_mtu,
             segmentation,
+            link_layer,
             recovery,
             features,
             limits,
@@ -317,9 +325,10 @@ impl Header {
         out.number((*completion_vectors).into());
         out.number((*doorbell_pages).into());
         out.byte(max_mtu.raw());
-        out.byte(match segmentation {
-            Segmentation::Local => 0,
-            Segmentation::PathMtu => 1,
+        out.byte(match (link_layer, segmentation) {
+            (LinkLayer::Ethernet, Segmentation::Local) => 0,
+            (LinkLayer::Ethernet, Segmentation::PathMtu) => 1,
+            (LinkLayer::InfiniBand, _) => 2,
         });
         out.byte(match recovery {
             Recovery::Selective => 0,
@@ -348,17 +357,26 @@ impl Header {
         }
         let program = from.text()?.to_owned();
         let device = from.text()?.to_owned();
-        let config = RnicConfig {
+        let mut config = RnicConfig {
             mac: from.array()?,
             node_guid: u64::from_le_bytes(from.array()?),
             completion_vectors: from.small()?,
             doorbell_pages: from.small()?,
             max_mtu: Mtu::try_from(from.byte()?).or_else(|_| from.bad("there is no such MTU"))?,
-            segmentation: match from.byte()? {
-                0 => Segmentation::Local,
-                1 => Segmentation::PathMtu,
-                _ => return from.bad("there is no such segmentation"),
-            },
+            segmentation: Segmentation::Local,
+            link_layer: LinkLayer::Ethernet,
+            recovery: Recovery::default(),
+            features: Features::default(),
+            seed: [0; 32],
+            limits: Limits::default(),
+        };
+        (config.link_layer, config.segmentation) = match from.byte()? {
+            0 => (LinkLayer::Ethernet, Segmentation::Local),
+            1 => (LinkLayer::Ethernet, Segmentation::PathMtu),
+            2 => (LinkLayer::InfiniBand, Segmentation::PathMtu),
+            _ => return from.bad("there is no such segmentation"),
+        };
+        let config = RnicConfig {
             recovery: match from.byte()? {
                 0 => Recovery::Selective,
                 1 => Recovery::GoBackN,
@@ -367,6 +385,7 @@ impl Header {
             features: Features::from_bits(from.number()?),
             seed: from.array()?,
             limits: take_limits(from)?,
+            ..config
         };
         let has_state = version > 1 && from.flag()?;
         let start = if has_state { from.number()? } else { 0 };
@@ -497,7 +516,16 @@ pub(crate) fn put_segment(out: &mut impl Put, segment: &Segment<'_>) {
     out.byte(path.service_level);
     out.number(path.flow_label.into());
     out.number(path.source_port.into());
-    out.byte(path.roce_v1.into());
+    // 2 instead of yes or no: LIDs follow.
+    match &path.lids {
+        None => out.byte(path.roce_v1.into()),
+        Some(lids) => {
+            out.byte(2);
+            out.number(lids.source.into());
+            out.number(lids.destination.into());
+            out.byte(lids.global.into());
+        }
+    }
     out.number((*source_qpn).into());
     out.number((*destination_qpn).into());
     out.number((*pkey).into());
@@ -543,7 +571,7 @@ fn put_payload(out: &mut impl Put, bytes: &[u8]) {
 }
 
 pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
-    let path = Path {
+    let mut path = Path {
         source: from.array()?,
         destination: from.array()?,
         source_mac: from.array()?,
@@ -554,8 +582,21 @@ pub(crate) fn take_segment(from: &mut Take<'_>) -> Taken<Segment<'static>> {
         service_level: from.byte()?,
         flow_label: from.small()?,
         source_port: from.small()?,
-        roce_v1: from.flag()?,
+        roce_v1: false,
+        lids: None,
     };
+    match from.byte()? {
+        0 => {}
+        1 => path.roce_v1 = true,
+        2 => {
+            path.lids = Some(LidRoute {
+                source: from.small()?,
+                destination: from.small()?,
+                global: from.flag()?,
+            });
+        }
+        _ => return from.bad("there is no such path"),
+    }
     let source_qpn = from.small()?;
     let destination_qpn = from.small()?;
     let pkey = from.small()?;
@@ -922,6 +963,14 @@ pub enum Input {
     TakeDelivery,
     /// [`next_explanation`](crate::Rnic::next_explanation).
     Explanation,
+    /// [`set_hca_port`](crate::Rnic::set_hca_port).
+    SetHcaPort(Box<HcaPort>, bool),
+    /// [`next_port_request`](crate::Rnic::next_port_request).
+    PortRequest,
+    /// [`answer_port_request`](crate::Rnic::answer_port_request).
+    PortAnswer(PortAnswer),
+    /// [`next_violation`](crate::Rnic::next_violation).
+    Violation,
     /// Nothing: a half of a flight recorder ends.
     Mark,
 }
@@ -985,6 +1034,33 @@ fn take_faults(from: &mut Take<'_>) -> Taken<fault::Saved> {
     Ok(saved)
 }
 
+/// A value, as a state has it.
+fn put_value(value: &impl Serialize, out: &mut Vec<u8>) {
+    // It has no length that is unknown, and there is room.
+    out.string(&postcard::serialize_with_flavor(value, Room(Vec::new())).unwrap_or_default());
+}
+
+fn take_value<T: DeserializeOwned>(from: &mut Take<'_>) -> Taken<T> {
+    let bytes = from.string()?;
+    postcard::from_bytes(bytes).or_else(|_| from.bad("there is no such value"))
+}
+
+/// Bytes of any number.
+struct Room(Vec<u8>);
+
+impl Flavor for Room {
+    type Output = Vec<u8>;
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Vec<u8>> {
+        Ok(self.0)
+    }
+}
+
 impl Input {
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         match self {
@@ -1043,6 +1119,17 @@ impl Input {
             }
             Self::TakeDelivery => out.byte(tag::TAKE_DELIVERY),
             Self::Explanation => out.byte(tag::EXPLANATION),
+            Self::SetHcaPort(port, reregister) => {
+                out.byte(tag::SET_HCA_PORT);
+                put_value(&**port, out);
+                out.byte((*reregister).into());
+            }
+            Self::PortRequest => out.byte(tag::PORT_REQUEST),
+            Self::PortAnswer(answer) => {
+                out.byte(tag::PORT_ANSWER);
+                put_value(answer, out);
+            }
+            Self::Violation => out.byte(tag::VIOLATION),
             Self::Mark => out.byte(tag::MARK),
         }
     }
@@ -1074,6 +1161,10 @@ impl Input {
             tag::SYNCED => Self::Synced(from.flag()?),
             tag::TAKE_DELIVERY => Self::TakeDelivery,
             tag::EXPLANATION => Self::Explanation,
+            tag::SET_HCA_PORT => Self::SetHcaPort(Box::new(take_value(from)?), from.flag()?),
+            tag::PORT_REQUEST => Self::PortRequest,
+            tag::PORT_ANSWER => Self::PortAnswer(take_value(from)?),
+            tag::VIOLATION => Self::Violation,
             tag::MARK => Self::Mark,
             _ => return from.bad("there is no such call"),
         })

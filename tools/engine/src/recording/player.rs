@@ -12,6 +12,7 @@ use crate::{
     memory::{GuestAddress, HostRange, Memory, RegionId, Unmapped},
     resources::Io,
     segment::{Outbox, Segment},
+    subnet::HcaPort,
     time::Instant,
     trace::TracePage,
 };
@@ -344,6 +345,16 @@ pub fn perform<M: Memory>(rnic: &mut Rnic, input: &Input, io: &mut Io<'_, M>) ->
             rnic.take_delivery();
         }
         Input::Explanation => return Output::Explanation(rnic.next_explanation()),
+        Input::SetHcaPort(port, reregister) => {
+            rnic.set_hca_port(HcaPort::clone(port), *reregister);
+        }
+        Input::PortRequest => {
+            rnic.next_port_request();
+        }
+        Input::PortAnswer(answer) => rnic.answer_port_request(answer.clone()),
+        Input::Violation => {
+            rnic.next_violation();
+        }
         Input::Mark => rnic.mark(),
     }
     Output::Nothing

@@ -196,6 +196,10 @@ pub struct Completion {
     pub immediate: u32,
     /// Sender of a datagram.
     pub source_qpn: u32,
+    /// Index of the P_Key of a datagram.
+    pub pkey_index: u16,
+    /// On a subnet, where a datagram came from.
+    pub source: Option<completion::LidSource>,
     /// Why it failed.
     pub cause: Option<Cause>,
 }
@@ -216,6 +220,9 @@ impl Cq {
             flags: cqe.flags,
             immediate: cqe.immediate.get(),
             source_qpn: cqe.source_qpn.get(),
+            pkey_index: cqe.pkey_index.get(),
+            source: (cqe.flags & completion::flags::SOURCE_LID != 0)
+                .then(|| completion::LidSource::from_bytes(cqe.source_mac)),
             cause: Cause::from_code(cqe.vendor_error.get()),
         })
     }
@@ -383,6 +390,13 @@ impl Send {
     #[must_use]
     pub fn immediate(mut self, immediate: u32) -> Self {
         self.header.immediate = immediate.into();
+        self
+    }
+
+    /// Sets the index of the P_Key, for the GSI.
+    #[must_use]
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.header.pkey_index = index.into();
         self
     }
 

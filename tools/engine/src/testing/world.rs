@@ -16,6 +16,7 @@ use crate::{
         Body, Damage, ECN_CAPABLE, ECN_MARKED, ECN_MASK, Outbox, Path, Payload, Segment, Service,
         Touched,
     },
+    subnet::HcaPort,
     time::Instant,
     turn::Budget,
 };
@@ -25,7 +26,7 @@ use std::{collections::BTreeMap, time::Duration};
 use vrnic_wire::{
     command::{ContextKind, ModifyQp, QueryQp, SetGid},
     memory::access,
-    port::{GidEntry, GidType, Mtu, NO_VLAN},
+    port::{GidEntry, GidType, Mtu, NO_VLAN, PortState, SubnetPort},
     qp::{QpAttributes, QpState, QpType, attribute},
     work::AddressVector,
 };
@@ -36,6 +37,35 @@ pub fn gid_of(index: usize) -> [u8; 16] {
     gid[10..12].fill(0xff);
     gid[12..].copy_from_slice(&[10, 0, 0, index as u8 + 1]);
     gid
+}
+
+/// Base LID of the device of guest `index` on a subnet; it has 4.
+pub const fn lid_of(index: usize) -> u16 {
+    4 * (index as u16 + 1)
+}
+
+/// The port of the device of guest `index` on a subnet that works: it is a full member of the default partition and of
+/// partition 1, and a limited member of partition 2.
+pub fn hca_port_of(index: usize) -> HcaPort {
+    HcaPort {
+        state: PortState::Active,
+        speed: 32,
+        subnet: SubnetPort {
+            gid_prefix: (0xfe80 << 48).into(),
+            lid: lid_of(index).into(),
+            lmc: 2,
+            sm_lid: lid_of(0).into(),
+            physical_state: 5,
+            ..SubnetPort::default()
+        },
+        pkeys: vec![0xffff, 0x8001, 2, 0],
+        guids: vec![
+            0x0200_0000_0000_0001 + ((index as u64) << 8),
+            0,
+            77 + ((index as u64) << 8),
+        ],
+        ..HcaPort::default()
+    }
 }
 
 /// What goes wrong on the fabric, each in parts of 1024.
@@ -254,6 +284,10 @@ impl World {
                 let view = memories.add(pages * 4096);
                 let mut guest = Guest::new(view, pages, random.next_u64());
                 guest.start(&mut rnic, ContextKind::Kernel, 1024);
+                if rnic.is_on_subnet() {
+                    rnic.set_hca_port(hca_port_of(index), false);
+                    return Node { rnic, guest };
+                }
                 let request = SetGid {
                     index: 0.into(),
                     reserved: 0.into(),
@@ -383,7 +417,7 @@ impl World {
                 ADDRESS_VECTOR | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
                 TIMEOUT | SQ_PSN,
             ],
-            QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
+            QpType::Smi | QpType::Gsi => [PKEY_INDEX | QKEY, 0, SQ_PSN],
             QpType::UnreliableDatagram => [PKEY_INDEX | PORT | QKEY, 0, SQ_PSN],
         };
         for &state in states {
@@ -611,10 +645,11 @@ impl World {
             self.delivered += 1;
             return self.outbox.recycle(segment.payload);
         }
-        let found = self
-            .nodes
-            .iter_mut()
-            .find(|node| node.rnic.has_gid(&destination));
+        let lids = segment.path.lids;
+        let found = self.nodes.iter_mut().find(|node| match lids {
+            Some(lids) => node.rnic.has_lid(lids.destination),
+            None => node.rnic.has_gid(&destination),
+        });
         if let Some(node) = found {
             let mut io = Io {
                 memory: &node.guest.view,

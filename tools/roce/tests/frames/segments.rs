@@ -179,6 +179,7 @@ fn path() -> impl Strategy<Value = Path> {
                 service_level: if tagged { level & 7 } else { 0 },
                 flow_label: if ipv4 { 0 } else { flow & 0xf_ffff },
                 source_port: if roce_v1 { 0 } else { port },
+                lids: None,
                 roce_v1,
             }
         })

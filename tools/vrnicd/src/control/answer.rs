@@ -308,6 +308,7 @@ fn gid(entry: &vrnic_wire::port::GidEntry) -> Gid {
 
 fn qp(qp: QpSnapshot) -> Qp {
     let kind = match qp.qp_type {
+        QpType::Smi => "SMI",
         QpType::Gsi => "GSI",
         QpType::ReliableConnection => "RC",
         QpType::UnreliableConnection => "UC",

@@ -364,6 +364,7 @@ impl Qp {
         resources: &mut Resources,
         io: &mut Io<'_, M>,
     ) {
-        resources.send(self.segment(psn, body, payload), io);
+        let segment = self.segment(psn, body, payload, resources);
+        resources.send(segment, io);
     }
 }
